@@ -164,12 +164,11 @@ FN float2 unpack(u32 pair) {
     return x;
 }
 
-// From the score q . k of a pair to its logit, and from a gradient of logits back to one of scores.
-// Only here stands what features make of scores: the soft cap bends them, then ALiBi subtracts what
-// distance costs. The kernels ask for the facts below and call what follows; none names a feature.
-// Needs: device.cuh, unpack.cuh, Attention.
-// Gives: the facts; left_scale, HeadLogit; bend, Slopes; halfway, logit_from, slope_from; and of
-// kernels whose unit holds the cap Log2Logit, tanh_halfway and what follows these.
+// From the score q . k of a pair to its logit.
+// Only here, in logit_slope.cuh and in logit_tanh.cuh stands what features make of scores: the soft
+// cap bends them, then ALiBi subtracts what distance costs. The kernels ask for the facts below and
+// call what follows; none names a feature.
+// Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
 // `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
 // with what follows; nothing is computed of what is not asked for:
@@ -204,8 +203,6 @@ FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
     return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
 }
 
-// ---------------------------------------------------------------- logits of an accumulator
-
 // cap * tanh(x / cap), where tanh is 1 - 2 / (2^(sharpness x) + 1), by one exponential: the
 // approximate instruction is too coarse for logits.
 FN float capped(float x, float cap, float sharpness) {
@@ -232,126 +229,6 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
         s[i] = x;
     }
 #endif
-}
-
-// The derivatives of N logits by scale * score, in storage precision.
-template <int N>
-struct Slopes {
-#if HAS_SLOPE
-    u32 pair[N / 2];
-#endif
-};
-// Scores become logits, with which a pass goes on to gradients. Where derivatives cannot be told
-// from logits, they are found here.
-template <int N, typename Where>
-FN void bend(float (&s)[N], struct Slopes<N> &, const struct Attention &p, const Where &where) {
-    bend(s, p, where);
-}
-#if HAS_SLOPE
-// The derivative at the logit of element i; 0 where it is minus infinity.
-template <typename Where>
-FN float slope_at(float logit, const struct Attention &p, const Where &where, int i) {
-    if (WITH_ALIBI) logit += where.head_logit(i).slope * where.distance(i);
-    logit *= fast_reciprocal(p.softcap);
-    return fmaxf(1.0f - logit * logit, 0.0f);
-}
-// The derivatives at the logits x and y of elements 2 i and 2 i + 1; `slopes` has them from now on.
-template <int N, typename Where>
-FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y,
-                      const struct Attention &p, const Where &where) {
-    const float a = slope_at(x, p, where, 2 * i), b = slope_at(y, p, where, 2 * i + 1);
-    slopes.pair[i] = pack(a, b);
-    return make_float2(a, b);
-}
-template <int N>
-FN float2 kept_slopes(const struct Slopes<N> &slopes, int i) {
-    return unpack(slopes.pair[i]);
-}
-#endif
-
-// Half the way to logits, from where both they and their derivatives can be told.
-struct Halfway {
-    float unit, steep;
-};
-FN struct Halfway halfway_of(const struct Attention &p) {
-    return {WITH_SOFTCAP ? 1.0f : p.scale, WITH_SOFTCAP ? fast_reciprocal(p.softcap) : 0.0f};
-}
-template <int N>
-FN void halfway(float (&s)[N], const struct Attention &p) {
-#if WITH_SOFTCAP
-    const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
-#pragma unroll
-    for (int i = 0; i < N; i++) s[i] = capped(s[i] * p.scale, cap, sharpness);
-#endif
-}
-template <typename Where>
-FN float logit_from(float half, struct Halfway way, const struct Attention &, const Where &where,
-                    int i) {
-    const float logit = half * way.unit;
-    return WITH_ALIBI ? fmaf(-where.head_logit(i).slope, where.distance(i), logit) : logit;
-}
-template <typename Where>
-FN float slope_from(float half, struct Halfway way, const struct Attention &, const Where &,
-                    int) {
-    const float part = half * way.steep;
-    return fmaf(-part, part, 1.0f);
-}
-
-// ---------------------------------------------------------------- the same by tanh
-
-// Of a call and a head, for logits in powers of two.
-struct Log2Logit {
-    float unit;       // of a score, or of what is made of it
-    float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
-    float slope;      // see HeadLogit
-};
-FN float sharpness_of(const struct Attention &p) {
-    return WITH_SOFTCAP ? 2.0f * LOG2E * p.scale * fast_reciprocal(p.softcap) : 0.0f;
-}
-FN float tanh_of(float score, float sharpness) {
-    return 1.0f - 2.0f * fast_reciprocal(fast_exp2(score * sharpness) + 1.0f);
-}
-FN struct Log2Logit log2_logit_of(const struct Attention &p, i32 head) {
-    struct Log2Logit x;
-    x.unit = (WITH_SOFTCAP ? p.softcap : p.scale) * LOG2E;
-    x.sharpness = sharpness_of(p);
-    x.slope = head_logit_of(p, head).slope * LOG2E;
-    return x;
-}
-// The logit of a score, in powers of two.
-template <typename Where>
-FN float log2_logit(float score, const struct Log2Logit &l, const struct Attention &p,
-                    const Where &where, int i) {
-    float x = score;
-#if WITH_SOFTCAP
-    x = tanh_of(x, l.sharpness);
-#endif
-    x *= l.unit;
-#if WITH_ALIBI
-    x -= l.slope * where.distance(i);
-#endif
-    return x;
-}
-// The derivative by scale * score of what log2_logit made of a score, as a logit's own.
-template <typename Where>
-FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct Attention &,
-                    const Where &, int) {
-    const float bend = logit * fast_reciprocal(l.unit);  // the tanh: no kernel has ALiBi, too
-    return 1.0f - bend * bend;
-}
-
-// Halfway there, as above, for kernels that know no gradients of heads: without ALiBi. Logits are
-// yet to be multiplied by left_scale.
-FN float tanh_halfway(float score, float sharpness) {
-    return WITH_SOFTCAP ? tanh_of(score, sharpness) : score;
-}
-template <typename Where>
-FN float tanh_logit(float half, const struct Attention &p, const Where &, int) {
-    return WITH_SOFTCAP ? p.softcap * half : half;
-}
-template <typename Where>
-FN float tanh_slope(float half, const struct Attention &, const Where &, int) {
-    return HAS_SLOPE ? fmaxf(1.0f - half * half, 0.0f) : 1.0f;
 }
 
 #ifndef STREAM
@@ -798,88 +675,6 @@ FN void negate(Scores &s) {
     for (int i = 0; i < TILE_K / 2; i++) s[i] = -s[i];
 }
 
-// The query at a row of the tiles: heads that are packed have theirs one after another.
-FN i32 mask_row(const struct Attention &p, i32 row) {
-    return min_i32(PACKED ? (u32)row % (u32)p.queries : row, p.queries - 1);
-}
-
-// Which keys a thread's two rows see: bit 2 i + e of a row is column 8 i + 2 (lane % 4) + e.
-constexpr int WORDS = (OWN + 31) / 32;
-struct Seen {
-    u32 word[2][WORDS];
-};
-
-// Intervals of a thread's own columns as bits.
-
-FN u32 bits_from(i32 first) {  // all from bit `first` on; none from 32 on, unlike <<
-    u32 y;
-    asm("shl.b32 %0, %1, %2;" : "=r"(y) : "r"(~0u), "r"(max_i32(first, 0)));
-    return y;
-}
-FN u32 bits_before(i32 end) {
-    u32 y;
-    asm("shr.u32 %0, %1, %2;" : "=r"(y) : "r"(~0u), "r"(max_i32(32 - end, 0)));
-    return y;
-}
-// How many of a thread's columns lie before `column`, counted from its first one.
-FN i32 own_before(i32 column) {
-    const i32 x = max_i32(column, 0);
-    return x / 8 * 2 + min_i32(x % 8, 2);
-}
-
-// The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
-constexpr int INTERVALS = 1;
-struct Bounds {
-    i32 first, last;  // past the end
-};
-
-// The keys of query ti.
-FN void keys_of(
-    struct Bounds (&bounds)[INTERVALS], struct Mask m, Integer ti, Integer n_q,
-    Integer n_kv) {
-    (void)n_q; (void)n_kv;
-#pragma unroll
-    for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
-    bounds[0].first = range_end(0);
-    bounds[0].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
-}
-
-// Before the product begins, while scores need no registers, or after it: intervals are cheap.
-constexpr bool LOOK_EARLY = false;
-// Queries q and q + 8 against the tile that begins with key `first_k`.
-FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
-    const i32 n_q = p.queries, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
-    struct Seen seen = {};
-    const i32 rows[2] = {mask_row(p, q), mask_row(p, q + 8)};
-    const struct Mask mask = load_mask(&p, batch, head);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const i32 row = rows[r];
-        struct Bounds keys[INTERVALS];
-        keys_of(keys, mask, row, n_q, n_kv);
-#pragma unroll
-        for (int i = 0; i < INTERVALS; i++) {
-            const i32 from = own_before(keys[i].first - k);
-            const i32 to = own_before(min_i32(keys[i].last, n_kv) - k);
-#pragma unroll
-            for (int w = 0; w < WORDS; w++)
-                seen.word[r][w] |= bits_from(from - 32 * w) & bits_before(to - 32 * w);
-        }
-    }
-    return seen;
-}
-
-FN u32 word_of(const struct Seen &seen, int r, int i) { return seen.word[r][i]; }
-FN void hide_rest(Scores &s, const struct Seen &seen) {
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-            float &x = s[i / 2 * 4 + 2 * r + i % 2];
-            x = word_of(seen, r, i / 32) & 1u << i % 32 ? x : MINUS_INFINITY;
-        }
-}
-
 // The running softmax of a thread's two rows. Exponentials are relative to a row's top, which is
 // kept until a score of the warp passes it by STALE powers of two: p stays below 2^8. Tops are the
 // same in a quad; sums are each lane's own share.
@@ -946,6 +741,171 @@ FN void to_weights(Weights &weights, const Scores &s) {
 FN void rescale(Output &o, const struct Softmax &x) {
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++) o[i] *= x.factor[i / 2 % 2];
+}
+
+// The query at a row of the tiles: heads that are packed have theirs one after another.
+
+[[maybe_unused]] constexpr bool ROWS_PACKED = PACKED;
+FN i32 mask_row(const struct Attention &p, i32 row) {
+    return min_i32(PACKED ? (u32)row % (u32)p.queries : row, p.queries - 1);
+}
+
+// Intervals of a thread's own columns as bits.
+
+FN u32 bits_from(i32 first) {  // all from bit `first` on; none from 32 on, unlike <<
+    u32 y;
+    asm("shl.b32 %0, %1, %2;" : "=r"(y) : "r"(~0u), "r"(max_i32(first, 0)));
+    return y;
+}
+FN u32 bits_before(i32 end) {
+    u32 y;
+    asm("shr.u32 %0, %1, %2;" : "=r"(y) : "r"(~0u), "r"(max_i32(32 - end, 0)));
+    return y;
+}
+// How many of a thread's columns lie before `column`, counted from its first one.
+FN i32 own_before(i32 column) {
+    const i32 x = max_i32(column, 0);
+    return x / 8 * 2 + min_i32(x % 8, 2);
+}
+
+// The two sides from which kernels look at a mask, and the interface of a mask policy.
+// Needs: mask_row, the query at a row of the tiles.
+//
+// Every mask_*.cuh is a policy and gives, with a Side that is ByQuery or ByKey:
+//   MaskRow, begin_row(kept)         what a thread keeps of its two rows from tile to tile; a new
+//                                    one has begun a row
+//   prefetch_mask<Side>(p, at, row, first)                  what visible needs from memory early;
+//                                    nothing unless MASK_FETCHED
+//   visible<Side>(p, at, row, first, kept, prefetched)      what rows `row` and `row` + 8 see of
+//                                    the tile that begins with column `first`; `at`: which head
+//   MASK_EARLY                       forward passes look before a product begins, while scores
+//                                    need no registers; else the product runs meanwhile
+//   MASK_HEAVY                       looking takes the registers in which other numbers could wait
+// Visible is the answer, and apply_mask, of apply_mask.cuh, hides the rest.
+
+// Rows are queries, columns are keys. Keys past the last one are never visible.
+struct ByQuery {
+    static constexpr bool KEY_ROWS = false;
+    FN static i32 queries(const struct Attention &p) { return p.queries; }
+    FN static i32 row(const struct Attention &p, i32 place) { return mask_row(p, place); }
+    FN static i32 inside(i32 row, i32) { return row; }
+    FN static i32 last_column(i32, i32 n_kv) { return n_kv - 1; }
+    FN static i32 query(i32 row, i32) { return row; }
+    FN static i32 key(i32, i32 column) { return column; }
+    FN static i32 column_end(i32 end, i32 n_kv) { return min_i32(end, n_kv); }
+};
+// Rows are keys, columns are queries. Keys past the last one see nothing; of queries past the last
+// one anything is true, as their lse is infinite.
+struct ByKey {
+    static constexpr bool KEY_ROWS = true;
+    FN static i32 queries(const struct Attention &p) { return p.n_q; }
+    FN static i32 row(const struct Attention &, i32 place) { return place; }
+    FN static i32 inside(i32 row, i32 n_kv) { return min_i32(row, n_kv - 1); }
+    FN static i32 last_column(i32 n_q, i32) { return n_q - 1; }
+    FN static i32 query(i32, i32 column) { return column; }
+    FN static i32 key(i32 row, i32) { return row; }
+    FN static i32 column_end(i32 end, i32) { return end; }
+};
+
+// Which columns of a tile a thread's two rows see: bit 2 i + e of a row is column
+// 8 i + 2 (lane % 4) + e. Needs: OWN, the columns of a tile that a thread has in each row.
+
+constexpr int WORDS = (OWN + 31) / 32;
+struct Visible {
+    u32 word[2][WORDS];
+};
+FN u32 word_of(const struct Visible &seen, int r, int w) { return seen.word[r][w]; }
+// Where rows are keys, those past the last one see nothing. Needs: visible.cuh.
+
+template <class Side>
+FN void hide_keys_past(struct Visible &seen, const i32 (&rows)[2], i32 n_kv) {
+    if (!Side::KEY_ROWS) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int w = 0; w < WORDS; w++)
+            if (rows[r] >= n_kv) seen.word[r][w] = 0;
+}
+
+// The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
+constexpr int INTERVALS = 1;
+struct Bounds {
+    i32 first, last;  // past the end
+};
+
+// The keys of query ti.
+FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,
+                Integer ti, Integer n_q, Integer n_kv) {
+    (void)n_q; (void)n_kv;
+#pragma unroll
+    for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
+    bounds[0].first = range_end(0);
+    bounds[0].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
+}
+
+// The live columns of a row as bits, where they lie in a few intervals.
+// Needs: bits.cuh, mask_sides.cuh, visible.cuh; Bounds, INTERVALS and row_bounds of the mask.
+
+// Those before `end`, which counts keys; `only` tells of interval i which bits of word w count.
+template <class Side, class Only>
+FN void add_intervals(u32 (&word)[WORDS], const struct Mask &mask, i32 row, i32 column, i32 end,
+                      i32 n_q, i32 n_kv, const Only &only) {
+    struct Bounds own[INTERVALS];
+    row_bounds(Side(), own, mask, Side::inside(row, n_kv), n_q, n_kv);
+#pragma unroll
+    for (int i = 0; i < INTERVALS; i++) {
+        const i32 from = own_before(own[i].first - column);
+        const i32 to = own_before(Side::column_end(own[i].last, end) - column);
+#pragma unroll
+        for (int w = 0; w < WORDS; w++)
+            word[w] |= bits_from(from - 32 * w) & bits_before(to - 32 * w) & only(i, w);
+    }
+}
+template <class Side>
+FN void add_intervals(u32 (&word)[WORDS], const struct Mask &mask, i32 row, i32 column, i32 end,
+                      i32 n_q, i32 n_kv) {
+    add_intervals<Side>(word, mask, row, column, end, n_q, n_kv, [](int, int) { return ~0u; });
+}
+
+// Mask policy: the live columns of a row are a few intervals. See mask_sides.cuh.
+// Needs: intervals.cuh.
+
+constexpr bool MASK_EARLY = false;  // intervals are cheap
+constexpr bool MASK_HEAVY = INTERVALS > 2;
+constexpr bool MASK_FETCHED = false;
+struct MaskRow {};
+FN void begin_row(struct MaskRow &) {}
+
+template <class Side>
+FN struct Visible prefetch_mask(const struct Attention &, struct Place, i32, i32) { return {}; }
+
+template <class Side>
+FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i32 first,
+                          struct MaskRow &, const struct Visible &) {
+    const i32 n_q = Side::queries(p), n_kv = p.n_kv, column = first + threadIdx.x % 4 * 2;
+    struct Visible seen = {};
+    const i32 rows[2] = {Side::row(p, row), Side::row(p, row + 8)};
+    const struct Mask mask = load_mask(&p, at.batch, at.head);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        add_intervals<Side>(seen.word[r], mask, rows[r], column, n_kv, n_q, n_kv);
+    hide_keys_past<Side>(seen, rows, n_kv);
+    return seen;
+}
+
+// Scores of pairs that are not visible become `hidden`; element 4 (i / 2) + 2 r + i % 2 is of a
+// thread's row r and column i. Needs: Scores, Visible, word_of.
+
+FN void apply_mask(Scores &s, const struct Visible &seen, int r, float hidden) {
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        float &x = s[i / 2 * 4 + 2 * r + i % 2];
+        x = word_of(seen, r, i / 32) & 1u << i % 32 ? x : hidden;
+    }
+}
+FN void apply_mask(Scores &s, const struct Visible &seen, float hidden) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) apply_mask(s, seen, r, hidden);
 }
 
 struct Maps {
@@ -1146,22 +1106,39 @@ FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 q
     return {row, query, key, head_logit_of(p, row.head), (float)far};
 }
 
-// Pairs are tested before the product begins, while scores need no registers. Intervals are cheap:
-// they wait for the product.
-FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
-    struct Seen seen;
-    if (LOOK_EARLY && word & MASKED)
-        seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
+// When a forward pass looks at the mask of a tile.
+// Needs: Row and words of the includer; a mask policy.
+
+// What is known before the product begins: all of it, or what is fetched for it.
+FN struct Visible look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word,
+                             struct MaskRow &kept) {
+    struct Visible seen;
+    if ((MASK_EARLY || MASK_FETCHED) && word & MASKED) {
+        const struct Place at = {row.batch, row.head};
+        const i32 first_k = (word & INDEX) * KEY_STEP;
+        if (MASK_FETCHED) seen = prefetch_mask<ByQuery>(p, at, query, first_k);
+        if (MASK_EARLY) seen = visible<ByQuery>(p, at, query, first_k, kept, seen);
+    }
     return seen;
 }
-// Scores become logits, and those of dead pairs -inf.
+// All of it, behind the product.
+FN struct Visible look_late(const struct Attention &p, const struct Row &row, i32 query, i32 word,
+                            struct MaskRow &kept, const struct Visible &seen) {
+    if (MASK_EARLY) return seen;
+    const i32 first_k = (word & INDEX) * KEY_STEP;
+    return visible<ByQuery>(p, {row.batch, row.head}, query, first_k, kept, seen);
+}
+
+// Scores of a tile become logits, and those of dead pairs -inf.
+// Needs: look.cuh, logit.cuh, apply_mask.cuh.
+
 FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &row, i32 query,
-                      i32 word, struct Seen seen) {
+                      i32 word, struct MaskRow &kept, struct Visible seen) {
     bend(s, p, where_of(p, row, query, word));
     if (word & MASKED) {
         if (flips(p)) negate(s);
-        if (!LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP);
-        hide_rest(s, seen);
+        seen = look_late(p, row, query, word, kept, seen);
+        apply_mask(s, seen, MINUS_INFINITY);
     }
 }
 
@@ -1493,12 +1470,13 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     struct Row row = row_in(shared, 0);
     i32 query = query_of(row, group);
     take_q(q, shared, 0, group);
-    struct Seen seen = look_early(p, row, query, word);
+    struct MaskRow kept;
+    struct Visible seen = look_early(p, row, query, word, kept);
     begin_scores(s, q, k_tiles);
     products_wait<0>();
     pin(s);
     if (leader) arrive(shared.k_free[0]);
-    finish_scores(s, p, row, query, word, seen);
+    finish_scores(s, p, row, query, word, kept, seen);
     raise_tops(s, unit, stale, softmax);
     exponentials(s, 0, unit, softmax);
     exponentials(s, 1, unit, softmax);
@@ -1536,8 +1514,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             query = query_of(row, group);
             take_q(q, shared, q_place.at, group);
             start(softmax);
+            begin_row(kept);
         }
-        seen = look_early(p, row, query, word);
+        seen = look_early(p, row, query, word, kept);
         if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
         take_turn(group);
         begin_scores(s, q, k_tile);
@@ -1551,7 +1530,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             products_wait<0>();
             pin(weights);
         }
-        finish_scores(s, p, row, query, word, seen);
+        finish_scores(s, p, row, query, word, kept, seen);
         const bool raised = raise_tops(s, unit, stale, softmax);
         if (SETTLE > 1) {
             exponentials(s, 0, unit, softmax);

@@ -164,12 +164,11 @@ FN float2 unpack(u32 pair) {
     return x;
 }
 
-// From the score q . k of a pair to its logit, and from a gradient of logits back to one of scores.
-// Only here stands what features make of scores: the soft cap bends them, then ALiBi subtracts what
-// distance costs. The kernels ask for the facts below and call what follows; none names a feature.
-// Needs: device.cuh, unpack.cuh, Attention.
-// Gives: the facts; left_scale, HeadLogit; bend, Slopes; halfway, logit_from, slope_from; and of
-// kernels whose unit holds the cap Log2Logit, tanh_halfway and what follows these.
+// From the score q . k of a pair to its logit.
+// Only here, in logit_slope.cuh and in logit_tanh.cuh stands what features make of scores: the soft
+// cap bends them, then ALiBi subtracts what distance costs. The kernels ask for the facts below and
+// call what follows; none names a feature.
+// Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
 // `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
 // with what follows; nothing is computed of what is not asked for:
@@ -204,8 +203,6 @@ FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
     return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
 }
 
-// ---------------------------------------------------------------- logits of an accumulator
-
 // cap * tanh(x / cap), where tanh is 1 - 2 / (2^(sharpness x) + 1), by one exponential: the
 // approximate instruction is too coarse for logits.
 FN float capped(float x, float cap, float sharpness) {
@@ -232,126 +229,6 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
         s[i] = x;
     }
 #endif
-}
-
-// The derivatives of N logits by scale * score, in storage precision.
-template <int N>
-struct Slopes {
-#if HAS_SLOPE
-    u32 pair[N / 2];
-#endif
-};
-// Scores become logits, with which a pass goes on to gradients. Where derivatives cannot be told
-// from logits, they are found here.
-template <int N, typename Where>
-FN void bend(float (&s)[N], struct Slopes<N> &, const struct Attention &p, const Where &where) {
-    bend(s, p, where);
-}
-#if HAS_SLOPE
-// The derivative at the logit of element i; 0 where it is minus infinity.
-template <typename Where>
-FN float slope_at(float logit, const struct Attention &p, const Where &where, int i) {
-    if (WITH_ALIBI) logit += where.head_logit(i).slope * where.distance(i);
-    logit *= fast_reciprocal(p.softcap);
-    return fmaxf(1.0f - logit * logit, 0.0f);
-}
-// The derivatives at the logits x and y of elements 2 i and 2 i + 1; `slopes` has them from now on.
-template <int N, typename Where>
-FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y,
-                      const struct Attention &p, const Where &where) {
-    const float a = slope_at(x, p, where, 2 * i), b = slope_at(y, p, where, 2 * i + 1);
-    slopes.pair[i] = pack(a, b);
-    return make_float2(a, b);
-}
-template <int N>
-FN float2 kept_slopes(const struct Slopes<N> &slopes, int i) {
-    return unpack(slopes.pair[i]);
-}
-#endif
-
-// Half the way to logits, from where both they and their derivatives can be told.
-struct Halfway {
-    float unit, steep;
-};
-FN struct Halfway halfway_of(const struct Attention &p) {
-    return {WITH_SOFTCAP ? 1.0f : p.scale, WITH_SOFTCAP ? fast_reciprocal(p.softcap) : 0.0f};
-}
-template <int N>
-FN void halfway(float (&s)[N], const struct Attention &p) {
-#if WITH_SOFTCAP
-    const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
-#pragma unroll
-    for (int i = 0; i < N; i++) s[i] = capped(s[i] * p.scale, cap, sharpness);
-#endif
-}
-template <typename Where>
-FN float logit_from(float half, struct Halfway way, const struct Attention &, const Where &where,
-                    int i) {
-    const float logit = half * way.unit;
-    return WITH_ALIBI ? fmaf(-where.head_logit(i).slope, where.distance(i), logit) : logit;
-}
-template <typename Where>
-FN float slope_from(float half, struct Halfway way, const struct Attention &, const Where &,
-                    int) {
-    const float part = half * way.steep;
-    return fmaf(-part, part, 1.0f);
-}
-
-// ---------------------------------------------------------------- the same by tanh
-
-// Of a call and a head, for logits in powers of two.
-struct Log2Logit {
-    float unit;       // of a score, or of what is made of it
-    float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
-    float slope;      // see HeadLogit
-};
-FN float sharpness_of(const struct Attention &p) {
-    return WITH_SOFTCAP ? 2.0f * LOG2E * p.scale * fast_reciprocal(p.softcap) : 0.0f;
-}
-FN float tanh_of(float score, float sharpness) {
-    return 1.0f - 2.0f * fast_reciprocal(fast_exp2(score * sharpness) + 1.0f);
-}
-FN struct Log2Logit log2_logit_of(const struct Attention &p, i32 head) {
-    struct Log2Logit x;
-    x.unit = (WITH_SOFTCAP ? p.softcap : p.scale) * LOG2E;
-    x.sharpness = sharpness_of(p);
-    x.slope = head_logit_of(p, head).slope * LOG2E;
-    return x;
-}
-// The logit of a score, in powers of two.
-template <typename Where>
-FN float log2_logit(float score, const struct Log2Logit &l, const struct Attention &p,
-                    const Where &where, int i) {
-    float x = score;
-#if WITH_SOFTCAP
-    x = tanh_of(x, l.sharpness);
-#endif
-    x *= l.unit;
-#if WITH_ALIBI
-    x -= l.slope * where.distance(i);
-#endif
-    return x;
-}
-// The derivative by scale * score of what log2_logit made of a score, as a logit's own.
-template <typename Where>
-FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct Attention &,
-                    const Where &, int) {
-    const float bend = logit * fast_reciprocal(l.unit);  // the tanh: no kernel has ALiBi, too
-    return 1.0f - bend * bend;
-}
-
-// Halfway there, as above, for kernels that know no gradients of heads: without ALiBi. Logits are
-// yet to be multiplied by left_scale.
-FN float tanh_halfway(float score, float sharpness) {
-    return WITH_SOFTCAP ? tanh_of(score, sharpness) : score;
-}
-template <typename Where>
-FN float tanh_logit(float half, const struct Attention &p, const Where &, int) {
-    return WITH_SOFTCAP ? p.softcap * half : half;
-}
-template <typename Where>
-FN float tanh_slope(float half, const struct Attention &, const Where &, int) {
-    return HAS_SLOPE ? fmaxf(1.0f - half * half, 0.0f) : 1.0f;
 }
 
 #ifndef STREAM
@@ -839,137 +716,6 @@ FN void negate(Scores &s) {
     for (int i = 0; i < TILE_K / 2; i++) s[i] = -s[i];
 }
 
-// The query at a row of the tiles: heads that are packed have theirs one after another.
-FN i32 mask_row(const struct Attention &p, i32 row) {
-    return min_i32(PACKED ? (u32)row % (u32)p.queries : row, p.queries - 1);
-}
-
-// Which keys a thread's two rows see: bit 2 i + e of a row is column 8 i + 2 (lane % 4) + e.
-constexpr int WORDS = (OWN + 31) / 32;
-struct Seen {
-    u32 word[2][WORDS];
-};
-
-// Intervals of a thread's own columns as bits.
-
-FN u32 bits_from(i32 first) {  // all from bit `first` on; none from 32 on, unlike <<
-    u32 y;
-    asm("shl.b32 %0, %1, %2;" : "=r"(y) : "r"(~0u), "r"(max_i32(first, 0)));
-    return y;
-}
-FN u32 bits_before(i32 end) {
-    u32 y;
-    asm("shr.u32 %0, %1, %2;" : "=r"(y) : "r"(~0u), "r"(max_i32(32 - end, 0)));
-    return y;
-}
-// How many of a thread's columns lie before `column`, counted from its first one.
-FN i32 own_before(i32 column) {
-    const i32 x = max_i32(column, 0);
-    return x / 8 * 2 + min_i32(x % 8, 2);
-}
-
-// The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
-constexpr int INTERVALS = 3;
-struct Bounds {
-    i32 first, last;  // past the end
-};
-
-// The keys of query ti.
-FN void keys_of(
-    struct Bounds (&bounds)[INTERVALS], struct Mask m, Integer ti, Integer n_q,
-    Integer n_kv) {
-    (void)n_q; (void)n_kv;
-#pragma unroll
-    for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
-    bounds[0].first = range_end(max_int(64 * floor_div(m.c0 + ti, 64) - 64 * m.c1, 0));
-    bounds[0].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
-    bounds[1].first = range_end(0);
-    bounds[1].last = range_end(min_int(min_int(n_kv - 1, m.c0 + ti), m.c2) + 1);
-    bounds[2].first = range_end(0);
-    bounds[2].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
-}
-
-// The table of what was chosen: a row for CHOSEN_Q queries, in it a bit for CHOSEN_K keys.
-constexpr i32 CHOSEN_Q = 1, CHOSEN_K = 64;
-constexpr i32 CELL = 64;  // keys of a tile that are chosen together
-constexpr bool ROWS_ALIKE = !PACKED && CHOSEN_Q % 16 == 0;  // both of a thread
-// The pairs that count of interval i: those that were chosen, those that were not, or all.
-FN u32 of_interval(int i, u32 chosen) {
-    constexpr u32 OF_CHOSEN = 4, OF_OTHERS = 0;
-    return OF_CHOSEN >> i & 1 ? chosen : OF_OTHERS >> i & 1 ? ~chosen : ~0u;
-}
-
-// The blocks of a tile that were chosen: bit 0 is the one with its first key.
-FN u32 blocks_of(const struct Mask &m, i32 row, i32 first_k, i32 n_kv) {
-    const i32 *const words = m.a0 + row / CHOSEN_Q * m.row0;
-    const u32 first = (u32)first_k / CHOSEN_K, low = words[first / 32];
-    if (32 * CHOSEN_K % TILE_K == 0) return low >> first % 32;  // a word has them all
-    const u32 last = (u32)(min_i32(first_k + TILE_K, n_kv) - 1) / CHOSEN_K;
-    return __funnelshift_r(low, words[last / 32], first % 32);
-}
-// Those of queries q and q + 8, in the first words: they are fetched long before they are needed.
-FN struct Seen blocks_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
-    const struct Mask mask = load_mask(&p, batch, head);
-    struct Seen blocks;
-    blocks.word[0][0] = blocks_of(mask, mask_row(p, q), first_k, p.n_kv);
-    if (!ROWS_ALIKE) blocks.word[1][0] = blocks_of(mask, mask_row(p, q + 8), first_k, p.n_kv);
-    return blocks;
-}
-// Which of a thread's columns lie in them.
-FN void cover(u32 (&own)[WORDS], u32 blocks, i32 first_k) {
-    constexpr bool ALIGNED = TILE_K % CHOSEN_K == 0 || CHOSEN_K % TILE_K == 0;
-    const i32 offset = ALIGNED ? 0 : (u32)first_k % CHOSEN_K;
-#pragma unroll
-    for (int w = 0; w < WORDS; w++) own[w] = 0;
-#pragma unroll
-    for (int i = 0; i < TILE_K / CELL; i++) {
-        const u32 chosen = blocks >> (offset + CELL * i) / CHOSEN_K & 1;
-        const u64 columns = (((u64)1 << CELL / 4) - 1) << CELL / 4 * i;
-#pragma unroll
-        for (int w = 0; w < WORDS; w++) own[w] |= chosen ? (u32)(columns >> 32 * w) : 0;
-    }
-}
-
-// Before the product begins, while scores need no registers, or after it: intervals are cheap.
-constexpr bool LOOK_EARLY = false;
-// Queries q and q + 8 against the tile that begins with key `first_k`.
-FN struct Seen seen_by(const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k,
-                       const struct Seen &blocks) {
-    const i32 n_q = p.queries, n_kv = p.n_kv, k = first_k + threadIdx.x % 4 * 2;
-    struct Seen seen = {};
-    const i32 rows[2] = {mask_row(p, q), mask_row(p, q + 8)};
-    const struct Mask mask = load_mask(&p, batch, head);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const i32 row = rows[r];
-        struct Bounds keys[INTERVALS];
-        keys_of(keys, mask, row, n_q, n_kv);
-        u32 own[WORDS];
-        cover(own, blocks.word[ROWS_ALIKE ? 0 : r][0], first_k);
-#pragma unroll
-        for (int i = 0; i < INTERVALS; i++) {
-            const i32 from = own_before(keys[i].first - k);
-            const i32 to = own_before(min_i32(keys[i].last, n_kv) - k);
-#pragma unroll
-            for (int w = 0; w < WORDS; w++)
-                seen.word[r][w] |= bits_from(from - 32 * w) & bits_before(to - 32 * w)
-                    & of_interval(i, own[w]);
-        }
-    }
-    return seen;
-}
-
-FN u32 word_of(const struct Seen &seen, int r, int i) { return seen.word[r][i]; }
-FN void hide_rest(Scores &s, const struct Seen &seen) {
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-#pragma unroll
-        for (int i = 0; i < OWN; i++) {
-            float &x = s[i / 2 * 4 + 2 * r + i % 2];
-            x = word_of(seen, r, i / 32) & 1u << i % 32 ? x : MINUS_INFINITY;
-        }
-}
-
 // The running softmax of a thread's two rows. Exponentials are relative to a row's top, which is
 // kept until a score of the warp passes it by STALE powers of two: p stays below 2^8. Tops are the
 // same in a quad; sums are each lane's own share.
@@ -1036,6 +782,263 @@ FN void to_weights(Weights &weights, const Scores &s) {
 FN void rescale(Output &o, const struct Softmax &x) {
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++) o[i] *= x.factor[i / 2 % 2];
+}
+
+// The query at a row of the tiles: heads that are packed have theirs one after another.
+
+[[maybe_unused]] constexpr bool ROWS_PACKED = PACKED;
+FN i32 mask_row(const struct Attention &p, i32 row) {
+    return min_i32(PACKED ? (u32)row % (u32)p.queries : row, p.queries - 1);
+}
+
+// Intervals of a thread's own columns as bits.
+
+FN u32 bits_from(i32 first) {  // all from bit `first` on; none from 32 on, unlike <<
+    u32 y;
+    asm("shl.b32 %0, %1, %2;" : "=r"(y) : "r"(~0u), "r"(max_i32(first, 0)));
+    return y;
+}
+FN u32 bits_before(i32 end) {
+    u32 y;
+    asm("shr.u32 %0, %1, %2;" : "=r"(y) : "r"(~0u), "r"(max_i32(32 - end, 0)));
+    return y;
+}
+// How many of a thread's columns lie before `column`, counted from its first one.
+FN i32 own_before(i32 column) {
+    const i32 x = max_i32(column, 0);
+    return x / 8 * 2 + min_i32(x % 8, 2);
+}
+
+// The two sides from which kernels look at a mask, and the interface of a mask policy.
+// Needs: mask_row, the query at a row of the tiles.
+//
+// Every mask_*.cuh is a policy and gives, with a Side that is ByQuery or ByKey:
+//   MaskRow, begin_row(kept)         what a thread keeps of its two rows from tile to tile; a new
+//                                    one has begun a row
+//   prefetch_mask<Side>(p, at, row, first)                  what visible needs from memory early;
+//                                    nothing unless MASK_FETCHED
+//   visible<Side>(p, at, row, first, kept, prefetched)      what rows `row` and `row` + 8 see of
+//                                    the tile that begins with column `first`; `at`: which head
+//   MASK_EARLY                       forward passes look before a product begins, while scores
+//                                    need no registers; else the product runs meanwhile
+//   MASK_HEAVY                       looking takes the registers in which other numbers could wait
+// Visible is the answer, and apply_mask, of apply_mask.cuh, hides the rest.
+
+// Rows are queries, columns are keys. Keys past the last one are never visible.
+struct ByQuery {
+    static constexpr bool KEY_ROWS = false;
+    FN static i32 queries(const struct Attention &p) { return p.queries; }
+    FN static i32 row(const struct Attention &p, i32 place) { return mask_row(p, place); }
+    FN static i32 inside(i32 row, i32) { return row; }
+    FN static i32 last_column(i32, i32 n_kv) { return n_kv - 1; }
+    FN static i32 query(i32 row, i32) { return row; }
+    FN static i32 key(i32, i32 column) { return column; }
+    FN static i32 column_end(i32 end, i32 n_kv) { return min_i32(end, n_kv); }
+};
+// Rows are keys, columns are queries. Keys past the last one see nothing; of queries past the last
+// one anything is true, as their lse is infinite.
+struct ByKey {
+    static constexpr bool KEY_ROWS = true;
+    FN static i32 queries(const struct Attention &p) { return p.n_q; }
+    FN static i32 row(const struct Attention &, i32 place) { return place; }
+    FN static i32 inside(i32 row, i32 n_kv) { return min_i32(row, n_kv - 1); }
+    FN static i32 last_column(i32 n_q, i32) { return n_q - 1; }
+    FN static i32 query(i32, i32 column) { return column; }
+    FN static i32 key(i32 row, i32) { return row; }
+    FN static i32 column_end(i32 end, i32) { return end; }
+};
+
+// Which columns of a tile a thread's two rows see: bit 2 i + e of a row is column
+// 8 i + 2 (lane % 4) + e. Needs: OWN, the columns of a tile that a thread has in each row.
+
+constexpr int WORDS = (OWN + 31) / 32;
+struct Visible {
+    u32 word[2][WORDS];
+};
+FN u32 word_of(const struct Visible &seen, int r, int w) { return seen.word[r][w]; }
+// Where rows are keys, those past the last one see nothing. Needs: visible.cuh.
+
+template <class Side>
+FN void hide_keys_past(struct Visible &seen, const i32 (&rows)[2], i32 n_kv) {
+    if (!Side::KEY_ROWS) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int w = 0; w < WORDS; w++)
+            if (rows[r] >= n_kv) seen.word[r][w] = 0;
+}
+
+// The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
+constexpr int INTERVALS = 3;
+struct Bounds {
+    i32 first, last;  // past the end
+};
+
+// The keys of query ti.
+FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,
+                Integer ti, Integer n_q, Integer n_kv) {
+    (void)n_q; (void)n_kv;
+#pragma unroll
+    for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
+    bounds[0].first = range_end(max_int(64 * floor_div(m.c0 + ti, 64) - 64 * m.c1, 0));
+    bounds[0].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
+    bounds[1].first = range_end(0);
+    bounds[1].last = range_end(min_int(min_int(n_kv - 1, m.c0 + ti), m.c2) + 1);
+    bounds[2].first = range_end(0);
+    bounds[2].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
+}
+
+// The live columns of a row as bits, where they lie in a few intervals.
+// Needs: bits.cuh, mask_sides.cuh, visible.cuh; Bounds, INTERVALS and row_bounds of the mask.
+
+// Those before `end`, which counts keys; `only` tells of interval i which bits of word w count.
+template <class Side, class Only>
+FN void add_intervals(u32 (&word)[WORDS], const struct Mask &mask, i32 row, i32 column, i32 end,
+                      i32 n_q, i32 n_kv, const Only &only) {
+    struct Bounds own[INTERVALS];
+    row_bounds(Side(), own, mask, Side::inside(row, n_kv), n_q, n_kv);
+#pragma unroll
+    for (int i = 0; i < INTERVALS; i++) {
+        const i32 from = own_before(own[i].first - column);
+        const i32 to = own_before(Side::column_end(own[i].last, end) - column);
+#pragma unroll
+        for (int w = 0; w < WORDS; w++)
+            word[w] |= bits_from(from - 32 * w) & bits_before(to - 32 * w) & only(i, w);
+    }
+}
+template <class Side>
+FN void add_intervals(u32 (&word)[WORDS], const struct Mask &mask, i32 row, i32 column, i32 end,
+                      i32 n_q, i32 n_kv) {
+    add_intervals<Side>(word, mask, row, column, end, n_q, n_kv, [](int, int) { return ~0u; });
+}
+
+// The table of what was chosen: a row for CHOSEN_Q queries, in it a bit for CHOSEN_K keys.
+constexpr i32 CHOSEN_Q = 1, CHOSEN_K = 64;
+constexpr i32 CELL_KEYS = 64;  // of a tile that are chosen together
+constexpr i32 CELL_QUERIES = 1;  // of a tile that choose together
+// The intervals of pairs that are chosen, and of those that are seen without.
+constexpr u32 OF_CHOSEN = 4, OF_OTHERS = 0;
+constexpr bool BLOCKS_EARLY = 0;  // registers are too few to wait
+FN const i32 *chosen_table(const struct Mask &m) { return m.a0; }
+FN i32 chosen_pitch(const struct Mask &m) { return m.row0; }
+
+// What a selection has chosen, as bits of a thread's columns: a table has a row for CHOSEN_Q
+// queries, and in it a bit for CHOSEN_K keys.
+// Needs: visible.cuh; CHOSEN_Q, CHOSEN_K, CELL_KEYS, CELL_QUERIES, OF_CHOSEN, OF_OTHERS,
+// chosen_table, chosen_pitch of the mask.
+
+// The pairs that count of interval i: those that were chosen, those that were not, or all.
+FN u32 of_interval(int i, u32 chosen) {
+    return OF_CHOSEN >> i & 1 ? chosen : OF_OTHERS >> i & 1 ? ~chosen : ~0u;
+}
+
+// The blocks of a tile that a query has chosen: bit 0 is the one with the tile's first key.
+FN u32 blocks_of(const struct Mask &m, i32 query, i32 first_k, i32 n_kv) {
+    const i32 *const words = chosen_table(m) + query / CHOSEN_Q * chosen_pitch(m);
+    const u32 first = (u32)first_k / CHOSEN_K, low = words[first / 32];
+    if (32 * CHOSEN_K % TILE_K == 0) return low >> first % 32;  // a word has them all
+    const u32 last = (u32)(min_i32(first_k + TILE_K, n_kv) - 1) / CHOSEN_K;
+    return __funnelshift_r(low, words[last / 32], first % 32);
+}
+// Which of a thread's keys lie in them.
+FN void cover(u32 (&own)[WORDS], u32 blocks, i32 first_k) {
+    constexpr bool ALIGNED = TILE_K % CHOSEN_K == 0 || CHOSEN_K % TILE_K == 0;
+    const i32 offset = ALIGNED ? 0 : (u32)first_k % CHOSEN_K;
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) own[w] = 0;
+#pragma unroll
+    for (int i = 0; i < TILE_K / CELL_KEYS; i++) {
+        const u32 chosen = blocks >> (offset + CELL_KEYS * i) / CHOSEN_K & 1;
+        const u64 columns = (((u64)1 << CELL_KEYS / 4) - 1) << CELL_KEYS / 4 * i;
+#pragma unroll
+        for (int w = 0; w < WORDS; w++) own[w] |= chosen ? (u32)(columns >> 32 * w) : 0;
+    }
+}
+
+// Which of a thread's queries have chosen a key. Past the last query they may be any.
+FN u32 choosing(const struct Mask &m, i32 key, i32 first_q, i32 n_q) {
+    const u32 block = (u32)key / CHOSEN_K;
+    const i32 *const words = chosen_table(m) + block / 32;
+    u32 own = 0;
+    if (CELL_QUERIES % 8 == 0) {
+#pragma unroll
+        for (int i = 0; i < 4 * OWN / CELL_QUERIES; i++) {
+            const u32 row = (u32)min_i32(first_q + CELL_QUERIES * i, n_q - 1) / CHOSEN_Q;
+            const u32 chosen = (u32)words[row * chosen_pitch(m)] >> block % 32 & 1;
+            own |= chosen ? (u32)(((u64)1 << CELL_QUERIES / 4) - 1) << CELL_QUERIES / 4 * i : 0;
+        }
+    } else {
+        const i32 q = first_q + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            const u32 row = (u32)min_i32(q + i / 2 * 8 + i % 2, n_q - 1) / CHOSEN_Q;
+            own |= ((u32)words[row * chosen_pitch(m)] >> block % 32 & 1) << i;
+        }
+    }
+    return own;
+}
+
+// Mask policy: the live columns of a row are a few intervals, in some of which blocks of keys were
+// chosen at run time. See mask_sides.cuh.
+// Needs: intervals.cuh, chosen_blocks.cuh; BLOCKS_EARLY.
+
+constexpr bool MASK_EARLY = BLOCKS_EARLY;
+constexpr bool MASK_HEAVY = true;
+constexpr bool MASK_FETCHED = true;
+struct MaskRow {};
+FN void begin_row(struct MaskRow &) {}
+
+constexpr bool ROWS_ALIKE = !ROWS_PACKED && CHOSEN_Q % 16 == 0;  // both queries of a thread
+constexpr bool KEYS_ALIKE = CHOSEN_K % 16 == 0;
+
+// The words of blocks, in the first words: they are fetched long before they are needed.
+template <class Side>
+FN struct Visible prefetch_mask(const struct Attention &p, struct Place at, i32 row, i32 first) {
+    struct Visible blocks = {};
+    if (Side::KEY_ROWS) return blocks;
+    const struct Mask mask = load_mask(&p, at.batch, at.head);
+    const i32 n_kv = p.n_kv;
+    blocks.word[0][0] = blocks_of(mask, Side::row(p, row), first, n_kv);
+    if (!ROWS_ALIKE) blocks.word[1][0] = blocks_of(mask, Side::row(p, row + 8), first, n_kv);
+    return blocks;
+}
+
+template <class Side>
+FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i32 first,
+                          struct MaskRow &, const struct Visible &blocks) {
+    const i32 n_q = Side::queries(p), n_kv = p.n_kv, column = first + threadIdx.x % 4 * 2;
+    struct Visible seen = {};
+    const i32 rows[2] = {Side::row(p, row), Side::row(p, row + 8)};
+    const struct Mask mask = load_mask(&p, at.batch, at.head);
+    u32 own[2][WORDS];
+    if (Side::KEY_ROWS) {
+        own[0][0] = choosing(mask, Side::inside(rows[0], n_kv), first, n_q);
+        own[1][0] = KEYS_ALIKE ? own[0][0]
+                               : choosing(mask, Side::inside(rows[1], n_kv), first, n_q);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (!Side::KEY_ROWS) cover(own[r], blocks.word[ROWS_ALIKE ? 0 : r][0], first);
+        add_intervals<Side>(seen.word[r], mask, rows[r], column, n_kv, n_q, n_kv,
+                            [&](int i, int w) { return of_interval(i, own[r][w]); });
+    }
+    hide_keys_past<Side>(seen, rows, n_kv);
+    return seen;
+}
+
+// Scores of pairs that are not visible become `hidden`; element 4 (i / 2) + 2 r + i % 2 is of a
+// thread's row r and column i. Needs: Scores, Visible, word_of.
+
+FN void apply_mask(Scores &s, const struct Visible &seen, int r, float hidden) {
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        float &x = s[i / 2 * 4 + 2 * r + i % 2];
+        x = word_of(seen, r, i / 32) & 1u << i % 32 ? x : hidden;
+    }
+}
+FN void apply_mask(Scores &s, const struct Visible &seen, float hidden) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) apply_mask(s, seen, r, hidden);
 }
 
 struct Maps {
@@ -1239,27 +1242,39 @@ FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 q
     return {row, query, key, head_logit_of(p, row.head), (float)far};
 }
 
-// Pairs are tested before the product begins, while scores need no registers. Intervals are cheap:
-// they wait for the product,
-// but the words of chosen blocks are on their way before it.
-FN struct Seen look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
-    struct Seen seen;
-    if (word & MASKED) {
+// When a forward pass looks at the mask of a tile.
+// Needs: Row and words of the includer; a mask policy.
+
+// What is known before the product begins: all of it, or what is fetched for it.
+FN struct Visible look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word,
+                             struct MaskRow &kept) {
+    struct Visible seen;
+    if ((MASK_EARLY || MASK_FETCHED) && word & MASKED) {
+        const struct Place at = {row.batch, row.head};
         const i32 first_k = (word & INDEX) * KEY_STEP;
-        seen = blocks_by(p, row.batch, row.head, query, first_k);
-        if (LOOK_EARLY) seen = seen_by(p, row.batch, row.head, query, first_k, seen);
+        if (MASK_FETCHED) seen = prefetch_mask<ByQuery>(p, at, query, first_k);
+        if (MASK_EARLY) seen = visible<ByQuery>(p, at, query, first_k, kept, seen);
     }
     return seen;
 }
-// Scores become logits, and those of dead pairs -inf.
+// All of it, behind the product.
+FN struct Visible look_late(const struct Attention &p, const struct Row &row, i32 query, i32 word,
+                            struct MaskRow &kept, const struct Visible &seen) {
+    if (MASK_EARLY) return seen;
+    const i32 first_k = (word & INDEX) * KEY_STEP;
+    return visible<ByQuery>(p, {row.batch, row.head}, query, first_k, kept, seen);
+}
+
+// Scores of a tile become logits, and those of dead pairs -inf.
+// Needs: look.cuh, logit.cuh, apply_mask.cuh.
+
 FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &row, i32 query,
-                      i32 word, struct Seen seen) {
+                      i32 word, struct MaskRow &kept, struct Visible seen) {
     bend(s, p, where_of(p, row, query, word));
     if (word & MASKED) {
         if (flips(p)) negate(s);
-        if (!LOOK_EARLY)
-            seen = seen_by(p, row.batch, row.head, query, (word & INDEX) * KEY_STEP, seen);
-        hide_rest(s, seen);
+        seen = look_late(p, row, query, word, kept, seen);
+        apply_mask(s, seen, MINUS_INFINITY);
     }
 }
 
@@ -1591,12 +1606,13 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     struct Row row = row_in(shared, 0);
     i32 query = query_of(row, group);
     take_q(q, shared, 0, group);
-    struct Seen seen = look_early(p, row, query, word);
+    struct MaskRow kept;
+    struct Visible seen = look_early(p, row, query, word, kept);
     begin_scores(s, q, k_tiles);
     products_wait<0>();
     pin(s);
     if (leader) arrive(shared.k_free[0]);
-    finish_scores(s, p, row, query, word, seen);
+    finish_scores(s, p, row, query, word, kept, seen);
     raise_tops(s, unit, stale, softmax);
     exponentials(s, 0, unit, softmax);
     exponentials(s, 1, unit, softmax);
@@ -1634,8 +1650,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             query = query_of(row, group);
             take_q(q, shared, q_place.at, group);
             start(softmax);
+            begin_row(kept);
         }
-        seen = look_early(p, row, query, word);
+        seen = look_early(p, row, query, word, kept);
         if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
         take_turn(group);
         begin_scores(s, q, k_tile);
@@ -1649,7 +1666,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             products_wait<0>();
             pin(weights);
         }
-        finish_scores(s, p, row, query, word, seen);
+        finish_scores(s, p, row, query, word, kept, seen);
         const bool raised = raise_tops(s, unit, stale, softmax);
         if (SETTLE > 1) {
             exponentials(s, 0, unit, softmax);
@@ -2538,6 +2555,7 @@ struct Rows {
     struct Row row;
     i32 query, group, tiles, decisions;
     float unit, a;
+    struct MaskRow kept;
     struct Query q;
     Ring<STAGES> k_stage, v_stage;
     struct Search x;
@@ -2546,7 +2564,7 @@ struct Rows {
 // A tile whose scores are being computed.
 struct Tile {
     i32 word, query;
-    struct Seen seen;
+    struct Visible seen;
 };
 // TURNS: whether warpgroups take turns at products. Lists keep them busy for unequal times, and a
 // warpgroup that is through with its own does not wait for others.
@@ -2558,7 +2576,7 @@ FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attenti
     struct Tile tile;
     tile.word = uniform(shared.next[w.k_stage.at]);
     tile.query = anew(w.query);
-    tile.seen = look_early(p, w.row, tile.query, tile.word);
+    tile.seen = look_early(p, w.row, tile.query, tile.word, w.kept);
     if (HEAD_DIM > 128) w.q.operand = q_operand(shared_memory(), 0, w.group);
     if (TURNS) take_turn(w.group);
     begin_scores(s, w.q, k_tiles + w.k_stage.at * (K_BYTES >> 4));
@@ -2570,7 +2588,7 @@ FN void finish_tile(Scores &s, const struct Tile &tile, struct Shared &shared,
     pin(s);
     if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.k_stage.at]);
     w.k_stage.next();
-    finish_scores(s, p, w.row, tile.query, tile.word, tile.seen);
+    finish_scores(s, p, w.row, tile.query, tile.word, w.kept, tile.seen);
 }
 // Returns the thread's first key.
 FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w) {
@@ -2736,6 +2754,7 @@ FN void compute_passes(struct Shared &shared, const struct Attention &p, const s
         if (w.tiles == 0) break;
         w.row = row_in(shared, 0);
         w.query = query_of(w.row, anew(group));
+        begin_row(w.kept);
         take_q(w.q, shared, 0, group);
 #pragma unroll
         for (int r = 0; r < 2; r++)  // past the end there are no weights to look for

@@ -164,12 +164,11 @@ FN float2 unpack(u32 pair) {
     return x;
 }
 
-// From the score q . k of a pair to its logit, and from a gradient of logits back to one of scores.
-// Only here stands what features make of scores: the soft cap bends them, then ALiBi subtracts what
-// distance costs. The kernels ask for the facts below and call what follows; none names a feature.
-// Needs: device.cuh, unpack.cuh, Attention.
-// Gives: the facts; left_scale, HeadLogit; bend, Slopes; halfway, logit_from, slope_from; and of
-// kernels whose unit holds the cap Log2Logit, tanh_halfway and what follows these.
+// From the score q . k of a pair to its logit.
+// Only here, in logit_slope.cuh and in logit_tanh.cuh stands what features make of scores: the soft
+// cap bends them, then ALiBi subtracts what distance costs. The kernels ask for the facts below and
+// call what follows; none names a feature.
+// Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
 // `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
 // with what follows; nothing is computed of what is not asked for:
@@ -204,8 +203,6 @@ FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
     return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
 }
 
-// ---------------------------------------------------------------- logits of an accumulator
-
 // cap * tanh(x / cap), where tanh is 1 - 2 / (2^(sharpness x) + 1), by one exponential: the
 // approximate instruction is too coarse for logits.
 FN float capped(float x, float cap, float sharpness) {
@@ -233,6 +230,10 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
     }
 #endif
 }
+
+// Derivatives of logits by scores, for backward passes.
+// Needs: logit.cuh, unpack.cuh. Gives: bend, Slopes, take_slopes, kept_slopes; Halfway, halfway_of,
+// halfway, logit_from, slope_from.
 
 // The derivatives of N logits by scale * score, in storage precision.
 template <int N>
@@ -295,63 +296,6 @@ FN float slope_from(float half, struct Halfway way, const struct Attention &, co
                     int) {
     const float part = half * way.steep;
     return fmaf(-part, part, 1.0f);
-}
-
-// ---------------------------------------------------------------- the same by tanh
-
-// Of a call and a head, for logits in powers of two.
-struct Log2Logit {
-    float unit;       // of a score, or of what is made of it
-    float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
-    float slope;      // see HeadLogit
-};
-FN float sharpness_of(const struct Attention &p) {
-    return WITH_SOFTCAP ? 2.0f * LOG2E * p.scale * fast_reciprocal(p.softcap) : 0.0f;
-}
-FN float tanh_of(float score, float sharpness) {
-    return 1.0f - 2.0f * fast_reciprocal(fast_exp2(score * sharpness) + 1.0f);
-}
-FN struct Log2Logit log2_logit_of(const struct Attention &p, i32 head) {
-    struct Log2Logit x;
-    x.unit = (WITH_SOFTCAP ? p.softcap : p.scale) * LOG2E;
-    x.sharpness = sharpness_of(p);
-    x.slope = head_logit_of(p, head).slope * LOG2E;
-    return x;
-}
-// The logit of a score, in powers of two.
-template <typename Where>
-FN float log2_logit(float score, const struct Log2Logit &l, const struct Attention &p,
-                    const Where &where, int i) {
-    float x = score;
-#if WITH_SOFTCAP
-    x = tanh_of(x, l.sharpness);
-#endif
-    x *= l.unit;
-#if WITH_ALIBI
-    x -= l.slope * where.distance(i);
-#endif
-    return x;
-}
-// The derivative by scale * score of what log2_logit made of a score, as a logit's own.
-template <typename Where>
-FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct Attention &,
-                    const Where &, int) {
-    const float bend = logit * fast_reciprocal(l.unit);  // the tanh: no kernel has ALiBi, too
-    return 1.0f - bend * bend;
-}
-
-// Halfway there, as above, for kernels that know no gradients of heads: without ALiBi. Logits are
-// yet to be multiplied by left_scale.
-FN float tanh_halfway(float score, float sharpness) {
-    return WITH_SOFTCAP ? tanh_of(score, sharpness) : score;
-}
-template <typename Where>
-FN float tanh_logit(float half, const struct Attention &p, const Where &, int) {
-    return WITH_SOFTCAP ? p.softcap * half : half;
-}
-template <typename Where>
-FN float tanh_slope(float half, const struct Attention &, const Where &, int) {
-    return HAS_SLOPE ? fmaxf(1.0f - half * half, 0.0f) : 1.0f;
 }
 
 constexpr int HEAD_DIM = 128;  // elements of a row of any tensor
@@ -1462,6 +1406,12 @@ struct Where {
     FN i32 head(int) const { return place.head; }
     FN i32 batch() const { return place.batch; }
 };
+
+// The query at a row of the tiles: each has one.
+
+[[maybe_unused]] constexpr bool ROWS_PACKED = false;
+FN i32 mask_row(const struct Attention &p, i32 row) { return min_i32(row, p.n_q - 1); }
+
 // Intervals of a thread's own columns as bits.
 
 FN u32 bits_from(i32 first) {  // all from bit `first` on; none from 32 on, unlike <<
@@ -1480,10 +1430,64 @@ FN i32 own_before(i32 column) {
     return x / 8 * 2 + min_i32(x % 8, 2);
 }
 
-// Which queries see a thread's two keys: bit 2 i + e of a key is query 8 i + 2 (lane % 4) + e.
-struct Seen {
-    u32 word[2];
+// The two sides from which kernels look at a mask, and the interface of a mask policy.
+// Needs: mask_row, the query at a row of the tiles.
+//
+// Every mask_*.cuh is a policy and gives, with a Side that is ByQuery or ByKey:
+//   MaskRow, begin_row(kept)         what a thread keeps of its two rows from tile to tile; a new
+//                                    one has begun a row
+//   prefetch_mask<Side>(p, at, row, first)                  what visible needs from memory early;
+//                                    nothing unless MASK_FETCHED
+//   visible<Side>(p, at, row, first, kept, prefetched)      what rows `row` and `row` + 8 see of
+//                                    the tile that begins with column `first`; `at`: which head
+//   MASK_EARLY                       forward passes look before a product begins, while scores
+//                                    need no registers; else the product runs meanwhile
+//   MASK_HEAVY                       looking takes the registers in which other numbers could wait
+// Visible is the answer, and apply_mask, of apply_mask.cuh, hides the rest.
+
+// Rows are queries, columns are keys. Keys past the last one are never visible.
+struct ByQuery {
+    static constexpr bool KEY_ROWS = false;
+    FN static i32 queries(const struct Attention &p) { return p.queries; }
+    FN static i32 row(const struct Attention &p, i32 place) { return mask_row(p, place); }
+    FN static i32 inside(i32 row, i32) { return row; }
+    FN static i32 last_column(i32, i32 n_kv) { return n_kv - 1; }
+    FN static i32 query(i32 row, i32) { return row; }
+    FN static i32 key(i32, i32 column) { return column; }
+    FN static i32 column_end(i32 end, i32 n_kv) { return min_i32(end, n_kv); }
 };
+// Rows are keys, columns are queries. Keys past the last one see nothing; of queries past the last
+// one anything is true, as their lse is infinite.
+struct ByKey {
+    static constexpr bool KEY_ROWS = true;
+    FN static i32 queries(const struct Attention &p) { return p.n_q; }
+    FN static i32 row(const struct Attention &, i32 place) { return place; }
+    FN static i32 inside(i32 row, i32 n_kv) { return min_i32(row, n_kv - 1); }
+    FN static i32 last_column(i32 n_q, i32) { return n_q - 1; }
+    FN static i32 query(i32, i32 column) { return column; }
+    FN static i32 key(i32 row, i32) { return row; }
+    FN static i32 column_end(i32 end, i32) { return end; }
+};
+
+// Which columns of a tile a thread's two rows see: bit 2 i + e of a row is column
+// 8 i + 2 (lane % 4) + e. Needs: OWN, the columns of a tile that a thread has in each row.
+
+constexpr int WORDS = (OWN + 31) / 32;
+struct Visible {
+    u32 word[2][WORDS];
+};
+FN u32 word_of(const struct Visible &seen, int r, int w) { return seen.word[r][w]; }
+// Where rows are keys, those past the last one see nothing. Needs: visible.cuh.
+
+template <class Side>
+FN void hide_keys_past(struct Visible &seen, const i32 (&rows)[2], i32 n_kv) {
+    if (!Side::KEY_ROWS) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int w = 0; w < WORDS; w++)
+            if (rows[r] >= n_kv) seen.word[r][w] = 0;
+}
 
 // The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
 constexpr int INTERVALS = 2;
@@ -1492,9 +1496,8 @@ struct Bounds {
 };
 
 // The queries of key tj.
-FN void queries_of(
-    struct Bounds (&bounds)[INTERVALS], struct Mask m, Integer tj, Integer n_q,
-    Integer n_kv) {
+FN void row_bounds(ByKey, struct Bounds (&bounds)[INTERVALS], struct Mask m,
+                Integer tj, Integer n_q, Integer n_kv) {
     (void)n_q; (void)n_kv;
 #pragma unroll
     for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
@@ -1504,36 +1507,69 @@ FN void queries_of(
     bounds[1].last = range_end(min_int(n_q - 1, m.c1 + tj) + 1);
 }
 
-// Whether looking takes the registers in which other numbers could wait.
-constexpr bool SEEN_IS_LONG = false;
-// Keys k and k + 8 against the queries from `first_q` on.
-FN struct Seen seen_by(const struct Attention &p, struct Place at, i32 k, i32 first_q) {
-    const i32 n_q = p.n_q, n_kv = p.n_kv, q = first_q + threadIdx.x % 4 * 2;
-    struct Seen seen = {};
+// The live columns of a row as bits, where they lie in a few intervals.
+// Needs: bits.cuh, mask_sides.cuh, visible.cuh; Bounds, INTERVALS and row_bounds of the mask.
+
+// Those before `end`, which counts keys; `only` tells of interval i which bits of word w count.
+template <class Side, class Only>
+FN void add_intervals(u32 (&word)[WORDS], const struct Mask &mask, i32 row, i32 column, i32 end,
+                      i32 n_q, i32 n_kv, const Only &only) {
+    struct Bounds own[INTERVALS];
+    row_bounds(Side(), own, mask, Side::inside(row, n_kv), n_q, n_kv);
+#pragma unroll
+    for (int i = 0; i < INTERVALS; i++) {
+        const i32 from = own_before(own[i].first - column);
+        const i32 to = own_before(Side::column_end(own[i].last, end) - column);
+#pragma unroll
+        for (int w = 0; w < WORDS; w++)
+            word[w] |= bits_from(from - 32 * w) & bits_before(to - 32 * w) & only(i, w);
+    }
+}
+template <class Side>
+FN void add_intervals(u32 (&word)[WORDS], const struct Mask &mask, i32 row, i32 column, i32 end,
+                      i32 n_q, i32 n_kv) {
+    add_intervals<Side>(word, mask, row, column, end, n_q, n_kv, [](int, int) { return ~0u; });
+}
+
+// Mask policy: the live columns of a row are a few intervals. See mask_sides.cuh.
+// Needs: intervals.cuh.
+
+constexpr bool MASK_EARLY = false;  // intervals are cheap
+constexpr bool MASK_HEAVY = INTERVALS > 2;
+constexpr bool MASK_FETCHED = false;
+struct MaskRow {};
+FN void begin_row(struct MaskRow &) {}
+
+template <class Side>
+FN struct Visible prefetch_mask(const struct Attention &, struct Place, i32, i32) { return {}; }
+
+template <class Side>
+FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i32 first,
+                          struct MaskRow &, const struct Visible &) {
+    const i32 n_q = Side::queries(p), n_kv = p.n_kv, column = first + threadIdx.x % 4 * 2;
+    struct Visible seen = {};
+    const i32 rows[2] = {Side::row(p, row), Side::row(p, row + 8)};
     const struct Mask mask = load_mask(&p, at.batch, at.head);
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        struct Bounds queries[INTERVALS];
-        queries_of(queries, mask, min_i32(k + 8 * r, n_kv - 1), n_q, n_kv);
-#pragma unroll
-        for (int i = 0; i < INTERVALS; i++)
-            seen.word[r] |= bits_from(own_before(queries[i].first - q))
-                & bits_before(own_before(queries[i].last - q));
-    }
-#pragma unroll
     for (int r = 0; r < 2; r++)
-        if (k + 8 * r >= n_kv) seen.word[r] = 0;
+        add_intervals<Side>(seen.word[r], mask, rows[r], column, n_kv, n_q, n_kv);
+    hide_keys_past<Side>(seen, rows, n_kv);
     return seen;
 }
 
-FN void hide_rest(Scores &s, const struct Seen &seen, float hidden) {
+// Scores of pairs that are not visible become `hidden`; element 4 (i / 2) + 2 r + i % 2 is of a
+// thread's row r and column i. Needs: Scores, Visible, word_of.
+
+FN void apply_mask(Scores &s, const struct Visible &seen, int r, float hidden) {
 #pragma unroll
-    for (int r = 0; r < 2; r++)
+    for (int i = 0; i < OWN; i++) {
+        float &x = s[i / 2 * 4 + 2 * r + i % 2];
+        x = word_of(seen, r, i / 32) & 1u << i % 32 ? x : hidden;
+    }
+}
+FN void apply_mask(Scores &s, const struct Visible &seen, float hidden) {
 #pragma unroll
-        for (int i = 0; i < OWN; i++) {
-            float &x = s[i / 2 * 4 + 2 * r + i % 2];
-            x = seen.word[r] & 1u << i ? x : hidden;
-        }
+    for (int r = 0; r < 2; r++) apply_mask(s, seen, r, hidden);
 }
 
 #if WITH_ENTMAX
@@ -2404,11 +2440,12 @@ FN struct Where where_of(const struct Place &place, const struct Step &step,
 }
 
 // dp = dout . v begins before scores become weights, where registers are at hand.
+constexpr bool FEW = QUERIES <= 64;
 constexpr bool EARLY =
-    !LONG_LOGITS && (!(BENT || WITH_ENTMAX) || (QUERIES <= 64 && !CROWDED));
+    !LONG_LOGITS && (THRESHOLDS ? FEW : !(BENT || WITH_ENTMAX) || (FEW && !CROWDED));
 // Numbers of the rows that are read are so before the products begin, behind whose operands they
 // would wait.
-constexpr bool LSE_EARLY = EARLY && !BENT && !SEEN_IS_LONG && !WITH_ENTMAX;
+constexpr bool LSE_EARLY = EARLY && !BENT && !MASK_HEAVY && !THRESHOLDS && !WITH_ENTMAX;
 constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64 && !CROWDED;
 
 #if FOLDED
@@ -2436,17 +2473,18 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
                       struct Shared &shared, const struct Operands &tiles,
                       const struct Attention &p, const struct Step &step,
                       const Ring<STAGES> &stage, i32 tile, i32 group) {
-    struct Seen seen;
+    struct Visible seen;
+    struct MaskRow mask_rows;
     if (step.word & MASKED)
-        seen = seen_by(p, place_of_row(p, step.row), first_key(tile, group),
-                       first_query(step.word, group));
+        seen = visible<ByKey>(p, place_of_row(p, step.row), first_key(tile, group),
+                              first_query(step.word, group), mask_rows, {});
     products_wait<EARLY ? 1 : 0>();
     pin(s);
     const struct Place place = place_of_row(p, step.row);
     const struct Logit logit = logit_of(p);
     const struct Where where = where_of(place, step, p, tile, group);
     bend(s, kept.slopes, p, where);
-    if (step.word & MASKED) hide_rest(s, seen, logit.hidden);
+    if (step.word & MASKED) apply_mask(s, seen, logit.hidden);
     if (!LSE_EARLY) {
         pin(s);
         read_rows(lse, lse_in(shared, stage.at(), group));
@@ -2796,15 +2834,17 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     begin_scores(s, tiles.k + at * (K_BYTES >> 4), tiles.q);
     if (MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
     const struct Place place = place_of_row(p, row);
-    struct Seen seen;
+    struct Visible seen;
+    struct MaskRow mask_rows;
     if (word & MASKED)
-        seen = seen_by(p, place, first_key(tile, group), first_query(step.word, group));
+        seen = visible<ByKey>(p, place, first_key(tile, group), first_query(step.word, group),
+                              mask_rows, {});
     products_wait<MEAN_EARLY ? 1 : 0>();
     pin(s);
     if (leader) arrive(shared.k_free[at]);
     const struct Logit logit = logit_of(p);
     bend(s, p, where_of(place, step, p, tile, group));
-    if (word & MASKED) hide_rest(s, seen, logit.hidden);
+    if (word & MASKED) apply_mask(s, seen, logit.hidden);
     pin(s);
     to_slopes(s, p, logit.unit, shared.level + first_row(group));
     if (!MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);

@@ -221,11 +221,15 @@ def test_static_files_have_no_holes():
 def test_static_files_come_after_what_they_need():
     """A header comment names the files that a file takes from; the sources have them before it."""
     folder, wrong = ROOT / "templates", []
-    inclusion = re.compile(r'^(?:#include|{%-? include) "([^"]*|[^"]*{{.*}}[^"]*)"', re.MULTILINE)
+    inclusion = re.compile(
+        r'^(?:#include|{%-? include) "([^"]*{{.*}}[^"]*|[^"]*(?:" ~ .* ~ "[^"]*)?)"', re.MULTILINE
+    )
 
     def follow(path: Path, before: set[str]) -> None:
         for name in inclusion.findall(path.read_text()):
-            for each in sorted(folder.glob(re.sub("{{.*?}}", "*", name))):
+            for each in sorted(folder.glob(re.sub('{{.*?}}|" ~ .*? ~ "', "*", name))):
+                if each == path:
+                    continue
                 follow(each, before)
                 lines = takewhile(lambda x: x.startswith("//"), each.read_text().splitlines())
                 head = " ".join(line[3:] for line in lines)

@@ -21,8 +21,8 @@ FN bool is_seen(const struct Choice &x, float score, int i) {
 }
 
 // Of query q + 8 r, whose candidates are `seen`.
-FN struct Choice choice_of(const struct Visible &seen, const struct Attention &p, i32 batch, i32 head,
-                           i32 q, i32 first_k, int r) {
+FN struct Choice choice_of(const struct Visible &seen, const struct Attention &p, i32 batch,
+                           i32 head, i32 q, i32 first_k, int r) {
     const i32 k = first_k + threadIdx.x % 4 * 2, row = mask_row(p, q + 8 * r);
     const int2 there = __ldg(thresholds_of(p, p.delta, batch, head) + row);
     struct Choice x;

@@ -1,6 +1,6 @@
 // The mask of gathered keys, which are all live: columns past the last one are hidden. Rows are
 // heads and see the same.
-// Needs: bits.cuh, visible.cuh, apply_mask.cuh.
+// Needs: bits.cuh, visible.cuh.
 
 // The first `count` columns, counted from the tile's first.
 FN struct Visible columns_before(i32 count) {

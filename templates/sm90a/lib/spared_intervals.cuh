@@ -1,5 +1,6 @@
 // Pairs that are kept whatever their scores: a row's columns are a few intervals. Gives what
-// spared_pairs.cuh gives. Needs: bits.cuh, visible.cuh; Bounds, INTERVALS, spared_bounds of the mask.
+// spared_pairs.cuh gives. Needs: bits.cuh, visible.cuh; Bounds, INTERVALS, spared_bounds of the
+// mask.
 
 constexpr bool SPARES = true;
 template <class Side>
