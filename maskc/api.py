@@ -250,7 +250,7 @@ def _remembered_scored(
 
     n_heads = heads if differs_by_head(mask) else None
     names = tuple(slot.name for slot in formula.slots)
-    found: Any = driver.compile(
+    found: ScoredMask = driver.compile(  # type: ignore[assignment]
         mask, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,
         target=target, score=Score(Inputs(formula, names)),
     )  # fmt: skip

@@ -71,7 +71,7 @@ def compile(
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
     chosen = Target.named(target or default_target(wanted)).serving(wanted)
     recipe = Recipe(mask, wanted, chosen, name)
-    inputs = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
+    inputs: tuple[object, ...] = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
     if formula is not None:
         inputs = (*inputs, formula.loc)
     bundle = remembered(inputs, lambda: emit_bundle(recipe.plan, name))  # 2 to 6
@@ -156,7 +156,9 @@ class Recipe:
         """The same mask compiled by the package as it is now."""
         mask, wanted, target, name = self._made_of
         formula = wanted.score
-        score = formula and Score(Inputs(formula, tuple(slot.name for slot in formula.slots)))
+        score = None
+        if formula is not None:
+            score = Score(Inputs(formula, tuple(slot.name for slot in formula.slots)))
         return compile(
             mask, head_dim=wanted.head_dim, head_dim_v=wanted.head_dim_v, n_heads=wanted.n_heads,
             dtype=wanted.dtype, target=target.name, name=name, score=score,

@@ -134,8 +134,8 @@ def _with_score_mod(
                 if found.offset is None
                 else f"write abs(q_idx + {late} - kv_idx): the last query meets the last key"
             )
-            refused = ScoreModUnsupported("ALiBi is of another distance", hint, at=_place())
-            return {"scale": scale, "score": _formula(score_mod, refused)}, None
+            other = ScoreModUnsupported("ALiBi is of another distance", hint, at=_place())
+            return {"scale": scale, "score": _formula(score_mod, other)}, None
         options["alibi_slopes"] = score_mods.per_head(found.slopes, query)
     if isinstance(shift, (int, float)) and shift == 0:
         return options, None

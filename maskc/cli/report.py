@@ -162,7 +162,8 @@ def _subject(
 
     problem = how.asked.problem(entry.mask)
     target: Target = how.target(entry)
-    lengths = (n,) if isinstance(n, int) else n or _LENGTHS.get(target.name, _OTHER)
+    asked = (n,) if isinstance(n, int) else n
+    lengths = asked if asked else _LENGTHS.get(target.name, _OTHER)
     words = _words(entry)
     measurement, why = None, "`--repeats 0` was asked for"
     if how.repeats:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maskc.cli.bench import How, Measured, Row, measured, refuse_wrong
@@ -41,7 +42,7 @@ class _Made(Arrays):
     seed_data: Callable[[int], dict[str, object]] = lambda n: {}
 
     def of(
-        self, entry: Entry, n_q: int, n_kv: int, quiet: bool = False, leave: Sequence[str] = ()
+        self, entry: Entry, n_q: int, n_kv: int, quiet: bool = False, leave: Collection[str] = ()
     ) -> dict[str, object]:
         """Those of a length."""
         return self.seed_data(n_kv)
@@ -68,9 +69,13 @@ def seeds() -> tuple[Seed, ...]:
     for share, n, least in ((0.5, 4096, 1.5), (0.25, 8192, 2.5), (0.1, 16384, 5.0)):
         made.append(Seed(
             "shares", f"{share:.0%} live", lambda: mc.block_table("table", _BLOCK), (n,), least,
-            lambda n, share=share: {"table": table_of(n, share)},
+            partial(_table, share),
         ))  # fmt: skip
     return tuple(made)
+
+
+def _table(share: float, n: int) -> dict[str, object]:
+    return {"table": table_of(n, share)}
 
 
 def table_of(n: int, share: float) -> np.ndarray:

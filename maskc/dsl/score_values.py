@@ -564,7 +564,7 @@ class Parameter(Value):
     def __index__(self) -> int:
         if _registry.get() is None:
             self.outside()
-        return super().__index__()
+        return int(super().__index__())
 
 
 class WatchedTable(np.ndarray):

@@ -332,7 +332,7 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         fields=abi.FIELDS if score is None else abi.FIELDS + abi.SCORE_FIELDS,
         score=None
         if score is None
-        else score_text(score, plan.target.language, score.loc and score.loc.line),
+        else score_text(score, plan.target.language, None if score.loc is None else score.loc.line),
     )
 
 

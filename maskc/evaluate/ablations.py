@@ -53,13 +53,13 @@ def _without(mask: Mask) -> Iterator[tuple[Mask, Mask]]:
                     joined = joined | each
                 yield term, joined
         case "&":
-            for term, rest in _without(mask.left):
-                yield term, rest & mask.right
-            for term, rest in _without(mask.right):
-                yield term, mask.left & rest
+            for term, other in _without(mask.left):
+                yield term, other & mask.right
+            for term, other in _without(mask.right):
+                yield term, mask.left & other
         case "-":
-            for term, rest in _without(mask.left):
-                yield term, rest - mask.right
+            for term, other in _without(mask.left):
+                yield term, other - mask.right
 
 
 def _union(mask: Mask) -> Iterator[Mask]:

@@ -130,7 +130,7 @@ def evaluate(
     finished = {each.name: each for each in known}
     wanted = [one for one in candidates if one.name not in finished]
     whole = [one for one in wanted if one.layers is None]
-    has_model = isinstance(inputs, Inputs)
+    model = inputs if isinstance(inputs, Inputs) else None
     going = True
     information: dict[str, InformationLoss] = {}
     if "information" in parts and whole:
@@ -147,12 +147,12 @@ def evaluate(
             one.name, repr(one.mask), one.role, one.of, pairs,
             pairs / pairs_of(base, inputs.n, base, heads), one.budget, information.get(one.name),
         )  # fmt: skip
-        if has_model:
-            found = _of_model(found, one, inputs, parts, margin, resamples, seed)
+        if model is not None:
+            found = _of_model(found, one, model, parts, margin, resamples, seed)
         finished[one.name] = found
         going = each is None or each(found)
     results = _corrected([finished[one.name] for one in candidates if one.name in finished])
-    limits = (INFORMATION, UNTRAINED, SCOPE) if has_model else (INFORMATION, SCOPE)
+    limits = (INFORMATION, UNTRAINED, SCOPE) if model is not None else (INFORMATION, SCOPE)
     sequences = len(inputs.ids) if isinstance(inputs, Inputs) else inputs.sequences
     about = tuple((key, str(value)) for key, value in (environment or {}).items())
     return Evaluation(
@@ -184,7 +184,11 @@ def _joined(
     """Information loss on several lots of sequences."""
     losses_of = Losses(masks)
     for number, lot in enumerate(given):
-        losses_of.add(lot, progress=lambda text, at=number: tell(f"lot {at + 1}, {text}"))
+
+        def told(text: str, at: int = number) -> object:
+            return tell(f"lot {at + 1}, {text}")
+
+        losses_of.add(lot, progress=told)
     return losses_of.found(resamples, seed)
 
 

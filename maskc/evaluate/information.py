@@ -116,7 +116,7 @@ def _parts(layer: LayerTensors, b: int) -> Iterator[_Part]:
         yield _Part(layer, b, first, last, own)
 
 
-def _dense(mask: Mask, n: int, heads: int, b: int, data: Mapping[str, object]) -> np.ndarray:
+def _dense(mask: Mask, n: int, heads: int, b: int, data: Mapping[str, Any]) -> np.ndarray:
     """bool [n, n] or [heads, n, n] of one sequence."""
     found = mask.dense(n, n_heads=heads, **data)
     return np.ascontiguousarray(found[b if len(found) > 1 else 0] if found.ndim == 4 else found)
@@ -136,7 +136,7 @@ class _Kept:
         torch = torch_module()
         heads = layer.q.shape[1]
         for name, mask in self.masks.items():
-            if _best_of_each_query(mask):
+            if isinstance(mask, TopK) and _best_of_each_query(mask):
                 allowed = self._made(name, mask.of, heads, b)[..., first:last, :]
                 yield name, _best(scores, torch.from_numpy(allowed).to(scores.device), mask.k)
                 continue
@@ -161,10 +161,10 @@ def _chooses(mask: Mask) -> bool:
     return isinstance(mask, TopK) or any(map(_chooses, getattr(mask, "children", ())))
 
 
-def _best_of_each_query(mask: Mask) -> bool:
+def _best_of_each_query(mask: TopK) -> bool:
     """Whether each query of each head chooses single keys by q . k: the layer's own scores."""
     return (
-        isinstance(mask, TopK) and (mask.score, mask.share) == ("qk", "head")
+        (mask.score, mask.share) == ("qk", "head")
         and (mask.block, mask.q_block) == (1, 1) and not _chooses(mask.of)
     )  # fmt: skip
 
@@ -237,16 +237,16 @@ def _loss(lots: Sequence[_Sums], resamples: int, seed: int) -> InformationLoss:
         LayerLoss(number, *(tuple(map(float, means[row, index])) for row in range(4)))
         for index, number in enumerate(numbers)
     )
-    intervals = [
+    retained, error, cosine = (
         bootstrap(
             [row / (layers * heads) for lot in lots for row in lot.by_query[kind]],
             resamples=resamples, seed=seed,
         ).interval()
         for kind in range(3)
-    ]  # fmt: skip
+    )  # fmt: skip
     rows, empty = (sum(getattr(lot, name) for lot in lots) for name in ("rows", "empty"))
     floor, ceiling = (sum(getattr(lot, name) for lot in lots) for name in ("floor", "ceiling"))
     return InformationLoss(
-        found, *intervals, float(by_head[3].sum() / max(1, rows - empty)), floor / rows,
-        ceiling / rows, max(lot.bound for lot in lots), rows, empty,
+        found, retained, error, cosine, float(by_head[3].sum() / max(1, rows - empty)),
+        floor / rows, ceiling / rows, max(lot.bound for lot in lots), rows, empty,
     )  # fmt: skip

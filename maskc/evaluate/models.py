@@ -50,7 +50,8 @@ def load(
         raise ExtraMissing(
             f"the model {name}", f"gguf ({error.__class__.__name__})", "evaluate"
         ) from error
-    return model.to(device or "cpu").eval(), tokenizer
+    placed: Any = model
+    return placed.to(device or "cpu").eval(), tokenizer
 
 
 def _weights(name: str) -> tuple[str, str]:

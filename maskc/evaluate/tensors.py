@@ -97,8 +97,8 @@ def tensors(
     dim = found["q"].shape[-1]
     layers = tuple(
         LayerTensors(
-            index, *(found[name][index] for name in "qkv"), dim**-0.5 if scale is None else scale,
-            causal() if base is None else base,
+            index, found["q"][index], found["k"][index], found["v"][index],
+            dim**-0.5 if scale is None else scale, causal() if base is None else base,
         )
         for index in range(len(found["q"]))
     )  # fmt: skip

@@ -317,7 +317,7 @@ def _network(task: Task, recipe: Recipe, mask: Mask) -> Any:
     width, heads = recipe.width, recipe.heads
     names = {decl.name for node in walk(mask) for decl in declarations(node)}
 
-    class Block(nn.Module):  # type: ignore[misc]
+    class Block(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -332,7 +332,7 @@ def _network(task: Task, recipe: Recipe, mask: Mask) -> Any:
             x = x + self.out(seen.transpose(1, 2).flatten(2))
             return x + self.down(nn.functional.gelu(self.up(self.after(x))))
 
-    class Network(nn.Module):  # type: ignore[misc]
+    class Network(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.tokens = nn.Embedding(task.tokens, width)

@@ -543,7 +543,9 @@ def _terms(subject: Subject) -> Iterator[Block]:
 
 def _count(subject: Subject, mask: Mask, n: int) -> int:
     read = sample_data(mask, 1, 1)
-    data = {name: value for name, value in subject.data_at(n).items() if name in read}
+    data: dict[str, Any] = {
+        name: value for name, value in subject.data_at(n).items() if name in read
+    }
     return int(driver.count(mask, n, n_heads=subject.problem.n_heads, **data))
 
 

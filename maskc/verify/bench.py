@@ -115,7 +115,8 @@ def bench_mask(
     runners = [_maskc(case, tensors, attn, "bwd" in directions)]
     runners += _rivals(case, tensors, pairs, "bwd" in directions, notes, frozenset(without))
     if nvtx and (why := _no_ranges()):
-        nvtx, _ = False, notes.append(f"{case.name}, nvtx: {why}")
+        nvtx = False
+        notes.append(f"{case.name}, nvtx: {why}")
     everything = np.ones((len(rows), case.n_kv), dtype=bool)
 
     @cache

@@ -38,9 +38,12 @@ def sweep(
     notes: list[str] = []
     slow: dict[str, int] = {}
     for n in lengths:
+
+        def told(text: str, at: int = n) -> None:
+            progress(f"N = {at:,}: {text}")
+
         found, said = bench_mask(
-            case_at(n), target, directions, repeats,
-            lambda text, n=n: progress(f"N = {n:,}: {text}"),
+            case_at(n), target, directions, repeats, told,
             nvtx=nvtx, without=(*without, *slow),
         )  # fmt: skip
         rows += found

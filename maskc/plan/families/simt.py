@@ -65,7 +65,7 @@ def backward_schedule(problem: Problem) -> SimtSchedule:
         entry = f"attention_backward{name}"
         return Launch(entry, grid, THREADS, per_block=per_block, feature=feature)
 
-    launches = (
+    launches: tuple[Launch, ...] = (
         launch("_delta", Grid.rows),
         launch("_few", Grid.few),
         launch("_rows", Grid.rows),

@@ -76,7 +76,7 @@ def _widget_class() -> Any:
     except ImportError:
         return None
 
-    class ExplorerWidget(anywidget.AnyWidget):  # type: ignore[misc]
+    class ExplorerWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
         """The page as a widget; what it shows is in `page`, as JSON."""
 
         _esm = joined("widget.js")
