@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -12,6 +11,7 @@ from maskc import conventions
 from maskc.core.errors import BadShape
 from maskc.core.score import Formula, Inputs
 from maskc.core.source import caller, outside
+from maskc.core.tensors import torch_of
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, as_score
@@ -124,7 +124,7 @@ def attention(
 
 def _hint(q: Any, k: Any) -> None:
     """Warn where tensors look like [B, N, H, D]; a compiler that traces the call hears nothing."""
-    torch = sys.modules.get("torch")
+    torch = torch_of(q)
     if torch is not None and torch.compiler.is_compiling():
         return
     if getattr(q, "is_nested", False):  # has no shape, and is refused later
@@ -149,7 +149,7 @@ def _attention(
         sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
         attn = find(mask, *sizes, of_q.dtype, of_q.device, score=as_score(score))
         return attn(q, k, v, deterministic=deterministic, **options)
-    torch = sys.modules.get("torch")
+    torch = torch_of(q)
     if torch is not None and isinstance(q, torch.Tensor):
         from maskc.integrations import torch as with_torch
 

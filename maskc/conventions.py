@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from maskc.core.data import CuSeqlens
 from maskc.core.errors import BadOption
+from maskc.core.tensors import torch_of
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.data_atoms import documents, intervals
 from maskc.dsl.mask import Mask
@@ -167,7 +168,7 @@ def _keys_of_queries(
     if type(of_k).__module__.partition(".")[0] != library or tuple(of_k.shape) != tuple(of_q.shape):
         wanted = f"{library} integers {list(of_q.shape)}, as cu_seqlens_q is"
         raise BadOption("cu_seqlens_k", wanted, type(of_k).__name__, at="cu_seqlens_k")
-    xp: Any = sys.modules[library]
+    xp: Any = torch_of(of_q) or sys.modules[library]
     here = {"device": of_q.device} if library == "torch" else {}
     token = xp.arange(n_q, **here)
     which = xp.searchsorted(of_q[1:], token, side="right").clip(0, max(len(of_q) - 2, 0))

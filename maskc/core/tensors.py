@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Shape = tuple[int, ...]
 
@@ -67,3 +67,18 @@ def out_strides(shape: Shape, tokens_first: bool) -> Shape:
         return contiguous(shape)
     b, n, h, d = contiguous((shape[0], shape[2], shape[1], shape[3]))
     return b, h, n, d
+
+
+def torch_of(x: Any) -> Any:
+    """PyTorch where x may be one of its tensors, else None.
+
+    Compilers trace this: they take an import as it is, and would wrap every loaded module where
+    `sys.modules` is read.
+    """
+    if not hasattr(x, "requires_grad"):
+        return None
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch

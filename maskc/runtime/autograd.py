@@ -5,11 +5,11 @@ torch is never imported here: a process that has torch tensors has it already.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from maskc.core.errors import MixedLibraries, NotAnArray, WrongDevice, WrongDType
+from maskc.core.tensors import torch_of
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -28,7 +28,7 @@ def needs_torch(
         q, k, v, slopes, sinks: arrays of any library; None where there is none.
         data: further keywords of the call.
     """
-    torch = sys.modules.get("torch")
+    torch = torch_of(q)
     if torch is None:
         return False
     if torch.compiler.is_dynamo_compiling():  # a constant for the compiler: the rest is not traced
@@ -66,7 +66,7 @@ UNFIT = (NotAnArray, WrongDevice, WrongDType)
 def torch_answers(q: Any) -> bool:
     """Whether a call whose tensors are unfit for a launch is one for torch: autocast casts them,
     the meta device answers with shapes, and a transform of torch.func is refused as such."""
-    torch = sys.modules.get("torch")
+    torch = torch_of(q)
     return (
         torch is not None
         and isinstance(q, torch.Tensor)
@@ -91,7 +91,7 @@ def refuse_lost_gradient(q: Any, name: str, x: Any) -> None:
     Raises:
         MixedLibraries.
     """
-    torch = sys.modules.get("torch")
+    torch = torch_of(x)
     if torch is not None and x.requires_grad and torch.is_grad_enabled():
         kinds = kind_of(q), kind_of(x)
         raise MixedLibraries("q", kinds[0], name, f"{kinds[1]} that requires grad", at=name)
