@@ -30,7 +30,7 @@ QUESTION = ("n_q", "n_kv", "n_heads", "block", "head", "batch")
 
 RESERVED = frozenset({
     "q", "k", "v", "h", "b", "out", "lse", "dout", *CALL, *CONVENTIONS, *QUESTION, "heads_kv",
-    "mask", "self", "min", "max", "abs", "param", "member", "scores", "index_q", "index_k",
+    "mask", "self", "min", "max", "abs", "param", "member", "score", "scores", "index_q", "index_k",
     "index_w",
 })  # fmt: skip
 """Keywords of the calls and of questions, and words of the formula language."""

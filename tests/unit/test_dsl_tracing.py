@@ -339,7 +339,7 @@ def test_parameters_are_checked() -> None:
     with pytest.raises(ReservedName):
         mc.param("a b", 3)
     with pytest.raises(NotAnInteger):
-        mc.param("w", 2.5)
+        mc.param("w", "2.5")
 
 
 def test_masks_have_no_truth_value() -> None:

@@ -330,20 +330,23 @@ def test_the_server_answers_its_own_page_alone(server):
 def test_ctrl_c_stops_the_command():
     """It prints one address, serves it, and ends as asked."""
     words = ("explore", "--expr", "causal()", "--no-browser", "--target", "cpu")
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a background job
     run = subprocess.Popen(
         [sys.executable, "-m", "maskc", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    try:
+    signal.signal(signal.SIGINT, ignored)
+    with run:
         place = urlsplit(run.stdout.readline().strip())
         assert place.hostname == HOST
         connection = HTTPConnection(HOST, place.port, timeout=60)
         connection.request("GET", place.path)
         assert connection.getresponse().status == 200
         run.send_signal(signal.SIGINT)
-        _, said = run.communicate(timeout=60)
-    finally:
-        run.kill()
+        try:
+            _, said = run.communicate(timeout=60)
+        finally:
+            run.kill()
     assert (run.returncode, said) == (0, "Ctrl-C stops\nstopped\n")
 
 

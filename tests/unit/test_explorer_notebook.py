@@ -97,6 +97,7 @@ def test_a_widget_in_jupyterlab(lab, tmp_path):
         page.evaluate(run)
         B.settled(page, SHOWN, 120)
         B.settled(page, "!!window.ran", 120)  # it takes the focus at its end
+        B.settled(page, "!JSON.stringify(maskcExplorer.colors().full).includes('null')", 60)
         found, by_shader = B.pixels(page, 0, 0, 1)
         assert by_shader
         known, dense = B.colors(page), MASK.dense(300)

@@ -245,6 +245,7 @@ OTHERS = {
     "parents": mc.parents([-1, 0]),
     "loc": SourceLoc("file.py", 1, 2, 3),
     "bundle": compiled().bundle,
+    "score": mc.score(lambda s, q, k: s + mc.param("w", 0.5) * (q - k)),
 }
 
 

@@ -38,7 +38,12 @@ function render({ model, el }) {
   for (const element of [document.body, document.documentElement]) {
     observer.observe(element, { attributes: true, attributeFilter: [...Object.values(NIGHT), "class"] });
   }
-  return () => observer.disconnect();
+  // A notebook may put the style sheet beside the widget, and the widget into the page, later.
+  const styled = () => getComputedStyle(explorer.shell).getPropertyValue("--full") !== "";
+  let waiting = 0;
+  const look = () => { waiting = styled() ? (explorer.changed(), 0) : requestAnimationFrame(look); };
+  if (!styled()) look();
+  return () => { observer.disconnect(); cancelAnimationFrame(waiting); };
 }
 
 export default { render };
