@@ -17,6 +17,7 @@ Stages 2 to 6 are skipped where the disk remembers their bundle.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -56,12 +57,18 @@ def compile(
     target: str | None = None,
     name: str = "mask",
     score: Score | None = None,
+    dropout: bool = False,
 ) -> CompiledMask:
-    """All stages; see Mask.compile."""
+    """All stages; see Mask.compile.
+
+    Args:
+        dropout: make the kernels that drop weights, see `CompiledMask.dropping`.
+    """
     from maskc.build.bundles import remembered
     from maskc.ir.heads import heads_of
     from maskc.runtime.compiled import CompiledMask
     from maskc.runtime.device import default_target
+    from maskc.runtime.dropout import DroppingMask, DroppingScore
     from maskc.runtime.scored import ScoredMask
 
     if score is not None and score.mask is not None:
@@ -69,14 +76,20 @@ def compile(
     mask, held = emptied(mask)  # 1 capture
     formula = None if score is None else score.formula
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
-    chosen = Target.named(target or default_target(wanted)).serving(wanted)
+    chosen = Target.named(target or default_target(wanted))
+    if dropout:
+        wanted = replace(wanted, dropout=True)
+    chosen = chosen.serving(wanted)
     recipe = Recipe(mask, wanted, chosen, name)
     inputs: tuple[object, ...] = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
     if formula is not None:
         inputs = (*inputs, formula.loc)
     bundle = remembered(inputs, lambda: emit_bundle(recipe.plan, name))  # 2 to 6
     if score is not None:
-        return ScoredMask(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
+        scored = DroppingScore if dropout else ScoredMask
+        return scored(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
+    if dropout:
+        return DroppingMask(bundle, chosen.name, recipe, held=held)
     return CompiledMask(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
 
 
@@ -152,7 +165,7 @@ class Recipe:
         beside = beside_dense(self.mask, self.plan)
         return explain(self.plan) + "".join(f"{line}\n" for line in beside)
 
-    def compile(self) -> CompiledMask:
+    def compile(self, dropout: bool = False) -> CompiledMask:
         """The same mask compiled by the package as it is now."""
         mask, wanted, target, name = self._made_of
         formula = wanted.score
@@ -162,7 +175,12 @@ class Recipe:
         return compile(
             mask, head_dim=wanted.head_dim, head_dim_v=wanted.head_dim_v, n_heads=wanted.n_heads,
             dtype=wanted.dtype, target=target.name, name=name, score=score,
+            dropout=dropout or wanted.dropout,
         )  # fmt: skip
+
+    def dropping(self) -> CompiledMask:
+        """The same mask with kernels that drop weights."""
+        return self.compile(dropout=True)
 
 
 def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:

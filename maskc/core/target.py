@@ -41,6 +41,8 @@ class Target:
     """CUDA: the least compute capability, where the name does not say it."""
     scores: bool = False
     """Whether its kernels take formulas of the score."""
+    drops: bool = False
+    """Whether its kernels drop weights."""
 
     @property
     def suffix(self) -> str:
@@ -71,8 +73,9 @@ class Target:
         return TARGETS[name]
 
     def lacks(self, problem: Problem) -> bool:
-        """Whether it has no kernels for this dtype, these head dimensions or formulas of scores."""
-        if problem.score is not None and not self.scores:
+        """Whether it has no kernels for this dtype, these head dimensions, formulas of scores or
+        dropout."""
+        if (problem.score is not None and not self.scores) or (problem.dropout and not self.drops):
             return True
         dims = (problem.head_dim, problem.head_dim_v)
         allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
@@ -113,7 +116,7 @@ TARGETS: dict[str, Target] = {
     for target in (
         Target(
             "cpu", "cpu", "c", (DType.float32, *_HALF), (), False, _BOTH, 0, least_block=1,
-            scores=True,
+            scores=True, drops=True,
         ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256), True,
@@ -125,7 +128,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), False, _BOTH, 48 * 1024,
-            least_block=1, vectors=0, oldest=70, scores=True,
+            least_block=1, vectors=0, oldest=70, scores=True, drops=True,
         ),
     )
 }  # fmt: skip

@@ -329,7 +329,10 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         chosen=plan.chosen,
         schedule=plan.schedule,
         banner=_banner(plan),
-        fields=abi.FIELDS if score is None else abi.FIELDS + abi.SCORE_FIELDS,
+        fields=abi.FIELDS
+        + (() if score is None else abi.SCORE_FIELDS)
+        + (abi.DROPOUT_FIELDS if plan.problem.dropout else ()),
+        dropout=plan.problem.dropout,
         score=None
         if score is None
         else score_text(score, plan.target.language, None if score.loc is None else score.loc.line),

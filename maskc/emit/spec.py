@@ -238,6 +238,8 @@ class KernelSpec:
     """The argument block's name."""
     score: ScoreText | None = None
     """The formula of the score, where there is one."""
+    dropout: bool = False
+    """Whether weights are dropped."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property

@@ -38,7 +38,8 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     forward, *others = (grid_boxes.in_boxes(each) for each in (main, *also) if not each.form)
     also = list(filter(None, (forward, *also, *others)))
     reasons = main.reasons if forward else (*main.reasons, *grid_boxes.why_no_boxes(main))
-    scored = problem.score is not None  # which speaks of the user's q and k
+    # formulas of the score and dropout speak of the user's q and k
+    scored = problem.score is not None or problem.dropout
     parts = () if scored else planned_parts(heads, partial(_part, problem=problem, target=target))
     main = replace(main, parts=parts, reasons=reasons)
     if family.device_documents and device_documents.matches(main):
