@@ -35,14 +35,16 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
         return plan_gathered(heads, problem, target)
     family = family_of(target)
     main, *also = _sources(heads, problem, target, family.along)
-    forward, *others = (grid_boxes.in_boxes(each) for each in (main, *also) if not each.form)
+    drops = problem.dropout  # whose counters are of squares of consecutive tokens
+    in_order = [each for each in (main, *also) if not each.form]
+    forward, *others = (None if drops else grid_boxes.in_boxes(each) for each in in_order)
     also = list(filter(None, (forward, *also, *others)))
     reasons = main.reasons if forward else (*main.reasons, *grid_boxes.why_no_boxes(main))
     # formulas of the score and dropout speak of the user's q and k
-    scored = problem.score is not None or problem.dropout
+    scored = problem.score is not None or drops
     parts = () if scored else planned_parts(heads, partial(_part, problem=problem, target=target))
     main = replace(main, parts=parts, reasons=reasons)
-    if family.device_documents and device_documents.matches(main):
+    if family.device_documents and device_documents.matches(main) and not drops:
         main = device_documents.listed(main)
         also = [
             device_documents.listed(each)
@@ -73,7 +75,7 @@ def _sources(
         for each in along
         if _goes_along(each, main)
     ]
-    if selections(main.masks) or device_documents.matches(main):
+    if selections(main.masks) or device_documents.matches(main) or problem.dropout:
         also = list(map(_together_only, also))  # the device may list columns alone
     return [main, *also]
 
@@ -81,6 +83,8 @@ def _sources(
 def _goes_along(each: Along, main: KernelPlan) -> bool:
     """Whether a plan has the tiles of such a source beside its own."""
     if not family_of(main.target).has(each.form, main.problem):
+        return False
+    if TARGETS[each.target].lacks(main.problem) or (main.problem.dropout and each.form == TINY):
         return False
     return each.form != TINY or mma16.matches(tuple(mask.ir for mask in main.masks), each.direction)
 

@@ -69,3 +69,12 @@ def test_bits_of_the_definition_on_simt():
     attn = mc.full().compile(n, dtype="float32", target="simt")
     out = attn(zeros, zeros, values, dropout_p=0.25, dropout_seed=-5)
     np.testing.assert_allclose(n * out, factors(0.25, -5, 1, 2, n, n), rtol=1e-5)
+
+
+# ------------------------------------------------------------------ Hopper
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_hopper(dim):
+    attn = judged("sm_90a", "bfloat16", dim, 200, 200, tolerance=0.01)
+    assert attn.dropping.target.name == "sm_90a"

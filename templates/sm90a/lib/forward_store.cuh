@@ -85,6 +85,9 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
                 : WITH_ENTMAX ? base
                               : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
     }
+#if WITH_DROPOUT
+    scale[0] = __fmul_rn(scale[0], p.dropout_scale), scale[1] = __fmul_rn(scale[1], p.dropout_scale);
+#endif
     if (p.joins) join_rows(o, scale, share, row, query, p);
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
