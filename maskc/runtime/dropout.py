@@ -52,10 +52,18 @@ def asked(q: Any, p: Any, seed: Any) -> dict[str, Any]:
     """
     torch = torch_of(q)
     if torch is None or not torch.compiler.is_compiling():
-        real = isinstance(p, Real) and not isinstance(p, bool)
-        if not real or not 0 <= p <= 1:
-            raise DropoutRate(repr(p), at="dropout_p")
+        check_rate(p, "dropout_p")
     return {RATE: round(p * _PARTS), SEED: _seed(torch, q, seed)}
+
+
+def check_rate(p: Any, name: str) -> None:
+    """Refuse what is no share.
+
+    Raises:
+        DropoutRate: see `asked`.
+    """
+    if not isinstance(p, Real) or isinstance(p, bool) or not 0 <= p <= 1:
+        raise DropoutRate(name, repr(p), at=name)
 
 
 def _seed(torch: Any, q: Any, seed: Any) -> Any:

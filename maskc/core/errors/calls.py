@@ -251,7 +251,7 @@ class DropoutRate(MaskcError):
     """The share of weights that dropout takes away is no number in 0 .. 1."""
 
     code = "MC430"
-    message = "dropout_p must be a number in 0 .. 1, found {0}"
+    message = "{0} must be a number in 0 .. 1, found {1}"
     hint = "0.1 drops a tenth of the weights and multiplies the others by 1 / 0.9"
 
 
