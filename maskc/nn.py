@@ -20,6 +20,7 @@ except ImportError:
     raise ExtraMissing("maskc.nn", "torch", "torch") from None
 
 from maskc.api import attention
+from maskc.core.dropout import check_rate
 from maskc.core.errors import BadOption, BadShape
 from maskc.core.source import caller
 from maskc.dsl.combinators import causal as causal_mask
@@ -27,7 +28,6 @@ from maskc.dsl.combinators import topk
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.tracer import where
-from maskc.runtime.dropout import check_rate
 
 __all__ = ["Attention", "SplashAttention"]
 

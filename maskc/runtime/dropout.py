@@ -10,10 +10,10 @@ from __future__ import annotations
 import operator
 import struct
 from collections.abc import Mapping
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from maskc.core.errors import DropoutRate, DropoutSeed, WrongDevice
+from maskc.core.dropout import PARTS, RATE, SEED, check_rate
+from maskc.core.errors import DropoutSeed, WrongDevice
 from maskc.core.tensors import HOST, Device, torch_of
 from maskc.dispatch.options import CallOptions
 from maskc.runtime.arrays.find import library
@@ -28,13 +28,9 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-_PARTS = 1 << 16
-"""Of which a rate is a whole number."""
 _BLOCK = struct.Struct("Pqif")
 """core/abi.DROPOUT."""
 _SIGN, _WORDS = 1 << 63, 1 << 64
-RATE, SEED = "dropout_rate", "dropout_key"
-"""Keywords of these kernels: parts of 2^16, and an integer or an array that holds one."""
 
 
 def asked(q: Any, p: Any, seed: Any) -> dict[str, Any]:
@@ -53,17 +49,7 @@ def asked(q: Any, p: Any, seed: Any) -> dict[str, Any]:
     torch = torch_of(q)
     if torch is None or not torch.compiler.is_compiling():
         check_rate(p, "dropout_p")
-    return {RATE: round(p * _PARTS), SEED: _seed(torch, q, seed)}
-
-
-def check_rate(p: Any, name: str) -> None:
-    """Refuse what is no share.
-
-    Raises:
-        DropoutRate: see `asked`.
-    """
-    if not isinstance(p, Real) or isinstance(p, bool) or not 0 <= p <= 1:
-        raise DropoutRate(name, repr(p), at=name)
+    return {RATE: round(p * PARTS), SEED: _seed(torch, q, seed)}
 
 
 def _seed(torch: Any, q: Any, seed: Any) -> Any:
@@ -109,8 +95,8 @@ def _block(q: Any, rate: int, seed: Any) -> bytes:
         number = seed
     else:
         pointer, number = _held(q, seed)
-    scale = 0.0 if rate == _PARTS else _PARTS / (_PARTS - rate)
-    return _BLOCK.pack(pointer, number, min(rate, _PARTS - 1), scale)
+    scale = 0.0 if rate == PARTS else PARTS / (PARTS - rate)
+    return _BLOCK.pack(pointer, number, min(rate, PARTS - 1), scale)
 
 
 def _held(q: Any, seed: Any) -> tuple[int, int]:

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 from maskc.core.data import CuSeqlens, Parents
+from maskc.core.dropout import RATE
 from maskc.core.errors import BadOption
-from maskc.runtime.dropout import RATE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ FN void draw(struct Staying<N> &stay, const struct Dropout &d, i32 q, i32 k, i32
     for (int i = 0; i < N / 8; i++) {  // squares of 16 x 16 pairs
         const struct Draws draws = draws_at(d, q + 16 * i + odd, k, head, batch);
         const u32 *const w = draws.word;
-        u32 words[2][2];  // of query q + e: of the eight queries from there on, and of the next ones
+        u32 words[2][2];  // of query q + e, and eight behind it
 #pragma unroll
         for (int y = 0; y < 2; y++) {
             const u32 own = odd ? w[2 + y] : w[y];
