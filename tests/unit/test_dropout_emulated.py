@@ -25,7 +25,8 @@ pytestmark = pytest.mark.usefixtures("device")
 SEED = 0x123456789ABCDEF
 
 
-def judged(target, dtype, dim, n_q, n_kv, mask=None, tolerance=2e-5, p=0.3, **options):
+def judged(target, dtype, dim, n_q, n_kv, mask=None, tolerance=2e-5, p=0.3, deterministic=False,
+           **options):  # fmt: skip
     """Both passes against the reference in fp64 with the factors of the definition."""
     mask = mask or mc.causal()
     generator = torch.Generator().manual_seed(0)
@@ -36,7 +37,9 @@ def judged(target, dtype, dim, n_q, n_kv, mask=None, tolerance=2e-5, p=0.3, **op
     seed = torch.tensor([SEED])  # lies where the kernel reads it
     drops = {"dropout_p": p, "dropout_seed": seed}
     out, lse = attn(q, k, v, return_lse=True, **drops, **options)
-    found = attn.backward(q, k, v, out, lse, dout, **drops, **options)
+    found = attn.backward(
+        q, k, v, out, lse, dout, deterministic=deterministic, **drops, **options
+    )  # fmt: skip
     again = attn(q, k, v, dropout_p=p, dropout_seed=SEED, **options)
     assert torch.equal(out, again)
     given, live = [x.float().numpy() for x in (q, k, v)], mask.dense(n_q, n_kv)
@@ -78,3 +81,17 @@ def test_bits_of_the_definition_on_simt():
 def test_hopper(dim):
     attn = judged("sm_90a", "bfloat16", dim, 200, 200, tolerance=0.01)
     assert attn.dropping.target.name == "sm_90a"
+
+
+# ------------------------------------------------------------------ sm_80
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_sm_80(dim):
+    attn = judged("sm_80", "bfloat16", dim, 130, 150, tolerance=0.01)
+    assert attn.dropping.target.name == "sm_80"
+
+
+def test_sm_80_entmax_and_the_same_bits():
+    judged("sm_80", "bfloat16", 64, 100, 100, tolerance=0.01, normalizer="entmax")
+    judged("sm_80", "bfloat16", 64, 100, 100, tolerance=0.01, deterministic=True)

@@ -45,6 +45,11 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
                  k + lane_in_halves());
         products(dp, shared_address(shared.dout) + fragment * 16 * PITCH + lane_in_rows(),
                  v + lane_in_halves());
+#if WITH_DROPOUT
+        struct Staying<STEP_K / 2> stay;
+        draw_by_query(stay, dropout_of(p), query, key, line.at.head, line.at.batch);
+        drop(*(float (*)[STEP_K / 2])&dp[0], stay, p.dropout_scale);
+#endif
         weigh_scores<false>(s, weights, p, logit, far, masked,
                             [&](int, int, int e) { return rows.lse[e / 2]; });
         if constexpr (MEAN) {

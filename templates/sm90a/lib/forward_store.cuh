@@ -86,7 +86,8 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
                               : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
     }
 #if WITH_DROPOUT
-    scale[0] = __fmul_rn(scale[0], p.dropout_scale), scale[1] = __fmul_rn(scale[1], p.dropout_scale);
+#pragma unroll
+    for (int r = 0; r < 2; r++) scale[r] = __fmul_rn(scale[r], p.dropout_scale);
 #endif
     if (p.joins) join_rows(o, scale, share, row, query, p);
 #pragma unroll

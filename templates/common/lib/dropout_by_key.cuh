@@ -1,11 +1,11 @@
 // Which of a thread's weights dropout keeps, in fragments of matrix units whose rows are keys.
-// Needs: dropout.h, dropout_bits.cuh. Gives: draw.
+// Needs: dropout.h, dropout_bits.cuh. Gives: draw_by_key.
 
 // Element 4 i + 2 r + e is of key k + 8 r and query q + 8 i + e: k is lane / 4 and q 2 * (lane % 4)
 // behind multiples of 16. A counter has the pairs of two neighbours among the keys, which threads
 // have that are four lanes apart: of their two queries each draws one, and sends the other's half.
 template <int N>
-FN void draw(struct Staying<N> &stay, const struct Dropout &d, i32 q, i32 k, i32 head, i32 batch) {
+FN void draw_by_key(struct Staying<N> &stay, const struct Dropout &d, i32 q, i32 k, i32 head, i32 batch) {
     none(stay);
     const bool odd = k & 1;
 #pragma unroll
