@@ -65,13 +65,20 @@ def test_simt_entmax_and_halves():
     judged("simt", "bfloat16", 16, 70, 70, tolerance=0.01)
 
 
-def test_bits_of_the_definition_on_simt():
-    n = 96
-    zeros = torch.zeros(1, 2, n, n)
-    values = torch.eye(n).expand(1, 2, n, n).contiguous()
-    attn = mc.full().compile(n, dtype="float32", target="simt")
-    out = attn(zeros, zeros, values, dropout_p=0.25, dropout_seed=-5)
-    np.testing.assert_allclose(n * out, factors(0.25, -5, 1, 2, n, n), rtol=1e-5)
+@pytest.mark.parametrize("target", ["simt", "sm_80", "sm_90a"])
+def test_bits_are_those_of_the_definition(target):
+    """With uniform weights and one-hot values rows of out, and columns of dv, show them."""
+    n, dtype = 128, torch.float32 if target == "simt" else torch.bfloat16
+    zeros, values = torch.zeros(1, 2, n, n, dtype=dtype), torch.eye(n, dtype=dtype)
+    values = values.expand(1, 2, n, n).contiguous()
+    attn = mc.full().compile(n, dtype=str(dtype).removeprefix("torch."), target=target)
+    drops = {"dropout_p": 0.25, "dropout_seed": -5}
+    out, lse = attn(zeros, zeros, values, return_lse=True, **drops)
+    kept = factors(0.25, -5, 1, 2, n, n)
+    assert ((out.float().numpy() != 0) == (kept != 0)).all()
+    np.testing.assert_allclose(n * out.float().numpy(), kept, rtol=0.01)
+    dv = attn.backward(zeros, zeros, values, out, lse, values, **drops)[2]
+    assert ((dv.float().numpy() != 0) == (kept != 0).swapaxes(2, 3)).all()
 
 
 # ------------------------------------------------------------------ Hopper
