@@ -343,8 +343,8 @@ class CompiledMask:
         if dropout_p:
             from maskc.runtime.dropout import asked
 
-            attn = self.dropping
             data.update(asked(None, dropout_p, dropout_seed))
+            attn = self.dropping
         return attn.launch_backward(
             q, k, v, out, lse, dout, scale, softcap, alibi_slopes, sink_logits, normalizer, alpha,
             deterministic, nan_safe, data,

@@ -55,7 +55,10 @@ def asked(q: Any, p: Any, seed: Any) -> dict[str, Any]:
 def _seed(torch: Any, q: Any, seed: Any) -> Any:
     if seed is None:
         if torch is None or not isinstance(q, torch.Tensor):
-            hint = "pass dropout_seed=; only torch tensors have a generator that gives one"
+            hint = (
+                "pass dropout_seed= as the call had it" if q is None
+                else "pass dropout_seed=; only torch tensors have a generator that gives one"
+            )  # fmt: skip
             raise DropoutSeed("missing", hint, at="dropout_seed")
         # a tensor, so that nothing waits for the device and a graph draws anew when replayed
         return torch.randint(-_SIGN, _SIGN - 1, (1,), device=q.device)
