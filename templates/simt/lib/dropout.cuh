@@ -22,11 +22,13 @@ FN u32 draw(const struct Attention &p, i32 batch, i32 head, i32 first_q, i32 fir
     return bits;
 }
 
-// x times the factor of what stays, else 0.
+// x times the factor of what stays, else 0; with nan_safe hidden pairs have -0, which drops out of
+// products, and so have these.
 template <int R, int C>
 FN void drop(float (&x)[R][C], u32 stay, float factor) {
+    const float gone = WITH_NAN_SAFE ? -0.0f : 0.0f;
 #pragma unroll
     for (int r = 0; r < R; r++)
 #pragma unroll
-        for (int c = 0; c < C; c++) x[r][c] = stay >> (C * r + c) & 1 ? x[r][c] * factor : 0.0f;
+        for (int c = 0; c < C; c++) x[r][c] = stay >> (C * r + c) & 1 ? x[r][c] * factor : gone;
 }
