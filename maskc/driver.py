@@ -28,7 +28,7 @@ from maskc.core.errors import DataRange, SelectionNotCompiled
 from maskc.core.expr import NEVER
 from maskc.core.problem import Problem
 from maskc.core.score import Formula, Inputs
-from maskc.core.target import Target
+from maskc.core.target import SPARE, Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.score_tracer import Score
@@ -79,6 +79,8 @@ def compile(
     chosen = Target.named(target or default_target(wanted))
     if dropout:
         wanted = replace(wanted, dropout=True)
+        if 0 < selects(mask) < chosen.least_block:  # single keys, for which others have lists
+            chosen = Target.named(SPARE)
     chosen = chosen.serving(wanted)
     recipe = Recipe(mask, wanted, chosen, name)
     inputs: tuple[object, ...] = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)

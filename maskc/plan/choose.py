@@ -28,14 +28,14 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
         MaskcError: the target has no kernel for this problem.
     """
     target.check(problem)
-    one = by_threshold(heads, target)
+    drops = problem.dropout  # whose counters are of squares of consecutive tokens
+    one = None if drops else by_threshold(heads, target)
     if one is not None:
         return plan_by_threshold(heads, one, problem, target)
-    if chooses_keys(heads.masks, target):
+    if chooses_keys(heads.masks, target) and not drops:
         return plan_gathered(heads, problem, target)
     family = family_of(target)
     main, *also = _sources(heads, problem, target, family.along)
-    drops = problem.dropout  # whose counters are of squares of consecutive tokens
     in_order = [each for each in (main, *also) if not each.form]
     forward, *others = (None if drops else grid_boxes.in_boxes(each) for each in in_order)
     also = list(filter(None, (forward, *also, *others)))

@@ -162,3 +162,21 @@ def test_masks_that_hopper_runs_otherwise():
     ids = torch.arange(150) // 37
     of_torch(mc.documents("doc") & mc.causal(), 150, {"doc": ids})
     of_torch(mc.flags("g") | mc.window(20), 150, {"g": ids == 1})
+
+
+def test_chosen_keys():
+    """Blocks run on Hopper; single keys, which other kernels gather, on CUDA cores."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 2, 200, 64), generator=generator).bfloat16() for _ in range(3))
+    drops = {"dropout_p": 0.3, "dropout_seed": SEED}
+    for block, target in ((64, "sm_90a"), (1, "simt")):
+        mask = mc.topk(2 if block > 1 else 20, mc.causal(), block=block,
+                       score="block_mean" if block > 1 else "qk")  # fmt: skip
+        attn = mask.compile(64, dtype="bfloat16", target="sm_90a")
+        out, lse = attn(q, k, v, return_lse=True, **drops)
+        assert attn.dropping.target.name == target
+        given = [x.float().numpy() for x in (q, k, v)]
+        live = mask.dense(200, n_heads=2, q=given[0], k=given[1])
+        right, right_lse = attention(*given, live, dropout=factors(0.3, SEED, 1, 2, 200, 200))
+        close(out.float().numpy(), right, "out", 0.01)
+        close(lse, right_lse, "lse", 0.01)
