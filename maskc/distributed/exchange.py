@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import RankLost
@@ -85,6 +85,9 @@ class Exchange:
                 self._work = dist.batch_isend_irecv(self._ops)
             except RuntimeError as error:
                 raise self._lost(0, False, error) from error
+            device = self._kept[0].device
+            if device.type == "cuda":
+                _let_begin(device)
 
     def _lost(self, number: int, known: bool, error: RuntimeError) -> RankLost:
         """The mistake of a message that failed; where nobody says which one, all are named."""
@@ -112,6 +115,31 @@ class Exchange:
             for part, place in _slices(pieces):
                 buffer[place] = rows[part]
         self._work, self._ops, self._kept, self._scattered = [], [], [], []
+
+
+_HOPS = 2
+"""How often this stream goes round by another one, so that messages begin before its kernels."""
+
+
+def _let_begin(device: Any) -> None:
+    """Kernels that follow on this stream begin a few microseconds later than messages can.
+
+    Messages are kernels of another stream. One of ours that fills the GPU, and begins first, keeps
+    them waiting until it ends, and with them the ranks that receive them.
+    """
+    import torch
+
+    here, there = torch.cuda.current_stream(device), _other_stream(device)
+    for _ in range(_HOPS):
+        there.wait_stream(here)
+        here.wait_stream(there)
+
+
+@cache
+def _other_stream(device: Any) -> Any:
+    import torch
+
+    return torch.cuda.Stream(device)
 
 
 Pieces = tuple["Message", ...]
