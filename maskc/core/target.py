@@ -121,7 +121,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), True, _BOTH, 227 * 1024,
-            least_block=16,
+            least_block=16, scores=True,
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), False, _BOTH, 48 * 1024,

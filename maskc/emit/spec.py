@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from maskc.analysis.score_places import Spread
 from maskc.core import abi
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
@@ -159,6 +160,8 @@ class EntryText:
     """A declaration of C: where the entry lies."""
     share: str
     """Likewise: dlogit times d logit / d entry."""
+    spread: Spread
+    """Which pairs read the same entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,8 @@ class ScoreText:
     """The declaration of the argument block as a parameter."""
     at: str
     """What stands between it and a member."""
+    bends: bool
+    """Whether d logit / d s is not 1 everywhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS, Target
 from maskc.plan.cost import WHEN, costs_of
 from maskc.plan.families.family import Along
+from maskc.plan.families.score_tables import reads_tables
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_data, device_documents, device_topk, grid_boxes, mma16
 from maskc.plan.forms.gathered_keys import chooses_keys, plan_gathered
@@ -81,6 +82,10 @@ def _goes_along(each: Along, main: KernelPlan) -> bool:
     """Whether a plan has the tiles of such a source beside its own."""
     if not family_of(main.target).has(each.form, main.problem):
         return False
+    if TARGETS[each.target].lacks(main.problem):
+        return False
+    if (each.form, each.direction) == (TINY, Direction.backward) and reads_tables(main.problem):
+        return False  # whose launches have no room for what tables get
     return each.form != TINY or mma16.matches(tuple(mask.ir for mask in main.masks), each.direction)
 
 

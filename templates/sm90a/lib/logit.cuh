@@ -23,7 +23,7 @@
 #if WITH_SCORE
 // A formula of the score takes the place of features; see common/gen/score.h.j2.
 #define BENT 1
-#define HAS_SLOPE 1
+#define HAS_SLOPE SCORE_BENDS
 #define NEEDS_WHERE 1
 #define HEAD_GRADIENT 0
 #define LONG_LOGITS 1
