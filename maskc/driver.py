@@ -27,7 +27,7 @@ from maskc.core.errors import DataRange, SelectionNotCompiled
 from maskc.core.expr import NEVER
 from maskc.core.problem import Problem
 from maskc.core.score import Formula, Inputs
-from maskc.core.target import Target
+from maskc.core.target import SPARE, Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.score_tracer import Score
@@ -69,7 +69,7 @@ def compile(
     mask, held = emptied(mask)  # 1 capture
     formula = None if score is None else score.formula
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
-    chosen = Target.named(target or default_target(wanted)).serving(wanted)
+    chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
     recipe = Recipe(mask, wanted, chosen, name)
     inputs: tuple[object, ...] = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
     if formula is not None:
@@ -78,6 +78,14 @@ def compile(
     if score is not None:
         return ScoredMask(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
     return CompiledMask(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
+
+
+def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
+    """What runs a mask: `target`, or what stands in for it where it lacks the kernels. Keys chosen at
+    run time beside a formula of the score are such a case, on tensor cores."""
+    if problem.score is not None and target.language == "cuda" and selects(mask):
+        return Target.named(SPARE)
+    return target.serving(problem)
 
 
 def emit_bundle(plan: KernelPlan, name: str = "mask") -> Bundle:
@@ -287,7 +295,7 @@ def explained(
     mask, _ = emptied(mask)
     formula = None if score is None else score.formula
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
-    chosen = Target.named(target or default_target(wanted)).serving(wanted)
+    chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
     return Recipe(mask, wanted, chosen, "mask")()
 
 

@@ -117,7 +117,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256), True,
-            _BOTH, 99 * 1024, least_block=16,
+            _BOTH, 99 * 1024, least_block=16, scores=True,
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), True, _BOTH, 227 * 1024,

@@ -9,7 +9,7 @@ from functools import partial
 from maskc.analysis.heads import Heads
 from maskc.core.forms import SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
-from maskc.core.target import TARGETS, Target
+from maskc.core.target import SPARE, TARGETS, Target
 from maskc.plan.cost import WHEN, costs_of
 from maskc.plan.families.family import Along
 from maskc.plan.families.score_tables import reads_tables
@@ -40,6 +40,8 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     also = list(filter(None, (forward, *also, *others)))
     reasons = main.reasons if forward else (*main.reasons, *grid_boxes.why_no_boxes(main))
     scored = problem.score is not None  # which speaks of the user's q and k
+    if scored and target.name == SPARE and selections(main.masks):
+        reasons = (*reasons, "keys chosen at run time beside a formula of the score run here alone")
     parts = () if scored else planned_parts(heads, partial(_part, problem=problem, target=target))
     main = replace(main, parts=parts, reasons=reasons)
     if family.device_documents and device_documents.matches(main):

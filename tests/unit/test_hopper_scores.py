@@ -1,8 +1,4 @@
-"""Formulas of the score in Hopper's forward pass, which the emulator runs.
-
-No call takes these kernels yet: formulas run on CUDA cores, as a backward pass has to have them,
-too. So that the logits of Hopper can take a formula as well as features is tested here alone.
-"""
+"""Formulas of the score on Hopper's tensor cores, both passes, which the emulator runs."""
 
 from __future__ import annotations
 
@@ -16,9 +12,11 @@ torch = pytest.importorskip("torch")
 import maskc as mc  # noqa: E402
 from maskc import driver  # noqa: E402
 from maskc.core import target  # noqa: E402
+from maskc.core.cost import Cost  # noqa: E402
 from maskc.core.problem import Direction, Feature  # noqa: E402
-from maskc.reference.attention import attention  # noqa: E402
+from maskc.reference.attention import attention, gradients  # noqa: E402
 from maskc.reference.scores import ScoreOf  # noqa: E402
+from maskc.runtime.scored import ScoredMask  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
 from tests.support.scores import FORMULAS  # noqa: E402
@@ -26,44 +24,130 @@ from tests.support.scores import FORMULAS  # noqa: E402
 BAND = mc.causal() & (mc.sinks(3) | mc.window(40))
 
 
-@pytest.fixture
-def scored(monkeypatch):
-    """Targets with tensor cores take formulas; sm_80 only goes along."""
-    for name in ("sm_80", "sm_90a"):
-        known = replace(target.TARGETS[name], scores=True)
-        monkeypatch.setitem(target.TARGETS, name, known)
+@pytest.fixture(scope="module")
+def device():
+    with pytest.MonkeyPatch.context() as patch, nan_memory():
+        yield machine.install(patch)
 
 
-@pytest.mark.parametrize(
-    ("mask", "name", "n"),
-    [(BAND, "bias", 130), (mc.block_diagonal(4), "pieces", 70), (mc.causal(), "gate", 200)],
-    ids=["band", "tiles of 16", "causal"],
-)
-def test_forward(mask, name, n, scored, monkeypatch):
-    score, data = FORMULAS[name](n, n, 2, 2)
+emulated = pytest.mark.usefixtures("device")
+
+
+def near(found, right, name, tolerance):
+    """Within a share of the largest number."""
+    found = found.float().numpy().astype(np.float64)
+    error = np.abs(found - right).max()
+    assert np.isfinite(found).all() and error < tolerance * max(1, np.abs(right).max()), name
+
+
+def compiled(mask, score, dim=64, form=None, mode=None):
+    """A compiled mask, if need be with the sources of one form or the backward mode `apart`."""
+    attn = mask.compile(dim, dtype="bfloat16", target="sm_90a", score=score)
+    assert attn.target.name == "sm_90a"
+    units = attn.bundle.units
+    if form is not None:
+        units = tuple(
+            u for u in units if not u.directions or u.target != "sm_90a" or u.form == form
+        )
+        back = [Direction.forward not in u.directions for u in units]
+        if mode == "apart":
+            units = tuple(
+                replace(u, costs=(Cost("apart", 1, 0, 0),)) if own and u.directions else u
+                for u, own in zip(units, back, strict=True)
+            )
+    made = replace(attn.bundle, units=units)
+    return ScoredMask(made, "sm_90a", held=attn.held, inputs=score.inputs)
+
+
+def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, n_kv=None,
+           **options):  # fmt: skip
+    """Both passes against the reference in fp64: what a call gives, and where it ran."""
+    n_kv = n if n_kv is None else n_kv
+    score, data = FORMULAS[name](n, n_kv, 2, 2)
     generator = torch.Generator().manual_seed(0)
-    q = torch.randn((2, 2, n, 64), generator=generator).bfloat16()
-    k, v = (torch.randn((2, 1, n, 64), generator=generator).bfloat16() for _ in range(2))
+    q, dout = (torch.randn((2, 2, n, dim), generator=generator).bfloat16() for _ in range(2))
+    k, v = (torch.randn((2, 1, n_kv, dim), generator=generator).bfloat16() for _ in range(2))
     tables = {key: torch.from_numpy(x) for key, x in data.items()}
-    with nan_memory():
-        machine.install(monkeypatch)
-        attn = mask.compile(64, dtype="bfloat16", target="sm_90a", score=score)
-        assert attn.target.name == "sm_90a"
-        out, lse = attn(q, k, v, return_lse=True, **tables)
-    made = ScoreOf(score.inputs, data, n, n)
-    right, right_lse = attention(*(x.float().numpy() for x in (q, k, v)), mask.dense(n), score=made)
-    assert np.abs(out.float().numpy() - right).max() < 0.02
-    assert np.abs(lse.numpy() - right_lse).max() < 1e-3
+    attn = compiled(mask, score, dim, form, mode)
+    out, lse = attn(q, k, v, return_lse=True, **tables, **options)
+    made, live = ScoreOf(score.inputs, data, n, n_kv), mask.dense(n, n_kv)
+    given = [x.float().numpy() for x in (q, k, v)]
+    wanted = {"alpha": 1.5} if "normalizer" in options else {}
+    right, right_lse = attention(*given, live, score=made, **wanted)
+    near(out, right, "out", 0.02)
+    near(lse, right_lse, "lse", 1e-3)
+    exact = gradients(*given, live, dout.float().numpy(), score=made, **wanted)
+    found = attn.backward(
+        q, k, v, out, lse, dout, deterministic=deterministic, **tables, **options
+    )  # fmt: skip
+    own = [f"d {key}" for key in attn.trainable if key in tables]
+    for key, gradient in zip(["dq", "dk", "dv", *own], found, strict=True):
+        near(gradient, exact[key], key, 0.03)
+    return found, {(source, mode) for source, mode, _ in attn.all_reports}
 
 
-def test_sources_name_no_feature_but_in_the_logits(scored):
+@emulated
+@pytest.mark.parametrize("name", list(FORMULAS))
+def test_formulas(name):
+    judged(mc.causal(), name, 130)
+
+
+@emulated
+@pytest.mark.parametrize("name", ["pieces", "relative table"])
+def test_long_rows(name):
+    judged(BAND, name, 90, dim=128, n_kv=200)
+
+
+@emulated
+@pytest.mark.parametrize("name", ["relative table", "twice", "soft-cap"])
+@pytest.mark.parametrize("mode", [None, "apart"])
+def test_small_tiles(name, mode):
+    _, ran = judged(BAND, name, 150, form="small", mode=mode)
+    assert ("sm_90a_small_backward", "apart" if mode else "usual") in ran
+
+
+@emulated
+@pytest.mark.parametrize("name", ["soft-cap", "pieces"])
+def test_tiles_of_16(name):
+    _, ran = judged(mc.block_diagonal(16), name, 70, form="tiny")
+    assert ("sm_90a_tiny_backward", "once") in ran
+
+
+@emulated
+@pytest.mark.parametrize("name", ["buckets", "relative table", "gate"])
+def test_the_same_bits(name):
+    """Blocks run in another order every time; exact sums do not show it."""
+    one, two = (judged(mc.causal(), name, 130, deterministic=True)[0] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@emulated
+def test_entmax():
+    judged(mc.causal(), "relative table", 90, normalizer="entmax")
+
+
+@emulated
+def test_dead_pairs_have_no_slope():
+    """A formula that is no number where the mask hides pairs does no harm."""
+    score = mc.score(lambda s, q, k: s + np.sqrt(q - k) * np.tanh(s))
+    q, k, v, dout = (torch.randn(1, 1, 80, 64).bfloat16() for _ in range(4))
+    attn = mc.causal().compile(64, target="sm_90a", score=score)
+    out, lse = attn(q, k, v, return_lse=True)
+    for gradient in (out, *attn.backward(q, k, v, out, lse, dout)):
+        assert torch.isfinite(gradient).all()
+
+
+def test_sources_name_no_feature_but_in_the_logits():
     """A formula takes the place of features; without one there is no word of it."""
     score, _ = FORMULAS["bias"](8, 8, 2, 2)
     for formula in (None, score.formula):
         problem = replace(driver.problem(64, None, 4, "bfloat16"), score=formula)
         plan = driver.plan_kernel(BAND, problem, target.Target.named("sm_90a"))
-        (unit, *_) = driver.emit_bundle(plan).choice("sm_90a", Direction.forward)
-        assert ("score_logit" in unit.text) == (formula is not None)
-        assert "WITH_SCORE" not in unit.text
+        bundle = driver.emit_bundle(plan)
+        (unit, *_) = bundle.choice("sm_90a", Direction.forward)
         assert ("packed" in dict(unit.modes)) == (formula is None)
         assert unit.offers(frozenset({Feature.entmax}))
+        for unit in bundle.units:
+            if unit.directions and unit.target == "sm_90a":
+                assert ("score_logit" in unit.text) == (formula is not None)
+                assert "WITH_SCORE" not in unit.text
