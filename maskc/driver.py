@@ -81,8 +81,8 @@ def compile(
 
 
 def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
-    """What runs a mask: `target`, or what stands in for it where it lacks the kernels. Keys chosen at
-    run time beside a formula of the score are such a case, on tensor cores."""
+    """What runs a mask: `target`, or what stands in for it where it lacks the kernels, as those on
+    tensor cores do for keys chosen at run time beside a formula of the score."""
     if problem.score is not None and target.language == "cuda" and selects(mask):
         return Target.named(SPARE)
     return target.serving(problem)

@@ -2,7 +2,9 @@
 
 One printer serves both languages, which differ in how the argument block is reached. Integers have
 32 bits where no intermediate can leave them, whatever the lengths, and 64 elsewhere. For tensor
-cores, whose scores come from 16-bit numbers, quotients are by reciprocals.
+cores, whose scores come from 16-bit numbers, quotients are by reciprocals; and as they convert
+integers slowly, numbers that follow from q - k alone are made of `apart`, which is q - k in fp32:
+exact up to 2^24 tokens, as ALiBi's distances are.
 """
 
 from __future__ import annotations
@@ -81,7 +83,43 @@ class CPrinter(S.ScorePrinter):
         return f"{text}f"
 
     def whole(self, number: Expr) -> tuple[str, int]:
-        return f"(float)({self._own(number)})", 7
+        text = self._by_distance(number) if self._fast else None
+        if text is None:
+            return f"(float)({self._own(number)})", 7
+        return text, 4 if " " in text else 7
+
+    def _by_distance(self, number: Expr) -> str | None:
+        """The text of a number made of `apart`, where q and k occur in it in no other way."""
+        match number:
+            case E.Sum(constant, terms):
+                factors = {term: factor for factor, term in terms}
+                factor = factors.pop(E.Q, 0)
+                if not factor or factor + factors.pop(E.K, 0) or not {E.N_Q, E.N_KV} >= {*factors}:
+                    return None
+                own = {1: "apart", -1: "-apart"}
+                text = own.get(factor) or f"{self.number(float(factor))} * apart"
+                rest = E.linear(constant, [(each, term) for term, each in factors.items()])
+                added = (
+                    self.number(float(constant)) if not factors else f"(float)({self._own(rest)})"
+                )
+                return f"{text} + {added}" if factors or constant else text
+            case E.Max((one, two)) if E.add(one, two) == E.ZERO:
+                found = [self._by_distance(each) for each in (one, two)]
+                return found[0] and f"score_abs({min(map(str, found), key=len)})"
+            case E.Max(args) | E.Min(args):
+                texts = [self._by_distance(arg) or self._literal(arg) for arg in args]
+                if None in texts or all(map(self._literal, args)):
+                    return None
+                name = "fmaxf" if isinstance(number, E.Max) else "fminf"
+                first, *others = map(str, texts)
+                for other in others:
+                    first = f"{name}({first}, {other})"
+                return first
+        return None
+
+    def _literal(self, number: Expr) -> str | None:
+        value = E.as_const(number)
+        return None if value is None else self.number(float(value))
 
     def _own(self, number: Expr) -> str:
         """An integer of its own width, inside of one that may have another."""
@@ -187,7 +225,7 @@ def score_text(
             )
             for read, result in zip(S.reads(formula.logit), by_table.results, strict=True)
         ),
-        params, at, by_score.results[0] != S.Number(1.0),
+        params, at, by_score.results[0] != S.Number(1.0), fast,
     )  # fmt: skip
 
 

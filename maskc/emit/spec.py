@@ -182,6 +182,8 @@ class ScoreText:
     """What stands between it and a member."""
     bends: bool
     """Whether d logit / d s is not 1 everywhere."""
+    fast: bool
+    """For tensor cores: functions are also given q - k as a number, `apart`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,16 @@ class KernelSpec:
     score: ScoreText | None = None
     """The formula of the score, where there is one."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the formula of the score reads entries of tables that differ from pair to pair,
+        for which registers have to be at hand."""
+        score = self.score
+        return score is not None and (
+            any(each.spread is not Spread.one for each in score.entries)
+            or any(table.integer and table.rank for table in score.tables)
+        )
 
     @property
     def by_documents(self) -> bool:

@@ -37,7 +37,8 @@ def near(found, right, name, tolerance):
     """Within a share of the largest number."""
     found = found.float().numpy().astype(np.float64)
     error = np.abs(found - right).max()
-    assert np.isfinite(found).all() and error < tolerance * max(1, np.abs(right).max()), name
+    assert np.isfinite(found).all(), name
+    assert error < tolerance * max(1, np.abs(right).max()), name
 
 
 def compiled(mask, score, dim=64, form=None, mode=None):
@@ -55,6 +56,8 @@ def compiled(mask, score, dim=64, form=None, mode=None):
                 replace(u, costs=(Cost("apart", 1, 0, 0),)) if own and u.directions else u
                 for u, own in zip(units, back, strict=True)
             )
+        else:
+            units = tuple(unit.without("apart") for unit in units)
     made = replace(attn.bundle, units=units)
     return ScoredMask(made, "sm_90a", held=attn.held, inputs=score.inputs)
 

@@ -96,8 +96,8 @@ from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.plan.families.family import L2_BYTES, RESERVED_BYTES, Product
-from maskc.plan.families.sm90a import SLAB
 from maskc.plan.families.score_tables import with_tables
+from maskc.plan.families.sm90a import SLAB
 from maskc.plan.types import Schedule
 
 THREADS = 256

@@ -25,7 +25,7 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
         dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
     }
 #if WITH_SCORE
-    const float logit = score_logit(score * p.scale, q, k, at.head, at.batch, p);
+    const float logit = score_logit(score * p.scale, q, k, (float)(q - k), at.head, at.batch, p);
     return fast_exp2((logit - lse) * LOG2E) * dp;
 #else
     return fast_exp2((plain_logit(p, score, at.head, q, k) - lse) * LOG2E) * dp;

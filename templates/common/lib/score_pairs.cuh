@@ -9,8 +9,8 @@ static_assert(HEAD_DIM % 32 == 0, "whole slices");
 // [8 keys][query lane / 4, and + 8; keys 2 * (lane % 4), and + 1].
 typedef float Pairs[2][4];
 
-// Eight consecutive elements of rows lane / 4 and + 8: another order than the instruction's, but the
-// same in both operands, and sums do not depend on it.
+// Eight consecutive elements of rows lane / 4 and + 8: another order than the instruction's, but
+// the same in both operands, and sums do not depend on it.
 struct Slice {
     uint4 low, high;
 };

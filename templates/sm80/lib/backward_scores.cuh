@@ -94,12 +94,14 @@ FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
             for (int e = 0; e < 4; e++) {
 #if WITH_SCORE
                 const float score = s[m][n][e] * p.scale;
-                const i32 own_query = level.query_of(m, n, e);
-                const i32 q = min_i32(own_query, p.n_q - 1);
-                const i32 k = min_i32(level.key_of(m, n, e), p.n_kv - 1);
+                const i32 q = level.query_of(m, n, e), k = level.key_of(m, n, e);
+                const float apart = (float)(level.query - level.key)
+                                    + (level.query_of(m, n, e) - level.query)
+                                    - (level.key_of(m, n, e) - level.key);
                 const struct Place at = level.at;
-                const float x = own_query < p.n_q ? score_logit(score, q, k, at.head, at.batch, p)
-                                                  : MINUS_INFINITY;
+                const float x = q < p.n_q
+                                    ? score_logit(score, q, k, apart, at.head, at.batch, p)
+                                    : MINUS_INFINITY;
 #else
                 const float steps = steps_of<KEY_ROWS>(far, m, n, e);
                 const float x =
@@ -112,7 +114,7 @@ FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
                 s[m][n][e] = live ? own.u : 0.0f;
 #if WITH_SCORE
                 slope[e] = SCORE_BENDS && live && own.u != 0.0f
-                             ? score_slope(score, q, k, at.head, at.batch, p)
+                             ? score_slope(score, q, k, apart, at.head, at.batch, p)
                              : 0.0f;
 #else
                 slope[e] = logit_slope(x, &p, logit.slope, steps);

@@ -6,6 +6,7 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
 #if WITH_SCORE
     const struct Work work = block.work;
     const i32 first_q = lane_query(work), lane_k = lane_key(first_k);
+    const float near = (float)(first_q - lane_k);
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
@@ -13,9 +14,9 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const i32 q = min_i32(first_q + 16 * m + e / 2 * 8, p->n_q - 1);
-                const i32 k = min_i32(lane_k + 8 * n + e % 2, p->n_kv - 1);
-                s[m][n][e] =
-                    score_logit(s[m][n][e] * p->scale, q, k, work.head, work.batch, *p);
+                const float apart = near + (16 * m + e / 2 * 8 - 8 * n - e % 2);
+                s[m][n][e] = score_logit(s[m][n][e] * p->scale, q, lane_k + 8 * n + e % 2, apart,
+                                         work.head, work.batch, *p);
             }
 #else
 #if WITH_SOFTCAP || WITH_ALIBI

@@ -21,10 +21,10 @@ FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p,
 #pragma unroll
         for (int j = i; j < i + 2; j++) {
             const float x = s[j] * p.scale;
-            const i32 q = where.query(p, j), k = where.key(p, j);
-            s[j] = where.has_query(p, j) ? score_logit(x, q, k, where.head(j), where.batch(), p)
-                                         : MINUS_INFINITY;
-            slope[j - i] = HAS_SLOPE ? score_slope(x, q, k, where.head(j), where.batch(), p) : 1.0f;
+            const i32 q = where.query(p, j), k = where.key(p, j), head = where.head(j);
+            const float apart = where.apart(p, j);
+            s[j] = q < p.n_q ? score_logit(x, q, k, apart, head, where.batch(), p) : MINUS_INFINITY;
+            slope[j - i] = HAS_SLOPE ? score_slope(x, q, k, apart, head, where.batch(), p) : 1.0f;
         }
 #if HAS_SLOPE
         slopes.pair[i / 2] = pack(slope[0], slope[1]);
