@@ -1,4 +1,4 @@
-"""Formulas of the score on Hopper's tensor cores, both passes, which the emulator runs."""
+"""Formulas of the score on tensor cores, both passes, which the emulator runs."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def near(found, right, name, tolerance):
     assert error < tolerance * max(1, np.abs(right).max()), name
 
 
-def compiled(mask, score, dim=64, form=None, mode=None):
+def compiled(mask, score, dim=64, form=None, mode=None, kind="sm_90a"):
     """A compiled mask, if need be with the sources of one form or the backward mode `apart`."""
-    attn = mask.compile(dim, dtype="bfloat16", target="sm_90a", score=score)
-    assert attn.target.name == "sm_90a"
+    attn = mask.compile(dim, dtype="bfloat16", target=kind, score=score)
+    assert attn.target.name == kind
     units = attn.bundle.units
     if form is not None:
         units = tuple(
@@ -59,11 +59,11 @@ def compiled(mask, score, dim=64, form=None, mode=None):
         else:
             units = tuple(unit.without("apart") for unit in units)
     made = replace(attn.bundle, units=units)
-    return ScoredMask(made, "sm_90a", held=attn.held, inputs=score.inputs)
+    return ScoredMask(made, kind, held=attn.held, inputs=score.inputs)
 
 
 def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, n_kv=None,
-           **options):  # fmt: skip
+           kind="sm_90a", **options):  # fmt: skip
     """Both passes against the reference in fp64: what a call gives, and where it ran."""
     n_kv = n if n_kv is None else n_kv
     score, data = FORMULAS[name](n, n_kv, 2, 2)
@@ -71,7 +71,7 @@ def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, 
     q, dout = (torch.randn((2, 2, n, dim), generator=generator).bfloat16() for _ in range(2))
     k, v = (torch.randn((2, 1, n_kv, dim), generator=generator).bfloat16() for _ in range(2))
     tables = {key: torch.from_numpy(x) for key, x in data.items()}
-    attn = compiled(mask, score, dim, form, mode)
+    attn = compiled(mask, score, dim, form, mode, kind)
     out, lse = attn(q, k, v, return_lse=True, **tables, **options)
     made, live = ScoreOf(score.inputs, data, n, n_kv), mask.dense(n, n_kv)
     given = [x.float().numpy() for x in (q, k, v)]
@@ -125,8 +125,46 @@ def test_the_same_bits(name):
 
 
 @emulated
-def test_entmax():
-    judged(mc.causal(), "relative table", 90, normalizer="entmax")
+@pytest.mark.parametrize("kind", ["sm_90a", "sm_80"])
+def test_entmax(kind):
+    judged(mc.causal(), "relative table", 90, normalizer="entmax", kind=kind)
+
+
+@emulated
+@pytest.mark.parametrize("name", ["soft-cap", "relative table", "gate", "twice", "pieces"])
+def test_ampere(name):
+    judged(mc.causal(), name, 130, kind="sm_80")
+
+
+@emulated
+def test_ampere_in_order():
+    judged(BAND, "relative table", 90, dim=128, n_kv=200, kind="sm_80")
+    one, two = (judged(BAND, "buckets", 130, kind="sm_80", deterministic=True)[0] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@emulated
+@pytest.mark.parametrize("kind", ["sm_90a", "sm_80"])
+def test_rows_of_v_that_are_no_numbers(kind):
+    """With nan_safe a call runs elsewhere, or otherwise; its formula comes along."""
+    score, data = FORMULAS["relative table"](70, 70, 2, 2)
+    q, k, v = (torch.randn(1, 2, 70, 64).bfloat16() for _ in range(3))
+    bias = torch.from_numpy(data["bias"])
+    v[:, :, 50] = torch.nan
+    attn = mc.causal().compile(64, target=kind, score=score)
+    out = attn(q, k, v, bias=bias, nan_safe=True)
+    clean = attn(q[:, :, :50], k[:, :, :50], v[:, :, :50], bias=bias)
+    assert (out[:, :, :50] - clean).abs().max() < 0.02
+
+
+@emulated
+def test_chosen_keys_run_on_cuda_cores():
+    score, _ = FORMULAS["soft-cap"](8, 8, 2, 2)
+    attn = (mc.causal() & mc.topk(16, of=mc.causal(), block=16)).compile(
+        64, target="sm_90a", score=score
+    )
+    assert attn.target.name == "simt"
+    assert "chosen at run time beside a formula" in " ".join(attn.explain().split())
 
 
 @emulated
