@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 torch = pytest.importorskip("torch")
 
@@ -19,7 +20,7 @@ from maskc.reference.scores import ScoreOf  # noqa: E402
 from maskc.runtime.scored import ScoredMask  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.scores import FORMULAS  # noqa: E402
+from tests.support.scores import FORMULAS, arrays, random_formulas  # noqa: E402
 
 BAND = mc.causal() & (mc.sinks(3) | mc.window(40))
 
@@ -66,7 +67,7 @@ def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, 
            kind="sm_90a", **options):  # fmt: skip
     """Both passes against the reference in fp64: what a call gives, and where it ran."""
     n_kv = n if n_kv is None else n_kv
-    score, data = FORMULAS[name](n, n_kv, 2, 2)
+    score, data = FORMULAS[name](n, n_kv, 2, 2) if isinstance(name, str) else name
     generator = torch.Generator().manual_seed(0)
     q, dout = (torch.randn((2, 2, n, dim), generator=generator).bfloat16() for _ in range(2))
     k, v = (torch.randn((2, 1, n_kv, dim), generator=generator).bfloat16() for _ in range(2))
@@ -93,6 +94,16 @@ def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, 
 @pytest.mark.parametrize("name", list(FORMULAS))
 def test_formulas(name):
     judged(mc.causal(), name, 130)
+
+
+@emulated
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
+@given(random_formulas())
+def test_random_formulas(made):
+    function, kinds = made
+    score = mc.score(function)
+    data = arrays(kinds, 90, 90, 2, 2)
+    judged(mc.causal(), (score, {name: data[name] for name in score.inputs.names}), 90)
 
 
 @emulated
