@@ -76,12 +76,9 @@ def compile(
     mask, held = emptied(mask)  # 1 capture
     formula = None if score is None else score.formula
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
-    chosen = Target.named(target or default_target(wanted))
     if dropout:
         wanted = replace(wanted, dropout=True)
-        if 0 < selects(mask) < chosen.least_block:  # single keys, for which others have lists
-            chosen = Target.named(SPARE)
-    chosen = chosen.serving(wanted)
+    chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
     recipe = Recipe(mask, wanted, chosen, name)
     inputs: tuple[object, ...] = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
     if formula is not None:
@@ -93,6 +90,17 @@ def compile(
     if dropout:
         return DroppingMask(bundle, chosen.name, recipe, held=held)
     return CompiledMask(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
+
+
+def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
+    """What runs a mask: `target`, or what stands in for it where it lacks the kernels, as those on
+    tensor cores do for keys chosen at run time beside a formula of the score, and for single ones
+    with dropout."""
+    chosen = selects(mask) if target.language == "cuda" else 0
+    single = problem.dropout and 0 < chosen < target.least_block
+    if single or (problem.score is not None and chosen):
+        return Target.named(SPARE)
+    return target.serving(problem)
 
 
 def emit_bundle(plan: KernelPlan, name: str = "mask") -> Bundle:
@@ -307,7 +315,7 @@ def explained(
     mask, _ = emptied(mask)
     formula = None if score is None else score.formula
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
-    chosen = Target.named(target or default_target(wanted)).serving(wanted)
+    chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
     return Recipe(mask, wanted, chosen, "mask")()
 
 

@@ -77,6 +77,8 @@ class Target:
         dropout."""
         if (problem.score is not None and not self.scores) or (problem.dropout and not self.drops):
             return True
+        if problem.dropout and problem.score and problem.score.slots and self.name not in _EXACT:
+            return True  # launches for the gradients of tables, which do not know what is dropped
         dims = (problem.head_dim, problem.head_dim_v)
         allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
         unequal = self.equal_head_dims and dims[0] != dims[1]
@@ -107,6 +109,8 @@ class Target:
 MOST_HEAD_DIM = 512
 """Of the targets that have kernels for every head dimension."""
 SPARE = "simt"
+_EXACT = ("cpu", "simt")
+"""Targets without tensor cores."""
 """What runs on a card the dtypes and head dimensions for which matrix units have no kernels."""
 
 _BOTH = (Direction.forward, Direction.backward)
@@ -120,11 +124,11 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256), True,
-            _BOTH, 99 * 1024, least_block=16, drops=True,
+            _BOTH, 99 * 1024, least_block=16, scores=True, drops=True,
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), True, _BOTH, 227 * 1024,
-            least_block=16, drops=True,
+            least_block=16, scores=True, drops=True,
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), False, _BOTH, 48 * 1024,

@@ -9,9 +9,10 @@ from functools import partial
 from maskc.analysis.heads import Heads
 from maskc.core.forms import SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
-from maskc.core.target import TARGETS, Target
+from maskc.core.target import SPARE, TARGETS, Target
 from maskc.plan.cost import WHEN, costs_of
 from maskc.plan.families.family import Along
+from maskc.plan.families.score_tables import reads_tables
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_data, device_documents, device_topk, grid_boxes, mma16
 from maskc.plan.forms.gathered_keys import chooses_keys, plan_gathered
@@ -42,6 +43,8 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     reasons = main.reasons if forward else (*main.reasons, *grid_boxes.why_no_boxes(main))
     # formulas of the score and dropout speak of the user's q and k
     scored = problem.score is not None or drops
+    if problem.score is not None and target.name == SPARE and selections(main.masks):
+        reasons = (*reasons, "keys chosen at run time beside a formula of the score run here alone")
     parts = () if scored else planned_parts(heads, partial(_part, problem=problem, target=target))
     main = replace(main, parts=parts, reasons=reasons)
     if family.device_documents and device_documents.matches(main) and not drops:
@@ -86,6 +89,8 @@ def _goes_along(each: Along, main: KernelPlan) -> bool:
         return False
     if TARGETS[each.target].lacks(main.problem) or (main.problem.dropout and each.form == TINY):
         return False
+    if (each.form, each.direction) == (TINY, Direction.backward) and reads_tables(main.problem):
+        return False  # whose launches have no room for what tables get
     return each.form != TINY or mma16.matches(tuple(mask.ir for mask in main.masks), each.direction)
 
 

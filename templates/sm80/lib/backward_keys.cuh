@@ -112,7 +112,12 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
     const auto of_query = [&](const float *from) {
         return [=](int, int n, int e) { return from[step + 8 * n + lane % 4 * 2 + e % 2]; };
     };
+#if WITH_SCORE
+    weigh_scores<true>(s, weights, p, logit, far, masked,
+                       placed<true>(of_query(shared.lse), query, key, at));
+#else
     weigh_scores<true>(s, weights, p, logit, far, masked, of_query(shared.lse));
+#endif
 #if WITH_DROPOUT
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) {
