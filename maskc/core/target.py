@@ -109,9 +109,9 @@ class Target:
 MOST_HEAD_DIM = 512
 """Of the targets that have kernels for every head dimension."""
 SPARE = "simt"
+"""What runs on a card the dtypes and head dimensions for which matrix units have no kernels."""
 _EXACT = ("cpu", "simt")
 """Targets without tensor cores."""
-"""What runs on a card the dtypes and head dimensions for which matrix units have no kernels."""
 
 _BOTH = (Direction.forward, Direction.backward)
 
