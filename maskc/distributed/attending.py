@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import MixedLibraries, NotShared
 from maskc.core.tensors import out_strides
-from maskc.distributed.exchange import Rows, bring, give_back, unpacked
+from maskc.distributed.exchange import Rows, bring, gathered, give_back, spread, unpacked
 from maskc.distributed.groups import Ranks, agree, ranks_of
 
 if TYPE_CHECKING:
@@ -172,10 +172,7 @@ class Step:
         """(out, lse, buffer); the buffer is None where all keys are the rank's own."""
         work = self.work
         rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
-        buffer = None
-        if work.size:  # of many gaps, all are cleared at once
-            make = k.new_zeros if len(work.gaps) > _FEW else k.new_empty
-            buffer = make((work.size, rows.width))
+        buffer = self._room(rows, k) if work.size else None
         messages = bring(work, self.ranks, rows, k, v, buffer) if self.travels else None
         heads = {"alibi_slopes": slopes, "sink_logits": sinks}
         results = _Results(q, v)
@@ -192,6 +189,26 @@ class Step:
                 if not call.own:
                     self._run(call, q, keys, values, heads, results)
         return results.out, results.lse, buffer
+
+    def _room(self, rows: Rows, k: Any) -> Any:
+        """A buffer; of many gaps, all are cleared at once."""
+        make = k.new_zeros if len(self.work.gaps) > _FEW else k.new_empty
+        return make((self.work.size, rows.width))
+
+    def kept(self, buffer: Any) -> Any:
+        """What of a buffer stays until the backward pass: all, or what came from others."""
+        if buffer is None or not self.work.mostly_copies:
+            return buffer
+        return gathered(buffer, self.work.receives)
+
+    def _again(self, rows: Rows, k: Any, v: Any, kept: Any) -> Any:
+        """The buffer of the forward pass."""
+        if kept is None or not self.work.mostly_copies:
+            return kept
+        buffer = self._room(rows, k)
+        spread(buffer, self.work.receives, kept)
+        self._fill(rows, k, v, buffer)
+        return buffer
 
     def _fill(self, rows: Rows, k: Any, v: Any, buffer: Any) -> None:
         """What of the buffer is the rank's own, and zeros where nobody looks."""
@@ -219,7 +236,7 @@ class Step:
     # -------------------------------------------------------------- backward
 
     def backward(
-        self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, out: Any, lse: Any, buffer: Any,
+        self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, out: Any, lse: Any, kept: Any,
         dout: Any, dlse: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
         """(dq, dk, dv, dslopes, dsinks): rows that read the buffer first, so that what goes back
@@ -234,6 +251,7 @@ class Step:
         saved = q, out, lse, dout, dlse, slopes, sinks
         dq = torch.empty_like(q)
         of_buffer = _Sums(work.size)
+        buffer = self._again(rows, k, v, kept)
         if buffer is not None:
             keys, values = rows.keys(buffer), rows.values(buffer)
             for call in work.calls:
@@ -424,7 +442,8 @@ def _function() -> Any:
             ctx.step = step
             if step.options.get("normalizer"):
                 ctx.mark_non_differentiable(lse)
-            ctx.save_for_backward(q, k, v, slopes, sinks, out, lse, buffer)
+            kept = step.kept(buffer) if any(ctx.needs_input_grad) else None
+            ctx.save_for_backward(q, k, v, slopes, sinks, out, lse, kept)
             return out, lse
 
         @staticmethod
