@@ -23,6 +23,9 @@ class PassCost:
     tile: TileShape
     cost: Cost
     card: Card
+    stream: Cost | None = None
+    """Of rows with few tiles, on average less than `below`."""
+    below: int = 0
 
     def milliseconds(self, cycles: np.ndarray) -> np.ndarray:
         """The time of work that keeps a card busy."""
@@ -38,11 +41,12 @@ class PassCost:
             columns: whether the pass goes by columns, whose own cost is not that of blocks.
         """
         area = block * TILE / (self.tile.q * self.tile.k)
-        found = area * (self.cost.tile * reach.tiles + self.cost.masked * reach.partial)
-        if columns:
-            return np.asarray(found)
         rows = np.minimum(reach.tiles, reach.heads) * block / self.tile.q
-        return np.asarray(found + self.cost.row * rows)
+        cost, live = self.cost, area * reach.tiles
+        if self.stream is not None and live.sum() < self.below * rows.sum():
+            cost = self.stream
+        found = cost.tile * live + cost.masked * area * reach.partial
+        return np.asarray(found if columns else found + cost.row * rows)
 
     def of_columns(self, keys: np.ndarray, heads: int) -> np.ndarray:
         """Cycles that a pass by columns takes for each of them, from keys of each rank."""
@@ -61,9 +65,16 @@ def pass_costs(problem: Problem) -> tuple[PassCost, PassCost]:
     dims = sorted(int(dim) for dim in measured(_TARGET)["large"] if dim.isdigit())
     dim = next((each for each in dims if each >= problem.head_dim), dims[-1])
     like = Problem(dim, dim, problem.dtype)
-    found = []
-    for direction in (Direction.forward, Direction.backward):
-        schedule = family_of(target).schedule(like, (), direction, "")
-        (cost,) = costs(_TARGET, direction, "", dim, {"usual"})
-        found.append(PassCost(schedule.tile, cost, card))
-    return found[0], found[1]
+    forward, backward = (
+        family_of(target).schedule(like, (), direction, "") for direction in Direction
+    )
+    by_mode = {
+        cost.mode: cost
+        for cost in costs(_TARGET, Direction.forward, "", dim, {"usual", "stream"})
+    }  # fmt: skip
+    (of_columns,) = costs(_TARGET, Direction.backward, "", dim, {"usual"})
+    below = forward.work.stream_below if forward.work else 0
+    return (
+        PassCost(forward.tile, by_mode["usual"], card, by_mode.get("stream"), below),
+        PassCost(backward.tile, of_columns, card),
+    )
