@@ -189,8 +189,10 @@ def _joined(found: list[Transfer]) -> list[Transfer]:
 class Times:
     """Predicted milliseconds of one pass of one layer, one entry for each rank."""
 
-    compute: np.ndarray
+    tiles: np.ndarray
     """All of the rank's tiles."""
+    compute: np.ndarray
+    """These, with launches, and copies to and from what travels."""
     inner: np.ndarray
     """Those that run while keys travel."""
     travel: np.ndarray
@@ -314,9 +316,9 @@ class Plan:
 
     def imbalance(self, layer: str | None = None) -> float:
         """The slowest rank's tiles over the mean's, forward; 1 is perfect."""
-        compute = self.times(layer)[0].compute
-        mean = float(compute.mean()) if len(compute) else 0.0
-        return float(compute.max()) / mean if mean else 1.0
+        tiles = self.times(layer)[0].tiles
+        mean = float(tiles.mean()) if len(tiles) else 0.0
+        return float(tiles.max()) / mean if mean else 1.0
 
     def others(self, layer: str | None = None) -> dict[str, float]:
         """Predicted milliseconds of a forward pass by other means, with the same kernels.
@@ -427,8 +429,9 @@ def _times(
     travel = np.array([network.milliseconds(*x) for x in zip(sent, received, strict=True)])
     edge = np.bincount(layer.block_rank, ~layer.inner, minlength=ranks) > 0
     calls = pieces + edge
-    # a buffer of what came and of as many own tokens; what is sent is packed
-    copied = np.where(edge, 2 * received + sent, sent) / _COPIED + (pieces > 1) * calls * _CALL
+    # a buffer of what came and of as many own tokens; what is sent is packed, for all ranks once
+    packed = np.minimum(sent, layer.layout.tokens * bytes_each)
+    copied = np.where(edge, 2 * received + packed, packed) / _COPIED + (pieces > 1) * calls * _CALL
     found = []
     for number, each in enumerate(passes):
         cycles = batch * each.of_blocks(layer.reach, layer.block, number == 1)
@@ -437,7 +440,8 @@ def _times(
         if number == 1:
             compute = compute + batch * each.of_columns(layer.needs.tokens, heads.q)
         launches = calls * each.card.launch_us / 1e3 + copied
-        found.append(Times(each.milliseconds(compute) + launches, each.milliseconds(inner), travel))
+        tiles = each.milliseconds(compute)
+        found.append(Times(tiles, tiles + launches, each.milliseconds(inner), travel))
     return found[0], found[1]
 
 
