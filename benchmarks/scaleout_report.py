@@ -45,19 +45,21 @@ def predicted(row: Row) -> list[float]:
 
 def table(rows: Sequence[Row]) -> str:
     """Both passes of each row; behind a rival, how many times its speed the plan has."""
-    heads = ["mask", "tokens", "ms", "predicted", "share of P GPUs", *RIVALS.values(), "kept, MiB",
-             "all-gather keeps"]  # fmt: skip
+    rivals = [name for name in RIVALS if any(name in row["times_ms"] for row in rows)]
+    heads = ["mask", "tokens", "ms", "predicted", "efficiency", *(RIVALS[x] for x in rivals),
+             "kept, MiB"]  # fmt: skip
     lines = [" | ".join(heads), " | ".join(["---", *["---:"] * (len(heads) - 1)])]
     for row in rows:
         own = row["times_ms"]["planned"]
         shares = [a / (row["ranks"] * b) for a, b in zip(row["one_gpu"], own, strict=True)]
         cells = [row["mask"], f"{row['tokens'] // 1024}k", _pair(own), _pair(predicted(row)),
                  " / ".join(f"{x:.0%}" for x in shares)]  # fmt: skip
-        for name in RIVALS:
+        for name in rivals:
             other = row["times_ms"].get(name)
             ratios = [a / b for a, b in zip(other, own, strict=True)] if other else []
             cells.append(" / ".join(f"{x:.2f}" for x in ratios))
-        cells += [f"{row['memory'][name]['kept_MiB']:.0f}" for name in ("planned", "all-gather")]
+        kept = (f"{row['memory'][name]['kept_MiB']:.0f}" for name in ("planned", "all-gather"))
+        cells.append(" of ".join(kept))
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
 

@@ -15,6 +15,7 @@ from maskc.core.captured import Captured
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import NotShared, PlanData
 from maskc.core.expr import Expr
+from maskc.distributed.reach import divides
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import with_captured
@@ -162,9 +163,9 @@ class _Localizing:
         return N.Where(self._moved(keep), tables, loc=getattr(mask, "loc", None))
 
     def _moved(self, keep: Expr) -> Expr:
-        if (len(self.keys) == 1 or self.data) and not _divides(keep):
+        if (len(self.keys) == 1 or self.data) and not divides(keep):
             return self._by_parameters(keep)
-        return self._shifted(keep, lambda name, value: E.const(value))
+        return self._shifted(keep, lambda name, value: E.const(value), _of_distances(keep))
 
     def _by_parameters(self, keep: Expr) -> Expr:
         """All ranks, and all steps, have the same formula: its numbers are passed by calls.
@@ -184,9 +185,18 @@ class _Localizing:
         self.passed |= {name: value for name, value in values.items() if name in read}
         return made
 
-    def _shifted(self, keep: Expr, number: Callable[[str, int], Expr]) -> Expr:
-        """The formula of local queries and keys, its new numbers as `number` makes them."""
+    def _shifted(
+        self, keep: Expr, number: Callable[[str, int], Expr], from_the_end: bool = False
+    ) -> Expr:
+        """The formula of local queries and keys, its new numbers as `number` makes them.
+
+        Args:
+            from_the_end: whether queries are counted as kernels over residue classes need it.
+        """
         q = E.add(E.Q, number("first_q", self.first))
+        if from_the_end and len(self.keys) == 1:
+            size = self.keys[0].place + self.keys[0].count
+            q = E.add(E.Q, E.N_KV, E.scale(-1, E.N_Q), E.const(self.first - size + self.rows))
         last, parts = len(self.keys) - 1, []
         for at, each in enumerate(self.keys):
             own = f"_{at}" if at else ""
@@ -212,9 +222,11 @@ def _substituted(keep: Expr, q: Expr, k: Expr, n: int | None) -> Expr:
     return E.transform(keep, leaf)
 
 
-def _divides(keep: Expr) -> bool:
-    """Whether remainders or quotients of q or k shape the kernel."""
-    return any(isinstance(node, (E.FloorDiv, E.Mod)) for node in E.walk(keep))
+def _of_distances(keep: Expr) -> bool:
+    """Whether remainders are those of distances between queries and keys."""
+    divided = [node for node in E.walk(keep) if isinstance(node, (E.FloorDiv, E.Mod))]
+    leaves = [{E.Q, E.K}.intersection(E.walk(node)) for node in divided]
+    return {E.Q, E.K} in leaves and {E.Q} not in leaves
 
 
 def _rank(keep: Expr, name: str) -> int:

@@ -5,6 +5,7 @@ Every mask on every number of ranks is tested with gloo, see test_distributed_gl
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
+from maskc import driver  # noqa: E402
+from maskc.core.dtypes import DType  # noqa: E402
+from maskc.core.problem import Problem  # noqa: E402
+from maskc.core.target import Target  # noqa: E402
 from maskc.dsl.nodes import structure  # noqa: E402
 from tests.support import rank_threads, shared_cases  # noqa: E402
 from tests.support.shared_cases import MORE, Case  # noqa: E402
@@ -92,3 +97,23 @@ def test_other_documents_build_nothing():
             masks |= {structure(call.local.mask) for call in work.calls if call.keys}
     assert len(stretches) > 2
     assert len(masks) <= 3, masks  # one for each number of stretches
+
+
+def test_dilated_masks_run_over_residue_classes():
+    """As on one GPU, on every rank, and in the same kernel."""
+    mask = mc.causal() & mc.dilated(63, stride=4)
+    made = mc.distributed.plan(mask, 8192, 4, heads=(2, 1, 64), layout="contiguous")
+    masks = {call.local.mask for rank in range(4) for call in made.work(rank).calls}
+    assert len({structure(each) for each in masks}) == 1
+    problem = Problem(64, 64, DType.bfloat16)
+    (part,) = driver.plan_kernel(masks.pop(), problem, Target.named("sm_90a")).parts
+    assert part.stride == 4
+    forward = made.times()[0]
+    assert forward.tiles.max() < 0.6 * replace_shares(made).times()[0].tiles.max()
+
+
+def replace_shares(made: mc.distributed.Plan) -> mc.distributed.Plan:
+    """The plan as if kernels took all tiles of the sequence."""
+    layer = made.layer()
+    reach = replace(layer.reach, shares=(1.0, 1.0))
+    return replace(made, layers={"mask": replace(layer, reach=reach)})
