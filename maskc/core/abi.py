@@ -203,6 +203,7 @@ DATA_LISTS_FIELDS: tuple[Field, ...] = (
     Field("sharing", "i32", "query heads with lists of their own that share items' columns, or 0"),
     Field("wide", "i32", "whether constants have two words"),
     Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
+    Field("work_side", "i32", "whose tiles items have, if there are any"),
     Field("owners", "i32", "of the items of every tile of a list: heads, or groups of them"),
     Field("owner_heads", "i32", "query heads from one owner to the next"),
     Field("item_heads", "i32", "of an item, see WORK_FIELDS"),

@@ -173,8 +173,8 @@ class CompiledMask:
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
                 torch.use_deterministic_algorithms(True) is in force.
             **data: the mask's data and parameters by name. Data on the host are known by content:
-                new data make a new layout. Data on a Hopper card stay there, and lists of tiles are
-                made there while nothing waits; below Hopper the host reads them, which waits.
+                new data make a new layout. Data on the card stay there, and lists of tiles are made
+                there while nothing waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
@@ -353,7 +353,6 @@ class CompiledMask:
                 again = repeat.again(kinds, data, self.held)
                 if again is not None:
                     return again, lib, places
-            listed = listed and not (options.alpha_minus_1 or options.nan_safe)
             bound = self._bind(options, given, data, kinds, places, listed)
         else:
             bound = self._default

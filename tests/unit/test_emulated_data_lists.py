@@ -217,6 +217,25 @@ def test_heads_with_lists_of_their_own(hopper, name, target, deterministic):
     torch.testing.assert_close(found["out"].double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "simt"])
+@pytest.mark.parametrize("options", [{"nan_safe": True}, {"normalizer": "entmax", "alpha": 1.5}])
+def test_with_other_normalizers_and_safe_values(hopper, target, options):
+    mask = mc.flags("x") & mc.window(100)
+    attn, (q, k, v, dout) = mask.compile(head_dim=64, target=target), made()
+    data = {"x": padding(np.random.default_rng(1))}
+    there = {key: on_device(value) for key, value in data.items()}
+    found = attn(q, k, v, return_lse=True, **options, **there)
+    assert isinstance(attn._last[1], DataPlan)
+    want = attn(q, k, v, return_lse=True, **options, **data)
+    assert all(map(torch.equal, found, want))
+    if target == "simt" or "alpha" in options:
+        rest = (q, k, v, *found, dout)
+        gradients = attn.backward(*rest, **options, **there)
+        assert isinstance(attn._last[1], DataPlan)
+        for mine, its in zip(gradients, attn.backward(*rest, **options, **data), strict=True):
+            torch.testing.assert_close(mine, its, atol=2e-2, rtol=2e-2)
+
+
 # ------------------------------------------------------------------ lists that are kept
 
 

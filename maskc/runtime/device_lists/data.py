@@ -20,7 +20,7 @@ from maskc.core.abi import ATTENTION, WORK_FIELDS
 from maskc.core.bundle import PACKED, Bundle, Grid, Launch, SourceUnit
 from maskc.core.cost import Tally
 from maskc.core.layout import MAX_TILES
-from maskc.core.problem import Direction
+from maskc.core.problem import Direction, Feature
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
@@ -62,10 +62,11 @@ class Making:
     """See `readings_of`."""
     backward: bool
     placed: bool
-    """Whether blocks find their work from their index: then there is no work list, and a backward
-    pass has lists by rows and by columns; else those by one of them."""
+    """Whether blocks find their work from their index: then there is no work list."""
     by_head: bool
     """Whether query heads have lists of their own."""
+    by_rows: bool
+    """Whether a backward pass goes through the tiles of rows as well."""
     kept: int
     """Tiles that the mask could have, in one list."""
     wide: bool
@@ -97,7 +98,7 @@ class Making:
     @property
     def sides(self) -> tuple[int, ...]:
         """Of which lists are made: 0 rows, 1 columns."""
-        return (0, 1) if self.placed and self.backward else (int(self.backward),)
+        return (0, 1) if self.by_rows and self.backward else (int(self.backward),)
 
     @property
     def item_heads(self) -> int:
@@ -207,7 +208,7 @@ class Making:
         block.bit_words[:], block.room[:] = self.bit_words, (self.kept, self.kept)
         block.lists, block.heads, block.wide = self.lists, self.extents[1], self.wide
         block.sharing = self.sharing
-        block.first_side = self.sides[0]
+        block.first_side, block.work_side = self.sides[0], self.backward
         block.owners, block.owner_heads = self.owners, self.owner_heads
         block.item_heads = self.item_heads
         block.group_owners, block.group_lists = self.groups
@@ -286,6 +287,7 @@ class DataLists:
         ptr = dict(kept.parts)["row_ptr"]
         making = Making(
             unit, sizes, given, self._readings, backward, placed, by_head,
+            placed or Feature.entmax in wanted.features,
             int((ptr[:, -1] - ptr[:, 0]).max()), kept.wide,
         )  # fmt: skip
         room, entries = making.room()
