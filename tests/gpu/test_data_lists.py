@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.runtime.device_lists.data_launch import DataPlan
+from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.listed_parts import ListedRowsPlan
 
 torch = pytest.importorskip("torch")
@@ -53,7 +53,7 @@ def test_results(name, dim, kv_heads, deterministic):
     found = called(
         attn, *given, {k: there(v) for k, v in data.items()}, deterministic=deterministic
     )
-    assert isinstance(attn._last[1], (DataPlan, ListedRowsPlan))
+    assert isinstance(attn._last[1], (ListsPlan, ListedRowsPlan))
     close(found["out"], exact(*(x.cpu() for x in given[:3]), live))
     want = called(attn, *given, data, deterministic=deterministic)
     for key, x in want.items():

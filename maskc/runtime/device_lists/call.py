@@ -168,7 +168,7 @@ _NO_POINTERS = (0,) * len(POINTERS)
 class Made:
     """Lists on the device."""
 
-    __slots__ = ("base", "owner", "read", "watched")
+    __slots__ = ("base", "owner", "read", "sound", "ticket", "watched")
 
     def __init__(self, watched: Watched | None, owner: Any, base: int) -> None:
         """`watched`: the arrays that they were made from; None where nobody can tell whether
@@ -176,6 +176,9 @@ class Made:
         self.watched, self.owner, self.base = watched, owner, base
         self.read: tuple[bytes, tuple[int, ...]] | None = None
         """What the pass reads of them, for the tables of a stream."""
+        self.ticket, self.sound = 0, False
+        """By which the host hears of them, see `Reports`, and whether it has heard that nothing
+        was wrong with what they were made from."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,9 +39,9 @@ from maskc.runtime.device_lists.call import (
     words_of_results,
 )
 from maskc.runtime.device_lists.data_given import Given, Reader
-from maskc.runtime.device_lists.data_launch import ARRAYS, LISTED, PARTS, DataPlan
+from maskc.runtime.device_lists.lists_launch import ARRAYS, DATA, ListsPlan
+from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.launch.built import BuiltBundle
-from maskc.runtime.launch.cuda import host_word
 from maskc.runtime.launch.prepared import PreparedLaunch, prepare
 
 _MOST_TILES = 1 << 26
@@ -163,7 +163,7 @@ class Making:
         return tuple(self.kept // 32 + tiles + 1 for tiles in self.tiles)
 
     def room(self) -> tuple[tuple[int, ...], int]:
-        """(bytes to each of PARTS, -1 for those that are not made; int32 entries in all)."""
+        """(bytes to each part, -1 for those that are not made; int32 entries in all)."""
         tiles, lists = self.tiles, self.lists
         counts: dict[str, int] = {"counter": 2, "bounds": 4 * self.first_blocks[-1]}
         for name, source in zip(ARRAYS, self.given.sources, strict=False):
@@ -181,7 +181,7 @@ class Making:
             counts["verdict"] = 1
         if not self.placed:
             counts["work"] = (self.items + self.shared) * len(WORK_FIELDS)
-        return pack_parts(PARTS, counts, 0)
+        return pack_parts(DATA.parts, counts, 0)
 
     def numbers(self, outputs: tuple[Output, ...], itemsize: int) -> bytes:
         """`struct DataLists` without its pointers.
@@ -190,7 +190,7 @@ class Making:
             outputs: of the pass.
             itemsize: bytes of an element of its tensors.
         """
-        block, sizes, tile = LISTED(), self.sizes, self.unit.tile
+        block, sizes, tile = DATA.structure(), self.sizes, self.unit.tile
         block.n[:], block.tile[:], block.tile_count[:] = (
             (sizes.n_q, sizes.n_kv), (tile.q, tile.k), self.tiles,
         )  # fmt: skip
@@ -226,6 +226,11 @@ class Making:
         return self.lists * sum(self.tiles[side] for side in self.sides)
 
 
+def _arrays(parts: list[int]) -> tuple[int, ...]:
+    """Of the parts of the memory of lists those that the pass reads as arrays."""
+    return tuple(parts[: len(ARRAYS)])
+
+
 def strides_of(shape: tuple[int, int, int, int]) -> tuple[int, int, int]:
     """Elements from one sequence, head and row to the next of an array as kernels read it; 0 where
     all share theirs."""
@@ -246,7 +251,7 @@ class DataLists:
         self._readings = readings_of(keeps, bundle.arrays)
         self._names = ", ".join(decl.name for decl in bundle.data)
         self._tables: Recent[Tables] = Recent()
-        self._report = cache(host_word)  # of a device
+        self._reports = cache(Reports)  # of a device
         self._lock = threading.Lock()
         self.active = self._unit is not None
         """Whether a source makes the lists of this mask."""
@@ -267,7 +272,7 @@ class DataLists:
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
-    ) -> DataPlan:  # fmt: skip
+    ) -> ListsPlan:  # fmt: skip
         """How a pass runs over some tokens; arguments as in SourceSelector.plan.
 
         Raises:
@@ -305,11 +310,11 @@ class DataLists:
         own = prepare(plan, kernel, self._built.dtype)
         lists = kernels.on_device(self._unit, "usual", frozenset(), index)
         *before, spoil = lists.steps(making.blocks)
-        return DataPlan(
-            _with_arrays(own, given), lists, entries, tuple(before),
+        return ListsPlan(
+            _with_arrays(own, given), lists, entries, DATA, tuple(before),
             (spoil,) if making.doubtful else (),
-            making.numbers(outputs, bundle.problem.dtype.itemsize), room,
-            self._report(index), self._names,
+            making.numbers(outputs, bundle.problem.dtype.itemsize), room, _arrays,
+            self._reports(index), self._names,
         )  # fmt: skip
 
     def _source(

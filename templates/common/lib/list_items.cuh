@@ -1,5 +1,6 @@
-// Lists of tiles made on the device: where a line's begins, and who has its work.
-// Needs: block_sums.cuh; Place of a block: side, list, tile. Gives: tiles_before, write_items.
+// Lists of tiles made on the device: where a line's begins, who has its work, what was wrong.
+// Needs: block_sums.cuh; Place of a block: side, list, tile. Gives: tiles_before, write_items,
+// tell_verdict.
 
 // How many tiles of its list come before a tile row's (or column's) first.
 template <class Lists>
@@ -51,4 +52,13 @@ FN void write_items(const Lists &p, const struct Place &at, i32 first, i32 count
             shared[1] = make_int4(0, 0, 0, 0);
         }
     }
+}
+
+// One thread tells the launch behind the pass, and the host, whether anything given was wrong.
+template <class Lists>
+FN void tell_verdict(const Lists &p, bool wrong) {
+    *p.verdict = wrong;
+    if (wrong) *(volatile i32 *)p.report = 1;
+    else if (p.fine) *(volatile i32 *)p.fine = (i32)p.ticket;
+    __threadfence_system();
 }
