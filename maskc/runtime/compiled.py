@@ -367,13 +367,12 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        if isinstance(plan, RememberedPlan) and bound.given.watched is not None:
+        rows = bound.given is not None and isinstance(plan, ListedRowsPlan)
+        if (rows or isinstance(plan, RememberedPlan)) and bound.given.watched is not None:
             if len(self._repeats) >= _MOST_REPEATS:
                 self._repeats = {}
             self._repeats[options] = Repeat(kinds, plan, bound.given)
-        if isinstance(plan, DeviceListedPlan) or (
-            bound.given is not None and isinstance(plan, ListedRowsPlan)
-        ):
+        if rows or isinstance(plan, DeviceListedPlan):
             return plan.called(bound.given), lib, places
         return plan, lib, places
 

@@ -258,20 +258,25 @@ class RememberedCall(DeviceListedCall):
             plan.keep(stream, made)
 
 
+class OfDevice(Protocol):
+    """A plan of calls with data on the device."""
+
+    def called(self, given: Any) -> Any:
+        """A call with this data; errors that an earlier call reported are raised here."""
+
+
 class Repeat:
     """The latest call of its kind, by which the next one is known again: the same arrays of data,
     whether or not somebody has written into them, with q, k and v alike."""
 
     __slots__ = ("_given", "_kinds", "_plan")
 
-    def __init__(self, kinds: tuple[Any, ...], plan: RememberedPlan, given: Any) -> None:
+    def __init__(self, kinds: tuple[Any, ...], plan: OfDevice, given: Any) -> None:
         """`kinds` tells what q, k, v and the others are; `given` has `watched`."""
         self._kinds, self._plan, self._given = kinds, plan, given
 
-    def again(
-        self, kinds: tuple[Any, ...], data: Mapping[str, Any], held: Held | None
-    ) -> DeviceListedCall | None:
-        """The call, where it is one more of these.
+    def again(self, kinds: tuple[Any, ...], data: Mapping[str, Any], held: Held | None) -> Any:
+        """The call, where it is one more of these, else None.
 
         Raises:
             DataRange: something was wrong with the data of an earlier call.
