@@ -240,7 +240,7 @@ class CompiledMask:
         """
         found = self._with.get("dropout")
         if found is None:
-            recipe = self._report
+            recipe: Any = self._report
             if not hasattr(recipe, "dropping"):
                 what = "a generated module holds the kernels that it was written with"
                 raise DropoutNotRun(what, "compile the mask with mask.compile", at="dropout_p")
