@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 
 from maskc.core.bundle import Bundle
@@ -83,7 +84,12 @@ def _named(bundle: Bundle, prefix: str, known: dict[_Mark, str], texts: dict[str
         replace(part, bundle=_named(part.bundle, f"{prefix}.part{number}", known, texts))
         for number, part in enumerate(bundle.parts)
     )
-    return replace(bundle, units=tuple(units), parts=parts, report="")
+    inner = partial(_named, prefix=prefix, known=known, texts=texts)
+    return replace(
+        bundle, units=tuple(units), parts=parts, report="",
+        chooser=None if bundle.chooser is None else inner(bundle.chooser),
+        siblings=tuple(map(inner, bundle.siblings)),
+    )  # fmt: skip
 
 
 def digests(bundle: Bundle) -> tuple[str, str]:
