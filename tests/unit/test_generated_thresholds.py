@@ -47,14 +47,12 @@ def given(n=140):
     return on_grid(tensors(n, n + 10, 64, torch.bfloat16, batch=1, heads=2, kv_heads=1))
 
 
-def check(attn, backward=True, **data):
+def check(attn, **data):
     q, k, v, dout = given()
     live = live_of(MASK, q, k, data)
     with nan_memory():
-        found = called(attn, q, k, v, dout if backward else None, data=data)
-    sides = (
-        results(q, k, v, dout, live, kind, backward=backward) for kind in (torch.float64, q.dtype)
-    )
+        found = called(attn, q, k, v, dout, data=data)
+    sides = (results(q, k, v, dout, live, kind) for kind in (torch.float64, q.dtype))
     assert not wrong(found, *sides)
 
 
@@ -76,7 +74,7 @@ def test_on_gpus(written, target, monkeypatch):
     machine.install(monkeypatch)
     module, _ = written
     attn = CompiledMask(module._MASK.bundle.serving(target), target)
-    check(attn, backward=target == "sm_90a")
+    check(attn)
 
 
 def test_questions_speak_of_what_is_chosen(written, tmp_path):
