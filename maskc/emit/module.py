@@ -10,7 +10,7 @@ from hashlib import sha256
 
 from maskc.core.bundle import Bundle
 from maskc.core.coefficients import unpriced
-from maskc.core.data import DataKind
+from maskc.core.data import SELECTING, DataKind
 from maskc.core.plain import to_readable_text
 from maskc.core.problem import Direction, Problem
 from maskc.core.selection import RANKING, SHAPES
@@ -61,6 +61,7 @@ def module_files(bundle: Bundle, mask: str, title: str) -> dict[str, str]:
         report=_in_docstring(bundle.report), shapes=_shapes(bundle.problem),
         dtype=bundle.problem.dtype, dim_v=bundle.problem.head_dim_v, keywords=keywords,
         asked=tuple(_of_questions(bundle, keywords)),
+        selecting=SELECTING if bundle.selections else (),
     )  # fmt: skip
     return {f"{bundle.name}.py": text, f"{bundle.name}.plan.json": to_readable_text(plan), **texts}
 

@@ -14,7 +14,9 @@ from maskc.core.captured import HELD, Held
 from maskc.core.errors import NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
+from maskc.core.sizes import Sizes
 from maskc.core.target import Target
+from maskc.core.tensors import Device
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import CallOptions, alpha_less_1, call_options, numbers
 from maskc.dispatch.recent import Recent
@@ -34,6 +36,7 @@ from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound, all_reports
+from maskc.runtime.selecting import call_selecting
 
 _NOTHING: Mapping[str, Any] = {}
 _MOST_REPEATS = 16
@@ -86,6 +89,9 @@ class CompiledMask:
         self.bundle, self.unit, self.target = bundle, unit, Target.named(target)
         self.held = held
         self._holding: CompiledMask | None = None
+        self._on_device = True
+        """Whether lists may be made there."""
+        self._on_host: CompiledMask | None = None
         self._report, self._in_parts = report, in_parts
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
@@ -108,10 +114,41 @@ class CompiledMask:
         if known is None or known.held is not held:
             known = object.__new__(type(self))
             vars(known).update(
-                vars(self), held=held, _last=(None, None), _repeats={}, _holding=None
+                vars(self), held=held, _last=(None, None), _repeats={}, _holding=None, _on_host=None
             )
             self._holding = known
         return known
+
+    @property
+    def gathers(self) -> bool:
+        """Whether kernels read lists of single keys that the device makes."""
+        return self._planner.gatherer is not None
+
+    def choosing_on_host(self) -> CompiledMask:
+        """The same kernels, whose lists the host makes, so that it knows what was chosen."""
+        if self.target.language == "c" or not self._on_device:
+            return self
+        if self._on_host is None:
+            found = object.__new__(type(self))
+            vars(found).update(
+                vars(self), _on_device=False, _last=(None, None), _repeats={}, _plans=Recent(),
+                _holding=None,
+            )  # fmt: skip
+            self._on_host = found
+        return self._on_host
+
+    def bound_on_host(
+        self, asked: Callable[[Sizes, Device], Asked], given: list[Any], kinds: tuple[Any, ...],
+        places: tuple[int, ...],
+    ) -> Bound:  # fmt: skip
+        """What the host chooses for a call, or remembers to have chosen.
+
+        Args:
+            asked: makes the call, when its sizes and its device are known.
+            given, kinds, places: as `read` gives them.
+        """
+        sizes, device = self._sound.sizes(given, kinds, places)
+        return self._planner.bind(asked(sizes, device), False)
 
     def settled(self) -> CompiledMask:
         """A copy that keeps the captured arrays of this moment, whoever writes into them later.
@@ -128,27 +165,31 @@ class CompiledMask:
         return_lse: Literal[False] = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, **data: Any,
+        deterministic: bool = False, return_selection: Literal[False] = False,
+        indexer_loss: Literal[False] = False, **data: Any,
     ) -> Any: ...  # fmt: skip
     @overload
     def __call__(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: Literal[True],
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, **data: Any,
+        deterministic: bool = False, return_selection: Literal[False] = False,
+        indexer_loss: Literal[False] = False, **data: Any,
     ) -> tuple[Any, Any]: ...  # fmt: skip
     @overload
     def __call__(
-        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool,
+        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, **data: Any,
+        deterministic: bool = False, return_selection: bool = False, indexer_loss: bool = False,
+        **data: Any,
     ) -> Any: ...  # fmt: skip
     def __call__(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, **data: Any,
+        deterministic: bool = False, return_selection: bool = False, indexer_loss: bool = False,
+        **data: Any,
     ) -> Any:  # fmt: skip
         """softmax(scale * q k^T, restricted to the mask) v.
 
@@ -172,18 +213,37 @@ class CompiledMask:
                 which costs time; the CPU is always exact.
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
                 torch.use_deterministic_algorithms(True) is in force.
+            return_selection: also return what run-time selections chose, where the host chooses
+                (cpu, simt, and blocks of keys).
+            indexer_loss: also return what trains the ranking of torch tensors that topk ranks by:
+                for each query the KL divergence of their softmax over the chosen keys from the
+                attention's weights there, added up over heads and normalised (DeepSeek-AI, 2025).
+                It has gradients for `index_q`, `index_k` and `index_w`, or `scores`, alone.
             **data: the mask's data and parameters by name. Data on the host are known by content:
                 new data make a new layout. Data on a Hopper card stay there, and lists of tiles are
                 made there while nothing waits; below Hopper the host reads them, which waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
-            A query without a key has out 0 and lse -inf (or its sink logit).
+            A query without a key has out 0 and lse -inf (or its sink logit). Behind these, where
+            asked for, the selection, int32 [B, heads that choose apart, query blocks, keys or
+            blocks of keys], ascending and -1 behind the last one (a tuple where there are several
+            selections), and the loss, fp32 [B, Nq].
 
         Raises:
+            NothingSelected, SelectionNotListed, NoIndexerLoss: there is no such thing (MC460 to
+                MC462).
             TargetNotBuilt: a gradient is wanted and the target has no backward kernels (MC503).
             MaskcError: a mistake in data (MC3xx), tensors or options (MC4xx), or a build (MC5xx).
         """
+        if return_selection or indexer_loss:
+            asked: dict[str, Any] = {
+                "scale": scale, "return_lse": return_lse, "softcap": softcap,
+                "alibi_slopes": alibi_slopes, "sink_logits": sink_logits,
+                "normalizer": normalizer, "alpha": alpha, "nan_safe": nan_safe,
+                "deterministic": deterministic,
+            }  # fmt: skip
+            return call_selecting(self, q, k, v, asked, data, return_selection, indexer_loss)
         if not needs_torch(q, k, v, alibi_slopes, sink_logits, data):
             try:
                 return self.launch(
@@ -353,7 +413,7 @@ class CompiledMask:
                 again = repeat.again(kinds, data, self.held)
                 if again is not None:
                     return again, lib, places
-            listed = listed and not (options.alpha_minus_1 or options.nan_safe)
+            listed = listed and self._on_device and not (options.alpha_minus_1 or options.nan_safe)
             bound = self._bind(options, given, data, kinds, places, listed)
         else:
             bound = self._default

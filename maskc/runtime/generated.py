@@ -11,6 +11,7 @@ import numpy as np
 
 from maskc.core.bundle import Bundle
 from maskc.core.coefficients import priced
+from maskc.core.data import SELECTING
 from maskc.core.errors import BadPlan, WrongDevice
 from maskc.core.evaluate import evaluate
 from maskc.core.layout import BlockLayout
@@ -53,9 +54,13 @@ class GeneratedMask:
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """See CompiledMask.__call__."""
+        if options.get("return_selection") or options.get("indexer_loss"):
+            return self.on(q)(q, k, v, **options)
         if needs_torch(q, k, v, data=options) or torch_answers(q):
             deterministic = options.pop("deterministic", False)
             dtype = self.bundle.problem.dtype.value
+            for name in SELECTING:
+                options.pop(name, None)
             return through_torch(_placed, self, q, k, v, options, deterministic, dtype)
         return self.on(q)(q, k, v, **options)
 
