@@ -141,7 +141,7 @@ def lists_of(selection: Selection, bound: Bound, sizes: Sizes) -> np.ndarray:
         lists = lists[:, [group[0] for group in groups]]
     lists = np.where(lists == NONE, np.int32(-1), lists)
     shape = (sizes.batch, len(groups), *lists.shape[2:])
-    return np.ascontiguousarray(np.broadcast_to(lists, shape))
+    return np.array(np.broadcast_to(lists, shape))  # torch warns of arrays that are read-only
 
 
 def _like(q: Any, lists: np.ndarray) -> Any:

@@ -186,46 +186,42 @@ class _Terms:
         import torch
 
         (one,) = self.bundle.selections
-        places = torch.arange(self.sizes.n_kv, device=self.q.device)
-        ranks = self._ranks(list(self.ranking.values()), places.expand(1, 1, 1, -1), first, last)
+        ranks = self._ranks(list(self.ranking.values()), None, first, last)
         allowed = torch.from_numpy(self.allowed.rows(first, last)).to(ranks.device)[:, :1]
         ranks = torch.where(allowed, ranks.nan_to_num(-torch.inf), -torch.inf)
-        best = ranks.topk(min(one.k, self.sizes.n_kv), sorted=False).indices
+        best = ranks.sort(dim=-1, descending=True, stable=True).indices[..., : one.k]
         live = allowed.expand(ranks.shape).gather(3, best)
         return torch.where(live, best, -1)
 
     # -------------------------------------------------------------- the ranking
 
     def _ranks(self, ranking: Sequence[Any], keys: Any, first: int, last: int) -> Any:
-        """fp32 [B, G, queries, width]: what ranks `keys`, [.., .., queries or 1, width]."""
+        """fp32 [B, G, queries, width]: what ranks `keys`, [B, G, queries, width], or all of them
+        where that is None."""
         import torch
 
         tensors = dict(zip(self.ranking, ranking, strict=True))
-        batch, rows, width = self.sizes.batch, last - first, keys.shape[-1]
+        batch, rows, groups = self.sizes.batch, last - first, self.groups
         if "scores" in tensors:
             scores = tensors["scores"].float()
             scores = scores[(None,) * (4 - scores.dim())][:, :, first:last]
-            scores = scores.expand(batch, -1, -1, -1)
-            if scores.shape[1] > self.groups:
-                scores = scores.unflatten(1, (self.groups, -1)).mean(2)
-            scores = scores.expand(-1, self.groups, -1, -1)
-            return scores.gather(3, keys.expand(batch, self.groups, rows, width))
+            if scores.shape[1] > groups:
+                scores = scores.unflatten(1, (groups, -1)).mean(2)
+            scores = scores.expand(batch, groups, -1, -1)
+            return scores if keys is None else scores.gather(3, keys)
         q, k, w = (tensors[name].float() for name in ("index_q", "index_k", "index_w"))
         q, w = q[:, :, first:last], w[:, :, first:last]
-        if keys.shape[2] == 1:  # all keys, for every query
+        factors = tensors.get(FACTORS)
+        if keys is None:
             hits = torch.einsum("bjcd,bkd->bjck", q, k).relu()
             ranks = torch.einsum("bjck,bjc->bck", hits, w)[:, None]
-            if FACTORS in tensors:
-                ranks = ranks * tensors[FACTORS].float()[:, None, None]
-            return ranks
-        groups = keys.shape[1]
+            return ranks if factors is None else ranks * factors.float()[:, None, None]
         near = _rows_of(k[:, None].expand(-1, groups, -1, -1), keys)
         hits = torch.einsum("bjcd,bgcwd->bgjcw", q, near).relu()
         ranks = torch.einsum("bgjcw,bjc->bgcw", hits, w)
-        if FACTORS in tensors:
-            factors = tensors[FACTORS].float()[:, None, None].expand(-1, groups, rows, -1)
-            ranks = ranks * factors.gather(3, keys)
-        return ranks
+        if factors is None:
+            return ranks
+        return ranks * factors.float()[:, None, None].expand(-1, groups, rows, -1).gather(3, keys)
 
     def loss(self, chosen: Any, target: Any, first: int, last: int, *ranking: Any) -> Any:
         """fp32 [B, queries]."""
