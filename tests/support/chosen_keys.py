@@ -89,8 +89,7 @@ def check_passes(name, most_tiles=0, target="sm_90a"):
     with nan_memory():
         found = called(attn, q, k, v, dout, **rest)
     exact, rough = (
-        results(q, k, v, dout, live, kind, **options)
-        for kind in (torch.float64, q.dtype)
+        results(q, k, v, dout, live, kind, **options) for kind in (torch.float64, q.dtype)
     )
     assert not wrong(found, exact, rough)
 
