@@ -152,7 +152,7 @@ def _attention(
     score: Score | None = None,
 ) -> Any:  # fmt: skip
     """The call of tensors [B, H, N, D]; `find` makes or finds the kernel of the mask."""
-    if score is not None or "indexer_loss" in options:
+    if score is not None or "indexer_loss" in options or hasattr(options["alpha"], "shape"):
         of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
         sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
         own = {} if score is None else {"score": as_score(score)}

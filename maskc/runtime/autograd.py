@@ -92,6 +92,13 @@ def indexer_loss_of(*call: Any) -> Any:
     return indexer_loss(*call)
 
 
+def entmax_by_head(*call: Any) -> Any:
+    """`maskc.integrations.torch.alpha.attention_by_head`, loaded when a call needs it."""
+    from maskc.integrations.torch.alpha import attention_by_head
+
+    return attention_by_head(*call)
+
+
 def refuse_lost_gradient(q: Any, name: str, x: Any) -> None:
     """Refuse a tensor that requires grad beside a q of another library, which has no graph.
 

@@ -16,13 +16,22 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
-from maskc.core.tensors import Device
+from maskc.core.tensors import Device, torch_of
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import CallOptions, alpha_less_1, call_options, numbers
 from maskc.dispatch.recent import Recent
+from maskc.runtime.alphas import forward as forward_by_head
+from maskc.runtime.alphas import is_by_head, runs_of
 from maskc.runtime.arrays.known import Library, zeros
 from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
-from maskc.runtime.autograd import UNFIT, needs_torch, through_torch, torch_answers
+from maskc.runtime.autograd import (
+    UNFIT,
+    entmax_by_head,
+    needs_torch,
+    refuse_lost_gradient,
+    through_torch,
+    torch_answers,
+)
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.device_lists.call import (
@@ -150,6 +159,10 @@ class CompiledMask:
         sizes, device = self._sound.sizes(given, kinds, places)
         return self._planner.bind(asked(sizes, device), False)
 
+    def arrays_of(self, bound: Bound, sizes: Sizes) -> Mapping[str, Any]:
+        """All arrays that formulas of the mask read in a call, on the host."""
+        return self._binder.arrays(bound, sizes.n_q, sizes.n_kv)
+
     def settled(self) -> CompiledMask:
         """A copy that keeps the captured arrays of this moment, whoever writes into them later.
 
@@ -208,7 +221,9 @@ class CompiledMask:
                 position (Press, Smith and Lewis, 2022).
             sink_logits: fp32 [Hq]; one more logit per head in the denominator.
             normalizer: "softmax", or "entmax" (backward on CPUs and sm_90a).
-            alpha: of entmax, from 1 (softmax) to 2 (sparsemax); 1.5 when None.
+            alpha: of entmax, from 1 (softmax) to 2 (sparsemax); 1.5 when None. An array [Hq], or
+                [], gives each head its own: heads with one alpha run together, and the host reads
+                it, which waits. A torch tensor that requires grad gets its gradient.
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 which costs time; the CPU is always exact.
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
@@ -244,6 +259,11 @@ class CompiledMask:
                 "deterministic": deterministic,
             }  # fmt: skip
             return call_selecting(self, q, k, v, asked, data, return_selection, indexer_loss)
+        if alpha is not None and is_by_head(alpha):
+            return call_by_head(
+                self, q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer,
+                alpha, nan_safe, deterministic, data,
+            )  # fmt: skip
         if not needs_torch(q, k, v, alibi_slopes, sink_logits, data):
             try:
                 return self.launch(
@@ -601,6 +621,26 @@ def _restored(
     if bundle is None:
         bundle = recipe.compile().bundle
     return CompiledMask(bundle, target, recipe, in_parts=in_parts, held=held)
+
+
+def call_by_head(
+    attn: CompiledMask, q: Any, k: Any, v: Any, scale: Any, return_lse: bool, softcap: Any,
+    alibi_slopes: Any, sink_logits: Any, normalizer: str, alpha: Any, nan_safe: bool,
+    deterministic: bool, data: Mapping[str, Any],
+) -> Any:  # fmt: skip
+    """A call whose alpha is an array."""
+    options: dict[str, Any] = {
+        "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "normalizer": normalizer,
+        "nan_safe": nan_safe,
+    }  # fmt: skip
+    if torch_of(q) is not None:
+        options |= {"alpha": alpha, "sink_logits": sink_logits, "deterministic": deterministic}
+        found = entmax_by_head(attn, q, k, v, options, data)
+    else:
+        refuse_lost_gradient(q, "alpha", alpha)
+        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], normalizer)
+        found = forward_by_head(attn, runs, q, k, v, options, data)
+    return found if return_lse else found[0]
 
 
 def _itself(attn: CompiledMask, *_kernel: Any) -> CompiledMask:

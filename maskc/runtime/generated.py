@@ -19,6 +19,7 @@ from maskc.core.plain import from_text
 from maskc.core.problem import TileShape
 from maskc.core.target import Target
 from maskc.layout import check_lengths, extents, sequence_arrays
+from maskc.runtime.alphas import is_by_head
 from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
@@ -54,7 +55,10 @@ class GeneratedMask:
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """See CompiledMask.__call__."""
-        if options.get("return_selection") or options.get("indexer_loss"):
+        if (
+            options.get("return_selection") or options.get("indexer_loss")
+            or is_by_head(options.get("alpha"))
+        ):  # fmt: skip
             return self.on(q)(q, k, v, **options)
         if needs_torch(q, k, v, data=options) or torch_answers(q):
             deterministic = options.pop("deterministic", False)

@@ -216,6 +216,15 @@ def kept_of_chosen(
     return None if plain else Pairs(formulas, bundle.head_variant, arrays, params, sizes)
 
 
+def pairs_of_call(attn: CompiledMask, q: Any, k: Any, v: Any, data: Mapping[str, Any]) -> Pairs:
+    """The pairs that the mask keeps in a call for which the host chose, or nobody had to."""
+    bundle, bound = attn.bundle, _bound(attn, q, k, v, data)
+    sizes = _sizes(q, k)
+    arrays = attn.arrays_of(bound, sizes)
+    formulas = tuple(each.keep for each in bundle.variants)
+    return Pairs(formulas, bundle.head_variant, arrays, bound.params, sizes)
+
+
 def allowed_of(
     bundle: Bundle, arrays: Mapping[str, Any], params: Mapping[str, int], sizes: Sizes
 ) -> Pairs:

@@ -42,6 +42,14 @@ def selected(mask, target="cpu", **asked):
     return mask.compile(64, dtype="float16", target=target)(*given, **asked)
 
 
+def selected_by(alpha, mask, target):
+    """A call with an alpha for each head."""
+    given = [torch().zeros(1, 1, 5, 64, dtype=torch().float16)] * 3
+    return mask.compile(64, dtype="float16", target=target)(
+        *given, normalizer="entmax", alpha=alpha
+    )
+
+
 def call(**change):
     """A call that would be fine without the change."""
     shapes = {"q": (2, 4, 5, 32), "k": (2, 2, 7, 32), "v": (2, 2, 7, 48)}
@@ -187,6 +195,12 @@ TEXTS = {
         "MC462 indexer_loss  indexer_loss trains a ranking by tensors of the call, and the keys "
         "are ranked by qk, not by tensors of the call\n"
         "    hint: rank single keys with mc.topk(..., score='indexer') or score='given'",
+    ),
+    "MC463": (
+        lambda: selected_by(learned() + 1, mc.topk(3, mc.causal()), "sm_90a"),
+        "MC463 alpha  alpha requires grad, and the kernels of target sm_90a keep no list of the "
+        "keys that they chose, which its gradient needs\n"
+        "    hint: compile the mask for target='simt', or pass alpha.detach()",
     ),
     "MC418": (
         lambda: scored(softcap=2.0),

@@ -29,6 +29,7 @@ from maskc.core.errors.builds import TooManyArrays as TooManyArrays
 from maskc.core.errors.builds import UnknownDType as UnknownDType
 from maskc.core.errors.builds import UnknownTarget as UnknownTarget
 from maskc.core.errors.builds import UsageMistake as UsageMistake
+from maskc.core.errors.calls import AlphaWithoutGradient as AlphaWithoutGradient
 from maskc.core.errors.calls import BadBlock as BadBlock
 from maskc.core.errors.calls import BadLength as BadLength
 from maskc.core.errors.calls import BadOption as BadOption

@@ -204,6 +204,17 @@ class SelectionNotListed(MaskcError):
     hint = "compile the mask for target='simt', or for 'cpu' with tensors on the CPU"
 
 
+class AlphaWithoutGradient(MaskcError):
+    """alpha requires grad, and the pairs with weight are known to kernels alone."""
+
+    code = "MC463"
+    message = (
+        "alpha requires grad, and the kernels of target {0} keep no list of the keys that they "
+        "chose, which its gradient needs"
+    )
+    hint = "compile the mask for target='simt', or pass alpha.detach()"
+
+
 class NoIndexerLoss(MaskcError):
     """A ranking that the indexer's loss is not defined for."""
 

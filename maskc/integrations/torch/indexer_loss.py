@@ -17,6 +17,7 @@ from maskc.core.selection import FACTORS, Score, with_factors
 from maskc.core.sizes import Sizes
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import alpha_less_1
+from maskc.runtime.alphas import is_by_head
 from maskc.runtime.selecting import Pairs, allowed_of, kept_of_chosen, lists_of
 
 _MOST = 1 << 24
@@ -174,10 +175,13 @@ class _Terms:
             x = x - slopes.detach().to(x.device)[:, None, None] * far
         lse = self.lse[:, :, first:last, None]
         lse = torch.where(lse == -torch.inf, torch.inf, lse)
-        a = alpha_less_1(options["normalizer"], options["alpha"])
-        if not a:
-            return torch.exp(x - lse)
-        return (1 + a * (x - lse)).clamp(min=0) ** (1 / a)
+        if is_by_head(options["alpha"]):
+            a = options["alpha"].detach().float().expand(sizes.heads_q)[:, None, None] - 1
+        else:
+            a = torch.tensor(alpha_less_1(options["normalizer"], options["alpha"]))
+        some = torch.where(a > 0, a, 1.0)
+        weights = (1 + some * (x - lse)).clamp(min=0) ** (1 / some)
+        return torch.where(a > 0, weights, torch.exp(x - lse))
 
     def _chosen(self, first: int, last: int) -> Any:
         """int64 [B, G, queries, width]."""
