@@ -34,6 +34,7 @@ def attention(
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
     max_seqlen: int | None = None, score: Score | None = None,
+    dropout_p: float = 0.0, dropout_seed: Any = None,
     return_selection: Literal[False] = False, indexer_loss: Literal[False] = False, **data: Any,
 ) -> Any: ...  # fmt: skip
 @overload
@@ -46,6 +47,7 @@ def attention(
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
     max_seqlen: int | None = None, score: Score | None = None,
+    dropout_p: float = 0.0, dropout_seed: Any = None,
     return_selection: Literal[False] = False, indexer_loss: Literal[False] = False, **data: Any,
 ) -> tuple[Any, Any]: ...  # fmt: skip
 @overload
@@ -54,8 +56,9 @@ def attention(
     return_lse: bool = False,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
     normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-    deterministic: bool = False, score: Score | None = None, return_selection: bool = False,
-    indexer_loss: bool = False, **data: Any,
+    deterministic: bool = False, score: Score | None = None, dropout_p: float = 0.0,
+    dropout_seed: Any = None, return_selection: bool = False, indexer_loss: bool = False,
+    **data: Any,
 ) -> Any: ...  # fmt: skip
 def attention(
     q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
@@ -65,8 +68,9 @@ def attention(
     deterministic: bool = False, is_causal: bool = False,
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, score: Score | None = None, return_selection: bool = False,
-    indexer_loss: bool = False, **data: Any,
+    max_seqlen: int | None = None, score: Score | None = None, dropout_p: float = 0.0,
+    dropout_seed: Any = None, return_selection: bool = False, indexer_loss: bool = False,
+    **data: Any,
 ) -> Any:  # fmt: skip
     """Attention restricted to a mask, compiled on first use and remembered.
 
@@ -95,6 +99,10 @@ def attention(
         max_seqlen: a promise that no sequence has more tokens, see `mc.cu_seqlens`.
         score: what softmax sees in place of scale * q . k, see `mc.score`.
         return_selection, indexer_loss: as of a call of CompiledMask.
+        dropout_p: the share of weights that are dropped, as of scaled_dot_product_attention: in
+            every call that gives it, whether something trains or not.
+        dropout_seed: decides which ones; None takes a seed from the default generator of the
+            device of torch tensors, so that torch.manual_seed repeats it.
         data: the mask's and the score's data and parameters by name.
 
     Returns:
@@ -117,6 +125,8 @@ def attention(
     )  # fmt: skip
     if return_selection or indexer_loss:
         options |= {"return_selection": return_selection, "indexer_loss": indexer_loss}
+    if dropout_p:
+        options.update(dropout_p=dropout_p, dropout_seed=dropout_seed)
     if (
         is_causal is not False or window_size is not None or enable_gqa is not None
         or layout is not None or cu_seqlens_q is not None or cu_seqlens_k is not None

@@ -87,6 +87,7 @@ def render(template: str, spec: object) -> str:
     lines: Iterable[str] = text.splitlines()
     lines = resolved(lines, "WITH_SCORE", getattr(spec, "score", None) is not None)
     lines = resolved(lines, "WITH_THRESHOLDS", bool(getattr(spec, "thresholds", False)))
+    lines = resolved(lines, "WITH_DROPOUT", getattr(spec, "dropout", False))
     lines = [line.rstrip() for line in lines]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
     return "\n".join(kept).strip("\n") + "\n"
