@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -76,33 +75,27 @@ def attention(
             ("nan_safe", nan_safe or None),
         ) if value is not None
     }  # fmt: skip
-    run = _compiled_out()
+    # Compilers leave the call alone: what they make of the code around it, they make in two parts.
+    run = torch.compiler.disable(_attend) if torch.compiler.is_compiling() else _attend
     out, lse = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic)
     return (out, lse) if return_lse else out
 
 
-@cache
-def _compiled_out() -> Callable[..., tuple[Any, Any]]:
-    """The call as compilers leave it alone: messages start and end inside it."""
-    import torch
-
-    def run(
-        q: Any, k: Any, v: Any, slopes: Any, sinks: Any, plan: Plan, layer: str | None,
-        group: Any, options: dict[str, Any], deterministic: bool,
-    ) -> tuple[Any, Any]:  # fmt: skip
-        ranks = ranks_of(plan, group)
-        agree(plan, ranks, q, k, v, layer)
-        work = plan.work(ranks.rank, layer)
-        if slopes is not None and not all(call.positions for call in work.calls):
-            why = "distances count from where a rank's keys end, which is not where its rows do"
-            raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
-                            at="alibi_slopes")  # fmt: skip
-        step = Step(work, ranks, options, deterministic, plan.__dict__.setdefault("_kernels", {}))
-        found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks)
-        return found
-
-    disabled: Callable[..., tuple[Any, Any]] = torch.compiler.disable(run)
-    return disabled
+def _attend(
+    q: Any, k: Any, v: Any, slopes: Any, sinks: Any, plan: Plan, layer: str | None, group: Any,
+    options: dict[str, Any], deterministic: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    """out and lse; messages start and end inside it."""
+    ranks = ranks_of(plan, group)
+    agree(plan, ranks, q, k, v, layer)
+    work = plan.work(ranks.rank, layer)
+    if slopes is not None and not all(call.positions for call in work.calls):
+        why = "distances count from where a rank's keys end, which is not where its rows do"
+        raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
+                        at="alibi_slopes")  # fmt: skip
+    step = Step(work, ranks, options, deterministic, plan.__dict__.setdefault("_kernels", {}))
+    found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks)
+    return found
 
 
 def _with_dtensors(q: Any, k: Any, v: Any, plan: Plan, **options: Any) -> Any:

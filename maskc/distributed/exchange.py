@@ -221,8 +221,12 @@ def bring(work: Work, ranks: Ranks, rows: Rows, k: Any, v: Any, buffer: Any) -> 
             found.receive(buffer[only.place : only.place + only.count], peer)
         else:
             found.receive_pieces(buffer, pieces, rows.width)
+    made: dict[tuple[tuple[int, int], ...], Any] = {}  # many ranks may be sent the same
     for peer, pieces in by_peer(work.sends).items():
-        found.send(packed(rows, k, v, pieces), peer)
+        own = tuple((each.place, each.count) for each in pieces)
+        if own not in made:
+            made[own] = packed(rows, k, v, pieces)
+        found.send(made[own], peer)
     found.start()
     return found
 

@@ -181,8 +181,8 @@ class CompiledMask:
                 of 64 bits, or an array of one int64 on the device of q. Torch tensors take one from
                 their device's default generator when None.
             **data: the mask's data and parameters by name. Data on the host are known by content:
-                new data make a new layout. Data on a Hopper card stay there, and lists of tiles are
-                made there while nothing waits; below Hopper the host reads them, which waits.
+                new data make a new layout. Data on the card stay there, and lists of tiles are made
+                there while nothing waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
@@ -410,7 +410,6 @@ class CompiledMask:
                 again = repeat.again(kinds, data, self.held)
                 if again is not None:
                     return again, lib, places
-            listed = listed and not (options.alpha_minus_1 or options.nan_safe)
             bound = self._bind(options, given, data, kinds, places, listed)
         else:
             bound = self._default
@@ -425,13 +424,12 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        if isinstance(plan, RememberedPlan) and bound.given.watched is not None:
+        rows = bound.given is not None and isinstance(plan, ListedRowsPlan)
+        if (rows or isinstance(plan, RememberedPlan)) and bound.given.watched is not None:
             if len(self._repeats) >= _MOST_REPEATS:
                 self._repeats = {}
             self._repeats[options] = Repeat(kinds, plan, bound.given)
-        if isinstance(plan, DeviceListedPlan) or (
-            bound.given is not None and isinstance(plan, ListedRowsPlan)
-        ):
+        if rows or isinstance(plan, DeviceListedPlan):
             return plan.called(bound.given), lib, places
         return plan, lib, places
 

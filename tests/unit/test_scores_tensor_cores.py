@@ -64,7 +64,7 @@ def compiled(mask, score, dim=64, form=None, mode=None, kind="sm_90a"):
 
 
 def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, n_kv=None,
-           kind="sm_90a", **options):  # fmt: skip
+           kind="sm_90a", live=None, **options):  # fmt: skip
     """Both passes against the reference in fp64: what a call gives, and where it ran."""
     n_kv = n if n_kv is None else n_kv
     score, data = FORMULAS[name](n, n_kv, 2, 2) if isinstance(name, str) else name
@@ -74,7 +74,8 @@ def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, 
     tables = {key: torch.from_numpy(x) for key, x in data.items()}
     attn = compiled(mask, score, dim, form, mode, kind)
     out, lse = attn(q, k, v, return_lse=True, **tables, **options)
-    made, live = ScoreOf(score.inputs, data, n, n_kv), mask.dense(n, n_kv)
+    made = ScoreOf(score.inputs, data, n, n_kv)
+    live = mask.dense(n, n_kv) if live is None else live
     given = [x.float().numpy() for x in (q, k, v)]
     wanted = {"alpha": 1.5} if "normalizer" in options else {}
     right, right_lse = attention(*given, live, score=made, **wanted)
@@ -104,6 +105,18 @@ def test_random_formulas(made):
     score = mc.score(function)
     data = arrays(kinds, 90, 90, 2, 2)
     judged(mc.causal(), (score, {name: data[name] for name in score.inputs.names}), 90)
+
+
+@emulated
+def test_documents_listed_on_the_device():
+    """Where backward passes have lists by tile columns alone."""
+    n = 170
+    ids = np.repeat(np.arange(4), [30, 50, 70, 20]).astype(np.int32)
+    mask = mc.causal() & mc.documents("doc")
+    _, ran = judged(
+        mask, "twice", n, live=mask.dense(n, doc=ids), doc=torch.from_numpy(ids)[None].repeat(2, 1)
+    )
+    assert ("sm_90a_documents", "usual") in ran
 
 
 @emulated

@@ -12,7 +12,10 @@ from dataclasses import replace
 
 from maskc.core import score as S
 from maskc.core.bundle import Grid, Launch, Mode
-from maskc.core.problem import Problem
+from maskc.core.problem import Problem, TileShape
+
+SHARING = 2
+"""Blocks that divide a tile column."""
 
 
 def reads_tables(problem: Problem) -> bool:
@@ -20,17 +23,16 @@ def reads_tables(problem: Problem) -> bool:
     return problem.score is not None and bool(S.reads(problem.score.logit))
 
 
-def with_tables(mode: Mode, problem: Problem, queries: int, threads: int) -> Mode:
+def with_tables(mode: Mode, problem: Problem, tile: TileShape, threads: int) -> Mode:
     """The mode with these launches, where the formula reads tables.
 
     Args:
-        queries: of a tile row.
         threads: of a block.
     """
     if not reads_tables(problem):
         return mode
-    pairs, tables = (
-        Launch(f"attention_backward_{name}", Grid.queries, threads, per_block=queries)
-        for name in ("pairs", "tables")
+    pairs = Launch(
+        "attention_backward_pairs", Grid.tile_columns, threads, per_block=tile.k // SHARING
     )
+    tables = Launch("attention_backward_tables", Grid.queries, threads, per_block=tile.q)
     return replace(mode, launches=(*mode.launches, pairs, tables))

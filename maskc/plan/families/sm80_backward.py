@@ -79,7 +79,7 @@ def backward_schedule(problem: Problem) -> Sm80BackwardSchedule:
         min_blocks=blocks,
         shared_bytes=room,
         modes=tuple(
-            (name, with_tables(mode, problem, tile.q, PLAIN_THREADS))
+            (name, with_tables(mode, problem, tile, PLAIN_THREADS))
             for name, mode in _modes(tile, room, 32 * warps, 1 + divided)
         ),
         row_floats=dim + 2 + _SUMS,

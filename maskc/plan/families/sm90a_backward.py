@@ -203,7 +203,7 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
     return replace(
         made,
         reason=f"{made.reason}, dq in a launch of its own where that takes less",
-        modes=(*made.modes, (APART, with_tables(_apart(made, room), problem, tile.q, THREADS))),
+        modes=(*made.modes, (APART, with_tables(_apart(made, room), problem, tile, THREADS))),
         products=(*made.products, Product("multiply_kept_scores", tile.k, from_registers=True)),
         maps=(*made.maps, TensorMap("out", tile.q)),
         row_bytes=room,
@@ -231,7 +231,7 @@ def _schedule(
     rest = _shared(tile, slabs, warpgroups, split)
     modes = _modes(tile, rest, dim if staged else 0, warpgroups, blocks, thresholds,
                    _key_blocks(dim, tile))  # fmt: skip
-    modes = tuple((name, with_tables(mode, problem, tile.q, THREADS)) for name, mode in modes)
+    modes = tuple((name, with_tables(mode, problem, tile, THREADS)) for name, mode in modes)
     room = max(launch.shared_bytes for _, mode in modes for launch in mode.launches)
     most = (target.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
     if room > most:

@@ -1,7 +1,6 @@
 // Scores and dp = dout . v of sixteen queries and sixteen keys by one warp, from memory to
 // registers, for launches that look at every pair once more.
-// Needs: mma.cuh, Place, row_offset, query_at, key_at, HEAD_DIM. Gives: Pairs, Slice, Rows,
-// take_rows, multiply_keys.
+// Needs: mma.cuh, Place, row_offset, HEAD_DIM. Gives: Pairs, KeyRows, take_keys, multiply_queries.
 
 constexpr int SLICES = HEAD_DIM / 32;  // of a row
 static_assert(HEAD_DIM % 32 == 0, "whole slices");
@@ -36,31 +35,31 @@ FN struct Slice slice_of(const struct Lines &lines, int i) {
     return {__ldg(lines.low + 4 * i), __ldg(lines.high + 4 * i)};
 }
 
-// Sixteen queries of q and of dout.
-struct QueryRows {
-    struct Slice q[SLICES], dout[SLICES];
+// Sixteen keys of k and of v, which stay.
+struct KeyRows {
+    struct Slice k[SLICES], v[SLICES];
 };
 // `low` and `high` are the lane's tokens; of one past the end any row will do.
-FN void take_rows(struct QueryRows &rows, const struct Attention &p, struct Place at, i32 low,
+FN void take_keys(struct KeyRows &rows, const struct Attention &p, struct Place at, i32 low,
                   i32 high) {
-    low = min_i32(low, p.n_q - 1), high = min_i32(high, p.n_q - 1);
-    const struct Lines q = lines_of(p.q, p.q_stride, at, low, high);
-    const struct Lines dout = lines_of(p.dout, p.dout_stride, at, low, high);
-#pragma unroll
-    for (int i = 0; i < SLICES; i++) rows.q[i] = slice_of(q, i), rows.dout[i] = slice_of(dout, i);
-}
-FN void multiply_keys(Pairs &s, Pairs &dp, const struct QueryRows &rows, const struct Attention &p,
-                      struct Place at, i32 low, i32 high) {
     low = min_i32(low, p.n_kv - 1), high = min_i32(high, p.n_kv - 1);
     const struct Lines k = lines_of(p.k, p.k_stride, at, low, high);
     const struct Lines v = lines_of(p.v, p.v_stride, at, low, high);
+#pragma unroll
+    for (int i = 0; i < SLICES; i++) rows.k[i] = slice_of(k, i), rows.v[i] = slice_of(v, i);
+}
+FN void multiply_queries(Pairs &s, Pairs &dp, const struct KeyRows &rows,
+                         const struct Attention &p, struct Place at, i32 low, i32 high) {
+    low = min_i32(low, p.n_q - 1), high = min_i32(high, p.n_q - 1);
+    const struct Lines q = lines_of(p.q, p.q_stride, at, low, high);
+    const struct Lines dout = lines_of(p.dout, p.dout_stride, at, low, high);
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int e = 0; e < 4; e++) s[i][e] = dp[i][e] = 0.0f;
 #pragma unroll
     for (int i = 0; i < SLICES; i++) {
-        multiply_slices(s, rows.q[i], slice_of(k, i));
-        multiply_slices(dp, rows.dout[i], slice_of(v, i));
+        multiply_slices(s, slice_of(q, i), rows.k[i]);
+        multiply_slices(dp, slice_of(dout, i), rows.v[i]);
     }
 }
