@@ -115,7 +115,7 @@ def _blocks(
     count = -(-n // block)
     upto = np.concatenate([[0.0], np.cumsum(np.concatenate([values, values[: block - 1]]))])
     starts = rng.integers(n, size=(times, count))
-    sums: np.ndarray = (upto[starts + block] - upto[starts]).sum(axis=1)
+    sums: np.ndarray = (upto[block:] - upto[:-block])[starts].sum(axis=1)
     return sums, count * block
 
 

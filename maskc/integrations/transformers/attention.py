@@ -71,7 +71,7 @@ def run(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
     scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
     s_aux: Any = None, is_causal: bool | None = None, position_ids: Any = None,
-    cu_seq_lens_q: Any = None, cu_seq_lens_k: Any = None, **others: Any,
+    cu_seq_lens_q: Any = None, cu_seq_lens_k: Any = None, compute: Any = None, **others: Any,
 ) -> tuple[Any, None]:  # fmt: skip
     """Attention as `AttentionInterface` asks for it.
 
@@ -87,6 +87,7 @@ def run(
         position_ids: [B, n_q]; only read to find packed sequences that the mask ignores.
         cu_seq_lens_q: int [segments + 1], cumulative lengths of packed segments.
         cu_seq_lens_k: the same for keys.
+        compute: what is called in the place of `maskc.attention`, with its arguments.
         others: ignored where they are known to say nothing about attention.
 
     Returns:
@@ -116,7 +117,7 @@ def run(
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     sinks = None if s_aux is None else s_aux.reshape(-1).float()
     _note(module, query, key, value, mask, data, softcap, sinks)
-    out = attention(
+    out = (compute or attention)(
         query, key, value, mask, scale=scaling, softcap=softcap, sink_logits=sinks, **data
     )
     return out.transpose(1, 2).contiguous(), None
