@@ -195,29 +195,31 @@ def _untrained(
             save()
         return time.monotonic() < end
 
+    def told(text: str) -> None:
+        if asked.verbose or not text.startswith("lot"):
+            _tell(text)
+
     def run(lot: list[Candidate]) -> None:
         lot = [one for one in lot if one in missing()]
         if lot and time.monotonic() < end:
             evaluate(
-                lot, inputs, seed=asked.seed, resamples=asked.resamples, each=keep, progress=_tell
+                lot, inputs, seed=asked.seed, resamples=asked.resamples, each=keep, progress=told
             )
 
-    for number, lot in enumerate(everything):
-        if time.monotonic() > end:
-            break
-        ahead.ready(lot)
-        run([one for one in lot if not selects(one.mask)])
-        for one in lot:
-            if not selects(one.mask):
-                continue
-            try:  # a selection runs maskc's kernels, whose errors must not end a study
-                run([one])
-            except (MaskcError, RuntimeError) as error:
-                failed[one.name] = str(error)
-                _tell(f"{one.name} failed: {error}")
-        if number == 0 and asked.check:
-            checks |= _kernels(lot, inputs)
-        save()
+    for lot in everything:
+        if time.monotonic() < end:
+            ahead.ready(lot)
+            run([one for one in lot if not selects(one.mask)])
+            save()
+    for one in (one for lot in everything for one in lot if selects(one.mask)):
+        try:  # a selection runs maskc's kernels, whose errors must not end a study
+            run([one])
+        except (MaskcError, RuntimeError) as error:
+            failed[one.name] = str(error)
+            _tell(f"{one.name} failed: {error}")
+    if asked.check and time.monotonic() < end:
+        checks |= _kernels(everything[0], inputs)
+    save()
     return not missing()
 
 
@@ -438,6 +440,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--control", action="store_true", help="also streaming permuted, at the budget of --ablate")
     add("--check", action="store_true", help="maskc's kernels beside matrices, on one sequence")
     add("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="make matrices")
+    add("--verbose", action="store_true", help="also a line for each layer")
     add("--device")
     add("--dtype", help="bfloat16 on a GPU, float32 on the CPU, if not given")
     add("--seed", type=int, default=0)
