@@ -32,9 +32,7 @@ from maskc.evaluate import (
     Inputs,
     Recipe,
     Task,
-    Trained,
     at_budget,
-    train,
 )
 from maskc.evaluate.ablations import ablations, permuted
 from maskc.evaluate.environment import best_device, environment
@@ -43,8 +41,9 @@ from maskc.evaluate.families import ROLES, pairs_of
 from maskc.evaluate.matrices import Matrices, leaves, packed, selects
 from maskc.evaluate.models import load, losses
 from maskc.evaluate.retrieval import trials
+from maskc.evaluate.statistics import equivalence, paired_interval, paired_p
 from maskc.evaluate.texts import demo_texts, read_text, sequences
-from maskc.evaluate.training import measured, tasks
+from maskc.evaluate.training import MARGIN, arrays_of, measured, tasks
 
 BUDGETS = (12.5, 25.0, 6.25, 50.0, 3.125, 75.0)
 ABLATED = "streaming,longformer,bigbird,strided"
@@ -318,37 +317,58 @@ def _rounded(value: Any) -> Any:
 
 
 def trained(asked: argparse.Namespace, end: float) -> bool:
-    """Layer 3: each task dense first, then with its masks. Returns whether everything is there."""
-    recipe = Recipe(steps=asked.steps, device=asked.device or best_device())
+    """Layer 3: the masks of a task and dense attention at once. Returns whether all is there."""
+    device = asked.device or best_device()
+    recipe = Recipe(
+        steps=asked.steps, width=asked.width, heads=asked.heads, device=device,
+        compute=Matrices(device).attention if device == "cuda" else None,
+    )  # fmt: skip
     seeds = tuple(range(asked.seed, asked.seed + asked.seeds))
-    settings = {"steps": asked.steps, "seeds": list(seeds), "budget": asked.budgets[0]}
+    settings = {
+        "steps": asked.steps, "seeds": list(seeds), "budget": asked.budgets[0], "n": asked.n,
+        "batch": recipe.batch, "width": recipe.width, "heads": recipe.heads,
+        "layers": recipe.layers,
+    }  # fmt: skip
     path = Path(asked.output)
-    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    _check(path, held.get("settings", settings), settings)
-    dense: dict[str, list[float]] = held.get("dense", {})
-    found: list[dict[str, object]] = held.get("trained", [])
-
-    def save() -> None:
-        everything = {"settings": settings, "dense": dense, "trained": found}
-        write(path, everything)
-
-    for task in tasks():
-        if asked.tasks and task.name not in asked.tasks.split(","):
-            continue
-        for name, mask in masks_of(task, asked.budgets[0] / 100):
-            if any((each["task"], each["name"]) == (task.name, name) for each in found):
+    held = _held(path, settings)
+    found: list[dict[str, Any]] = held.get("trained", [])
+    failed: dict[str, str] = {}
+    wanted = asked.tasks.split(",") if asked.tasks else None
+    everything = [task for task in tasks(n=asked.n) if wanted is None or task.name in wanted]
+    for task in everything:
+        have = {each["name"] for each in found if each["task"] == task.name}
+        masks: dict[str, Mask | None] = {"dense": None}
+        masks |= dict(masks_of(task, asked.budgets[0] / 100))
+        left = {name: mask for name, mask in masks.items() if name not in have}
+        # Masks with data need kernels, whose errors must not end a study.
+        for apart in (False, True):
+            lot = {
+                name: mask for name, mask in left.items()
+                if (mask is not None and bool(arrays_of(mask))) == apart
+            }  # fmt: skip
+            if not lot or time.monotonic() > end:
                 continue
-            if time.monotonic() > end:
-                return False
-            if task.name not in dense:
-                dense[task.name] = measured(None, task, seeds, recipe, _tell)
-                save()
-            result = train(
-                mask, task, seeds=seeds, recipe=recipe, dense=dense[task.name], progress=_tell
-            )
-            found.append({"name": name, "mask": str(mask), **result.to_dict()})
-            save()
-    return True
+            begun = time.monotonic()
+            try:
+                measures = measured(lot, task, seeds, recipe, _tell)
+            except (MaskcError, RuntimeError) as error:
+                failed[f"{task.name}, {', '.join(lot)}"] = str(error)
+                _tell(f"failed: {error}")
+                continue
+            seconds = time.monotonic() - begun
+            for name, values in measures.items():
+                found.append({
+                    "task": task.name, "name": name, "mask": str(lot[name] or task.base),
+                    "measure": task.measure, "chance": task.chance, "n": task.n,
+                    "tokens": recipe.steps * recipe.batch * task.n, "by_seed": values,
+                    "seconds": seconds,
+                })  # fmt: skip
+            have = {(each["task"], each["name"]) for each in found}
+            missing = [t.name for t in everything if (t.name, "dense") not in have]
+            about: dict[str, Any] = {"settings": settings, "not_run": missing, "failed": failed}
+            write(path, about | {"trained": found})
+    done = {each["task"] for each in found}
+    return not failed and all(task.name in done for task in everything)
 
 
 def masks_of(task: Task, share: float) -> Iterator[tuple[str, Mask]]:
@@ -365,20 +385,24 @@ def masks_of(task: Task, share: float) -> Iterator[tuple[str, Mask]]:
         yield name, at_budget(FAMILIES[name], share, task.n, name=name).mask
 
 
-def trained_table(held: dict[str, list[dict[str, object]]]) -> str:
+def trained_table(held: dict[str, Any]) -> str:
     """The table of a file of `--trained`."""
     lines = [
-        "| task | mask | measure | dense | masked | difference | p of a difference >= margin |",
-        "|---|---|---|---:|---:|---|---:|",
+        "| task | mask | measure | dense | masked | difference | p of none | p of >= margin |",
+        "|---|---|---|---:|---:|---|---:|---:|",
     ]
-    for each in held["trained"]:
-        result = Trained.from_dict(each)
-        means = (f"{sum(x) / len(x):.3f}" for x in (result.dense, result.masked))
-        apart = result.difference
+    rows: list[dict[str, Any]] = held["trained"]
+    dense = {each["task"]: each["by_seed"] for each in rows if each["name"] == "dense"}
+    for each in rows:
+        if each["name"] == "dense" or each["task"] not in dense:
+            continue
+        masked, plain = each["by_seed"], dense[each["task"]]
+        apart = paired_interval(masked, plain)
+        means = " | ".join(f"{sum(x) / len(x):.3f}" for x in (plain, masked))
         lines.append(
-            f"| {result.task} | {each['name']} | {result.measure} | {' | '.join(means)} "
+            f"| {each['task']} | {each['name']} | {each['measure']} | {means} "
             f"| {apart.value:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}] "
-            f"| {result.p_equivalence:.2g} |"
+            f"| {paired_p(masked, plain):.2g} | {equivalence(masked, plain, MARGIN):.2g} |"
         )
     return "\n".join(lines)
 
@@ -448,6 +472,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--trained", action="store_true", help="train small models instead, at the first budget")
     add("--tasks", default="", help="only these: copy,recall,text,code trees,digits")
     add("--steps", type=int, default=2000)
+    add("--width", type=int, default=128)
+    add("--heads", type=int, default=2)
     add("--seeds", type=int, default=3)
     add("--seconds", type=float, default=540.0, help="nothing is begun after so many")
     add("--table", action="store_true", help="print the tables of a finished file")
