@@ -42,6 +42,7 @@ from maskc.evaluate.matrices import Matrices, leaves, packed, selects
 from maskc.evaluate.models import load, losses
 from maskc.evaluate.retrieval import trials
 from maskc.evaluate.statistics import equivalence, paired_interval, paired_p
+from maskc.evaluate.tensors import torch_module
 from maskc.evaluate.texts import demo_texts, read_text, sequences
 from maskc.evaluate.training import MARGIN, arrays_of, measured, tasks
 
@@ -323,6 +324,7 @@ def trained(asked: argparse.Namespace, end: float) -> bool:
         steps=asked.steps, width=asked.width, heads=asked.heads, device=device,
         compute=Matrices(device).attention if device == "cuda" else None,
     )  # fmt: skip
+    torch_module().set_float32_matmul_precision("high")  # TF32 on a GPU
     seeds = tuple(range(asked.seed, asked.seed + asked.seeds))
     settings = {
         "steps": asked.steps, "seeds": list(seeds), "budget": asked.budgets[0], "n": asked.n,
@@ -358,7 +360,7 @@ def trained(asked: argparse.Namespace, end: float) -> bool:
             seconds = time.monotonic() - begun
             for name, values in measures.items():
                 found.append({
-                    "task": task.name, "name": name, "mask": str(lot[name] or task.base),
+                    "task": task.name, "name": name, "mask": "" if name == "dense" else str(lot[name]),
                     "measure": task.measure, "chance": task.chance, "n": task.n,
                     "tokens": recipe.steps * recipe.batch * task.n, "by_seed": values,
                     "seconds": seconds,
