@@ -359,8 +359,9 @@ def trained(asked: argparse.Namespace, end: float) -> bool:
                 continue
             seconds = time.monotonic() - begun
             for name, values in measures.items():
+                text = "" if name == "dense" else str(lot[name])
                 found.append({
-                    "task": task.name, "name": name, "mask": "" if name == "dense" else str(lot[name]),
+                    "task": task.name, "name": name, "mask": text,
                     "measure": task.measure, "chance": task.chance, "n": task.n,
                     "tokens": recipe.steps * recipe.batch * task.n, "by_seed": values,
                     "seconds": seconds,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import Algebra, TopK
+from maskc.dsl.nodes import Algebra, Node, TopK
 from maskc.evaluate.matrices import Matrices, combined, selects
 from maskc.evaluate.results import InformationLoss, LayerLoss
 from maskc.evaluate.statistics import bootstrap
@@ -145,7 +145,9 @@ class _Kept:
         for name, mask in self.masks.items():
             yield name, self._kept(mask, layer, b, part)
 
-    def _kept(self, mask: Mask, layer: LayerTensors, b: int, part: _Part) -> Any:
+    def _kept(self, mask: Any, layer: LayerTensors, b: int, part: _Part) -> Any:
+        if not isinstance(mask, Node):  # a function from a layer and a sequence to booleans
+            return mask(layer, b)[..., part.first : part.last, :]
         if not selects(mask):
             return self._made(mask, layer, b)[..., part.first : part.last, :]
         if isinstance(mask, Algebra):

@@ -63,7 +63,8 @@ class Matrices:
 
     def attention(
         self, q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None,
-        softcap: float | None = None, sink_logits: Any = None, **data: object,
+        softcap: float | None = None, sink_logits: Any = None, layer: int | None = None,
+        **data: object,
     ) -> Any:  # fmt: skip
         """Attention as `maskc.attention` computes it, by torch.
 
@@ -73,6 +74,7 @@ class Matrices:
             q: [B, Hq, N, D]; k: [B, Hkv, N, D]; v: [B, Hkv, N, Dv], one float type.
             mask: the same for all heads.
             scale, softcap, sink_logits, data: as `maskc.attention`.
+            layer: of a model; it changes nothing here.
 
         Returns:
             [B, Hq, N, Dv]; zeros in rows without a key.

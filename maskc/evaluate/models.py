@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from maskc.core.errors import ExtraMissing, ModelNotServed, WeightsMissing
@@ -110,6 +111,8 @@ def _run(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **m
     from maskc.integrations.transformers.attention import layers, run
 
     note, compute = _noting[-1] if _noting else (None, None)
+    if compute is not None:
+        compute = partial(compute, layer=getattr(module, "layer_idx", None))
     with layers() as seen:
         found = run(module, query, key, value, attention_mask, compute=compute, **more)
     if note is not None and seen:
