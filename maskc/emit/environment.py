@@ -85,6 +85,8 @@ def render(template: str, spec: object) -> str:
     """The text of one source."""
     text = inlined(environment().get_template(template).render(spec=spec))
     scored = getattr(spec, "score", None) is not None
-    lines = [line.rstrip() for line in resolved(text.splitlines(), "WITH_SCORE", scored)]
+    lines: Iterable[str] = resolved(text.splitlines(), "WITH_SCORE", scored)
+    lines = resolved(lines, "WITH_DROPOUT", getattr(spec, "dropout", False))
+    lines = [line.rstrip() for line in lines]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
     return "\n".join(kept).strip("\n") + "\n"

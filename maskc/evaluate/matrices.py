@@ -63,17 +63,18 @@ class Matrices:
 
     def attention(
         self, q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None,
-        softcap: float | None = None, sink_logits: Any = None, layer: int | None = None,
-        **data: object,
+        softcap: float | None = None, sink_logits: Any = None, score: Any = None,
+        dropout_p: float = 0.0, layer: int | None = None, **data: object,
     ) -> Any:  # fmt: skip
         """Attention as `maskc.attention` computes it, by torch.
 
-        Masks that select keys at run time, masks with data, soft caps and sinks go to maskc.
+        Masks that select keys at run time, masks with data, scores, soft caps, sinks and dropout go to
+        maskc.
 
         Args:
             q: [B, Hq, N, D]; k: [B, Hkv, N, D]; v: [B, Hkv, N, Dv], one float type.
             mask: the same for all heads.
-            scale, softcap, sink_logits, data: as `maskc.attention`.
+            scale, softcap, sink_logits, score, dropout_p, data: as `maskc.attention`.
             layer: of a model; it changes nothing here.
 
         Returns:
@@ -81,12 +82,11 @@ class Matrices:
         """
         torch = torch_module()
         n = q.shape[2]
-        plain = softcap is None and sink_logits is None and not data and n == k.shape[2]
-        if not plain or selects(mask):
+        more = {"softcap": softcap, "sink_logits": sink_logits, "score": score, **data}
+        more = {name: value for name, value in more.items() if value is not None}
+        if more or dropout_p or n != k.shape[2] or selects(mask):
             call: Any = attention
-            return call(
-                q, k, v, mask, scale=scale, softcap=softcap, sink_logits=sink_logits, **data
-            )
+            return call(q, k, v, mask, scale=scale, dropout_p=dropout_p, **more)
         group = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
         out = q.new_zeros((*q.shape[:3], v.shape[-1]))
