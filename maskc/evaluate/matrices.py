@@ -68,8 +68,8 @@ class Matrices:
     ) -> Any:  # fmt: skip
         """Attention as `maskc.attention` computes it, by torch.
 
-        Masks that select keys at run time, masks with data, scores, soft caps, sinks and dropout go to
-        maskc.
+        Masks that select keys at run time, masks with data, scores, soft caps, sinks and dropout
+        go to maskc.
 
         Args:
             q: [B, Hq, N, D]; k: [B, Hkv, N, D]; v: [B, Hkv, N, Dv], one float type.
