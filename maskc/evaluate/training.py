@@ -368,7 +368,7 @@ class _Models:
         seen = []
         for index, mask in enumerate(self.masks):
             q, k, v = qkv[:, index].contiguous().unbind(0)
-            data = _merged(batches, self.names[index])
+            data = _merged(batches, self.names[index], x.device)
             call: Any = self.recipe.compute or attention
             seen.append(call(q, k, v, mask, **data))
         out = torch.cat(seen).to(x.dtype).transpose(1, 2).flatten(2)
@@ -403,15 +403,16 @@ def arrays_of(mask: Mask) -> set[str]:
     return {decl.name for node in walk(mask) for decl in declarations(node)}
 
 
-def _merged(batches: Sequence[Batch], names: set[str]) -> dict[str, object]:
-    """The arrays of all batches that a mask names, one sequence after the other."""
+def _merged(batches: Sequence[Batch], names: set[str], device: Any) -> dict[str, object]:
+    """The arrays of all batches that a mask names, one sequence after the other, as tensors."""
+    torch = torch_module()
     found: dict[str, object] = {}
     for name in sorted(names & set(batches[0].data)):
         own: Any = [batch.data[name] for batch in batches]
-        if isinstance(own[0], Parents):
-            found[name] = parents(np.concatenate([each.array for each in own]))
-        else:
-            found[name] = np.concatenate(own)
+        marked = isinstance(own[0], Parents)
+        whole = np.concatenate([each.array for each in own] if marked else own)
+        tensor = torch.from_numpy(whole).to(device)
+        found[name] = parents(tensor) if marked else tensor
     return found
 
 
