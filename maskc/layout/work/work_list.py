@@ -18,6 +18,11 @@ UNEVEN = 4
 that have tiles: in a causal mask the longest has twice the mean."""
 _FEW = 16
 """Queries whose rows of a part are a small thing to write and read."""
+_FEW_ROWS, _MOST_FEW = 4, 16
+"""Rows of packed heads of which the same holds for parts of `few_tiles`, and the most times as many
+tiles that parts of more rows have."""
+MOST_PARTS = 64
+"""Of a packed row: one block adds them up, when others may have nothing left to do."""
 
 
 def _no_rows() -> np.ndarray:
@@ -120,7 +125,8 @@ def forward_work(
     owners = _Owners(head, of_head.ravel().astype(np.int64), ones, 0 * ones, group)
     pieces = _pieces(spans, _most_alone(spans, n_q, rule))
     owner, piece = _expanded(owners, pieces)
-    return _in_parts(_listed(owners, pieces, owner, piece), owners, pieces, owner, piece)
+    work = _in_parts(_listed(owners, pieces, owner, piece), owners, pieces, owner, piece)
+    return _told_merges(work) if rule.heads and work.shared else work
 
 
 def backward_work(
@@ -197,8 +203,18 @@ def most_tiles(spans: Spans, rule: WorkList) -> np.ndarray:
 
 def _most_alone(spans: Spans, n_q: int, rule: WorkList) -> np.ndarray:
     """The same, where the only row of a list is cut too: by `uneven_tiles` if it has few queries,
-    whose parts are small, and four times as many if it has some more."""
+    whose parts are small, and four times as many if it has some more.
+
+    Rows of packed heads are cut by `few_tiles`, or some powers of two as many: of more rows, what is
+    written and read of parts stays the same share of their keys, and there are at most MOST_PARTS.
+    """
     most = most_tiles(spans, rule)
+    if rule.heads and rule.few_tiles:
+        rows = -(-n_q * rule.heads // _FEW_ROWS)
+        size = rule.few_tiles * min(_MOST_FEW, 1 << (rows - 1).bit_length())
+        times = np.maximum(-(-spans.count // (MOST_PARTS * size)), 1)
+        size = size << np.ceil(np.log2(times)).astype(np.int64)
+        return np.where(spans.count >= 2 * size, size, most)
     if spans.count.shape[1] == 1 and rule.uneven_tiles:
         size = rule.uneven_tiles * min(4, -(-n_q // _FEW))
         long = spans.count >= 2 * size
@@ -313,6 +329,16 @@ def _in_parts(
     merges[:, 0], merges[:, 1] = pieces.tile[begins[row]], owners.head[whose]
     merges[:, 2], merges[:, 3] = base[whose] + parts[begins[row]], sizes[row]
     return replace(work, merges=merges)
+
+
+def _told_merges(work: Work) -> Work:
+    """The same, whose items that are parts know the number of their row among `merges`."""
+    own = work.items[: work.filled, 7] > 0
+    first = work.merges[:, 2]
+    work.items[: work.filled][own, 6] = (
+        np.searchsorted(first, work.items[: work.filled][own, 7] - 1, side="right") - 1
+    )
+    return work
 
 
 def _running(values: np.ndarray) -> np.ndarray:

@@ -68,6 +68,9 @@ runs. Reckoned with 132 blocks: Longformer (16k, 12 heads, D 64) has 82 tiles fo
 ends after 164 where the rows of 128 tiles are whole, and after 87 where their items have 32 or 16.
 With fewer heads there is less for each block, hence 16 tiles of 128 keys. A part, written and read,
 is at most a fifth of the keys and values that its tiles read."""
+FEW_KEYS = 512
+"""Keys of an item of a packed row of up to four queries: a part, written and read, is a sixtieth of
+the keys and values that it comes from."""
 MERGE_ROWS = 16
 """Queries of a block that merges the parts of a row."""
 
@@ -97,6 +100,11 @@ class ForwardSchedule(Schedule):
     @property
     def row_registers(self) -> int:
         return self.registers[0]
+
+    @property
+    def packed_streams(self) -> bool:
+        """Whether blocks stream through packed rows: where they have room for two of them."""
+        return {PACKED, "stream"} <= set(dict(self.modes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +199,9 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     if room[2] <= most:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
     if problem.score is None:  # whose formula asks which head a row is of
-        modes.append((PACKED, _mode(Grid.items, threads, room[1], form.blocks, "PACKED")))
+        grid, size = (Grid.stream, room[2]) if room[2] <= most else (Grid.items, room[1])
+        main = Launch("attention_forward", grid, threads, size, resident=form.blocks)
+        modes.append((PACKED, Mode((main,), "PACKED")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1]),
@@ -220,6 +230,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
             L2_BYTES // (2 * (dim + problem.head_dim_v)),
             stream_below=STREAM_BELOW,
             uneven_tiles=LONG_KEYS // keys,
+            few_tiles=FEW_KEYS // keys,
         ),
         row_floats=dim + 2,  # out, the level of its sums and the sum of its exponentials
         list_bytes=lists,

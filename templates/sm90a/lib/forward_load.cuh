@@ -39,9 +39,10 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
             load_tile<TILE_K>(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
             if (left + 1 == work.count) {
                 wait(shared.q_free[q_place.at], q_place.turn ^ 1);
-                shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared};
+                const i32 tile = PACKED ? 0 : work.tile;  // packed rows have one
+                shared.row[q_place.at] = {tile, place.head, place.batch, work.shared, work.heads};
                 load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
-                                  query_point(work.tile * TILE_Q),
+                                  query_point(tile * TILE_Q),
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
                 if (STREAM && left > 0) coming = next_item(p);
