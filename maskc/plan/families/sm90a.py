@@ -71,6 +71,7 @@ is at most a fifth of the keys and values that its tiles read."""
 FEW_KEYS = 512
 """Keys of an item of a packed row of up to four queries: a part, written and read, is a sixtieth of
 the keys and values that it comes from."""
+PACKED_STREAMS = False
 MERGE_ROWS = 16
 """Queries of a block that merges the parts of a row."""
 
@@ -104,7 +105,7 @@ class ForwardSchedule(Schedule):
     @property
     def packed_streams(self) -> bool:
         """Whether blocks stream through packed rows: where they have room for two of them."""
-        return {PACKED, "stream"} <= set(dict(self.modes))
+        return PACKED_STREAMS and {PACKED, "stream"} <= set(dict(self.modes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,8 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     if room[2] <= most:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
     if problem.score is None:  # whose formula asks which head a row is of
-        grid, size = (Grid.stream, room[2]) if room[2] <= most else (Grid.items, room[1])
+        streams = PACKED_STREAMS and room[2] <= most
+        grid, size = (Grid.stream, room[2]) if streams else (Grid.items, room[1])
         main = Launch("attention_forward", grid, threads, size, resident=form.blocks)
         modes.append((PACKED, Mode((main,), "PACKED")))
     return ForwardSchedule(

@@ -40,7 +40,8 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
             if (left + 1 == work.count) {
                 wait(shared.q_free[q_place.at], q_place.turn ^ 1);
                 const i32 tile = PACKED ? 0 : work.tile;  // packed rows have one
-                shared.row[q_place.at] = {tile, place.head, place.batch, work.shared, work.heads};
+                shared.row[q_place.at] = {tile, place.head, place.batch, work.shared,
+                                          PACKED ? work.heads : 0};
                 load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
                                   query_point(tile * TILE_Q),
                                   slice_of(p.q_stride, place.head, place.batch));

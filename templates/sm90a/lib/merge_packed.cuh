@@ -34,7 +34,6 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
 // One warpgroup: a warp has a row, whose columns its lanes share by fours. Parts are added in the
 // order of their keys, whoever was last, and the sink's logit behind them.
 constexpr int FOURS = HEAD_DIM / 4, OWN_FOURS = (FOURS + 31) / 32;
-constexpr int PARTS_AT_ONCE = HEAD_DIM == 64 ? 4 : 8;  // the least have fewer registers
 
 FN void merge_parts(const struct Attention &p, const struct Work &work) {
     const struct Place at = place_of(work.head, p.heads_q);
@@ -63,7 +62,7 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
             const float2 sum = __ldcg((const float2 *)(sums + (i64)(first + own) * step));
             const float weight = lane < count ? fast_exp2(__fsub_rn(sum.x, top)) : 0.0f;
             total = fmaf(weight, sum.y, total);
-#pragma unroll PARTS_AT_ONCE
+#pragma unroll 16
             for (i32 i = 0; i < count; i++) {
                 const float share = __shfl_sync(0xffffffff, weight, i);
                 const float4 *const part = (const float4 *)(from + (i64)(first + i) * step);
