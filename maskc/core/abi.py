@@ -100,15 +100,22 @@ SCORE_FIELDS: tuple[Field, ...] = (
 """What `struct Attention` has behind FIELDS in sources with a formula of the score."""
 
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
-    ("tile", "tile row; backward: tile column"),
+    ("tile", "tile row; backward: tile column; packed heads, which have one row: tiles of a part"),
     ("head", "batch * heads_q + query head, the first one"),
     ("first", "first tile of its range, or where its list starts in row_tiles (col_tiles)"),
     ("count", "tiles; deterministic backward: of all its heads"),
     ("full_first", "range: tiles full_first .. full_last - 1 have only live pairs"),
     ("full_last", "past the last of them"),
-    ("heads", "backward: consecutive query heads with this list that are taken one by one; "
-              "packed forward: the number of the row among those to be merged"),
-    ("shared", "1 + number of a column that others add to too, or of a part of a row; else 0"),
+    (
+        "heads",
+        "backward: consecutive query heads with this list that are taken one by one; "
+        "packed heads: the number of the row among those to be merged",
+    ),
+    (
+        "shared",
+        "1 + number of a column that others add to too, or of a part of a row, "
+        "of packed heads its last one; else 0",
+    ),
 )
 """The int32 fields of one item of the work list.
 

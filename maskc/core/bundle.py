@@ -225,8 +225,8 @@ class WorkList:
     """Whether it is the list of a pass in the mode `apart`, in which items that share a column
     leave their shares side by side instead of adding to one."""
     few_tiles: int = 0
-    """The most tiles of an item of a packed row of few queries, or some powers of two as many, see
-    maskc/layout/work/work_list.py. 0: as of any other row."""
+    """The least tiles of a part of a packed row, a power of two, see
+    maskc/layout/work/work_list.py. 0: never cut."""
     heads: int = 0
     """Heads whose queries are the rows of a tile in the mode PACKED; 0: in every other mode."""
 

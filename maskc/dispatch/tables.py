@@ -40,6 +40,7 @@ from maskc.layout import (
     longest_chain,
     multiprocessors_needed,
     ordered_work,
+    packed_work,
     range_spans,
     sequence_arrays,
     stack_spans,
@@ -333,6 +334,8 @@ def _work(
         return ordered_work(spans, lists, sizes.heads_kv, together, rule)
     if backward:
         return backward_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)
+    if rule.heads:
+        return packed_work(spans, lists, sizes.n_q, rule)
     return forward_work(spans, lists, sizes.heads_kv, sizes.n_q, sizes.n_kv, rule)
 
 

@@ -69,9 +69,8 @@ ends after 164 where the rows of 128 tiles are whole, and after 87 where their i
 With fewer heads there is less for each block, hence 16 tiles of 128 keys. A part, written and read,
 is at most a fifth of the keys and values that its tiles read."""
 FEW_KEYS = 512
-"""Keys of an item of a packed row of up to four queries: a part, written and read, is a sixtieth of
-the keys and values that it comes from."""
-PACKED_STREAMS = False
+"""The least keys of a part of a packed row of up to four queries, which is a sixtieth of the keys
+and values that it comes from."""
 MERGE_ROWS = 16
 """Queries of a block that merges the parts of a row."""
 
@@ -101,11 +100,6 @@ class ForwardSchedule(Schedule):
     @property
     def row_registers(self) -> int:
         return self.registers[0]
-
-    @property
-    def packed_streams(self) -> bool:
-        """Whether blocks stream through packed rows: where they have room for two of them."""
-        return PACKED_STREAMS and {PACKED, "stream"} <= set(dict(self.modes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +194,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     if room[2] <= most:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
     if problem.score is None:  # whose formula asks which head a row is of
-        streams = PACKED_STREAMS and room[2] <= most
-        grid, size = (Grid.stream, room[2]) if streams else (Grid.items, room[1])
-        main = Launch("attention_forward", grid, threads, size, resident=form.blocks)
-        modes.append((PACKED, Mode((main,), "PACKED")))
+        modes.append((PACKED, Mode(usual.launches[:1], "PACKED")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1]),
@@ -232,7 +223,8 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
             L2_BYTES // (2 * (dim + problem.head_dim_v)),
             stream_below=STREAM_BELOW,
             uneven_tiles=LONG_KEYS // keys,
-            few_tiles=FEW_KEYS // keys,
+            few_tiles=1 << (FEW_KEYS // keys).bit_length() - 1,
+            resident=form.blocks,
         ),
         row_floats=dim + 2,  # out, the level of its sums and the sum of its exponentials
         list_bytes=lists,

@@ -50,10 +50,10 @@ FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const s
     }
 }
 
-// The row whose q lies, or lay, in this place: which part of it the item has, 0 where it has all.
-FN const struct Row &row_at(u32 tile) {
+// Which part of its row the item has whose q lies, or lay, in this place; 0 where it has all.
+FN i32 part_in(u32 tile) {
     const struct Shared &shared = shared_memory();
-    return shared.row[STREAM && tile != shared_address(shared.q)];
+    return uniform(shared.row[STREAM && tile != shared_address(shared.q)].part);
 }
 
 // Divides by the rows' sums; writes lse, and starts to write out through the place of q. Roundings
@@ -61,11 +61,10 @@ FN const struct Row &row_at(u32 tile) {
 FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float unit,
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
-    if (const i32 part = uniform(row_at(tile).part)) {
+    if (const i32 part = part_in(tile)) {
 #if PACKED
-        const i32 merge = uniform(row_at(tile).merge);
-        store_part(o, top, sum, unit, p, part - 1, group);
-        finish_part(shared_memory(), p, merge, group);
+        store_part(o, top, sum, unit, p, row.part - 1, group);
+        finish_parts(shared_memory(), p, part - row.part + 1, group);
 #else
         store_part(o, top, sum, unit, part_at(p, part - 1), group);
         sync_threads(8 + group, 128);  // all have read which part, before the place is free

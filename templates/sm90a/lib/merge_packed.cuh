@@ -1,10 +1,10 @@
-// Packed heads, whose only tile row is cut along the keys: what its items leave, and the merge by
-// the last of them that is done.
+// Packed heads, whose only tile row is cut along the keys: its parts, of which an item has several,
+// and their merge by the last item that is done.
 // Needs: work.cuh, unpack.cuh; lse_before and sink_of of forward_store.cuh.
 
-// An item leaves a part instead of results, in fp32, where p.delta points: outputs of the rows that
+// An item leaves parts instead of results, in fp32, where p.delta points: outputs of the rows that
 // there are, and then of each the level that they are relative to, in powers of two, and the sum of
-// its exponentials. Parts begin at multiples of 16 bytes.
+// its exponentials. Parts begin at multiples of 16 bytes, and do not tell which item they are of.
 FN i32 part_rows(const struct Attention &p) { return p.n_q + p.n_q % 2; }
 FN float *part_at(const struct Attention &p, i32 part) {
     return p.delta + (i64)part * (part_rows(p) * (HEAD_DIM + 2));
@@ -99,18 +99,19 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
     }
 }
 
-// A part is stored; the last warpgroup of all that store parts of the row merges them. It leaves
-// their count as it found it. `shared.row[place]` may be taken by others afterwards.
-FN void finish_part(struct Shared &shared, const struct Attention &p, i32 merge, i32 group) {
+// An item's parts are stored, `count` of them; the last warpgroup of all that store parts of the row
+// merges them. It leaves the row's counter as it found it.
+FN void finish_parts(struct Shared &shared, const struct Attention &p, i32 count, i32 group) {
+    const i32 merge = uniform(shared.row[0].merge);
     const struct Work work = work_at(p, p.items + p.empty + merge);
     i32 &done = p.counter[2 + merge];
-    sync_threads(8 + group, 128);  // all have written, and read whose row it is
+    sync_threads(8 + group, 128);
     if (threadIdx.x % 128 == 0) {
         __threadfence();
-        shared.stored[group] = atomicAdd(&done, 1);
+        shared.stored[group] = atomicAdd(&done, count);
     }
     sync_threads(8 + group, 128);
-    if (uniform(shared.stored[group]) != work.count * GROUPS - 1) return;
+    if (uniform(shared.stored[group]) + count != work.count * GROUPS) return;
     if (threadIdx.x % 128 == 0) done = 0;
     __threadfence();
     merge_parts(p, work);
