@@ -195,7 +195,8 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     modes = [("usual", usual)]
     if room[2] <= most:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
-    if problem.score is None:  # whose formula asks which head a row is of
+    # a formula of the score and dropout ask which head a row is of
+    if problem.score is None and not problem.dropout:
         modes.append((PACKED, Mode(usual.launches[:1], "PACKED")))
     return ForwardSchedule(
         tile,
