@@ -69,7 +69,7 @@ def compile(
     mask, held = emptied(mask)  # 1 capture
     formula = None if score is None else score.formula
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
-    chosen = Target.named(target or default_target(wanted)).serving(wanted)
+    chosen = Target.named(target or default_target(wanted)).serving(wanted, selects(mask) > 0)
     recipe = Recipe(mask, wanted, chosen, name)
     inputs: tuple[object, ...] = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
     if formula is not None:
@@ -287,7 +287,7 @@ def explained(
     mask, _ = emptied(mask)
     formula = None if score is None else score.formula
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
-    chosen = Target.named(target or default_target(wanted)).serving(wanted)
+    chosen = Target.named(target or default_target(wanted)).serving(wanted, selects(mask) > 0)
     return Recipe(mask, wanted, chosen, "mask")()
 
 

@@ -32,6 +32,7 @@ from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, MOVES, STEMS, WIDE
 from maskc.core.problem import Direction, TileShape
 from maskc.core.source import SourceLoc
+from maskc.core.target import PIECE
 from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
 from maskc.emit.data_lists import data_lists_unit
@@ -56,6 +57,7 @@ from maskc.emit.spec import (
     ListsSpec,
     MovesSpec,
     PredicateLine,
+    RowPieces,
     Shape,
 )
 from maskc.plan.families.table import family_of
@@ -297,8 +299,11 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
     return KernelSpec(
         target=plan.target,
         dtype=plan.problem.dtype,
-        head_dim=plan.problem.head_dim,
-        head_dim_v=plan.problem.head_dim_v,
+        head_dim=plan.padded.head_dim,
+        head_dim_v=plan.padded.head_dim_v,
+        pieces=None
+        if plan.padded == plan.problem
+        else RowPieces(plan.problem.head_dim // PIECE, plan.problem.head_dim_v // PIECE),
         tile=plan.tile,
         iteration=Iteration.range if plan.use_ranges else Iteration.csr,
         shapes=tuple(shapes.values()),

@@ -79,7 +79,9 @@ def _sources(
 
 def _goes_along(each: Along, main: KernelPlan) -> bool:
     """Whether a plan has the tiles of such a source beside its own."""
-    if not family_of(main.target).has(each.form, main.problem):
+    if not family_of(main.target).has(each.form, main.padded):
+        return False
+    if each.form == TINY and main.padded != main.problem:
         return False
     return each.form != TINY or mma16.matches(tuple(mask.ir for mask in main.masks), each.direction)
 
@@ -89,7 +91,7 @@ def _together_only(plan: KernelPlan) -> KernelPlan:
     if (plan.form, plan.direction) != (SMALL, Direction.backward):
         return plan
     family = family_of(plan.target)
-    return replace(plan, schedule=family.schedule(plan.problem, (), plan.direction, TOGETHER))
+    return replace(plan, schedule=family.schedule(plan.padded, (), plan.direction, TOGETHER))
 
 
 def _with_choice(main: KernelPlan, others: Sequence[KernelPlan]) -> KernelPlan:

@@ -20,6 +20,7 @@ from maskc.plan.masks import (
     masks_for,
     why_layout,
     why_lists,
+    why_padded,
     why_partial,
     with_distances,
     without_chosen,
@@ -37,12 +38,12 @@ def plan_tiles(
         MaskcError: see `plan`.
     """
     target.check(problem)
-    _check_blocks(heads, target)
+    _check_blocks(heads, problem, target)
     reads = {name for ir in heads.masks for name in E.arrays(ir.keep)}
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
     family = family_of(target)
-    schedule = family.schedule(problem, heads.masks, direction, form)
+    schedule = family.schedule(target.padded(problem), heads.masks, direction, form)
     masks = masks_for(heads, schedule.tile)
     if len({mask.lifted.shape for mask in masks}) > 1:
         masks = tuple(map(without_chosen, masks))
@@ -62,7 +63,7 @@ def plan_tiles(
     return KernelPlan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
-            schedule.reason, why_lists(masks, use_ranges), *map(why_layout, masks),
+            schedule.reason, *why_padded(problem, target), why_lists(masks, use_ranges), *map(why_layout, masks),
             *([why_partial(masks, distances, runs, data)] if family.intervals else []),
         ), distances, runs, direction, form, by_query=by_query, by_key=by_key,
     )  # fmt: skip
@@ -88,12 +89,15 @@ def _of_data(
     return found
 
 
-def _check_blocks(heads: Heads, target: Target) -> None:
+def _check_blocks(heads: Heads, problem: Problem, target: Target) -> None:
     """Refuse what a target has no kernels for.
 
     Raises:
         SelectionNotCompiled: blocks that are too small.
+        HeadDimUnsupported: rows would be padded, which what chooses blocks cannot.
     """
+    if target.pads(problem) and any(ir.selections for ir in heads.masks):
+        raise target.no_such_dims(problem, selects=True)
     for ir in heads.masks:
         for each in ir.selections:
             if each.block < target.least_block:
