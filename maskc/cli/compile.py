@@ -165,7 +165,7 @@ def _summary(
     from maskc.cli.costs import costs
 
     problem = asked.problem(entry.mask)
-    plan = driver.plan_kernel(entry.mask, problem, asked.chosen(problem))
+    plan = driver.plan_kernel(entry.mask, problem, asked.chosen(problem, entry.mask))
     return {
         "name": entry.name,
         "formula": str(entry.mask),

@@ -84,10 +84,10 @@ def _report(
 
     heads = asked.heads_for(entry.mask)
     problem = asked.problem(entry.mask)
-    target = asked.chosen(problem)
+    target = asked.chosen(problem, entry.mask)
     attn = driver.compile(
         entry.mask, head_dim=asked.head_dim, n_heads=heads, dtype=asked.dtype, target=target.name,
-        name=entry.name,
+        name=entry.name, tile=asked.tile, stages=asked.stages,
     )  # fmt: skip
     ways = {"": CompiledMask(attn.bundle, target.name, in_parts=False, held=attn.held)}
     if attn.bundle.parts:  # tried at all lengths, whether or not they pay there

@@ -69,7 +69,9 @@ def why_padded(problem: Problem, target: Target) -> tuple[str, ...]:
     if not target.pads(problem):
         return ()
     wide = target.padded(problem).head_dim
-    return (f"rows are filled up to {wide} elements with zeros in shared memory; no copies are made",)
+    return (
+        f"rows are filled up to {wide} elements with zeros in shared memory; no copies are made",
+    )
 
 
 def why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:

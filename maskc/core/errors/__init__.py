@@ -11,6 +11,7 @@ MC75x reports.
 from maskc.core.errors.base import MaskcError as MaskcError
 from maskc.core.errors.base import SeveralErrors as SeveralErrors
 from maskc.core.errors.builds import BadPlan as BadPlan
+from maskc.core.errors.builds import BadTile as BadTile
 from maskc.core.errors.builds import BuildFailed as BuildFailed
 from maskc.core.errors.builds import CheckFailed as CheckFailed
 from maskc.core.errors.builds import Counterexample as Counterexample
@@ -25,6 +26,7 @@ from maskc.core.errors.builds import NoDevice as NoDevice
 from maskc.core.errors.builds import NothingCompared as NothingCompared
 from maskc.core.errors.builds import SharedMemoryExceeded as SharedMemoryExceeded
 from maskc.core.errors.builds import TargetNotBuilt as TargetNotBuilt
+from maskc.core.errors.builds import TileUnsupported as TileUnsupported
 from maskc.core.errors.builds import TooManyArrays as TooManyArrays
 from maskc.core.errors.builds import UnknownDType as UnknownDType
 from maskc.core.errors.builds import UnknownTarget as UnknownTarget
