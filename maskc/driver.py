@@ -158,6 +158,17 @@ def _count(number: object, name: str, given: object) -> int:
     return found
 
 
+def tile_choices(problem: Problem, target: Target) -> tuple[Problem, ...]:
+    """The problem with each tile and number of stages that a user may ask `compile` for.
+
+    Raises:
+        HeadDimUnsupported, DTypeUnsupported: the target has no kernel at all.
+    """
+    from maskc.plan.families.table import fitting
+
+    return tuple(fitting(problem, target))
+
+
 class Recipe:
     """What a compiled mask was made of: explains it, and makes it again where a pickle is stale."""
 

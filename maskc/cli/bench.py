@@ -17,8 +17,8 @@ from maskc.cli.options import (
     LengthType,
     data_options,
     json_option,
+    kernel_options,
     mask_source,
-    problem_options,
 )
 from maskc.cli.output import FilePath, echo, told, unwritable, write_json, write_table
 from maskc.core.errors import CheckFailed, UsageMistake
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 @click.command(short_help="Time the kernel beside what torch has, checked.")
 @mask_source
-@problem_options
+@kernel_options
 @click.option(
     "--n", type=LengthsType(), metavar="N[,N...]",
     help="Queries: 4096, 1e6, 128k (of 1024), 1M; several are a sweep: 1k,2k,4k.  "

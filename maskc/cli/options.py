@@ -213,7 +213,17 @@ def written_heads(mask: Mask) -> int | None:
 
 
 def problem_options(command: Command) -> Command:
-    """--target, --head-dim, --dtype, --heads, --tile and --stages; the command gets `asked`."""
+    """--target, --head-dim, --dtype and --heads; the command gets `asked`."""
+
+    @wraps(command)
+    def wrapped(targets: tuple[str, ...], asked: Asked, **rest: Any) -> Any:
+        return command(asked=replace(asked, targets=targets), **rest)
+
+    return cost_options(target_option(wrapped))
+
+
+def kernel_options(command: Command) -> Command:
+    """Those of `problem_options`, --tile and --stages; the command gets `asked`."""
 
     @click.option(
         "--tile", type=TileType(), metavar="QxK",
@@ -226,13 +236,11 @@ def problem_options(command: Command) -> Command:
     )  # fmt: skip
     @wraps(command)
     def wrapped(
-        targets: tuple[str, ...], asked: Asked, tile: tuple[int, int] | None, stages: int | None,
-        **rest: Any,
+        asked: Asked, tile: tuple[int, int] | None, stages: int | None, **rest: Any
     ) -> Any:  # fmt: skip
-        asked = replace(asked, targets=targets, tile=tile, stages=stages)
-        return command(asked=asked, **rest)
+        return command(asked=replace(asked, tile=tile, stages=stages), **rest)
 
-    return cost_options(target_option(wrapped))
+    return problem_options(wrapped)
 
 
 def target_option(command: Command) -> Command:

@@ -195,8 +195,8 @@ TEXTS = {
     ),
     "MC490": (
         lambda: mc.causal().compile(128, target="sm_90a", tile=(192, 128), stages=2),
-        "MC490 tile  sm_90a has no forward kernel with tile=(192, 128), stages=2: at head_dim 128 a "
-        "thread needs about 192 registers and has 160\n"
+        "MC490 tile  sm_90a has no forward kernel with tile=(192, 128), stages=2: at head_dim 128 "
+        "a thread needs about 192 registers and has 160\n"
         "    hint: sm_90a takes tile=(q, k) with q 128 or 192 and k 64, 96 or 128, and stages 2 to "
         "8, as far as they fit",
     ),

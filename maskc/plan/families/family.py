@@ -83,8 +83,8 @@ class Family:
     """The folder below templates/."""
     schedules: Mapping[tuple[Direction, str], Callable[[Problem], Schedule]]
     """By pass and form."""
-    limits: Callable[[Problem], Limits] | None = None
-    """Tiles and stages that a user may ask for; None: the planner's alone."""
+    limits: Callable[[Problem], Limits]
+    """Tiles and stages that a user may ask for."""
     by_masks: Callable[[Problem, tuple[MaskIR, ...]], Schedule] | None = None
     """The forward schedule of the default form, where it depends on the masks."""
     one_source: bool = False
@@ -119,7 +119,7 @@ class Family:
             SharedMemoryExceeded: the tiles do not fit.
             TileUnsupported: tile or stages were asked for that there are not.
         """
-        if self.limits is not None and problem.names_tile:
+        if problem.names_tile and (direction, form) == (Direction.forward, ""):
             self.limits(problem).check(problem)
         if self.by_masks is not None and (direction, form) == (Direction.forward, ""):
             return self.by_masks(problem, masks)
