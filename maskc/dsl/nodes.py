@@ -188,6 +188,28 @@ class Documents(Node):
     align: str = END
 
 
+@dataclass(frozen=True)
+class Positions:
+    """Where queries and keys stand, as arrays that calls give; see dsl.data_atoms.positions."""
+
+    of_q: DataDecl
+    of_k: DataDecl
+
+
+@dataclass(frozen=True, repr=False)
+class AtPositions(Node):
+    """A mask of positions over those that calls give, q standing at of_q[q] and k at of_k[k]."""
+
+    of: Node
+    """Causal, Window, Dilated or BlockDiagonal."""
+    where: Positions
+
+    @property
+    def decls(self) -> tuple[DataDecl, DataDecl]:
+        """The two arrays."""
+        return self.where.of_q, self.where.of_k
+
+
 @dataclass(frozen=True, repr=False)
 class Tree(Node):
     """tin[k] <= tin[p] < tout[k]: k is p or an ancestor of p."""

@@ -403,6 +403,7 @@ def _anonymous(text: str, masks: tuple[PlannedMask, ...]) -> str:
 _NOTES = {
     DataKind.documents: "document ids",
     DataKind.flags: "flags",
+    DataKind.positions: "positions",
     DataKind.intervals: "bounds of a query's keys",
     DataKind.tree: "times of a depth-first walk",
     DataKind.table: "block table",

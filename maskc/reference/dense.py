@@ -257,11 +257,15 @@ def declarations(node: N.Node) -> tuple[DataDecl, ...]:
     """The arrays this node itself reads."""
     if isinstance(node, N.Where):
         return node.tables
+    if isinstance(node, N.AtPositions):
+        return node.decls
     return (node.decl,) if hasattr(node, "decl") else ()
 
 
 def formulas(node: N.Node) -> tuple[Expr, ...]:
     """The formulas this node itself holds."""
+    if isinstance(node, N.AtPositions):
+        return formulas(node.of)
     fields = (getattr(node, name, None) for name in ("formula", "left", "right", "n", "ids"))
     return tuple(field for field in fields if isinstance(field, Expr))
 

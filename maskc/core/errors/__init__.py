@@ -49,6 +49,7 @@ from maskc.core.errors.calls import NotAddressable as NotAddressable
 from maskc.core.errors.calls import NotAnArray as NotAnArray
 from maskc.core.errors.calls import NotContiguous as NotContiguous
 from maskc.core.errors.calls import NotPicklable as NotPicklable
+from maskc.core.errors.calls import NotPositions as NotPositions
 from maskc.core.errors.calls import OneOfSeveral as OneOfSeveral
 from maskc.core.errors.calls import ScoreIndex as ScoreIndex
 from maskc.core.errors.calls import ScoreNotRun as ScoreNotRun
