@@ -25,6 +25,12 @@ class Node(Mask):
         """The masks that this one is made of."""
         return ()
 
+    @property
+    def decls(self) -> tuple[DataDecl, ...]:
+        """The arrays that this node itself reads, but for those that a formula captured."""
+        decl = getattr(self, "decl", None)
+        return () if decl is None else (decl,)
+
     @cached_property
     def captures(self) -> bool:
         """Whether some formula of the mask reads captured arrays."""
@@ -205,8 +211,8 @@ class AtPositions(Node):
     where: Positions
 
     @property
-    def decls(self) -> tuple[DataDecl, DataDecl]:
-        """The two arrays."""
+    def decls(self) -> tuple[DataDecl, ...]:
+        """The positions of queries, and of keys."""
         return self.where.of_q, self.where.of_k
 
 

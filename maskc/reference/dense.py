@@ -257,9 +257,7 @@ def declarations(node: N.Node) -> tuple[DataDecl, ...]:
     """The arrays this node itself reads."""
     if isinstance(node, N.Where):
         return node.tables
-    if isinstance(node, N.AtPositions):
-        return node.decls
-    return (node.decl,) if hasattr(node, "decl") else ()
+    return node.decls
 
 
 def formulas(node: N.Node) -> tuple[Expr, ...]:

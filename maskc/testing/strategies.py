@@ -212,8 +212,7 @@ def declared(mask: mc.Mask) -> dict[str, DataDecl]:
     """The arrays a call must give, by name."""
     found = {}
     for node in _walk(mask):
-        decl = getattr(node, "decl", None)
-        if decl is not None and decl.from_caller:
+        for decl in filter(lambda each: each.from_caller, getattr(node, "decls", ())):
             found[decl.name] = decl
     return found
 

@@ -25,6 +25,8 @@ from maskc.core.target import TARGETS, Target
 from maskc.core.tensors import Array, contiguous
 from maskc.dispatch import checks
 from maskc.dispatch.tensor_maps import tensor
+from maskc.dsl.checked import placed
+from maskc.dsl.nodes import Causal
 from maskc.integrations.torch.handles import refuse
 from maskc.runtime import CompiledMask, merge
 from maskc.runtime.autograd import through_torch
@@ -204,6 +206,12 @@ TEXTS = {
         lambda: mc.causal().compile(128, target="sm_90a", tile=(128, 0)),
         "MC491 tile  tile must be a pair of positive integers, found (128, 0)\n"
         "    hint: tile=(128, 64) is 128 queries by 64 keys; None leaves the choice to the planner",
+    ),
+    "MC492": (
+        lambda: placed("causal", Causal(), "q_idx", SourceLoc("mask.py", 2, 8)),
+        "MC492 mask.py:2:8  causal: at must be mc.positions(q=..., k=...), found 'q_idx'\n"
+        '    hint: mc.causal(at=mc.positions(q="q_idx", k="k_idx")); calls give q_idx=... and '
+        "k_idx=...",
     ),
     "MC503": (
         lambda: replace(

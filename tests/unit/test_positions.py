@@ -73,9 +73,10 @@ def test_what_is_known_of_them():
     assert not wide.subset_of(narrow)
     assert (mc.causal(at=AT) & mc.window(9, 9, at=AT)).equals(mc.window(9, at=AT))
     found = mc.diff(narrow, wide, n=8)
-    assert narrow.dense(8, **found.data)[found.q, found.k] != wide.dense(8, **found.data)[
-        found.q, found.k
-    ]
+    assert (
+        narrow.dense(8, **found.data)[found.q, found.k]
+        != wide.dense(8, **found.data)[found.q, found.k]
+    )
 
 
 def test_places_in_the_sequence_are_positions():
