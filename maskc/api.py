@@ -33,7 +33,8 @@ def attention(
     deterministic: bool = False, is_causal: bool = False,
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, score: Score | None = None, **data: Any,
+    max_seqlen: int | None = None, score: Score | None = None,
+    dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
 ) -> Any: ...  # fmt: skip
 @overload
 def attention(
@@ -44,14 +45,16 @@ def attention(
     deterministic: bool = False, is_causal: bool = False,
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, score: Score | None = None, **data: Any,
+    max_seqlen: int | None = None, score: Score | None = None,
+    dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
 ) -> tuple[Any, Any]: ...  # fmt: skip
 @overload
 def attention(
     q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, return_lse: bool,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
     normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-    deterministic: bool = False, score: Score | None = None, **data: Any,
+    deterministic: bool = False, score: Score | None = None,
+    dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
 ) -> Any: ...  # fmt: skip
 def attention(
     q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
@@ -61,7 +64,8 @@ def attention(
     deterministic: bool = False, is_causal: bool = False,
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, score: Score | None = None, **data: Any,
+    max_seqlen: int | None = None, score: Score | None = None,
+    dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
 ) -> Any:  # fmt: skip
     """Attention restricted to a mask, compiled on first use and remembered.
 
@@ -89,6 +93,10 @@ def attention(
             are two, is_causal and window_size count from the last tokens of each sequence.
         max_seqlen: a promise that no sequence has more tokens, see `mc.cu_seqlens`.
         score: what softmax sees in place of scale * q . k, see `mc.score`.
+        dropout_p: the share of weights that are dropped, as of scaled_dot_product_attention: in
+            every call that gives it, whether something trains or not.
+        dropout_seed: decides which ones; None takes a seed from the default generator of the
+            device of torch tensors, so that torch.manual_seed repeats it.
         data: the mask's and the score's data and parameters by name.
 
     Returns:
@@ -109,6 +117,8 @@ def attention(
         scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
         sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, **data,
     )  # fmt: skip
+    if dropout_p:
+        options.update(dropout_p=dropout_p, dropout_seed=dropout_seed)
     if (
         is_causal is not False or window_size is not None or enable_gqa is not None
         or layout is not None or cu_seqlens_q is not None or cu_seqlens_k is not None

@@ -17,6 +17,7 @@ Stages 2 to 6 are skipped where the disk remembers their bundle.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from maskc.core.errors import BadTile, DataRange, SelectionNotCompiled
 from maskc.core.expr import NEVER
 from maskc.core.problem import Problem, TileShape
 from maskc.core.score import Formula, Inputs
-from maskc.core.target import Target
+from maskc.core.target import SPARE, Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.score_tracer import Score
@@ -57,14 +58,20 @@ def compile(
     target: str | None = None,
     name: str = "mask",
     score: Score | None = None,
+    dropout: bool = False,
     tile: object = None,
     stages: object = None,
 ) -> CompiledMask:
-    """All stages; see Mask.compile."""
+    """All stages; see Mask.compile.
+
+    Args:
+        dropout: make the kernels that drop weights, see `CompiledMask.dropping`.
+    """
     from maskc.build.bundles import remembered
     from maskc.ir.heads import heads_of
     from maskc.runtime.compiled import CompiledMask
     from maskc.runtime.device import default_target
+    from maskc.runtime.dropout import DroppingMask, DroppingScore
     from maskc.runtime.scored import ScoredMask
 
     if score is not None and score.mask is not None:
@@ -74,15 +81,31 @@ def compile(
     wanted = problem(
         head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula, tile, stages
     )  # fmt: skip
-    chosen = Target.named(target or default_target(wanted)).serving(wanted, selects(mask) > 0)
+    if dropout:
+        wanted = replace(wanted, dropout=True)
+    chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
     recipe = Recipe(mask, wanted, chosen, name)
     inputs: tuple[object, ...] = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
     if formula is not None:
         inputs = (*inputs, formula.loc)
     bundle = remembered(inputs, lambda: emit_bundle(recipe.plan, name))  # 2 to 6
     if score is not None:
-        return ScoredMask(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
+        scored = DroppingScore if dropout else ScoredMask
+        return scored(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
+    if dropout:
+        return DroppingMask(bundle, chosen.name, recipe, held=held)
     return CompiledMask(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
+
+
+def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
+    """What runs a mask: `target`, or what stands in for it where it lacks the kernels, as those on
+    tensor cores do for keys chosen at run time beside a formula of the score, and for single ones
+    with dropout."""
+    chosen = selects(mask) if target.language == "cuda" else 0
+    single = problem.dropout and 0 < chosen < target.least_block
+    if single or (problem.score is not None and chosen):
+        return Target.named(SPARE)
+    return target.serving(problem, chosen > 0)
 
 
 def emit_bundle(plan: KernelPlan, name: str = "mask") -> Bundle:
@@ -195,7 +218,7 @@ class Recipe:
         beside = beside_dense(self.mask, self.plan)
         return explain(self.plan) + "".join(f"{line}\n" for line in beside)
 
-    def compile(self) -> CompiledMask:
+    def compile(self, dropout: bool = False) -> CompiledMask:
         """The same mask compiled by the package as it is now."""
         mask, wanted, target, name = self._made_of
         formula = wanted.score
@@ -205,8 +228,12 @@ class Recipe:
         return compile(
             mask, head_dim=wanted.head_dim, head_dim_v=wanted.head_dim_v, n_heads=wanted.n_heads,
             dtype=wanted.dtype, target=target.name, name=name, score=score, tile=wanted.tile,
-            stages=wanted.stages,
+            stages=wanted.stages, dropout=dropout or wanted.dropout,
         )  # fmt: skip
+
+    def dropping(self) -> CompiledMask:
+        """The same mask with kernels that drop weights."""
+        return self.compile(dropout=True)
 
 
 def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:
@@ -333,7 +360,7 @@ def explained(
     wanted = problem(
         head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula, tile, stages
     )  # fmt: skip
-    chosen = Target.named(target or default_target(wanted)).serving(wanted, selects(mask) > 0)
+    chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
     return Recipe(mask, wanted, chosen, "mask")()
 
 

@@ -20,6 +20,7 @@ except ImportError:
     raise ExtraMissing("maskc.nn", "torch", "torch") from None
 
 from maskc.api import attention
+from maskc.core.dropout import check_rate
 from maskc.core.errors import BadOption, BadShape
 from maskc.core.source import caller
 from maskc.dsl.combinators import causal as causal_mask
@@ -50,6 +51,7 @@ class Attention(torch.nn.Module):
         n_heads: int | None = None, sink_logits: torch.Tensor | bool = False,
         alibi_slopes: torch.Tensor | bool = False, normalizer: str = "softmax",
         alpha: float | None = None, nan_safe: bool = False, deterministic: bool = False,
+        dropout: float = 0.0,
     ) -> None:  # fmt: skip
         """Make the module; kernels are built by the first call.
 
@@ -65,18 +67,22 @@ class Attention(torch.nn.Module):
             alpha: of entmax, from 1 to 2; 1.5 when None.
             nan_safe: non-finite rows of v never reach a query that does not see them.
             deterministic: gradients have the same bits on every run.
+            dropout: the share of weights that are dropped while the module trains.
 
         Raises:
             NotAMask: `mask` is no mask (MC106).
             BadOption: a number of heads is needed or contradicted (MC407).
+            DropoutRate: `dropout` is no number in 0 .. 1 (MC430).
         """
         super().__init__()
+        check_rate(dropout, "dropout")
         if not isinstance(mask, Mask):
             raise not_a_mask("mc.nn.Attention", mask, caller() or "mask")
         self.mask = mask
         self.scale, self.softcap = scale, softcap
         self.normalizer, self.alpha = normalizer, alpha
         self.nan_safe, self.deterministic = nan_safe, deterministic
+        self.dropout = dropout
         sinks = _of_heads("sink_logits", sink_logits, n_heads)
         self.register_parameter("sink_logits", None if sinks is None else _parameter(sinks))
         slopes = _of_heads("alibi_slopes", alibi_slopes, n_heads)
@@ -87,7 +93,7 @@ class Attention(torch.nn.Module):
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool = False,
-        **data: Any,
+        dropout_seed: Any = None, **data: Any,
     ) -> Any:  # fmt: skip
         """Attention of one call.
 
@@ -96,6 +102,8 @@ class Attention(torch.nn.Module):
             k: [B, Hkv, Nkv, D]; Hq is a multiple of Hkv.
             v: [B, Hkv, Nkv, Dv].
             return_lse: also return the log-sum-exp of every row.
+            dropout_seed: decides which weights are dropped in training; None takes a seed from
+                the default generator of the device.
             **data: the mask's data and parameters by name.
 
         Returns:
@@ -108,8 +116,13 @@ class Attention(torch.nn.Module):
             q, k, v, self.mask, scale=self.scale, return_lse=return_lse, softcap=self.softcap,
             alibi_slopes=_fp32(self.alibi_slopes), sink_logits=_fp32(self.sink_logits),
             normalizer=self.normalizer, alpha=self.alpha, nan_safe=self.nan_safe,
-            deterministic=self.deterministic, **data,
+            deterministic=self.deterministic, dropout_seed=dropout_seed,
+            dropout_p=self.dropout if self.training else 0.0, **data,
         )  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take modules that were saved before there was dropout."""
+        super().__setstate__({"dropout": 0.0, **state})
 
     def extra_repr(self) -> str:
         """The mask, and what differs from plain attention."""
@@ -119,6 +132,8 @@ class Attention(torch.nn.Module):
                 parts.append(f"{name}={getattr(self, name):g}")
         if self.normalizer != "softmax":
             parts.append(f"normalizer={self.normalizer!r}")
+        if self.dropout:
+            parts.append(f"dropout={self.dropout:g}")
         parts += [f"{name}=True" for name in ("nan_safe", "deterministic") if getattr(self, name)]
         return ", ".join(parts)
 

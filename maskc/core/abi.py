@@ -99,6 +99,14 @@ SCORE_FIELDS: tuple[Field, ...] = (
 )  # fmt: skip
 """What `struct Attention` has behind FIELDS in sources with a formula of the score."""
 
+DROPOUT_FIELDS: tuple[Field, ...] = (
+    Field("dropout_seed_at", "const i64 *", "where the seed lies, or null: in dropout_seed"),
+    Field("dropout_seed", "i64", "of all bits that are drawn"),
+    Field("dropout_least", "i32", "the least of 0 .. 65535 whose pair is kept"),
+    Field("dropout_scale", "float", "1 / (the share that is kept); 0 where nothing is"),
+)  # fmt: skip
+"""What it has behind these in sources that drop weights."""
+
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("tile", "tile row; backward: tile column"),
     ("head", "batch * heads_q + query head, the first one"),
@@ -134,8 +142,10 @@ LISTED_FIELDS: tuple[Field, ...] = (
     Field("packed", "i32 *", "[lists]: whether tiles begin with documents"),
     Field("verdict", "i32 *", "whether anything given was wrong"),
     Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
+    Field("fine", "i32 *", "likewise: gets the ticket where nothing was, or null"),
     Field("result", "i32 *", "what is spoilt where it was", 5),
     Field("most", "i64", "tokens of a document", 2),
+    Field("ticket", "i64", "of the lists"),
     Field("result_words", "i64", "of four bytes", 5),
     Field("source_list", "i64", "elements from one list to the next, 0 if all share theirs", 2),
     Field("source_step", "i64", "elements from one id, or length, to the next", 2),
@@ -162,10 +172,10 @@ MAX_READINGS = 2 * MAX_ARRAYS
 
 DATA_LISTS_FIELDS: tuple[Field, ...] = (
     Field("source", "const void *", "what the caller gave, by array", MAX_ARRAYS),
-    Field("array", "i32 *", "the same of 32 bits, as kernels read it", MAX_ARRAYS),
-    Field("kept_ptr", "const i32 *", "[tiles + 1]: lists of what the mask may be at most", 2),
+    Field("kept_ptr", "const i32 *", "[heads][tiles + 1]: lists of all that a mask may be", 2),
     Field("kept_tiles", "const i32 *", "index * 2 + (1 if every pair is live), ascending", 2),
-    Field("mask_args", "const i32 *", "the formula's shape, its constants"),
+    Field("mask_args", "const i32 *", "[heads]: the formula's shape, its constants"),
+    Field("array", "i32 *", "what is given, of 32 bits, as kernels read it", MAX_ARRAYS),
     Field("bounds", "i32 *", "[blocks][4]: least and greatest of a tile, whether it is wrong"),
     Field("bits", "i32 *", "[lists][words][2]: candidates that stay, and are full", 2),
     Field("counts", "i32 *", "[lists][tiles]: live tiles", 2),
@@ -175,8 +185,10 @@ DATA_LISTS_FIELDS: tuple[Field, ...] = (
     Field("counter", "i32 *", "[2], to be cleared"),
     Field("verdict", "i32 *", "whether anything given was wrong, or null"),
     Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
+    Field("fine", "i32 *", "likewise: gets the ticket where nothing was, or null"),
     Field("result", "i32 *", "what is spoilt where it was", 5),
     Field("most", "i64", "tokens of a document", MAX_ARRAYS),
+    Field("ticket", "i64", "of the lists"),
     Field("result_words", "i64", "of four bytes", 5),
     Field("source_batch", "i64", "elements from one sequence to the next, 0 if shared", MAX_ARRAYS),
     Field("source_head", "i64", "the same of heads", MAX_ARRAYS),
@@ -200,8 +212,10 @@ DATA_LISTS_FIELDS: tuple[Field, ...] = (
     Field("tile_count", "i32", "tile rows, and tile columns", 2),
     Field("lists", "i32", "of tiles: sequences with data of their own, times heads likewise"),
     Field("heads", "i32", "lists of a sequence"),
+    Field("sharing", "i32", "query heads with lists of their own that share items' columns, or 0"),
     Field("wide", "i32", "whether constants have two words"),
     Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
+    Field("work_side", "i32", "whose tiles items have, if there are any"),
     Field("owners", "i32", "of the items of every tile of a list: heads, or groups of them"),
     Field("owner_heads", "i32", "query heads from one owner to the next"),
     Field("item_heads", "i32", "of an item, see WORK_FIELDS"),
@@ -326,8 +340,15 @@ def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
 
 ATTENTION = structure()
 SCORE = structure(SCORE_FIELDS)
-SCORED = structure(FIELDS + SCORE_FIELDS)
-"""ATTENTION with SCORE behind it."""
+DROPOUT = structure(DROPOUT_FIELDS)
+"""Blocks that lie behind ATTENTION, in this order, where a source has them."""
+
+
+@cache
+def longer(size: int) -> type[ctypes.Structure]:
+    """ATTENTION with further bytes behind it, `size` in all."""
+    rest = size - ctypes.sizeof(ATTENTION)
+    return type("Longer", (ATTENTION,), {"_fields_": [("rest", ctypes.c_char * rest)]})
 
 
 POINTERS = (

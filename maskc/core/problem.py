@@ -63,6 +63,8 @@ class Problem:
     """Query heads; needed only where heads have different masks."""
     score: Formula | None = None
     """The formula of the score; None: s itself, with the features that a call asks for."""
+    dropout: bool = False
+    """Whether weights are dropped; rate and seed are arguments of a call."""
     tile: TileShape | None = None
     """The forward pass's tile where the user names one; None: the planner chooses."""
     stages: int | None = None

@@ -31,8 +31,9 @@ from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, MOVES, STEMS, WIDE
 from maskc.core.problem import Direction, TileShape
+from maskc.core.score import Formula
 from maskc.core.source import SourceLoc
-from maskc.core.target import PIECE
+from maskc.core.target import PIECE, SPARE, Target
 from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
 from maskc.emit.data_lists import data_lists_unit
@@ -58,6 +59,7 @@ from maskc.emit.spec import (
     MovesSpec,
     PredicateLine,
     RowPieces,
+    ScoreText,
     Shape,
 )
 from maskc.plan.families.table import family_of
@@ -334,11 +336,18 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         chosen=plan.chosen,
         schedule=plan.schedule,
         banner=_banner(plan),
-        fields=abi.FIELDS if score is None else abi.FIELDS + abi.SCORE_FIELDS,
-        score=None
-        if score is None
-        else score_text(score, plan.target.language, None if score.loc is None else score.loc.line),
+        fields=abi.FIELDS
+        + (() if score is None else abi.SCORE_FIELDS)
+        + (abi.DROPOUT_FIELDS if plan.problem.dropout else ()),
+        dropout=plan.problem.dropout,
+        score=None if score is None else _score_text(score, plan.target),
     )
+
+
+def _score_text(score: Formula, target: Target) -> ScoreText:
+    line = None if score.loc is None else score.loc.line
+    fast = target.language == "cuda" and target.name != SPARE
+    return score_text(score, target.language, line, fast)
 
 
 def _shape(mask: PlannedMask, plan: KernelPlan, reads: tuple[str, ...]) -> Shape:

@@ -84,9 +84,9 @@ def resolved(lines: Iterable[str], name: str, defined: bool) -> Iterator[str]:
 def render(template: str, spec: object) -> str:
     """The text of one source."""
     text = inlined(environment().get_template(template).render(spec=spec))
-    found: Iterable[str] = text.splitlines()
-    for name, value in (("WITH_SCORE", "score"), ("PADDED", "pieces")):
-        found = resolved(found, name, getattr(spec, value, None) is not None)
-    lines = [line.rstrip() for line in found]
+    lines: Iterable[str] = text.splitlines()
+    for name, value in (("WITH_SCORE", "score"), ("WITH_DROPOUT", "dropout"), ("PADDED", "pieces")):
+        lines = resolved(lines, name, getattr(spec, value, None) not in (None, False))
+    lines = [line.rstrip() for line in lines]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
     return "\n".join(kept).strip("\n") + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from maskc.analysis.score_places import Spread
 from maskc.core import abi
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
@@ -159,6 +160,8 @@ class EntryText:
     """A declaration of C: where the entry lies."""
     share: str
     """Likewise: dlogit times d logit / d entry."""
+    spread: Spread
+    """Which pairs read the same entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,10 @@ class ScoreText:
     """The declaration of the argument block as a parameter."""
     at: str
     """What stands between it and a member."""
+    bends: bool
+    """Whether d logit / d s is not 1 everywhere."""
+    fast: bool
+    """For tensor cores: functions are also given q - k as a number, `apart`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +257,19 @@ class KernelSpec:
     """Where rows in memory are shorter than `head_dim`."""
     score: ScoreText | None = None
     """The formula of the score, where there is one."""
+    dropout: bool = False
+    """Whether weights are dropped."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the formula of the score reads entries of tables that differ from pair to pair,
+        for which registers have to be at hand."""
+        score = self.score
+        return score is not None and (
+            any(each.spread is not Spread.one for each in score.entries)
+            or any(table.integer and table.rank for table in score.tables)
+        )
 
     @property
     def by_documents(self) -> bool:
@@ -416,6 +435,19 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+class TileText:
+    """What a mask is on a tile."""
+
+    lines: tuple[str, ...]
+    """Declarations of C."""
+    may: str
+    must: str
+    """Expressions over these."""
+    static_part: bool
+    """Whether they are about data alone: the static lists tell the rest."""
+
+
+@dataclass(frozen=True, slots=True)
 class DataListsSpec:
     """The source that makes the tile lists of a mask that reads data."""
 
@@ -430,13 +462,8 @@ class DataListsSpec:
     readings: tuple[Reading, ...]
     n_args: int
     n_lists: int
-    lines: tuple[str, ...]
-    """Declarations of C, for what the mask is on a tile."""
-    may: str
-    must: str
-    """Expressions over these."""
-    static_part: bool
-    """Whether they are about data alone: the static lists tell the rest."""
+    shapes: tuple[TileText, ...]
+    """The distinct formulas of the heads."""
     banner: tuple[str, ...]
     fields: tuple[abi.Field, ...] = field(default=abi.DATA_LISTS_FIELDS)
     arguments: str = "DataLists"

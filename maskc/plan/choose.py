@@ -9,9 +9,10 @@ from functools import partial
 from maskc.analysis.heads import Heads
 from maskc.core.forms import SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
-from maskc.core.target import TARGETS, Target
+from maskc.core.target import SPARE, TARGETS, Target
 from maskc.plan.cost import WHEN, costs_of
 from maskc.plan.families.family import Along
+from maskc.plan.families.score_tables import reads_tables
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_data, device_documents, device_topk, grid_boxes, mma16
 from maskc.plan.forms.gathered_keys import chooses_keys, plan_gathered
@@ -30,34 +31,35 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     target.check(problem)
     if problem.names_tile and any(ir.selections for ir in heads.masks):
         raise selects_in_own_tiles(heads, problem, target)
-    one = by_threshold(heads, target)
+    drops = problem.dropout  # whose counters are of squares of consecutive tokens
+    one = None if drops else by_threshold(heads, target)
     if one is not None:
         return plan_by_threshold(heads, one, problem, target)
-    if chooses_keys(heads.masks, target):
+    if chooses_keys(heads.masks, target) and not drops:
         return plan_gathered(heads, problem, target)
     family = family_of(target)
     main, *also = _sources(heads, problem, target, family.along)
     forward, *others = (
-        None if _in_named_tile(each) else grid_boxes.in_boxes(each)
+        None if drops or _in_named_tile(each) else grid_boxes.in_boxes(each)
         for each in (main, *also) if not each.form
     )  # fmt: skip
     also = list(filter(None, (forward, *also, *others)))
-    reasons = (
-        main.reasons
-        if forward or problem.names_tile
-        else (*main.reasons, *grid_boxes.why_no_boxes(main))
-    )
-    scored = problem.score is not None  # which speaks of the user's q and k
+    planned = forward is None and not problem.names_tile
+    reasons = (*main.reasons, *grid_boxes.why_no_boxes(main)) if planned else main.reasons
+    # formulas of the score and dropout speak of the user's q and k
+    scored = problem.score is not None or drops
+    if problem.score is not None and target.name == SPARE and selections(main.masks):
+        reasons = (*reasons, "keys chosen at run time beside a formula of the score run here alone")
     parts = () if scored else planned_parts(heads, partial(_part, problem=problem, target=target))
     main = replace(main, parts=parts, reasons=reasons)
-    if family.device_documents and device_documents.matches(main):
+    if family.device_documents and device_documents.matches(main) and not drops:
         main = device_documents.listed(main)
         also = [
             device_documents.listed(each)
             if (each.form, each.direction) == (SMALL, Direction.forward) else each
             for each in also
         ]  # fmt: skip
-    elif family.device_data and device_data.matches(main):
+    elif family.device_data and not scored and device_data.matches(main):
         main = device_data.listed(main)
     if family.topk_shared_bytes and selections(main.masks):
         main = device_topk.listed(main)
@@ -81,7 +83,7 @@ def _sources(
         for each in along
         if _goes_along(each, main)
     ]
-    if selections(main.masks) or device_documents.matches(main):
+    if selections(main.masks) or device_documents.matches(main) or problem.dropout:
         also = list(map(_together_only, also))  # the device may list columns alone
     return [main, *also]
 
@@ -100,6 +102,10 @@ def _goes_along(each: Along, main: KernelPlan) -> bool:
         return False
     if each.form == TINY and main.padded != main.problem:
         return False
+    if TARGETS[each.target].lacks(main.problem) or (main.problem.dropout and each.form == TINY):
+        return False
+    if (each.form, each.direction) == (TINY, Direction.backward) and reads_tables(main.problem):
+        return False  # whose launches have no room for what tables get
     return each.form != TINY or mma16.matches(tuple(mask.ir for mask in main.masks), each.direction)
 
 

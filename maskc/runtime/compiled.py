@@ -11,7 +11,7 @@ from maskc.build import BuildReport
 from maskc.core.abi import Pointers
 from maskc.core.bundle import Bundle
 from maskc.core.captured import HELD, Held
-from maskc.core.errors import NotAddressable, UnknownTarget
+from maskc.core.errors import DropoutNotRun, NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.target import Target
@@ -87,6 +87,8 @@ class CompiledMask:
         self.held = held
         self._holding: CompiledMask | None = None
         self._report, self._in_parts = report, in_parts
+        self._with: dict[str, CompiledMask] = {}
+        """Kernels that calls with further options need, which copies share."""
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
         self._needs_data, self._default = self._binder.needs_data, self._binder.default
@@ -128,27 +130,27 @@ class CompiledMask:
         return_lse: Literal[False] = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, **data: Any,
+        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
     ) -> Any: ...  # fmt: skip
     @overload
     def __call__(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: Literal[True],
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, **data: Any,
+        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
     ) -> tuple[Any, Any]: ...  # fmt: skip
     @overload
     def __call__(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, **data: Any,
+        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
     ) -> Any: ...  # fmt: skip
     def __call__(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, **data: Any,
+        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
     ) -> Any:  # fmt: skip
         """softmax(scale * q k^T, restricted to the mask) v.
 
@@ -172,9 +174,15 @@ class CompiledMask:
                 which costs time; the CPU is always exact.
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
                 torch.use_deterministic_algorithms(True) is in force.
+            dropout_p: weights are dropped with this probability, after the normaliser, and the
+                others multiplied by 1 / (1 - p); lse does not see it. The rate is rounded to a
+                multiple of 2^-16.
+            dropout_seed: decides which ones, with the place of a pair and nothing else: an integer
+                of 64 bits, or an array of one int64 on the device of q. Torch tensors take one from
+                their device's default generator when None.
             **data: the mask's data and parameters by name. Data on the host are known by content:
-                new data make a new layout. Data on a Hopper card stay there, and lists of tiles are
-                made there while nothing waits; below Hopper the host reads them, which waits.
+                new data make a new layout. Data on the card stay there, and lists of tiles are made
+                there while nothing waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
@@ -184,6 +192,15 @@ class CompiledMask:
             TargetNotBuilt: a gradient is wanted and the target has no backward kernels (MC503).
             MaskcError: a mistake in data (MC3xx), tensors or options (MC4xx), or a build (MC5xx).
         """
+        if dropout_p:
+            return self._with_dropout(
+                q, k, v, dropout_p, dropout_seed, deterministic,
+                dict(
+                    scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
+                    sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe,
+                    **data,
+                ),
+            )  # fmt: skip
         if not needs_torch(q, k, v, alibi_slopes, sink_logits, data):
             try:
                 return self.launch(
@@ -199,6 +216,36 @@ class CompiledMask:
         )  # fmt: skip
         dtype = self.bundle.problem.dtype.value
         return through_torch(_itself, self, q, k, v, options, deterministic, dtype)
+
+    def _with_dropout(
+        self, q: Any, k: Any, v: Any, p: Any, seed: Any, deterministic: bool,
+        options: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        """The call by the kernels that drop weights."""
+        from maskc.runtime.dropout import asked
+
+        options.update(asked(q, p, seed))
+        if needs_torch(q, k, v, data=options):
+            dtype = self.bundle.problem.dtype.value
+            return through_torch(_dropping, self, q, k, v, options, deterministic, dtype)
+        return self.dropping(q, k, v, **options)
+
+    @property
+    def dropping(self) -> CompiledMask:
+        """The same mask with kernels that drop weights, compiled when it is first asked for.
+
+        Raises:
+            DropoutNotRun: nothing says how to compile the mask again (MC432).
+            MaskcError: as `Mask.compile`.
+        """
+        found = self._with.get("dropout")
+        if found is None:
+            recipe = self._report
+            if not hasattr(recipe, "dropping"):
+                what = "a generated module holds the kernels that it was written with"
+                raise DropoutNotRun(what, "compile the mask with mask.compile", at="dropout_p")
+            found = self._with.setdefault("dropout", recipe.dropping())
+        return found.holding(self.held)
 
     def launch(
         self, q: Any, k: Any, v: Any, scale: float | None = None, return_lse: bool = False,
@@ -256,6 +303,8 @@ class CompiledMask:
         alpha: float | None = None,
         deterministic: bool = False,
         nan_safe: bool = False,
+        dropout_p: float = 0.0,
+        dropout_seed: Any = None,
         **data: Any,
     ) -> tuple[Any, ...]:
         """Gradients of a call, from its inputs and results.
@@ -277,6 +326,8 @@ class CompiledMask:
             alpha: as in the call.
             deterministic: the same bits on every run on cards alike; the CPU always gives them.
             nan_safe: as in the call.
+            dropout_p: as in the call.
+            dropout_seed: as in the call, where it must have been given.
             **data: the mask's data and parameters by name.
 
         Returns:
@@ -288,7 +339,13 @@ class CompiledMask:
             TooFewMultiprocessors: a deterministic pass would never end on this stream (MC410).
             MaskcError: as in the call.
         """
-        return self.launch_backward(
+        attn = self
+        if dropout_p:
+            from maskc.runtime.dropout import asked
+
+            data.update(asked(None, dropout_p, dropout_seed))
+            attn = self.dropping
+        return attn.launch_backward(
             q, k, v, out, lse, dout, scale, softcap, alibi_slopes, sink_logits, normalizer, alpha,
             deterministic, nan_safe, data,
         )  # fmt: skip
@@ -353,7 +410,6 @@ class CompiledMask:
                 again = repeat.again(kinds, data, self.held)
                 if again is not None:
                     return again, lib, places
-            listed = listed and not (options.alpha_minus_1 or options.nan_safe)
             bound = self._bind(options, given, data, kinds, places, listed)
         else:
             bound = self._default
@@ -368,13 +424,12 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        if isinstance(plan, RememberedPlan) and bound.given.watched is not None:
+        rows = bound.given is not None and isinstance(plan, ListedRowsPlan)
+        if (rows or isinstance(plan, RememberedPlan)) and bound.given.watched is not None:
             if len(self._repeats) >= _MOST_REPEATS:
                 self._repeats = {}
             self._repeats[options] = Repeat(kinds, plan, bound.given)
-        if isinstance(plan, DeviceListedPlan) or (
-            bound.given is not None and isinstance(plan, ListedRowsPlan)
-        ):
+        if rows or isinstance(plan, DeviceListedPlan):
             return plan.called(bound.given), lib, places
         return plan, lib, places
 
@@ -406,7 +461,7 @@ class CompiledMask:
 
         Args:
             features: what the calls will ask for, all together: `softcap`, `alibi`, `sinks`,
-                `entmax`, `nan_safe`. Other combinations are other kernels: warm up each.
+                `entmax`, `nan_safe`, `dropout`. Other combinations are other kernels: warm up each.
 
         Raises:
             BadOption: a feature is unknown (MC407).
@@ -414,7 +469,11 @@ class CompiledMask:
             ExtraMissing: CuPy or NVRTC is not installed (MC507).
             BuildFailed: a compiler refused the source (MC508).
         """
-        self._planner.build_all(features)
+        names = [features] if isinstance(features, str) else list(features)
+        if "dropout" in names:
+            self.dropping.warmup(name for name in names if name != "dropout")
+        else:
+            self._planner.build_all(names)
 
     @property
     def reports(self) -> Mapping[Features, BuildReport]:
@@ -546,3 +605,8 @@ def _restored(
 def _itself(attn: CompiledMask, *_kernel: Any) -> CompiledMask:
     """A compiled mask has but one kernel, whatever a call is made of."""
     return attn
+
+
+def _dropping(attn: CompiledMask, *_kernel: Any) -> CompiledMask:
+    """The kernel of a call with dropout."""
+    return attn.dropping

@@ -91,6 +91,12 @@ def scored(**options: object) -> None:
     attn(x, x, x, **{"table": np.zeros((2, 5), np.float32), **options})
 
 
+def dropping(**options: object) -> None:
+    """A call with dropout."""
+    x = np.zeros((1, 2, 5, 16), np.float32)
+    mc.causal().compile(16, dtype="float32", target="cpu")(x, x, x, **options)
+
+
 TEXTS = {
     "MC401": (
         lambda: call(k=zeros(2, 2, 7, 16)),
@@ -177,6 +183,24 @@ TEXTS = {
         "MC419 score  no kernel runs this formula of the score: it is no operator, which "
         "torch.compile, dispatch modes and the meta device need\n"
         "    hint: call it outside of these, in a function under torch.compiler.disable",
+    ),
+    "MC430": (
+        lambda: dropping(dropout_p=1.5),
+        "MC430 dropout_p  dropout_p must be a number in 0 .. 1, found 1.5\n"
+        "    hint: 0.1 drops a tenth of the weights and multiplies the others by 1 / 0.9",
+    ),
+    "MC431": (
+        lambda: dropping(dropout_p=0.5),
+        "MC431 dropout_seed  the seed of dropout is missing\n"
+        "    hint: pass dropout_seed=; only torch tensors have a generator that gives one",
+    ),
+    "MC432": (
+        lambda: CompiledMask(bundle("band"), "cpu")(
+            *[zeros(1, 1, 5, 32)] * 3, dropout_p=0.5, dropout_seed=1
+        ),
+        "MC432 dropout_p  no kernel drops weights here: a generated module holds the kernels that "
+        "it was written with\n"
+        "    hint: compile the mask with mask.compile",
     ),
     "MC413": (
         lambda: through_torch(None, None, *[nested()] * 3, {}, False),

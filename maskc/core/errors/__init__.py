@@ -40,6 +40,9 @@ from maskc.core.errors.calls import DataRange as DataRange
 from maskc.core.errors.calls import DataShape as DataShape
 from maskc.core.errors.calls import DataType as DataType
 from maskc.core.errors.calls import DataUnknown as DataUnknown
+from maskc.core.errors.calls import DropoutNotRun as DropoutNotRun
+from maskc.core.errors.calls import DropoutRate as DropoutRate
+from maskc.core.errors.calls import DropoutSeed as DropoutSeed
 from maskc.core.errors.calls import HeadsDoNotDivide as HeadsDoNotDivide
 from maskc.core.errors.calls import Misaligned as Misaligned
 from maskc.core.errors.calls import MixedLibraries as MixedLibraries

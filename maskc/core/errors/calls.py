@@ -253,3 +253,27 @@ class ScoreNotRun(MaskcError):
     code = "MC419"
     message = "no kernel runs this formula of the score: {0}"
     hint = "{1}"
+
+
+class DropoutRate(MaskcError):
+    """The share of weights that dropout takes away is no number in 0 .. 1."""
+
+    code = "MC430"
+    message = "{0} must be a number in 0 .. 1, found {1}"
+    hint = "0.1 drops a tenth of the weights and multiplies the others by 1 / 0.9"
+
+
+class DropoutSeed(MaskcError):
+    """The seed of dropout is missing, or no integer."""
+
+    code = "MC431"
+    message = "the seed of dropout is {0}"
+    hint = "{1}"
+
+
+class DropoutNotRun(MaskcError):
+    """Dropout meets a mask, a module or a machine without such kernels."""
+
+    code = "MC432"
+    message = "no kernel drops weights here: {0}"
+    hint = "{1}"

@@ -117,4 +117,5 @@ SIMT = Family(
     },
     limits=limits,
     along=(Along("simt", Direction.backward, ""),),
+    device_data=True,
 )

@@ -233,7 +233,8 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     modes = [("usual", usual)]
     if room[2] <= most:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
-    if problem.score is None:  # whose formula asks which head a row is of
+    # a formula of the score and dropout ask which head a row is of
+    if problem.score is None and not problem.dropout:
         modes.append((PACKED, _mode(Grid.items, threads, room[1], form.blocks, "PACKED")))
     return ForwardSchedule(
         tile,

@@ -116,7 +116,21 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
     const auto of_query = [&](const float *from) {
         return [=](int, int n, int e) { return from[step + 8 * n + lane % 4 * 2 + e % 2]; };
     };
+#if WITH_SCORE
+    weigh_scores<true>(s, weights, p, logit, far, masked,
+                       placed<true>(of_query(shared.lse), query, key, at));
+#else
     weigh_scores<true>(s, weights, p, logit, far, masked, of_query(shared.lse));
+#endif
+#if WITH_DROPOUT
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++) {
+        struct Staying<STEP_Q / 2> stay;
+        draw_by_key(stay, dropout_of(p), query, key + 16 * m, at.head, at.batch);
+        if (KEYS) drop(*(float (*)[STEP_Q / 2])&dp[m], stay, p.dropout_scale);
+        if (VALUES) drop_pairs(*(u32 (*)[STEP_Q / 4])&weights.p[m], stay);
+    }
+#endif
     if (VALUES) add_products(dv, weights.p, dout + lane_in_rows());
     if (!KEYS) return 0.0f;
     const float total =
@@ -200,13 +214,25 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
     if (KEYS)
         store_rows(dk, shared.k + own * PITCH, p.dk, p.dk_stride, column.keys, first_k + own,
                    p.n_kv, p.scale, p.joins);
-    if (VALUES)
 #if PADDED
-        store_rows<PIECES_V>(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys,
-                             first_k + own, p.n_kv, 1.0f, p.joins);
+#if WITH_DROPOUT
+    const float factor = p.dropout_scale;
 #else
+    constexpr float factor = 1.0f;
+#endif
+    if (VALUES)
+        store_rows<PIECES_V>(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys,
+                             first_k + own, p.n_kv, factor, p.joins);
+#else
+#if WITH_DROPOUT
+    if (VALUES)
+        store_rows(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys, first_k + own,
+                   p.n_kv, p.dropout_scale, p.joins);
+#else
+    if (VALUES)
         store_rows(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys, first_k + own,
                    p.n_kv, 1.0f, p.joins);
+#endif
 #endif
 }
 

@@ -45,8 +45,19 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
                  k + lane_in_halves());
         products(dp, shared_address(shared.dout) + fragment * 16 * PITCH + lane_in_rows(),
                  v + lane_in_halves());
+#if WITH_DROPOUT
+        struct Staying<STEP_K / 2> stay;
+        draw_by_query(stay, dropout_of(p), query, key, line.at.head, line.at.batch);
+        drop(*(float (*)[STEP_K / 2])&dp[0], stay, p.dropout_scale);
+#endif
+#if WITH_SCORE
+        const auto of_row = [&](int, int, int e) { return rows.lse[e / 2]; };
+        weigh_scores<false>(s, weights, p, logit, far, masked,
+                            placed<false>(of_row, query, key, line.at));
+#else
         weigh_scores<false>(s, weights, p, logit, far, masked,
                             [&](int, int, int e) { return rows.lse[e / 2]; });
+#endif
         if constexpr (MEAN) {
 #pragma unroll
             for (int n = 0; n < STEP_K / 8; n++)

@@ -54,6 +54,13 @@ FN void pass_over(Output &o, Searches &x, const struct Query &query, const struc
         make_logits(s, p, block, first_k);
         if (!tile.full || p->n_kv - first_k < TILE_K) hide_rest(s, seen_by(p, block, tile));
         take_scores<NOW>(s, x, block.logit.unit, p->alpha_minus_1);
+#if WITH_DROPOUT
+        if (NOW == VALUES) {
+            Kept kept;
+            draw_tile(kept, p, block.work, first_k);
+            drop_tile(s, kept);
+        }
+#endif
         if (NOW == VALUES)
             add_values(o, v_tile + lane_in_rows(), [&](int m, int n, int i) {
                 const float *const w = &s[m][2 * n + i / 2][i % 2 * 2];
