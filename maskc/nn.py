@@ -121,10 +121,6 @@ class Attention(torch.nn.Module):
             dropout_p=self.dropout if self.training else 0.0, **data,
         )  # fmt: skip
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take modules that were saved before there was dropout."""
-        super().__setstate__({"dropout": 0.0, **state})
-
     def extra_repr(self) -> str:
         """The mask, and what differs from plain attention."""
         parts = [str(self.mask)]
