@@ -23,7 +23,7 @@ import torch
 import maskc as mc
 from benchmarks.contender import Missing, Unavailable
 from benchmarks.fa4 import installed
-from maskc.runtime.device_lists.data_launch import DataPlan
+from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.verify.timing import Timed, take_turns
 
 Data = dict[str, Any]
@@ -232,7 +232,7 @@ def _lists_alone(attn: Any, call: Callable[[], Any]) -> float | None:
     """Microseconds of making lists once, inside a CUDA graph; None where the host makes them."""
     call()
     plan = attn._last[1]
-    if not isinstance(plan, DataPlan):
+    if not isinstance(plan, ListsPlan):
         return None
     launch, blocks = plan.lists.launch, []
 

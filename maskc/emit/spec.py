@@ -404,6 +404,19 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+class TileText:
+    """What a mask is on a tile."""
+
+    lines: tuple[str, ...]
+    """Declarations of C."""
+    may: str
+    must: str
+    """Expressions over these."""
+    static_part: bool
+    """Whether they are about data alone: the static lists tell the rest."""
+
+
+@dataclass(frozen=True, slots=True)
 class DataListsSpec:
     """The source that makes the tile lists of a mask that reads data."""
 
@@ -418,13 +431,8 @@ class DataListsSpec:
     readings: tuple[Reading, ...]
     n_args: int
     n_lists: int
-    lines: tuple[str, ...]
-    """Declarations of C, for what the mask is on a tile."""
-    may: str
-    must: str
-    """Expressions over these."""
-    static_part: bool
-    """Whether they are about data alone: the static lists tell the rest."""
+    shapes: tuple[TileText, ...]
+    """The distinct formulas of the heads."""
     banner: tuple[str, ...]
     fields: tuple[abi.Field, ...] = field(default=abi.DATA_LISTS_FIELDS)
     arguments: str = "DataLists"

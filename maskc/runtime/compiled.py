@@ -173,8 +173,8 @@ class CompiledMask:
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
                 torch.use_deterministic_algorithms(True) is in force.
             **data: the mask's data and parameters by name. Data on the host are known by content:
-                new data make a new layout. Data on a Hopper card stay there, and lists of tiles are
-                made there while nothing waits; below Hopper the host reads them, which waits.
+                new data make a new layout. Data on the card stay there, and lists of tiles are made
+                there while nothing waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
@@ -353,7 +353,6 @@ class CompiledMask:
                 again = repeat.again(kinds, data, self.held)
                 if again is not None:
                     return again, lib, places
-            listed = listed and not (options.alpha_minus_1 or options.nan_safe)
             bound = self._bind(options, given, data, kinds, places, listed)
         else:
             bound = self._default
@@ -368,13 +367,12 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        if isinstance(plan, RememberedPlan) and bound.given.watched is not None:
+        rows = bound.given is not None and isinstance(plan, ListedRowsPlan)
+        if (rows or isinstance(plan, RememberedPlan)) and bound.given.watched is not None:
             if len(self._repeats) >= _MOST_REPEATS:
                 self._repeats = {}
             self._repeats[options] = Repeat(kinds, plan, bound.given)
-        if isinstance(plan, DeviceListedPlan) or (
-            bound.given is not None and isinstance(plan, ListedRowsPlan)
-        ):
+        if rows or isinstance(plan, DeviceListedPlan):
             return plan.called(bound.given), lib, places
         return plan, lib, places
 

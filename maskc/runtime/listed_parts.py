@@ -27,6 +27,7 @@ from maskc.dispatch.selector import Arrays
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked
+from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import CudaKernel, host_word
 from maskc.runtime.launch.listed import (
@@ -131,7 +132,7 @@ class ListedParts:
             found[side] = _flags_on(asked.device, keywords.get(decl.name), side, decl, asked.sizes)
             if found[side] is None:
                 return None
-        given = Flags(found["q"], found["k"])
+        given = Flags((found["q"], found["k"]), Watched.of(asked.leaves))
         params = self._binder.parameters(keywords)
         return Bound(params, None, (tuple(params.values()), given.key), given)
 
@@ -169,7 +170,7 @@ class ListedParts:
     def _unknown(self, number: int, listed: Listed, sizes: Sizes, given: Flags) -> _Over:
         """A part whose tokens the device lists."""
         length = sizes.n_q if listed.side == "q" else sizes.n_kv
-        array = given[_SIDES.index(listed.side)]
+        array = given.sources[_SIDES.index(listed.side)]
         room = min(self._flags[listed.side].most or length, length)
         lists = 1 if array is None or len(array.shape) == 1 else array.shape[0]
         return _Over(number, listed, np.full((1, room), length - 1, np.int32), lists)

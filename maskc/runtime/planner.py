@@ -96,12 +96,13 @@ class CallPlanner:
         self.listed = ListedParts(self.whole, self.parts, binder, in_parts)
         """Makes plans in parts over the rows of listed tokens."""
         self._device_readers = [
-            maker.bind
+            (maker.bind, maker is self.lister and isinstance(maker, DataLists))
             for maker, reads in (
                 (self.listed, self.listed.on_device), (self.lister, self.lister.active),
             ) if reads
         ]  # fmt: skip
-        """Who may leave data where they are, in the order in which they are asked."""
+        """Who may leave data where they are, in the order in which they are asked, and whether that
+        is so for sources with entmax, and those that multiply no masked value."""
         self._binder, self._in_parts = binder, in_parts
         self._paying: dict[object, bool] = {}
         self._ahead: set[tuple[Direction, Features]] = set()
@@ -153,8 +154,9 @@ class CallPlanner:
         Raises:
             MC3xx for data, MC4xx for q, k and v.
         """
-        for bind in self._device_readers if on_device else ():
-            bound = bind(asked)
+        usual = not (asked.options.alpha_minus_1 or asked.options.nan_safe)
+        for bind, always in self._device_readers if on_device else ():
+            bound = bind(asked) if usual or always else None
             if bound is not None:
                 return bound
         return self._on_host_bound(asked)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.runtime.device_lists.data_launch import DataPlan
+from maskc.core.data import CuSeqlens
+from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.listed_parts import ListedRowsPlan
 
 torch = pytest.importorskip("torch")
@@ -19,10 +20,19 @@ pytestmark = [
 ]
 
 from tests.support.exact_attention import called, tensors  # noqa: E402
-from tests.unit.test_emulated_data_lists import MASKS, N, exact  # noqa: E402
+from tests.unit.test_emulated_data_lists import (  # noqa: E402
+    BY_HEAD,
+    MASKS,
+    OF_TARGETS,
+    N,
+    dense,
+    exact,
+)
 
 
 def there(given):
+    if isinstance(given, CuSeqlens):
+        return mc.cu_seqlens(there(given.array))
     return tuple(map(there, given)) if isinstance(given, tuple) else torch.tensor(given).cuda()
 
 
@@ -53,7 +63,7 @@ def test_results(name, dim, kv_heads, deterministic):
     found = called(
         attn, *given, {k: there(v) for k, v in data.items()}, deterministic=deterministic
     )
-    assert isinstance(attn._last[1], (DataPlan, ListedRowsPlan))
+    assert isinstance(attn._last[1], (ListsPlan, ListedRowsPlan))
     close(found["out"], exact(*(x.cpu() for x in given[:3]), live))
     want = called(attn, *given, data, deterministic=deterministic)
     for key, x in want.items():
@@ -66,6 +76,49 @@ def test_results(name, dim, kv_heads, deterministic):
         x[dead[:, None].expand(2, kv_heads, N)] = torch.nan
     again = attn(*given[:3], **{k: there(v) for k, v in data.items()})
     close(again, found["out"])
+
+
+@pytest.mark.parametrize("name", [*MASKS, *OF_TARGETS])
+@pytest.mark.parametrize("target", ["sm_80", "simt"])
+def test_other_targets(name, target):
+    """The bits of lists that the host made, and nothing waits."""
+    mask, makers = {**MASKS, **OF_TARGETS}[name]
+    rng = np.random.default_rng(1)
+    data = {key: maker(rng) for key, maker in makers.items()}
+    attn = mask.compile(head_dim=64, target=target)
+    given = tensors(N, N, 64, torch.bfloat16, 3, batch=2, heads=4, kv_heads=2)
+    held = {key: there(value) for key, value in data.items()}
+    called(attn, *given, held)  # builds
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = called(attn, *given, held)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert isinstance(attn._last[1], ListsPlan)
+    want = called(attn, *given, data)
+    assert torch.equal(found["out"], want["out"])
+    for key, x in want.items():
+        close(found[key], x)
+    close(found["out"], exact(*(x.cpu() for x in given[:3]), dense(mask, data)))
+
+
+@pytest.mark.parametrize("name", BY_HEAD)
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "simt"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_heads_with_lists_of_their_own(name, target, deterministic):
+    mask, makers = BY_HEAD[name]
+    rng = np.random.default_rng(3)
+    data = {key: maker(rng) for key, maker in makers.items()}
+    attn = mask.compile(head_dim=64, target=target)
+    given = tensors(N, N, 64, torch.bfloat16, 3, batch=2, heads=4, kv_heads=2)
+    held = {key: there(value) for key, value in data.items()}
+    found = called(attn, *given, held, deterministic=deterministic)
+    assert isinstance(attn._last[1], ListsPlan)
+    want = called(attn, *given, data, deterministic=deterministic)
+    for key, x in want.items():
+        torch.testing.assert_close(found[key], x, atol=3e-2, rtol=3e-2)
+    live = dense(mask, data, by_head=True)
+    close(found["out"], exact(*(x.cpu() for x in given[:3]), live))
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -12,7 +12,7 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import DataRange, DataShape
-from maskc.runtime.device_lists.documents_launch import ListedPlan
+from maskc.runtime.device_lists.lists_launch import ListsPlan
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -70,7 +70,7 @@ def alike(found, want):
 
 def listed(attn) -> bool:
     """Whether the last call made its lists on the device."""
-    return isinstance(attn._last[1], ListedPlan)
+    return isinstance(attn._last[1], ListsPlan)
 
 
 # ------------------------------------------------------------------ results

@@ -10,7 +10,7 @@ import numpy as np
 
 from maskc.core.abi import ATTENTION
 from maskc.core.tensors import Array, contiguous
-from maskc.runtime.device_lists.documents_launch import LISTED
+from maskc.runtime.device_lists.lists_launch import DOCUMENTS
 
 
 class Streams:
@@ -122,14 +122,16 @@ class Driver:
         return 0, 132
 
     def cuMemHostAlloc(self, size, flags):
-        assert (size, flags) == (4, 3)
-        self.word = ctypes.c_int32()
-        return 0, ctypes.addressof(self.word)
+        assert (size % 4, flags) == (0, 3)
+        self.words = (ctypes.c_int32 * (size // 4))()
+        return 0, ctypes.addressof(self.words)
 
     def cuLaunchKernel(self, function, *rest):
         if function.startswith("documents"):
             (place,) = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))[:1]
-            self.listed = LISTED.from_buffer_copy(ctypes.string_at(place, ctypes.sizeof(LISTED)))
+            self.listed = DOCUMENTS.structure.from_buffer_copy(
+                ctypes.string_at(place, ctypes.sizeof(DOCUMENTS.structure))
+            )
             self.calls.append(("launch", function, *rest[:8], self.listed.n[0]))
             return (self.status,)
         arguments = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))[:2]

@@ -9,7 +9,7 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import DataRange
-from maskc.runtime.device_lists.documents_launch import ListedPlan
+from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
@@ -60,9 +60,9 @@ def test_results(hopper, name, dim):
     attn, given = compiled(MASKS[name], dim), made(sum(LENGTHS), dim=dim)
     given[1][0, 0, 150] = torch.nan  # in the document of 77 tokens
     found = called(attn, *given, {"doc": on_device(LENGTHS)}, deterministic=True)
-    assert isinstance(attn._last[1], ListedPlan)
+    assert isinstance(attn._last[1], ListsPlan)
     want = called(attn, *given, {"doc": on_host(LENGTHS)}, deterministic=True)
-    assert not isinstance(attn._last[1], ListedPlan)
+    assert not isinstance(attn._last[1], ListsPlan)
     for key, x in want.items():
         assert torch.equal(x.nan_to_num(7.0), found[key].nan_to_num(7.0)), key
 
@@ -186,7 +186,7 @@ def test_one_array_of_all_tokens(hopper, align):
     )  # fmt: skip
     attn = compiled(mask)
     out = attn(q, k, v, doc=torch.tensor(ids, dtype=torch.int32))
-    assert isinstance(attn._last[1], ListedPlan)
+    assert isinstance(attn._last[1], ListsPlan)
     assert torch.equal(out, attn(q, k, v, doc=ids))
     first = 0 if align == "start" else 100
     live = np.array([[ids[q + first] == ids[k] and k <= q + first for k in range(160)]

@@ -7,6 +7,7 @@ templates/common/data_lists.cu.j2.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from maskc.core import expr as E
@@ -56,20 +57,23 @@ def hull(expr: Expr) -> Expr:
     return E.ALWAYS if reads_data(expr) else expr
 
 
-def readings_of(shape: Expr, reads: tuple[str, ...]) -> tuple[tuple[int, int, bool], ...]:
-    """How tiles read the arrays of a mask: (slot, side, whether it is the first of its slot).
+def readings_of(
+    shapes: Iterable[Expr], reads: tuple[str, ...]
+) -> tuple[tuple[int, int, bool], ...]:
+    """How tiles read the arrays of masks: (slot, side, whether it is the first of its slot).
 
     Args:
-        shape: the lifted mask.
-        reads: its arrays, in the order of the kernels' slots.
+        shapes: the masks of all heads, lifted or not.
+        reads: their arrays, in the order of the kernels' slots.
 
     Returns:
         Side 0 where an array is read at the queries of a tile, 1 at its keys; -1 for arrays that
         are only read elsewhere.
     """
     found: dict[tuple[int, int], None] = {}
+    loads = {node for shape in shapes for node in E.walk(shape) if isinstance(node, E.Load)}
     for slot, name in enumerate(reads):
-        indices = {n.index for n in E.walk(shape) if isinstance(n, E.Load) and n.array == name}
+        indices = {load.index for load in loads if load.array == name}
         sides = [side for side, token in enumerate((E.Q, E.K)) if (token,) in indices]
         found |= dict.fromkeys((slot, side) for side in sides or [-1])
     first = dict(reversed(found))

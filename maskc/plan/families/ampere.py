@@ -27,5 +27,6 @@ AMPERE = Family(
     thresholds=True,
     gathered=_gathered,
     scoring=SM80_SCORING,
+    device_data=True,
     topk_shared_bytes=TARGETS["sm_80"].shared_memory,
 )

@@ -110,4 +110,5 @@ SIMT = Family(
         (Direction.backward, ""): backward_schedule,
     },
     along=(Along("simt", Direction.backward, ""),),
+    device_data=True,
 )

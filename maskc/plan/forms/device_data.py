@@ -15,7 +15,6 @@ from maskc.core.abi import MAX_ARRAYS
 from maskc.core.bundle import Grid, Launch
 from maskc.core.data import DataKind
 from maskc.core.widths import is_list
-from maskc.layout.tiles.document_tiles import beside_documents
 from maskc.plan.types import KernelPlan
 
 THREADS = 128
@@ -46,24 +45,23 @@ _LEAST_BLOCK = 8
 
 
 def matches(plan: KernelPlan) -> bool:
-    """Whether all heads have one mask that reads arrays of a call and runs whole, in lists.
+    """Whether the masks of all heads read arrays of a call, if any, and run whole, in lists.
 
     Parts over listed tokens are no hindrance: the host takes them, and the device where the mask
     promises how many tokens there are.
     """
-    mask, *others = plan.masks
-    ir = mask.ir
     split = plan.parts and not any(part.listed for part in plan.parts)
-    if others or split or plan.use_ranges or plan.distances or ir.selections:
+    if split or plan.use_ranges or plan.distances or any(mask.ir.selections for mask in plan.masks):
         return False
+    decls = {decl for mask in plan.masks for decl in mask.ir.data}
     given = all(
         (decl.kind in _KINDS and decl.from_caller) or (decl.held and decl.rank <= 2)
-        for decl in ir.data
+        for decl in decls
     )
-    if not ir.data or not given or beside_documents(ir.keep, tuple(ir.data)) is not None:
+    if not decls or not given:
         return False
     loads = {
-        node for node in E.walk(mask.lifted.shape)
+        node for mask in plan.masks for node in E.walk(mask.lifted.shape)
         if isinstance(node, E.Load) and not is_list(node.array)
     }  # fmt: skip
     return len({node.array for node in loads}) <= MAX_ARRAYS and all(map(_readable, loads))

@@ -168,7 +168,7 @@ _NO_POINTERS = (0,) * len(POINTERS)
 class Made:
     """Lists on the device."""
 
-    __slots__ = ("base", "owner", "read", "watched")
+    __slots__ = ("base", "owner", "read", "sound", "ticket", "watched")
 
     def __init__(self, watched: Watched | None, owner: Any, base: int) -> None:
         """`watched`: the arrays that they were made from; None where nobody can tell whether
@@ -176,6 +176,9 @@ class Made:
         self.watched, self.owner, self.base = watched, owner, base
         self.read: tuple[bytes, tuple[int, ...]] | None = None
         """What the pass reads of them, for the tables of a stream."""
+        self.ticket, self.sound = 0, False
+        """By which the host hears of them, see `Reports`, and whether it has heard that nothing
+        was wrong with what they were made from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,20 +258,25 @@ class RememberedCall(DeviceListedCall):
             plan.keep(stream, made)
 
 
+class OfDevice(Protocol):
+    """A plan of calls with data on the device."""
+
+    def called(self, given: Any) -> Any:
+        """A call with this data; errors that an earlier call reported are raised here."""
+
+
 class Repeat:
     """The latest call of its kind, by which the next one is known again: the same arrays of data,
     whether or not somebody has written into them, with q, k and v alike."""
 
     __slots__ = ("_given", "_kinds", "_plan")
 
-    def __init__(self, kinds: tuple[Any, ...], plan: RememberedPlan, given: Any) -> None:
+    def __init__(self, kinds: tuple[Any, ...], plan: OfDevice, given: Any) -> None:
         """`kinds` tells what q, k, v and the others are; `given` has `watched`."""
         self._kinds, self._plan, self._given = kinds, plan, given
 
-    def again(
-        self, kinds: tuple[Any, ...], data: Mapping[str, Any], held: Held | None
-    ) -> DeviceListedCall | None:
-        """The call, where it is one more of these.
+    def again(self, kinds: tuple[Any, ...], data: Mapping[str, Any], held: Held | None) -> Any:
+        """The call, where it is one more of these, else None.
 
         Raises:
             DataRange: something was wrong with the data of an earlier call.
@@ -339,6 +347,9 @@ def words_of_results(
     return found + [0] * (count - len(found))
 
 
-def unknown_work(items: int) -> Work:
-    """A work list of which the host knows no more than the length."""
-    return Work(np.broadcast_to(np.zeros((), np.int32), (items, len(WORK_FIELDS))), items, False)
+def unknown_work(items: int, shared: int = 0) -> Work:
+    """A work list of which the host knows no more than the length, and how many tile columns are
+    shared by items that add to them."""
+    one = np.array([name == "count" for name, _ in WORK_FIELDS], np.int32)
+    nothing = np.broadcast_to(np.zeros((), np.int32), (items, len(WORK_FIELDS)))
+    return Work(nothing, items, shared > 0, np.broadcast_to(one, (shared, len(WORK_FIELDS))))

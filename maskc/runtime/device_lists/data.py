@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -19,7 +20,7 @@ from maskc.core.abi import ATTENTION, WORK_FIELDS
 from maskc.core.bundle import PACKED, Bundle, Grid, Launch, SourceUnit
 from maskc.core.cost import Tally
 from maskc.core.layout import MAX_TILES
-from maskc.core.problem import Direction
+from maskc.core.problem import Direction, Feature
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
@@ -38,9 +39,9 @@ from maskc.runtime.device_lists.call import (
     words_of_results,
 )
 from maskc.runtime.device_lists.data_given import Given, Reader
-from maskc.runtime.device_lists.data_launch import ARRAYS, LISTED, PARTS, DataPlan
+from maskc.runtime.device_lists.lists_launch import ARRAYS, DATA, ListsPlan
+from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.launch.built import BuiltBundle
-from maskc.runtime.launch.cuda import host_word
 from maskc.runtime.launch.prepared import PreparedLaunch, prepare
 
 _MOST_TILES = 1 << 26
@@ -60,9 +61,12 @@ class Making:
     readings: tuple[tuple[int, int, bool], ...]
     """See `readings_of`."""
     backward: bool
-    ordered: bool
-    """Whether blocks of a backward pass find their work from their index: then there is no work
-    list, and lists by rows and by columns; else those by one of them."""
+    placed: bool
+    """Whether blocks find their work from their index: then there is no work list."""
+    by_head: bool
+    """Whether query heads have lists of their own."""
+    by_rows: bool
+    """Whether a backward pass goes through the tiles of rows as well."""
     kept: int
     """Tiles that the mask could have, in one list."""
     wide: bool
@@ -70,9 +74,9 @@ class Making:
 
     @property
     def extents(self) -> tuple[int, int]:
-        """(sequences, heads) with data of their own, 1 where all share theirs."""
-        shapes = [source.shape for source in self.given.sources]
-        return max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
+        """(sequences, heads) with lists of their own, 1 where all share theirs."""
+        batches = max(source.shape[0] for source in self.given.sources)
+        return batches, self.sizes.heads_q if self.by_head else 1
 
     @property
     def lists(self) -> int:
@@ -94,24 +98,36 @@ class Making:
     @property
     def sides(self) -> tuple[int, ...]:
         """Of which lists are made: 0 rows, 1 columns."""
-        return (0, 1) if self.ordered else (int(self.backward),)
+        return (0, 1) if self.by_rows and self.backward else (int(self.backward),)
 
     @property
     def item_heads(self) -> int:
         """Query heads of an item, one after another."""
-        alone = not self.backward or self.extents[1] > 1
+        alone = not self.backward or self.by_head
         return 1 if alone else self.sizes.heads_q // self.sizes.heads_kv
+
+    @property
+    def sharing(self) -> int:
+        """Query heads, each with items of its own, that add to the same tile columns; 0: none."""
+        heads = self.sizes.heads_q // self.sizes.heads_kv
+        return heads if self.backward and self.by_head and heads > 1 and not self.placed else 0
+
+    @property
+    def shared(self) -> int:
+        """Tile columns to which several items add."""
+        sizes = self.sizes
+        return sizes.batch * sizes.heads_kv * self.tiles[1] if self.sharing else 0
 
     @property
     def owner_heads(self) -> int:
         """Query heads from one owner of a list to the next."""
-        return self.sizes.heads_q if self.extents[1] > 1 else self.item_heads
+        return self.sizes.heads_q if self.by_head else self.item_heads
 
     @property
     def owners(self) -> int:
         """Of every row or column of a list."""
-        batches, heads = self.extents
-        of_sequence = 1 if heads > 1 else self.sizes.heads_q // self.item_heads
+        batches, _ = self.extents
+        of_sequence = 1 if self.by_head else self.sizes.heads_q // self.item_heads
         return self.sizes.batch // batches * of_sequence
 
     @property
@@ -147,7 +163,7 @@ class Making:
         return tuple(self.kept // 32 + tiles + 1 for tiles in self.tiles)
 
     def room(self) -> tuple[tuple[int, ...], int]:
-        """(bytes to each of PARTS, -1 for those that are not made; int32 entries in all)."""
+        """(bytes to each part, -1 for those that are not made; int32 entries in all)."""
         tiles, lists = self.tiles, self.lists
         counts: dict[str, int] = {"counter": 2, "bounds": 4 * self.first_blocks[-1]}
         for name, source in zip(ARRAYS, self.given.sources, strict=False):
@@ -163,9 +179,9 @@ class Making:
                 }
         if self.doubtful:
             counts["verdict"] = 1
-        if not self.ordered:
-            counts["work"] = self.items * len(WORK_FIELDS)
-        return pack_parts(PARTS, counts, 0)
+        if not self.placed:
+            counts["work"] = (self.items + self.shared) * len(WORK_FIELDS)
+        return pack_parts(DATA.parts, counts, 0)
 
     def numbers(self, outputs: tuple[Output, ...], itemsize: int) -> bytes:
         """`struct DataLists` without its pointers.
@@ -174,7 +190,7 @@ class Making:
             outputs: of the pass.
             itemsize: bytes of an element of its tensors.
         """
-        block, sizes, tile = LISTED(), self.sizes, self.unit.tile
+        block, sizes, tile = DATA.structure(), self.sizes, self.unit.tile
         block.n[:], block.tile[:], block.tile_count[:] = (
             (sizes.n_q, sizes.n_kv), (tile.q, tile.k), self.tiles,
         )  # fmt: skip
@@ -191,7 +207,8 @@ class Making:
         block.first_block[: len(first)] = first
         block.bit_words[:], block.room[:] = self.bit_words, (self.kept, self.kept)
         block.lists, block.heads, block.wide = self.lists, self.extents[1], self.wide
-        block.first_side = self.sides[0]
+        block.sharing = self.sharing
+        block.first_side, block.work_side = self.sides[0], self.backward
         block.owners, block.owner_heads = self.owners, self.owner_heads
         block.item_heads = self.item_heads
         block.group_owners, block.group_lists = self.groups
@@ -207,6 +224,11 @@ class Making:
         if launch.grid is Grid.tiles:
             return self.first_blocks[-1]
         return self.lists * sum(self.tiles[side] for side in self.sides)
+
+
+def _arrays(parts: list[int]) -> tuple[int, ...]:
+    """Of the parts of the memory of lists those that the pass reads as arrays."""
+    return tuple(parts[: len(ARRAYS)])
 
 
 def strides_of(shape: tuple[int, int, int, int]) -> tuple[int, int, int]:
@@ -225,10 +247,11 @@ class DataLists:
         bundle = built.bundle
         self._unit = bundle.list_source(built.target.name)
         self._reader = Reader(bundle.data, bundle.arrays)
-        self._readings = readings_of(bundle.variants[0].keep, bundle.arrays)
+        keeps = [variant.keep for variant in bundle.variants]
+        self._readings = readings_of(keeps, bundle.arrays)
         self._names = ", ".join(decl.name for decl in bundle.data)
         self._tables: Recent[Tables] = Recent()
-        self._report = cache(host_word)  # of a device
+        self._reports = cache(Reports)  # of a device
         self._lock = threading.Lock()
         self.active = self._unit is not None
         """Whether a source makes the lists of this mask."""
@@ -249,12 +272,11 @@ class DataLists:
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
-    ) -> DataPlan:  # fmt: skip
+    ) -> ListsPlan:  # fmt: skip
         """How a pass runs over some tokens; arguments as in SourceSelector.plan.
 
         Raises:
-            Unlisted: sequences are too long or too many, heads that share keys have data of their
-                own, or lists are to be checked.
+            Unlisted: sequences are too long or too many, or lists are to be checked.
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         if os.environ.get("MASKC_CHECK") == "1" or self._unit is None:
@@ -263,34 +285,36 @@ class DataLists:
         backward, given = wanted.direction is Direction.backward, bound.given
         unit, place = self._source(unit, wanted, bound, place)
         sizes = place.sizes
-        kept = self._kept(unit, sizes, bound, wanted.direction)
+        by_head = bool(bundle.head_variant) or any(x.shape[1] > 1 for x in given.sources)
+        kept = self._kept(unit, sizes, bound, wanted.direction, by_head)
         mode = PACKED if place.packed > 1 else mode_of(unit, wanted, kept)
+        placed = unit.work is None or mode == "deterministic"
+        ptr = dict(kept.parts)["row_ptr"]
         making = Making(
-            unit, sizes, given, self._readings, backward, mode == "deterministic",
-            dict(kept.parts)["row_tiles"].size, kept.wide,
+            unit, sizes, given, self._readings, backward, placed, by_head,
+            placed or Feature.entmax in wanted.features,
+            int((ptr[:, -1] - ptr[:, 0]).max()), kept.wide,
         )  # fmt: skip
-        heads = making.extents[1]
         room, entries = making.room()
         if (
             making.lists * making.kept > MAX_TILES
             or making.items > MAX_ITEMS
             or entries > _MOST_ENTRIES
-            or (heads > 1 and backward and sizes.heads_q != sizes.heads_kv)
-            or (heads > 1 and making.ordered)
         ):
             raise Unlisted
         kernel = kernels.on_device(unit, mode, kept.features(wanted.features), index)
-        batches = making.extents[0]
-        tables = replace(kept, work=unknown_work(making.items), list_batch=int(batches > 1))
+        batches, heads = making.extents
+        work = None if unit.work is None else unknown_work(making.items, making.shared)
+        tables = replace(kept, work=work, list_batch=heads if batches > 1 else 0)
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         own = prepare(plan, kernel, self._built.dtype)
         lists = kernels.on_device(self._unit, "usual", frozenset(), index)
         *before, spoil = lists.steps(making.blocks)
-        return DataPlan(
-            _with_arrays(own, given), lists, entries, tuple(before),
+        return ListsPlan(
+            _with_arrays(own, given), lists, entries, DATA, tuple(before),
             (spoil,) if making.doubtful else (),
-            making.numbers(outputs, bundle.problem.dtype.itemsize), room,
-            self._report(index), self._names,
+            making.numbers(outputs, bundle.problem.dtype.itemsize), room, _arrays,
+            self._reports(index), self._names,
         )  # fmt: skip
 
     def _source(
@@ -308,26 +332,30 @@ class DataLists:
             return fit
 
         def tally(each: SourceUnit) -> Tally:
-            found = self._kept(each, place.sizes, bound, wanted.direction).tally
+            found = self._kept(each, place.sizes, bound, wanted.direction, False).tally
             return Tally(0, 0, 0) if found is None else replace(found, single=False, alone=False)
 
         return selector.by_hull(unit, wanted, place.sizes, tally), place
 
     def _kept(
-        self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction
+        self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction, by_head: bool
     ) -> Tables:  # fmt: skip
-        """What the mask could keep at these lengths, as tables of its own."""
+        """What the masks could keep at these lengths, as tables of their own: for each of the
+        heads, or once for all."""
         rows, columns = -(-sizes.n_q // unit.tile.q), -(-sizes.n_kv // unit.tile.k)
         if rows * columns > _MOST_TILES:
             raise Unlisted
         params = bound.params
-        key = (unit.key, direction, sizes.n_q, sizes.n_kv, tuple(params.values()))
+        heads = sizes.heads_q if by_head else 0
+        key = (unit.key, direction, sizes.n_q, sizes.n_kv, tuple(params.values()), heads)
         tables = self._tables.get(key)
         if tables is None:
             own = replace(unit, work=None)
             bundle = _without_data(self._built.bundle)
             tables = make_tables(bundle, own, sizes, params, {}, direction, True)
             tables = replace(tables, work=unknown_work(0), adders=None)
+            if by_head:
+                tables = _of_heads(tables, bundle, own, sizes, params)
             with self._lock:
                 self._tables.put(key, tables)
         return tables
@@ -336,9 +364,29 @@ class DataLists:
 def _without_data(bundle: Bundle) -> Bundle:
     """All that the mask could keep, as a mask that reads no data; its constants stay those of the
     whole formula."""
-    (variant,) = bundle.variants
-    found = replace(variant, keep=split(variant.keep).hull, recipes=())
-    return replace(bundle, variants=(found,), arrays=(), data=())
+    variants = tuple(
+        replace(variant, keep=split(variant.keep).hull, recipes=()) for variant in bundle.variants
+    )
+    return replace(bundle, variants=variants, arrays=(), data=())
+
+
+def _of_heads(
+    tables: Tables, bundle: Bundle, unit: SourceUnit, sizes: Sizes, params: Mapping[str, int]
+) -> Tables:
+    """The same with constants for every head, and where its lists begin."""
+    of_head = list(bundle.head_variant or (0,) * sizes.heads_q)
+    own = replace(
+        bundle, variants=tuple(bundle.variants[number] for number in of_head),
+        head_variant=tuple(range(len(of_head))),
+    )  # fmt: skip
+    alone = replace(unit, costs=(), distances=False)
+    words = make_tables(own, alone, sizes, params, {}, Direction.forward, False).parts
+    lists = [
+        (name, values[of_head] if name.endswith("_ptr") else values)
+        for name, values in tables.parts
+        if name not in dict(words)
+    ]
+    return replace(tables, parts=(*words, *lists))
 
 
 def _with_arrays(plan: PreparedLaunch, given: Given) -> PreparedLaunch:

@@ -40,10 +40,10 @@ from maskc.runtime.device_lists.call import (
     words_of_results,
 )
 from maskc.runtime.device_lists.documents_given import Documents, Given, given_on, lists_of
-from maskc.runtime.device_lists.documents_launch import LISTED, PARTS, ListedPlan
+from maskc.runtime.device_lists.lists_launch import DOCUMENTS, ListsPlan
+from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.built import BuiltBundle
-from maskc.runtime.launch.cuda import host_word
 from maskc.runtime.launch.prepared import PreparedLaunch, prepare
 
 _MOST_TILES = 1 << 26
@@ -120,7 +120,7 @@ class Making:
         return min(owners, self.owners), max(1, owners // self.owners)
 
     def room(self) -> tuple[tuple[int, ...], int]:
-        """(bytes to each of PARTS, -1 for those that are not made; int32 entries in all)."""
+        """(bytes to each part, -1 for those that are not made; int32 entries in all)."""
         n, tiles, lists = (self.sizes.n_q, self.sizes.n_kv), self.tiles, self.lists
         counts: dict[str, int] = {"counter": 2}
         for side, (token, line) in enumerate((("q", "row"), ("k", "col"))):
@@ -138,7 +138,7 @@ class Making:
             counts["verdict"] = 1
         if not self.ordered:
             counts["work"] = self.items * len(WORK_FIELDS)
-        return pack_parts(PARTS, counts, 0)
+        return pack_parts(DOCUMENTS.parts, counts, 0)
 
     def numbers(self, outputs: tuple[Output, ...], itemsize: int) -> bytes:
         """`struct Listed` without its pointers.
@@ -147,7 +147,7 @@ class Making:
             outputs: of the pass.
             itemsize: bytes of an element of its tensors.
         """
-        block, sizes, tile = LISTED(), self.sizes, self.unit.tile
+        block, sizes, tile = DOCUMENTS.structure(), self.sizes, self.unit.tile
         block.n[:], block.tile[:], block.tile_count[:] = (
             (sizes.n_q, sizes.n_kv), (tile.q, tile.k), self.tiles,
         )  # fmt: skip
@@ -186,7 +186,7 @@ class DocumentLists:
         self._built, self._binder = built, binder
         self._unit = built.bundle.list_source(built.target.name)
         self._tables: Recent[Tables] = Recent()
-        self._report = cache(host_word)  # of a device
+        self._reports = cache(Reports)  # of a device
         self._lock = threading.Lock()
         self.active = self._unit is not None
         """Whether the mask is documents and something that reads no data."""
@@ -214,7 +214,7 @@ class DocumentLists:
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
-    ) -> ListedPlan:  # fmt: skip
+    ) -> ListsPlan:  # fmt: skip
         """How a pass runs over some tokens, by the best source where `unit` is the first of
         several; arguments as in SourceSelector.plan.
 
@@ -242,14 +242,14 @@ class DocumentLists:
         room, entries = making.room()
         names = bundle.data[0].arrays
         order = tuple(names.index(name) for name in bundle.arrays)
-        arrays = itemgetter(*order, PARTS.index("stops"))
+        arrays = itemgetter(*order, DOCUMENTS.parts.index("stops"))
         lists = kernels.on_device(self._unit, "usual", frozenset(), index)
         *before, spoil = lists.steps(making.blocks)
-        return ListedPlan(
-            _with_arrays(own, making, order), lists, entries, tuple(before),
+        return ListsPlan(
+            _with_arrays(own, making, order), lists, entries, DOCUMENTS, tuple(before),
             (spoil,) if making.doubtful else (),
             making.numbers(outputs, bundle.problem.dtype.itemsize), room, arrays,
-            self._report(index), bundle.data[0].name,
+            self._reports(index), bundle.data[0].name,
         )  # fmt: skip
 
     def _kept(

@@ -28,6 +28,11 @@ class Source(NamedTuple):
     """Tokens of a document; differs from call to call."""
 
     @property
+    def pointer(self) -> int:
+        """Where the array starts."""
+        return self.array.pointer
+
+    @property
     def lists(self) -> int:
         """Sequences that it tells apart."""
         return self.array.shape[0] if len(self.array.shape) == 2 else 1

@@ -89,11 +89,16 @@ def multiprocessors(device: int) -> int:
     return _driver(device).multiprocessors()
 
 
+def host_words(device: int, count: int) -> ctypes.Array[ctypes.c_int32]:
+    """Numbers in memory of the host, 0, that kernels of a device may write; kept for good."""
+    words = (ctypes.c_int32 * count).from_address(_driver(device).host_words(count))
+    words[:] = (0,) * count
+    return words
+
+
 def host_word(device: int) -> ctypes.c_int32:
-    """A number in memory of the host, 0, that kernels of a device may write; kept for good."""
-    word = ctypes.c_int32.from_address(_driver(device).host_word())
-    word.value = 0
-    return word
+    """One such number."""
+    return ctypes.c_int32.from_address(ctypes.addressof(host_words(device, 1)))
 
 
 class Step(NamedTuple):
@@ -259,10 +264,11 @@ class _Bindings:
                 found[entry] = function
             return found
 
-    def host_word(self) -> int:
-        """Address of four bytes of the host, for good, that kernels reach under the same one."""
+    def host_words(self, count: int) -> int:
+        """Address of words of the host, for good, that kernels reach under the same one."""
         with self._entered():
-            return int(self._check(self._driver.cuMemHostAlloc(_WORD, _PORTABLE_MAPPED)))
+            found = self._driver.cuMemHostAlloc(_WORD * count, _PORTABLE_MAPPED)
+            return int(self._check(found))
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
@@ -326,9 +332,9 @@ class _CuPy:
     def encoder(self, target: str) -> Encode:
         raise ExtraMissing(f"target {target}", "cuda-bindings", "cuda13", at="target")
 
-    def host_word(self) -> int:
+    def host_words(self, count: int) -> int:
         with self._cupy.cuda.Device(self._device):
-            self._words.append(self._cupy.cuda.alloc_pinned_memory(_WORD))
+            self._words.append(self._cupy.cuda.alloc_pinned_memory(_WORD * count))
         return int(self._words[-1].ptr)
 
     def load(self, code: bytes, shared: Mapping[str, int]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from maskc.runtime.arrays.known import Library
 from maskc.runtime.arrays.memory import at
 from maskc.runtime.device_lists.call import DELTA as DELTA
 from maskc.runtime.device_lists.call import KEPT, KEPT_AT
+from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.arguments import Arguments
 from maskc.runtime.launch.cuda import CudaKernel, Step
 from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent
@@ -211,15 +212,23 @@ class Part(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """Flags of a call that lie on its device: of queries and of keys, None for a side without."""
+    """Flags of a call that lie on its device."""
 
-    of_q: Array | None
-    of_k: Array | None
+    sources: tuple[Array | None, Array | None]
+    """Of queries and of keys, None for a side without."""
+    watched: Watched | None
+    """None where nobody can tell whether the arrays change."""
 
     @property
     def key(self) -> Hashable:
         """All but where they are."""
-        return tuple(None if each is None else each[1:] for each in self)
+        return tuple(None if each is None else each[1:] for each in self.sources)
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Where they are; 0 for a side without."""
+        of_q, of_k = self.sources
+        return 0 if of_q is None else of_q.pointer, 0 if of_k is None else of_k.pointer
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,8 +261,8 @@ class Making:
         """Of both launches."""
         results = [pointers[place] for place in self.results]
         return Arguments(self.numbers, _POINTERS, (
-            *(0,) * (3 * MOST_MOVED), *(0 if each is None else each.pointer for each in given),
-            *tokens, *results, *(0,) * (MOST_RESULTS - len(results)), self.verdict.of(pointers),
+            *(0,) * (3 * MOST_MOVED), *given.places, *tokens,
+            *results, *(0,) * (MOST_RESULTS - len(results)), self.verdict.of(pointers),
             ctypes.addressof(self.report),
         ))  # fmt: skip
 
@@ -272,7 +281,7 @@ def flags_numbers(
         room: of each list.
     """
     block = MOVED()
-    for side, array in enumerate(given):
+    for side, array in enumerate(given.sources):
         if array is None:
             continue
         block.flags_list[side] = array.strides[0] if lists[side] > 1 else 0
@@ -282,6 +291,19 @@ def flags_numbers(
     for number, words in enumerate(result_words):
         block.result_words[number] = words
     return bytes(block)
+
+
+class _Filled(NamedTuple):
+    """The launches of a call, but for numbers that calls of one signature differ in."""
+
+    sents: tuple[Sent, ...]
+    """What they find on the device."""
+    tokens: tuple[int, int]
+    """Addresses of the lists."""
+    steps: tuple[tuple[Sent | None, Pointers], ...]
+    """Of each part; (None, ()) where rows are moved."""
+    listing: Arguments | None
+    """Where lists are made on the device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,6 +318,14 @@ class ListedRowsPlan:
 
     making: Making | None = None
     """What makes the lists on the device, from flags there; None where the host knows them."""
+    filled: dict[object, _Filled] = field(default_factory=dict, init=False)
+    """The launches of the latest calls, by the addresses in them."""
+    parts: tuple[Part, ...] = field(init=False)
+    """Of the steps those that are no moves."""
+
+    def __post_init__(self) -> None:
+        parts = tuple(step for step in self.steps if isinstance(step, Part))
+        object.__setattr__(self, "parts", parts)
 
     @property
     def kernel(self) -> object:
@@ -320,21 +350,17 @@ class ListedRowsPlan:
     @property
     def size(self) -> int:
         """Bytes this plan keeps alive."""
-        return self.lists.size + sum(part.plan.size for part in self._parts)
-
-    @property
-    def _parts(self) -> list[Part]:
-        return [step for step in self.steps if isinstance(step, Part)]
+        return self.lists.size + sum(part.plan.size for part in self.parts)
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of the kernels it runs, in order."""
-        return tuple(name for part in self._parts for name in part.plan.sources)
+        return tuple(name for part in self.parts for name in part.plan.sources)
 
     def place(self, library: Library, q: Any) -> tuple[Sents, int]:
         """What each launch finds on the device, and the stream to launch on; see
         PreparedLaunch.place."""
-        plans = [self.lists, *(part.plan for part in self._parts)]
+        plans = [self.lists, *(part.plan for part in self.parts)]
         placed = [plan.place(library, q) for plan in plans]
         return Sents(tuple([sent for sent, _ in placed])), placed[0][1]
 
@@ -344,28 +370,48 @@ class ListedRowsPlan:
     ) -> None:  # fmt: skip
         """Launch all, in order."""
         pointers += (0,) * (len(POINTERS) - len(pointers))
-        lists, *others = sents.steps
+        key = pointers, None if given is None else given.places
+        known = self.filled.get(key)
+        if known is None or known.sents != sents.steps:
+            if len(self.filled) >= _KEPT:
+                self.filled.clear()
+            known = self.filled[key] = self._filled(sents.steps, pointers, given)
+        _, tokens, steps, listing = known
+        making = self.making
+        if making is not None and listing is not None:
+            making.kernel.launch(making.before, stream, listing)
+        for step, (sent, own) in zip(self.steps, steps, strict=True):
+            if isinstance(step, Part):
+                step.plan.run(step.plan, sent, own, scale, softcap, stream)
+            else:
+                moves, numbers = step
+                moves.run(numbers, tokens, pointers, stream)
+        if making is not None and listing is not None:
+            making.kernel.launch(making.after, stream, listing)
+
+    def _filled(
+        self, sents: tuple[Sent, ...], pointers: Pointers, given: Flags | None
+    ) -> _Filled:  # fmt: skip
+        """The launches of a call; `pointers` has all of POINTERS."""
+        lists, *others = sents
         making, listing = self.making, None
         if making is None or given is None:
             tokens = tokens_in(lists)
         else:
             tokens = making.tokens(pointers)
             listing = making.arguments(given, tokens, pointers)
-            making.kernel.launch(making.before, stream, listing)
-        rest = iter(others)
+        rest, steps = iter(others), []
         for step in self.steps:
-            if isinstance(step, Part):
-                own, sent = list(pointers), next(rest)
-                for place, address in step.instead:
-                    own[place] = address.of(pointers)
-                if listing is not None and step.reads is not None:
-                    own += (*KEPT.unpack_from(sent.template, KEPT_AT), tokens[step.reads], 0, 0)
-                step.plan.run(step.plan, sent, tuple(own), scale, softcap, stream)
-            else:
-                moves, numbers = step
-                moves.run(numbers, tokens, pointers, stream)
-        if making is not None and listing is not None:
-            making.kernel.launch(making.after, stream, listing)
+            if not isinstance(step, Part):
+                steps.append((None, ()))
+                continue
+            own, sent = list(pointers), next(rest)
+            for place, address in step.instead:
+                own[place] = address.of(pointers)
+            if listing is not None and step.reads is not None:
+                own += (*KEPT.unpack_from(sent.template, KEPT_AT), tokens[step.reads], 0, 0)
+            steps.append((sent, tuple(own)))
+        return _Filled(sents, tokens, tuple(steps), listing)
 
 
 class ListedRowsCall:

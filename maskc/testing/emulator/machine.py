@@ -120,8 +120,8 @@ class Driver:
     def encoder(self, target: str) -> Any:
         return encode
 
-    def host_word(self) -> int:
-        self._words.append(ctypes.c_int32(0))
+    def host_words(self, count: int) -> int:
+        self._words.append((ctypes.c_int32 * count)())
         return ctypes.addressof(self._words[-1])
 
     def load(self, code: Any, shared: dict[str, int]) -> dict[str, Any]:

@@ -1,0 +1,42 @@
+"""What kernels tell the host of data, without anybody waiting."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import count
+
+from maskc.runtime.launch.cuda import host_words
+
+_PLACES = 63
+"""Lists of which the host can hear at a time that nothing is wrong with them."""
+
+
+class Reports:
+    """Words of the host that kernels of one device write: the first is set where something was
+    wrong, and stays; in each of the others is the ticket of the latest lists with which nothing
+    was. Who finds another ticket than its own there knows nothing."""
+
+    def __init__(self, device: int) -> None:
+        """Nothing has been found yet."""
+        self._words = host_words(device, 1 + _PLACES)
+        self._tickets = count(1)
+
+    def wrong(self) -> bool:
+        """Whether something was wrong since this was last asked."""
+        if not self._words[0]:
+            return False
+        self._words[0] = 0
+        return True
+
+    def ticket(self) -> int:
+        """Of lists that are made."""
+        return next(self._tickets) % (1 << 31)
+
+    def fine(self, ticket: int) -> bool:
+        """Whether the host knows that nothing is wrong with lists; 0: they have no ticket."""
+        return ticket > 0 and self._words[1 + ticket % _PLACES] == ticket
+
+    def addresses(self, ticket: int) -> tuple[int, int]:
+        """Where kernels report what is wrong, and that nothing is; nowhere without a ticket."""
+        start = ctypes.addressof(self._words)
+        return start, start + 4 * (1 + ticket % _PLACES) if ticket else 0
