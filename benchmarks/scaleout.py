@@ -1,13 +1,15 @@
-"""One sequence on several GPUs: a planned halo beside all-gather and Ulysses, both passes.
+"""One sequence on several GPUs: maskc's plan beside all-gather, a ring, Ulysses and torch's own.
 
     python -m benchmarks.scaleout --out results.json            (all GPUs of this host)
     torchrun --nproc-per-node 2 -m benchmarks.scaleout
     python -m benchmarks.scaleout --device cpu --ranks 2 --tokens 256 --turns 1   (a dry run)
     python -m benchmarks.scaleout --soak 2000                    (random steps, checked; no times)
 
-Methods take turns; before each turn all ranks meet, and a short sleep on the GPU lets the host run
-ahead, so that times are those of the GPU. A time is the median over turns of the slowest rank's.
-Every method's results are compared with attention over the whole sequence on one GPU.
+First every way runs once for every mask and length, and its results are compared with attention
+over the whole sequence on one GPU; kernels are built meanwhile. Then the ways take turns. Before
+each turn all ranks meet, on the GPU too, and a short sleep there lets the host run ahead, so that
+times are those of the GPU. A time is the median over turns of the slowest rank's. What is done is
+written at once; when --seconds are over, no further row begins.
 """
 
 from __future__ import annotations
@@ -19,31 +21,49 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
-import maskc as mc
-from maskc.distributed.local import Stretch, localized
+from benchmarks.prepare import use_caches
+
+use_caches()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+import maskc as mc  # noqa: E402
+from benchmarks.contender import Unavailable  # noqa: E402
+from benchmarks.sharing import METHODS, SLOW, Case, Piece, Run, kernel, one_tensor  # noqa: E402
+from maskc.distributed import exchange  # noqa: E402
+from maskc.distributed.attending import Step  # noqa: E402
+from maskc.dsl.nodes import structure  # noqa: E402
+from maskc.runtime.launch import ahead  # noqa: E402
 
 MASKS: dict[str, Callable[[int], mc.Mask]] = {
     "window 1024": lambda n: mc.causal() & mc.window(1023),
     "window 4096": lambda n: mc.causal() & mc.window(4095),
+    "causal": lambda n: mc.causal(),
     "sinks 64 + window 4096": lambda n: mc.causal() & (mc.window(4095) | mc.sinks(64)),
     "chunked 8192": lambda n: mc.chunked(8192),
     "documents": lambda n: mc.causal() & mc.documents("doc"),
-    "causal": lambda n: mc.causal(),
     "Longformer 256 + 64": lambda n: mc.window(256, 256) | mc.global_tokens(64),
     "strided 128": lambda n: mc.causal() & (mc.window(127) | mc.strided(128, 127)),
     "dilated 512 / 4": lambda n: mc.causal() & mc.dilated(511, stride=4),
     "BigBird 64": lambda n: mc.random_blocks(64, 3, 0) | mc.window(64, 64) | mc.global_tokens(64),
 }
-USUAL = tuple(MASKS)[:6]
+HELD_BACK = ("window 1024", "window 4096", "sinks 64 + window 4096")
+"""Of which it is measured how long kernels should wait for messages to begin."""
+_WARM = 2
+"""Turns that do not count."""
+_LONGEST = 32 * 1024
+"""Tokens of a call that builds a kernel ahead; longer sequences have the same one."""
 
 
 def documents(n: int, seed: int = 0) -> np.ndarray:
@@ -66,6 +86,10 @@ class Bench:
     dtype: torch.dtype
     heads: tuple[int, int, int]
     turns: int
+    ends: float
+    """When no further row begins, of time.monotonic()."""
+    row_seconds: float
+    """After so long a row takes no more turns."""
 
     @property
     def cuda(self) -> bool:
@@ -75,12 +99,25 @@ class Bench:
         if self.cuda:
             torch.cuda.synchronize()
 
+    def late(self, ends: float | None = None) -> bool:
+        """Whether the time is over, as rank 0 sees it."""
+        over = time.monotonic() > (self.ends if ends is None else ends)
+        told = torch.tensor([over], device=self.device)
+        dist.broadcast(told, 0)
+        return bool(told.item())
+
     def draw(self, heads: int, n: int, seed: int) -> torch.Tensor:
         """[1, heads, n, D], the same on every rank, stored as [1, n, heads, D]."""
         made = torch.Generator(self.device).manual_seed(seed)
         shape = 1, n, heads, self.heads[2]
-        x = torch.randn(shape, generator=made, device=self.device, dtype=torch.float32)
-        return x.to(self.dtype).transpose(1, 2)
+        x = torch.randn(shape, generator=made, device=self.device, dtype=self.dtype)
+        return x.transpose(1, 2)
+
+    def tensors(self, n: int, seed: int = 0) -> list[torch.Tensor]:
+        """q, k, v and dout of the whole sequence."""
+        hq, hkv, _ = self.heads
+        draws = (hq, 1), (hkv, 2), (hkv, 3), (hq, 4)
+        return [self.draw(heads, n, 4 * seed + number) for heads, number in draws]
 
     def time(self, run: Callable[[], Any]) -> float:
         """Milliseconds of this rank, all having met before."""
@@ -91,7 +128,8 @@ class Bench:
             run()
             return 1e3 * (time.perf_counter() - began)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(4_000_000)
+        torch.cuda._sleep(8_000_000)
+        dist.all_reduce(torch.zeros(1, device=self.device))  # the GPUs meet
         start.record()
         run()
         end.record()
@@ -104,191 +142,172 @@ class Bench:
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return x.tolist()
 
+    def each(self, value: float) -> list[float]:
+        """Of every rank."""
+        mine = torch.tensor([value], dtype=torch.float64, device=self.device)
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(found, mine)
+        return [x.item() for x in found]
 
-# ------------------------------------------------------------------ methods
+    def medians(self, values: list[float]) -> tuple[float, list[float]]:
+        """(of the slowest in each turn, of every rank)."""
+        return statistics.median(self.slowest(values)), self.each(statistics.median(values))
 
-
-class Gather(torch.autograd.Function):
-    """Keys or values of all ranks, [B, H, N, D], in the order of the sequence."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, plan: Any, order: torch.Tensor | None) -> torch.Tensor:
-        ctx.made_of = plan, order
-        rows = x.permute(2, 0, 1, 3).contiguous()
-        whole = rows.new_empty((plan.n, *rows.shape[1:]))
-        one_tensor(("all_gather_single", "all_gather_into_tensor"), whole, rows)
-        if order is not None:
-            ordered = torch.empty_like(whole)
-            ordered[order] = whole
-            whole = ordered
-        return whole.permute(1, 2, 0, 3)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        plan, order = ctx.made_of
-        rows = grad.permute(2, 0, 1, 3)
-        rows = rows.contiguous() if order is None else rows[order]
-        own = rows.new_empty((plan.n // dist.get_world_size(), *rows.shape[1:]))
-        if dist.get_backend() == "gloo":
-            dist.all_reduce(rows)
-            size = own.shape[0]
-            own = rows[dist.get_rank() * size : (dist.get_rank() + 1) * size].clone()
-        else:
-            one_tensor(("reduce_scatter_single", "reduce_scatter_tensor"), own, rows)
-        return own.permute(1, 2, 0, 3), None, None
+    def case(self, name: str, tokens: int) -> Case:
+        """A mask at so many tokens a rank."""
+        n = tokens * self.size
+        data = {"doc": documents(n)} if name == "documents" else {}
+        return Case(name, tokens, MASKS[name](n), data, self.heads, self.dtype, self.rank,
+                    self.size, self.device)  # fmt: skip
 
 
-def one_tensor(names: tuple[str, ...], made: torch.Tensor, rows: torch.Tensor) -> None:
-    """A collective over whole tensors, by the first name that this PyTorch has."""
-    next(getattr(dist, name) for name in names if hasattr(dist, name))(made, rows)
+# ------------------------------------------------------------------ building ahead
 
 
-def gathered(bench: Bench, plan: Any, mask: mc.Mask, data: dict[str, Any]) -> Callable[..., Any]:
-    """All-gather of K and V, then our kernel on the rank's rows."""
-    stretches = plan.layout.own.of(bench.rank)
-    order = None
-    if plan.layout.name != "contiguous":
-        order = torch.from_numpy(plan.layout.order).to(bench.device)
-    whole = [Stretch(0, 0, plan.n)]
-    calls, at = [], 0
-    for start, stop in stretches:
-        local = localized(mask, plan.n, bench.heads[0], start, stop - start, whole, data)
-        calls.append((at, stop - start, local))
-        at += stop - start
+class Builder:
+    """Kernels are built in threads, each by a call of its own on this rank's GPU."""
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        k, v = (Gather.apply(x, plan, order) for x in (k, v))
-        outs = [
-            mc.attention(q[:, :, at : at + rows], k, v, local.mask, **local.data)
-            for at, rows, local in calls
-        ]
-        return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+    def __init__(self, bench: Bench, workers: int) -> None:
+        self._bench = bench
+        self._pool = ThreadPoolExecutor(workers)
+        self._known: dict[object, Future[None]] = {}
 
-    return run
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Build what these need, unless that has begun."""
+        for each in pieces:
+            sizes = each.rows, each.keys
+            if each.rows == each.keys > _LONGEST and not each.local.data:
+                each = replace(each, rows=_LONGEST, keys=_LONGEST)
+            key = structure(each.local.mask), sizes
+            if each.rows and each.keys and key not in self._known:
+                self._known[key] = self._pool.submit(self._build, each)
 
+    def _build(self, piece: Piece) -> None:
+        bench = self._bench
+        if bench.cuda:
+            torch.cuda.set_device(bench.device)
+        hq, hkv, dim = bench.heads
+        shapes = (hq, piece.rows), (hkv, piece.keys), (hkv, piece.keys)
+        q, k, v = (
+            torch.zeros((1, n, heads, dim), device=bench.device, dtype=bench.dtype).transpose(1, 2)
+            for heads, n in shapes
+        )
+        attn, data = kernel(piece, q, v), piece.local.data
+        out, lse = attn.launch(q, k, v, return_lse=True, data=data)
+        attn.launch_backward(q, k, v, out, lse, out, data=data)
+        bench.sync()
 
-class Swap(torch.autograd.Function):
-    """[B, H, n, D] with all heads of some tokens <-> [B, H / P, N, D] with all tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, to_heads: bool) -> torch.Tensor:
-        ctx.to_heads = to_heads
-        return swapped(x, to_heads)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return swapped(grad, not ctx.to_heads), None
-
-
-def swapped(x: torch.Tensor, to_heads: bool) -> torch.Tensor:
-    """One all-to-all; tokens are contiguous on ranks."""
-    size = dist.get_world_size()
-    batch, heads, n, dim = x.shape
-    if to_heads:
-        rows = x.reshape(batch, size, heads // size, n, dim).permute(1, 3, 0, 2, 4).contiguous()
-        came = torch.empty_like(rows)
-        dist.all_to_all_single(came, rows)
-        return came.flatten(0, 1).permute(1, 2, 0, 3)
-    rows = x.reshape(batch, heads, size, n // size, dim).permute(2, 3, 0, 1, 4).contiguous()
-    came = torch.empty_like(rows)
-    dist.all_to_all_single(came, rows)  # [sender, tokens, batch, heads, dim]
-    return came.permute(2, 0, 3, 1, 4).reshape(batch, size * heads, n // size, dim)
+    def finish(self, seconds: float) -> str:
+        """Wait for all of them; says how many there were, and how many failed."""
+        done, left = wait(self._known.values(), timeout=max(0.0, seconds))
+        failed = [x.exception() for x in done if x.exception() is not None]
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        return f"{len(done)} calls built ahead, {len(left)} not, {len(failed)} failed {failed[:1]}"
 
 
-def ulysses(bench: Bench, plan: Any, mask: mc.Mask, data: dict[str, Any]) -> Callable[..., Any]:
-    """All-to-all of heads, then our kernel on all tokens of some heads."""
-
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = (Swap.apply(x, True) for x in (q, k, v))
-        return Swap.apply(mc.attention(q, k, v, mask, **data), False)
-
-    return run
+# ------------------------------------------------------------------ results compared
 
 
-def planned(bench: Bench, plan: Any, mask: mc.Mask, data: dict[str, Any]) -> Callable[..., Any]:
-    """What maskc.distributed does."""
+def checked(bench: Bench, case: Case, names: Iterable[str], row: dict[str, Any]) -> None:
+    """Run each way once, and compare with one GPU; a way that cannot run says why."""
+    runs = {}
+    for name in names:
+        try:
+            runs[name] = case.method(name)
+        except Unavailable as why:
+            row["missing"][name] = str(why)
+        except Exception as why:  # another's own failure is a finding, on all ranks alike
+            row["missing"][name] = f"{type(why).__name__}: {why}"[:300]
+    if not runs:
+        return
+    *given, dout = bench.tensors(case.n)
+    leaves = [x.detach().requires_grad_() for x in given]
+    want = mc.attention(*leaves, case.mask, **case.data)
+    want.backward(dout)
+    wanted = [want.detach(), *(x.grad for x in leaves)]
+    for name, method in runs.items():
+        try:
+            own = [_stored(method.own(x)) for x in (*given, dout)]
+            parts = [x.requires_grad_() for x in own[:3]]
+            out = method.run(*parts)
+            out.backward(own[3])
+            found = [out.detach(), *(x.grad for x in parts)]
+            pairs = zip(found, wanted, strict=True)
+            row["errors"][name] = bench.slowest([error(a, method.own(b)) for a, b in pairs])
+        except Exception as why:
+            row["missing"][name] = f"{type(why).__name__}: {why}"[:300]
+    if bench.cuda:
+        torch.cuda.empty_cache()
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return mc.distributed.attention(q, k, v, plan)
 
-    return run
+def _stored(x: torch.Tensor) -> torch.Tensor:
+    """A copy that lies as [1, n, heads, D]."""
+    return x.detach().transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-METHODS = {"planned": planned, "all-gather": gathered, "ulysses": ulysses}
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Relative, of all elements together."""
+    if not wanted.numel():
+        return 0.0
+    wanted = wanted.float()
+    return ((found.float() - wanted).norm() / wanted.norm().clamp(min=1e-20)).item()
 
 
 # ------------------------------------------------------------------ one row of the table
 
 
-def measure(bench: Bench, name: str, tokens: int) -> dict[str, Any]:
-    """One mask at so many tokens a rank."""
-    n = tokens * bench.size
-    mask = MASKS[name](n)
-    data = {"doc": documents(n)} if name == "documents" else {}
-    hq, hkv, dim = bench.heads
-    plan = mc.distributed.plan(
-        mask, n, bench.size, heads=(hq, hkv, dim), dtype=str(bench.dtype).split(".")[1], data=data,
-        network="nvlink",
-    )  # fmt: skip
-    draws = (hq, 1), (hkv, 2), (hkv, 3), (hq, 4)
-    q, k, v, dout = (bench.draw(heads, n, seed) for heads, seed in draws)
-    row: dict[str, Any] = {
-        "mask": name, "tokens": tokens, "ranks": bench.size, "heads": [hq, hkv, dim],
+def start_row(bench: Bench, case: Case) -> dict[str, Any]:
+    """What a row says before anything runs."""
+    plan = case.plan
+    times = plan.times()
+    return {
+        "mask": case.name, "tokens": case.tokens, "ranks": bench.size, "heads": [*bench.heads],
         "layout": plan.layout.name, "imbalance": plan.imbalance(),
         "received_MiB": max(plan.received_bytes(r) for r in range(bench.size)) / 2**20,
-        "predicted_ms": [x.total for x in plan.times()], "predicted_other_ms": plan.others(),
+        "sent_MiB": max(plan.sent_bytes(r) for r in range(bench.size)) / 2**20,
+        "predicted_ms": [x.total for x in times], "predicted_other_ms": plan.others(),
+        "predicted_ranks_ms": [
+            {"compute": x.compute.tolist(), "inner": x.inner.tolist(), "travel": x.travel.tolist()}
+            for x in times
+        ],
+        "errors": {}, "missing": {}, "memory": {}, "times_ms": {}, "ranks_ms": {},
     }  # fmt: skip
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    want = mc.attention(*leaves, mask, **data)
-    want.backward(dout)
-    wanted = [want.detach(), *(x.grad for x in leaves)]
-    for x in leaves:
-        x.grad = None
-    row["one_gpu"] = one(bench, leaves, dout, mask, data)
-    runs, inputs, errors = {}, {}, {}
-    for method, make in METHODS.items():
-        layout = plan if method != "ulysses" or plan.layout.name == "contiguous" else None
-        if layout is None:  # heads travel, and so the layout of tokens does not matter
-            layout = mc.distributed.plan(mask, n, bench.size, heads=(hq, hkv, dim),
-                                         layout="contiguous", data=data)  # fmt: skip
-        try:
-            run = make(bench, layout, mask, data)
-            own = [layout.shard(x, 2).clone() for x in (q, k, v, dout)]
-            own = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in own]
-            given = [x.requires_grad_() for x in own[:3]]
-            out = run(*given)
-            out.backward(own[3])
-            found = [out.detach(), *(x.grad for x in given)]
-            errors[method] = [
-                error(a, layout.shard(b, 2)) for a, b in zip(found, wanted, strict=True)
-            ]
-            runs[method], inputs[method] = run, (given, own[3])
-        except Exception as failed:  # a method that cannot run says why, on all ranks alike
-            row.setdefault("failed", {})[method] = f"{type(failed).__name__}: {failed}"[:300]
-    row["errors"] = {key: bench.slowest(values) for key, values in errors.items()}
-    del wanted, want, leaves, q, k, v, dout
+
+
+def timed(bench: Bench, case: Case, row: dict[str, Any]) -> None:
+    """One GPU, then all ways by turns."""
+    *given, dout = bench.tensors(case.n)
+    row["one_gpu"] = one(bench, [x.requires_grad_() for x in given], dout, case)
+    inputs: dict[str, tuple[list[torch.Tensor], torch.Tensor]] = {}
+    runs: dict[str, Run] = {}
+    for name in row["errors"]:
+        method = case.method(name)
+        own = [_stored(method.own(x.detach())) for x in (*given, dout)]
+        runs[name], inputs[name] = method.run, ([x.requires_grad_() for x in own[:3]], own[3])
+    del given, dout
     row["memory"] = {key: memory(bench, run, *inputs[key]) for key, run in runs.items()}
-    row["times_ms"] = turns(bench, runs, inputs)
-    return row
+    found = turns(bench, runs, inputs)
+    for name, both in found.items():
+        medians = [bench.medians(x) for x in both]
+        row["times_ms"][name] = [x for x, _ in medians]
+        row["ranks_ms"][name] = [x for _, x in medians]
+    row["turns"] = len(next(iter(found.values()))[0]) if found else 0
 
 
-def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Relative, of all elements together."""
-    wanted = wanted.float()
-    return ((found.float() - wanted).norm() / wanted.norm().clamp(min=1e-20)).item()
-
-
-def one(
-    bench: Bench, leaves: list[torch.Tensor], dout: torch.Tensor, mask: mc.Mask, data: Any
-) -> list[float]:
+def one(bench: Bench, leaves: list[torch.Tensor], dout: torch.Tensor, case: Case) -> list[float]:
     """[forward, backward] of the whole sequence on one GPU, the slowest of all that measure it."""
     found: list[list[float]] = [[], []]
-    for _ in range(bench.turns + 2):
+    began = time.monotonic()
+    for number in range(bench.turns + 2):
         kept: list[torch.Tensor] = []
-        found[0].append(bench.time(lambda: kept.append(mc.attention(*leaves, mask, **data))))  # noqa: B023
+        found[0].append(
+            bench.time(lambda: kept.append(mc.attention(*leaves, case.mask, **case.data)))  # noqa: B023
+        )
         found[1].append(bench.time(lambda: kept[0].backward(dout)))  # noqa: B023
         for x in leaves:
             x.grad = None
+        if number > 1 and bench.late(began + bench.row_seconds / 4):
+            break
     return [statistics.median(bench.slowest(x[2:])) for x in found]
 
 
@@ -312,10 +331,13 @@ def memory(bench: Bench, run: Any, given: list[torch.Tensor], dout: torch.Tensor
     return {"kept_MiB": found[0] / 2**20, "peak_MiB": found[1] / 2**20}
 
 
-def turns(bench: Bench, runs: dict[str, Any], inputs: dict[str, Any]) -> dict[str, list[float]]:
-    """[forward, backward] of each method, taking turns."""
+def turns(
+    bench: Bench, runs: dict[str, Run], inputs: dict[str, Any]
+) -> dict[str, list[list[float]]]:
+    """[forward, backward] of each method, taking turns; this rank's."""
     found: dict[str, list[list[float]]] = {name: [[], []] for name in runs}
-    for _ in range(bench.turns + 3):
+    began = time.monotonic()
+    for number in range(bench.turns + _WARM):
         for name, run in runs.items():
             given, dout = inputs[name]
             for x in given:
@@ -323,17 +345,17 @@ def turns(bench: Bench, runs: dict[str, Any], inputs: dict[str, Any]) -> dict[st
             kept: list[torch.Tensor] = []
             found[name][0].append(bench.time(lambda: kept.append(run(*given))))  # noqa: B023
             found[name][1].append(bench.time(lambda: kept[0].backward(dout)))  # noqa: B023
-    return {
-        name: [statistics.median(bench.slowest(x[3:])) for x in both]
-        for name, both in found.items()
-    }  # fmt: skip
+        if number >= _WARM and bench.late(began + bench.row_seconds):
+            break
+    return {name: [x[_WARM:] for x in both] for name, both in found.items()}
 
 
 def show(row: dict[str, Any]) -> None:
     """A few lines about a row."""
     times = row["times_ms"]
     print(f"\n{row['mask']}, {row['tokens']} tokens a rank, {row['layout']}, heads {row['heads']}, "
-          f"imbalance {row['imbalance']:.3f}, {row['received_MiB']:.1f} MiB come")  # fmt: skip
+          f"imbalance {row['imbalance']:.3f}, {row['received_MiB']:.1f} MiB come, "
+          f"{row.get('turns', 0)} turns")  # fmt: skip
     for name, (forward, backward) in times.items():
         beside = ""
         if name == "planned":
@@ -348,25 +370,128 @@ def show(row: dict[str, Any]) -> None:
         errors = " ".join(f"{x:.1e}" for x in row["errors"][name])
         kept = row["memory"][name]
         space = f"  kept {kept['kept_MiB']:.0f} MiB" if kept else ""
-        print(f"  {name:11} {forward:8.3f} {backward:8.3f} ms{beside}{space}  errors {errors}")
-    for name, why in row.get("failed", {}).items():
-        print(f"  {name:11} {why}")
+        print(f"  {name:15} {forward:8.3f} {backward:8.3f} ms{beside}{space}  errors {errors}")
+    for name, why in row["missing"].items():
+        print(f"  {name:15} {why}")
     sys.stdout.flush()
+
+
+# ------------------------------------------------------------------ the network
+
+
+def network(bench: Bench) -> dict[str, list[float]]:
+    """Milliseconds of the slowest rank by megabytes: what predictions reckon with."""
+    found = {}
+    sizes = (0.25, 1, 4, 16, 64, 256) if bench.cuda else (0.25,)
+    for name, make in (("neighbour", _neighbour), ("from rank 0", _from_first),
+                       ("all-gather", _all_gather), ("all-to-all", _all_to_all)):  # fmt: skip
+        for size in sizes:
+            run = make(bench, int(size * 2**20) // 2 // bench.size * bench.size)
+            times = [bench.time(run) for _ in range(9)][2:]
+            found[f"{name} {size:g} MiB"] = [statistics.median(bench.slowest(times))]
+    return found
+
+
+def _buffer(bench: Bench, size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.bfloat16, device=bench.device)
+
+
+def _exchange(ops: list[Any]) -> None:
+    for each in dist.batch_isend_irecv(ops) if ops else ():
+        each.wait()
+
+
+def _neighbour(bench: Bench, size: int) -> Callable[[], None]:
+    """Each rank sends to the next one, as a window's halo goes."""
+    came, sent = _buffer(bench, size), _buffer(bench, size)
+
+    def run() -> None:
+        ops = []
+        if bench.rank:
+            ops.append(dist.P2POp(dist.irecv, came, bench.rank - 1))
+        if bench.rank < bench.size - 1:
+            ops.append(dist.P2POp(dist.isend, sent, bench.rank + 1))
+        _exchange(ops)
+
+    return run
+
+
+def _from_first(bench: Bench, size: int) -> Callable[[], None]:
+    """Rank 0 sends the same to everybody, as sinks go."""
+    buffer = _buffer(bench, size)
+
+    def run() -> None:
+        if bench.rank:
+            _exchange([dist.P2POp(dist.irecv, buffer, 0)])
+        else:
+            _exchange([dist.P2POp(dist.isend, buffer, each) for each in range(1, bench.size)])
+
+    return run
+
+
+def _all_gather(bench: Bench, size: int) -> Callable[[], None]:
+    """So much of each rank."""
+    own, whole = _buffer(bench, size), _buffer(bench, size * bench.size)
+    return lambda: one_tensor(("all_gather_single", "all_gather_into_tensor"), whole, own)
+
+
+def _all_to_all(bench: Bench, size: int) -> Callable[[], None]:
+    """So much of each rank to all, in equal parts."""
+    came, sent = _buffer(bench, size), _buffer(bench, size)
+    return lambda: dist.all_to_all_single(came, sent)
+
+
+# ------------------------------------------------------------------ when kernels begin
+
+
+def held_back(bench: Bench, cases: list[Case]) -> dict[str, Any]:
+    """How long kernels should wait for messages to begin: times by cycles; the best is taken.
+
+    `priority` is without waiting, in a group whose messages have a stream of high priority;
+    `no messages` computes what it would, from keys that nobody sent.
+    """
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True) if bench.cuda else None
+    first = dist.new_group(list(range(bench.size)), pg_options=options)
+    found: dict[str, Any] = {}
+    usual, travels = exchange._HELD_BACK, Step.travels
+    choices = [(str(x), x, None) for x in (0, 5_000, 10_000, 20_000, 40_000, 80_000)]
+    others = [("priority", 0, first), ("0 again", 0, None), ("no messages", 0, None)]
+    for name, cycles, group in choices + others:
+        exchange._HELD_BACK = cycles
+        Step.travels = property(lambda step: False) if name == "no messages" else travels
+        for case in cases:
+            method = case.method("planned")
+            run = partial(_in_group, case, group)
+            own = [_stored(method.own(x)) for x in bench.tensors(case.n)]
+            given = [x.requires_grad_() for x in own[:3]]
+            times = turns(bench, {name: run}, {name: (given, own[3])})[name]
+            medians = [bench.medians(x) for x in times]
+            found.setdefault(name, {})[f"{case.name} at {case.tokens}"] = {
+                "times_ms": [x for x, _ in medians], "ranks_ms": [x for _, x in medians],
+            }  # fmt: skip
+    exchange._HELD_BACK, Step.travels = usual, travels
+    sums = {
+        cycles: sum(x["times_ms"][0] for x in found[name].values()) for name, cycles, _ in choices
+    }
+    exchange._HELD_BACK = min(sums, key=lambda x: (sums[x] > 1.01 * min(sums.values()), x))
+    return {"taken": exchange._HELD_BACK, "by cycles": found}
+
+
+def _in_group(case: Case, group: Any, *given: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = mc.distributed.attention(*given, case.plan, group=group)
+    return found
 
 
 # ------------------------------------------------------------------ soak
 
 
-def soak(bench: Bench, steps: int, seconds: float) -> dict[str, Any]:
+def soak(bench: Bench, steps: int) -> dict[str, Any]:
     """Random steps: masks, lengths, layouts and documents change; every result is compared."""
     wrong, began, worst = [], time.perf_counter(), 0.0
-    hq, hkv, dim = bench.heads
     limit = 1e-4 if bench.dtype == torch.float32 else 2e-2
     done = 0
     for step in range(steps):
-        late = torch.tensor([time.perf_counter() - began > seconds], device=bench.device)
-        dist.broadcast(late, 0)
-        if late.item():
+        if bench.late():
             break
         done = step + 1
         draw = np.random.default_rng(step)
@@ -384,10 +509,9 @@ def soak(bench: Bench, steps: int, seconds: float) -> dict[str, Any]:
         if choice in (0, 3, 4):
             data["w"] = width
         layout = ("auto", "contiguous", "zigzag", "balanced")[int(draw.integers(0, 4))]
-        plan = mc.distributed.plan(mask, n, bench.size, heads=(hq, hkv, dim), layout=layout,
+        plan = mc.distributed.plan(mask, n, bench.size, heads=bench.heads, layout=layout,
                                    dtype=str(bench.dtype).split(".")[1], data=data)  # fmt: skip
-        draws = (hq, 1), (hkv, 2), (hkv, 3), (hq, 4)
-        whole = [bench.draw(heads, n, 4 * step + seed) for heads, seed in draws]
+        whole = bench.tensors(n, step)
         leaves = [x.detach().requires_grad_() for x in whole[:3]]
         want = mc.attention(*leaves, mask, **data)
         want.backward(whole[3])
@@ -397,7 +521,7 @@ def soak(bench: Bench, steps: int, seconds: float) -> dict[str, Any]:
         out.backward(own[3])
         pairs = zip([out, *(x.grad for x in given)], [want, *(x.grad for x in leaves)], strict=True)
         for name, (found, wanted) in zip(("out", "dq", "dk", "dv"), pairs, strict=True):
-            off = error(found.detach(), plan.shard(wanted.detach(), 2)) if found.numel() else 0.0
+            off = error(found.detach(), plan.shard(wanted.detach(), 2))
             worst = max(worst, off)
             if not off <= limit:
                 wrong.append(f"step {step}: {name} of {mask} at {n}, {layout}: {off:.1e}")
@@ -407,7 +531,7 @@ def soak(bench: Bench, steps: int, seconds: float) -> dict[str, Any]:
     dist.all_reduce(total)
     for line in wrong[:10]:
         print(f"rank {bench.rank}: {line}", flush=True)
-    return {"steps": done, "wrong": int(total), "worst": worst,
+    return {"steps": done, "wrong": int(total), "worst": bench.slowest([worst])[0],
             "seconds": time.perf_counter() - began}  # fmt: skip
 
 
@@ -420,59 +544,133 @@ def work(rank: int, size: int, asked: argparse.Namespace, address: str) -> None:
     device = torch.device("cuda", rank % torch.cuda.device_count()) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     rest = {"device_id": device} if cuda else {}
     dist.init_process_group(
         "nccl" if cuda else "gloo", init_method=address, rank=rank, world_size=size,
-        timeout=timedelta(seconds=120), **rest,
+        timeout=timedelta(seconds=180), **rest,
     )  # fmt: skip
+    ahead.start = lambda jobs: None  # each rank builds what it calls, and not for other lengths
     dtype = getattr(torch, asked.dtype or ("bfloat16" if cuda else "float32"))
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",
         "torch": torch.__version__, "maskc": mc.__version__, "ranks": size, "rows": [],
     }  # fmt: skip
     for heads in asked.heads:
-        bench = Bench(rank, size, device, dtype, tuple(map(int, heads.split("/"))), asked.turns)
+        bench = Bench(rank, size, device, dtype, tuple(map(int, heads.split("/"))), asked.turns,
+                      asked.began + asked.seconds, asked.row_seconds)  # fmt: skip
         if asked.soak:
-            found["soak"] = soak(bench, asked.soak, asked.seconds)
+            found["soak"] = soak(bench, asked.soak)
             if rank == 0:
                 print(found["soak"], flush=True)
-            continue
-        for tokens in asked.tokens:
-            for name in asked.masks:
-                row = measure(bench, name, tokens)
-                found["rows"].append(row)
-                if rank == 0:
-                    show(row)
-                    save(asked.out, found)
+        else:
+            table(bench, asked, found)
     if rank == 0:
         save(asked.out, found)
     dist.barrier()
     dist.destroy_process_group()
 
 
+def table(bench: Bench, asked: argparse.Namespace, found: dict[str, Any]) -> None:
+    """All rows: results first, then times."""
+    torch._dynamo.config.recompile_limit = 64
+
+    def told(text: str) -> None:
+        if bench.rank == 0:
+            print(f"{time.monotonic() - asked.began:5.0f} s  {text}", flush=True)
+
+    ends = asked.began + min(asked.seconds, asked.check_seconds)
+    builder = Builder(bench, asked.builders)
+    cases = [bench.case(name, tokens) for tokens in asked.tokens for name in asked.masks]
+    cases = cases[: asked.rows]
+    quick = [name for name in asked.methods if name not in SLOW]
+    for case in cases:
+        builder.add([case.whole])
+        for name in quick:
+            try:
+                builder.add(case.method(name).pieces)
+            except Unavailable:
+                continue
+    told(f"{len(cases)} rows planned")
+    told(builder.finish(ends - time.monotonic()))
+    rows = [start_row(bench, case) for case in cases]
+    slow = [name for name in asked.methods if name in SLOW]
+    for names in (quick, slow):
+        for case, row in zip(cases, rows, strict=True):
+            if names is slow and not (
+                case.name in asked.slow_masks and case.tokens in asked.slow_at
+            ):
+                continue
+            if names is slow and bench.late(ends):
+                continue
+            if names and not bench.late():
+                checked(bench, case, names, row)
+                wrong = {key: value for key, value in row["errors"].items() if max(value) > 2e-2}
+                told(f"{case.name} at {case.tokens}: wrong {wrong}, missing {row['missing']}")
+    found["rows"] = rows
+    _wait_for(bench, asked.wait_for)
+    found["network_ms"] = network(bench)
+    told(f"network {found['network_ms']}")
+    if asked.held_back:
+        tried = [
+            case for case, row in zip(cases, rows, strict=True)
+            if case.name in HELD_BACK and case.tokens == asked.tokens[0] and row["errors"]
+        ]  # fmt: skip
+        try:
+            found["held_back"] = held_back(bench, tried)
+        except Exception as why:  # the usual time is kept
+            found["held_back"] = f"{type(why).__name__}: {why}"
+        told(f"kernels held back: {found['held_back']}")
+    for case, row in zip(cases, rows, strict=True):
+        if not row["errors"] or bench.late():
+            continue
+        timed(bench, case, row)
+        if bench.rank == 0:
+            show(row)
+            save(asked.out, found)
+    told("done")
+
+
+def _wait_for(bench: Bench, file: str | None) -> None:
+    """Wait until a file exists, so that other work on these GPUs has ended; they are idle."""
+    bench.sync()
+    while file and not Path(file).exists() and time.monotonic() < bench.ends:
+        time.sleep(0.1)
+    dist.barrier()
+
+
 def save(path: str | None, found: dict[str, Any]) -> None:
     """Write what there is so far."""
     if path:
-        with open(path, "w") as file:
-            json.dump(found, file, indent=1)
+        kept = {**found, "rows": [row for row in found["rows"] if row["times_ms"]]}
+        Path(path).write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def main() -> None:
     """Read the options and start the ranks."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--ranks", type=int, help="all GPUs, if not given")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 16384, 32768])
-    parser.add_argument("--heads", nargs="+", default=["32/8/128"], help="Hq/Hkv/D")
-    parser.add_argument("--masks", nargs="+", default=list(USUAL), choices=list(MASKS))
-    parser.add_argument("--dtype")
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--soak", type=int, default=0, metavar="STEPS")
-    parser.add_argument("--seconds", type=float, default=480, help="of the soak, at most")
-    parser.add_argument("--out", metavar="FILE")
+    add = parser.add_argument
+    add("--device", default="cuda", choices=("cuda", "cpu"))
+    add("--ranks", type=int, help="all GPUs, if not given")
+    add("--tokens", type=int, nargs="+", default=[16384, 32768, 8192], help="of a rank")
+    add("--heads", nargs="+", default=["32/8/128"], help="Hq/Hkv/D")
+    add("--masks", nargs="+", default=list(MASKS), choices=list(MASKS))
+    add("--rows", type=int, help="at most so many, of the first length first")
+    add("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    add("--slow-at", type=int, nargs="*", default=[16384], help="tokens at which slow ones run")
+    add("--slow-masks", nargs="*", default=list(MASKS)[:6], choices=list(MASKS))
+    add("--dtype")
+    add("--turns", type=int, default=15)
+    add("--row-seconds", type=float, default=6.0, help="after which a row takes no more turns")
+    add("--check-seconds", type=float, default=1e9, help="for building and slow ways' results")
+    add("--seconds", type=float, default=1e9, help="after which no further row or step begins")
+    add("--builders", type=int, default=12, help="threads that build kernels")
+    add("--wait-for", metavar="FILE", help="time nothing before this file exists")
+    add("--held-back", action="store_true", help="measure how long kernels should wait to begin")
+    add("--soak", type=int, default=0, metavar="STEPS")
+    add("--out", metavar="FILE")
     asked = parser.parse_args()
+    asked.began = time.monotonic()
     if "RANK" in os.environ:
         work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), asked, "env://")
         return

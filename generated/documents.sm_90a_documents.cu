@@ -22,8 +22,10 @@ struct Listed {
     i32 *packed;  // [lists]: whether tiles begin with documents
     i32 *verdict;  // whether anything given was wrong
     i32 *report;  // the same, set and never cleared, in memory of the host
+    i32 *fine;  // likewise: gets the ticket where nothing was, or null
     i32 *result[5];  // what is spoilt where it was
     i64 most[2];  // tokens of a document
+    i64 ticket;  // of the lists
     i64 result_words[5];  // of four bytes
     i64 source_list[2];  // elements from one list to the next, 0 if all share theirs
     i64 source_step[2];  // elements from one id, or length, to the next
@@ -63,7 +65,28 @@ FN i32 least_of(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 greatest_of(i32 a, i32 b) { return a > b ? a : b; }
 
 // Sums and the greatest over a block, in all threads. The includer defines FN, THREADS and ALL.
-// Gives: block_sums, block_max.
+// Gives: warp_sum, warp_max, block_sums, block_max.
+
+// Over a warp, in all lanes.
+FN i32 warp_sum(i32 x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(ALL, x);
+#else
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(ALL, x, step);
+    return x;
+#endif
+}
+FN i32 warp_max(i32 x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(ALL, x);
+#else
+    for (int step = 16; step > 0; step /= 2) {
+        const i32 other = __shfl_xor_sync(ALL, x, step);
+        x = other > x ? other : x;
+    }
+    return x;
+#endif
+}
 
 // Sums over a block, in all threads.
 template <int COUNT>
@@ -71,7 +94,7 @@ FN void block_sums(i32 (&x)[COUNT]) {
     __shared__ i32 part[THREADS / 32][COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        const i32 sum = __reduce_add_sync(ALL, x[i]);
+        const i32 sum = warp_sum(x[i]);
         if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][i] = sum;
     }
     __syncthreads();
@@ -86,7 +109,7 @@ FN void block_sums(i32 (&x)[COUNT]) {
 // The greatest over a block, in all threads.
 FN i32 block_max(i32 x) {
     __shared__ i32 part[THREADS / 32];
-    x = __reduce_max_sync(ALL, x);
+    x = warp_max(x);
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
     __syncthreads();
     for (int i = 0; i < THREADS / 32; i++) x = part[i] > x ? part[i] : x;
@@ -305,8 +328,9 @@ documents_counts(const __grid_constant__ struct Listed p) {
     if (threadIdx.x == 0) p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count[0];
 }
 
-// Lists of tiles made on the device: where a line's begins, and who has its work.
-// Needs: block_sums.cuh; Place of a block: side, list, tile. Gives: tiles_before, write_items.
+// Lists of tiles made on the device: where a line's begins, who has its work, what was wrong.
+// Needs: block_sums.cuh; Place of a block: side, list, tile. Gives: tiles_before, write_items,
+// tell_verdict.
 
 // How many tiles of its list come before a tile row's (or column's) first.
 template <class Lists>
@@ -320,9 +344,12 @@ FN i32 tiles_before(const Lists &p, const struct Place &at) {
 
 // Writes the items of a tile row (or column), one for every owner. Groups of lists and, inside of
 // these, of owners come one after another; in each the longest lists are first, and the owners of
-// one side by side. Items without tiles are the last of all. A sequence has `heads` lists.
+// one side by side. Items without tiles are the last of all. A sequence has `heads` lists; where
+// these are of query heads of which `sharing` have one tile column of keys, they add to it, and
+// behind all items come these columns.
 template <class Lists>
-FN void write_items(const Lists &p, const struct Place &at, i32 first, i32 count, i32 heads) {
+FN void write_items(const Lists &p, const struct Place &at, i32 first, i32 count, i32 heads,
+                    i32 sharing) {
     const i32 tiles = p.tile_count[at.side], own = at.list * tiles + at.tile;
     const i32 group = at.list / p.group_lists * p.group_lists;
     const i32 *const counts = p.counts[at.side];
@@ -347,8 +374,23 @@ FN void write_items(const Lists &p, const struct Place &at, i32 first, i32 count
         int4 *const to = (int4 *)p.work + 2 * (i64)index;
         const i32 whose = (batch * p.owners + owner) * p.owner_heads + head;
         to[0] = make_int4(at.tile, whose, first, count);
-        to[1] = make_int4(first, first, p.item_heads, 0);
+        const i32 column = sharing ? whose / sharing * tiles + at.tile : -1;
+        to[1] = make_int4(first, first, p.item_heads, count ? 1 + column : 0);
+        if (sharing && whose % sharing == 0) {
+            int4 *const shared = (int4 *)p.work + 2 * ((i64)p.lists * tiles * p.owners + column);
+            shared[0] = make_int4(at.tile, whose, column, 1);
+            shared[1] = make_int4(0, 0, 0, 0);
+        }
     }
+}
+
+// One thread tells the launch behind the pass, and the host, whether anything given was wrong.
+template <class Lists>
+FN void tell_verdict(const Lists &p, bool wrong) {
+    *p.verdict = wrong;
+    if (wrong) *(volatile i32 *)p.report = 1;
+    else if (p.fine) *(volatile i32 *)p.fine = (i32)p.ticket;
+    __threadfence_system();
 }
 
 // A prefix sum over a block. The includer defines FN, THREADS and ALL.
@@ -396,11 +438,7 @@ FN void judge(const struct Listed &p) {
             wrong |= bounds[i].z & WRONG;
     }
     wrong = __syncthreads_or(wrong);
-    if (threadIdx.x == 0) *p.verdict = wrong;
-    if (threadIdx.x == 0 && wrong) {
-        *(volatile i32 *)p.report = 1;
-        __threadfence_system();
-    }
+    if (threadIdx.x == 0) tell_verdict(p, wrong);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -414,7 +452,7 @@ documents_lists(const __grid_constant__ struct Listed p) {
         ptr[0] = first;
         if (at.tile + 1 == tiles) ptr[1] = first + count;
     }
-    if (p.work) write_items(p, at, first, count, 1);
+    if (p.work) write_items(p, at, first, count, 1, 0);
     write_tiles(p, at, p.tiles[side] + first);
     if (blockIdx.x == 0 && p.verdict) judge(p);
 }

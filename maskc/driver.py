@@ -17,17 +17,18 @@ Stages 2 to 6 are skipped where the disk remembers their bundle.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.bundle import Bundle
 from maskc.core.captured import ANY_LENGTHS, Held
 from maskc.core.dtypes import DType
-from maskc.core.errors import DataRange, SelectionNotCompiled
+from maskc.core.errors import DataRange
 from maskc.core.expr import NEVER
 from maskc.core.problem import Problem
 from maskc.core.score import Formula, Inputs
-from maskc.core.target import Target
+from maskc.core.target import SPARE, TARGETS, Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.score_tracer import Score
@@ -56,12 +57,18 @@ def compile(
     target: str | None = None,
     name: str = "mask",
     score: Score | None = None,
+    dropout: bool = False,
 ) -> CompiledMask:
-    """All stages; see Mask.compile."""
+    """All stages; see Mask.compile.
+
+    Args:
+        dropout: make the kernels that drop weights, see `CompiledMask.dropping`.
+    """
     from maskc.build.bundles import remembered
     from maskc.ir.heads import heads_of
     from maskc.runtime.compiled import CompiledMask
     from maskc.runtime.device import default_target
+    from maskc.runtime.dropout import DroppingMask, DroppingScore
     from maskc.runtime.scored import ScoredMask
 
     if score is not None and score.mask is not None:
@@ -69,15 +76,31 @@ def compile(
     mask, held = emptied(mask)  # 1 capture
     formula = None if score is None else score.formula
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
-    chosen = Target.named(target or default_target(wanted)).serving(wanted)
+    if dropout:
+        wanted = replace(wanted, dropout=True)
+    chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
     recipe = Recipe(mask, wanted, chosen, name)
     inputs: tuple[object, ...] = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
     if formula is not None:
         inputs = (*inputs, formula.loc)
     bundle = remembered(inputs, lambda: emit_bundle(recipe.plan, name))  # 2 to 6
     if score is not None:
-        return ScoredMask(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
+        scored = DroppingScore if dropout else ScoredMask
+        return scored(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
+    if dropout:
+        return DroppingMask(bundle, chosen.name, recipe, held=held)
     return CompiledMask(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
+
+
+def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
+    """What runs a mask: `target`, or what stands in for it where it lacks the kernels, as those on
+    tensor cores do for keys chosen at run time beside a formula of the score, and for single ones
+    with dropout."""
+    chosen = selects(mask) if target.language == "cuda" else 0
+    single = problem.dropout and 0 < chosen < target.least_block
+    if single or (problem.score is not None and chosen):
+        return Target.named(SPARE)
+    return target.serving(problem)
 
 
 def emit_bundle(plan: KernelPlan, name: str = "mask") -> Bundle:
@@ -152,7 +175,7 @@ class Recipe:
         beside = beside_dense(self.mask, self.plan)
         return explain(self.plan) + "".join(f"{line}\n" for line in beside)
 
-    def compile(self) -> CompiledMask:
+    def compile(self, dropout: bool = False) -> CompiledMask:
         """The same mask compiled by the package as it is now."""
         mask, wanted, target, name = self._made_of
         formula = wanted.score
@@ -162,7 +185,12 @@ class Recipe:
         return compile(
             mask, head_dim=wanted.head_dim, head_dim_v=wanted.head_dim_v, n_heads=wanted.n_heads,
             dtype=wanted.dtype, target=target.name, name=name, score=score,
+            dropout=dropout or wanted.dropout,
         )  # fmt: skip
+
+    def dropping(self) -> CompiledMask:
+        """The same mask with kernels that drop weights."""
+        return self.compile(dropout=True)
 
 
 def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:
@@ -200,14 +228,10 @@ def plan_module(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
 
     Raises:
         DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt: the target has no such kernel.
-        SelectionNotCompiled: keys are chosen one by one on a GPU.
+        SelectionNotCompiled: it has none for what the mask selects.
     """
     target.check(problem)
-    plan = plan_kernel(mask, problem, target)
-    if plan.chooser is not None:  # whose bundle is not the mask that a module speaks of
-        what, least = "single keys in a generated module", target.least_block
-        raise SelectionNotCompiled(target.name, what, least, at=getattr(mask, "loc", None))
-    return plan
+    return plan_kernel(mask, problem, target)
 
 
 def generate(mask: Mask, name: str, plans: Sequence[KernelPlan], title: str) -> dict[str, str]:
@@ -218,18 +242,28 @@ def generate(mask: Mask, name: str, plans: Sequence[KernelPlan], title: str) -> 
         plans: one per target, as `plan_module` gives them.
         title: the first line of the module's docstring.
     """
-    from maskc.emit.emitter import merged
+    from maskc.emit.emitter import of_all_targets
     from maskc.emit.held import filled
     from maskc.emit.module import module_files
     from maskc.plan.explain import explain
 
     report = "\n".join(map(explain, plans))
-    bundle = merged([emit_bundle(plan, name) for plan in plans], report)
+    bundle = of_all_targets(_for_module(mask, plans, name), report)
     _, held = emptied(mask)
     if held is not None:
         _check_below_0(held)
         bundle = filled(bundle, held)
     return module_files(bundle, str(mask), title)
+
+
+def _for_module(mask: Mask, plans: Sequence[KernelPlan], name: str) -> list[Bundle]:
+    """The bundles of plans, after one that says what the mask is: for all of them may be of
+    targets that find chosen keys by thresholds, whose formulas speak of all candidates."""
+    bundles = [emit_bundle(plan, name) for plan in plans]
+    if any(bundle.chooser is None for bundle in bundles):
+        return sorted(bundles, key=lambda bundle: bundle.chooser is not None)
+    cpu = plan_kernel(mask, plans[0].problem, TARGETS["cpu"])
+    return [replace(emit_bundle(cpu, name), units=()), *bundles]
 
 
 def _check_below_0(held: Held) -> None:
@@ -287,7 +321,7 @@ def explained(
     mask, _ = emptied(mask)
     formula = None if score is None else score.formula
     wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
-    chosen = Target.named(target or default_target(wanted)).serving(wanted)
+    chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
     return Recipe(mask, wanted, chosen, "mask")()
 
 

@@ -20,6 +20,7 @@ except ImportError:
     raise ExtraMissing("maskc.nn", "torch", "torch") from None
 
 from maskc.api import attention
+from maskc.core.dropout import check_rate
 from maskc.core.errors import BadOption, BadShape
 from maskc.core.source import caller
 from maskc.dsl.combinators import causal as causal_mask
@@ -49,7 +50,8 @@ class Attention(torch.nn.Module):
         self, mask: Mask, *, scale: float | None = None, softcap: float | None = None,
         n_heads: int | None = None, sink_logits: torch.Tensor | bool = False,
         alibi_slopes: torch.Tensor | bool = False, normalizer: str = "softmax",
-        alpha: float | None = None, nan_safe: bool = False, deterministic: bool = False,
+        alpha: float | torch.Tensor | None = None, nan_safe: bool = False,
+        deterministic: bool = False, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         """Make the module; kernels are built by the first call.
 
@@ -62,21 +64,26 @@ class Attention(torch.nn.Module):
             alibi_slopes: fp32 [n_heads], a buffer; True takes those of Press, Smith and Lewis
                 (2022). A torch.nn.Parameter is trained.
             normalizer: "softmax" or "entmax".
-            alpha: of entmax, from 1 to 2; 1.5 when None.
+            alpha: of entmax, from 1 to 2; 1.5 when None. A tensor [n_heads], or [], gives each head
+                its own; an nn.Parameter is learned, and the caller keeps it in 1 .. 2.
             nan_safe: non-finite rows of v never reach a query that does not see them.
             deterministic: gradients have the same bits on every run.
+            dropout: the share of weights that are dropped while the module trains.
 
         Raises:
             NotAMask: `mask` is no mask (MC106).
             BadOption: a number of heads is needed or contradicted (MC407).
+            DropoutRate: `dropout` is no number in 0 .. 1 (MC430).
         """
         super().__init__()
+        check_rate(dropout, "dropout")
         if not isinstance(mask, Mask):
             raise not_a_mask("mc.nn.Attention", mask, caller() or "mask")
         self.mask = mask
         self.scale, self.softcap = scale, softcap
         self.normalizer, self.alpha = normalizer, alpha
         self.nan_safe, self.deterministic = nan_safe, deterministic
+        self.dropout = dropout
         sinks = _of_heads("sink_logits", sink_logits, n_heads)
         self.register_parameter("sink_logits", None if sinks is None else _parameter(sinks))
         slopes = _of_heads("alibi_slopes", alibi_slopes, n_heads)
@@ -87,7 +94,7 @@ class Attention(torch.nn.Module):
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool = False,
-        **data: Any,
+        dropout_seed: Any = None, **data: Any,
     ) -> Any:  # fmt: skip
         """Attention of one call.
 
@@ -96,6 +103,8 @@ class Attention(torch.nn.Module):
             k: [B, Hkv, Nkv, D]; Hq is a multiple of Hkv.
             v: [B, Hkv, Nkv, Dv].
             return_lse: also return the log-sum-exp of every row.
+            dropout_seed: decides which weights are dropped in training; None takes a seed from
+                the default generator of the device.
             **data: the mask's data and parameters by name.
 
         Returns:
@@ -108,7 +117,8 @@ class Attention(torch.nn.Module):
             q, k, v, self.mask, scale=self.scale, return_lse=return_lse, softcap=self.softcap,
             alibi_slopes=_fp32(self.alibi_slopes), sink_logits=_fp32(self.sink_logits),
             normalizer=self.normalizer, alpha=self.alpha, nan_safe=self.nan_safe,
-            deterministic=self.deterministic, **data,
+            deterministic=self.deterministic, dropout_seed=dropout_seed,
+            dropout_p=self.dropout if self.training else 0.0, **data,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
@@ -116,11 +126,18 @@ class Attention(torch.nn.Module):
         parts = [str(self.mask)]
         for name in ("scale", "softcap", "alpha"):
             if getattr(self, name) is not None:
-                parts.append(f"{name}={getattr(self, name):g}")
+                parts.append(f"{name}={_shown(getattr(self, name))}")
         if self.normalizer != "softmax":
             parts.append(f"normalizer={self.normalizer!r}")
+        if self.dropout:
+            parts.append(f"dropout={self.dropout:g}")
         parts += [f"{name}=True" for name in ("nan_safe", "deterministic") if getattr(self, name)]
         return ", ".join(parts)
+
+
+def _shown(number: Any) -> str:
+    """A number, or the shape of a tensor."""
+    return f"{tuple(number.shape)}" if isinstance(number, torch.Tensor) else f"{number:g}"
 
 
 class SplashAttention(torch.nn.Module):
@@ -135,14 +152,15 @@ class SplashAttention(torch.nn.Module):
     """
 
     def __init__(
-        self, head_dim: int, alpha: float = 1.5, k_keep: int | None = 32,
+        self, head_dim: int, alpha: float | torch.Tensor = 1.5, k_keep: int | None = 32,
         sm_scale: float | None = None, *, causal: bool = True,
     ) -> None:  # fmt: skip
         """Make the module.
 
         Args:
             head_dim: elements per row of q and k.
-            alpha: of entmax, from 1 (softmax) to 2 (sparsemax).
+            alpha: of entmax, from 1 (softmax) to 2 (sparsemax). A tensor [Hq], or [], gives each
+                head its own; an nn.Parameter is learned, and the caller keeps it in 1 .. 2.
             k_keep: keys that are kept for each query; None keeps all.
             sm_scale: factor of q . k; head_dim^-1/2 when None.
             causal: whether a query sees only keys whose position is not behind its own.
@@ -153,7 +171,8 @@ class SplashAttention(torch.nn.Module):
         super().__init__()
         if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1:
             raise BadOption("head_dim", "a positive integer", repr(head_dim), at="head_dim")
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 1 <= alpha <= 2:
+        number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
+        if not isinstance(alpha, torch.Tensor) and not (number and 1 <= alpha <= 2):
             raise BadOption("alpha", "a number in 1 .. 2", repr(alpha), at="alpha")
         if k_keep is not None and (
             isinstance(k_keep, bool) or not isinstance(k_keep, int) or k_keep < 1
@@ -192,7 +211,7 @@ class SplashAttention(torch.nn.Module):
         mask = self.mask(q, k, Q_idx, K_idx)
         return _attention(
             q, k, v, mask, scale=self.sm_scale, return_lse=return_lse, normalizer="entmax",
-            alpha=float(self.alpha),
+            alpha=self.alpha,
         )  # fmt: skip
 
     def mask(
@@ -216,7 +235,7 @@ class SplashAttention(torch.nn.Module):
     def extra_repr(self) -> str:
         """The numbers."""
         return (
-            f"head_dim={self.head_dim}, alpha={self.alpha:g}, k_keep={self.k_keep}, "
+            f"head_dim={self.head_dim}, alpha={_shown(self.alpha)}, k_keep={self.k_keep}, "
             f"sm_scale={self.sm_scale:g}, causal={self.causal}"
         )
 

@@ -99,6 +99,14 @@ SCORE_FIELDS: tuple[Field, ...] = (
 )  # fmt: skip
 """What `struct Attention` has behind FIELDS in sources with a formula of the score."""
 
+DROPOUT_FIELDS: tuple[Field, ...] = (
+    Field("dropout_seed_at", "const i64 *", "where the seed lies, or null: in dropout_seed"),
+    Field("dropout_seed", "i64", "of all bits that are drawn"),
+    Field("dropout_least", "i32", "the least of 0 .. 65535 whose pair is kept"),
+    Field("dropout_scale", "float", "1 / (the share that is kept); 0 where nothing is"),
+)  # fmt: skip
+"""What it has behind these in sources that drop weights."""
+
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("tile", "tile row; backward: tile column; packed heads, which have one row: tiles of a part"),
     ("head", "batch * heads_q + query head, the first one"),
@@ -348,8 +356,15 @@ def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
 
 ATTENTION = structure()
 SCORE = structure(SCORE_FIELDS)
-SCORED = structure(FIELDS + SCORE_FIELDS)
-"""ATTENTION with SCORE behind it."""
+DROPOUT = structure(DROPOUT_FIELDS)
+"""Blocks that lie behind ATTENTION, in this order, where a source has them."""
+
+
+@cache
+def longer(size: int) -> type[ctypes.Structure]:
+    """ATTENTION with further bytes behind it, `size` in all."""
+    rest = size - ctypes.sizeof(ATTENTION)
+    return type("Longer", (ATTENTION,), {"_fields_": [("rest", ctypes.c_char * rest)]})
 
 
 POINTERS = (

@@ -55,6 +55,8 @@ class Problem:
     """Query heads; needed only where heads have different masks."""
     score: Formula | None = None
     """The formula of the score; None: s itself, with the features that a call asks for."""
+    dropout: bool = False
+    """Whether weights are dropped; rate and seed are arguments of a call."""
 
 
 @dataclass(frozen=True, slots=True)

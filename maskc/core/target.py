@@ -41,6 +41,8 @@ class Target:
     """CUDA: the least compute capability, where the name does not say it."""
     scores: bool = False
     """Whether its kernels take formulas of the score."""
+    drops: bool = False
+    """Whether its kernels drop weights."""
 
     @property
     def suffix(self) -> str:
@@ -71,9 +73,12 @@ class Target:
         return TARGETS[name]
 
     def lacks(self, problem: Problem) -> bool:
-        """Whether it has no kernels for this dtype, these head dimensions or formulas of scores."""
-        if problem.score is not None and not self.scores:
+        """Whether it has no kernels for this dtype, these head dimensions, formulas of scores or
+        dropout."""
+        if (problem.score is not None and not self.scores) or (problem.dropout and not self.drops):
             return True
+        if problem.dropout and problem.score and problem.score.slots and self.name not in _EXACT:
+            return True  # launches for the gradients of tables, which do not know what is dropped
         dims = (problem.head_dim, problem.head_dim_v)
         allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
         unequal = self.equal_head_dims and dims[0] != dims[1]
@@ -105,6 +110,8 @@ MOST_HEAD_DIM = 512
 """Of the targets that have kernels for every head dimension."""
 SPARE = "simt"
 """What runs on a card the dtypes and head dimensions for which matrix units have no kernels."""
+_EXACT = ("cpu", "simt")
+"""Targets without tensor cores."""
 
 _BOTH = (Direction.forward, Direction.backward)
 
@@ -113,19 +120,19 @@ TARGETS: dict[str, Target] = {
     for target in (
         Target(
             "cpu", "cpu", "c", (DType.float32, *_HALF), (), False, _BOTH, 0, least_block=1,
-            scores=True,
+            scores=True, drops=True,
         ),
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256), True,
-            _BOTH, 99 * 1024, least_block=16,
+            _BOTH, 99 * 1024, least_block=16, scores=True, drops=True,
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), True, _BOTH, 227 * 1024,
-            least_block=16,
+            least_block=16, scores=True, drops=True,
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), False, _BOTH, 48 * 1024,
-            least_block=1, vectors=0, oldest=70, scores=True,
+            least_block=1, vectors=0, oldest=70, scores=True, drops=True,
         ),
     )
 }  # fmt: skip

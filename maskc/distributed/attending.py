@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import MixedLibraries, NotShared
 from maskc.core.tensors import out_strides
-from maskc.distributed.exchange import Rows, bring, give_back, unpacked
+from maskc.distributed.exchange import Rows, bring, gathered, give_back, spread, unpacked
 from maskc.distributed.groups import Ranks, agree, ranks_of
 
 if TYPE_CHECKING:
@@ -76,33 +75,27 @@ def attention(
             ("nan_safe", nan_safe or None),
         ) if value is not None
     }  # fmt: skip
-    run = _compiled_out()
+    # Compilers leave the call alone: what they make of the code around it, they make in two parts.
+    run = torch.compiler.disable(_attend) if torch.compiler.is_compiling() else _attend
     out, lse = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic)
     return (out, lse) if return_lse else out
 
 
-@cache
-def _compiled_out() -> Callable[..., tuple[Any, Any]]:
-    """The call as compilers leave it alone: messages start and end inside it."""
-    import torch
-
-    def run(
-        q: Any, k: Any, v: Any, slopes: Any, sinks: Any, plan: Plan, layer: str | None,
-        group: Any, options: dict[str, Any], deterministic: bool,
-    ) -> tuple[Any, Any]:  # fmt: skip
-        ranks = ranks_of(plan, group)
-        agree(plan, ranks, q, k, v, layer)
-        work = plan.work(ranks.rank, layer)
-        if slopes is not None and not all(call.positions for call in work.calls):
-            why = "distances count from where a rank's keys end, which is not where its rows do"
-            raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
-                            at="alibi_slopes")  # fmt: skip
-        step = Step(work, ranks, options, deterministic, plan.__dict__.setdefault("_kernels", {}))
-        found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks)
-        return found
-
-    disabled: Callable[..., tuple[Any, Any]] = torch.compiler.disable(run)
-    return disabled
+def _attend(
+    q: Any, k: Any, v: Any, slopes: Any, sinks: Any, plan: Plan, layer: str | None, group: Any,
+    options: dict[str, Any], deterministic: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    """out and lse; messages start and end inside it."""
+    ranks = ranks_of(plan, group)
+    agree(plan, ranks, q, k, v, layer)
+    work = plan.work(ranks.rank, layer)
+    if slopes is not None and not all(call.positions for call in work.calls):
+        why = "distances count from where a rank's keys end, which is not where its rows do"
+        raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
+                        at="alibi_slopes")  # fmt: skip
+    step = Step(work, ranks, options, deterministic, plan.__dict__.setdefault("_kernels", {}))
+    found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks)
+    return found
 
 
 def _with_dtensors(q: Any, k: Any, v: Any, plan: Plan, **options: Any) -> Any:
@@ -172,10 +165,7 @@ class Step:
         """(out, lse, buffer); the buffer is None where all keys are the rank's own."""
         work = self.work
         rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
-        buffer = None
-        if work.size:  # of many gaps, all are cleared at once
-            make = k.new_zeros if len(work.gaps) > _FEW else k.new_empty
-            buffer = make((work.size, rows.width))
+        buffer = self._room(rows, k) if work.size else None
         messages = bring(work, self.ranks, rows, k, v, buffer) if self.travels else None
         heads = {"alibi_slopes": slopes, "sink_logits": sinks}
         results = _Results(q, v)
@@ -192,6 +182,26 @@ class Step:
                 if not call.own:
                     self._run(call, q, keys, values, heads, results)
         return results.out, results.lse, buffer
+
+    def _room(self, rows: Rows, k: Any) -> Any:
+        """A buffer; of many gaps, all are cleared at once."""
+        make = k.new_zeros if len(self.work.gaps) > _FEW else k.new_empty
+        return make((self.work.size, rows.width))
+
+    def kept(self, buffer: Any) -> Any:
+        """What of a buffer stays until the backward pass: all, or what came from others."""
+        if buffer is None or not self.work.mostly_copies:
+            return buffer
+        return gathered(buffer, self.work.receives)
+
+    def _again(self, rows: Rows, k: Any, v: Any, kept: Any) -> Any:
+        """The buffer of the forward pass."""
+        if kept is None or not self.work.mostly_copies:
+            return kept
+        buffer = self._room(rows, k)
+        spread(buffer, self.work.receives, kept)
+        self._fill(rows, k, v, buffer)
+        return buffer
 
     def _fill(self, rows: Rows, k: Any, v: Any, buffer: Any) -> None:
         """What of the buffer is the rank's own, and zeros where nobody looks."""
@@ -219,7 +229,7 @@ class Step:
     # -------------------------------------------------------------- backward
 
     def backward(
-        self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, out: Any, lse: Any, buffer: Any,
+        self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, out: Any, lse: Any, kept: Any,
         dout: Any, dlse: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
         """(dq, dk, dv, dslopes, dsinks): rows that read the buffer first, so that what goes back
@@ -234,6 +244,7 @@ class Step:
         saved = q, out, lse, dout, dlse, slopes, sinks
         dq = torch.empty_like(q)
         of_buffer = _Sums(work.size)
+        buffer = self._again(rows, k, v, kept)
         if buffer is not None:
             keys, values = rows.keys(buffer), rows.values(buffer)
             for call in work.calls:
@@ -424,7 +435,8 @@ def _function() -> Any:
             ctx.step = step
             if step.options.get("normalizer"):
                 ctx.mark_non_differentiable(lse)
-            ctx.save_for_backward(q, k, v, slopes, sinks, out, lse, buffer)
+            kept = step.kept(buffer) if any(ctx.needs_input_grad) else None
+            ctx.save_for_backward(q, k, v, slopes, sinks, out, lse, kept)
             return out, lse
 
         @staticmethod

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from maskc import driver
 from maskc.core.coefficients import card_of, costs, measured
 from maskc.core.cost import Card, Cost
+from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import Target
-from maskc.distributed.reach import TILE, Reach
+from maskc.distributed.reach import TILE, Reach, reach_of
+from maskc.dsl.mask import Mask
 from maskc.plan.families.table import family_of
+from maskc.plan.predict import milliseconds
 
 _TARGET = "sm_90a"
+_LONGEST = 1 << 17
+"""Tokens at which the shares of longer sequences are reckoned."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,9 @@ class PassCost:
     tile: TileShape
     cost: Cost
     card: Card
+    stream: Cost | None = None
+    """Of rows with few tiles, on average less than `below`."""
+    below: int = 0
 
     def milliseconds(self, cycles: np.ndarray) -> np.ndarray:
         """The time of work that keeps a card busy."""
@@ -38,16 +47,51 @@ class PassCost:
             columns: whether the pass goes by columns, whose own cost is not that of blocks.
         """
         area = block * TILE / (self.tile.q * self.tile.k)
-        found = area * (self.cost.tile * reach.tiles + self.cost.masked * reach.partial)
-        if columns:
-            return np.asarray(found)
         rows = np.minimum(reach.tiles, reach.heads) * block / self.tile.q
-        return np.asarray(found + self.cost.row * rows)
+        cost, live = self.cost, area * reach.tiles
+        if self.stream is not None and live.sum() < self.below * rows.sum():
+            cost = self.stream
+        found = cost.tile * live + cost.masked * area * reach.partial
+        return np.asarray(found if columns else found + cost.row * rows)
 
     def of_columns(self, keys: np.ndarray, heads: int) -> np.ndarray:
         """Cycles that a pass by columns takes for each of them, from keys of each rank."""
         found: np.ndarray = self.cost.row * heads * keys / self.tile.k
         return found
+
+
+def shares(
+    mask: Mask, reach: Reach, n: int, problem: Problem, passes: tuple[PassCost, PassCost]
+) -> tuple[float, float]:  # fmt: skip
+    """What both passes take, relative to the tiles of the sequence.
+
+    Kernels of masks with remainders run over one residue after another, each of which sees few
+    tiles where the mask has many. All rows are reckoned to gain alike.
+
+    Args:
+        reach: of the mask, which reads no data, at n tokens.
+    """
+    target, count = Target.named(_TARGET), min(n, _LONGEST)
+    if not reach.remainders or not count or driver.selects(mask):
+        return 1.0, 1.0
+    try:
+        plan = driver.plan_kernel(mask, replace(problem, n_heads=reach.heads), target)
+        if not plan.parts or any(part.listed is not None for part in plan.parts):
+            return 1.0, 1.0
+        if count < n:
+            reach = reach_of(mask, count, TILE, reach.heads, {})
+        block = -(-count // len(reach.tiles))
+        found = []
+        for direction, each in zip(Direction, passes, strict=True):
+            own = milliseconds(plan, direction, count, count, reach.heads)
+            cycles = each.of_blocks(reach, block, direction is Direction.backward).sum()
+            if direction is Direction.backward:
+                cycles += each.of_columns(np.asarray([count]), reach.heads).sum()
+            of_tiles = float(each.milliseconds(cycles))
+            found.append(min(1.0, own / of_tiles) if own and of_tiles else 1.0)
+    except MaskcError:  # too many tiles to count
+        return 1.0, 1.0
+    return found[0], found[1]
 
 
 def pass_costs(problem: Problem) -> tuple[PassCost, PassCost]:
@@ -61,9 +105,16 @@ def pass_costs(problem: Problem) -> tuple[PassCost, PassCost]:
     dims = sorted(int(dim) for dim in measured(_TARGET)["large"] if dim.isdigit())
     dim = next((each for each in dims if each >= problem.head_dim), dims[-1])
     like = Problem(dim, dim, problem.dtype)
-    found = []
-    for direction in (Direction.forward, Direction.backward):
-        schedule = family_of(target).schedule(like, (), direction, "")
-        (cost,) = costs(_TARGET, direction, "", dim, {"usual"})
-        found.append(PassCost(schedule.tile, cost, card))
-    return found[0], found[1]
+    forward, backward = (
+        family_of(target).schedule(like, (), direction, "") for direction in Direction
+    )
+    by_mode = {
+        cost.mode: cost
+        for cost in costs(_TARGET, Direction.forward, "", dim, {"usual", "stream"})
+    }  # fmt: skip
+    (of_columns,) = costs(_TARGET, Direction.backward, "", dim, {"usual"})
+    below = forward.work.stream_below if forward.work else 0
+    return (
+        PassCost(forward.tile, by_mode["usual"], card, by_mode.get("stream"), below),
+        PassCost(backward.tile, of_columns, card),
+    )

@@ -85,6 +85,9 @@ class Exchange:
                 self._work = dist.batch_isend_irecv(self._ops)
             except RuntimeError as error:
                 raise self._lost(0, False, error) from error
+            device = self._kept[0].device
+            if device.type == "cuda":
+                _hold_back(device)
 
     def _lost(self, number: int, known: bool, error: RuntimeError) -> RankLost:
         """The mistake of a message that failed; where nobody says which one, all are named."""
@@ -106,12 +109,25 @@ class Exchange:
                 known = len(self._work) == len(self._peers)
                 raise self._lost(number, known, error) from error
         for buffer, pieces, rows in self._scattered:
-            if len(pieces) > _FEW:
-                buffer.index_copy_(0, _index(pieces, rows.device), rows)
-                continue
-            for part, place in _slices(pieces):
-                buffer[place] = rows[part]
+            spread(buffer, pieces, rows)
         self._work, self._ops, self._kept, self._scattered = [], [], [], []
+
+
+_HELD_BACK = 20_000
+"""Cycles of a GPU, about 10 us, that messages get to begin in."""
+
+
+def _hold_back(device: Any) -> None:
+    """Kernels that follow on this stream begin a little later, and messages first.
+
+    Messages are kernels of another stream, and take some microseconds to begin. A kernel of ours
+    that fills the GPU meanwhile would keep them waiting until its last block has begun, and with
+    them the ranks that receive them.
+    """
+    import torch
+
+    with torch.cuda.device(device):
+        torch.cuda._sleep(_HELD_BACK)
 
 
 Pieces = tuple["Message", ...]
@@ -150,6 +166,25 @@ def _slices(pieces: Pieces) -> Iterator[tuple[slice, slice]]:
         at += each.count
 
 
+def spread(buffer: Any, pieces: Pieces, rows: Any) -> None:
+    """Put rows that lie side by side where pieces say."""
+    if len(pieces) > _FEW:
+        buffer.index_copy_(0, _index(pieces, rows.device), rows)
+        return
+    for part, place in _slices(pieces):
+        buffer[place] = rows[part]
+
+
+def gathered(buffer: Any, pieces: Pieces) -> Any:
+    """The rows of some pieces, side by side."""
+    if len(pieces) > _FEW:
+        return buffer.index_select(0, _index(pieces, buffer.device))
+    made = buffer.new_empty((tokens_of(pieces), buffer.shape[1]))
+    for part, place in _slices(pieces):
+        made[part] = buffer[place]
+    return made
+
+
 def packed(rows: Rows, k: Any, v: Any, pieces: Pieces) -> Any:
     """Some tokens' keys and values, side by side and contiguous."""
     made = k.new_empty((tokens_of(pieces), rows.width))
@@ -186,8 +221,12 @@ def bring(work: Work, ranks: Ranks, rows: Rows, k: Any, v: Any, buffer: Any) -> 
             found.receive(buffer[only.place : only.place + only.count], peer)
         else:
             found.receive_pieces(buffer, pieces, rows.width)
+    made: dict[tuple[tuple[int, int], ...], Any] = {}  # many ranks may be sent the same
     for peer, pieces in by_peer(work.sends).items():
-        found.send(packed(rows, k, v, pieces), peer)
+        own = tuple((each.place, each.count) for each in pieces)
+        if own not in made:
+            made[own] = packed(rows, k, v, pieces)
+        found.send(made[own], peer)
     found.start()
     return found
 

@@ -7,7 +7,7 @@ with sums in place of q and k: numbers of a call where that leaves the kernel as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from maskc.core import expr as E
@@ -15,6 +15,7 @@ from maskc.core.captured import Captured
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import NotShared, PlanData
 from maskc.core.expr import Expr
+from maskc.distributed.reach import divides
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import with_captured
@@ -162,30 +163,51 @@ class _Localizing:
         return N.Where(self._moved(keep), tables, loc=getattr(mask, "loc", None))
 
     def _moved(self, keep: Expr) -> Expr:
-        if len(self.keys) == 1 and not _divides(keep):
-            return self._by_parameters(keep, self.keys[0])
-        q = E.add(E.Q, E.const(self.first))
-        parts = []
-        for number, each in enumerate(self.keys):
-            k = E.add(E.K, E.const(each.start - each.place))
+        if (len(self.keys) == 1 or self.data) and not divides(keep):
+            return self._by_parameters(keep)
+        return self._shifted(keep, lambda name, value: E.const(value), _of_distances(keep))
+
+    def _by_parameters(self, keep: Expr) -> Expr:
+        """All ranks, and all steps, have the same formula: its numbers are passed by calls.
+
+        A mask without data has the same stretches at every step. Several of them are numbers of
+        the formula then, which makes for fewer intervals in a row.
+        """
+        taken, values = E.params(keep), {}
+
+        def number(name: str, value: int) -> Expr:
+            name = _free(name, taken)
+            values[name] = value
+            return E.Param(name, 0)
+
+        made = self._shifted(keep, number)
+        read = E.params(made)
+        self.passed |= {name: value for name, value in values.items() if name in read}
+        return made
+
+    def _shifted(
+        self, keep: Expr, number: Callable[[str, int], Expr], from_the_end: bool = False
+    ) -> Expr:
+        """The formula of local queries and keys, its new numbers as `number` makes them.
+
+        Args:
+            from_the_end: whether queries are counted as kernels over residue classes need it.
+        """
+        q = E.add(E.Q, number("first_q", self.first))
+        if from_the_end and len(self.keys) == 1:
+            size = self.keys[0].place + self.keys[0].count
+            q = E.add(E.Q, E.N_KV, E.scale(-1, E.N_Q), E.const(self.first - size + self.rows))
+        last, parts = len(self.keys) - 1, []
+        for at, each in enumerate(self.keys):
+            own = f"_{at}" if at else ""
+            k = E.add(E.K, number(f"first_k{own}", each.start - each.place))
             inside = []
-            if number:
-                inside.append(E.ge(E.K, E.const(each.place)))
-            if number < len(self.keys) - 1:
-                inside.append(E.lt(E.K, E.const(each.place + each.count)))
+            if at:
+                inside.append(E.ge(E.K, number(f"place{own}", each.place)))
+            if at < last:
+                inside.append(E.lt(E.K, number(f"stop{own}", each.place + each.count)))
             parts.append(E.conj(*inside, _substituted(keep, q, k, self.n if inside else None)))
         return E.disj(*parts)
-
-    def _by_parameters(self, keep: Expr, keys: Stretch) -> Expr:
-        """All ranks, and all steps, have the same formula: its numbers are passed by calls."""
-        taken = E.params(keep)
-        names = [_free(name, taken) for name in ("first_q", "first_k")]
-        values = self.first, keys.start - keys.place
-        q, k = (E.add(x, E.Param(name, 0)) for x, name in zip((E.Q, E.K), names, strict=True))
-        made = _substituted(keep, q, k, None)
-        read = E.params(made)
-        self.passed |= {n: value for n, value in zip(names, values, strict=True) if n in read}
-        return made
 
 
 def _substituted(keep: Expr, q: Expr, k: Expr, n: int | None) -> Expr:
@@ -200,9 +222,11 @@ def _substituted(keep: Expr, q: Expr, k: Expr, n: int | None) -> Expr:
     return E.transform(keep, leaf)
 
 
-def _divides(keep: Expr) -> bool:
-    """Whether remainders or quotients of q or k shape the kernel."""
-    return any(isinstance(node, (E.FloorDiv, E.Mod)) for node in E.walk(keep))
+def _of_distances(keep: Expr) -> bool:
+    """Whether remainders are those of distances between queries and keys."""
+    divided = [node for node in E.walk(keep) if isinstance(node, (E.FloorDiv, E.Mod))]
+    leaves = [{E.Q, E.K}.intersection(E.walk(node)) for node in divided]
+    return {E.Q, E.K} in leaves and {E.Q} not in leaves
 
 
 def _rank(keep: Expr, name: str) -> int:

@@ -22,7 +22,7 @@ from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import Problem
 from maskc.core.source import caller
 from maskc.distributed import layouts
-from maskc.distributed.costs import PassCost, pass_costs
+from maskc.distributed.costs import PassCost, pass_costs, shares
 from maskc.distributed.layouts import LAYOUTS, TokenLayout
 from maskc.distributed.network import Network, network_of
 from maskc.distributed.ranges import RangeSets, union
@@ -189,8 +189,10 @@ def _joined(found: list[Transfer]) -> list[Transfer]:
 class Times:
     """Predicted milliseconds of one pass of one layer, one entry for each rank."""
 
-    compute: np.ndarray
+    tiles: np.ndarray
     """All of the rank's tiles."""
+    compute: np.ndarray
+    """These, with launches, and copies to and from what travels."""
     inner: np.ndarray
     """Those that run while keys travel."""
     travel: np.ndarray
@@ -314,9 +316,9 @@ class Plan:
 
     def imbalance(self, layer: str | None = None) -> float:
         """The slowest rank's tiles over the mean's, forward; 1 is perfect."""
-        compute = self.times(layer)[0].compute
-        mean = float(compute.mean()) if len(compute) else 0.0
-        return float(compute.max()) / mean if mean else 1.0
+        tiles = self.times(layer)[0].tiles
+        mean = float(tiles.mean()) if len(tiles) else 0.0
+        return float(tiles.max()) / mean if mean else 1.0
 
     def others(self, layer: str | None = None) -> dict[str, float]:
         """Predicted milliseconds of a forward pass by other means, with the same kernels.
@@ -427,17 +429,20 @@ def _times(
     travel = np.array([network.milliseconds(*x) for x in zip(sent, received, strict=True)])
     edge = np.bincount(layer.block_rank, ~layer.inner, minlength=ranks) > 0
     calls = pieces + edge
-    # a buffer of what came and of as many own tokens; what is sent is packed
-    copied = np.where(edge, 2 * received + sent, sent) / _COPIED + (pieces > 1) * calls * _CALL
+    # a buffer of what came and of as many own tokens; what is sent is packed, for all ranks once
+    packed = np.minimum(sent, layer.layout.tokens * bytes_each)
+    copied = np.where(edge, 2 * received + packed, packed) / _COPIED + (pieces > 1) * calls * _CALL
     found = []
     for number, each in enumerate(passes):
-        cycles = batch * each.of_blocks(layer.reach, layer.block, number == 1)
+        share = batch * layer.reach.shares[number]
+        cycles = share * each.of_blocks(layer.reach, layer.block, number == 1)
         compute = np.bincount(layer.block_rank, cycles, minlength=ranks)
         inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
         if number == 1:
-            compute = compute + batch * each.of_columns(layer.needs.tokens, heads.q)
+            compute = compute + share * each.of_columns(layer.needs.tokens, heads.q)
         launches = calls * each.card.launch_us / 1e3 + copied
-        found.append(Times(each.milliseconds(compute) + launches, each.milliseconds(inner), travel))
+        tiles = each.milliseconds(compute)
+        found.append(Times(tiles, tiles + launches, each.milliseconds(inner), travel))
     return found[0], found[1]
 
 
@@ -509,13 +514,21 @@ def plan(
         if name not in known:
             found = f"no mask reads {name!r}"
             raise PlanData(found, f"they read {', '.join(sorted(known)) or 'nothing'}", at="data")
-    passes = pass_costs(Problem(sizes.dim, sizes.dim_v, found_dtype))
+    problem = Problem(sizes.dim, sizes.dim_v, found_dtype)
+    passes = pass_costs(problem)
+    if not given:
+        reaches = {
+            name: replace(each, shares=shares(named[name], each, n, problem, passes))
+            for name, each in reaches.items()
+        }
     names = LAYOUTS if layout == "auto" else (layout,)
     if ranks == 1:
         names = ("contiguous",) if layout == "auto" else (layout,)
     best: tuple[float, TokenLayout, dict[str, LayerPlan]] | None = None
     tried = {}
-    weights = sum((passes[0].of_blocks(each, block, False) for each in reaches.values()), 0.0)
+    weights = sum(
+        (x.shares[0] * passes[0].of_blocks(x, block, False) for x in reaches.values()), 0.0
+    )
     for name in names:
         tokens = layouts.make(name, n, ranks, block, np.asarray(weights))
         made = {key: LayerPlan(named[key], tokens, block, reaches[key]) for key in named}

@@ -55,6 +55,10 @@ class Reach:
     """How many heads these are."""
     hull: tuple[str, ...]
     """Names of data that were not given, so that all that they may allow counts."""
+    remainders: bool = False
+    """Whether remainders or quotients of q or k shape the mask."""
+    shares: tuple[float, float] = (1.0, 1.0)
+    """What the passes take, relative to these tiles; see costs.shares."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +101,13 @@ def reach_of(
         tiles += each.heads * live
         partial += each.heads * dead
     keys = union(n, blocks, *(np.concatenate(x) for x in (owner, start, stop)))
-    return Reach(keys, granule, tiles, partial, n_heads, hull)
+    remainders = any(divides(each.keep) for each in sets)
+    return Reach(keys, granule, tiles, partial, n_heads, hull, remainders)
+
+
+def divides(keep: Expr) -> bool:
+    """Whether a formula has remainders or quotients."""
+    return any(isinstance(node, (E.FloorDiv, E.Mod)) for node in E.walk(keep))
 
 
 def _sets(

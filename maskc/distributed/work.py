@@ -78,6 +78,12 @@ class Work:
     calls: tuple[Call, ...]
     """Those that need nothing of others come first."""
 
+    @property
+    def mostly_copies(self) -> bool:
+        """Whether a buffer holds so much of the rank's own that it is rather made again."""
+        came = sum(each.count for each in self.receives)
+        return sum(each.count for each in self.copies) >= 2 * came
+
 
 def work_of(plan: Plan, layer: LayerPlan, rank: int) -> Work:
     """A rank's work.

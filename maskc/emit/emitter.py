@@ -7,7 +7,7 @@ bytes, whatever the hash seed.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -31,7 +31,9 @@ from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, MOVES, STEMS, WIDE
 from maskc.core.problem import Direction, TileShape
+from maskc.core.score import Formula
 from maskc.core.source import SourceLoc
+from maskc.core.target import SPARE, Target
 from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
 from maskc.emit.data_lists import data_lists_unit
@@ -56,6 +58,7 @@ from maskc.emit.spec import (
     ListsSpec,
     MovesSpec,
     PredicateLine,
+    ScoreText,
     Shape,
 )
 from maskc.plan.families.table import family_of
@@ -101,7 +104,33 @@ def _with_chooser(bundle: Bundle, chooser: Bundle) -> Bundle:
     )  # fmt: skip
 
 
-def merged(bundles: list[Bundle], report: str) -> Bundle:
+def of_all_targets(bundles: Sequence[Bundle], report: str) -> Bundle:
+    """The bundle of a generated module: those of one mask for several targets.
+
+    The first one says what the mask is. Those that find chosen keys by thresholds have other
+    formulas of it, and become siblings, with all that have the same.
+    """
+    groups: list[list[Bundle]] = []
+    for bundle in bundles:
+        alike = (group for group in groups if _formulas_of(group[0]) == _formulas_of(bundle))
+        group = next(alike, None)
+        if group is None:
+            groups.append([bundle])
+        else:
+            group.append(bundle)
+    first, *others = (merged(group, "") for group in groups)
+    return replace(first, siblings=tuple(others), report=report)
+
+
+def _formulas_of(bundle: Bundle) -> object:
+    """Equal for bundles that differ in their sources alone; None where no thresholds are found."""
+    if bundle.chooser is None:
+        return None
+    variants = tuple(replace(variant, recipes=(), axes=()) for variant in bundle.variants)
+    return variants, bundle.arrays, bundle.data, _formulas_of(bundle.chooser)
+
+
+def merged(bundles: Sequence[Bundle], report: str) -> Bundle:
     """One bundle with the units and recipes of all; they are of one mask."""
     first = bundles[0]
     variants = tuple(
@@ -118,9 +147,12 @@ def merged(bundles: list[Bundle], report: str) -> Bundle:
     parts = tuple(
         replace(same[0], bundle=merged([part.bundle for part in same], "")) for same in by_part
     )
+    choosers = [bundle.chooser for bundle in bundles if bundle.chooser is not None]
+    chooser = merged(choosers, "") if choosers else None
     return replace(
-        first, variants=variants, units=tuple(units.values()), parts=parts, report=report
-    )
+        first, variants=variants, units=tuple(units.values()), parts=parts, chooser=chooser,
+        report=report,
+    )  # fmt: skip
 
 
 def _emit(plan: KernelPlan, name: str) -> Bundle:
@@ -329,11 +361,18 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         chosen=plan.chosen,
         schedule=plan.schedule,
         banner=_banner(plan),
-        fields=abi.FIELDS if score is None else abi.FIELDS + abi.SCORE_FIELDS,
-        score=None
-        if score is None
-        else score_text(score, plan.target.language, None if score.loc is None else score.loc.line),
+        fields=abi.FIELDS
+        + (() if score is None else abi.SCORE_FIELDS)
+        + (abi.DROPOUT_FIELDS if plan.problem.dropout else ()),
+        dropout=plan.problem.dropout,
+        score=None if score is None else _score_text(score, plan.target),
     )
+
+
+def _score_text(score: Formula, target: Target) -> ScoreText:
+    line = None if score.loc is None else score.loc.line
+    fast = target.language == "cuda" and target.name != SPARE
+    return score_text(score, target.language, line, fast)
 
 
 def _shape(mask: PlannedMask, plan: KernelPlan, reads: tuple[str, ...]) -> Shape:

@@ -1,7 +1,10 @@
 """A formula of the score as C and CUDA: the logit, its slope, and what tables get of a gradient.
 
 One printer serves both languages, which differ in how the argument block is reached. Integers have
-32 bits where no intermediate can leave them, whatever the lengths, and 64 elsewhere.
+32 bits where no intermediate can leave them, whatever the lengths, and 64 elsewhere. For tensor
+cores, whose scores come from 16-bit numbers, quotients are by reciprocals; and as they convert
+integers slowly, numbers that follow from q - k alone are made of `apart`, which is q - k in fp32:
+exact up to 2^24 tokens, as ALiBi's distances are.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from maskc.analysis.score_places import spread
 from maskc.analysis.score_slopes import slope, table_slopes
 from maskc.core import expr as E
 from maskc.core import score as S
@@ -31,9 +35,11 @@ class CPrinter(S.ScorePrinter):
     words = {"and": "&&", "or": "||", "not": "!"}
     joint = 5
 
-    def __init__(self, at: str) -> None:
+    def __init__(self, at: str, fast: bool = False) -> None:
         super().__init__()
-        self.at_member, self._wide = at, False
+        self.at_member, self._wide, self._fast = at, False, fast
+        if fast:
+            self.infix = {name: sign for name, sign in self.infix.items() if name != "div"}
         known = {"h": "head", "b": "batch", "n_q": f"p{at}n_q", "n_kv": f"p{at}n_kv"}
 
         def symbol(name: str) -> str:
@@ -61,6 +67,9 @@ class CPrinter(S.ScorePrinter):
         return "i64" if self._wide else "i32"
 
     def _print(self, node: Any) -> tuple[str, int]:
+        match node:
+            case S.Call("div", (left, S.Number(right))) if self._fast and _has_reciprocal(right):
+                return super()._print(S.Call("mul", (left, S.Number(1 / right))))
         if isinstance(node, Expr) and not self._wide and _leaves(node):
             self._wide = True
             try:
@@ -74,7 +83,43 @@ class CPrinter(S.ScorePrinter):
         return f"{text}f"
 
     def whole(self, number: Expr) -> tuple[str, int]:
-        return f"(float)({self._own(number)})", 7
+        text = self._by_distance(number) if self._fast else None
+        if text is None:
+            return f"(float)({self._own(number)})", 7
+        return text, 4 if " " in text else 7
+
+    def _by_distance(self, number: Expr) -> str | None:
+        """The text of a number made of `apart`, where q and k occur in it in no other way."""
+        match number:
+            case E.Sum(constant, terms):
+                factors = {term: factor for factor, term in terms}
+                factor = factors.pop(E.Q, 0)
+                if not factor or factor + factors.pop(E.K, 0) or not {E.N_Q, E.N_KV} >= {*factors}:
+                    return None
+                own = {1: "apart", -1: "-apart"}
+                text = own.get(factor) or f"{self.number(float(factor))} * apart"
+                rest = E.linear(constant, [(each, term) for term, each in factors.items()])
+                added = (
+                    self.number(float(constant)) if not factors else f"(float)({self._own(rest)})"
+                )
+                return f"{text} + {added}" if factors or constant else text
+            case E.Max((one, two)) if E.add(one, two) == E.ZERO:
+                found = [self._by_distance(each) for each in (one, two)]
+                return found[0] and f"score_abs({min(map(str, found), key=len)})"
+            case E.Max(args) | E.Min(args):
+                texts = [self._by_distance(arg) or self._literal(arg) for arg in args]
+                if None in texts or all(map(self._literal, args)):
+                    return None
+                name = "fmaxf" if isinstance(number, E.Max) else "fminf"
+                first, *others = map(str, texts)
+                for other in others:
+                    first = f"{name}({first}, {other})"
+                return first
+        return None
+
+    def _literal(self, number: Expr) -> str | None:
+        value = E.as_const(number)
+        return None if value is None else self.number(float(value))
 
     def _own(self, number: Expr) -> str:
         """An integer of its own width, inside of one that may have another."""
@@ -91,6 +136,8 @@ class CPrinter(S.ScorePrinter):
         return f"(i64){text}" if integer and self._wide else text
 
     def call(self, function: str, args: list[str]) -> str:
+        if function == "div":
+            return f"score_over({', '.join(args)})"
         if function not in _FUNCTIONS:
             raise TypeError(f"no C for {function}")
         return f"score_{function}({', '.join(args)})"
@@ -140,18 +187,26 @@ def _known(node: E.Sum) -> bool:
                                      and node.const == 0)  # fmt: skip
 
 
-def score_text(formula: S.Formula, language: str, line: int | None) -> ScoreText:
+def _has_reciprocal(number: float) -> bool:
+    """Whether 1 / number is a usual number of 32 bits."""
+    return 2.0**-100 < abs(number) < 2.0**100
+
+
+def score_text(
+    formula: S.Formula, language: str, line: int | None, fast: bool = False
+) -> ScoreText:
     """The text of a formula.
 
     Args:
         formula: over slots called table0, table1, ...
         language: "c" or "cuda".
         line: where the user wrote it.
+        fast: for tensor cores.
     """
     at, params = ("->", "const struct Attention *p") if language == "c" else (
         ".", "const struct Attention &p"
     )  # fmt: skip
-    printer = CPrinter(at)
+    printer = CPrinter(at, fast)
     by_score, by_table = slope(formula.logit), table_slopes(formula.logit)
     place = "" if line is None else f"line {line}: "
     numbers = {slot.name: number for number, slot in enumerate(formula.slots)}
@@ -166,10 +221,11 @@ def score_text(formula: S.Formula, language: str, line: int | None) -> ScoreText
             EntryText(
                 numbers[read.slot], _place(printer, numbers[read.slot], read),
                 _indented(f"const float share = dlogit * ({printer(result)});", 12),
+                spread(read),
             )
             for read, result in zip(S.reads(formula.logit), by_table.results, strict=True)
         ),
-        params, at,
+        params, at, by_score.results[0] != S.Number(1.0), fast,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from maskc.analysis.score_places import Spread
 from maskc.core import abi
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
@@ -159,6 +160,8 @@ class EntryText:
     """A declaration of C: where the entry lies."""
     share: str
     """Likewise: dlogit times d logit / d entry."""
+    spread: Spread
+    """Which pairs read the same entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,10 @@ class ScoreText:
     """The declaration of the argument block as a parameter."""
     at: str
     """What stands between it and a member."""
+    bends: bool
+    """Whether d logit / d s is not 1 everywhere."""
+    fast: bool
+    """For tensor cores: functions are also given q - k as a number, `apart`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +245,19 @@ class KernelSpec:
     """The argument block's name."""
     score: ScoreText | None = None
     """The formula of the score, where there is one."""
+    dropout: bool = False
+    """Whether weights are dropped."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the formula of the score reads entries of tables that differ from pair to pair,
+        for which registers have to be at hand."""
+        score = self.score
+        return score is not None and (
+            any(each.spread is not Spread.one for each in score.entries)
+            or any(table.integer and table.rank for table in score.tables)
+        )
 
     @property
     def by_documents(self) -> bool:

@@ -9,9 +9,10 @@ from functools import partial
 from maskc.analysis.heads import Heads
 from maskc.core.forms import SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
-from maskc.core.target import TARGETS, Target
+from maskc.core.target import SPARE, TARGETS, Target
 from maskc.plan.cost import WHEN, costs_of
 from maskc.plan.families.family import Along
+from maskc.plan.families.score_tables import reads_tables
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_data, device_documents, device_topk, grid_boxes, mma16
 from maskc.plan.forms.gathered_keys import chooses_keys, plan_gathered
@@ -28,20 +29,25 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
         MaskcError: the target has no kernel for this problem.
     """
     target.check(problem)
-    one = by_threshold(heads, target)
+    drops = problem.dropout  # whose counters are of squares of consecutive tokens
+    one = None if drops else by_threshold(heads, target)
     if one is not None:
         return plan_by_threshold(heads, one, problem, target)
-    if chooses_keys(heads.masks, target):
+    if chooses_keys(heads.masks, target) and not drops:
         return plan_gathered(heads, problem, target)
     family = family_of(target)
     main, *also = _sources(heads, problem, target, family.along)
-    forward, *others = (grid_boxes.in_boxes(each) for each in (main, *also) if not each.form)
+    in_order = [each for each in (main, *also) if not each.form]
+    forward, *others = (None if drops else grid_boxes.in_boxes(each) for each in in_order)
     also = list(filter(None, (forward, *also, *others)))
     reasons = main.reasons if forward else (*main.reasons, *grid_boxes.why_no_boxes(main))
-    scored = problem.score is not None  # which speaks of the user's q and k
+    # formulas of the score and dropout speak of the user's q and k
+    scored = problem.score is not None or drops
+    if problem.score is not None and target.name == SPARE and selections(main.masks):
+        reasons = (*reasons, "keys chosen at run time beside a formula of the score run here alone")
     parts = () if scored else planned_parts(heads, partial(_part, problem=problem, target=target))
     main = replace(main, parts=parts, reasons=reasons)
-    if family.device_documents and device_documents.matches(main):
+    if family.device_documents and device_documents.matches(main) and not drops:
         main = device_documents.listed(main)
         also = [
             device_documents.listed(each)
@@ -72,7 +78,7 @@ def _sources(
         for each in along
         if _goes_along(each, main)
     ]
-    if selections(main.masks) or device_documents.matches(main):
+    if selections(main.masks) or device_documents.matches(main) or problem.dropout:
         also = list(map(_together_only, also))  # the device may list columns alone
     return [main, *also]
 
@@ -81,6 +87,10 @@ def _goes_along(each: Along, main: KernelPlan) -> bool:
     """Whether a plan has the tiles of such a source beside its own."""
     if not family_of(main.target).has(each.form, main.problem):
         return False
+    if TARGETS[each.target].lacks(main.problem) or (main.problem.dropout and each.form == TINY):
+        return False
+    if (each.form, each.direction) == (TINY, Direction.backward) and reads_tables(main.problem):
+        return False  # whose launches have no room for what tables get
     return each.form != TINY or mma16.matches(tuple(mask.ir for mask in main.masks), each.direction)
 
 

@@ -7,7 +7,7 @@ For query q at position p = q + n_kv - n_q and the keys k it sees, in this order
     s_k = softcap * tanh(s_k / softcap)        with softcap
     s_k = s_k - slope[h] * |p - k|             with ALiBi
     lse = log(exp(sink[h]) + sum exp(s_k))     the sink only with sink logits
-    out = sum exp(s_k - lse) * v_k
+    out = sum exp(s_k - lse) * v_k             each weight times its factor with dropout
 
 or, with alpha above 1, the weights and lse of alpha-entmax (see `entmax`).
 
@@ -75,6 +75,7 @@ def attention(
     sink_logits: np.ndarray | None = None,
     alpha: float = 1.0,
     score: ScoreOf | None = None,
+    dropout: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """softmax, or entmax, of (scale * q k^T restricted to the set), times v.
 
@@ -87,6 +88,7 @@ def attention(
         alibi_slopes, sink_logits: [Hq]; sinks with softmax only.
         alpha: 1 is softmax; up to 2, alpha-entmax.
         score: a formula of the score with what it reads.
+        dropout: what each weight is multiplied by, [B, Hq, Nq, Nkv]; see `dropout.factors`.
 
     Returns:
         out float64 [B, Hq, Nq, Dv] and lse float64 [B, Hq, Nq].
@@ -96,7 +98,7 @@ def attention(
     out = np.zeros((*q.shape[:3], v.shape[3]))
     lse = np.full(q.shape[:3], -np.inf)
     for row in _rows(q, k, mask, options):
-        out[row.at] = row.weights @ v[row.kv][row.keys]
+        out[row.at] = (row.weights * _factors(dropout, row)) @ v[row.kv][row.keys]
         lse[row.at] = row.lse
     return out, lse
 
@@ -115,6 +117,7 @@ def gradients(
     sink_logits: np.ndarray | None = None,
     alpha: float = 1.0,
     score: ScoreOf | None = None,
+    dropout: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """The gradients of sum(out * dout).
 
@@ -134,7 +137,8 @@ def gradients(
     tables: dict[str, np.ndarray] = {}
     for row in _rows(q, k, mask, options):
         head = row.at[1]
-        dweights = v[row.kv][row.keys] @ dout[row.at]
+        factors = _factors(dropout, row)
+        dweights = factors * (v[row.kv][row.keys] @ dout[row.at])
         delta = row.pull @ dweights
         dscores = row.slopes * (dweights - delta)
         if options.sinks is not None and row.lse > -np.inf:
@@ -148,13 +152,17 @@ def gradients(
         dproducts = options.scale * dscores * row.slope_of_cap
         dq[row.at] = dproducts @ k[row.kv][row.keys]
         dk[row.kv][row.keys] += np.outer(dproducts, q[row.at])
-        dv[row.kv][row.keys] += np.outer(row.weights, dout[row.at])
+        dv[row.kv][row.keys] += np.outer(row.weights * factors, dout[row.at])
     found: dict[str, np.ndarray] = {"dq": dq, "dk": dk, "dv": dv}
     if sink_logits is not None:
         found["dsink"] = dsink
     if alibi_slopes is not None:
         found["dalibi"] = dalibi
     return found | {f"d {name}": gradient for name, gradient in tables.items()}
+
+
+def _factors(dropout: np.ndarray | None, row: _Row) -> np.ndarray | float:
+    return 1.0 if dropout is None else dropout[row.at][row.keys]
 
 
 def _prepared(

@@ -11,7 +11,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core import score as S
-from maskc.core.abi import SCORE, Pointers
+from maskc.core.abi import SCORE
 from maskc.core.bundle import Bundle
 from maskc.core.captured import Held
 from maskc.core.errors import (
@@ -40,7 +40,8 @@ from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES, Library, zeros
 from maskc.runtime.autograd import kind_of
 from maskc.runtime.compiled import CompiledMask
-from maskc.runtime.launch.prepared import Runnable, Sent
+from maskc.runtime.launch.block import BlockLaunch
+from maskc.runtime.launch.prepared import Runnable
 
 _NOTHING: Mapping[str, Any] = {}
 _SHARED = (1 << 31) - 1
@@ -81,30 +82,6 @@ class _Given(dict[str, Any]):
     block: bytes = b""
 
 
-class _ScoredLaunch:
-    """A plan with the block of one call."""
-
-    __slots__ = ("_block", "_plan", "kernel", "outputs")
-
-    def __init__(self, plan: Runnable, block: bytes) -> None:
-        self._plan, self._block = plan, block
-        self.kernel, self.outputs = plan.kernel, plan.outputs
-
-    def place(self, lib: Library, q: Any) -> tuple[Any, int]:
-        """As of the plan."""
-        sent, stream = self._plan.place(lib, q)
-        if isinstance(sent, Sent):
-            sent = replace(sent, template=sent.template + self._block, free={})
-        return sent, stream
-
-    def run(
-        self, plan: Any, sent: Any, pointers: Pointers, scale: float | None, softcap: float | None,
-        stream: int,
-    ) -> None:  # fmt: skip
-        """As of the plan."""
-        self._plan.run(self._plan, sent, pointers, scale, softcap, stream)
-
-
 class ScoredMask(CompiledMask):
     """A CompiledMask whose softmax sees a formula of the score, see `mc.score`.
 
@@ -140,6 +117,12 @@ class ScoredMask(CompiledMask):
         vars(found).update(vars(self), _last=(None, None), _holding=None, _copies={})
         found._read(inputs)
         return found
+
+    @property
+    def dropping(self) -> CompiledMask:
+        """As of CompiledMask, with the formula's names and arrays."""
+        found = super().dropping
+        return found.reading(self.inputs) if isinstance(found, ScoredMask) else found
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -229,9 +212,9 @@ class ScoredMask(CompiledMask):
     ) -> tuple[Runnable, Library, tuple[int, ...]]:
         plan, lib, places = super()._begin(options, given, data, listed)
         block = data.block if isinstance(data, _Given) else b""
-        if isinstance(plan, _ScoredLaunch) or not block:
+        if isinstance(plan, BlockLaunch) or not block:
             return plan, lib, places
-        return _ScoredLaunch(plan, block), lib, places
+        return BlockLaunch(plan, block), lib, places
 
     def _check_options(self, softcap: Any, slopes: Any) -> None:
         if softcap is not None:

@@ -36,6 +36,20 @@ HALF = DType.bfloat16
 HALVES = Problem(64, 64, HALF)
 
 
+def selected(mask, target="cpu", **asked):
+    """A call that asks about what the mask selects."""
+    given = [np.zeros((1, 1, 5, 64), np.float16)] * 3
+    return mask.compile(64, dtype="float16", target=target)(*given, **asked)
+
+
+def selected_by(alpha, mask, target):
+    """A call with an alpha for each head."""
+    given = [torch().zeros(1, 1, 5, 64, dtype=torch().float16)] * 3
+    return mask.compile(64, dtype="float16", target=target)(
+        *given, normalizer="entmax", alpha=alpha
+    )
+
+
 def call(**change):
     """A call that would be fine without the change."""
     shapes = {"q": (2, 4, 5, 32), "k": (2, 2, 7, 32), "v": (2, 2, 7, 48)}
@@ -87,6 +101,12 @@ def scored(**options: object) -> None:
     attn = mc.causal().compile(16, dtype="float32", target="cpu", score=score)
     x = np.zeros((1, 2, 5, 16), np.float32)
     attn(x, x, x, **{"table": np.zeros((2, 5), np.float32), **options})
+
+
+def dropping(**options: object) -> None:
+    """A call with dropout."""
+    x = np.zeros((1, 2, 5, 16), np.float32)
+    mc.causal().compile(16, dtype="float32", target="cpu")(x, x, x, **options)
 
 
 TEXTS = {
@@ -153,7 +173,7 @@ TEXTS = {
     "MC412": (
         lambda: through_torch(None, None, *[torch().zeros(1)] * 3, {"scores": learned()}, False),
         "MC412 scores  scores requires grad, and what is chosen by it has no gradient\n"
-        "    hint: pass scores.detach()",
+        "    hint: pass scores.detach(), or train it with indexer_loss=True",
     ),
     "MC416": (
         lambda: scored(table=np.zeros((2, 3, 4), np.float32)),
@@ -165,6 +185,29 @@ TEXTS = {
         "MC417 table  'table' has 3 entries along dimension 1, and q runs over 0 to 4\n"
         "    hint: give a larger table, or one with a single entry there, which all share",
     ),
+    "MC460": (
+        lambda: selected(mc.causal(), return_selection=True),
+        "MC460 return_selection  return_selection=True, and the mask has no run-time selection\n"
+        "    hint: leave it out, or select keys with mc.topk",
+    ),
+    "MC461": (
+        lambda: selected(mc.topk(3, mc.causal()), "sm_90a", return_selection=True),
+        "MC461 return_selection  the kernels of target sm_90a choose these keys as they meet them "
+        "and keep no list\n"
+        "    hint: compile the mask for target='simt', or for 'cpu' with tensors on the CPU",
+    ),
+    "MC462": (
+        lambda: selected(mc.topk(3, mc.causal()), indexer_loss=True),
+        "MC462 indexer_loss  indexer_loss trains a ranking by tensors of the call, and the keys "
+        "are ranked by qk, not by tensors of the call\n"
+        "    hint: rank single keys with mc.topk(..., score='indexer') or score='given'",
+    ),
+    "MC463": (
+        lambda: selected_by(learned() + 1, mc.topk(3, mc.causal()), "sm_90a"),
+        "MC463 alpha  alpha requires grad, and the kernels of target sm_90a keep no list of the "
+        "keys that they chose, which its gradient needs\n"
+        "    hint: compile the mask for target='simt', or pass alpha.detach()",
+    ),
     "MC418": (
         lambda: scored(softcap=2.0),
         "MC418 softcap  softcap= beside score=: the order of the two is not settled\n"
@@ -175,6 +218,24 @@ TEXTS = {
         "MC419 score  no kernel runs this formula of the score: it is no operator, which "
         "torch.compile, dispatch modes and the meta device need\n"
         "    hint: call it outside of these, in a function under torch.compiler.disable",
+    ),
+    "MC430": (
+        lambda: dropping(dropout_p=1.5),
+        "MC430 dropout_p  dropout_p must be a number in 0 .. 1, found 1.5\n"
+        "    hint: 0.1 drops a tenth of the weights and multiplies the others by 1 / 0.9",
+    ),
+    "MC431": (
+        lambda: dropping(dropout_p=0.5),
+        "MC431 dropout_seed  the seed of dropout is missing\n"
+        "    hint: pass dropout_seed=; only torch tensors have a generator that gives one",
+    ),
+    "MC432": (
+        lambda: CompiledMask(bundle("band"), "cpu")(
+            *[zeros(1, 1, 5, 32)] * 3, dropout_p=0.5, dropout_seed=1
+        ),
+        "MC432 dropout_p  no kernel drops weights here: a generated module holds the kernels that "
+        "it was written with\n"
+        "    hint: compile the mask with mask.compile",
     ),
     "MC413": (
         lambda: through_torch(None, None, *[nested()] * 3, {}, False),

@@ -84,6 +84,8 @@ MORE = (
          options={"normalizer": "entmax"}),
     Case("chosen blocks", mc.topk(2, mc.chunked(64), "block_mean", block=16, q_block=16), 256,
          "contiguous"),
+    Case("sinks and a window of a step", mc.causal() & (mc.window(mc.param("w", 9)) | mc.sinks(5)),
+         333, "contiguous", data={"w": 30}),
     Case("ALiBi", mc.causal() & mc.window(40), 256, "contiguous", options={"alibi_slopes": True}),
 )  # fmt: skip
 """What else calls may ask for."""

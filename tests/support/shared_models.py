@@ -20,7 +20,7 @@ KINDS = ("mistral", "gemma3", "gpt_oss", "llama4")
 
 def everything(rank: int, size: int) -> list[str]:
     """All that is wrong, as text."""
-    parts = shards, disagreements, doors, several_models
+    parts = shards, disagreements, doors, compiled, several_models
     return [line for part in parts for line in part(rank, size)]
 
 
@@ -118,6 +118,45 @@ def _model(kind: str) -> Any:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="maskc")
     return model.float().train()
+
+
+def compiled(rank: int, size: int) -> list[str]:
+    """A layer under torch.compile and checkpointing gives what it gives without."""
+    from torch.utils.checkpoint import checkpoint
+
+    mask, n = mc.causal() & (mc.window(8) | mc.sinks(2)), 16 * size
+    made = plan(mask, n, size, heads=(2, 1, 32), layout="contiguous", dtype="float32")
+    draw = torch.Generator().manual_seed(0)
+    x = made.shard(torch.randn(1, n, 64, generator=draw))
+    weight = torch.randn(128, 64, generator=draw) / 8
+
+    def layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        parts = (x @ weight.T).unflatten(2, (4, 32)).transpose(1, 2).split((2, 1, 1), 1)
+        return torch.nn.functional.gelu(mc.distributed.attention(*parts, made)).transpose(1, 2)
+
+    def gradients(run: Any) -> list[torch.Tensor]:
+        leaves = [each.clone().requires_grad_() for each in (x, weight)]
+        out = run(*leaves)
+        out.square().sum().backward()
+        return [out.detach(), *(each.grad for each in leaves)]
+
+    wanted = gradients(layer)
+    backend = torch.compile(layer, backend="aot_eager")
+    ways = {
+        "torch.compile": backend,
+        "checkpoint": lambda *given: checkpoint(layer, *given, use_reentrant=False),
+        "both": lambda *given: checkpoint(backend, *given, use_reentrant=False),
+    }
+    wrong = []
+    for name, run in ways.items():
+        for _ in range(2):  # the second call finds what the first one compiled
+            pairs = zip(gradients(run), wanted, strict=True)
+            wrong += [f"{name}: {i}" for i, (a, b) in enumerate(pairs)
+                      if not torch.allclose(a, b, atol=1e-5)]  # fmt: skip
+    explained = torch._dynamo.explain(layer)(x, weight)
+    if explained.graph_break_count != 1:
+        wrong.append(f"{explained.graph_break_count} graph breaks: {explained.break_reasons}")
+    return wrong
 
 
 def dying(rank: int, size: int) -> str:

@@ -5,6 +5,7 @@ Every mask on every number of ranks is tested with gloo, see test_distributed_gl
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
+from maskc import driver  # noqa: E402
+from maskc.core.dtypes import DType  # noqa: E402
+from maskc.core.problem import Problem  # noqa: E402
+from maskc.core.target import Target  # noqa: E402
+from maskc.dsl.nodes import structure  # noqa: E402
 from tests.support import rank_threads, shared_cases  # noqa: E402
 from tests.support.shared_cases import MORE, Case  # noqa: E402
 
@@ -49,3 +55,65 @@ def test_ranks_agree_with_one_process(case: Case, monkeypatch: pytest.MonkeyPatc
     wanted = shared_cases.alone(case)
     wrong = shared_cases.compared(case.name, wanted, together(case, 3))
     assert not wrong, "\n".join(wrong)
+
+
+def test_only_what_came_is_kept(monkeypatch: pytest.MonkeyPatch):
+    """Every row sees the sinks, so that all of a rank's keys are in its buffer, too."""
+    rank_threads.patch(monkeypatch)
+    mask, n, heads = mc.causal() & (mc.window(63) | mc.sinks(4)), 1024, (2, 1, 16)
+    made = mc.distributed.plan(mask, n, 2, heads=heads, layout="contiguous", dtype="float32")
+    q, k, v = (torch.randn(1, count, n, 16) for count in (2, 1, 1))
+
+    def job(rank: int) -> int:
+        kept = []
+
+        def keep(x: torch.Tensor) -> torch.Tensor:
+            kept.append(x)
+            return x
+
+        own = made.indices(rank).tolist()
+        leaves = [x[:, :, own].requires_grad_() for x in (q, k, v)]
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            out = mc.distributed.attention(*leaves, made)
+        given = {x.data_ptr() for x in (*leaves, out)}
+        more = [x for x in kept if x.data_ptr() not in given and x.shape != out.shape[:3]]
+        return sum(x.numel() * x.element_size() for x in more)
+
+    assert made.work(1).size > 512
+    assert rank_threads.run(2, job) == [0, made.received_bytes(1)]
+
+
+def test_other_documents_build_nothing():
+    """Numbers of a step are numbers of a call, whatever a rank's buffer consists of."""
+    mask = mc.causal() & mc.documents("doc") & (mc.window(mc.param("w", 9)) | mc.sinks(4))
+    masks, stretches = set(), set()
+    for seed in range(12):
+        draw = np.random.default_rng(seed)
+        data = {"doc": np.sort(draw.integers(0, 5, 2048)), "w": int(draw.integers(1, 300))}
+        made = mc.distributed.plan(mask, 2048, 4, heads=(2, 1, 16), layout="balanced", data=data)
+        for rank in range(4):
+            work = made.work(rank)
+            stretches.add(len(work.copies))
+            masks |= {structure(call.local.mask) for call in work.calls if call.keys}
+    assert len(stretches) > 2
+    assert len(masks) <= 3, masks  # one for each number of stretches
+
+
+def test_dilated_masks_run_over_residue_classes():
+    """As on one GPU, on every rank, and in the same kernel."""
+    mask = mc.causal() & mc.dilated(63, stride=4)
+    made = mc.distributed.plan(mask, 8192, 4, heads=(2, 1, 64), layout="contiguous")
+    masks = {call.local.mask for rank in range(4) for call in made.work(rank).calls}
+    assert len({structure(each) for each in masks}) == 1
+    problem = Problem(64, 64, DType.bfloat16)
+    (part,) = driver.plan_kernel(masks.pop(), problem, Target.named("sm_90a")).parts
+    assert part.stride == 4
+    forward = made.times()[0]
+    assert forward.tiles.max() < 0.6 * replace_shares(made).times()[0].tiles.max()
+
+
+def replace_shares(made: mc.distributed.Plan) -> mc.distributed.Plan:
+    """The plan as if kernels took all tiles of the sequence."""
+    layer = made.layer()
+    reach = replace(layer.reach, shares=(1.0, 1.0))
+    return replace(made, layers={"mask": replace(layer, reach=reach)})

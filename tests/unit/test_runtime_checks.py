@@ -264,4 +264,4 @@ def test_no_backward_on_a_target_says_so(monkeypatch):
 def test_unknown_features():
     mask = CompiledMask(bundle("band"), "cpu")
     with pytest.raises(BadOption, match="names among softcap, alibi, sinks, entmax, nan_safe"):
-        mask.warmup(["dropout"])
+        mask.warmup(["dropouts"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from maskc.core.data import OPTIONS
@@ -28,6 +29,7 @@ from maskc.integrations.torch.keywords import call_of
 from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.autograd import kind_of, needs_torch, torch_answers
+from maskc.runtime.dropout import asked
 
 Finder = Callable[..., Any]
 """(owner, head_dim, head_dim_v, heads, dtype, (device type, index)) -> CompiledMask, remembered."""
@@ -50,6 +52,9 @@ def attention(
     Raises:
         As `through_torch`.
     """
+    if options.get("dropout_p"):
+        options.update(asked(q, options.pop("dropout_p"), options.pop("dropout_seed")))
+        find = partial(_dropping, find)
     if needs_torch(q, k, v, data=options) or torch_answers(q) or q.is_nested:
         return through_torch(find, mask, q, k, v, options, deterministic)
     return find(mask, *_sizes(q, v), q.dtype, _place(q))(q, k, v, **options)
@@ -106,6 +111,11 @@ def through_torch(
     if Direction.backward not in attn.target.directions:
         attn.target.check(attn.bundle.problem, Direction.backward)
     return _recorded(attn, q, k, v, options, deterministic)
+
+
+def _dropping(find: Finder, owner: Any, *kernel: Any) -> Any:
+    """The kernel of a call with dropout."""
+    return find(owner, *kernel).dropping
 
 
 def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:

@@ -74,9 +74,9 @@ def function() -> Any:
                 places = ctx.call.places().items()
                 tables = {name: place for name, place in places if wanted[place]}
 
-            def run(v: Any, out: Any, dout: Any) -> Any:
+            def run(v: Any, out: Any, dout: Any, undropped: bool = False) -> Any:
                 args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(tables))
-                return backward(ctx.attn, ctx.call, *args)
+                return backward(ctx.attn, ctx.call.undropped() if undropped else ctx.call, *args)
 
             found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
             of_data: list[Any] = [None for _ in data]

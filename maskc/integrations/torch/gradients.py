@@ -7,7 +7,7 @@ from typing import Any
 
 
 def gradients(
-    backward: Callable[[Any, Any, Any], Any], v: Any, out: Any, lse: Any, slopes: Any, sinks: Any,
+    backward: Callable[..., Any], v: Any, out: Any, lse: Any, slopes: Any, sinks: Any,
     dout: Any, dlse: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """(dq, dk, dv, dslopes, dsinks), then those of tables; None where there is none.
@@ -18,7 +18,8 @@ def gradients(
     the dtype of v on the way, as a dout is.
 
     Args:
-        backward: (v, out, dout) -> gradients as CompiledMask.backward gives them.
+        backward: (v, out, dout) -> gradients as CompiledMask.backward gives them; with True behind
+            these without dropout, which comes after lse.
         v, out, lse: of the call.
         slopes, sinks: alibi_slopes and sink_logits, or None.
         dout, dlse: None where nothing depends on the result.
@@ -35,7 +36,7 @@ def gradients(
 
 
 def _through_lse(
-    backward: Callable[[Any, Any, Any], Any], v: Any, lse: Any, sinks: Any, dlse: Any
+    backward: Callable[..., Any], v: Any, lse: Any, sinks: Any, dlse: Any
 ) -> list[Any]:
     """The gradients for dlse alone; arguments as of `backward`."""
     import torch
@@ -43,7 +44,7 @@ def _through_lse(
     dlse = dlse.masked_fill(lse == -torch.inf, 0)
     first = torch.eye(1, v.shape[-1], dtype=v.dtype, device=v.device)
     pushed = dlse.to(v.dtype).unsqueeze(-1) * first
-    more = list(backward(first.repeat(*v.shape[:3], 1), torch.zeros_like(pushed), pushed))
+    more = list(backward(first.repeat(*v.shape[:3], 1), torch.zeros_like(pushed), pushed, True))
     if sinks is not None:
         share = torch.exp(sinks[:, None] - lse).masked_fill(lse == -torch.inf, 0)
         more[3] = more[3] + (share * dlse).sum((0, 2))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from maskc.core.data import CuSeqlens, Parents
+from maskc.core.dropout import RATE
 from maskc.core.errors import BadOption
 
 
@@ -47,6 +48,15 @@ class Call:
             "scale": self.scale, "softcap": self.softcap, "normalizer": self.normalizer,
             "alpha": self.alpha, "nan_safe": self.nan_safe,
         }  # fmt: skip
+
+    def undropped(self) -> Call:
+        """The same without dropout, which the gradient of lse does not see."""
+        place = _parsed(self.layout).get(RATE) if RATE in self.layout else None
+        if place is None:
+            return self
+        index = int(place)
+        values = (*self.values[:index], 0, *self.values[index + 1 :])
+        return replace(self, values=values)
 
     def places(self) -> dict[str, int]:
         """Where the keywords that are tensors by themselves lie among the data tensors."""

@@ -112,9 +112,12 @@ def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
 
     q, k, v, out, lse, slopes, sinks, *data = ctx.saved_tensors
 
-    def run(v: Any, out: Any, dout: Any) -> Any:
+    def run(v: Any, out: Any, dout: Any, undropped: bool = False) -> Any:
+        mask, *numbers = ctx.rest
+        if undropped:
+            numbers = list(_call(tuple(numbers)).undropped().numbers())
         return torch.ops.maskc.attention_backward.default(
-            q, k, v, out, lse, dout, slopes, sinks, data, *ctx.rest
+            q, k, v, out, lse, dout, slopes, sinks, data, mask, *numbers
         )
 
     found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)

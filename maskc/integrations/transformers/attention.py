@@ -12,6 +12,8 @@ from maskc.core.errors import ModelArgument, ModelMask, PackingLost
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import cu_seqlens, documents
 from maskc.dsl.mask import Mask
+from maskc.dsl.score_tracer import score as score_of
+from maskc.dsl.score_tracer import table
 from maskc.integrations.transformers.masks import name_of_both, named
 
 HARMLESS = frozenset({
@@ -27,9 +29,7 @@ EXTRA = "maskc_extra_mask"
 _NO_MATRIX = "load the model with attn_implementation='eager' to look at attention weights"
 _EAGER = "load the model with attn_implementation='eager'"
 _ADVICE = {
-    "dropout": "set the dropout of attention in the model's config to 0, or call model.eval()",
     "output_attentions": _NO_MATRIX,
-    "position_bias": "maskc adds no bias to scores: " + _EAGER,
     "indices": "the keys chosen by the model's indexer would be ignored: " + _EAGER,
     "block_indices": "the blocks chosen by the model would be ignored: " + _EAGER,
     "sinks": _EAGER,
@@ -71,6 +71,7 @@ def run(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
     scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
     s_aux: Any = None, is_causal: bool | None = None, position_ids: Any = None,
+    position_bias: Any = None,
     cu_seq_lens_q: Any = None, cu_seq_lens_k: Any = None, **others: Any,
 ) -> tuple[Any, None]:  # fmt: skip
     """Attention as `AttentionInterface` asks for it.
@@ -80,10 +81,12 @@ def run(
         query: [B, Hq, n_q, D]; key: [B, Hkv, n_kv, D]; value: [B, Hkv, n_kv, Dv]; any strides.
         attention_mask: what `make_mask` made, or None where the model has no mask.
         scaling: factor of the scores; D^-1/2 when None.
-        dropout: 0; others are refused.
+        dropout: the share of weights that are dropped, by the default generator of the device.
         softcap: scores become softcap * tanh(score / softcap).
         s_aux: [Hq], a logit per head in the denominator, with a gradient.
         is_causal: counts only where there is no mask; None is what the module says.
+        position_bias: [B, Hq, n_q, n_kv] or what broadcasts to it, added to scaled scores, with a
+            gradient; T5 and its kin make it.
         position_ids: [B, n_q]; only read to find packed sequences that the mask ignores.
         cu_seq_lens_q: int [segments + 1], cumulative lengths of packed segments.
         cu_seq_lens_k: the same for keys.
@@ -98,8 +101,6 @@ def run(
         PackingLost: position_ids describe packed sequences that the mask ignores (MC608).
         MaskcError: see CompiledMask.
     """
-    if dropout:
-        raise ModelArgument(_name(module), f"dropout={dropout}", _ADVICE["dropout"])
     for name, given in others.items():
         if given is not None and given is not False and name not in HARMLESS:
             _refuse(module, name, given)
@@ -116,9 +117,15 @@ def run(
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     sinks = None if s_aux is None else s_aux.reshape(-1).float()
     _note(module, query, key, value, mask, data, softcap, sinks)
+    score = None
+    if position_bias is not None:
+        if softcap is not None:
+            raise ModelArgument(_name(module), "position_bias and softcap", _EAGER)
+        score, data = _BIASED, {**data, _BIAS: position_bias[..., : key.shape[2]]}
     out = attention(
-        query, key, value, mask, scale=scaling, softcap=softcap, sink_logits=sinks, **data
-    )
+        query, key, value, mask, scale=scaling, softcap=softcap, sink_logits=sinks, score=score,
+        dropout_p=dropout, **data,
+    )  # fmt: skip
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -156,6 +163,8 @@ def _without(module: Any, query: Any, key: Any, is_causal: bool | None) -> Mask:
 
 
 _FULL, _CAUSAL = full(), causal()
+_BIAS = "position_bias"
+_BIASED = score_of(lambda s, q, k, h, b: s + table(_BIAS)[b, h, q, k])
 
 
 def _with(

@@ -15,6 +15,7 @@ from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.plan.families.family import L2_BYTES
+from maskc.plan.families.score_tables import with_tables
 from maskc.plan.types import Schedule
 
 PLAIN_THREADS = 256
@@ -77,7 +78,10 @@ def backward_schedule(problem: Problem) -> Sm80BackwardSchedule:
         warps=warps,
         min_blocks=blocks,
         shared_bytes=room,
-        modes=_modes(tile, room, 32 * warps, 1 + divided),
+        modes=tuple(
+            (name, with_tables(mode, problem, tile, PLAIN_THREADS))
+            for name, mode in _modes(tile, room, 32 * warps, 1 + divided)
+        ),
         row_floats=dim + 2 + _SUMS,
         score_queries=at_once,
         divided=divided,

@@ -13,7 +13,9 @@ to be faster. Four blocks at D 64 would leave 104 registers: 12 too few.
 
 Where the queries of all heads of a key/value head fit a tile (decoding), they are its rows, and
 keys and values are read once for all of them (`packed`). The only row of a list is cut along the
-keys, as a long one is.
+keys into parts, of which a block takes several; the last block of a row merges them. On an H100
+(32 / 8 heads, D 128, 16k keys and more) this reads keys and values about as fast as a copy of
+memory runs. Blocks that stream through items choose the next one too early: 2 to 8 % slower.
 
 Beside its rivals see benchmarks/results/anchors-h200.json. What decided on one H200 (CUDA 13.0,
 bf16, TFLOP/s of live pairs), beyond the order of products and waits:
@@ -193,7 +195,8 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     modes = [("usual", usual)]
     if room[2] <= most:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
-    if problem.score is None:  # whose formula asks which head a row is of
+    # a formula of the score and dropout ask which head a row is of
+    if problem.score is None and not problem.dropout:
         modes.append((PACKED, Mode(usual.launches[:1], "PACKED")))
     return ForwardSchedule(
         tile,

@@ -96,6 +96,7 @@ from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.plan.families.family import L2_BYTES, RESERVED_BYTES, Product
+from maskc.plan.families.score_tables import with_tables
 from maskc.plan.families.sm90a import SLAB
 from maskc.plan.types import Schedule
 
@@ -202,7 +203,7 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
     return replace(
         made,
         reason=f"{made.reason}, dq in a launch of its own where that takes less",
-        modes=(*made.modes, (APART, _apart(made, room))),
+        modes=(*made.modes, (APART, with_tables(_apart(made, room), problem, tile, THREADS))),
         products=(*made.products, Product("multiply_kept_scores", tile.k, from_registers=True)),
         maps=(*made.maps, TensorMap("out", tile.q)),
         row_bytes=room,
@@ -230,6 +231,7 @@ def _schedule(
     rest = _shared(tile, slabs, warpgroups, split)
     modes = _modes(tile, rest, dim if staged else 0, warpgroups, blocks, thresholds,
                    _key_blocks(dim, tile))  # fmt: skip
+    modes = tuple((name, with_tables(mode, problem, tile, THREADS)) for name, mode in modes)
     room = max(launch.shared_bytes for _, mode in modes for launch in mode.launches)
     most = (target.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
     if room > most:

@@ -87,7 +87,7 @@ class CpuKernel(HostKernel):
         self._functions = {}
         for entry in binary.entries:
             function = getattr(library, entry)
-            function.argtypes = (ctypes.c_void_p, ctypes.c_int32)  # ATTENTION, or SCORED
+            function.argtypes = (ctypes.c_void_p, ctypes.c_int32)  # ATTENTION, or longer
             function.restype = None
             self._functions[Direction(entry.removeprefix("attention_"))] = function
 

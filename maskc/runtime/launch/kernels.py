@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from maskc.build import Binary, BuildReport, build
 from maskc.core.bundle import Bundle, SourceUnit
-from maskc.core.errors import NoCompiler, ScoreNotRun
+from maskc.core.errors import DropoutNotRun, NoCompiler, ScoreNotRun
 from maskc.core.problem import Feature, Features
 from maskc.core.source import outside
 from maskc.core.target import Target
@@ -93,8 +93,10 @@ class Kernels:
         try:
             binary = build(unit, features, unit.directions)
         except NoCompiler as error:
+            hint = "install gcc or clang, or set CC"
+            if self._bundle.problem.dropout:
+                raise DropoutNotRun(error.finding, hint, at="dropout_p") from error
             if self._bundle.problem.score is not None:
-                hint = "install gcc or clang, or set CC"
                 raise ScoreNotRun(error.finding, hint, at="score") from error
             warnings.warn(
                 f"{error.finding}: this mask runs in NumPy, slower",

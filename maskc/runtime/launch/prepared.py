@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from threading import local
 from typing import Any, NamedTuple, Protocol
 
-from maskc.core.abi import ATTENTION, LISTED_POINTERS, MAX_ARRAYS, POINTERS, SCORED, Pointers
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, MAX_ARRAYS, POINTERS, Pointers, longer
 from maskc.core.errors import TooFewMultiprocessors
 from maskc.core.problem import Direction
 from maskc.core.tensors import Device, Output, singles
@@ -68,8 +68,9 @@ def filled(
     sent: Sent, pointers: Pointers, scale: float | None, softcap: float | None
 ) -> ctypes.Structure:
     """A new argument block."""
-    scored = len(sent.template) > ctypes.sizeof(ATTENTION)
-    block = (SCORED if scored else ATTENTION).from_buffer_copy(sent.template)
+    size = len(sent.template)
+    kind = ATTENTION if size == ctypes.sizeof(ATTENTION) else longer(size)
+    block = kind.from_buffer_copy(sent.template)
     fill_pointers(block, pointers)
     fill_numbers(block, scale, softcap)
     return block

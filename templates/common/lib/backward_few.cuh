@@ -24,7 +24,16 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
         score += dot(__ldg(of_q + i), __ldg(of_k + i));
         dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
     }
+#if WITH_DROPOUT
+    const struct Dropout d = dropout_of(p.dropout_seed_at, p.dropout_seed, p.dropout_least);
+    dp *= stays(draws_at(d, q, k, at.head, at.batch), d.least, q, k) ? p.dropout_scale : 0.0f;
+#endif
+#if WITH_SCORE
+    const float logit = score_logit(score * p.scale, q, k, (float)(q - k), at.head, at.batch, p);
+    return fast_exp2((logit - lse) * LOG2E) * dp;
+#else
     return fast_exp2((plain_logit(p, score, at.head, q, k) - lse) * LOG2E) * dp;
+#endif
 }
 #endif
 

@@ -50,6 +50,9 @@ struct Backward {
     float delta[TILE_Q];
     i32 k_finite;
     Live live;
+#if WITH_DROPOUT
+    Live stay;  // whether dropout keeps a pair
+#endif
 } __attribute__((aligned(64)));
 
 // One tile of one head, and what belongs to its row.
@@ -217,6 +220,10 @@ FN void backward_tile(const struct Attention *p, struct Workspace w, struct Back
     load_delta(p, w, b, t);
     clear(&b->dscores[0][0], keys * TILE_Q);
     multiply(&b->dscores[0][0], TILE_Q, v, b->dout_t, TILE_Q, keys, t.at.vectors, HEAD_DIM_V);
+#if WITH_DROPOUT
+    draw_pairs(p, t.batch, t.head, t.at, b->stay);
+    drop(p, t.at, b->stay, b->dscores);
+#endif
     const float slope = score_gradients(p, b, t.at);
 #if WITH_SCORE
     formula_gradients(p, b, t);
@@ -226,6 +233,9 @@ FN void backward_tile(const struct Attention *p, struct Workspace w, struct Back
     const i32 *live = finite ? 0 : &b->live[0][0];
 #else
     const i32 *live = t.full || finite ? 0 : &b->live[0][0];
+#endif
+#if WITH_DROPOUT
+    drop(p, t.at, b->stay, b->weights);
 #endif
     const struct Left weights = {&b->weights[0][0], TILE_Q, 1};
     const struct Left dscores = {&b->dscores[0][0], TILE_Q, 1};

@@ -20,6 +20,10 @@ FN void sum_over_keys(const struct Attention *p, struct Backward *b, struct Row 
         load_tile(b->v, V_LD, p->v, p->v_stride, r.batch, r.head_kv, at.k0, at.keys, HEAD_DIM_V);
         clear(&b->dscores[0][0], at.keys * TILE_Q);
         multiply(&b->dscores[0][0], TILE_Q, v, b->dout_t, TILE_Q, at.keys, at.vectors, HEAD_DIM_V);
+#if WITH_DROPOUT
+        draw_pairs(p, r.batch, r.head, at, b->stay);
+        drop(p, at, b->stay, b->dscores);
+#endif
         for (i32 j = 0; j < at.vectors * LANES; j += LANES) {
             vec part = {0}, part_u = {0};
             for (i32 n = 0; n < at.keys; n++) {

@@ -131,6 +131,10 @@ FN void add_tiles(const struct Attention *p, struct Forward *f, struct Row r) {
         take_weights(p, f, at, *scores);
         const i32 finite = load_values(p, f, at, r);
         if (!finite) live_weights(at, f->scores, f->live);
+#if WITH_DROPOUT
+        draw_pairs(p, r.batch, r.head, at, f->stay);
+        drop(p, at, f->stay, f->scores);
+#endif
         add_values(f, at, finite ? 0 : &f->live[0][0]);
     }
 }

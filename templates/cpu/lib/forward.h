@@ -19,6 +19,9 @@ struct Forward {
     float out[TILE_Q * V_LD];   // sums of weight * v, not yet divided by total
     Scores scores;
     Live live;
+#if WITH_DROPOUT
+    Live stay;  // whether dropout keeps a pair
+#endif
     float top[TILE_Q];     // the largest score so far; where entmax's search for lse starts
     float total[TILE_Q];   // the weights so far, relative to 2^top
     float shrink[TILE_Q];  // by how much the current tile shrinks what came before
@@ -177,6 +180,10 @@ FN void add_tiles(const struct Attention *p, struct Forward *f, struct Row r) {
         const i32 finite = load_values(p, f, at, r);
         row_scores(p, f, r, tile, at, f->scores);
         online_softmax(f, at);
+#if WITH_DROPOUT
+        draw_pairs(p, r.batch, r.head, at, f->stay);
+        drop(p, at, f->stay, f->scores);
+#endif
         add_values(f, at, tile.full || finite ? 0 : &f->live[0][0]);
     }
 }

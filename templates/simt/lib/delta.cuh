@@ -34,6 +34,9 @@ FN void find_means(const struct Attention &p, struct Shared &shared) {
         multiply_rows<HEAD_DIM_V>(dp, shared, h.dout, first_q, h.v, first_k);
         const u32 seen = visible<ROWS, COLS, false>(p, h.mask, tile.full, first_q, first_k);
         make_logits(x, h.kind, seen, first_q, first_k);
+#if WITH_DROPOUT
+        drop(dp, draw<ROWS, COLS, false>(p, at.batch, at.head, first_q, first_k), p.dropout_scale);
+#endif
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll

@@ -64,6 +64,12 @@ FN void find_levels(struct RowState &rows, float (&o)[STRIPS][ROWS][4], const st
                     }
             });
             if (!last) continue;
+#if WITH_DROPOUT
+            const struct Place at = row_place(p);
+            const i32 first_k = tile.index * TILE_K;
+            drop(x, draw<ROWS, COLS, false>(p, at.batch, at.head, first_q, first_k),
+                 p.dropout_scale);
+#endif
             keep_weights(shared, x);
 #pragma unroll
             for (int j = 0; j < STRIPS; j++)

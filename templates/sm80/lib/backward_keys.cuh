@@ -98,21 +98,48 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
     const i32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16 * FRAGMENTS;
     const u32 q = shared_address(shared.q) + step * PITCH;
     const u32 dout = shared_address(shared.dout) + step * PITCH;
+#if WITH_THRESHOLDS
+    const bool tested = !full || p.n_kv - first_k < TILE_K;
+    constexpr bool masked = true;
+#else
     const bool masked = !full || p.n_kv - first_k < TILE_K;
+#endif
     const i32 query = first_q + step + lane % 4 * 2, key = first_k + own + lane / 4;
     const float far = (float)(query + (p.n_kv - p.n_q) - key);
     Scores s, dp;
     Weights<FRAGMENTS, STEP_Q / 8> weights;
+#if WITH_THRESHOLDS
+    weights.seen = ~0u;
+    if (tested)
+#else
     if (masked)  // first, as long formulas need the registers of scores
+#endif
         weights.seen = seen_by<true, FRAGMENTS, STEP_Q / 8>(p, at, query, key, full);
     products(s, shared_address(shared.k) + own * PITCH + lane_in_rows(), q + lane_in_halves());
+#if WITH_THRESHOLDS
+    keep_chosen<true>(weights.seen, s, p, at, query, key);
+#endif
     if (KEYS)
         products(dp, shared_address(shared.v) + own * PITCH + lane_in_rows(),
                  dout + lane_in_halves());
     const auto of_query = [&](const float *from) {
         return [=](int, int n, int e) { return from[step + 8 * n + lane % 4 * 2 + e % 2]; };
     };
+#if WITH_SCORE
+    weigh_scores<true>(s, weights, p, logit, far, masked,
+                       placed<true>(of_query(shared.lse), query, key, at));
+#else
     weigh_scores<true>(s, weights, p, logit, far, masked, of_query(shared.lse));
+#endif
+#if WITH_DROPOUT
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++) {
+        struct Staying<STEP_Q / 2> stay;
+        draw_by_key(stay, dropout_of(p), query, key + 16 * m, at.head, at.batch);
+        if (KEYS) drop(*(float (*)[STEP_Q / 2])&dp[m], stay, p.dropout_scale);
+        if (VALUES) drop_pairs(*(u32 (*)[STEP_Q / 4])&weights.p[m], stay);
+    }
+#endif
     if (VALUES) add_products(dv, weights.p, dout + lane_in_rows());
     if (!KEYS) return 0.0f;
     const float total =
@@ -192,9 +219,15 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
     if (KEYS)
         store_rows(dk, shared.k + own * PITCH, p.dk, p.dk_stride, column.keys, first_k + own,
                    p.n_kv, p.scale, p.joins);
+#if WITH_DROPOUT
+    if (VALUES)
+        store_rows(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys, first_k + own,
+                   p.n_kv, p.dropout_scale, p.joins);
+#else
     if (VALUES)
         store_rows(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys, first_k + own,
                    p.n_kv, 1.0f, p.joins);
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)

@@ -29,7 +29,12 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
                    i32 first_k, i32 full) {
     const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i32 fragment = warp % ROW_WARPS, own = warp / ROW_WARPS * OWN_K;
+#if WITH_THRESHOLDS
+    const bool tested = !full || p.n_kv - first_k < TILE_K;
+    constexpr bool masked = true;
+#else
     const bool masked = !full || p.n_kv - first_k < TILE_K;
+#endif
     const i32 query = line.tile * TILE_Q + 16 * fragment + lane / 4;
     float total = 0.0f;
 #pragma unroll 1
@@ -40,13 +45,32 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
         const float far = (float)(query + (p.n_kv - p.n_q) - key);
         RowScores s, dp;
         Weights<1, STEP_K / 8> weights;
+#if WITH_THRESHOLDS
+        weights.seen = ~0u;
+        if (tested) weights.seen = seen_by<false, 1, STEP_K / 8>(p, line.at, query, key, full);
+#else
         if (masked) weights.seen = seen_by<false, 1, STEP_K / 8>(p, line.at, query, key, full);
+#endif
         products(s, shared_address(shared.q) + fragment * 16 * PITCH + lane_in_rows(),
                  k + lane_in_halves());
+#if WITH_THRESHOLDS
+        keep_chosen<false>(weights.seen, s, p, line.at, query, key);
+#endif
         products(dp, shared_address(shared.dout) + fragment * 16 * PITCH + lane_in_rows(),
                  v + lane_in_halves());
+#if WITH_DROPOUT
+        struct Staying<STEP_K / 2> stay;
+        draw_by_query(stay, dropout_of(p), query, key, line.at.head, line.at.batch);
+        drop(*(float (*)[STEP_K / 2])&dp[0], stay, p.dropout_scale);
+#endif
+#if WITH_SCORE
+        const auto of_row = [&](int, int, int e) { return rows.lse[e / 2]; };
+        weigh_scores<false>(s, weights, p, logit, far, masked,
+                            placed<false>(of_row, query, key, line.at));
+#else
         weigh_scores<false>(s, weights, p, logit, far, masked,
                             [&](int, int, int e) { return rows.lse[e / 2]; });
+#endif
         if constexpr (MEAN) {
 #pragma unroll
             for (int n = 0; n < STEP_K / 8; n++)

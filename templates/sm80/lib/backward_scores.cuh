@@ -17,7 +17,11 @@ FN float signed_unit(const struct Attention &p, const struct Logit &logit) {
 template <int COUNT, int GROUPS>
 struct Weights {
     u32 p[COUNT][GROUPS][2];  // in storage precision
+#if WITH_SCORE
+    u32 slope[SCORE_BENDS ? COUNT : 1][SCORE_BENDS ? GROUPS : 1][2];  // derivatives of logits
+#else
     u32 slope[WITH_SOFTCAP ? COUNT : 1][WITH_SOFTCAP ? GROUPS : 1][2];  // the soft cap's derivative
+#endif
     u32 seen;                 // a bit for each pair, see bit_of
 };
 template <int GROUPS>
@@ -31,6 +35,28 @@ FN float steps_of(float far, int m, int n, int e) {
     return WITH_ALIBI ? fabsf(KEY_ROWS ? far - across : far + across) : 0.0f;
 }
 
+#if WITH_SCORE
+// The levels of a thread's pairs, and which pairs they are, for a formula of the score: the first one
+// is of this query and this key.
+template <bool KEY_ROWS, class Level>
+struct Placed {
+    Level level;
+    i32 query, key;
+    struct Place at;
+    FN float operator()(int m, int n, int e) const { return level(m, n, e); }
+    FN i32 query_of(int m, int n, int e) const {
+        return query + (KEY_ROWS ? 8 * n + e % 2 : 16 * m + 8 * (e / 2));
+    }
+    FN i32 key_of(int m, int n, int e) const {
+        return key + (KEY_ROWS ? 16 * m + 8 * (e / 2) : 8 * n + e % 2);
+    }
+};
+template <bool KEY_ROWS, class Level>
+FN Placed<KEY_ROWS, Level> placed(const Level &level, i32 query, i32 key, struct Place at) {
+    return {level, query, key, at};
+}
+
+#endif
 // Which pairs of a thread are live; the first one is of query q and key k.
 template <bool KEY_ROWS, int COUNT, int GROUPS>
 FN u32 seen_by(const struct Attention &p, struct Place at, i32 q, i32 k, i32 full) {
@@ -66,18 +92,40 @@ FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
             float weight[4], slope[4];
 #pragma unroll
             for (int e = 0; e < 4; e++) {
+#if WITH_SCORE
+                const float score = s[m][n][e] * p.scale;
+                const i32 q = level.query_of(m, n, e), k = level.key_of(m, n, e);
+                const float apart = (float)(level.query - level.key)
+                                    + (level.query_of(m, n, e) - level.query)
+                                    - (level.key_of(m, n, e) - level.key);
+                const struct Place at = level.at;
+                const float x = q < p.n_q
+                                    ? score_logit(score, q, k, apart, at.head, at.batch, p)
+                                    : MINUS_INFINITY;
+#else
                 const float steps = steps_of<KEY_ROWS>(far, m, n, e);
                 const float x =
                     BENT ? to_logit(s[m][n][e], &p, logit.sharpness, logit.slope, steps)
                          : s[m][n][e];
+#endif
                 const struct Weight own = weigh<ALPHA>(x, unit, level(m, n, e), p.alpha_minus_1);
                 const bool live = !masked || w.seen >> bit_of<GROUPS>(m, n, e) & 1;
                 weight[e] = live ? own.p : 0.0f;
                 s[m][n][e] = live ? own.u : 0.0f;
+#if WITH_SCORE
+                slope[e] = SCORE_BENDS && live && own.u != 0.0f
+                             ? score_slope(score, q, k, apart, at.head, at.batch, p)
+                             : 0.0f;
+#else
                 slope[e] = logit_slope(x, &p, logit.slope, steps);
+#endif
             }
             w.p[m][n][0] = pack(weight[0], weight[1]), w.p[m][n][1] = pack(weight[2], weight[3]);
+#if WITH_SCORE
+            if (!SCORE_BENDS) continue;
+#else
             if (!WITH_SOFTCAP) continue;
+#endif
             w.slope[m][n][0] = pack(slope[0], slope[1]);
             w.slope[m][n][1] = pack(slope[2], slope[3]);
         }
@@ -113,7 +161,11 @@ FN float to_gradients(u32 (&ds)[COUNT][GROUPS][2], const float (&dp)[COUNT][GROU
                     x[e] = live ? x[e] : 0.0f;  // whatever dp is
                     if (WITH_ALIBI) total -= x[e] * steps_of<KEY_ROWS>(far, m, n, at);
                 }
+#if WITH_SCORE
+                if (SCORE_BENDS) {
+#else
                 if (WITH_SOFTCAP) {
+#endif
                     const float2 slope = unpack(w.slope[m][n][r]);
                     x[0] *= slope.x, x[1] *= slope.y;
                 }

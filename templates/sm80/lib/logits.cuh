@@ -3,6 +3,22 @@
 
 // Scores q . k become logits up to the factor `unit`, which the exponential applies.
 FN void make_logits(Scores &s, const struct Attention *p, const struct Block &block, i32 first_k) {
+#if WITH_SCORE
+    const struct Work work = block.work;
+    const i32 first_q = lane_query(work), lane_k = lane_key(first_k);
+    const float near = (float)(first_q - lane_k);
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+        for (int n = 0; n < TILE_K / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const i32 q = min_i32(first_q + 16 * m + e / 2 * 8, p->n_q - 1);
+                const float apart = near + (16 * m + e / 2 * 8 - 8 * n - e % 2);
+                s[m][n][e] = score_logit(s[m][n][e] * p->scale, q, lane_k + 8 * n + e % 2, apart,
+                                         work.head, work.batch, *p);
+            }
+#else
 #if WITH_SOFTCAP || WITH_ALIBI
     const struct Logit logit = block.logit;
     const i32 thread = anew(threadIdx.x), q = warp_query(block.work, thread / 32) + thread % 32 / 4;
@@ -25,6 +41,7 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
             for (int n = 0; n < TILE_K / 8; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) s[m][n][e] = -s[m][n][e];
+#endif
 #endif
 }
 

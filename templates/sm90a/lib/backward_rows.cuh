@@ -271,7 +271,12 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
             store_rows(p.dk, p.dk_stride, at, low, high, p.n_kv, to, sum, from, p.scale,
                        p.joins);
         else
+#if WITH_DROPOUT
+            store_rows(p.dv, p.dv_stride, at, low, high, p.n_kv, to, sum, from, p.dropout_scale,
+                       p.joins);
+#else
             store_rows(p.dv, p.dv_stride, at, low, high, p.n_kv, to, sum, from, 1.0f,
                        p.joins);
+#endif
     }
 }

@@ -79,7 +79,11 @@ FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[
         const i32 token = query_at(query + 8 * r);
         if (token >= p.n_q) continue;
         const bool empty = sum[r] == 0.0f;
+#if WITH_DROPOUT
+        const float scale = fast_reciprocal(sum[r]) * p.dropout_scale;
+#else
         const float scale = fast_reciprocal(sum[r]);
+#endif
         uint4 *const to =
             (uint4 *)p.out + row_offset(p.out_stride, place, token) / 8 + threadIdx.x % 4;
 #pragma unroll
@@ -118,6 +122,9 @@ FN void fetch_values(Output &o, const struct Lists &lists, const struct Attentio
         at[r] = joined.end[r][3] ? values_of(p, joined_at(joined, r, 0)) : 0;
     clear(o);
     clear_sums(x);
+#if WITH_DROPOUT
+    const struct Dropout dropout = dropout_of(p);
+#endif
 #pragma unroll 1
     for (u32 first = 0; first < most; first += 4 * LIST_STEP) {
         const u32 before = first + threadIdx.x % 4 * LIST_STEP;
@@ -133,6 +140,12 @@ FN void fetch_values(Output &o, const struct Lists &lists, const struct Attentio
                 if (ALPHA != NEAR_SOFTMAX) weight[r] = weigh<ALPHA>(y, unit, x.level[r], a).p;
             });
             x.p[r] += weight[r];
+#if WITH_DROPOUT
+            const i32 query = query_of(row, threadIdx.x / 128 - 1) + 8 * r;
+            const i32 key = (i32)kept(place).y;
+            const struct Draws draws = draws_at(dropout, query, key, row.head, row.batch);
+            if (!stays(draws, dropout.least, query, key)) weight[r] = 0.0f;
+#endif
         }
         add_keys(o, weight, at, values);
     }

@@ -94,6 +94,10 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
                 : WITH_ENTMAX ? base
                               : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
     }
+#if WITH_DROPOUT
+#pragma unroll
+    for (int r = 0; r < 2; r++) scale[r] = __fmul_rn(scale[r], p.dropout_scale);
+#endif
     if (p.joins) join_rows(o, scale, share, row, query, p);
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {

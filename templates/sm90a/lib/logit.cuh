@@ -11,6 +11,7 @@
 //     struct HeadLogit head_logit(int i)  what the head of element i has
 //     i32 query(p, int i), key(p, int i)  tokens, inside the sequence
 //     i32 head(int i), batch()            a query head, a sequence
+//     float apart(p, int i)               the query's token minus the key's
 
 // Facts:
 //     BENT           a logit is more than its score times the scale. Otherwise nothing is done to
@@ -23,10 +24,10 @@
 #if WITH_SCORE
 // A formula of the score takes the place of features; see common/gen/score.h.j2.
 #define BENT 1
-#define HAS_SLOPE 1
+#define HAS_SLOPE SCORE_BENDS
 #define NEEDS_WHERE 1
 #define HEAD_GRADIENT 0
-#define LONG_LOGITS 1
+#define LONG_LOGITS SCORE_BENDS
 #else
 #define BENT (WITH_SOFTCAP || WITH_ALIBI)
 #define HAS_SLOPE WITH_SOFTCAP
@@ -64,7 +65,8 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
     for (int i = 0; i < N; i++) {
         float x = s[i] * p.scale;
 #if WITH_SCORE
-        x = score_logit(x, where.query(p, i), where.key(p, i), where.head(i), where.batch(), p);
+        x = score_logit(x, where.query(p, i), where.key(p, i), where.apart(p, i), where.head(i),
+                        where.batch(), p);
 #endif
 #if WITH_SOFTCAP
         x = capped(x, cap, sharpness);

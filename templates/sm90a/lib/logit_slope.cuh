@@ -11,11 +11,43 @@ struct Slopes {
 };
 // Scores become logits, with which a pass goes on to gradients. Where derivatives cannot be told
 // from logits, they are found here.
+#if WITH_SCORE
+template <int N, typename Where>
+FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p, Where where) {
+    where.refresh(p);
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+        float slope[2];
+#pragma unroll
+        for (int j = i; j < i + 2; j++) {
+            const float x = s[j] * p.scale;
+            const i32 q = where.query(p, j), k = where.key(p, j), head = where.head(j);
+            const float apart = where.apart(p, j);
+            s[j] = q < p.n_q ? score_logit(x, q, k, apart, head, where.batch(), p) : MINUS_INFINITY;
+            slope[j - i] = HAS_SLOPE ? score_slope(x, q, k, apart, head, where.batch(), p) : 1.0f;
+        }
+#if HAS_SLOPE
+        slopes.pair[i / 2] = pack(slope[0], slope[1]);
+#endif
+    }
+}
+#else
 template <int N, typename Where>
 FN void bend(float (&s)[N], struct Slopes<N> &, const struct Attention &p, const Where &where) {
     bend(s, p, where);
 }
+#endif
 #if HAS_SLOPE
+#if WITH_SCORE
+// Those of a formula; 0 where logits are minus infinity, whatever the formula makes of dead pairs.
+template <int N, typename Where>
+FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y, const struct Attention &,
+                      const Where &) {
+    const u32 low = x == MINUS_INFINITY ? 0 : 0xffff, high = y == MINUS_INFINITY ? 0 : 0xffff0000;
+    slopes.pair[i] &= low | high;
+    return unpack(slopes.pair[i]);
+}
+#else
 // The derivative at the logit of element i; 0 where it is minus infinity.
 template <typename Where>
 FN float slope_at(float logit, const struct Attention &p, const Where &where, int i) {
@@ -31,6 +63,7 @@ FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y,
     slopes.pair[i] = pack(a, b);
     return make_float2(a, b);
 }
+#endif
 template <int N>
 FN float2 kept_slopes(const struct Slopes<N> &slopes, int i) {
     return unpack(slopes.pair[i]);

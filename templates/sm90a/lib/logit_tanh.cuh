@@ -31,8 +31,8 @@ FN float log2_logit(float score, const struct Log2Logit &l, const struct Attenti
                     const Where &where, int i) {
     float x = score;
 #if WITH_SCORE
-    x = score_logit(x * p.scale, where.query(p, i), where.key(p, i), where.head(i), where.batch(),
-                    p);
+    x = score_logit(x * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
+                    where.head(i), where.batch(), p);
 #endif
 #if WITH_SOFTCAP
     x = tanh_of(x, l.sharpness);
@@ -44,18 +44,40 @@ FN float log2_logit(float score, const struct Log2Logit &l, const struct Attenti
     return x;
 }
 // The derivative by scale * score of what log2_logit made of a score, as a logit's own.
+#if WITH_SCORE
+template <typename Where>
+FN float log2_slope(float score, float, const struct Log2Logit &, const struct Attention &p,
+                    const Where &where, int i) {
+    return score_slope(score * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
+                       where.head(i), where.batch(), p);
+}
+#else
 template <typename Where>
 FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct Attention &,
                     const Where &, int) {
     const float bend = logit * fast_reciprocal(l.unit);  // the tanh: no kernel has ALiBi, too
     return 1.0f - bend * bend;
 }
+#endif
 
 // Halfway there, as above, for kernels that know no gradients of heads: without ALiBi. Logits are
 // yet to be multiplied by left_scale.
 FN float tanh_halfway(float score, float sharpness) {
     return WITH_SOFTCAP ? tanh_of(score, sharpness) : score;
 }
+#if WITH_SCORE
+template <typename Where>
+FN float tanh_logit(float score, const struct Attention &p, const Where &where, int i) {
+    return score_logit(score * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
+                       where.head(i), where.batch(), p);
+}
+template <typename Where>
+FN float tanh_slope(float score, const struct Attention &p, const Where &where, int i) {
+    return HAS_SLOPE ? score_slope(score * p.scale, where.query(p, i), where.key(p, i),
+                                   where.apart(p, i), where.head(i), where.batch(), p)
+                     : 1.0f;
+}
+#else
 template <typename Where>
 FN float tanh_logit(float half, const struct Attention &p, const Where &, int) {
     return WITH_SOFTCAP ? p.softcap * half : half;
@@ -64,3 +86,4 @@ template <typename Where>
 FN float tanh_slope(float half, const struct Attention &, const Where &, int) {
     return HAS_SLOPE ? fmaxf(1.0f - half * half, 0.0f) : 1.0f;
 }
+#endif

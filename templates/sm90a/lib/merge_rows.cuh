@@ -78,6 +78,10 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
             y[2] = fmaf(high, x.z, y[2]), y[3] = fmaf(high, x.w, y[3]);
         }
     }
+#if WITH_DROPOUT
+#pragma unroll
+    for (int i = 0; i < 4 * MERGE_PIECES; i++) o[i] *= p.dropout_scale;
+#endif
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float share = fast_exp2(__fsub_rn(before[r], top[r]));

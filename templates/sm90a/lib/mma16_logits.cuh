@@ -15,6 +15,11 @@ struct Where {
     FN i32 key(const struct Attention &p, int i) const {
         return min_i32(key_place + i / 4 * 8 + i % 2, p.n_kv - 1);
     }
+#if WITH_SCORE
+    FN float apart(const struct Attention &, int i) const {
+        return (float)(query_place - key_place) + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
+    }
+#endif
     FN i32 head(int) const { return own_head; }
     FN i32 batch() const { return own_batch; }
 };

@@ -1,0 +1,48 @@
+"""Which pairs share an entry of a table: their shares of its gradient are added up together."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from maskc.core import expr as E
+from maskc.core import score as S
+
+
+class Spread(Enum):
+    """What pairs of a head have in common when they read the same entry, whatever the lengths."""
+
+    one = "one"
+    """All pairs read one entry."""
+    row = "row"
+    """Those of a query do."""
+    column = "column"
+    """Those of a key do."""
+    diagonal = "diagonal"
+    """Those at one distance do."""
+    pair = "pair"
+    """Nothing is known."""
+
+
+def spread(read: S.Read) -> Spread:
+    """The pairs that surely read the same entry."""
+    found = [node for index in read.index for node in S.walk(index)]
+    if any(isinstance(node, (S.Score, S.Read)) for node in found):
+        return Spread.pair
+    by_q, by_k = E.Q in found, E.K in found
+    if not by_q:
+        return Spread.column if by_k else Spread.one
+    if not by_k:
+        return Spread.row
+    return Spread.diagonal if all(map(_by_distance, read.index)) else Spread.pair
+
+
+def _by_distance(node: S.Real | S.Test | E.Expr) -> bool:
+    """Whether it has one value for all pairs with the same q - k."""
+    if node in (E.Q, E.K):
+        return False
+    if isinstance(node, E.Sum):
+        own = {term: factor for factor, term in node.terms}
+        if own.pop(E.Q, 0) + own.pop(E.K, 0):
+            return False
+        return all(map(_by_distance, own))
+    return all(map(_by_distance, S.children(node)))

@@ -1,0 +1,24 @@
+"""What calls say of dropout, as their kernels take it."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+from maskc.core.errors import DropoutRate
+
+PARTS = 1 << 16
+"""Of which a rate is a whole number."""
+RATE, SEED = "dropout_rate", "dropout_key"
+"""Keywords of kernels that drop weights: parts of PARTS, and an integer or an array that holds
+one."""
+
+
+def check_rate(p: Any, name: str) -> None:
+    """Refuse what is no share.
+
+    Raises:
+        DropoutRate: p is no number in 0 .. 1 (MC430).
+    """
+    if not isinstance(p, Real) or isinstance(p, bool) or not 0 <= float(p) <= 1:
+        raise DropoutRate(name, repr(p), at=name)

@@ -1,0 +1,38 @@
+"""The launches that find gradients of a formula's tables on tensor cores.
+
+They follow the others of a backward pass: the main launch has no registers for what pairs add to
+tables, and pairs of one entry are better added up where a warp has them side by side. Every pair is
+looked at once more, two of a pass's five products; launches leave at once where a call wants no
+such gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maskc.core import score as S
+from maskc.core.bundle import Grid, Launch, Mode
+from maskc.core.problem import Problem, TileShape
+
+SHARING = 2
+"""Blocks that divide a tile column."""
+
+
+def reads_tables(problem: Problem) -> bool:
+    """Whether the formula of the score reads numbers that may have a gradient."""
+    return problem.score is not None and bool(S.reads(problem.score.logit))
+
+
+def with_tables(mode: Mode, problem: Problem, tile: TileShape, threads: int) -> Mode:
+    """The mode with these launches, where the formula reads tables.
+
+    Args:
+        threads: of a block.
+    """
+    if not reads_tables(problem):
+        return mode
+    pairs = Launch(
+        "attention_backward_pairs", Grid.tile_columns, threads, per_block=tile.k // SHARING
+    )
+    tables = Launch("attention_backward_tables", Grid.queries, threads, per_block=tile.q)
+    return replace(mode, launches=(*mode.launches, pairs, tables))

@@ -1,0 +1,129 @@
+"""Dropout: kernels that drop weights, and what a call says of it.
+
+They are kernels of their own, made when a call first asks for them, so that others have no trace of
+dropout. Rate and seed lie behind `struct Attention` and are no part of a plan: a new seed costs
+nothing. `reference/dropout.py` defines which weights stay.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from maskc.core.dropout import PARTS, RATE, SEED, check_rate
+from maskc.core.errors import DropoutSeed, WrongDevice
+from maskc.core.tensors import HOST, Device, torch_of
+from maskc.dispatch.options import CallOptions
+from maskc.runtime.arrays.find import library
+from maskc.runtime.arrays.known import LIBRARIES, Library
+from maskc.runtime.compiled import CompiledMask
+from maskc.runtime.launch.block import BlockLaunch
+from maskc.runtime.launch.prepared import Runnable
+from maskc.runtime.scored import ScoredMask
+
+if TYPE_CHECKING:
+    _Base = CompiledMask
+else:
+    _Base = object
+
+_BLOCK = struct.Struct("Pqif")
+"""core/abi.DROPOUT."""
+_SIGN, _WORDS = 1 << 63, 1 << 64
+
+
+def asked(q: Any, p: Any, seed: Any) -> dict[str, Any]:
+    """The keywords of a call with dropout.
+
+    Args:
+        q: of the call; a torch tensor's default generator gives the seed where there is none. None
+            where the seed must have been given.
+        p: the share of weights that are dropped.
+        seed: an integer, or an array of one int64 on the device of q.
+
+    Raises:
+        DropoutRate: p is no number in 0 .. 1 (MC430).
+        DropoutSeed: there is none, or it is no integer (MC431).
+    """
+    torch = torch_of(q)
+    if torch is None or not torch.compiler.is_compiling():
+        check_rate(p, "dropout_p")
+    return {RATE: round(p * PARTS), SEED: _seed(torch, q, seed)}
+
+
+def _seed(torch: Any, q: Any, seed: Any) -> Any:
+    if seed is None:
+        if torch is None or not isinstance(q, torch.Tensor):
+            hint = (
+                "pass dropout_seed= as the call had it" if q is None
+                else "pass dropout_seed=; only torch tensors have a generator that gives one"
+            )  # fmt: skip
+            raise DropoutSeed("missing", hint, at="dropout_seed")
+        # a tensor, so that nothing waits for the device and a graph draws anew when replayed
+        return torch.randint(-_SIGN, _SIGN - 1, (1,), device=q.device)
+    if torch is not None and isinstance(seed, torch.Tensor):
+        return seed
+    if hasattr(seed, "dtype") and getattr(seed, "shape", ()) != ():
+        return seed
+    try:
+        found = operator.index(seed)
+    except TypeError:
+        found = _WORDS
+    if isinstance(seed, bool) or not -_SIGN <= found < _WORDS:
+        raise DropoutSeed(repr(seed), _INTEGER, at="dropout_seed")
+    return found - _WORDS if found >= _SIGN else found
+
+
+_INTEGER = "pass an integer of 64 bits, or an array of one int64 on the device of q"
+
+
+class _Dropping(_Base):
+    """Gives every launch the block of its call."""
+
+    def _begin(
+        self, options: CallOptions, given: list[Any], data: Mapping[str, Any], listed: bool = True
+    ) -> tuple[Runnable, Library, tuple[int, ...]]:
+        if RATE not in data:  # a second look of the same call
+            return super()._begin(options, given, data, listed)
+        rest: Any = data  # made for this call
+        block = _block(given[0], rest.pop(RATE), rest.pop(SEED))
+        plan, lib, places = super()._begin(options, given, rest, listed)
+        return BlockLaunch(plan, block), lib, places
+
+
+def _block(q: Any, rate: int, seed: Any) -> bytes:
+    pointer = number = 0
+    if isinstance(seed, int):
+        number = seed
+    else:
+        pointer, number = _held(q, seed)
+    scale = 0.0 if rate == PARTS else PARTS / (PARTS - rate)
+    return _BLOCK.pack(pointer, number, min(rate, PARTS - 1), scale)
+
+
+def _held(q: Any, seed: Any) -> tuple[int, int]:
+    """(address of a seed on the device of q, 0), or (0, the seed) where the host holds it."""
+    known, of_q = library(seed, "dropout_seed"), library(q, "q")
+    view = LIBRARIES[type(known)].view(known, "dropout_seed")
+    here: Device = LIBRARIES[type(of_q)].view(of_q, "q").device
+    if view.dtype != "int64" or any(size != 1 for size in view.shape):
+        raise DropoutSeed(f"{view.dtype}, {list(view.shape)}", _INTEGER, at="dropout_seed")
+    if view.device == here:
+        return view.pointer, 0
+    if view.device == HOST:
+        return 0, int(seed)
+    raise WrongDevice("dropout_seed", view.device[0], "this call", here[0], at="dropout_seed")
+
+
+class DroppingMask(_Dropping, CompiledMask):
+    """A compiled mask whose calls give RATE and SEED beside the data of the mask."""
+
+
+class DroppingScore(_Dropping, ScoredMask):
+    """The same with a formula of the score."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        """As of ScoredMask."""
+        super().__init__(*args, **keywords)
+        self._own |= {RATE, SEED}

@@ -1,0 +1,34 @@
+"""Launches whose argument block is longer: what a call gives lies behind `struct Attention`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from maskc.core.abi import Pointers
+from maskc.runtime.arrays.known import Library
+from maskc.runtime.launch.prepared import Runnable, Sent
+
+
+class BlockLaunch:
+    """A plan with the block of one call; several nest, and their blocks follow each other."""
+
+    __slots__ = ("_block", "_plan", "kernel", "outputs")
+
+    def __init__(self, plan: Runnable, block: bytes) -> None:
+        self._plan, self._block = plan, block
+        self.kernel, self.outputs = plan.kernel, plan.outputs
+
+    def place(self, lib: Library, q: Any) -> tuple[Any, int]:
+        """As of the plan."""
+        sent, stream = self._plan.place(lib, q)
+        if isinstance(sent, Sent):
+            sent = replace(sent, template=sent.template + self._block, free={})
+        return sent, stream
+
+    def run(
+        self, plan: Any, sent: Any, pointers: Pointers, scale: float | None, softcap: float | None,
+        stream: int,
+    ) -> None:  # fmt: skip
+        """As of the plan."""
+        self._plan.run(self._plan, sent, pointers, scale, softcap, stream)

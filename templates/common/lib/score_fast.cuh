@@ -1,0 +1,18 @@
+// Functions of formulas of the score by single instructions, for kernels whose scores come from
+// 16-bit numbers. The tanh is not by its own instruction, which is too coarse for logits.
+// Needs: device.cuh. Gives: score_exp, score_log, score_tanh, score_sigmoid, score_over,
+// score_steps.
+
+FN float score_exp(float x) { return fast_exp2(x * LOG2E); }
+FN float score_log(float x) { return logf(x); }
+FN float score_tanh(float x) {
+    return 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * (2.0f * LOG2E)) + 1.0f);
+}
+FN float score_sigmoid(float x) { return fast_reciprocal(1.0f + fast_exp2(-LOG2E * x)); }
+FN float score_over(float x, float y) { return x * fast_reciprocal(y); }
+
+// So many steps of an index that is not below 0: two multiplications where it has 32 bits.
+FN i64 score_steps(i32 i, i64 step) {
+    return (i64)((u64)(u32)i * (u32)step) + ((i64)((u32)i * (u32)(step >> 32)) << 32);
+}
+FN i64 score_steps(i64 i, i64 step) { return i * step; }

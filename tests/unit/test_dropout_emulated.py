@@ -1,0 +1,182 @@
+"""Dropout on GPUs, whole, where there is none: kernels in the emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import maskc as mc  # noqa: E402
+from maskc.reference.attention import attention, gradients  # noqa: E402
+from maskc.reference.dropout import factors  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
+from tests.support.hopper import nan_memory  # noqa: E402
+from tests.support.scores import close  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def device():
+    with pytest.MonkeyPatch.context() as patch, nan_memory():
+        yield machine.install(patch)
+
+
+pytestmark = pytest.mark.usefixtures("device")
+SEED = 0x123456789ABCDEF
+
+
+def judged(target, dtype, dim, n_q, n_kv, mask=None, tolerance=2e-5, p=0.3, deterministic=False,
+           **options):  # fmt: skip
+    """Both passes against the reference in fp64 with the factors of the definition."""
+    mask = mc.causal() if mask is None else mask
+    generator = torch.Generator().manual_seed(0)
+    to = getattr(torch, dtype)
+    q, dout = (torch.randn((2, 2, n_q, dim), generator=generator).to(to) for _ in range(2))
+    k, v = (torch.randn((2, 1, n_kv, dim), generator=generator).to(to) for _ in range(2))
+    attn = mask.compile(dim, dtype=dtype, target=target)
+    seed = torch.tensor([SEED])  # lies where the kernel reads it
+    drops = {"dropout_p": p, "dropout_seed": seed}
+    out, lse = attn(q, k, v, return_lse=True, **drops, **options)
+    found = attn.backward(
+        q, k, v, out, lse, dout, deterministic=deterministic, **drops, **options
+    )  # fmt: skip
+    again = attn(q, k, v, dropout_p=p, dropout_seed=SEED, **options)
+    assert torch.equal(out, again)
+    given, live = [x.float().numpy() for x in (q, k, v)], mask.dense(n_q, n_kv)
+    wanted = {**options, "dropout": factors(p, SEED, 2, 2, n_q, n_kv)}
+    if wanted.pop("normalizer", None):
+        wanted["alpha"] = options.get("alpha", 1.5)
+    right, right_lse = attention(*given, live, **wanted)
+    close(out.float().numpy(), right, "out", tolerance)
+    close(lse, right_lse, "lse", tolerance)
+    exact = gradients(*given, live, dout.float().numpy(), **wanted)
+    own = {"dsink": "sink_logits", "dalibi": "alibi_slopes"}
+    names = ["dq", "dk", "dv", *(key for key, option in own.items() if option in options)]
+    for key, gradient in zip(names, found, strict=True):
+        close(gradient.float().numpy(), exact[key], key, tolerance)
+    return attn
+
+
+@pytest.mark.parametrize("lengths", [(70, 70), (33, 150)])
+def test_simt(lengths):
+    assert judged("simt", "float32", 16, *lengths).dropping.target.name == "simt"
+
+
+def test_simt_entmax_and_halves():
+    judged("simt", "float32", 24, 70, 70, normalizer="entmax")
+    judged("simt", "bfloat16", 16, 70, 70, tolerance=0.01)
+
+
+@pytest.mark.parametrize("target", ["simt", "sm_80", "sm_90a"])
+def test_bits_are_those_of_the_definition(target):
+    """With uniform weights and one-hot values rows of out, and columns of dv, show them."""
+    n, dtype = 128, torch.float32 if target == "simt" else torch.bfloat16
+    zeros, values = torch.zeros(1, 2, n, n, dtype=dtype), torch.eye(n, dtype=dtype)
+    values = values.expand(1, 2, n, n).contiguous()
+    attn = mc.full().compile(n, dtype=str(dtype).removeprefix("torch."), target=target)
+    drops = {"dropout_p": 0.25, "dropout_seed": -5}
+    out, lse = attn(zeros, zeros, values, return_lse=True, **drops)
+    kept = factors(0.25, -5, 1, 2, n, n)
+    assert ((out.float().numpy() != 0) == (kept != 0)).all()
+    np.testing.assert_allclose(n * out.float().numpy(), kept, rtol=0.01)
+    dv = attn.backward(zeros, zeros, values, out, lse, values, **drops)[2]
+    assert ((dv.float().numpy() != 0) == (kept != 0).swapaxes(2, 3)).all()
+
+
+# ------------------------------------------------------------------ Hopper
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_hopper(dim):
+    attn = judged("sm_90a", "bfloat16", dim, 200, 200, tolerance=0.01)
+    assert attn.dropping.target.name == "sm_90a"
+
+
+# ------------------------------------------------------------------ sm_80
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_sm_80(dim):
+    attn = judged("sm_80", "bfloat16", dim, 130, 150, tolerance=0.01)
+    assert attn.dropping.target.name == "sm_80"
+
+
+def test_sm_80_entmax_and_the_same_bits():
+    judged("sm_80", "bfloat16", 64, 100, 100, tolerance=0.01, normalizer="entmax")
+    judged("sm_80", "bfloat16", 64, 100, 100, tolerance=0.01, deterministic=True)
+
+
+# ------------------------------------------------------------------ with everything else
+
+
+@pytest.mark.parametrize("alpha", [1.25, 1.5])
+def test_hopper_entmax(alpha):
+    """Rows of few keys are summed key by key, others tile by tile."""
+    judged("sm_90a", "bfloat16", 64, 150, 300, tolerance=0.01, normalizer="entmax", alpha=alpha)
+
+
+@pytest.mark.parametrize("target", ["simt", "sm_80", "sm_90a"])
+def test_features(target):
+    given = {"softcap": 3.0, "alibi_slopes": torch.tensor([0.1, 0.3])}
+    judged(target, "bfloat16", 64, 100, 100, tolerance=0.01, **given)
+    judged(target, "bfloat16", 64, 100, 100, tolerance=0.01, sink_logits=torch.tensor([0.5, -1.0]))
+
+
+@pytest.mark.parametrize("target", ["simt", "sm_80"])
+def test_what_is_hidden_stays_hidden(target):
+    """With nan_safe no row meets a value that it does not see, dropped or not."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 1, 80, 64), generator=generator).bfloat16() for _ in range(3))
+    attn = mc.causal().compile(64, dtype="bfloat16", target=target)
+    drops = {"dropout_p": 0.5, "dropout_seed": 1, "nan_safe": True}
+    right = attn(q, k, v, **drops)
+    v[:, :, 70:] = torch.inf
+    assert torch.equal(attn(q, k, v, **drops)[:, :, :70], right[:, :, :70])
+
+
+def test_hopper_in_small_tiles_streams_and_parts():
+    """Other tiles, other orders, rows cut along the keys: the same bits of dropout."""
+    for mask, n in ((mc.window(9), 260), (mc.sinks(2) | mc.window(40), 200)):
+        judged("sm_90a", "bfloat16", 64, n, n, mask=mask, tolerance=0.01)
+        judged("sm_90a", "bfloat16", 64, n, n, mask=mask, tolerance=0.01, deterministic=True)
+
+
+def of_torch(mask, n, data, **options):
+    """A call through torch on Hopper against the definition."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((2, 2, n, 64), generator=generator).bfloat16() for _ in range(3))
+    attn = mask.compile(64, dtype="bfloat16", target="sm_90a")
+    out = attn(q, k, v, dropout_p=0.3, dropout_seed=SEED, **data)
+    live = mask.dense(n, **{name: x.numpy() for name, x in data.items()})
+    kept = factors(0.3, SEED, 2, 2, n, n)
+    right, _ = attention(*(x.float().numpy() for x in (q, k, v)), live, dropout=kept)
+    close(out.float().numpy(), right, "out", 0.01)
+    return attn.dropping
+
+
+def test_masks_that_hopper_runs_otherwise():
+    """Boxes of a grid, strides, documents and data: their usual kernels see other places."""
+    box = mc.where(lambda q, k: (abs(q // 12 - k // 12) <= 2) & (abs(q % 12 - k % 12) <= 2))
+    for mask in (box, mc.dilated(40, stride=3)):
+        judged("sm_90a", "bfloat16", 64, 144, 144, mask=mask, tolerance=0.01)
+    ids = torch.arange(150) // 37
+    of_torch(mc.documents("doc") & mc.causal(), 150, {"doc": ids})
+    of_torch(mc.flags("g") | mc.window(20), 150, {"g": ids == 1})
+
+
+def test_chosen_keys():
+    """Blocks run on Hopper; single keys, which other kernels gather, on CUDA cores."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 2, 200, 64), generator=generator).bfloat16() for _ in range(3))
+    drops = {"dropout_p": 0.3, "dropout_seed": SEED}
+    for block, target in ((64, "sm_90a"), (1, "simt")):
+        mask = mc.topk(2 if block > 1 else 20, mc.causal(), block=block,
+                       score="block_mean" if block > 1 else "qk")  # fmt: skip
+        attn = mask.compile(64, dtype="bfloat16", target="sm_90a")
+        out, lse = attn(q, k, v, return_lse=True, **drops)
+        assert attn.dropping.target.name == target
+        given = [x.float().numpy() for x in (q, k, v)]
+        live = mask.dense(200, n_heads=2, q=given[0], k=given[1])
+        right, right_lse = attention(*given, live, dropout=factors(0.3, SEED, 1, 2, 200, 200))
+        close(out.float().numpy(), right, "out", 0.01)
+        close(lse, right_lse, "lse", 0.01)

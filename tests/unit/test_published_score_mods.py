@@ -1,0 +1,75 @@
+"""score_mods as attention-gym has them: its generators, and the biases that its example trains."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+mods = pytest.importorskip("attn_gym.mods")
+
+import maskc as mc  # noqa: E402
+from tests.unit.test_scores_torch import B, H, N, check  # noqa: E402
+
+W = 8
+
+
+def learned(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+def graphs():
+    """(distances, edge types along shortest paths, how many of them count) of random graphs."""
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.rand((B, N, N), generator=generator) < 0.08
+    edges = edges | edges.mT
+    kinds = torch.randint(0, 3, (B, N, N), generator=generator)
+    return mods.shortest_path_distances(edges, 4), *mods.shortest_path_edge_types(edges, kinds, 3)
+
+
+def test_sandwich():
+    check(mods.generate_sandwich_bias(H, N))
+
+
+def test_graphormer():
+    distances, kinds, lengths = graphs()
+    spatial, edges = learned(H, 6), learned(H, 3, 3)
+    check(mods.generate_graphormer_spatial_bias(spatial, distances), spatial)
+    check(mods.generate_graphormer_edge_bias(edges, kinds, lengths), edges)
+
+
+@pytest.mark.parametrize("name", ["relu", "sigmoid"])
+def test_activations_in_place_of_softmax(name):
+    """The logarithm of an activation: softmax's numerator is the activation."""
+    check(mods.generate_activation_score_mod(getattr(torch, name)))
+
+
+def test_what_has_no_formula_is_refused_at_its_line():
+    gelu = mods.generate_activation_score_mod(torch.nn.functional.gelu)
+    rope = mods.generate_mla_rope_score_mod(torch.randn(B, H, N, 8), torch.randn(B, 1, N, 8), H)
+    for mod, what in ((gelu, "torch.gelu"), (rope, "side by side")):
+        with pytest.raises(mc.MaskcError, match="MC129") as found:
+            mc.from_score_mod(mod)
+        assert what in str(found.value)
+
+
+BIASES = {
+    "relative_1d": (lambda s, b, h, q, k, x: s + x[torch.abs(q - k)], (2 * N,)),
+    "absolute_2d": (lambda s, b, h, q, k, x: s + x[q, k], (N, N)),
+    "head_specific": (lambda s, b, h, q, k, x: s + x[h, q, k], (H, N, N)),
+    "batch_head": (lambda s, b, h, q, k, x: s + x[b, h, q, k], (B, H, N, N)),
+    "multiplicative": (lambda s, b, h, q, k, x: s * x[q], (N,)),
+    "local_window": (
+        lambda s, b, h, q, k, x: s + x[torch.clamp(q - k + W, 0, 2 * W)], (2 * W + 1,)
+    ),
+    "global_tokens": (lambda s, b, h, q, k, x: s + x[k], (N,)),
+    "weird": (lambda s, b, h, q, k, x: s + x[b, h, torch.tensor(0), q], (B, H, 4, N)),
+    "offset": (lambda s, b, h, q, k, x: s + x[OFFSET[q]], (N,)),
+}  # fmt: skip
+OFFSET = torch.randint(0, N, (N,), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_learnable_biases(name):
+    bias, shape = BIASES[name]
+    table = learned(*shape)
+    check(lambda score, b, h, q_idx, kv_idx: bias(score, b, h, q_idx, kv_idx, table), table)

@@ -1,0 +1,218 @@
+"""Formulas of the score on tensor cores, both passes, which the emulator runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+torch = pytest.importorskip("torch")
+
+import maskc as mc  # noqa: E402
+from maskc import driver  # noqa: E402
+from maskc.core import target  # noqa: E402
+from maskc.core.cost import Cost  # noqa: E402
+from maskc.core.problem import Direction, Feature  # noqa: E402
+from maskc.reference.attention import attention, gradients  # noqa: E402
+from maskc.reference.scores import ScoreOf  # noqa: E402
+from maskc.runtime.scored import ScoredMask  # noqa: E402
+from maskc.testing.emulator import machine  # noqa: E402
+from tests.support.hopper import nan_memory  # noqa: E402
+from tests.support.scores import FORMULAS, arrays, random_formulas  # noqa: E402
+
+BAND = mc.causal() & (mc.sinks(3) | mc.window(40))
+
+
+@pytest.fixture(scope="module")
+def device():
+    with pytest.MonkeyPatch.context() as patch, nan_memory():
+        yield machine.install(patch)
+
+
+emulated = pytest.mark.usefixtures("device")
+
+
+def near(found, right, name, tolerance):
+    """Within a share of the largest number."""
+    found = found.float().numpy().astype(np.float64)
+    error = np.abs(found - right).max()
+    assert np.isfinite(found).all(), name
+    assert error < tolerance * max(1, np.abs(right).max()), name
+
+
+def compiled(mask, score, dim=64, form=None, mode=None, kind="sm_90a"):
+    """A compiled mask, if need be with the sources of one form or the backward mode `apart`."""
+    attn = mask.compile(dim, dtype="bfloat16", target=kind, score=score)
+    assert attn.target.name == kind
+    units = attn.bundle.units
+    if form is not None:
+        units = tuple(
+            u for u in units if not u.directions or u.target != "sm_90a" or u.form == form
+        )
+        back = [Direction.forward not in u.directions for u in units]
+        if mode == "apart":
+            units = tuple(
+                replace(u, costs=(Cost("apart", 1, 0, 0),)) if own and u.directions else u
+                for u, own in zip(units, back, strict=True)
+            )
+        else:
+            units = tuple(unit.without("apart") for unit in units)
+    made = replace(attn.bundle, units=units)
+    return ScoredMask(made, kind, held=attn.held, inputs=score.inputs)
+
+
+def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, n_kv=None,
+           kind="sm_90a", live=None, **options):  # fmt: skip
+    """Both passes against the reference in fp64: what a call gives, and where it ran."""
+    n_kv = n if n_kv is None else n_kv
+    score, data = FORMULAS[name](n, n_kv, 2, 2) if isinstance(name, str) else name
+    generator = torch.Generator().manual_seed(0)
+    q, dout = (torch.randn((2, 2, n, dim), generator=generator).bfloat16() for _ in range(2))
+    k, v = (torch.randn((2, 1, n_kv, dim), generator=generator).bfloat16() for _ in range(2))
+    tables = {key: torch.from_numpy(x) for key, x in data.items()}
+    attn = compiled(mask, score, dim, form, mode, kind)
+    out, lse = attn(q, k, v, return_lse=True, **tables, **options)
+    made = ScoreOf(score.inputs, data, n, n_kv)
+    live = mask.dense(n, n_kv) if live is None else live
+    given = [x.float().numpy() for x in (q, k, v)]
+    wanted = {"alpha": 1.5} if "normalizer" in options else {}
+    right, right_lse = attention(*given, live, score=made, **wanted)
+    near(out, right, "out", 0.02)
+    near(lse, right_lse, "lse", 1e-3)
+    exact = gradients(*given, live, dout.float().numpy(), score=made, **wanted)
+    found = attn.backward(
+        q, k, v, out, lse, dout, deterministic=deterministic, **tables, **options
+    )  # fmt: skip
+    own = [f"d {key}" for key in attn.trainable if key in tables]
+    for key, gradient in zip(["dq", "dk", "dv", *own], found, strict=True):
+        near(gradient, exact[key], key, 0.03)
+    return found, {(source, mode) for source, mode, _ in attn.all_reports}
+
+
+@emulated
+@pytest.mark.parametrize("name", list(FORMULAS))
+def test_formulas(name):
+    judged(mc.causal(), name, 130)
+
+
+@emulated
+@settings(max_examples=4, deadline=None, derandomize=True, database=None)
+@given(random_formulas())
+def test_random_formulas(made):
+    function, kinds = made
+    score = mc.score(function)
+    data = arrays(kinds, 90, 90, 2, 2)
+    judged(mc.causal(), (score, {name: data[name] for name in score.inputs.names}), 90)
+
+
+@emulated
+def test_documents_listed_on_the_device():
+    """Where backward passes have lists by tile columns alone."""
+    n = 170
+    ids = np.repeat(np.arange(4), [30, 50, 70, 20]).astype(np.int32)
+    mask = mc.causal() & mc.documents("doc")
+    _, ran = judged(
+        mask, "twice", n, live=mask.dense(n, doc=ids), doc=torch.from_numpy(ids)[None].repeat(2, 1)
+    )
+    assert ("sm_90a_documents", "usual") in ran
+
+
+@emulated
+@pytest.mark.parametrize("name", ["pieces", "relative table"])
+def test_long_rows(name):
+    judged(BAND, name, 90, dim=128, n_kv=200)
+
+
+@emulated
+@pytest.mark.parametrize("name", ["relative table", "twice", "soft-cap"])
+@pytest.mark.parametrize("mode", [None, "apart"])
+def test_small_tiles(name, mode):
+    _, ran = judged(BAND, name, 150, form="small", mode=mode)
+    assert ("sm_90a_small_backward", "apart" if mode else "usual") in ran
+
+
+@emulated
+@pytest.mark.parametrize("name", ["soft-cap", "pieces"])
+def test_tiles_of_16(name):
+    _, ran = judged(mc.block_diagonal(16), name, 70, form="tiny")
+    assert ("sm_90a_tiny_backward", "once") in ran
+
+
+@emulated
+@pytest.mark.parametrize("name", ["buckets", "relative table", "gate"])
+def test_the_same_bits(name):
+    """Blocks run in another order every time; exact sums do not show it."""
+    one, two = (judged(mc.causal(), name, 130, deterministic=True)[0] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@emulated
+@pytest.mark.parametrize("kind", ["sm_90a", "sm_80"])
+def test_entmax(kind):
+    judged(mc.causal(), "relative table", 90, normalizer="entmax", kind=kind)
+
+
+@emulated
+@pytest.mark.parametrize("name", ["soft-cap", "relative table", "gate", "twice", "pieces"])
+def test_ampere(name):
+    judged(mc.causal(), name, 130, kind="sm_80")
+
+
+@emulated
+def test_ampere_in_order():
+    judged(BAND, "relative table", 90, dim=128, n_kv=200, kind="sm_80")
+    one, two = (judged(BAND, "buckets", 130, kind="sm_80", deterministic=True)[0] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@emulated
+@pytest.mark.parametrize("kind", ["sm_90a", "sm_80"])
+def test_rows_of_v_that_are_no_numbers(kind):
+    """With nan_safe a call runs elsewhere, or otherwise; its formula comes along."""
+    score, data = FORMULAS["relative table"](70, 70, 2, 2)
+    q, k, v = (torch.randn(1, 2, 70, 64).bfloat16() for _ in range(3))
+    bias = torch.from_numpy(data["bias"])
+    v[:, :, 50] = torch.nan
+    attn = mc.causal().compile(64, target=kind, score=score)
+    out = attn(q, k, v, bias=bias, nan_safe=True)
+    clean = attn(q[:, :, :50], k[:, :, :50], v[:, :, :50], bias=bias)
+    assert (out[:, :, :50] - clean).abs().max() < 0.02
+
+
+@emulated
+def test_chosen_keys_run_on_cuda_cores():
+    score, _ = FORMULAS["soft-cap"](8, 8, 2, 2)
+    attn = (mc.causal() & mc.topk(16, of=mc.causal(), block=16)).compile(
+        64, target="sm_90a", score=score
+    )
+    assert attn.target.name == "simt"
+    assert "chosen at run time beside a formula" in " ".join(attn.explain().split())
+
+
+@emulated
+def test_dead_pairs_have_no_slope():
+    """A formula that is no number where the mask hides pairs does no harm."""
+    score = mc.score(lambda s, q, k: s + np.sqrt(q - k) * np.tanh(s))
+    q, k, v, dout = (torch.randn(1, 1, 80, 64).bfloat16() for _ in range(4))
+    attn = mc.causal().compile(64, target="sm_90a", score=score)
+    out, lse = attn(q, k, v, return_lse=True)
+    for gradient in (out, *attn.backward(q, k, v, out, lse, dout)):
+        assert torch.isfinite(gradient).all()
+
+
+def test_sources_name_no_feature_but_in_the_logits():
+    """A formula takes the place of features; without one there is no word of it."""
+    score, _ = FORMULAS["bias"](8, 8, 2, 2)
+    for formula in (None, score.formula):
+        problem = replace(driver.problem(64, None, 4, "bfloat16"), score=formula)
+        plan = driver.plan_kernel(BAND, problem, target.Target.named("sm_90a"))
+        bundle = driver.emit_bundle(plan)
+        (unit, *_) = bundle.choice("sm_90a", Direction.forward)
+        assert ("packed" in dict(unit.modes)) == (formula is None)
+        assert unit.offers(frozenset({Feature.entmax}))
+        for unit in bundle.units:
+            if unit.directions and unit.target == "sm_90a":
+                assert ("score_logit" in unit.text) == (formula is not None)
+                assert "WITH_SCORE" not in unit.text
