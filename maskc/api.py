@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from maskc import conventions
-from maskc.core.errors import BadShape
+from maskc.core.errors import BadOption, BadShape
 from maskc.core.score import Formula, Inputs
 from maskc.core.source import caller, outside
 from maskc.core.tensors import torch_of
@@ -34,7 +34,8 @@ def attention(
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
     max_seqlen: int | None = None, score: Score | None = None,
-    dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
+    dropout_p: float = 0.0, dropout_seed: Any = None,
+    return_selection: Literal[False] = False, indexer_loss: Literal[False] = False, **data: Any,
 ) -> Any: ...  # fmt: skip
 @overload
 def attention(
@@ -46,15 +47,18 @@ def attention(
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
     max_seqlen: int | None = None, score: Score | None = None,
-    dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
+    dropout_p: float = 0.0, dropout_seed: Any = None,
+    return_selection: Literal[False] = False, indexer_loss: Literal[False] = False, **data: Any,
 ) -> tuple[Any, Any]: ...  # fmt: skip
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, return_lse: bool,
+    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None,
+    return_lse: bool = False,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
     normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-    deterministic: bool = False, score: Score | None = None,
-    dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
+    deterministic: bool = False, score: Score | None = None, dropout_p: float = 0.0,
+    dropout_seed: Any = None, return_selection: bool = False, indexer_loss: bool = False,
+    **data: Any,
 ) -> Any: ...  # fmt: skip
 def attention(
     q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
@@ -64,8 +68,9 @@ def attention(
     deterministic: bool = False, is_causal: bool = False,
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, score: Score | None = None,
-    dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
+    max_seqlen: int | None = None, score: Score | None = None, dropout_p: float = 0.0,
+    dropout_seed: Any = None, return_selection: bool = False, indexer_loss: bool = False,
+    **data: Any,
 ) -> Any:  # fmt: skip
     """Attention restricted to a mask, compiled on first use and remembered.
 
@@ -93,6 +98,7 @@ def attention(
             are two, is_causal and window_size count from the last tokens of each sequence.
         max_seqlen: a promise that no sequence has more tokens, see `mc.cu_seqlens`.
         score: what softmax sees in place of scale * q . k, see `mc.score`.
+        return_selection, indexer_loss: as of a call of CompiledMask.
         dropout_p: the share of weights that are dropped, as of scaled_dot_product_attention: in
             every call that gives it, whether something trains or not.
         dropout_seed: decides which ones; None takes a seed from the default generator of the
@@ -117,6 +123,8 @@ def attention(
         scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
         sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, **data,
     )  # fmt: skip
+    if return_selection or indexer_loss:
+        options |= {"return_selection": return_selection, "indexer_loss": indexer_loss}
     if dropout_p:
         options.update(dropout_p=dropout_p, dropout_seed=dropout_seed)
     if (
@@ -154,10 +162,11 @@ def _attention(
     score: Score | None = None,
 ) -> Any:  # fmt: skip
     """The call of tensors [B, H, N, D]; `find` makes or finds the kernel of the mask."""
-    if score is not None:
+    if score is not None or "indexer_loss" in options or hasattr(options["alpha"], "shape"):
         of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
         sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
-        attn = find(mask, *sizes, of_q.dtype, of_q.device, score=as_score(score))
+        own = {} if score is None else {"score": as_score(score)}
+        attn = find(mask, *sizes, of_q.dtype, of_q.device, **own)
         return attn(q, k, v, deterministic=deterministic, **options)
     torch = torch_of(q)
     if torch is not None and isinstance(q, torch.Tensor):
@@ -186,6 +195,10 @@ def _by_convention(
         return _attention(_compiled, q, k, v, mask, options, deterministic)
     packed = keywords.cu_seqlens_q is not None and getattr(q, "ndim", 4) == 3
     swapped = packed or layout == "bshd"
+    if swapped and "indexer_loss" in options:
+        found = "a call whose tensors are [B, N, H, D]"
+        wanted = "left to tensors [B, H, N, D]"
+        raise BadOption("return_selection and indexer_loss", wanted, found, at="layout")
     if swapped:
         q, k, v = (conventions.heads_first(x, n) for x, n in zip((q, k, v), "qkv", strict=True))
     for x, name in ((q, "q"), (k, "k")):

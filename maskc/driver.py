@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 from maskc.core.bundle import Bundle
 from maskc.core.captured import ANY_LENGTHS, Held
 from maskc.core.dtypes import DType
-from maskc.core.errors import DataRange, SelectionNotCompiled
+from maskc.core.errors import DataRange
 from maskc.core.expr import NEVER
 from maskc.core.problem import Problem
 from maskc.core.score import Formula, Inputs
-from maskc.core.target import SPARE, Target
+from maskc.core.target import SPARE, TARGETS, Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.score_tracer import Score
@@ -228,14 +228,10 @@ def plan_module(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
 
     Raises:
         DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt: the target has no such kernel.
-        SelectionNotCompiled: keys are chosen one by one on a GPU.
+        SelectionNotCompiled: it has none for what the mask selects.
     """
     target.check(problem)
-    plan = plan_kernel(mask, problem, target)
-    if plan.chooser is not None:  # whose bundle is not the mask that a module speaks of
-        what, least = "single keys in a generated module", target.least_block
-        raise SelectionNotCompiled(target.name, what, least, at=getattr(mask, "loc", None))
-    return plan
+    return plan_kernel(mask, problem, target)
 
 
 def generate(mask: Mask, name: str, plans: Sequence[KernelPlan], title: str) -> dict[str, str]:
@@ -246,18 +242,28 @@ def generate(mask: Mask, name: str, plans: Sequence[KernelPlan], title: str) -> 
         plans: one per target, as `plan_module` gives them.
         title: the first line of the module's docstring.
     """
-    from maskc.emit.emitter import merged
+    from maskc.emit.emitter import of_all_targets
     from maskc.emit.held import filled
     from maskc.emit.module import module_files
     from maskc.plan.explain import explain
 
     report = "\n".join(map(explain, plans))
-    bundle = merged([emit_bundle(plan, name) for plan in plans], report)
+    bundle = of_all_targets(_for_module(mask, plans, name), report)
     _, held = emptied(mask)
     if held is not None:
         _check_below_0(held)
         bundle = filled(bundle, held)
     return module_files(bundle, str(mask), title)
+
+
+def _for_module(mask: Mask, plans: Sequence[KernelPlan], name: str) -> list[Bundle]:
+    """The bundles of plans, after one that says what the mask is: for all of them may be of
+    targets that find chosen keys by thresholds, whose formulas speak of all candidates."""
+    bundles = [emit_bundle(plan, name) for plan in plans]
+    if any(bundle.chooser is None for bundle in bundles):
+        return sorted(bundles, key=lambda bundle: bundle.chooser is not None)
+    cpu = plan_kernel(mask, plans[0].problem, TARGETS["cpu"])
+    return [replace(emit_bundle(cpu, name), units=()), *bundles]
 
 
 def _check_below_0(held: Held) -> None:

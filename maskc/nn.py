@@ -50,8 +50,8 @@ class Attention(torch.nn.Module):
         self, mask: Mask, *, scale: float | None = None, softcap: float | None = None,
         n_heads: int | None = None, sink_logits: torch.Tensor | bool = False,
         alibi_slopes: torch.Tensor | bool = False, normalizer: str = "softmax",
-        alpha: float | None = None, nan_safe: bool = False, deterministic: bool = False,
-        dropout: float = 0.0,
+        alpha: float | torch.Tensor | None = None, nan_safe: bool = False,
+        deterministic: bool = False, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         """Make the module; kernels are built by the first call.
 
@@ -64,7 +64,8 @@ class Attention(torch.nn.Module):
             alibi_slopes: fp32 [n_heads], a buffer; True takes those of Press, Smith and Lewis
                 (2022). A torch.nn.Parameter is trained.
             normalizer: "softmax" or "entmax".
-            alpha: of entmax, from 1 to 2; 1.5 when None.
+            alpha: of entmax, from 1 to 2; 1.5 when None. A tensor [n_heads], or [], gives each head
+                its own; an nn.Parameter is learned, and the caller keeps it in 1 .. 2.
             nan_safe: non-finite rows of v never reach a query that does not see them.
             deterministic: gradients have the same bits on every run.
             dropout: the share of weights that are dropped while the module trains.
@@ -120,22 +121,23 @@ class Attention(torch.nn.Module):
             dropout_p=self.dropout if self.training else 0.0, **data,
         )  # fmt: skip
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take modules that were saved before there was dropout."""
-        super().__setstate__({"dropout": 0.0, **state})
-
     def extra_repr(self) -> str:
         """The mask, and what differs from plain attention."""
         parts = [str(self.mask)]
         for name in ("scale", "softcap", "alpha"):
             if getattr(self, name) is not None:
-                parts.append(f"{name}={getattr(self, name):g}")
+                parts.append(f"{name}={_shown(getattr(self, name))}")
         if self.normalizer != "softmax":
             parts.append(f"normalizer={self.normalizer!r}")
         if self.dropout:
             parts.append(f"dropout={self.dropout:g}")
         parts += [f"{name}=True" for name in ("nan_safe", "deterministic") if getattr(self, name)]
         return ", ".join(parts)
+
+
+def _shown(number: Any) -> str:
+    """A number, or the shape of a tensor."""
+    return f"{tuple(number.shape)}" if isinstance(number, torch.Tensor) else f"{number:g}"
 
 
 class SplashAttention(torch.nn.Module):
@@ -150,14 +152,15 @@ class SplashAttention(torch.nn.Module):
     """
 
     def __init__(
-        self, head_dim: int, alpha: float = 1.5, k_keep: int | None = 32,
+        self, head_dim: int, alpha: float | torch.Tensor = 1.5, k_keep: int | None = 32,
         sm_scale: float | None = None, *, causal: bool = True,
     ) -> None:  # fmt: skip
         """Make the module.
 
         Args:
             head_dim: elements per row of q and k.
-            alpha: of entmax, from 1 (softmax) to 2 (sparsemax).
+            alpha: of entmax, from 1 (softmax) to 2 (sparsemax). A tensor [Hq], or [], gives each
+                head its own; an nn.Parameter is learned, and the caller keeps it in 1 .. 2.
             k_keep: keys that are kept for each query; None keeps all.
             sm_scale: factor of q . k; head_dim^-1/2 when None.
             causal: whether a query sees only keys whose position is not behind its own.
@@ -168,7 +171,8 @@ class SplashAttention(torch.nn.Module):
         super().__init__()
         if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1:
             raise BadOption("head_dim", "a positive integer", repr(head_dim), at="head_dim")
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 1 <= alpha <= 2:
+        number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
+        if not isinstance(alpha, torch.Tensor) and not (number and 1 <= alpha <= 2):
             raise BadOption("alpha", "a number in 1 .. 2", repr(alpha), at="alpha")
         if k_keep is not None and (
             isinstance(k_keep, bool) or not isinstance(k_keep, int) or k_keep < 1
@@ -207,7 +211,7 @@ class SplashAttention(torch.nn.Module):
         mask = self.mask(q, k, Q_idx, K_idx)
         return _attention(
             q, k, v, mask, scale=self.sm_scale, return_lse=return_lse, normalizer="entmax",
-            alpha=float(self.alpha),
+            alpha=self.alpha,
         )  # fmt: skip
 
     def mask(
@@ -231,7 +235,7 @@ class SplashAttention(torch.nn.Module):
     def extra_repr(self) -> str:
         """The numbers."""
         return (
-            f"head_dim={self.head_dim}, alpha={self.alpha:g}, k_keep={self.k_keep}, "
+            f"head_dim={self.head_dim}, alpha={_shown(self.alpha)}, k_keep={self.k_keep}, "
             f"sm_scale={self.sm_scale:g}, causal={self.causal}"
         )
 

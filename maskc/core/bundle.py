@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -224,6 +225,11 @@ class WorkList:
     apart: bool = False
     """Whether it is the list of a pass in the mode `apart`, in which items that share a column
     leave their shares side by side instead of adding to one."""
+    few_tiles: int = 0
+    """The least tiles of a part of a packed row, a power of two, see
+    maskc/layout/work/work_list.py. 0: never cut."""
+    heads: int = 0
+    """Heads whose queries are the rows of a tile in the mode PACKED; 0: in every other mode."""
 
 
 @dataclass(frozen=True)
@@ -372,6 +378,9 @@ class Bundle:
     chooser: Bundle | None = None
     """The candidates of keys that kernels choose one by one, as a mask of its own, whose source
     finds the thresholds; the mask is then what it would be if all of them were chosen."""
+    siblings: tuple[Bundle, ...] = ()
+    """The same mask for targets whose kernels need other formulas of it, as where they find chosen
+    keys by thresholds: bundles of their own, in generated modules."""
     report: str = field(default="", compare=False)
     """The text that explain() prints."""
 
@@ -387,7 +396,29 @@ class Bundle:
             ],
             self.chooser and self.chooser.digest,
         )  # fmt: skip
+        if self.siblings:
+            own = (*own, *(each.digest for each in self.siblings))
         return sha256(repr(own).encode()).hexdigest()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names of all targets that it, or a sibling, has sources for."""
+        own = [unit.target for unit in self.units]
+        own += [name for each in self.siblings for name in each.targets]
+        return tuple(dict.fromkeys(own))
+
+    def serving(self, target: str) -> Bundle:
+        """The sibling that has the sources of a target, or itself."""
+        return next((each for each in self.siblings if target in each.targets), self)
+
+    def with_inner(self, change: Callable[[Bundle], Bundle]) -> Bundle:
+        """The bundle with those inside it changed: its parts, what finds thresholds, siblings."""
+        return replace(
+            self,
+            parts=tuple(replace(part, bundle=change(part.bundle)) for part in self.parts),
+            chooser=None if self.chooser is None else change(self.chooser),
+            siblings=tuple(map(change, self.siblings)),
+        )
 
     def unit(self, target: str, direction: Direction = Direction.forward) -> SourceUnit | None:
         """The source of one pass, the first where there is a choice, None where there is none."""

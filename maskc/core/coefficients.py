@@ -77,16 +77,14 @@ def costs(
 def unpriced(bundle: Bundle) -> Bundle:
     """The bundle, and its parts, without any measured number."""
     units = tuple(replace(unit, costs=()) for unit in bundle.units)
-    parts = tuple(replace(part, bundle=unpriced(part.bundle)) for part in bundle.parts)
-    return replace(bundle, units=units, parts=parts)
+    return replace(bundle, units=units).with_inner(unpriced)
 
 
 def priced(bundle: Bundle) -> Bundle:
     """A bundle as planning gives it, from one without costs: sources have them where a call
     chooses between several of a pass."""
     units = tuple(replace(unit, costs=_costs(unit, bundle)) for unit in bundle.units)
-    parts = tuple(replace(part, bundle=priced(part.bundle)) for part in bundle.parts)
-    return replace(bundle, units=units, parts=parts)
+    return replace(bundle, units=units).with_inner(priced)
 
 
 def _costs(unit: SourceUnit, bundle: Bundle) -> tuple[Cost, ...]:

@@ -20,6 +20,8 @@ OPTIONS = (
 """Keywords of a forward pass."""
 CALL = (*OPTIONS, "deterministic")
 """Keywords of a call."""
+SELECTING = ("return_selection", "indexer_loss")
+"""Keywords of a call that ask about its selections."""
 CONVENTIONS = (
     "is_causal", "window_size", "enable_gqa", "layout", "cu_seqlens_q", "cu_seqlens_k",
     "max_seqlen",
@@ -29,9 +31,9 @@ QUESTION = ("n_q", "n_kv", "n_heads", "block", "head", "batch")
 """Keywords of questions about a mask: dense, count, layout."""
 
 RESERVED = frozenset({
-    "q", "k", "v", "h", "b", "out", "lse", "dout", *CALL, *CONVENTIONS, *QUESTION, "heads_kv",
-    "mask", "self", "min", "max", "abs", "param", "member", "score", "scores", "index_q", "index_k",
-    "index_w",
+    "q", "k", "v", "h", "b", "out", "lse", "dout", *CALL, *SELECTING, *CONVENTIONS, *QUESTION,
+    "heads_kv", "mask", "self", "min", "max", "abs", "param", "member", "score", "scores",
+    "index_q", "index_k", "index_w",
 })  # fmt: skip
 """Keywords of the calls and of questions, and words of the formula language."""
 

@@ -20,5 +20,5 @@ def check_rate(p: Any, name: str) -> None:
     Raises:
         DropoutRate: p is no number in 0 .. 1 (MC430).
     """
-    if not isinstance(p, Real) or isinstance(p, bool) or not 0 <= p <= 1:
+    if not isinstance(p, Real) or isinstance(p, bool) or not 0 <= float(p) <= 1:
         raise DropoutRate(name, repr(p), at=name)

@@ -27,6 +27,7 @@ from maskc.dispatch.launch_plan import (
     launch_plan,
     mode_of,
     ordered,
+    packing,
     uncut,
 )
 from maskc.dispatch.recent import Recent
@@ -63,7 +64,7 @@ _MULTIPLIES = {
 """Passes of a target whose kernels multiply the values of dead pairs."""
 _INEXACT = "matrix units multiply the masked values of a tile by zero"
 _EXACT_SOFTMAX_ONLY = "kernels that multiply no masked value know softmax only"
-_KEYS_SOFTMAX_ONLY = "its kernels for keys chosen one by one know softmax only"
+_KEYS_SOFTMAX_ONLY = "its kernels for gathered keys know softmax only"
 _ENTMAX_REMEDY = "use target='simt', or 'cpu' with tensors on the CPU, or leave normalizer out"
 _REMEDY = "leave nan_safe out, or use target='{}'"
 
@@ -107,7 +108,7 @@ class SourceSelector:
         name = self.target.name
         units = self.bundle.choice(name, direction)
         gathers = any(unit.gathers for unit in units)
-        if Feature.entmax in features and (gathers or self.bundle.chooser is not None):
+        if Feature.entmax in features and gathers:
             raise TargetNotBuilt(name, f"entmax {direction.value}", _KEYS_SOFTMAX_ONLY,
                                  _ENTMAX_REMEDY, at="normalizer")  # fmt: skip
         if {Feature.entmax, Feature.nan_safe} <= features and self.target.language == "cuda":
@@ -188,6 +189,8 @@ class SourceSelector:
         rest = (wanted, place.sizes, bound, arrays)
         if Feature.entmax in wanted.features and wanted.direction is Direction.forward:
             unit = uncut(unit)
+        if place.packed > 1:
+            unit = packing(unit, place.packed)
         if self._runs_apart(unit, *rest, place.joins):
             unit = apart(unit)
         elif wanted.deterministic and wanted.direction is Direction.backward:

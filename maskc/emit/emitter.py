@@ -7,7 +7,7 @@ bytes, whatever the hash seed.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -104,7 +104,33 @@ def _with_chooser(bundle: Bundle, chooser: Bundle) -> Bundle:
     )  # fmt: skip
 
 
-def merged(bundles: list[Bundle], report: str) -> Bundle:
+def of_all_targets(bundles: Sequence[Bundle], report: str) -> Bundle:
+    """The bundle of a generated module: those of one mask for several targets.
+
+    The first one says what the mask is. Those that find chosen keys by thresholds have other
+    formulas of it, and become siblings, with all that have the same.
+    """
+    groups: list[list[Bundle]] = []
+    for bundle in bundles:
+        alike = (group for group in groups if _formulas_of(group[0]) == _formulas_of(bundle))
+        group = next(alike, None)
+        if group is None:
+            groups.append([bundle])
+        else:
+            group.append(bundle)
+    first, *others = (merged(group, "") for group in groups)
+    return replace(first, siblings=tuple(others), report=report)
+
+
+def _formulas_of(bundle: Bundle) -> object:
+    """Equal for bundles that differ in their sources alone; None where no thresholds are found."""
+    if bundle.chooser is None:
+        return None
+    variants = tuple(replace(variant, recipes=(), axes=()) for variant in bundle.variants)
+    return variants, bundle.arrays, bundle.data, _formulas_of(bundle.chooser)
+
+
+def merged(bundles: Sequence[Bundle], report: str) -> Bundle:
     """One bundle with the units and recipes of all; they are of one mask."""
     first = bundles[0]
     variants = tuple(
@@ -121,9 +147,12 @@ def merged(bundles: list[Bundle], report: str) -> Bundle:
     parts = tuple(
         replace(same[0], bundle=merged([part.bundle for part in same], "")) for same in by_part
     )
+    choosers = [bundle.chooser for bundle in bundles if bundle.chooser is not None]
+    chooser = merged(choosers, "") if choosers else None
     return replace(
-        first, variants=variants, units=tuple(units.values()), parts=parts, report=report
-    )
+        first, variants=variants, units=tuple(units.values()), parts=parts, chooser=chooser,
+        report=report,
+    )  # fmt: skip
 
 
 def _emit(plan: KernelPlan, name: str) -> Bundle:

@@ -84,8 +84,9 @@ def resolved(lines: Iterable[str], name: str, defined: bool) -> Iterator[str]:
 def render(template: str, spec: object) -> str:
     """The text of one source."""
     text = inlined(environment().get_template(template).render(spec=spec))
-    scored = getattr(spec, "score", None) is not None
-    lines: Iterable[str] = resolved(text.splitlines(), "WITH_SCORE", scored)
+    lines: Iterable[str] = text.splitlines()
+    lines = resolved(lines, "WITH_SCORE", getattr(spec, "score", None) is not None)
+    lines = resolved(lines, "WITH_THRESHOLDS", bool(getattr(spec, "thresholds", False)))
     lines = resolved(lines, "WITH_DROPOUT", getattr(spec, "dropout", False))
     lines = [line.rstrip() for line in lines]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from maskc.core.bundle import Bundle
 from maskc.core.captured import Held
@@ -11,6 +12,5 @@ from maskc.layout.inputs.captured import with_content
 
 def filled(bundle: Bundle, held: Held) -> Bundle:
     """The bundle with the content of its captured arrays."""
-    parts = tuple(replace(part, bundle=filled(part.bundle, held)) for part in bundle.parts)
     data = tuple(with_content(decl, held) for decl in bundle.data)
-    return replace(bundle, data=data, parts=parts)
+    return replace(bundle, data=data).with_inner(partial(filled, held=held))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 
 from maskc.core.bundle import Bundle
 from maskc.core.coefficients import unpriced
-from maskc.core.data import DataKind
+from maskc.core.data import SELECTING, DataKind
 from maskc.core.plain import to_readable_text
 from maskc.core.problem import Direction, Problem
 from maskc.core.selection import RANKING, SHAPES
@@ -60,6 +61,7 @@ def module_files(bundle: Bundle, mask: str, title: str) -> dict[str, str]:
         report=_in_docstring(bundle.report), shapes=_shapes(bundle.problem),
         dtype=bundle.problem.dtype, dim_v=bundle.problem.head_dim_v, keywords=keywords,
         asked=tuple(_of_questions(bundle, keywords)),
+        selecting=SELECTING if bundle.selections else (),
     )  # fmt: skip
     return {f"{bundle.name}.py": text, f"{bundle.name}.plan.json": to_readable_text(plan), **texts}
 
@@ -83,7 +85,12 @@ def _named(bundle: Bundle, prefix: str, known: dict[_Mark, str], texts: dict[str
         replace(part, bundle=_named(part.bundle, f"{prefix}.part{number}", known, texts))
         for number, part in enumerate(bundle.parts)
     )
-    return replace(bundle, units=tuple(units), parts=parts, report="")
+    inner = partial(_named, prefix=prefix, known=known, texts=texts)
+    return replace(
+        bundle, units=tuple(units), parts=parts, report="",
+        chooser=None if bundle.chooser is None else inner(bundle.chooser),
+        siblings=tuple(map(inner, bundle.siblings)),
+    )  # fmt: skip
 
 
 def digests(bundle: Bundle) -> tuple[str, str]:

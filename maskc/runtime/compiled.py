@@ -11,16 +11,27 @@ from maskc.build import BuildReport
 from maskc.core.abi import Pointers
 from maskc.core.bundle import Bundle
 from maskc.core.captured import HELD, Held
-from maskc.core.errors import DropoutNotRun, NotAddressable, UnknownTarget
+from maskc.core.errors import BadOption, DropoutNotRun, NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
+from maskc.core.sizes import Sizes
 from maskc.core.target import Target
+from maskc.core.tensors import Device, torch_of
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import CallOptions, alpha_less_1, call_options, numbers
 from maskc.dispatch.recent import Recent
+from maskc.runtime.alphas import forward as forward_by_head
+from maskc.runtime.alphas import is_by_head, runs_of
 from maskc.runtime.arrays.known import Library, zeros
 from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
-from maskc.runtime.autograd import UNFIT, needs_torch, through_torch, torch_answers
+from maskc.runtime.autograd import (
+    UNFIT,
+    entmax_by_head,
+    needs_torch,
+    refuse_lost_gradient,
+    through_torch,
+    torch_answers,
+)
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.device_lists.call import (
@@ -34,6 +45,7 @@ from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound, all_reports
+from maskc.runtime.selecting import call_selecting
 
 _NOTHING: Mapping[str, Any] = {}
 _MOST_REPEATS = 16
@@ -86,6 +98,9 @@ class CompiledMask:
         self.bundle, self.unit, self.target = bundle, unit, Target.named(target)
         self.held = held
         self._holding: CompiledMask | None = None
+        self._on_device = True
+        """Whether lists may be made there."""
+        self._on_host: CompiledMask | None = None
         self._report, self._in_parts = report, in_parts
         self._with: dict[str, CompiledMask] = {}
         """Kernels that calls with further options need, which copies share."""
@@ -110,10 +125,45 @@ class CompiledMask:
         if known is None or known.held is not held:
             known = object.__new__(type(self))
             vars(known).update(
-                vars(self), held=held, _last=(None, None), _repeats={}, _holding=None
+                vars(self), held=held, _last=(None, None), _repeats={}, _holding=None, _on_host=None
             )
             self._holding = known
         return known
+
+    @property
+    def gathers(self) -> bool:
+        """Whether kernels read lists of single keys that the device makes."""
+        return self._planner.gatherer is not None
+
+    def choosing_on_host(self) -> CompiledMask:
+        """The same kernels, whose lists the host makes, so that it knows what was chosen."""
+        if self.target.language == "c" or not self._on_device:
+            return self
+        if self._on_host is None:
+            found = object.__new__(type(self))
+            vars(found).update(
+                vars(self), _on_device=False, _last=(None, None), _repeats={}, _plans=Recent(),
+                _holding=None,
+            )  # fmt: skip
+            self._on_host = found
+        return self._on_host
+
+    def bound_on_host(
+        self, asked: Callable[[Sizes, Device], Asked], given: list[Any], kinds: tuple[Any, ...],
+        places: tuple[int, ...],
+    ) -> Bound:  # fmt: skip
+        """What the host chooses for a call, or remembers to have chosen.
+
+        Args:
+            asked: makes the call, when its sizes and its device are known.
+            given, kinds, places: as `read` gives them.
+        """
+        sizes, device = self._sound.sizes(given, kinds, places)
+        return self._planner.bind(asked(sizes, device), False)
+
+    def arrays_of(self, bound: Bound, sizes: Sizes) -> Mapping[str, Any]:
+        """All arrays that formulas of the mask read in a call, on the host."""
+        return self._binder.arrays(bound, sizes.n_q, sizes.n_kv)
 
     def settled(self) -> CompiledMask:
         """A copy that keeps the captured arrays of this moment, whoever writes into them later.
@@ -130,27 +180,33 @@ class CompiledMask:
         return_lse: Literal[False] = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
+        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None,
+        return_selection: Literal[False] = False, indexer_loss: Literal[False] = False,
+        **data: Any,
     ) -> Any: ...  # fmt: skip
     @overload
     def __call__(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: Literal[True],
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
+        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None,
+        return_selection: Literal[False] = False, indexer_loss: Literal[False] = False,
+        **data: Any,
     ) -> tuple[Any, Any]: ...  # fmt: skip
     @overload
     def __call__(
-        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool,
+        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
+        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None,
+        return_selection: bool = False, indexer_loss: bool = False, **data: Any,
     ) -> Any: ...  # fmt: skip
     def __call__(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
+        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None,
+        return_selection: bool = False, indexer_loss: bool = False, **data: Any,
     ) -> Any:  # fmt: skip
         """softmax(scale * q k^T, restricted to the mask) v.
 
@@ -169,7 +225,9 @@ class CompiledMask:
                 position (Press, Smith and Lewis, 2022).
             sink_logits: fp32 [Hq]; one more logit per head in the denominator.
             normalizer: "softmax", or "entmax" (backward on CPUs and sm_90a).
-            alpha: of entmax, from 1 (softmax) to 2 (sparsemax); 1.5 when None.
+            alpha: of entmax, from 1 (softmax) to 2 (sparsemax); 1.5 when None. An array [Hq], or
+                [], gives each head its own: heads with one alpha run together, and the host reads
+                it, which waits. A torch tensor that requires grad gets its gradient.
             nan_safe: on GPUs, non-finite rows of v never reach a query that does not see them,
                 which costs time; the CPU is always exact.
             deterministic: gradients of torch tensors have the same bits on every run; also whenever
@@ -180,18 +238,45 @@ class CompiledMask:
             dropout_seed: decides which ones, with the place of a pair and nothing else: an integer
                 of 64 bits, or an array of one int64 on the device of q. Torch tensors take one from
                 their device's default generator when None.
+            return_selection: also return what run-time selections chose, where the host chooses
+                (cpu, simt, and blocks of keys).
+            indexer_loss: also return what trains the ranking of torch tensors that topk ranks by:
+                for each query the KL divergence of their softmax over the chosen keys from the
+                attention's weights there, added up over heads and normalised (DeepSeek-AI, 2025).
+                It has gradients for `index_q`, `index_k` and `index_w`, or `scores`, alone.
             **data: the mask's data and parameters by name. Data on the host are known by content:
                 new data make a new layout. Data on the card stay there, and lists of tiles are made
                 there while nothing waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
-            A query without a key has out 0 and lse -inf (or its sink logit).
+            A query without a key has out 0 and lse -inf (or its sink logit). Behind these, where
+            asked for, the selection, int32 [B, heads that choose apart, query blocks, keys or
+            blocks of keys], ascending and -1 behind the last one (a tuple where there are several
+            selections), and the loss, fp32 [B, Nq].
 
         Raises:
+            NothingSelected, SelectionNotListed, NoIndexerLoss: there is no such thing (MC460 to
+                MC462).
             TargetNotBuilt: a gradient is wanted and the target has no backward kernels (MC503).
             MaskcError: a mistake in data (MC3xx), tensors or options (MC4xx), or a build (MC5xx).
         """
+        if dropout_p and (return_selection or indexer_loss or is_by_head(alpha)):
+            wanted = "left out beside return_selection, indexer_loss and an alpha for each head"
+            raise BadOption("dropout_p", wanted, dropout_p, at="dropout_p")
+        if return_selection or indexer_loss:
+            asked: dict[str, Any] = {
+                "scale": scale, "return_lse": return_lse, "softcap": softcap,
+                "alibi_slopes": alibi_slopes, "sink_logits": sink_logits,
+                "normalizer": normalizer, "alpha": alpha, "nan_safe": nan_safe,
+                "deterministic": deterministic,
+            }  # fmt: skip
+            return call_selecting(self, q, k, v, asked, data, return_selection, indexer_loss)
+        if alpha is not None and is_by_head(alpha):
+            return call_by_head(
+                self, q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer,
+                alpha, nan_safe, deterministic, data,
+            )  # fmt: skip
         if dropout_p:
             return self._with_dropout(
                 q, k, v, dropout_p, dropout_seed, deterministic,
@@ -240,7 +325,7 @@ class CompiledMask:
         """
         found = self._with.get("dropout")
         if found is None:
-            recipe = self._report
+            recipe: Any = self._report
             if not hasattr(recipe, "dropping"):
                 what = "a generated module holds the kernels that it was written with"
                 raise DropoutNotRun(what, "compile the mask with mask.compile", at="dropout_p")
@@ -410,6 +495,7 @@ class CompiledMask:
                 again = repeat.again(kinds, data, self.held)
                 if again is not None:
                     return again, lib, places
+            listed = listed and self._on_device
             bound = self._bind(options, given, data, kinds, places, listed)
         else:
             bound = self._default
@@ -600,6 +686,26 @@ def _restored(
     if bundle is None:
         bundle = recipe.compile().bundle
     return CompiledMask(bundle, target, recipe, in_parts=in_parts, held=held)
+
+
+def call_by_head(
+    attn: CompiledMask, q: Any, k: Any, v: Any, scale: Any, return_lse: bool, softcap: Any,
+    alibi_slopes: Any, sink_logits: Any, normalizer: str, alpha: Any, nan_safe: bool,
+    deterministic: bool, data: Mapping[str, Any],
+) -> Any:  # fmt: skip
+    """A call whose alpha is an array."""
+    options: dict[str, Any] = {
+        "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "normalizer": normalizer,
+        "nan_safe": nan_safe,
+    }  # fmt: skip
+    if torch_of(q) is not None:
+        options |= {"alpha": alpha, "sink_logits": sink_logits, "deterministic": deterministic}
+        found = entmax_by_head(attn, q, k, v, options, data)
+    else:
+        refuse_lost_gradient(q, "alpha", alpha)
+        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], normalizer)
+        found = forward_by_head(attn, runs, q, k, v, options, data)
+    return found if return_lse else found[0]
 
 
 def _itself(attn: CompiledMask, *_kernel: Any) -> CompiledMask:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,15 @@ import numpy as np
 
 from maskc.core.bundle import Bundle
 from maskc.core.coefficients import priced
+from maskc.core.data import SELECTING
 from maskc.core.errors import BadPlan, WrongDevice
 from maskc.core.evaluate import evaluate
 from maskc.core.layout import BlockLayout
 from maskc.core.plain import from_text
+from maskc.core.problem import TileShape
 from maskc.core.target import Target
 from maskc.layout import check_lengths, extents, sequence_arrays
+from maskc.runtime.alphas import is_by_head
 from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
@@ -52,9 +55,16 @@ class GeneratedMask:
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """See CompiledMask.__call__."""
+        if (
+            options.get("return_selection") or options.get("indexer_loss")
+            or is_by_head(options.get("alpha"))
+        ):  # fmt: skip
+            return self.on(q)(q, k, v, **options)
         if needs_torch(q, k, v, data=options) or torch_answers(q):
             deterministic = options.pop("deterministic", False)
             dtype = self.bundle.problem.dtype.value
+            for name in SELECTING:
+                options.pop(name, None)
             return through_torch(_placed, self, q, k, v, options, deterministic, dtype)
         return self.on(q)(q, k, v, **options)
 
@@ -76,13 +86,13 @@ class GeneratedMask:
 
     def _compiled_for(self, device: tuple[str, int]) -> CompiledMask:
         kind, index = device
+        targets = self.bundle.targets
         if kind == "meta":
-            return CompiledMask(self.bundle)
-        targets = list(dict.fromkeys(unit.target for unit in self.bundle.units))
+            return CompiledMask(self.bundle.serving(targets[0]), targets[0])
         for name in sorted(targets, key=_preference):
             target = Target.named(name)
             if kind == "cpu" if target.language == "c" else kind == "cuda" and runs(target, index):
-                return CompiledMask(self.bundle, name)
+                return CompiledMask(self.bundle.serving(name), name)
         known = ", ".join(targets)
         raise WrongDevice("q", f"{kind}:{index}", "this module", known, at="q")
 
@@ -91,8 +101,15 @@ class GeneratedMask:
         head: int | None = None, batch: int | None = None, **data: Any,
     ) -> BlockLayout:  # fmt: skip
         """See CompiledMask.layout; `block` is the first target's when None."""
-        tile = self.bundle.units[0].tile
-        return mask_layout(self.bundle, self._binder, tile, n_q, n_kv, block, head, batch, data)
+        return mask_layout(
+            self.bundle, self._binder, self._tile, n_q, n_kv, block, head, batch, data
+        )
+
+    @property
+    def _tile(self) -> TileShape:
+        """Of the first kernel."""
+        bundle = self.bundle.serving(self.bundle.targets[0])
+        return bundle.units[0].tile
 
     def dense(self, n_q: int, n_kv: int | None = None, **data: Any) -> np.ndarray:
         """The mask itself: bool [n_q, n_kv], after batch and heads where it depends on them.
@@ -106,7 +123,7 @@ class GeneratedMask:
         """
         n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
         params, arrays = self._binder.ranked(data, n_q, n_kv)
-        recipes = [variant.recipe(self.bundle.units[0].tile) for variant in self.bundle.variants]
+        recipes = [variant.recipe(self._tile) for variant in self.bundle.variants]
         batch, heads = map(max, zip(*(extents(recipe, arrays) for recipe in recipes), strict=True))
         heads = max(heads, len(self.bundle.head_variant))
         env = {
@@ -116,7 +133,7 @@ class GeneratedMask:
         found = np.empty((batch, heads, n_q, n_kv), dtype=bool)
         for sequence, head in np.ndindex(batch, heads):
             variant = variant_of(self.bundle, head)
-            recipe = variant.recipe(self.bundle.units[0].tile)
+            recipe = variant.recipe(self._tile)
             own = sequence_arrays(recipe, arrays, sequence, head)
             found[sequence, head] = evaluate(variant.keep, {**env, **own})
         return found.reshape(tuple(n for n in (batch, heads) if n > 1) + (n_q, n_kv))
@@ -169,5 +186,4 @@ def _with_sources(bundle: Bundle, folder: Path) -> Bundle:
         )
     except OSError as error:
         raise BadPlan(f"{bundle.name}.plan.json", error, at=str(folder)) from None
-    parts = tuple(replace(part, bundle=_with_sources(part.bundle, folder)) for part in bundle.parts)
-    return replace(bundle, units=units, parts=parts)
+    return replace(bundle, units=units).with_inner(partial(_with_sources, folder=folder))

@@ -16,6 +16,7 @@ from tests.support.chosen_keys import (  # noqa: E402
     TARGETS,
     TOP,
     check_counts,
+    check_entmax,
     check_nans,
     check_passes,
 )
@@ -32,6 +33,13 @@ def test_passes(name, target):
     check_passes(name, target=target)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", [name for name in PASSES if name != "logits"])
+def test_entmax_of_the_chosen_keys(name, target):
+    for alpha in (1.25, 1.5, 2.0):
+        check_entmax(name, alpha, target=target)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("mask", BOTH)
@@ -43,9 +51,10 @@ def test_passes_see_the_keys_that_were_chosen(target, mask, dim, dtype):
         check_counts(*BOTH[mask], dim, n_q, n_kv, seed, dtype, target)
 
 
-def test_the_same_bits_on_every_run():
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_same_bits_on_every_run(target):
     q, k, v, dout = tensors(1500, 1500, 64, torch.bfloat16)
-    attn = mc.topk(200, mc.causal()).compile(64, target="sm_90a")
+    attn = mc.topk(200, mc.causal()).compile(64, target=target)
     first = attn(q, k, v, return_lse=True)
     made = attn.backward(q, k, v, *first, dout, deterministic=True)
     for _ in range(20):

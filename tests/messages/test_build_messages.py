@@ -36,6 +36,20 @@ HALF = DType.bfloat16
 HALVES = Problem(64, 64, HALF)
 
 
+def selected(mask, target="cpu", **asked):
+    """A call that asks about what the mask selects."""
+    given = [np.zeros((1, 1, 5, 64), np.float16)] * 3
+    return mask.compile(64, dtype="float16", target=target)(*given, **asked)
+
+
+def selected_by(alpha, mask, target):
+    """A call with an alpha for each head."""
+    given = [torch().zeros(1, 1, 5, 64, dtype=torch().float16)] * 3
+    return mask.compile(64, dtype="float16", target=target)(
+        *given, normalizer="entmax", alpha=alpha
+    )
+
+
 def call(**change):
     """A call that would be fine without the change."""
     shapes = {"q": (2, 4, 5, 32), "k": (2, 2, 7, 32), "v": (2, 2, 7, 48)}
@@ -159,7 +173,7 @@ TEXTS = {
     "MC412": (
         lambda: through_torch(None, None, *[torch().zeros(1)] * 3, {"scores": learned()}, False),
         "MC412 scores  scores requires grad, and what is chosen by it has no gradient\n"
-        "    hint: pass scores.detach()",
+        "    hint: pass scores.detach(), or train it with indexer_loss=True",
     ),
     "MC416": (
         lambda: scored(table=np.zeros((2, 3, 4), np.float32)),
@@ -170,6 +184,29 @@ TEXTS = {
         lambda: scored(table=np.zeros((2, 3), np.float32)),
         "MC417 table  'table' has 3 entries along dimension 1, and q runs over 0 to 4\n"
         "    hint: give a larger table, or one with a single entry there, which all share",
+    ),
+    "MC460": (
+        lambda: selected(mc.causal(), return_selection=True),
+        "MC460 return_selection  return_selection=True, and the mask has no run-time selection\n"
+        "    hint: leave it out, or select keys with mc.topk",
+    ),
+    "MC461": (
+        lambda: selected(mc.topk(3, mc.causal()), "sm_90a", return_selection=True),
+        "MC461 return_selection  the kernels of target sm_90a choose these keys as they meet them "
+        "and keep no list\n"
+        "    hint: compile the mask for target='simt', or for 'cpu' with tensors on the CPU",
+    ),
+    "MC462": (
+        lambda: selected(mc.topk(3, mc.causal()), indexer_loss=True),
+        "MC462 indexer_loss  indexer_loss trains a ranking by tensors of the call, and the keys "
+        "are ranked by qk, not by tensors of the call\n"
+        "    hint: rank single keys with mc.topk(..., score='indexer') or score='given'",
+    ),
+    "MC463": (
+        lambda: selected_by(learned() + 1, mc.topk(3, mc.causal()), "sm_90a"),
+        "MC463 alpha  alpha requires grad, and the kernels of target sm_90a keep no list of the "
+        "keys that they chose, which its gradient needs\n"
+        "    hint: compile the mask for target='simt', or pass alpha.detach()",
     ),
     "MC418": (
         lambda: scored(softcap=2.0),

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 import maskc as mc
+from tests.support import exact_entmax
 from tests.support.exact_attention import DEVICE, results, tensors, vectors, wrong
 from tests.support.hopper import called, half, nan_memory, with_rules
 
@@ -68,7 +69,6 @@ def live_of(mask, q, k, data):
 
 
 TARGETS = ("sm_90a", "sm_80")
-"""The latter has no backward pass."""
 
 
 def check_passes(name, most_tiles=0, target="sm_90a"):
@@ -83,17 +83,28 @@ def check_passes(name, most_tiles=0, target="sm_90a"):
         data = {"d": tuple(np.arange(n) // case.documents for n in case.sizes)}
     live = live_of(case.mask, q, k, data)
     attn = case.mask.compile(case.dim, n_heads=q.shape[1], dtype=case.dtype, target=target)
-    backward = target == "sm_90a"
     if most_tiles:
         attn = with_rules(attn, {"most_tiles": most_tiles}, {"most_tiles": most_tiles})
     rest = {"data": data, "deterministic": case.deterministic, **options}
     with nan_memory():
-        found = called(attn, q, k, v, dout if backward else None, **rest)
+        found = called(attn, q, k, v, dout, **rest)
     exact, rough = (
-        results(q, k, v, dout, live, kind, backward=backward, **options)
-        for kind in (torch.float64, q.dtype)
+        results(q, k, v, dout, live, kind, **options) for kind in (torch.float64, q.dtype)
     )
     assert not wrong(found, exact, rough)
+
+
+def check_entmax(name, alpha=1.5, target="sm_90a", **options):
+    """All passes of one of PASSES with entmax instead of softmax, against fp64."""
+    case = PASSES[name]
+    given = on_grid(tensors(*case.sizes, case.dim, half(case.dtype), batch=2))
+    data = {}
+    if case.documents:
+        data = {"d": tuple(np.arange(n) // case.documents for n in case.sizes)}
+    live = live_of(case.mask, *given[:2], data)
+    attn = case.mask.compile(case.dim, n_heads=4, dtype=case.dtype, target=target)
+    options = {**case.options, **options}
+    return exact_entmax.check(attn, given, live, alpha, data, case.deterministic, **options)
 
 
 def check_nans(dim=64, n=150, target="sm_90a"):
@@ -123,9 +134,7 @@ def check_counts(wanted, of, dim, n_q, n_kv, seed=0, dtype="bfloat16", target="s
     dout[..., 0] = 1
     live = torch.tensor(of.dense(n_q, n_kv).sum(-1).clip(max=wanted), device=DEVICE)
     attn = mc.topk(wanted, of).compile(dim, n_heads=q.shape[1], dtype=dtype, target=target)
-    found = called(attn, q, k, v, dout if target == "sm_90a" else None, scale=0.0)
+    found = called(attn, q, k, v, dout, scale=0.0)
     assert torch.equal(found["lse"].exp().round().long(), live.expand(found["lse"].shape))
-    if target != "sm_90a":
-        return
     seen = found["dv"][..., 0].double().sum().item()
     assert abs(seen / dout.sum().double().item() - 1) < 2e-3

@@ -358,15 +358,6 @@ def test_single_keys_that_gpus_do_not_choose(target, mask, found):
         mask.compile(64, target=target)
 
 
-def test_no_generated_module_chooses_single_keys_on_a_gpu():
-    from maskc import driver
-    from maskc.core.target import Target
-
-    problem = driver.problem(64, None, None, "bfloat16")
-    with pytest.raises(errors.SelectionNotCompiled, match="in a generated module"):
-        driver.plan_module(ONE, problem, Target.named("sm_90a"))
-
-
 def test_what_a_device_hides_is_refused():
     view = Array(1 << 20, (1, 1, 4, 8), (32, 32, 8, 1), "float16", ("cuda", 0))
     with pytest.raises(errors.NotAnArray, match="object on a GPU, from which nothing"):

@@ -29,6 +29,7 @@ from maskc.core.errors.builds import TooManyArrays as TooManyArrays
 from maskc.core.errors.builds import UnknownDType as UnknownDType
 from maskc.core.errors.builds import UnknownTarget as UnknownTarget
 from maskc.core.errors.builds import UsageMistake as UsageMistake
+from maskc.core.errors.calls import AlphaWithoutGradient as AlphaWithoutGradient
 from maskc.core.errors.calls import BadBlock as BadBlock
 from maskc.core.errors.calls import BadLength as BadLength
 from maskc.core.errors.calls import BadOption as BadOption
@@ -46,15 +47,18 @@ from maskc.core.errors.calls import Misaligned as Misaligned
 from maskc.core.errors.calls import MixedLibraries as MixedLibraries
 from maskc.core.errors.calls import NestedTensor as NestedTensor
 from maskc.core.errors.calls import NoGradient as NoGradient
+from maskc.core.errors.calls import NoIndexerLoss as NoIndexerLoss
 from maskc.core.errors.calls import NotAddressable as NotAddressable
 from maskc.core.errors.calls import NotAnArray as NotAnArray
 from maskc.core.errors.calls import NotContiguous as NotContiguous
+from maskc.core.errors.calls import NothingSelected as NothingSelected
 from maskc.core.errors.calls import NotPicklable as NotPicklable
 from maskc.core.errors.calls import OneOfSeveral as OneOfSeveral
 from maskc.core.errors.calls import ScoreIndex as ScoreIndex
 from maskc.core.errors.calls import ScoreNotRun as ScoreNotRun
 from maskc.core.errors.calls import ScoreOption as ScoreOption
 from maskc.core.errors.calls import ScoreTable as ScoreTable
+from maskc.core.errors.calls import SelectionNotListed as SelectionNotListed
 from maskc.core.errors.calls import StalePickle as StalePickle
 from maskc.core.errors.calls import TooFewMultiprocessors as TooFewMultiprocessors
 from maskc.core.errors.calls import TooManyTiles as TooManyTiles

@@ -185,7 +185,42 @@ class NoGradient(MaskcError):
 
     code = "MC412"
     message = "{0} requires grad, and what is chosen by it has no gradient"
-    hint = "pass {0}.detach()"
+    hint = "pass {0}.detach(), or train it with indexer_loss=True"
+
+
+class NothingSelected(MaskcError):
+    """A call asks for a selection, or its training, of a mask that selects nothing."""
+
+    code = "MC460"
+    message = "{0}=True, and the mask has no run-time selection"
+    hint = "leave it out, or select keys with mc.topk"
+
+
+class SelectionNotListed(MaskcError):
+    """Kernels that choose keys one by one keep no list of them."""
+
+    code = "MC461"
+    message = "the kernels of target {0} choose these keys as they meet them and keep no list"
+    hint = "compile the mask for target='simt', or for 'cpu' with tensors on the CPU"
+
+
+class AlphaWithoutGradient(MaskcError):
+    """alpha requires grad, and the pairs with weight are known to kernels alone."""
+
+    code = "MC463"
+    message = (
+        "alpha requires grad, and the kernels of target {0} keep no list of the keys that they "
+        "chose, which its gradient needs"
+    )
+    hint = "compile the mask for target='simt', or pass alpha.detach()"
+
+
+class NoIndexerLoss(MaskcError):
+    """A ranking that the indexer's loss is not defined for."""
+
+    code = "MC462"
+    message = "indexer_loss trains a ranking by tensors of the call, and {0}"
+    hint = "rank single keys with mc.topk(..., score='indexer') or score='given'"
 
 
 class NestedTensor(MaskcError):

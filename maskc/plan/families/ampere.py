@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maskc.core.forms import CHOOSE, GATHER
+from maskc.core.forms import CHOOSE, GATHER, THRESHOLDS
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS
 from maskc.plan.families import sm80, sm80_backward
@@ -21,6 +21,7 @@ AMPERE = Family(
         (Direction.forward, ""): sm80.schedule,
         (Direction.forward, CHOOSE): sm80.choose_schedule,
         (Direction.backward, ""): sm80_backward.backward_schedule,
+        (Direction.backward, THRESHOLDS): sm80_backward.backward_schedule,
     },
     along=(Along("sm_80", Direction.backward, ""),),
     by_masks=sm80.for_masks,

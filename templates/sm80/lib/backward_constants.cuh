@@ -4,8 +4,12 @@
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0  // the same bits on every run: a launch of its own makes dq, by tile rows
 #endif
+#if WITH_THRESHOLDS
+#define SETTLES_DELTA 0  // which keys were chosen is known beside their scores alone
+#else
 // Where a call has few pairs, delta is found once more.
 #define SETTLES_DELTA 1
+#endif
 
 constexpr bool PARK_ROWS = false;  // as forward passes may
 constexpr int THREADS = 32 * WARPS;

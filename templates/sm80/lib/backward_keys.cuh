@@ -98,14 +98,27 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
     const i32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16 * FRAGMENTS;
     const u32 q = shared_address(shared.q) + step * PITCH;
     const u32 dout = shared_address(shared.dout) + step * PITCH;
+#if WITH_THRESHOLDS
+    const bool tested = !full || p.n_kv - first_k < TILE_K;
+    constexpr bool masked = true;
+#else
     const bool masked = !full || p.n_kv - first_k < TILE_K;
+#endif
     const i32 query = first_q + step + lane % 4 * 2, key = first_k + own + lane / 4;
     const float far = (float)(query + (p.n_kv - p.n_q) - key);
     Scores s, dp;
     Weights<FRAGMENTS, STEP_Q / 8> weights;
+#if WITH_THRESHOLDS
+    weights.seen = ~0u;
+    if (tested)
+#else
     if (masked)  // first, as long formulas need the registers of scores
+#endif
         weights.seen = seen_by<true, FRAGMENTS, STEP_Q / 8>(p, at, query, key, full);
     products(s, shared_address(shared.k) + own * PITCH + lane_in_rows(), q + lane_in_halves());
+#if WITH_THRESHOLDS
+    keep_chosen<true>(weights.seen, s, p, at, query, key);
+#endif
     if (KEYS)
         products(dp, shared_address(shared.v) + own * PITCH + lane_in_rows(),
                  dout + lane_in_halves());

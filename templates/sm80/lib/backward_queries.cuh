@@ -29,7 +29,12 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
                    i32 first_k, i32 full) {
     const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i32 fragment = warp % ROW_WARPS, own = warp / ROW_WARPS * OWN_K;
+#if WITH_THRESHOLDS
+    const bool tested = !full || p.n_kv - first_k < TILE_K;
+    constexpr bool masked = true;
+#else
     const bool masked = !full || p.n_kv - first_k < TILE_K;
+#endif
     const i32 query = line.tile * TILE_Q + 16 * fragment + lane / 4;
     float total = 0.0f;
 #pragma unroll 1
@@ -40,9 +45,17 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
         const float far = (float)(query + (p.n_kv - p.n_q) - key);
         RowScores s, dp;
         Weights<1, STEP_K / 8> weights;
+#if WITH_THRESHOLDS
+        weights.seen = ~0u;
+        if (tested) weights.seen = seen_by<false, 1, STEP_K / 8>(p, line.at, query, key, full);
+#else
         if (masked) weights.seen = seen_by<false, 1, STEP_K / 8>(p, line.at, query, key, full);
+#endif
         products(s, shared_address(shared.q) + fragment * 16 * PITCH + lane_in_rows(),
                  k + lane_in_halves());
+#if WITH_THRESHOLDS
+        keep_chosen<false>(weights.seen, s, p, line.at, query, key);
+#endif
         products(dp, shared_address(shared.dout) + fragment * 16 * PITCH + lane_in_rows(),
                  v + lane_in_halves());
 #if WITH_DROPOUT

@@ -46,8 +46,16 @@ FN void pass_over(Output &o, Searches &x, const struct Query &query, const struc
             const i32 next_k = tile_at(block.list, i + 1).index * TILE_K;
             load_tile<TILE_K>(k_tile, block.k, p->k_stride, next_k, p->n_kv);
         }
+#if WITH_THRESHOLDS
+        const bool masked = !tile.full || p->n_kv - first_k < TILE_K;
+        struct Seen seen = masked ? seen_by(p, block, tile) : everything();
+        keep_chosen(seen, s, p, block, first_k);
+        make_logits(s, p, block, first_k);
+        hide_rest(s, seen);
+#else
         make_logits(s, p, block, first_k);
         if (!tile.full || p->n_kv - first_k < TILE_K) hide_rest(s, seen_by(p, block, tile));
+#endif
         take_scores<NOW>(s, x, block.logit.unit, p->alpha_minus_1);
 #if WITH_DROPOUT
         if (NOW == VALUES) {

@@ -1,5 +1,8 @@
 // What a row's gradients with entmax are relative to: a launch over tile rows, before the main one.
 // Needs: backward_products.cuh, backward_load.cuh, entmax_weights.cuh.
+#if WITH_THRESHOLDS
+// And filter_columns.cuh: keys that were not chosen have no u.
+#endif
 
 // delta = sum(u dp) / sum(u) over a row's keys, with dp = dout . v: the gradients of its scores
 // then add up to 0, as its weights add up to 1 whatever the scores. A block has one tile row, whose
@@ -11,6 +14,9 @@ struct MeanShared {
     unsigned char k[STAGES][K_BYTES], v[STAGES][K_BYTES];
     unsigned char q[Q_BYTES], dout[Q_BYTES];
     float level[TILE_Q];
+#if WITH_THRESHOLDS
+    float low[TILE_Q], end[TILE_Q];  // the latter are integers
+#endif
     float sum[WARPS][TILE_Q], mass[WARPS][TILE_Q];  // of a warp's keys
     u64 rows_full;
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
@@ -46,7 +52,15 @@ FN void load_row(struct MeanShared &shared, const struct Attention &p, const str
     const struct TileList list =
         row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, tile_row);
     shared.tiles = list.count;
+#if WITH_THRESHOLDS
+    arrive_expecting(shared.rows_full, 2 * Q_BYTES + 3 * TILE_Q * 4);
+    load_bytes(shared_address(shared.low), lows_of(p) + (i64)row * TILE_Q, TILE_Q * 4,
+               shared.rows_full);
+    load_bytes(shared_address(shared.end), ends_of(p) + (i64)row * TILE_Q, TILE_Q * 4,
+               shared.rows_full);
+#else
     arrive_expecting(shared.rows_full, 2 * Q_BYTES + TILE_Q * 4);
+#endif
     load_tile<TILE_Q>(shared.q, maps.q, shared.rows_full, first, coordinates(p.q_stride, at));
     load_tile<TILE_Q>(shared.dout, maps.dout, shared.rows_full, first,
                       coordinates(p.dout_stride, at));
@@ -125,7 +139,11 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     begin_scores(s, tiles.k + at * (K_BYTES >> 4), tiles.q);
     if (MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
     const struct Place place = place_of_row(p, row);
+#if WITH_THRESHOLDS
+    struct Visible seen = see_all();
+#else
     struct Visible seen;
+#endif
     struct MaskRow mask_rows;
     if (word & MASKED)
         seen = visible<ByKey>(p, place, first_key(tile, group), first_query(step.word, group),
@@ -134,8 +152,15 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     pin(s);
     if (leader) arrive(shared.k_free[at]);
     const struct Logit logit = logit_of(p);
+#if WITH_THRESHOLDS
+    keep_chosen(seen, s, p, place, shared.low + first_row(group), shared.end + first_row(group),
+                first_key(tile, group), first_query(step.word, group));
+    bend(s, p, where_of(place, step, p, tile, group));
+    apply_mask(s, seen, logit.hidden);
+#else
     bend(s, p, where_of(place, step, p, tile, group));
     if (word & MASKED) apply_mask(s, seen, logit.hidden);
+#endif
     pin(s);
     to_slopes(s, p, logit.unit, shared.level + first_row(group));
     if (!MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);

@@ -1,0 +1,145 @@
+"""Entmax with an alpha for each head in autograd, and the gradient of alpha.
+
+With a = alpha - 1, y = score - lse, x = max(0, 1 + a y), a weight is p = x^(1/a), and its
+derivative by the score u = x^(1/a - 1). Where lse stays, dp/dalpha is r = (u y - p log p) / a, and
+as weights add up to 1 whatever alpha is, lse moves by sum(r) / sum(u). (Correia, Niculae and
+Martins, "Adaptively Sparse Transformers", 2019, write it in p alone.) Towards softmax r becomes
+-p y^2 / 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from maskc.core.errors import AlphaWithoutGradient, BadOption
+from maskc.core.problem import Direction
+from maskc.integrations.torch.gradients import rows
+from maskc.runtime.alphas import backward, forward, runs_of
+from maskc.runtime.selecting import Pairs, pairs_of_call
+
+_MOST = 1 << 24
+"""Scores of a step of the gradient of alpha, in fp64."""
+_NEAR_SOFTMAX = 1e-4
+"""alpha - 1 below which r is its limit: there the two differ by less than fp32 tells."""
+
+
+def attention_by_head(
+    attn: Any, q: Any, k: Any, v: Any, options: dict[str, Any], data: Mapping[str, Any],
+) -> tuple[Any, Any]:  # fmt: skip
+    """(out, lse) of a call whose alpha is an array.
+
+    Args:
+        options: keywords of the call, `alpha` and `deterministic` among them.
+
+    Raises:
+        AlphaWithoutGradient: alpha requires grad, and which pairs have weight is known to kernels
+            alone.
+        BadOption, BadShape: see `runs_of`; sink logits.
+    """
+    import torch
+
+    if torch.compiler.is_compiling():
+        found = "a tensor, whose values decide what runs"
+        raise BadOption("alpha", "a number inside of torch.compile", found, at="alpha")
+    if options.get("sink_logits") is not None:
+        wanted = "left out with normalizer='entmax', which has no denominator"
+        raise BadOption("sink_logits", wanted, "sink logits", at="sink_logits")
+    alpha, slopes = options["alpha"], options["alibi_slopes"]
+    learned = isinstance(alpha, torch.Tensor) and alpha.requires_grad and torch.is_grad_enabled()
+    if learned and (attn.bundle.chooser is not None or attn.gathers):
+        raise AlphaWithoutGradient(attn.target.name, at="alpha")
+    if torch.is_grad_enabled() and Direction.backward not in attn.target.directions:
+        attn.target.check(attn.bundle.problem, Direction.backward)
+    call = {name: options[name] for name in ("scale", "softcap", "normalizer", "nan_safe")}
+    deterministic = options.get("deterministic", False)
+    found: tuple[Any, Any] = _function().apply(
+        attn.settled(), call, deterministic, dict(data), q, k, v, alpha, slopes
+    )
+    return found
+
+
+@cache
+def _function() -> Any:
+    import torch
+
+    class EntmaxByHead(torch.autograd.Function):
+        """out, lse = attention(q, k, v) by an alpha for each head."""
+
+        @staticmethod
+        def forward(
+            ctx: Any, attn: Any, call: dict[str, Any], deterministic: bool, data: Any, q: Any,
+            k: Any, v: Any, alpha: Any, slopes: Any,
+        ) -> Any:  # fmt: skip
+            runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], call["normalizer"])
+            own = attn.bundle.selections and not attn.gathers
+            runner = attn.choosing_on_host() if own else attn
+            out, lse = forward(runner, runs, q, k, v, {**call, "alibi_slopes": slopes}, data)
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(lse)
+            ctx.own = runner, call, deterministic, data, runs
+            ctx.save_for_backward(q, k, v, out, lse, alpha, slopes)
+            return out, lse
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, dout: Any, _: Any) -> Any:
+            nothing = (None,) * 9
+            if dout is None:
+                return nothing
+            attn, call, deterministic, data, runs = ctx.own
+            q, k, v, out, lse, alpha, slopes = ctx.saved_tensors
+            dout = rows(dout)
+            always = deterministic or torch.are_deterministic_algorithms_enabled()
+            options = {**call, "deterministic": always, "alibi_slopes": slopes}
+            dq, dk, dv, *rest = backward(attn, runs, q, k, v, out, lse, dout, options, data)
+            dalpha = None
+            if ctx.needs_input_grad[7]:
+                pairs = pairs_of_call(attn, q, k, v, data)
+                dalpha = gradient_of_alpha(attn, q, k, v, lse, dout, alpha, slopes, call, pairs)
+            return *nothing[:4], dq, dk, dv, dalpha, *(rest or (None,))
+
+    return EntmaxByHead
+
+
+def gradient_of_alpha(
+    attn: Any, q: Any, k: Any, v: Any, lse: Any, dout: Any, alpha: Any, slopes: Any,
+    options: Mapping[str, Any], pairs: Pairs,
+) -> Any:  # fmt: skip
+    """Of the shape of alpha, [] or [Hq]; computed in fp64, some queries at a time."""
+    import torch
+
+    batch, heads, n_q, dim = q.shape
+    n_kv, group = k.shape[2], heads // k.shape[1]
+    scale = dim**-0.5 if options["scale"] is None else float(options["scale"])
+    a = (alpha.detach().double() - 1).expand(heads)[:, None, None]
+    near = a < _NEAR_SOFTMAX
+    a = torch.where(near, 1.0, a)
+    keys, values = (x.double().repeat_interleave(group, 1).mT for x in (k, v))
+    total = torch.zeros(heads, dtype=torch.float64, device=q.device)
+    step = max(1, _MOST // max(1, batch * heads * n_kv))
+    for first in range(0, n_q, step):
+        last = min(first + step, n_q)
+        s = scale * (q[:, :, first:last].double() @ keys)
+        if options["softcap"] is not None:
+            s = options["softcap"] * torch.tanh(s / options["softcap"])
+        if slopes is not None:
+            place = torch.arange(first, last, device=q.device)[:, None] + n_kv - n_q
+            far = (place - torch.arange(n_kv, device=q.device)).abs()
+            s = s - slopes.detach().double()[:, None, None] * far
+        live = torch.from_numpy(pairs.rows(first, last)).to(q.device)
+        level = lse[:, :, first:last, None].double()
+        y = torch.where(live & (level > -torch.inf), s - level, -torch.inf)
+        x = torch.where(near, 1.0, (1 + a * y).clamp(min=0))
+        live = torch.where(near, y, x) > torch.where(near, -torch.inf, 0.0)
+        y, x = torch.where(live, y, 0.0), torch.where(live, x, 1.0)
+        log = torch.where(near, y, x.log() / a)
+        p = torch.where(live, log.exp(), 0.0)
+        u = torch.where(live, p / x, 0.0)
+        r = torch.where(near, -p * y * y / 2, (u * y - p * log) / a)
+        g = dout[:, :, first:last].double() @ values
+        mass = u.sum(-1, keepdim=True)
+        mean = torch.where(mass > 0, (u * g).sum(-1, keepdim=True) / mass, 0.0)
+        total += (r * (g - mean)).sum((0, 2, 3))
+    return (total if alpha.dim() else total.sum()).to(alpha.dtype)

@@ -1,0 +1,219 @@
+"""Entmax with an alpha for each head: heads with one alpha run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from maskc.core.bundle import Bundle
+from maskc.core.data import DataKind
+from maskc.core.errors import BadOption, BadShape
+from maskc.core.selection import Score, Share
+from maskc.core.tensors import torch_of
+from maskc.layout import to_host
+
+if TYPE_CHECKING:
+    from maskc.runtime.compiled import CompiledMask
+
+_ALIKE = frozenset({
+    DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.tree, DataKind.random,
+    DataKind.selection,
+})  # fmt: skip
+"""Data that do not differ by head."""
+
+
+class Run(NamedTuple):
+    """Query heads that run together, and the key/value heads that they need."""
+
+    heads: slice
+    kv_heads: slice
+    alpha: float
+    picked: tuple[int, ...] = ()
+    """Where all heads run, those whose results count; empty: all that run."""
+
+
+def is_by_head(alpha: Any) -> bool:
+    """Whether a call's alpha is an array, and not a number."""
+    return hasattr(alpha, "shape") and not isinstance(alpha, np.generic)
+
+
+def runs_of(bundle: Bundle, alpha: Any, heads: int, heads_kv: int, normalizer: str) -> list[Run]:
+    """What a call consists of. The host reads alpha, which waits for the device that it is on.
+
+    Raises:
+        BadOption: alpha is not in 1 .. 2, or not of entmax.
+        BadShape: it is neither [] nor [Hq].
+    """
+    if normalizer != "entmax":
+        raise BadOption("alpha", f"left out with normalizer={normalizer!r}", "an array", at="alpha")
+    if tuple(alpha.shape) not in ((), (heads,)):
+        raise BadShape("alpha", tuple(alpha.shape), f"[] or [{heads}]", at="alpha")
+    host = alpha.detach().float().cpu() if torch_of(alpha) is not None else to_host(alpha, "alpha")
+    values = np.broadcast_to(np.asarray(host, dtype=np.float32), (heads,)).tolist()
+    for value in values:
+        if not 1 <= value <= 2:
+            raise BadOption("alpha", "numbers in 1 .. 2", value, at="alpha")
+    if len(set(values)) == 1:
+        return [Run(slice(0, heads), slice(0, heads_kv), values[0])]
+    if not _apart(bundle):
+        whole = slice(0, heads), slice(0, heads_kv)
+        return [
+            Run(*whole, value, tuple(h for h in range(heads) if values[h] == value))
+            for value in dict.fromkeys(values)
+        ]
+    group, found, first = heads // max(1, heads_kv), [], 0
+    while first < heads:
+        last = first + 1
+        while last < heads and values[last] == values[first]:
+            last += 1
+        if first % group:  # the rest of a group, then whole ones
+            last = min(last, (first // group + 1) * group)
+        elif last - first > group:
+            last -= (last - first) % group
+        kv_heads = slice(first // group, (last - 1) // group + 1)
+        found.append(Run(slice(first, last), kv_heads, values[first]))
+        first = last
+    return found
+
+
+def _apart(bundle: Bundle) -> bool:
+    """Whether some heads of a call may run without the others."""
+    shared = any(each.share is not Share.head and each.score is not Score.indexer
+                 for each in bundle.selections)  # fmt: skip
+    indexed = all(each.score is Score.indexer for each in bundle.selections)
+    kinds = {decl.kind for decl in bundle.data} - _ALIKE
+    if indexed:
+        kinds -= {DataKind.scoring}
+    return not (bundle.head_variant or shared or kinds)
+
+
+def forward(
+    attn: CompiledMask, runs: Sequence[Run], q: Any, k: Any, v: Any, options: dict[str, Any],
+    data: Mapping[str, Any],
+) -> tuple[Any, Any]:  # fmt: skip
+    """(out, lse) of a call, without a graph."""
+    slopes = options.pop("alibi_slopes", None)
+    found = []
+    for run in runs:
+        own = None if slopes is None else slopes[run.heads]
+        found.append(attn.launch(
+            q[:, run.heads], k[:, run.kv_heads], v[:, run.kv_heads], return_lse=True,
+            alibi_slopes=own, alpha=run.alpha, data=data, **options,
+        ))  # fmt: skip
+    return tuple(_joined(runs, [each[i] for each in found]) for i in range(2))  # type: ignore[return-value]
+
+
+def backward(
+    attn: CompiledMask, runs: Sequence[Run], q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any,
+    options: dict[str, Any], data: Mapping[str, Any],
+) -> tuple[Any, ...]:  # fmt: skip
+    """(dq, dk, dv), then dalibi_slopes if slopes were given; those of k and v are added up in
+    fp32."""
+    slopes = options.pop("alibi_slopes", None)
+    dq, dslopes, sums = [], [], _Sums(k, v)
+    for run in runs:
+        own = None if slopes is None else slopes[run.heads]
+        ours = dout[:, run.heads]
+        if run.picked:
+            ours = _only(ours, run.picked)
+        made = attn.launch_backward(
+            q[:, run.heads], k[:, run.kv_heads], v[:, run.kv_heads], out[:, run.heads],
+            _contiguous(lse[:, run.heads]), ours, alibi_slopes=own, alpha=run.alpha, data=data,
+            **options,
+        )  # fmt: skip
+        dq.append(made[0])
+        sums.add(run, made[1], made[2])
+        if slopes is not None:
+            dslopes.append(made[3])
+    found = (
+        _joined(runs, dq),
+        *sums.results(),
+    )
+    return found if slopes is None else (*found, _joined(runs, dslopes, 0))
+
+
+class _Sums:
+    """dk and dv, to which several runs may add."""
+
+    def __init__(self, k: Any, v: Any) -> None:
+        self._like = k, v
+        self._sums: list[Any] = [None, None]
+        self._only: list[tuple[Any, Any]] = []
+
+    def add(self, run: Run, dk: Any, dv: Any) -> None:
+        whole = run.kv_heads == slice(0, self._like[0].shape[1])
+        if whole and not self._only and self._sums[0] is None:
+            self._only = [(dk, dv)]
+            return
+        for more, place in [((a, b), slice(None)) for a, b in self._only] + [
+            ((dk, dv), run.kv_heads)
+        ]:
+            for i, part in enumerate(more):
+                if self._sums[i] is None:
+                    self._sums[i] = _zeros(self._like[i])
+                self._sums[i][:, place] += _wide(part)
+        self._only = []
+
+    def results(self) -> tuple[Any, Any]:
+        if self._only:
+            return self._only[0]
+        return tuple(  # type: ignore[return-value]
+            _narrow(total, like) for total, like in zip(self._sums, self._like, strict=True)
+        )
+
+
+# ------------------------------------------------------------------ arrays of any library
+
+
+def _module(x: Any) -> Any:
+    torch = torch_of(x)
+    if torch is not None:
+        return torch
+    if type(x).__module__.partition(".")[0] == "cupy":
+        import cupy
+
+        return cupy
+    return np
+
+
+def _joined(runs: Sequence[Run], parts: Sequence[Any], axis: int = 1) -> Any:
+    """Results of runs in the order of heads."""
+    if len(parts) == 1:
+        return parts[0]
+    if not runs[0].picked:
+        join: Callable[..., Any] = (
+            getattr(_module(parts[0]), "cat", None) or _module(parts[0]).concatenate
+        )
+        return join(list(parts), axis)
+    made = parts[0]
+    for run, part in zip(runs[1:], parts[1:], strict=True):
+        place = (slice(None),) * axis + (list(run.picked),)
+        made[place] = part[place]
+    return made
+
+
+def _only(x: Any, heads: tuple[int, ...]) -> Any:
+    """x with zeros on all other heads."""
+    made = _module(x).zeros_like(x)
+    made[:, list(heads)] = x[:, list(heads)]
+    return made
+
+
+def _contiguous(x: Any) -> Any:
+    return x.contiguous() if torch_of(x) is not None else _module(x).ascontiguousarray(x)
+
+
+def _zeros(like: Any) -> Any:
+    module = _module(like)
+    own = {"device": like.device} if torch_of(like) is not None else {}
+    return module.zeros(tuple(like.shape), dtype=module.float32, **own)
+
+
+def _wide(x: Any) -> Any:
+    return x.float() if torch_of(x) is not None else x.astype(np.float32)
+
+
+def _narrow(x: Any, like: Any) -> Any:
+    return x.to(like.dtype) if torch_of(x) is not None else x.astype(like.dtype)

@@ -1,0 +1,244 @@
+"""Calls that also return what run-time selections chose, and what trains their ranking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.bundle import Bundle, LayoutRecipe
+from maskc.core.errors import BadOption, MixedLibraries, NoIndexerLoss, NothingSelected
+from maskc.core.errors import SelectionNotListed as NotListed
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+from maskc.core.problem import TileShape
+from maskc.core.selection import Score, Selection
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import torch_of
+from maskc.dispatch.call import Bound
+from maskc.dispatch.options import call_options
+from maskc.layout import extents, sequence_arrays
+from maskc.layout.tiles.chosen_blocks import NONE, Chosen
+from maskc.layout.topk.choose_keys import sharing
+from maskc.runtime.arrays.read import read
+from maskc.runtime.autograd import indexer_loss_of, kind_of
+from maskc.runtime.device_lists.call import Asked
+
+if TYPE_CHECKING:
+    from maskc.runtime.compiled import CompiledMask
+
+_QKV = ("q", "k", "v")
+
+
+def call_selecting(
+    attn: CompiledMask, q: Any, k: Any, v: Any, options: dict[str, Any], data: Mapping[str, Any],
+    returned: bool, trained: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """A call with `return_selection` or `indexer_loss`; see CompiledMask.__call__.
+
+    Args:
+        options: keywords of the call.
+        data: the mask's data and parameters by name, and what selections rank by.
+        returned: whether the selection is asked for.
+        trained: whether the indexer's loss is.
+
+    Raises:
+        NothingSelected, SelectionNotListed, NoIndexerLoss, and as a call.
+    """
+    keyword = "return_selection" if returned else "indexer_loss"
+    torch = torch_of(q)
+    if torch is not None and torch.compiler.is_compiling():
+        found = "one inside of torch.compile, which takes operators only"
+        raise BadOption(keyword, "left to calls in eager mode", found, at=keyword)
+    bundle, keep_lse = attn.bundle, options.pop("return_lse", False)
+    if not bundle.selections and bundle.chooser is None:
+        raise NothingSelected(keyword, at=keyword)
+    listed = bundle.chooser is None and not attn.gathers
+    if returned and not listed:
+        raise NotListed(attn.target.name, at="return_selection")
+    if trained:
+        check_trained(attn, q, options)
+    if torch is not None and torch.is_autocast_enabled(q.device.type):
+        dtype = getattr(torch, bundle.problem.dtype.value)
+        q, k, v = (x.to(dtype) if torch_of(x) is not None else x for x in (q, k, v))
+    own = {name: _detached(x) for name, x in data.items()} if trained else data
+    runs = attn.choosing_on_host() if listed else attn
+    out, lse = runs(q, k, v, return_lse=True, **options, **own)
+    bound = _bound(runs, q, k, v, own) if listed else None
+    found = [out]
+    if keep_lse:
+        found.append(lse)
+    if returned and bound is not None:
+        sizes = _sizes(q, k)
+        lists = [lists_of(each, bound, sizes) for each in bundle.selections]
+        made = tuple(_like(q, each) for each in lists)
+        found.append(made[0] if len(made) == 1 else made)
+    if trained:
+        found.append(indexer_loss_of(runs, q, k, lse, options, data, bound))
+    return tuple(found)
+
+
+def check_trained(attn: CompiledMask, q: Any, options: Mapping[str, Any]) -> None:
+    """Refuse what the indexer's loss is not defined for.
+
+    Raises:
+        NoIndexerLoss, MixedLibraries.
+    """
+    selections = attn.bundle.selections
+    why = ""
+    if len(selections) != 1:
+        why = f"the mask has {len(selections)} selections, and one can be trained"
+    else:
+        (one,) = selections
+        if one.score not in (Score.indexer, Score.given):
+            why = f"the keys are ranked by {one.score.value}, not by tensors of the call"
+        elif one.block > 1 or one.q_block > 1:
+            why = f"blocks of {one.q_block} x {one.block} are chosen, not single keys"
+        elif attn.bundle.problem.score is not None:
+            why = "softmax sees a formula of the score"
+    if attn.bundle.chooser is not None:
+        why = "the keys are ranked by qk, not by tensors of the call"
+    if why:
+        raise NoIndexerLoss(why, at="indexer_loss")
+    if torch_of(q) is None:
+        raise MixedLibraries("q", kind_of(q), "indexer_loss", "tensor of torch", at="indexer_loss")
+
+
+def _detached(x: Any) -> Any:
+    """What ranks in a call: its gradient is that of the loss."""
+    if isinstance(x, tuple):
+        return tuple(map(_detached, x))
+    return x.detach() if torch_of(x) is not None else x
+
+
+def _sizes(q: Any, k: Any) -> Sizes:
+    batch, heads, n_q, _ = q.shape
+    return Sizes(batch, heads, k.shape[1], n_q, k.shape[2])
+
+
+def _bound(attn: CompiledMask, q: Any, k: Any, v: Any, data: Mapping[str, Any]) -> Bound:
+    """What the host chose for a call, which it remembers."""
+    options, given = call_options(_QKV, True, 0.0, False), [q, k, v]
+    _, kinds, places = read(options.names, given)
+    return attn.bound_on_host(
+        lambda sizes, device: Asked(options, given, data, attn.held, sizes, device), given, kinds,
+        places,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ what was chosen
+
+
+def lists_of(selection: Selection, bound: Bound, sizes: Sizes) -> np.ndarray:
+    """int32 [batch, heads that choose apart, query blocks, width]: blocks of keys, ascending, and
+    -1 behind the last one of a row."""
+    chosen: Chosen = (bound.arrays or {})[selection.name]  # type: ignore[assignment]
+    groups = sharing(selection.share, sizes)
+    lists = chosen.lists
+    if lists.shape[1] > 1:
+        lists = lists[:, [group[0] for group in groups]]
+    lists = np.where(lists == NONE, np.int32(-1), lists)
+    shape = (sizes.batch, len(groups), *lists.shape[2:])
+    return np.array(np.broadcast_to(lists, shape))  # torch warns of arrays that are read-only
+
+
+def _like(q: Any, lists: np.ndarray) -> Any:
+    """Lists in the library of q, and on its device."""
+    torch = torch_of(q)
+    if torch is not None:
+        return torch.from_numpy(lists).to(q.device)
+    if type(q).__module__.partition(".")[0] == "cupy":
+        import cupy
+
+        return cupy.asarray(lists)
+    return lists
+
+
+# ------------------------------------------------------------------ pairs
+
+
+_TILE = TileShape(64, 64)
+
+
+class Pairs:
+    """A formula of a mask, pair by pair, for some queries at a time."""
+
+    def __init__(
+        self, formulas: tuple[Expr, ...], of_head: tuple[int, ...], bound: Mapping[str, Any],
+        params: Mapping[str, int], sizes: Sizes,
+    ) -> None:  # fmt: skip
+        """Nothing is computed yet.
+
+        Args:
+            formulas: the distinct ones; of_head: which one a head has, empty where all share one.
+            bound: arrays by name.
+            params: a value for every parameter.
+        """
+        self._recipes = [LayoutRecipe(_TILE, each, None) for each in formulas]
+        self._of_head, self._arrays, self._params, self._sizes = of_head, bound, params, sizes
+        found = [extents(each, bound) for each in self._recipes]
+        self.batch = max(batch for batch, _ in found)
+        """1 where sequences are alike."""
+        self.heads = sizes.heads_q if of_head or max(heads for _, heads in found) > 1 else 1
+        """1 where heads are."""
+
+    @property
+    def all(self) -> bool:
+        """Whether every pair is kept."""
+        return all(each.keep == E.ALWAYS for each in self._recipes)
+
+    def rows(self, first: int, last: int) -> np.ndarray:
+        """bool [batch, heads, last - first, n_kv], of queries first .. last - 1."""
+        sizes = self._sizes
+        env = {
+            **self._params, "n_q": sizes.n_q, "n_kv": sizes.n_kv,
+            "q": np.arange(first, last)[:, None], "k": np.arange(sizes.n_kv)[None, :],
+        }  # fmt: skip
+        found = np.empty((self.batch, self.heads, last - first, sizes.n_kv), bool)
+        for sequence, head in np.ndindex(self.batch, self.heads):
+            recipe = self._recipes[self._of_head[head] if self._of_head else 0]
+            own = sequence_arrays(recipe, self._arrays, sequence, head)
+            found[sequence, head] = evaluate(recipe.keep, {**env, **own})
+        return found
+
+
+def kept_of_chosen(
+    bundle: Bundle, arrays: Mapping[str, Any], params: Mapping[str, int], sizes: Sizes
+) -> Pairs | None:
+    """The pairs that the mask keeps where they are chosen; None where those are all that may be."""
+    (one,) = bundle.selections
+    formulas = tuple(_as_chosen(each.keep, one.name) for each in bundle.variants)
+    plain = len(one.allowed) == 1 and all(
+        each in (one.allowed[0], E.ALWAYS) for each in formulas
+    )  # fmt: skip
+    return None if plain else Pairs(formulas, bundle.head_variant, arrays, params, sizes)
+
+
+def pairs_of_call(attn: CompiledMask, q: Any, k: Any, v: Any, data: Mapping[str, Any]) -> Pairs:
+    """The pairs that the mask keeps in a call for which the host chose, or nobody had to."""
+    bundle, bound = attn.bundle, _bound(attn, q, k, v, data)
+    sizes = _sizes(q, k)
+    arrays = attn.arrays_of(bound, sizes)
+    formulas = tuple(each.keep for each in bundle.variants)
+    return Pairs(formulas, bundle.head_variant, arrays, bound.params, sizes)
+
+
+def allowed_of(
+    bundle: Bundle, arrays: Mapping[str, Any], params: Mapping[str, int], sizes: Sizes
+) -> Pairs:
+    """The pairs that may be chosen."""
+    (one,) = bundle.selections
+    of_head = tuple(range(len(one.allowed))) if len(one.allowed) > 1 else ()
+    return Pairs(one.allowed, of_head, arrays, params, sizes)
+
+
+def _as_chosen(keep: Expr, name: str) -> Expr:
+    """The mask where every pair is chosen."""
+
+    def known(node: Expr) -> Expr | None:
+        reads = isinstance(node, E.Cmp) and E.arrays(node) == (name,)
+        return E.Truth(node.op != "==") if reads else None
+
+    return E.transform(keep, known)
