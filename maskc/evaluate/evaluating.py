@@ -16,6 +16,7 @@ from maskc.dsl.not_a_mask import not_a_mask
 from maskc.evaluate import retrieval as needle
 from maskc.evaluate.families import pairs_of
 from maskc.evaluate.information import Losses
+from maskc.evaluate.matrices import Matrices
 from maskc.evaluate.models import losses
 from maskc.evaluate.results import Evaluated, Evaluation, InformationLoss, Interval, Perplexity
 from maskc.evaluate.statistics import bootstrap, holm
@@ -47,6 +48,8 @@ class Candidate:
     layers: tuple[int, ...] | None = None
     """The layers that get the mask, the others stay dense; all of them when None. Information loss
     is not asked of a candidate for some layers."""
+    pairs: int | None = None
+    """Live pairs of a head, where they are known already."""
 
 
 @dataclass
@@ -63,7 +66,14 @@ class Inputs:
     needles: Sequence[needle.Trial] = ()
     layers: Sequence[int] | None = None
     """The layers of which information loss is asked; all of them when None."""
+    matrices: Matrices | None = None
+    """Where attention is computed by matrices instead of kernels; None: by kernels."""
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def compute(self) -> Any:
+        """What computes attention; None is maskc."""
+        return None if self.matrices is None else self.matrices.attention
 
     @property
     def n(self) -> int:
@@ -73,14 +83,14 @@ class Inputs:
     def dense_losses(self) -> np.ndarray:
         """float64 [sequences, n - 1] in nats."""
         if "losses" not in self._kept:
-            self._kept["losses"] = losses(self.model, self.ids)
+            self._kept["losses"] = losses(self.model, self.ids, None, self.compute)
         found: np.ndarray = self._kept["losses"]
         return found
 
     def dense_answers(self) -> tuple[bool, ...]:
         """Which numbers the model repeats without a mask."""
         if "answers" not in self._kept:
-            self._kept["answers"] = needle.answers(self.model, self.needles)
+            self._kept["answers"] = needle.answers(self.model, self.needles, None, self.compute)
         found: tuple[bool, ...] = self._kept["answers"]
         return found
 
@@ -88,7 +98,7 @@ class Inputs:
         """q, k and v of one sequence at a time: those of all do not fit into memory."""
         device = next(self.model.parameters()).device
         for row in self.ids:
-            yield capture(self.model, row[None].to(device), self.layers)
+            yield capture(self.model, row[None].to(device), self.layers, self.compute)
 
 
 def evaluate(
@@ -136,16 +146,20 @@ def evaluate(
     if "information" in parts and whole:
         given = inputs.tensors() if isinstance(inputs, Inputs) else [inputs]
         masks_of = {one.name: one.mask for one in whole}
-        information = _joined(masks_of, given, resamples, seed, tell)
+        matrices = model.matrices if model is not None else None
+        information = _joined(masks_of, given, resamples, seed, tell, matrices)
+    heads = heads_of(inputs)
+    everything = pairs_of(base, inputs.n, base, heads) if wanted else 1
     for number, one in enumerate(wanted):
         if not going:
             break
         tell(f"{one.name} ({number + 1} of {len(wanted)})")
-        heads = heads_of(inputs)
-        pairs = pairs_of(one.mask, inputs.n, base, heads)
+        pairs = one.pairs
+        if pairs is None:
+            pairs = pairs_of(one.mask, inputs.n, base, heads)
         found = Evaluated(
             one.name, repr(one.mask), one.role, one.of, pairs,
-            pairs / pairs_of(base, inputs.n, base, heads), one.budget, information.get(one.name),
+            pairs / everything, one.budget, information.get(one.name),
         )  # fmt: skip
         if model is not None:
             found = _of_model(found, one, model, parts, margin, resamples, seed)
@@ -179,10 +193,10 @@ def heads_of(inputs: Inputs | Tensors) -> int:
 
 def _joined(
     masks: Mapping[str, Mask], given: Iterable[Tensors], resamples: int, seed: int,
-    tell: Callable[[str], object],
+    tell: Callable[[str], object], matrices: Matrices | None = None,
 ) -> dict[str, InformationLoss]:  # fmt: skip
     """Information loss on several lots of sequences."""
-    losses_of = Losses(masks)
+    losses_of = Losses(masks, matrices=matrices)
     for number, lot in enumerate(given):
 
         def told(text: str, at: int = number) -> object:
@@ -198,12 +212,12 @@ def _of_model(
 ) -> Evaluated:  # fmt: skip
     masks: Any = one.mask if one.layers is None else dict.fromkeys(one.layers, one.mask)
     if "perplexity" in parts:
-        dense, ours = inputs.dense_losses(), losses(inputs.model, inputs.ids, masks)
+        dense, ours = inputs.dense_losses(), losses(inputs.model, inputs.ids, masks, inputs.compute)
         found = replace(
             found, perplexity=perplexity(dense, ours, inputs.texts, margin, resamples, seed)
         )
     if "retrieval" in parts and inputs.needles:
-        ours = needle.answers(inputs.model, inputs.needles, masks)
+        ours = needle.answers(inputs.model, inputs.needles, masks, inputs.compute)
         asked = needle.retrieval(inputs.needles, inputs.dense_answers(), ours)
         found = replace(found, retrieval=asked)
     return found

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import TopK
+from maskc.dsl.nodes import Algebra, Node, TopK
+from maskc.evaluate.matrices import Matrices, combined, selects
 from maskc.evaluate.results import InformationLoss, LayerLoss
 from maskc.evaluate.statistics import bootstrap
 from maskc.evaluate.tensors import LayerTensors, Tensors, torch_module
 
-_ELEMENTS = 1 << 25
-"""Scores that are held at a time: 128 MiB in fp32."""
+_ELEMENTS, _ELEMENTS_GPU = 1 << 25, 1 << 28
+"""Scores that are held at a time: 128 MiB in fp32, 1 GiB on a GPU."""
 
 Progress = Callable[[str], object]
 
@@ -50,23 +51,25 @@ def information_loss(
 class Losses:
     """Information loss on sequences that come one lot after the other, of the same layers."""
 
-    def __init__(self, masks: Mapping[str, Mask], data: Mapping[str, object] | None = None) -> None:
-        self.masks, self.data = masks, dict(data or {})
+    def __init__(
+        self, masks: Mapping[str, Mask], data: Mapping[str, object] | None = None,
+        matrices: Matrices | None = None,
+    ) -> None:  # fmt: skip
+        self.masks, self.data, self.matrices = masks, dict(data or {}), matrices
         self.lots: list[dict[str, _Sums]] = []
         self.kept: _Kept | None = None
 
     def add(self, given: Tensors, progress: Progress | None = None) -> None:
         """Look at all sequences of a lot."""
         if self.kept is None or self.kept.n != given.n:
-            self.kept = _Kept(self.masks, given.n, self.data)
+            self.kept = _Kept(self.masks, given.n, self.data, self.matrices)
         sums = {name: _Sums(given) for name in self.masks}
         for index, layer in enumerate(given.layers):
             if progress:
                 progress(f"layer {layer.layer} ({index + 1} of {len(given.layers)})")
             for b in range(given.sequences):
-                for found in _parts(layer, b):
-                    own = self.kept.rows(layer, b, found.first, found.last, found.scores)
-                    for name, keep in own:
+                for found in self.kept.parts(layer, b):
+                    for name, keep in self.kept.rows(layer, b, found):
                         sums[name].add(index, b, found, keep)
         self.lots.append(sums)
 
@@ -91,9 +94,10 @@ class _Part:
         self.scores = self.scores.masked_fill_(~base, -torch.inf)
         self.lse = self.scores.logsumexp(-1)
         weights = _weights(self.scores, self.lse)
+        self.ranked = self.scores.sort(dim=-1, descending=True).values
         self.out = weights @ v
         self.norm = self.out.norm(dim=-1)
-        self.best = weights.sort(dim=-1, descending=True).values.cumsum(dim=-1)
+        self.best = _weights(self.ranked, self.lse).cumsum_(dim=-1)
         length = v.norm(dim=-1)[:, None].expand(
             base.shape if base.ndim == 3 else (len(v), *base.shape)
         )
@@ -105,17 +109,6 @@ def _weights(scores: Any, lse: Any) -> Any:
     return (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp_()
 
 
-def _parts(layer: LayerTensors, b: int) -> Iterator[_Part]:
-    torch = torch_module()
-    heads, n = layer.q.shape[1:3]
-    rows = max(1, _ELEMENTS // (heads * n))
-    base = _dense(layer.base, n, heads, b, layer.data)
-    for first in range(0, n, rows):
-        last = min(n, first + rows)
-        own = torch.from_numpy(base[..., first:last, :]).to(layer.q.device)
-        yield _Part(layer, b, first, last, own)
-
-
 def _dense(mask: Mask, n: int, heads: int, b: int, data: Mapping[str, Any]) -> np.ndarray:
     """bool [n, n] or [heads, n, n] of one sequence."""
     found = mask.dense(n, n_heads=heads, **data)
@@ -125,57 +118,122 @@ def _dense(mask: Mask, n: int, heads: int, b: int, data: Mapping[str, Any]) -> n
 class _Kept:
     """The patterns as booleans; those that read neither q nor k are made once."""
 
-    def __init__(self, masks: Mapping[str, Mask], n: int, data: dict[str, object]) -> None:
-        self.masks, self.n, self.data = masks, n, data
-        self.made: dict[tuple[str, int, int], np.ndarray] = {}
+    def __init__(
+        self, masks: Mapping[str, Mask], n: int, data: dict[str, object], matrices: Matrices | None
+    ) -> None:
+        self.masks, self.n, self.data, self.matrices = masks, n, data, matrices
+        self.made: dict[tuple[Mask, int, int], Any] = {}
+        self.cells: dict[tuple[Mask, int, int, int, int], Any] = {}
 
-    def rows(
-        self, layer: LayerTensors, b: int, first: int, last: int, scores: Any
-    ) -> Iterator[tuple[str, Any]]:
-        """(name, bool [last - first, n] or [heads, ...]) of each pattern."""
-        torch = torch_module()
+    def parts(self, layer: LayerTensors, b: int) -> Iterator[_Part]:
+        """All rows of a layer of a sequence, dense."""
         heads = layer.q.shape[1]
-        for name, mask in self.masks.items():
-            if isinstance(mask, TopK) and _best_of_each_query(mask):
-                allowed = self._made(name, mask.of, heads, b)[..., first:last, :]
-                yield name, _best(scores, torch.from_numpy(allowed).to(scores.device), mask.k)
-                continue
-            if _chooses(mask):
-                tensors = {
-                    "q": layer.q[b : b + 1].float().cpu(),
-                    "k": layer.k[b : b + 1].float().cpu(),
-                }
-                keep = _dense(mask, self.n, heads, 0, {**self.data, **tensors})
-            else:
-                keep = self._made(name, mask, heads, b)
-            yield name, torch.from_numpy(keep[..., first:last, :]).to(scores.device)
+        elements = _ELEMENTS if layer.q.device.type == "cpu" else _ELEMENTS_GPU
+        rows = max(1, elements // (heads * self.n))
+        if layer.data:
+            torch = torch_module()
+            whole = _dense(layer.base, self.n, heads, b, layer.data)
+            base = torch.from_numpy(whole).to(layer.q.device)
+        else:
+            base = self._made(layer.base, layer, b)
+        for first in range(0, self.n, rows):
+            last = min(self.n, first + rows)
+            yield _Part(layer, b, first, last, base[..., first:last, :])
 
-    def _made(self, name: str, mask: Mask, heads: int, b: int) -> np.ndarray:
-        key = name, heads, b if self.data else 0
+    def rows(self, layer: LayerTensors, b: int, part: _Part) -> Iterator[tuple[str, Any]]:
+        """(name, bool [last - first, n] or [heads, ...]) of each pattern."""
+        for name, mask in self.masks.items():
+            yield name, self._kept(mask, layer, b, part)
+
+    def _kept(self, mask: Any, layer: LayerTensors, b: int, part: _Part) -> Any:
+        if not isinstance(mask, Node):  # a function from a layer and a sequence to booleans
+            return mask(layer, b)[..., part.first : part.last, :]
+        if not selects(mask):
+            return self._made(mask, layer, b)[..., part.first : part.last, :]
+        if isinstance(mask, Algebra):
+            left, right = (self._kept(each, layer, b, part) for each in (mask.left, mask.right))
+            return combined(mask.op, left, right)
+        if isinstance(mask, TopK) and not selects(mask.of) and mask.share == "head":
+            allowed = self._kept(mask.of, layer, b, part)
+            if (mask.score, mask.block, mask.q_block) == ("qk", 1, 1):
+                ranked = part.ranked if mask.of == layer.base and not layer.data else None
+                return _best(part.scores, allowed, mask.k, ranked)
+            if mask.score == "block_mean":
+                return self._best_blocks(mask, layer, b, part) & allowed
+        torch = torch_module()
+        tensors = {"q": layer.q[b : b + 1].float().cpu(), "k": layer.k[b : b + 1].float().cpu()}
+        keep = _dense(mask, self.n, layer.q.shape[1], 0, {**self.data, **tensors})
+        return torch.from_numpy(keep[..., part.first : part.last, :]).to(layer.q.device)
+
+    def _best_blocks(self, mask: TopK, layer: LayerTensors, b: int, part: _Part) -> Any:
+        """bool [heads, rows, n]: the best blocks of keys of each block of queries."""
+        torch = torch_module()
+        device, group = layer.q.device, layer.q.shape[1] // layer.k.shape[1]
+        heads = layer.q.shape[1]
+        key = mask.of, mask.q_block, mask.block, heads, b if self.data else 0
+        if key not in self.cells:
+            self.cells[key] = _cells(self._made(mask.of, layer, b), mask.q_block, mask.block)
+        above, below = part.first // mask.q_block, (part.last - 1) // mask.q_block + 1
+        live = self.cells[key][..., above:below, :]
+        q = _means(layer.q[b].float(), mask.q_block)[:, above:below]
+        k = _means(layer.k[b].float(), mask.block).repeat_interleave(group, dim=0)
+        chosen = _best(q @ k.transpose(1, 2), live, mask.k)
+        rows = torch.arange(part.first, part.last, device=device) // mask.q_block - above
+        columns = torch.arange(self.n, device=device) // mask.block
+        return chosen[:, rows][:, :, columns]
+
+    def _made(self, mask: Mask, layer: LayerTensors, b: int) -> Any:
+        """bool [n, n] or [heads, n, n], on the device."""
+        torch = torch_module()
+        if self.matrices is not None and not self.data:
+            return self.matrices.of(mask, self.n)
+        heads = layer.q.shape[1]
+        key = mask, heads, b if self.data else 0
         if key not in self.made:
-            self.made[key] = _dense(mask, self.n, heads, b, self.data)
+            whole = _dense(mask, self.n, heads, b, self.data)
+            self.made[key] = torch.from_numpy(whole).to(layer.q.device)
         return self.made[key]
 
 
-def _chooses(mask: Mask) -> bool:
-    return isinstance(mask, TopK) or any(map(_chooses, getattr(mask, "children", ())))
+def _best(scores: Any, allowed: Any, count: int, ranked: Any = None) -> Any:
+    """The `count` greatest scores of each row among the allowed ones; of equals the first.
 
-
-def _best_of_each_query(mask: TopK) -> bool:
-    """Whether each query of each head chooses single keys by q . k: the layer's own scores."""
-    return (
-        (mask.score, mask.share) == ("qk", "head")
-        and (mask.block, mask.q_block) == (1, 1) and not _chooses(mask.of)
-    )  # fmt: skip
-
-
-def _best(scores: Any, allowed: Any, count: int) -> Any:
-    """The `count` greatest scores of each row among the allowed ones; of equals the first."""
+    `ranked` are the allowed scores in descending order, where they are known.
+    """
     torch = torch_module()
-    ranked = scores.masked_fill(~allowed, -torch.inf).sort(dim=-1, descending=True, stable=True)
-    keep = torch.zeros_like(scores, dtype=torch.bool)
-    keep.scatter_(-1, ranked.indices[..., :count], True)
-    return keep & allowed & (scores > -torch.inf)
+    allowed = allowed & (scores > -torch.inf)
+    if count >= scores.shape[-1]:
+        return allowed
+    if count == 0:
+        return torch.zeros_like(allowed)
+    if ranked is None:
+        ranked = scores.masked_fill(~allowed, -torch.inf).sort(dim=-1, descending=True).values
+    least = ranked[..., count - 1 : count]
+    above, equal = allowed & (scores > least), allowed & (scores == least)
+    room = count - above.sum(dim=-1, keepdim=True)
+    if bool((equal.sum(dim=-1, keepdim=True) > room).any()):
+        equal &= equal.cumsum(dim=-1) <= room
+    return above | equal
+
+
+def _means(x: Any, block: int) -> Any:
+    """[heads, ceil(n / block), D]: means of blocks of rows; the last block may have fewer."""
+    torch = torch_module()
+    if block == 1:
+        return x
+    over = -x.shape[1] % block
+    sums = torch.nn.functional.pad(x, (0, 0, 0, over)).unflatten(1, (-1, block)).sum(dim=2)
+    counts = torch.full((sums.shape[1], 1), float(block), device=x.device)
+    counts[-1] = block - over
+    return sums / counts
+
+
+def _cells(allowed: Any, rows: int, columns: int) -> Any:
+    """bool [..., ceil(n / rows), ceil(n / columns)]: which blocks have an allowed pair."""
+    torch = torch_module()
+    over = (0, -allowed.shape[-1] % columns, 0, -allowed.shape[-2] % rows)
+    found = torch.nn.functional.pad(allowed, over)
+    return found.unflatten(-1, (-1, columns)).any(dim=-1).unflatten(-2, (-1, rows)).any(dim=-2)
 
 
 class _Sums:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from maskc.core.errors import ExtraMissing, ModelNotServed, WeightsMissing
@@ -68,12 +69,13 @@ def _weights(name: str) -> tuple[str, str]:
 
 
 @contextmanager
-def attention_of(model: Any, note: Note | None = None) -> Iterator[None]:
+def attention_of(model: Any, note: Note | None = None, compute: Any = None) -> Iterator[None]:
     """The model with maskc's attention, in evaluation mode, for a while.
 
     Args:
         model: a model of transformers.
         note: is called by every attention layer before it goes on.
+        compute: what computes attention in the place of `maskc.attention`, as `Matrices.attention`.
 
     Raises:
         ModelNotServed: the model computes attention by itself (MC605).
@@ -90,7 +92,7 @@ def attention_of(model: Any, note: Note | None = None) -> Iterator[None]:
     AttentionMaskInterface.register(NAME, make_mask)
     AttentionInterface.register(NAME, _run)
     before, training = model.config._attn_implementation, model.training
-    _noting.append(note)
+    _noting.append((note, compute))
     try:
         model.eval()
         model.set_attn_implementation(NAME)
@@ -101,16 +103,18 @@ def attention_of(model: Any, note: Note | None = None) -> Iterator[None]:
         model.train(training)
 
 
-_noting: list[Note | None] = []
+_noting: list[tuple[Note | None, Any]] = []
 
 
 def _run(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **more: Any) -> Any:
     """maskc's attention function, which tells what it got."""
     from maskc.integrations.transformers.attention import layers, run
 
+    note, compute = _noting[-1] if _noting else (None, None)
+    if compute is not None:
+        compute = partial(compute, layer=getattr(module, "layer_idx", None))
     with layers() as seen:
-        found = run(module, query, key, value, attention_mask, **more)
-    note = _noting[-1] if _noting else None
+        found = run(module, query, key, value, attention_mask, compute=compute, **more)
     if note is not None and seen:
         scale = more.get("scaling")
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -135,8 +139,9 @@ def masked(model: Any, masks: Mask | Mapping[int, Mask | None] | None) -> Iterat
 
 
 def losses(
-    model: Any, input_ids: Any, masks: Mask | Mapping[int, Mask | None] | None = None
-) -> Any:
+    model: Any, input_ids: Any, masks: Mask | Mapping[int, Mask | None] | None = None,
+    compute: Any = None,
+) -> Any:  # fmt: skip
     """The loss of each token but the first, one sequence at a time.
 
     Args:
@@ -144,6 +149,7 @@ def losses(
         input_ids: [B, N] tokens without padding, on any device.
         masks: for all layers or by layer; each layer sees its own mask & the given one. None: the
             model as it is.
+        compute: what computes attention; maskc when None.
 
     Returns:
         float64 [B, N - 1] in nats, NumPy.
@@ -153,7 +159,7 @@ def losses(
 
     device = next(model.parameters()).device
     found = []
-    with attention_of(model), masked(model, masks), torch.no_grad():
+    with attention_of(model, compute=compute), masked(model, masks), torch.no_grad():
         for row in input_ids:
             ids = row.to(device)[None]
             logits = model(input_ids=ids, use_cache=False).logits[0, :-1]

@@ -55,7 +55,9 @@ def trials(tokenizer: Any, filler: Any, n: int, count: int, seed: int = 0) -> li
     return found
 
 
-def answers(model: Any, asked: Sequence[Trial], masks: Any = None) -> tuple[bool, ...]:
+def answers(
+    model: Any, asked: Sequence[Trial], masks: Any = None, compute: Any = None
+) -> tuple[bool, ...]:
     """Whether greedy decoding repeats the number, by trial.
 
     The answer is in the prompt, and each of its tokens must be the most likely after those before
@@ -65,12 +67,12 @@ def answers(model: Any, asked: Sequence[Trial], masks: Any = None) -> tuple[bool
 
     device = next(model.parameters()).device
     found = []
-    with attention_of(model), masked(model, masks), torch.no_grad():
+    with attention_of(model, compute=compute), masked(model, masks), torch.no_grad():
         for trial in asked:
             ids = trial.ids.to(device)[None]
             logits = model(ids, use_cache=False, logits_to_keep=trial.answer + 1).logits[0, :-1]
-            found.append(bool((logits.argmax(-1) == ids[0, -trial.answer :]).all()))
-    return tuple(found)
+            found.append((logits.argmax(-1) == ids[0, -trial.answer :]).all())
+    return tuple(map(bool, found))
 
 
 def retrieval(asked: Sequence[Trial], dense: Sequence[bool], ours: Sequence[bool]) -> Retrieval:

@@ -154,7 +154,9 @@ def _readable(array: Any) -> Any:
     return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
-def capture(model: Any, input_ids: Any, layers: Sequence[int] | None = None) -> Tensors:
+def capture(
+    model: Any, input_ids: Any, layers: Sequence[int] | None = None, compute: Any = None
+) -> Tensors:
     """q, k and v of a model of transformers, as its attention function gets them.
 
     Rotary embeddings and the scale are the model's; the mask of each layer is what the model says.
@@ -163,6 +165,7 @@ def capture(model: Any, input_ids: Any, layers: Sequence[int] | None = None) -> 
         model: any model that uses transformers' attention interface.
         input_ids: [B, N] tokens, without padding.
         layers: which layers to keep; all of them when None.
+        compute: what computes attention; maskc when None.
 
     Raises:
         ModelNotServed: the model computes attention by itself (MC605).
@@ -179,7 +182,7 @@ def capture(model: Any, input_ids: Any, layers: Sequence[int] | None = None) -> 
         if wanted is None or number in wanted:
             found.append(LayerTensors(number, q, k, v, scale, layer.mask, layer.data))
 
-    with attention_of(model, note), torch.no_grad():
+    with attention_of(model, note, compute), torch.no_grad():
         model(input_ids=input_ids, use_cache=False)
     if not found:
         asked = "none" if wanted is None else ", ".join(map(str, sorted(wanted)))

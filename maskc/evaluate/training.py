@@ -10,13 +10,15 @@ import numpy as np
 
 from maskc.api import attention
 from maskc.dsl.combinators import causal, full
-from maskc.dsl.data_atoms import parents
+from maskc.dsl.data_atoms import Parents, parents
 from maskc.dsl.mask import Mask
 from maskc.evaluate.results import Trained
 from maskc.evaluate.statistics import equivalence, paired_interval, paired_p
 from maskc.evaluate.tensors import torch_module
 
 ACCURACY, LOSS = "accuracy", "nats per token"
+MARGIN = 0.02
+"""The difference that counts as none, of accuracy or in nats."""
 
 
 class Batch(NamedTuple):
@@ -53,8 +55,8 @@ class Task:
 
     @property
     def margin(self) -> float:
-        """The difference that counts as none: .02, of accuracy or in nats."""
-        return 0.02
+        """The difference that counts as none."""
+        return MARGIN
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Recipe:
     held_out: int = 16
     """Batches of the measurement."""
     device: str = "cpu"
+    compute: Any = None
+    """What computes attention; maskc when None. On a GPU it gets q, k and v in bfloat16."""
 
 
 # ------------------------------------------------------------------ tasks
@@ -227,7 +231,7 @@ def train(
         task: such as `copying()`.
         seeds: of weights and batches; one pair of models each, at least two.
         recipe: of the training.
-        dense: what `measured(None, ...)` gave for these seeds, if it is known.
+        dense: what `measured` gave without a mask for these seeds, if it is known.
         progress: is told what comes next.
 
     Returns:
@@ -239,8 +243,16 @@ def train(
         ExtraMissing: torch or SciPy is not installed (MC507).
     """
     recipe = recipe or Recipe()
-    dense = measured(None, task, seeds, recipe, progress) if dense is None else dense
-    masked = measured(mask, task, seeds, recipe, progress)
+    asked = {"masked": mask} if dense is not None else {"dense": None, "masked": mask}
+    found = measured(asked, task, seeds, recipe, progress)
+    return compared(task, recipe, seeds, found["masked"], found.get("dense", dense) or ())
+
+
+def compared(
+    task: Task, recipe: Recipe, seeds: Sequence[int], masked: Sequence[float],
+    dense: Sequence[float],
+) -> Trained:  # fmt: skip
+    """Measures by seed with a mask beside those without; errors as `train`."""
     return Trained(
         task.name, task.measure, recipe.steps, recipe.steps * recipe.batch * task.n, tuple(seeds),
         tuple(masked), tuple(dense), paired_interval(masked, dense), paired_p(masked, dense),
@@ -249,113 +261,189 @@ def train(
 
 
 def measured(
-    mask: Mask | None, task: Task, seeds: Sequence[int], recipe: Recipe,
+    masks: Mapping[str, Mask | None], task: Task, seeds: Sequence[int], recipe: Recipe,
     progress: Callable[[str], object] | None = None,
-) -> list[float]:  # fmt: skip
-    """What models come to that were trained with a mask, by seed; None trains dense ones."""
-    own = task.base if mask is None else task.base & mask
-    found = []
-    for seed in seeds:
-        if progress:
-            progress(f"{task.name}, {'dense' if mask is None else mask}, seed {seed}")
-        found.append(_trained(own, task, seed, recipe))
-    return found
+) -> dict[str, list[float]]:  # fmt: skip
+    """What models come to that were trained with masks, by name and seed.
 
+    All models are trained at once, each by its own losses: their weights are stacked, so that one
+    product serves them all. Models of a seed have the same first weights and batches.
 
-def _trained(mask: Mask, task: Task, seed: int, recipe: Recipe) -> float:
+    Args:
+        masks: by name; None is dense attention.
+        task, seeds, recipe: as `train`.
+        progress: is told a step of a hundred.
+    """
     torch = torch_module()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = _network(task, recipe, mask).to(recipe.device)
-    rng = np.random.default_rng([seed, 1])
-    optimizer = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=0.01)
+    models = _Models(masks, task, seeds, recipe)
+    optimizer = torch.optim.AdamW(models.weights.values(), lr=recipe.rate, weight_decay=0.01)
     warm = max(1, recipe.steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
         lambda step: min((step + 1) / warm, 0.5 + 0.5 * float(np.cos(np.pi * step / recipe.steps))),
     )
-    network.train()
-    for _ in range(recipe.steps):
-        loss, _ = _losses(network, task.draw(rng, recipe.batch, False), task, recipe)
+    draws = [np.random.default_rng([seed, 1]) for seed in seeds]
+    for step in range(recipe.steps):
+        if progress and step % 100 == 0:
+            progress(f"{task.name}, {len(masks)} masks, step {step}")
+        loss, _ = models.losses([task.draw(rng, recipe.batch, False) for rng in draws])
         optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        loss.sum().backward()
+        models.clip(1.0)
         optimizer.step()
         schedule.step()
-    network.eval()
-    held = np.random.default_rng([seed, 2])
+    held = [np.random.default_rng([seed, 2]) for seed in seeds]
+    which = 1 if task.measure == ACCURACY else 0
     with torch.no_grad():
         ends = [
-            _losses(network, task.draw(held, recipe.batch, True), task, recipe)
+            models.losses([task.draw(rng, recipe.batch, True) for rng in held])[which]
             for _ in range(recipe.held_out)
         ]
-    which = 1 if task.measure == ACCURACY else 0
-    return float(np.mean([float(end[which]) for end in ends]))
+    means = torch.stack(ends).mean(dim=0).view(len(masks), len(seeds)).tolist()
+    return dict(zip(masks, means, strict=True))
 
 
-def _losses(network: Any, batch: Batch, task: Task, recipe: Recipe) -> tuple[Any, Any]:
-    """(loss in nats, accuracy) of the places that count."""
-    torch = torch_module()
-    tokens = torch.from_numpy(batch.tokens).to(recipe.device)
-    targets = torch.from_numpy(batch.targets).to(recipe.device)
-    logits = network(tokens, batch.data)
-    if task.whole:
-        logits = logits.mean(dim=1)
-    else:
-        counts = torch.from_numpy(batch.counts).to(recipe.device)
-        logits, targets = logits[:, counts].flatten(0, 1), targets[:, counts].flatten()
-    loss = torch.nn.functional.cross_entropy(logits, targets)
-    return loss, (logits.argmax(-1) == targets).float().mean()
+class _Models:
+    """Small transformers with learned positions, for each mask and seed, stacked in this order."""
+
+    def __init__(
+        self, masks: Mapping[str, Mask | None], task: Task, seeds: Sequence[int], recipe: Recipe
+    ) -> None:
+        torch = torch_module()
+        self.task, self.recipe, self.seeds = task, recipe, len(seeds)
+        self.masks = [task.base if mask is None else task.base & mask for mask in masks.values()]
+        self.names = [arrays_of(mask) for mask in self.masks]
+        drawn = [_first_weights(task, recipe, seed) for seed in seeds]
+        self.weights = {
+            name: torch.stack([each[name] for each in drawn] * len(self.masks))
+            .to(recipe.device)
+            .requires_grad_()
+            for name in drawn[0]
+        }
+
+    def losses(self, batches: Sequence[Batch]) -> tuple[Any, Any]:
+        """(losses in nats [models], accuracies [models]) of the places that count."""
+        torch = torch_module()
+        device, times = self.recipe.device, len(self.masks)
+        tokens, targets = (
+            torch.from_numpy(np.stack([getattr(batch, name) for batch in batches])).to(device)
+            for name in ("tokens", "targets")
+        )
+        logits = self._logits(tokens, batches)
+        targets = targets.repeat(times, *[1] * (targets.ndim - 1))
+        if self.task.whole:
+            logits = logits.mean(dim=2)
+        else:
+            counts = torch.from_numpy(batches[0].counts).to(device)
+            logits, targets = logits[:, :, counts].flatten(1, 2), targets[:, :, counts].flatten(1)
+        lost = torch.nn.functional.cross_entropy(
+            logits.transpose(1, 2), targets, reduction="none"
+        ).mean(dim=1)
+        return lost, (logits.argmax(-1) == targets).float().mean(dim=1)
+
+    def _logits(self, tokens: Any, batches: Sequence[Batch]) -> Any:
+        """[models, B, N, classes] of tokens [seeds, B, N]."""
+        torch = torch_module()
+        weights = self.weights
+        models, kinds = weights["tokens.weight"].shape[:2]
+        tokens = tokens.repeat(len(self.masks), 1, 1)
+        tokens = tokens + kinds * torch.arange(models, device=tokens.device)[:, None, None]
+        x = torch.nn.functional.embedding(tokens, weights["tokens.weight"].flatten(0, 1))
+        x = x + weights["places"][:, None]
+        for index in range(self.recipe.layers):
+            block = f"{index}."
+            x = x + self._attention(block, self._norm(block + "before", x), batches)
+            up = self._linear(block + "up", self._norm(block + "after", x))
+            x = x + self._linear(block + "down", torch.nn.functional.gelu(up))
+        return self._linear("head", self._norm("norm", x))
+
+    def _attention(self, block: str, x: Any, batches: Sequence[Batch]) -> Any:
+        torch = torch_module()
+        heads, batch = self.recipe.heads, x.shape[1]
+        qkv = self._linear(block + "qkv", x).unflatten(-1, (3, heads, -1))
+        # [3, masks, seeds * B, heads, N, D]: each mask serves the models of all seeds at once.
+        qkv = qkv.permute(3, 0, 1, 4, 2, 5).unflatten(1, (len(self.masks), -1)).flatten(2, 3)
+        if x.is_cuda:
+            qkv = qkv.bfloat16()
+        seen = []
+        for index, mask in enumerate(self.masks):
+            q, k, v = qkv[:, index].contiguous().unbind(0)
+            data = _merged(batches, self.names[index], x.device)
+            call: Any = self.recipe.compute or attention
+            seen.append(call(q, k, v, mask, **data))
+        out = torch.cat(seen).to(x.dtype).transpose(1, 2).flatten(2)
+        return self._linear(block + "out", out.unflatten(0, (-1, batch)))
+
+    def _linear(self, name: str, x: Any) -> Any:
+        torch = torch_module()
+        weight, bias = self.weights[name + ".weight"], self.weights[name + ".bias"]
+        out = torch.baddbmm(bias[:, None], x.flatten(1, 2), weight.transpose(1, 2))
+        return out.unflatten(1, x.shape[1:3])
+
+    def _norm(self, name: str, x: Any) -> Any:
+        weight, bias = (
+            self.weights[f"{name}.{part}"][:, None, None] for part in ("weight", "bias")
+        )
+        return torch_module().nn.functional.layer_norm(x, x.shape[-1:]) * weight + bias
+
+    def clip(self, most: float) -> None:
+        """Scale the gradient of each model to a norm of at most so much."""
+        torch = torch_module()
+        gradients = [weight.grad for weight in self.weights.values()]
+        squares = [grad.flatten(1).square().sum(dim=1) for grad in gradients]
+        factor = (most / (torch.stack(squares).sum(dim=0).sqrt() + 1e-6)).clamp(max=1.0)
+        for grad in gradients:
+            grad.mul_(factor.view(-1, *[1] * (grad.ndim - 1)))
 
 
-def _network(task: Task, recipe: Recipe, mask: Mask) -> Any:
-    """A small transformer with learned positions, whose attention is maskc's."""
+def arrays_of(mask: Mask) -> set[str]:
+    """Names of the arrays that a mask reads."""
     from maskc.reference.dense import declarations, walk
 
+    return {decl.name for node in walk(mask) for decl in declarations(node)}
+
+
+def _merged(batches: Sequence[Batch], names: set[str], device: Any) -> dict[str, object]:
+    """The arrays of all batches that a mask names, one sequence after the other, as tensors."""
     torch = torch_module()
-    nn = torch.nn
-    width, heads = recipe.width, recipe.heads
-    names = {decl.name for node in walk(mask) for decl in declarations(node)}
-
-    class Block(nn.Module):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x: Any, data: Mapping[str, object]) -> Any:
-            qkv = self.qkv(self.before(x)).unflatten(-1, (3, heads, width // heads))
-            q, k, v = qkv.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
-            call: Any = attention
-            seen = call(q, k, v, mask, **data)
-            x = x + self.out(seen.transpose(1, 2).flatten(2))
-            return x + self.down(nn.functional.gelu(self.up(self.after(x))))
-
-    class Network(nn.Module):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens = nn.Embedding(task.tokens, width)
-            self.places = nn.Parameter(0.02 * torch.randn(task.n, width))
-            self.blocks = nn.ModuleList(Block() for _ in range(recipe.layers))
-            self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, task.classes)
-
-        def forward(self, tokens: Any, data: Mapping[str, object]) -> Any:
-            x = self.tokens(tokens) + self.places
-            data = {name: array for name, array in data.items() if name in names}
-            for block in self.blocks:
-                x = block(x, data)
-            return self.head(self.norm(x))
-
-    return Network()
+    found: dict[str, object] = {}
+    for name in sorted(names & set(batches[0].data)):
+        own: Any = [batch.data[name] for batch in batches]
+        marked = isinstance(own[0], Parents)
+        whole = np.concatenate([each.array for each in own] if marked else own)
+        tensor = torch.from_numpy(whole).to(device)
+        found[name] = parents(tensor) if marked else tensor
+    return found
 
 
-def tasks(long_text: str | None = None) -> Iterator[Task]:
-    """All tasks: long text, code trees, images and the two synthetic ones."""
+def _first_weights(task: Task, recipe: Recipe, seed: int) -> dict[str, Any]:
+    """Weights by name, as torch draws them for layers of these kinds."""
+    torch = torch_module()
+    nn, width = torch.nn, recipe.width
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = {"tokens": nn.Embedding(task.tokens, width)}
+        places = 0.02 * torch.randn(task.n, width)
+        for index in range(recipe.layers):
+            layers |= {
+                f"{index}.before": nn.LayerNorm(width), f"{index}.after": nn.LayerNorm(width),
+                f"{index}.qkv": nn.Linear(width, 3 * width),
+                f"{index}.out": nn.Linear(width, width), f"{index}.up": nn.Linear(width, 4 * width),
+                f"{index}.down": nn.Linear(4 * width, width),
+            }  # fmt: skip
+        layers |= {"norm": nn.LayerNorm(width), "head": nn.Linear(width, task.classes)}
+    found = {"places": places}
+    for name, layer in layers.items():
+        found |= {f"{name}.{part}": weight.detach() for part, weight in layer.named_parameters()}
+    return found
+
+
+def tasks(long_text: str | None = None, n: int = 256) -> Iterator[Task]:
+    """All tasks: long text and code trees of n tokens, images and the two synthetic ones."""
     from maskc.evaluate.texts import demo_texts
 
     yield copying()
     yield recall()
-    yield text(demo_texts()["english"] if long_text is None else long_text)
-    yield code_trees()
+    yield text(demo_texts()["english"] if long_text is None else long_text, n)
+    yield code_trees(n)
     yield digits()

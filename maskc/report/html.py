@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterator
 from hashlib import sha256
@@ -22,9 +23,15 @@ def shown(text: str) -> str:
     return escape(text.translate(_UNSHOWN | _TURNING))
 
 
+def minified(style: str) -> str:
+    """A style sheet on one line, without comments: a page is read by its markup."""
+    return re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", style, flags=re.DOTALL)).strip()
+
+
 def html(report: Document) -> str:
     """The whole page. Its policy lets no script run and nothing be loaded."""
-    style = source("style.css") + (files("maskc.report") / "report.css").read_text("utf-8")
+    sheets = source("style.css"), (files("maskc.report") / "report.css").read_text("utf-8")
+    style = minified("\n".join(sheets))
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = "; ".join((
         "default-src 'none'", f"style-src 'sha256-{digest}'", "base-uri 'none'",
@@ -91,14 +98,17 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
-    yield '<div class="wide" tabindex="0" role="group" aria-label="Table"><table><thead><tr>'
-    for column, head in enumerate(table.heads):
-        yield f'<th scope="col"{_side(table, column)}>{shown(head)}</th>'
-    yield "</tr></thead><tbody>"
-    for row in table.rows:
-        cells = (f"<td{_side(table, column)}>{shown(cell)}</td>" for column, cell in enumerate(row))
-        yield f"<tr>{''.join(cells)}</tr>"
-    yield "</tbody></table></div>"
+    head = "".join(
+        f'<th scope="col"{_side(table, column)}>{shown(head)}</th>'
+        for column, head in enumerate(table.heads)
+    )
+    rows = (
+        "".join(f"<td{_side(table, column)}>{shown(cell)}</td>" for column, cell in enumerate(row))
+        for row in table.rows
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    wide = '<div class="wide" tabindex="0" role="group" aria-label="Table">'
+    yield f"{wide}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _side(table: Table, column: int) -> str:

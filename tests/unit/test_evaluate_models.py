@@ -216,7 +216,7 @@ def test_the_number_is_found_where_the_model_repeats_it(
 
     from contextlib import nullcontext
 
-    monkeypatch.setattr(retrieval, "attention_of", lambda _: nullcontext())
+    monkeypatch.setattr(retrieval, "attention_of", lambda _, compute: nullcontext())
     monkeypatch.setattr(retrieval, "masked", lambda *_: nullcontext())
     right, wrong = (retrieval.answers(Repeats(each), asked) for each in (False, True))
     assert (right, wrong) == ((True,) * 6, (False,) * 6)

@@ -144,3 +144,24 @@ def test_too_few():
     ):  # fmt: skip
         with pytest.raises(TooFewValues, match="MC735"):
             wrong()
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 11, 40])
+def test_student_tails_are_those_of_scipy(freedom: int):
+    stats = pytest.importorskip("scipy.stats")
+    for t in (0.0, 0.1, 1.0, -2.3, 5.0, 60.0, 4000.0):
+        right = 2 * stats.t.sf(abs(t), freedom)
+        assert st.student_tails(t, freedom) == pytest.approx(right, rel=1e-9), t
+
+
+def test_far_from_zero_the_documents_say_how_far():
+    """Resamples that never reach 0 end at their own resolution; documents tell more, never less."""
+    rng = np.random.default_rng(0)
+    documents = [rng.normal(0.2, 0.5, 4096) for _ in range(12)]
+    found = st.bootstrap(documents, resamples=500)
+    t = found.mean / found.means.std(ddof=1)
+    assert found.p_value == st.student_tails(t, 11) < 1e-6
+    near = st.bootstrap([rng.normal(size=200) for _ in range(4)], resamples=500)
+    assert near.p_value > 2 / 501
+    two = st.bootstrap(documents[:2], resamples=500)
+    assert 1e-4 < two.p_value <= 2 / 501

@@ -65,3 +65,30 @@ def test_a_mask_that_hides_nothing_changes_nothing():
     assert (found.difference.value, found.p_value, found.p_equivalence) == (0, 1, 0)
     assert found.tokens == 3 * 4 * 16
     assert type(found).from_json(found.to_json()) == found
+
+
+def test_models_trained_together_are_those_trained_alone():
+    """Stacked weights keep apart: losses, clipping and steps of one model are its own."""
+    pytest.importorskip("torch")
+    recipe = Recipe(steps=4, batch=3, width=16, heads=2, layers=2, held_out=2)
+    task = T.text("the mask is a set of integers, " * 90, n=24)
+    masks = {"dense": None, "window": mc.window(3), "sinks": mc.sinks(1) | mc.window(1)}
+    together = T.measured(masks, task, (0, 5), recipe)
+    for name, mask in masks.items():
+        for place, seed in enumerate((0, 5)):
+            (alone,) = T.measured({name: mask}, task, (seed,), recipe)[name]
+            assert together[name][place] == pytest.approx(alone, abs=2e-5), (name, seed)
+    assert len({round(value, 6) for values in together.values() for value in values}) == 6
+
+
+def test_trees_of_all_batches_are_read():
+    """Masks with data: the arrays of the batches of all seeds come one after the other."""
+    pytest.importorskip("torch")
+    recipe = Recipe(steps=2, batch=2, width=16, heads=2, layers=1, held_out=1)
+    task = T.code_trees(32)
+    mask = mc.tree("tree") | mc.window(2)
+    both = T.measured({"tree": mask}, task, (0, 1), recipe)["tree"]
+    for seed in (0, 1):
+        assert T.measured({"tree": mask}, task, (seed,), recipe)["tree"] == pytest.approx(
+            [both[seed]], abs=2e-5
+        )

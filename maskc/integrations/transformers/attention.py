@@ -71,8 +71,8 @@ def run(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
     scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
     s_aux: Any = None, is_causal: bool | None = None, position_ids: Any = None,
-    position_bias: Any = None,
-    cu_seq_lens_q: Any = None, cu_seq_lens_k: Any = None, **others: Any,
+    position_bias: Any = None, cu_seq_lens_q: Any = None, cu_seq_lens_k: Any = None,
+    compute: Any = None, **others: Any,
 ) -> tuple[Any, None]:  # fmt: skip
     """Attention as `AttentionInterface` asks for it.
 
@@ -90,6 +90,7 @@ def run(
         position_ids: [B, n_q]; only read to find packed sequences that the mask ignores.
         cu_seq_lens_q: int [segments + 1], cumulative lengths of packed segments.
         cu_seq_lens_k: the same for keys.
+        compute: what is called in the place of `maskc.attention`, with its arguments.
         others: ignored where they are known to say nothing about attention.
 
     Returns:
@@ -122,7 +123,7 @@ def run(
         if softcap is not None:
             raise ModelArgument(_name(module), "position_bias and softcap", _EAGER)
         score, data = _BIASED, {**data, _BIAS: position_bias[..., : key.shape[2]]}
-    out = attention(
+    out = (compute or attention)(
         query, key, value, mask, scale=scaling, softcap=softcap, sink_logits=sinks, score=score,
         dropout_p=dropout, **data,
     )  # fmt: skip

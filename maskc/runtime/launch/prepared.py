@@ -170,6 +170,8 @@ class Sent:
     free: dict[Pointers, Any] = field(default_factory=dict)
     """Memory with these arguments (CUDA) by the addresses in it, taken for a launch and put back;
     safe in threads."""
+    block: bytes = b""
+    """What a call has behind `struct Attention`; the end of `template`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,182 @@
+"""Masks as boolean matrices on a device, and attention by them that needs no kernel of its own.
+
+A study looks at a hundred masks for a second each: to build a hundred kernels would take longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maskc.api import attention
+from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import Algebra, TopK
+from maskc.evaluate.tensors import torch_module
+
+_ROWS = 1024
+"""Queries that are computed together: only the keys that one of them sees are read."""
+_ALIGN = 16
+"""Keys of a part are a multiple of this: fused kernels of torch want aligned rows of a mask."""
+_HELD = 1 << 34
+"""Bytes of matrices that are kept on the device."""
+
+
+class Matrices:
+    """Masks without data of square problems as matrices, each made once.
+
+    Args:
+        device: where they lie; the CPU when None.
+    """
+
+    def __init__(self, device: object = None) -> None:
+        self.device = "cpu" if device is None else device
+        self._bits: dict[tuple[Mask, int], np.ndarray] = {}
+        self._made: dict[tuple[Mask, int], Any] = {}
+        self._parts: tuple[object, list[_Part]] = (None, [])
+
+    def give(self, mask: Mask, n: int, bits: np.ndarray) -> None:
+        """A matrix that was made elsewhere: uint8 [n, ceil(n / 8)], as `packed` gives it."""
+        self._bits[mask, n] = bits
+
+    def of(self, mask: Mask, n: int) -> Any:
+        """bool [n, n] on the device.
+
+        Raises:
+            MaskcError: as `Mask.dense`.
+        """
+        torch = torch_module()
+        found = self._made.get((mask, n))
+        if found is None:
+            bits = self._bits.get((mask, n))
+            if bits is not None:
+                found = _unpacked(torch.from_numpy(bits).to(self.device), n)
+            elif isinstance(mask, Algebra):
+                found = combined(mask.op, self.of(mask.left, n), self.of(mask.right, n))
+            else:
+                found = torch.from_numpy(np.ascontiguousarray(mask.dense(n))).to(self.device)
+            while self._made and (len(self._made) + 1) * n * n > _HELD:
+                self._made.pop(next(iter(self._made)))
+            self._made[mask, n] = found
+        return found
+
+    def attention(
+        self, q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None,
+        softcap: float | None = None, sink_logits: Any = None, score: Any = None,
+        dropout_p: float = 0.0, layer: int | None = None, **data: object,
+    ) -> Any:  # fmt: skip
+        """Attention as `maskc.attention` computes it, by torch.
+
+        Masks that select keys at run time, masks with data, scores, soft caps, sinks and dropout
+        go to maskc.
+
+        Args:
+            q: [B, Hq, N, D]; k: [B, Hkv, N, D]; v: [B, Hkv, N, Dv], one float type.
+            mask: the same for all heads.
+            scale, softcap, sink_logits, score, dropout_p, data: as `maskc.attention`.
+            layer: of a model; it changes nothing here.
+
+        Returns:
+            [B, Hq, N, Dv]; zeros in rows without a key.
+        """
+        torch = torch_module()
+        n = q.shape[2]
+        more = {"softcap": softcap, "sink_logits": sink_logits, "score": score, **data}
+        more = {name: value for name, value in more.items() if value is not None}
+        if more or dropout_p or n != k.shape[2] or selects(mask):
+            call: Any = attention
+            return call(q, k, v, mask, scale=scale, dropout_p=dropout_p, **more)
+        group = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        out = q.new_zeros((*q.shape[:3], v.shape[-1]))
+        for part in self._parts_of(mask, n, q.dtype):
+            if part.bias is None:
+                continue
+            keys, values = (x.index_select(2, part.keys) for x in (k, v))
+            rows = slice(part.first, part.last)
+            own = torch.nn.functional.scaled_dot_product_attention(
+                q[:, :, rows], keys, values, attn_mask=part.bias, scale=scale
+            )
+            out[:, :, rows] = own.masked_fill(part.empty, 0) if part.any_empty else own
+        return out
+
+    def _parts_of(self, mask: Mask, n: int, dtype: Any) -> list[_Part]:
+        """The parts of the last mask that was asked for are kept."""
+        if self._parts[0] != (mask, n, dtype):
+            self._parts = (mask, n, dtype), list(_parts(self.of(mask, n), dtype))
+        return self._parts[1]
+
+
+class _Part(NamedTuple):
+    """Some rows of a matrix, without the columns that are empty in all of them."""
+
+    first: int
+    last: int
+    keys: Any
+    """int64 [columns], padded with repeats."""
+    bias: Any
+    """[rows, columns] in the type of q: 0, or -inf where a key is hidden; None without a key."""
+    empty: Any
+    """bool [rows, 1], rows without a key."""
+    any_empty: bool
+
+
+def _parts(keep: Any, dtype: Any) -> Iterator[_Part]:
+    torch = torch_module()
+    for first in range(0, len(keep), _ROWS):
+        rows = keep[first : first + _ROWS]
+        last = first + len(rows)
+        keys = rows.any(dim=0).nonzero()[:, 0]
+        count = len(keys)
+        if not count:
+            yield _Part(first, last, keys, None, None, True)
+            continue
+        keys = torch.nn.functional.pad(keys, (0, -count % _ALIGN), value=int(keys[-1]))
+        seen = rows[:, keys]
+        seen[:, count:] = False
+        bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        bias.masked_fill_(~seen, -torch.inf)
+        empty = ~seen.any(dim=1, keepdim=True)
+        yield _Part(first, last, keys, bias, empty, bool(empty.any()))
+
+
+def combined(op: str, left: Any, right: Any) -> Any:
+    """What a node of the mask algebra means, on booleans."""
+    match op:
+        case "&":
+            return left & right
+        case "|":
+            return left | right
+        case "-":
+            return left & ~right
+    return left ^ right
+
+
+def selects(mask: Mask) -> bool:
+    """Whether the mask chooses keys at run time."""
+    return isinstance(mask, TopK) or any(map(selects, getattr(mask, "children", ())))
+
+
+def packed(mask: Mask, n: int) -> np.ndarray:
+    """uint8 [n, ceil(n / 8)], the bits of the mask's matrix: what other processes send."""
+    return np.packbits(mask.dense(n), axis=-1, bitorder="little")
+
+
+def leaves(masks: Mapping[str, Mask]) -> list[Mask]:
+    """The masks without children that the given ones are made of, each once."""
+
+    def below(mask: Mask) -> Iterator[Mask]:
+        if isinstance(mask, (Algebra, TopK)):
+            for child in mask.children:
+                yield from below(child)
+        else:
+            yield mask
+
+    return list(dict.fromkeys(leaf for mask in masks.values() for leaf in below(mask)))
+
+
+def _unpacked(bits: Any, n: int) -> Any:
+    torch = torch_module()
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return ((bits[..., None] >> shifts) & 1).flatten(1)[:, :n].bool()

@@ -1,0 +1,80 @@
+"""Attention by matrices against maskc's own, and matrices against `Mask.dense`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.evaluate import matrices as M
+
+torch = pytest.importorskip("torch")
+
+N = 83
+MASKS = {
+    "window": mc.causal() & mc.window(9),
+    "sinks": mc.causal() & (mc.sinks(4) | mc.window(5)),
+    "xor": (mc.window(9) ^ mc.strided(4)) - mc.sinks(3),
+    "random": mc.causal() & mc.random_blocks(16, 1, seed=0),
+    "rows without a key": mc.causal() & mc.dilated(3, stride=5) - mc.window(0),
+    "nothing": mc.causal() - mc.causal(),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("rows", [16, 1024])
+def test_attention_is_that_of_the_mask(name: str, rows: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(M, "_ROWS", rows)
+    mask, matrices = MASKS[name], M.Matrices()
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, N, 16)
+    k, v = torch.randn(2, 2, 2, N, 16).unbind(0)
+    keep = mask.dense(N)
+    assert np.array_equal(matrices.of(mask, N).numpy(), keep)
+    found = matrices.attention(q, k, v, mask, scale=0.3)
+    scores = (q.double() @ k.double().repeat_interleave(2, 1).transpose(2, 3)) * 0.3
+    weights = torch.from_numpy(keep) * scores.exp()
+    total = weights.sum(-1, keepdim=True)
+    right = weights @ v.double().repeat_interleave(2, 1) / torch.where(total > 0, total, 1)
+    assert torch.allclose(found.double(), right, atol=1e-5)
+    again = mc.attention(q, k, v, mask, scale=0.3)
+    assert torch.allclose(found, again, atol=1e-5)
+
+
+def test_matrices_made_elsewhere_are_used():
+    mask, matrices = mc.causal() & (mc.window(9) | mc.sinks(2)), M.Matrices()
+    parts = M.leaves({"mask": mask, "again": mc.window(9) | mc.causal()})
+    assert parts == [mc.causal(), mc.window(9), mc.sinks(2)]
+    for part in parts:
+        matrices.give(part, N, M.packed(part, N))
+    assert np.array_equal(matrices.of(mask, N).numpy(), mask.dense(N))
+    matrices.give(mc.window(1), N, np.zeros((N, -(-N // 8)), np.uint8))
+    assert not matrices.of(mc.window(1), N).any()
+
+
+def test_what_needs_more_than_a_matrix_goes_to_maskc():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 64, 16).unbind(0)
+    matrices = M.Matrices()
+    best = mc.topk(5, of=mc.causal())
+    assert torch.equal(matrices.attention(q, k, v, best), mc.attention(q, k, v, best))
+    capped = matrices.attention(q, k, v, mc.causal(), softcap=2.0)
+    assert torch.equal(capped, mc.attention(q, k, v, mc.causal(), softcap=2.0))
+    ids = torch.arange(64)[None] // 20
+    mask = mc.causal() & mc.documents("doc")
+    assert torch.equal(
+        matrices.attention(q, k, v, mask, doc=ids), mc.attention(q, k, v, mask, doc=ids)
+    )
+
+
+def test_gradients_pass():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 48, 16).unbind(0)
+    mask, matrices = mc.causal() & (mc.window(5) | mc.sinks(2)), M.Matrices()
+    found = []
+    for call in (matrices.attention, mc.attention):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        call(*leaves, mask).square().sum().backward()
+        found.append([x.grad for x in leaves])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-4)
