@@ -282,12 +282,13 @@ def write(path: Path, held: dict[str, Any]) -> None:
 
 
 def _command(asked: argparse.Namespace) -> str:
+    texts = (each.partition("=") for each in asked.text)
     parts = [
         f"--n {asked.n} --sequences {asked.sequences} --needles {asked.needles}",
         f"--every {asked.every} --budgets {','.join(f'{x:g}' for x in asked.budgets)}",
         f"--families {asked.families} --ablate {asked.ablate:g} --ablated {asked.ablated}",
         f"--seed {asked.seed}{' --control' * asked.control}{' --check' * asked.check}",
-        *(f"--text {each}" for each in asked.text),
+        *(f"--text {name}={Path(file).name}" for name, _, file in texts),
     ]
     return f"python -m benchmarks.study {' '.join(parts)} -o {Path(asked.output).name}"
 
