@@ -21,6 +21,8 @@ RIVALS = {
 }  # fmt: skip
 """By their names in results, the heads of their columns."""
 
+_MOST_DRAWN = 8.0
+"""Bars of a mask beyond it would leave no room for the others': it is left out."""
 Row = Mapping[str, Any]
 
 
@@ -78,11 +80,19 @@ def off(rows: Sequence[Row]) -> str:
     return "\n".join(found)
 
 
+def _fits(row: Row) -> bool:
+    times = row["times_ms"]
+    return all(
+        _MOST_DRAWN * value > base
+        for each in times.values() for value, base in zip(each, times["all-gather"], strict=True)
+    )  # fmt: skip
+
+
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Speeds beside all-gather with the same kernels, of the first length; one panel a pass."""
     from maskc.viz.bars import Group, bars
 
-    first = [row for row in rows if row["tokens"] == rows[0]["tokens"]]
+    first = [row for row in rows if row["tokens"] == rows[0]["tokens"] and _fits(row)]
     panels = {}
     for number, name in enumerate(("forward", "backward")):
         groups = []

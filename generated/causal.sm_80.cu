@@ -381,7 +381,8 @@ FN void load_tile(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i
 // Which rows a block computes, and what its threads share.
 // Needs: load.cuh; Mask and lists of tiles. Gives: Block.
 
-// What the logits of one head are made of: the soft cap bends a score, then ALiBi adds to it.
+// What the logits of one head are made of: the soft cap bends a score, then ALiBi adds to it; or a
+// formula of the score takes their place, see common/gen/score.h.j2.
 // Gives: Logit, logit_of, BENT, to_logit, logit_slope.
 
 // Whether features need registers that the plain kernel fills with what it loads early.

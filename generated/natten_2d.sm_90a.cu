@@ -177,6 +177,7 @@ FN float2 unpack(u32 pair) {
 //     struct HeadLogit head_logit(int i)  what the head of element i has
 //     i32 query(p, int i), key(p, int i)  tokens, inside the sequence
 //     i32 head(int i), batch()            a query head, a sequence
+//     float apart(p, int i)               the query's token minus the key's
 
 // Facts:
 //     BENT           a logit is more than its score times the scale. Otherwise nothing is done to

@@ -45,7 +45,7 @@ FIELDS: tuple[Field, ...] = (
     Field("col_ptr", "const i32 *", "backward: [lists][tile_cols + 1] offsets into col_tiles"),
     Field("col_tiles", "const i32 *", "backward: tile row * 2 + (1 if full), ascending"),
     Field("work", "const i32 *", "[items + empty + merges][WORK_FIELDS], see maskc/core/abi.py"),
-    Field("counter", "i32 *", "[2], zero before and after every launch: the next work item"),
+    Field("counter", "i32 *", "[2 + rows], zero before and after every launch: see below"),
     Field("head_variant", "const i32 *", "[heads_q] which mask each head has, or null: mask 0"),
     Field("mask_args", "const i32 *", "[variants][1 + N_ARGS]: the formula's shape, its constants"),
     Field("distances", "const i32 *", "[variants] bits of partial tiles, see maskc/layout/"),
@@ -108,14 +108,22 @@ DROPOUT_FIELDS: tuple[Field, ...] = (
 """What it has behind these in sources that drop weights."""
 
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
-    ("tile", "tile row; backward: tile column"),
+    ("tile", "tile row; backward: tile column; packed heads, which have one row: tiles of a part"),
     ("head", "batch * heads_q + query head, the first one"),
     ("first", "first tile of its range, or where its list starts in row_tiles (col_tiles)"),
     ("count", "tiles; deterministic backward: of all its heads"),
     ("full_first", "range: tiles full_first .. full_last - 1 have only live pairs"),
     ("full_last", "past the last of them"),
-    ("heads", "backward: consecutive query heads with this list that are taken one by one"),
-    ("shared", "1 + number of a column that others add to too, or of a part of a row; else 0"),
+    (
+        "heads",
+        "backward: consecutive query heads with this list that are taken one by one; "
+        "packed heads: the number of the row among those to be merged",
+    ),
+    (
+        "shared",
+        "1 + number of a column that others add to too, or of a part of a row, "
+        "of packed heads its last one; else 0",
+    ),
 )
 """The int32 fields of one item of the work list.
 
@@ -123,6 +131,9 @@ Behind all items come, in the same form, the rows to be merged, or the columns t
 share: `tile`, `head`, in `first` the number of the first part and in `count` that of parts. Of a
 list made on the device `items` counts those without tiles too, which are its last. In a
 deterministic backward pass `first` and `count` of a shared item are counted in its head's own list.
+
+`counter` holds the items that blocks have taken beyond their first, the blocks that are done, and,
+where heads are packed, of every row to be merged the parts that are stored.
 """
 
 LISTED_FIELDS: tuple[Field, ...] = (

@@ -225,6 +225,11 @@ class WorkList:
     apart: bool = False
     """Whether it is the list of a pass in the mode `apart`, in which items that share a column
     leave their shares side by side instead of adding to one."""
+    few_tiles: int = 0
+    """The least tiles of a part of a packed row, a power of two, see
+    maskc/layout/work/work_list.py. 0: never cut."""
+    heads: int = 0
+    """Heads whose queries are the rows of a tile in the mode PACKED; 0: in every other mode."""
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,6 @@ class Target:
         dropout."""
         if (problem.score is not None and not self.scores) or (problem.dropout and not self.drops):
             return True
-        if problem.dropout and problem.score and problem.score.slots and self.name not in _EXACT:
-            return True  # launches for the gradients of tables, which do not know what is dropped
         dims = (problem.head_dim, problem.head_dim_v)
         allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
         unequal = self.equal_head_dims and dims[0] != dims[1]
@@ -110,8 +108,6 @@ MOST_HEAD_DIM = 512
 """Of the targets that have kernels for every head dimension."""
 SPARE = "simt"
 """What runs on a card the dtypes and head dimensions for which matrix units have no kernels."""
-_EXACT = ("cpu", "simt")
-"""Targets without tensor cores."""
 
 _BOTH = (Direction.forward, Direction.backward)
 

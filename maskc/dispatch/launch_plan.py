@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from maskc.core.abi import ATTENTION
-from maskc.core.bundle import APART, APART_FLOATS, NOT_ONCE, ONCE, Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import (
+    APART,
+    APART_FLOATS,
+    NOT_ONCE,
+    ONCE,
+    PACKED,
+    Bundle,
+    Grid,
+    Launch,
+    SourceUnit,
+)
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device, Output, Shape, contiguous, out_strides, singles
@@ -94,7 +104,8 @@ def launch_plan(
         and (unit.thresholds or (tables.work and tables.work.parts))
     ):
         parts = 0 if tables.work is None else tables.work.parts
-        floats = threshold_words(unit, sizes) + parts * unit.tile.q * unit.row_floats
+        stored = rows.n_q + rows.n_q % 2 if mode == PACKED else unit.tile.q
+        floats = threshold_words(unit, sizes) + parts * stored * unit.row_floats
         outputs = (*outputs, singles(floats))
     return LaunchPlan(
         unit, mode, tables.features(wanted.features), wanted.direction, wanted.device, sizes,
@@ -192,6 +203,13 @@ def apart(unit: SourceUnit) -> SourceUnit:
     if unit.work is None:
         return unit
     return replace(unit, work=replace(unit.work, apart=True))
+
+
+def packing(unit: SourceUnit, heads: int) -> SourceUnit:
+    """The same source for a pass in the mode PACKED, with the queries of so many heads a tile."""
+    if unit.work is None:
+        return unit
+    return replace(unit, work=replace(unit.work, heads=heads))
 
 
 def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool = False) -> str:

@@ -27,6 +27,7 @@ from maskc.dispatch.launch_plan import (
     launch_plan,
     mode_of,
     ordered,
+    packing,
     uncut,
 )
 from maskc.dispatch.recent import Recent
@@ -188,6 +189,8 @@ class SourceSelector:
         rest = (wanted, place.sizes, bound, arrays)
         if Feature.entmax in wanted.features and wanted.direction is Direction.forward:
             unit = uncut(unit)
+        if place.packed > 1:
+            unit = packing(unit, place.packed)
         if self._runs_apart(unit, *rest, place.joins):
             unit = apart(unit)
         elif wanted.deterministic and wanted.direction is Direction.backward:

@@ -40,6 +40,7 @@ from maskc.layout import (
     longest_chain,
     multiprocessors_needed,
     ordered_work,
+    packed_work,
     range_spans,
     sequence_arrays,
     stack_spans,
@@ -58,7 +59,9 @@ from maskc.layout.work.tile_counts import (
 _PAD = 4
 """int32 entries to which every part is rounded up: 16 bytes."""
 CAPTURED = 1023
-"""Launches captured in CUDA graphs that find a counter of their own beside the tables."""
+"""Launches captured in CUDA graphs that find counters of their own beside the tables, at most."""
+_COUNTERS, _MOST_COUNTERS = 2, 1 << 15
+"""Of a launch that merges nothing itself, see maskc/core/abi.py, and of all captured launches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,10 +136,12 @@ class Tables:
         sums = dict(self.parts).get("row_sums")
         return 0 if sums is None else int(sums[:, -1].max(initial=0))
 
-    @property
-    def counted(self) -> bool:
-        """Whether they hold the counters of work items."""
-        return any(name == "counter" for name, _ in self.parts)
+    @cached_property
+    def counters(self) -> tuple[int, int]:
+        """(captured launches that find counters of their own, how many integers each has); none
+        where there are no counters."""
+        copies, own = next((x.shape for name, x in self.parts if name == "counter"), (1, 0))
+        return copies - 1, own
 
     @property
     def size(self) -> int:
@@ -227,7 +232,7 @@ def make_tables(
         spans = stack_spans(made) if made else list_spans(_ptr(parts, backward))
         if unit.work is not None:
             work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
-            parts += _work_parts(work)
+            parts += _work_parts(work, unit.work)
         adders = (adders_of(layouts) if lists else adders_of_spans(spans)) if backward else None
         if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
             tally = tally_of(layouts, direction) if lists else tally_of_spans(spans, adders)
@@ -284,13 +289,15 @@ def _box_tables(
     parts = in_turn(parts, sizes.n_q, sizes.heads_q // sizes.heads_kv, rule)
     spans = list_spans(_ptr(parts, backward))
     work = _work(rule, spans, of_head, len(cases), sizes, backward, parts)
-    parts += _work_parts(work)
+    parts += _work_parts(work, rule)
     return Tables(tuple(parts), (), 0, {}, work, tally_of(layouts, direction))
 
 
-def _work_parts(work: Work) -> list[tuple[str, np.ndarray]]:
+def _work_parts(work: Work, rule: WorkList) -> list[tuple[str, np.ndarray]]:
     items = np.concatenate([work.items, work.merges])
-    return [("work", items), ("counter", np.zeros((1 + CAPTURED, 2), np.int32))]
+    own = _COUNTERS + (len(work.merges) if rule.heads else 0)
+    copies = 1 + min(CAPTURED, _MOST_COUNTERS // own)
+    return [("work", items), ("counter", np.zeros((copies, own), np.int32))]
 
 
 def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:
@@ -327,6 +334,8 @@ def _work(
         return ordered_work(spans, lists, sizes.heads_kv, together, rule)
     if backward:
         return backward_work(spans, lists, sizes.heads_kv, sizes.n_q, rule)
+    if rule.heads:
+        return packed_work(spans, lists, sizes.n_q, rule)
     return forward_work(spans, lists, sizes.heads_kv, sizes.n_q, sizes.n_kv, rule)
 
 

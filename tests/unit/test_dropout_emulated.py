@@ -10,9 +10,10 @@ torch = pytest.importorskip("torch")
 import maskc as mc  # noqa: E402
 from maskc.reference.attention import attention, gradients  # noqa: E402
 from maskc.reference.dropout import factors  # noqa: E402
+from maskc.reference.scores import ScoreOf  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.scores import close  # noqa: E402
+from tests.support.scores import FORMULAS, close  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +181,37 @@ def test_chosen_keys():
         right, right_lse = attention(*given, live, dropout=factors(0.3, SEED, 1, 2, 200, 200))
         close(out.float().numpy(), right, "out", 0.01)
         close(lse, right_lse, "lse", 0.01)
+
+
+def test_memory_of_arguments_is_used_again():
+    """A new seed costs no tensor map: the block of a call goes where that of the last one was."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 2, 64, 64), generator=generator).bfloat16() for _ in range(3))
+    attn = mc.causal().compile(64, dtype="bfloat16", target="sm_90a")
+    found = [attn(q, k, v, dropout_p=0.5, dropout_seed=seed) for seed in (1, 2, 1)]
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("target", ["simt", "sm_80", "sm_90a"])
+def test_tables_of_a_score(target):
+    """Their gradients see the same pairs dropped as those of q, k and v."""
+    n = 100
+    score, data = FORMULAS["relative table"](n, n, 2, 1)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn((1, 2, n, 64), generator=generator).bfloat16() for _ in range(4))
+    tables = {name: torch.from_numpy(x) for name, x in data.items()}
+    attn = mc.causal().compile(64, dtype="bfloat16", target=target, score=score)
+    drops = {"dropout_p": 0.3, "dropout_seed": SEED}
+    out, lse = attn(q, k, v, return_lse=True, **drops, **tables)
+    assert attn.dropping.target.name == target
+    found = attn.backward(q, k, v, out, lse, dout, **drops, **tables)
+    made = ScoreOf(score.inputs, data, n, n)
+    given, kept = [x.float().numpy() for x in (q, k, v)], factors(0.3, SEED, 1, 2, n, n)
+    live = mc.causal().dense(n)
+    right, right_lse = attention(*given, live, score=made, dropout=kept)
+    close(out.float().numpy(), right, "out", 0.01)
+    close(lse, right_lse, "lse", 0.01)
+    exact = gradients(*given, live, dout.float().numpy(), score=made, dropout=kept)
+    for key, gradient in zip(["dq", "dk", "dv", "d bias"], found, strict=True):
+        close(gradient.float().numpy(), exact[key], key, 0.01)

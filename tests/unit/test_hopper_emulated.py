@@ -24,6 +24,7 @@ from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
 from maskc.dispatch import selector as making  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.layout.work import deterministic_order as ordered  # noqa: E402
+from maskc.layout.work import work_list  # noqa: E402
 from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
@@ -35,7 +36,16 @@ from tests.support.exact_attention import (  # noqa: E402
     vectors,
     wrong,
 )
-from tests.support.hopper import BAND, WAYS, check, compiled, half, modes  # noqa: E402
+from tests.support.hopper import (  # noqa: E402
+    BAND,
+    WAYS,
+    check,
+    compiled,
+    half,
+    modes,
+    parts_of,
+    with_rules,
+)
 from tests.support.thorough import more  # noqa: E402
 
 ARROW = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
@@ -275,6 +285,29 @@ def test_heads_packed_into_tiles():
     attn = compiled(mc.causal(), 64)
     check(attn, given(2, 700, 64, heads=16, kv_heads=2), live_pairs(mc.causal(), 2, 700))
     assert "packed" in {mode for _, mode, _ in attn.all_reports}
+
+
+@pytest.mark.parametrize("dim", [64, more(96), 128, more(192)])
+def test_packed_rows_in_parts(hopper, monkeypatch, dim):
+    """Rows and parts that see nothing; bits that depend neither on who takes how many parts nor on
+    who is last; no second launch, and counters that are left as they were found."""
+    mask = mc.where(lambda q, k: (k // 64 + q) % 3 != 1) & mc.causal()
+    attn = with_rules(compiled(mask, dim), {"few_tiles": 1, "uneven_tiles": 4}, {})
+    made = given(3, 900, dim, batch=2, heads=10, kv_heads=2)
+    sinks = vectors(["sink_logits"], 10)
+    check(attn, made, live_pairs(mask, 3, 900), **sinks)
+    whole = called(attn, *made[:3], **sinks)
+    for number, seed in ((1, 0), (1, 1000), (132, 2000)):
+        monkeypatch.setattr(work_list, "_MULTIPROCESSORS", number)
+        again = with_rules(attn, {}, {})
+        hopper.seed = seed
+        hopper.launches.clear()
+        found = called(again, *made[:3], **sinks)
+        assert all(torch.equal(found[name], x) for name, x in whole.items())
+        assert {entry for entry, _ in hopper.launches} == {"attention_forward"}
+        assert parts_of(again)
+        alone = called(again, *(x[1:] for x in made[:3]), **sinks)
+        assert all(torch.equal(x, whole[name][1:]) for name, x in alone.items())
 
 
 @pytest.fixture

@@ -16,7 +16,15 @@ from maskc.core.errors import TooMuchWork
 from maskc.core.expr_text import parse_expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
-from maskc.layout import backward_work, build, forward_work, kernel_lists, list_spans
+from maskc.layout import (
+    Spans,
+    backward_work,
+    build,
+    forward_work,
+    kernel_lists,
+    list_spans,
+    packed_work,
+)
 from maskc.layout.work import work_list as work
 from tests.support.thorough import examples
 
@@ -370,3 +378,93 @@ def test_too_much_work(monkeypatch):
     ptr, _ = kernel_lists([layout_from(np.ones((3, 1), np.uint8))])
     with pytest.raises(TooMuchWork, match="6 pieces of work, more than 5"):
         forward_work(list_spans(ptr), np.zeros((1, 2), int), 2, 1, 1, WorkList(1))
+
+
+# ------------------------------------------------------------------ packed heads
+
+
+def row_spans(counts: list[int]) -> Spans:
+    """Of lists that begin anywhere, whose first and last tiles are partial."""
+    count = np.array([counts], np.int64).T
+    first = np.arange(len(counts))[:, None] * 5000 + 3
+    return Spans(first, count, first + 1, first + np.maximum(count - 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "tiles", "size"),
+    [
+        (4, 15, 0), (4, 16, 8), (1, 64, 8), (4, 127, 8),
+        (4, 128, 16), (4, 256, 32), (4, 512, 32), (4, 2048, 32), (4, 2049, 64), (4, 9000, 256),
+        (5, 512, 32), (16, 512, 32), (32, 512, 64), (64, 512, 128), (190, 512, 128),
+        (4, 0, 0),
+    ],
+)  # fmt: skip
+def test_where_packed_rows_are_cut(rows, tiles, size):
+    """Of 64 keys a tile: 512 keys, 2048 where there are enough, 8192 of many rows; 64 parts."""
+    rule = WorkList(9000, uneven_tiles=32, few_tiles=8, heads=rows)
+    made = packed_work(row_spans([tiles]), np.zeros((1, 1), int), 1, rule)
+    assert made.parts == (-(-tiles // size) if size else 0)
+    assert {item["tile"] for item in items_of(made)} == {size}
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.data())
+def test_packed_rows_are_covered_once(data):
+    draw = data.draw
+    counts = draw(st.lists(st.integers(0, 300), min_size=1, max_size=4))
+    batch, heads = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    of_head = np.array(draw(st.lists(
+        st.integers(0, len(counts) - 1), min_size=batch * heads, max_size=batch * heads
+    ))).reshape(batch, heads)  # fmt: skip
+    rule = WorkList(
+        9000, uneven_tiles=draw(st.sampled_from([0, 8, 32])), heads=draw(st.integers(1, 40)),
+        few_tiles=draw(st.sampled_from([0, 1, 2, 8])), resident=draw(st.integers(1, 3)),
+    )  # fmt: skip
+    spans = row_spans(counts)
+    made = packed_work(spans, of_head, draw(st.integers(1, 3)), rule)
+    items, lists = items_of(made), of_head.ravel()
+    sizes = [item["count"] for item in items]
+    assert sizes == sorted(sizes, reverse=True)
+    assert made.filled == sum(size > 0 for size in sizes)
+    seen = [np.zeros(counts[number], int) for number in lists]
+    parts: dict[int, tuple[int, int, int]] = {}  # by number: head, first tile, tiles
+    for item in items:
+        head, first = item["head"], item["first"]
+        own = spans.first[lists[head], 0]
+        seen[head][first - own : first - own + item["count"]] += 1
+        inside = range(first, first + item["count"])
+        full = set(range(item["full_first"], item["full_last"]))
+        number = lists[head]
+        assert full == set(inside) & set(
+            range(spans.full_first[number, 0], spans.full_last[number, 0])
+        )
+        if not item["shared"]:
+            assert (item["tile"], item["count"]) == (0, counts[number])
+            continue
+        size = item["tile"]
+        assert size & (size - 1) == 0
+        assert made.merges[item["heads"], 1] == head
+        own_parts = [(head, at, min(size, inside.stop - at)) for at in inside[::size]]
+        for number, part in enumerate(own_parts, item["shared"] - len(own_parts)):
+            assert number not in parts
+            parts[number] = part
+    assert all((each == 1).all() for each in seen)
+    assert sorted(parts) == list(range(made.parts))
+    for row in made.merges:
+        head, first, count = row[1:4].tolist()
+        found = [parts[first + i] for i in range(count)]
+        assert {part[0] for part in found} == {head}
+        assert [part[1] for part in found] == sorted(part[1] for part in found)
+        assert sum(part[2] for part in found) == counts[lists[head]]
+
+
+def test_the_batch_moves_no_cut():
+    """One sequence's items are its parts; of many sequences they have several."""
+    rule = WorkList(9000, uneven_tiles=32, few_tiles=8, heads=4)
+    alone = packed_work(row_spans([64]), np.zeros((1, 8), int), 1, rule)
+    many = packed_work(row_spans([64]), np.zeros((64, 8), int), 1, rule)
+    assert set(alone.items[:, 3].tolist()) == {8}
+    assert set(many.items[:, 3].tolist()) == {32}
+    assert (alone.items[:, 0] == 8).all()
+    assert (many.items[:, 0] == 8).all()
+    np.testing.assert_array_equal(many.merges[:8], alone.merges)

@@ -17,7 +17,6 @@ from maskc.core.errors import NoDevice
 from maskc.core.problem import Direction, TileShape
 from maskc.core.target import TARGETS
 from maskc.core.tensors import Output, singles
-from maskc.dispatch import tables
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.tables import Slot, Tables
 from maskc.layout import Work
@@ -45,12 +44,15 @@ class Recorder:
         self.launched.append((stream, filled(sent, pointers, scale, softcap)))
 
 
+CAPTURED = 3
+
+
 def gpu_plan(kernel, work=None) -> PreparedLaunch:
     args = np.arange(3, dtype=np.int32)
     slot = Slot(np.zeros((1, 1, 5), np.int32))
     parts = [("mask_args", args), ("row_ptr", args)]
     if work is not None:
-        parts.append(("counter", np.zeros((1 + tables.CAPTURED, 2), np.int32)))
+        parts.append(("counter", np.zeros((1 + CAPTURED, 2), np.int32)))
     made = Tables(tuple(parts), (slot,), 0, {}, work)
     block = ATTENTION(n_q=5)
     return PreparedLaunch(
@@ -149,7 +151,6 @@ ITEMS = Work(np.ones((3, len(abi.WORK_FIELDS)), np.int32), 3, False)
 
 def test_launches_of_a_stream_share_a_counter_and_captured_ones_never(monkeypatch):
     monkeypatch.setattr(plans, "_captured", {})
-    monkeypatch.setattr(plans, "CAPTURED", 3)
     library, kernel = Streams(), Recorder()
     plan = gpu_plan(kernel, ITEMS)
     two = replace(plan, sent={})

@@ -10,7 +10,7 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.core.bundle import Grid, WorkList
+from maskc.core.bundle import PACKED, Grid, WorkList
 from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
@@ -118,7 +118,12 @@ def test_plans_cut_long_rows_only():
     for dim in SM_90A.head_dims:
         unit = unit_of(dim)
         assert (unit.work.most_tiles, unit.work.uneven_tiles) == (0, LONG_KEYS // unit.tile.k)
-        for _, mode in unit.modes:
+        assert (unit.work.few_tiles, unit.work.heads) == (8 if unit.tile.k == 64 else 4, 0)
+        for name, mode in unit.modes:
+            if name == PACKED:
+                (forward,) = mode.launches
+                assert (forward.entry, forward.grid) == ("attention_forward", Grid.items)
+                continue
             forward, merge = mode.launched(frozenset())
             assert (forward.entry, merge.entry) == ("attention_forward", "attention_merge")
             assert (merge.grid, merge.threads, unit.tile.q % merge.per_block) == (

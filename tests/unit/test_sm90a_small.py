@@ -56,7 +56,7 @@ def test_blocks_fit_a_multiprocessor(dim):
     assert compute + copy <= 2 * launched, "a block's registers move inside the block"
     assert [name for name, _ in made.modes] == ["usual", "stream", "packed"]
     for _, mode in made.modes:
-        launch, _ = mode.launches
+        launch, *_ = mode.launches
         assert (launch.threads, launch.resident) == (threads, blocks)
         assert blocks * (launch.shared_bytes + RESERVED) <= SM_90A.shared_memory + RESERVED
     assert {each.rows for each in made.maps} == {64}

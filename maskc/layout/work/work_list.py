@@ -18,6 +18,15 @@ UNEVEN = 4
 that have tiles: in a causal mask the longest has twice the mean."""
 _FEW = 16
 """Queries whose rows of a part are a small thing to write and read."""
+_FEW_ROWS, _MOST_FEW = 4, 16
+"""Rows of packed heads of which the same holds for parts of `few_tiles`, and the most times as many
+tiles that parts of more rows have."""
+_WIDER = 4
+"""Times as many tiles as the least that parts of long rows have, where eight of them are left."""
+MOST_PARTS = 64
+"""Of a packed row: one block adds them up, when others may have nothing left to do."""
+_MULTIPROCESSORS = 132
+"""Of a card, about: what items are made for. Nothing else depends on it."""
 
 
 def _no_rows() -> np.ndarray:
@@ -121,6 +130,74 @@ def forward_work(
     pieces = _pieces(spans, _most_alone(spans, n_q, rule))
     owner, piece = _expanded(owners, pieces)
     return _in_parts(_listed(owners, pieces, owner, piece), owners, pieces, owner, piece)
+
+
+def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> Work:
+    """Items of a forward pass of packed heads, each of which has one tile row: runs of parts of
+    their rows, the longest first.
+
+    A row's own tiles alone decide where it is cut. How many of its parts, one after another, are an
+    item depends on what there is to do for all blocks of a card.
+
+    Args:
+        spans: the live tiles of the only tile row of every list.
+        of_head: int [batch, heads] which list the packed heads of a sequence have.
+        n_q: queries per sequence, of one head.
+        rule: `heads` of which are packed.
+
+    Raises:
+        TooMuchWork: more items than 32 bits index.
+    """
+    lists = of_head.ravel().astype(np.int64)
+    count, first = spans.count[:, 0].astype(np.int64), spans.first[:, 0]
+    size = part_tiles(count, n_q * rule.heads, rule)
+    cut, whole = (size > 0) & (count >= 2 * size), np.maximum(size, 1)
+    share = -(-int(count[lists].sum()) // (_MULTIPROCESSORS * rule.resident))
+    most = size.copy()
+    while (more := cut & (most < share) & (2 * most <= rule.uneven_tiles)).any():
+        most[more] *= 2
+    most = np.where(cut, most, np.maximum(count, 1))
+
+    pieces = np.maximum(-(-count // most), 1)[lists]
+    if (total := int(pieces.sum())) > MAX_ITEMS:
+        raise TooMuchWork(total, MAX_ITEMS)
+    parts, rows = np.where(cut, -(-count // whole), 0)[lists], _running(cut[lists])
+    head = np.repeat(np.arange(len(lists)), pieces)
+    own = lists[head]
+    begin = (np.arange(total) - (np.cumsum(pieces) - pieces)[head]) * most[own]
+    tiles = np.minimum(count[own] - begin, most[own])
+    start, is_cut = first[own] + begin, cut[own]
+    last = _running(parts)[head] + (begin + tiles - 1) // whole[own]
+    columns = (
+        np.where(is_cut, size[own], 0), head, start, tiles,
+        np.clip(spans.full_first[:, 0][own], start, start + tiles),
+        np.clip(spans.full_last[:, 0][own], start, start + tiles),
+        np.where(is_cut, rows[head], 1), np.where(is_cut, 1 + last, 0),
+    )  # fmt: skip
+    items = np.stack(columns, axis=1)[np.argsort(-tiles, kind="stable")]
+    whose = np.flatnonzero(cut[lists])
+    merges = np.zeros((len(whose), len(WORK_FIELDS)), np.int32)
+    merges[:, 1], merges[:, 2], merges[:, 3] = whose, _running(parts)[whose], parts[whose]
+    filled = int(np.count_nonzero(tiles))
+    return Work(items.astype(np.int32), filled, bool(len(whose)), merges)
+
+
+def part_tiles(count: np.ndarray, rows: int, rule: WorkList) -> np.ndarray:
+    """int64 [lists]: tiles of the parts into which packed rows are cut, a power of two; those with
+    less than twice as many stay whole. 0: all do.
+
+    Of more rows, what is written and read of parts stays the same share of their keys. There are
+    eight parts, if these have neither too few tiles nor too many, and MOST_PARTS at most.
+    """
+    if not (rule.few_tiles and rule.uneven_tiles):
+        return np.zeros(count.shape, np.int64)
+    times = min(_MOST_FEW, 1 << (-(-rows // _FEW_ROWS) - 1).bit_length())
+    size = np.full(count.shape, rule.few_tiles * times, np.int64)
+    while (longer := (size < _WIDER * rule.few_tiles) & (count >= 16 * size)).any():
+        size[longer] *= 2
+    while (many := count > MOST_PARTS * size).any():
+        size[many] *= 2
+    return size
 
 
 def backward_work(

@@ -13,7 +13,9 @@ to be faster. Four blocks at D 64 would leave 104 registers: 12 too few.
 
 Where the queries of all heads of a key/value head fit a tile (decoding), they are its rows, and
 keys and values are read once for all of them (`packed`). The only row of a list is cut along the
-keys, as a long one is.
+keys into parts, of which a block takes several; the last block of a row merges them. On an H100
+(32 / 8 heads, D 128, 16k keys and more) this reads keys and values about as fast as a copy of
+memory runs. Blocks that stream through items choose the next one too early: 2 to 8 % slower.
 
 Beside its rivals see benchmarks/results/anchors-h200.json. What decided on one H200 (CUDA 13.0,
 bf16, TFLOP/s of live pairs), beyond the order of products and waits:
@@ -68,6 +70,9 @@ runs. Reckoned with 132 blocks: Longformer (16k, 12 heads, D 64) has 82 tiles fo
 ends after 164 where the rows of 128 tiles are whole, and after 87 where their items have 32 or 16.
 With fewer heads there is less for each block, hence 16 tiles of 128 keys. A part, written and read,
 is at most a fifth of the keys and values that its tiles read."""
+FEW_KEYS = 512
+"""The least keys of a part of a packed row of up to four queries, which is a sixtieth of the keys
+and values that it comes from."""
 MERGE_ROWS = 16
 """Queries of a block that merges the parts of a row."""
 
@@ -192,7 +197,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
     # a formula of the score and dropout ask which head a row is of
     if problem.score is None and not problem.dropout:
-        modes.append((PACKED, _mode(Grid.items, threads, room[1], form.blocks, "PACKED")))
+        modes.append((PACKED, Mode(usual.launches[:1], "PACKED")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1]),
@@ -221,6 +226,8 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
             L2_BYTES // (2 * (dim + problem.head_dim_v)),
             stream_below=STREAM_BELOW,
             uneven_tiles=LONG_KEYS // keys,
+            few_tiles=1 << (FEW_KEYS // keys).bit_length() - 1,
+            resident=form.blocks,
         ),
         row_floats=dim + 2,  # out, the level of its sums and the sum of its exponentials
         list_bytes=lists,

@@ -23,7 +23,8 @@ class BlockLaunch:
         """As of the plan."""
         sent, stream = self._plan.place(lib, q)
         if isinstance(sent, Sent):
-            sent = replace(sent, template=sent.template + self._block, free={})
+            block = sent.block + self._block
+            sent = replace(sent, template=sent.template + self._block, block=block)
         return sent, stream
 
     def run(

@@ -42,6 +42,7 @@ _WORD, _PORTABLE_MAPPED = 4, 3
 """Bytes; CU_MEMHOSTALLOC_PORTABLE and CU_MEMHOSTALLOC_DEVICEMAP."""
 _LINE = 64
 """Bytes: alignment of tensor maps."""
+_BLOCK = ctypes.sizeof(ATTENTION)
 _MAPS = -(-ctypes.sizeof(ATTENTION) // _LINE) * _LINE
 """Where they start behind the argument block."""
 _KEPT = 64
@@ -207,6 +208,8 @@ class CudaKernel:
         memory = sent.free.pop(pointers, None)  # of this launch until it is put back
         if memory is None:
             memory = self._filled(plan, sent, pointers)
+        if sent.block:
+            memory.view[_BLOCK : len(sent.template)] = sent.block
         if scale is None and softcap is None:
             self.launch(plan.steps, stream, memory)
         else:

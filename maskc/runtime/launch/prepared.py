@@ -14,7 +14,7 @@ from maskc.core.errors import TooFewMultiprocessors
 from maskc.core.problem import Direction
 from maskc.core.tensors import Device, Output, singles
 from maskc.dispatch.launch_plan import LaunchPlan, with_workspace
-from maskc.dispatch.tables import CAPTURED, Tables
+from maskc.dispatch.tables import Tables
 from maskc.runtime.arrays.known import Library, zeros
 
 _WRITE = {
@@ -29,8 +29,6 @@ _POINTER, _NUMBER = struct.Struct("Q"), struct.Struct("f")
 _SCALE, _SOFTCAP = ATTENTION.scale.offset, ATTENTION.softcap.offset
 _OF_SCALE = slice(_SCALE, _SCALE + _NUMBER.size)
 _COUNTER = ATTENTION.counter.offset
-_COUNTER_BYTES = 8
-_OWN_COUNTER = singles(_COUNTER_BYTES // 4)
 PER_THREAD = 2
 """The stream that CUDA understands as each thread's own: the last handle of a default stream."""
 
@@ -172,6 +170,8 @@ class Sent:
     free: dict[Pointers, Any] = field(default_factory=dict)
     """Memory with these arguments (CUDA) by the addresses in it, taken for a launch and put back;
     safe in threads."""
+    block: bytes = b""
+    """What a call has behind `struct Attention`; the end of `template`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,10 +246,11 @@ class PreparedLaunch:
             sent = next(iter(self.sent.values()), None)
         if sent is None:  # a copy that is itself part of the graph
             sent = self._send(library, q, key, False)
-        if self.tables.counted:
+        _, own = self.tables.counters
+        if own:
             counter, made = sent.counters(), None
             if counter is None:
-                made, counter = zeros(library, q, _OWN_COUNTER)
+                made, counter = zeros(library, q, singles(own))
             template = bytearray(sent.template)
             _POINTER.pack_into(template, _COUNTER, counter)
             sent = Sent(bytes(template), sent.lse, (sent.owner, made), sent.counters)
@@ -264,9 +265,9 @@ class PreparedLaunch:
         if copy is None:
             on_host = self.device[0] == "cpu"
             owner, base = (packed, packed.ctypes.data) if on_host else library.send(q, packed)
-            spare = range(1, CAPTURED + 1) if tables.counted else ()
+            spare, own = tables.counters
             start = base + offsets.get("counter", 0)
-            free = iter([start + _COUNTER_BYTES * number for number in spare])
+            free = iter([start + 4 * own * number for number in range(1, spare + 1)])
             copy = (owner, base, lambda: next(free, None))
             if keep:
                 tables.copies[place] = copy

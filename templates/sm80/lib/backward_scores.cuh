@@ -36,8 +36,8 @@ FN float steps_of(float far, int m, int n, int e) {
 }
 
 #if WITH_SCORE
-// The levels of a thread's pairs, and which pairs they are, for a formula of the score: the first one
-// is of this query and this key.
+// The levels of a thread's pairs, and which pairs they are, for a formula of the score: the first
+// one is of this query and this key.
 template <bool KEY_ROWS, class Level>
 struct Placed {
     Level level;

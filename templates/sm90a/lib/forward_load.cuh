@@ -10,6 +10,11 @@ FN struct Work next_item(const struct Attention &p) {
     return item(p, (i32)gridDim.x + atomicAdd(p.counter, 1));
 }
 
+// Packed heads: FIRST where the tile at position left - 1 is the last one of a part of its item.
+FN i32 part_ends(const struct Work &work, i32 left) {
+    return PACKED && (left & (work.tile - 1)) == 0 ? FIRST : 0;
+}
+
 // One thread. It shares its scheduler with warps that compute: what it does per tile is little.
 FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     const u32 group = (u32)p.heads_q / (u32)p.heads_kv;
@@ -31,7 +36,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         for (i32 left = work.count - 1; left >= 0; left--) {
             const Point first_k = key_point((word & INDEX) * KEY_STEP);
             if (left > 0)
-                word = word_at(p, work, left - 1);
+                word = word_at(p, work, left - 1) | part_ends(work, left);
             else
                 word = word_at(p, coming, coming.count - 1) | (STREAM ? FIRST : 0);
             wait(shared.k_free[stage.at], stage.turn ^ 1);
@@ -39,9 +44,11 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
             load_tile<TILE_K>(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
             if (left + 1 == work.count) {
                 wait(shared.q_free[q_place.at], q_place.turn ^ 1);
-                shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared};
+                const i32 tile = PACKED ? 0 : work.tile;
+                shared.row[q_place.at] = {tile, place.head, place.batch, work.shared,
+                                          PACKED ? work.heads : 0};
                 load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
-                                  query_point(work.tile * TILE_Q),
+                                  query_point(tile * TILE_Q),
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
                 if (STREAM && left > 0) coming = next_item(p);

@@ -14,7 +14,11 @@ FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
                                     : MINUS_INFINITY;
 }
 
+#if PACKED
+#include "sm90a/lib/merge_packed.cuh"
+#else
 #include "sm90a/lib/merge_rows.cuh"
+#endif
 
 // Adds that, or a sink, to a row's sum, as if it were one more key's logit; both it and all others
 // may be -inf. Returns its weight.
@@ -58,8 +62,13 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
     if (const i32 part = part_in(tile)) {
+#if PACKED
+        store_part(o, top, sum, unit, p, row.part - 1, group);
+        finish_parts(shared_memory(), p, part - row.part + 1, group);
+#else
         store_part(o, top, sum, unit, part_at(p, part - 1), group);
         sync_threads(8 + group, 128);  // all have read which part, before the place is free
+#endif
         return;
     }
     const i32 lane = threadIdx.x % 32, query = query_of(row, group);

@@ -1,7 +1,7 @@
 // Items of the work list, and copies of their tiles.
 // Needs: work.cuh, ptx.cuh, tokens.cuh or gen/grid_tiles.cuh.j2.
 
-constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item
+constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item, or part
 constexpr i32 END = 1 << 30;    // there is no tile, and none will come
 
 // The word of a tile of an item, the last of the row first; END where there is no item.
