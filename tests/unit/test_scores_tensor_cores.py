@@ -120,6 +120,13 @@ def test_documents_listed_on_the_device():
 
 
 @emulated
+@pytest.mark.parametrize("kind", ["sm_90a", "sm_80"])
+def test_few_pairs(kind):
+    """Where delta is found once more, of all keys of a query."""
+    judged(mc.causal(), "twice", 50, kind=kind)
+
+
+@emulated
 def test_boxes_of_a_grid():
     """Tiles whose tokens do not follow each other, some of them beyond the grid."""
     width = 18
