@@ -14,7 +14,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -282,12 +282,13 @@ def write(path: Path, held: dict[str, Any]) -> None:
 
 
 def _command(asked: argparse.Namespace) -> str:
+    texts = (each.partition("=") for each in asked.text)
     parts = [
         f"--n {asked.n} --sequences {asked.sequences} --needles {asked.needles}",
         f"--every {asked.every} --budgets {','.join(f'{x:g}' for x in asked.budgets)}",
         f"--families {asked.families} --ablate {asked.ablate:g} --ablated {asked.ablated}",
         f"--seed {asked.seed}{' --control' * asked.control}{' --check' * asked.check}",
-        *(f"--text {each}" for each in asked.text),
+        *(f"--text {name}={Path(file).name}" for name, _, file in texts),
     ]
     return f"python -m benchmarks.study {' '.join(parts)} -o {Path(asked.output).name}"
 
@@ -424,35 +425,79 @@ def tables(path: Path) -> str:
     held = json.loads(path.read_text(encoding="utf-8"))
     if "trained" in held:
         return trained_table(held)
-    result = Evaluation.from_dict(held["evaluation"])
-    lines = [
-        "| mask | pairs | retained | random / best | output error | perplexity | nats lost "
-        "| p (Holm) | numbers found |",
-        "|---|---:|---|---:|---:|---:|---|---:|---:|",
+    return "\n\n".join(_tables(list(Evaluation.from_dict(held["evaluation"]).patterns)))
+
+
+def _tables(every: list[Evaluated]) -> Iterator[str]:
+    """Families by budget, retained mass by layer, ablations."""
+    plain = [one for one in every if one.role in ("pattern", "control", "ceiling")]
+    families = list(dict.fromkeys(one.name.rpartition(" ")[0] for one in plain))
+    budgets = sorted({one.budget for one in plain if one.budget})
+    have = {one.name: one for one in plain}
+    heads = [f"{100 * budget:g} %" for budget in budgets]
+
+    def pivot(title: str, shown: Callable[[Evaluated], str]) -> str:
+        rows = []
+        for family in families:
+            own = [have.get(f"{family} {100 * budget:g}%") for budget in budgets]
+            if any(own):
+                rows.append([family, *(shown(one) if one else "" for one in own)])
+        return f"{title}\n\n" + _table(["mask", *heads], rows)
+
+    def lost(one: Evaluated) -> str:
+        return _interval(one.perplexity.difference) if one.perplexity else ""
+
+    def kept(one: Evaluated) -> str:
+        found = one.information
+        return f"{found.retained.value:.3f} ({found.ceiling:.3f})" if found else ""
+
+    def error(one: Evaluated) -> str:
+        return f"{one.information.output_error.value:.2f}" if one.information else ""
+
+    def numbers(one: Evaluated) -> str:
+        return str(one.retrieval.found) if one.retrieval else ""
+
+    yield pivot("Nats per token lost, with 95 % intervals:", lost)
+    yield pivot("Retained mass (and the most that as many keys of each row can retain):", kept)
+    yield pivot("Relative error of outputs:", error)
+    some = next((one.retrieval for one in every if one.retrieval), None)
+    if some is not None:
+        title = f"Numbers found of {some.trials}; dense attention finds {some.dense_found}:"
+        yield pivot(title, numbers)
+    middle = "12.5%" if "streaming 12.5%" in have else heads[0].replace(" ", "")
+    looked = [
+        one for family in families if (one := have.get(f"{family} {middle}")) and one.information
     ]
-    for each in sorted(result.patterns, key=lambda each: each.budget or 0):
-        lines.append("| " + " | ".join(_cells(each)) + " |")
-    return "\n".join(lines)
+    if looked:
+        layers = [x.layer for x in looked[0].information.layers if looked[0].information]
+        rows = [
+            [one.name, *(f"{np.mean(x.retained):.3f}" for x in one.information.layers)]
+            for one in looked if one.information
+        ]  # fmt: skip
+        yield "Retained mass by layer:\n\n" + _table(["mask", *map(str, layers)], rows)
+    rows = [[one.name, *_cells(one)] for one in every if one.role == "ablation"]
+    if rows:
+        heads = ["mask", "pairs", "retained", "perplexity", "nats lost", "p (Holm)", "found"]
+        yield "Ablations:\n\n" + _table(heads, rows)
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _interval(apart: Any) -> str:
+    return f"{apart.value:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}]"
 
 
 def _cells(each: Evaluated) -> Iterator[str]:
-    yield each.name
-    yield f"{each.share:.1%}"
     kept, lost, numbers = each.information, each.perplexity, each.retrieval
-    if kept is None:
-        yield from ("", "", "")
-    else:
-        yield f"{kept.retained.value:.3f} [{kept.retained.low:.3f}, {kept.retained.high:.3f}]"
-        yield f"{kept.floor:.3f} / {kept.ceiling:.3f}"
-        yield f"{kept.output_error.value:.3f}"
-    if lost is None:
-        yield from ("", "", "")
-    else:
-        apart = lost.difference
-        yield f"{lost.perplexity:.2f}"
-        yield f"{apart.value:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}]"
-        yield f"{lost.p_holm:.2g}"
-    yield "" if numbers is None else f"{numbers.found} / {numbers.trials}"
+    yield f"{each.share:.1%}"
+    yield "" if kept is None else f"{kept.retained.value:.3f}"
+    yield "" if lost is None else f"{lost.perplexity:.2f}"
+    yield "" if lost is None else _interval(lost.difference)
+    yield "" if lost is None else f"{lost.p_holm:.2g}"
+    yield "" if numbers is None else str(numbers.found)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -179,24 +179,33 @@ def ways(
     def gate_scores(layer: int, q: Any, k: Any) -> Any:
         return gate.scores(gate.pooled(q, k), layer)
 
-    def random_scores(layer: int, q: Any, _: Any) -> Any:
+    def random_scores(layer: int, q: Any, _: Any, q_block: int = BLOCK) -> Any:
         drawn = torch.Generator(device=q.device).manual_seed(layer)
-        count = -(-n // BLOCK)
-        return torch.rand(q.shape[0], count, count, generator=drawn, device=q.device)
+        shape = q.shape[0], -(-n // q_block), -(-n // BLOCK)
+        return torch.rand(shape, generator=drawn, device=q.device)
 
-    # Half of the pairs go to the window, the rest to the blocks or the landmarks.
+    def most(pairs: Callable[[int], float], step: int) -> int:
+        """The greatest multiple of `step` with at most so many pairs."""
+        value = step
+        while pairs(value + step) <= wanted:
+            value += step
+        return value
+
+    def kept_blocks(top: int, q_block: int) -> int:
+        """Pairs of a head that chooses blocks at random."""
+        q = torch.zeros(1, n, 1, device=causal.device)
+        keep = blocks(window, top, q_block, lambda *x: random_scores(*x, q_block))
+        return int(keep(0, None, q, q).sum())
+
+    def kept_landmarks(window: int) -> float:
+        inside = int(near(window).sum())
+        return inside + mean_ends * (int(causal.sum()) - inside)
+
+    # Half of the keys of a long row are the window's, the rest are those of blocks or landmarks.
     window = max(8, int(share * n / 4) // 8 * 8)
-    rest = wanted - int(near(window).sum())
-    live = _cells(causal & ~near(window), BLOCK, BLOCK).sum(-1)
-    top = max(
-        1,
-        next(
-            (t - 1 for t in range(1, 999) if int(live.clamp(max=t).sum()) * BLOCK * BLOCK > rest), 1
-        ),
-    )
-    inner = 8
-    while int(near(inner + 8).sum()) + mean_ends * (n / 2) < wanted:
-        inner += 8
+    top = most(lambda top: kept_blocks(top, 1), 1)
+    gated = most(lambda top: kept_blocks(top, BLOCK), 1)
+    inner = most(kept_landmarks, 8)
     own, content, learned = (
         "adaptive_local_global",
         "adaptive_local_global_content",
@@ -213,8 +222,8 @@ def ways(
         ),
         Way(
             learned,
-            f"sinks {SINKS}, window {window}, {top} blocks of {BLOCK} for {BLOCK} queries",
-            blocks(window, top, BLOCK, gate_scores),
+            f"sinks {SINKS}, window {window}, {gated} blocks of {BLOCK} for {BLOCK} queries",
+            blocks(window, gated, BLOCK, gate_scores),
         ),
     ]
     for name in ("window", "streaming", "strided", "longformer"):
@@ -231,7 +240,7 @@ def ways(
         Way(
             "random blocks",
             "as many blocks at random",
-            blocks(window, top, BLOCK, random_scores),
+            blocks(window, gated, BLOCK, random_scores),
             "control",
             learned,
         ),
@@ -268,7 +277,7 @@ def ways(
         Way(
             f"{learned} without window",
             "sinks and blocks",
-            blocks(0, top, BLOCK, gate_scores),
+            blocks(0, gated, BLOCK, gate_scores),
             "ablation",
             learned,
         ),
