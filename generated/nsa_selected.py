@@ -84,6 +84,8 @@ def attention(
     alpha=None,
     nan_safe=False,
     deterministic=False,
+    return_selection=False,
+    indexer_loss=False,
 ):
     """softmax(scale * q k^T, restricted to the mask) v, on the device of q.
 
@@ -100,6 +102,8 @@ def attention(
         normalizer: "softmax", or "entmax" with alpha from 1 to 2 (1.5 when None).
         nan_safe: on GPUs, non-finite rows of v reach only queries that see them, at a price.
         deterministic: gradients of torch tensors have the same bits on every run.
+        return_selection: also return what was chosen, int32 [B, heads, query blocks, width].
+        indexer_loss: also return what trains the ranking of torch tensors, fp32 [B, Nq].
 
     Returns:
         out [B, Hq, Nq, 128], or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
@@ -118,6 +122,8 @@ def attention(
         alpha=alpha,
         nan_safe=nan_safe,
         deterministic=deterministic,
+        return_selection=return_selection,
+        indexer_loss=indexer_loss,
     )
 
 

@@ -25,7 +25,7 @@ struct Attention {
     const i32 *col_ptr;  // backward: [lists][tile_cols + 1] offsets into col_tiles
     const i32 *col_tiles;  // backward: tile row * 2 + (1 if full), ascending
     const i32 *work;  // [items + empty + merges][WORK_FIELDS], see maskc/core/abi.py
-    i32 *counter;  // [2], zero before and after every launch: the next work item
+    i32 *counter;  // [2 + rows], zero before and after every launch: see below
     const i32 *head_variant;  // [heads_q] which mask each head has, or null: mask 0
     const i32 *mask_args;  // [variants][1 + N_ARGS]: the formula's shape, its constants
     const i32 *distances;  // [variants] bits of partial tiles, see maskc/layout/
@@ -1025,7 +1025,8 @@ struct Maps {
 // What a warpgroup works on.
 struct alignas(16) Row {
     i32 tile, head, batch;
-    i32 part;  // 1 + its number where the row is cut; read when it is needed
+    i32 part;   // 1 + its number where the row is cut; read when it is needed, but of packed heads
+    i32 merge;  // of packed heads: the number of the row among those that are cut; likewise
 };
 
 // A block's shared memory; its size is in maskc/plan/families/sm90a.py.
@@ -1039,6 +1040,9 @@ struct Shared {
     i32 first_word;           // of the block's first tile
     i32 next[STAGES];         // the word of the tile after the one in this stage
     struct Row row[Q_TILES];  // whose q is in this place
+#if PACKED
+    i32 stored[GROUPS];       // parts of the row, before the item's own
+#endif
 #if WITH_ENTMAX
     u64 decided;
     i32 wishes[2][4 * GROUPS];  // of every warp: the pass that is to follow
@@ -1095,7 +1099,7 @@ FN void initialize(struct Shared &shared) {
 // Items of the work list, and copies of their tiles.
 // Needs: work.cuh, ptx.cuh, tokens.cuh or gen/grid_tiles.cuh.j2.
 
-constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item
+constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item, or part
 constexpr i32 END = 1 << 30;    // there is no tile, and none will come
 
 // The word of a tile of an item, the last of the row first; END where there is no item.
@@ -1131,6 +1135,11 @@ FN struct Work next_item(const struct Attention &p) {
     return item(p, (i32)gridDim.x + atomicAdd(p.counter, 1));
 }
 
+// Packed heads: FIRST where the tile at position left - 1 is the last one of a part of its item.
+FN i32 part_ends(const struct Work &work, i32 left) {
+    return PACKED && (left & (work.tile - 1)) == 0 ? FIRST : 0;
+}
+
 // One thread. It shares its scheduler with warps that compute: what it does per tile is little.
 FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     const u32 group = (u32)p.heads_q / (u32)p.heads_kv;
@@ -1152,7 +1161,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         for (i32 left = work.count - 1; left >= 0; left--) {
             const Point first_k = key_point((word & INDEX) * KEY_STEP);
             if (left > 0)
-                word = word_at(p, work, left - 1);
+                word = word_at(p, work, left - 1) | part_ends(work, left);
             else
                 word = word_at(p, coming, coming.count - 1) | (STREAM ? FIRST : 0);
             wait(shared.k_free[stage.at], stage.turn ^ 1);
@@ -1160,9 +1169,11 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
             load_tile<TILE_K>(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
             if (left + 1 == work.count) {
                 wait(shared.q_free[q_place.at], q_place.turn ^ 1);
-                shared.row[q_place.at] = {work.tile, place.head, place.batch, work.shared};
+                const i32 tile = PACKED ? 0 : work.tile;
+                shared.row[q_place.at] = {tile, place.head, place.batch, work.shared,
+                                          PACKED ? work.heads : 0};
                 load_tile<TILE_Q>(shared.q[q_place.at], maps.q, shared.q_full[q_place.at],
-                                  query_point(work.tile * TILE_Q),
+                                  query_point(tile * TILE_Q),
                                   slice_of(p.q_stride, place.head, place.batch));
                 q_place.next();
                 if (STREAM && left > 0) coming = next_item(p);
@@ -1182,7 +1193,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
 
 FN struct Row row_in(const struct Shared &shared, i32 place) {
     const int4 row = *(const int4 *)&shared.row[place];
-    return {uniform(row.x), uniform(row.y), uniform(row.z)};
+    return {uniform(row.x), uniform(row.y), uniform(row.z), PACKED ? uniform(row.w) : 0};
 }
 // The place of the thread's first query; the other one is 8 behind.
 FN i32 query_of(const struct Row &row, i32 group) {
@@ -1329,6 +1340,126 @@ FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
                                     : MINUS_INFINITY;
 }
 
+#if PACKED
+// Packed heads, whose only tile row is cut along the keys: its parts, of which an item has several,
+// and their merge by the last item that is done.
+// Needs: work.cuh, unpack.cuh; lse_before and sink_of of forward_store.cuh.
+
+// An item leaves parts instead of results, in fp32, where p.delta points: outputs of the rows that
+// there are, and then of each the level that they are relative to, in powers of two, and the sum of
+// its exponentials. Parts begin at multiples of 16 bytes, and do not tell which item they are of.
+FN i32 part_rows(const struct Attention &p) { return p.n_q + p.n_q % 2; }
+FN float *part_at(const struct Attention &p, i32 part) {
+    return p.delta + (i64)part * (part_rows(p) * (HEAD_DIM + 2));
+}
+FN float2 *sums_of(const struct Attention &p, float *part) {
+    return (float2 *)(part + part_rows(p) * HEAD_DIM);
+}
+
+FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2], float unit,
+                   const struct Attention &p, i32 part, i32 group) {
+    const i32 lane = threadIdx.x % 32, first = 64 * group + threadIdx.x % 128 / 32 * 16;
+    if (first >= p.n_q) return;  // the whole warp
+    float *const to = part_at(p, part);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const i32 row = first + lane / 4 + 8 * r;
+        const float total = quad_sum(sum[r]);
+        if (row >= p.n_q) continue;
+        float2 *const output = (float2 *)(to + row * HEAD_DIM) + lane % 4;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 8; i++)
+            output[4 * i] = make_float2(o[4 * i + 2 * r], o[4 * i + 2 * r + 1]);
+        if (lane % 4 == 0) sums_of(p, to)[row] = make_float2(__fmul_rn(top[r], unit), total);
+    }
+}
+
+// One warpgroup: a warp has a row, whose columns its lanes share by fours. Parts are added in the
+// order of their keys, whoever was last, and the sink's logit behind them.
+constexpr int FOURS = HEAD_DIM / 4, OWN_FOURS = (FOURS + 31) / 32;
+
+FN void merge_parts(const struct Attention &p, const struct Work &work) {
+    const struct Place at = place_of(work.head, p.heads_q);
+    const i32 lane = threadIdx.x % 32, step = part_rows(p) * (HEAD_DIM + 2);
+    const float *const parts = part_at(p, work.first);
+#pragma unroll 1
+    for (i32 row = threadIdx.x % 128 / 32; row < p.n_q; row += 4) {
+        const float *const from = parts + row * HEAD_DIM;
+        const float *const sums = parts + part_rows(p) * HEAD_DIM + 2 * row;
+        float *const lse = p.lse + row_offset(p.lse_stride, at, 0);
+        const float before = lse_before(p, lse, row);
+        const float sink =
+            WITH_SINKS ? __fmul_rn(sink_of(p, at.head, row), LOG2E) : MINUS_INFINITY;
+        float top = fmaxf(before, sink);
+#pragma unroll 4
+        for (i32 i = lane; i < work.count; i += 32)
+            top = fmaxf(top, __ldcg((const float2 *)(sums + (i64)i * step)).x);
+#pragma unroll
+        for (int by = 16; by; by /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, by));
+        top = top == MINUS_INFINITY ? 0.0f : top;
+
+        float total = 0.0f, o[4 * OWN_FOURS] = {};
+#pragma unroll 1
+        for (i32 first = 0; first < work.count; first += 32) {
+            const i32 count = min_i32(work.count - first, 32), own = min_i32(lane, count - 1);
+            const float2 sum = __ldcg((const float2 *)(sums + (i64)(first + own) * step));
+            const float weight = lane < count ? fast_exp2(__fsub_rn(sum.x, top)) : 0.0f;
+            total = fmaf(weight, sum.y, total);
+#pragma unroll 16
+            for (i32 i = 0; i < count; i++) {
+                const float share = __shfl_sync(0xffffffff, weight, i);
+                const float4 *const part = (const float4 *)(from + (i64)(first + i) * step);
+#pragma unroll
+                for (int j = 0; j < OWN_FOURS; j++) {
+                    if (FOURS % 32 && lane + 32 * j >= FOURS) continue;
+                    const float4 x = __ldcg(part + lane + 32 * j);
+                    float *const y = o + 4 * j;
+                    y[0] = fmaf(share, x.x, y[0]), y[1] = fmaf(share, x.y, y[1]);
+                    y[2] = fmaf(share, x.z, y[2]), y[3] = fmaf(share, x.w, y[3]);
+                }
+            }
+        }
+#pragma unroll
+        for (int by = 16; by; by /= 2) total += __shfl_xor_sync(0xffffffff, total, by);
+        const float share = fast_exp2(__fsub_rn(before, top));
+        total += share + fast_exp2(__fsub_rn(sink, top));
+        const bool empty = total == 0.0f;
+        const float scale = empty ? 0.0f : fast_reciprocal(total);
+        uint2 *const out = (uint2 *)p.out + row_offset(p.out_stride, at, row) / 4;
+#pragma unroll
+        for (int j = 0; j < OWN_FOURS; j++) {
+            if (FOURS % 32 && lane + 32 * j >= FOURS) continue;
+            const uint2 old = p.joins ? out[lane + 32 * j] : make_uint2(0, 0);
+            const float2 low = unpack(old.x), high = unpack(old.y);
+            const float *const x = o + 4 * j;
+            out[lane + 32 * j] = make_uint2(
+                pack(fmaf(low.x, share, x[0]) * scale, fmaf(low.y, share, x[1]) * scale),
+                pack(fmaf(high.x, share, x[2]) * scale, fmaf(high.y, share, x[3]) * scale));
+        }
+        if (lane == 0)
+            lse[row * p.lse_stride[2]] =
+                empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(top, fast_log2(total)), LN2);
+    }
+}
+
+// An item's parts are stored, `count` of them; the last warpgroup of all that store parts of the row
+// merges them. It leaves the row's counter as it found it.
+FN void finish_parts(struct Shared &shared, const struct Attention &p, i32 count, i32 group) {
+    const i32 merge = uniform(shared.row[0].merge);
+    const struct Work work = work_at(p, p.items + p.empty + merge);
+    i32 &done = p.counter[2 + merge];
+    sync_threads(8 + group, 128);
+    if (threadIdx.x % 128 == 0) {
+        __threadfence();
+        shared.stored[group] = atomicAdd(&done, count);
+    }
+    sync_threads(8 + group, 128);
+    if (uniform(shared.stored[group]) + count != work.count * GROUPS) return;
+    if (threadIdx.x % 128 == 0) done = 0;
+    __threadfence();
+    merge_parts(p, work);
+}
+#else
 // Tile rows cut along the keys: what their items leave, and the launch that merges it.
 // Needs: work.cuh, unpack.cuh.
 
@@ -1430,6 +1561,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
                 empty ? MINUS_INFINITY : __fmul_rn(__fadd_rn(top[r], fast_log2(total[r])), LN2);
     }
 }
+#endif
 
 // Adds that, or a sink, to a row's sum, as if it were one more key's logit; both it and all others
 // may be -inf. Returns its weight.
@@ -1473,8 +1605,13 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
     if (const i32 part = part_in(tile)) {
+#if PACKED
+        store_part(o, top, sum, unit, p, row.part - 1, group);
+        finish_parts(shared_memory(), p, part - row.part + 1, group);
+#else
         store_part(o, top, sum, unit, part_at(p, part - 1), group);
         sync_threads(8 + group, 128);  // all have read which part, before the place is free
+#endif
         return;
     }
     const i32 lane = threadIdx.x % 32, query = query_of(row, group);
@@ -1610,6 +1747,33 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         if (word & END) break;
         wait(shared.k_full[stage.at], stage.turn);
         next = shared.next[stage.at];
+#if PACKED
+        if (word & FIRST) {  // another part of the row: few beside tiles, nothing overlaps
+            wait(shared.v_full[last.at], last.turn);
+            begin_output(o, weights, v_tile);
+            products_wait<0>();
+            pin(o);
+            if (leader) arrive(shared.v_free[last.at]);
+            store_part(o, softmax.top, softmax.sum, unit, p, --row.part, group);
+            start(softmax);
+            clear(o);
+            seen = look_early(p, row, query, word, kept);
+            begin_scores(s, q, k_tile);
+            products_wait<0>();
+            pin(s);
+            if (leader) arrive(shared.k_free[stage.at]);
+            finish_scores(s, p, row, query, word, kept, seen);
+            raise_tops(s, unit, stale, softmax);
+            exponentials(s, 0, unit, softmax);
+            exponentials(s, 1, unit, softmax);
+            to_weights(weights, s);
+            last = stage;
+            stage.next();
+            k_tile = k_tiles + stage.at * (K_BYTES >> 4);
+            v_tile = v_tiles + last.at * (K_BYTES >> 4);
+            continue;
+        }
+#endif
 
         // A new row: its first product begins before the last one of the row before.
         const bool first = STREAM && word & FIRST;

@@ -19,14 +19,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.bundle import Bundle
 from maskc.core.captured import ANY_LENGTHS, Held
 from maskc.core.dtypes import DType
-from maskc.core.errors import DataRange
+from maskc.core.errors import BadTile, DataRange
 from maskc.core.expr import NEVER
-from maskc.core.problem import Problem
+from maskc.core.problem import Problem, TileShape
 from maskc.core.score import Formula, Inputs
 from maskc.core.target import SPARE, TARGETS, Target
 from maskc.dsl.mask import Mask
@@ -58,6 +59,8 @@ def compile(
     name: str = "mask",
     score: Score | None = None,
     dropout: bool = False,
+    tile: object = None,
+    stages: object = None,
 ) -> CompiledMask:
     """All stages; see Mask.compile.
 
@@ -75,7 +78,9 @@ def compile(
         mask = mask & score.mask
     mask, held = emptied(mask)  # 1 capture
     formula = None if score is None else score.formula
-    wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
+    wanted = problem(
+        head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula, tile, stages
+    )  # fmt: skip
     if dropout:
         wanted = replace(wanted, dropout=True)
     chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
@@ -100,7 +105,7 @@ def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
     single = problem.dropout and 0 < chosen < target.least_block
     if single or (problem.score is not None and chosen):
         return Target.named(SPARE)
-    return target.serving(problem)
+    return target.serving(problem, chosen > 0)
 
 
 def emit_bundle(plan: KernelPlan, name: str = "mask") -> Bundle:
@@ -143,10 +148,48 @@ def _places(mask: Mask) -> Iterator[object]:
 
 def problem(
     head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object,
-    score: Formula | None = None,
+    score: Formula | None = None, tile: object = None, stages: object = None,
 ) -> Problem:  # fmt: skip
-    """The problem a call of compile describes."""
-    return Problem(head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads, score)
+    """The problem a call of compile describes.
+
+    Raises:
+        UnknownDType: there are no kernels for the dtype.
+        BadTile: `tile` is no pair of positive integers, or `stages` no positive integer.
+    """
+    return Problem(
+        head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads, score, tile=_tile(tile),
+        stages=None if stages is None else _count(stages, "stages", stages),
+    )  # fmt: skip
+
+
+def _tile(tile: object) -> TileShape | None:
+    if tile is None or isinstance(tile, TileShape):
+        return tile
+    if not isinstance(tile, Sequence) or isinstance(tile, str) or len(tile) != 2:
+        raise BadTile("tile", "a pair (queries, keys)", repr(tile), at="tile")
+    return TileShape(*(_count(side, "tile", tile) for side in tile))
+
+
+def _count(number: object, name: str, given: object) -> int:
+    try:
+        found = index(number)  # type: ignore[arg-type]
+    except TypeError:
+        found = 0
+    if found < 1 or isinstance(number, bool):
+        what = "a positive integer" if name == "stages" else "a pair of positive integers"
+        raise BadTile(name, what, repr(given), at=name)
+    return found
+
+
+def tile_choices(problem: Problem, target: Target) -> tuple[Problem, ...]:
+    """The problem with each tile and number of stages that a user may ask `compile` for.
+
+    Raises:
+        HeadDimUnsupported, DTypeUnsupported: the target has no kernel at all.
+    """
+    from maskc.plan.families.table import fitting
+
+    return tuple(fitting(problem, target))
 
 
 class Recipe:
@@ -184,8 +227,8 @@ class Recipe:
             score = Score(Inputs(formula, tuple(slot.name for slot in formula.slots)))
         return compile(
             mask, head_dim=wanted.head_dim, head_dim_v=wanted.head_dim_v, n_heads=wanted.n_heads,
-            dtype=wanted.dtype, target=target.name, name=name, score=score,
-            dropout=dropout or wanted.dropout,
+            dtype=wanted.dtype, target=target.name, name=name, score=score, tile=wanted.tile,
+            stages=wanted.stages, dropout=dropout or wanted.dropout,
         )  # fmt: skip
 
     def dropping(self) -> CompiledMask:
@@ -228,7 +271,6 @@ def plan_module(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
 
     Raises:
         DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt: the target has no such kernel.
-        SelectionNotCompiled: it has none for what the mask selects.
     """
     target.check(problem)
     return plan_kernel(mask, problem, target)
@@ -310,7 +352,7 @@ def dense(
 
 def explained(
     mask: Mask, *, head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object,
-    target: str | None, score: Score | None = None,
+    target: str | None, score: Score | None = None, tile: object = None, stages: object = None,
 ) -> str:  # fmt: skip
     """See Mask.explain."""
     from maskc.ir.heads import heads_of
@@ -320,7 +362,9 @@ def explained(
         mask = mask & score.mask
     mask, _ = emptied(mask)
     formula = None if score is None else score.formula
-    wanted = problem(head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula)
+    wanted = problem(
+        head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula, tile, stages
+    )  # fmt: skip
     chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
     return Recipe(mask, wanted, chosen, "mask")()
 

@@ -17,8 +17,8 @@ from maskc.cli.options import (
     LengthType,
     data_options,
     json_option,
+    kernel_options,
     mask_source,
-    problem_options,
 )
 from maskc.cli.output import FilePath, echo, told, unwritable, write_json, write_table
 from maskc.core.errors import CheckFailed, UsageMistake
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 @click.command(short_help="Time the kernel beside what torch has, checked.")
 @mask_source
-@problem_options
+@kernel_options
 @click.option(
     "--n", type=LengthsType(), metavar="N[,N...]",
     help="Queries: 4096, 1e6, 128k (of 1024), 1M; several are a sweep: 1k,2k,4k.  "
@@ -53,6 +53,11 @@ Row = dict[str, Any]
     "--direction", type=click.Choice(("fwd", "bwd", "both")), default="both", show_default=True
 )
 @click.option("--repeats", type=click.IntRange(1), default=20, show_default=True)
+@click.option(
+    "--tiles", is_flag=True,
+    help="Instead of rivals: the forward pass in all tiles that the target has, or all that have "
+    "--tile or --stages.",
+)  # fmt: skip
 @click.option("--nvtx", is_flag=True, help="Mark the calls as ranges for Nsight, on a GPU.")
 @click.option(
     "--plot", type=FilePath(dir_okay=False), metavar="FILE",
@@ -67,7 +72,7 @@ Row = dict[str, Any]
 def bench(
     found: list[Entry], asked: Asked, n: int | tuple[int, ...], n_kv: int | None,
     kv_heads: int | None, batch: int, direction: str, repeats: int, nvtx: bool, plot: str | None,
-    suite: str | None, arrays: Arrays, as_json: bool,
+    suite: str | None, tiles: bool, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Time the mask of FILE beside attention of PyTorch and cuDNN, where they are installed.
 
@@ -85,6 +90,11 @@ def bench(
         run_seeds(how, cap[-1] if cap else None, as_json)
         return
     lengths = n if isinstance(n, tuple) else (n,)
+    if tiles:
+        from maskc.cli.tiles import run_tiles
+
+        run_tiles(found, how, lengths, n_kv, arrays, plot, as_json)
+        return
     if plot is not None:
         _check_plot(plot, lengths)
     with told() as progress:
@@ -117,11 +127,12 @@ class How:
         return Case(
             entry.name, entry.mask, self.batch, heads, self.kv_heads or heads, n, n_kv,
             self.asked.head_dim, self.asked.problem(entry.mask).dtype, data,
+            tile=self.asked.tile, stages=self.asked.stages,
         )  # fmt: skip
 
     def target(self, entry: Entry) -> Target:
         """What it is compiled for."""
-        return self.asked.chosen(self.asked.problem(entry.mask))
+        return self.asked.chosen(self.asked.problem(entry.mask), entry.mask)
 
 
 @dataclass(frozen=True)
@@ -197,6 +208,7 @@ def refuse_wrong(rows: Sequence[Row]) -> None:
 
 def _refuse_beside_suite(found: Sequence[Entry], plot: str | None, arrays: Arrays) -> None:
     given = [
+        (click.get_current_context().params["tiles"], "--tiles"),
         (bool(found), "FILE or --expr"), (plot is not None, "--plot"),
         (bool(arrays.given), "--data"),
     ]  # fmt: skip

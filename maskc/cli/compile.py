@@ -23,9 +23,9 @@ from maskc.cli.options import (
     Asked,
     data_options,
     json_option,
+    kernel_options,
     length_options,
     mask_source,
-    problem_options,
 )
 from maskc.cli.output import echo, one_by_one, write_file, write_json
 from maskc.cli.stages import STAGES, stage_text
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     "-o", "--output", metavar="DIR",
     help="Write each pattern's module and its sources here; - prints them.",
 )  # fmt: skip
-@problem_options
+@kernel_options
 @length_options("that of --data, else 4096")
 @click.option("--emit", type=click.Choice(STAGES), help="Print the value at one stage.")
 @click.option(
@@ -165,7 +165,7 @@ def _summary(
     from maskc.cli.costs import costs
 
     problem = asked.problem(entry.mask)
-    plan = driver.plan_kernel(entry.mask, problem, asked.chosen(problem))
+    plan = driver.plan_kernel(entry.mask, problem, asked.chosen(problem, entry.mask))
     return {
         "name": entry.name,
         "formula": str(entry.mask),

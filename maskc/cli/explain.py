@@ -12,9 +12,9 @@ from maskc.cli.options import (
     Asked,
     data_options,
     json_option,
+    kernel_options,
     length_options,
     mask_source,
-    problem_options,
 )
 from maskc.cli.output import echo, one_by_one, write_json
 from maskc.cli.stages import plan_entry
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Say what was proved, what it costs, and why this plan.")
 @mask_source
-@problem_options
+@kernel_options
 @length_options("that of --data, else 4096")
 @data_options(LENGTH)
 @json_option

@@ -191,7 +191,7 @@ def _lengths_of(decl: DataDecl, value: object) -> tuple[int | None, int | None]:
     match decl.kind:
         case DataKind.documents | DataKind.tree:
             return None, _last(array)
-        case DataKind.flags:
+        case DataKind.flags | DataKind.positions:
             return (_last(array), None) if decl.on_queries else (None, _last(array))
         case DataKind.intervals:
             return _last(array), None

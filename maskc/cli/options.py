@@ -126,6 +126,23 @@ class LengthsType(click.ParamType[tuple[int, ...]]):
         return found
 
 
+class TileType(click.ParamType[tuple[int, int]]):
+    """Queries and keys of a tile: 128x64."""
+
+    name = "tile"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """The two numbers."""
+        if isinstance(value, tuple):
+            return value
+        sides = str(value).lower().replace(" ", "").split("x")
+        if len(sides) != 2 or not all(side.isascii() and side.isdecimal() for side in sides):
+            self.fail(f"{value!r} is no tile, such as 128x64: queries x keys", param, ctx)
+        return int(sides[0]), int(sides[1])
+
+
 @dataclass(frozen=True)
 class Asked:
     """The options of the command line that describe a kernel."""
@@ -134,12 +151,16 @@ class Asked:
     head_dim: int
     dtype: str
     heads: int | None
+    tile: tuple[int, int] | None = None
+    stages: int | None = None
 
     def problem(self, mask: Mask) -> Problem:
         """The problem of one mask."""
         from maskc import driver
 
-        return driver.problem(self.head_dim, None, self.heads_for(mask), self.dtype)
+        return driver.problem(
+            self.head_dim, None, self.heads_for(mask), self.dtype, None, self.tile, self.stages
+        )
 
     def heads_for(self, mask: Mask) -> int | None:
         """Query heads where they matter: as asked, as the mask is written, or 8."""
@@ -154,16 +175,18 @@ class Asked:
         """
         return single(self.targets)
 
-    def chosen(self, problem: Problem) -> Target:
-        """The target asked for, or this machine's.
+    def chosen(self, problem: Problem, mask: Mask) -> Target:
+        """The target asked for, or this machine's, or what stands in for it.
 
         Raises:
             UsageMistake: several were asked for.
         """
+        from maskc import driver
         from maskc.core.target import Target
         from maskc.runtime.device import default_target
 
-        return Target.named(self.target or default_target(problem)).serving(problem)
+        named = Target.named(self.target or default_target(problem))
+        return named.serving(problem, driver.selects(mask) > 0)
 
 
 def single(targets: tuple[str, ...]) -> str | None:
@@ -197,6 +220,27 @@ def problem_options(command: Command) -> Command:
         return command(asked=replace(asked, targets=targets), **rest)
 
     return cost_options(target_option(wrapped))
+
+
+def kernel_options(command: Command) -> Command:
+    """Those of `problem_options`, --tile and --stages; the command gets `asked`."""
+
+    @click.option(
+        "--tile", type=TileType(), metavar="QxK",
+        help="Queries and keys of the forward pass's tile, such as 128x64; as planned, if not "
+        "given.",
+    )  # fmt: skip
+    @click.option(
+        "--stages", type=click.IntRange(1), metavar="S",
+        help="Tiles of keys in flight, on Hopper; as planned, if not given.",
+    )  # fmt: skip
+    @wraps(command)
+    def wrapped(
+        asked: Asked, tile: tuple[int, int] | None, stages: int | None, **rest: Any
+    ) -> Any:  # fmt: skip
+        return command(asked=replace(asked, tile=tile, stages=stages), **rest)
+
+    return problem_options(wrapped)
 
 
 def target_option(command: Command) -> Command:

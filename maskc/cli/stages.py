@@ -49,7 +49,7 @@ def plan_entry(entry: Entry, asked: Asked) -> KernelPlan:
     from maskc import driver
 
     problem = asked.problem(entry.mask)
-    return driver.plan_kernel(entry.mask, problem, asked.chosen(problem))
+    return driver.plan_kernel(entry.mask, problem, asked.chosen(problem, entry.mask))
 
 
 def _per_set(heads: Heads, stage: str) -> Iterator[str]:

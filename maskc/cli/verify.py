@@ -13,9 +13,9 @@ from maskc.cli.options import (
     Asked,
     data_options,
     json_option,
+    kernel_options,
     length_options,
     mask_source,
-    problem_options,
 )
 from maskc.cli.output import echo, now, one_by_one, write_json, write_table
 from maskc.core.errors import CheckFailed, DataRange, DataShape, UsageMistake
@@ -31,7 +31,7 @@ Report = dict[str, Any]
 
 @click.command(short_help="Compare the kernel with dense attention.")
 @mask_source
-@problem_options
+@kernel_options
 @length_options("several lengths")
 @click.option(
     "--cases", type=click.IntRange(0), default=20, show_default=True, metavar="N",
@@ -84,10 +84,10 @@ def _report(
 
     heads = asked.heads_for(entry.mask)
     problem = asked.problem(entry.mask)
-    target = asked.chosen(problem)
+    target = asked.chosen(problem, entry.mask)
     attn = driver.compile(
         entry.mask, head_dim=asked.head_dim, n_heads=heads, dtype=asked.dtype, target=target.name,
-        name=entry.name,
+        name=entry.name, tile=asked.tile, stages=asked.stages,
     )  # fmt: skip
     ways = {"": CompiledMask(attn.bundle, target.name, in_parts=False, held=attn.held)}
     if attn.bundle.parts:  # tried at all lengths, whether or not they pay there

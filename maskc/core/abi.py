@@ -193,7 +193,7 @@ DATA_LISTS_FIELDS: tuple[Field, ...] = (
     Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
     Field("tiles", "i32 *", "row_tiles and col_tiles; [lists][room]", 2),
     Field("work", "i32 *", "[items][WORK_FIELDS], or null"),
-    Field("counter", "i32 *", "[2], to be cleared"),
+    Field("counter", "i32 *", "[counters], to be cleared"),
     Field("verdict", "i32 *", "whether anything given was wrong, or null"),
     Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
     Field("fine", "i32 *", "likewise: gets the ticket where nothing was, or null"),
@@ -232,6 +232,11 @@ DATA_LISTS_FIELDS: tuple[Field, ...] = (
     Field("item_heads", "i32", "of an item, see WORK_FIELDS"),
     Field("group_owners", "i32", "of a list that share the cache"),
     Field("group_lists", "i32", "that share it; above 1 with all of their owners"),
+    Field("parts", "i32", "packed heads: items and parts of a row for which there is room; else 0"),
+    Field("most_parts", "i32", "of a row"),
+    Field("part_tiles", "i32", "of a part, at least, and of long rows", 2),
+    Field("item_tiles", "i32", "of an item, so many as are wanted, and at most", 2),
+    Field("counters", "i32", "of the pass"),
 )  # fmt: skip
 """The arguments of kernels that make lists of tiles from any data. Of two values the first belongs
 to queries and tile rows, the second to keys and tile columns."""

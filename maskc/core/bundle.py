@@ -387,7 +387,7 @@ class Bundle:
     @cached_property
     def digest(self) -> str:
         """The sha256 of what it computes and how, hexadecimal, wherever the mask was written."""
-        own = (
+        own: tuple[object, ...] = (
             self.problem, self.variants, self.head_variant, self.data, self.params, self.unread,
             self.selections, [(unit.key, unit.digest) for unit in self.units],
             [

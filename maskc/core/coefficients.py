@@ -13,6 +13,7 @@ from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.cost import Card, Cost
 from maskc.core.forms import SMALL, TINY
 from maskc.core.problem import Direction
+from maskc.core.target import TARGETS
 
 STEP_KEYS = 12
 """The constant cost of a forward step, in keys: full tiles of 128, 96 and 64 keys took 2830, 2190
@@ -97,4 +98,5 @@ def _costs(unit: SourceUnit, bundle: Bundle) -> tuple[Cost, ...]:
     boxes = unit.boxes is not None and direction is Direction.forward
     size = step_size(unit.tile.k, first.tile.k) if boxes else 1.0
     modes = [name for name, _ in unit.modes]
-    return costs(unit.target, direction, unit.form, bundle.problem.head_dim, modes, size)
+    head_dim = TARGETS[unit.target].padded(bundle.problem).head_dim
+    return costs(unit.target, direction, unit.form, head_dim, modes, size)

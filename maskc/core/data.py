@@ -48,6 +48,8 @@ class DataKind(Enum):
     intervals = "intervals"
     """(lo, hi), integers [n_q], or [n_kv] of which each query reads its position's: query q sees
     keys lo[q] .. hi[q] - 1."""
+    positions = "positions"
+    """integers [n_q] of queries, or [n_kv] of keys: where each of them stands."""
     tree = "tree"
     """(tin, tout), integers [N]: entry and exit times of a depth-first walk; or mc.parents(x)."""
     table = "table"
@@ -64,6 +66,8 @@ class DataKind(Enum):
     """a floating-point tensor that a run-time selection ranks by; no formula reads it."""
 
 
+_BY_SIDE = (DataKind.flags, DataKind.positions)
+"""Kinds whose arrays are of queries or of keys."""
 _COMPUTED = (DataKind.random, DataKind.constant, DataKind.selection, DataKind.tokens)
 
 
@@ -80,9 +84,10 @@ class DataDecl:
     """Tokens per entry of a table; keys per block of a selection."""
     options: tuple[int, ...] = ()
     """random: (per_row, seed, 1 when positions are aligned at the end, 0 at the start);
-    flags: (1,) when indexed by queries, (2,) when by both; selection: (queries per block,); a
-    further 1 where an array of documents, flags, intervals or a tree has an entry per token and the
-    first query is the first token, instead of the last query the last one;
+    flags: (1,) when indexed by queries, (2,) when by both; positions: (1,) when of queries;
+    selection: (queries per block,); a further 1 where an array of documents, flags, intervals or a
+    tree has an entry per token and the first query is the first token, instead of the last query
+    the last one;
     constant: the number of indices, where `shape` does not tell."""
     values: bytes | Captured = b""
     """constant and compile-time tables: int32, little endian, C order; of a mask's formulas what
@@ -102,14 +107,14 @@ class DataDecl:
 
     @property
     def on_queries(self) -> bool:
-        """Whether flags are indexed by queries."""
-        return self.kind is DataKind.flags and self.options[:1] == (1,)
+        """Whether flags, or positions, are indexed by queries."""
+        return self.kind in _BY_SIDE and self.options[:1] == (1,)
 
     @property
     def from_start(self) -> bool:
         """Whether query q is token q, in arrays with an entry per token; else the last query is
         the last token."""
-        return bool(self.options[int(self.kind is DataKind.flags) :])
+        return bool(self.options[int(self.kind in _BY_SIDE) :])
 
     @property
     def from_caller(self) -> bool:

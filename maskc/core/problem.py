@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from maskc.core.dtypes import DType
@@ -42,6 +42,14 @@ class Direction(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class TileShape:
+    """Rows (queries) and columns (keys) of one tile of the score matrix."""
+
+    q: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Shapes and types known when code is generated."""
 
@@ -57,11 +65,17 @@ class Problem:
     """The formula of the score; None: s itself, with the features that a call asks for."""
     dropout: bool = False
     """Whether weights are dropped; rate and seed are arguments of a call."""
+    tile: TileShape | None = None
+    """The forward pass's tile where the user names one; None: the planner chooses."""
+    stages: int | None = None
+    """Tiles of keys in flight in the forward pass, likewise."""
 
+    @property
+    def names_tile(self) -> bool:
+        """Whether the user names a tile or a number of stages."""
+        return self.tile is not None or self.stages is not None
 
-@dataclass(frozen=True, slots=True)
-class TileShape:
-    """Rows (queries) and columns (keys) of one tile of the score matrix."""
-
-    q: int
-    k: int
+    @property
+    def planned(self) -> Problem:
+        """The same problem with tile and stages left to the planner."""
+        return replace(self, tile=None, stages=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maskc.core.dtypes import DType
 from maskc.core.errors import DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt, UnknownTarget
@@ -24,9 +24,8 @@ class Target:
     """`c` or `cuda`."""
     dtypes: tuple[DType, ...]
     head_dims: tuple[int, ...]
-    """Head dimensions with a kernel; empty: every one from 1 to 512."""
-    equal_head_dims: bool
-    """Whether head_dim_v must equal head_dim."""
+    """Widths of rows in shared memory that kernels are written for, ascending, the same for q, k
+    and v; see `padded`. Empty: every head dimension from 1 to 512 has a kernel of its own."""
     directions: tuple[Direction, ...]
     """Passes with a template today."""
     shared_memory: int
@@ -72,24 +71,43 @@ class Target:
             raise UnknownTarget(name, ", ".join(TARGETS), at="target")
         return TARGETS[name]
 
+    def padded(self, problem: Problem) -> Problem:
+        """The problem as kernels compute it: head dimensions that are multiples of 8 become the
+        next width that there is, of q, k and v alike.
+
+        Tensors stay as they are: copies fill the rest of each row with zeros in shared memory, and
+        what is stored ends where rows in memory end. A problem without such a width comes back.
+        """
+        dims = (problem.head_dim, problem.head_dim_v)
+        wide = next((dim for dim in self.head_dims if dim >= max(dims)), None)
+        if wide is None or min(dims) < 1 or any(dim % PIECE for dim in dims):
+            return problem
+        return replace(problem, head_dim=wide, head_dim_v=wide)
+
+    def pads(self, problem: Problem) -> bool:
+        """Whether rows are shorter in memory than kernels compute them, see `padded`."""
+        return self.padded(problem) != problem
+
     def lacks(self, problem: Problem) -> bool:
         """Whether it has no kernels for this dtype, these head dimensions, formulas of scores or
         dropout."""
         if (problem.score is not None and not self.scores) or (problem.dropout and not self.drops):
             return True
-        dims = (problem.head_dim, problem.head_dim_v)
+        padded = self.padded(problem)
         allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
-        unequal = self.equal_head_dims and dims[0] != dims[1]
-        return (
-            problem.dtype not in self.dtypes or unequal or any(dim not in allowed for dim in dims)
-        )
+        dims = (padded.head_dim, padded.head_dim_v)
+        return problem.dtype not in self.dtypes or any(dim not in allowed for dim in dims)
 
-    def serving(self, problem: Problem) -> Target:
+    def serving(self, problem: Problem, selects: bool = False) -> Target:
         """This target, or `simt` where this one is CUDA's and lacks a problem that `simt` has: a
-        card that runs the one runs the other."""
+        card that runs the one runs the other.
+
+        Args:
+            selects: whether the mask chooses keys at run time, for which rows are never padded.
+        """
         spare = TARGETS[SPARE]
-        stands_in = self.language == "cuda" and self.lacks(problem) and not spare.lacks(problem)
-        return spare if stands_in else self
+        lacks = self.lacks(problem) or (selects and self.pads(problem))
+        return spare if self.language == "cuda" and lacks and not spare.lacks(problem) else self
 
     def check(self, problem: Problem, direction: Direction = Direction.forward) -> None:
         """Raise the coded error for what this target cannot run."""
@@ -99,11 +117,21 @@ class Target:
             known = ", ".join(kind.value for kind in self.dtypes)
             raise DTypeUnsupported(self.name, problem.dtype.value, known, at="dtype")
         if self.lacks(problem):
-            dims = (problem.head_dim, problem.head_dim_v)
-            known = ", ".join(map(str, self.head_dims)) or f"1 to {MOST_HEAD_DIM}"
-            raise HeadDimUnsupported(self.name, *dims, known, at="head_dim")
+            raise self.no_such_dims(problem)
+
+    def no_such_dims(self, problem: Problem, selects: bool = False) -> HeadDimUnsupported:
+        """The error for head dimensions that it has no kernels for."""
+        dims = (problem.head_dim, problem.head_dim_v)
+        known = f"1 to {MOST_HEAD_DIM}"
+        if self.head_dims:
+            known = f"multiples of {PIECE} up to {self.head_dims[-1]}"
+        if selects:
+            known = f"{', '.join(map(str, self.head_dims))} where keys are chosen at run time"
+        return HeadDimUnsupported(self.name, *dims, known, at="head_dim")
 
 
+PIECE = 8
+"""Elements of 16 bytes in half precision, which tensor cores' kernels copy at once."""
 MOST_HEAD_DIM = 512
 """Of the targets that have kernels for every head dimension."""
 SPARE = "simt"
@@ -115,19 +143,19 @@ TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target(
-            "cpu", "cpu", "c", (DType.float32, *_HALF), (), False, _BOTH, 0, least_block=1,
+            "cpu", "cpu", "c", (DType.float32, *_HALF), (), _BOTH, 0, least_block=1,
             scores=True, drops=True,
         ),
         Target(
-            "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256), True,
+            "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256),
             _BOTH, 99 * 1024, least_block=16, scores=True, drops=True,
         ),
         Target(
-            "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), True, _BOTH, 227 * 1024,
+            "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), _BOTH, 227 * 1024,
             least_block=16, scores=True, drops=True,
         ),
         Target(
-            "simt", "simt", "cuda", (DType.float32, *_HALF), (), False, _BOTH, 48 * 1024,
+            "simt", "simt", "cuda", (DType.float32, *_HALF), (), _BOTH, 48 * 1024,
             least_block=1, vectors=0, oldest=70, scores=True, drops=True,
         ),
     )

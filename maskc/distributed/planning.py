@@ -436,7 +436,7 @@ def _times(
     for number, each in enumerate(passes):
         share = batch * layer.reach.shares[number]
         cycles = share * each.of_blocks(layer.reach, layer.block, number == 1)
-        compute = np.bincount(layer.block_rank, cycles, minlength=ranks)
+        compute: Any = np.bincount(layer.block_rank, cycles, minlength=ranks)
         inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
         if number == 1:
             compute = compute + share * each.of_columns(layer.needs.tokens, heads.q)

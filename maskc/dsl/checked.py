@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 from maskc.core import expr as E
@@ -14,6 +15,7 @@ from maskc.core.errors import (
     NegativeWidth,
     NotAnInteger,
     NotConstant,
+    NotPositions,
     NotPositive,
 )
 from maskc.core.expr import Expr
@@ -22,7 +24,7 @@ from maskc.core.source import SourceLoc
 from maskc.core.widths import INT64
 from maskc.dsl.collect import mistake
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import END, START
+from maskc.dsl.nodes import END, START, AtPositions, Node, Positions
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.traced import Traced
 
@@ -110,6 +112,17 @@ def choice(
 def align(where: str, value: str, at: SourceLoc | None) -> str:
     """END or START."""
     return value if value in (END, START) else mistake(BadAlign(where, value, at=at), END)
+
+
+def placed(where: str, made: Node, at: object, loc: SourceLoc | None) -> Mask:
+    """The mask over positions that calls give, or as it is where `at` is None."""
+    if at is None:
+        return made
+    if not isinstance(at, Positions):
+        return mistake(NotPositions(where, f"found {at!r:.60}", at=loc), made)
+    if getattr(made, "align", END) != END:
+        mistake(NotPositions(where, "which leave nothing to align", at=loc), made)
+    return AtPositions(replace(made, align=START), at, loc=loc)  # type: ignore[call-arg]
 
 
 def mask(where: str, value: object, at: SourceLoc | None) -> Mask:

@@ -15,7 +15,7 @@ from maskc.dsl import checked, nodes
 from maskc.dsl.collect import mistake
 from maskc.dsl.data_atoms import flagged
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import END
+from maskc.dsl.nodes import END, Positions
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.traced import Traced
 
@@ -28,15 +28,20 @@ def full() -> Mask:
     return nodes.Full(loc=caller())
 
 
-def causal(*, align: str = END) -> Mask:
+def causal(*, align: str = END, at: Positions | None = None) -> Mask:
     """Keep k <= p: a query sees no key behind its own position.
 
     Args:
         align: "end", where the last query meets the last key, or "start", where the first ones
             meet.
+        at: positions that calls give, from `mc.positions`, instead of places in the sequence.
+
+    Raises:
+        NotPositions: `at` is something else, or stands beside `align` (MC492).
     """
-    at = caller()
-    return nodes.Causal(checked.align("causal", align, at), loc=at)
+    loc = caller()
+    made = nodes.Causal(checked.align("causal", align, loc), loc=loc)
+    return checked.placed("causal", made, at, loc)
 
 
 def _sized(where: str, name: str, value: Count, least: int) -> Traced:
@@ -56,20 +61,26 @@ class _Window:
         right: keys behind it; None is unbounded.
         align: "end", where the last query meets the last key, or "start", where the first ones
             meet.
+        at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
     Raises:
         NegativeWidth: a side is below 0 (MC101).
         NotAnInteger: a side is neither an integer nor a formula in lengths (MC103).
+        NotPositions: `at` is something else, or stands beside `align` (MC492).
     """
 
-    def __call__(self, left: Count | None, right: Count | None = 0, *, align: str = END) -> Mask:
+    def __call__(
+        self, left: Count | None, right: Count | None = 0, *, align: str = END,
+        at: Positions | None = None,
+    ) -> Mask:  # fmt: skip
         """Make the mask; see above."""
-        at = caller()
+        loc = caller()
         sides = [
-            None if side is None else checked.count("window", name, side, at)
+            None if side is None else checked.count("window", name, side, loc)
             for name, side in (("left", left), ("right", right))
         ]
-        return nodes.Window(sides[0], sides[1], checked.align("window", align, at), loc=at)
+        made = nodes.Window(sides[0], sides[1], checked.align("window", align, loc), loc=loc)
+        return checked.placed("window", made, at, loc)
 
     def hf(self, size: Count) -> Mask:
         """Hugging Face's causal sliding window: `size` keys, the query itself included."""
@@ -103,7 +114,9 @@ class _Window:
 window = _Window()
 
 
-def dilated(left: Count, right: Count = 0, *, stride: int, align: str = END) -> Mask:
+def dilated(
+    left: Count, right: Count = 0, *, stride: int, align: str = END, at: Positions | None = None
+) -> Mask:  # fmt: skip
     """Keep every stride-th key of a window, the query's own position included.
 
     Args:
@@ -112,23 +125,25 @@ def dilated(left: Count, right: Count = 0, *, stride: int, align: str = END) -> 
         stride: the distance of two kept keys; it shapes the kernel and is a constant.
         align: "end", where the last query meets the last key, or "start", where the first ones
             meet.
+        at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
     Raises:
         NegativeWidth: a side is below 0 (MC101).
         NotPositive: the stride is below 1 (MC102).
         NotConstant: the stride is no plain integer (MC104).
+        NotPositions: `at` is something else, or stands beside `align` (MC492).
     """
-    at = caller()
+    loc = caller()
     made = nodes.Dilated(
-        checked.count("dilated", "left", left, at),
-        checked.count("dilated", "right", right, at),
-        checked.constant("dilated", "stride", stride, at),
-        checked.align("dilated", align, at),
-        loc=at,
+        checked.count("dilated", "left", left, loc),
+        checked.count("dilated", "right", right, loc),
+        checked.constant("dilated", "stride", stride, loc),
+        checked.align("dilated", align, loc),
+        loc=loc,
     )
     for side in (made.left, made.right):
-        checked.scaled("dilated", made.stride, side, at)
-    return made
+        checked.scaled("dilated", made.stride, side, loc)
+    return checked.placed("dilated", made, at, loc)
 
 
 def offsets(ids: Iterable[int], *, align: str = END) -> Mask:
@@ -239,38 +254,46 @@ def global_tokens(
     return nodes.GlobalTokens(n, "both", checked.align(where, align, at), loc=at)
 
 
-def block_diagonal(size: int, *, align: str = END) -> Mask:
+def block_diagonal(size: int, *, align: str = END, at: Positions | None = None) -> Mask:
     """Keep p // size == k // size: blocks along the diagonal.
 
     Args:
         size: tokens of a block, a constant.
         align: "end", where the last query meets the last key, or "start", where the first ones
             meet.
+        at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
     Raises:
         NotPositive: the size is below 1 (MC102).
         NotConstant: the size is no plain integer (MC104).
+        NotPositions: `at` is something else, or stands beside `align` (MC492).
     """
-    at = caller()
-    size = checked.constant("block_diagonal", "size", size, at)
-    return nodes.BlockDiagonal(size, False, checked.align("block_diagonal", align, at), loc=at)
+    loc = caller()
+    size = checked.constant("block_diagonal", "size", size, loc)
+    made = nodes.BlockDiagonal(
+        size, False, checked.align("block_diagonal", align, loc), loc=loc
+    )  # fmt: skip
+    return checked.placed("block_diagonal", made, at, loc)
 
 
-def chunked(size: int, *, align: str = END) -> Mask:
+def chunked(size: int, *, align: str = END, at: Positions | None = None) -> Mask:
     """Keep p // size == k // size and k <= p: causal inside each chunk, as in Llama 4.
 
     Args:
         size: tokens of a chunk, a constant.
         align: "end", where the last query meets the last key, or "start", where the first ones
             meet.
+        at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
     Raises:
         NotPositive: the size is below 1 (MC102).
         NotConstant: the size is no plain integer (MC104).
+        NotPositions: `at` is something else, or stands beside `align` (MC492).
     """
-    at = caller()
-    size = checked.constant("chunked", "size", size, at)
-    return nodes.BlockDiagonal(size, True, checked.align("chunked", align, at), loc=at)
+    loc = caller()
+    size = checked.constant("chunked", "size", size, loc)
+    made = nodes.BlockDiagonal(size, True, checked.align("chunked", align, loc), loc=loc)
+    return checked.placed("chunked", made, at, loc)
 
 
 def random_blocks(block: int, per_row: int, seed: int, *, align: str = END) -> Mask:

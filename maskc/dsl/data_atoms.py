@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 
 from maskc.core.data import CuSeqlens, DataDecl, DataKind, Parents, check_name
-from maskc.core.errors import BadTable, DataRange, MaskcError
+from maskc.core.errors import BadTable, DataRange, MaskcError, ReservedName
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl import checked, nodes
 from maskc.dsl.collect import mistake
@@ -105,6 +105,31 @@ def intervals(name: str, *, align: str = nodes.END) -> Mask:
     found, align, options = _name(name, at), *_aligned("intervals", align, at)
     decl = DataDecl(found, DataKind.intervals, _arrays(found, align, "lo", "hi"), options=options)
     return nodes.Intervals(decl, align, loc=at)
+
+
+def positions(*, q: str, k: str) -> nodes.Positions:
+    """Positions of queries and of keys that calls give, for `at=` of causal, window, dilated,
+    block_diagonal and chunked.
+
+    At call time give both by name: integers [n_q] or [B, n_q] of queries, [n_kv] or [B, n_kv] of
+    keys, in any order. Tokens that were reordered, packed or taken out of a longer sequence keep
+    the positions that they had; SplashAttention's Q_idx and K_idx are these.
+
+    Args:
+        q: the keyword under which calls give the positions of queries.
+        k: that of the positions of keys, another one.
+
+    Raises:
+        ReservedName: a name is a keyword of calls, or no identifier, or both are one (MC111).
+    """
+    at = caller()
+    of_q, of_k = _name(q, at), _name(k, at)
+    if of_q == of_k:
+        of_k = mistake(ReservedName(k, "it is the name of the queries' positions", at=at), of_k)
+    return nodes.Positions(
+        DataDecl(of_q, DataKind.positions, (of_q,), options=(1,)),
+        DataDecl(of_k, DataKind.positions, (of_k,), options=(0,)),
+    )
 
 
 def tree(name: str, *, align: str = nodes.END) -> Mask:

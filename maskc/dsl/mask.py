@@ -305,12 +305,14 @@ class Mask:
     def explain(
         self, *, head_dim: int = 128, head_dim_v: int | None = None, n_heads: int | None = None,
         dtype: object = "bfloat16", target: str | None = None, score: Score | None = None,
+        tile: tuple[int, int] | None = None, stages: int | None = None,
     ) -> str:  # fmt: skip
         """What was proved about the mask, which kernel it gets and why, and what it costs beside
         dense attention.
 
         Args:
-            head_dim, head_dim_v, n_heads, dtype, target, score: as in `compile`; nothing is built.
+            head_dim, head_dim_v, n_heads, dtype, target, score, tile, stages: as in `compile`;
+                nothing is built.
 
         Returns:
             Lines of text.
@@ -323,7 +325,8 @@ class Mask:
 
         return driver.explained(
             self, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,
-            target=target, score=None if score is None else as_score(score),
+            target=target, score=None if score is None else as_score(score), tile=tile,
+            stages=stages,
         )  # fmt: skip
 
     def compile(
@@ -334,6 +337,9 @@ class Mask:
         dtype: object = "bfloat16",
         target: str | None = None,
         score: Score | None = None,
+        *,
+        tile: tuple[int, int] | None = None,
+        stages: int | None = None,
     ) -> CompiledMask:
         """Make a callable attention kernel of this mask.
 
@@ -350,6 +356,9 @@ class Mask:
                 the head dimensions or formulas of scores; the result's `target` tells.
             score: what softmax sees in place of scale * q . k, from `mc.score` and the like. Calls
                 give its tables and parameters by name.
+            tile: (queries, keys) of a tile of the forward pass instead of the planner's choice, on
+                the CPU of both passes; `maskc bench --tiles` times those that there are.
+            stages: tiles of keys in flight in the forward pass, likewise; on Hopper alone.
 
         Returns:
             The compiled mask, which may be called at all lengths.
@@ -362,6 +371,8 @@ class Mask:
             SelectionNotCompiled: the target cannot run the mask's `topk` (MC117).
             HeadsUnknown: heads differ, and nobody says how many there are (MC114).
             NotAScore: `score` is no formula of the score (MC132).
+            TileUnsupported: the target has no kernel with this tile or these stages (MC490).
+            BadTile: `tile` is no pair of positive integers, or `stages` no such integer (MC491).
             MaskcError: another reason why the mask cannot be compiled.
         """
         from maskc import driver
@@ -369,5 +380,6 @@ class Mask:
 
         return driver.compile(
             self, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,
-            target=target, score=None if score is None else as_score(score),
+            target=target, score=None if score is None else as_score(score), tile=tile,
+            stages=stages,
         )  # fmt: skip

@@ -25,6 +25,12 @@ class Node(Mask):
         """The masks that this one is made of."""
         return ()
 
+    @property
+    def decls(self) -> tuple[DataDecl, ...]:
+        """The arrays that this node itself reads, but for those that a formula captured."""
+        decl = getattr(self, "decl", None)
+        return () if decl is None else (decl,)
+
     @cached_property
     def captures(self) -> bool:
         """Whether some formula of the mask reads captured arrays."""
@@ -186,6 +192,28 @@ class Documents(Node):
 
     decl: DataDecl
     align: str = END
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where queries and keys stand, as arrays that calls give; see dsl.data_atoms.positions."""
+
+    of_q: DataDecl
+    of_k: DataDecl
+
+
+@dataclass(frozen=True, repr=False)
+class AtPositions(Node):
+    """A mask of positions over those that calls give, q standing at of_q[q] and k at of_k[k]."""
+
+    of: Node
+    """Causal, Window, Dilated or BlockDiagonal."""
+    where: Positions
+
+    @property
+    def decls(self) -> tuple[DataDecl, ...]:
+        """The positions of queries, and of keys."""
+        return self.where.of_q, self.where.of_k
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.dsl.meant import closest
 from maskc.dsl.traced import Traced
+
+Made = TypeVar("Made")
 
 _CALLS: dict[str, Callable[..., Mask]] = {
     function.__name__: function
@@ -115,7 +118,7 @@ def _call(func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> 
     return _apply(_CALLS[name], args, keywords)
 
 
-def _apply(build: Callable[..., Mask], args: list[ast.expr], keywords: list[ast.keyword]) -> Mask:
+def _apply(build: Callable[..., Made], args: list[ast.expr], keywords: list[ast.keyword]) -> Made:
     named = {_keyword(word): _value(word.value) for word in keywords}
     try:
         return build(*map(_value, args), **named)
@@ -139,6 +142,8 @@ def _value(node: ast.expr) -> object:
         pass
     if isinstance(node, (ast.List, ast.Tuple)):
         return [_value(item) for item in node.elts]
+    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "positions":
+        return _apply(D.positions, node.args, node.keywords)
     try:
         formula = read_node(node)
     except BadExpression:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from maskc.core import expr as E
@@ -104,6 +105,11 @@ def _atom(mask: Mask) -> str:
             return text + suffix
         case N.Documents(decl, align) | N.Intervals(decl, align) | N.Tree(decl, align):
             return _spell(decl.kind.value, repr(decl.name), align=align)
+        case N.AtPositions(of, where):
+            text = _call(replace(of, align=N.END))  # type: ignore[call-arg]
+            names = f'q="{where.of_q.name}", k="{where.of_k.name}"'
+            comma = "" if text.endswith("()") else ", "
+            return f"{text[:-1]}{comma}at=positions({names}))"
         case N.Where(formula, tables, lengths):
             return _where(formula, tables, lengths)
         case N.PerHead(masks):

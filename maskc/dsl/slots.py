@@ -118,8 +118,7 @@ def _candidates(number: int) -> Iterator[str]:
 def _names(mask: Mask) -> Iterator[str]:
     """Names that a call gives, or that another part of the mask derives."""
     if isinstance(mask, N.Node) and not isinstance(mask, N.Where):
-        decl = getattr(mask, "decl", None)
-        if decl is not None:
+        for decl in mask.decls:
             yield from (decl.name, *decl.arrays)
         for child in mask.children:
             yield from _names(child)

@@ -33,7 +33,7 @@ from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, MOVES, STEMS, WIDE
 from maskc.core.problem import Direction, TileShape
 from maskc.core.score import Formula
 from maskc.core.source import SourceLoc
-from maskc.core.target import SPARE, Target
+from maskc.core.target import PIECE, SPARE, Target
 from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
 from maskc.emit.data_lists import data_lists_unit
@@ -58,6 +58,7 @@ from maskc.emit.spec import (
     ListsSpec,
     MovesSpec,
     PredicateLine,
+    RowPieces,
     ScoreText,
     Shape,
 )
@@ -329,8 +330,11 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
     return KernelSpec(
         target=plan.target,
         dtype=plan.problem.dtype,
-        head_dim=plan.problem.head_dim,
-        head_dim_v=plan.problem.head_dim_v,
+        head_dim=plan.padded.head_dim,
+        head_dim_v=plan.padded.head_dim_v,
+        pieces=None
+        if plan.padded == plan.problem
+        else RowPieces(plan.problem.head_dim // PIECE, plan.problem.head_dim_v // PIECE),
         tile=plan.tile,
         iteration=Iteration.range if plan.use_ranges else Iteration.csr,
         shapes=tuple(shapes.values()),
@@ -437,6 +441,7 @@ def _anonymous(text: str, masks: tuple[PlannedMask, ...]) -> str:
 _NOTES = {
     DataKind.documents: "document ids",
     DataKind.flags: "flags",
+    DataKind.positions: "positions",
     DataKind.intervals: "bounds of a query's keys",
     DataKind.tree: "times of a depth-first walk",
     DataKind.table: "block table",

@@ -85,9 +85,10 @@ def render(template: str, spec: object) -> str:
     """The text of one source."""
     text = inlined(environment().get_template(template).render(spec=spec))
     lines: Iterable[str] = text.splitlines()
-    lines = resolved(lines, "WITH_SCORE", getattr(spec, "score", None) is not None)
-    lines = resolved(lines, "WITH_THRESHOLDS", bool(getattr(spec, "thresholds", False)))
-    lines = resolved(lines, "WITH_DROPOUT", getattr(spec, "dropout", False))
+    spoken_of = {"WITH_SCORE": "score", "WITH_THRESHOLDS": "thresholds", "WITH_DROPOUT": "dropout",
+                 "PADDED": "pieces"}  # fmt: skip
+    for name, value in spoken_of.items():
+        lines = resolved(lines, name, getattr(spec, value, None) not in (None, False))
     lines = [line.rstrip() for line in lines]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
     return "\n".join(kept).strip("\n") + "\n"

@@ -38,6 +38,7 @@ _Mark = tuple[str, tuple[Direction, ...], str]
 _ABOUT = {
     DataKind.documents: "ids, integer [N]; or (ids of queries, ids of keys); or mc.cu_seqlens(x)",
     DataKind.flags: "booleans, one per key (or per query, where the mask says so)",
+    DataKind.positions: "integers, one per query or per key, as the mask says",
     DataKind.intervals: "(lo, hi), integers [n_q]: query q sees keys lo[q] to hi[q] - 1",
     DataKind.tree: "(tin, tout), integers [N]; or mc.parents(x)",
     DataKind.table: "booleans [query blocks, key blocks]; heads, or batch and heads, in front",

@@ -187,6 +187,16 @@ class ScoreText:
 
 
 @dataclass(frozen=True, slots=True)
+class RowPieces:
+    """Pieces of 16 bytes that rows have in memory, where kernels compute longer ones."""
+
+    of_qk: int
+    """Of q and k, and of their gradients."""
+    of_v: int
+    """Of v and out."""
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One kernel source."""
 
@@ -243,6 +253,8 @@ class KernelSpec:
     fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)
     arguments: str = "Attention"
     """The argument block's name."""
+    pieces: RowPieces | None = None
+    """Where rows in memory are shorter than `head_dim`."""
     score: ScoreText | None = None
     """The formula of the score, where there is one."""
     dropout: bool = False

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.api import attention
+from maskc.core.data import Parents
 from maskc.dsl.combinators import causal, full
-from maskc.dsl.data_atoms import Parents, parents
+from maskc.dsl.data_atoms import parents
 from maskc.dsl.mask import Mask
 from maskc.evaluate.results import Trained
 from maskc.evaluate.statistics import equivalence, paired_interval, paired_p

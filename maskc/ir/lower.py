@@ -218,6 +218,14 @@ class _Lowering:
                 self._declare(decl, mask)
                 of_q, of_k = decl.arrays
                 return E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,)))
+            case N.AtPositions(of):
+                places = zip(mask.decls, (E.Q, E.K), strict=True)
+                stands: dict[Expr, Expr] = {
+                    token: E.Load(decl.name, (token,)) for decl, token in places
+                }
+                for decl in mask.decls:
+                    self._declare(decl, mask)
+                return E.substitute(self._atom(of), stands)
             case N.Intervals(decl):
                 self._declare(decl, mask)
                 low, high = (E.Load(name, (E.Q,)) for name in decl.arrays)

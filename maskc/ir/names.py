@@ -23,6 +23,8 @@ def declared_names(mask: Mask) -> frozenset[str]:
                 found.add(value.name)
         if isinstance(mask, N.TopK):
             found.update(SCORING[Score(mask.score)])
+        if isinstance(mask, N.AtPositions):
+            found |= declared_names(mask.of) | {decl.name for decl in mask.decls}
         for child in mask.children:
             found |= declared_names(child)
     return frozenset(found)

@@ -18,7 +18,7 @@ from maskc.plan.forms import device_data, device_documents, device_topk, grid_bo
 from maskc.plan.forms.gathered_keys import chooses_keys, plan_gathered
 from maskc.plan.forms.residue_classes import planned_parts
 from maskc.plan.forms.thresholds import by_threshold, plan_by_threshold
-from maskc.plan.forms.tiles import plan_tiles
+from maskc.plan.forms.tiles import plan_tiles, selects_in_own_tiles
 from maskc.plan.types import KernelPlan, selections
 
 
@@ -29,6 +29,8 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
         MaskcError: the target has no kernel for this problem.
     """
     target.check(problem)
+    if problem.names_tile and any(ir.selections for ir in heads.masks):
+        raise selects_in_own_tiles(heads, problem, target)
     drops = problem.dropout  # whose counters are of squares of consecutive tokens
     one = None if drops else by_threshold(heads, target)
     if one is not None:
@@ -37,10 +39,13 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
         return plan_gathered(heads, problem, target)
     family = family_of(target)
     main, *also = _sources(heads, problem, target, family.along)
-    in_order = [each for each in (main, *also) if not each.form]
-    forward, *others = (None if drops else grid_boxes.in_boxes(each) for each in in_order)
+    forward, *others = (
+        None if drops or _in_named_tile(each) else grid_boxes.in_boxes(each)
+        for each in (main, *also) if not each.form
+    )  # fmt: skip
     also = list(filter(None, (forward, *also, *others)))
-    reasons = main.reasons if forward else (*main.reasons, *grid_boxes.why_no_boxes(main))
+    planned = forward is None and not problem.names_tile
+    reasons = (*main.reasons, *grid_boxes.why_no_boxes(main)) if planned else main.reasons
     # formulas of the score and dropout speak of the user's q and k
     scored = problem.score is not None or drops
     if problem.score is not None and target.name == SPARE and selections(main.masks):
@@ -74,7 +79,7 @@ def _sources(
     """The plan in tiles of consecutive tokens, and those of the sources that go along."""
     main = plan_tiles(heads, problem, target, Direction.forward, "")
     also = [
-        plan_tiles(heads, problem, TARGETS[each.target], each.direction, each.form)
+        plan_tiles(heads, problem.planned, TARGETS[each.target], each.direction, each.form)
         for each in along
         if _goes_along(each, main)
     ]
@@ -83,9 +88,19 @@ def _sources(
     return [main, *also]
 
 
+def _in_named_tile(plan: KernelPlan) -> bool:
+    """Whether the user names the tile of a plan, or its stages."""
+    return plan.problem.names_tile and plan.direction is Direction.forward
+
+
 def _goes_along(each: Along, main: KernelPlan) -> bool:
-    """Whether a plan has the tiles of such a source beside its own."""
-    if not family_of(main.target).has(each.form, main.problem):
+    """Whether a plan has the tiles of such a source beside its own; of a forward pass whose tile
+    the user names there is no other on its target."""
+    if _in_named_tile(main) and each[:2] == (main.target.name, main.direction):
+        return False
+    if not family_of(main.target).has(each.form, main.padded):
+        return False
+    if each.form == TINY and main.padded != main.problem:
         return False
     if TARGETS[each.target].lacks(main.problem) or (main.problem.dropout and each.form == TINY):
         return False
@@ -99,7 +114,7 @@ def _together_only(plan: KernelPlan) -> KernelPlan:
     if (plan.form, plan.direction) != (SMALL, Direction.backward):
         return plan
     family = family_of(plan.target)
-    return replace(plan, schedule=family.schedule(plan.problem, (), plan.direction, TOGETHER))
+    return replace(plan, schedule=family.schedule(plan.padded, (), plan.direction, TOGETHER))
 
 
 def _with_choice(main: KernelPlan, others: Sequence[KernelPlan]) -> KernelPlan:

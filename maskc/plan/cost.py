@@ -34,11 +34,12 @@ def launch_share(plan: KernelPlan) -> float:
 def costs_of(plan: KernelPlan) -> tuple[Cost, ...]:
     """What a plan's modes take; none where nothing is known."""
     size = 1.0
-    if plan.boxes is not None and plan.direction is Direction.forward:
-        usual = family_of(plan.target).schedule(plan.problem, (), plan.direction, "")
+    other = plan.boxes is not None or plan.problem.names_tile
+    if other and plan.direction is Direction.forward:
+        usual = family_of(plan.target).schedule(plan.padded.planned, (), plan.direction, "")
         size = step_size(plan.tile.k, usual.tile.k)
     modes = dict(plan.schedule.modes)
-    head_dim = plan.problem.head_dim
+    head_dim = plan.padded.head_dim
     return coefficients.costs(plan.target.name, plan.direction, plan.form, head_dim, modes, size)
 
 

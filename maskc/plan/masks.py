@@ -7,7 +7,8 @@ from dataclasses import replace
 from maskc.analysis.facts import MaskFacts
 from maskc.analysis.heads import Heads
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.problem import TileShape
+from maskc.core.problem import Problem, TileShape
+from maskc.core.target import Target
 from maskc.ir.lift import lift
 from maskc.ir.types import MaskIR
 from maskc.layout.tiles.relative_bits import parts_by_distance
@@ -61,6 +62,16 @@ def with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | 
     if None in beside or not any(parts_by_distance(mask.ir.keep)[0] for mask in masks):
         return None
     return tuple(replace(mask, intervals=found) for mask, found in zip(masks, beside, strict=True))
+
+
+def why_padded(problem: Problem, target: Target) -> tuple[str, ...]:
+    """What rows are filled up to, where they are."""
+    if not target.pads(problem):
+        return ()
+    wide = target.padded(problem).head_dim
+    return (
+        f"rows are filled up to {wide} elements with zeros in shared memory; no copies are made",
+    )
 
 
 def why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:

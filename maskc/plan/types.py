@@ -153,6 +153,11 @@ class KernelPlan:
     the calls that this one cannot."""
 
     @property
+    def padded(self) -> Problem:
+        """The problem with head dimensions as the kernel computes them."""
+        return self.target.padded(self.problem)
+
+    @property
     def of_data(self) -> tuple[DataIntervals | None, DataIntervals | None]:
         """`by_query` and `by_key` where nothing else decides in partial tiles."""
         others = self.thresholds or self.documents or self.distances or self.chosen is not None

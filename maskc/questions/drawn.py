@@ -30,6 +30,8 @@ def _with_cells(decl: DataDecl, found: Candidate) -> object:
             return tuple(_filled((n_q,), own) for own in cells)
         case DataKind.tree:
             return _tree(decl, found)
+        case DataKind.positions:
+            return _filled((n_q if decl.on_queries else n_kv,), *cells)
         case DataKind.table:
             shape = (-(-n_q // decl.block), -(-n_kv // decl.block))
             return _filled(shape, *cells) != 0
@@ -142,6 +144,9 @@ def _drawn(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> obj
             return low, low + rng.integers(0, n_kv + 1, n_q)
         case DataKind.tree:
             return Parents(np.array([rng.integers(-1, t) if t else -1 for t in range(tokens)]))
+        case DataKind.positions:
+            count = n_q if decl.on_queries else n_kv
+            return rng.integers(-2, tokens + 2, count)
         case DataKind.table:
             return rng.random((-(-n_q // decl.block), -(-n_kv // decl.block))) < 0.5
     return kept_promise(decl, rng.random(n_q if decl.on_queries else n_kv) < rng.random())

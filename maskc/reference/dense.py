@@ -257,11 +257,13 @@ def declarations(node: N.Node) -> tuple[DataDecl, ...]:
     """The arrays this node itself reads."""
     if isinstance(node, N.Where):
         return node.tables
-    return (node.decl,) if hasattr(node, "decl") else ()
+    return node.decls
 
 
 def formulas(node: N.Node) -> tuple[Expr, ...]:
     """The formulas this node itself holds."""
+    if isinstance(node, N.AtPositions):
+        return formulas(node.of)
     fields = (getattr(node, name, None) for name in ("formula", "left", "right", "n", "ids"))
     return tuple(field for field in fields if isinstance(field, Expr))
 

@@ -142,6 +142,10 @@ def _data_atom(mask: Mask, at: Place) -> Truths:
             found = given.of_queries(decl, at.data[decl.name], at.n_q, at.n_kv)[q] != 0
         case N.Flags(decl, _):
             found = given.vector(decl.name, at.data[decl.name], at.n_kv)[k] != 0
+        case N.AtPositions(of, where):
+            of_q = given.vector(where.of_q.name, at.data[where.of_q.name], at.n_q)[q]
+            of_k = given.vector(where.of_k.name, at.data[where.of_k.name], at.n_kv)[k]
+            found = _positions(of, replace(at, scope=at.scope | {"q": of_q, "k": of_k}))
         case N.Intervals(decl):
             low, high = (
                 given.of_queries(decl, part, at.n_q, at.n_kv)

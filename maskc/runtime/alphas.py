@@ -102,7 +102,7 @@ def forward(
             q[:, run.heads], k[:, run.kv_heads], v[:, run.kv_heads], return_lse=True,
             alibi_slopes=own, alpha=run.alpha, data=data, **options,
         ))  # fmt: skip
-    return tuple(_joined(runs, [each[i] for each in found]) for i in range(2))  # type: ignore[return-value]
+    return tuple(_joined(runs, [each[i] for each in found]) for i in range(2))
 
 
 def backward(
@@ -159,7 +159,7 @@ class _Sums:
     def results(self) -> tuple[Any, Any]:
         if self._only:
             return self._only[0]
-        return tuple(  # type: ignore[return-value]
+        return tuple(
             _narrow(total, like) for total, like in zip(self._sums, self._like, strict=True)
         )
 

@@ -37,6 +37,7 @@ from maskc.runtime.device import default_target
 from maskc.runtime.device_lists.call import (
     Asked,
     DeviceListedPlan,
+    OfDevice,
     RememberedPlan,
     Repeat,
     Unlisted,
@@ -510,14 +511,18 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        rows = bound.given is not None and isinstance(plan, ListedRowsPlan)
-        if (rows or isinstance(plan, RememberedPlan)) and bound.given.watched is not None:
+        if isinstance(plan, DeviceListedPlan):
+            reads: OfDevice = plan
+            kept = isinstance(plan, RememberedPlan)
+        elif isinstance(plan, ListedRowsPlan) and bound.given is not None:
+            reads, kept = plan, True
+        else:
+            return plan, lib, places
+        if kept and bound.given.watched is not None:
             if len(self._repeats) >= _MOST_REPEATS:
                 self._repeats = {}
-            self._repeats[options] = Repeat(kinds, plan, bound.given)
-        if rows or isinstance(plan, DeviceListedPlan):
-            return plan.called(bound.given), lib, places
-        return plan, lib, places
+            self._repeats[options] = Repeat(kinds, reads, bound.given)
+        return reads.called(bound.given), lib, places
 
     def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
         """The plan of a signature that is not the last call's."""

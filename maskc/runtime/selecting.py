@@ -67,17 +67,17 @@ def call_selecting(
     runs = attn.choosing_on_host() if listed else attn
     out, lse = runs(q, k, v, return_lse=True, **options, **own)
     bound = _bound(runs, q, k, v, own) if listed else None
-    found = [out]
+    results = [out]
     if keep_lse:
-        found.append(lse)
+        results.append(lse)
     if returned and bound is not None:
         sizes = _sizes(q, k)
         lists = [lists_of(each, bound, sizes) for each in bundle.selections]
         made = tuple(_like(q, each) for each in lists)
-        found.append(made[0] if len(made) == 1 else made)
+        results.append(made[0] if len(made) == 1 else made)
     if trained:
-        found.append(indexer_loss_of(runs, q, k, lse, options, data, bound))
-    return tuple(found)
+        results.append(indexer_loss_of(runs, q, k, lse, options, data, bound))
+    return tuple(results)
 
 
 def check_trained(attn: CompiledMask, q: Any, options: Mapping[str, Any]) -> None:
@@ -238,7 +238,8 @@ def _as_chosen(keep: Expr, name: str) -> Expr:
     """The mask where every pair is chosen."""
 
     def known(node: Expr) -> Expr | None:
-        reads = isinstance(node, E.Cmp) and E.arrays(node) == (name,)
-        return E.Truth(node.op != "==") if reads else None
+        if isinstance(node, E.Cmp) and E.arrays(node) == (name,):
+            return E.Truth(node.op != "==")
+        return None
 
     return E.transform(keep, known)

@@ -159,10 +159,12 @@ def plain_atoms() -> st.SearchStrategy[mc.Mask]:
 @cache
 def data_atoms() -> st.SearchStrategy[mc.Mask]:
     """Every combinator over arrays given at call time."""
+    at = mc.positions(q="stands", k="lies")
     return st.sampled_from([
         mc.documents("doc"), mc.flags("seen"), mc.flags("awake", on="q"), mc.intervals("span"),
         mc.tree("walk"), mc.block_table("grid1", 1), mc.block_table("grid3", 3),
-        mc.block_table("grid4", 4),
+        mc.block_table("grid4", 4), mc.causal(at=at), mc.window(3, 1, at=at),
+        mc.dilated(2, 1, stride=3, at=at), mc.chunked(4, at=at),
     ]) | st.sampled_from([
         mc.documents("doc"), mc.tree("walk"), mc.documents("late", align="start"),
         mc.flags("early", on="q", align="start"), mc.intervals("reach", align="start"),
@@ -210,8 +212,7 @@ def declared(mask: mc.Mask) -> dict[str, DataDecl]:
     """The arrays a call must give, by name."""
     found = {}
     for node in _walk(mask):
-        decl = getattr(node, "decl", None)
-        if decl is not None and decl.from_caller:
+        for decl in filter(lambda each: each.from_caller, getattr(node, "decls", ())):
             found[decl.name] = decl
     return found
 
@@ -275,6 +276,8 @@ def _array_for(draw: st.DrawFn, decl: DataDecl, n_q: int, n_kv: int, plain: bool
         case DataKind.intervals:
             length = per_query(n_q, n_kv, draw(st.booleans()) and not plain)
             return draw(_vector(-2, n_kv + 2, length)), draw(_vector(-2, n_kv + 2, length))
+        case DataKind.positions:
+            return draw(_vector(-2, max(n_q, n_kv) + 2, n_q if decl.on_queries else n_kv))
         case DataKind.tree:
             parents = draw(_parents(max(n_q, n_kv)))
             return walk_times(parents) if plain or draw(st.booleans()) else mc.parents(parents)

@@ -101,13 +101,14 @@ def bench_mask(
     notes: list[str] = []
     progress(f"{case.name}: compiling for {target.name}")
     attn = case.mask.compile(
-        case.head_dim, n_heads=case.heads, dtype=case.dtype, target=target.name
-    )
+        case.head_dim, n_heads=case.heads, dtype=case.dtype, target=target.name, tile=case.tile,
+        stages=case.stages,
+    )  # fmt: skip
     attn.warmup()
     tensors, rows = make_tensors(case, device_of(target)), sample_rows(case.n_q, case.n_kv)
     progress(f"{case.name}: counting pairs")
     pairs = None if driver.selects(case.mask) else Pairs(case)
-    keep, live = _chosen(case, tensors) if pairs is None else (pairs.rows, pairs.live())
+    keep, live = keep_and_live(case, tensors, pairs)
     found: list[Row] = []
     if "bwd" in directions and Direction.backward not in target.directions:
         notes.append(f"{case.name} bwd: target {target.name} has no such kernels")
@@ -157,6 +158,18 @@ def bench_mask(
                 "error": short(verdict.error) if finite else None, "ok": verdict.ok,
             })  # fmt: skip
     return found, notes
+
+
+def keep_and_live(case: Case, tensors: Tensors, pairs: Pairs | None = None) -> tuple[Keep, int]:
+    """Which pairs the mask keeps, row by row, and how many of the whole call.
+
+    Raises:
+        UsageMistake: ranking keys in the reference would take minutes.
+    """
+    if driver.selects(case.mask):
+        return _chosen(case, tensors)
+    pairs = pairs or Pairs(case)
+    return pairs.rows, pairs.live()
 
 
 def short(value: float) -> float:

@@ -37,6 +37,10 @@ class Case:
     """The mask written a second time, by hand; results are judged by it where there is one."""
     alpha: float = 1.0
     """Of entmax, by which scores become weights; 1 is softmax."""
+    tile: tuple[int, int] | None = None
+    """Queries and keys of the forward pass's tile; None: as planned."""
+    stages: int | None = None
+    """Tiles of keys in flight, likewise."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "n_q", "n_kv"):

@@ -75,6 +75,9 @@ def _sample(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> ob
         case DataKind.intervals:
             low = rng.integers(0, n_kv + 1, n_q)
             return low, low + rng.integers(0, n_kv // 2 + 1, n_q)
+        case DataKind.positions:
+            count = n_q if decl.on_queries else n_kv
+            return np.sort(rng.permutation(2 * max(n_q, n_kv))[:count]).astype(np.int32)
         case DataKind.tree:
             tokens = np.arange(max(n_q, n_kv))
             back = rng.integers(1, 4, len(tokens))

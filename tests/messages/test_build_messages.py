@@ -25,6 +25,8 @@ from maskc.core.target import TARGETS, Target
 from maskc.core.tensors import Array, contiguous
 from maskc.dispatch import checks
 from maskc.dispatch.tensor_maps import tensor
+from maskc.dsl.checked import placed
+from maskc.dsl.nodes import Causal
 from maskc.integrations.torch.handles import refuse
 from maskc.runtime import CompiledMask, merge
 from maskc.runtime.autograd import through_torch
@@ -254,6 +256,24 @@ TEXTS = {
         "MC502 target  unknown target 'sm_80'; known: cpu\n"
         "    hint: target=None picks what this machine has",
     ),
+    "MC490": (
+        lambda: mc.causal().compile(128, target="sm_90a", tile=(192, 128), stages=2),
+        "MC490 tile  sm_90a has no forward kernel with tile=(192, 128), stages=2: at head_dim 128 "
+        "a thread needs about 192 registers and has 160\n"
+        "    hint: sm_90a takes tile=(q, k) with q 128 or 192 and k 64, 96 or 128, and stages 2 to "
+        "8, as far as they fit",
+    ),
+    "MC491": (
+        lambda: mc.causal().compile(128, target="sm_90a", tile=(128, 0)),
+        "MC491 tile  tile must be a pair of positive integers, found (128, 0)\n"
+        "    hint: tile=(128, 64) is 128 queries by 64 keys; None leaves the choice to the planner",
+    ),
+    "MC492": (
+        lambda: placed("causal", Causal(), "q_idx", SourceLoc("mask.py", 2, 8)),
+        "MC492 mask.py:2:8  causal: at must be mc.positions(q=..., k=...), found 'q_idx'\n"
+        '    hint: mc.causal(at=mc.positions(q="q_idx", k="k_idx")); calls give q_idx=... and '
+        "k_idx=...",
+    ),
     "MC503": (
         lambda: replace(
             Target.named("sm_80"), directions=(Direction.forward,), missing="of a family to come"
@@ -263,9 +283,9 @@ TEXTS = {
         "'cpu'",
     ),
     "MC504": (
-        lambda: Target.named("sm_80").check(Problem(48, 48, HALF)),
-        "MC504 head_dim  target sm_80 has no kernel for head_dim=48, head_dim_v=48; it has: 32, "
-        "64, 96, 128, 192, 256\n"
+        lambda: Target.named("sm_80").check(Problem(44, 44, HALF)),
+        "MC504 head_dim  target sm_80 has no kernel for head_dim=44, head_dim_v=44; it has: "
+        "multiples of 8 up to 256\n"
         "    hint: pad or split the head dimension; targets 'simt' and 'cpu' take any up to 512",
     ),
     "MC505": (

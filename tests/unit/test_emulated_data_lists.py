@@ -7,6 +7,7 @@ import pytest
 
 import maskc as mc
 from maskc.core.data import CuSeqlens
+from maskc.layout.work import work_list
 from maskc.runtime.device_lists.call import RememberedPlan
 from maskc.runtime.device_lists.data import DataLists
 from maskc.runtime.device_lists.lists_launch import ListsPlan
@@ -16,6 +17,7 @@ from maskc.testing.emulator import machine
 torch = pytest.importorskip("torch")
 
 from tests.support.exact_attention import called, tensors  # noqa: E402
+from tests.support.hopper import with_rules  # noqa: E402
 
 CAUSAL, N = mc.causal(), 300
 
@@ -403,6 +405,32 @@ def test_few_queries_share_a_tile(hopper, n_q):
     assert attn.last_sources[-1].endswith("packed")
     live = mask.dense(n_q, N, **data)[:, None]
     torch.testing.assert_close(found.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("number", [1, 132])
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_of_few_queries_are_cut(hopper, monkeypatch, number, shared):
+    """As with data on the host, whose bits they have: lengths from none of all keys to all."""
+    monkeypatch.setattr(work_list, "_MULTIPROCESSORS", number)
+    mask, n = mc.flags("x") & CAUSAL, 1300
+    attn = with_rules(
+        mask.compile(head_dim=64, target="sm_90a"), {"few_tiles": 1, "uneven_tiles": 4}, {}
+    )
+    given = made(2, n, batch=5)
+    data = np.arange(n) < np.array([[0], [1], [130], [700], [n]])
+    data = data[3:4] if shared else data
+    before = len(hopper.launches)
+    found, lse = attn(*given[:3], return_lse=True, x=on_device(data))
+    assert [entry for entry, _ in hopper.launches[before:]].count("attention_forward") == 1
+    assert attn.last_sources[-1].endswith("packed")
+    live = mask.dense(2, n, x=data)
+    live = live[:, None] if live.ndim == 3 else live
+    torch.testing.assert_close(found.double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
+    host, level = attn(*given[:3], return_lse=True, x=data)
+    assert torch.equal(found, host)
+    assert torch.equal(lse, level)
+    again, _ = attn(*given[:3], return_lse=True, x=on_device(data))
+    assert torch.equal(found, again)
 
 
 # ------------------------------------------------------------------ arrays that formulas captured

@@ -281,6 +281,20 @@ def test_device_element_types_are_named() -> None:
         to_host(BFloat(), "x")
 
 
+def test_what_a_device_says_is_not_blamed_on_the_dtype() -> None:
+    class Lost:
+        dtype = "torch.int32"
+
+        def detach(self) -> Lost:
+            return self
+
+        def cpu(self) -> Lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        to_host(Lost(), "x")
+
+
 # ------------------------------------------------------------------ keywords of a call
 
 PARAMS = (("width", 5), ("sinks", 2))

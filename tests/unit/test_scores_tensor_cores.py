@@ -120,6 +120,25 @@ def test_documents_listed_on_the_device():
 
 
 @emulated
+@pytest.mark.parametrize("kind", ["sm_90a", "sm_80"])
+def test_few_pairs(kind):
+    """Where delta is found once more, of all keys of a query."""
+    judged(mc.causal(), "twice", 50, kind=kind)
+
+
+@emulated
+def test_boxes_of_a_grid():
+    """Tiles whose tokens do not follow each other, some of them beyond the grid."""
+    width = 18
+
+    def near(q, k):
+        return (abs(q // width - k // width) <= 2) & (abs(q % width - k % width) <= 2)
+
+    _, ran = judged(mc.where(near), "relative table", width * 17, form="grid")
+    assert "sm_90a_grid_backward" in {source for source, _ in ran}
+
+
+@emulated
 @pytest.mark.parametrize("name", ["pieces", "relative table"])
 def test_long_rows(name):
     judged(BAND, name, 90, dim=128, n_kv=200)

@@ -11,6 +11,7 @@ MC75x reports.
 from maskc.core.errors.base import MaskcError as MaskcError
 from maskc.core.errors.base import SeveralErrors as SeveralErrors
 from maskc.core.errors.builds import BadPlan as BadPlan
+from maskc.core.errors.builds import BadTile as BadTile
 from maskc.core.errors.builds import BuildFailed as BuildFailed
 from maskc.core.errors.builds import CheckFailed as CheckFailed
 from maskc.core.errors.builds import Counterexample as Counterexample
@@ -25,6 +26,7 @@ from maskc.core.errors.builds import NoDevice as NoDevice
 from maskc.core.errors.builds import NothingCompared as NothingCompared
 from maskc.core.errors.builds import SharedMemoryExceeded as SharedMemoryExceeded
 from maskc.core.errors.builds import TargetNotBuilt as TargetNotBuilt
+from maskc.core.errors.builds import TileUnsupported as TileUnsupported
 from maskc.core.errors.builds import TooManyArrays as TooManyArrays
 from maskc.core.errors.builds import UnknownDType as UnknownDType
 from maskc.core.errors.builds import UnknownTarget as UnknownTarget
@@ -53,6 +55,7 @@ from maskc.core.errors.calls import NotAnArray as NotAnArray
 from maskc.core.errors.calls import NotContiguous as NotContiguous
 from maskc.core.errors.calls import NothingSelected as NothingSelected
 from maskc.core.errors.calls import NotPicklable as NotPicklable
+from maskc.core.errors.calls import NotPositions as NotPositions
 from maskc.core.errors.calls import OneOfSeveral as OneOfSeveral
 from maskc.core.errors.calls import ScoreIndex as ScoreIndex
 from maskc.core.errors.calls import ScoreNotRun as ScoreNotRun

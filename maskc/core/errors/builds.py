@@ -42,6 +42,22 @@ class HeadDimUnsupported(MaskcError):
     hint = "pad or split the head dimension; targets 'simt' and 'cpu' take any up to 512"
 
 
+class BadTile(MaskcError, TypeError):
+    """A tile is no pair of numbers, or a number of stages no number."""
+
+    code = "MC491"
+    message = "{0} must be {1}, found {2}"
+    hint = "tile=(128, 64) is 128 queries by 64 keys; None leaves the choice to the planner"
+
+
+class TileUnsupported(MaskcError):
+    """The target has no forward kernel with the tile or the number of stages that was asked for."""
+
+    code = "MC490"
+    message = "{0} has no forward kernel with {1}: {2}"
+    hint = "{3}"
+
+
 class DTypeUnsupported(MaskcError):
     """The target has no kernel for this dtype."""
 

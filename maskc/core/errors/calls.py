@@ -128,6 +128,14 @@ class NotContiguous(MaskcError):
     hint = "call .contiguous() on it; every other dimension may have any stride"
 
 
+class NotPositions(MaskcError):
+    """`at` is not what mc.positions gives, or stands beside `align`."""
+
+    code = "MC492"
+    message = "{0}: at must be mc.positions(q=..., k=...), {1}"
+    hint = 'mc.causal(at=mc.positions(q="q_idx", k="k_idx")); calls give q_idx=... and k_idx=...'
+
+
 class NotAnArray(MaskcError, TypeError):
     """An argument is no array."""
 

@@ -54,10 +54,10 @@ def attention_by_head(
         attn.target.check(attn.bundle.problem, Direction.backward)
     call = {name: options[name] for name in ("scale", "softcap", "normalizer", "nan_safe")}
     deterministic = options.get("deterministic", False)
-    found: tuple[Any, Any] = _function().apply(
+    results: tuple[Any, Any] = _function().apply(
         attn.settled(), call, deterministic, dict(data), q, k, v, alpha, slopes
     )
-    return found
+    return results
 
 
 @cache

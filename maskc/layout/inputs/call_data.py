@@ -30,6 +30,7 @@ Arrays = dict[str, np.ndarray]
 EXPECTED = {
     DataKind.documents: "document ids, mc.cu_seqlens(x), or a pair of them for queries and keys",
     DataKind.flags: "one boolean per token",
+    DataKind.positions: "integers, one per query or per key as the mask says",
     DataKind.intervals: "a pair (lo, hi) of integer arrays, one value per query or token",
     DataKind.tree: "a pair (tin, tout) of integer arrays, or mc.parents(x)",
     DataKind.table: "booleans [query blocks, key blocks]",
@@ -313,6 +314,11 @@ def _flags(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarr
     return (array,)
 
 
+def _positions(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
+    array = _integers(decl.name, given)
+    return (_shaped(decl.name, array, n_q if decl.on_queries else n_kv),)
+
+
 def kept_promise(decl: DataDecl, flags: np.ndarray) -> np.ndarray:
     """Random flags [N], so many of them as the mask promises."""
     if decl.most is not None:
@@ -391,6 +397,7 @@ def _embedded(decl: DataDecl, n_q: int, n_kv: int) -> np.ndarray:
 _READERS: dict[DataKind, Callable[[DataDecl, object, int, int], tuple[np.ndarray, ...]]] = {
     DataKind.documents: _documents,
     DataKind.flags: _flags,
+    DataKind.positions: _positions,
     DataKind.intervals: _intervals,
     DataKind.tree: _tree,
     DataKind.table: _table,

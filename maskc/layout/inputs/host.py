@@ -6,6 +6,11 @@ import numpy as np
 
 from maskc.core.errors import DataType, NotAnArray
 
+_KNOWN = {kind.__name__.rstrip("_") for kind in np.sctypeDict.values()}
+"""Element types that NumPy has."""
+_OF_DTYPES = {TypeError, ValueError, BufferError, NotImplementedError}
+"""What libraries raise where NumPy cannot have an array; others speak of devices."""
+
 
 def to_host(given: object, name: str = "array") -> np.ndarray:
     """A NumPy view or copy of a NumPy, torch, CuPy or DLPack array, a list or a number.
@@ -17,6 +22,7 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
     Raises:
         NotAnArray: it is none of these, or a ragged list.
         DataType: NumPy has no such element type.
+        RuntimeError: the array's own library cannot copy it to the host.
     """
     if isinstance(given, np.ndarray):
         return given
@@ -28,8 +34,10 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
         if hasattr(given, "__dlpack__") and not hasattr(given, "__array__"):
             return np.from_dlpack(given)
         host = np.asarray(given)
-    except (TypeError, ValueError, BufferError, RuntimeError):
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
         if hasattr(given, "dtype"):
+            if type(error) not in _OF_DTYPES and str(given.dtype).rpartition(".")[2] in _KNOWN:
+                raise  # what the device says is no matter of the array
             raise DataType(name, given.dtype, "integers or booleans", at=name) from None
         raise NotAnArray(name, type(given).__name__) from None
     if host.dtype == object:

@@ -152,7 +152,7 @@ def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> 
     count, first = spans.count[:, 0].astype(np.int64), spans.first[:, 0]
     size = part_tiles(count, n_q * rule.heads, rule)
     cut, whole = (size > 0) & (count >= 2 * size), np.maximum(size, 1)
-    share = -(-int(count[lists].sum()) // (_MULTIPROCESSORS * rule.resident))
+    share = wanted_tiles(int(count[lists].sum()), rule)
     most = size.copy()
     while (more := cut & (most < share) & (2 * most <= rule.uneven_tiles)).any():
         most[more] *= 2
@@ -182,6 +182,20 @@ def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> 
     return Work(items.astype(np.int32), filled, bool(len(whose)), merges)
 
 
+def part_bounds(rows: int, rule: WorkList) -> tuple[int, int]:
+    """(the least tiles of a part, those of rows that are long enough for eight of them); zeros
+    where rows are never cut."""
+    if not (rule.few_tiles and rule.uneven_tiles):
+        return 0, 0
+    times = min(_MOST_FEW, 1 << (-(-rows // _FEW_ROWS) - 1).bit_length())
+    return rule.few_tiles * times, rule.few_tiles * _WIDER
+
+
+def wanted_tiles(tiles: int, rule: WorkList) -> int:
+    """Of an item, where all together have so many."""
+    return -(-tiles // (_MULTIPROCESSORS * rule.resident))
+
+
 def part_tiles(count: np.ndarray, rows: int, rule: WorkList) -> np.ndarray:
     """int64 [lists]: tiles of the parts into which packed rows are cut, a power of two; those with
     less than twice as many stay whole. 0: all do.
@@ -189,11 +203,11 @@ def part_tiles(count: np.ndarray, rows: int, rule: WorkList) -> np.ndarray:
     Of more rows, what is written and read of parts stays the same share of their keys. There are
     eight parts, if these have neither too few tiles nor too many, and MOST_PARTS at most.
     """
-    if not (rule.few_tiles and rule.uneven_tiles):
+    least, long = part_bounds(rows, rule)
+    if not least:
         return np.zeros(count.shape, np.int64)
-    times = min(_MOST_FEW, 1 << (-(-rows // _FEW_ROWS) - 1).bit_length())
-    size = np.full(count.shape, rule.few_tiles * times, np.int64)
-    while (longer := (size < _WIDER * rule.few_tiles) & (count >= 16 * size)).any():
+    size = np.full(count.shape, least, np.int64)
+    while (longer := (size < long) & (count >= 16 * size)).any():
         size[longer] *= 2
     while (many := count > MOST_PARTS * size).any():
         size[many] *= 2

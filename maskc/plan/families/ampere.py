@@ -24,6 +24,7 @@ AMPERE = Family(
         (Direction.backward, THRESHOLDS): sm80_backward.backward_schedule,
     },
     along=(Along("sm_80", Direction.backward, ""),),
+    limits=sm80.limits,
     by_masks=sm80.for_masks,
     thresholds=True,
     gathered=_gathered,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.plan.families.family import Family
+from maskc.plan.families.limits import Limits
 from maskc.plan.types import Schedule
 
 TILE = TileShape(64, 64)
@@ -28,13 +29,19 @@ def schedule(problem: Problem) -> Schedule:
 
     Storage in bfloat16 or float16 changes nothing: tiles are widened when they are loaded.
     """
-    widest = max(problem.head_dim, problem.head_dim_v)
-    scratch = 4 * (8 * TILE.q * widest + 4 * TILE.q * TILE.k)
+    tile, widest = problem.tile or TILE, max(problem.head_dim, problem.head_dim_v)
+    scratch = 4 * (8 * max(tile.q, tile.k) * widest + 4 * tile.q * tile.k)
     return Schedule(
-        TILE,
-        f"tiles of {TILE.q} x {TILE.k}: products run from registers, and a thread's fp32 tiles "
+        tile,
+        f"tiles of {tile.q} x {tile.k}: products run from registers, and a thread's fp32 tiles "
         f"({scratch // 1024} KiB in the backward pass) from its L2 cache",
     )
 
 
-CPU = Family("cpu", {(Direction.forward, ""): schedule}, one_source=True)
+def limits(problem: Problem) -> Limits:
+    """Whole vectors; a thread's fp32 tiles are on its stack."""
+    sides = (16, 32, 64, 128)
+    return Limits("cpu", sides, sides)
+
+
+CPU = Family("cpu", {(Direction.forward, ""): schedule}, limits=limits, one_source=True)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from maskc.core.problem import Direction, Problem
 from maskc.ir.types import MaskIR
 from maskc.layout.topk.indexer import Indexing
+from maskc.plan.families.limits import Limits
 from maskc.plan.types import Schedule
 
 L2_BYTES = 32 * 1024 * 1024
@@ -82,6 +83,8 @@ class Family:
     """The folder below templates/."""
     schedules: Mapping[tuple[Direction, str], Callable[[Problem], Schedule]]
     """By pass and form."""
+    limits: Callable[[Problem], Limits]
+    """Tiles and stages that a user may ask for."""
     by_masks: Callable[[Problem, tuple[MaskIR, ...]], Schedule] | None = None
     """The forward schedule of the default form, where it depends on the masks."""
     one_source: bool = False
@@ -114,7 +117,10 @@ class Family:
 
         Raises:
             SharedMemoryExceeded: the tiles do not fit.
+            TileUnsupported: tile or stages were asked for that there are not.
         """
+        if problem.names_tile and (direction, form) == (Direction.forward, ""):
+            self.limits(problem).check(problem)
         if self.by_masks is not None and (direction, form) == (Direction.forward, ""):
             return self.by_masks(problem, masks)
         return self.schedules[direction, form](problem)

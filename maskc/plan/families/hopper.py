@@ -37,6 +37,7 @@ HOPPER = Family(
         (_BACKWARD, TOGETHER): partial(small_backward_schedule, apart=False),
         (_BACKWARD, TINY): sm90a_mma16.backward_schedule,
     },
+    limits=sm90a.limits,
     along=(
         Along("sm_90a", _FORWARD, SMALL),
         Along("sm_90a", _FORWARD, TINY),

@@ -16,6 +16,7 @@ from maskc.core.bundle import Grid, Launch, Mode
 from maskc.core.problem import Direction, Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.plan.families.family import Along, Family
+from maskc.plan.families.limits import Limits
 from maskc.plan.types import Schedule
 
 TILE = TileShape(64, 64)
@@ -103,12 +104,18 @@ def _depth(problem: Problem) -> int:
     return min(32, -(-max(problem.head_dim, problem.head_dim_v) // 8) * 8)
 
 
+def limits(problem: Problem) -> Limits:
+    """The one tile that 16 x 16 threads have."""
+    return Limits("simt", (TILE.q,), (TILE.k,))
+
+
 SIMT = Family(
     "simt",
     {
         (Direction.forward, ""): forward_schedule,
         (Direction.backward, ""): backward_schedule,
     },
+    limits=limits,
     along=(Along("simt", Direction.backward, ""),),
     device_data=True,
 )

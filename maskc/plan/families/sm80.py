@@ -59,6 +59,7 @@ from maskc.core.problem import Problem, TileShape
 from maskc.core.target import TARGETS, Target
 from maskc.ir.types import MaskIR
 from maskc.plan.families.family import BIN_BYTES, L2_BYTES
+from maskc.plan.families.limits import Limits
 from maskc.plan.types import Schedule
 
 BLOCK_BYTES = 1024
@@ -109,6 +110,8 @@ def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
     Raises:
         SharedMemoryExceeded: see `schedule`.
     """
+    if problem.tile is not None:
+        return _with_tile(problem, problem.tile)
     high, low = schedule(problem), schedule(problem, short_rows=True)
     whys = () if high.tile == low.tile else [_why_low(ir, high.tile, low.tile) for ir in masks]
     if not whys or None in whys:
@@ -138,9 +141,28 @@ def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
     Raises:
         SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
     """
+    queries, warps, blocks, keep_q = (_SHORT if short_rows else _LONG)[problem.head_dim]
+    return _schedule(problem, TileShape(queries, 64), warps, blocks, keep_q)
+
+
+def limits(problem: Problem) -> Limits:
+    """Tiles that a user may ask for: a warp has 32 rows up to head dimension 128, else 16."""
+    wide = problem.head_dim > 128
+    return Limits("sm_80", (64,) if wide else (64, 128), (32, 64))
+
+
+def _with_tile(problem: Problem, tile: TileShape) -> Sm80Schedule:
+    """With the warps, blocks and registers that go with so many rows."""
+    forms = {form[0]: form for form in (_LONG[problem.head_dim], _SHORT[problem.head_dim])}
+    _, warps, blocks, keep_q = forms[tile.q]
+    return _schedule(problem, tile, warps, blocks, keep_q)
+
+
+def _schedule(
+    problem: Problem, tile: TileShape, warps: int, blocks: int, keep_q: bool
+) -> Sm80Schedule:  # fmt: skip
     dim, target = problem.head_dim, TARGETS["sm_80"]
-    queries, warps, blocks, keep_q = (_SHORT if short_rows else _LONG)[dim]
-    tile, rows, park = TileShape(queries, 64), queries // warps, dim == 128
+    rows, park = tile.q // warps, dim == 128
     shared = shared_bytes(tile, dim, park, target)
     why = "each fragment of K and V serves them all" if rows == 32 else "out fills the registers"
     return Sm80Schedule(

@@ -57,6 +57,7 @@ from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.plan.families.family import BIN_BYTES, L2_BYTES, RESERVED_BYTES, Product
+from maskc.plan.families.limits import Limits
 from maskc.plan.types import Schedule
 
 SLAB = 64
@@ -149,7 +150,49 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
     Raises:
         SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
     """
-    return _schedule(problem, _FORMS[problem.head_dim])
+    usual = _FORMS[problem.head_dim]
+    return _schedule(problem, _asked(problem, usual) if problem.names_tile else usual)
+
+
+_ROWS = {2: (240, 24), 3: (160, 32)}
+"""For each number of warpgroups that a user may ask for: registers, as in ForwardSchedule."""
+_SPARE_REGISTERS = 32
+"""Of a thread that computes, beside out, scores and weights."""
+
+
+def limits(problem: Problem) -> Limits:
+    """Tiles and stages that a user may ask for."""
+    return Limits(
+        "sm_90a", tuple(64 * groups for groups in _ROWS), (64, 96, 128), tuple(range(2, 9))
+    )
+
+
+def _asked(problem: Problem, usual: _Form) -> _Form:
+    """The form that a user asks for; without a number of stages, as many as the usual one has room
+    for.
+
+    Raises:
+        TileUnsupported: registers or shared memory do not suffice.
+    """
+    tile = problem.tile or TileShape(64 * usual.warpgroups, usual.keys)
+    groups, dim, most = tile.q // 64, problem.head_dim, TARGETS["sm_90a"].shared_memory
+    registers, refused = _ROWS[groups], limits(problem).refused
+    needed = dim // 2 + tile.k // 2 + tile.k // 4 + _SPARE_REGISTERS
+    if needed > registers[0]:
+        why = f"at head_dim {dim} a thread needs about {needed} registers and has {registers[0]}"
+        raise refused(problem, why)
+    alike = (groups, tile.k) == (usual.warpgroups, usual.keys)
+    form = replace(
+        usual, warpgroups=groups, keys=tile.k, registers=registers, keep_q=usual.keep_q and alike,
+        settle=usual.settle if alike else 1 if groups > 2 else 2,
+        stages=problem.stages or max(2, usual.stages * usual.keys // tile.k),
+    )  # fmt: skip
+    while (room := _shared(tile, -(-dim // SLAB), form.stages, 1)) > most:
+        if problem.stages or form.stages == 2:
+            have = f"{room / 1024:g} KiB of shared memory, of {most / 1024:g} that there are"
+            raise refused(problem, f"at head_dim {dim} {form.stages} stages need {have}")
+        form = replace(form, stages=form.stages - 1)
+    return form
 
 
 def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:

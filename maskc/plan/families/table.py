@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+from maskc.core.errors import SharedMemoryExceeded, TileUnsupported
+from maskc.core.problem import Direction, Problem
 from maskc.core.target import Target
 from maskc.plan.families.ampere import AMPERE
 from maskc.plan.families.cpu import CPU
@@ -15,3 +20,22 @@ FAMILIES = {family.name: family for family in (CPU, AMPERE, HOPPER, SIMT)}
 def family_of(target: Target) -> Family:
     """The family whose kernels run on a target."""
     return FAMILIES[target.family]
+
+
+def fitting(problem: Problem, target: Target) -> Iterator[Problem]:
+    """The problem with each tile and number of stages that a user may ask for and that fits the
+    card; a tile or stages that it names already leave those that have them.
+
+    Raises:
+        HeadDimUnsupported, DTypeUnsupported: the target has no kernel at all.
+    """
+    target.check(problem)
+    family, padded = family_of(target), target.padded(problem)
+    for each in family.limits(padded).problems(padded):
+        if problem.tile not in (None, each.tile) or problem.stages not in (None, each.stages):
+            continue
+        try:
+            family.schedule(each, (), Direction.forward, "")
+        except (TileUnsupported, SharedMemoryExceeded):
+            continue
+        yield replace(problem, tile=each.tile, stages=each.stages)

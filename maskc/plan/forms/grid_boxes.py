@@ -109,7 +109,7 @@ def in_boxes(plan: KernelPlan) -> KernelPlan | None:
     if not found or not (plan.runs[0] % tile.k or plan.runs[1] % tile.q):
         return None
     backward = plan.direction is Direction.backward
-    schedules = (schedule,) if backward else grid(plan.problem)
+    schedules = (schedule,) if backward else grid(plan.padded)
     by_tile = {each.tile: each for each in schedules}
     chosen = boxes_for(found, tuple(by_tile), plan.direction)
     if chosen is None:

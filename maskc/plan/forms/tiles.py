@@ -8,18 +8,20 @@ from maskc.analysis.heads import Heads
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.data import DataKind
-from maskc.core.errors import SelectionNotCompiled, TooManyArrays
+from maskc.core.errors import SelectionNotCompiled, TileUnsupported, TooManyArrays
 from maskc.core.forms import TINY
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import Target
 from maskc.ir.selecting import place_of
 from maskc.plan.data_intervals import DataIntervals, data_intervals
+from maskc.plan.families.limits import asked_text
 from maskc.plan.families.table import family_of
 from maskc.plan.intervals import CELL
 from maskc.plan.masks import (
     masks_for,
     why_layout,
     why_lists,
+    why_padded,
     why_partial,
     with_distances,
     without_chosen,
@@ -37,12 +39,12 @@ def plan_tiles(
         MaskcError: see `plan`.
     """
     target.check(problem)
-    _check_blocks(heads, target)
+    _check_blocks(heads, problem, target)
     reads = {name for ir in heads.masks for name in E.arrays(ir.keep)}
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
     family = family_of(target)
-    schedule = family.schedule(problem, heads.masks, direction, form)
+    schedule = family.schedule(target.padded(problem), heads.masks, direction, form)
     masks = masks_for(heads, schedule.tile)
     if len({mask.lifted.shape for mask in masks}) > 1:
         masks = tuple(map(without_chosen, masks))
@@ -62,10 +64,29 @@ def plan_tiles(
     return KernelPlan(
         problem, target, schedule, schedule.tile, use_ranges, masks, heads.facts, heads.of_head,
         (
-            schedule.reason, why_lists(masks, use_ranges), *map(why_layout, masks),
+            schedule.reason, *_why_tile(problem, direction), *why_padded(problem, target),
+            why_lists(masks, use_ranges), *map(why_layout, masks),
             *([why_partial(masks, distances, runs, data)] if family.intervals else []),
         ), distances, runs, direction, form, by_query=by_query, by_key=by_key,
     )  # fmt: skip
+
+
+def selects_in_own_tiles(heads: Heads, problem: Problem, target: Target) -> TileUnsupported:
+    """The error where the user names a tile for a mask that chooses keys at run time."""
+    ir = next(ir for ir in heads.masks if ir.selections)
+    why = "masks that choose keys at run time have tiles that fit their blocks"
+    hint = "leave tile and stages out for masks with topk"
+    at = place_of(ir, ir.selections[0])
+    return TileUnsupported(target.name, asked_text(problem), why, hint, at=at)
+
+
+def _why_tile(problem: Problem, direction: Direction) -> tuple[str, ...]:
+    """That the user names the tile, where that is so."""
+    if not problem.names_tile or direction is Direction.backward:
+        return ()
+    return (
+        f"{asked_text(problem)} as asked for: the planner chose neither tile nor other sources",
+    )
 
 
 def _of_data(
@@ -88,12 +109,15 @@ def _of_data(
     return found
 
 
-def _check_blocks(heads: Heads, target: Target) -> None:
+def _check_blocks(heads: Heads, problem: Problem, target: Target) -> None:
     """Refuse what a target has no kernels for.
 
     Raises:
         SelectionNotCompiled: blocks that are too small.
+        HeadDimUnsupported: rows would be padded, which what chooses blocks cannot.
     """
+    if target.pads(problem) and any(ir.selections for ir in heads.masks):
+        raise target.no_such_dims(problem, selects=True)
     for ir in heads.masks:
         for each in ir.selections:
             if each.block < target.least_block:

@@ -347,9 +347,9 @@ def words_of_results(
     return found + [0] * (count - len(found))
 
 
-def unknown_work(items: int, shared: int = 0) -> Work:
+def unknown_work(items: int, shared: int = 0, parts: int = 1) -> Work:
     """A work list of which the host knows no more than the length, and how many tile columns are
-    shared by items that add to them."""
-    one = np.array([name == "count" for name, _ in WORK_FIELDS], np.int32)
+    shared by items that add to them, or rows of so many parts at most are to be merged."""
+    one = np.array([parts * (name == "count") for name, _ in WORK_FIELDS], np.int32)
     nothing = np.broadcast_to(np.zeros((), np.int32), (items, len(WORK_FIELDS)))
     return Work(nothing, items, shared > 0, np.broadcast_to(one, (shared, len(WORK_FIELDS))))

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -28,7 +28,7 @@ from maskc.dispatch.launch_plan import launch_plan, mode_of
 from maskc.dispatch.packing import packed
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.tables import Tables, make_tables
-from maskc.layout import MAX_ITEMS, heads_per_group
+from maskc.layout import MAX_ITEMS, MOST_PARTS, heads_per_group, part_bounds, wanted_tiles
 from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import (
@@ -71,6 +71,8 @@ class Making:
     """Tiles that the mask could have, in one list."""
     wide: bool
     """Whether constants have two words."""
+    packed: int = 0
+    """Query heads whose queries are rows of one tile; 0: of one."""
 
     @property
     def extents(self) -> tuple[int, int]:
@@ -114,9 +116,25 @@ class Making:
 
     @property
     def shared(self) -> int:
-        """Tile columns to which several items add."""
+        """Tile columns to which several items add, or rows that may be cut."""
         sizes = self.sizes
+        if self.parts:
+            return self.lists * self.owners
         return sizes.batch * sizes.heads_kv * self.tiles[1] if self.sharing else 0
+
+    @cached_property
+    def part_bounds(self) -> tuple[int, int]:
+        """See `part_bounds`; zeros where rows are never cut."""
+        if not self.packed or self.unit.work is None:
+            return 0, 0
+        return part_bounds(self.sizes.n_q * self.packed, self.unit.work)
+
+    @cached_property
+    def parts(self) -> int:
+        """Of a row of packed heads at most, which then has as many items at most; 0: one."""
+        least, _ = self.part_bounds
+        found = min(MOST_PARTS, -(-self.kept // least)) if least else 0
+        return found if found > 1 else 0
 
     @property
     def owner_heads(self) -> int:
@@ -132,8 +150,13 @@ class Making:
 
     @property
     def items(self) -> int:
-        """Of the work list: a row is never cut."""
-        return self.lists * self.owners * self.tiles[self.backward]
+        """Of the work list: rows are cut where heads are packed alone."""
+        return self.lists * self.owners * self.tiles[self.backward] * (self.parts or 1)
+
+    @property
+    def counters(self) -> int:
+        """Of the pass, see maskc/core/abi.py."""
+        return 2 + (self.shared if self.parts else 0)
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -165,7 +188,7 @@ class Making:
     def room(self) -> tuple[tuple[int, ...], int]:
         """(bytes to each part, -1 for those that are not made; int32 entries in all)."""
         tiles, lists = self.tiles, self.lists
-        counts: dict[str, int] = {"counter": 2, "bounds": 4 * self.first_blocks[-1]}
+        counts: dict[str, int] = {"counter": self.counters, "bounds": 4 * self.first_blocks[-1]}
         for name, source in zip(ARRAYS, self.given.sources, strict=False):
             batches, heads, rows, columns = source.shape
             counts[name] = batches * heads * rows * columns
@@ -212,6 +235,12 @@ class Making:
         block.owners, block.owner_heads = self.owners, self.owner_heads
         block.item_heads = self.item_heads
         block.group_owners, block.group_lists = self.groups
+        block.counters = self.counters
+        if self.parts and (rule := self.unit.work) is not None:
+            wanted = wanted_tiles(self.kept * self.shared, rule)
+            block.parts, block.most_parts = self.parts, MOST_PARTS
+            block.part_tiles[:] = self.part_bounds
+            block.item_tiles[:] = wanted, rule.uneven_tiles
         block.result_words[:] = words_of_results(
             outputs, self.backward, itemsize, len(block.result_words)
         )
@@ -294,6 +323,7 @@ class DataLists:
             unit, sizes, given, self._readings, backward, placed, by_head,
             placed or Feature.entmax in wanted.features,
             int((ptr[:, -1] - ptr[:, 0]).max()), kept.wide,
+            place.packed if place.packed > 1 else 0,
         )  # fmt: skip
         room, entries = making.room()
         if (
@@ -304,7 +334,11 @@ class DataLists:
             raise Unlisted
         kernel = kernels.on_device(unit, mode, kept.features(wanted.features), index)
         batches, heads = making.extents
-        work = None if unit.work is None else unknown_work(making.items, making.shared)
+        work = (
+            None
+            if unit.work is None
+            else unknown_work(making.items, making.shared, making.parts or 1)
+        )
         tables = replace(kept, work=work, list_batch=heads if batches > 1 else 0)
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         own = prepare(plan, kernel, self._built.dtype)

@@ -124,12 +124,12 @@ class ListsPlan(RememberedPlan):
             if fresh and doubtful and made.watched is not None:
                 made.ticket = self.reports.ticket()
             listed = self._arguments(given, made, sent, pointers)
-        if fresh:
+        if fresh and listed is not None:
             launch(self.before, stream, listed)
         if made.read is None or made.read[0] is not sent.template:
             made.read = sent.template, self._read(made, sent)
         own.run(own, sent, pointers + made.read[1], scale, softcap, stream)
-        if doubtful:
+        if doubtful and listed is not None:
             launch(self.after, stream, listed)
 
     def _places(self, made: Made) -> list[int]:

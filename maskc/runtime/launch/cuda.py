@@ -93,7 +93,7 @@ def multiprocessors(device: int) -> int:
 def host_words(device: int, count: int) -> ctypes.Array[ctypes.c_int32]:
     """Numbers in memory of the host, 0, that kernels of a device may write; kept for good."""
     words = (ctypes.c_int32 * count).from_address(_driver(device).host_words(count))
-    words[:] = (0,) * count
+    ctypes.memset(words, 0, ctypes.sizeof(words))
     return words
 
 

@@ -400,7 +400,8 @@ class ListedRowsPlan:
         else:
             tokens = making.tokens(pointers)
             listing = making.arguments(given, tokens, pointers)
-        rest, steps = iter(others), []
+        rest = iter(others)
+        steps: list[tuple[Sent | None, tuple[int, ...]]] = []
         for step in self.steps:
             if not isinstance(step, Part):
                 steps.append((None, ()))

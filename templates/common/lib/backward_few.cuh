@@ -19,11 +19,18 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
     const uint4 *const of_k = pieces_of(p.k, p.k_stride, keys, k);
     const uint4 *const of_v = pieces_of(p.v, p.v_stride, keys, k);
     float score = 0.0f, dp = 0.0f;
+#if PADDED
+#pragma unroll 1
+    for (int i = 0; i < PIECES_QK; i++) score += dot(__ldg(of_q + i), __ldg(of_k + i));
+#pragma unroll 1
+    for (int i = 0; i < PIECES_V; i++) dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
+#else
 #pragma unroll 1
     for (int i = 0; i < HEAD_DIM / 8; i++) {
         score += dot(__ldg(of_q + i), __ldg(of_k + i));
         dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
     }
+#endif
 #if WITH_DROPOUT
     const struct Dropout d = dropout_of(p.dropout_seed_at, p.dropout_seed, p.dropout_least);
     dp *= stays(draws_at(d, q, k, at.head, at.batch), d.least, q, k) ? p.dropout_scale : 0.0f;
@@ -60,7 +67,11 @@ FN void settle_rows(const struct Attention &p) {
         for (i32 k = lane; k < p.n_kv; k += 32)
             if (keep(mask, q, k, p.n_q, p.n_kv))
                 exact += term_of(p, at, keys, q, k, lse, of_q, of_dout);
+#if PADDED
+        if (lane < PIECES_V) {
+#else
         if (lane < HEAD_DIM / 8) {
+#endif
             const uint4 out = __ldg(pieces_of(p.out, p.out_stride, at, q) + lane);
             const uint4 dout = __ldg(of_dout + lane);
             rounded = dot(out, dout);

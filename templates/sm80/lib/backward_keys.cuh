@@ -72,7 +72,11 @@ FN void load_queries(struct Shared &shared, const struct Attention &p, i32 batch
     const i32 tile = tile_at(turn.list, turn.i).index;
     load_tile<TILE_Q>(shared_address(shared.q), head_rows(p.q, p.q_stride, batch, turn.head),
                       p.q_stride, tile * TILE_Q, p.n_q);
+#if PADDED
+    load_tile<TILE_Q, PIECES_V>(shared_address(shared.dout),
+#else
     load_tile<TILE_Q>(shared_address(shared.dout),
+#endif
                       head_rows(p.dout, p.dout_stride, batch, turn.head), p.dout_stride,
                       tile * TILE_Q, p.n_q);
     load_rows(shared, p, row_of(p, batch, turn.head, tile));
@@ -174,7 +178,11 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
                       head_rows(p.k, p.k_stride, batch, column.keys.head), p.k_stride, first_k,
                       p.n_kv);
     if (KEYS)
+#if PADDED
+        load_tile<TILE_K, PIECES_V>(shared_address(shared.v),
+#else
         load_tile<TILE_K>(shared_address(shared.v),
+#endif
                           head_rows(p.v, p.v_stride, batch, column.keys.head), p.v_stride, first_k,
                           p.n_kv);
     if (more) load_queries(shared, p, batch, turn);
@@ -219,6 +227,16 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
     if (KEYS)
         store_rows(dk, shared.k + own * PITCH, p.dk, p.dk_stride, column.keys, first_k + own,
                    p.n_kv, p.scale, p.joins);
+#if PADDED
+#if WITH_DROPOUT
+    const float factor = p.dropout_scale;
+#else
+    constexpr float factor = 1.0f;
+#endif
+    if (VALUES)
+        store_rows<PIECES_V>(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys,
+                             first_k + own, p.n_kv, factor, p.joins);
+#else
 #if WITH_DROPOUT
     if (VALUES)
         store_rows(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys, first_k + own,
@@ -227,6 +245,7 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
     if (VALUES)
         store_rows(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys, first_k + own,
                    p.n_kv, 1.0f, p.joins);
+#endif
 #endif
 }
 

@@ -102,7 +102,11 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, const s
                                            line.at.head, line.tile);
     load_tile<TILE_Q>(shared_address(shared.q), head_rows(p.q, p.q_stride, batch, line.at.head),
                       p.q_stride, line.tile * TILE_Q, p.n_q);
+#if PADDED
+    load_tile<TILE_Q, PIECES_V>(shared_address(shared.dout),
+#else
     load_tile<TILE_Q>(shared_address(shared.dout),
+#endif
                       head_rows(p.dout, p.dout_stride, batch, line.at.head), p.dout_stride,
                       line.tile * TILE_Q, p.n_q);
     struct Rows rows = {};
@@ -120,8 +124,14 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, const s
         __syncthreads();  // the last keys are no longer read
         load_tile<TILE_K>(shared_address(shared.k), head_rows(p.k, p.k_stride, batch, kv_head),
                           p.k_stride, first_k, p.n_kv);
+#if PADDED
+        load_tile<TILE_K, PIECES_V>(shared_address(shared.v),
+                                    head_rows(p.v, p.v_stride, batch, kv_head), p.v_stride,
+                                    first_k, p.n_kv);
+#else
         load_tile<TILE_K>(shared_address(shared.v), head_rows(p.v, p.v_stride, batch, kv_head),
                           p.v_stride, first_k, p.n_kv);
+#endif
         copy_wait<0>();
         __syncthreads();
         total += take_tile<MEAN>(dq, rows, shared, p, logit, line, first_k, tile.full);

@@ -38,7 +38,12 @@ FN void pass_over(Output &o, Searches &x, const struct Query &query, const struc
         Scores s;
         copy_wait<0>();
         __syncthreads();
+#if PADDED
+        if (NOW == VALUES)
+            load_tile<TILE_K, PIECES_V>(v_tile, block.v, p->v_stride, first_k, p->n_kv);
+#else
         if (NOW == VALUES) load_tile<TILE_K>(v_tile, block.v, p->v_stride, first_k, p->n_kv);
+#endif
         score(s, query, k_tile);
         copy_wait<0>();
         __syncthreads();  // k is no longer read

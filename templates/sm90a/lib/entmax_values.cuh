@@ -60,7 +60,13 @@ FN void add_keys(Output &o, const float (&own)[2], const u32 (&own_at)[2], const
             const u32 at = __shfl_sync(0xffffffff, own_at[i % 2], first + i / 2, 4);
             weight[i / 2][i % 2] = y;
 #pragma unroll
+#if PADDED
+            for (int n = 0; n < PIECES; n++)
+                x[i / 2][i % 2][n] = 4 * n + threadIdx.x % 4 < PIECES_V
+                                         ? __ldg(values + at + 4 * n) : make_uint4(0, 0, 0, 0);
+#else
             for (int n = 0; n < PIECES; n++) x[i / 2][i % 2][n] = __ldg(values + at + 4 * n);
+#endif
         }
 #pragma unroll
         for (int i = 0; i < 2 * FETCHED; i++)
@@ -94,6 +100,9 @@ FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[
                 const float *const x = o + 16 * n + 4 * i + 2 * r;
                 pairs[i] = empty ? 0 : pack(x[0] * scale, x[1] * scale);
             }
+#if PADDED
+            if (4 * n + threadIdx.x % 4 >= PIECES_V) continue;
+#endif
             to[4 * n] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
         }
         if (threadIdx.x % 4 == 0)

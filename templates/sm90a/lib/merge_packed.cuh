@@ -99,7 +99,7 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
     }
 }
 
-// An item's parts are stored, `count` of them; the last warpgroup of all that store parts of the row
+// An item's parts are stored, `count` of them; the last warpgroup of all that store parts of a row
 // merges them. It leaves the row's counter as it found it.
 FN void finish_parts(struct Shared &shared, const struct Attention &p, i32 count, i32 group) {
     const i32 merge = uniform(shared.row[0].merge);

@@ -93,6 +93,9 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
         u32 *const out = (u32 *)p.out + row_offset(p.out_stride, at, q) / 2 + lane % 4;
 #pragma unroll
         for (int j = 0; j < MERGE_PIECES; j++) {
+#if PADDED
+            if (first + j >= PIECES_V) break;
+#endif
             u32 &to = out[4 * (first + j)];
             const float *const x = o + 4 * j + 2 * r;
             const float2 y = p.joins ? unpack(to) : make_float2(0.0f, 0.0f);

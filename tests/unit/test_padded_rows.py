@@ -1,0 +1,149 @@
+"""Head dimensions between the widths that tensor cores' kernels have: rows that copies fill up with
+zeros, in the emulator, against fp64, in memory full of NaN."""
+
+from __future__ import annotations
+
+import pytest
+
+import maskc as mc
+from maskc.core.dtypes import DType
+from maskc.core.errors import HeadDimUnsupported
+from maskc.core.problem import Problem
+from maskc.core.target import TARGETS
+from maskc.driver import plan_kernel
+from maskc.testing.emulator import machine
+
+torch = pytest.importorskip("torch")
+
+from tests.support.exact_attention import live_pairs, tensors, vectors  # noqa: E402
+from tests.support.exact_entmax import check as check_entmax  # noqa: E402
+from tests.support.hopper import BAND, check, compiled, modes  # noqa: E402
+from tests.support.thorough import more  # noqa: E402
+
+TENSOR_CORES = ["sm_80", "sm_90a"]
+DIMS = [(8, 8), (40, 40), (88, 88), (104, 104), (16, 8), (192, 128), (64, 128)]
+BOTH_SIDES = mc.window(5, 5) | mc.dilated(9, stride=3)
+ALONE = mc.where(lambda q, k: (q // 64 == k // 64) & (k % 3 > 0) & (q >= 130))
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    return machine.install(monkeypatch)
+
+
+def given(n_q, n_kv, dim, dim_v=None, dtype=torch.bfloat16, batch=1, heads=2, kv_heads=1):
+    sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads}
+    q, k, v, dout = tensors(n_q, n_kv, dim, dtype, **sizes)
+    if dim_v is not None and dim_v != dim:
+        _, _, v, dout = tensors(n_q, n_kv, dim_v, dtype, seed=1, **sizes)
+    return q, k, v, dout
+
+
+def spaced(x):
+    """The same numbers in rows that are further apart, with NaN between them."""
+    *shape, dim = x.shape
+    wide = torch.full((*shape, dim + 24), torch.nan, dtype=x.dtype)
+    wide[..., :dim] = x
+    return wide[..., :dim]
+
+
+@pytest.mark.parametrize("target", TENSOR_CORES)
+@pytest.mark.parametrize(
+    "dims", [*DIMS, more((24, 24)), more((136, 136)), more((248, 72)), (200, 200)], ids=str
+)
+def test_both_passes(dims, target):
+    attn = BAND.compile(dims[0], head_dim_v=dims[1], target=target)
+    assert attn.target.name == target
+    check(attn, given(130, 200, *dims), live_pairs(BAND, 130, 200))
+
+
+@pytest.mark.parametrize("target", TENSOR_CORES)
+@pytest.mark.parametrize("dims", [(40, 40), (80, 72)], ids=str)
+def test_what_lies_between_rows_is_not_read(dims, target):
+    attn = BAND.compile(dims[0], head_dim_v=dims[1], dtype="float16", target=target)
+    made = [spaced(x) for x in given(140, 140, *dims, dtype=torch.float16)]
+    check(attn, made, live_pairs(BAND, 140, 140))
+
+
+@pytest.mark.parametrize("target", TENSOR_CORES)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_features(target, deterministic):
+    dims, both = (80, 40), vectors(["sink_logits", "alibi_slopes"], 2)
+    attn, live = BAND.compile(80, head_dim_v=40, target=target), live_pairs(BAND, 150, 150)
+    made = given(150, 150, *dims)
+    check(attn, made, live, deterministic=deterministic, softcap=3.0, **both)
+    check(attn, made, live, deterministic=deterministic, scale=-0.2)
+
+
+@pytest.mark.parametrize("mode", ["usual", "stream", "small usual", "small stream", "small apart"])
+@pytest.mark.parametrize("dim", [40, 80])
+def test_forms_of_hopper(dim, mode):
+    attn = compiled(BAND, dim, mode=mode, most_tiles=2)
+    check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
+
+
+@pytest.mark.parametrize("dim", [40, 112, 160])
+def test_rows_and_columns_in_parts(hopper, dim):
+    mask = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
+    attn = compiled(mask, dim, heads=4, mode="large", row_tiles=1, most_tiles=1)
+    made = given(300, 300, dim, heads=4, kv_heads=2)
+    check(attn, made, live_pairs(mask, 300, 300, heads=4))
+    assert {"attention_merge", "attention_backward_finish_keys"} <= {e for e, _ in hopper.launches}
+
+
+@pytest.mark.parametrize(("dim", "mode"), [(40, "large"), (80, "small"), (152, None)])
+def test_tiles_of_dq_that_one_column_has(dim, mode):
+    """And rows without a key, whose results are zeros that nobody else writes."""
+    attn, live = compiled(ALONE, dim, mode=mode), live_pairs(ALONE, 330, 270)
+    check(attn, given(330, 270, dim), live)
+    assert {mode for name, mode in modes(attn) if "backward" in name} == {"once"}
+
+
+@pytest.mark.parametrize("target", TENSOR_CORES)
+def test_parts_join(target):
+    """Residue classes, whose results are joined where they lie."""
+    attn = BOTH_SIDES.compile(72, head_dim_v=40, target=target)
+    check(attn, given(210, 210, 72, 40), live_pairs(BOTH_SIDES, 210, 210))
+
+
+@pytest.mark.parametrize("target", TENSOR_CORES)
+@pytest.mark.parametrize("dims", [(40, 40), (104, 72)], ids=str)
+def test_entmax(dims, target):
+    attn = mc.causal().compile(dims[0], head_dim_v=dims[1], dtype="float16", target=target)
+    made = given(150, 200, *dims, dtype=torch.float16)
+    check_entmax(attn, made, live_pairs(mc.causal(), 150, 200), 1.5)
+
+
+@pytest.mark.parametrize("target", TENSOR_CORES)
+def test_values_that_are_not_finite_reach_only_their_queries(target):
+    q, k, v, _ = given(100, 100, 40)
+    v[..., 90, :] = torch.inf
+    attn = mc.causal().compile(40, target=target)
+    out = attn(q, k, v, nan_safe=True)
+    assert out[..., :90, :].isfinite().all()
+    assert not out[..., 90:, :].isfinite().any()
+
+
+@pytest.mark.parametrize("name", TENSOR_CORES)
+def test_every_multiple_of_eight_has_a_kernel(name):
+    target = TARGETS[name]
+    problems = {dim: Problem(dim, dim, DType.bfloat16) for dim in range(1, 513)}
+    found = {dim for dim, problem in problems.items() if not target.lacks(problem)}
+    assert found == set(range(8, 257, 8))
+    assert {target.padded(problems[dim]).head_dim for dim in found} == set(target.head_dims)
+    assert all(not target.pads(problems[dim]) for dim in target.head_dims)
+
+
+@pytest.mark.parametrize("name", TENSOR_CORES)
+def test_runtime_selections_have_simt_instead(name):
+    """What chooses keys computes with rows as they are in memory, and has few head dimensions."""
+    mask = mc.topk(4, of=mc.causal(), score="qk", block=16)
+    assert mask.compile(64, target=name).target.name == name
+    assert mask.compile(80, target=name).target.name == "simt"
+    with pytest.raises(HeadDimUnsupported, match="where keys are chosen at run time"):
+        plan_kernel(mask, Problem(80, 80, DType.bfloat16), TARGETS[name])
+
+
+def test_explain_says_how_rows_are_padded():
+    assert "rows are filled up to 96 elements" in mc.causal().compile(80, target="sm_80").explain()
+    assert "filled up" not in mc.causal().compile(96, target="sm_80").explain()
