@@ -5,7 +5,8 @@
 // behind multiples of 16. A counter has the pairs of two neighbours among the keys, which threads
 // have that are four lanes apart: of their two queries each draws one, and sends the other's half.
 template <int N>
-FN void draw_by_key(struct Staying<N> &stay, const struct Dropout &d, i32 q, i32 k, i32 head, i32 batch) {
+FN void draw_by_key(struct Staying<N> &stay, const struct Dropout &d, i32 q, i32 k, i32 head,
+                    i32 batch) {
     none(stay);
     const bool odd = k & 1;
 #pragma unroll

@@ -4,7 +4,8 @@
 // Element 4 i + 2 r + e is of query q + 8 r and key k + 8 i + e: q is lane / 4 and k 2 * (lane % 4)
 // behind multiples of 16. A thread has whole counters.
 template <int N>
-FN void draw_by_query(struct Staying<N> &stay, const struct Dropout &d, i32 q, i32 k, i32 head, i32 batch) {
+FN void draw_by_query(struct Staying<N> &stay, const struct Dropout &d, i32 q, i32 k, i32 head,
+                      i32 batch) {
     none(stay);
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {  // squares of 16 x 16 pairs
