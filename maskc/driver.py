@@ -157,8 +157,8 @@ def problem(
         BadTile: `tile` is no pair of positive integers, or `stages` no positive integer.
     """
     return Problem(
-        head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads, score, _tile(tile),
-        None if stages is None else _count(stages, "stages", stages),
+        head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads, score, tile=_tile(tile),
+        stages=None if stages is None else _count(stages, "stages", stages),
     )  # fmt: skip
 
 
