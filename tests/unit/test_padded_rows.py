@@ -147,3 +147,26 @@ def test_runtime_selections_have_simt_instead(name):
 def test_explain_says_how_rows_are_padded():
     assert "rows are filled up to 96 elements" in mc.causal().compile(80, target="sm_80").explain()
     assert "filled up" not in mc.causal().compile(96, target="sm_80").explain()
+
+
+@pytest.mark.parametrize("target", TENSOR_CORES)
+def test_formulas_of_the_score_and_dropout(target):
+    """Their own launches read rows from memory too, and what drops weights stores dv elsewhere: the
+    same numbers in wider tensors, whose rows end with zeros, give the same results."""
+    table, made = torch.rand(2, 60), given(60, 60, 40, 24, torch.float16)
+    wide = [torch.nn.functional.pad(x, (0, 64 - x.shape[-1])) for x in made]
+    score = mc.score(lambda s, q, k, h: s + mc.table("bias")[h, q])
+    found = []
+    for (q, k, v, dout), dims in ((made, (40, 24)), (wide, (64, 64))):
+        attn = mc.causal().compile(dims[0], head_dim_v=dims[1], dtype="float16", target=target)
+        options = {"scale": 40**-0.5, "dropout_p": 0.3, "dropout_seed": 5}
+        out, lse = attn(q, k, v, return_lse=True, **options)
+        found.append((out, lse, *attn.backward(q, k, v, out, lse, dout, **options)))
+        attn = mc.causal().compile(
+            dims[0], head_dim_v=dims[1], dtype="float16", target=target, score=score
+        )
+        out, lse = attn(q, k, v, return_lse=True, scale=40**-0.5, bias=table)
+        found[-1] += (out, lse, *attn.backward(q, k, v, out, lse, dout, scale=40**-0.5, bias=table))
+    for narrow, padded in zip(*found, strict=True):
+        same = padded[..., : narrow.shape[-1]]
+        assert torch.allclose(narrow.float(), same.float(), rtol=1e-2, atol=2e-3)
