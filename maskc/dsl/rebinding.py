@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -36,6 +36,21 @@ def _type(*args: Any, **named: Any) -> Any:
 _BUILTINS: dict[str, Any] = {"min": traced_min, "max": traced_max, "type": _type}
 
 
+def _differentiates(owner: Any) -> bool:
+    """Whether it is a torch.autograd.Function."""
+    bases = getattr(owner, "__mro__", ())
+    names = [(each.__module__, each.__qualname__) for each in bases]
+    return ("torch.autograd.function", "Function") in names
+
+
+def _own_backward(owner: type, *given: object, **named: object) -> NoReturn:
+    """What stands in for its `apply`: a traced formula has the derivative that it has."""
+    raise TypeError(
+        f"{owner.__name__} is a torch.autograd.Function, whose gradient need not be that of its formula; "
+        "write the formula with torch's own functions, such as torch.tanh"
+    )
+
+
 class Rebinder:
     """Copies functions, objects and containers, each of them once."""
 
@@ -53,6 +68,8 @@ class Rebinder:
             named = {name: self.value(item) for name, item in fn.keywords.items()}
             return partial(self.function(fn.func), *map(self.value, fn.args), **named)
         if isinstance(fn, MethodType):
+            if fn.__name__ == "apply" and _differentiates(fn.__self__):
+                return partial(_own_backward, fn.__self__)
             return MethodType(self.function(fn.__func__), self.value(fn.__self__))
         known: Callable[..., object]
         if not isinstance(fn, FunctionType):

@@ -46,7 +46,8 @@ def test_activations_in_place_of_softmax(name):
 def test_what_has_no_formula_is_refused_at_its_line():
     gelu = mods.generate_activation_score_mod(torch.nn.functional.gelu)
     rope = mods.generate_mla_rope_score_mod(torch.randn(B, H, N, 8), torch.randn(B, 1, N, 8), H)
-    for mod, what in ((gelu, "torch.gelu"), (rope, "side by side")):
+    capped = mods.generate_tanh_softcap(20, approx=True)  # a torch.autograd.Function
+    for mod, what in ((gelu, "torch.gelu"), (rope, "side by side"), (capped, "such as torch.tanh")):
         with pytest.raises(mc.MaskcError, match="MC129") as found:
             mc.from_score_mod(mod)
         assert what in str(found.value)
