@@ -46,8 +46,8 @@ def _differentiates(owner: Any) -> bool:
 def _own_backward(owner: type, *given: object, **named: object) -> NoReturn:
     """What stands in for its `apply`: a traced formula has the derivative that it has."""
     raise TypeError(
-        f"{owner.__name__} is a torch.autograd.Function, whose gradient need not be that of its formula; "
-        "write the formula with torch's own functions, such as torch.tanh"
+        f"{owner.__name__} is a torch.autograd.Function, whose gradient need not be that of its "
+        "formula; write the formula with torch's own functions, such as torch.tanh"
     )
 
 
