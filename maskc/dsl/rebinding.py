@@ -43,7 +43,7 @@ def _differentiates(owner: Any) -> bool:
     return ("torch.autograd.function", "Function") in names
 
 
-def _own_backward(owner: type, *given: object, **named: object) -> NoReturn:
+def _own_backward(owner: Any, *given: object, **named: object) -> NoReturn:
     """What stands in for its `apply`: a traced formula has the derivative that it has."""
     raise TypeError(
         f"{owner.__name__} is a torch.autograd.Function, whose gradient need not be that of its "
