@@ -18,7 +18,7 @@ OPTIONS = (
     "nan_safe",
 )  # fmt: skip
 """Keywords of a forward pass."""
-CALL = (*OPTIONS, "deterministic")
+CALL = (*OPTIONS, "deterministic", "dropout_p", "dropout_seed")
 """Keywords of a call."""
 SELECTING = ("return_selection", "indexer_loss")
 """Keywords of a call that ask about its selections."""

@@ -163,7 +163,12 @@ class CompiledMask:
         return self._planner.bind(asked(sizes, device), False)
 
     def arrays_of(self, bound: Bound, sizes: Sizes) -> Mapping[str, Any]:
-        """All arrays that formulas of the mask read in a call, on the host."""
+        """All arrays that formulas of the mask read in a call, on the host.
+
+        Args:
+            bound: the call's data.
+            sizes: its lengths and heads.
+        """
         return self._binder.arrays(bound, sizes.n_q, sizes.n_kv)
 
     def settled(self) -> CompiledMask:

@@ -106,11 +106,11 @@ def test_short_texts():
 
 
 def test_another_study(tmp_path: Path):
-    from benchmarks.study import _known
+    from benchmarks.study import _held
 
     path = tmp_path / "quality.json"
     path.write_text(json.dumps({"settings": {"n": 512}}))
-    assert text_of(lambda: _known(path, {"n": 8192})) == (
+    assert text_of(lambda: _held(path, {"n": 8192})) == (
         "MC736  quality.json holds parts of a study with n = 512, and this one has 8192\n"
         "    hint: write to another file, or run it with the settings of the first part"
     )

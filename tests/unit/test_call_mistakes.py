@@ -10,7 +10,7 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.core.data import CALL, QUESTION, RESERVED
+from maskc.core.data import CALL, QUESTION, RESERVED, SELECTING
 from maskc.core.errors import (
     BadOption,
     DataUnknown,
@@ -181,7 +181,7 @@ def test_an_unknown_keyword_names_all_that_there_are():
 
 def test_options_in_messages_are_those_of_the_call():
     parameters = inspect.signature(CompiledMask.__call__).parameters.values()
-    assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == set(CALL)
+    assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == {*CALL, *SELECTING}
 
 
 # ------------------------------------------------------------------ numbers, dtypes, libraries

@@ -181,7 +181,7 @@ WIDE = (*STREAMING, "--head-dim", "84")
 
 
 @pytest.mark.parametrize(("words", "without"), [
-    (ONE_KEY, {"sm_80": "MC117", "sm_90a": "MC117"}),
+    (ONE_KEY, {}),
     (FLOATS, {"sm_80": "MC505", "sm_90a": "MC505"}),
     (WIDE, {"sm_80": "MC504", "sm_90a": "MC504"}),
 ])  # fmt: skip

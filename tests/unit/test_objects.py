@@ -37,6 +37,7 @@ MASKS = {
     "full": mc.full(),
     "causal": mc.causal(align="start"),
     "window": mc.window(mc.param("w", 3), None),
+    "at positions": mc.causal(at=mc.positions(q="pq", k="pk")),
     "dilated": mc.dilated(3, 1, stride=2),
     "offsets": mc.offsets([1, -2]),
     "strided": mc.strided(3, 1),
