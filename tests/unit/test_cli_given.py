@@ -175,7 +175,8 @@ def test_what_was_meant(here: Path, written: str, ours: str):
 
 @pytest.mark.parametrize(("written", "said"), [
     ("mc.window(4, stride=2)",
-     "window() got an unexpected keyword argument 'stride'; mc.window takes left, right, align, at"),
+     "window() got an unexpected keyword argument 'stride'; "
+     "mc.window takes left, right, align, at"),
     ("mc.full(n=2)", "full() got an unexpected keyword argument 'n'; mc.full takes no arguments"),
     ("mine(x=2)", "mine() got an unexpected keyword argument 'x'"),
 ])  # fmt: skip
