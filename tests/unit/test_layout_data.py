@@ -314,7 +314,7 @@ def test_a_call_is_split_into_parameters_and_data() -> None:
         ({"doc": [1], "docs": 3},
          "MC302 docs  the mask has no data or parameter named 'docs'; it has: doc, sinks, width\n"
          "    hint: did you mean 'doc'? options are scale, return_lse, softcap, alibi_slopes, "
-         "sink_logits, normalizer, alpha, nan_safe, deterministic"),
+         "sink_logits, normalizer, alpha, nan_safe, deterministic, dropout_p, dropout_seed"),
         ({"width": 3},
          "MC301 doc  the mask needs 'doc' (document ids, mc.cu_seqlens(x), or a pair of them for "
          "queries and keys), which was not given\n"
