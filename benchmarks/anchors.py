@@ -46,11 +46,11 @@ class Anchor:
     formula: Formula | None = None
     """The same mask by hand."""
     kv_heads: int = 0
-    """As many as of q where 0."""
+    """Where this is 0 there are as many as of q."""
     n_q: int = 0
     """As many as `n`, the keys, where 0."""
     alpha: float = 1.0
-    """Of entmax; 1 is softmax."""
+    """This is entmax's parameter; 1 is softmax."""
 
     def case(self, dtype: DType) -> Case:
         """The problem itself; its data are drawn here."""

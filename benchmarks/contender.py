@@ -41,9 +41,9 @@ class Contender:
     keeps_all: bool = False
     """Whether it computes attention to every key, whatever the mask."""
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Entered around calls."""
+    """Calls run inside of this context."""
     variant: str = ""
-    """Which of several things it is asked for; nothing: what the case says."""
+    """This names which of several things it is asked for; nothing: what the case says."""
     alpha: float | None = None
     """Of entmax, where it is not the case's; 1 is softmax."""
     also: tuple[Contender, ...] = ()
@@ -92,7 +92,7 @@ class Form:
     """`full`, `causal`, `window`, or `other`."""
     left: int | None = None
     right: int | None = None
-    """Of a window; None is unbounded."""
+    """These are the reaches of a window; None is unbounded."""
 
 
 def form_of(case: Case) -> Form:

@@ -86,7 +86,7 @@ class Contest:
             confirm(case, tensors, pairs, rows, self.live)
 
     def judge(self, contender: Contender | None = None) -> Judge:
-        """Of sampled rows of what a contender computes; None: of what is asked for."""
+        """This judges sampled rows of what a contender computes; None: of what is asked for."""
         keeps_all = contender is not None and contender.keeps_all
         key = keeps_all, self._alpha(contender)
         if key not in self._judges:
