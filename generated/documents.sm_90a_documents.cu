@@ -64,58 +64,7 @@ FN struct Place place_of(const struct Listed &p, i32 block) {
 FN i32 least_of(i32 a, i32 b) { return a < b ? a : b; }
 FN i32 greatest_of(i32 a, i32 b) { return a > b ? a : b; }
 
-// Sums and the greatest over a block, in all threads. The includer defines FN, THREADS and ALL.
-// Gives: warp_sum, warp_max, block_sums, block_max.
-
-// Over a warp, in all lanes.
-FN i32 warp_sum(i32 x) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_add_sync(ALL, x);
-#else
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(ALL, x, step);
-    return x;
-#endif
-}
-FN i32 warp_max(i32 x) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(ALL, x);
-#else
-    for (int step = 16; step > 0; step /= 2) {
-        const i32 other = __shfl_xor_sync(ALL, x, step);
-        x = other > x ? other : x;
-    }
-    return x;
-#endif
-}
-
-// Sums over a block, in all threads.
-template <int COUNT>
-FN void block_sums(i32 (&x)[COUNT]) {
-    __shared__ i32 part[THREADS / 32][COUNT];
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        const i32 sum = warp_sum(x[i]);
-        if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][i] = sum;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        x[i] = 0;
-        for (int j = 0; j < THREADS / 32; j++) x[i] += part[j][i];
-    }
-    __syncthreads();
-}
-
-// The greatest over a block, in all threads.
-FN i32 block_max(i32 x) {
-    __shared__ i32 part[THREADS / 32];
-    x = warp_max(x);
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
-    __syncthreads();
-    for (int i = 0; i < THREADS / 32; i++) x = part[i] > x ? part[i] : x;
-    __syncthreads();
-    return x;
-}
+#include "common/lib/block_sums.cuh"
 
 // ---------------------------------------------------------------- ids, and their bounds by tile
 
@@ -328,93 +277,9 @@ documents_counts(const __grid_constant__ struct Listed p) {
     if (threadIdx.x == 0) p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count[0];
 }
 
-// Lists of tiles made on the device: where a line's begins, who has its work, what was wrong.
-// Needs: block_sums.cuh; Place of a block: side, list, tile. Gives: tiles_before, write_items,
-// tell_verdict.
+#include "common/lib/list_items.cuh"
 
-// How many tiles of its list come before a tile row's (or column's) first.
-template <class Lists>
-FN i32 tiles_before(const Lists &p, const struct Place &at) {
-    const i32 *const counts = p.counts[at.side] + at.list * p.tile_count[at.side];
-    i32 sum[1] = {0};
-    for (i32 i = threadIdx.x; i < at.tile; i += THREADS) sum[0] += counts[i];
-    block_sums(sum);
-    return sum[0];
-}
-
-// Writes the items of a tile row (or column), one for every owner. Groups of lists and, inside of
-// these, of owners come one after another; in each the longest lists are first, and the owners of
-// one side by side. Items without tiles are the last of all. A sequence has `heads` lists; where
-// these are of query heads of which `sharing` have one tile column of keys, they add to it, and
-// behind all items come these columns.
-template <class Lists>
-FN void write_items(const Lists &p, const struct Place &at, i32 first, i32 count, i32 heads,
-                    i32 sharing) {
-    const i32 tiles = p.tile_count[at.side], own = at.list * tiles + at.tile;
-    const i32 group = at.list / p.group_lists * p.group_lists;
-    const i32 *const counts = p.counts[at.side];
-    i32 sum[5] = {0};  // live: before the group, in it, in it before this, in all; dead before this
-    for (i32 i = threadIdx.x; i < p.lists * tiles; i += THREADS) {
-        const i32 list = i / tiles, tile = i - list * tiles, x = counts[i];
-        const bool inside = list >= group && list < group + p.group_lists;
-        const bool nearer = tile < at.tile || (tile == at.tile && list < at.list);
-        sum[0] += x && list < group;
-        sum[1] += x && inside;
-        sum[2] += inside && (x > count || (x == count && nearer));
-        sum[3] += x > 0;
-        sum[4] += !x && i < own;
-    }
-    block_sums(sum);
-    const i32 batch = at.list / heads, head = at.list % heads;
-    for (i32 owner = threadIdx.x; owner < p.owners; owner += THREADS) {
-        const i32 begin = owner / p.group_owners * p.group_owners;
-        const i32 rest = p.owners - begin, width = rest < p.group_owners ? rest : p.group_owners;
-        const i32 live = p.owners * sum[0] + begin * sum[1] + sum[2] * width + owner - begin;
-        const i32 index = count ? live : p.owners * (sum[3] + sum[4]) + owner;
-        int4 *const to = (int4 *)p.work + 2 * (i64)index;
-        const i32 whose = (batch * p.owners + owner) * p.owner_heads + head;
-        to[0] = make_int4(at.tile, whose, first, count);
-        const i32 column = sharing ? whose / sharing * tiles + at.tile : -1;
-        to[1] = make_int4(first, first, p.item_heads, count ? 1 + column : 0);
-        if (sharing && whose % sharing == 0) {
-            int4 *const shared = (int4 *)p.work + 2 * ((i64)p.lists * tiles * p.owners + column);
-            shared[0] = make_int4(at.tile, whose, column, 1);
-            shared[1] = make_int4(0, 0, 0, 0);
-        }
-    }
-}
-
-// One thread tells the launch behind the pass, and the host, whether anything given was wrong.
-template <class Lists>
-FN void tell_verdict(const Lists &p, bool wrong) {
-    *p.verdict = wrong;
-    if (wrong) *(volatile i32 *)p.report = 1;
-    else if (p.fine) *(volatile i32 *)p.fine = (i32)p.ticket;
-    __threadfence_system();
-}
-
-// A prefix sum over a block. The includer defines FN, THREADS and ALL.
-
-// How many come before a thread's own, and in `all` how many there are.
-FN i32 block_before(i32 count, i32 &all) {
-    __shared__ i32 part[THREADS / 32];
-    const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    i32 sum = count;
-#pragma unroll
-    for (int by = 1; by < 32; by *= 2) {
-        const i32 other = __shfl_up_sync(ALL, sum, by);
-        sum += lane >= by ? other : 0;
-    }
-    if (lane == 31) part[warp] = sum;
-    __syncthreads();
-    all = 0;
-    for (int i = 0; i < THREADS / 32; i++) {
-        sum += i < warp ? part[i] : 0;
-        all += part[i];
-    }
-    __syncthreads();
-    return sum - count;
-}
+#include "common/lib/block_before.cuh"
 
 // Writes a list in order.
 FN void write_tiles(const struct Listed &p, const struct Place &at, i32 *to) {

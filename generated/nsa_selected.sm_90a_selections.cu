@@ -56,41 +56,9 @@ struct Selected {
 
 typedef unsigned int u32;
 typedef unsigned short u16;
-// Numbers in memory are bfloat16. Gives ELEMENT, the type's name in PTX, and what depends on it.
-
-#define ELEMENT "bf16"
-[[maybe_unused]] constexpr bool BFLOAT16 = true;
-[[maybe_unused]] constexpr float ROUNDING = 0x1p-8f;  // of a stored number, relative
-[[maybe_unused]] constexpr unsigned EXPONENT = 0x7f80;  // all ones: infinity or NaN
-[[maybe_unused]] constexpr unsigned ONE = 0x3f80;
-// Arithmetic of indices and of formulas. The includer defines FN.
-
-FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }
-FN i32 max_i32(i32 a, i32 b) { return a > b ? a : b; }
-// What formulas of masks are computed in: 32 bits, or 64 where a call's lengths, numbers or data
-// could take something beyond. The includer defines FN.
-
-#ifndef WITH_WIDE
-#define WITH_WIDE 0
-#endif
-#if WITH_WIDE
-typedef i64 Integer;
-#else
-typedef i32 Integer;
-#endif
-FN Integer min_int(Integer a, Integer b) { return a < b ? a : b; }
-FN Integer max_int(Integer a, Integer b) { return a > b ? a : b; }
-// Division and remainder that round towards minus infinity, as the mask's formulas mean them.
-FN Integer floor_div(Integer a, Integer b) { return a / b - (a % b < 0); }
-FN Integer floor_mod(Integer a, Integer b) { return a % b + (a % b < 0 ? b : 0); }
-// An end of tiles or tokens: what lies beyond all of them may be anything beyond them.
-FN i32 range_end(Integer x) {
-#if WITH_WIDE
-    const Integer most = 1 << 30;
-    x = x < -most ? -most : x > most ? most : x;
-#endif
-    return x;
-}
+#include "common/lib/element_bf16.cuh"
+#include "common/lib/integers.h"
+#include "common/lib/formulas.h"
 constexpr i32 THREADS = 128, WARPS = THREADS / 32;
 constexpr i32 HEAD_DIM = 128;
 constexpr i32 ROWS = 16;        // blocks of queries that a block ranks for, at most
@@ -185,28 +153,7 @@ FN i32 block_sum(i32 x) {
     __syncthreads();
     return x;
 }
-// A prefix sum over a block. The includer defines FN, THREADS and ALL.
-
-// How many come before a thread's own, and in `all` how many there are.
-FN i32 block_before(i32 count, i32 &all) {
-    __shared__ i32 part[THREADS / 32];
-    const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    i32 sum = count;
-#pragma unroll
-    for (int by = 1; by < 32; by *= 2) {
-        const i32 other = __shfl_up_sync(ALL, sum, by);
-        sum += lane >= by ? other : 0;
-    }
-    if (lane == 31) part[warp] = sum;
-    __syncthreads();
-    all = 0;
-    for (int i = 0; i < THREADS / 32; i++) {
-        sum += i < warp ? part[i] : 0;
-        all += part[i];
-    }
-    __syncthreads();
-    return sum - count;
-}
+#include "common/lib/block_before.cuh"
 
 // ---------------------------------------------------------------- blocks of tokens, as one row
 
@@ -282,133 +229,7 @@ FN i32 heads_alike(const struct Selected &p) {
     return min_i32(p.voters[S::INDEX], p.heads_q / p.heads_kv);
 }
 
-// Products of cells of which not all pairs may be chosen; for gen/select_scores.cuh.j2.
-// Needs: Cell and heads_alike.
-
-// ---------------------------------------------------------------- products of some pairs
-
-// The sum of q . k over the pairs of a cell that may be chosen, of heads from `head` on that have
-// the same keys; by a warp, and of no key that may not be chosen.
-template <class S>
-FN float sum_one_by_one(const struct Selected &p, const struct Mask &m, const struct Cell &cell,
-                      i32 batch, i32 head) {
-    constexpr i32 PIECES = HEAD_DIM / 32;
-    const i32 lane = threadIdx.x % 32, kv = head / (p.heads_q / p.heads_kv);
-    const i64 from_q = batch * p.q_stride[0] + head * p.q_stride[1] + lane;
-    const i64 from_k = batch * p.k_stride[0] + kv * p.k_stride[1] + lane;
-    float sum = 0;
-#pragma unroll 1
-    for (i32 q = cell.q; q < cell.q_end; q++) {
-        float keys[PIECES] = {};
-#pragma unroll 1
-        for (i32 k = cell.k; k < cell.k_end; k++) {
-            if (!S::allows(m, q, k, p.n[0], p.n[1])) continue;  // alike in all lanes
-#pragma unroll
-            for (int i = 0; i < PIECES; i++)
-                keys[i] += element(p.k, from_k + k * p.k_stride[2] + 32 * i);
-        }
-#pragma unroll 1
-        for (i32 h = 0; h < heads_alike<S>(p); h++) {
-            const i64 row = from_q + h * p.q_stride[1] + q * p.q_stride[2];
-#pragma unroll
-            for (int i = 0; i < PIECES; i++) sum += element(p.q, row + 32 * i) * keys[i];
-        }
-    }
-    return warp_sum(sum);
-}
-
-// The keys that each of 16 queries may choose, summed by tensor cores: the mask, of zeros and ones,
-// times keys is exact but for the order of a sum in fp32. SLAB dimensions at a time: of queries
-// l / 4 and l / 4 + 8, lane l has dimensions 8 (l % 4) + t, and those 32 further. Within a product
-// tokens and dimensions are numbered so that all that a lane reads lies together.
-constexpr i32 SLAB = 64, TILES = SLAB / 8, SLABS = (HEAD_DIM + SLAB - 1) / SLAB;
-struct KeySums {
-    float of[TILES][4];  // by t; two for the first query, two for the second
-};
-
-FN void add_product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT ".f32 "
-        "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// One in the low half, one in the high half.
-FN u32 ones(bool low, bool high) { return (low ? ONE : 0) | (high ? ONE << 16 : 0); }
-
-// Of 16 keys from `k` on; `keys` is where dimensions of this lane start.
-template <class S>
-FN void add_keys(const struct Selected &p, const struct Mask &m, const struct Cell &cell, i32 q,
-                 i32 k, const u16 *keys, struct KeySums &sums) {
-    const i32 own_q = q + threadIdx.x % 32 / 4, own_k = k + 4 * (threadIdx.x % 4);
-    u32 read[4][4];
-    bool first[4], second[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const i64 place = min_i32(own_k + i, cell.k_end - 1) * p.k_stride[2];
-        const uint4 row = *(const uint4 *)(keys + place);
-        read[i][0] = row.x, read[i][1] = row.y, read[i][2] = row.z, read[i][3] = row.w;
-        const bool inside = own_k + i < cell.k_end;
-        first[i] = inside && own_q < cell.q_end
-            && S::allows(m, own_q, own_k + i, p.n[0], p.n[1]);
-        second[i] = inside && own_q + 8 < cell.q_end
-            && S::allows(m, own_q + 8, own_k + i, p.n[0], p.n[1]);
-    }
-    const u32 mask[4] = {ones(first[0], first[1]), ones(second[0], second[1]),
-                         ones(first[2], first[3]), ones(second[2], second[3])};
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-        const u32 half = t % 2 ? 0x7632 : 0x5410;
-        add_product(sums.of[t], mask, __byte_perm(read[0][t / 2], read[1][t / 2], half),
-                    __byte_perm(read[2][t / 2], read[3][t / 2], half));
-    }
-}
-
-// Of eight dimensions of a query, with one of the sums.
-FN float times_query(const u16 *query, const struct KeySums &sums, i32 which, float sum) {
-    const uint4 row = *(const uint4 *)query;
-    const u32 read[4] = {row.x, row.y, row.z, row.w};
-#pragma unroll
-    for (int t = 0; t < TILES; t++)
-        sum += number((u16)(read[t / 2] >> t % 2 * 16)) * sums.of[t][which];
-    return sum;
-}
-
-// The sum of q . k over the pairs of a cell that may be chosen, of heads from `head` on that have
-// the same keys; by a warp.
-template <class S>
-FN float sum_products(const struct Selected &p, const struct Mask &m, const struct Cell &cell,
-                      i32 batch, i32 head) {
-    const i32 lane = threadIdx.x % 32, kv = head / (p.heads_q / p.heads_kv);
-    const u16 *const of_q = (const u16 *)p.q + batch * p.q_stride[0] + head * p.q_stride[1]
-        + 8 * (lane % 4);
-    const u16 *const of_k = (const u16 *)p.k + batch * p.k_stride[0] + kv * p.k_stride[1]
-        + 8 * (lane / 8);
-    float part[2] = {};
-#pragma unroll 1
-    for (i32 turn = 0; turn < (S::Q_BLOCK + 15) / 16 * SLABS; turn++) {
-        const i32 q = cell.q + turn / SLABS * 16, d = turn % SLABS * SLAB;
-        const bool whole = d + SLAB <= HEAD_DIM;  // else the further 32 are others, and not used
-        const u16 *const keys = of_k + d + (whole ? lane / 4 % 2 * 32 : 0);
-        struct KeySums sums = {};
-#pragma unroll 1
-        for (i32 i = 0; i < S::BLOCK; i += 16)
-            add_keys<S>(p, m, cell, q, cell.k + i, keys, sums);
-        const i64 first = min_i32(q + lane / 4, cell.q_end - 1) * p.q_stride[2] + d;
-        const i64 second = min_i32(q + lane / 4 + 8, cell.q_end - 1) * p.q_stride[2] + d;
-#pragma unroll 2
-        for (i32 h = 0; h < heads_alike<S>(p); h++) {
-            const u16 *const from = of_q + h * p.q_stride[1];
-            part[0] = times_query(from + first, sums, 0, part[0]);
-            if (whole) part[1] = times_query(from + first + 32, sums, 1, part[1]);
-            part[0] = times_query(from + second, sums, 2, part[0]);
-            if (whole) part[1] = times_query(from + second + 32, sums, 3, part[1]);
-        }
-    }
-    const float sum = warp_sum(part[0] + part[1]);
-    // Nothing times what is not finite is NaN, though no pair of it may be chosen.
-    return sum - sum == 0 ? sum : sum_one_by_one<S>(p, m, cell, batch, head);
-}
+#include "common/lib/select_products.cuh"
 
 // The score of one pair.
 template <class S>

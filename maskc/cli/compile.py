@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     help="Write a line for each pattern and target: digests of what they compile to.",
 )
 @click.option(
+    "--includes",
+    is_flag=True,
+    help="With -o: name the package's own headers in sources instead of copying them.",
+)
+@click.option(
     "--check",
     is_flag=True,
     help=f"Compare with --manifest, or with the files in -o (or {FOLDER}); exit 3 on drift.",
@@ -60,7 +65,7 @@ if TYPE_CHECKING:
 @json_option
 def compile_command(
     found: list[Entry], output: str | None, asked: Asked, n: int, n_kv: int, emit: str | None,
-    manifest: Path | None, check: bool, arrays: Arrays, as_json: bool,
+    manifest: Path | None, includes: bool, check: bool, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Compile the patterns of FILE, or of every *.py in a folder.
 
@@ -77,7 +82,7 @@ def compile_command(
             raise UsageMistake("-o and --manifest were both given", "choose one", at="--manifest")
         _manifest([entry.for_module() for entry in found], manifest, asked, check, as_json)
     elif check or output is not None:
-        _modules([entry.for_module() for entry in found], output, asked, check, as_json)
+        _modules([entry.for_module() for entry in found], output, asked, includes, check, as_json)
     elif emit is not None:
         texts = {
             entry.name: stage_text(entry, asked, emit, n, n_kv)
@@ -89,13 +94,14 @@ def compile_command(
 
 
 def _modules(
-    found: list[Entry], output: str | None, asked: Asked, check: bool, as_json: bool
-) -> None:
+    found: list[Entry], output: str | None, asked: Asked, includes: bool, check: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Write, print or compare what the patterns generate."""
     files: dict[str, str] = {}
     left_out: list[LeftOut] = []
     for entry in one_by_one(found, "generating"):
-        own, without = generated_files(entry, asked)
+        own, without = generated_files(entry, asked, includes)
         files |= own
         left_out += without
     for each in left_out:

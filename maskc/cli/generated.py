@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from maskc.cli.entries import Entry
 from maskc.cli.options import Asked
 from maskc.core.errors import Drift, MaskcError
+from maskc.core.library import shared
 
 if TYPE_CHECKING:
     from maskc.core.problem import Problem
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 FOLDER = "generated"
 """The folder of generated files when nothing else is said."""
 
-_SUFFIXES = (".py", ".c", ".cu", ".plan.json")
+_SOURCES = (".c", ".cu")
+_SUFFIXES = (".py", ".plan.json", *_SOURCES)
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,14 @@ class LeftOut:
         return {"pattern": self.pattern, "target": self.target, "code": code, "reason": why}
 
 
-def generated_files(entry: Entry, asked: Asked) -> tuple[dict[str, str], list[LeftOut]]:
+def generated_files(
+    entry: Entry, asked: Asked, includes: bool = False
+) -> tuple[dict[str, str], list[LeftOut]]:
     """File names and texts of one pattern's module and sources, and what they lack.
+
+    Args:
+        includes: sources name the static files of kernels that they are made of, which lie in
+            this package, instead of repeating their text.
 
     Raises:
         MaskcError: a target that was asked for by name has no kernel, or no target has one.
@@ -49,7 +57,11 @@ def generated_files(entry: Entry, asked: Asked) -> tuple[dict[str, str], list[Le
     from maskc import driver
 
     plans, left_out = _plans(entry, asked)
-    return driver.generate(entry.mask, entry.name, list(plans.values()), entry.title), left_out
+    files = driver.generate(entry.mask, entry.name, list(plans.values()), entry.title)
+    if includes:
+        sources = [name for name in files if name.endswith(_SOURCES)]
+        files |= {name: shared(files[name]) for name in sources}
+    return files, left_out
 
 
 def _plans(entry: Entry, asked: Asked) -> tuple[dict[str, KernelPlan], list[LeftOut]]:

@@ -15,6 +15,7 @@ from maskc.core.data import SELECTING
 from maskc.core.errors import BadPlan, WrongDevice
 from maskc.core.evaluate import evaluate
 from maskc.core.layout import BlockLayout
+from maskc.core.library import expanded
 from maskc.core.plain import from_text
 from maskc.core.problem import TileShape
 from maskc.core.target import Target
@@ -181,7 +182,7 @@ def _with_sources(bundle: Bundle, folder: Path) -> Bundle:
     """The bundle with the text of files in place of their names."""
     try:
         units = tuple(
-            replace(unit, text=(folder / Path(unit.text).name).read_text("utf-8"))
+            replace(unit, text=expanded((folder / Path(unit.text).name).read_text("utf-8")))
             for unit in bundle.units
         )
     except OSError as error:

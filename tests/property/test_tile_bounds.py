@@ -15,9 +15,9 @@ import maskc as mc
 from maskc.build.hostcc import host_compiler
 from maskc.core import expr as E
 from maskc.core.expr import Expr
+from maskc.core.library import inlined
 from maskc.core.problem import TileShape
 from maskc.core.tile_bounds import Span
-from maskc.emit.environment import inlined
 from maskc.emit.tile_bounds_text import tile_text
 from maskc.ir.lift import lift
 from maskc.ir.lower import lower

@@ -27,10 +27,11 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.dtypes import DType
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.expr_text import parse_expr
+from maskc.core.library import inlined
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.emit.c_printer import c_printer
-from maskc.emit.environment import environment, inlined, render
+from maskc.emit.environment import environment, render
 from tests.support.cpu_harness import TEMPLATE, shape, spec
 
 FORMULAS = {

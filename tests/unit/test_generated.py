@@ -11,6 +11,7 @@ import pytest
 
 import maskc as mc
 from maskc import driver
+from maskc.core.library import expanded, shared
 from maskc.core.target import TARGETS
 from maskc.reference.attention import attention
 
@@ -32,6 +33,23 @@ def imported(path: Path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("target", ["cpu", "simt", "sm_80", "sm_90a"])
+def test_sources_that_include_static_files_are_the_same_sources(target, tmp_path):
+    plan = driver.plan_kernel(MASK, driver.problem(64, None, None, "float16"), TARGETS[target])
+    files = driver.generate(MASK, "made", [plan], "A test.")
+    whole = {name: text for name, text in files.items() if name.endswith((".c", ".cu"))}
+    short = {name: shared(text) for name, text in whole.items()}
+    lines, fewer = (sum(text.count("\n") for text in texts.values()) for texts in (whole, short))
+    assert fewer < 0.6 * lines
+    assert {name: expanded(text) for name, text in short.items()} == whole
+    bundles = []
+    for texts in (whole, short):
+        for file, text in {**files, **texts}.items():
+            (tmp_path / file).write_text(text)
+        bundles.append(imported(tmp_path / "made.py")._MASK.bundle)
+    assert bundles[0] == bundles[1]
 
 
 def test_a_module_runs_like_the_mask(tmp_path):

@@ -12,9 +12,10 @@ from maskc import driver
 from maskc.core.bundle import SourceUnit
 from maskc.core.dtypes import DType
 from maskc.core.errors import BuildFailed, SharedMemoryExceeded
+from maskc.core.library import static
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
-from maskc.emit.environment import render, static
+from maskc.emit.environment import render
 from maskc.emit.spec import Iteration, KernelSpec, PredicateLine, Shape
 from maskc.plan.explain import explain
 from maskc.plan.families.sm80 import BLOCK_BYTES, Sm80Schedule, schedule, shared_bytes
