@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from maskc.core.errors import UsageMistake
+from maskc.core.plain import laid_out
 
+_COLUMNS = 400
+"""A line of results: one record, mostly."""
 RESULTS = Path(__file__).resolve().parent / "results"
 Report = dict[str, Any]
 
@@ -16,7 +19,7 @@ def save(path: Path, report: Report) -> None:
     """Replace a file as a whole: a reader, or whoever ends this process, never finds a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.part")
-    beside.write_text(json.dumps(report, indent=1) + "\n")
+    beside.write_text(laid_out(report, _COLUMNS) + "\n")
     beside.replace(path)
 
 

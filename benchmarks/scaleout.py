@@ -15,7 +15,6 @@ written at once; when --seconds are over, no further row begins.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -39,6 +38,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import maskc as mc  # noqa: E402
+from benchmarks import files  # noqa: E402
 from benchmarks.contender import Unavailable  # noqa: E402
 from benchmarks.sharing import METHODS, SLOW, Case, Piece, Run, kernel, one_tensor  # noqa: E402
 from maskc.distributed import exchange  # noqa: E402
@@ -642,8 +642,7 @@ def _wait_for(bench: Bench, file: str | None) -> None:
 def save(path: str | None, found: dict[str, Any]) -> None:
     """Write what there is so far."""
     if path:
-        kept = {**found, "rows": [row for row in found["rows"] if row["times_ms"]]}
-        Path(path).write_text(json.dumps(kept, indent=1) + "\n")
+        files.save(Path(path), {**found, "rows": [row for row in found["rows"] if row["times_ms"]]})
 
 
 def main() -> None:

@@ -44,23 +44,20 @@ def to_readable_text(value: object) -> str:
     Raises:
         TypeError: the value holds something that is not plain.
     """
-    return _laid_out(_named(value), "") + "\n"
+    return laid_out(_named(value)) + "\n"
 
 
-_COLUMNS = 100
-
-
-def _laid_out(found: object, indent: str) -> str:
-    """JSON in which whatever fits on a line is on one."""
+def laid_out(found: object, columns: int = 100, indent: str = "") -> str:
+    """JSON in which whatever fits on a line of so many columns is on one."""
     short = json.dumps(found)
-    if len(indent) + len(short) < _COLUMNS or not isinstance(found, (list, dict)):
+    if len(indent) + len(short) < columns or not isinstance(found, (list, dict)):
         return short
     deeper = indent + "  "
     if isinstance(found, list):
-        lines = [_laid_out(item, deeper) for item in found]
+        lines = [laid_out(item, columns, deeper) for item in found]
         opening, closing = "[]"
     else:
-        lines = [f"{json.dumps(key)}: {_laid_out(x, deeper)}" for key, x in found.items()]
+        lines = [f"{json.dumps(key)}: {laid_out(x, columns, deeper)}" for key, x in found.items()]
         opening, closing = "{}"
     inner = ",".join(f"\n{deeper}{line}" for line in lines)
     return f"{opening}{inner}\n{indent}{closing}"
