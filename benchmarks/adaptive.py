@@ -36,7 +36,7 @@ from maskc.evaluate.texts import demo_texts, read_text, sequences
 SINKS, BLOCK = 4, 32
 ENDS = (".", ":", ";", "\n", "\n\n", ".\n")
 Keep = Callable[[int, Any, Any, Any], Any]
-"""From layer, tokens [N], q [Hq, N, D] and k [Hkv, N, D] to bool [N, N] or [Hq, N, N]."""
+"""A function of layer, tokens [N], q [Hq, N, D], k [Hkv, N, D] to bool [N, N] or [Hq, N, N]."""
 
 
 @dataclass

@@ -44,11 +44,11 @@ class Anchor:
     head_dim: int
     data: Callable[[], dict[str, object]] = dict
     formula: Formula | None = None
-    """The same mask by hand."""
+    """The mask by hand."""
     kv_heads: int = 0
-    """Where this is 0 there are as many as of q."""
+    """The key heads; 0: as many as query heads."""
     n_q: int = 0
-    """As many as `n`, the keys, where 0."""
+    """The queries; 0: as many as `n`, the keys."""
     alpha: float = 1.0
     """This is entmax's parameter; 1 is softmax."""
 

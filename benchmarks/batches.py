@@ -40,10 +40,10 @@ class Row:
     sizes: tuple[int, int, int, int, int]
     """Sequences, query heads, key/value heads, keys, head dimension."""
     data: Callable[[np.random.Generator, int, int], Data]
-    """From a generator, sequences and keys."""
+    """A function of a generator, sequences and keys to the arrays."""
     mask_mod: Callable[[Data], MaskMod]
     n_q: int = 0
-    """As many as keys where 0."""
+    """The queries; 0: as many as keys."""
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -82,7 +82,7 @@ def _ids(rng: np.random.Generator, batch: int, n: int, mean: int = 900) -> np.nd
 
 
 def _images(rng: np.random.Generator, batch: int, n: int) -> Data:
-    """Where the image of a token ends, of 256 tokens each; text ends at itself."""
+    """The end of each token's image, of 256 tokens each; text ends at itself."""
     first, last = np.stack([np.arange(n)] * batch), np.stack([np.arange(n)] * batch)
     for low, high in zip(first, last, strict=True):
         for start in range(int(rng.integers(0, 500)), n - 256, 1100):

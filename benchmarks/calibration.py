@@ -127,7 +127,7 @@ def variant(unit: SourceUnit, mode: str) -> str:
 
 
 def forced(attn: CompiledMask, unit: SourceUnit, mode: str) -> CompiledMask:
-    """The same mask, made to run one source in one mode, rows whole."""
+    """The mask made to run one source in one mode, rows whole."""
     main = attn.bundle.units[0] if Direction.backward in unit.directions else unit
     rule, first = {"stream_below": _ALWAYS if mode == "stream" else 0, "uneven_tiles": 0}, main
     if main.work is not None:

@@ -37,7 +37,7 @@ class Contender:
     forward: Callable[[], Any] | None
     """Gives out, or (out, lse)."""
     backward: Callable[[Any], tuple[Any, ...]] | None
-    """From dout to (dq, dk, dv)."""
+    """A function from dout to (dq, dk, dv)."""
     keeps_all: bool = False
     """Whether it computes attention to every key, whatever the mask."""
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -45,7 +45,7 @@ class Contender:
     variant: str = ""
     """This names which of several things it is asked for; nothing: what the case says."""
     alpha: float | None = None
-    """Of entmax, where it is not the case's; 1 is softmax."""
+    """Entmax's alpha, where it is not the case's; 1 is softmax."""
     also: tuple[Contender, ...] = ()
     """Its variants."""
     sources: Callable[[], tuple[str, ...]] = tuple

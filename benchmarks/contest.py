@@ -100,8 +100,8 @@ class Contest:
         return self._judges[key]
 
     def heads(self, contender: Contender | None = None) -> HeadJudges | None:
-        """Of whole heads; None where they take too long (on a CPU, and where keys are chosen at run
-        time), and for contenders that compute another mask."""
+        """The judges of whole heads; None where they take too long (on a CPU, and where keys are
+        chosen at run time), and for contenders that compute another mask."""
         if not self._whole or (contender is not None and contender.keeps_all):
             return None
         alpha = self._alpha(contender)

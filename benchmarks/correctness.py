@@ -90,7 +90,7 @@ def _masks(file: str) -> dict[str, Mask]:
 
 
 def _heads(mask: Mask) -> int:
-    """As many query heads as the mask is written for, else at least four, two per key head."""
+    """The query heads that the mask is written for, else at least four, two per key head."""
     return fixed_heads(mask) or max(4, 2 * -(-head_count(mask) // 2))
 
 

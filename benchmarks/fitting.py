@@ -90,7 +90,7 @@ def fits(samples: Sequence[Sample], multiprocessors: int) -> list[Fit]:
 
 
 def _fit(samples: Sequence[Sample], multiprocessors: int, launch_us: float) -> Fit:
-    """Of one mode, beside what a launch takes."""
+    """The coefficients of one mode, beside what a launch costs."""
     per_cycle = 1 / (multiprocessors * GHZ * 1e6)
     ms = np.array([each.ms for each in samples])
     work = np.array([[each.launches / 1e3, *(per_cycle * x for x in (each.rows, each.tiles,

@@ -29,7 +29,7 @@ from maskc.verify.tensors import Tensors
 _SIDE = 128
 """Tokens of a side of a block of FlexAttention, if what is chosen is not smaller."""
 _LEAST = 16
-"""Of its kernels."""
+"""The least block size of its kernels."""
 
 
 class Table:

@@ -89,7 +89,7 @@ def blocks(size: int) -> Formula:
 
 
 def near_or_global(side: int) -> Formula:
-    """At most `side` tokens apart, or one of them is flagged; see anchors.longformer."""
+    """Pairs at most `side` tokens apart, or with a flagged one; see anchors.longformer."""
 
     def formula(data: Mapping[str, Any]) -> MaskMod:
         flags = data["globals"]

@@ -36,7 +36,7 @@ def neighbourhood(grid: Sides, window: Sides, stride: Sides) -> Mask:
 
 
 def by_hand(grid: Sides, window: Sides, stride: Sides) -> Formula:
-    """The same from the first key of each window, on tensors."""
+    """The neighbourhood from the first key of each window, on tensors."""
 
     def formula(data: Mapping[str, Any]) -> MaskMod:
         def keep(b: Any, h: Any, q: Any, k: Any) -> Any:

@@ -27,10 +27,10 @@ from maskc.verify.timing import Timed, take_turns
 Keep = Callable[[Any, Any], Any]
 """Whether query q sees key k; both are integer tensors."""
 Call = Callable[..., Any]
-"""From (q, k, v), and the sink logits where a layer has them, to out [B, Hq, N, D]."""
+"""A function of (q, k, v), and sink logits where a layer has them, to out [B, Hq, N, D]."""
 
 TIMES_UNFUSED = 2.0
-"""In half precision, errors may be this many times those of unfused attention in that dtype."""
+"""How many times those of unfused attention the errors may be, in half precision."""
 FULL_PRECISION = 1e-5
 """The bound of fp32, relative."""
 _NAMES = ("out", "dq", "dk", "dv", "dsinks")

@@ -50,7 +50,7 @@ def static_contender(
 
 
 def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The same call as a CUDA graph; it was made before."""
+    """The call as a CUDA graph; it was made before."""
     import torch
 
     graph = torch.cuda.CUDAGraph()

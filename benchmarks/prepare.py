@@ -81,7 +81,7 @@ def _collected(
 
 
 def _start() -> None:
-    """Of a worker: one thread each."""
+    """Starts a worker: one thread each."""
     os.environ["OMP_NUM_THREADS"] = "1"
 
 

@@ -52,7 +52,7 @@ class Ranks:
 
 
 def means(x: Any, size: int) -> Any:
-    """Of blocks of rows of [..., rows, D]; the last one may have fewer."""
+    """The means of blocks of rows of [..., rows, D]; the last one may have fewer."""
     if size == 1:
         return x
     rows, xp = x.shape[-2], library(x)

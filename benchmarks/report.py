@@ -93,7 +93,7 @@ def _phases(rows: list[Mapping[str, Any]]) -> list[str]:
 
 
 NEAR = 0.15
-"""Of a measured time, within which a predicted one is near."""
+"""The share of a measured time within which a predicted one is near."""
 
 
 def _predicted(rows: list[Mapping[str, Any]]) -> list[str]:
@@ -141,7 +141,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def outcome(row: Mapping[str, Any]) -> str:
-    """In a word, why a row that is not ok has no time that counts."""
+    """The word that says why a row that is not ok has no time that counts."""
     return "error" if row.get("raised") else "failed"
 
 

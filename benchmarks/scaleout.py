@@ -137,13 +137,13 @@ class Bench:
         return float(start.elapsed_time(end))
 
     def slowest(self, values: list[float]) -> list[float]:
-        """Of each turn, over ranks."""
+        """The slowest rank of each turn."""
         x = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return x.tolist()
 
     def each(self, value: float) -> list[float]:
-        """Of every rank."""
+        """The value of every rank."""
         mine = torch.tensor([value], dtype=torch.float64, device=self.device)
         found = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(found, mine)
@@ -430,13 +430,13 @@ def _from_first(bench: Bench, size: int) -> Callable[[], None]:
 
 
 def _all_gather(bench: Bench, size: int) -> Callable[[], None]:
-    """So much of each rank."""
+    """Gathers so much of each rank."""
     own, whole = _buffer(bench, size), _buffer(bench, size * bench.size)
     return lambda: one_tensor(("all_gather_single", "all_gather_into_tensor"), whole, own)
 
 
 def _all_to_all(bench: Bench, size: int) -> Callable[[], None]:
-    """So much of each rank to all, in equal parts."""
+    """Sends so much of each rank to all, in equal parts."""
     came, sent = _buffer(bench, size), _buffer(bench, size)
     return lambda: dist.all_to_all_single(came, sent)
 

@@ -19,7 +19,7 @@ RIVALS = {
     "all-gather": "all-gather", "all-gather, FA4": "and FA4", "ulysses": "Ulysses", "ring": "ring",
     "flex": "torch's Flex",
 }  # fmt: skip
-"""By their names in results, the heads of their columns."""
+"""The heads of rivals' columns, by their names in results."""
 
 _MOST_DRAWN = 8.0
 """Bars of a mask beyond it would leave no room for the others': it is left out."""

@@ -38,7 +38,7 @@ class Method:
     """One way to compute a rank's share."""
 
     run: Run
-    """From shards [1, H, tokens, D] to out; differentiable."""
+    """A differentiable function from shards [1, H, tokens, D] to out."""
     own: Callable[[torch.Tensor], torch.Tensor]
     """The shard of a tensor [1, H, N, D] that all ranks have."""
     pieces: tuple[Piece, ...] = ()
@@ -51,7 +51,7 @@ class Case:
 
     name: str
     tokens: int
-    """Of one rank."""
+    """The tokens of one rank."""
     mask: mc.Mask
     data: dict[str, Any]
     heads: tuple[int, int, int]
@@ -511,4 +511,4 @@ METHODS: dict[str, Callable[[Case], Method]] = {
     "flex": flex,
 }
 SLOW = ("flex",)
-"""Those that take long to compile."""
+"""The methods that take long to compile."""

@@ -36,9 +36,9 @@ class Heads:
     """Decomposed."""
     facts: tuple[MaskFacts, ...]
     of_head: tuple[int, ...]
-    """For each head its mask; empty when all share the first."""
+    """The mask of each head; empty when all share the first."""
     parts: tuple[HeadsPart, ...] = ()
-    """The same one mask in parts, if some run over residue classes."""
+    """The one mask in parts, if some run over residue classes."""
     hulls: tuple[Hull, ...] = ()
     """One for each selection of single keys by q . k."""
 

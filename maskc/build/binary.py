@@ -37,7 +37,7 @@ class BuildReport:
     toolchain: str
     """Name and version, for example `gcc 12.2.0`."""
     flags: tuple[str, ...]
-    """As the cache key names them: no machine paths."""
+    """The flags that the cache key names: no machine paths."""
     log: str
     """Warnings, and ptxas's report."""
 

@@ -37,9 +37,9 @@ LINK = ("-shared", "-fPIC")
 _OPENMP = "-fopenmp"
 _CANDIDATES = ("cc", "gcc", "clang")
 _SECONDS = 300
-"""That a source may take."""
+"""The time that a source may take to compile."""
 _TRIAL_SECONDS = 60
-"""That a compiler may take to say what it is, or for a library of one function."""
+"""The time that a compiler may take to say what it is, or to build a library of one function."""
 _PROBE = """\
 #ifdef _OPENMP
 #include <omp.h>

@@ -142,12 +142,12 @@ class Measured:
     rows: list[Row]
     notes: list[str]
     growths: list[Growth]
-    """Of sweeps."""
+    """The exponents of sweeps."""
     about: dict[str, object]
     """The machine, and the rivals."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The value as JSON has it."""
         found: dict[str, Any] = {
             "environment": self.about, "rows": self.rows, "notes": self.notes
         }  # fmt: skip

@@ -22,7 +22,7 @@ COSTS = {
     "numpy": "nothing works",
     "matplotlib": "no PNG and SVG pictures, the terminal draws: pip install 'maskc[figures]'",
 }
-"""For each probe, what its absence costs and what to do."""
+"""What the absence of each probe costs, and what to do."""
 
 
 @click.command(short_help="Report what this machine has and what each gap costs.")

@@ -29,7 +29,7 @@ class Entry:
     title: str
     """First line of its docstring, or its name."""
     source: str = ""
-    """Where it comes from, as written on the command line: a path, or --expr and its text."""
+    """The mask's origin, as written on the command line: a path, or --expr and its text."""
     whole_folder: bool = False
     """Whether all patterns of a folder were asked for."""
     params: Mapping[str, int] = field(default_factory=dict)

@@ -21,10 +21,10 @@ _HOW = "give *.npy, *.npz, *.npz:NAME or *.json, for example --data doc=ids.npy"
 
 @dataclass(frozen=True)
 class Arrays:
-    """Where a mask's data come from."""
+    """The source of a mask's data."""
 
     seed: int
-    """Of what is made up."""
+    """The seed of made-up data."""
     given: Mapping[str, object] = field(default_factory=dict)
     """Data by name, as a call of the mask takes them."""
 

@@ -223,7 +223,7 @@ def problem_options(command: Command) -> Command:
 
 
 def kernel_options(command: Command) -> Command:
-    """Those of `problem_options`, --tile and --stages; the command gets `asked`."""
+    """Adds the options of `problem_options`, --tile and --stages; the command gets `asked`."""
 
     @click.option(
         "--tile", type=TileType(), metavar="QxK",

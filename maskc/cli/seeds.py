@@ -44,7 +44,7 @@ class _Made(Arrays):
     def of(
         self, entry: Entry, n_q: int, n_kv: int, quiet: bool = False, leave: Collection[str] = ()
     ) -> dict[str, object]:
-        """Those of a length."""
+        """The results of one length."""
         return self.seed_data(n_kv)
 
 

@@ -72,7 +72,7 @@ def _cells(row: Row) -> Iterator[str]:
 
 
 def _fastest(rows: Sequence[Row]) -> Iterator[str]:
-    """For every mask its fastest right tile."""
+    """The fastest right tile of every mask."""
     for case in dict.fromkeys(row["case"] for row in rows):
         best = next((row for row in rows if row["case"] == case and row["ok"]), None)
         if best is None:

@@ -199,7 +199,7 @@ def _write(report: Report) -> None:
 
 
 def _seen(report: Report) -> Iterator[str]:
-    """From which lengths on the mask is one of its own, and what was not reached."""
+    """The length from which the mask is one of its own, and what was not reached."""
     found = report["seen"]
     for plain in ("causal", "full"):
         other = [each["case"] for each in found if each["looks"] not in (plain, "full")]

@@ -303,7 +303,7 @@ MOST_MOVED = 8
 """The most tensors of which a launch moves rows."""
 _TENSORS = MOST_MOVED
 MOST_RESULTS = 5
-"""Of a pass: dq, dk, dv and two gradients per head."""
+"""The most results of a pass: dq, dk, dv and two gradients per head."""
 
 MOVED_FIELDS: tuple[Field, ...] = (
     Field("source", "const void *", "or null: every row is filled", _TENSORS),
@@ -387,7 +387,7 @@ LISTED_POINTERS and of three arrays too."""
 
 
 MOST_CONSTANTS = 48
-"""Of a mask's formulas."""
+"""The most constants that a mask's formulas have."""
 
 
 GATHERED_FIELDS: tuple[Field, ...] = (

@@ -272,7 +272,7 @@ class SourceUnit:
     """Whether its workspace begins with thresholds of keys that are chosen one by one: it reads
     them, or, as that of a chooser, writes them."""
     reach: tuple[Expr, ...] = ()
-    """For each formula, a bound on |everything that the source computes of it|, see core/widths."""
+    """A bound on |everything that the source computes| of each formula, see core/widths."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 

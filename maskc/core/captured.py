@@ -121,7 +121,7 @@ class Captured:
         return mine is its or (mine.shape == its.shape and np.array_equal(mine, its))
 
     def _place(self) -> tuple[object, ...]:
-        """Where the tensor lies, and how often somebody wrote into it."""
+        """The place where the tensor lies, and how often somebody wrote into it."""
         own: Any = self._source
         return own.device, own.data_ptr(), own.stride(), own.dtype, _version(own)
 

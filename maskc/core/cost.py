@@ -31,7 +31,7 @@ class Tally:
     masked: int
     """Live tiles with dead pairs."""
     single: bool = False
-    """For a backward pass that may store dq, whether no tile row has several tiles."""
+    """Whether no tile row has several tiles, for a backward pass that may store dq."""
     alone: bool = False
     """Whether, besides, no tile column has."""
 

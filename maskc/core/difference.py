@@ -13,7 +13,7 @@ from maskc.core.data import CuSeqlens, Parents
 _WHOLE = 16
 """Arrays of at most so many elements are printed element by element."""
 _RUNS = 6
-"""So many runs of equal elements are printed of longer arrays."""
+"""The number of runs of equal elements that are printed of longer arrays."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 from maskc.core.errors import DropoutRate
 
 PARTS = 1 << 16
-"""Of which a rate is a whole number."""
+"""A rate is a whole number of these parts."""
 RATE, SEED = "dropout_rate", "dropout_key"
 """Keywords of kernels that drop weights: parts of PARTS, and an integer or an array that holds
 one."""

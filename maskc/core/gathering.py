@@ -26,4 +26,4 @@ class Gather:
     beside: tuple[Span, ...]
     """What a query may see without its being chosen; the union holds all of it."""
     rests: tuple[Expr | None, ...] = ()
-    """For each constant, a bound on what it is added to, as in `Variant`."""
+    """A bound on what each constant is added to, as in `Variant`."""

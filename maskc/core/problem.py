@@ -77,5 +77,5 @@ class Problem:
 
     @property
     def planned(self) -> Problem:
-        """The same problem with tile and stages left to the planner."""
+        """This problem with tile and stages left to the planner."""
         return replace(self, tile=None, stages=None)

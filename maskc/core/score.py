@@ -173,7 +173,7 @@ class Formula:
     logit: Real
     slots: tuple[Slot, ...] = ()
     loc: SourceLoc | None = field(default=None, compare=False, repr=False)
-    """Where the user wrote it."""
+    """The place where the user wrote it."""
 
 
 def children(node: Real | Test | Expr) -> tuple[Real | Test | Expr, ...]:
@@ -332,7 +332,7 @@ class Inputs:
 
     formula: Formula
     names: tuple[str, ...]
-    """Of the slots."""
+    """The names of the slots."""
     defaults: Mapping[str, float | int] = field(default_factory=dict)
     """Values of parameters that calls leave out."""
     captured: Mapping[str, Any] = field(default_factory=dict)

@@ -33,7 +33,7 @@ class Target:
     missing: str = ""
     """Why a pass is missing, for the error."""
     least_block: int = 0
-    """Fewest keys that a run-time selection chooses together."""
+    """The fewest keys that a run-time selection chooses together."""
     vectors: int = 16
     """CUDA: bytes that rows are read in, to whose multiples rows must be aligned; 0: elements."""
     oldest: int = 0
@@ -133,7 +133,7 @@ class Target:
 PIECE = 8
 """Elements of 16 bytes in half precision, which tensor cores' kernels copy at once."""
 MOST_HEAD_DIM = 512
-"""Of the targets that have kernels for every head dimension."""
+"""The largest head dimension of targets that have kernels for every one."""
 SPARE = "simt"
 """What runs on a card the dtypes and head dimensions for which matrix units have no kernels."""
 

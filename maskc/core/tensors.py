@@ -22,7 +22,7 @@ class Array(NamedTuple):
     pointer: int
     shape: Shape
     strides: Shape
-    """In elements."""
+    """The strides, in elements."""
     dtype: str
     """`float32`, `bfloat16`, ...; another byte order has another name."""
     device: Device
@@ -36,11 +36,11 @@ class Output:
     tokens_first: bool = False
     """[B, H, N, D] is stored as [B, N, H, D], like the input it goes with."""
     like_q: bool = False
-    """Of q's shape, dtype and order."""
+    """Whether it has q's shape, dtype and order."""
     single: bool = False
     """fp32, whatever q's dtype."""
     strides: Shape = field(init=False)
-    """In elements."""
+    """The strides, in elements."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strides", out_strides(self.shape, self.tokens_first))

@@ -1,1 +1,1 @@
-"""From the signature and sizes of a call to plans of its launches, without arrays or devices."""
+"""Turns the signature and sizes of a call into plans of its launches, without arrays or devices."""

@@ -22,7 +22,7 @@ class Pass:
     deterministic: bool
     device: Device
     alpha_minus_1: float = 0.0
-    """Of entmax; 0 with softmax."""
+    """Entmax's alpha - 1; 0 with softmax."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Place:
 
     sizes: Sizes
     strides: Mapping[str, Shape]
-    """In elements, of sequences, heads and tokens, by tensor and for lse."""
+    """Strides in elements, of sequences, heads and tokens, by tensor and for lse."""
     shifts: Mapping[str, int] = field(default_factory=dict)
     """Bytes from the start of a tensor, or of lse, to the first token; 0 where not named."""
     spacing: int = 1

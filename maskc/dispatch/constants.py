@@ -20,7 +20,7 @@ FORESEEN = 1 << 20
 """The longest sequences, and the largest values of data, that kernels are built ahead for."""
 
 Values = Mapping[str, int]
-"""Of n_q, n_kv and every parameter."""
+"""The values of n_q, n_kv and every parameter."""
 
 
 Extremes = Callable[[str], int]

@@ -45,7 +45,7 @@ class LaunchPlan:
     direction: Direction
     device: Device
     sizes: Sizes
-    """Of the tokens; packed heads count as one."""
+    """The numbers of tokens; packed heads count as one."""
     params: Mapping[str, int]
     tables: Tables
     numbers: bytes
@@ -182,7 +182,7 @@ def few_pairs(sizes: Sizes) -> bool:
 
 
 def uncut(unit: SourceUnit) -> SourceUnit:
-    """The same source for whole rows: what entmax makes of parts could not be merged."""
+    """This source for whole rows: what entmax makes of parts could not be merged."""
     if unit.work is None:
         return unit
     return replace(unit, work=replace(unit.work, most_tiles=0, uneven_tiles=0))
@@ -199,14 +199,14 @@ def ordered(unit: SourceUnit, plain: bool, multiprocessors: Callable[[], int]) -
 
 
 def apart(unit: SourceUnit) -> SourceUnit:
-    """The same source for a pass in the mode of that name."""
+    """This source for a pass in the mode of that name."""
     if unit.work is None:
         return unit
     return replace(unit, work=replace(unit.work, apart=True))
 
 
 def packing(unit: SourceUnit, heads: int) -> SourceUnit:
-    """The same source for a pass in the mode PACKED, with the queries of so many heads a tile."""
+    """This source for a pass in the mode PACKED, with the queries of so many heads a tile."""
     if unit.work is None:
         return unit
     return replace(unit, work=replace(unit.work, heads=heads))

@@ -18,10 +18,10 @@ class CallOptions(NamedTuple):
     """Options of a call that its plan depends on."""
 
     names: tuple[str, ...]
-    """Of the arrays that are given, in order."""
+    """The names of the arrays that are given, in order."""
     no_softcap: bool
     alpha_minus_1: float
-    """Of entmax; 0.0 is softmax."""
+    """Entmax's alpha - 1; 0.0 is softmax."""
     nan_safe: bool
     deterministic: bool = False
 

@@ -303,7 +303,7 @@ class SourceSelector:
     def foreseen(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound
     ) -> SourceUnit:  # fmt: skip
-        """The same before blocks of keys are chosen, wherever they will be."""
+        """The source before blocks of keys are chosen, wherever they will be."""
         return self._foreseen.unit(self._choice(unit, wanted, sizes), bound.params, sizes)
 
     def suited(
@@ -365,7 +365,7 @@ def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
 
 
 def _in_turns(unit: SourceUnit) -> SourceUnit:
-    """The same source, whose modes that add dq up wait for turns."""
+    """This source, whose modes that add dq up wait for turns."""
     costs = tuple(
         cost if cost.mode in (APART, ONCE)
         else replace(cost, row=round(_TURNS * cost.row), tile=round(_TURNS * cost.tile))

@@ -18,7 +18,7 @@ from maskc.layout.tiles.document_tiles import document_lists
 from maskc.layout.topk.tile_codes import _FULL
 
 _MOST_TILES = 1 << 20
-"""Of larger tiles that are counted; longer sequences have the first source."""
+"""The most larger tiles that are counted; longer sequences have the first source."""
 _REMEMBERED = 256
 """Lengths and parameters of which it is known which source suits them."""
 
@@ -57,7 +57,7 @@ class Foreseen:
     def _tally(
         self, unit: SourceUnit, params: Mapping[str, int], lengths: tuple[int, int]
     ) -> Tally:
-        """Of all masks, as heads have them."""
+        """The tile counts of all masks, as heads have them."""
         chosen, bundle = self._bundle.selections, self._bundle
         tallies = [
             expected(tile_codes(v.keep, chosen, unit.tile, *lengths, params), chosen, unit.tile)

@@ -108,13 +108,13 @@ class Tables:
     bring data of their own, whose choice would depend on the others of the batch, nor where tiles
     begin with documents."""
     adders: Adders | None = None
-    """Of a backward pass; None where they are not known."""
+    """Who adds to tiles of dq in a backward pass; None where that is not known."""
     wide: bool = False
     """Whether the mask's formulas need 64 bits."""
     copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(
         default_factory=dict
     )
-    """By device and stream: what owns the copy made there, where it starts, and its counters."""
+    """What owns the copy on a device and stream, where the copy starts, and its counters."""
 
     def features(self, asked: Features) -> Features:
         """What a kernel needs compiled in to read them."""
@@ -122,7 +122,7 @@ class Tables:
 
     @property
     def chain(self) -> int:
-        """Most additions to one tile of dq, one after another; 0 where rows have no lists."""
+        """The most additions to one tile of dq, one after another; 0 where rows have no lists."""
         return longest_chain(dict(self.parts))
 
     @cached_property
@@ -132,7 +132,7 @@ class Tables:
 
     @property
     def further(self) -> int:
-        """Most tiles of dq that a head has beside one for each tile row."""
+        """The most tiles of dq that a head has beside one for each tile row."""
         sums = dict(self.parts).get("row_sums")
         return 0 if sums is None else int(sums[:, -1].max(initial=0))
 
@@ -167,7 +167,7 @@ class Tables:
 
 
 NOTHING = Tables((), (), 0, {})
-"""For calls that launch nothing."""
+"""The tables of calls that launch nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +398,7 @@ def _layout(
 
 
 def _ptr(parts: list[tuple[str, np.ndarray]], backward: bool) -> np.ndarray:
-    """Where the lists that a pass goes through start."""
+    """The address at which the lists that a pass goes through start."""
     return dict(parts)["col_ptr" if backward else "row_ptr"]
 
 

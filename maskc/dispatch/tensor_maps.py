@@ -29,7 +29,7 @@ _OF_VALUES = ("v", "out", "dout", "dv")
 
 
 _MOST_AXES = 3
-"""Of a grid: a map has no more than five dimensions."""
+"""The most axes of a grid: a map has no more than five dimensions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from maskc.core.boxes import Boxes, boxes_along, steps_of
 from maskc.core.problem import Direction
 
 _NAMES = "zyx"
-"""Of axes, the innermost last."""
+"""The names of axes, the innermost last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class BoxText:
     """Its values for a token of a tile of queries, over the tile, `box`, and the token's number in
     it, `own`."""
     key: tuple[str, ...]
-    """The same for keys."""
+    """The coordinate of keys, likewise."""
     beyond: str
     """Whether a point, `at`, is no token, but for the first axis."""
     token: str
@@ -37,7 +37,7 @@ class BoxText:
     """Per axis where the word is that tells what a row, the point `at`, sees of a tile of columns,
     `box`; over `rows`."""
     outside: str
-    """Where a tile of columns, `box`, is on all axes but the innermost."""
+    """The place of a tile of columns, `box`, on all axes except the innermost."""
     size: str
     """Words of one mask, over `p` and `rows`."""
 

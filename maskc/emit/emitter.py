@@ -68,7 +68,7 @@ from maskc.plan.ranges import TileRange
 from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 MOVING_THREADS = 256
-"""Of a block that moves rows."""
+"""The threads of a block that moves rows."""
 
 
 def emit(plan: KernelPlan, name: str) -> Bundle:

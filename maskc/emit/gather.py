@@ -56,19 +56,19 @@ class GatherSpec:
     allowed_spans: tuple[tuple[str, str], ...] | None
     """First and past-last key of each interval that a query may choose from; None: no such few."""
     beside_spans: tuple[tuple[str, str], ...]
-    """The same of what it may keep besides; empty where that is nothing."""
+    """The interval of what the mask may keep besides; empty where that is nothing."""
     indexed: tuple[tuple[G.Indexing, int], ...]
     """Ways to compute an indexer's scores, and slabs of queries in flight."""
     score_threads: int
-    """Of a block that scores keys."""
+    """The threads of a block that scores keys."""
     threads: int
-    """Of one that lists those of a query."""
+    """The threads of a block that lists the keys of a query."""
     list_blocks: int
-    """Of these, how many a multiprocessor runs at once."""
+    """How many of these blocks a multiprocessor runs at once."""
     family: str
     score_tile: TileShape
     columns: int
-    """Of a step of a block that scores keys: heads of queries."""
+    """The heads of queries that a step of a block that scores keys has."""
     schedule: _Products
     banner: tuple[str, ...]
     fields: tuple[abi.Field, ...] = field(default=abi.GATHERED_FIELDS)

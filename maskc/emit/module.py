@@ -24,13 +24,13 @@ class _Keyword:
 
     name: str
     default: str
-    """As Python; empty where calls must give it."""
+    """The default as Python; empty where calls must give the keyword."""
     about: str
     """Its lines in a docstring."""
 
 
 _WIDTH = 100
-"""Most columns of a generated module."""
+"""The most columns of a generated module."""
 
 _Mark = tuple[str, tuple[Direction, ...], str]
 """Equal for sources that are equal but for comments: target, passes, digest."""
@@ -124,7 +124,7 @@ def _keyword(name: str, default: str, about: str) -> _Keyword:
 
 
 def _of_questions(bundle: Bundle, keywords: tuple[_Keyword, ...]) -> Iterator[_Keyword]:
-    """The same for questions about the mask, which have no q and k to choose keys by."""
+    """The keywords of questions about the mask, which have no q and k to choose keys by."""
     scoring = {decl.name for decl in bundle.data if decl.kind is DataKind.scoring}
     yield from (each for each in keywords if each.name not in scoring)
     if bundle.selections:
@@ -132,7 +132,7 @@ def _of_questions(bundle: Bundle, keywords: tuple[_Keyword, ...]) -> Iterator[_K
 
 
 def _shapes(problem: Problem) -> tuple[str, str, str]:
-    """Of q, k and v."""
+    """The shapes of q, k and v."""
     heads = "Hq" if problem.n_heads is None else str(problem.n_heads)
     dim, dim_v = problem.head_dim, problem.head_dim_v
     return f"[B, {heads}, Nq, {dim}]", f"[B, Hkv, Nkv, {dim}]", f"[B, Hkv, Nkv, {dim_v}]"

@@ -235,7 +235,7 @@ def _lines(printer: CPrinter, shared: tuple[S.Real, ...]) -> Iterator[str]:
 
 
 def _place(printer: CPrinter, slot: int, read: S.Read) -> str:
-    """Where the gradient of an entry is added."""
+    """The place where the gradient of an entry is added."""
     if not read.index:
         return "const i64 place = 0;"
     index = "".join(f", {printer(part)}" for part in read.index)

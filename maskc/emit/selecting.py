@@ -23,7 +23,7 @@ _SCORES = {
     Score.indexer: "INDEXER",
     Score.given: "GIVEN",
 }
-"""As the template names them."""
+"""The scores' kinds as the template names them."""
 _MOST = (1 << 31) - 1
 
 

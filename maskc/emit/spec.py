@@ -16,7 +16,7 @@ from maskc.plan.types import Schedule
 
 
 class Iteration(Enum):
-    """Where a kernel's tile lists come from."""
+    """The origin of a kernel's tile lists."""
 
     csr = "csr"
     """Index lists in memory."""
@@ -42,16 +42,16 @@ class Shape:
     tile_range: tuple[str, str, str, str] | None
     """C expressions over ti, n_q, n_kv, m: first and past-last live tile, same for full ones."""
     column_range: tuple[str, str, str, str] | None
-    """The same per tile column, over tj; for backward passes."""
+    """The range of rows per tile column, over tj; for backward passes."""
     key_bounds: tuple[tuple[str, str], ...] | None = None
     """C expressions over ti (a query), n_q, n_kv, m: first and past-last key of each interval
     that its keys are the union of; None where they are no union of a few intervals."""
     query_bounds: tuple[tuple[str, str], ...] | None = None
-    """The same for a key, over tj: first and past-last query of each interval."""
+    """The first and past-last query of each interval of a key, over tj."""
     spared: tuple[PredicateLine, ...] = ()
-    """Like `predicate`: pairs that are kept whatever is chosen by thresholds."""
+    """The pairs that are kept whatever thresholds choose, written like `predicate`."""
     spared_key_bounds: tuple[tuple[str, str], ...] = ()
-    """Like `key_bounds`, of these; so is the next."""
+    """`key_bounds` of these pairs; the next field is their `query_bounds`."""
     spared_query_bounds: tuple[tuple[str, str], ...] = ()
 
 
@@ -97,10 +97,10 @@ class MaskSide:
     columns: str
     """What they are, for the reader."""
     variable: str
-    """Of a row, in bounds of its columns."""
+    """The variable of a row, in bounds of its columns."""
     column: str
     count: str
-    """Of a column, and of all columns, where data tell."""
+    """The number of intervals of a column, and of all columns, where data tell."""
     bounds: str
     spared: str
     """Fields of `Shape`."""
@@ -159,7 +159,7 @@ class EntryText:
     place: str
     """A declaration of C: where the entry lies."""
     share: str
-    """Likewise: dlogit times d logit / d entry."""
+    """A declaration of its share: dlogit times d logit / d entry."""
     spread: Spread
     """Which pairs read the same entry."""
 
@@ -183,7 +183,7 @@ class ScoreText:
     bends: bool
     """Whether d logit / d s is not 1 everywhere."""
     fast: bool
-    """For tensor cores: functions are also given q - k as a number, `apart`."""
+    """Whether functions are tensor cores': these are also given q - k as a number, `apart`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +191,9 @@ class RowPieces:
     """Pieces of 16 bytes that rows have in memory, where kernels compute longer ones."""
 
     of_qk: int
-    """Of q and k, and of their gradients."""
+    """Row pieces of q and k, and of their gradients."""
     of_v: int
-    """Of v and out."""
+    """Row pieces of v and out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +210,11 @@ class KernelSpec:
     n_args: int
     """Constants per mask (`c0`, `c1`, ...)."""
     arg_notes: tuple[str, ...]
-    """For each constant the formula it holds, for the reader."""
+    """The formula that each constant holds, for the reader."""
     table_ranks: tuple[int, ...]
-    """For each data array of the mask: 1 (vector) or 2 (table)."""
+    """The rank of each data array of the mask: 1 (vector) or 2 (table)."""
     array_notes: tuple[str, ...]
-    """For each data array what it holds, for the reader."""
+    """What each data array holds, for the reader."""
     n_lists: int = 0
     """Lists of ids per mask (`l0`, `l1`, ...)."""
     selections: tuple[Lists, ...] = ()
@@ -235,7 +235,7 @@ class KernelSpec:
     query_run: int = 1
     """The same of queries."""
     boxes: BoxText | None = None
-    """Where tiles are boxes of a grid: partial ones then come as bits by coordinates."""
+    """The boxes, where tiles are boxes of a grid: partial ones come as bits by coordinates."""
     gathered: bool = False
     """Whether keys are gathered, so that no pair of a tile is dead (sm_90a)."""
     thresholds: bool = False
@@ -245,7 +245,7 @@ class KernelSpec:
     backward: bool = False
     """Whether it is a backward pass alone."""
     chosen: int | None = None
-    """Of a kernel that finds these numbers: the constant that says how many keys are chosen."""
+    """The constant that says how many keys are chosen, in a kernel that finds thresholds."""
     schedule: Schedule | None = None
     """The family's own numbers: warps, stages, products, registers."""
     banner: tuple[str, ...] = ()
@@ -254,7 +254,7 @@ class KernelSpec:
     arguments: str = "Attention"
     """The argument block's name."""
     pieces: RowPieces | None = None
-    """Where rows in memory are shorter than `head_dim`."""
+    """The pieces of rows that are shorter in memory than `head_dim`."""
     score: ScoreText | None = None
     """The formula of the score, where there is one."""
     dropout: bool = False
@@ -399,9 +399,9 @@ class ListsSpec:
     threads: int
     """Per block."""
     blocks: int
-    """That a multiprocessor runs at once: more registers than these leave are not used."""
+    """Blocks that a multiprocessor runs at once: registers beyond what these leave are not used."""
     results: int
-    """Of a pass, at most."""
+    """The most results that a pass has."""
     banner: tuple[str, ...]
     fields: tuple[abi.Field, ...] = field(default=abi.LISTED_FIELDS)
     arguments: str = "Listed"
@@ -416,7 +416,7 @@ class MovesSpec:
     """Per block."""
     banner: tuple[str, ...]
     results: int = abi.MOST_RESULTS
-    """Of a pass, at most."""
+    """The most results that a pass has."""
     fields: tuple[abi.Field, ...] = field(default=abi.MOVED_FIELDS)
     arguments: str = "Moved"
     """The argument block's name."""
@@ -454,11 +454,11 @@ class DataListsSpec:
     threads: int
     """Per block."""
     blocks: int
-    """That a multiprocessor runs at once."""
+    """The blocks that a multiprocessor runs at once."""
     chunk: int
     """Elements that a block reads where no tile has them."""
     results: int
-    """Of a pass, at most."""
+    """The most results that a pass has."""
     readings: tuple[Reading, ...]
     n_args: int
     n_lists: int

@@ -1,4 +1,4 @@
-"""From recipes, lengths and data to exact block-sparse layouts; numpy and maskc.core only."""
+"""Makes exact block-sparse layouts from recipes, lengths and data; numpy and maskc.core only."""
 
 from maskc.layout.inputs.call_data import bind_arrays as bind_arrays
 from maskc.layout.inputs.call_data import check_lengths as check_lengths

@@ -224,7 +224,7 @@ def _leading(formula: sympy.Expr) -> sympy.Expr:
 
 
 def _predicted(plan: KernelPlan, dense: KernelPlan, name: str) -> str:
-    """From which length predicted times are shorter; empty where nothing is predicted."""
+    """The length from which predicted times are shorter; empty where nothing is predicted."""
     card = card_of(plan.target.name)
     if card is None or plan.chooser is not None or plan.gathering is not None:
         return ""

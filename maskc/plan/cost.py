@@ -64,7 +64,7 @@ def title(plan: KernelPlan) -> str:
 
 
 def smaller(plan: KernelPlan) -> Iterator[KernelPlan]:
-    """Of the same pass, in smaller tiles."""
+    """The plans of the same pass in smaller tiles."""
     return (e for e in plan.also if e.form == SMALL and e.direction is plan.direction)
 
 

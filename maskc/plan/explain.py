@@ -218,7 +218,7 @@ def _all(strides: list[int]) -> str:
 
 
 HEADS = 16
-"""Of predicted times, where a mask is not compiled for a number of heads."""
+"""The heads of predicted times, where a mask is not compiled for a number of heads."""
 _MOST_PIECES = 8
 """Pieces that are printed; the others are counted."""
 
@@ -304,7 +304,7 @@ def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:
 
 
 def time_lines(plan: KernelPlan, n_q: int, n_kv: int) -> list[str]:
-    """The same as text."""
+    """The times as text."""
     heads, found = plan.problem.n_heads or HEADS, predicted(plan, n_q, n_kv)
     card = card_of(plan.target.name)
     if card is None or not found:

@@ -28,9 +28,9 @@ class Interval:
     """Consecutive pairs: intervals of one mask may overlap."""
 
     keys: TileRange
-    """Of a query, which the formulas call `ti`."""
+    """The keys of a query, which the formulas call `ti`."""
     queries: TileRange
-    """Of a key, `tj`."""
+    """The queries of a key, `tj`."""
     chosen: bool | None = None
     """Whether only pairs of it count that the mask's one selection has chosen, or only those that
     it has not; None: all do."""
@@ -68,7 +68,7 @@ def chosen_atom(ir: MaskIR, lifted: Lifted) -> Expr | None:
 
 
 def _of_chosen(terms: Iterable[Expr], atom: Expr) -> tuple[Interval, ...] | None:
-    """The same where a term may ask for pairs that were chosen, or were not."""
+    """The intervals where a term may ask for pairs that were chosen, or were not."""
     found: list[Interval] = []
     for term in terms:
         if term == E.NEVER:

@@ -75,7 +75,7 @@ def why_padded(problem: Problem, target: Target) -> tuple[str, ...]:
 
 
 def why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
-    """Where kernels find live tiles."""
+    """The sentence that says how kernels find live tiles."""
     if use_ranges:
         return "closed-form tile ranges: every row's live tiles are consecutive, no index memory"
     if any(mask.ir.selections for mask in masks):

@@ -113,7 +113,7 @@ def _tokens(part: PlannedPart, n_q: int, n_kv: int) -> np.ndarray:
 def _whole(
     plan: KernelPlan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles
 ) -> _Cycles | None:
-    """Of the source that takes fewest, in the mode that it then runs in."""
+    """The cost of the source that takes fewest cycles, in the mode that it then runs in."""
     found = []
     for each in (plan, *plan.also):
         served = each.boxes is None or each.boxes.hold(n_q, n_kv)
@@ -132,7 +132,7 @@ def _whole(
 
 
 def launches_of(mode: Mode) -> int:
-    """With softmax, without those that only few pairs need, or rows or columns in parts."""
+    """Launches with softmax, without those that few pairs need, or rows or columns in parts."""
     rare = (Grid.keys, Grid.merges, Grid.few)
     return sum(launch.grid not in rare for launch in mode.launched(frozenset()))
 

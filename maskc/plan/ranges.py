@@ -49,7 +49,7 @@ def row_ranges(shape: Expr, tile: TileShape) -> tuple[RowRange, RowRange] | None
 
 
 def one_range(shape: Expr, tile: TileShape, along: int) -> RowRange | None:
-    """The same per tile row (0) or per tile column (1) alone."""
+    """The range per tile row (0) or per tile column (1) alone."""
     found = _ranges(shape, tile, (along,))
     return None if found is None else found[0]
 

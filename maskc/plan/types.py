@@ -71,7 +71,7 @@ class PlannedMask:
     """Lifted like the mask: the pairs that it keeps whatever is chosen, where thresholds tell which
     of the others it keeps."""
     spared_intervals: tuple[Interval, ...] | None = None
-    """Like `intervals`, of these."""
+    """The intervals of these pairs, like `intervals`."""
     axes: tuple[Expr, ...] = ()
     """The same as relations between coordinates of a grid, see maskc/ir/grid.py; none unless some
     plan's tiles are boxes."""
@@ -122,7 +122,7 @@ class KernelPlan:
     form: str = ""
     """Tells plans of one target and pass apart, between whose sources a call chooses."""
     costs: tuple[Cost, ...] = ()
-    """By mode, where a call chooses."""
+    """The costs by mode, where a call chooses."""
     parts: tuple[PlannedPart, ...] = ()
     """The same mask in parts, of which some run over residue classes; none where that is no help
     or the family cannot."""
@@ -132,15 +132,15 @@ class KernelPlan:
     """Of a mask that reads data: the keys of a query in partial tiles, where kernels need not test
     pairs to find them (sm_90a)."""
     by_key: DataIntervals | None = None
-    """The same of the queries of a key, for backward passes."""
+    """The queries of a key, for backward passes."""
     data_lists: bool = False
     """Whether tile lists may be made on the device, from any data that are given there."""
     selecting: bool = False
     """Whether run-time selections, and the tile lists that follow, may be made there."""
     boxes: Boxes | None = None
-    """Where tiles are boxes of a grid instead of consecutive tokens."""
+    """The boxes, where tiles are boxes of a grid instead of consecutive tokens."""
     gathering: Gathering | None = None
-    """Where single keys are gathered: how the lists are made that tell which."""
+    """How the lists are made that tell which keys are gathered, where single keys are."""
     thresholds: bool = False
     """Whether kernels keep pairs by thresholds, see maskc/plan/forms/thresholds.py."""
     chosen: int | None = None
@@ -172,7 +172,7 @@ class Formula:
 
     name: str
     lifted: Lifted
-    """With constants numbered over all parts."""
+    """The formulas with constants numbered over all parts."""
     spans: tuple[Interval, ...] | None
     """Its keys, query by query; None where they are not a few intervals."""
 

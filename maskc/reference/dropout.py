@@ -15,7 +15,7 @@ _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _STEPS = 0x9E3779B9, 0xBB67AE85
 _WORD = np.uint64(0xFFFFFFFF)
 PARTS = 1 << 16
-"""Of which a rate is a whole number."""
+"""A rate is a whole number of these parts."""
 
 
 def philox(counter: np.ndarray, seed: int, rounds: int = 10) -> np.ndarray:

@@ -69,7 +69,7 @@ class ScoreOf:
             self._tables[slot] = np.asarray(table).astype(kind)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a table, by its name."""
+        """The shape of a table, by its name."""
         return next(self._tables[slot].shape for slot, own in self._names.items() if own == name)
 
     def __call__(self, s: Array, q: object, k: object, h: int, b: int) -> Logits:

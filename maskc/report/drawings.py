@@ -134,7 +134,7 @@ def _decades(least: float, most: float) -> tuple[float, float]:
 
 
 def _apart(places: Mapping[str, float], gap: float = 13) -> dict[str, float]:
-    """The same places from top to bottom, moved down where names would lie on each other."""
+    """These places from top to bottom, moved down where names would lie on each other."""
     found: dict[str, float] = {}
     last = -gap
     for name, place in sorted(places.items(), key=lambda item: item[1]):

@@ -1,4 +1,4 @@
-"""The same report as Markdown, drawings as text."""
+"""Writes the report as Markdown, drawings as text."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Row = dict[str, Any]
 _LONGEST_FILE = 20_000
 """Characters of a pattern's file; of a longer one only the docstring is shown."""
 _LENGTHS = (1 << 10, 1 << 12, 1 << 14, 1 << 17)
-"""Where pairs are counted, beside the lengths that are timed."""
+"""The lengths at which pairs are counted, beside those that are timed."""
 _TILED = 1 << 14
 """Up to this length tiles are counted as well."""
 _WIDTH = 56
@@ -338,7 +338,7 @@ def _count_rows(subject: Subject, n: int) -> Iterator[tuple[str, ...]]:
 
 
 def _pairs_alone(subject: Subject, n: int, naive: str) -> Iterator[tuple[str, ...]]:
-    """By closed form, where the mask reads no data."""
+    """The pairs by closed form, where the mask reads no data."""
     known = driver.analyse_heads(subject.mask, subject.problem.n_heads)
     if any(ir.data or ir.selections for ir in known.masks):
         return

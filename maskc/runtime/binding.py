@@ -117,7 +117,7 @@ class Binder:
         return bound
 
     def _longest(self, given: Mapping[str, object]) -> int | None:
-        """Of the documents of a mask that reads nothing else."""
+        """The longest of the documents of a mask that reads nothing else."""
         (decl, *others) = self._bundle.data
         if others or decl.kind is not DataKind.documents:
             return None
@@ -227,7 +227,7 @@ def _mark(given: Any, mark: list[object], room: int) -> int:
 
 
 def _mark_items(given: tuple[Any, ...] | list[Any], mark: list[object], room: int) -> int:
-    """The same for a tuple or a list."""
+    """Marks the items of a tuple or a list."""
     kinds = tuple(map(type, given))
     mark += (type(given), kinds)
     if _PLAIN.issuperset(kinds):

@@ -119,7 +119,7 @@ class CompiledMask:
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
 
     def holding(self, held: Held | None) -> CompiledMask:
-        """The same kernels with other captured arrays; plans and binaries are shared."""
+        """These kernels with other captured arrays; plans and binaries are shared."""
         if held is None:
             return self
         known = self._holding
@@ -137,7 +137,7 @@ class CompiledMask:
         return self._planner.gatherer is not None
 
     def choosing_on_host(self) -> CompiledMask:
-        """The same kernels, whose lists the host makes, so that it knows what was chosen."""
+        """These kernels, whose lists the host makes, so that it knows what was chosen."""
         if self.target.language == "c" or not self._on_device:
             return self
         if self._on_host is None:

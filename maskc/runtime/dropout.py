@@ -121,9 +121,9 @@ class DroppingMask(_Dropping, CompiledMask):
 
 
 class DroppingScore(_Dropping, ScoredMask):
-    """The same with a formula of the score."""
+    """A mask that drops weights and has a formula of the score."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
-        """As of ScoredMask."""
+        """The arguments are ScoredMask's."""
         super().__init__(*args, **keywords)
         self._own |= {RATE, SEED}

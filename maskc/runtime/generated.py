@@ -108,7 +108,7 @@ class GeneratedMask:
 
     @property
     def _tile(self) -> TileShape:
-        """Of the first kernel."""
+        """The tile of the first kernel."""
         bundle = self.bundle.serving(self.bundle.targets[0])
         return bundle.units[0].tile
 

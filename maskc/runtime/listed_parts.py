@@ -58,11 +58,11 @@ _WHOLE = frozenset({Feature.alibi, Feature.entmax})
 """Features of passes that run whole: distances between packed rows are not even, and entmax joins
 by no log-sum-exp."""
 _FORWARD = 3
-"""Most outputs of a forward pass."""
+"""The most outputs of a forward pass."""
 _SINGLE = 4
 """Bytes of an fp32 number."""
 _SIDES = "qk"
-"""Of the two lists."""
+"""The sides of the two lists."""
 _READ = {
     ("k", Direction.forward): ("k", "v"),
     ("k", Direction.backward): ("k", "v"),
@@ -307,7 +307,7 @@ class _Planning:
     # ------------------------------------------------------------ memory
 
     def _take(self, size: int) -> Address:
-        """So many bytes of the workspace."""
+        """Takes so many bytes of the workspace."""
         start = self.room
         self.room += -(-size // ALIGNED) * ALIGNED
         return Address(DELTA, start)
@@ -319,7 +319,7 @@ class _Planning:
         return self.dim_v if name in ("v", "dv", "out", "dout") else self.widths["q"]
 
     def _bytes(self, name: str) -> int:
-        """Of an element."""
+        """The bytes of an element."""
         return _SINGLE if name == "lse" else self.itemsize
 
     def _heads(self, name: str) -> int:
@@ -449,7 +449,7 @@ def _flags_on(device: Device, value: Any, side: str, decl: DataDecl, sizes: Size
 
 
 def _undecided(bundle: Bundle) -> Bundle:
-    """The same mask, every tile of which is live and partial: any tokens may be listed."""
+    """The mask with every tile live and partial: any tokens may be listed."""
     variants = tuple(
         replace(variant, recipes=tuple(
             LayoutRecipe(recipe.tile, E.ALWAYS, (_all_tiles(recipe.tile),))

@@ -1,4 +1,4 @@
-"""From what a call gives to the plan that it shares with calls like it."""
+"""Finds the plan that a call shares with calls like it."""
 
 from __future__ import annotations
 
@@ -406,7 +406,7 @@ def chosen_plan(
 
 
 def _no_results(direction: Direction) -> tuple[Output, ...]:
-    """In place of what comes before the workspace."""
+    """Empty outputs in place of what comes before the workspace."""
     return (singles(0),) * (3 if direction is Direction.backward else 2)
 
 

@@ -47,7 +47,7 @@ _NOTHING: Mapping[str, Any] = {}
 _SHARED = (1 << 31) - 1
 """The size of a dimension that has one entry for all."""
 _SUM_WORDS = 10
-"""Of 64 bits that the exact sum of an entry takes, see templates/common/lib/score_numbers.h."""
+"""Words of 64 bits that an entry's exact sum takes, see templates/common/lib/score_numbers.h."""
 _SUMS_ANYWAY = 1 << 20
 """Entries of a gradient up to which CPUs always sum exactly, as their results have the same bits on
 every run."""
@@ -97,7 +97,7 @@ class ScoredMask(CompiledMask):
         self, bundle: Bundle, target: str | None = None, report: Callable[[], str] | None = None,
         *, held: Held | None = None, inputs: Inputs,
     ) -> None:  # fmt: skip
-        """As of CompiledMask; `inputs` are the formula's."""
+        """The arguments are CompiledMask's; `inputs` are the formula's."""
         super().__init__(bundle, target, report, in_parts=False, held=held)
         self._read(inputs)
         self._own = {decl.name for decl in bundle.data} | {name for name, _ in bundle.params}
@@ -110,7 +110,7 @@ class ScoredMask(CompiledMask):
         self._slots = dict(zip(inputs.names, inputs.formula.slots, strict=True))
 
     def reading(self, inputs: Inputs) -> ScoredMask:
-        """The same kernels with other names and arrays; plans and binaries are shared."""
+        """These kernels with other names and arrays; plans and binaries are shared."""
         if inputs is self.inputs:
             return self
         found = object.__new__(type(self))

@@ -67,7 +67,7 @@ class Runner:
     forward: Callable[[], Any]
     """Gives out, or (out, lse)."""
     backward: Callable[[Any], tuple[Any, ...]] | None
-    """From dout to (dq, dk, dv); None where it has no backward."""
+    """A function from dout to (dq, dk, dv); None where there is no backward pass."""
     sees_all: bool = False
     """Whether it computes attention to every key, whatever the mask."""
 
@@ -252,7 +252,7 @@ def _rivals(
     case: Case, tensors: Tensors, pairs: Pairs | None, backward: bool, notes: list[str],
     without: Collection[str],
 ) -> Iterator[Runner]:  # fmt: skip
-    """Those of RIVALS that can run the case; the others become notes."""
+    """The RIVALS that can run the case; the others become notes."""
     if not has_torch():
         notes.append(f"{case.name}, rivals: PyTorch is not installed")
         return

@@ -13,9 +13,9 @@ from maskc.dsl.mask import Mask
 from maskc.reference.dense import walk
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
-"""From integer tensors b, h, q, k that broadcast to a tensor of booleans."""
+"""A function from integer tensors b, h, q, k that broadcast to a tensor of booleans."""
 Formula = Callable[[Mapping[str, Any]], MaskMod]
-"""From the mask's arrays, as tensors on the device, by name."""
+"""A function from the mask's arrays, as tensors on the device, by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Case:
     formula: Formula | None = None
     """The mask written a second time, by hand; results are judged by it where there is one."""
     alpha: float = 1.0
-    """Of entmax, by which scores become weights; 1 is softmax."""
+    """Entmax's alpha, by which scores become weights; 1 is softmax."""
     tile: tuple[int, int] | None = None
     """Queries and keys of the forward pass's tile; None: as planned."""
     stages: int | None = None

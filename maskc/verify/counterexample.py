@@ -102,7 +102,7 @@ def _said(found: Mismatch) -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the tensors of a program are, and what it must do first."""
+    """The device of a program's tensors, and what it must do first."""
 
     cuda: bool
     """Whether the target is a GPU."""

@@ -1,4 +1,4 @@
-"""Where numbers were measured: processors, compilers, versions. No names, paths or dates."""
+"""Says where numbers were measured: processors, compilers, versions. No names, paths or dates."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from maskc.verify.judge import SINGLE, lse_error
 from maskc.verify.stepwise import Steps, norms, stepwise
 
 _SUMS = 2e-6
-"""Of its terms, what sums in fp32 may be off in half precision."""
+"""The share of its terms by which a sum in fp32 may be off, in half precision."""
 _EPSILON = {DType.float16: 2**-11, DType.bfloat16: 2**-8}
 _SMALLEST = {DType.float16: 2**-24, DType.bfloat16: 2**-133}
 """The least value above 0; what is nearer to 0 is rounded to a multiple of it."""
@@ -81,7 +81,7 @@ class FullJudge:
         return float(off.flat[worst]), float(allowed.flat[worst])
 
     def _of_heads(self, part: str, found: np.ndarray, right: np.ndarray) -> tuple[float, float]:
-        """The same of a number for each head."""
+        """The worst error of a number for each head, and what is allowed."""
         size = np.maximum(abs(right), np.sqrt((right**2).mean()))
         size = np.maximum(size, np.finfo(np.float64).tiny)
         allowed = np.maximum(SINGLE, self.expected.single[part] / size)

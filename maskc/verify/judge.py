@@ -37,7 +37,7 @@ _VANISHING = 1e-9
 Keep = Callable[[int, int], Any]
 """(batch, head) -> bool [rows, n_kv], in NumPy or where the tensors are."""
 Array = Any
-"""Of NumPy, or of torch where the tensors are torch's."""
+"""An array of NumPy, or of torch where the tensors are torch's."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,7 +55,7 @@ class Pairs:
         self._dense: np.ndarray | None = None
         self._known: dict[tuple[int, int, bytes], np.ndarray] = {}
         self.source = "the dense oracle"
-        """Where rows come from."""
+        """The source of the rows."""
         sets = (case.batch if self.batched else 1) * (case.heads if self.by_head else 1)
         if sets * case.n_q * case.n_kv <= _DENSE_ELEMENTS:
             self._dense = self._oracle()

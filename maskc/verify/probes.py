@@ -147,7 +147,7 @@ class Probe:
 
 
 def _share(error: float, allowed: float) -> float:
-    """Of what is allowed; NaN is more than all of it."""
+    """The share of what is allowed; NaN is more than all of it."""
     return error / allowed if np.isfinite(error) else np.inf
 
 

@@ -64,7 +64,7 @@ class Drawn:
     data_as_tensors: bool = False
     """Whether the mask's data are tensors where q is, and not NumPy arrays on the host."""
     deterministic: bool = False
-    """Of the backward pass."""
+    """Whether the backward pass is deterministic."""
     planted: bool = False
     """Whether one key becomes NaN in a second call, which must change no bit of those who do not
     see it."""
@@ -97,11 +97,11 @@ class Subject:
     emulated: bool = False
     """Whether CPU tensors stand for those of a GPU."""
     pairs: int = _PAIRS
-    """Most pairs of a drawn case, on all heads and sequences."""
+    """The most pairs of a drawn case, on all heads and sequences."""
 
     @property
     def device(self) -> str:
-        """Where tensors are: `cpu` or `cuda`."""
+        """The device of tensors: `cpu` or `cuda`."""
         cuda = any(attn.target.language != "c" for attn in self.kernels.values())
         return "cuda" if cuda and not self.emulated else "cpu"
 
@@ -115,7 +115,7 @@ class Mismatch:
     """`out`, `lse`, `dq`, `dk`, `dv`, `dsink`, `dalibi`; `planted` where NaN spread, and `call`
     where something was raised that is no refusal."""
     error: float
-    """Of `planted` the number of queries that are wrong."""
+    """How far it is off; of `planted`, the number of wrong queries."""
     allowed: float
     raised: str = ""
     """What was raised."""

@@ -189,7 +189,7 @@ def runs(case: Case, pairs: Pairs, head: int) -> np.ndarray:
 
 
 def _runs_of(seen: np.ndarray) -> np.ndarray:
-    """The same of some rows, bool [rows, n_kv]."""
+    """The runs of some rows, bool [rows, n_kv]."""
     edges = np.diff(seen.astype(np.int8), axis=1, prepend=0, append=0)
     row, first = np.nonzero(edges == 1)
     _, end = np.nonzero(edges == -1)
@@ -209,7 +209,7 @@ def _runs_of(seen: np.ndarray) -> np.ndarray:
 
 
 def _padded(ends: np.ndarray, height: int, n_kv: int) -> np.ndarray:
-    """With empty runs behind all keys."""
+    """The runs with empty ones behind all keys."""
     return np.pad(ends, ((0, height - len(ends)), (0, 0)), constant_values=n_kv)
 
 

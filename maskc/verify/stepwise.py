@@ -45,7 +45,7 @@ from maskc.core.dtypes import DType
 from maskc.verify.judge import Results, rounding
 
 _UNIT = 2.0**-24
-"""Of fp32: half the distance from 1 to the next number."""
+"""The rounding unit of fp32: half the distance from 1 to the next number."""
 _FLUSHED = 2.0**-126 / _UNIT
 """What is smaller than the least normal number may become 0, in units of `_UNIT`."""
 
@@ -64,7 +64,7 @@ class Steps(Results):
     dalibi: np.ndarray | None = None
     """[Hq], with slopes."""
     spread: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Of dsink and dalibi [Hq]: the root of the sum of squares of what is rounded."""
+    """The root of the sum of squares of what is rounded, of dsink and dalibi [Hq]."""
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -223,7 +223,7 @@ class _ByHead:
 
 
 def norms(x: np.ndarray) -> np.ndarray:
-    """Of rows [..., D], in fp64."""
+    """The norms of rows [..., D], in fp64."""
     found: np.ndarray = np.sqrt(np.einsum("...d,...d->...", x, x, dtype=np.float64))
     return found
 

@@ -75,7 +75,7 @@ def _joined(notes: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Crossover:
-    """From which length on a mask is faster than a rival, as it was measured."""
+    """The length from which a mask is faster than a rival, as it was measured."""
 
     rival: str
     below: int | None
@@ -83,7 +83,7 @@ class Crossover:
     above: int | None
     """The next one, from which on it is; None where it is not at the longest."""
     at: int | None
-    """Between these, where the times would be equal, by interpolation of their logarithms."""
+    """The length where the times would be equal, by interpolation of their logarithms."""
 
     def __str__(self) -> str:
         if self.above is None:
@@ -104,7 +104,7 @@ class Growth:
     direction: str
     lengths: tuple[int, ...]
     exponents: dict[str, float]
-    """By implementation: the b of ms = a * N ** b, by least squares of logarithms."""
+    """The b of ms = a * N ** b of each implementation, by least squares of logarithms."""
     pairs_exponent: float | None
     """The same of the exact count of live pairs: what the exponent of time would be without
     anything else that takes time."""
@@ -114,10 +114,10 @@ class Growth:
     """The power of N in it."""
     crossovers: tuple[Crossover, ...]
     speedups: dict[str, dict[int, float]] = field(default_factory=dict)
-    """By rival and length: how often its time holds the mask's."""
+    """How often a rival's time holds the mask's, by rival and length."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The sweep as JSON has it."""
         return {
             "case": self.case, "direction": self.direction, "lengths": list(self.lengths),
             "exponents": self.exponents, "pairs_exponent": self.pairs_exponent,
@@ -133,7 +133,7 @@ class Growth:
         }  # fmt: skip
 
     def lines(self) -> Iterator[str]:
-        """As sentences."""
+        """The sweep as sentences."""
         head = f"{self.case} {self.direction}"
         fitted = {name: f"N^{value:.2f}" for name, value in self.exponents.items()}
         if own := fitted.pop("maskc", None):

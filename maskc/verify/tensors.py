@@ -142,7 +142,7 @@ def host(x: Any) -> np.ndarray:
 
 
 def only_rows(x: Any, rows: np.ndarray) -> Any:
-    """The same tensor [B, H, N, D] with every row outside `rows` zeroed."""
+    """The tensor [B, H, N, D] with every row outside `rows` zeroed."""
     kept = x * 0
     index = rows.tolist()
     kept[:, :, index] = x[:, :, index]

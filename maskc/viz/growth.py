@@ -13,7 +13,7 @@ COLORS = {
     "maskc": FULL, "dense": "#f0a830", "sdpa_masked": "#8a8f98", "flex": "#3f9e8f",
     "unfused": "#b5557f", "sparse": "#7a5fb0", "cudnn_flex": "#6b7f2a",
 }  # fmt: skip
-"""By implementation; the first is the one to look at."""
+"""The colours by implementation; the first is the one to look at."""
 MARKERS = {
     "maskc": "o", "dense": "s", "sdpa_masked": "^", "flex": "D", "unfused": "v", "sparse": "P",
     "cudnn_flex": "X",

@@ -15,7 +15,7 @@ _TIMES = 4
 _PLAIN = 4096
 """Tokens of a mask whose constants say nothing; scores of selections are made up to this."""
 _TILED = 2048
-"""Where tiles are drawn, there are 16 of the largest a side or more."""
+"""Tokens where tiles are drawn: 16 of the largest a side or more."""
 
 
 def showing(

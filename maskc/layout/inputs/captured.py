@@ -125,7 +125,7 @@ def _flat(array: np.ndarray, rank: int) -> np.ndarray:
 
 
 def _longer(array: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
-    """At least so many elements in its last dimensions; the last ones repeat."""
+    """The array with at least so many elements in its last dimensions; the last ones repeat."""
     front = array.ndim - len(sizes)
     more = [max(0, size - had) for size, had in zip(sizes, array.shape[front:], strict=True)]
     if not any(more):
@@ -340,6 +340,6 @@ def _said(
 
 
 def _place_of(raw: Expr, held: Held) -> SourceLoc | None:
-    """Where the formula reads the first array that an index may miss."""
+    """The place where the formula reads the first array that an index may miss."""
     names = E.arrays(raw)
     return next((v.at for name, _, v in held.tables if name in names and v.at), None)

@@ -1,1 +1,1 @@
-"""From recipes and data to the exact live tiles."""
+"""Finds the exact live tiles of recipes and data."""

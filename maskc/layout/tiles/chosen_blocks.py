@@ -15,7 +15,7 @@ NONE = np.int32(np.iinfo(np.int32).max)
 _TOKENS = 64
 """Least side, in tokens, of the cells in which chosen blocks are counted, if not a block's own."""
 _MOST_CELLS = 1 << 22
-"""Most cells of one table: sides double until there are no more."""
+"""The most cells of one table: sides double until there are no more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Chosen:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of the table it stands for."""
+        """The shape of the table it stands for."""
         return (*self.lists.shape[:-1], self.columns)
 
     @property

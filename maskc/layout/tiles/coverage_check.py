@@ -1,4 +1,4 @@
-"""With MASKC_CHECK=1: whether tiles cover a mask, and full ones hold nothing else."""
+"""Checks, with MASKC_CHECK=1, that tiles cover a mask and full ones hold nothing else."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Tiles:
     tile columns."""
     least: np.ndarray
     greatest: np.ndarray
-    """Of the ids of its keys."""
+    """The greatest id of its keys."""
 
 
 def tiles_of(of_q: np.ndarray, of_k: np.ndarray, size: int) -> Tiles:

@@ -32,7 +32,7 @@ _SCATTERED = 8
 """One in so many coarse boxes must be undecided: else bounds find the few that are."""
 
 _MOST_TILES = 1 << 27
-"""Most tiles of which a count looks at all."""
+"""The most tiles that a count looks at."""
 
 _LARGE = 1 << 24
 """Entries of a large table."""

@@ -21,7 +21,7 @@ _CUT = 4
 """An undecided box is cut into 4 x 4."""
 
 _COARSE = 1 << 14
-"""Most boxes to start from."""
+"""The most boxes to start from."""
 
 _OPEN = 1 << 19
 """Boxes looked at together, unless one row of boxes has more."""
@@ -43,7 +43,7 @@ class Stretches:
         )
 
     def cut(self, top: int, bottom: int, rows: int) -> Stretches:
-        """Those in rows top .. bottom - 1, in rows a quarter as high, of which there are `rows`."""
+        """The boxes of rows top .. bottom - 1, in `rows` rows a quarter as high."""
         mine = (self.row >= top) & (self.row < bottom)
         row = (self.row[mine, None] * _CUT + np.arange(_CUT)).ravel()
         first, stop = (np.repeat(ends[mine], _CUT) for ends in (self.first, self.stop))

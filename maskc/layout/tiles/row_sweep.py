@@ -29,13 +29,13 @@ from maskc.layout.tiles.expand import RowLists, Runs, expand
 Arrays = Mapping[str, np.ndarray]
 
 LONGEST = 1 << 24
-"""Most queries and keys together: some arrays of 64 bits are made for all of them."""
+"""The most queries and keys together: some arrays of 64 bits are made for all of them."""
 
 _ROWS = 1 << 17
 """Rows looked at together."""
 
 _MOST_BOUNDS = 24
-"""Most ends of stretches in a row."""
+"""The most ends of stretches in a row."""
 
 _FEW = 6
 """Ends of a row that are sorted by comparisons of two."""
@@ -91,7 +91,7 @@ class _Same:
         return self._sorted[2]
 
     def places(self, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> list[np.ndarray]:
-        """Where the keys low .. high - 1 that have each row's identity begin and end in `order`."""
+        """The ends in `order` of the keys low .. high - 1 that have each row's identity."""
         ids, begin, _, numbers = self._sorted
         wanted = self.wanted[rows]
         slot = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
@@ -330,7 +330,7 @@ class Sweep:
 
 
 def _ascending(ends: list[np.ndarray]) -> list[np.ndarray]:
-    """The same ends, row by row in ascending order."""
+    """These ends, row by row in ascending order."""
     if len(ends) > _FEW:
         return list(np.sort(np.stack(ends), axis=0))
     ends = list(ends)

@@ -1,4 +1,4 @@
-"""Where the live tiles of each tile row or column are: a stretch of a list, or of the tiles."""
+"""Finds the live tiles of each tile row or column: a stretch of a list, or of the tiles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Spans:
 
 
 def list_spans(ptr: np.ndarray) -> Spans:
-    """From offsets [lists, tile rows + 1], as `kernel_lists` gives them."""
+    """Spans of offsets [lists, tile rows + 1], as `kernel_lists` gives them."""
     first = ptr[:, :-1].astype(np.int64)
     return Spans(first, np.diff(ptr).astype(np.int64), first, first)
 
@@ -130,7 +130,7 @@ def _joined(
 
 
 def _of_columns(first: np.ndarray, count: np.ndarray, full: np.ndarray, limit: int) -> Spans | None:
-    """The same per tile column."""
+    """The spans per tile column."""
     live = _crossed(first, count, limit)
     solid = _crossed(first[:, full], count[:, full], limit)
     if live is None or solid is None:

@@ -83,7 +83,7 @@ def _by_scores(
 
 
 Rank = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
-"""As `best`."""
+"""How keys are ranked, as in `best`."""
 
 
 def choose(
@@ -180,7 +180,7 @@ class _Rows:
     sequence: int
     group: Sequence[int]
     span: slice
-    """Of blocks of queries."""
+    """The blocks of queries."""
 
     @property
     def queries(self) -> tuple[int, int]:
@@ -189,7 +189,7 @@ class _Rows:
         return self.span.start * step, min(self.span.stop * step, self.extent.n_q)
 
     def sums(self, values: np.ndarray, dtype: type) -> np.ndarray:
-        """Of values of pairs [queries, n_kv] over blocks; themselves where blocks are pairs."""
+        """Sums of values [queries, n_kv] over blocks; the values where blocks are pairs."""
         for axis, size in ((1, self.selection.block), (0, self.selection.q_block)):
             if size > 1:  # along rows first: the other way round takes five times as long
                 starts = np.arange(0, values.shape[axis], size)

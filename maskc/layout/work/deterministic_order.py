@@ -32,13 +32,13 @@ BLOCKS = 128
 """Columns that are under way at a time on a card that they occupy, of all heads, where a
 multiprocessor runs one block."""
 FEWEST = 8
-"""Of them that belong to one head."""
+"""The fewest of these columns that belong to one head."""
 HOP = 1.5
 """Steps from one addition to a tile of dq to the next, if somebody waits for it."""
 MOST_SUMS = 32
 """Most tiles of dq that a tile row's additions are spread over, which are added up at the end."""
 HELD = 1 << 30
-"""Of the last turn of a column: its block takes no further one before that turn has come."""
+"""The flag of a column's last turn: its block takes no further one before that turn has come."""
 WORTH = 1 / 50
 """Of all steps: if blocks of one head wait for more, columns may wait for each other both ways."""
 MOST_TRIED = 1 << 16

@@ -84,7 +84,7 @@ def in_any_turn(
 
 
 class _Additions:
-    """To the tiles of dq of a head, so far."""
+    """The additions to the tiles of dq of a head, so far."""
 
     def __init__(self, sums: np.ndarray) -> None:
         self._when = [[-CALM] * own for own in sums.tolist()]
@@ -111,7 +111,7 @@ class _Additions:
 def _one_head(
     ptr: list[int], sums: np.ndarray, row: np.ndarray, free: list[int]
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:  # fmt: skip
-    """The same, and when blocks are through, which are free for columns at such times."""
+    """The order, and when blocks are through, which are free for columns at such times."""
     left = [(list(range(a, b)), row[a:b].tolist()) for a, b in pairwise(ptr)]
     taken: list[list[int]] = [[] for _ in left]
     ranks: list[list[int]] = [[] for _ in left]

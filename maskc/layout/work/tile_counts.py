@@ -14,7 +14,7 @@ from maskc.layout.tiles.spans import Spans
 
 
 def tally_of(layouts: Iterable[BlockLayout], direction: Direction) -> Tally:
-    """Of lists by tile rows, whichever way the pass goes through them."""
+    """The counts of lists by tile rows, whichever way the pass goes through them."""
     rows = tiles = full = 0
     single = backward = direction is Direction.backward
     for layout in layouts:
@@ -42,7 +42,7 @@ class Adders:
     """Which tile columns of a backward pass add to the same tile row of dq."""
 
     most: int
-    """To one tile row, of any list."""
+    """The most tiles that add to one tile row, of any list."""
     rows: int = 0
     """Tile rows that some column adds to, of all lists."""
     in_steps: int = 0
@@ -51,14 +51,14 @@ class Adders:
 
 
 def adders_of(layouts: Iterable[BlockLayout]) -> Adders:
-    """Of lists by tile rows."""
+    """The adders of lists by tile rows."""
     counts = [np.diff(layout.row_ptr) for layout in layouts]
     most = max((int(count.max(initial=0)) for count in counts), default=0)
     return Adders(most, sum(int(np.count_nonzero(count)) for count in counts))
 
 
 def adders_of_spans(spans: Spans) -> Adders:
-    """Of closed-form ranges by tile columns."""
+    """The adders of closed-form ranges by tile columns."""
     most, rows, steps = 0, 0, spans.count.shape[1]
     for first, count in zip(spans.first, spans.count, strict=True):
         first, end = first[count > 0], (first + count)[count > 0]

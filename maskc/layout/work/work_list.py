@@ -12,7 +12,7 @@ from maskc.core.errors import TooMuchWork
 from maskc.layout.tiles.spans import Spans
 
 MAX_ITEMS = (1 << 31) // len(WORK_FIELDS) - 1
-"""Most items: their fields are indexed with 32 bits."""
+"""The most items: their fields are indexed with 32 bits."""
 UNEVEN = 4
 """A tile row (or column) is long if it has more than so many times the mean of those of its list
 that have tiles: in a causal mask the longest has twice the mean."""
@@ -24,9 +24,9 @@ tiles that parts of more rows have."""
 _WIDER = 4
 """Times as many tiles as the least that parts of long rows have, where eight of them are left."""
 MOST_PARTS = 64
-"""Of a packed row: one block adds them up, when others may have nothing left to do."""
+"""The most parts of a packed row: one block adds them up, when others may have nothing to do."""
 _MULTIPROCESSORS = 132
-"""Of a card, about: what items are made for. Nothing else depends on it."""
+"""About the multiprocessors of a card, for which items are made. Nothing else depends on it."""
 
 
 def _no_rows() -> np.ndarray:
@@ -53,7 +53,7 @@ class Work:
 
     @property
     def parts(self) -> int:
-        """Of all rows to be merged, or places where items add to or leave shares of columns."""
+        """Parts of rows to be merged, or places where items add to or leave shares of columns."""
         return int(self.merges[:, 3].sum())
 
     @property
@@ -192,7 +192,7 @@ def part_bounds(rows: int, rule: WorkList) -> tuple[int, int]:
 
 
 def wanted_tiles(tiles: int, rule: WorkList) -> int:
-    """Of an item, where all together have so many."""
+    """The tiles that an item should have, where all together have so many."""
     return -(-tiles // (_MULTIPROCESSORS * rule.resident))
 
 
@@ -383,7 +383,7 @@ def _listed(
 def _in_parts(
     work: Work, owners: _Owners, pieces: _Pieces, owner: np.ndarray, piece: np.ndarray
 ) -> Work:
-    """The same with numbered parts and the rows they make up; `owner` and `piece` of all items."""
+    """The items with numbered parts and the rows they make up; `owner` and `piece` of all items."""
     if not work.shared:
         return work
     starts = pieces.start[owners.list]

@@ -35,7 +35,7 @@ class Product:
     a_along_tokens: int = 0
     """1 where the reduction of the left operand runs along the tokens of its tile."""
     b_along_tokens: int = 0
-    """The same for the right operand."""
+    """1 where the reduction of the right operand runs along the tokens of its tile."""
     elements: str = ""
     """The element type of operands in PTX, where it is not that of the tensors. Operands of one
     byte lie along the columns and in shared memory."""
@@ -82,7 +82,7 @@ class Family:
     name: str
     """The folder below templates/."""
     schedules: Mapping[tuple[Direction, str], Callable[[Problem], Schedule]]
-    """By pass and form."""
+    """The schedules by pass and form."""
     limits: Callable[[Problem], Limits]
     """Tiles and stages that a user may ask for."""
     by_masks: Callable[[Problem, tuple[MaskIR, ...]], Schedule] | None = None
@@ -92,7 +92,7 @@ class Family:
     along: tuple[Along, ...] = ()
     """Other tiles, the other pass, and what runs calls that this family cannot."""
     head_dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By form: the head dimensions that have it; a form that is not named has all."""
+    """The head dimensions that have a form; a form that is not named has all."""
     intervals: bool = False
     """Whether partial tiles are bits of intervals and distances, so that few pairs are tested."""
     grid: Callable[[Problem], tuple[Schedule, ...]] | None = None

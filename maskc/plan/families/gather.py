@@ -33,9 +33,9 @@ from maskc.plan.families.sm80 import Sm80Schedule
 from maskc.plan.families.sm90a import ForwardSchedule
 
 THREADS = 512
-"""Of a block that lists the keys of a query."""
+"""The threads of a block that lists the keys of a query."""
 LIST_BYTES = 64 * 1024
-"""Of shared memory that one uses: candidates, and bins or bits."""
+"""The bytes of shared memory that one uses: candidates, and bins or bits."""
 SCORE_COLUMNS = 128
 """Index heads of queries whose products with keys a step computes."""
 
@@ -58,7 +58,7 @@ class _Form:
     registers: tuple[int, int]
     """Per thread of a warpgroup that computes, and of the one that copies."""
     blocks: int = 1
-    """That a multiprocessor runs at once."""
+    """The blocks that a multiprocessor runs at once."""
 
 
 _BESIDE_80 = 1024
@@ -98,7 +98,7 @@ _NARROW = {
     192: _Form(3, (240, 80)),
     256: _Form(2, (240, 80)),
 }
-"""For each head dimension, with 64 heads a tile."""
+"""The schedules of each head dimension, with 64 heads a tile."""
 _WIDE = {
     64: _Form(4, (216, 72)),
     96: _Form(4, (216, 72)),
@@ -106,7 +106,7 @@ _WIDE = {
     192: _Form(3, (216, 72)),
     256: _Form(2, (216, 72)),
 }
-"""The same with 128."""
+"""The schedules with 128 heads a tile."""
 
 
 def gather_schedule(problem: Problem, wide: bool) -> ForwardSchedule:
@@ -153,7 +153,7 @@ _BACKWARD = {
     192: _Form(3, (256, 80)),
     256: _Form(2, (256, 80)),
 }
-"""For a backward pass, with 64 heads a tile."""
+"""The backward pass of each head dimension, with 64 heads a tile."""
 
 
 def backward_schedule(problem: Problem) -> ForwardSchedule:

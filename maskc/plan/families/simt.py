@@ -24,7 +24,7 @@ THREADS = 256
 STRIP = 64
 """Columns of a result that the threads have 4 x 4 numbers of."""
 MOST_STRIPS = 8
-"""Of which a block holds the sums: 128 registers of a thread."""
+"""The most strips whose sums a block holds: 128 registers of a thread."""
 ROW_FLOATS = 2
 """fp32 workspace per query: delta, and room for a number per tile row."""
 

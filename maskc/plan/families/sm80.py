@@ -91,7 +91,7 @@ _LONG = {
     192: (64, 4, 2, True),
     256: (64, 4, 2, False),
 }
-"""For each head dimension: queries of a tile, warps, blocks per multiprocessor, keep_q."""
+"""Queries of a tile, warps, blocks per multiprocessor and keep_q of each head dimension."""
 
 _SHORT = _LONG | {
     32: (64, 2, 6, False),
@@ -99,7 +99,7 @@ _SHORT = _LONG | {
     96: (64, 2, 4, False),
     128: (64, 2, 4, False),
 }
-"""The same for masks with short rows."""
+"""The same numbers for masks with short rows."""
 
 
 def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
@@ -152,7 +152,7 @@ def limits(problem: Problem) -> Limits:
 
 
 def _with_tile(problem: Problem, tile: TileShape) -> Sm80Schedule:
-    """With the warps, blocks and registers that go with so many rows."""
+    """The schedule with the warps, blocks and registers that go with so many rows."""
     forms = {form[0]: form for form in (_LONG[problem.head_dim], _SHORT[problem.head_dim])}
     _, warps, blocks, keep_q = forms[tile.q]
     return _schedule(problem, tile, warps, blocks, keep_q)
@@ -186,7 +186,7 @@ _CHOOSE = {
     192: (32, 64, 2),
     256: (32, 32, 2),
 }
-"""For each head dimension, where thresholds are searched: queries and keys of a tile, warps."""
+"""Queries and keys of a tile, and warps, where thresholds are searched, of each head dimension."""
 
 
 def choose_schedule(problem: Problem) -> Sm80Schedule:

@@ -19,7 +19,7 @@ from maskc.plan.families.score_tables import with_tables
 from maskc.plan.types import Schedule
 
 PLAIN_THREADS = 256
-"""Of the launches before and after, which have a block per tile row."""
+"""The threads of the launches before and after, which have a block per tile row."""
 
 _SUMS = 1
 """Floats per query for what a tile row sums up for its head."""

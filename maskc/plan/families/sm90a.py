@@ -86,11 +86,11 @@ class ForwardSchedule(Schedule):
     """Numbers of the forward template."""
 
     warpgroups: int = 2
-    """That compute."""
+    """The warpgroups that compute."""
     registers: tuple[int, int] = (240, 24)
     """Per thread of a warpgroup that computes, and of the one that copies."""
     slabs: int = 1
-    """Of a tile."""
+    """The slabs of a tile."""
     keep_q: bool = False
     """Whether q stays in registers, as the left operand of the first product."""
     settle: int = 1
@@ -110,16 +110,16 @@ class _Form:
     """What decides a schedule."""
 
     warpgroups: int
-    """That compute 64 queries each."""
+    """The warpgroups that compute 64 queries each."""
     keys: int
-    """Of a tile."""
+    """The keys of a tile."""
     stages: int
     registers: tuple[int, int]
-    """As in ForwardSchedule; together they are what a block is given."""
+    """The registers as in ForwardSchedule; together they are what a block is given."""
     keep_q: bool = False
     settle: int = 2
     blocks: int = 1
-    """That a multiprocessor runs at once."""
+    """The blocks that a multiprocessor runs at once."""
 
 
 _FORMS = {
@@ -129,19 +129,19 @@ _FORMS = {
     192: _Form(2, 96, 2, (240, 24)),
     256: _Form(2, 64, 2, (240, 24)),
 }
-"""For each head dimension."""
+"""The forms of each head dimension."""
 
 _SMALL_FORMS = {
     64: _Form(1, 64, 3, (136, 24), keep_q=True, blocks=3),
     96: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
     128: _Form(1, 64, 2, (232, 24), keep_q=True, blocks=2),
 }
-"""The same for short rows."""
+"""The forms for short rows."""
 SMALL_HEAD_DIMS = tuple(_SMALL_FORMS)
-"""Where there are small tiles: above, two blocks do not fit a multiprocessor."""
+"""The head dimensions that have small tiles: above, two blocks do not fit a multiprocessor."""
 
 _GRID_KEYS = (96, 64)
-"""Of tiles that are boxes of a grid, where the usual ones fit its windows less well."""
+"""The keys of tiles that are boxes of a grid, where the usual ones fit its windows less well."""
 
 
 def forward_schedule(problem: Problem) -> ForwardSchedule:
@@ -155,9 +155,9 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
 
 
 _ROWS = {2: (240, 24), 3: (160, 32)}
-"""For each number of warpgroups that a user may ask for: registers, as in ForwardSchedule."""
+"""The registers, as in ForwardSchedule, of each number of warpgroups that a user may ask for."""
 _SPARE_REGISTERS = 32
-"""Of a thread that computes, beside out, scores and weights."""
+"""The registers of a thread that computes, beside out, scores and weights."""
 
 
 def limits(problem: Problem) -> Limits:

@@ -101,7 +101,7 @@ from maskc.plan.families.sm90a import SLAB
 from maskc.plan.types import Schedule
 
 THREADS = 256
-"""Of the passes before and after, which have a block per tile."""
+"""The threads of the passes before and after, which have a block per tile."""
 SLOPE_SUMS = 128
 """Sums for the gradient of ALiBi's slope, where there is one, behind each warpgroup's share of dq:
 one per thread."""
@@ -125,13 +125,13 @@ class BackwardSchedule(Schedule):
     registers: tuple[int, int] = (240, 24)
     """Per thread of a warpgroup that computes, and of the one that copies."""
     slabs: int = 1
-    """Of a tile."""
+    """The slabs of a tile."""
     warpgroups: int = 2
-    """That compute."""
+    """The warpgroups that compute."""
     split: str = "keys"
     """What the warpgroups divide between them: `keys` or `columns`."""
     shares: int = 2
-    """Of a tile of dq, see templates/sm90a/lib/backward_constants.cuh."""
+    """The shares of a tile of dq, see templates/sm90a/lib/backward_constants.cuh."""
     staged: bool = True
     """Whether dq leaves through shared memory and bulk copies that add, or from registers."""
     parts: tuple[int, ...] = ()

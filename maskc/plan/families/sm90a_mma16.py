@@ -31,7 +31,7 @@ from maskc.plan.types import Schedule
 TILE = TileShape(16, 16)
 """One fragment of q or of weights."""
 HEAD_DIMS = (64,)
-"""Those at which it gains anything."""
+"""The head dimensions at which it gains anything."""
 
 _FORWARD = {64: (4, 4)}
 """For each head dimension: warps of a block, blocks per multiprocessor. With one block more, 96 and

@@ -18,11 +18,11 @@ from maskc.core.widths import is_list
 from maskc.plan.types import KernelPlan
 
 THREADS = 128
-"""Of a block."""
+"""The threads of a block."""
 BLOCKS = 8
-"""That a multiprocessor has room for: sets the registers of a thread."""
+"""The blocks that a multiprocessor has room for: this sets the registers of a thread."""
 RESULTS = 5
-"""Of a pass: dq, dk, dv and two gradients per head."""
+"""The results of a pass: dq, dk, dv and two gradients per head."""
 
 REASON = (
     "given on the device, data are read there: kernels list the tiles that they leave, and nothing "

@@ -22,9 +22,9 @@ THREADS = 128
 """Of a block: one for every key of a tile. Twice as many took longer at 128k tokens, 38 instead of
 33 us for all lists of a causal forward pass."""
 BLOCKS = 8
-"""That a multiprocessor has room for: sets the registers of a thread."""
+"""The blocks that a multiprocessor has room for: this sets the registers of a thread."""
 RESULTS = 5
-"""Of a pass: dq, dk, dv and two gradients per head."""
+"""The results of a pass: dq, dk, dv and two gradients per head."""
 
 REASON = (
     "tiles of keys begin with documents where these are packed; given on the device, lists are "

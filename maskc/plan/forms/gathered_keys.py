@@ -83,7 +83,7 @@ def _with(keep: Expr, name: str, value: int) -> Expr:
 
 
 def _formula(name: str, formula: Expr, first: int) -> Formula:
-    """With its constants numbered from `first` on."""
+    """The formula with its constants numbered from `first` on."""
     lifted = lift(formula, lists=False)
     spans = intervals(lifted.shape)
     renamed = {f"c{i}": f"c{first + i}" for i in range(len(lifted.args))}
@@ -138,7 +138,7 @@ def plan_gathered(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
 
 
 def _reasons(made: Gathering, forms: Collection[str], target: Target) -> Iterator[str]:
-    """For explain()."""
+    """The reasons that explain() gives."""
     groups = "all query heads" if _shared(made) else "the query heads of a key/value head"
     beside = " and what the mask keeps beside them" if made.beside.lifted.shape != E.NEVER else ""
     yield (

@@ -21,9 +21,9 @@ from maskc.plan.types import KernelPlan
 _STORED = 64
 """Tokens that a warpgroup stores at once: of queries, or of keys in a backward pass."""
 _MASKED = {Direction.forward: 0.1, Direction.backward: 0.3}
-"""More time of a partial tile, a full one's being 1."""
+"""The time of a partial tile above a full one's, which is 1."""
 _LONGEST = 256
-"""Most tokens of a box along an axis: the copy engine's limit."""
+"""The most tokens of a box along an axis: the copy engine's limit."""
 
 
 def grid_masks(masks: tuple[MaskIR, ...]) -> tuple[GridMask, ...]:

@@ -81,7 +81,7 @@ def selects_in_own_tiles(heads: Heads, problem: Problem, target: Target) -> Tile
 
 
 def _why_tile(problem: Problem, direction: Direction) -> tuple[str, ...]:
-    """That the user names the tile, where that is so."""
+    """The sentence that the user names the tile, where that is so."""
     if not problem.names_tile or direction is Direction.backward:
         return ()
     return (

@@ -91,7 +91,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 _PLACES: dict[type, Device] = {}
-"""Where the last array of a type was: asking costs a microsecond and is usually the same."""
+"""The place of the last array of a type: asking costs a microsecond and is usually the same."""
 
 _REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)
 

@@ -34,7 +34,7 @@ class Library(Protocol):
         """(what a plan depends on, in a row; pointers) of several arrays; faster."""
 
     def view(self, x: Any, name: str) -> Array:
-        """The same in plain terms; `name` is for errors."""
+        """The array in plain terms; `name` is for errors."""
 
     def version(self, x: Any) -> int | None:
         """A number that grows when somebody writes into x; None where nobody counts."""

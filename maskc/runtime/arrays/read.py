@@ -10,9 +10,9 @@ from maskc.runtime.arrays.known import LIBRARIES, Library
 from maskc.runtime.autograd import refuse_lost_gradient
 
 _BACKWARD = 6
-"""Fewest arrays that a backward pass is given: q, k, v, out, dout, lse."""
+"""The fewest arrays that a backward pass is given: q, k, v, out, dout, lse."""
 _NO_POINTERS = dict.fromkeys(POINTERS, 0)
-"""In the order of the argument block."""
+"""No pointers, in the order of the argument block."""
 
 
 def read(

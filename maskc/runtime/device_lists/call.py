@@ -28,7 +28,7 @@ from maskc.runtime.launch.cuda import CudaKernel
 from maskc.runtime.launch.prepared import PER_THREAD, PreparedLaunch, Sent
 
 DELTA = POINTERS.index("delta")
-"""Where a call's pointers have the workspace."""
+"""The index in a call's pointers of the workspace."""
 KEPT = struct.Struct(f"{len(LISTED_POINTERS)}Q")
 """The members of the argument block from KEPT_AT on: tables of what is known before the lists."""
 KEPT_AT = ATTENTION.row_ptr.offset
@@ -187,9 +187,9 @@ class RememberedPlan(DeviceListedPlan):
     are."""
 
     entries: int
-    """Of this memory, of four bytes."""
+    """The entries of this memory, of four bytes."""
     kept: dict[int, tuple[Made, ...]] = field(default_factory=dict, kw_only=True)
-    """By stream, the latest first; only ever replaced as a whole."""
+    """What is kept by stream, the latest first; only ever replaced as a whole."""
 
     @property
     def size(self) -> int:

@@ -47,7 +47,7 @@ from maskc.runtime.launch.prepared import PreparedLaunch, prepare
 _MOST_TILES = 1 << 26
 """Tiles of a grid; of longer sequences the host lists the few that are live."""
 _MOST_ENTRIES = 1 << 28
-"""Of the memory of lists, of four bytes."""
+"""The most entries of the memory of lists, of four bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Making:
     """The lists that a pass reads."""
 
     unit: SourceUnit
-    """Of the pass."""
+    """The unit of the pass."""
     sizes: Sizes
     given: Given
     readings: tuple[tuple[int, int, bool], ...]
@@ -82,7 +82,7 @@ class Making:
 
     @property
     def lists(self) -> int:
-        """Of tiles."""
+        """The lists of tiles."""
         batches, heads = self.extents
         return batches * heads
 
@@ -99,7 +99,7 @@ class Making:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Of which lists are made: 0 rows, 1 columns."""
+        """The sides of which lists are made: 0 rows, 1 columns."""
         return (0, 1) if self.by_rows and self.backward else (int(self.backward),)
 
     @property
@@ -131,7 +131,7 @@ class Making:
 
     @cached_property
     def parts(self) -> int:
-        """Of a row of packed heads at most, which then has as many items at most; 0: one."""
+        """The most parts, and so items, of a row of packed heads; 0: one."""
         least, _ = self.part_bounds
         found = min(MOST_PARTS, -(-self.kept // least)) if least else 0
         return found if found > 1 else 0
@@ -143,19 +143,19 @@ class Making:
 
     @property
     def owners(self) -> int:
-        """Of every row or column of a list."""
+        """The owners of every row or column of a list."""
         batches, _ = self.extents
         of_sequence = 1 if self.by_head else self.sizes.heads_q // self.item_heads
         return self.sizes.batch // batches * of_sequence
 
     @property
     def items(self) -> int:
-        """Of the work list: rows are cut where heads are packed alone."""
+        """The items of the work list: rows are cut where heads are packed alone."""
         return self.lists * self.owners * self.tiles[self.backward] * (self.parts or 1)
 
     @property
     def counters(self) -> int:
-        """Of the pass, see maskc/core/abi.py."""
+        """The counters of the pass, see maskc/core/abi.py."""
         return 2 + (self.shared if self.parts else 0)
 
     @property
@@ -172,7 +172,7 @@ class Making:
 
     @property
     def first_blocks(self) -> tuple[int, ...]:
-        """Of each reading in the launch that reads data; then how many blocks there are."""
+        """The first block of each reading in the launch that reads data; then their number."""
         blocks = []
         for slot, side, _ in self.readings:
             batches, heads, rows, columns = self.given.sources[slot].shape
@@ -182,7 +182,7 @@ class Making:
 
     @property
     def bit_words(self) -> tuple[int, ...]:
-        """Of a list, by side: 32 candidates each, a line's in words of their own."""
+        """The words of bits of a list, by side: 32 candidates each, a line's in their own."""
         return tuple(self.kept // 32 + tiles + 1 for tiles in self.tiles)
 
     def room(self) -> tuple[tuple[int, ...], int]:
@@ -256,7 +256,7 @@ class Making:
 
 
 def _arrays(parts: list[int]) -> tuple[int, ...]:
-    """Of the parts of the memory of lists those that the pass reads as arrays."""
+    """The parts of the memory of lists that the pass reads as arrays."""
     return tuple(parts[: len(ARRAYS)])
 
 
@@ -407,7 +407,7 @@ def _without_data(bundle: Bundle) -> Bundle:
 def _of_heads(
     tables: Tables, bundle: Bundle, unit: SourceUnit, sizes: Sizes, params: Mapping[str, int]
 ) -> Tables:
-    """The same with constants for every head, and where its lists begin."""
+    """The tables with constants for every head, and where its lists begin."""
     of_head = list(bundle.head_variant or (0,) * sizes.heads_q)
     own = replace(
         bundle, variants=tuple(bundle.variants[number] for number in of_head),
@@ -424,7 +424,7 @@ def _of_heads(
 
 
 def _with_arrays(plan: PreparedLaunch, given: Given) -> PreparedLaunch:
-    """The same, with how far apart the arrays of two sequences, heads and rows are."""
+    """The launch with the distances between the arrays of two sequences, heads and rows."""
     block = ATTENTION.from_buffer_copy(plan.numbers)
     for slot, source in enumerate(given.sources):
         (block.array_batch[slot], block.array_head[slot],

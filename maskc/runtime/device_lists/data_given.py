@@ -21,7 +21,7 @@ CODES = {
     "bool": (0, 1), "uint8": (0, 1), "int8": (1, 1), "int16": (2, 2), "int32": (3, 4),
     "int64": (4, 8),
 }  # fmt: skip
-"""Of the elements that kernels read: their code in `struct DataLists`, and their bytes."""
+"""The code in `struct DataLists` and the bytes of each type of elements that kernels read."""
 AS_IS, BOOLEAN, CLIPPED, CUMULATIVE = range(4)
 """How an element becomes one of 32 bits."""
 
@@ -38,7 +38,7 @@ class Source(NamedTuple):
     """(sequences, heads, rows, entries of a row); of cumulative lengths the tokens that they are
     about."""
     strides: tuple[int, int, int, int]
-    """In elements; 0 where all share theirs."""
+    """Strides in elements; 0 where all share theirs."""
     ends: int = 0
     """Cumulative lengths of a sequence."""
 
@@ -57,7 +57,7 @@ class Given(NamedTuple):
     """The data of a call."""
 
     sources: tuple[Source, ...]
-    """By the kernels' slots."""
+    """The sources by the kernels' slots."""
     watched: Watched | None
     """None where nobody can tell whether they change."""
 
@@ -118,7 +118,7 @@ class Reader:
 
 
 class _Call(NamedTuple):
-    """Where an array is read, and for whom."""
+    """The place where an array is read, and for whom."""
 
     device: Device
     sizes: Sizes

@@ -55,7 +55,7 @@ class Making:
     """The lists that a pass reads."""
 
     unit: SourceUnit
-    """Of the pass."""
+    """The unit of the pass."""
     sizes: Sizes
     given: Given
     backward: bool
@@ -89,7 +89,7 @@ class Making:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Of which lists are made: 0 rows, 1 columns."""
+        """The sides of which lists are made: 0 rows, 1 columns."""
         return (0, 1) if self.ordered else (int(self.backward),)
 
     @property
@@ -99,12 +99,12 @@ class Making:
 
     @property
     def owners(self) -> int:
-        """Of every row or column of a list."""
+        """The owners of every row or column of a list."""
         return self.sizes.batch // self.lists * self.sizes.heads_q // self.owner_heads
 
     @property
     def items(self) -> int:
-        """Of the work list: a row is never cut."""
+        """The items of the work list: a row is never cut."""
         return self.lists * self.owners * self.tiles[self.backward]
 
     @property
@@ -300,7 +300,7 @@ def _without_documents(bundle: Bundle, reach: int | None) -> Bundle:
 
 
 def _with_arrays(plan: PreparedLaunch, making: Making, order: tuple[int, ...]) -> PreparedLaunch:
-    """The same, with how far apart the ids of two sequences are."""
+    """The launch with the distance between the ids of two sequences."""
     block = ATTENTION.from_buffer_copy(plan.numbers)
     lengths = making.sizes.n_q, making.sizes.n_kv
     for place, side in enumerate((*order, 1)):

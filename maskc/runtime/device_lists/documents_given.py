@@ -15,7 +15,7 @@ from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.device_lists.watched import Watched
 
 _BYTES = {"int32": 4, "int64": 8}
-"""Of the elements that kernels read."""
+"""The bytes of the elements that kernels read."""
 
 
 class Source(NamedTuple):
@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
     @property
     def pointer(self) -> int:
-        """Where the array starts."""
+        """The address at which the array starts."""
         return self.array.pointer
 
     @property
@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
     @property
     def element_bytes(self) -> int:
-        """Of an id or a length: 4 or 8."""
+        """The bytes of an id or a length: 4 or 8."""
         return _BYTES[self.array.dtype]
 
     @property
@@ -71,7 +71,7 @@ class Source(NamedTuple):
 
 
 Given = tuple[Source, Source]
-"""Of queries and of keys."""
+"""The ids of queries and of keys."""
 
 
 class Documents(NamedTuple):

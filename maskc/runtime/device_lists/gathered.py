@@ -65,7 +65,7 @@ class Room:
 
     @property
     def lists(self) -> int:
-        """Where lists start; counts come before them."""
+        """The place where lists start; counts come before them."""
         return _rounded(self.rows)
 
     @property
@@ -170,7 +170,7 @@ class Gatherer:
         modes = dict(self._unit.modes)
         in_e4m3 = any(way.in_e4m3 and way.mode in modes for way in G.INDEXINGS)
         self._dtypes = (bundle.problem.dtype.value, *[E4M3] * in_e4m3)
-        """Of an indexer's queries and keys."""
+        """The dtypes of an indexer's queries and keys."""
 
     def bound(
         self,

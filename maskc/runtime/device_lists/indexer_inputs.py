@@ -25,7 +25,7 @@ from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES
 
 CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
-"""By which kernels know the elements of weights and of given scores."""
+"""The codes by which kernels know the elements of weights and of given scores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +38,9 @@ class Ranking:
     lists: int
     """Sequences that have lists of their own; 1 where all share theirs."""
     groups: int
-    """Of the heads of a sequence, likewise."""
+    """The groups of the heads of a sequence, likewise."""
     heads: int
-    """Of the indexer, or whose scores are averaged."""
+    """The heads of the indexer, or those whose scores are averaged."""
 
     @property
     def key(self) -> Hashable:

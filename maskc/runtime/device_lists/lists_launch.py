@@ -53,7 +53,7 @@ class Block:
         self.own = struct.Struct(f"{self.structure.most.offset // 8}Q{self.sources + 1}q")
         """What every call has anew: pointers, the promised lengths, and a ticket."""
         self.lists = itemgetter(*map(parts.index, LISTED_POINTERS[:6]))
-        """Of the parts those that the pass reads as lists."""
+        """The parts that the pass reads as lists."""
 
 
 ARRAYS = tuple(f"array{number}" for number in range(MAX_ARRAYS))
@@ -61,13 +61,13 @@ _LISTS = ("counts_q", "counts_k", "row_ptr", "col_ptr", "row_tiles", "col_tiles"
 DATA = Block(
     abi.DATA_LISTS_FIELDS, (*ARRAYS, "bounds", "bits_q", "bits_k", *_LISTS, "verdict")
 )  # fmt: skip
-"""Of any data."""
+"""The launch that makes lists of any data."""
 DOCUMENTS = Block(
     abi.LISTED_FIELDS,
     ("ids_q", "ids_k", "bounds_q", "bounds_k", *_LISTS, "runs", "starts", "stops", "packed",
      "verdict"),
 )  # fmt: skip
-"""Of documents."""
+"""The launch that makes lists of documents."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +85,10 @@ class ListsPlan(RememberedPlan):
     """Bytes from the start of the lists' memory to each of its parts; -1 for those that are not
     made."""
     arrays: Callable[[list[int]], tuple[int, ...]]
-    """Of the parts those that the kernel's `array` starts with."""
+    """The parts that the kernel's `array` starts with."""
     reports: Reports
     names: str
-    """Of the data, for messages."""
+    """The names of the data, for messages."""
 
     def called(self, given: Any) -> DeviceListedCall:
         """A call with these data.
@@ -133,7 +133,7 @@ class ListsPlan(RememberedPlan):
             launch(self.after, stream, listed)
 
     def _places(self, made: Made) -> list[int]:
-        """Of the parts; 0 for those that are not made."""
+        """The places of the parts; 0 for those that are not made."""
         return [made.base + offset if offset >= 0 else 0 for offset in self.room]
 
     def _arguments(

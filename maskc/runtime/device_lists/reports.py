@@ -29,7 +29,7 @@ class Reports:
         return True
 
     def ticket(self) -> int:
-        """Of lists that are made."""
+        """A ticket of lists that are made."""
         return next(self._tickets) % (1 << 31)
 
     def fine(self, ticket: int) -> bool:
@@ -37,6 +37,6 @@ class Reports:
         return ticket > 0 and self._words[1 + ticket % _PLACES] == ticket
 
     def addresses(self, ticket: int) -> tuple[int, int]:
-        """Where kernels report what is wrong, and that nothing is; nowhere without a ticket."""
+        """Addresses where kernels report what is wrong, and that nothing is; 0 without a ticket."""
         start = ctypes.addressof(self._words)
         return start, start + 4 * (1 + ticket % _PLACES) if ticket else 0

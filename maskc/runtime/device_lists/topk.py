@@ -201,7 +201,7 @@ def _rows_of(work: Work) -> np.ndarray:
 def _with_arrays(
     plan: PreparedLaunch, choosing: Choosing, order: tuple[int, ...]
 ) -> PreparedLaunch:
-    """The same, with how far apart the bits of heads and sequences are."""
+    """The launch with the distances between the bits of heads and sequences."""
     block = ATTENTION.from_buffer_copy(plan.numbers)
     for place, number in enumerate(order):
         steps = choosing.array_strides(number)

@@ -41,7 +41,7 @@ class Ranked(NamedTuple):
 
     array: Array
     strides: tuple[int, int, int, int]
-    """In elements, of sequences, heads, rows and columns; 0 where these share theirs."""
+    """Strides in elements, of sequences, heads, rows and columns; 0 where these share theirs."""
 
     @property
     def key(self) -> Hashable:
@@ -66,7 +66,7 @@ class SelectedPlan(DeviceListedPlan):
     classes: tuple[int, ...]
     """int32 entries before each selection's classes, among those of all."""
     arrays: tuple[int, ...]
-    """Of the kernel's data arrays which selection each is."""
+    """The selection that each of the kernel's data arrays is."""
 
     def enqueue(
         self, given: Given, sent: Sent, pointers: Pointers, scale: float | None,

@@ -31,7 +31,7 @@ from maskc.runtime.launch.cuda import Step
 
 _WARPS = THREADS // 32
 TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, E4M3: 3}
-"""Of tensors that rank, as the kernel numbers them."""
+"""The types of tensors that rank, as the kernel numbers them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Vote:
 
     @property
     def words(self) -> int:
-        """Of a row's bits."""
+        """The words of a row's bits."""
         return -(-self.columns // COLUMNS)
 
     @cached_property
@@ -118,7 +118,7 @@ class Choosing:
     """All selections of a pass, and the lists that it reads."""
 
     unit: SourceUnit
-    """Of the pass."""
+    """The unit of the pass."""
     votes: tuple[Vote, ...]
     sizes: Sizes
     given: Given
@@ -126,10 +126,10 @@ class Choosing:
     ordered: bool
     """Whether blocks of the pass find their work from their index: there is no work list."""
     strides: tuple[tuple[int, ...], tuple[int, ...]]
-    """Of q and of k."""
+    """The strides of q and of k."""
     head_dim: int
     cases: int
-    """Of heads with the same mask and choice."""
+    """The cases: heads with the same mask and choice."""
     room: int
     """Tiles for which a list has room."""
     items: int
@@ -143,12 +143,12 @@ class Choosing:
 
     @property
     def lists(self) -> int:
-        """Of every sequence, or of all, one per case."""
+        """The lists of every sequence, or of all, one per case."""
         return self.cases * max(vote.batches for vote in self.votes)
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Of which lists are made: 0 rows, 1 columns."""
+        """The sides of which lists are made: 0 rows, 1 columns."""
         return (0, 1) if self.ordered and self.backward else (int(self.backward),)
 
     def _parts(self) -> Iterator[tuple[str, int]]:
@@ -203,7 +203,7 @@ class Choosing:
         })  # fmt: skip
 
     def array_strides(self, number: int) -> tuple[int, int, int]:
-        """Of the bits of a selection as an array of the pass: of sequences, heads and rows."""
+        """Strides of a selection's bits as an array of the pass: of sequences, heads and rows."""
         vote = self.votes[number]
         alone = vote.rows * vote.words
         return (
@@ -225,7 +225,7 @@ class Choosing:
         return 0 if self.ordered else -(-(self.items + self.merges) // CHUNK)
 
     def steps(self, made: tuple[Step, ...]) -> tuple[Step, ...]:
-        """The same launches with no more shared memory than these lengths take."""
+        """The launches with no more shared memory than these lengths need."""
         own = max(shared_bytes(self.head_dim, vote.turn, vote.columns) for vote in self.votes)
         return tuple(step._replace(shared=own) if step.shared else step for step in made)
 

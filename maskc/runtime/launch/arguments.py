@@ -15,7 +15,7 @@ class Arguments:
         layout.pack_into(self._block, 0, *pointers)
         self._places = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
         self.address = ctypes.addressof(self._places)
-        """Of the array of addresses that a launch takes."""
+        """The address of the array of addresses that a launch takes."""
 
     def arguments(self) -> tuple[bytes, ...]:
         """What the addresses point to."""

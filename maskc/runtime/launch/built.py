@@ -23,7 +23,7 @@ class BuiltBundle:
         self.selector = SourceSelector(bundle, target, multiprocessors)
         self.kernels = kernels or Kernels(bundle, target)
         self.dtype = bundle.problem.dtype.value
-        """Of q."""
+        """The dtype of q."""
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,

@@ -23,9 +23,9 @@ class _Threads:
     """Whether OpenMP threads were started, and by whom."""
 
     started = False
-    """In this process, or in the one it was forked from."""
+    """Whether threads were started, in this process or in the one it was forked from."""
     elsewhere = False
-    """By a parent: this process was forked afterwards and does not have them."""
+    """Whether a parent has the threads: this process was forked afterwards and does not."""
 
 
 def _after_fork() -> None:

@@ -44,7 +44,7 @@ _LINE = 64
 """Bytes: alignment of tensor maps."""
 _BLOCK = ctypes.sizeof(ATTENTION)
 _MAPS = -(-ctypes.sizeof(ATTENTION) // _LINE) * _LINE
-"""Where they start behind the argument block."""
+"""The offset at which tensor maps start behind the argument block."""
 _KEPT = 64
 """Sets of addresses whose arguments stay filled in, per plan and stream."""
 
@@ -116,7 +116,7 @@ class Sendable(Protocol):
     """The arguments of a launch."""
 
     address: int
-    """Of the array of addresses that a launch takes."""
+    """The address of the array of addresses that a launch takes."""
 
     def arguments(self) -> tuple[bytes, ...]:
         """What the addresses point to."""
@@ -134,7 +134,7 @@ class Memory:
         self._pointers = (ctypes.c_void_p * 2)(base, base + room)
         self._sizes, self._maps = (len(template), maps), room
         self.address = ctypes.addressof(self._pointers)
-        """Of the array of addresses that a launch takes."""
+        """The address of the array of addresses that a launch takes."""
         self.view[: len(template)] = template
 
     def fill(self, pointers: Pointers, maps: Maps | None) -> None:

@@ -109,7 +109,7 @@ class Kernels:
 
     @property
     def reports(self) -> Mapping[Features, BuildReport]:
-        """By features: of the forward pass in its usual mode, or whichever else was built."""
+        """Reports by features, of the forward pass in its usual mode or whichever was built."""
 
         def unusual(item: tuple[Key, BuildReport]) -> tuple[bool, bool]:
             source, mode, _, _ = item[0]
@@ -122,5 +122,5 @@ class Kernels:
 
     @property
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
-        """By source (`sm_90a`, `sm_90a_small`, `sm_90a_backward`), mode and features."""
+        """Reports by source (`sm_90a`, `sm_90a_small`, `sm_90a_backward`), mode and features."""
         return {key[:3]: report for key, report in self._reports.items()}

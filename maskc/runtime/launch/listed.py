@@ -49,7 +49,7 @@ ALIGNED = 128
 
 
 class Address(NamedTuple):
-    """Where a tensor starts in every call."""
+    """The place where a tensor starts in every call."""
 
     pointer: int | None
     """Index among the call's pointers; None: nowhere, a null pointer."""
@@ -69,7 +69,7 @@ class Tensor(NamedTuple):
 
     at: Address
     strides: Shape
-    """In elements, of batch, heads and rows."""
+    """Strides in elements, of batch, heads and rows."""
 
 
 class Moved(NamedTuple):
@@ -82,11 +82,11 @@ class Moved(NamedTuple):
     """0 for listed queries, 1 for listed keys."""
     heads: int
     rows: int
-    """Of a head: entries of the list, or all where they are hidden."""
+    """The rows of a head: entries of the list, or all where they are hidden."""
     listed: int
     """Entries of the list."""
     bytes: int
-    """Of a row."""
+    """The bytes of a row."""
     element: int
     """Bytes of an element, in which strides are."""
     filling: int = 0
@@ -102,7 +102,7 @@ class Moves:
     unit: int
     """Bytes to whose multiples rows are aligned: most that are moved at once."""
     shared: tuple[bool, ...]
-    """Of both lists: whether all sequences share them."""
+    """Whether all sequences share the lists, of both."""
     kernel: CudaKernel | None
     """None on the host."""
     steps: tuple[Any, ...] = ()
@@ -215,7 +215,7 @@ class Flags(NamedTuple):
     """Flags of a call that lie on its device."""
 
     sources: tuple[Array | None, Array | None]
-    """Of queries and of keys, None for a side without."""
+    """The sources of queries and of keys, None for a side without."""
     watched: Watched | None
     """None where nobody can tell whether the arrays change."""
 
@@ -226,7 +226,7 @@ class Flags(NamedTuple):
 
     @property
     def places(self) -> tuple[int, int]:
-        """Where they are; 0 for a side without."""
+        """The places of the sources; 0 for a side without."""
         of_q, of_k = self.sources
         return 0 if of_q is None else of_q.pointer, 0 if of_k is None else of_k.pointer
 
@@ -236,7 +236,7 @@ class Making:
     """How lists are made on the device."""
 
     name: str
-    """Of the data."""
+    """The name of the data."""
     kernel: CudaKernel
     before: tuple[Step, ...]
     """The launch that makes the lists."""
@@ -245,10 +245,10 @@ class Making:
     numbers: bytes
     """`struct Moved` without pointers."""
     places: tuple[Address, Address]
-    """Where the lists are, of queries and of keys."""
+    """The places of the lists, of queries and of keys."""
     verdict: Address
     report: ctypes.c_int32
-    """Where the device tells the host that a list had no room."""
+    """The place where the device tells the host that a list had no room."""
     results: tuple[int, ...]
     """What a pass writes, among POINTERS."""
 
@@ -258,7 +258,7 @@ class Making:
         return of_q.of(pointers), of_k.of(pointers)
 
     def arguments(self, given: Flags, tokens: tuple[int, int], pointers: Pointers) -> Arguments:
-        """Of both launches."""
+        """The arguments of both launches."""
         results = [pointers[place] for place in self.results]
         return Arguments(self.numbers, _POINTERS, (
             *(0,) * (3 * MOST_MOVED), *given.places, *tokens,
@@ -268,7 +268,7 @@ class Making:
 
 
 FLAG_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
-"""Of the flags that kernels read."""
+"""The bytes of the flags that kernels read."""
 
 
 def flags_numbers(
@@ -301,9 +301,9 @@ class _Filled(NamedTuple):
     tokens: tuple[int, int]
     """Addresses of the lists."""
     steps: tuple[tuple[Sent | None, Pointers], ...]
-    """Of each part; (None, ()) where rows are moved."""
+    """The steps of each part; (None, ()) where rows are moved."""
     listing: Arguments | None
-    """Where lists are made on the device."""
+    """The launch that makes lists on the device, where there is one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,14 +314,14 @@ class ListedRowsPlan:
     """Brings the lists to the device; it launches nothing."""
     steps: tuple[Part | tuple[Moves, bytes], ...]
     outputs: tuple[Output, ...]
-    """As `PreparedLaunch` has them, with a workspace for packed rows and for all launches."""
+    """The outputs of a `PreparedLaunch`, with a workspace for packed rows and for all launches."""
 
     making: Making | None = None
     """What makes the lists on the device, from flags there; None where the host knows them."""
     filled: dict[object, _Filled] = field(default_factory=dict, init=False)
     """The launches of the latest calls, by the addresses in them."""
     parts: tuple[Part, ...] = field(init=False)
-    """Of the steps those that are no moves."""
+    """The steps that are no moves."""
 
     def __post_init__(self) -> None:
         parts = tuple(step for step in self.steps if isinstance(step, Part))
@@ -472,5 +472,5 @@ def steps_of(kernel: CudaKernel, entry: str, lists: int = 0) -> tuple[Step, ...]
 
 
 def packed_strides(heads: int, rows: int, width: int) -> Shape:
-    """Of packed rows, in elements."""
+    """The strides of packed rows, in elements."""
     return contiguous((1, heads, rows, width))[:3]

@@ -185,7 +185,7 @@ class _Pass:
             yield _RowTile(slice(row * tile.q, row * tile.q + len(queries)), keys, seen)
 
     def _variant(self, case: int, head: int) -> Variant:
-        """Where tables differ by head every head is a case of its own."""
+        """The mask of a head; where tables differ by head every head is a case of its own."""
         of_head = self.bundle.head_variant
         if any(slot.head for slot in self.tables.slots):
             case = of_head[head] if of_head else 0

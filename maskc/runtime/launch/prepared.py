@@ -80,7 +80,7 @@ class Fitted(NamedTuple):
     """What a kernel adds to a plan."""
 
     outputs: tuple[Output, ...]
-    """As `LaunchPlan` has them, with the workspace of a C kernel."""
+    """The outputs of `LaunchPlan`, with the workspace of a C kernel."""
     steps: tuple[Any, ...] = ()
     """CUDA: the launches, in order."""
     maps: Any = None
@@ -114,7 +114,7 @@ class Kernel(Protocol):
     """Built entry points, in whatever form they run."""
 
     name: str
-    """Of the source, and its mode where there are several."""
+    """The name of the source, and its mode where there are several."""
 
     def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
         """What the launches of a plan need, for tensors of a dtype."""
@@ -141,7 +141,7 @@ class Runnable(Protocol):
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """As `LaunchPlan` has them."""
+        """The outputs of `LaunchPlan`."""
 
     @property
     def place(self) -> Callable[[Library, Any], tuple[Any, int]]:
@@ -187,13 +187,13 @@ class PreparedLaunch:
     numbers: bytes
     """The argument block with everything but pointers."""
     outputs: tuple[Output, ...]
-    """As `LaunchPlan` has them."""
+    """The outputs of `LaunchPlan`."""
     steps: tuple[Any, ...] = ()
     """CUDA: what the kernel launches, in order."""
     maps: Any = None
     """CUDA: the tensor maps of the kernel, by pointers; None where it takes none."""
     sent: dict[object, Sent] = field(default_factory=dict)
-    """By stream."""
+    """What was sent, by stream."""
     run: Callable[..., None] = field(init=False)
     """`Kernel.run`, or nothing."""
 

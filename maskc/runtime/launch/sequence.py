@@ -37,7 +37,7 @@ class PartedPlan:
 
     steps: tuple[Step, ...]
     outputs: tuple[Output, ...]
-    """As `PreparedLaunch` has them; the workspace serves one launch after another."""
+    """The outputs of a `PreparedLaunch`; the workspace serves one launch after another."""
     unwritten: bool
     """Whether launches leave rows of gradients alone, which are to be zero."""
 

@@ -14,7 +14,7 @@ from maskc.core.tensors import Shape
 from maskc.dispatch.tensor_maps import GRANULE, Tensor
 
 BYTES = 128
-"""Of one map."""
+"""The bytes of one map."""
 _KEPT = 512
 """Sets of addresses remembered per plan."""
 

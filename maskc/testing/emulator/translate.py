@@ -189,7 +189,7 @@ def _statements(source: str, element: str) -> str:
 
 
 def _closing(text: str, at: int) -> int:
-    """Where the parenthesis at `at` closes."""
+    """The place where the parenthesis at `at` closes."""
     depth, quoted = 0, False
     for i in range(at, len(text)):
         if text[i] == '"' and text[i - 1] != "\\":
@@ -202,7 +202,7 @@ def _closing(text: str, at: int) -> int:
 
 
 def _split(text: str, by: str) -> list[str]:
-    """At `by`, but inside of strings and parentheses."""
+    """The text split at `by`, except inside strings and parentheses."""
     parts, depth, quoted, last = [], 0, False, 0
     for i, c in enumerate(text):
         if c == '"' and text[i - 1 : i] != "\\":

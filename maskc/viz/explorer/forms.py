@@ -53,7 +53,7 @@ def taken(plan: KernelPlan, n_q: int, n_kv: int) -> Plain | None:
 
 
 def _boxes(plan: KernelPlan) -> Iterator[Plain]:
-    """At most one: the forward pass of a plan whose tiles are boxes of a grid."""
+    """The forward pass of a plan whose tiles are boxes of a grid, at most one."""
     for each in (plan, *plan.also):
         if each.boxes is None or each.direction is not plan.direction:
             continue
@@ -74,7 +74,7 @@ def _by(box: tuple[int, ...]) -> str:
 
 
 def _classes(plan: KernelPlan, moved: Heads) -> Iterator[Plain]:
-    """At most one: a plan in parts, of which some run over residue classes."""
+    """A plan in parts, of which some run over residue classes, at most one."""
     if not plan.parts or any(part.listed is not None for part in plan.parts):
         return  # the rows of listed tokens are copied: they have no place on the map
     if any(part.plan.masks[0].ir.data for part in plan.parts):

@@ -19,7 +19,7 @@ MODULES = (
     "formula.js", "counting.js", "shader.js", "cells.js", "forms.js", "words.js", "map.js",
     "panes.js", "app.js",
 )  # fmt: skip
-"""In an order in which each only uses earlier ones."""
+"""The modules, in an order in which each only uses earlier ones."""
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n', re.MULTILINE)
 _EXPORTED = re.compile(r"^export (?=(?:class|function|const) )", re.MULTILINE)

@@ -21,7 +21,7 @@ _HEADS = 16
 """Query heads that times are for, where the mask does not say how many there are."""
 
 _PEAKS = {"NVIDIA H200": (989, 4800), "NVIDIA H100": (989, 3350)}
-"""Of the data sheets: TFLOP/s of bf16 with fp32 sums, GB/s of memory."""
+"""The peaks of the data sheets: TFLOP/s of bf16 with fp32 sums, GB/s of memory."""
 
 Plain = dict[str, Any]
 
@@ -62,5 +62,5 @@ def _curve(plan: KernelPlan, dense: KernelPlan) -> Iterator[Plain]:
 
 
 def _dense(problem: Problem, target: Target) -> KernelPlan:
-    """Of its first source alone: small tiles never serve it better."""
+    """The plan of dense attention by its first source: small tiles never serve it better."""
     return replace(driver.plan_kernel(full(), problem, target), also=())
