@@ -13,6 +13,9 @@ from tests.support import ledger
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Threads that wait by spinning take the cores of tests beside: three times as long on two cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Inductor else starts a process for each core, and parses headers for kernels that are a few lines.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

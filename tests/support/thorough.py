@@ -38,6 +38,25 @@ def more(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.matrix)
 
 
+def alternating(*axes: Sequence[Any]) -> list[Any]:
+    """Every other combination of the axes' values, as parameters, like the dark fields of a board.
+
+    Of two axes each value of one meets every other value of the other; of three, any two values
+    meet. `make matrix` tries the rest, and values that are `more`.
+    """
+    made = []
+    for place in product(*map(enumerate, axes)):
+        rare = sum(number for number, _ in place) % 2 > 0
+        values = []
+        for _, value in place:
+            if marks := getattr(value, "marks", ()):
+                (value,) = value.values
+            rare = rare or bool(marks)
+            values.append(value)
+        made.append(more(*values) if rare else pytest.param(*values))
+    return made
+
+
 def pairwise(*axes: Sequence[Any]) -> list[Any]:
     """All combinations of the axes' values, as parameters.
 

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 from tests.support.exact_attention import called, tensors  # noqa: E402
 from tests.support.hopper import with_rules  # noqa: E402
+from tests.support.thorough import alternating  # noqa: E402
 
 CAUSAL, N = mc.causal(), 300
 
@@ -120,8 +121,7 @@ def dense(mask, data, by_head=False):
     return found
 
 
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("name", "deterministic"), alternating(list(MASKS), [False, True]))
 def test_results(hopper, name, deterministic):
     """Of the device's lists those of the host's, and near fp64's."""
     mask, makers = MASKS[name]
@@ -149,8 +149,7 @@ OF_TARGETS = {
 _SOME = ("padding, documents and a window", "tree", "block table", *OF_TARGETS)
 
 
-@pytest.mark.parametrize("name", _SOME)
-@pytest.mark.parametrize("target", ["sm_80", "simt"])
+@pytest.mark.parametrize(("name", "target"), alternating(_SOME, ["sm_80", "simt"]))
 def test_of_every_target(hopper, name, target):
     """On other targets blocks find their work from their index; they have the bits of lists that
     the host made."""
@@ -197,9 +196,10 @@ BY_HEAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BY_HEAD)
-@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "simt"])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("name", "target", "deterministic"),
+    alternating(list(BY_HEAD), ["sm_90a", "sm_80", "simt"], [False, True]),
+)
 def test_heads_with_lists_of_their_own(hopper, name, target, deterministic):
     mask, makers = BY_HEAD[name]
     rng = np.random.default_rng(3)
@@ -219,8 +219,12 @@ def test_heads_with_lists_of_their_own(hopper, name, target, deterministic):
     torch.testing.assert_close(found["out"].double(), exact(*given[:3], live), atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "simt"])
-@pytest.mark.parametrize("options", [{"nan_safe": True}, {"normalizer": "entmax", "alpha": 1.5}])
+@pytest.mark.parametrize(
+    ("target", "options"),
+    alternating(
+        ["sm_90a", "sm_80", "simt"], [{"nan_safe": True}, {"normalizer": "entmax", "alpha": 1.5}]
+    ),
+)
 def test_with_other_normalizers_and_safe_values(hopper, target, options):
     mask = mc.flags("x") & mc.window(100)
     attn, (q, k, v, dout) = mask.compile(head_dim=64, target=target), made()

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from tests.support.exact_attention import GRADIENTS, called, live_pairs, tensors  # noqa: E402
 from tests.support.exact_entmax import check, check_mask, weights  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import more, pairwise  # noqa: E402
+from tests.support.thorough import alternating, more, pairwise  # noqa: E402
 
 CAUSAL = mc.causal()
 MASKS = {
@@ -40,14 +40,16 @@ def driver(monkeypatch):
         yield machine.install(monkeypatch)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "target"), alternating(list(MASKS), TARGETS))
 def test_masks(name, target):
     check_mask(MASKS[name], 270, 270, batch=1, target=target)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("lengths", [(1, 1), (1, 200), (64, 64), (193, 129), (130, 260)], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "target"),
+    alternating([(1, 1), (1, 200), (64, 64), (193, 129), (130, 260)], TARGETS),
+    ids=str,
+)
 def test_lengths(lengths, target):
     check_mask(mc.full(), *lengths, target=target, **SMALL)
     check_mask(CAUSAL, *lengths, target=target, **SMALL)
@@ -64,8 +66,7 @@ def test_alphas(alpha, spread, target):
     check_mask(CAUSAL, 150, 150, alpha=alpha, spread=spread, **made)
 
 
-@pytest.mark.parametrize("dim", [96, 128, 192, 256])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("dim", "deterministic"), alternating([96, 128, 192, 256], [False, True]))
 def test_head_dimensions(dim, deterministic):
     check_mask(CAUSAL, 150, 200, dim, dtype=HALF, deterministic=deterministic, **SMALL)
 
@@ -75,8 +76,7 @@ def test_head_dimensions_of_sm_80(dim):
     check_mask(CAUSAL, 150, 200, dim, dtype=HALF, target="sm_80", **SMALL)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dim", [64, more(128), 256])
+@pytest.mark.parametrize(("dim", "target"), alternating([64, 256, more(128)], TARGETS))
 def test_options(dim, target):
     slopes, made = torch.rand(2), {"target": target, **SMALL}
     check_mask(CAUSAL, 140, 140, dim, scale=-0.2, **made)
@@ -104,8 +104,8 @@ def test_lists_of_long_rows(driver, alpha, spread):
 
 @pytest.mark.parametrize(
     ("dim", "alpha"),
-    [(64, 1.5), (64, 1.6), (64, 2.0), (96, 1.5), (128, 2.0), (256, 1.6),
-     more(96, 1.6), more(96, 2.0), more(128, 1.5), more(128, 1.6), more(256, 1.5), more(256, 2.0)],
+    [(64, 1.5), (96, 1.6), (128, 2.0), more(64, 1.6), more(64, 2.0), more(96, 1.5), more(256, 1.6),
+     more(96, 2.0), more(128, 1.5), more(128, 1.6), more(256, 1.5), more(256, 2.0)],
 )  # fmt: skip
 def test_values_without_weight_are_not_read(dim, alpha):
     """Where rows have few keys with a weight; tensors lie one token after another."""
@@ -128,7 +128,7 @@ def test_values_without_weight_are_not_read(dim, alpha):
     assert (out.double() - p @ values).abs().max() <= 2**-11 * values.abs().max()
 
 
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64, more(128)])
 def test_blocks_take_rows_of_all_kinds_in_turn(driver, dim):
     """By keys, by tiles, by values alone, with lists that are given up; fewer blocks than rows."""
     mask = (CAUSAL - mc.prefix(40)) & mc.window(500)

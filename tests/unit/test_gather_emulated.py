@@ -13,6 +13,7 @@ from maskc.core import errors  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.exact_attention import called  # noqa: E402
 from tests.support.gathered import check, few, grid, indexer, with_factors  # noqa: E402
+from tests.support.thorough import alternating  # noqa: E402
 
 CAUSAL = mc.causal()
 UNION = mc.topk(70, CAUSAL - mc.sinks(3), score="given", share="group") | mc.window(5)
@@ -26,8 +27,7 @@ def hopper(monkeypatch):
 TARGETS = ["sm_80", "sm_90a"]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("heads", [(6, 2), (70, 1)])
+@pytest.mark.parametrize(("heads", "target"), alternating([(6, 2), (70, 1)], TARGETS))
 def test_given_scores_with_a_window(heads, target):
     """Heads with scores of their own, ties, NaN, and queries without a key."""
     scores = grid((1, heads[0], 40, 150))
@@ -39,8 +39,7 @@ def test_given_scores_with_a_window(heads, target):
     check(UNION, few(40, 20), {"scores": grid((40, 20))}, target=target)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("shape", [(12, 72), (130, 64)])
+@pytest.mark.parametrize(("shape", "target"), alternating([(12, 72), (130, 64)], TARGETS))
 def test_an_indexer(shape, target):
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")
     data = indexer(2, shape[0], 70, 140, shape[1])

@@ -46,7 +46,7 @@ from tests.support.hopper import (  # noqa: E402
     parts_of,
     with_rules,
 )
-from tests.support.thorough import more  # noqa: E402
+from tests.support.thorough import alternating, more  # noqa: E402
 
 ARROW = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
 TESTED = mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([60]).rows
@@ -66,8 +66,7 @@ def given(n_q, n_kv, dim, dtype="bfloat16", seed=0, batch=1, heads=2, kv_heads=1
     return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
 
 
-@pytest.mark.parametrize("mode", WAYS)
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("mode", "dim"), alternating(WAYS, [64, 128]))
 def test_forms(mode, dim):
     attn = compiled(BAND, dim, mode=mode)
     check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
@@ -98,9 +97,12 @@ def test_scales(mode, dim, dtype, scale):
     check(compiled(mask, dim, dtype, mode=mode), made, live_pairs(mask, 140, 90), scale=scale)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(("mode", "dim"), [("large", 64), ("small", 64), ("small", 128)])
-def test_features(mode, dim, deterministic):
+@pytest.mark.parametrize(
+    ("form", "deterministic"),
+    alternating([("large", 64), ("small", 64), ("small", 128)], [False, True]),
+)
+def test_features(form, deterministic):
+    mode, dim = form
     attn, made = compiled(BAND, dim, mode=mode), given(150, 150, dim)
     live = live_pairs(BAND, 150, 150)
     both = vectors(["sink_logits", "alibi_slopes"], 2)
@@ -181,10 +183,10 @@ def test_zeros_are_written_while_other_heads_are_computed(monkeypatch, dim):
     ("dim", "mode"),
     [
         (64, "large"),
-        (64, "small"),
-        (96, "large"),
+        more(64, "small"),
+        more(96, "large"),
         more(128, "large"),
-        more(128, "small"),
+        (128, "small"),
         (192, None),
     ],
 )
@@ -232,7 +234,7 @@ def test_few_columns_add_to_dq_in_turn(monkeypatch, dim, mask, in_turn):
         more(64, "small"),
         more(96, "large"),
         more(128, "large"),
-        (128, "small"),
+        more(128, "small"),
         (256, None),
     ],
 )
@@ -253,7 +255,7 @@ def test_several_tiles_of_dq_for_a_row(hopper, monkeypatch, dim, mode):
 
 
 @pytest.mark.parametrize(
-    ("dim", "mode"), [(64, "large"), more(64, "small"), more(128, "large"), (256, None)]
+    ("dim", "mode"), [(64, "large"), more(64, "small"), more(128, "large"), more(256, None)]
 )
 def test_columns_that_wait_for_each_other_both_ways(hopper, monkeypatch, dim, mode):
     """As if three blocks were enough for that: random tiles, heads with tables of their own."""

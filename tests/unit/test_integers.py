@@ -23,7 +23,7 @@ from maskc.dispatch.constants import arguments_of, constants, extremes_of
 from maskc.emit.c_printer import c_printer
 from maskc.ir.lift import lift
 from maskc.runtime.launch import kernels as built
-from tests.support.thorough import examples
+from tests.support.thorough import alternating, examples
 
 torch = pytest.importorskip("torch")
 SLOW = settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
@@ -355,8 +355,7 @@ def digests(mask: mc.Mask, target: str) -> list[str]:
     return [unit.digest for unit in driver.emit_bundle(plan).units]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", [*NUMBERS, *IDS])
+@pytest.mark.parametrize(("name", "target"), alternating([*NUMBERS, *IDS], TARGETS))
 def test_another_number_builds_nothing(name, target):
     def mask(s):
         return IDS[name](s) if name in IDS else mc.where(NUMBERS[name](s))

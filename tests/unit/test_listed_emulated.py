@@ -15,6 +15,7 @@ from maskc.runtime.launch.listed import ListedRowsPlan  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.exact_attention import called, live_pairs, tensors, vectors  # noqa: E402
 from tests.support.hopper import TARGET, check, half  # noqa: E402
+from tests.support.thorough import alternating, more  # noqa: E402
 
 IDS = [3, 40, 41, 77, 90, 140, 190, 201]
 MASKS = {
@@ -38,8 +39,7 @@ def in_parts(mask, dim=64, dtype="bfloat16"):
     return CompiledMask(made.bundle, TARGET, in_parts=True)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "deterministic"), alternating(list(MASKS), [False, True]))
 def test_both_passes(hopper, name, deterministic):
     mask, attn = MASKS[name], in_parts(MASKS[name])
     check(attn, given(210, 210, batch=2), live_pairs(mask, 210, 210), deterministic=deterministic)
@@ -59,7 +59,7 @@ def test_features():
     check(in_parts(mask), given(210, 210), live, softcap=3.0, **both)
 
 
-@pytest.mark.parametrize("dim", [96, 128, 256])
+@pytest.mark.parametrize("dim", [more(96), 128, 256])
 def test_head_dimensions(dim):
     mask = MASKS["columns"]
     check(in_parts(mask, dim, "float16"), given(150, 210, dim, "float16"),

@@ -148,7 +148,10 @@ DISTRIBUTED = """
 import sys, torch
 import torch.distributed as dist
 sys.path.insert(0, {folder!r})
+from maskc.build import hostcc
+from tests.support.thorough import soon
 from tests.unit.test_nn import Model, H, D, N
+hostcc.FLAGS = soon(hostcc.FLAGS)
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 torch.manual_seed(0)

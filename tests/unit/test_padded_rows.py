@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from tests.support.exact_attention import live_pairs, tensors, vectors  # noqa: E402
 from tests.support.exact_entmax import check as check_entmax  # noqa: E402
 from tests.support.hopper import BAND, check, compiled, modes  # noqa: E402
-from tests.support.thorough import more  # noqa: E402
+from tests.support.thorough import alternating, more  # noqa: E402
 
 TENSOR_CORES = ["sm_80", "sm_90a"]
 DIMS = [(8, 8), (40, 40), (88, 88), (104, 104), (16, 8), (192, 128), (64, 128)]
@@ -47,9 +47,10 @@ def spaced(x):
     return wide[..., :dim]
 
 
-@pytest.mark.parametrize("target", TENSOR_CORES)
 @pytest.mark.parametrize(
-    "dims", [*DIMS, more((24, 24)), more((136, 136)), more((248, 72)), (200, 200)], ids=str
+    ("dims", "target"),
+    alternating([*DIMS, (200, 200), *map(more, ((24, 24), (136, 136), (248, 72)))], TENSOR_CORES),
+    ids=str,
 )
 def test_both_passes(dims, target):
     attn = BAND.compile(dims[0], head_dim_v=dims[1], target=target)
@@ -57,16 +58,16 @@ def test_both_passes(dims, target):
     check(attn, given(130, 200, *dims), live_pairs(BAND, 130, 200))
 
 
-@pytest.mark.parametrize("target", TENSOR_CORES)
-@pytest.mark.parametrize("dims", [(40, 40), (80, 72)], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "target"), alternating([(40, 40), (80, 72)], TENSOR_CORES), ids=str
+)
 def test_what_lies_between_rows_is_not_read(dims, target):
     attn = BAND.compile(dims[0], head_dim_v=dims[1], dtype="float16", target=target)
     made = [spaced(x) for x in given(140, 140, *dims, dtype=torch.float16)]
     check(attn, made, live_pairs(BAND, 140, 140))
 
 
-@pytest.mark.parametrize("target", TENSOR_CORES)
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("target", "deterministic"), alternating(TENSOR_CORES, [False, True]))
 def test_features(target, deterministic):
     dims, both = (80, 40), vectors(["sink_logits", "alibi_slopes"], 2)
     attn, live = BAND.compile(80, head_dim_v=40, target=target), live_pairs(BAND, 150, 150)
@@ -75,8 +76,10 @@ def test_features(target, deterministic):
     check(attn, made, live, deterministic=deterministic, scale=-0.2)
 
 
-@pytest.mark.parametrize("mode", ["usual", "stream", "small usual", "small stream", "small apart"])
-@pytest.mark.parametrize("dim", [40, 80])
+@pytest.mark.parametrize(
+    ("dim", "mode"),
+    alternating([40, 80], ["usual", "stream", "small usual", "small stream", "small apart"]),
+)
 def test_forms_of_hopper(dim, mode):
     attn = compiled(BAND, dim, mode=mode, most_tiles=2)
     check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
@@ -106,8 +109,9 @@ def test_parts_join(target):
     check(attn, given(210, 210, 72, 40), live_pairs(BOTH_SIDES, 210, 210))
 
 
-@pytest.mark.parametrize("target", TENSOR_CORES)
-@pytest.mark.parametrize("dims", [(40, 40), (104, 72)], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "target"), alternating([(40, 40), (104, 72)], TENSOR_CORES), ids=str
+)
 def test_entmax(dims, target):
     attn = mc.causal().compile(dims[0], head_dim_v=dims[1], dtype="float16", target=target)
     made = given(150, 200, *dims, dtype=torch.float16)

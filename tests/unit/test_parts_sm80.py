@@ -23,6 +23,7 @@ from tests.support.exact_attention import (  # noqa: E402
     wrong,
 )
 from tests.support.hopper import nan_memory  # noqa: E402
+from tests.support.thorough import alternating, more  # noqa: E402
 
 CAUSAL = mc.causal()
 MASKS = {
@@ -54,14 +55,13 @@ def check(mask, n_q, n_kv, dim=64, dtype=torch.bfloat16, **options):
     return attn
 
 
-@pytest.mark.parametrize("n", [130, 201])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "n"), alternating(list(MASKS), [130, 201]))
 def test_parts(name, n):
     attn = check(MASKS[name], n, n)
     assert isinstance(attn._last[1], PartedPlan)
 
 
-@pytest.mark.parametrize("dim", [32, 128, 256])
+@pytest.mark.parametrize("dim", [32, more(128), 256])
 def test_head_dimensions(dim):
     check(MASKS["bands"], 150, 150, dim, torch.float16)
 

@@ -14,7 +14,7 @@ from maskc.driver import analyse_heads
 from maskc.ir.id_lists import unveiled, veiled
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.listed import ListedRowsPlan
-from tests.support.thorough import examples
+from tests.support.thorough import alternating, examples
 from tests.unit.test_runtime_attention import case, compare, path, quiet  # noqa: F401
 
 IDS = [3, 40, 41, 77, 90, 120]
@@ -40,8 +40,7 @@ def data_of(name, n_kv, seed=0):
     return {"g": np.random.default_rng(seed).random(n_kv) < 0.06}
 
 
-@pytest.mark.parametrize("extras", [False, True], ids=["plain", "extras"])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "extras"), alternating(list(MASKS), [False, True]))
 def test_both_passes(path, name, extras):  # noqa: F811
     """ALiBi, which is among the extras, runs whole."""
     attn = quiet(mask_of(MASKS[name]), path)

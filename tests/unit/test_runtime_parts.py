@@ -24,7 +24,7 @@ from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import Machine
 from tests.support.fake_hopper import compiled as on_card
 from tests.support.fake_hopper import given as tensors
-from tests.support.thorough import examples
+from tests.support.thorough import alternating, examples
 from tests.unit.test_runtime_attention import case, close, compare, path, quiet  # noqa: F401
 
 MASKS = {
@@ -56,8 +56,7 @@ def mask_of(name: str, dtype="float32", dims=(32, 48)) -> CompiledMask:
     return CompiledMask(whole.bundle, "cpu", in_parts=True)
 
 
-@pytest.mark.parametrize("extras", [False, True], ids=["plain", "extras"])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "extras"), alternating(list(MASKS), [False, True]))
 def test_both_passes(path, name, extras, always):  # noqa: F811
     mask = quiet(mask_of(name), path)
     for n_q, n_kv in ((130, 130), (61, 93), (93, 61), (20, 20), (1, 40), (40, 12), (130, 154)):

@@ -21,6 +21,7 @@ from maskc.runtime.scored import ScoredMask  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
 from tests.support.scores import FORMULAS, arrays, random_formulas  # noqa: E402
+from tests.support.thorough import alternating  # noqa: E402
 
 BAND = mc.causal() & (mc.sinks(3) | mc.window(40))
 
@@ -145,8 +146,9 @@ def test_long_rows(name):
 
 
 @emulated
-@pytest.mark.parametrize("name", ["relative table", "twice", "soft-cap"])
-@pytest.mark.parametrize("mode", [None, "apart"])
+@pytest.mark.parametrize(
+    ("name", "mode"), alternating(["relative table", "twice", "soft-cap"], [None, "apart"])
+)
 def test_small_tiles(name, mode):
     _, ran = judged(BAND, name, 150, form="small", mode=mode)
     assert ("sm_90a_small_backward", "apart" if mode else "usual") in ran

@@ -19,7 +19,7 @@ from maskc.layout.tiles.relative_bits import PAD, distance_count, distance_words
 from maskc.plan.families.sm90a_backward import backward_schedule
 from maskc.plan.runs import run_length
 from tests.support.host_bits import HostBits
-from tests.support.thorough import more
+from tests.support.thorough import alternating, more
 
 SM_90A = TARGETS["sm_90a"]
 HEADS = 2
@@ -75,9 +75,12 @@ def bits_of(mask: mc.Mask, dim: int, direction: Direction, packed: int = 1) -> H
     return HostBits(bundle, unit, queries, packed)
 
 
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("dim", [64, 128, 192, more(256)])
-@pytest.mark.parametrize("name", [*BY_DISTANCE, *MIXED, *IN_RUNS, *OTHERWISE])
+@pytest.mark.parametrize(
+    ("name", "dim", "direction"),
+    alternating(
+        [*BY_DISTANCE, *MIXED, *IN_RUNS, *OTHERWISE], [64, 128, 192, more(256)], list(Direction)
+    ),
+)
 def test_bits_are_the_mask(name, dim, direction):
     """In forward tiles of 192 x 128, 128 x 128 and 128 x 96, backward of 128 x 128, 64 x 128 and
     64 x 64; at 256 these are the same, and a forward thread has two thirds of the keys."""
@@ -149,9 +152,9 @@ OF_DATA = {
 """Masks of batches, with long runs of columns that have the same data, short ones and none."""
 
 
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("dim", [64, 192, more(128)])
-@pytest.mark.parametrize("name", OF_DATA)
+@pytest.mark.parametrize(
+    ("name", "dim", "direction"), alternating(list(OF_DATA), [64, 192, more(128)], list(Direction))
+)
 def test_bits_of_data_are_the_mask(name, dim, direction):
     mask, makers = OF_DATA[name]
     bundle = bundle_of(mask, dim)

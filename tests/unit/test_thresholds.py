@@ -27,7 +27,7 @@ from tests.support.chosen_keys import (  # noqa: E402
     check_nans,
     check_passes,
 )
-from tests.support.thorough import more  # noqa: E402
+from tests.support.thorough import alternating, more  # noqa: E402
 
 N_Q, N_KV, DIM = 130, 700, 64
 
@@ -133,14 +133,16 @@ def scores_of(q, k):
         return np.where(others > 0, np.nan, scores)
 
 
-@pytest.mark.parametrize("k", [0, 1, 64, more(350), 699, 700, 1000])
+@pytest.mark.parametrize(
+    ("k", "target"), alternating([0, 1, 64, 699, 700, 1000, more(350)], TARGETS)
+)
 def test_whatever_the_scores(target, k):
     rows = columns(np.random.default_rng(k)).values()
     given = inputs(list(rows), signs=True)
     check(target, k, scores_of(*given[:2]), *given)
 
 
-@pytest.mark.parametrize("k", [more(1), 100, more(700), 2900])
+@pytest.mark.parametrize(("k", "target"), alternating([100, 2900, more(1), more(700)], TARGETS))
 def test_guesses_that_are_wrong(target, k):
     """Longer rows, of which scores as if they were normal tell little: more than fit a list lie
     where the threshold is expected, or it is elsewhere."""
@@ -187,14 +189,15 @@ def test_what_is_no_number_comes_last(target, k):
 # ------------------------------------------------------------------ what reads thresholds
 
 
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize(("name", "target"), alternating(list(PASSES), TARGETS))
 def test_passes(name, target, monkeypatch):
     machine.install(monkeypatch)
     check_passes(name, target=target)
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("mask", BOTH)
+@pytest.mark.parametrize(
+    ("mask", "dim", "target"), alternating(list(BOTH), [64, 128, 256], TARGETS)
+)
 def test_passes_see_the_keys_that_were_chosen(mask, dim, target, monkeypatch):
     machine.install(monkeypatch)
     check_counts(*BOTH[mask], dim, 150, 333, target=target)
@@ -214,8 +217,7 @@ def test_keys_that_are_no_numbers(target, monkeypatch):
 # ------------------------------------------------------------------ sm_80
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("dim", [32, 96, 192])
+@pytest.mark.parametrize(("dim", "dtype"), alternating([32, 96, 192], ["bfloat16", "float16"]))
 def test_other_head_dimensions(dim, dtype, monkeypatch):
     machine.install(monkeypatch)
     for each in BOTH.values():

@@ -24,6 +24,7 @@ from tests.support.exact_attention import (  # noqa: E402
     wrong,
 )
 from tests.support.hopper import check, compiled, half, modes  # noqa: E402
+from tests.support.thorough import alternating  # noqa: E402
 
 FORWARD, BACKWARD = ("sm_90a_tiny", "usual"), ("sm_90a_tiny_backward", "once")
 EMPTY = mc.block_diagonal(16) & mc.where(lambda q, k: (q // 16 % 2 == 0) & (q % 5 > 0))
@@ -55,11 +56,13 @@ def test_blocks_of_any_length(dim, dtype, size):
 
 
 @pytest.mark.parametrize(
-    "mask",
-    [EMPTY, GAPS, SHORT, mc.window(3), mc.block_diagonal(32), mc.block_diagonal(12)],
+    ("mask", "lengths"),
+    alternating(
+        [EMPTY, GAPS, SHORT, mc.window(3), mc.block_diagonal(32), mc.block_diagonal(12)],
+        [(70, 70), (50, 83), (83, 50), (1, 40), (40, 1)],
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("lengths", [(70, 70), (50, 83), (83, 50), (1, 40), (40, 1)], ids=str)
 def test_other_masks_and_lengths(mask, lengths):
     attn = compiled(mask, 64, mode="tiny")
     check(attn, given(*lengths, 64, batch=2, heads=4, kv_heads=2), live_pairs(mask, *lengths))

@@ -13,6 +13,7 @@ from maskc.core.problem import Feature
 from maskc.testing.emulator import machine
 from tests.support.exact_attention import live_pairs, tensors
 from tests.support.hopper import check, compiled, half
+from tests.support.thorough import alternating
 
 TIMES = np.array([-2_000_000_000, 5, 1_900_000_000, 2_000_000_000] * 50)
 IN_RUNS = np.repeat(TIMES[:8], 30)[:200]
@@ -42,8 +43,7 @@ def asked(attn):
     return [features for _, _, features in attn.all_reports]
 
 
-@pytest.mark.parametrize("mode", ["large", "small"])
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize(("name", "mode"), alternating(list(WIDE), ["large", "small"]))
 def test_in_64_bits(name, mode):
     attn = compiled(WIDE[name], 64, mode=mode)
     made = tensors(150, 190, 64, half("bfloat16"), 0, batch=1, heads=2, kv_heads=1)
