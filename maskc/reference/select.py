@@ -24,8 +24,15 @@ def select(allowed: np.ndarray, scores: np.ndarray, k: int, block: int, q_block:
     Returns:
         bool [n_q, n_kv]; the caller intersects it with what each head allows.
     """
-    _, n_q, n_kv = allowed.shape
+    heads, n_q, n_kv = allowed.shape
     chosen = np.zeros((n_q, n_kv), dtype=bool)
+    if heads == block == q_block == 1:  # candidates are pairs: there is nothing to average
+        for row in range(n_q):
+            (keys,) = np.nonzero(allowed[0, row])
+            values = scores[0, row, keys]
+            none = np.isnan(values)
+            chosen[row, keys[np.lexsort((keys, np.where(none, 0.0, -values), none))[:k]]] = True
+        return chosen
     for top in range(0, n_q, q_block):
         rows = slice(top, top + q_block)
         ranked = []

@@ -212,6 +212,20 @@ def test_only_what_the_mask_allows_is_ranked() -> None:
     assert chosen([9, 1, 2, 8], 3, []) == []
 
 
+@pytest.mark.parametrize("k", [0, 1, 5, 40])
+def test_two_heads_that_are_alike_select_what_one_does(k: int) -> None:
+    """Their mean is the score itself, and takes the way of blocks."""
+    rng = np.random.default_rng(k)
+    scores = rng.integers(-3, 4, (1, 30, 40)) / 2.0
+    scores[rng.random(scores.shape) < 0.2] = np.nan
+    scores[rng.random(scores.shape) < 0.1] = -np.inf
+    scores[rng.random(scores.shape) < 0.1] = -0.0
+    allowed = rng.random(scores.shape) < 0.7
+    allowed[0, 3] = False
+    both = (np.repeat(x, 2, axis=0) for x in (allowed, scores))
+    np.testing.assert_array_equal(select(allowed, scores, k, 1, 1), select(*both, k, 1, 1))
+
+
 def test_blocks_of_keys_and_queries_select_together() -> None:
     allowed = np.tril(np.ones((1, 4, 5), dtype=bool), 1)
     scores = np.array([

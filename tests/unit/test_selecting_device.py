@@ -25,7 +25,7 @@ from tests.support.selected import (  # noqa: E402
     integers,
     work_faults,
 )
-from tests.support.thorough import more  # noqa: E402
+from tests.support.thorough import alternating, more  # noqa: E402
 
 NAN, INF = float("nan"), float("inf")
 
@@ -246,14 +246,16 @@ MIXED = {
 
 LENGTHS = ((200, 300), (5, 130), (300, 77))
 LISTED = [
-    *(("pairs", 0, n, name) for n in LENGTHS for name in MIXED),
-    *(("pairs", -1, LENGTHS[0], name) for name in MIXED),
+    *(
+        pytest.param("pairs", source, n, name, marks=each.marks)
+        for each in alternating([0, -1], list(MIXED))
+        for source, name in [each.values]
+        for n in LENGTHS
+    ),
     *(("all", 0, LENGTHS[0], name) for name in ("without", "two")),
-    *(more("pairs", -1, n, name) for n in LENGTHS[1:] for name in MIXED),
     *(more("all", 0, n, name) for n in LENGTHS[1:] for name in ("without", "two")),
-]  # fmt: skip
-"""All lengths in large tiles; in small ones, and with scores of every head, what the lengths do is
-the same text."""
+]
+"""Each mask in large tiles or in small ones, where what masks do is the same text."""
 
 
 @pytest.mark.parametrize(("form", "source", "lengths", "name"), LISTED)
