@@ -192,14 +192,14 @@ class Step:
         """What of a buffer stays until the backward pass: all, or what came from others."""
         if buffer is None or not self.work.mostly_copies:
             return buffer
-        return gathered(buffer, self.work.receives)
+        return gathered(buffer, self.work.came)
 
     def _again(self, rows: Rows, k: Any, v: Any, kept: Any) -> Any:
         """The buffer of the forward pass."""
         if kept is None or not self.work.mostly_copies:
             return kept
         buffer = self._room(rows, k)
-        spread(buffer, self.work.receives, kept)
+        spread(buffer, self.work.came, kept)
         self._fill(rows, k, v, buffer)
         return buffer
 

@@ -7,9 +7,11 @@ rank's own keys lie in the order of the sequence.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +37,35 @@ class Message:
     place: int
     """In the rank's own tokens where it sends, in its buffer where it receives."""
     count: int
+
+
+class Pieces:
+    """Some stretches of tokens, in order; what is reckoned of them is reckoned once."""
+
+    def __init__(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """`stretches`: (first token, how many) of each."""
+        self.stretches = tuple(stretches)
+        self.tokens = sum(count for _, count in self.stretches)
+        self._indices: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.stretches)
+
+    def slices(self, first: int = 0) -> Iterator[tuple[slice, slice]]:
+        """(where a stretch is among all of them, its tokens, counted from `first`)."""
+        at = 0
+        for place, count in self.stretches:
+            yield slice(at, at + count), slice(place - first, place - first + count)
+            at += count
+
+    def index(self, device: Any, first: int = 0) -> Any:
+        """int64 tensor [tokens]: the tokens, counted from `first`; made once."""
+        import torch
+
+        if (device, first) not in self._indices:
+            parts = [torch.arange(x - first, x - first + count) for x, count in self.stretches]
+            self._indices[device, first] = torch.cat(parts).to(device)
+        return self._indices[device, first]
 
 
 @dataclass(frozen=True)
@@ -78,11 +109,37 @@ class Work:
     calls: tuple[Call, ...]
     """Those that need nothing of others come first."""
 
+    @cached_property
+    def came(self) -> Pieces:
+        """All that the buffer receives."""
+        return Pieces((each.place, each.count) for each in self.receives)
+
+    @cached_property
+    def incoming(self) -> tuple[tuple[int, Pieces], ...]:
+        """What each rank sends, in its place in the buffer; one message each."""
+        return _by_peer(self.receives)
+
+    @cached_property
+    def outgoing(self) -> tuple[tuple[int, Pieces], ...]:
+        """What each rank receives, in its place among the rank's own tokens; what several receive
+        is the same object."""
+        return _by_peer(self.sends)
+
     @property
     def mostly_copies(self) -> bool:
         """Whether a buffer holds so much of the rank's own that it is rather made again."""
-        came = sum(each.count for each in self.receives)
-        return sum(each.count for each in self.copies) >= 2 * came
+        return sum(each.count for each in self.copies) >= 2 * self.came.tokens
+
+
+def _by_peer(messages: Iterable[Message]) -> tuple[tuple[int, Pieces], ...]:
+    """By rank, ascending."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for each in messages:
+        found.setdefault(each.peer, []).append((each.place, each.count))
+    known: dict[tuple[tuple[int, int], ...], Pieces] = {}
+    return tuple(
+        (peer, known.setdefault(tuple(own), Pieces(own))) for peer, own in sorted(found.items())
+    )
 
 
 def work_of(plan: Plan, layer: LayerPlan, rank: int) -> Work:
