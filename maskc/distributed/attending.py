@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from maskc.distributed.planning import Plan
     from maskc.distributed.work import Call, Work
 
+_BESIDE = True
+"""Whether rows that read the buffer may run beside the others."""
 _FEW = 4
 """Gaps of a buffer that are cleared one by one."""
 
@@ -171,16 +175,19 @@ class Step:
         results = _Results(q, v)
         if buffer is not None:  # first, so that messages begin before kernels fill the GPU
             self._fill(rows, k, v, buffer)
-        for call in work.calls:
-            if call.own:
+        own = [call for call in work.calls if call.own]
+        both = messages is not None and q.is_cuda and 0 < len(own) < len(work.calls)
+        with _beside(q.device, both and _BESIDE) as others:
+            for call in own:
                 self._run(call, q, k, v, heads, results)
-        if messages is not None:
-            messages.wait()
-        if buffer is not None:
-            keys, values = rows.keys(buffer), rows.values(buffer)
-            for call in work.calls:
-                if not call.own:
-                    self._run(call, q, keys, values, heads, results)
+            with others:
+                if messages is not None:
+                    messages.wait()
+                if buffer is not None:
+                    keys, values = rows.keys(buffer), rows.values(buffer)
+                    for call in work.calls:
+                        if not call.own:
+                            self._run(call, q, keys, values, heads, results)
         return results.out, results.lse, buffer
 
     def _room(self, rows: Rows, k: Any) -> Any:
@@ -301,6 +308,31 @@ class Step:
         for number, more in enumerate(found[3:]):
             if more is not None:
                 heads[number] += more
+
+
+@contextmanager
+def _beside(device: Any, wanted: bool) -> Iterator[Any]:
+    """A stream that begins where the present one is, which waits for it in the end; as a context.
+
+    What is enqueued there finds the multiprocessors that the last blocks of the present stream's
+    kernels leave. Without `wanted` everything is enqueued here.
+    """
+    if not wanted:
+        yield nullcontext()
+        return
+    import torch
+
+    here, there = torch.cuda.current_stream(device), _second_stream(device)
+    there.wait_stream(here)
+    yield torch.cuda.stream(there)
+    here.wait_stream(there)
+
+
+@cache
+def _second_stream(device: Any) -> Any:
+    import torch
+
+    return torch.cuda.Stream(device)
 
 
 class _Results:
