@@ -83,8 +83,8 @@ def check_cover(made, entries, kinds_of, size: int, certain: bool) -> None:
 def cut_by(counts: list[int], rule: WorkList, n_q: int = 0) -> list[int]:
     """For each row of a list the most tiles of an item, 0 where there is no limit; `n_q` of a
     forward pass."""
-    part = rule.uneven_tiles * min(4, -(-n_q // 16)) if len(counts) <= 8 else 0
-    rest = [4 * (sum(counts) - n) for n in counts]
+    part = rule.uneven_tiles * (min(4, -(-n_q // 16)) if n_q else 2) if len(counts) <= 8 else 0
+    rest = [4 * (sum(counts) - n) if n_q else 0 for n in counts]
     few = [n >= 2 * part and n * (len(counts) - 1) >= more
            for n, more in zip(counts, rest, strict=True)]  # fmt: skip
     live = [n for n in counts if n]
