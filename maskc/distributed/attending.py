@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from maskc.core.dropout import FIRST, SQUARE
 from maskc.core.errors import MixedLibraries, NotShared
 from maskc.core.tensors import out_strides
 from maskc.distributed.exchange import Rows, bring, gathered, give_back, spread, unpacked
@@ -28,6 +29,7 @@ def attention(
     scale: float | None = None, return_lse: bool = False, softcap: float | None = None,
     alibi_slopes: Any = None, sink_logits: Any = None, normalizer: str = "softmax",
     alpha: float | None = None, nan_safe: bool = False, deterministic: bool = False,
+    dropout_p: float = 0.0, dropout_seed: Any = None,
 ) -> Any:  # fmt: skip
     """Attention of this rank's queries over all keys that they see; all ranks must call it.
 
@@ -46,6 +48,9 @@ def attention(
         scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe,
             deterministic: as in `mc.attention`. In a deterministic pass gradients from several
             ranks are added in the order of the ranks.
+        dropout_p: as in `mc.attention`.
+        dropout_seed: likewise, and the same on every rank: then what is dropped is what one GPU
+            drops. It must be given.
 
     Returns:
         out [B, Hq, tokens, Dv], or (out, lse) with lse fp32 [B, Hq, tokens].
@@ -56,10 +61,14 @@ def attention(
         RankLost: a message did not come (MC705).
         WrongGroup: the group does not fit the plan (MC706).
         PlanData: the mask reads data that the plan was not given (MC702).
-        NotShared: ALiBi where a rank's rows do not end where its keys do (MC707).
+        NotShared: ALiBi where a rank's rows do not end where its keys do; dropout where chunks of
+            tokens are no multiples of 16 (MC707).
+        DropoutSeed: there is no seed (MC431).
         MaskcError: as `mc.attention`.
     """
     import torch
+
+    from maskc.runtime.dropout import asked
 
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
@@ -71,7 +80,9 @@ def attention(
             q, k, v, plan, layer=layer, group=group, scale=scale, return_lse=return_lse,
             softcap=softcap, alibi_slopes=alibi_slopes, sink_logits=sink_logits,
             normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, deterministic=deterministic,
+            dropout_p=dropout_p, dropout_seed=dropout_seed,
         )  # fmt: skip
+    dropout = asked(None, dropout_p, dropout_seed) if dropout_p else {}
     options = {
         name: value for name, value in (
             ("scale", scale), ("softcap", softcap), ("alpha", alpha),
@@ -81,23 +92,29 @@ def attention(
     }  # fmt: skip
     # Compilers leave the call alone: what they make of the code around it, they make in two parts.
     run = torch.compiler.disable(_attend) if torch.compiler.is_compiling() else _attend
-    out, lse = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic)
+    out, lse = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic,
+                   dropout)  # fmt: skip
     return (out, lse) if return_lse else out
 
 
 def _attend(
     q: Any, k: Any, v: Any, slopes: Any, sinks: Any, plan: Plan, layer: str | None, group: Any,
-    options: dict[str, Any], deterministic: bool,
+    options: dict[str, Any], deterministic: bool, dropout: dict[str, Any],
 ) -> tuple[Any, Any]:  # fmt: skip
     """out and lse; messages start and end inside it."""
     ranks = ranks_of(plan, group)
     agree(plan, ranks, q, k, v, layer)
-    work = plan.work(ranks.rank, layer)
+    work = plan.work(ranks.rank, layer, bool(dropout))
     if slopes is not None and not all(call.positions for call in work.calls):
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
                         at="alibi_slopes")  # fmt: skip
-    step = Step(work, ranks, options, deterministic, plan.__dict__.setdefault("_kernels", {}))
+    if dropout and any(x % SQUARE for call in work.calls for x in call.first or ()):
+        why = f"pairs are drawn in squares of {SQUARE} tokens, which its chunks cut"
+        raise NotShared("dropout_p", why, f"make the plan with block={SQUARE} or a multiple",
+                        at="dropout_p")  # fmt: skip
+    known = plan.__dict__.setdefault("_kernels", {})
+    step = Step(work, ranks, options, deterministic, dropout, known)
     found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks)
     return found
 
@@ -143,20 +160,31 @@ class Step:
     ranks: Ranks
     options: dict[str, Any]
     deterministic: bool
+    dropout: dict[str, Any]
+    """What calls say of it besides their places; empty without."""
     kernels: dict[object, Any]
     """Compiled masks by call and problem."""
 
     def kernel(self, call: Call, q: Any, v: Any) -> Any:
         """The compiled mask of a call."""
-        key = id(call), q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device
+        drops = bool(self.dropout)
+        key = id(call), q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device, drops
         found = self.kernels.get(key)
         if found is None:
             from maskc.api import _compiled
 
             place = q.device.type, q.device.index or 0
             rest = q.shape[3], v.shape[3], q.shape[1], q.dtype, place
-            found = self.kernels[key] = _compiled(call.local.mask, *rest)
+            found = _compiled(call.local.mask, *rest)
+            found = self.kernels[key] = found.dropping if drops else found
         return found
+
+    def data(self, call: Call) -> dict[str, Any]:
+        """What a call gives beside q, k and v."""
+        given = {**call.local.data, **self.dropout}
+        if self.dropout and call.first is not None:
+            given[FIRST] = tuple(x // SQUARE for x in call.first)
+        return given
 
     @property
     def travels(self) -> bool:
@@ -228,7 +256,7 @@ class Step:
         attn, queries = self.kernel(call, q, v), q[:, :, own]
         into = results.place(queries, own)
         out, lse = attn.launch(
-            queries, k[:, :, keys], v[:, :, keys], return_lse=True, data=call.local.data,
+            queries, k[:, :, keys], v[:, :, keys], return_lse=True, data=self.data(call),
             into=into, **heads, **self.options,
         )  # fmt: skip
         results.put(own, out, lse, into is not None)
@@ -297,7 +325,7 @@ class Step:
         def run(v: Any, out: Any, dout: Any) -> Any:
             return attn.launch_backward(
                 of_q, of_k, v, out, of_lse, rows(dout), alibi_slopes=slopes, sink_logits=sinks,
-                deterministic=exact, data=call.local.data, into=into, **self.options,
+                deterministic=exact, data=self.data(call), into=into, **self.options,
             )  # fmt: skip
 
         parts = (None if x is None else x[:, :, own] for x in (dout, dlse))

@@ -92,6 +92,9 @@ class Call:
     local: LocalMask
     positions: bool
     """Whether the last row is where the last key is, as distances in the kernel have it."""
+    first: tuple[int, int] | None
+    """Its first query and its first key in the sequence; None where keys come from several
+    places."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +145,11 @@ def _by_peer(messages: Iterable[Message]) -> tuple[tuple[int, Pieces], ...]:
     )
 
 
-def work_of(plan: Plan, layer: LayerPlan, rank: int) -> Work:
+def work_of(plan: Plan, layer: LayerPlan, rank: int, one_stretch: bool = False) -> Work:
     """A rank's work.
+
+    Args:
+        one_stretch: whether the buffer is one stretch of the sequence, whatever its gaps are.
 
     Raises:
         PlanData: the mask reads data that the plan was not given (MC702).
@@ -152,7 +158,8 @@ def work_of(plan: Plan, layer: LayerPlan, rank: int) -> Work:
     own = layer.layout.own.of(rank)
     places = np.cumsum([0, *(stop - start for start, stop in own)]).tolist()
     inner, outer = _rows(layer, own)
-    buffer = _stretches(layer, [rows for _, rows in outer])
+    most = 1 if one_stretch else _MOST_STRETCHES
+    buffer = _stretches(layer, [rows for _, rows in outer], most)
     calls = []
     for number, (start, stop) in inner:
         first, last = own[number]
@@ -220,7 +227,7 @@ def _keys_of(layer: LayerPlan, rows: list[tuple[int, int]]) -> list[tuple[int, i
     return union(keys.n, 1, np.zeros_like(begin), begin, end).of(0)
 
 
-def _stretches(layer: LayerPlan, rows: list[tuple[int, int]]) -> list[Stretch]:
+def _stretches(layer: LayerPlan, rows: list[tuple[int, int]], most: int) -> list[Stretch]:
     """The buffer of these rows: all keys that they see, and some gaps between them."""
     found = [[start - start % _ALIGNED, stop] for start, stop in _keys_of(layer, rows)]
     merged: list[list[int]] = []
@@ -233,7 +240,7 @@ def _stretches(layer: LayerPlan, rows: list[tuple[int, int]]) -> list[Stretch]:
     while len(merged) > 1:
         gaps = [after[0] - before[1] for before, after in pairwise(merged)]
         least = min(gaps)
-        if len(merged) <= _MOST_STRETCHES and least > total // 2:
+        if len(merged) <= most and least > total // 2:
             break
         at = gaps.index(least)
         merged[at : at + 2] = [[merged[at][0], merged[at + 1][1]]]
@@ -269,8 +276,10 @@ def _call(
     size = keys[-1].place + keys[-1].count if keys else 0
     rest = plan.n, plan.heads.q, start, stop - start, keys
     local = localized(layer.mask, *rest, plan.data_of(layer))
-    aligned = len(keys) <= 1 and (not keys or keys[0].start + size == stop)
-    return Call(row, stop - start, own, key, size, local, aligned)
+    single = len(keys) <= 1
+    aligned = single and (not keys or keys[0].start + size == stop)
+    first = (start, keys[0].start if keys else 0) if single else None
+    return Call(row, stop - start, own, key, size, local, aligned, first)
 
 
 def _place(own: list[tuple[int, int]], places: list[int], token: int) -> int:
