@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -109,7 +108,7 @@ def _attend(
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
                         at="alibi_slopes")  # fmt: skip
-    if dropout and any(x % SQUARE for call in work.calls for x in call.first or ()):
+    if dropout and plan.block % SQUARE:
         why = f"pairs are drawn in squares of {SQUARE} tokens, which its chunks cut"
         raise NotShared("dropout_p", why, f"make the plan with block={SQUARE} or a multiple",
                         at="dropout_p")  # fmt: skip
@@ -200,22 +199,24 @@ class Step:
         buffer = self._room(rows, k) if work.size else None
         messages = bring(work, self.ranks, rows, k, v, buffer) if self.travels else None
         heads = {"alibi_slopes": slopes, "sink_logits": sinks}
-        results = _Results(q, v)
+        results = _Results(q, v, len(work.calls))
         if buffer is not None:  # first, so that messages begin before kernels fill the GPU
             self._fill(rows, k, v, buffer)
-        own = [call for call in work.calls if call.own]
-        both = messages is not None and q.is_cuda and 0 < len(own) < len(work.calls)
-        with _beside(q.device, both and _BESIDE) as others:
-            for call in own:
+        later = [call for call in reversed(work.calls) if not call.own]  # the last rows see most
+        beside = _Beside(q.device, q.is_cuda and len(work.calls) > 1 and _BESIDE)
+        for call in work.calls:
+            if call.own:
                 self._run(call, q, k, v, heads, results)
-            with others:
-                if messages is not None:
-                    messages.wait()
-                if buffer is not None:
-                    keys, values = rows.keys(buffer), rows.values(buffer)
-                    for call in work.calls:
-                        if not call.own:
-                            self._run(call, q, keys, values, heads, results)
+        if messages is not None:
+            with beside():
+                messages.wait()
+            beside.wait()
+        if buffer is not None:
+            keys, values = rows.keys(buffer), rows.values(buffer)
+            for number, call in enumerate(later):
+                with beside(number % 2 == 0):
+                    self._run(call, q, keys, values, heads, results)
+        beside.wait()
         return results.out, results.lse, buffer
 
     def _room(self, rows: Rows, k: Any) -> Any:
@@ -338,22 +339,36 @@ class Step:
                 heads[number] += more
 
 
-@contextmanager
-def _beside(device: Any, wanted: bool) -> Iterator[Any]:
-    """A stream that begins where the present one is, which waits for it in the end; as a context.
+class _Beside:
+    """A second stream, behind what the present one has by now; without `wanted` the present one.
 
-    What is enqueued there finds the multiprocessors that the last blocks of the present stream's
-    kernels leave. Without `wanted` everything is enqueued here.
+    What is enqueued in one finds the multiprocessors that the last blocks of the other one's
+    kernels leave.
     """
-    if not wanted:
-        yield nullcontext()
-        return
-    import torch
 
-    here, there = torch.cuda.current_stream(device), _second_stream(device)
-    there.wait_stream(here)
-    yield torch.cuda.stream(there)
-    here.wait_stream(there)
+    def __init__(self, device: Any, wanted: bool) -> None:
+        self._device = device
+        self._there = _second_stream(device) if wanted else None
+        if self._there is not None:
+            self._there.wait_stream(self._here)
+
+    @property
+    def _here(self) -> Any:
+        import torch
+
+        return torch.cuda.current_stream(self._device)
+
+    def __call__(self, wanted: bool = True) -> Any:
+        """A context in which the second stream is the present one."""
+        import torch
+
+        alone = self._there is None or not wanted
+        return nullcontext() if alone else torch.cuda.stream(self._there)
+
+    def wait(self) -> None:
+        """The present stream waits for what the second one has by now."""
+        if self._there is not None:
+            self._here.wait_stream(self._there)
 
 
 @cache
@@ -366,10 +381,10 @@ def _second_stream(device: Any) -> Any:
 class _Results:
     """out and lse of a rank's rows: those of one call, or put together."""
 
-    def __init__(self, q: Any, v: Any) -> None:
+    def __init__(self, q: Any, v: Any, calls: int) -> None:
         self._q, self._v = q, v
         self.tokens = q.shape[2]
-        self._made: tuple[Any, Any] | None = None
+        self._made = _empty(q, v) if calls > 1 else None
 
     @property
     def _all(self) -> tuple[Any, Any]:
@@ -419,19 +434,23 @@ class _Sums:
         return self.dk, self.dv
 
     def add(self, key: int, dk: Any, dv: Any) -> None:
-        """Add those of the tokens from `key` on."""
+        """Add those of the tokens from `key` on; what has more tokens keeps its place."""
         if self.dk is None:
             self.first, self.dk, self.dv = key, dk, dv
             return
-        if self.first or self.dk.shape[2] != self.size:  # a second call: room for all tokens
-            before = self.first, self.dk, self.dv
+        more = key, dk, dv
+        if key <= self.first and key + dk.shape[2] >= self.first + self.dk.shape[2]:
+            more = self.first, self.dk, self.dv
+            self.first, self.dk, self.dv = key, dk, dv
+        elif key < self.first or key + dk.shape[2] > self.first + self.dk.shape[2]:
+            before = self.first, self.dk, self.dv  # room for all tokens
             self.first = 0
             self.dk, self.dv = (_zeros(x, self.size) for x in (dk, dv))
             self._add(*before)
-        self._add(key, dk, dv)
+        self._add(*more)
 
     def _add(self, key: int, dk: Any, dv: Any) -> None:
-        part = slice(key, key + dk.shape[2])
+        part = slice(key - self.first, key - self.first + dk.shape[2])
         self.dk[:, :, part] += dk
         self.dv[:, :, part] += dv
 
@@ -442,7 +461,7 @@ class _Sums:
         if self.dk is None:
             return torch.zeros_like(k), torch.zeros_like(v)
         if self.dk.shape[2] != self.size:
-            self.add(0, self.dk[:, :, :0], self.dv[:, :, :0])
+            self.add(0, *(_zeros(x, self.size) for x in (k, v)))
         return self.dk, self.dv
 
 

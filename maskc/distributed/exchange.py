@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import RankLost
+from maskc.distributed.work import FEW
 
 if TYPE_CHECKING:
     from maskc.distributed.groups import Ranks
-    from maskc.distributed.work import Pieces, Work
+    from maskc.distributed.work import Joined, Pieces, Work
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,9 @@ class Exchange:
         """Receive into contiguous rows."""
         self._add("irecv", rows, peer)
 
-    def receive_pieces(self, buffer: Any, pieces: Pieces, peer: int) -> None:
-        """Receive pieces of a buffer from one rank; a single one comes to its place at once."""
-        if len(pieces) == 1:
-            ((place, count),) = pieces.stretches
-            self.receive(buffer[place : place + count], peer)
-            return
-        rows = buffer.new_empty((pieces.tokens, buffer.shape[1]))
+    def spread_later(self, buffer: Any, pieces: Pieces, rows: Any) -> None:
+        """When all has come, put rows that lie side by side where pieces say."""
         self._scattered.append((buffer, pieces, rows))
-        self.receive(rows, peer)
 
     def _add(self, name: str, rows: Any, peer: int) -> None:
         import torch.distributed as dist
@@ -132,13 +128,9 @@ def _hold_back(device: Any) -> None:
         torch.cuda._sleep(_HELD_BACK)
 
 
-_FEW = 4
-"""Pieces that are copied one by one; more of them are looked up by index."""
-
-
 def spread(buffer: Any, pieces: Pieces, rows: Any) -> None:
     """Put rows that lie side by side where pieces say."""
-    if len(pieces) > _FEW:
+    if len(pieces) > FEW:
         buffer.index_copy_(0, pieces.index(rows.device), rows)
         return
     for part, place in pieces.slices():
@@ -147,7 +139,7 @@ def spread(buffer: Any, pieces: Pieces, rows: Any) -> None:
 
 def gathered(buffer: Any, pieces: Pieces) -> Any:
     """The rows of some pieces, side by side."""
-    if len(pieces) > _FEW:
+    if len(pieces) > FEW:
         return buffer.index_select(0, pieces.index(buffer.device))
     made = buffer.new_empty((pieces.tokens, buffer.shape[1]))
     for part, place in pieces.slices():
@@ -158,7 +150,7 @@ def gathered(buffer: Any, pieces: Pieces) -> Any:
 def packed(rows: Rows, k: Any, v: Any, pieces: Pieces, first: int = 0) -> Any:
     """Some tokens' keys and values, side by side and contiguous; k and v begin at token `first`."""
     made = k.new_empty((pieces.tokens, rows.width))
-    if len(pieces) > _FEW:
+    if len(pieces) > FEW:
         index = pieces.index(k.device, first)
         rows.keys(made).copy_(k.index_select(2, index))
         rows.values(made).copy_(v.index_select(2, index))
@@ -172,7 +164,7 @@ def packed(rows: Rows, k: Any, v: Any, pieces: Pieces, first: int = 0) -> Any:
 def unpacked(rows: Rows, came: Any, pieces: Pieces, dk: Any, dv: Any) -> None:
     """Add what came to the gradients of some tokens."""
     keys, values = rows.keys(came), rows.values(came)
-    if len(pieces) > _FEW:
+    if len(pieces) > FEW:
         index = pieces.index(came.device)
         dk.index_add_(2, index, keys)
         dv.index_add_(2, index, values)
@@ -182,15 +174,40 @@ def unpacked(rows: Rows, came: Any, pieces: Pieces, dk: Any, dv: Any) -> None:
         dv[:, :, place] += values[:, :, part]
 
 
+def _packed(
+    rows: Rows, k: Any, v: Any, messages: Iterable[tuple[int, Pieces]], many: Joined, first: int = 0
+) -> dict[Pieces, Any]:
+    """What messages carry; what several carry is packed once, and many stretches all together."""
+    together: Any = packed(rows, k, v, many.all, first) if many.each else None
+    found = {pieces: together[place] for pieces, place in many.each}
+    for _, pieces in messages:
+        if pieces not in found:
+            found[pieces] = packed(rows, k, v, pieces, first)
+    return found
+
+
 def bring(work: Work, ranks: Ranks, rows: Rows, k: Any, v: Any, buffer: Any) -> Exchange:
-    """Start to send what others need, and to receive what this rank needs into its buffer."""
-    found = Exchange(ranks)
+    """Start to send what others need, and to receive what this rank needs into its buffer.
+
+    A single stretch comes to its place at once.
+    """
+    found, many = Exchange(ranks), work.many_came
+    apart: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.each else None
+    places = dict(many.each)
+    if many.each:
+        found.spread_later(buffer, many.all, apart)
     for peer, pieces in work.incoming:
-        found.receive_pieces(buffer, pieces, peer)
-    made: dict[Pieces, Any] = {}  # many ranks may be sent the same
+        if pieces in places:
+            found.receive(apart[places[pieces]], peer)
+        elif len(pieces) == 1:
+            ((place, count),) = pieces.stretches
+            found.receive(buffer[place : place + count], peer)
+        else:
+            own = buffer.new_empty((pieces.tokens, rows.width))
+            found.spread_later(buffer, pieces, own)
+            found.receive(own, peer)
+    made = _packed(rows, k, v, work.outgoing, work.many_sent)
     for peer, pieces in work.outgoing:
-        if pieces not in made:
-            made[pieces] = packed(rows, k, v, pieces)
         found.send(made[pieces], peer)
     found.start()
     return found
@@ -212,7 +229,8 @@ def give_back(
     for peer, pieces in work.outgoing:
         back.append((pieces, dk.new_empty((pieces.tokens, rows.width))))
         found.receive(back[-1][1], peer)
+    made = _packed(rows, dk, dv, work.incoming, work.many_came, first)
     for peer, pieces in work.incoming:
-        found.send(packed(rows, dk, dv, pieces, first), peer)
+        found.send(made[pieces], peer)
     found.start()
     return found, back

@@ -39,6 +39,10 @@ class Message:
     count: int
 
 
+FEW = 4
+"""Stretches that are copied one by one; more of them are looked up by index."""
+
+
 class Pieces:
     """Some stretches of tokens, in order; what is reckoned of them is reckoned once."""
 
@@ -66,6 +70,25 @@ class Pieces:
             parts = [torch.arange(x - first, x - first + count) for x, count in self.stretches]
             self._indices[device, first] = torch.cat(parts).to(device)
         return self._indices[device, first]
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Several pieces side by side, so that they are copied together."""
+
+    all: Pieces
+    each: tuple[tuple[Pieces, slice], ...]
+    """Each of them, once, and where it is among all tokens."""
+
+    @classmethod
+    def of(cls, messages: Iterable[tuple[int, Pieces]]) -> Joined:
+        """Those of more than FEW stretches."""
+        found = dict.fromkeys(pieces for _, pieces in messages if len(pieces) > FEW)
+        each, at = [], 0
+        for pieces in found:
+            each.append((pieces, slice(at, at + pieces.tokens)))
+            at += pieces.tokens
+        return cls(Pieces(x for pieces in found for x in pieces.stretches), tuple(each))
 
 
 @dataclass(frozen=True)
@@ -127,6 +150,16 @@ class Work:
         """What each rank receives, in its place among the rank's own tokens; what several receive
         is the same object."""
         return _by_peer(self.sends)
+
+    @cached_property
+    def many_sent(self) -> Joined:
+        """Of `outgoing` those of many stretches."""
+        return Joined.of(self.outgoing)
+
+    @cached_property
+    def many_came(self) -> Joined:
+        """Of `incoming` those of many stretches."""
+        return Joined.of(self.incoming)
 
     @property
     def mostly_copies(self) -> bool:
