@@ -489,8 +489,8 @@ def _in_group(case: Case, group: Any, *given: torch.Tensor) -> torch.Tensor:
 
 
 def soak(bench: Bench, steps: int, first: int = 0) -> dict[str, Any]:
-    """Random steps from `first` on: masks, lengths, layouts and documents change; every result is
-    compared."""
+    """Random steps from `first` on: masks, lengths, layouts, documents and dropout change; every
+    result is compared."""
     wrong, began, worst = [], time.perf_counter(), 0.0
     limit = 1e-4 if bench.dtype == torch.float32 else 2e-2
     done = 0
@@ -519,18 +519,21 @@ def soak(bench: Bench, steps: int, first: int = 0) -> dict[str, Any]:
                                    dtype=str(bench.dtype).split(".")[1], data=data)  # fmt: skip
         whole = bench.tensors(n, step)
         leaves = [x.detach().requires_grad_() for x in whole[:3]]
-        want = mc.attention(*leaves, mask, **data)
+        drops: dict[str, Any] = {}
+        if plan.block % 16 == 0 and int(draw.integers(0, 3)) == 0:
+            drops = {"dropout_p": 0.25, "dropout_seed": step}
+        want = mc.attention(*leaves, mask, **data, **drops)
         want.backward(whole[3])
         own = [plan.shard(x, 2).clone() for x in whole]
         given = [x.requires_grad_() for x in own[:3]]
-        out = mc.distributed.attention(*given, plan)
+        out = mc.distributed.attention(*given, plan, **drops)
         out.backward(own[3])
         pairs = zip([out, *(x.grad for x in given)], [want, *(x.grad for x in leaves)], strict=True)
         for name, (found, wanted) in zip(("out", "dq", "dk", "dv"), pairs, strict=True):
             off = error(found.detach(), plan.shard(wanted.detach(), 2))
             worst = max(worst, off)
             if not off <= limit:
-                wrong.append(f"step {step}: {name} of {mask} at {n}, {layout}: {off:.1e}")
+                wrong.append(f"step {step}: {name} of {mask} at {n}, {layout}, {drops}: {off:.1e}")
         if bench.rank == 0 and (step + 1) % 100 == 0:
             print(f"{step + 1} steps, {len(wrong)} wrong, worst {worst:.1e}", flush=True)
     total = torch.tensor([len(wrong)], device=bench.device)
