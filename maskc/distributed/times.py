@@ -27,6 +27,10 @@ _CALL = 0.02
 """Milliseconds that each further piece of a rank costs: rows apart, and messages."""
 _MOST_TILES = 1 << 21
 """Tiles of 128 x 128 up to which those of a rank's calls are counted."""
+_LAUNCH = 0.004
+"""Milliseconds of a small copy."""
+_MOST_PAIRS = 64
+"""Ranks up to which it is looked at who waits for whom."""
 _FEW_GAPS = 4
 """More gaps of a buffer than these are cleared with all of it."""
 
@@ -87,6 +91,9 @@ def by_tiles(
 def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[Times, Times]:
     """Those of the ranks that are slowest by tiles are found anew, by the kernels that they call;
     what the others take changes as these do on average."""
+    if plan.ranks <= _MOST_PAIRS:
+        travel = _until_both_are_done(layer, rough[0].travel)
+        rough = replace(rough[0], travel=travel), replace(rough[1], travel=travel)
     slowest = {int(np.argmax(x)) for each in rough for x in (each.each, each.travel) if len(x)}
     made: dict[int, tuple[_Rank, _Rank]] = {}
     try:
@@ -98,10 +105,21 @@ def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[
             made[rank] = found
     except MaskcError:  # data that a step brings, say
         return rough
-    return tuple(
+    forward, backward = (
         _joined(times, {rank: both[number] for rank, both in made.items()})
         for number, times in enumerate(rough)
-    )  # type: ignore[return-value]
+    )
+    return forward, backward
+
+
+def _until_both_are_done(layer: LayerPlan, travel: np.ndarray) -> np.ndarray:
+    """A message ends when the busier one of its ranks has all of its own, and so does the wait."""
+    found = travel.copy()
+    for rank in range(len(travel)):
+        for sender in {each.sender for each in layer.receives(rank)}:
+            found[rank] = max(found[rank], travel[sender])
+            found[sender] = max(found[sender], travel[rank])
+    return found
 
 
 @dataclass(frozen=True)
@@ -116,7 +134,7 @@ class _Rank:
 def _of_rank(plan: Plan, work: Work) -> tuple[_Rank, _Rank] | None:
     problem = Problem(plan.heads.dim, plan.heads.dim_v, plan.dtype)
     found = []
-    for direction, copied in zip(Direction, _copied(work), strict=True):
+    for direction, (tokens, launches) in zip(Direction, _copied(work), strict=True):
         parts = [0.0, 0.0]
         for call in work.calls:
             own = of_call(call, problem, direction, plan.heads.q)
@@ -124,19 +142,29 @@ def _of_rank(plan: Plan, work: Work) -> tuple[_Rank, _Rank] | None:
                 return None
             parts[call.own] += plan.batch * own
         outer, inner = parts
-        found.append(_Rank(inner, outer, copied * plan.token_bytes / _COPIED))
+        copies = tokens * plan.token_bytes / _COPIED + launches * _LAUNCH
+        found.append(_Rank(inner, outer, copies))
     return found[0], found[1]
 
 
-def _copied(work: Work) -> tuple[float, float]:
-    """Tokens that both passes copy, fill or add."""
-    sent = sum(pieces.tokens for pieces in {pieces for _, pieces in work.outgoing})
+def _copied(work: Work) -> tuple[tuple[float, int], tuple[float, int]]:
+    """(tokens that are copied, filled or added, and by how many launches) of both passes."""
+    distinct = {pieces for _, pieces in work.outgoing}
+    sent = sum(pieces.tokens for pieces in distinct)
     apart = sum(pieces.tokens for _, pieces in work.incoming if len(pieces) > 1)
     own = sum(each.count for each in work.copies)
-    buffer = own + apart + (work.size / 2 if len(work.gaps) > _FEW_GAPS else 0)
-    again = buffer if work.mostly_copies and work.size else 0
+    cleared = work.size / 2 if len(work.gaps) > _FEW_GAPS else 0
+    buffer, parts = own + apart + cleared, 2 * len(work.copies) + min(len(work.gaps), _FEW_GAPS)
+    again = bool(work.mostly_copies and work.size)
     returned = sum(pieces.tokens for _, pieces in work.outgoing)
-    return sent + buffer, again + work.came.tokens + 1.5 * (own + returned)
+    later = sorted(call.keys for call in work.calls if not call.own)
+    both = sum(later[:-1])  # gradients of several calls over the same keys
+    packs = 2 * min(len(distinct), 2)
+    return (
+        (sent + buffer, packs + parts + 2 * (len(work.calls) > 1) + 2 * bool(apart)),
+        (again * buffer + work.came.tokens + 1.5 * (own + returned + both),
+         again * parts + packs + 2 * len(work.copies) + 2 * len(work.outgoing)),
+    )  # fmt: skip
 
 
 def _joined(times: Times, made: dict[int, _Rank]) -> Times:
