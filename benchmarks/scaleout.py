@@ -41,7 +41,7 @@ import maskc as mc  # noqa: E402
 from benchmarks import files  # noqa: E402
 from benchmarks.contender import Unavailable  # noqa: E402
 from benchmarks.sharing import METHODS, SLOW, Case, Piece, Run, kernel, one_tensor  # noqa: E402
-from maskc.distributed import exchange  # noqa: E402
+from maskc.distributed import attending, exchange  # noqa: E402
 from maskc.distributed.attending import Step  # noqa: E402
 from maskc.dsl.nodes import structure  # noqa: E402
 from maskc.runtime.launch import ahead  # noqa: E402
@@ -448,17 +448,20 @@ def held_back(bench: Bench, cases: list[Case]) -> dict[str, Any]:
     """How long kernels should wait for messages to begin: times by cycles; the best is taken.
 
     `priority` is without waiting, in a group whose messages have a stream of high priority;
-    `no messages` computes what it would, from keys that nobody sent.
+    `no messages` computes what it would, from keys that nobody sent; `in turn` begins rows that
+    read the buffer when the others have ended.
     """
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True) if bench.cuda else None
     first = dist.new_group(list(range(bench.size)), pg_options=options)
     found: dict[str, Any] = {}
     usual, travels = exchange._HELD_BACK, Step.travels
-    choices = [(str(x), x, None) for x in (0, 5_000, 10_000, 20_000, 40_000, 80_000)]
-    others = [("priority", 0, first), ("0 again", 0, None), ("no messages", 0, None)]
+    choices = [(str(x), x, None) for x in (0, 5_000, 10_000, 20_000, 40_000)]
+    others = [("priority", 0, first), ("0 again", 0, None), ("no messages", 0, None),
+              ("in turn", usual, None), ("usual", usual, None)]  # fmt: skip
     for name, cycles, group in choices + others:
         exchange._HELD_BACK = cycles
         Step.travels = property(lambda step: False) if name == "no messages" else travels
+        attending._BESIDE = name != "in turn"
         for case in cases:
             method = case.method("planned")
             run = partial(_in_group, case, group)
@@ -485,15 +488,16 @@ def _in_group(case: Case, group: Any, *given: torch.Tensor) -> torch.Tensor:
 # ------------------------------------------------------------------ soak
 
 
-def soak(bench: Bench, steps: int) -> dict[str, Any]:
-    """Random steps: masks, lengths, layouts and documents change; every result is compared."""
+def soak(bench: Bench, steps: int, first: int = 0) -> dict[str, Any]:
+    """Random steps from `first` on: masks, lengths, layouts, documents and dropout change; every
+    result is compared."""
     wrong, began, worst = [], time.perf_counter(), 0.0
     limit = 1e-4 if bench.dtype == torch.float32 else 2e-2
     done = 0
-    for step in range(steps):
+    for step in range(first, first + steps):
         if bench.late():
             break
-        done = step + 1
+        done += 1
         draw = np.random.default_rng(step)
         n = int(draw.integers(1, 40)) * 64 + int(draw.integers(0, 64))
         width = int(draw.integers(1, 400))
@@ -503,6 +507,8 @@ def soak(bench: Bench, steps: int) -> dict[str, Any]:
             mc.causal(), mc.causal() & (mc.window(mc.param("w", 512)) | mc.sinks(16)),
             mc.window(mc.param("w", 512), 64) & mc.documents("doc"), mc.chunked(256),
         ][choice]  # fmt: skip
+        if choice == 5:  # whose kernels have the lengths in them
+            n = 1024 * int(draw.integers(1, 3))
         data: dict[str, Any] = {}
         if choice in (1, 4):
             data["doc"] = np.sort(draw.integers(0, 1 + n // 200, n))
@@ -513,25 +519,28 @@ def soak(bench: Bench, steps: int) -> dict[str, Any]:
                                    dtype=str(bench.dtype).split(".")[1], data=data)  # fmt: skip
         whole = bench.tensors(n, step)
         leaves = [x.detach().requires_grad_() for x in whole[:3]]
-        want = mc.attention(*leaves, mask, **data)
+        drops: dict[str, Any] = {}
+        if plan.block % 16 == 0 and int(draw.integers(0, 3)) == 0:
+            drops = {"dropout_p": 0.25, "dropout_seed": step}
+        want = mc.attention(*leaves, mask, **data, **drops)
         want.backward(whole[3])
         own = [plan.shard(x, 2).clone() for x in whole]
         given = [x.requires_grad_() for x in own[:3]]
-        out = mc.distributed.attention(*given, plan)
+        out = mc.distributed.attention(*given, plan, **drops)
         out.backward(own[3])
         pairs = zip([out, *(x.grad for x in given)], [want, *(x.grad for x in leaves)], strict=True)
         for name, (found, wanted) in zip(("out", "dq", "dk", "dv"), pairs, strict=True):
             off = error(found.detach(), plan.shard(wanted.detach(), 2))
             worst = max(worst, off)
             if not off <= limit:
-                wrong.append(f"step {step}: {name} of {mask} at {n}, {layout}: {off:.1e}")
+                wrong.append(f"step {step}: {name} of {mask} at {n}, {layout}, {drops}: {off:.1e}")
         if bench.rank == 0 and (step + 1) % 100 == 0:
             print(f"{step + 1} steps, {len(wrong)} wrong, worst {worst:.1e}", flush=True)
     total = torch.tensor([len(wrong)], device=bench.device)
     dist.all_reduce(total)
     for line in wrong[:10]:
         print(f"rank {bench.rank}: {line}", flush=True)
-    return {"steps": done, "wrong": int(total), "worst": bench.slowest([worst])[0],
+    return {"first": first, "steps": done, "wrong": int(total), "worst": bench.slowest([worst])[0],
             "seconds": time.perf_counter() - began}  # fmt: skip
 
 
@@ -560,7 +569,7 @@ def work(rank: int, size: int, asked: argparse.Namespace, address: str) -> None:
         bench = Bench(rank, size, device, dtype, tuple(map(int, heads.split("/"))), asked.turns,
                       asked.began + asked.seconds, asked.row_seconds)  # fmt: skip
         if asked.soak:
-            found["soak"] = soak(bench, asked.soak)
+            found["soak"] = soak(bench, asked.soak, asked.soak_from)
             if rank == 0:
                 print(found["soak"], flush=True)
         else:
@@ -581,12 +590,20 @@ def table(bench: Bench, asked: argparse.Namespace, found: dict[str, Any]) -> Non
 
     ends = asked.began + min(asked.seconds, asked.check_seconds)
     builder = Builder(bench, asked.builders)
-    cases = [bench.case(name, tokens) for tokens in asked.tokens for name in asked.masks]
+    later = asked.masks if asked.later_masks is None else asked.later_masks
+    cases = [
+        bench.case(name, tokens)
+        for number, tokens in enumerate(asked.tokens) for name in (later if number else asked.masks)
+    ]  # fmt: skip
     cases = cases[: asked.rows]
     quick = [name for name in asked.methods if name not in SLOW]
+
+    def ways(case: Case) -> list[str]:
+        return [name for name in quick if name != "ring" or case.name in asked.ring_masks]
+
     for case in cases:
         builder.add([case.whole])
-        for name in quick:
+        for name in ways(case):
             try:
                 builder.add(case.method(name).pieces)
             except Unavailable:
@@ -604,7 +621,7 @@ def table(bench: Bench, asked: argparse.Namespace, found: dict[str, Any]) -> Non
             if names is slow and bench.late(ends):
                 continue
             if names and not bench.late():
-                checked(bench, case, names, row)
+                checked(bench, case, ways(case) if names is quick else names, row)
                 wrong = {key: value for key, value in row["errors"].items() if max(value) > 2e-2}
                 told(f"{case.name} at {case.tokens}: wrong {wrong}, missing {row['missing']}")
     found["rows"] = rows
@@ -654,6 +671,8 @@ def main() -> None:
     add("--tokens", type=int, nargs="+", default=[16384, 32768, 8192], help="of a rank")
     add("--heads", nargs="+", default=["32/8/128"], help="Hq/Hkv/D")
     add("--masks", nargs="+", default=list(MASKS), choices=list(MASKS))
+    add("--later-masks", nargs="*", choices=list(MASKS), help="at all lengths but the first")
+    add("--ring-masks", nargs="*", default=list(MASKS), choices=list(MASKS), help="that go round")
     add("--rows", type=int, help="at most so many, of the first length first")
     add("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     add("--slow-at", type=int, nargs="*", default=[16384], help="tokens at which slow ones run")
@@ -667,6 +686,7 @@ def main() -> None:
     add("--wait-for", metavar="FILE", help="time nothing before this file exists")
     add("--held-back", action="store_true", help="measure how long kernels should wait to begin")
     add("--soak", type=int, default=0, metavar="STEPS")
+    add("--soak-from", type=int, default=0, metavar="STEP", help="the first one")
     add("--out", metavar="FILE")
     asked = parser.parse_args()
     asked.began = time.monotonic()

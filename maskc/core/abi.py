@@ -104,6 +104,8 @@ DROPOUT_FIELDS: tuple[Field, ...] = (
     Field("dropout_seed", "i64", "of all bits that are drawn"),
     Field("dropout_least", "i32", "the least of 0 .. 65535 whose pair is kept"),
     Field("dropout_scale", "float", "1 / (the share that is kept); 0 where nothing is"),
+    Field("dropout_first_q", "i32", "sixteens of queries of the sequence before the call's first"),
+    Field("dropout_first_k", "i32", "likewise of keys"),
 )  # fmt: skip
 """What it has behind these in sources that drop weights."""
 

@@ -9,9 +9,12 @@ from maskc.core.errors import DropoutRate
 
 PARTS = 1 << 16
 """A rate is a whole number of these parts."""
-RATE, SEED = "dropout_rate", "dropout_key"
-"""Keywords of kernels that drop weights: parts of PARTS, and an integer or an array that holds
-one."""
+RATE, SEED, FIRST = "dropout_rate", "dropout_key", "dropout_first"
+"""Keywords of kernels that drop weights: parts of PARTS; an integer or an array that holds one; and
+where the call is a part of a longer sequence, how many tokens of that are before its first query
+and its first key, in sixteens."""
+SQUARE = 16
+"""Tokens of the squares in which pairs are drawn."""
 
 
 def check_rate(p: Any, name: str) -> None:

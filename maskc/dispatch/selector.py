@@ -45,6 +45,9 @@ _UNEVEN = 4
 """Times the mean tiles of a row that one may have where dq is made by tile rows: these are not cut,
 so one much longer than the others would be at work alone in the end."""
 
+_SHORT = 32
+"""Tiles of a row that is never much longer, however few the others have."""
+
 _TURNS = 1.05
 """What waiting for turns takes at least, as a factor (dense masks and windows 1.02 to 1.11, sinks
 1.2): less than this is not lost by dq that is made by tile rows."""
@@ -263,6 +266,8 @@ class SourceSelector:
         if tally is None or adders is None or mode_of(unit, wanted, tables, joins) == ONCE:
             return False
         even = adders.most * adders.rows <= _UNEVEN * tally.tiles
+        others = (tally.tiles - adders.most) / max(1, adders.rows - 1)  # a long one of a few
+        even &= adders.most <= _UNEVEN * max(others, _SHORT)
         return even and faster(unit, tally) == APART
 
     def _repeats(

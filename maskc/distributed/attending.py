@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from maskc.core.dropout import FIRST, SQUARE
 from maskc.core.errors import MixedLibraries, NotShared
 from maskc.core.tensors import out_strides
 from maskc.distributed.exchange import Rows, bring, gathered, give_back, spread, unpacked
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from maskc.distributed.planning import Plan
     from maskc.distributed.work import Call, Work
 
+_BESIDE = True
+"""Whether rows that read the buffer may run beside the others."""
 _FEW = 4
 """Gaps of a buffer that are cleared one by one."""
 
@@ -24,6 +28,7 @@ def attention(
     scale: float | None = None, return_lse: bool = False, softcap: float | None = None,
     alibi_slopes: Any = None, sink_logits: Any = None, normalizer: str = "softmax",
     alpha: float | None = None, nan_safe: bool = False, deterministic: bool = False,
+    dropout_p: float = 0.0, dropout_seed: Any = None,
 ) -> Any:  # fmt: skip
     """Attention of this rank's queries over all keys that they see; all ranks must call it.
 
@@ -42,6 +47,9 @@ def attention(
         scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe,
             deterministic: as in `mc.attention`. In a deterministic pass gradients from several
             ranks are added in the order of the ranks.
+        dropout_p: as in `mc.attention`.
+        dropout_seed: likewise, and the same on every rank: then what is dropped is what one GPU
+            drops. It must be given.
 
     Returns:
         out [B, Hq, tokens, Dv], or (out, lse) with lse fp32 [B, Hq, tokens].
@@ -52,10 +60,14 @@ def attention(
         RankLost: a message did not come (MC705).
         WrongGroup: the group does not fit the plan (MC706).
         PlanData: the mask reads data that the plan was not given (MC702).
-        NotShared: ALiBi where a rank's rows do not end where its keys do (MC707).
+        NotShared: ALiBi where a rank's rows do not end where its keys do; dropout where chunks of
+            tokens are no multiples of 16 (MC707).
+        DropoutSeed: there is no seed (MC431).
         MaskcError: as `mc.attention`.
     """
     import torch
+
+    from maskc.runtime.dropout import asked
 
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
@@ -67,7 +79,9 @@ def attention(
             q, k, v, plan, layer=layer, group=group, scale=scale, return_lse=return_lse,
             softcap=softcap, alibi_slopes=alibi_slopes, sink_logits=sink_logits,
             normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, deterministic=deterministic,
+            dropout_p=dropout_p, dropout_seed=dropout_seed,
         )  # fmt: skip
+    dropout = asked(None, dropout_p, dropout_seed) if dropout_p else {}
     options = {
         name: value for name, value in (
             ("scale", scale), ("softcap", softcap), ("alpha", alpha),
@@ -77,23 +91,29 @@ def attention(
     }  # fmt: skip
     # Compilers leave the call alone: what they make of the code around it, they make in two parts.
     run = torch.compiler.disable(_attend) if torch.compiler.is_compiling() else _attend
-    out, lse = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic)
+    out, lse = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic,
+                   dropout)  # fmt: skip
     return (out, lse) if return_lse else out
 
 
 def _attend(
     q: Any, k: Any, v: Any, slopes: Any, sinks: Any, plan: Plan, layer: str | None, group: Any,
-    options: dict[str, Any], deterministic: bool,
+    options: dict[str, Any], deterministic: bool, dropout: dict[str, Any],
 ) -> tuple[Any, Any]:  # fmt: skip
     """out and lse; messages start and end inside it."""
     ranks = ranks_of(plan, group)
     agree(plan, ranks, q, k, v, layer)
-    work = plan.work(ranks.rank, layer)
+    work = plan.work(ranks.rank, layer, bool(dropout))
     if slopes is not None and not all(call.positions for call in work.calls):
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
                         at="alibi_slopes")  # fmt: skip
-    step = Step(work, ranks, options, deterministic, plan.__dict__.setdefault("_kernels", {}))
+    if dropout and plan.block % SQUARE:
+        why = f"pairs are drawn in squares of {SQUARE} tokens, which its chunks cut"
+        raise NotShared("dropout_p", why, f"make the plan with block={SQUARE} or a multiple",
+                        at="dropout_p")  # fmt: skip
+    known = plan.__dict__.setdefault("_kernels", {})
+    step = Step(work, ranks, options, deterministic, dropout, known)
     found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks)
     return found
 
@@ -139,20 +159,31 @@ class Step:
     ranks: Ranks
     options: dict[str, Any]
     deterministic: bool
+    dropout: dict[str, Any]
+    """What calls say of it besides their places; empty without."""
     kernels: dict[object, Any]
     """Compiled masks by call and problem."""
 
     def kernel(self, call: Call, q: Any, v: Any) -> Any:
         """The compiled mask of a call."""
-        key = id(call), q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device
+        drops = bool(self.dropout)
+        key = id(call), q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device, drops
         found = self.kernels.get(key)
         if found is None:
             from maskc.api import _compiled
 
             place = q.device.type, q.device.index or 0
             rest = q.shape[3], v.shape[3], q.shape[1], q.dtype, place
-            found = self.kernels[key] = _compiled(call.local.mask, *rest)
+            found = _compiled(call.local.mask, *rest)
+            found = self.kernels[key] = found.dropping if drops else found
         return found
+
+    def data(self, call: Call) -> dict[str, Any]:
+        """What a call gives beside q, k and v."""
+        given = {**call.local.data, **self.dropout}
+        if self.dropout and call.first is not None:
+            given[FIRST] = tuple(x // SQUARE for x in call.first)
+        return given
 
     @property
     def travels(self) -> bool:
@@ -168,19 +199,24 @@ class Step:
         buffer = self._room(rows, k) if work.size else None
         messages = bring(work, self.ranks, rows, k, v, buffer) if self.travels else None
         heads = {"alibi_slopes": slopes, "sink_logits": sinks}
-        results = _Results(q, v)
+        results = _Results(q, v, len(work.calls))
         if buffer is not None:  # first, so that messages begin before kernels fill the GPU
             self._fill(rows, k, v, buffer)
+        later = [call for call in reversed(work.calls) if not call.own]  # the last rows see most
+        beside = _Beside(q.device, q.is_cuda and len(work.calls) > 1 and _BESIDE)
         for call in work.calls:
             if call.own:
                 self._run(call, q, k, v, heads, results)
         if messages is not None:
-            messages.wait()
+            with beside():
+                messages.wait()
+            beside.wait()
         if buffer is not None:
             keys, values = rows.keys(buffer), rows.values(buffer)
-            for call in work.calls:
-                if not call.own:
+            for number, call in enumerate(later):
+                with beside(number % 2 == 0):
                     self._run(call, q, keys, values, heads, results)
+        beside.wait()
         return results.out, results.lse, buffer
 
     def _room(self, rows: Rows, k: Any) -> Any:
@@ -192,14 +228,14 @@ class Step:
         """What of a buffer stays until the backward pass: all, or what came from others."""
         if buffer is None or not self.work.mostly_copies:
             return buffer
-        return gathered(buffer, self.work.receives)
+        return gathered(buffer, self.work.came)
 
     def _again(self, rows: Rows, k: Any, v: Any, kept: Any) -> Any:
         """The buffer of the forward pass."""
         if kept is None or not self.work.mostly_copies:
             return kept
         buffer = self._room(rows, k)
-        spread(buffer, self.work.receives, kept)
+        spread(buffer, self.work.came, kept)
         self._fill(rows, k, v, buffer)
         return buffer
 
@@ -221,7 +257,7 @@ class Step:
         attn, queries = self.kernel(call, q, v), q[:, :, own]
         into = results.place(queries, own)
         out, lse = attn.launch(
-            queries, k[:, :, keys], v[:, :, keys], return_lse=True, data=call.local.data,
+            queries, k[:, :, keys], v[:, :, keys], return_lse=True, data=self.data(call),
             into=into, **heads, **self.options,
         )  # fmt: skip
         results.put(own, out, lse, into is not None)
@@ -290,7 +326,7 @@ class Step:
         def run(v: Any, out: Any, dout: Any) -> Any:
             return attn.launch_backward(
                 of_q, of_k, v, out, of_lse, rows(dout), alibi_slopes=slopes, sink_logits=sinks,
-                deterministic=exact, data=call.local.data, into=into, **self.options,
+                deterministic=exact, data=self.data(call), into=into, **self.options,
             )  # fmt: skip
 
         parts = (None if x is None else x[:, :, own] for x in (dout, dlse))
@@ -303,13 +339,52 @@ class Step:
                 heads[number] += more
 
 
+class _Beside:
+    """A second stream, behind what the present one has by now; without `wanted` the present one.
+
+    What is enqueued in one finds the multiprocessors that the last blocks of the other one's
+    kernels leave.
+    """
+
+    def __init__(self, device: Any, wanted: bool) -> None:
+        self._device = device
+        self._there = _second_stream(device) if wanted else None
+        if self._there is not None:
+            self._there.wait_stream(self._here)
+
+    @property
+    def _here(self) -> Any:
+        import torch
+
+        return torch.cuda.current_stream(self._device)
+
+    def __call__(self, wanted: bool = True) -> Any:
+        """A context in which the second stream is the present one."""
+        import torch
+
+        alone = self._there is None or not wanted
+        return nullcontext() if alone else torch.cuda.stream(self._there)
+
+    def wait(self) -> None:
+        """The present stream waits for what the second one has by now."""
+        if self._there is not None:
+            self._here.wait_stream(self._there)
+
+
+@cache
+def _second_stream(device: Any) -> Any:
+    import torch
+
+    return torch.cuda.Stream(device)
+
+
 class _Results:
     """out and lse of a rank's rows: those of one call, or put together."""
 
-    def __init__(self, q: Any, v: Any) -> None:
+    def __init__(self, q: Any, v: Any, calls: int) -> None:
         self._q, self._v = q, v
         self.tokens = q.shape[2]
-        self._made: tuple[Any, Any] | None = None
+        self._made = _empty(q, v) if calls > 1 else None
 
     @property
     def _all(self) -> tuple[Any, Any]:
@@ -359,19 +434,23 @@ class _Sums:
         return self.dk, self.dv
 
     def add(self, key: int, dk: Any, dv: Any) -> None:
-        """Add those of the tokens from `key` on."""
+        """Add those of the tokens from `key` on; what has more tokens keeps its place."""
         if self.dk is None:
             self.first, self.dk, self.dv = key, dk, dv
             return
-        if self.first or self.dk.shape[2] != self.size:  # a second call: room for all tokens
-            before = self.first, self.dk, self.dv
+        more = key, dk, dv
+        if key <= self.first and key + dk.shape[2] >= self.first + self.dk.shape[2]:
+            more = self.first, self.dk, self.dv
+            self.first, self.dk, self.dv = key, dk, dv
+        elif key < self.first or key + dk.shape[2] > self.first + self.dk.shape[2]:
+            before = self.first, self.dk, self.dv  # room for all tokens
             self.first = 0
             self.dk, self.dv = (_zeros(x, self.size) for x in (dk, dv))
             self._add(*before)
-        self._add(key, dk, dv)
+        self._add(*more)
 
     def _add(self, key: int, dk: Any, dv: Any) -> None:
-        part = slice(key, key + dk.shape[2])
+        part = slice(key - self.first, key - self.first + dk.shape[2])
         self.dk[:, :, part] += dk
         self.dv[:, :, part] += dv
 
@@ -382,7 +461,7 @@ class _Sums:
         if self.dk is None:
             return torch.zeros_like(k), torch.zeros_like(v)
         if self.dk.shape[2] != self.size:
-            self.add(0, self.dk[:, :, :0], self.dv[:, :, :0])
+            self.add(0, *(_zeros(x, self.size) for x in (k, v)))
         return self.dk, self.dv
 
 

@@ -10,12 +10,18 @@ from maskc import driver
 from maskc.core.coefficients import card_of, costs, measured
 from maskc.core.cost import Card, Cost
 from maskc.core.errors import MaskcError
+from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import Target
 from maskc.distributed.reach import TILE, Reach, reach_of
+from maskc.distributed.work import Call
 from maskc.dsl.mask import Mask
+from maskc.dsl.slots import emptied
+from maskc.layout import held_arrays
+from maskc.plan.cost import layout_at
 from maskc.plan.families.table import family_of
 from maskc.plan.predict import milliseconds
+from maskc.plan.types import KernelPlan, PlannedMask
 
 _TARGET = "sm_90a"
 _LONGEST = 1 << 17
@@ -92,6 +98,29 @@ def shares(
     except MaskcError:  # too many tiles to count
         return 1.0, 1.0
     return found[0], found[1]
+
+
+def of_call(call: Call, problem: Problem, direction: Direction, heads: int) -> float | None:
+    """Milliseconds of a call by the plan of its own kernel; None where data of a step or a
+    selection decide.
+
+    Args:
+        problem: without heads; heads: query heads.
+    """
+    inner, held = emptied(call.local.mask)
+    params = {name: x for name, x in call.local.data.items() if isinstance(x, int)}
+    if len(params) < len(call.local.data) or driver.selects(inner):
+        return None
+    if not call.rows or not call.keys:
+        return 0.0
+    plan = driver.plan_kernel(inner, replace(problem, n_heads=heads), Target.named(_TARGET))
+    lengths = call.rows, call.keys
+    arrays = {} if held is None else held_arrays(held.of_call(1, heads), params, *lengths)
+
+    def tiles(each: KernelPlan, mask: PlannedMask, n_q: int, n_kv: int) -> BlockLayout:
+        return layout_at(each, mask, n_q, n_kv, params, arrays)
+
+    return milliseconds(plan, direction, *lengths, heads, tiles)
 
 
 def pass_costs(problem: Problem) -> tuple[PassCost, PassCost]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import RankLost
+from maskc.distributed.work import FEW
 
 if TYPE_CHECKING:
     from maskc.distributed.groups import Ranks
-    from maskc.distributed.work import Message, Work
+    from maskc.distributed.work import Joined, Pieces, Work
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,9 @@ class Exchange:
         """Receive into contiguous rows."""
         self._add("irecv", rows, peer)
 
-    def receive_pieces(self, buffer: Any, pieces: Pieces, width: int) -> None:
-        """Receive several pieces of a buffer from one rank."""
-        rows = buffer.new_empty((tokens_of(pieces), width))
+    def spread_later(self, buffer: Any, pieces: Pieces, rows: Any) -> None:
+        """When all has come, put rows that lie side by side where pieces say."""
         self._scattered.append((buffer, pieces, rows))
-        self._add("irecv", rows, pieces[0].peer)
 
     def _add(self, name: str, rows: Any, peer: int) -> None:
         import torch.distributed as dist
@@ -130,70 +128,34 @@ def _hold_back(device: Any) -> None:
         torch.cuda._sleep(_HELD_BACK)
 
 
-Pieces = tuple["Message", ...]
-
-_FEW = 4
-"""Pieces that are copied one by one; more of them are looked up by index."""
-
-
-def by_peer(messages: Iterable[Message]) -> dict[int, Pieces]:
-    """What goes to, or comes from, each rank: one message each, whatever its pieces are."""
-    found: dict[int, Pieces] = {}
-    for each in messages:
-        found[each.peer] = (*found.get(each.peer, ()), each)
-    return found
-
-
-def tokens_of(pieces: Pieces) -> int:
-    """Tokens of all pieces."""
-    return sum(each.count for each in pieces)
-
-
-@lru_cache(maxsize=256)
-def _index(pieces: Pieces, device: Any) -> Any:
-    """int64: the places of all tokens."""
-    import torch
-
-    parts = [torch.arange(each.place, each.place + each.count) for each in pieces]
-    return torch.cat(parts).to(device)
-
-
-def _slices(pieces: Pieces) -> Iterator[tuple[slice, slice]]:
-    """(where a piece is among all pieces, its place)."""
-    at = 0
-    for each in pieces:
-        yield slice(at, at + each.count), slice(each.place, each.place + each.count)
-        at += each.count
-
-
 def spread(buffer: Any, pieces: Pieces, rows: Any) -> None:
     """Put rows that lie side by side where pieces say."""
-    if len(pieces) > _FEW:
-        buffer.index_copy_(0, _index(pieces, rows.device), rows)
+    if len(pieces) > FEW:
+        buffer.index_copy_(0, pieces.index(rows.device), rows)
         return
-    for part, place in _slices(pieces):
+    for part, place in pieces.slices():
         buffer[place] = rows[part]
 
 
 def gathered(buffer: Any, pieces: Pieces) -> Any:
     """The rows of some pieces, side by side."""
-    if len(pieces) > _FEW:
-        return buffer.index_select(0, _index(pieces, buffer.device))
-    made = buffer.new_empty((tokens_of(pieces), buffer.shape[1]))
-    for part, place in _slices(pieces):
+    if len(pieces) > FEW:
+        return buffer.index_select(0, pieces.index(buffer.device))
+    made = buffer.new_empty((pieces.tokens, buffer.shape[1]))
+    for part, place in pieces.slices():
         made[part] = buffer[place]
     return made
 
 
-def packed(rows: Rows, k: Any, v: Any, pieces: Pieces) -> Any:
-    """Some tokens' keys and values, side by side and contiguous."""
-    made = k.new_empty((tokens_of(pieces), rows.width))
-    if len(pieces) > _FEW:
-        index = _index(pieces, k.device)
+def packed(rows: Rows, k: Any, v: Any, pieces: Pieces, first: int = 0) -> Any:
+    """Some tokens' keys and values, side by side and contiguous; k and v begin at token `first`."""
+    made = k.new_empty((pieces.tokens, rows.width))
+    if len(pieces) > FEW:
+        index = pieces.index(k.device, first)
         rows.keys(made).copy_(k.index_select(2, index))
         rows.values(made).copy_(v.index_select(2, index))
         return made
-    for part, place in _slices(pieces):
+    for part, place in pieces.slices(first):
         rows.keys(made[part]).copy_(k[:, :, place])
         rows.values(made[part]).copy_(v[:, :, place])
     return made
@@ -202,31 +164,51 @@ def packed(rows: Rows, k: Any, v: Any, pieces: Pieces) -> Any:
 def unpacked(rows: Rows, came: Any, pieces: Pieces, dk: Any, dv: Any) -> None:
     """Add what came to the gradients of some tokens."""
     keys, values = rows.keys(came), rows.values(came)
-    if len(pieces) > _FEW:
-        index = _index(pieces, came.device)
+    if len(pieces) > FEW:
+        index = pieces.index(came.device)
         dk.index_add_(2, index, keys)
         dv.index_add_(2, index, values)
         return
-    for part, place in _slices(pieces):
+    for part, place in pieces.slices():
         dk[:, :, place] += keys[:, :, part]
         dv[:, :, place] += values[:, :, part]
 
 
+def _packed(
+    rows: Rows, k: Any, v: Any, messages: Iterable[tuple[int, Pieces]], many: Joined, first: int = 0
+) -> dict[Pieces, Any]:
+    """What messages carry; what several carry is packed once, and many stretches all together."""
+    together: Any = packed(rows, k, v, many.all, first) if many.each else None
+    found = {pieces: together[place] for pieces, place in many.each}
+    for _, pieces in messages:
+        if pieces not in found:
+            found[pieces] = packed(rows, k, v, pieces, first)
+    return found
+
+
 def bring(work: Work, ranks: Ranks, rows: Rows, k: Any, v: Any, buffer: Any) -> Exchange:
-    """Start to send what others need, and to receive what this rank needs into its buffer."""
-    found = Exchange(ranks)
-    for peer, pieces in by_peer(work.receives).items():
-        if len(pieces) == 1:
-            (only,) = pieces
-            found.receive(buffer[only.place : only.place + only.count], peer)
+    """Start to send what others need, and to receive what this rank needs into its buffer.
+
+    A single stretch comes to its place at once.
+    """
+    found, many = Exchange(ranks), work.many_came
+    apart: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.each else None
+    places = dict(many.each)
+    if many.each:
+        found.spread_later(buffer, many.all, apart)
+    for peer, pieces in work.incoming:
+        if pieces in places:
+            found.receive(apart[places[pieces]], peer)
+        elif len(pieces) == 1:
+            ((place, count),) = pieces.stretches
+            found.receive(buffer[place : place + count], peer)
         else:
-            found.receive_pieces(buffer, pieces, rows.width)
-    made: dict[tuple[tuple[int, int], ...], Any] = {}  # many ranks may be sent the same
-    for peer, pieces in by_peer(work.sends).items():
-        own = tuple((each.place, each.count) for each in pieces)
-        if own not in made:
-            made[own] = packed(rows, k, v, pieces)
-        found.send(made[own], peer)
+            own = buffer.new_empty((pieces.tokens, rows.width))
+            found.spread_later(buffer, pieces, own)
+            found.receive(own, peer)
+    made = _packed(rows, k, v, work.outgoing, work.many_sent)
+    for peer, pieces in work.outgoing:
+        found.send(made[pieces], peer)
     found.start()
     return found
 
@@ -244,11 +226,11 @@ def give_back(
     """
     found = Exchange(ranks)
     back = []
-    for peer, pieces in sorted(by_peer(work.sends).items()):
-        back.append((pieces, dk.new_empty((tokens_of(pieces), rows.width))))
+    for peer, pieces in work.outgoing:
+        back.append((pieces, dk.new_empty((pieces.tokens, rows.width))))
         found.receive(back[-1][1], peer)
-    for peer, pieces in by_peer(work.receives).items():
-        moved = tuple(replace(each, place=each.place - first) for each in pieces)
-        found.send(packed(rows, dk, dv, moved), peer)
+    made = _packed(rows, dk, dv, work.incoming, work.many_came, first)
+    for peer, pieces in work.incoming:
+        found.send(made[pieces], peer)
     found.start()
     return found, back

@@ -27,6 +27,7 @@ from maskc.distributed.layouts import LAYOUTS, TokenLayout
 from maskc.distributed.network import Network, network_of
 from maskc.distributed.ranges import RangeSets, union
 from maskc.distributed.reach import Reach, granularity, reach_of
+from maskc.distributed.times import Times, by_calls, by_tiles
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.not_a_mask import not_a_mask
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
 
 _WORTH = 0.95
 """A layout with more pieces is taken where it takes less than this share of a simpler one's."""
-_COPIED = 1.2e9
-"""Bytes that are copied inside a GPU in a millisecond, read and written."""
-_CALL = 0.02
-"""Milliseconds that each further piece of a rank costs: rows apart, and messages."""
 
 
 @dataclass(frozen=True)
@@ -186,31 +183,6 @@ def _joined(found: list[Transfer]) -> list[Transfer]:
 
 
 @dataclass(frozen=True, eq=False)
-class Times:
-    """Predicted milliseconds of one pass of one layer, one entry for each rank."""
-
-    tiles: np.ndarray
-    """All of the rank's tiles."""
-    compute: np.ndarray
-    """These, with launches, and copies to and from what travels."""
-    inner: np.ndarray
-    """Those that run while keys travel."""
-    travel: np.ndarray
-    """Its messages."""
-
-    @property
-    def each(self) -> np.ndarray:
-        """What each rank takes: messages hide under tiles that need none of them."""
-        found: np.ndarray = self.compute - self.inner + np.maximum(self.travel, self.inner)
-        return found
-
-    @property
-    def total(self) -> float:
-        """What the slowest rank takes."""
-        return float(self.each.max(initial=0.0))
-
-
-@dataclass(frozen=True, eq=False)
 class Plan:
     """How ranks share a sequence under one mask, or under several that alternate by layer.
 
@@ -277,20 +249,27 @@ class Plan:
         known = _names(layer.mask)
         return {name: value for name, value in self.data.items() if name in known}
 
-    def work(self, rank: int, layer: str | None = None) -> Work:
+    def work(self, rank: int, layer: str | None = None, one_stretch: bool = False) -> Work:
         """A rank's messages and calls in one layer; made once.
+
+        Args:
+            one_stretch: whether what the rank's buffer holds are keys one after another, and gaps.
 
         Raises:
             PlanData: the mask reads data that the plan was not given (MC702).
             NotShared: a selection that shards would cut (MC707).
         """
+        return self.work_in(self.layer(layer), rank, one_stretch)
+
+    def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> Work:
+        """The same for one of its layers."""
         from maskc.distributed.work import work_of
 
-        own = self.layer(layer)
-        known: dict[tuple[int, int], Work] = self.__dict__.setdefault("_work", {})
-        if (rank, id(own)) not in known:
-            known[rank, id(own)] = work_of(self, own, rank)
-        return known[rank, id(own)]
+        known: dict[object, Work] = self.__dict__.setdefault("_work", {})
+        asked = rank, id(own), one_stretch
+        if asked not in known:
+            known[asked] = work_of(self, own, rank, one_stretch)
+        return known[asked]
 
     @property
     def token_bytes(self) -> int:
@@ -310,9 +289,17 @@ class Plan:
         return pass_costs(Problem(self.heads.dim, self.heads.dim_v, self.dtype))
 
     def times(self, layer: str | None = None) -> tuple[Times, Times]:
-        """Predicted times of the forward and the backward pass of one layer."""
-        return _times(self.layer(layer), self._passes, self.network, self.heads, self.dtype,
-                      self.batch)  # fmt: skip
+        """Predicted times of the forward and the backward pass of one layer.
+
+        They are those of the kernels that run, where no data of a step decide which tiles these
+        have; else those of the mask's tiles.
+        """
+        own = self.layer(layer)
+        known: dict[int, tuple[Times, Times]] = self.__dict__.setdefault("_times", {})
+        if id(own) not in known:
+            rough = by_tiles(own, self._passes, self.network, self.heads, self.dtype, self.batch)
+            known[id(own)] = by_calls(self, own, rough)
+        return known[id(own)]
 
     def imbalance(self, layer: str | None = None) -> float:
         """The slowest rank's tiles over the mean's, forward; 1 is perfect."""
@@ -419,33 +406,6 @@ def _names(mask: Mask) -> set[str]:
     return found | {name for node in nodes for part in formulas(node) for name in E.params(part)}
 
 
-def _times(
-    layer: LayerPlan, passes: tuple[PassCost, PassCost], network: Network, heads: HeadSizes,
-    dtype: DType, batch: int,
-) -> tuple[Times, Times]:  # fmt: skip
-    ranks, bytes_each = layer.layout.ranks, heads.token_bytes(dtype.itemsize, batch)
-    pieces = np.diff(layer.layout.own.ptr)
-    received, sent = layer.received * bytes_each, layer.sent * bytes_each
-    travel = np.array([network.milliseconds(*x) for x in zip(sent, received, strict=True)])
-    edge = np.bincount(layer.block_rank, ~layer.inner, minlength=ranks) > 0
-    calls = pieces + edge
-    # a buffer of what came and of as many own tokens; what is sent is packed, for all ranks once
-    packed = np.minimum(sent, layer.layout.tokens * bytes_each)
-    copied = np.where(edge, 2 * received + packed, packed) / _COPIED + (pieces > 1) * calls * _CALL
-    found = []
-    for number, each in enumerate(passes):
-        share = batch * layer.reach.shares[number]
-        cycles = share * each.of_blocks(layer.reach, layer.block, number == 1)
-        compute: Any = np.bincount(layer.block_rank, cycles, minlength=ranks)
-        inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
-        if number == 1:
-            compute = compute + share * each.of_columns(layer.needs.tokens, heads.q)
-        launches = calls * each.card.launch_us / 1e3 + copied
-        tiles = each.milliseconds(compute)
-        found.append(Times(tiles, tiles + launches, each.milliseconds(inner), travel))
-    return found[0], found[1]
-
-
 # ------------------------------------------------------------------ making a plan
 
 
@@ -533,7 +493,7 @@ def plan(
         tokens = layouts.make(name, n, ranks, block, np.asarray(weights))
         made = {key: LayerPlan(named[key], tokens, block, reaches[key]) for key in named}
         rest = passes, found_network, sizes, found_dtype, batch
-        tried[name] = sum(x.total for each in made.values() for x in _times(each, *rest))
+        tried[name] = sum(x.total for each in made.values() for x in by_tiles(each, *rest))
         if best is None or tried[name] < _WORTH * best[0]:
             best = tried[name], tokens, made
     if best is None:

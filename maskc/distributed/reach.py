@@ -8,7 +8,7 @@ the result is then a hull, which holds whatever the data will be.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 import numpy as np
@@ -150,9 +150,10 @@ def _without_data(keep: Expr) -> Expr:
     return E.transform(keep, leaf)
 
 
-def _spans(
-    each: _Set, n: int, tile: TileShape
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+_Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _spans(each: _Set, n: int, tile: TileShape) -> _Spans | None:
     """(first, count) [rows, loops], (step, full) [loops] where closed forms hold."""
     recipe = layout_recipe(each.keep, tile)
     values = values_of(recipe, n, n, each.params)
@@ -164,18 +165,38 @@ def _spans(
     return first, count, steps, np.array([loop.full for loop in loops], bool)
 
 
+def _united(each: _Set, n: int, tile: TileShape) -> list[_Spans]:
+    """Closed forms that together are the mask's, those of its alternatives where it has none
+    itself; empty where some are missing."""
+    found = _spans(each, n, tile)
+    if found is not None:
+        return [found]
+    parts = [_united(replace(each, keep=keep), n, tile) for keep in _alternatives(each.keep)]
+    return [x for part in parts for x in part] if all(parts) else []
+
+
+def _alternatives(keep: Expr) -> list[Expr]:
+    """Formulas one of which holds where this one does; empty where it is not made of any."""
+    terms = keep.terms if isinstance(keep, E.All) else (keep,)
+    for place, term in enumerate(terms):
+        if isinstance(term, E.Any):
+            rest = terms[:place] + terms[place + 1 :]
+            return [E.conj(*rest, one) for one in term.terms]
+    return []
+
+
 def _runs(each: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """(block, first key, past the last key) of stretches of keys, and to what they are exact."""
     granule = 1
     while -(-n // block) * -(-n // granule) > _MOST_TILES and granule < TILE:
         granule *= 2
     for size in sorted({1, granule} if granule == 1 else {1, TILE}):
-        found = _spans(each, n, TileShape(block, size))
-        if found is None:
-            continue
-        first, count, steps, _ = found
-        if np.all(steps == 1) or (count * (steps > 1)).sum() <= _MOST_TILES:
-            return *_unrolled(first, count, steps, n, size), size
+        spans = _united(each, n, TileShape(block, size))
+        single = sum(int((count * (steps > 1)).sum()) for _, count, steps, _ in spans)
+        if spans and single <= _MOST_TILES:
+            runs = [_unrolled(*found[:3], n, size) for found in spans]
+            row, start, stop = (np.concatenate(x) for x in zip(*runs, strict=True))
+            return row, start, stop, size
     lists = _tiles(each, n, TileShape(block, granule))
     row = np.repeat(np.arange(lists.shape[0]), np.diff(lists.row_ptr))
     start = lists.col.astype(np.int64) * granule

@@ -7,9 +7,11 @@ rank's own keys lie in the order of the sequence.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +39,58 @@ class Message:
     count: int
 
 
+FEW = 4
+"""Stretches that are copied one by one; more of them are looked up by index."""
+
+
+class Pieces:
+    """Some stretches of tokens, in order; what is reckoned of them is reckoned once."""
+
+    def __init__(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """`stretches`: (first token, how many) of each."""
+        self.stretches = tuple(stretches)
+        self.tokens = sum(count for _, count in self.stretches)
+        self._indices: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.stretches)
+
+    def slices(self, first: int = 0) -> Iterator[tuple[slice, slice]]:
+        """(where a stretch is among all of them, its tokens, counted from `first`)."""
+        at = 0
+        for place, count in self.stretches:
+            yield slice(at, at + count), slice(place - first, place - first + count)
+            at += count
+
+    def index(self, device: Any, first: int = 0) -> Any:
+        """int64 tensor [tokens]: the tokens, counted from `first`; made once."""
+        import torch
+
+        if (device, first) not in self._indices:
+            parts = [torch.arange(x - first, x - first + count) for x, count in self.stretches]
+            self._indices[device, first] = torch.cat(parts).to(device)
+        return self._indices[device, first]
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Several pieces side by side, so that they are copied together."""
+
+    all: Pieces
+    each: tuple[tuple[Pieces, slice], ...]
+    """Each of them, once, and where it is among all tokens."""
+
+    @classmethod
+    def of(cls, messages: Iterable[tuple[int, Pieces]]) -> Joined:
+        """Those of more than FEW stretches."""
+        found = dict.fromkeys(pieces for _, pieces in messages if len(pieces) > FEW)
+        each, at = [], 0
+        for pieces in found:
+            each.append((pieces, slice(at, at + pieces.tokens)))
+            at += pieces.tokens
+        return cls(Pieces(x for pieces in found for x in pieces.stretches), tuple(each))
+
+
 @dataclass(frozen=True)
 class Copy:
     """Own tokens `source` .. that the buffer has from `place` on, too."""
@@ -61,6 +115,9 @@ class Call:
     local: LocalMask
     positions: bool
     """Whether the last row is where the last key is, as distances in the kernel have it."""
+    first: tuple[int, int] | None
+    """Its first query and its first key in the sequence; None where keys come from several
+    places."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +135,54 @@ class Work:
     calls: tuple[Call, ...]
     """Those that need nothing of others come first."""
 
+    @cached_property
+    def came(self) -> Pieces:
+        """All that the buffer receives."""
+        return Pieces((each.place, each.count) for each in self.receives)
+
+    @cached_property
+    def incoming(self) -> tuple[tuple[int, Pieces], ...]:
+        """What each rank sends, in its place in the buffer; one message each."""
+        return _by_peer(self.receives)
+
+    @cached_property
+    def outgoing(self) -> tuple[tuple[int, Pieces], ...]:
+        """What each rank receives, in its place among the rank's own tokens; what several receive
+        is the same object."""
+        return _by_peer(self.sends)
+
+    @cached_property
+    def many_sent(self) -> Joined:
+        """Of `outgoing` those of many stretches."""
+        return Joined.of(self.outgoing)
+
+    @cached_property
+    def many_came(self) -> Joined:
+        """Of `incoming` those of many stretches."""
+        return Joined.of(self.incoming)
+
     @property
     def mostly_copies(self) -> bool:
         """Whether a buffer holds so much of the rank's own that it is rather made again."""
-        came = sum(each.count for each in self.receives)
-        return sum(each.count for each in self.copies) >= 2 * came
+        return sum(each.count for each in self.copies) >= 2 * self.came.tokens
 
 
-def work_of(plan: Plan, layer: LayerPlan, rank: int) -> Work:
+def _by_peer(messages: Iterable[Message]) -> tuple[tuple[int, Pieces], ...]:
+    """By rank, ascending."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for each in messages:
+        found.setdefault(each.peer, []).append((each.place, each.count))
+    known: dict[tuple[tuple[int, int], ...], Pieces] = {}
+    return tuple(
+        (peer, known.setdefault(tuple(own), Pieces(own))) for peer, own in sorted(found.items())
+    )
+
+
+def work_of(plan: Plan, layer: LayerPlan, rank: int, one_stretch: bool = False) -> Work:
     """A rank's work.
+
+    Args:
+        one_stretch: whether the buffer is one stretch of the sequence, whatever its gaps are.
 
     Raises:
         PlanData: the mask reads data that the plan was not given (MC702).
@@ -95,7 +191,8 @@ def work_of(plan: Plan, layer: LayerPlan, rank: int) -> Work:
     own = layer.layout.own.of(rank)
     places = np.cumsum([0, *(stop - start for start, stop in own)]).tolist()
     inner, outer = _rows(layer, own)
-    buffer = _stretches(layer, [rows for _, rows in outer])
+    most = 1 if one_stretch else _MOST_STRETCHES
+    buffer = _stretches(layer, [rows for _, rows in outer], most)
     calls = []
     for number, (start, stop) in inner:
         first, last = own[number]
@@ -163,7 +260,7 @@ def _keys_of(layer: LayerPlan, rows: list[tuple[int, int]]) -> list[tuple[int, i
     return union(keys.n, 1, np.zeros_like(begin), begin, end).of(0)
 
 
-def _stretches(layer: LayerPlan, rows: list[tuple[int, int]]) -> list[Stretch]:
+def _stretches(layer: LayerPlan, rows: list[tuple[int, int]], most: int) -> list[Stretch]:
     """The buffer of these rows: all keys that they see, and some gaps between them."""
     found = [[start - start % _ALIGNED, stop] for start, stop in _keys_of(layer, rows)]
     merged: list[list[int]] = []
@@ -176,7 +273,7 @@ def _stretches(layer: LayerPlan, rows: list[tuple[int, int]]) -> list[Stretch]:
     while len(merged) > 1:
         gaps = [after[0] - before[1] for before, after in pairwise(merged)]
         least = min(gaps)
-        if len(merged) <= _MOST_STRETCHES and least > total // 2:
+        if len(merged) <= most and least > total // 2:
             break
         at = gaps.index(least)
         merged[at : at + 2] = [[merged[at][0], merged[at + 1][1]]]
@@ -212,8 +309,10 @@ def _call(
     size = keys[-1].place + keys[-1].count if keys else 0
     rest = plan.n, plan.heads.q, start, stop - start, keys
     local = localized(layer.mask, *rest, plan.data_of(layer))
-    aligned = len(keys) <= 1 and (not keys or keys[0].start + size == stop)
-    return Call(row, stop - start, own, key, size, local, aligned)
+    single = len(keys) <= 1
+    aligned = single and (not keys or keys[0].start + size == stop)
+    first = (start, keys[0].start if keys else 0) if single else None
+    return Call(row, stop - start, own, key, size, local, aligned, first)
 
 
 def _place(own: list[tuple[int, int]], places: list[int], token: int) -> int:

@@ -104,16 +104,20 @@ class Binder:
                     return one.bound
         params, given = self._split(keywords)
         arrays = _own(bind_arrays(self._bundle.data, given, n_q, n_kv))
-        held = keywords.get(HELD)
+        digests = [_digest(arrays)]
+        held, kept = keywords.get(HELD), sum({id(x): x.nbytes for x in arrays.values()}.values())
         if isinstance(held, Held):
-            arrays |= held_arrays(held, params, n_q, n_kv)
+            captured = held_arrays(held, params, n_q, n_kv)
+            digests += _digests(held, captured)
+            kept += _longer_than(held, captured)
+            arrays |= captured
         elif any(decl.held for decl in self._bundle.data):
             raise DataMissing("the captured arrays", "CompiledMask(..., held=...)", at="held")
         longest = self._longest(given)
-        key = (tuple(params.values()), _digest(arrays), longest)
+        key = (tuple(params.values()), b"".join(digests), longest)
         bound = Bound(params, arrays, key, longest=longest)
         if room >= 0:
-            self._remember(mark, bound, _MOST_MARKED - room)
+            self._remember(_Known(mark, bound, _MOST_MARKED - room + kept))
         return bound
 
     def _longest(self, given: Mapping[str, object]) -> int | None:
@@ -123,10 +127,9 @@ class Binder:
             return None
         return longest_promised(decl.name, given[decl.name])
 
-    def _remember(self, mark: list[object], bound: Bound, marked: int) -> None:
+    def _remember(self, call: _Known) -> None:
         """Put a call first, dropping the last ones where they are too many or too large."""
-        arrays = {id(values): values.nbytes for values in (bound.arrays or {}).values()}
-        kept = [_Known(mark, bound, marked + sum(arrays.values())), *self._known][:_MOST_KNOWN]
+        kept = [call, *self._known][:_MOST_KNOWN]
         while sum(one.size for one in kept) > _MOST_BYTES:
             kept.pop()
         self._known = tuple(kept)
@@ -167,6 +170,23 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
         digest.update(f"{name}{values.shape}".encode())
         digest.update(np.ascontiguousarray(values).data)
     return digest.digest()
+
+
+def _digests(held: Held, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
+    """Of captured arrays: their own, and how long they were made."""
+    found = []
+    for name, _, values in held.tables:
+        found += [f"{name}{arrays[name].shape}".encode(), values.digest]
+    return found
+
+
+def _longer_than(held: Held, arrays: Mapping[str, np.ndarray]) -> int:
+    """Bytes of captured arrays that were made longer; the others the mask keeps anyway."""
+    return sum(
+        arrays[name].nbytes
+        for name, _, values in held.tables
+        if not np.may_share_memory(arrays[name], values.array)
+    )
 
 
 # ------------------------------------------------------------------ marks

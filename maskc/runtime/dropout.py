@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from maskc.core.dropout import PARTS, RATE, SEED, check_rate
+from maskc.core.dropout import FIRST, PARTS, RATE, SEED, check_rate
 from maskc.core.errors import DropoutSeed, WrongDevice
 from maskc.core.tensors import HOST, Device, torch_of
 from maskc.dispatch.options import CallOptions
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-_BLOCK = struct.Struct("Pqif")
+_BLOCK = struct.Struct("Pqif2i")
 """core/abi.DROPOUT."""
 _SIGN, _WORDS = 1 << 63, 1 << 64
 
@@ -87,19 +87,19 @@ class _Dropping(_Base):
         if RATE not in data:  # a second look of the same call
             return super()._begin(options, given, data, listed)
         rest: Any = data  # made for this call
-        block = _block(given[0], rest.pop(RATE), rest.pop(SEED))
+        block = _block(given[0], rest.pop(RATE), rest.pop(SEED), rest.pop(FIRST, (0, 0)))
         plan, lib, places = super()._begin(options, given, rest, listed)
         return BlockLaunch(plan, block), lib, places
 
 
-def _block(q: Any, rate: int, seed: Any) -> bytes:
+def _block(q: Any, rate: int, seed: Any, first: tuple[int, int]) -> bytes:
     pointer = number = 0
     if isinstance(seed, int):
         number = seed
     else:
         pointer, number = _held(q, seed)
     scale = 0.0 if rate == PARTS else PARTS / (PARTS - rate)
-    return _BLOCK.pack(pointer, number, min(rate, PARTS - 1), scale)
+    return _BLOCK.pack(pointer, number, min(rate, PARTS - 1), scale, *first)
 
 
 def _held(q: Any, seed: Any) -> tuple[int, int]:
@@ -126,4 +126,4 @@ class DroppingScore(_Dropping, ScoredMask):
     def __init__(self, *args: Any, **keywords: Any) -> None:
         """The arguments are ScoredMask's."""
         super().__init__(*args, **keywords)
-        self._own |= {RATE, SEED}
+        self._own |= {RATE, SEED, FIRST}

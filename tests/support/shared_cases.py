@@ -87,6 +87,12 @@ MORE = (
     Case("sinks and a window of a step", mc.causal() & (mc.window(mc.param("w", 9)) | mc.sinks(5)),
          333, "contiguous", data={"w": 30}),
     Case("ALiBi", mc.causal() & mc.window(40), 256, "contiguous", options={"alibi_slopes": True}),
+    Case("dropout", mc.causal() & (mc.window(30) | mc.sinks(5)), 500, "zigzag", batch=2,
+         options={"dropout_p": 0.3, "dropout_seed": 7}),
+    Case("dropout in documents", mc.causal() & mc.documents("doc"), 400, "balanced",
+         data={"doc": _ids(400)}, options={"dropout_p": 0.5, "dropout_seed": -1}),
+    Case("dropout and entmax", mc.window(40, 9), 400, "contiguous",
+         options={"dropout_p": 0.1, "dropout_seed": 1 << 63, "normalizer": "entmax"}),
 )  # fmt: skip
 """What else calls may ask for."""
 

@@ -16,8 +16,10 @@ torch = pytest.importorskip("torch")
 import maskc as mc  # noqa: E402
 from maskc import driver  # noqa: E402
 from maskc.core.dtypes import DType  # noqa: E402
-from maskc.core.problem import Problem  # noqa: E402
+from maskc.core.errors import DropoutSeed, NotShared  # noqa: E402
+from maskc.core.problem import Direction, Problem  # noqa: E402
 from maskc.core.target import Target  # noqa: E402
+from maskc.distributed.costs import of_call  # noqa: E402
 from maskc.dsl.nodes import structure  # noqa: E402
 from tests.support import rank_threads, shared_cases  # noqa: E402
 from tests.support.shared_cases import MORE, Case  # noqa: E402
@@ -115,3 +117,38 @@ def test_dilated_masks_run_over_residue_classes():
     of_tiles = replace(made, layers={"mask": of_tiles})
     for ours, theirs in zip(made.times(), of_tiles.times(), strict=True):
         assert ours.tiles.max() < 0.6 * theirs.tiles.max()
+
+
+def test_dropout_draws_whole_squares(monkeypatch: pytest.MonkeyPatch):
+    """Chunks that are no multiples of 16 tokens cut them; and all ranks must have one seed."""
+    rank_threads.patch(monkeypatch)
+    made = mc.distributed.plan(mc.causal(), 96, 2, heads=(1, 1, 16), block=8, dtype="float32")
+    x = torch.randn(1, 1, made.tokens(0), 16)
+
+    def job(rank: int) -> None:
+        mc.distributed.attention(x, x, x, made, dropout_p=0.5, dropout_seed=0)
+
+    with pytest.raises(NotShared, match="squares of 16"):
+        rank_threads.run(2, job)
+    with pytest.raises(DropoutSeed, match="missing"):
+        mc.distributed.attention(x, x, x, made, dropout_p=0.5)
+
+
+def test_predictions_are_of_the_kernels_that_run():
+    """The global rows of one rank are a call of their own: what it takes is in its time."""
+    mask, n = mc.window(256, 256) | mc.global_tokens(64), 65536
+    made = mc.distributed.plan(mask, n, 4, heads=(32, 8, 128))
+    problem = Problem(128, 128, DType.bfloat16)
+    for direction, times in zip(Direction, made.times(), strict=True):
+        calls = [of_call(call, problem, direction, 32) for call in made.work(0).calls]
+        assert len(calls) == 3
+        assert times.compute[0] == pytest.approx(sum(calls), rel=0.2)
+        assert times.compute[0] > sum(calls)
+
+
+def test_strided_keys_alone_travel():
+    """One key of each 128, and the window at a chunk's edge."""
+    mask = mc.causal() & (mc.window(127) | mc.strided(128, 127))
+    made = mc.distributed.plan(mask, 131072, 8, heads=(32, 8, 128), layout="contiguous")
+    assert made.layer().received.tolist() == [127 + 128 * rank - 1 if rank else 0
+                                              for rank in range(8)]  # fmt: skip

@@ -83,14 +83,17 @@ def check_cover(made, entries, kinds_of, size: int, certain: bool) -> None:
 def cut_by(counts: list[int], rule: WorkList, n_q: int = 0) -> list[int]:
     """For each row of a list the most tiles of an item, 0 where there is no limit; `n_q` of a
     forward pass."""
-    alone = rule.uneven_tiles * min(4, -(-n_q // 16)) if len(counts) == 1 else 0
-    alone *= counts[0] >= 2 * alone if counts else 0
+    part = rule.uneven_tiles * (min(4, -(-n_q // 16)) if n_q else 2) if len(counts) <= 8 else 0
+    rest = [4 * (sum(counts) - n) if n_q else 0 for n in counts]
+    few = [n >= 2 * part and n * (len(counts) - 1) >= more
+           for n, more in zip(counts, rest, strict=True)]  # fmt: skip
     live = [n for n in counts if n]
     long = [n for n in live if n * len(live) > 4 * sum(live)] if rule.uneven_tiles else []
     size = rule.uneven_tiles
     while long and sum(-(-n // size) for n in long) > len(counts):
         size *= 2
-    limits = [[rule.most_tiles, size if n in long else 0, alone] for n in counts]
+    limits = [[rule.most_tiles, size if n in long else 0, part * own]
+              for n, own in zip(counts, few, strict=True)]  # fmt: skip
     return [min(filter(None, limit), default=0) for limit in limits]
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from maskc.core import errors
+import maskc as mc
+from maskc import driver
+from maskc.core import captured, errors
+from maskc.core.captured import HELD
 from maskc.core.data import CuSeqlens
+from maskc.core.dtypes import DType
+from maskc.core.problem import Problem
+from maskc.core.target import Target
 from maskc.dispatch.call import Bound
+from maskc.dsl.slots import emptied
 from maskc.reference.attention import attention
 from maskc.runtime import CompiledMask, binding
 from maskc.runtime.binding import Binder
@@ -18,6 +26,7 @@ from tests.unit.test_runtime_attention import case, close, path, quiet  # noqa: 
 
 N = 32
 IDS = np.arange(N) // 5
+PROBLEM, CPU = Problem(32, 32, DType.float32), Target.named("cpu")
 TABLE = np.arange(4 * 2 * 2).reshape(4, 2, 2) % 3 == 0
 
 
@@ -252,6 +261,31 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(binding, "_MOST_BYTES", 1)
     assert binder.bind({"doc": IDS + 9}, N, N).arrays["doc.q"][0] == 9
     assert not binder._known
+
+
+def test_captured_arrays_are_read_once(monkeypatch):
+    """They stay alive with their mask: calls of several lengths and equal masks do not push each
+    other out, and a content's digest is found once."""
+    monkeypatch.setattr(binding, "_MOST_BYTES", 1000)
+    table = np.random.default_rng(0).integers(0, 2, (64, 64))
+    found = []
+
+    def counted(*given, **options):
+        found.append(given)
+        return hashlib.blake2b(*given, **options)
+
+    monkeypatch.setattr(captured, "blake2b", counted)
+    masks = [mc.where(lambda q, k, own=own: own[q, k] == 1) for own in (table, table.copy())]
+    (inner, one), (_, other) = map(emptied, masks)
+    binder = Binder(driver.emit_bundle(driver.plan_kernel(inner, PROBLEM, CPU)))
+    keys = set()
+    for _ in range(3):
+        for n in (32, 48):
+            for held in (one, other):
+                keys.add(binder.bind({HELD: held.of_call(1, 1)}, n, n).key)
+    assert len(keys) == 1
+    assert len(binder._known) == 2
+    assert len(found) <= 2
 
 
 def test_threads_get_their_own_data():

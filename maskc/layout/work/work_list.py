@@ -18,6 +18,8 @@ UNEVEN = 4
 that have tiles: in a causal mask the longest has twice the mean."""
 _FEW = 16
 """Queries whose rows of a part are a small thing to write and read."""
+_FEW_LISTED = 8
+"""Tile rows, or columns, of a list of few."""
 _FEW_ROWS, _MOST_FEW = 4, 16
 """Rows of packed heads of which the same holds for parts of `few_tiles`, and the most times as many
 tiles that parts of more rows have."""
@@ -241,7 +243,7 @@ def backward_work(
         head, lists.ravel()[head], np.where(alone[head], 1, size), alone[head].astype(np.int64),
         head // size // heads_per_group(rule, n_q, batch * heads_kv),
     )  # fmt: skip
-    pieces = _pieces(spans, most_tiles(spans, rule))
+    pieces = _pieces(spans, _most_of_few(spans, rule))
     owner, piece = _expanded(owners, pieces)
     written = None
     if not together.all():  # one head speaks for a column that none of its siblings sees
@@ -287,12 +289,28 @@ def most_tiles(spans: Spans, rule: WorkList) -> np.ndarray:
 
 
 def _most_alone(spans: Spans, n_q: int, rule: WorkList) -> np.ndarray:
-    """The same, where the only row of a list is cut too: by `uneven_tiles` if it has few queries,
-    whose parts are small, and four times as many if it has some more."""
-    most = most_tiles(spans, rule)
-    if spans.count.shape[1] == 1 and rule.uneven_tiles:
+    """The same, where the long rows of a list of few are cut too: by `uneven_tiles` if it has few
+    queries, whose parts are small, and four times as many if it has some more.
+
+    The only row of a list may be long. Of a few it is, if it has more than `UNEVEN` times the mean
+    of the others: it could not have that of all.
+    """
+    most, count = most_tiles(spans, rule), spans.count
+    rows = count.shape[1]
+    if rows <= _FEW_LISTED and rule.uneven_tiles:
         size = rule.uneven_tiles * min(4, -(-n_q // _FEW))
-        long = spans.count >= 2 * size
+        others = count.sum(axis=1, keepdims=True) - count
+        long = (count >= 2 * size) & (count * (rows - 1) >= UNEVEN * others)
+        most[long] = np.minimum(most[long], size)
+    return most
+
+
+def _most_of_few(spans: Spans, rule: WorkList) -> np.ndarray:
+    """The same, where long columns of a list of few are cut: they alone would not fill a card."""
+    most, count = most_tiles(spans, rule), spans.count
+    if count.shape[1] <= _FEW_LISTED and rule.uneven_tiles:
+        size = 2 * rule.uneven_tiles
+        long = count >= 2 * size
         most[long] = np.minimum(most[long], size)
     return most
 

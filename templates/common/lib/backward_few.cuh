@@ -32,7 +32,8 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
     }
 #endif
 #if WITH_DROPOUT
-    const struct Dropout d = dropout_of(p.dropout_seed_at, p.dropout_seed, p.dropout_least);
+    const struct Dropout d = dropout_of(p.dropout_seed_at, p.dropout_seed, p.dropout_least,
+                                        p.dropout_first_q, p.dropout_first_k);
     dp *= stays(draws_at(d, q, k, at.head, at.batch), d.least, q, k) ? p.dropout_scale : 0.0f;
 #endif
 #if WITH_SCORE

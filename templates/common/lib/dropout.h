@@ -12,10 +12,12 @@ typedef unsigned long long u64;
 struct Dropout {
     u32 key[2];  // the seed
     u32 least;   // the least of 0 .. 65535 whose pair is kept
+    u32 first_q, first_k;  // sixteens of tokens of the sequence before the call's first ones
 };
-FN struct Dropout dropout_of(const i64 *seed_at, i64 seed, i32 least) {
+FN struct Dropout dropout_of(const i64 *seed_at, i64 seed, i32 least, i32 first_q, i32 first_k) {
     const u64 bits = (u64)(seed_at ? *seed_at : seed);
-    const struct Dropout d = {{(u32)bits, (u32)(bits >> 32)}, (u32)least};
+    const struct Dropout d = {
+        {(u32)bits, (u32)(bits >> 32)}, (u32)least, (u32)first_q, (u32)first_k};
     return d;
 }
 
@@ -25,7 +27,8 @@ struct Draws {
     u32 word[4];
 };
 FN struct Draws draws_at(struct Dropout d, i32 q, i32 k, i32 head, i32 batch) {
-    u32 c0 = (u32)q >> 4 << 3 | ((u32)q & 7), c1 = (u32)k >> 4 << 2 | ((u32)k >> 1 & 3);
+    u32 c0 = (d.first_q + ((u32)q >> 4)) << 3 | ((u32)q & 7);
+    u32 c1 = (d.first_k + ((u32)k >> 4)) << 2 | ((u32)k >> 1 & 3);
     u32 c2 = (u32)head, c3 = (u32)batch, k0 = d.key[0], k1 = d.key[1];
     for (i32 round = 0; round < 10; round++) {
         const u64 a = (u64)0xD2511F53u * c0, b = (u64)0xCD9E8D57u * c2;

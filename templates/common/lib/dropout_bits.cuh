@@ -36,7 +36,8 @@ FN void drop_pairs(u32 (&x)[N], const struct Staying<2 * N> &stay) {
 
 // The seed, the same in all lanes.
 FN struct Dropout dropout_of(const struct Attention &p) {
-    struct Dropout d = dropout_of(p.dropout_seed_at, p.dropout_seed, p.dropout_least);
+    struct Dropout d = dropout_of(p.dropout_seed_at, p.dropout_seed, p.dropout_least,
+                                  p.dropout_first_q, p.dropout_first_k);
     d.key[0] = uniform((i32)d.key[0]), d.key[1] = uniform((i32)d.key[1]);
     return d;
 }

@@ -6,7 +6,8 @@
 static __attribute__((noinline)) void draw_pairs(const struct Attention *p, i32 batch, i32 head,
                                                  struct Place at, Live stay) {
     _Static_assert(TILE_Q % 16 == 0 && TILE_K % 16 == 0, "tiles begin with squares");
-    const struct Dropout d = dropout_of(p->dropout_seed_at, p->dropout_seed, p->dropout_least);
+    const struct Dropout d = dropout_of(p->dropout_seed_at, p->dropout_seed, p->dropout_least,
+                                        p->dropout_first_q, p->dropout_first_k);
     for (i32 k0 = 0; k0 < at.keys; k0 += 16) {
         for (i32 q0 = 0; q0 < at.queries; q0 += 16) {
             for (i32 pair = 0; pair < 8; pair += 2) {

@@ -7,7 +7,8 @@ template <int R, int C, bool TURNED>
 FN u32 draw(const struct Attention &p, i32 batch, i32 head, i32 first_q, i32 first_k) {
     constexpr int KEYS = TURNED ? R : C, QUERIES = TURNED ? C : R;
     static_assert(KEYS % 2 == 0, "the first of a thread's keys is even");
-    const struct Dropout d = dropout_of(p.dropout_seed_at, p.dropout_seed, p.dropout_least);
+    const struct Dropout d = dropout_of(p.dropout_seed_at, p.dropout_seed, p.dropout_least,
+                                        p.dropout_first_q, p.dropout_first_k);
     const i32 q0 = first_q + QUERIES * (TURNED ? thread_across() : thread_down());
     const i32 k0 = first_k + KEYS * (TURNED ? thread_down() : thread_across());
     u32 bits = 0;

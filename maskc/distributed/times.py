@@ -1,0 +1,180 @@
+"""What the passes of a plan are predicted to take, rank by rank.
+
+Layouts are compared by the mask's tiles, which for all ranks are a few vectors. What a plan says in
+the end is that of the kernels that its slowest ranks call, and of what is copied around them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maskc.core.dtypes import DType
+from maskc.core.errors import MaskcError
+from maskc.core.problem import Direction, Problem
+from maskc.distributed.costs import PassCost, of_call
+from maskc.distributed.network import Network
+
+if TYPE_CHECKING:
+    from maskc.distributed.planning import HeadSizes, LayerPlan, Plan
+    from maskc.distributed.work import Work
+
+_COPIED = 1.2e9
+"""Bytes that are copied inside a GPU in a millisecond, read and written."""
+_CALL = 0.02
+"""Milliseconds that each further piece of a rank costs: rows apart, and messages."""
+_MOST_TILES = 1 << 21
+"""Tiles of 128 x 128 up to which those of a rank's calls are counted."""
+_LAUNCH = 0.004
+"""Milliseconds of a small copy."""
+_MOST_PAIRS = 64
+"""Ranks up to which it is looked at who waits for whom."""
+_FEW_GAPS = 4
+"""More gaps of a buffer than these are cleared with all of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """Predicted milliseconds of one pass of one layer, one entry for each rank."""
+
+    tiles: np.ndarray
+    """All of the rank's tiles."""
+    compute: np.ndarray
+    """These, with launches, and copies to and from what travels."""
+    inner: np.ndarray
+    """Those that run while keys travel."""
+    travel: np.ndarray
+    """Its messages."""
+
+    @property
+    def each(self) -> np.ndarray:
+        """What each rank takes: messages hide under tiles that need none of them."""
+        found: np.ndarray = self.compute - self.inner + np.maximum(self.travel, self.inner)
+        return found
+
+    @property
+    def total(self) -> float:
+        """What the slowest rank takes."""
+        return float(self.each.max(initial=0.0))
+
+
+def by_tiles(
+    layer: LayerPlan, passes: tuple[PassCost, PassCost], network: Network, heads: HeadSizes,
+    dtype: DType, batch: int,
+) -> tuple[Times, Times]:  # fmt: skip
+    """Of both passes, by the mask's tiles in the cost model of usual kernels."""
+    ranks, bytes_each = layer.layout.ranks, heads.token_bytes(dtype.itemsize, batch)
+    pieces = np.diff(layer.layout.own.ptr)
+    received, sent = layer.received * bytes_each, layer.sent * bytes_each
+    travel = np.array([network.milliseconds(*x) for x in zip(sent, received, strict=True)])
+    edge = np.bincount(layer.block_rank, ~layer.inner, minlength=ranks) > 0
+    calls = pieces + edge
+    # a buffer of what came and of as many own tokens; what is sent is packed, for all ranks once
+    packed = np.minimum(sent, layer.layout.tokens * bytes_each)
+    copied = np.where(edge, 2 * received + packed, packed) / _COPIED + (pieces > 1) * calls * _CALL
+    found = []
+    for number, each in enumerate(passes):
+        share = batch * layer.reach.shares[number]
+        cycles = share * each.of_blocks(layer.reach, layer.block, number == 1)
+        compute: Any = np.bincount(layer.block_rank, cycles, minlength=ranks)
+        inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
+        if number == 1:
+            compute = compute + share * each.of_columns(layer.needs.tokens, heads.q)
+        launches = calls * each.card.launch_us / 1e3 + copied
+        tiles = each.milliseconds(compute)
+        found.append(Times(tiles, tiles + launches, each.milliseconds(inner), travel))
+    return found[0], found[1]
+
+
+def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[Times, Times]:
+    """Those of the ranks that are slowest by tiles are found anew, by the kernels that they call;
+    what the others take changes as these do on average."""
+    if plan.ranks <= _MOST_PAIRS:
+        travel = _until_both_are_done(layer, rough[0].travel)
+        rough = replace(rough[0], travel=travel), replace(rough[1], travel=travel)
+    slowest = {int(np.argmax(x)) for each in rough for x in (each.each, each.travel) if len(x)}
+    made: dict[int, tuple[_Rank, _Rank]] = {}
+    try:
+        for rank in sorted(slowest):
+            tiles = layer.reach.tiles[layer.block_rank == rank].sum() / layer.reach.heads
+            found = _of_rank(plan, plan.work_in(layer, rank)) if tiles <= _MOST_TILES else None
+            if found is None:
+                return rough
+            made[rank] = found
+    except MaskcError:  # data that a step brings, say
+        return rough
+    forward, backward = (
+        _joined(times, {rank: both[number] for rank, both in made.items()})
+        for number, times in enumerate(rough)
+    )
+    return forward, backward
+
+
+def _until_both_are_done(layer: LayerPlan, travel: np.ndarray) -> np.ndarray:
+    """A message ends when the busier one of its ranks has all of its own, and so does the wait."""
+    found = travel.copy()
+    for rank in range(len(travel)):
+        for sender in {each.sender for each in layer.receives(rank)}:
+            found[rank] = max(found[rank], travel[sender])
+            found[sender] = max(found[sender], travel[rank])
+    return found
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """Milliseconds of one pass of one rank."""
+
+    inner: float
+    outer: float
+    copies: float
+
+
+def _of_rank(plan: Plan, work: Work) -> tuple[_Rank, _Rank] | None:
+    problem = Problem(plan.heads.dim, plan.heads.dim_v, plan.dtype)
+    found = []
+    for direction, (tokens, launches) in zip(Direction, _copied(work), strict=True):
+        parts = [0.0, 0.0]
+        for call in work.calls:
+            own = of_call(call, problem, direction, plan.heads.q)
+            if own is None:
+                return None
+            parts[call.own] += plan.batch * own
+        outer, inner = parts
+        copies = tokens * plan.token_bytes / _COPIED + launches * _LAUNCH
+        found.append(_Rank(inner, outer, copies))
+    return found[0], found[1]
+
+
+def _copied(work: Work) -> tuple[tuple[float, int], tuple[float, int]]:
+    """(tokens that are copied, filled or added, and by how many launches) of both passes."""
+    distinct = {pieces for _, pieces in work.outgoing}
+    sent = sum(pieces.tokens for pieces in distinct)
+    apart = sum(pieces.tokens for _, pieces in work.incoming if len(pieces) > 1)
+    own = sum(each.count for each in work.copies)
+    cleared = work.size / 2 if len(work.gaps) > _FEW_GAPS else 0
+    buffer, parts = own + apart + cleared, 2 * len(work.copies) + min(len(work.gaps), _FEW_GAPS)
+    again = bool(work.mostly_copies and work.size)
+    returned = sum(pieces.tokens for _, pieces in work.outgoing)
+    later = sorted(call.keys for call in work.calls if not call.own)
+    both = sum(later[:-1])  # gradients of several calls over the same keys
+    packs = 2 * min(len(distinct), 2)
+    return (
+        (sent + buffer, packs + parts + 2 * (len(work.calls) > 1) + 2 * bool(apart)),
+        (again * buffer + work.came.tokens + 1.5 * (own + returned + both),
+         again * parts + packs + 2 * len(work.copies) + 2 * len(work.outgoing)),
+    )  # fmt: skip
+
+
+def _joined(times: Times, made: dict[int, _Rank]) -> Times:
+    compute, inner = times.compute.copy(), times.inner.copy()
+    changes = []
+    for rank, each in made.items():
+        own = each.inner + each.outer + each.copies
+        changes.append(own / compute[rank] if compute[rank] else 1.0)
+    ratio = float(np.mean(changes)) if changes else 1.0
+    compute, inner = ratio * compute, ratio * inner
+    for rank, each in made.items():
+        compute[rank], inner[rank] = each.inner + each.outer + each.copies, each.inner
+    return replace(times, compute=compute, inner=inner)
