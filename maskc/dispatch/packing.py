@@ -9,8 +9,6 @@ from maskc.core.problem import Direction, Feature
 from maskc.dispatch.call import Pass, Place
 from maskc.dispatch.selector import Arrays
 
-_UNPACKED = {Feature.alibi, Feature.entmax}
-"""What is told by a tile's head, or looks at whole rows."""
 _PACKED = ("q", "out", "lse")
 
 
@@ -42,7 +40,7 @@ def packed(
         or heads < 2
         or not sizes.n_kv
         or bundle.head_variant
-        or wanted.features & _UNPACKED
+        or Feature.entmax in wanted.features  # which looks at whole rows
         or not all(_in_line(place, name) for name in _PACKED)
         or _by_head(bundle, arrays)
     ):
