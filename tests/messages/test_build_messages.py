@@ -27,7 +27,6 @@ from maskc.dispatch import checks
 from maskc.dispatch.tensor_maps import tensor
 from maskc.dsl.checked import placed
 from maskc.dsl.nodes import Causal
-from maskc.integrations.torch.handles import refuse
 from maskc.runtime import CompiledMask, merge
 from maskc.runtime.autograd import through_torch
 from maskc.runtime.launch import cuda as launch_cuda
@@ -216,10 +215,10 @@ TEXTS = {
         "    hint: write it in the formula: cap * tanh(s / cap)",
     ),
     "MC419": (
-        lambda: refuse("an operator", "score", False),
-        "MC419 score  no kernel runs this formula of the score: it is no operator, which "
-        "torch.compile, dispatch modes and the meta device need\n"
-        "    hint: call it outside of these, in a function under torch.compiler.disable",
+        scored,
+        "MC419 score  no kernel runs this formula of the score: no working C compiler: tried "
+        "CC=no-such-cc (not found)\n"
+        "    hint: install gcc or clang, or set CC",
     ),
     "MC430": (
         lambda: dropping(dropout_p=1.5),
@@ -316,7 +315,7 @@ def surroundings(request, monkeypatch, tmp_path):
     """A cache of its own, and a machine that lacks things."""
     monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(launch_cuda, "gpus", lambda: [SimpleNamespace(capability=75)])
-    if request.node.name.endswith("[MC506]"):
+    if request.node.name.endswith(("[MC506]", "[MC419]")):
         monkeypatch.setenv("CC", "no-such-cc")
     if request.node.name.endswith("[MC507]"):
         monkeypatch.setitem(sys.modules, "cupy.cuda", None)
