@@ -49,7 +49,7 @@ def register(named: Callable[[str], Any]) -> None:
                            *numbers: Any) -> Any:  # fmt: skip
         call = _call(numbers)
         names = {place: name for name, place in call.places().items()}
-        args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(map(names.get, tables)))
+        args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(names[x] for x in tables))
         return list(backward(named(mask), call, *args))
 
     # Compilers must keep the strides they traced: the layout of results follows that of inputs.
