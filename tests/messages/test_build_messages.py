@@ -43,12 +43,12 @@ def selected(mask, target="cpu", **asked):
     return mask.compile(64, dtype="float16", target=target)(*given, **asked)
 
 
-def selected_by(alpha, mask, target):
-    """A call with an alpha for each head."""
+def selected_by(alpha, mask, target, module=False):
+    """A call with an alpha for each head, perhaps of what nothing compiles anew."""
     given = [torch().zeros(1, 1, 5, 64, dtype=torch().float16)] * 3
-    return mask.compile(64, dtype="float16", target=target)(
-        *given, normalizer="entmax", alpha=alpha
-    )
+    attn = mask.compile(64, dtype="float16", target=target)
+    attn = CompiledMask(attn.bundle, target) if module else attn
+    return attn(*given, normalizer="entmax", alpha=alpha)
 
 
 def call(**change):
@@ -204,10 +204,10 @@ TEXTS = {
         "    hint: rank single keys with mc.topk(..., score='indexer') or score='given'",
     ),
     "MC463": (
-        lambda: selected_by(learned() + 1, mc.topk(3, mc.causal()), "sm_90a"),
+        lambda: selected_by(learned() + 1, mc.topk(3, mc.causal()), "sm_90a", module=True),
         "MC463 alpha  alpha requires grad, and the kernels of target sm_90a keep no list of the "
         "keys that they chose, which its gradient needs\n"
-        "    hint: compile the mask for target='simt', or pass alpha.detach()",
+        "    hint: call mask.compile(...) instead of a generated module, or pass alpha.detach()",
     ),
     "MC418": (
         lambda: scored(softcap=2.0),

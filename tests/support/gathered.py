@@ -55,7 +55,10 @@ def check(mask, made, data, **features):
     the same once more: the bits are."""
     q, k, v, dout = made
     target = features.pop("target", "sm_90a")
-    attn = mask.compile(q.shape[-1], dtype=str(q.dtype)[6:], target=target)
+    attn = mask.compile(
+        q.shape[-1], head_dim_v=v.shape[-1], dtype=str(q.dtype)[6:], target=target
+    )  # fmt: skip
+    assert attn.target.name == target
     backward = features.pop("backward", True) and target == "sm_90a"
     ordered = features.pop("deterministic", False)
     given = (q, k, v, dout if backward else None, data, ordered)

@@ -40,6 +40,17 @@ def test_given_scores_with_a_window(heads, target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dims", [(80, 80), (40, 24), (104, 136)])
+def test_rows_that_are_filled_up(dims, target):
+    """In memory that is full of NaN behind every tensor."""
+    q, k, v, dout = few(40, 150, dims[0], heads=6, kv_heads=2)
+    v, dout = (few(40, 150, dims[1], heads=6, kv_heads=2, seed=1)[place] for place in (2, 3))
+    ordered = dims[0] == 40 and target == "sm_90a"
+    scores = grid((1, 6, 40, 150))
+    check(UNION, (q, k, v, dout), {"scores": scores}, deterministic=ordered, target=target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(12, 72), (130, 64)])
 def test_an_indexer(shape, target):
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")
