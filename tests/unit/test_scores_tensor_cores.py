@@ -161,6 +161,12 @@ def test_packed_heads_have_positions_of_their_own():
 
 
 @emulated
+def test_few_queries_of_one_head_are_packed_too():
+    assert decoded("pieces", 2, 300, heads=2) == {("sm_90a", "packed")}
+    assert decoded("pieces", 9, 70, heads=2) != {("sm_90a", "packed")}
+
+
+@emulated
 def test_boxes_of_a_grid():
     """Tiles whose tokens do not follow each other, some of them beyond the grid."""
     width = 18

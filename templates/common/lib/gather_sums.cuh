@@ -92,29 +92,6 @@ FN void add_slope(const struct Attention &p, const struct Units &units, i32 head
     atomicAdd(p.dalibi + head, x);
 #endif
 }
-// 64 columns of a thread's two keys; rows that are not there are negative.
-FN void add_slab(const struct Attention &p, const float (&x)[32], const i64 (&row)[2], bool values,
-                 int slab, const struct Units &units) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        if (row[r] < 0) continue;
-        const i64 own = row[r] + (values ? rows_of_keys(p) : 0);
-        Sum *const to = sums_of(p) + own * HEAD_DIM + 64 * slab + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if (64 * slab + 8 * i >= HEAD_DIM) continue;
-            const float a = x[4 * i + 2 * r], b = x[4 * i + 2 * r + 1];
-#if DETERMINISTIC
-            const i32 exponent = values ? units.dv : units.dk;
-            add_exactly(to + 8 * i, marks_of(p) + own, a, exponent);
-            add_exactly(to + 8 * i + 1, marks_of(p) + own, b, exponent);
-#else
-            atomicAdd((float2 *)(to + 8 * i), make_float2(a, b));
-#endif
-        }
-    }
-}
-
 // ---------------------------------------------------------------- before and after
 
 FN i64 first_place() { return (i64)blockIdx.x * BLOCK + threadIdx.x; }
