@@ -162,13 +162,18 @@ def _attention(
     score: Score | None = None,
 ) -> Any:  # fmt: skip
     """The call of tensors [B, H, N, D]; `find` makes or finds the kernel of the mask."""
+    torch = torch_of(q)
+    if score is not None and torch is not None and torch.compiler.is_compiling():
+        from maskc.integrations import torch as with_torch
+
+        own_score = as_score(score)
+        return with_torch.attention(find, q, k, v, mask, options, deterministic, own_score)
     if score is not None or "indexer_loss" in options or hasattr(options["alpha"], "shape"):
         of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
         sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
         own = {} if score is None else {"score": as_score(score)}
         attn = find(mask, *sizes, of_q.dtype, of_q.device, **own)
         return attn(q, k, v, deterministic=deterministic, **options)
-    torch = torch_of(q)
     if torch is not None and isinstance(q, torch.Tensor):
         from maskc.integrations import torch as with_torch
 

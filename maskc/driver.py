@@ -105,7 +105,7 @@ def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
     single = problem.dropout and 0 < chosen < target.least_block
     if single or (problem.score is not None and chosen):
         return Target.named(SPARE)
-    return target.serving(problem, chosen > 0)
+    return target.serving(problem, chosen >= target.least_block > 0)
 
 
 def emit_bundle(plan: KernelPlan, name: str = "mask") -> Bundle:
@@ -218,16 +218,16 @@ class Recipe:
         beside = beside_dense(self.mask, self.plan)
         return explain(self.plan) + "".join(f"{line}\n" for line in beside)
 
-    def compile(self, dropout: bool = False) -> CompiledMask:
-        """The same mask compiled by the package as it is now."""
-        mask, wanted, target, name = self._made_of
+    def compile(self, dropout: bool = False, target: str | None = None) -> CompiledMask:
+        """The same mask compiled by the package as it is now, perhaps for another target."""
+        mask, wanted, own, name = self._made_of
         formula = wanted.score
         score = None
         if formula is not None:
             score = Score(Inputs(formula, tuple(slot.name for slot in formula.slots)))
         return compile(
             mask, head_dim=wanted.head_dim, head_dim_v=wanted.head_dim_v, n_heads=wanted.n_heads,
-            dtype=wanted.dtype, target=target.name, name=name, score=score, tile=wanted.tile,
+            dtype=wanted.dtype, target=target or own.name, name=name, score=score, tile=wanted.tile,
             stages=wanted.stages, dropout=dropout or wanted.dropout,
         )  # fmt: skip
 

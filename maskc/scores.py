@@ -183,12 +183,13 @@ def t5(
     own = buckets // 2 if bidirectional else buckets
     _positive("t5", "buckets // 4" if bidirectional else "buckets // 2", own // 2)
     _positive("t5", f"furthest - {own // 2}", furthest - own // 2)
-    given, starts = table(name), _t5_starts(own, furthest)
+    given, exact = table(name), own // 2
+    starts = _t5_starts(own, furthest)[exact:]  # of buckets before these each is a distance
 
     def formula(s: Any, q: Any, k: Any, h: Any) -> Any:
         behind = _behind(q, k)
         distance = abs(behind) if bidirectional else maximum(behind, 0)
-        bucket = (behind < 0) * own if bidirectional else 0
+        bucket = minimum(distance, exact) + ((behind < 0) * own if bidirectional else 0)
         for start in starts:
             bucket = bucket + (distance >= start) * 1
         return s + given[bucket, h]

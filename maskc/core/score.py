@@ -340,6 +340,12 @@ class Inputs:
     text: str = "s"
     """The formula with the user's names."""
 
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Tables and parameters that may require grad."""
+        pairs = zip(self.names, self.formula.slots, strict=True)
+        return tuple(name for name, slot in pairs if not slot.integer)
+
 
 # ------------------------------------------------------------------ text
 

@@ -98,15 +98,16 @@ class Target:
         dims = (padded.head_dim, padded.head_dim_v)
         return problem.dtype not in self.dtypes or any(dim not in allowed for dim in dims)
 
-    def serving(self, problem: Problem, selects: bool = False) -> Target:
+    def serving(self, problem: Problem, blocks: bool = False) -> Target:
         """This target, or `simt` where this one is CUDA's and lacks a problem that `simt` has: a
         card that runs the one runs the other.
 
         Args:
-            selects: whether the mask chooses keys at run time, for which rows are never padded.
+            blocks: whether the mask chooses blocks of keys at run time, for which rows are never
+                padded.
         """
         spare = TARGETS[SPARE]
-        lacks = self.lacks(problem) or (selects and self.pads(problem))
+        lacks = self.lacks(problem) or (blocks and self.pads(problem))
         return spare if self.language == "cuda" and lacks and not spare.lacks(problem) else self
 
     def check(self, problem: Problem, direction: Direction = Direction.forward) -> None:
@@ -119,14 +120,14 @@ class Target:
         if self.lacks(problem):
             raise self.no_such_dims(problem)
 
-    def no_such_dims(self, problem: Problem, selects: bool = False) -> HeadDimUnsupported:
+    def no_such_dims(self, problem: Problem, blocks: bool = False) -> HeadDimUnsupported:
         """The error for head dimensions that it has no kernels for."""
         dims = (problem.head_dim, problem.head_dim_v)
         known = f"1 to {MOST_HEAD_DIM}"
         if self.head_dims:
             known = f"multiples of {PIECE} up to {self.head_dims[-1]}"
-        if selects:
-            known = f"{', '.join(map(str, self.head_dims))} where keys are chosen at run time"
+        if blocks:
+            known = f"{', '.join(map(str, self.head_dims))} where blocks of keys are chosen"
         return HeadDimUnsupported(self.name, *dims, known, at="head_dim")
 
 

@@ -38,9 +38,9 @@ class Place:
     """Tokens of the call from one to the next."""
     joins: bool = False
     """Whether results are joined with those that are there."""
-    packed: int = 1
-    """Query heads whose queries are rows of one tile, one head after another; `sizes` then counts
-    these as one head."""
+    packed: int = 0
+    """Query heads whose queries are rows of one tile, one head after another, in the mode PACKED;
+    `sizes` then counts these as one head. 0: in every other mode."""
 
 
 @dataclass(frozen=True, eq=False)

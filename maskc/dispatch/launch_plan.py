@@ -88,7 +88,7 @@ def launch_plan(
         NotAddressable: a stride that no tensor map can have.
     """
     sizes, strides = place.sizes, place.strides
-    rows = replace(sizes, n_q=sizes.n_q * place.packed)
+    rows = replace(sizes, n_q=sizes.n_q * (place.packed or 1))
     block = _block(bundle, unit, strides, sizes, tables)
     block.n_q = rows.n_q
     block.spacing, block.joins = place.spacing, place.joins

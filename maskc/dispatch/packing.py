@@ -9,8 +9,9 @@ from maskc.core.problem import Direction, Feature
 from maskc.dispatch.call import Pass, Place
 from maskc.dispatch.selector import Arrays
 
-_UNPACKED = {Feature.alibi, Feature.entmax}
-"""What is told by a tile's head, or looks at whole rows."""
+_FEW = 8
+"""Queries of a head that shares its keys with no other, up to which it is packed where a formula of
+the score is to be computed: of that mode rows that there are, not those of a whole tile."""
 _PACKED = ("q", "out", "lse")
 
 
@@ -18,7 +19,8 @@ def packed(
     bundle: Bundle, unit: SourceUnit, wanted: Pass, place: Place, arrays: Arrays
 ) -> tuple[SourceUnit, Place] | None:
     """The source and the tokens of a forward pass whose query heads, those of one key/value head,
-    fit into the rows of a tile together; None where they do not, or are not to.
+    fit into the rows of a tile together; None where they do not, or are not to. Where softmax sees
+    a formula, one head's few queries are enough.
 
     Keys and values are then read once for all of them. The heads need one mask, and their queries
     must lie one head after another, equally far apart; batch and number of heads decide nothing.
@@ -39,10 +41,10 @@ def packed(
         wanted.direction is Direction.backward
         or (unit.form and not unit.by_documents)
         or not units
-        or heads < 2
+        or (heads < 2 and (bundle.problem.score is None or sizes.n_q > _FEW))
         or not sizes.n_kv
         or bundle.head_variant
-        or wanted.features & _UNPACKED
+        or Feature.entmax in wanted.features  # which looks at whole rows
         or not all(_in_line(place, name) for name in _PACKED)
         or _by_head(bundle, arrays)
     ):

@@ -192,7 +192,7 @@ class SourceSelector:
         rest = (wanted, place.sizes, bound, arrays)
         if Feature.entmax in wanted.features and wanted.direction is Direction.forward:
             unit = uncut(unit)
-        if place.packed > 1:
+        if place.packed:
             unit = packing(unit, place.packed)
         if self._runs_apart(unit, *rest, place.joins):
             unit = apart(unit)
@@ -205,7 +205,7 @@ class SourceSelector:
             wanted = replace(wanted, deterministic=True)
             rest = (wanted, *rest[1:])
         tables = self._bound(unit, *rest, lists or not unit.ranges)
-        mode = PACKED if place.packed > 1 else mode_of(unit, wanted, tables, place.joins)
+        mode = PACKED if place.packed else mode_of(unit, wanted, tables, place.joins)
         return launch_plan(self.bundle, unit, mode, wanted, place, bound.params, tables, outputs)
 
     def _ordered(self, unit: SourceUnit, plain: bool, wanted: Pass) -> SourceUnit:

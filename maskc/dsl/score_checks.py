@@ -171,21 +171,34 @@ def _all(parts: list[Expr | S.Test]) -> Expr | S.Test | None:
     return found
 
 
-def without_hidden(node: S.Real) -> tuple[S.Real, Expr | S.Test | None]:
-    """The formula of the pairs that it leaves a weight, and which ones these are; None: all."""
+def without_hidden(
+    node: S.Real, sign: int = -1
+) -> tuple[S.Real, Expr | S.Test | None]:  # fmt: skip
+    """The formula of the pairs that it leaves a weight, and which ones these are; None: all.
+
+    Args:
+        node: a formula, or a part of one.
+        sign: of the infinity that hides a pair there.
+    """
 
     def hidden(part: S.Real) -> bool:
-        return isinstance(part, S.Number) and part.value <= _HIDDEN
+        return isinstance(part, S.Number) and part.value * sign >= -_HIDDEN
+
+    def joined(
+        function: str, *parts: tuple[S.Real, Expr | S.Test | None]
+    ) -> tuple[S.Real, Expr | S.Test | None]:
+        kept = _all([of_part or E.ALWAYS for _, of_part in parts])
+        return (node if kept is None else S.Call(function, tuple(one for one, _ in parts))), kept
 
     match node:
         case S.Choice(condition, then, other):
             if hidden(other):
-                inner, kept = without_hidden(then)
+                inner, kept = without_hidden(then, sign)
                 return inner, _all([condition, kept or E.ALWAYS])
             if hidden(then):
-                inner, kept = without_hidden(other)
+                inner, kept = without_hidden(other, sign)
                 return inner, _all([_negated(condition), kept or E.ALWAYS])
-            (one, of_one), (two, of_two) = without_hidden(then), without_hidden(other)
+            (one, of_one), (two, of_two) = (without_hidden(x, sign) for x in (then, other))
             if of_one is None and of_two is None:
                 return node, None
             first = _all([condition, of_one or E.ALWAYS]) or E.ALWAYS
@@ -194,10 +207,28 @@ def without_hidden(node: S.Real) -> tuple[S.Real, Expr | S.Test | None]:
             kept = E.disj(first, second) if plain else S.Logic("or", (first, second))  # type: ignore[arg-type]
             return S.Choice(condition, one, two), kept
         case S.Call("add", (left, right)):
-            (one, of_one), (two, of_two) = without_hidden(left), without_hidden(right)
-            kept = _all([of_one or E.ALWAYS, of_two or E.ALWAYS])
-            return (node, None) if kept is None else (S.Call("add", (one, two)), kept)
+            return joined("add", without_hidden(left, sign), without_hidden(right, sign))
+        case S.Call("sub", (left, right)):
+            return joined("sub", without_hidden(left, sign), without_hidden(right, -sign))
+        case S.Call("neg", (value,)):
+            return joined("neg", without_hidden(value, -sign))
+        case S.Call("mul", (S.Number(factor) as number, value)) if 0 < abs(factor) < -_HIDDEN:
+            own = without_hidden(value, sign if factor > 0 else -sign)
+            return joined("mul", (number, None), own)
+        case S.Call("mul", (value, S.Number(factor) as number)) if 0 < abs(factor) < -_HIDDEN:
+            own = without_hidden(value, sign if factor > 0 else -sign)
+            return joined("mul", own, (number, None))
+        case S.Call("log", (S.Choice(condition, then, other),)) if sign < 0:
+            if _is_zero(other):
+                return S.Call("log", (then,)), condition
+            if _is_zero(then):
+                return S.Call("log", (other,)), _negated(condition)
     return node, None
+
+
+def _is_zero(part: S.Real) -> bool:
+    """Whether its logarithm hides a pair."""
+    return part == S.Number(0.0) or (isinstance(part, S.Whole) and part.number == E.ZERO)
 
 
 def check_finite(node: S.Real, places: Mapping[object, SourceLoc], at: SourceLoc | None) -> None:

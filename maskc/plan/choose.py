@@ -59,7 +59,7 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
             if (each.form, each.direction) == (SMALL, Direction.forward) else each
             for each in also
         ]  # fmt: skip
-    elif family.device_data and not scored and device_data.matches(main):
+    elif family.device_data and device_data.matches(main):
         main = device_data.listed(main)
     if family.topk_shared_bytes and selections(main.masks):
         main = device_topk.listed(main)

@@ -15,7 +15,7 @@ from maskc.core.errors import BadOption, DropoutNotRun, NotAddressable, UnknownT
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.sizes import Sizes
-from maskc.core.target import Target
+from maskc.core.target import SPARE, Target
 from maskc.core.tensors import Device, torch_of
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import CallOptions, alpha_less_1, call_options, numbers
@@ -148,6 +148,20 @@ class CompiledMask:
             )  # fmt: skip
             self._on_host = found
         return self._on_host
+
+    @property
+    def listing(self) -> CompiledMask | None:
+        """What knows which keys a call chose: itself, or where kernels that choose single keys keep
+        no list of them, the same mask for `simt`; None where nothing says how to compile it."""
+        if self.bundle.chooser is None:
+            return self
+        found = self._with.get(SPARE)
+        if found is None:
+            recipe: Any = self._report
+            if not hasattr(recipe, "dropping"):
+                return None
+            found = self._with.setdefault(SPARE, recipe.compile(target=SPARE))
+        return found.holding(self.held)
 
     def bound_on_host(
         self, asked: Callable[[Sizes, Device], Asked], given: list[Any], kinds: tuple[Any, ...],

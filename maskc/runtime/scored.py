@@ -108,6 +108,9 @@ class ScoredMask(CompiledMask):
     def _read(self, inputs: Inputs) -> None:
         self.inputs = inputs
         self._slots = dict(zip(inputs.names, inputs.formula.slots, strict=True))
+        self._given_always = {
+            name: x for name, x in inputs.captured.items() if hasattr(x, "data_ptr")
+        }
 
     def reading(self, inputs: Inputs) -> ScoredMask:
         """These kernels with other names and arrays; plans and binaries are shared."""
@@ -127,7 +130,15 @@ class ScoredMask(CompiledMask):
     @property
     def trainable(self) -> tuple[str, ...]:
         """Tables and parameters that may require grad."""
-        return tuple(name for name, slot in self._slots.items() if not slot.integer)
+        return self.inputs.trainable
+
+    @property
+    def identity(self) -> str:
+        """As of CompiledMask; of arrays that the formula holds those that calls do not give are
+        told apart by where they are, as their contents may change."""
+        held = [id(x) for x in self.inputs.captured.values() if not hasattr(x, "data_ptr")]
+        own = self.inputs.names, dict(self.inputs.defaults), held
+        return f"{super().identity} {own}"
 
     # -------------------------------------------------------------- calls
 
@@ -150,7 +161,7 @@ class ScoredMask(CompiledMask):
             ScoreOption: softcap or alibi_slopes beside a formula (MC418).
             MaskcError: as of CompiledMask.
         """
-        return super().__call__(q, k, v, **{**self.inputs.captured, **options})
+        return super().__call__(q, k, v, **{**self._given_always, **options})
 
     def launch(
         self, q: Any, k: Any, v: Any, scale: float | None = None, return_lse: bool = False,
@@ -247,6 +258,8 @@ class ScoredMask(CompiledMask):
     def _table(self, q: Any, name: str, slot: Slot, x: Any) -> Table:
         if slot.rank == 0 and isinstance(x, (int, float, Real)) and not hasattr(x, "data_ptr"):
             return Table(x, None, None, _number(name, slot, x))
+        if slot.rank == 0 and _is_number_of_host(x) and _device(q) != HOST:
+            return Table(x, None, None, _number(name, slot, x.item()))
         found = library(_converted(x, slot.integer), name)
         lib = LIBRARIES[type(found)]
         if getattr(x, "requires_grad", False) and type(found) is not type(q):
@@ -421,6 +434,13 @@ def _number(name: str, slot: Slot, x: Any) -> float | int:
     if not math.isfinite(x) or not math.isfinite(ctypes.c_float(float(x)).value):
         raise BadOption(name, "a finite number", repr(x), at=name)
     return float(x)
+
+
+def _is_number_of_host(x: Any) -> bool:
+    """Whether it is a torch tensor without dimensions that the host holds, as compilers make of
+    numbers; it has no gradient there."""
+    on_host = getattr(getattr(x, "device", None), "type", "") == "cpu"
+    return on_host and x.ndim == 0 and not getattr(x, "requires_grad", True)
 
 
 def _converted(x: Any, integer: bool) -> Any:

@@ -152,3 +152,153 @@ def test_graphs():
         right = attn(q, k, v, rows=rows)
         graph.replay()
         assert torch.equal(found, right)
+
+
+# ------------------------------------------------------------------ decoding
+
+
+def t5_slow(s, b, h, i, j, n_q, n_kv, bias):
+    distance = i + n_kv - n_q - j
+    large = 16 + (torch.log(distance.clamp(min=1).double() / 16) / np.log(8) * 16).long()
+    return s + bias[torch.where(distance < 16, distance, large.clamp(max=31)).clamp(min=0), h]
+
+
+def decoded(name, heads, n_q, n_kv):
+    """(formula, what it reads, score_mod in PyTorch)."""
+    slopes = torch.exp2(-torch.arange(1, heads + 1, device=DEVICE) * 8.0 / heads)
+    bias = torch.randn(32, heads, device=DEVICE)
+    pairs = torch.randn(B, heads, n_q, n_kv, device=DEVICE)
+    return {
+        "alibi": (
+            mc.scores.alibi(), {"slopes": slopes},
+            lambda s, b, h, i, j: s - slopes[h] * (i + n_kv - n_q - j).abs(),
+        ),
+        "t5": (
+            mc.scores.t5(), {"bias": bias},
+            lambda s, b, h, i, j: t5_slow(s, b, h, i, j, n_q, n_kv, bias),
+        ),
+        "bias": (mc.scores.bias(), {"bias": pairs}, lambda s, b, h, i, j: s + pairs[b, h, i, j]),
+        "soft-cap": (mc.scores.soft_cap(5.0), {}, lambda s, b, h, i, j: 5 * torch.tanh(s / 5)),
+    }[name]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "bias", "soft-cap"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("n_q", "n_kv", "group"), [(1, 700, 8), (4, 5000, 4), (16, 333, 4)])
+def test_few_queries(name, target, dim, n_q, n_kv, group):
+    """Rows of one tile are of several heads, and know their query, head and distance."""
+    if target == "sm_90a" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("no Hopper GPU")
+    score, tables, score_mod = decoded(name, 2 * group, n_q, n_kv)
+    attn = mc.causal().compile(dim, dtype="bfloat16", target=target, score=score)
+    q = torch.randn(B, 2 * group, n_q, dim, device=DEVICE).bfloat16()
+    k, v = (torch.randn(B, 2, n_kv, dim, device=DEVICE).bfloat16() for _ in range(2))
+    live = torch.from_numpy(mc.causal().dense(n_q, n_kv)).to(DEVICE)
+    out = attn(q, k, v, **tables)
+    right = eager(score_mod, live, q, k, v)
+    assert (out - right).abs().max() <= 0.02 * max(1.0, right.abs().max().item())
+    if target == "sm_90a":
+        assert any(mode == "packed" for _, mode, _ in attn.all_reports)
+
+
+# ------------------------------------------------------------------ data on the device
+
+
+N = 900
+
+
+def data_masks():
+    generator = torch.Generator(DEVICE).manual_seed(3)
+    ids = (torch.rand(B, N, generator=generator, device=DEVICE) < 0.01).cumsum(1)
+    pad = torch.arange(N, device=DEVICE) < torch.tensor([[700], [N]], device=DEVICE)
+    same = ids[:, :, None] == ids[:, None]
+    table = torch.rand(15, 15, generator=generator, device=DEVICE) < 0.4
+    table |= torch.eye(15, dtype=torch.bool, device=DEVICE)
+    causal = torch.ones(N, N, dtype=torch.bool, device=DEVICE).tril()
+    blocks = table.repeat_interleave(64, 0).repeat_interleave(64, 1)[:N, :N]
+    return {
+        "documents": (mc.documents("x") & mc.causal(), ids, same & causal),
+        "padding": (mc.flags("x") & mc.causal(), pad, pad[:, None] & causal),
+        "blocks": (mc.block_table("x", 64) & mc.causal(), table, (blocks & causal)[None]),
+    }
+
+
+@pytest.mark.parametrize("name", ["documents", "padding", "blocks"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "simt"])
+@pytest.mark.parametrize("kind", ["formula", "dropout", "both"])
+def test_data_on_the_device(name, target, kind):
+    """Both passes wait for nothing, and a graph reads what arrays hold when it is replayed."""
+    if target == "sm_90a" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("no Hopper GPU")
+    mask, data, live = data_masks()[name]
+    rows = torch.randn(H, 2 * N, device=DEVICE)
+    score = None if kind == "dropout" else mc.scores.relative(furthest=N - 1)
+    tables = {} if score is None else {"bias": rows[:, : 2 * N - 1].contiguous()}
+    options = {} if kind == "formula" else {"dropout_p": 0.2, "dropout_seed": 11}
+    attn = mask.compile(64, dtype="bfloat16", target=target, score=score)
+    (q, k, v), dout = tensors(N, N, 64, torch.bfloat16)
+
+    def both(x):
+        found = attn(q, k, v, return_lse=True, x=x, **tables, **options)
+        return *found, *attn.backward(q, k, v, *found, dout, x=x, **tables, **options)
+
+    with torch.no_grad():
+        first = both(data)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            again = both(data.clone())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        host = both(data.cpu().numpy())
+        for number, (one, two, three) in enumerate(zip(first, again, host, strict=True)):
+            largest = max(1.0, three.abs().nan_to_num(0, 0).max().item())
+            assert torch.isfinite(one).any()
+            torch.testing.assert_close(one, three, atol=0.03 * largest, rtol=0.03)
+            if number < 2:
+                assert torch.equal(one, two)
+        if kind == "formula":
+            bias = tables["bias"]
+
+            def score_mod(s, b, h, i, j):
+                return s + bias[h, i - j + N - 1]
+
+            right = eager(score_mod, live[:, None], q, k, v).nan_to_num(0)
+            assert (first[0] - right).abs().max() <= 0.03
+        kept = data.clone()
+        graph = torch.cuda.CUDAGraph()
+        both(kept)
+        with torch.cuda.graph(graph):
+            found = both(kept)
+        kept.copy_(torch.ones_like(kept))
+        graph.replay()
+        right = both(torch.ones_like(kept))
+        for one, two in zip(found, right, strict=True):
+            largest = max(1.0, two.abs().nan_to_num(0, 0).max().item())
+            torch.testing.assert_close(one, two, atol=0.03 * largest, rtol=0.03)
+
+
+# ------------------------------------------------------------------ torch.compile
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_in_one_graph(backend):
+    torch._dynamo.reset()
+    rows = torch.randn(H, 2 * 300, device=DEVICE, requires_grad=True)
+    score = mc.score(lambda s, q, k, h: s * mc.param("rate", 0.5) + mc.table("rows")[h, q - k])
+    mask = mc.causal()
+
+    def call(q, k, v):
+        return mc.attention(q, k, v, mask, score=score, rows=rows, rate=0.25)
+
+    found = []
+    for run in (call, torch.compile(call, fullgraph=True, backend=backend)):
+        (q, k, v), dout = tensors(300, 300, 64, torch.bfloat16)
+        rows.grad = None
+        out = run(q, k, v)
+        out.backward(dout)
+        found.append([out, q.grad, k.grad, v.grad, rows.grad.clone()])
+    for one, two in zip(*found, strict=True):
+        largest = max(1.0, one.abs().max().item())
+        assert (one - two).abs().max() <= 0.01 * largest

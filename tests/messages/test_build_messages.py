@@ -27,7 +27,6 @@ from maskc.dispatch import checks
 from maskc.dispatch.tensor_maps import tensor
 from maskc.dsl.checked import placed
 from maskc.dsl.nodes import Causal
-from maskc.integrations.torch.handles import refuse
 from maskc.runtime import CompiledMask, merge
 from maskc.runtime.autograd import through_torch
 from maskc.runtime.launch import cuda as launch_cuda
@@ -44,12 +43,12 @@ def selected(mask, target="cpu", **asked):
     return mask.compile(64, dtype="float16", target=target)(*given, **asked)
 
 
-def selected_by(alpha, mask, target):
-    """A call with an alpha for each head."""
+def selected_by(alpha, mask, target, module=False):
+    """A call with an alpha for each head, perhaps of what nothing compiles anew."""
     given = [torch().zeros(1, 1, 5, 64, dtype=torch().float16)] * 3
-    return mask.compile(64, dtype="float16", target=target)(
-        *given, normalizer="entmax", alpha=alpha
-    )
+    attn = mask.compile(64, dtype="float16", target=target)
+    attn = CompiledMask(attn.bundle, target) if module else attn
+    return attn(*given, normalizer="entmax", alpha=alpha)
 
 
 def call(**change):
@@ -205,10 +204,10 @@ TEXTS = {
         "    hint: rank single keys with mc.topk(..., score='indexer') or score='given'",
     ),
     "MC463": (
-        lambda: selected_by(learned() + 1, mc.topk(3, mc.causal()), "sm_90a"),
+        lambda: selected_by(learned() + 1, mc.topk(3, mc.causal()), "sm_90a", module=True),
         "MC463 alpha  alpha requires grad, and the kernels of target sm_90a keep no list of the "
         "keys that they chose, which its gradient needs\n"
-        "    hint: compile the mask for target='simt', or pass alpha.detach()",
+        "    hint: call mask.compile(...) instead of a generated module, or pass alpha.detach()",
     ),
     "MC418": (
         lambda: scored(softcap=2.0),
@@ -216,10 +215,10 @@ TEXTS = {
         "    hint: write it in the formula: cap * tanh(s / cap)",
     ),
     "MC419": (
-        lambda: refuse("an operator", "score", False),
-        "MC419 score  no kernel runs this formula of the score: it is no operator, which "
-        "torch.compile, dispatch modes and the meta device need\n"
-        "    hint: call it outside of these, in a function under torch.compiler.disable",
+        scored,
+        "MC419 score  no kernel runs this formula of the score: no working C compiler: tried "
+        "CC=no-such-cc (not found)\n"
+        "    hint: install gcc or clang, or set CC",
     ),
     "MC430": (
         lambda: dropping(dropout_p=1.5),
@@ -316,7 +315,7 @@ def surroundings(request, monkeypatch, tmp_path):
     """A cache of its own, and a machine that lacks things."""
     monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(launch_cuda, "gpus", lambda: [SimpleNamespace(capability=75)])
-    if request.node.name.endswith("[MC506]"):
+    if request.node.name.endswith(("[MC506]", "[MC419]")):
         monkeypatch.setenv("CC", "no-such-cc")
     if request.node.name.endswith("[MC507]"):
         monkeypatch.setitem(sys.modules, "cupy.cuda", None)

@@ -26,6 +26,19 @@ class Case(NamedTuple):
     deterministic: bool = False
     documents: int = 0
     """Tokens of each."""
+    dim_v: int = 0
+    """Of v; 0: as of q and k."""
+
+    def tensors(self):
+        """q, k, v and dout."""
+        q, k, v, dout = on_grid(tensors(*self.sizes, self.dim, half(self.dtype), batch=2))
+        own = self.dim_v or self.dim
+        return q, k, v[..., :own].contiguous(), dout[..., :own].contiguous()
+
+    def compile(self, target):
+        return self.mask.compile(
+            self.dim, head_dim_v=self.dim_v or None, n_heads=4, dtype=self.dtype, target=target
+        )
 
 
 PASSES = {
@@ -48,6 +61,11 @@ PASSES = {
         mc.causal(), mc.full(), mc.window(20), mc.strided(3)])), (140, 190)),
     "wide": Case(TOP | mc.window(4), (130, 130), 256),
     "192": Case(TOP, (100, 220), 192),
+    "rows of 80": Case(TOP | mc.window(4), (150, 170), 80),
+    "rows of 40 and 24": Case(TOP, (150, 170), 40, "float16", dim_v=24, deterministic=True),
+    "rows of 136 and 72": Case(
+        mc.topk(9, mc.window(60)) | mc.strided(17) & mc.causal(), (150, 170), 136, dim_v=72
+    ),
 }  # fmt: skip
 
 BOTH = {"chosen": (17, mc.causal()), "of all": (100, mc.full())}
@@ -75,14 +93,15 @@ def check_passes(name, most_tiles=0, target="sm_90a"):
     """All passes of one of PASSES against fp64, in memory full of NaN; rows and columns are cut
     every `most_tiles` tiles, if that is not 0."""
     case = PASSES[name]
-    q, k, v, dout = on_grid(tensors(*case.sizes, case.dim, half(case.dtype), batch=2))
+    q, k, v, dout = case.tensors()
     heads = [key for key, value in case.options.items() if value is None]
     options = {**case.options, **vectors(heads, q.shape[1])}
     data = {}
     if case.documents:
         data = {"d": tuple(np.arange(n) // case.documents for n in case.sizes)}
     live = live_of(case.mask, q, k, data)
-    attn = case.mask.compile(case.dim, n_heads=q.shape[1], dtype=case.dtype, target=target)
+    attn = case.compile(target)
+    assert attn.target.name == target
     if most_tiles:
         attn = with_rules(attn, {"most_tiles": most_tiles}, {"most_tiles": most_tiles})
     rest = {"data": data, "deterministic": case.deterministic, **options}
@@ -97,12 +116,12 @@ def check_passes(name, most_tiles=0, target="sm_90a"):
 def check_entmax(name, alpha=1.5, target="sm_90a", **options):
     """All passes of one of PASSES with entmax instead of softmax, against fp64."""
     case = PASSES[name]
-    given = on_grid(tensors(*case.sizes, case.dim, half(case.dtype), batch=2))
+    given = case.tensors()
     data = {}
     if case.documents:
         data = {"d": tuple(np.arange(n) // case.documents for n in case.sizes)}
     live = live_of(case.mask, *given[:2], data)
-    attn = case.mask.compile(case.dim, n_heads=4, dtype=case.dtype, target=target)
+    attn = case.compile(target)
     options = {**case.options, **options}
     return exact_entmax.check(attn, given, live, alpha, data, case.deterministic, **options)
 

@@ -51,12 +51,15 @@ def live_of(mask, q, k, data):
 
 
 def check(mask, made, data, **features):
-    """Both passes, of sm_80 the forward one, in memory full of NaN against fp64; then what is to be
+    """Both passes, in memory full of NaN against fp64; then what is to be
     the same once more: the bits are."""
     q, k, v, dout = made
     target = features.pop("target", "sm_90a")
-    attn = mask.compile(q.shape[-1], dtype=str(q.dtype)[6:], target=target)
-    backward = features.pop("backward", True) and target == "sm_90a"
+    attn = mask.compile(
+        q.shape[-1], head_dim_v=v.shape[-1], dtype=str(q.dtype)[6:], target=target
+    )  # fmt: skip
+    assert attn.target.name == target
+    backward = features.pop("backward", True)
     ordered = features.pop("deterministic", False)
     given = (q, k, v, dout if backward else None, data, ordered)
     with nan_memory():

@@ -7,6 +7,7 @@ import pytest
 
 import maskc as mc
 from maskc.core import errors
+from maskc.runtime import CompiledMask
 
 torch = pytest.importorskip("torch")
 
@@ -138,8 +139,6 @@ def test_one_head_a_key():
 
 def test_equal_alphas_run_together(monkeypatch):
     """A call is as many launches as there are runs of equal numbers that groups of heads allow."""
-    from maskc.runtime.compiled import CompiledMask
-
     q, k, v, _ = tensors(20, 20, 16, torch.float32, batch=1, heads=8, kv_heads=2, device="cpu")
     calls = []
     launch = CompiledMask.launch
@@ -209,10 +208,20 @@ def test_on_gpus(target, monkeypatch):
         assert (x.grad.float() - y.grad.float()).norm() < 1e-2 * y.grad.float().norm()
     if target == "simt":
         return
-    chosen = mc.topk(5, CAUSAL).compile(64, target=target)
-    assert chosen(q, k, v, **call).isfinite().all()
-    with pytest.raises(errors.AlphaWithoutGradient, match="simt"):
-        chosen(q, k, v, normalizer="entmax", alpha=alpha.clone().requires_grad_())
+    chosen = mc.topk(5, CAUSAL) | mc.sinks(2)
+    on_grid = [(x * 16).round() / 16 for x in (q, k)]  # scores that are exact in fp32
+    grads = []
+    for attn in (chosen.compile(64, target=each) for each in ("simt", target)):
+        given = [x.clone().requires_grad_() for x in (*on_grid, v, alpha)]
+        attn(*given[:3], normalizer="entmax", alpha=given[3]).backward(dout)
+        grads.append([x.grad.float() for x in given])
+    assert attn.target.name == target
+    for x, y in zip(*grads, strict=True):
+        assert (x - y).norm() < 1e-2 * y.norm()
+    module = CompiledMask(attn.bundle, target)  # as a generated one, which nothing compiles anew
+    assert module(q, k, v, **call).isfinite().all()
+    with pytest.raises(errors.AlphaWithoutGradient, match="generated"):
+        module(q, k, v, normalizer="entmax", alpha=alpha.clone().requires_grad_())
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,50 @@ def test_with_other_normalizers_and_safe_values(hopper, target, options):
             torch.testing.assert_close(mine, its, atol=2e-2, rtol=2e-2)
 
 
+SCORED = {
+    "formula": (lambda s, q, k, h: s + mc.table("bias")[h, q - k], {}),
+    "dropout": (None, {"dropout_p": 0.2, "dropout_seed": 5}),
+    "both": (lambda s, q, k, h: s * mc.table("bias")[h, k], {"dropout_p": 0.2, "dropout_seed": 5}),
+}
+
+
+@pytest.mark.parametrize("name", ["padding, documents and a window", "tree", "documents"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "simt"])
+@pytest.mark.parametrize("kind", SCORED)
+def test_formulas_and_dropout(hopper, monkeypatch, name, target, kind):
+    """The device makes the lists, and keeps them, whatever softmax sees."""
+    if (kind, name) == ("both", "tree") or (target, kind) == ("simt", "both"):
+        pytest.skip("the parts of it are enough")
+    mask, makers = {**MASKS, **OF_TARGETS}[name]
+    rng = np.random.default_rng(1)
+    data = {key: maker(rng) for key, maker in makers.items()}
+    there = {key: on_device(value) for key, value in data.items()}
+    function, options = SCORED[kind]
+    score = function and mc.score(function)
+    if score:
+        options = options | {"bias": torch.randn(4, 2 * N, generator=torch.manual_seed(0))}
+    attn, (q, k, v, dout) = mask.compile(64, target=target, score=score), made()
+    assert attn.target.name == target
+    keeping = []
+    keep = RememberedPlan.keep
+    monkeypatch.setattr(
+        RememberedPlan, "keep", lambda *args: keeping.append(1) or keep(*args)
+    )  # fmt: skip
+    found = attn(q, k, v, return_lse=True, **options, **there)
+    again = attn(q, k, v, return_lse=True, **options, **there)
+    assert all(map(torch.equal, found, again))
+    assert len(keeping) == 1
+    gradients = attn.backward(q, k, v, *found, dout, **options, **there)
+    assert len(keeping) == 2
+    want = attn(q, k, v, return_lse=True, **options, **data)
+    exact_ = attn.backward(q, k, v, *want, dout, **options, **data)
+    assert len(keeping) == 2
+    for number, (one, two) in enumerate(zip((*found, *gradients), (*want, *exact_), strict=True)):
+        # shares of a table's entry cancel: the largest entry tells the rounding of them all
+        largest = max(1.0, two.abs().max().item()) if number == 5 else 1.0
+        torch.testing.assert_close(one, two, atol=3e-2 * largest, rtol=3e-2)
+
+
 # ------------------------------------------------------------------ lists that are kept
 
 

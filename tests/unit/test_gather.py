@@ -243,6 +243,10 @@ def test_sources_below_hopper_compile(dim, arch):
     source = unit(INDEXED, GATHER, dim, kind, target="sm_80")
     for features in (NONE, *SINGLE, ALL, ALL | {Feature.nan_safe}):
         gate_below_hopper(source, arch, features)
+    source = unit(INDEXED, GATHER, dim, kind, target="sm_80", backward=True)
+    for features in (NONE, *SINGLE, ALL):
+        for mode, _ in source.modes:
+            gate_below_hopper(source, arch, features, mode)
     if dim == 64:
         for mask in (UNION, INDEXED):
             lists = unit(mask, LISTS, dim, target="sm_80")
@@ -270,8 +274,8 @@ def test_planned_shared_memory_is_what_the_source_uses(form, backward):
             asked = "".join(_has_size(launch) for launch in how.launches if launch.shared_bytes)
             extended = replace(source, text=source.text + asked)
             build(extended, NONE, source.directions, arch="compute_90a", mode=mode)
-        if form != WIDE and not backward:
-            source = unit(INDEXED, form, dim, target="sm_80")
+        if form != WIDE:
+            source = unit(INDEXED, form, dim, target="sm_80", backward=backward)
             for mode, how in source.modes:
                 asked = "".join(_has_size(launch) for launch in how.launches if launch.shared_bytes)
                 extended = replace(source, text=source.text + asked)

@@ -140,12 +140,17 @@ def test_every_multiple_of_eight_has_a_kernel(name):
 
 @pytest.mark.parametrize("name", TENSOR_CORES)
 def test_runtime_selections_have_simt_instead(name):
-    """What chooses keys computes with rows as they are in memory, and has few head dimensions."""
+    """What chooses blocks computes with rows as they are in memory, and has few head dimensions;
+    what chooses single keys fills them up."""
     mask = mc.topk(4, of=mc.causal(), score="qk", block=16)
     assert mask.compile(64, target=name).target.name == name
     assert mask.compile(80, target=name).target.name == "simt"
-    with pytest.raises(HeadDimUnsupported, match="where keys are chosen at run time"):
+    with pytest.raises(HeadDimUnsupported, match="where blocks of keys are chosen"):
         plan_kernel(mask, Problem(80, 80, DType.bfloat16), TARGETS[name])
+    single = mc.topk(4, of=mc.causal(), score="qk")
+    assert single.compile(80, target=name).target.name == name
+    shared = mc.topk(4, of=mc.causal(), score="given", share="all")
+    assert shared.compile(80, target=name).target.name == name
 
 
 def test_explain_says_how_rows_are_padded():

@@ -231,6 +231,64 @@ def test_hidden_pairs_become_a_mask():
         mc.score(lambda s: np.where(s > 0, s, -np.inf))
 
 
+HIDING = {
+    "what is taken away": lambda s, q, k: s - np.where(q < k, np.inf, 0.0),
+    "a factor": lambda s, q, k: 0.5 * np.where(k <= q, s, -np.inf),
+    "a negative factor": lambda s, q, k: np.where(k <= q, s, np.inf) * -0.5,
+    "a sign": lambda s, q, k: -np.where(k <= q, s, np.inf),
+    "a logarithm of a condition": lambda s, q, k: s + np.log((k <= q) * 1.0),
+    "a logarithm of a choice": lambda s, q, k: s + np.log(np.where(k > q, 0.0, 2.0)),
+    "both sides": lambda s, q, k: np.where(k > q, -np.inf, np.where(k <= q, s, -np.inf)),
+    "the least number": lambda s, q, k: s + np.where(q < k, np.finfo(np.float32).min, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_however_pairs_are_hidden(name):
+    with pytest.warns(mc.ScoreMaskWarning, match="k"):
+        score = mc.score(HIDING[name])
+    assert score.mask.equals(mc.causal(align="start"))
+    assert "inf" not in str(score).partition("hides")[0]
+    both_passes(score, {}, mask=mc.full())
+
+
+NOT_A_MASK = {
+    "of the score": lambda s: np.where(s > 0, s, -np.inf),
+    "of a table": lambda s, q, k: np.where(mc.table("t")[q, k] > 0, s, -np.inf),
+    "under another function": lambda s, q, k: np.exp(np.where(k <= q, s, -np.inf)),
+    "a product": lambda s, q, k: s + (k > q) * -np.inf,
+    "a huge factor": lambda s, q, k: s + (k > q) * -1e38,
+    "everything": lambda s: s - np.inf,
+    "the other infinity": lambda s, q, k: np.where(k <= q, s, np.inf),
+}
+
+
+@pytest.mark.parametrize("name", NOT_A_MASK)
+def test_hidden_pairs_that_no_mask_says(name):
+    with pytest.raises(ScoreHidesPairs) as caught:
+        mc.score(NOT_A_MASK[name])
+    assert "mc.where(lambda q, k: ...) & mask" in str(caught.value)
+    assert "test_scores.py" in str(caught.value)
+
+
+def test_rows_of_a_bias_that_hide_pairs():
+    """Tables may hold -inf: such pairs have no weight and no gradient, and rows may be empty."""
+    rng = np.random.default_rng(0)
+    bias = rng.normal(size=(2, 40, 40)).astype(np.float32)
+    bias[:, :, 5], bias[:, 7] = -np.inf, -np.inf
+    score = mc.scores.bias()
+    q, k, v = (rng.normal(size=(1, 2, 40, 16)).astype(np.float32) for _ in range(3))
+    attn = CAUSAL.compile(16, dtype="float32", target="cpu", score=score)
+    out, lse = attn(q, k, v, bias=bias, return_lse=True)
+    assert (out[:, :, 7] == 0).all()
+    assert (lse[:, :, 7] == -np.inf).all()
+    gradients = attn.backward(q, k, v, out, lse, np.ones_like(out), bias=bias)
+    assert all(np.isfinite(x).all() for x in gradients)
+    hidden = np.isneginf(bias)
+    assert (gradients[3][hidden] == 0).all()
+    assert (gradients[3][~hidden & np.tril(np.ones((40, 40), bool))] != 0).any()
+
+
 REFUSED = {
     "a branch": (lambda s: s if s > 0 else 0 * s, ScoreNotTraceable),
     "log": (lambda s: np.log(s), ScoreDerivative),

@@ -128,6 +128,46 @@ def test_few_pairs(kind):
 
 
 @emulated
+@pytest.mark.parametrize("name", ["relative table", "bias", "pieces", "twice"])
+def test_heads_packed_into_tiles(name):
+    """Rows of a tile are of several heads: each has its query, its head and its distance."""
+    for n_kv in (70, 1300):  # whole rows, and rows in parts
+        ran = decoded(name, 3, n_kv)
+        assert ran == {("sm_90a", "packed")}
+
+
+def decoded(name, n, n_kv, heads=6, kv_heads=2):
+    """A forward pass of few queries against the reference in fp64; where it ran."""
+    if name == "alibi":
+        score, data = mc.score(lambda s, q, k, h: s - (h + 1) * abs(q + mc.n_kv - mc.n_q - k)), {}
+    else:
+        score, data = FORMULAS[name](n, n_kv, heads, 2)
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn((2, heads, n, 64), generator=generator).bfloat16()
+    k, v = (torch.randn((2, kv_heads, n_kv, 64), generator=generator).bfloat16() for _ in range(2))
+    attn = compiled(mc.causal(), score, form="")
+    tables = {key: torch.from_numpy(x) for key, x in data.items()}
+    out, lse = attn(q, k, v, return_lse=True, **tables)
+    made = ScoreOf(score.inputs, data, n, n_kv)
+    given = [x.float().numpy() for x in (q, k, v)]
+    right, right_lse = attention(*given, mc.causal().dense(n, n_kv), score=made)
+    near(out, right, "out", 0.02)
+    near(lse, right_lse, "lse", 1e-3)
+    return {(source, mode) for source, mode, _ in attn.all_reports}
+
+
+@emulated
+def test_packed_heads_have_positions_of_their_own():
+    assert decoded("alibi", 4, 700) == {("sm_90a", "packed")}
+
+
+@emulated
+def test_few_queries_of_one_head_are_packed_too():
+    assert decoded("pieces", 2, 300, heads=2) == {("sm_90a", "packed")}
+    assert decoded("pieces", 9, 70, heads=2) != {("sm_90a", "packed")}
+
+
+@emulated
 def test_boxes_of_a_grid():
     """Tiles whose tokens do not follow each other, some of them beyond the grid."""
     width = 18
@@ -231,7 +271,7 @@ def test_sources_name_no_feature_but_in_the_logits():
         plan = driver.plan_kernel(BAND, problem, target.Target.named("sm_90a"))
         bundle = driver.emit_bundle(plan)
         (unit, *_) = bundle.choice("sm_90a", Direction.forward)
-        assert ("packed" in dict(unit.modes)) == (formula is None)
+        assert "packed" in dict(unit.modes)
         assert unit.offers(frozenset({Feature.entmax}))
         for unit in bundle.units:
             if unit.directions and unit.target == "sm_90a":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -215,18 +216,70 @@ def test_a_dot_product_of_rows_is_refused():
         mc.from_score_mod(lambda s, b, h, i, j: s + torch.dot(rope[b, h, i], rope[b, h // 2, j]))
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_inside_of_torch_compile():
-    """A call that would lose gradients there is refused; a disabled function keeps them."""
+# ------------------------------------------------------------------ torch.compile
+
+
+def calls():
+    """(function of q, k and v, the tensor that it learns): formulas by all doors."""
     bias = torch.randn(H, 2 * N, requires_grad=True)
-    score = mc.from_score_mod(lambda score, b, h, i, j: score + bias[h, i - j])
-    attn = mc.causal().compile(D, dtype="float32", target="cpu", score=score)
-    (q, k, v), dout = tensors()
-    with pytest.raises(Exception, match="MC419"):
-        torch.compile(lambda q: attn(q, k, v), backend="eager")(q)
+    held = mc.from_score_mod(lambda score, b, h, i, j: score + bias[h, i - j])
+    named = mc.score(lambda s, q, k, h: s * mc.param("rate", 0.5) + mc.table("bias")[h, q - k])
+    mask, half = mc.causal(), bias.detach().bfloat16().requires_grad_()
+    attn = mask.compile(D, dtype="float32", target="cpu", score=held)
+    drops = {"dropout_p": 0.2, "dropout_seed": 3}
+    return {
+        "compiled mask": (lambda *x: attn(*x), bias),
+        "held": (lambda *x: mc.attention(*x, mask, score=held), bias),
+        "given": (lambda *x: mc.attention(*x, mask, score=named, bias=bias, rate=0.25), bias),
+        "half": (lambda *x: mc.attention(*x, mask, score=named, bias=half), half),
+        "lse": (
+            lambda *x: sum(y.sum() for y in mc.attention(*x, mask, score=held, return_lse=True)),
+            bias,
+        ),
+        "flags": (lambda *x: mc.attention(*x, score=held, is_causal=True, **drops), bias),
+    }
+
+
+@pytest.mark.parametrize("name", calls())
+def test_in_one_graph(name):
+    """An operator, with gradients of tables, of the bits of an eager call."""
     torch._dynamo.reset()
-    called = torch.compiler.disable(lambda q, k, v: attn(q, k, v))
-    out = torch.compile(lambda q, k, v: called(q * 2, k, v) + 1, backend="eager")(q, k, v)
-    out.backward(dout)
-    assert bias.grad.abs().sum() > 0
-    torch.testing.assert_close(out, attn(q * 2, k, v) + 1)
+    call, learned = calls()[name]
+    graph, found = torch.compile(call, fullgraph=True, backend="aot_eager"), []
+    for run in (call, graph):
+        (q, k, v), dout = tensors()
+        learned.grad = None
+        out = run(q, k, v)
+        (out * (dout if out.shape else 1)).sum().backward()
+        found.append([out, q.grad, k.grad, v.grad, learned.grad.clone()])
+    assert all(map(torch.equal, *found))
+    assert found[0][-1].abs().sum() > 0
+    with torch.no_grad():
+        assert torch.equal(graph(q, k, v), call(q, k, v))
+
+
+def test_graphs_tell_formulas_apart():
+    """Equal formulas share kernels, not what they hold."""
+    torch._dynamo.reset()
+    tables = [np.random.default_rng(seed).normal(size=(H, 2 * N)) for seed in range(2)]
+    (q, k, v), _ = tensors()
+
+    def made(table):
+        score, mask = mc.score(lambda s, q, k, h: s + table[h, q - k]), mc.causal()
+        return lambda q, k, v: mc.attention(q, k, v, mask, score=score)
+
+    with torch.no_grad():
+        for call in map(made, tables):
+            run = torch.compile(call, fullgraph=True, backend="aot_eager")
+            assert torch.equal(run(q, k, v), call(q, k, v))
+        tables[1] *= 2  # what a formula holds is read anew by every call
+        assert torch.equal(run(q, k, v), call(q, k, v))
+
+
+def test_shapes_of_the_meta_device():
+    bias = torch.zeros(H, 2 * N, device="meta", requires_grad=True)
+    score = mc.score(lambda s, q, k, h: s + mc.table("bias")[h, q - k])
+    q, k, v = (torch.zeros(B, H, N, D, device="meta", requires_grad=True) for _ in range(3))
+    attn = mc.causal().compile(D, dtype="float32", target="cpu", score=score)
+    attn(q, k, v, bias=bias).sum().backward()
+    assert bias.grad.shape == bias.shape

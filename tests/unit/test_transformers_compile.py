@@ -120,3 +120,34 @@ def test_a_function_that_no_graph_can_follow_breaks_it() -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(made, "eager")()
     assert torch.compile(made, backend="eager")().found.mask.equals(made().found.mask)
+
+
+def test_a_bias_of_positions_is_learned_in_one_graph(graphs: Any) -> None:
+    """T5's buckets: encoder, decoder and cross-attention, and the gradient of the embedding."""
+    pair = models.pair("T5Config", "AutoModelForSeq2SeqLM", T5)
+    ids, mask = models.tokens("right")
+    given = {"input_ids": ids, "attention_mask": mask, "labels": models.tokens(n=17)[0]}
+    losses = []
+    for model, run in ((pair.ours, compiled(pair.ours)), (pair.eager, pair.eager)):
+        model.zero_grad()
+        found = run(**given, use_cache=False)
+        found.loss.backward()
+        losses.append(found.logits.detach())
+        assert model is pair.eager or graphs() == 1
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=2e-6 * losses[1].abs().max().item())
+    theirs = dict(pair.eager.named_parameters())
+    biases = 0
+    for label, weight in pair.ours.named_parameters():
+        if weight.grad is not None:
+            grad = theirs[label].grad
+            scale = max(grad.abs().max().item(), 1e-3)
+            assert (weight.grad - grad).abs().max().item() <= 2e-5 * scale, label
+            biases += "relative_attention_bias" in label and bool(grad.any())
+    assert biases == 2
+
+
+T5: dict[str, Any] = {
+    "vocab_size": 64, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 4,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16,
+    "dropout_rate": 0.0, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
+}  # fmt: skip

@@ -213,14 +213,14 @@ class SelectionNotListed(MaskcError):
 
 
 class AlphaWithoutGradient(MaskcError):
-    """alpha requires grad, and the pairs with weight are known to kernels alone."""
+    """alpha requires grad, and the pairs with weight are known to a module's kernels alone."""
 
     code = "MC463"
     message = (
         "alpha requires grad, and the kernels of target {0} keep no list of the keys that they "
         "chose, which its gradient needs"
     )
-    hint = "compile the mask for target='simt', or pass alpha.detach()"
+    hint = "call mask.compile(...) instead of a generated module, or pass alpha.detach()"
 
 
 class NoIndexerLoss(MaskcError):

@@ -13,7 +13,7 @@ takes 27 us against 105, and forward and backward 94 us against 217.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ _TRAINABLE = ("alibi_slopes", "sink_logits")
 
 def attention(
     find: Finder, q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any],
-    deterministic: bool = False,
+    deterministic: bool = False, score: Any = None,
 ) -> Any:  # fmt: skip
     """A call of `maskc.attention` whose q is a torch tensor; see there.
 
@@ -48,21 +48,24 @@ def attention(
         find: makes or finds the kernel.
         options: keywords of the call; this function may change them.
         deterministic: gradients with the same bits on every run.
+        score: a formula of the score, where a compiler traces the call.
 
     Raises:
         As `through_torch`.
     """
+    if score is not None:
+        options.update({**_tensors_of(score.inputs.captured), **options})
     if options.get("dropout_p"):
         options.update(asked(q, options.pop("dropout_p"), options.pop("dropout_seed")))
         find = partial(_dropping, find)
     if needs_torch(q, k, v, data=options) or torch_answers(q) or q.is_nested:
-        return through_torch(find, mask, q, k, v, options, deterministic)
+        return through_torch(find, mask, q, k, v, options, deterministic, score=score)
     return find(mask, *_sizes(q, v), q.dtype, _place(q))(q, k, v, **options)
 
 
 def through_torch(
     find: Finder, owner: Any, q: Any, k: Any, v: Any, options: dict[str, Any],
-    deterministic: bool, dtype: str | None = None,
+    deterministic: bool, dtype: str | None = None, score: Any = None,
 ) -> Any:  # fmt: skip
     """A call that torch must see, see `maskc/runtime/autograd.py`.
 
@@ -73,6 +76,7 @@ def through_torch(
         deterministic: gradients with the same bits on every run.
         dtype: what autocast casts to; None: what it casts the operands of
             scaled_dot_product_attention to.
+        score: a formula that `find` is told of, beside an owner that is a mask.
 
     Raises:
         TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
@@ -91,18 +95,17 @@ def through_torch(
     if place[0] in _DEVICES and torch.is_autocast_enabled(place[0]):
         to = torch.get_autocast_dtype(place[0]) if dtype is None else getattr(torch, dtype)
         q, k, v = (_cast(x, to) for x in (q, k, v))
-    tables = getattr(owner, "trainable", ())
+    tables = getattr(owner, "trainable", ()) if score is None else score.inputs.trainable
     wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, tables)
     if compiling or q.is_meta or _watched(q, k, v):
-        if tables or hasattr(owner, "differentiated"):
-            refuse("an operator", "score", compiling)
         check_dimensions(q.dim(), v.dim())
         if q.is_meta and not compiling:
             _check_shapes(find(owner, *_sizes(q, v), q.dtype, place), q, k, v)
         # a dimension that is a symbol becomes a number: it chooses the kernel
         dim, dim_v, heads = map(operator.index, (q.shape[3], v.shape[3], q.shape[1]))
         # compilers before PyTorch 2.13 take the identity of a frozen object, but not the object
-        key = handle(find, id(owner), dim, dim_v, heads, q.dtype, place, wanted)
+        which = 0 if score is None else id(score)
+        key = handle(find, id(owner), dim, dim_v, heads, q.dtype, place, wanted, which)
         return _operator(key, q, k, v, options, deterministic)
     attn = find(owner, *_sizes(q, v), q.dtype, place)
     if not wanted:
@@ -113,9 +116,16 @@ def through_torch(
     return _recorded(attn, q, k, v, options, deterministic)
 
 
-def _dropping(find: Finder, owner: Any, *kernel: Any) -> Any:
+def _dropping(find: Finder, owner: Any, *kernel: Any, **score: Any) -> Any:
     """The kernel of a call with dropout."""
-    return find(owner, *kernel).dropping
+    return find(owner, *kernel, **score).dropping
+
+
+def _tensors_of(captured: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that torch must see; kernels find others by themselves."""
+    import torch
+
+    return {name: x for name, x in captured.items() if isinstance(x, torch.Tensor)}
 
 
 def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:

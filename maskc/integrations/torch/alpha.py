@@ -48,7 +48,7 @@ def attention_by_head(
         raise BadOption("sink_logits", wanted, "sink logits", at="sink_logits")
     alpha, slopes = options["alpha"], options["alibi_slopes"]
     learned = isinstance(alpha, torch.Tensor) and alpha.requires_grad and torch.is_grad_enabled()
-    if learned and (attn.bundle.chooser is not None or attn.gathers):
+    if learned and attn.listing is None:
         raise AlphaWithoutGradient(attn.target.name, at="alpha")
     if torch.is_grad_enabled() and Direction.backward not in attn.target.directions:
         attn.target.check(attn.bundle.problem, Direction.backward)
@@ -96,7 +96,8 @@ def _function() -> Any:
             dq, dk, dv, *rest = backward(attn, runs, q, k, v, out, lse, dout, options, data)
             dalpha = None
             if ctx.needs_input_grad[7]:
-                pairs = pairs_of_call(attn, q, k, v, data)
+                # where kernels alone know which single keys they chose, the host chooses once more
+                pairs = pairs_of_call(attn.listing, q, k, v, data)
                 dalpha = gradient_of_alpha(attn, q, k, v, lse, dout, alpha, slopes, call, pairs)
             return *nothing[:4], dq, dk, dv, dalpha, *(rest or (None,))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-from maskc.core.errors import BadOption, BadShape, MaskcError, NestedTensor, NoGradient, ScoreNotRun
+from maskc.core.errors import BadOption, BadShape, MaskcError, NestedTensor, NoGradient
 from maskc.core.problem import Direction
 from maskc.integrations.torch.operators import register
 
@@ -21,7 +21,7 @@ the last of them goes."""
 
 def handle(
     find: Callable[..., Any], owner_id: int, head_dim: int, head_dim_v: int, heads: int,
-    dtype: Any, place: tuple[str, int], wanted: bool,
+    dtype: Any, place: tuple[str, int], wanted: bool, score_id: int = 0,
 ) -> str:  # fmt: skip
     """The name of a compiled mask, the same in every process: a digest of what it computes.
 
@@ -33,11 +33,13 @@ def handle(
         find: see `maskc.integrations.torch.Finder`; the next six are its arguments.
         owner_id: `id` of the owner, which the caller keeps alive.
         wanted: whether the call needs a gradient.
+        score_id: `id` of the formula of the score, likewise; 0: none, or the owner has it.
     """
     found: Any
     owner = ctypes.cast(owner_id, ctypes.py_object).value
+    own = {"score": ctypes.cast(score_id, ctypes.py_object).value} if score_id else {}
     try:
-        found = find(owner, head_dim, head_dim_v, heads, dtype, place)
+        found = find(owner, head_dim, head_dim_v, heads, dtype, place, **own)
         text = found.identity
         if wanted:
             found.target.check(found.bundle.problem, Direction.backward)
@@ -63,14 +65,9 @@ def check_dimensions(of_q: int, of_v: int) -> None:
             raise MaskcError(str(error)) from error
 
 
-_AN_OPERATOR = (
-    "it is no operator, which torch.compile, dispatch modes and the meta device need",
-    "call it outside of these, in a function under torch.compiler.disable",
-)
 _REFUSED: dict[str, Callable[..., MaskcError]] = {
     "nested": NestedTensor,
     "chosen by": NoGradient,
-    "an operator": lambda name, at: ScoreNotRun(*_AN_OPERATOR, at=at),
 }
 
 

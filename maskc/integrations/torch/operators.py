@@ -21,9 +21,12 @@ _HEADS = "Tensor? alibi_slopes, Tensor? sink_logits"
 FORWARD = f"(Tensor q, Tensor k, Tensor v, {_HEADS}, {_CALL}) -> (Tensor, Tensor)"
 BACKWARD = (
     "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, "
-    f"{_HEADS}, {_CALL}) -> Tensor[]"
+    f"{_HEADS}, int[] tables, {_CALL}) -> Tensor[]"
 )
+"""`tables` are places among the data: of those whose gradients follow the others."""
 
+_DATA = 5
+"""Arguments of the forward operator before the data."""
 _registered: list[str] = []
 
 
@@ -42,9 +45,11 @@ def register(named: Callable[[str], Any]) -> None:
         return forward(named(mask), _call(numbers), q, k, v, slopes, sinks, data)
 
     def attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any,
-                           sinks: Any, data: Any, mask: str, *numbers: Any) -> Any:  # fmt: skip
+                           sinks: Any, tables: Any, data: Any, mask: str,
+                           *numbers: Any) -> Any:  # fmt: skip
         call = _call(numbers)
-        args = (q, k, v, out, lse, dout, slopes, sinks, data)
+        names = {place: name for name, place in call.places().items()}
+        args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(names[x] for x in tables))
         return list(backward(named(mask), call, *args))
 
     # Compilers must keep the strides they traced: the layout of results follows that of inputs.
@@ -77,14 +82,15 @@ def _fake_attention(q: Any, k: Any, v: Any, *_: Any) -> tuple[Any, Any]:
 
 
 def _fake_backward(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any, sinks: Any, *_: Any
-) -> list[Any]:
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any, sinks: Any, tables: Any,
+    data: Any, *_: Any,
+) -> list[Any]:  # fmt: skip
     import torch
 
-    heads = [
-        q.new_empty((q.shape[1],), dtype=torch.float32) for x in (sinks, slopes) if x is not None
-    ]
-    return [*(_like(x, x.shape[-1]) for x in (q, k, v)), *heads]
+    shapes = [(q.shape[1],) for x in (sinks, slopes) if x is not None]
+    shapes += [data[place].shape for place in tables]
+    single = [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
+    return [*(_like(x, x.shape[-1]) for x in (q, k, v)), *single]
 
 
 def _like(x: Any, dim: Any) -> Any:
@@ -111,16 +117,20 @@ def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
     import torch
 
     q, k, v, out, lse, slopes, sinks, *data = ctx.saved_tensors
+    tables = [place for place, wanted in enumerate(ctx.needs_input_grad[_DATA]) if wanted]
 
     def run(v: Any, out: Any, dout: Any, undropped: bool = False) -> Any:
         mask, *numbers = ctx.rest
         if undropped:
             numbers = list(_call(tuple(numbers)).undropped().numbers())
         return torch.ops.maskc.attention_backward.default(
-            q, k, v, out, lse, dout, slopes, sinks, data, mask, *numbers
+            q, k, v, out, lse, dout, slopes, sinks, tables, data, mask, *numbers
         )
 
     found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
+    of_data: list[Any] = [None for _ in data]
+    for place, gradient in zip(tables, found[_DATA:], strict=False):
+        of_data[place] = gradient.to(data[place].dtype)
     # torch wants an empty list where an empty list came in, of integers too
     others: Iterator[object] = ([] if x == [] else None for x in ctx.rest)
-    return *found, [None for _ in data], *others
+    return *found[:_DATA], of_data, *others

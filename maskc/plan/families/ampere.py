@@ -7,12 +7,15 @@ from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS
 from maskc.plan.families import sm80, sm80_backward
 from maskc.plan.families.family import Along, Family
-from maskc.plan.families.gather import SM80_SCORING, sm80_schedule
+from maskc.plan.families.gather import SM80_SCORING, sm80_backward_schedule, sm80_schedule
 from maskc.plan.types import Schedule
 
 
 def _gathered(problem: Problem) -> tuple[tuple[str, Direction, Schedule], ...]:
-    return ((GATHER, Direction.forward, sm80_schedule(problem)),)
+    return (
+        (GATHER, Direction.forward, sm80_schedule(problem)),
+        (GATHER, Direction.backward, sm80_backward_schedule(problem)),
+    )
 
 
 AMPERE = Family(

@@ -91,6 +91,43 @@ def sm80_schedule(problem: Problem) -> Sm80Schedule:
     )
 
 
+_BACKWARD_80 = {
+    32: (64, 64, 2),
+    64: (64, 64, 2),
+    96: (64, 64, 1),
+    128: (64, 64, 1),
+    192: (64, 32, 1),
+    256: (32, 32, 1),
+}
+"""For a backward pass below Hopper: heads and keys of a tile, and blocks that a multiprocessor
+runs at once."""
+
+
+def sm80_backward_schedule(problem: Problem) -> Sm80Schedule:
+    """The schedule of a backward pass over gathered keys below Hopper: each warp has 16 heads.
+
+    Raises:
+        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
+    """
+    dim, target = problem.head_dim, TARGETS["sm_80"]
+    heads, keys, blocks = _BACKWARD_80[dim]
+    tile, warps = TileShape(heads, keys), heads // 16
+    shared = 4 * dim * (heads + keys) + 4 * heads * keys + _BESIDE_80
+    if shared > target.shared_memory:
+        raise SharedMemoryExceeded(shared, target.name, target.shared_memory)
+    return Sm80Schedule(
+        tile,
+        f"backward: tiles of {heads} heads of one query x {keys} of its keys, {warps} warps, "
+        f"{shared / 1024:g} KiB of shared memory; dk and dv are added up in fp32 memory",
+        warps=warps,
+        min_blocks=blocks,
+        shared_bytes=shared,
+        modes=_backward_modes(
+            Launch("attention_backward", Grid.stream, 32 * warps, shared, resident=blocks)
+        ),
+    )
+
+
 _NARROW = {
     64: _Form(3, (176, 80), 2),
     96: _Form(2, (176, 80), 2),

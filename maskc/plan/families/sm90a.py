@@ -238,8 +238,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     modes = [("usual", usual)]
     if room[2] <= most:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
-    # a formula of the score and dropout ask which head a row is of
-    if problem.score is None and not problem.dropout:
+    if not problem.dropout:  # it asks which head a row is of, and nobody decodes with it
         modes.append((PACKED, Mode(usual.launches[:1], "PACKED")))
     return ForwardSchedule(
         tile,

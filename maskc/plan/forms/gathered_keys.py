@@ -120,7 +120,7 @@ def plan_gathered(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     (ir,), (facts,) = heads.masks, heads.facts
     plans = []
     sources = family_of(target).gathered
-    for form, direction, schedule in sources(problem) if sources else ():
+    for form, direction, schedule in sources(target.padded(problem)) if sources else ():
         mask = mask_for(ir, facts, schedule.tile)
         plans.append(KernelPlan(
             problem, target, schedule, schedule.tile, False, (mask,), heads.facts, heads.of_head,

@@ -115,7 +115,7 @@ def _with_thresholds(plan: KernelPlan, pairs: list[tuple[Lifted, E.Expr]]) -> Ke
     use_ranges, schedule = all(mask.ranges for mask in masks), plan.schedule
     if plan.direction is Direction.backward:
         family = family_of(plan.target)
-        schedule = family.schedule(plan.problem, (), plan.direction, THRESHOLDS)
+        schedule = family.schedule(plan.padded, (), plan.direction, THRESHOLDS)
     else:  # comparing takes the registers that a stream needs
         modes = tuple((name, mode) for name, mode in schedule.modes if name == "usual")
         schedule = replace(schedule, modes=modes)

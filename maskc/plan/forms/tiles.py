@@ -116,8 +116,9 @@ def _check_blocks(heads: Heads, problem: Problem, target: Target) -> None:
         SelectionNotCompiled: blocks that are too small.
         HeadDimUnsupported: rows would be padded, which what chooses blocks cannot.
     """
-    if target.pads(problem) and any(ir.selections for ir in heads.masks):
-        raise target.no_such_dims(problem, selects=True)
+    blocks = (each for ir in heads.masks for each in ir.selections if each.block > 1)
+    if target.pads(problem) and any(blocks):
+        raise target.no_such_dims(problem, blocks=True)
     for ir in heads.masks:
         for each in ir.selections:
             if each.block < target.least_block:

@@ -174,7 +174,7 @@ class Made:
         """`watched`: the arrays that they were made from; None where nobody can tell whether
         these change."""
         self.watched, self.owner, self.base = watched, owner, base
-        self.read: tuple[bytes, tuple[int, ...]] | None = None
+        self.read: tuple[object, tuple[int, ...]] | None = None
         """What the pass reads of them, for the tables of a stream."""
         self.ticket, self.sound = 0, False
         """By which the host hears of them, see `Reports`, and whether it has heard that nothing

@@ -316,14 +316,14 @@ class DataLists:
         sizes = place.sizes
         by_head = bool(bundle.head_variant) or any(x.shape[1] > 1 for x in given.sources)
         kept = self._kept(unit, sizes, bound, wanted.direction, by_head)
-        mode = PACKED if place.packed > 1 else mode_of(unit, wanted, kept)
+        mode = PACKED if place.packed else mode_of(unit, wanted, kept)
         placed = unit.work is None or mode == "deterministic"
         ptr = dict(kept.parts)["row_ptr"]
         making = Making(
             unit, sizes, given, self._readings, backward, placed, by_head,
             placed or Feature.entmax in wanted.features,
             int((ptr[:, -1] - ptr[:, 0]).max()), kept.wide,
-            place.packed if place.packed > 1 else 0,
+            place.packed,
         )  # fmt: skip
         room, entries = making.room()
         if (

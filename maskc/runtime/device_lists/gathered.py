@@ -219,7 +219,7 @@ class Gatherer:
         tables = replace(_NO_TABLES, copies={})
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         own = prepare(plan, kernel, bundle.problem.dtype.value)
-        dim = bundle.problem.head_dim
+        dim = self._target.padded(bundle.problem).head_dim
         own = replace(
             own, numbers=_numbers(own.numbers, unit, sizes, ranking, room),
             outputs=_with_space(own.outputs, wanted, sizes, room, dim),

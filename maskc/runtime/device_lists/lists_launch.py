@@ -126,8 +126,8 @@ class ListsPlan(RememberedPlan):
             listed = self._arguments(given, made, sent, pointers)
         if fresh and listed is not None:
             launch(self.before, stream, listed)
-        if made.read is None or made.read[0] is not sent.template:
-            made.read = sent.template, self._read(made, sent)
+        if made.read is None or made.read[0] is not sent.owner:
+            made.read = sent.owner, self._read(made, sent)
         own.run(own, sent, pointers + made.read[1], scale, softcap, stream)
         if doubtful and listed is not None:
             launch(self.after, stream, listed)

@@ -2,6 +2,10 @@
 // fast at once. Gives: score_abs, ..., score_join, score_plus, as common/gen/score.h.j2 needs them;
 // score_exact.cuh or score_fast.cuh gives the other functions.
 
+// Tables stay as they are, so that pairs that read the same entry read it once.
+FN float score_fetch(const float *from) { return __ldg(from); }
+FN i32 score_fetch_integer(const i32 *from) { return __ldg(from); }
+
 FN float score_abs(float x) { return fabsf(x); }
 FN float score_sqrt(float x) { return sqrtf(x); }
 FN float score_floor(float x) { return floorf(x); }

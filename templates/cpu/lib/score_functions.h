@@ -13,6 +13,9 @@ FN float score_float(unsigned bits) {
     return x;
 }
 
+FN float score_fetch(const float *from) { return *from; }
+FN i32 score_fetch_integer(const i32 *from) { return *from; }
+
 FN float score_abs(float x) { return score_float(score_bits(x) & 0x7fffffff); }
 FN float score_sqrt(float x) { return __builtin_sqrtf(x); }
 FN float score_floor(float x) {

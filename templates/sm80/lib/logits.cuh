@@ -8,7 +8,9 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
     const i32 first_q = lane_query(work), lane_k = lane_key(first_k);
     const float near = (float)(first_q - lane_k);
 #pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++)
+    for (int m = 0; m < FRAGMENTS; m++) {
+        // Few queries are rows of few fragments: what there is nothing of is left alone.
+        if (first_q - (i32)threadIdx.x % 32 / 4 + 16 * m >= p->n_q) continue;
 #pragma unroll
         for (int n = 0; n < TILE_K / 8; n++)
 #pragma unroll
@@ -18,6 +20,7 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
                 s[m][n][e] = score_logit(s[m][n][e] * p->scale, q, lane_k + 8 * n + e % 2, apart,
                                          work.head, work.batch, *p);
             }
+    }
 #else
 #if WITH_SOFTCAP || WITH_ALIBI
     const struct Logit logit = block.logit;

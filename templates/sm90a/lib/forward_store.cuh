@@ -3,9 +3,7 @@
 
 // The logit of a sink; of packed heads each has its own.
 FN float sink_of(const struct Attention &p, i32 head, i32 row) {
-    if (!PACKED) return p.sink_logits[head];
-    const u32 packed = (u32)p.n_q / (u32)p.queries;  // heads
-    return p.sink_logits[head * packed + min_i32((u32)row / (u32)p.queries, packed - 1)];
+    return p.sink_logits[head_of_row(p, head, row)];
 }
 
 // What a row's other keys gave before, in powers of two; -inf where there is none.

@@ -2,7 +2,7 @@
 // over. Expects BEHIND: groups of copies under way.
 // Needs: gather_copy.cuh, ptx.cuh.
 
-constexpr int PIECES = HEAD_DIM / 8;  // of 16 bytes, in a row of q, k or v
+constexpr int PIECES = HEAD_DIM / 8;  // of 16 bytes, in a row of a tile
 constexpr int COPIERS = 128;          // threads that copy
 
 #include "common/lib/gathered_items.cuh"
@@ -29,31 +29,36 @@ FN struct Rows rows_of(const i32 *keys, i32 count, i32 tile) {
     return rows;
 }
 
-// A piece of a row, one in eight; the last ones are not there where HEAD_DIM is no multiple of 64.
+// A piece of a row, one in eight; the last ones are not there where HEAD_DIM is no multiple of 64,
+// and zeros where the row in memory has but OWN.
+template <int OWN>
 FN void copy_row(u32 tile, u32 slab, u32 row, const unsigned char *from, bool live) {
     const u32 own = threadIdx.x % 8;
 #pragma unroll
     for (int piece = 0; piece < PIECES; piece += 8)
         if (PIECES % 8 == 0 || piece + 8 <= PIECES || piece + own < PIECES)
             copy_piece(tile + piece / 8 * slab + swizzled(row, own), from + 16 * (piece + own),
-                       live);
+                       live && (OWN == PIECES || piece + own < OWN));
 }
+template <int OWN>
 FN void gather(unsigned char *tile, const void *tensor, const i64 (&stride)[3],
                const struct Item &item, const struct Rows &rows) {
 #pragma unroll
     for (int i = 0; i < TURNS; i++)
-        copy_row(shared_address(tile), K_SLAB, threadIdx.x / 8 + ROWS_AT_ONCE * i,
-                 row_of(tensor, stride, item.batch, item.kv_head, rows.key[i]), i < rows.live);
+        copy_row<OWN>(shared_address(tile), K_SLAB, threadIdx.x / 8 + ROWS_AT_ONCE * i,
+                      row_of(tensor, stride, item.batch, item.kv_head, rows.key[i]),
+                      i < rows.live);
 }
 // The rows of a tile's heads, zeros where there are fewer.
+template <int OWN>
 FN void copy_heads(unsigned char *tile, const void *tensor, const i64 (&stride)[3],
                    const struct Item &item) {
 #pragma unroll 4
     for (i32 row = threadIdx.x / 8; row < TILE_Q; row += ROWS_AT_ONCE) {
         const i32 inside = min_i32(row, item.heads - 1);
-        copy_row(shared_address(tile), Q_SLAB, row,
-                 row_of(tensor, stride, item.batch, item.head + inside, item.query),
-                 row < item.heads);
+        copy_row<OWN>(shared_address(tile), Q_SLAB, row,
+                      row_of(tensor, stride, item.batch, item.head + inside, item.query),
+                      row < item.heads);
     }
 }
 

@@ -4,3 +4,9 @@
 FN i32 mask_row(const struct Attention &p, i32 row) {
     return min_i32(PACKED ? (u32)row % (u32)p.queries : row, p.queries - 1);
 }
+// The head of a row of head `head` of the launch.
+FN i32 head_of_row(const struct Attention &p, i32 head, i32 row) {
+    if (!PACKED) return head;
+    const u32 packed = (u32)p.n_q / (u32)p.queries;  // heads
+    return head * packed + min_i32((u32)row / (u32)p.queries, packed - 1);
+}

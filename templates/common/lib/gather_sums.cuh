@@ -92,29 +92,6 @@ FN void add_slope(const struct Attention &p, const struct Units &units, i32 head
     atomicAdd(p.dalibi + head, x);
 #endif
 }
-// 64 columns of a thread's two keys; rows that are not there are negative.
-FN void add_slab(const struct Attention &p, const float (&x)[32], const i64 (&row)[2], bool values,
-                 int slab, const struct Units &units) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        if (row[r] < 0) continue;
-        const i64 own = row[r] + (values ? rows_of_keys(p) : 0);
-        Sum *const to = sums_of(p) + own * HEAD_DIM + 64 * slab + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if (64 * slab + 8 * i >= HEAD_DIM) continue;
-            const float a = x[4 * i + 2 * r], b = x[4 * i + 2 * r + 1];
-#if DETERMINISTIC
-            const i32 exponent = values ? units.dv : units.dk;
-            add_exactly(to + 8 * i, marks_of(p) + own, a, exponent);
-            add_exactly(to + 8 * i + 1, marks_of(p) + own, b, exponent);
-#else
-            atomicAdd((float2 *)(to + 8 * i), make_float2(a, b));
-#endif
-        }
-    }
-}
-
 // ---------------------------------------------------------------- before and after
 
 FN i64 first_place() { return (i64)blockIdx.x * BLOCK + threadIdx.x; }
@@ -146,16 +123,17 @@ attention_seen(const __grid_constant__ struct Attention p) {
 }
 
 // The largest finite number of a tensor.
+template <int OWN>
 FN void raise_largest(const struct Attention &p, const void *tensor, const i64 (&stride)[3],
                       i32 heads, i32 tokens, const u32 *seen, u32 *to) {
-    const i64 count = (i64)p.batch * heads * tokens * PIECES;
+    const i64 count = (i64)p.batch * heads * tokens * OWN;
     u32 most = 0;
     for (i64 i = first_place(); i < count; i += step_of_places()) {
-        const i64 row = i / PIECES, list = row / tokens, batch = list / heads;
+        const i64 row = i / OWN, list = row / tokens, batch = list / heads;
         if (seen && !seen[row]) continue;
         const uint4 *const from = (const uint4 *)row_of(tensor, stride, batch, list - batch * heads,
                                                         row - list * tokens);
-        const uint4 piece = from[i % PIECES];
+        const uint4 piece = from[i % OWN];
         const u32 x[4] = {piece.x, piece.y, piece.z, piece.w};
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -172,9 +150,9 @@ FN void raise_largest(const struct Attention &p, const void *tensor, const i64 (
 extern "C" __global__ void __launch_bounds__(BLOCK)
 attention_largest(const __grid_constant__ struct Attention p) {
     u32 *const most = largest(p);
-    raise_largest(p, p.q, p.q_stride, p.heads_q, p.n_q, nullptr, most);
-    raise_largest(p, p.v, p.v_stride, p.heads_kv, p.n_kv, seen_rows(p), most + 1);
-    raise_largest(p, p.dout, p.dout_stride, p.heads_q, p.n_q, nullptr, most + 2);
+    raise_largest<PIECES_QK>(p, p.q, p.q_stride, p.heads_q, p.n_q, nullptr, most);
+    raise_largest<PIECES_V>(p, p.v, p.v_stride, p.heads_kv, p.n_kv, seen_rows(p), most + 1);
+    raise_largest<PIECES_V>(p, p.dout, p.dout_stride, p.heads_q, p.n_q, nullptr, most + 2);
 }
 #endif
 
@@ -186,6 +164,9 @@ attention_keys(const __grid_constant__ struct Attention p) {
     for (i64 i = first_place(); i < 2 * rows * PIECES; i += step_of_places()) {
         const i64 own = i / PIECES, row = own < rows ? own : own - rows, list = row / p.n_kv;
         const bool values = own >= rows;
+#if PADDED
+        if (i % PIECES >= (values ? PIECES_V : PIECES_QK)) continue;
+#endif
         const i32 batch = list / p.heads_kv, head = list - (i64)batch * p.heads_kv;
         const float by = values ? 1.0f : p.scale;
         const i32 exponent = values ? units.dv : units.dk;
