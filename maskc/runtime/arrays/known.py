@@ -36,8 +36,9 @@ class Library(Protocol):
     def view(self, x: Any, name: str) -> Array:
         """The same in plain terms; `name` is for errors."""
 
-    def version(self, x: Any) -> int | None:
-        """A number that grows when somebody writes into x; None where nobody counts."""
+    def watch(self, x: Any) -> tuple[object, int] | None:
+        """(where and how x lies, a number that grows when somebody writes into it); None where
+        nobody counts."""
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         """(a new array on the device of x, its pointer)."""
@@ -107,12 +108,11 @@ class _Torch:
         device = (x.device.type, x.device.index or 0)
         return Array(pointer, tuple(x.shape), strides, str(x.dtype).removeprefix("torch."), device)
 
-    def version(self, x: Any) -> int | None:
+    def watch(self, x: Any) -> tuple[object, int] | None:
         try:
-            count: int = x._version
-        except RuntimeError:  # a tensor of inference mode
+            return (x.data_ptr(), x.shape, x.stride()), x._version
+        except RuntimeError:  # a tensor of inference mode, or without memory
             return None
-        return count
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         if wanted.like_q:
@@ -171,7 +171,7 @@ class _NumPy:
         strides = _in_elements(x.strides, x.itemsize, name)
         return Array(x.ctypes.data, x.shape, strides, dtype_name(x.dtype), HOST)
 
-    def version(self, x: Any) -> int | None:
+    def watch(self, x: Any) -> tuple[object, int] | None:
         return None
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
@@ -224,7 +224,7 @@ class _CuPy:
         device = ("cuda", x.data.device_id)
         return Array(x.data.ptr, x.shape, strides, dtype_name(x.dtype), device)
 
-    def version(self, x: Any) -> int | None:
+    def watch(self, x: Any) -> tuple[object, int] | None:
         return None
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
