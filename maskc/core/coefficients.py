@@ -60,7 +60,7 @@ def measured(target: str, gpu: Gpu | None = None) -> Tables:
     if gpu is None or not main:
         return main
     others = [own for name, own in _file().items() if name.startswith(f"{target} {OF_CARD} ")]
-    cards = [main, *(_over(main, own) for own in others)]
+    cards: list[Tables] = [main, *(_over(main, own) for own in others)]
     for tables in cards:
         if tables["card"]["name"] == gpu.name:
             return tables

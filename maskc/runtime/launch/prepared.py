@@ -261,9 +261,8 @@ class PreparedLaunch:
             template = bytearray(sent.template)
             _POINTER.pack_into(template, _COUNTER, counter)
             sent = replace(sent, template=bytes(template), owner=(sent.owner, made), free={})
-        sent = replace(sent, lasting=False)
         _captured[id(sent)] = sent
-        return sent
+        return replace(sent, lasting=False)
 
     def _send(self, library: Library, q: Any, key: object, keep: bool) -> Sent:
         """Copy the tables unless another plan did; `keep` the copy for other plans."""
