@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tests.support.cli import benchmarks
 from tests.support.thorough import examples
 
 HOPPER = Target.named("sm_90a")
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PROCESSORS, LAUNCH_US = 132, 4.2
 TRUE = {
     ("large", "usual"): Cost("usual", 7507, 2367, 870),
@@ -195,6 +197,15 @@ def test_from_results_that_were_kept(timed, tmp_path):
         "tile": 694,
         "masked": 200,
     }
+
+
+def test_the_package_has_what_was_measured_on_an_h100(tmp_path):
+    """Fits of the times that are kept are the numbers that calls choose by."""
+    report = json.loads((RESULTS / "calibration-h100.json").read_text())
+    into = tmp_path / "cost.toml"
+    into.write_text(package_file())
+    calibrate(report, str(into))
+    assert tomllib.loads(into.read_text()) == tomllib.loads(package_file())
 
 
 def test_other_results_are_refused(timed, tmp_path):
