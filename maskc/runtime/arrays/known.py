@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous
-from maskc.core.tensors import HOST, Array, Output, Shape
+from maskc.core.tensors import HOST, Array, Device, Output, Shape
 
 
 class Library(Protocol):
@@ -78,6 +78,16 @@ def dtype_name(dtype: np.dtype) -> str:
 # ------------------------------------------------------------------ torch
 
 
+@cache
+def _torch_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@cache
+def _torch_place(device: Any) -> Device:
+    return device.type, device.index or 0
+
+
 class _Torch:
     """torch.Tensor; autograd neither sees nor blocks what is done through data_ptr()."""
 
@@ -105,8 +115,7 @@ class _Torch:
             if x.is_nested:
                 raise NestedTensor(name, at=name) from None
             raise NotAnArray(name, f"torch tensor without memory ({error})", at=name) from None
-        device = (x.device.type, x.device.index or 0)
-        return Array(pointer, tuple(x.shape), strides, str(x.dtype).removeprefix("torch."), device)
+        return Array(pointer, tuple(x.shape), strides, _torch_name(x.dtype), _torch_place(x.device))
 
     def watch(self, x: Any) -> tuple[object, int] | None:
         try:
