@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -21,14 +22,18 @@ import numpy as np
 import torch
 
 import maskc as mc
-from benchmarks.contender import Missing, Unavailable
+from benchmarks import cudnn_flex
+from benchmarks.contender import Missing, Unavailable, tokens_first
 from benchmarks.fa4 import installed
 from maskc.runtime.device_lists.lists_launch import ListsPlan
+from maskc.verify.tensors import Tensors
 from maskc.verify.timing import Timed, take_turns
 
 Data = dict[str, Any]
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 _ROUNDS, _MAKINGS, _CHUNK = 20, 20, 512
+_TOLERANCE = 2e-2
+"""Relative errors from which a peer computes something else."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,13 @@ def _error(found: Any, want: Any) -> float:
     return float((found[-1, -1].double() - want).norm() / want.norm())
 
 
+def _error_of(peer: Timed, want: Any) -> float:
+    """Of out, or of dq."""
+    with peer.scope():
+        found = peer.run()
+    return _error(found[0] if isinstance(found, tuple) else found, want)
+
+
 def _rivals(row: Row, keep: MaskMod, tensors: list[Any], backward: bool) -> dict[str, Timed]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -225,7 +237,27 @@ def _rivals(row: Row, keep: MaskMod, tensors: list[Any], backward: bool) -> dict
             found[name] = Timed(gradient)
         except (Unavailable, RuntimeError, NotImplementedError, ImportError) as error:
             print(f"    {name}: {str(error).splitlines()[0][:100]}")
+    try:
+        found["cudnn_flex"] = _cudnn_flex(row, keep, tensors, backward)
+    except (Unavailable, RuntimeError, TypeError, ValueError, ImportError) as error:
+        print(f"    cudnn_flex: {str(error).splitlines()[0][:100]}")
     return found
+
+
+def _cudnn_flex(row: Row, keep: MaskMod, tensors: list[Any], backward: bool) -> Timed:
+    """cuDNN's flex attention, with its plan made beforehand.
+
+    Raises:
+        Unavailable: it is not installed, or a query has too many intervals of keys.
+    """
+    if not cudnn_flex.installed():
+        raise Missing(cudnn_flex.MISSING)
+    ends = cudnn_flex.intervals(keep, row.sizes[0], 1, *row.lengths, "cuda")
+    attend = cudnn_flex.attend_with(ends, *(x.transpose(1, 2).contiguous() for x in tensors[:3]))
+    made = tokens_first("cudnn_flex", attend, Tensors(*tensors, "cuda"), backward)
+    call = partial(made.backward, tensors[3]) if backward else made.forward
+    call()
+    return Timed(call)
 
 
 def _lists_alone(attn: Any, call: Callable[[], Any]) -> float | None:
@@ -312,7 +344,9 @@ def measure(row: Row) -> dict[str, Any]:
             found["error dq"] = _error(result[0], want[1])
         names = attn.last_sources
         timed = {"maskc": Timed(call), "maskc, changed": Timed(changed(call))}
-        timed |= _rivals(row, keep, tensors, direction == "bwd")
+        peers = _rivals(row, keep, tensors, direction == "bwd")
+        errors = {name: _error_of(peer, want[direction == "bwd"]) for name, peer in peers.items()}
+        timed |= {name: peer for name, peer in peers.items() if errors[name] < _TOLERANCE}
         times = take_turns(timed, _ROUNDS, "cuda")
         best = min((ms for name, ms in times.items() if "maskc" not in name), default=None)
         found[direction] = {
@@ -320,6 +354,7 @@ def measure(row: Row) -> dict[str, Any]:
             "to the best peer": best
             and [round(best / times[name], 3) for name in ("maskc", "maskc, changed")],
             "kernels": names,
+            "errors of peers": errors,
             "lists us": _lists_alone(attn, call),
             "host us": [round(_host_us(call), 1), round(_host_us(changed(call)), 1)],
         }

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.contender import Contender
 from benchmarks.contest import Ask, Contest, Measured
+from maskc.build.toolchain import gpus
 from maskc.core.bundle import APART, SourceUnit
 from maskc.core.coefficients import card_of, source_name
 from maskc.core.cost import Cost
@@ -105,7 +106,10 @@ def _measured(case: Case, ask: Ask, tiny: bool) -> Measured:
     works = {variant(unit, mode): work_of(case, attn, unit, mode) for unit, mode in forced}
     for row in result.rows:
         row["work"] = works[row["variant"]]
-    result.about = {"mask": str(case.mask), "multiprocessors": _multiprocessors()}
+    result.about = {
+        "mask": str(case.mask), "multiprocessors": _multiprocessors(),
+        "bytes_per_cycle": round(gpus()[0].bytes_per_cycle, 1),
+    }  # fmt: skip
     return result
 
 

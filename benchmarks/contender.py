@@ -15,7 +15,9 @@ from maskc.dsl.combinators import causal, full
 from maskc.verify.case import Case
 from maskc.verify.tensors import Tensors
 
-GPU_ONLY = ("fa2", "cudnn", "fa4", "flex_flash", "flex_table", "fla_nsa", "adasplash")
+GPU_ONLY = (
+    "fa2", "cudnn", "cudnn_flex", "fa4", "flex_flash", "flex_table", "fla_nsa", "adasplash",
+)  # fmt: skip
 
 Key = tuple[str, str]
 """Implementation and variant."""
@@ -82,6 +84,36 @@ def differentiated(call: Callable[..., Any], tensors: Tensors) -> Callable[[Any]
         return torch.autograd.grad(out, leaves, dout, retain_graph=True)
 
     return gradient
+
+
+def tokens_first(
+    impl: str, attend: Callable[..., Any], tensors: Tensors, backward: bool
+) -> Contender:
+    """Attention of tensors in an order of its own, [B, N, H, D]: turning them takes no part."""
+    import torch
+
+    own = [x.transpose(1, 2).contiguous() for x in tensors.qkv]
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return attend(*own).transpose(1, 2)
+
+    @cache
+    def graph() -> tuple[Any, list[Any]]:
+        leaves = [x.detach().requires_grad_() for x in own]
+        return attend(*leaves), leaves
+
+    turned: dict[int, tuple[Any, Any]] = {}  # gradients come in another order than it takes
+
+    def gradient(dout: Any) -> tuple[Any, ...]:
+        if id(dout) not in turned:
+            turned.clear()
+            turned[id(dout)] = dout, dout.transpose(1, 2).contiguous()
+        out, leaves = graph()
+        found = torch.autograd.grad(out, leaves, turned[id(dout)][1], retain_graph=True)
+        return tuple(x.transpose(1, 2) for x in found)
+
+    return Contender(impl, forward, gradient if backward else None)
 
 
 @dataclass(frozen=True)

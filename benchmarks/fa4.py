@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.contender import Contender, Form, Missing, form_of
+from benchmarks.contender import Contender, Form, Missing, form_of, tokens_first
 from maskc.verify.case import Case
 from maskc.verify.tensors import Tensors
 
@@ -39,8 +38,6 @@ def fa4_contender(case: Case, tensors: Tensors, backward: bool) -> Contender | N
     Raises:
         Missing: the package is not installed.
     """
-    import torch
-
     asked = options(form_of(case))
     if asked is None:
         return None
@@ -48,29 +45,8 @@ def fa4_contender(case: Case, tensors: Tensors, backward: bool) -> Contender | N
         raise Missing(MISSING)
     from flash_attn.cute.interface import flash_attn_func
 
-    own = [x.transpose(1, 2).contiguous() for x in tensors.qkv]
-
     def attend(*inputs: Any) -> Any:
         found = flash_attn_func(*inputs, softmax_scale=case.scale, **asked)
         return found[0] if isinstance(found, tuple) else found
 
-    def forward() -> Any:
-        with torch.no_grad():
-            return attend(*own).transpose(1, 2)
-
-    @cache
-    def graph() -> tuple[Any, list[Any]]:
-        leaves = [x.detach().requires_grad_() for x in own]
-        return attend(*leaves), leaves
-
-    turned: dict[int, tuple[Any, Any]] = {}  # gradients come in another order than it takes
-
-    def gradient(dout: Any) -> tuple[Any, ...]:
-        if id(dout) not in turned:
-            turned.clear()
-            turned[id(dout)] = dout, dout.transpose(1, 2).contiguous()
-        out, leaves = graph()
-        found = torch.autograd.grad(out, leaves, turned[id(dout)][1], retain_graph=True)
-        return tuple(x.transpose(1, 2) for x in found)
-
-    return Contender("fa4", forward, gradient if backward else None)
+    return tokens_first("fa4", attend, tensors, backward)

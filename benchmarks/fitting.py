@@ -11,6 +11,7 @@ the card's and not a source's: the same in all fits, where the sum of all square
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.runs import one_run
+from maskc.core.coefficients import OF_CARD
 from maskc.core.cost import Card, Cost
 from maskc.core.errors import UsageMistake
 
@@ -119,9 +121,11 @@ def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
     return best
 
 
-def card(name: str, multiprocessors: int, found: Sequence[Fit]) -> Card:
+def card(
+    name: str, multiprocessors: int, found: Sequence[Fit], bytes_per_cycle: float = 0.0
+) -> Card:
     """The card that was measured."""
-    return Card(name, multiprocessors, GHZ, found[0].launch_us)
+    return Card(name, multiprocessors, GHZ, found[0].launch_us, bytes_per_cycle)
 
 
 # ------------------------------------------------------------------ the file
@@ -144,12 +148,15 @@ def calibrate(report: Mapping[str, Any], path: str) -> str:
     if runs := about.get("runs"):
         report = one_run(report, max(map(int, runs))) or report
         about = report["environment"]
-    counts = {case.get("multiprocessors") for case in about.get("cases", {}).values()} - {None}
+    counts = {
+        (case["multiprocessors"], case.get("bytes_per_cycle", 0.0))
+        for case in about.get("cases", {}).values() if "multiprocessors" in case
+    }  # fmt: skip
     if about.get("suite") != "calibration" or len(counts) != 1:
         raise UsageMistake("these are no results of the suite `calibration`", "run it first")
-    (multiprocessors,) = counts
+    ((multiprocessors, per_cycle),) = counts
     found = fits(samples_of(report["rows"]), multiprocessors)
-    measured = card(about["gpu"], multiprocessors, found)
+    measured = card(about["gpu"], multiprocessors, found, per_cycle)
     file = Path(path)
     before = file if file.is_file() else files("maskc.core") / "cost.toml"
     file.write_text(with_fits(before.read_text("utf-8"), about["target"], found, measured))
@@ -165,11 +172,15 @@ def _line(fit: Fit) -> str:
 
 
 def with_fits(text: str, target: str, found: Sequence[Fit], measured: Card) -> str:
-    """cost.toml with these coefficients in place of older ones; everything else stays."""
+    """cost.toml with these coefficients in place of older ones; everything else stays. A card other
+    than the first has tables of its own."""
+    first = tomllib.loads(text).get(target, {}).get("card", {}).get("name", measured.name)
+    prefix = target if measured.name == first else f'"{target} {OF_CARD} {measured.name}"'
     wanted: dict[str, dict[str, str]] = {
         "card": {
             "name": f'"{measured.name}"', "multiprocessors": str(measured.multiprocessors),
             "ghz": str(measured.ghz), "launch_us": f"{measured.launch_us:g}",
+            "bytes_per_cycle": f"{measured.bytes_per_cycle:.1f}",
         },
     }  # fmt: skip
     for fit in found:
@@ -181,14 +192,14 @@ def with_fits(text: str, target: str, found: Sequence[Fit], measured: Card) -> s
     for line in text.splitlines():
         if line.startswith("["):
             _finish(lines, wanted.pop(section, {}))
-            header = re.match(rf"\[{re.escape(target)}\.(\w+)\]", line)
+            header = re.match(rf"\[{re.escape(prefix)}\.(\w+)\]", line)
             section = header[1] if header else ""
         key, equals, _ = line.partition(" = ")
         known = wanted.get(section, {})
         lines.append(f"{key} = {known.pop(key)}" if equals and key in known else line)
     _finish(lines, wanted.pop(section, {}))
     for name, entries in wanted.items():
-        lines += ["", f"[{target}.{name}]", *(f"{key} = {value}" for key, value in entries.items())]
+        lines += ["", f"[{prefix}.{name}]", *(f"{key} = {value}" for key, value in entries.items())]
     return "\n".join(lines) + "\n"
 
 

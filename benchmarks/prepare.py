@@ -20,18 +20,20 @@ from maskc.verify.environment import cores
 _WORKERS = 12
 _SILENCE = 60.0
 """Seconds without a finished job after which the rest is left to be compiled when needed."""
-_ORDER = ("flex_flash", "fa4", "flex", "maskc")
+_ORDER = ("cudnn_flex", "flex_flash", "fa4", "flex", "maskc")
 """What is compiled, slowest first; the others have nothing to compile."""
 Job = tuple[str, str, tuple[str, ...], str]
 """Case, implementation, directions, target of maskc."""
 
 
 def use_caches() -> None:
-    """Let PyTorch and FlashAttention 4 keep compiled kernels on disk; before either is imported."""
+    """Let PyTorch, FlashAttention 4 and cuDNN keep compiled kernels on disk; before any is
+    imported."""
     for name in (
         "TORCHINDUCTOR_FX_GRAPH_CACHE",
         "TORCHINDUCTOR_AUTOGRAD_CACHE",
         "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
+        "FLEX_ATTENTION_CUTE_DSL_CACHE_ENABLED",
     ):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a kernel or two at a time

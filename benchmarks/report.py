@@ -12,8 +12,10 @@ from maskc.core.errors import MaskcError
 Report = Mapping[str, Any]
 """{"environment": {...}, "rows": [{case, impl, direction, ms, live_tflops, error, ok}]}."""
 
-_ANSWERS = ("maskc", "sdpa_masked", "sdpa_causal", "flex", "flex_flash", "fa2", "cudnn", "fa4",
-            "topk", "flex_table", "fla_nsa", "entmax", "adasplash")  # fmt: skip
+_ANSWERS = (
+    "maskc", "sdpa_masked", "sdpa_causal", "flex", "flex_flash", "fa2", "cudnn", "cudnn_flex",
+    "fa4", "topk", "flex_table", "fla_nsa", "entmax", "adasplash",
+)  # fmt: skip
 """Implementations that compute the mask; `dense` does not."""
 _HIDDEN = ("notes", "cases", "runs")
 _SHOWN = 20

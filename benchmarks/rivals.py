@@ -27,6 +27,7 @@ IMPLS = {
     "flex_flash": "compiled FlexAttention with the kernels of FlashAttention 4",
     "fa2": "SDPA's flash backend; with its window arguments for a plain window",
     "cudnn": "SDPA's cuDNN backend",
+    "cudnn_flex": "flex attention of cuDNN's frontend, for masks of few intervals of keys a query",
     "math": "SDPA's math backend, unfused, on GPUs; masks as booleans where it has no argument",
     "efficient": "SDPA's memory-efficient backend, on GPUs; likewise",
     "fa4": "FlashAttention 4, for full, causal and window masks",
@@ -103,6 +104,10 @@ def make_rival(
         from benchmarks.flex import flex_contender
 
         return flex_contender(case, tensors, pairs, backward, flash=impl == "flex_flash")
+    if impl == "cudnn_flex":
+        from benchmarks.cudnn_flex import cudnn_flex_contender
+
+        return cudnn_flex_contender(case, tensors, pairs, backward)
     if impl == "fa4":
         from benchmarks.fa4 import fa4_contender
 

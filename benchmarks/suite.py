@@ -59,7 +59,7 @@ class Suite:
 
 
 ENTMAX_IMPLS = ("entmax", "adasplash")
-_ALL_GPU = ("maskc", "cudnn", "fa2", "flex", "flex_flash", "fa4")
+_ALL_GPU = ("maskc", "cudnn", "cudnn_flex", "fa2", "flex", "flex_flash", "fa4")
 SUITES = {
     "cpu": Suite(CPU, "cpu", DType.float32, tuple(IMPLS)),
     "sm80": Suite(SM80, "sm_80", DType.bfloat16, ("maskc", "fa2", "cudnn", "flex")),

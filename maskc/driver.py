@@ -70,7 +70,7 @@ def compile(
     from maskc.build.bundles import remembered
     from maskc.ir.heads import heads_of
     from maskc.runtime.compiled import CompiledMask
-    from maskc.runtime.device import default_target
+    from maskc.runtime.device import default_target, on_this_card
     from maskc.runtime.dropout import DroppingMask, DroppingScore
     from maskc.runtime.scored import ScoredMask
 
@@ -88,7 +88,7 @@ def compile(
     inputs: tuple[object, ...] = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
     if formula is not None:
         inputs = (*inputs, formula.loc)
-    bundle = remembered(inputs, lambda: emit_bundle(recipe.plan, name))  # 2 to 6
+    bundle = on_this_card(remembered(inputs, lambda: emit_bundle(recipe.plan, name)))  # 2 to 6
     if score is not None:
         scored = DroppingScore if dropout else ScoredMask
         return scored(bundle, chosen.name, recipe, held=held, inputs=score.inputs)

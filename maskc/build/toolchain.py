@@ -105,6 +105,9 @@ class Gpu:
     name: str
     capability: int
     """Compute capability as 10 * major + minor."""
+    bytes_per_cycle: float = 0.0
+    """What memory gives a multiprocessor, at the greatest clocks of both; 0 where that is not
+    known."""
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -122,12 +125,19 @@ def _gpu(library: ctypes.CDLL, index: int) -> Gpu:
     device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
     library.cuDeviceGet(ctypes.byref(device), index)
     library.cuDeviceGetName(name, len(name), device)
-    parts = []
-    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-        value = ctypes.c_int()
-        library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-        parts.append(value.value)
-    return Gpu(name.value.decode(errors="replace"), 10 * parts[0] + parts[1])
+    major, minor, processors, khz, memory_khz, bits = (
+        _attribute(library, device, number) for number in (75, 76, 16, 13, 36, 37)
+    )
+    cycles = processors * khz
+    per_cycle = 2 * memory_khz * bits / 8 / cycles if cycles else 0.0  # two transfers a cycle
+    return Gpu(name.value.decode(errors="replace"), 10 * major + minor, per_cycle)
+
+
+def _attribute(library: ctypes.CDLL, device: ctypes.c_int, number: int) -> int:
+    """A CUdevice_attribute; 0 where the driver does not know it."""
+    value = ctypes.c_int()
+    library.cuDeviceGetAttribute(ctypes.byref(value), number, device)
+    return value.value
 
 
 def _devices() -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.cost import Card, Cost
@@ -28,18 +30,83 @@ _NAMES = {
 """Names in cost.toml of the sources that are not the first ones of their pass."""
 
 
+Tables = Mapping[str, Mapping[str, Any]]
+"""Numbers by the names of sources; "card" tells where they were measured."""
+
+
+class Gpu(NamedTuple):
+    """A card that calls run on."""
+
+    name: str
+    bytes_per_cycle: float
+    """See Card; 0 where that is not known."""
+
+
 @cache
-def measured(target: str) -> Mapping[str, Mapping[str, Any]]:
-    """All measured numbers of a target, by the names of its sources; empty where there are none."""
-    tables: Mapping[str, Mapping[str, Mapping[str, Any]]] = tomllib.loads(
-        (files("maskc.core") / "cost.toml").read_text("utf-8")
-    )
-    return tables.get(target, {})
+def _file() -> Mapping[str, Tables]:
+    return tomllib.loads((files("maskc.core") / "cost.toml").read_text("utf-8"))
 
 
-def card_of(target: str) -> Card | None:
+@cache
+def measured(target: str, gpu: Gpu | None = None) -> Tables:
+    """All measured numbers of a target; empty where there are none.
+
+    Args:
+        gpu: the card whose numbers are wanted: its own, or those between the two measured cards
+            whose memory gives a multiprocessor less and more in a cycle. None: those that plans are
+            made with.
+    """
+    main: Tables = _file().get(target, _NONE)
+    if gpu is None or not main:
+        return main
+    others = [own for name, own in _file().items() if name.startswith(f"{target} {OF_CARD} ")]
+    cards: list[Tables] = [main, *(_over(main, own) for own in others)]
+    for tables in cards:
+        if tables["card"]["name"] == gpu.name:
+            return tables
+    if not gpu.bytes_per_cycle:
+        return main
+    cards.sort(key=_bytes_per_cycle)
+    found: Tables = _between(cards, [_bytes_per_cycle(x) for x in cards], gpu.bytes_per_cycle)
+    return {**found, "card": {**found["card"], "name": gpu.name}}
+
+
+_NONE: Tables = {}
+OF_CARD = "on"
+"""Between a target and the name of a card, in the names of tables that are of another card."""
+
+
+def _bytes_per_cycle(tables: Tables) -> float:
+    found: float = tables["card"]["bytes_per_cycle"]
+    return found
+
+
+def _over(main: Any, own: Any) -> Any:
+    """The numbers of a card, and where there are none those of the main one."""
+    if not isinstance(main, Mapping):
+        return own
+    names = (*main, *(name for name in own if name not in main))
+    return {
+        name: _over(main[name], own[name]) if name in main and name in own
+        else own.get(name, main.get(name))
+        for name in names
+    }  # fmt: skip
+
+
+def _between(given: Sequence[Any], places: Sequence[float], at: float) -> Any:
+    """Numbers at a place between cards at ascending places; those of the outer ones beyond."""
+    first = given[0]
+    if isinstance(first, Mapping):
+        return {name: _between([x[name] for x in given], places, at) for name in first}
+    if isinstance(first, str):
+        return first
+    found = float(np.interp(at, places, given))
+    return round(found) if all(isinstance(x, int) for x in given) else found
+
+
+def card_of(target: str, gpu: Gpu | None = None) -> Card | None:
     """The card that coefficients of a target were measured on; None where there are none."""
-    found = measured(target).get("card")
+    found = measured(target, gpu).get("card")
     return None if found is None else Card(**found)
 
 
@@ -59,15 +126,16 @@ def step_size(keys: int, usual: int) -> float:
 
 def costs(
     target: str, direction: Direction, form: str, head_dim: int, modes: Collection[str],
-    size: float = 1.0,
+    size: float = 1.0, gpu: Gpu | None = None,
 ) -> tuple[Cost, ...]:  # fmt: skip
     """The costs of the modes of a source; empty where nothing is known.
 
     Args:
         modes: the names of the modes that it has.
         size: the cost of a step, relative to a step of the default source.
+        gpu: see `measured`.
     """
-    found = measured(target).get(source_name(direction, form), {}).get(str(head_dim), {})
+    found = measured(target, gpu).get(source_name(direction, form), {}).get(str(head_dim), {})
     return tuple(
         Cost(mode, own["row"], round(size * own["tile"]), round(size * own["masked"]))
         for mode, own in found.items()
@@ -81,14 +149,14 @@ def unpriced(bundle: Bundle) -> Bundle:
     return replace(bundle, units=units).with_inner(unpriced)
 
 
-def priced(bundle: Bundle) -> Bundle:
-    """A bundle as planning gives it, from one without costs: sources have them where a call
-    chooses between several of a pass."""
-    units = tuple(replace(unit, costs=_costs(unit, bundle)) for unit in bundle.units)
-    return replace(bundle, units=units).with_inner(priced)
+def priced(bundle: Bundle, gpu: Gpu | None = None) -> Bundle:
+    """A bundle with costs, as planning gives it, or with those of a card: sources have them where a
+    call chooses between several of a pass."""
+    units = tuple(replace(unit, costs=_costs(unit, bundle, gpu)) for unit in bundle.units)
+    return replace(bundle, units=units).with_inner(partial(priced, gpu=gpu))
 
 
-def _costs(unit: SourceUnit, bundle: Bundle) -> tuple[Cost, ...]:
+def _costs(unit: SourceUnit, bundle: Bundle, gpu: Gpu | None) -> tuple[Cost, ...]:
     direction = next(iter(unit.directions), None)
     if direction is None:
         return ()
@@ -99,4 +167,4 @@ def _costs(unit: SourceUnit, bundle: Bundle) -> tuple[Cost, ...]:
     size = step_size(unit.tile.k, first.tile.k) if boxes else 1.0
     modes = [name for name, _ in unit.modes]
     head_dim = TARGETS[unit.target].padded(bundle.problem).head_dim
-    return costs(unit.target, direction, unit.form, head_dim, modes, size)
+    return costs(unit.target, direction, unit.form, head_dim, modes, size, gpu)

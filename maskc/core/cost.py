@@ -1,8 +1,8 @@
 """The predicted cost of a pass, and which of several sources is cheapest.
 
-Predictions depend on the mask and the lengths alone: each distinct list of tiles counts once,
-however many heads or sequences have it, and the card does not matter. So one mask at one pair of
-lengths always runs the same source and gives the same bits.
+Predictions depend on the mask, the lengths and the model of the card alone: each distinct list of
+tiles counts once, however many heads or sequences have it. So one mask at one pair of lengths
+always runs the same source on one model of card, and gives the same bits.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class Card:
     """Cycles per nanosecond, as cycles are counted in coefficients."""
     launch_us: float
     """The overhead of a launch, in microseconds."""
+    bytes_per_cycle: float = 0.0
+    """What memory gives a multiprocessor, at the greatest clocks of both."""
 
     def milliseconds(self, cycles: float, launches: float = 1) -> float:
         """The time of work that keeps all multiprocessors busy, in milliseconds."""

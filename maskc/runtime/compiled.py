@@ -34,14 +34,7 @@ from maskc.runtime.autograd import (
 )
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
-from maskc.runtime.device_lists.call import (
-    Asked,
-    DeviceListedPlan,
-    OfDevice,
-    RememberedPlan,
-    Repeat,
-    Unlisted,
-)
+from maskc.runtime.device_lists.call import Asked, DeviceListedPlan, Repeat, Unlisted
 from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
@@ -530,18 +523,17 @@ class CompiledMask:
                 return self._begin(options, given, data, False)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        if isinstance(plan, DeviceListedPlan):
-            reads: OfDevice = plan
-            kept = isinstance(plan, RememberedPlan)
-        elif isinstance(plan, ListedRowsPlan) and bound.given is not None:
-            reads, kept = plan, True
+        if isinstance(plan, DeviceListedPlan) or (
+            isinstance(plan, ListedRowsPlan) and bound.given is not None
+        ):
+            call = plan.called(bound.given)
         else:
             return plan, lib, places
-        if kept and bound.given.watched is not None:
+        if getattr(call, "watched", None) is not None:
             if len(self._repeats) >= _MOST_REPEATS:
                 self._repeats = {}
-            self._repeats[options] = Repeat(kinds, reads, bound.given)
-        return reads.called(bound.given), lib, places
+            self._repeats[options] = Repeat(kinds, call)
+        return call, lib, places
 
     def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
         """The plan of a signature that is not the last call's."""

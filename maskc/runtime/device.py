@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from maskc.build.toolchain import gpus
+from maskc.core.bundle import Bundle
+from maskc.core.coefficients import Gpu, measured, priced
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS, Target
@@ -52,3 +54,16 @@ def default_target(problem: Problem | None = None) -> str:
             continue
         return name
     return "cpu"
+
+
+def on_this_card(bundle: Bundle) -> Bundle:
+    """The bundle with the costs of the first visible GPU, by which calls choose between sources;
+    as it is where nothing else was measured."""
+    found = gpus()
+    if not found:
+        return bundle
+    gpu = Gpu(found[0].name, found[0].bytes_per_cycle)
+    targets = {unit.target for unit in bundle.units}
+    if all(measured(name, gpu) is measured(name) for name in targets):
+        return bundle
+    return priced(bundle, gpu)

@@ -26,7 +26,7 @@ from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout, variant_of
 from maskc.runtime.compiled import CompiledMask
-from maskc.runtime.device import CUDA, runs
+from maskc.runtime.device import CUDA, on_this_card, runs
 from maskc.runtime.pickles import Kept, pickled, unpickled
 
 
@@ -52,7 +52,7 @@ class GeneratedMask:
         """
         file = Path(module)
         bundle = _with_sources(_plan_of(file.with_suffix(".plan.json")), file.parent)
-        return cls(replace(priced(bundle), report=report))
+        return cls(replace(on_this_card(priced(bundle)), report=report))
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """See CompiledMask.__call__."""

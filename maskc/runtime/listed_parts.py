@@ -132,7 +132,7 @@ class ListedParts:
             found[side] = _flags_on(asked.device, keywords.get(decl.name), side, decl, asked.sizes)
             if found[side] is None:
                 return None
-        given = Flags((found["q"], found["k"]), Watched.of(asked.leaves))
+        given = Flags((found["q"], found["k"]), Watched.of(asked.data, asked.held))
         params = self._binder.parameters(keywords)
         return Bound(params, None, (tuple(params.values()), given.key), given)
 

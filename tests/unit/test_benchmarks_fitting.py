@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tests.support.cli import benchmarks
 from tests.support.thorough import examples
 
 HOPPER = Target.named("sm_90a")
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PROCESSORS, LAUNCH_US = 132, 4.2
 TRUE = {
     ("large", "usual"): Cost("usual", 7507, 2367, 870),
@@ -135,20 +137,22 @@ def package_file() -> str:
 
 def test_other_lines_stay(timed):
     found = fits(timed, PROCESSORS)
-    text = with_fits(package_file(), "sm_90a", found, card("Some GPU", PROCESSORS, found))
-    made, before = tomllib.loads(text), tomllib.loads(package_file())
-    assert made["sm_90a"]["card"] == {
-        "name": "Some GPU", "multiprocessors": PROCESSORS, "ghz": GHZ, "launch_us": LAUNCH_US,
-    }  # fmt: skip
-    for fit in found:
-        own = made["sm_90a"][fit.source].pop(str(fit.head_dim), None) or {}
-        before["sm_90a"][fit.source].pop(str(fit.head_dim), None)
-        assert all(own[mode].keys() == {"row", "tile", "masked"} for mode in own)
-    made["sm_90a"].pop("card"), before["sm_90a"].pop("card")
-    assert made == before
-    assert text.count("#") == package_file().count("#")
-    again = with_fits(text, "sm_90a", found, card("Some GPU", PROCESSORS, found))
-    assert again == text
+    for name, section in (("NVIDIA H200", "sm_90a"), ("Some GPU", "sm_90a on Some GPU")):
+        measured_card = card(name, PROCESSORS, found, 3.25)
+        text = with_fits(package_file(), "sm_90a", found, measured_card)
+        made, before = tomllib.loads(text), tomllib.loads(package_file())
+        own, old = made[section], before.setdefault(section, {})
+        assert own.pop("card") == {
+            "name": name, "multiprocessors": PROCESSORS, "ghz": GHZ, "launch_us": LAUNCH_US,
+            "bytes_per_cycle": 3.2,
+        }  # fmt: skip
+        old.pop("card", None)
+        for fit in found:
+            costs = own[fit.source].pop(str(fit.head_dim), None) or {}
+            old.setdefault(fit.source, {}).pop(str(fit.head_dim), None)
+            assert all(costs[mode].keys() == {"row", "tile", "masked"} for mode in costs)
+        assert made == before
+        assert with_fits(text, "sm_90a", found, measured_card) == text
 
 
 def test_a_new_target_gets_sections(timed):
@@ -188,7 +192,20 @@ def test_from_results_that_were_kept(timed, tmp_path):
     result = benchmarks("show", kept, "--calibrate", into)
     assert "large 128 usual: row 7507, tile 2367, masked 870 cycles" in result.stdout
     made = tomllib.loads(into.read_text())
-    assert made["sm_90a"]["small"]["128"]["usual"] == {"row": 3183, "tile": 694, "masked": 200}
+    assert made["sm_90a on Some GPU"]["small"]["128"]["usual"] == {
+        "row": 3183,
+        "tile": 694,
+        "masked": 200,
+    }
+
+
+def test_the_package_has_what_was_measured_on_an_h100(tmp_path):
+    """Fits of the times that are kept are the numbers that calls choose by."""
+    report = json.loads((RESULTS / "calibration-h100.json").read_text())
+    into = tmp_path / "cost.toml"
+    into.write_text(package_file())
+    calibrate(report, str(into))
+    assert tomllib.loads(into.read_text()) == tomllib.loads(package_file())
 
 
 def test_other_results_are_refused(timed, tmp_path):

@@ -8,10 +8,9 @@ import pytest
 import maskc as mc
 from maskc.core.data import CuSeqlens
 from maskc.layout.work import work_list
-from maskc.runtime.device_lists.call import RememberedPlan
 from maskc.runtime.device_lists.data import DataLists
 from maskc.runtime.device_lists.lists_launch import ListsPlan
-from maskc.runtime.device_lists.watched import Watched, leaves_of
+from maskc.runtime.device_lists.watched import Watched
 from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
@@ -292,14 +291,13 @@ def test_formulas_and_dropout(hopper, monkeypatch, name, target, kind):
 @pytest.fixture
 def launched(monkeypatch):
     """How often lists were made."""
-    counts = {"data_bounds": 0}
-    original = RememberedPlan.keep
+    counts, launch = {"data_bounds": 0}, ListsPlan.launch
 
-    def keep(self, stream, made):
-        counts["data_bounds"] += 1
-        return original(self, stream, made)
+    def counted(self, given, lists, *rest):
+        counts["data_bounds"] += lists.fresh
+        launch(self, given, lists, *rest)
 
-    monkeypatch.setattr(RememberedPlan, "keep", keep)
+    monkeypatch.setattr(ListsPlan, "launch", counted)
     return counts
 
 
@@ -385,9 +383,9 @@ def test_captured_arrays_that_are_written_into(hopper, launched, written):
 def test_what_holds_arrays_is_told_apart():
     x = torch.zeros(4)
     held = [(x,), [x], mc.cu_seqlens(x, max_seqlen=1), x, (x, x), mc.cu_seqlens(x)]
-    told = [Watched.of(leaves_of([each])) for each in held]
+    told = [Watched.of({"x": each}, None) for each in held]
     for number, mine in enumerate(told):
-        again = [mine.again(leaves_of([each])) for each in held]
+        again = [mine.again({"x": each}, None) for each in held]
         assert [found is mine for found in again] == [each is held[number] for each in held]
 
 

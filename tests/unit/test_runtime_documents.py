@@ -288,3 +288,84 @@ def test_a_promise_leaves_out_tiles_that_are_far_away(machine):
     assert machine.driver.listed.room > 2 * 47 * 47
     backward(mask, *arrays, doc=promise(80))
     assert machine.driver.listed.room < 24 * 24
+
+
+# ------------------------------------------------------------------ memory of lists
+
+
+@pytest.fixture
+def counted(machine, monkeypatch):
+    """A library that counts what is written into its arrays."""
+    look = lambda x: (x.array[:3], getattr(x, "version", 0))  # noqa: E731
+    monkeypatch.setattr(machine.library, "watch", look, raising=False)
+    return machine
+
+
+def made_in(machine: Machine, mask, value, **options) -> tuple[int, bool]:
+    """(where the lists lie that the pass reads, whether they were made in this call)."""
+    machine.launched()
+    mask(*given(n=300), doc=value, **options)
+    return machine.driver.block.row_ptr, LISTS[0] in names(machine)
+
+
+def test_lists_are_made_anew_in_place(counted):
+    """Arrays that are written into again and again take two memories in turns."""
+    mask, value = compiled(), ids((300,))
+    places = []
+    for version in (0, 0, 1, 1, 2, 3, 4):
+        value.version = version
+        places.append(made_in(counted, mask, value))
+    found, fresh = zip(*places, strict=True)
+    assert list(fresh) == [True, False, True, False, True, True, True]
+    assert found[0] == found[1] != found[2] == found[3]
+    assert found[4:] == (found[0], found[2], found[0])
+
+
+def test_what_lists_are_made_from_is_told_anew(counted):
+    """Other arrays of a memory's second owner, their promise included."""
+    mask = compiled()
+    values = [promise(80, (7 + number) << 20) for number in range(4)]
+    for value in (*values, values[0]):
+        assert made_in(counted, mask, value)[1]
+        assert counted.driver.listed.source[1] == value.array.array.pointer
+    assert not made_in(counted, mask, values[0])[1]
+
+
+def test_streams_and_graphs_have_lists_of_their_own(counted):
+    mask, value = compiled(), ids((300,))
+    places = {}
+    for stream in (7, 8, 3, 3, 2, 2):  # captured is what runs on 3; 2 is each thread's own
+        counted.library.current = stream
+        place, fresh = made_in(counted, mask, value)
+        assert fresh
+        places.setdefault(place, stream)
+    assert len(places) == 6
+    for stream in (7, 8):
+        counted.library.current = stream
+        place, fresh = made_in(counted, mask, value)
+        assert not fresh
+        assert places[place] == stream
+
+
+def test_a_call_under_way_has_its_lists_alone(counted):
+    """Another thread that comes in between, with the same arrays or not, takes others."""
+    mask, value = compiled(), ids((300,))
+    made_in(counted, mask, value)
+    ((_, repeat),) = mask._repeats.items()
+    call, q = repeat._call, given(n=300)[0]
+    mine, stream = call.place(counted.library, q)
+    assert not mine.fresh
+    other, fresh = made_in(counted, mask, value)
+    assert fresh
+    call.run(None, mine, tuple(range(16, 96, 16)), None, None, stream)
+    assert counted.driver.block.row_ptr not in (0, other)
+
+
+def test_a_failed_launch_leaves_no_lists_behind(counted):
+    mask, value = compiled(), ids((300,))
+    counted.driver.status = 719
+    with pytest.raises(RuntimeError, match="719"):
+        mask(*given(n=300), doc=value)
+    counted.driver.status = 0
+    assert made_in(counted, mask, value)[1]
+    assert not made_in(counted, mask, value)[1]

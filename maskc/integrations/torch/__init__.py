@@ -158,15 +158,15 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[st
     Raises:
         NoGradient: data require grad.
     """
-    import torch
-
-    def wants(*parts: Any) -> bool:
-        return any(isinstance(x, torch.Tensor) and x.requires_grad for x in parts)
-
-    found = wants(q, k, v)
+    found = True in [getattr(x, "requires_grad", False) for x in (q, k, v)]
     for name, given in options.items():
-        if wants(*given) if isinstance(given, tuple) else wants(given):
+        if given is None or given is False or type(given) is str:
+            continue
+        parts = given if isinstance(given, tuple) else (given,)
+        if True in [getattr(x, "requires_grad", False) for x in parts]:
             if name not in _TRAINABLE and name not in tables:
+                import torch
+
                 refuse("chosen by", name, torch.compiler.is_compiling())
             found = True
     return found

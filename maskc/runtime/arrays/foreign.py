@@ -73,7 +73,7 @@ class _Foreign:
     def stream(self, device: int) -> int:
         return cupy_stream(device)
 
-    def version(self, x: Foreign) -> int | None:
+    def watch(self, x: Foreign) -> tuple[object, int] | None:
         return None
 
     def send(self, x: Foreign, host: np.ndarray) -> tuple[Any, int]:

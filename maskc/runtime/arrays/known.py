@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous
-from maskc.core.tensors import HOST, Array, Output, Shape
+from maskc.core.tensors import HOST, Array, Device, Output, Shape
 
 
 class Library(Protocol):
@@ -36,8 +36,9 @@ class Library(Protocol):
     def view(self, x: Any, name: str) -> Array:
         """The array in plain terms; `name` is for errors."""
 
-    def version(self, x: Any) -> int | None:
-        """A number that grows when somebody writes into x; None where nobody counts."""
+    def watch(self, x: Any) -> tuple[object, int] | None:
+        """(where and how x lies, a number that grows when somebody writes into it); None where
+        nobody counts."""
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         """(a new array on the device of x, its pointer)."""
@@ -77,6 +78,16 @@ def dtype_name(dtype: np.dtype) -> str:
 # ------------------------------------------------------------------ torch
 
 
+@cache
+def _torch_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@cache
+def _torch_place(device: Any) -> Device:
+    return device.type, device.index or 0
+
+
 class _Torch:
     """torch.Tensor; autograd neither sees nor blocks what is done through data_ptr()."""
 
@@ -104,15 +115,13 @@ class _Torch:
             if x.is_nested:
                 raise NestedTensor(name, at=name) from None
             raise NotAnArray(name, f"torch tensor without memory ({error})", at=name) from None
-        device = (x.device.type, x.device.index or 0)
-        return Array(pointer, tuple(x.shape), strides, str(x.dtype).removeprefix("torch."), device)
+        return Array(pointer, tuple(x.shape), strides, _torch_name(x.dtype), _torch_place(x.device))
 
-    def version(self, x: Any) -> int | None:
+    def watch(self, x: Any) -> tuple[object, int] | None:
         try:
-            count: int = x._version
-        except RuntimeError:  # a tensor of inference mode
+            return (x.data_ptr(), x.shape, x.stride()), x._version
+        except RuntimeError:  # a tensor of inference mode, or without memory
             return None
-        return count
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         if wanted.like_q:
@@ -171,7 +180,7 @@ class _NumPy:
         strides = _in_elements(x.strides, x.itemsize, name)
         return Array(x.ctypes.data, x.shape, strides, dtype_name(x.dtype), HOST)
 
-    def version(self, x: Any) -> int | None:
+    def watch(self, x: Any) -> tuple[object, int] | None:
         return None
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
@@ -224,7 +233,7 @@ class _CuPy:
         device = ("cuda", x.data.device_id)
         return Array(x.data.ptr, x.shape, strides, dtype_name(x.dtype), device)
 
-    def version(self, x: Any) -> int | None:
+    def watch(self, x: Any) -> tuple[object, int] | None:
         return None
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -22,10 +22,9 @@ from maskc.core.tensors import Device, Output, singles
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.options import CallOptions
 from maskc.layout import Work
-from maskc.runtime.arrays.known import Library
-from maskc.runtime.device_lists.watched import Watched, leaves_of
+from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.cuda import CudaKernel
-from maskc.runtime.launch.prepared import PER_THREAD, PreparedLaunch, Sent
+from maskc.runtime.launch.prepared import PreparedLaunch, Sent
 
 DELTA = POINTERS.index("delta")
 """The index in a call's pointers of the workspace."""
@@ -77,17 +76,6 @@ class Asked(NamedTuple):
             return self.data
         return {**self.data, HELD: self.held.of_call(self.sizes.batch, self.sizes.heads_q)}
 
-    @property
-    def leaves(self) -> list[Any]:
-        """What the call's mask depends on beside sizes; see `leaves_of`."""
-        return call_leaves(self.data, self.held)
-
-
-def call_leaves(data: Mapping[str, Any], held: Held | None) -> list[Any]:
-    """The keywords in order, their values, and the captured arrays."""
-    leaves = [*data, *leaves_of(data.values())]
-    return leaves if held is None else [*leaves, *held.sources]
-
 
 class DeviceLists(Protocol):
     """Makes such plans for one bundle; safe to use from several threads."""
@@ -128,8 +116,8 @@ class DeviceListedPlan:
         """Names of the kernels it runs, in order."""
         return (self.lists.name, *self.own.sources)
 
-    def called(self, given: Any) -> DeviceListedCall:
-        """A call with this data; errors that an earlier call reported are raised here."""
+    def called(self, given: Any) -> Any:
+        """A call with this data."""
         return DeviceListedCall(self, given)
 
     def enqueue(
@@ -157,139 +145,34 @@ class DeviceListedCall:
         self._plan.enqueue(self._given, sent, pointers, scale, softcap, stream)
 
 
-# ------------------------------------------------------------------ lists that are remembered
+class WatchedCall(Protocol):
+    """A call with data on the device, whose arrays are told from others."""
 
-_MOST_KEPT = 2
-"""Lists that are kept for a stream."""
-_MOST_STREAMS = 16
-_NO_POINTERS = (0,) * len(POINTERS)
+    watched: Any
+    """A Watched: calls without are not told from others."""
 
-
-class Made:
-    """Lists on the device."""
-
-    __slots__ = ("base", "owner", "read", "sound", "ticket", "watched")
-
-    def __init__(self, watched: Watched | None, owner: Any, base: int) -> None:
-        """`watched`: the arrays that they were made from; None where nobody can tell whether
-        these change."""
-        self.watched, self.owner, self.base = watched, owner, base
-        self.read: tuple[object, tuple[int, ...]] | None = None
-        """What the pass reads of them, for the tables of a stream."""
-        self.ticket, self.sound = 0, False
-        """By which the host hears of them, see `Reports`, and whether it has heard that nothing
-        was wrong with what they were made from."""
-
-
-@dataclass(frozen=True, eq=False)
-class RememberedPlan(DeviceListedPlan):
-    """A pass whose lists lie in memory of their own, and are kept while their arrays stay as they
-    are."""
-
-    entries: int
-    """The entries of this memory, of four bytes."""
-    kept: dict[int, tuple[Made, ...]] = field(default_factory=dict, kw_only=True)
-    """What is kept by stream, the latest first; only ever replaced as a whole."""
-
-    @property
-    def size(self) -> int:
-        """Bytes this plan keeps alive."""
-        return self.own.size + INT * self.entries * _MOST_KEPT
-
-    def known(self, stream: int, watched: Watched | None) -> Made | None:
-        """Lists that still hold."""
-        if watched is not None:
-            for made in self.kept.get(stream, ()):
-                if made.watched is watched or watched.same(made.watched):
-                    return made
-        return None
-
-    def keep(self, stream: int, made: Made) -> None:
-        """Remember lists that have been enqueued."""
-        if stream not in self.kept and len(self.kept) >= _MOST_STREAMS:
-            self.kept.clear()
-        self.kept[stream] = (made, *self.kept.get(stream, ()))[:_MOST_KEPT]
-
-    def enqueue_with(
-        self, given: Any, made: Made, fresh: bool, sent: Sent, pointers: Pointers,
-        scale: float | None, softcap: float | None, stream: int,
-    ) -> None:  # fmt: skip
-        """Make the lists where they are `fresh`, and run the pass.
-
-        Args:
-            pointers: of a call, all of POINTERS.
-        """
-        raise TypeError(f"{type(self).__name__} makes no lists")
-
-
-class RememberedCall(DeviceListedCall):
-    """One call: the memory of its lists is found as soon as the stream is known."""
-
-    __slots__ = ("_fresh", "_made")
-
-    _plan: RememberedPlan
-
-    def __init__(self, plan: RememberedPlan, given: Any) -> None:
-        """`given` has `watched`."""
-        super().__init__(plan, given)
-        self.place = self._place
-
-    def _place(self, library: Library, q: Any) -> tuple[Sent, int]:
-        plan = self._plan
-        sent, stream = plan.own.place(library, q)
-        watched = self._given.watched
-        kernel = plan.own.kernel
-        if stream == PER_THREAD or (stream and kernel is not None and kernel.capturing(stream)):
-            watched = None
-        made = plan.known(stream, watched)
-        self._fresh = made is None
-        self._made = made or Made(watched, *library.empty(q, singles(plan.entries)))
-        return sent, stream
-
-    def run(
-        self, _: object, sent: Sent, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
-    ) -> None:  # fmt: skip
-        """Enqueue everything that is not there yet."""
-        plan, made, fresh = self._plan, self._made, self._fresh
-        every = (*pointers, *_NO_POINTERS[len(pointers) :])
-        plan.enqueue_with(self._given, made, fresh, sent, every, scale, softcap, stream)
-        if fresh and made.watched is not None:
-            plan.keep(stream, made)
-
-
-class OfDevice(Protocol):
-    """A plan of calls with data on the device."""
-
-    def called(self, given: Any) -> Any:
-        """A call with this data; errors that an earlier call reported are raised here."""
+    def changed(self, watched: Watched) -> WatchedCall:
+        """The same after somebody wrote into its arrays."""
 
 
 class Repeat:
     """The latest call of its kind, by which the next one is known again: the same arrays of data,
     whether or not somebody has written into them, with q, k and v alike."""
 
-    __slots__ = ("_given", "_kinds", "_plan")
+    __slots__ = ("_call", "_kinds")
 
-    def __init__(self, kinds: tuple[Any, ...], plan: OfDevice, given: Any) -> None:
-        """`kinds` tells what q, k, v and the others are; `given` has `watched`."""
-        self._kinds, self._plan, self._given = kinds, plan, given
+    def __init__(self, kinds: tuple[Any, ...], call: WatchedCall) -> None:
+        """`kinds` tells what q, k, v and the others are."""
+        self._kinds, self._call = kinds, call
 
     def again(self, kinds: tuple[Any, ...], data: Mapping[str, Any], held: Held | None) -> Any:
-        """The call, where it is one more of these, else None.
-
-        Raises:
-            DataRange: something was wrong with the data of an earlier call.
-        """
-        if kinds != self._kinds:
-            return None
-        given = self._given
-        watched = given.watched.again(call_leaves(data, held))
-        if watched is None:
-            return None
-        if watched is not given.watched:
-            given = self._given = given._replace(watched=watched)
-        return self._plan.called(given)
+        """The call, where it is one more of these, else None."""
+        call = self._call
+        watched = call.watched.again(data, held) if kinds == self._kinds else None
+        if watched is None or watched is call.watched:
+            return None if watched is None else call
+        self._call = call = call.changed(watched)
+        return call
 
 
 def pack_parts(

@@ -99,7 +99,7 @@ class Reader:
             return None
         if held is not None and not self._inside(held, found, keywords, sizes):
             return None
-        watched = Watched.of(asked.leaves)
+        watched = Watched.of(asked.data, asked.held)
         return Given(tuple(found[name] for name in self._arrays), watched)
 
     def _inside(

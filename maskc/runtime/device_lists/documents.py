@@ -208,7 +208,7 @@ class DocumentLists:
         longest = longest_promised(decl.name, keywords[decl.name])
         shared = given[0] is given[1]
         key = tuple(params.values()), tuple(source.key for source in given), longest, shared
-        watched = Watched.of(asked.leaves)
+        watched = Watched.of(asked.data, asked.held)
         return Bound(params, None, key, Documents(given, watched), longest)
 
     def plan(

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
 from maskc.core import abi
-from maskc.core.abi import LISTED_POINTERS, MAX_ARRAYS, POINTERS, Pointers
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, MAX_ARRAYS, POINTERS, Pointers
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
-from maskc.runtime.device_lists.call import (
-    KEPT,
-    KEPT_AT,
-    DeviceListedCall,
-    Made,
-    RememberedCall,
-    RememberedPlan,
-)
+from maskc.core.tensors import singles
+from maskc.runtime.arrays.known import Library
+from maskc.runtime.device_lists.call import INT, KEPT, KEPT_AT, DeviceListedPlan
 from maskc.runtime.device_lists.reports import Reports
+from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.arguments import Arguments
 from maskc.runtime.launch.cuda import Step
 from maskc.runtime.launch.prepared import Sent
@@ -70,10 +68,49 @@ DOCUMENTS = Block(
 """The launch that makes lists of documents."""
 
 
-@dataclass(frozen=True, eq=False)
-class ListsPlan(RememberedPlan):
-    """A pass whose lists are made on the device."""
+class Lists:
+    """Lists on the device, in memory of one stream, and everything that launches with them read.
+    A call has them alone, so that another thread never writes over what it is about to read."""
 
+    __slots__ = (
+        "arguments", "fresh", "given", "lse", "owner", "places", "sent", "sound", "ticket", "usual",
+    )  # fmt: skip
+
+    def __init__(self, usual: Sent, arguments: Arguments, places: list[int], owner: Any) -> None:
+        """`usual`: what the pass reads, `places`: of the parts, 0 for those that are not made."""
+        self.usual = self.sent = usual
+        self.lse = usual.lse
+        self.arguments, self.places, self.owner = arguments, places, owner
+        self.fresh = True
+        """Whether they are still to be made."""
+        self.given: Any = None
+        """What `arguments` say of the arrays that they are made from."""
+        self.ticket, self.sound = 0, False
+        """By which the host hears of them, see `Reports`, and whether it has heard that nothing
+        was wrong with what they were made from."""
+
+    def with_block(self, block: bytes) -> Lists:
+        """These, read by a call with more behind `struct Attention`."""
+        self.sent = self.sent.with_block(block)
+        return self
+
+
+_MOST_KEPT = 2
+"""Lists that are kept for a stream."""
+_MOST_STREAMS = 16
+_ARRAY = ATTENTION.array.offset
+
+Kept = dict[Watched, Lists]
+"""Those of one stream that no call has now, by what they were made from; the latest last."""
+
+
+@dataclass(frozen=True, eq=False)
+class ListsPlan(DeviceListedPlan):
+    """A pass whose lists are made on the device. They lie in memory of their own, and are kept
+    while their arrays stay as they are."""
+
+    entries: int
+    """The entries of this memory, of four bytes."""
     block: Block
     before: tuple[Step, ...]
     """Launches that make the lists."""
@@ -88,13 +125,33 @@ class ListsPlan(RememberedPlan):
     """The parts that the kernel's `array` starts with."""
     reports: Reports
     names: str
-    """The names of the data, for messages."""
+    """Of the data, for messages."""
+    kept: dict[int, Kept] = field(default_factory=dict, kw_only=True)
+    """By stream."""
 
-    def called(self, given: Any) -> DeviceListedCall:
-        """A call with these data.
+    @property
+    def size(self) -> int:
+        """Bytes this plan keeps alive."""
+        return self.own.size + INT * self.entries * _MOST_KEPT
+
+    @cached_property
+    def results(self) -> tuple[int, ...]:
+        """What may be spoilt, among POINTERS."""
+        names = _WRITTEN[self.own.direction] if self.after else ()
+        return tuple(map(POINTERS.index, names))
+
+    def called(self, given: Any) -> ListsCall:
+        """A call with these data."""
+        sources = given.sources
+        blank = (0,) * (self.block.sources - len(sources))
+        own = (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank)
+        return ListsCall(self, own, given.watched)
+
+    def check(self) -> None:
+        """Raise what an earlier call reported.
 
         Raises:
-            DataRange: something was wrong with those of an earlier call.
+            DataRange: something was wrong with its data.
         """
         if self.reports.wrong():
             found = (
@@ -104,59 +161,125 @@ class ListsPlan(RememberedPlan):
             )
             hint = "number documents from 0; give the longest length, or leave max_seqlen out"
             raise DataRange(self.names, found, hint, at=self.names)
-        return RememberedCall(self, given)
 
-    def enqueue_with(
-        self, given: Any, made: Made, fresh: bool, sent: Sent, pointers: Pointers,
+    def taken(
+        self, library: Library, q: Any, sent: Sent, stream: int, watched: Watched | None
+    ) -> Lists:  # fmt: skip
+        """Lists for a call alone: those of its arrays, or some to be made, in memory that no later
+        launch of the stream reads.
+
+        Args:
+            sent: what the pass reads besides.
+            watched: None where nobody can tell whether arrays change.
+        """
+        if watched is None or not sent.lasting:
+            return self._new(library, q, sent)
+        kept = self.kept.get(stream)
+        if kept is None:
+            if len(self.kept) >= _MOST_STREAMS:
+                self.kept.clear()
+            kept = self.kept.setdefault(stream, {})
+        lists = kept.pop(watched, None)
+        if lists is not None:
+            return lists
+        with suppress(KeyError, RuntimeError, StopIteration):  # another thread took them
+            for other in kept:
+                if watched.same(other):
+                    return kept.pop(other)
+            if len(kept) >= _MOST_KEPT:
+                lists = kept.pop(next(iter(kept)))  # unused for longest
+                lists.fresh, lists.ticket, lists.sound = True, 0, False
+                return lists
+        return self._new(library, q, sent)
+
+    def _new(self, library: Library, q: Any, sent: Sent) -> Lists:
+        owner, base = library.empty(q, singles(self.entries))
+        places = [base + offset if offset >= 0 else 0 for offset in self.room]
+        template = bytearray(sent.template)
+        row_ptr, row_tiles, col_ptr, col_tiles, _, _, head_variant, mask_args, distances, _ = (
+            KEPT.unpack_from(template, KEPT_AT)
+        )
+        own = (*self.block.lists(places), head_variant, mask_args, distances, 0)
+        KEPT.pack_into(template, KEPT_AT, *own)
+        arrays = self.arrays(places)
+        struct.pack_into(f"{len(arrays)}Q", template, _ARRAY, *arrays)
+        constants = (mask_args,) if self.block.constants else ()
+        known = [row_ptr, col_ptr, row_tiles, col_tiles, *constants, *places]
+        usual = replace(sent, template=bytes(template), free={})
+        return Lists(usual, Arguments(self.numbers, self.block.own), known, owner)
+
+    def launch(
+        self, given: tuple[Pointers, Pointers], lists: Lists, pointers: Pointers,
         scale: float | None, softcap: float | None, stream: int,
     ) -> None:  # fmt: skip
-        """Make the lists where that is to be done, and run the pass.
+        """Make the lists where that is still to be done, and run the pass; `given`: where arrays
+        lie, and promised lengths.
 
         Results are spoilt where data are wrong, until the host has seen that those of lists that
         are kept are not.
         """
-        own, launch = self.own, self.lists.launch
-        doubtful = self.after and not made.sound
-        if doubtful and not fresh and self.reports.fine(made.ticket):
-            made.sound, doubtful = True, False
-        listed = None
-        if fresh or doubtful:
-            if fresh and doubtful and made.watched is not None:
-                made.ticket = self.reports.ticket()
-            listed = self._arguments(given, made, sent, pointers)
-        if fresh and listed is not None:
-            launch(self.before, stream, listed)
-        if made.read is None or made.read[0] is not sent.owner:
-            made.read = sent.owner, self._read(made, sent)
-        own.run(own, sent, pointers + made.read[1], scale, softcap, stream)
-        if doubtful and listed is not None:
-            launch(self.after, stream, listed)
+        own, launch, reports = self.own, self.lists.launch, self.reports
+        fresh, doubtful = lists.fresh, self.after and not lists.sound
+        if doubtful and not fresh and reports.fine(lists.ticket):
+            lists.sound, doubtful = True, False
+        if doubtful or (fresh and lists.given is not given):
+            if fresh and doubtful and lists.usual.lasting:
+                lists.ticket = reports.ticket()
+            (sources, most), lists.given = given, given
+            results = [pointers[place] for place in self.results]
+            lists.arguments.fill((
+                *sources, *lists.places, *reports.addresses(lists.ticket),
+                *results, *(0,) * (self.block.results - len(results)), *most, lists.ticket,
+            ))  # fmt: skip
+        if fresh:
+            launch(self.before, stream, lists.arguments)
+        own.run(own, lists.sent, pointers, scale, softcap, stream)
+        if doubtful:
+            launch(self.after, stream, lists.arguments)
 
-    def _places(self, made: Made) -> list[int]:
-        """The places of the parts; 0 for those that are not made."""
-        return [made.base + offset if offset >= 0 else 0 for offset in self.room]
 
-    def _arguments(
-        self, given: Any, made: Made, sent: Sent, pointers: Pointers
-    ) -> Arguments:  # fmt: skip
-        """The block of a call."""
-        block, sources = self.block, given.sources
-        row_ptr, row_tiles, col_ptr, col_tiles, *_, mask_args, _, _ = KEPT.unpack_from(
-            sent.template, KEPT_AT
-        )
-        blank = (0,) * (block.sources - len(sources))
-        names = _WRITTEN[self.own.direction] if self.after else ()
-        results = [pointers[POINTERS.index(name)] for name in names]
-        return Arguments(self.numbers, block.own, (
-            *(source.pointer for source in sources), *blank,
-            row_ptr, col_ptr, row_tiles, col_tiles, *((mask_args,) if block.constants else ()),
-            *self._places(made), *self.reports.addresses(made.ticket),
-            *results, *(0,) * (block.results - len(results)),
-            *(source.most for source in sources), *blank, made.ticket,
-        ))  # fmt: skip
+class ListsCall:
+    """A call with some data."""
 
-    def _read(self, made: Made, sent: Sent) -> tuple[int, ...]:
-        """LISTED_POINTERS, and arrays."""
-        at = self._places(made)
-        *_, head_variant, mask_args, distances, _ = KEPT.unpack_from(sent.template, KEPT_AT)
-        return (*self.block.lists(at), head_variant, mask_args, distances, 0, *self.arrays(at))
+    __slots__ = ("_given", "_plan", "kernel", "outputs", "watched")
+
+    def __init__(
+        self, plan: ListsPlan, given: tuple[Pointers, Pointers], watched: Watched | None
+    ) -> None:
+        """`given`: where arrays lie, and promised lengths."""
+        self._plan, self._given, self.watched = plan, given, watched
+        self.kernel, self.outputs = plan.own.kernel, plan.own.outputs
+
+    def changed(self, watched: Watched) -> ListsCall:
+        """The same after somebody wrote into its arrays."""
+        return ListsCall(self._plan, self._given, watched)
+
+    def place(self, library: Library, q: Any) -> tuple[Lists, int]:
+        """Lists for this call, and the stream to launch on; see PreparedLaunch.place.
+
+        Raises:
+            DataRange: something was wrong with the data of an earlier call.
+        """
+        plan = self._plan
+        if plan.reports.words[0]:
+            plan.check()
+        sent, stream = plan.own.place(library, q)
+        lists = plan.taken(library, q, sent, stream, self.watched)
+        lists.sent = lists.usual
+        return lists, stream
+
+    def run(
+        self, _: object, lists: Lists, pointers: Pointers, scale: float | None,
+        softcap: float | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Enqueue everything that is not there yet."""
+        plan, watched = self._plan, self.watched
+        if lists.fresh or plan.after:
+            plan.launch(self._given, lists, pointers, scale, softcap, stream)
+            lists.fresh = False
+        else:
+            own = plan.own
+            own.run(own, lists.sent, pointers, scale, softcap, stream)
+        kept = plan.kept.get(stream) if lists.usual.lasting else None
+        if kept is not None and watched is not None:
+            kept[watched] = lists

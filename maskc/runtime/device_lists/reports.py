@@ -18,14 +18,15 @@ class Reports:
 
     def __init__(self, device: int) -> None:
         """Nothing has been found yet."""
-        self._words = host_words(device, 1 + _PLACES)
+        self.words = host_words(device, 1 + _PLACES)
+        """See the class."""
         self._tickets = count(1)
 
     def wrong(self) -> bool:
         """Whether something was wrong since this was last asked."""
-        if not self._words[0]:
+        if not self.words[0]:
             return False
-        self._words[0] = 0
+        self.words[0] = 0
         return True
 
     def ticket(self) -> int:
@@ -34,9 +35,9 @@ class Reports:
 
     def fine(self, ticket: int) -> bool:
         """Whether the host knows that nothing is wrong with lists; 0: they have no ticket."""
-        return ticket > 0 and self._words[1 + ticket % _PLACES] == ticket
+        return ticket > 0 and self.words[1 + ticket % _PLACES] == ticket
 
     def addresses(self, ticket: int) -> tuple[int, int]:
-        """Addresses where kernels report what is wrong, and that nothing is; 0 without a ticket."""
-        start = ctypes.addressof(self._words)
+        """Where kernels report what is wrong, and that nothing is; nowhere without a ticket."""
+        start = ctypes.addressof(self.words)
         return start, start + 4 * (1 + ticket % _PLACES) if ticket else 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from maskc.core.captured import Held
 from maskc.core.data import CuSeqlens
 from maskc.runtime.arrays.known import LIBRARIES, Library
 
@@ -15,89 +16,103 @@ _NESTED = {tuple, list, CuSeqlens}
 _PLAIN = {type(None), type, str, bool, int, np.int32, np.int64}
 """Told apart by what they are."""
 
+Data = Mapping[str, Any]
 
-def leaves_of(given: Iterable[Any]) -> list[Any]:
-    """The arrays, and the numbers beside them, of what a caller gives; what holds several is told
-    by its type."""
-    found: list[Any] = []
-    for one in given:
-        kind = type(one)
-        if kind not in _NESTED:
-            found.append(one)
-        elif kind is CuSeqlens:
-            found += (kind, one.max_seqlen, *leaves_of((one.array,)))
+
+def _leaves(data: Data, held: Held | None) -> list[Any]:
+    """The names, then the arrays and the numbers beside them, of what a caller gives; what holds
+    several is told by its type."""
+    found: list[Any] = list(data)
+    for one in data.values():
+        if type(one) in _NESTED:
+            _open(one, found)
         else:
-            found += (kind, len(one), *leaves_of(one))
+            found.append(one)
+    if held is not None:
+        found += held.sources
     return found
+
+
+def _open(given: Any, found: list[Any]) -> None:
+    """Add what an object holds."""
+    kind = type(given)
+    if kind is CuSeqlens:
+        size, inside = given.max_seqlen, (given.array,)
+    elif kind in _NESTED:
+        size, inside = len(given), given
+    else:
+        found.append(given)
+        return
+    found += (kind, size)
+    for one in inside:
+        _open(one, found)
 
 
 class Watched:
     """Data of a call, as long as its arrays live: the same arrays, which nobody has written into
     since, are told from all others. Torch counts what is written into its tensors."""
 
-    __slots__ = ("_leaves", "_versions")
+    __slots__ = ("_known", "_versions")
 
     def __init__(
-        self, leaves: tuple[tuple[Any, Library | None, object], ...], versions: tuple[int, ...]
+        self, known: Sequence[tuple[Any, Library | None, object]], versions: list[int]
     ) -> None:
         """Of `of` and `again`.
 
         Args:
-            leaves: (reference to an array, its library, where and how it lies), or (a plain value,
+            known: (reference to an array, its library, where and how it lies), or (a plain value,
                 None, None).
-            versions: of the arrays; 0 for plain values.
+            versions: of the arrays.
         """
-        self._leaves, self._versions = leaves, versions
+        self._known, self._versions = known, versions
 
     @classmethod
-    def of(cls, leaves: Iterable[Any]) -> Watched | None:
+    def of(cls, data: Data, held: Held | None) -> Watched | None:
         """None where an array is of a library that counts nothing, or made where nothing is
-        counted."""
-        found: list[tuple[Any, Library | None, object]] = []
-        versions = []
-        for one in leaves:
+        counted.
+
+        Args:
+            data: the caller's keywords.
+            held: what formulas of the mask captured.
+        """
+        known: list[tuple[Any, Library | None, object]] = []
+        versions: list[int] = []
+        for one in _leaves(data, held):
             library = LIBRARIES.get(type(one))
             if library is not None:
-                version = library.version(one)
-                if version is None:
+                seen = library.watch(one)
+                if seen is None:
                     return None
-                found.append((weakref.ref(one), library, library.read(one)))
+                known.append((weakref.ref(one), library, seen[0]))
+                versions.append(seen[1])
             elif type(one) in _PLAIN:
-                version = 0
-                found.append((one, None, None))
+                known.append((one, None, None))
             else:
                 return None
-            versions.append(version)
-        return cls(tuple(found), tuple(versions))
+        return cls(known, versions)
 
-    def again(self, leaves: list[Any]) -> Watched | None:
+    def again(self, data: Data, held: Held | None) -> Watched | None:
         """The same arrays, where they are still, as they are now: this object where nothing was
-        written; None where any is another one."""
-        known = self._leaves
+        written; None where any is another one. Arguments are those of `of`."""
+        leaves, known, versions = _leaves(data, held), self._known, []
         if len(leaves) != len(known):
             return None
-        versions: list[Any] = []
         for one, (mine, library, place) in zip(leaves, known, strict=True):
             if library is None:
-                if type(mine) is not type(one) or mine != one:
+                if mine is not one and (type(mine) is not type(one) or mine != one):
                     return None
-                versions.append(0)
                 continue
-            if mine() is not one or library.read(one) != place:
+            seen = library.watch(one) if mine() is one else None
+            if seen is None or seen[0] != place:
                 return None
-            versions.append(library.version(one))
-        now = tuple(versions)
-        if now == self._versions:
-            return self
-        return None if None in now else Watched(known, now)
+            versions.append(seen[1])
+        return self if versions == self._versions else Watched(known, versions)
 
-    def same(self, other: Watched | None) -> bool:
+    def same(self, other: Watched) -> bool:
         """Whether another call gave the same arrays, with the same content."""
-        if other is None or other._versions != self._versions:
+        if other._versions != self._versions or len(self._known) != len(other._known):
             return False
-        if len(self._leaves) != len(other._leaves):
-            return False
-        for mine, its in zip(self._leaves, other._leaves, strict=True):
+        for mine, its in zip(self._known, other._known, strict=True):
             if mine[1] is None or its[1] is None:
                 if mine != its:
                     return False

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from maskc.core.abi import Pointers
 from maskc.runtime.arrays.known import Library
-from maskc.runtime.launch.prepared import Runnable, Sent
+from maskc.runtime.launch.prepared import Runnable
 
 
 class BlockLaunch:
@@ -22,10 +21,7 @@ class BlockLaunch:
     def place(self, lib: Library, q: Any) -> tuple[Any, int]:
         """As of the plan."""
         sent, stream = self._plan.place(lib, q)
-        if isinstance(sent, Sent):
-            block = sent.block + self._block
-            sent = replace(sent, template=sent.template + self._block, block=block)
-        return sent, stream
+        return sent.with_block(self._block), stream
 
     def run(
         self, plan: Any, sent: Any, pointers: Pointers, scale: float | None, softcap: float | None,

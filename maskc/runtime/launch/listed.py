@@ -333,18 +333,7 @@ class ListedRowsPlan:
         return self.lists.kernel
 
     def called(self, given: Flags) -> ListedRowsCall:
-        """A call with these flags.
-
-        Raises:
-            DataRange: more tokens were flagged in an earlier call than promised.
-        """
-        making = self.making
-        if making is not None and making.report.value:
-            making.report.value = 0
-            found = (
-                "in an earlier call, whose results are NaN, more tokens were flagged than promised"
-            )
-            raise DataRange(making.name, found, "raise at_most, or leave it out", at=making.name)
+        """A call with these flags."""
         return ListedRowsCall(self, given)
 
     @property
@@ -359,7 +348,18 @@ class ListedRowsPlan:
 
     def place(self, library: Library, q: Any) -> tuple[Sents, int]:
         """What each launch finds on the device, and the stream to launch on; see
-        PreparedLaunch.place."""
+        PreparedLaunch.place.
+
+        Raises:
+            DataRange: more tokens were flagged in an earlier call than promised.
+        """
+        making = self.making
+        if making is not None and making.report.value:
+            making.report.value = 0
+            found = (
+                "in an earlier call, whose results are NaN, more tokens were flagged than promised"
+            )
+            raise DataRange(making.name, found, "raise at_most, or leave it out", at=making.name)
         plans = [self.lists, *(part.plan for part in self.parts)]
         placed = [plan.place(library, q) for plan in plans]
         return Sents(tuple([sent for sent, _ in placed])), placed[0][1]
@@ -418,11 +418,15 @@ class ListedRowsPlan:
 class ListedRowsCall:
     """One call of a plan whose lists the device makes."""
 
-    __slots__ = ("_given", "_plan", "kernel", "outputs", "place")
+    __slots__ = ("_given", "_plan", "kernel", "outputs", "place", "watched")
 
     def __init__(self, plan: ListedRowsPlan, given: Flags) -> None:
-        self._plan, self._given = plan, given
+        self._plan, self._given, self.watched = plan, given, given.watched
         self.kernel, self.outputs, self.place = plan.kernel, plan.outputs, plan.place
+
+    def changed(self, watched: Watched) -> ListedRowsCall:
+        """The same after somebody wrote into its flags: lists are made in every call."""
+        return ListedRowsCall(self._plan, self._given._replace(watched=watched))
 
     def run(
         self, _: object, sents: Sents, pointers: Pointers, scale: float | None,

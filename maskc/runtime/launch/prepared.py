@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import local
 from typing import Any, NamedTuple, Protocol
 
-from maskc.core.abi import ATTENTION, LISTED_POINTERS, MAX_ARRAYS, POINTERS, Pointers, longer
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Pointers, longer
 from maskc.core.errors import TooFewMultiprocessors
 from maskc.core.problem import Direction
 from maskc.core.tensors import Device, Output, singles
@@ -19,11 +19,7 @@ from maskc.runtime.arrays.known import Library, zeros
 
 _WRITE = {
     count: struct.Struct(f"{count}Q").pack_into
-    for count in (
-        5,
-        len(POINTERS),
-        *(len(POINTERS) + len(LISTED_POINTERS) + n for n in (3, MAX_ARRAYS)),
-    )
+    for count in (5, len(POINTERS), len(POINTERS) + len(LISTED_POINTERS) + 3)
 }
 _POINTER, _NUMBER = struct.Struct("Q"), struct.Struct("f")
 _SCALE, _SOFTCAP = ATTENTION.scale.offset, ATTENTION.softcap.offset
@@ -172,6 +168,13 @@ class Sent:
     safe in threads."""
     block: bytes = b""
     """What a call has behind `struct Attention`; the end of `template`."""
+    lasting: bool = True
+    """Whether further launches come behind this one on its stream, in order: not those that a CUDA
+    graph replays, nor those of a stream that each thread has."""
+
+    def with_block(self, block: bytes) -> Sent:
+        """The same with more behind `struct Attention`; blocks follow each other."""
+        return replace(self, template=self.template + block, block=self.block + block)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,19 +229,23 @@ class PreparedLaunch:
             return Sent(self.numbers, 0, None, _nothing), 0
         kind, index = self.device
         stream = 0 if kind == "cpu" else library.stream(index)
-        key: object = stream
-        if stream == PER_THREAD:
-            key = _thread.token
+        key = _thread.token if stream == PER_THREAD else stream
+        sent = self.sent.get(key)
+        if sent is None or (stream and kernel.capturing(stream)):  # the default stream, 0, cannot
+            sent = self._first(library, q, stream, key, kernel)
+        return sent, stream
+
+    def _first(self, library: Library, q: Any, stream: int, key: object, kernel: Kernel) -> Sent:
+        """What a launch reads that is the first of its stream, or one of a CUDA graph's."""
         sent = self.sent.get(key)
         if sent is None and self.tables.multiprocessors:
             usable = kernel.usable(stream)
             if usable < self.tables.multiprocessors:
                 raise TooFewMultiprocessors(self.tables.multiprocessors, usable, at="deterministic")
-        if stream and kernel.capturing(stream):  # the default stream, 0, cannot be
-            sent = self._captured(library, q, key, sent)
-        elif sent is None:
-            sent = self.sent[key] = self._send(library, q, key, True)
-        return sent, stream
+        if stream and kernel.capturing(stream):
+            return self._captured(library, q, key, sent)
+        sent = self.sent[key] = self._send(library, q, key, True)
+        return sent
 
     def _captured(self, library: Library, q: Any, key: object, sent: Sent | None) -> Sent:
         """What a launch that becomes part of a CUDA graph reads, kept for good."""
@@ -253,9 +260,9 @@ class PreparedLaunch:
                 made, counter = zeros(library, q, singles(own))
             template = bytearray(sent.template)
             _POINTER.pack_into(template, _COUNTER, counter)
-            sent = Sent(bytes(template), sent.lse, (sent.owner, made), sent.counters)
+            sent = replace(sent, template=bytes(template), owner=(sent.owner, made), free={})
         _captured[id(sent)] = sent
-        return sent
+        return replace(sent, lasting=False)
 
     def _send(self, library: Library, q: Any, key: object, keep: bool) -> Sent:
         """Copy the tables unless another plan did; `keep` the copy for other plans."""
@@ -282,7 +289,7 @@ class PreparedLaunch:
         if self.device[0] == "cuda" and self.direction is Direction.forward:
             made, lse = library.empty(q, self.outputs[1])
             owner = (owner, made)
-        return Sent(bytes(block), lse, owner, counters)
+        return Sent(bytes(block), lse, owner, counters, lasting=key is not _thread.token)
 
 
 def prepare(plan: LaunchPlan, kernel: Kernel | None, dtype: str) -> PreparedLaunch:

@@ -30,6 +30,10 @@ class Sents(NamedTuple):
     lse: int = 0
     """None that calls share: launches join what they find there."""
 
+    def with_block(self, block: bytes) -> Sents:
+        """These: launches in parts have no block."""
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class PartedPlan:

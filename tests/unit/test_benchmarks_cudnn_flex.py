@@ -1,0 +1,54 @@
+"""Masks as cuDNN's flex attention takes them: intervals of keys for each query."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import cudnn_flex  # noqa: E402
+from benchmarks.contender import Missing, Unavailable  # noqa: E402
+from benchmarks.rivals import make_rival  # noqa: E402
+from maskc import causal  # noqa: E402
+from maskc.core.dtypes import DType  # noqa: E402
+from maskc.verify.case import Case  # noqa: E402
+from maskc.verify.pairs import Pairs  # noqa: E402
+from maskc.verify.tensors import make_tensors  # noqa: E402
+
+
+def seen(ends: np.ndarray, n_kv: int) -> np.ndarray:
+    """What a query of these ends sees: keys before F0, from F1 to F2, ..."""
+    k = np.arange(n_kv)
+    found = k < ends[0]
+    for first, last in zip(ends[1::2], ends[2::2], strict=True):
+        found |= (first <= k) & (k < last)
+    return found
+
+
+@pytest.mark.parametrize("density", [0.0, 0.1, 0.9, 1.0])
+def test_every_pair_of_random_masks(density):
+    rng = np.random.default_rng(int(10 * density))
+    live = rng.random((2, 3, 7, 11)) < density  # sequences, heads, queries, keys
+    table = torch.tensor(live)
+    found = cudnn_flex.intervals(lambda b, h, q, k: table[b, h, q, k], 2, 3, 7, 11, "cpu").numpy()
+    assert found.shape[1] % 2 == 1
+    for sequence, head, query in np.ndindex(2, 3, 7):
+        ends = found[head, :, 7 * sequence + query]
+        np.testing.assert_array_equal(seen(ends, 11), live[sequence, head, query])
+
+
+def test_causal_needs_one_end():
+    found = cudnn_flex.intervals(lambda b, h, q, k: k <= q, 1, 1, 5, 5, "cpu")
+    assert found.tolist() == [[[1, 2, 3, 4, 5]]]
+
+
+def test_too_many_intervals():
+    with pytest.raises(Unavailable, match="more than 8 intervals"):
+        cudnn_flex.intervals(lambda b, h, q, k: k % 2 == 1 + 0 * q, 1, 1, 2, 100, "cpu")
+
+
+def test_missing():
+    case = Case("causal", causal(), 1, 1, 1, 8, 8, 16, DType.float32)
+    with pytest.raises(Missing, match="nvidia-cudnn-frontend"):
+        make_rival("cudnn_flex", case, make_tensors(case, "cpu"), Pairs(case), False)
