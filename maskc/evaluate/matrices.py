@@ -13,6 +13,7 @@ import numpy as np
 from maskc.api import attention
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Algebra, TopK
+from maskc.evaluate.selection import Queries, can_select, combined, selected, selects
 from maskc.evaluate.tensors import torch_module
 
 _ROWS = 1024
@@ -21,6 +22,8 @@ _ALIGN = 16
 """Keys of a part are a multiple of this: fused kernels of torch want aligned rows of a mask."""
 _HELD = 1 << 34
 """Bytes of matrices that are kept on the device."""
+_PARTS_HELD = 1 << 26
+"""Pairs of masks whose parts are kept: parts that were made again would stop a GPU each time."""
 
 
 class Matrices:
@@ -34,7 +37,7 @@ class Matrices:
         self.device = "cpu" if device is None else device
         self._bits: dict[tuple[Mask, int], np.ndarray] = {}
         self._made: dict[tuple[Mask, int], Any] = {}
-        self._parts: tuple[object, list[_Part]] = (None, [])
+        self._parts: dict[tuple[Mask, int, Any], list[_Part]] = {}
 
     def give(self, mask: Mask, n: int, bits: np.ndarray) -> None:
         """A matrix that was made elsewhere: uint8 [n, ceil(n / 8)], as `packed` gives it."""
@@ -68,8 +71,8 @@ class Matrices:
     ) -> Any:  # fmt: skip
         """Attention as `maskc.attention` computes it, by torch.
 
-        Masks that select keys at run time, masks with data, scores, soft caps, sinks and dropout
-        go to maskc.
+        Masks with data, selections that `can_select` does not know, scores, soft caps, sinks and
+        dropout go to maskc.
 
         Args:
             q: [B, Hq, N, D]; k: [B, Hkv, N, D]; v: [B, Hkv, N, Dv], one float type.
@@ -84,9 +87,12 @@ class Matrices:
         n = q.shape[2]
         more = {"softcap": softcap, "sink_logits": sink_logits, "score": score, **data}
         more = {name: value for name, value in more.items() if value is not None}
-        if more or dropout_p or n != k.shape[2] or selects(mask):
+        if more or dropout_p or n != k.shape[2] or not can_select(mask):
             call: Any = attention
             return call(q, k, v, mask, scale=scale, dropout_p=dropout_p, **more)
+        if selects(mask):
+            lots = zip(q.split(1), k.split(1), v.split(1), strict=True)
+            return torch.cat([self._selected(*lot, mask, scale) for lot in lots])
         group = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
         out = q.new_zeros((*q.shape[:3], v.shape[-1]))
@@ -101,11 +107,34 @@ class Matrices:
             out[:, :, rows] = own.masked_fill(part.empty, 0) if part.any_empty else own
         return out
 
+    def _selected(self, q: Any, k: Any, v: Any, mask: Mask, scale: float | None) -> Any:
+        """Attention of one sequence under a mask that selects keys."""
+        torch = torch_module()
+        n, group, out = q.shape[2], q.shape[1] // k.shape[1], []
+        keys, values = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        for first in range(0, n, _ROWS):
+            last = min(n, first + _ROWS)
+            with torch.no_grad():
+                queries = Queries(q[0], k[0], first, last)
+                seen = selected(mask, lambda each: self.of(each, n), queries)
+                bias = torch.zeros(seen.shape, dtype=q.dtype, device=q.device)
+                bias.masked_fill_(~seen, -torch.inf)
+                empty = ~seen.any(dim=-1, keepdim=True)
+            own = torch.nn.functional.scaled_dot_product_attention(
+                q[:, :, first:last], keys, values, attn_mask=bias[None], scale=scale
+            )
+            out.append(own.masked_fill(empty, 0))
+        return torch.cat(out, dim=2)
+
     def _parts_of(self, mask: Mask, n: int, dtype: Any) -> list[_Part]:
-        """The parts of the last mask that was asked for are kept."""
-        if self._parts[0] != (mask, n, dtype):
-            self._parts = (mask, n, dtype), list(_parts(self.of(mask, n), dtype))
-        return self._parts[1]
+        """The parts of as many masks as fit: of short sequences all, of long ones the last."""
+        key = mask, n, dtype
+        if key not in self._parts:
+            made = list(_parts(self.of(mask, n), dtype))
+            while self._parts and (len(self._parts) + 1) * n * n > _PARTS_HELD:
+                self._parts.pop(next(iter(self._parts)))
+            self._parts[key] = made
+        return self._parts[key]
 
 
 class _Part(NamedTuple):
@@ -139,23 +168,6 @@ def _parts(keep: Any, dtype: Any) -> Iterator[_Part]:
         bias.masked_fill_(~seen, -torch.inf)
         empty = ~seen.any(dim=1, keepdim=True)
         yield _Part(first, last, keys, bias, empty, bool(empty.any()))
-
-
-def combined(op: str, left: Any, right: Any) -> Any:
-    """What a node of the mask algebra means, on booleans."""
-    match op:
-        case "&":
-            return left & right
-        case "|":
-            return left | right
-        case "-":
-            return left & ~right
-    return left ^ right
-
-
-def selects(mask: Mask) -> bool:
-    """Whether the mask chooses keys at run time."""
-    return isinstance(mask, TopK) or any(map(selects, getattr(mask, "children", ())))
 
 
 def packed(mask: Mask, n: int) -> np.ndarray:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from maskc.core.errors import BadTensors, ExtraMissing
 from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
+
+Data = Mapping[str, object] | Callable[[np.ndarray], Mapping[str, object]]
+"""Arrays and parameters by name: for every sequence, or from the tokens of each, int64 [N]."""
+
+
+def data_of(data: Data | None, tokens: Any) -> Mapping[str, object]:
+    """What masks read on a sequence of tokens, a tensor [N]."""
+    if data is None or isinstance(data, Mapping):
+        return data or {}
+    return data(tokens.cpu().numpy())
 
 
 def torch_module() -> Any:
@@ -129,8 +141,6 @@ def read_npz(path: str | Path, *, base: Mask | None = None, device: object = Non
     """
     from zipfile import BadZipFile
 
-    import numpy as np
-
     name = str(path)
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -147,8 +157,6 @@ def read_npz(path: str | Path, *, base: Mask | None = None, device: object = Non
 
 def _readable(array: Any) -> Any:
     """NumPy's float16 as it is; bfloat16 of ml_dtypes, which torch does not read, as float32."""
-    import numpy as np
-
     if array is None or array.dtype in (np.float16, np.float32, np.float64):
         return array
     return array.astype(np.float32) if array.dtype.kind == "V" else array

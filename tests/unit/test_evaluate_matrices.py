@@ -56,7 +56,7 @@ def test_what_needs_more_than_a_matrix_goes_to_maskc():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 64, 16).unbind(0)
     matrices = M.Matrices()
-    best = mc.topk(5, of=mc.causal())
+    best = mc.topk(5, of=mc.causal(), share="group")
     assert torch.equal(matrices.attention(q, k, v, best), mc.attention(q, k, v, best))
     capped = matrices.attention(q, k, v, mc.causal(), softcap=2.0)
     assert torch.equal(capped, mc.attention(q, k, v, mc.causal(), softcap=2.0))
@@ -65,6 +65,36 @@ def test_what_needs_more_than_a_matrix_goes_to_maskc():
     assert torch.equal(
         matrices.attention(q, k, v, mask, doc=ids), mc.attention(q, k, v, mask, doc=ids)
     )
+
+
+SELECTIONS = {
+    "keys": mc.topk(7, of=mc.causal()),
+    "blocks": mc.topk(2, of=mc.causal(), block=8, q_block=8, score="block_mean"),
+    "beside a window": mc.causal() & (mc.window(3) | mc.topk(4, of=mc.causal() - mc.sinks(2))),
+    "all keys": mc.topk(N, of=mc.causal()),
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+@pytest.mark.parametrize("rows", [24, 1024])
+def test_selections_are_those_of_the_reference(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Two sequences, two query heads for each head of keys; scores with equals among them."""
+    monkeypatch.setattr(M, "_ROWS", rows)
+    torch.manual_seed(1)
+    q = torch.randint(-2, 3, (2, 4, N, 8)).float()
+    k, v = torch.randint(-2, 3, (2, 2, 2, N, 8)).float().unbind(0)
+    mask = SELECTIONS[name]
+    found = M.Matrices().attention(q, k, v, mask, scale=0.3)
+    for b in range(2):
+        tensors = {"q": q[b : b + 1].numpy(), "k": k[b : b + 1].numpy()}
+        keep = torch.from_numpy(mask.dense(N, n_heads=4, **tensors).reshape(4, N, N))
+        scores = (q[b].double() @ k[b].double().repeat_interleave(2, 0).transpose(1, 2)) * 0.3
+        weights = keep * scores.exp()
+        total = weights.sum(-1, keepdim=True)
+        right = weights @ v[b].double().repeat_interleave(2, 0) / torch.where(total > 0, total, 1)
+        assert torch.allclose(found[b].double(), right, atol=1e-5)
 
 
 def test_gradients_pass():
