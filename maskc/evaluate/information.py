@@ -17,8 +17,8 @@ from maskc.evaluate.tensors import LayerTensors, Tensors, torch_module
 from maskc.ir.heads import differs_by_head
 from maskc.ir.names import declared_names
 
-_ELEMENTS, _ELEMENTS_GPU = 1 << 25, 1 << 28
-"""Scores that are held at a time: 128 MiB in fp32, 1 GiB on a GPU."""
+_ELEMENTS, _ELEMENTS_GPU = 1 << 25, 1 << 27
+"""Scores that are held at a time: 128 MiB in fp32, 512 MiB on a GPU."""
 
 Progress = Callable[[str], object]
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from maskc.api import attention
-from maskc.core.data import CuSeqlens, Parents
 from maskc.core.errors import ExtraMissing, ModelNotServed, WeightsMissing
 from maskc.dsl.mask import Mask
-from maskc.evaluate.tensors import Data, data_of
+from maskc.evaluate.tensors import Data, data_of, placed
 from maskc.ir.names import declared_names
 
 NAME = "maskc_evaluated"
@@ -158,7 +156,7 @@ class Reading:
     def look(self, tokens: Any) -> None:
         """Go on with another sequence, int64 [N] on the model's device."""
         found = data_of(self.data, tokens)
-        self.found = {name: _placed(value, tokens.device) for name, value in found.items()}
+        self.found = {name: placed(value, tokens.device) for name, value in found.items()}
 
     def __call__(
         self, q: Any, k: Any, v: Any, mask: Mask, *, layer: int | None = None, **more: Any
@@ -168,18 +166,6 @@ class Reading:
             return self.compute(q, k, v, mask, layer=layer, **{**own, **more})
         call: Any = attention
         return call(q, k, v, mask, **{**own, **more})
-
-
-def _placed(value: Any, device: Any) -> Any:
-    """An array, also a marked one, on a device; numbers as they are."""
-    import numpy as np
-    import torch
-
-    if isinstance(value, (Parents, CuSeqlens)):
-        return replace(value, array=_placed(value.array, device))
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value).to(device)
-    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def losses(

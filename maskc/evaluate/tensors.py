@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from maskc.core.data import CuSeqlens, Parents
 from maskc.core.errors import BadTensors, ExtraMissing
 from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
@@ -35,6 +36,16 @@ def torch_module() -> Any:
     except ImportError:
         raise ExtraMissing("maskc.evaluate", "torch", "evaluate") from None
     return torch
+
+
+def placed(value: Any, device: Any) -> Any:
+    """An array, also a marked one, on a device; numbers as they are."""
+    torch = torch_module()
+    if isinstance(value, (Parents, CuSeqlens)):
+        return replace(value, array=placed(value.array, device))
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value).to(device)
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 @dataclass(frozen=True)

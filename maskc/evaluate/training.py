@@ -358,14 +358,16 @@ class _Models:
         tokens = tokens + kinds * torch.arange(models, device=tokens.device)[:, None, None]
         x = torch.nn.functional.embedding(tokens, weights["tokens.weight"].flatten(0, 1))
         x = x + weights["places"][:, None]
+        merged = _merged(batches, frozenset().union(*self.names), x.device)
+        data = [{name: merged[name] for name in names & merged.keys()} for names in self.names]
         for index in range(self.recipe.layers):
             block = f"{index}."
-            x = x + self._attention(block, self._norm(block + "before", x), batches)
+            x = x + self._attention(block, self._norm(block + "before", x), data)
             up = self._linear(block + "up", self._norm(block + "after", x))
             x = x + self._linear(block + "down", torch.nn.functional.gelu(up))
         return self._linear("head", self._norm("norm", x))
 
-    def _attention(self, block: str, x: Any, batches: Sequence[Batch]) -> Any:
+    def _attention(self, block: str, x: Any, data: Sequence[Mapping[str, object]]) -> Any:
         torch = torch_module()
         heads, batch = self.recipe.heads, x.shape[1]
         qkv = self._linear(block + "qkv", x).unflatten(-1, (3, heads, -1))
@@ -376,9 +378,8 @@ class _Models:
         seen = []
         for index, mask in enumerate(self.masks):
             q, k, v = qkv[:, index].contiguous().unbind(0)
-            data = _merged(batches, self.names[index], x.device)
             call: Any = self.recipe.compute or attention
-            seen.append(call(q, k, v, mask, **data))
+            seen.append(call(q, k, v, mask, **data[index]))
         out = torch.cat(seen).to(x.dtype).transpose(1, 2).flatten(2)
         return self._linear(block + "out", out.unflatten(0, (-1, batch)))
 

@@ -7,6 +7,7 @@ import pytest
 
 import maskc as mc
 from maskc.evaluate import matrices as M
+from maskc.ir.names import declared_names
 
 torch = pytest.importorskip("torch")
 
@@ -60,11 +61,30 @@ def test_what_needs_more_than_a_matrix_goes_to_maskc():
     assert torch.equal(matrices.attention(q, k, v, best), mc.attention(q, k, v, best))
     capped = matrices.attention(q, k, v, mc.causal(), softcap=2.0)
     assert torch.equal(capped, mc.attention(q, k, v, mc.causal(), softcap=2.0))
-    ids = torch.arange(64)[None] // 20
-    mask = mc.causal() & mc.documents("doc")
-    assert torch.equal(
-        matrices.attention(q, k, v, mask, doc=ids), mc.attention(q, k, v, mask, doc=ids)
-    )
+
+
+def test_masks_that_read_arrays():
+    """Arrays with a row for each sequence; others are read anew, the same are not."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, N, 16)
+    k, v = torch.randn(2, 2, 2, N, 16).unbind(0)
+    matrices, rng = M.Matrices(), np.random.default_rng(0)
+    flags, tree = mc.flags("far"), mc.tree("tree")
+    masks = [
+        mc.causal() & (mc.window(3) | flags), (tree | mc.window(2)) & mc.causal() - flags,
+        mc.topk(3, of=mc.causal() & flags),
+    ]  # fmt: skip
+    for _ in range(2):
+        above = np.stack([rng.integers(-1, np.maximum(np.arange(N), 1)) for _ in range(2)])
+        above[:, 0] = -1
+        data = {"far": torch.from_numpy(rng.random((2, N)) < 0.4), "tree": mc.parents(above)}
+        for mask in masks:
+            own = {name: value for name, value in data.items() if name in declared_names(mask)}
+            found = matrices.attention(q, k, v, mask, **own)
+            assert torch.allclose(found, mc.attention(q, k, v, mask, **own), atol=1e-5)
+            made = {key: keep for key, (_, keep) in matrices._of_data.items()}
+            assert torch.equal(found, matrices.attention(q, k, v, mask, **own))
+            assert all(keep is matrices._of_data[key][1] for key, keep in made.items())
 
 
 SELECTIONS = {
