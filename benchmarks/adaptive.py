@@ -294,7 +294,7 @@ def main() -> None:
     add("--n", type=int, default=4096, help=f"tokens, a multiple of {BLOCK}")
     add("--sequences", type=int, default=4, help="of each text, and as many to train the gate")
     add("--text", action="append", default=[], help="NAME=FILE, beside the texts of Python")
-    add("--budget", type=float, default=12.5)
+    add("--budget", type=float, default=25, help="percent; landmarks alone are 15")
     add("--needles", type=int, default=20)
     add("--every", type=int, default=3)
     add("--steps", type=int, default=400)

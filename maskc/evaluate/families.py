@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -131,7 +132,9 @@ def pairs_of(
         batch: the sequence, of data with several.
     """
     both = mask if mask == base else mask & base
-    own = {name: data[name] for name in declared_names(both) & data.keys()} if data else {}
+    own: dict[str, Any] = (
+        {name: data[name] for name in declared_names(both) & data.keys()} if data else {}
+    )
     if isinstance(mask, TopK):
         allowed = _row_counts(mask.of, base, n) if not own else _counts(mask.of & base, n, own)
         rows = allowed.reshape(-1, n)[batch if allowed.size > n else 0]
@@ -152,7 +155,7 @@ def _row_counts(mask: Mask, base: Mask, n: int) -> np.ndarray:
     return _counts(mask if mask == base else mask & base, n, {})
 
 
-def _counts(mask: Mask, n: int, data: Mapping[str, object]) -> np.ndarray:
+def _counts(mask: Mask, n: int, data: Mapping[str, Any]) -> np.ndarray:
     """Keys of each row, [n] or [B, n]."""
     counts: np.ndarray = mask.dense(n, **data).sum(axis=-1)
     return counts
