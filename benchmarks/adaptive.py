@@ -27,9 +27,11 @@ from maskc.evaluate import FAMILIES, Evaluated, Evaluation, Inputs, at_budget, l
 from maskc.evaluate import retrieval as needle
 from maskc.evaluate.environment import best_device, environment
 from maskc.evaluate.evaluating import INFORMATION, SCOPE, UNTRAINED, _corrected, perplexity
-from maskc.evaluate.information import Losses, _best, _cells, _means
+from maskc.evaluate.information import Losses
 from maskc.evaluate.matrices import Matrices
 from maskc.evaluate.models import losses
+from maskc.evaluate.selection import best as best_of
+from maskc.evaluate.selection import cells, means
 from maskc.evaluate.tensors import LayerTensors, capture
 from maskc.evaluate.texts import demo_texts, read_text, sequences
 
@@ -93,7 +95,7 @@ class Gate:
         group = q.shape[0] // k.shape[0]
         blocks = k.unflatten(1, (-1, BLOCK))
         k = torch.cat([blocks.mean(2), blocks.amax(2), blocks.amin(2)], dim=-1)
-        return _means(q, BLOCK), k.repeat_interleave(group, dim=0)
+        return means(q, BLOCK), k.repeat_interleave(group, dim=0)
 
     def scores(self, pooled: tuple[Any, Any], layers: Any) -> Any:
         """[..., Hq, query blocks, key blocks]."""
@@ -164,8 +166,8 @@ def ways(
     def blocks(window: int, top: int, q_block: int, scores: Any, sinks: int = SINKS) -> Keep:
         def keep(layer: int, tokens: Any, q: Any, k: Any) -> Any:
             allowed = causal & ~near(window, sinks) if window or sinks else causal
-            live = _cells(allowed, q_block, BLOCK)
-            best = _best(scores(layer, q, k), live.expand(q.shape[0], -1, -1), top)
+            live = cells(allowed, q_block, BLOCK)
+            best = best_of(scores(layer, q, k), live.expand(q.shape[0], -1, -1), top)
             rows, columns = (torch.arange(n, device=q.device) // size for size in (q_block, BLOCK))
             found = best[:, rows][:, :, columns] & allowed
             return found | near(window, sinks) if window or sinks else found
@@ -173,7 +175,7 @@ def ways(
         return keep
 
     def mean_scores(_: int, q: Any, k: Any) -> Any:
-        k = _means(k.float(), BLOCK).repeat_interleave(q.shape[0] // k.shape[0], dim=0)
+        k = means(k.float(), BLOCK).repeat_interleave(q.shape[0] // k.shape[0], dim=0)
         return q.float() @ k.transpose(1, 2)
 
     def gate_scores(layer: int, q: Any, k: Any) -> Any:
@@ -292,7 +294,7 @@ def main() -> None:
     add("--n", type=int, default=4096, help=f"tokens, a multiple of {BLOCK}")
     add("--sequences", type=int, default=4, help="of each text, and as many to train the gate")
     add("--text", action="append", default=[], help="NAME=FILE, beside the texts of Python")
-    add("--budget", type=float, default=12.5)
+    add("--budget", type=float, default=25, help="percent; landmarks alone are 15")
     add("--needles", type=int, default=20)
     add("--every", type=int, default=3)
     add("--steps", type=int, default=400)
@@ -318,7 +320,7 @@ def main() -> None:
     window = max(8, int(share * asked.n / 4) // 8 * 8)
     local = mc.causal() & (mc.window.hf(window) | mc.sinks(SINKS))
     far = matrices.of(mc.causal() - local, asked.n)
-    live = _cells(far, BLOCK, BLOCK)
+    live = cells(far, BLOCK, BLOCK)
     given = []
     for row in others:
         layers = capture(model, row[None], None, matrices.attention).layers

@@ -38,16 +38,19 @@ from maskc.evaluate.ablations import ablations, permuted
 from maskc.evaluate.environment import best_device, environment
 from maskc.evaluate.evaluating import evaluate
 from maskc.evaluate.families import ROLES, pairs_of
-from maskc.evaluate.matrices import Matrices, leaves, packed, selects
+from maskc.evaluate.matrices import Matrices, leaves, packed
 from maskc.evaluate.models import load, losses
 from maskc.evaluate.retrieval import trials
 from maskc.evaluate.statistics import equivalence, paired_interval, paired_p
 from maskc.evaluate.tensors import torch_module
 from maskc.evaluate.texts import demo_texts, read_text, sequences
-from maskc.evaluate.training import MARGIN, arrays_of, measured, tasks
+from maskc.evaluate.training import MARGIN, measured, tasks
+from maskc.ir.names import declared_names
 
 BUDGETS = (12.5, 25.0, 6.25, 50.0, 75.0, 3.125)
 ABLATED = "streaming,longformer,bigbird,strided"
+_LOT = 48
+"""Masks that are evaluated together."""
 _CHECKED = ("streaming", "bigbird", "topk")
 """Families of which losses by maskc's kernels stand beside losses by matrices."""
 
@@ -110,15 +113,14 @@ class Ahead:
         control = call(_control, "streaming", share, n) if asked.control else None
         found = [[one for x in lot if (one := x.result()) is not None] for lot in solved]
         extra = [one for x in variants for one in x.result()]
-        for lot in (*found[:1], extra, *found[1:]):
-            self._begin(lot)
         if control is not None:
             one, bits = control.result()
             extra.insert(0, one)
             self.matrices.give(one.mask, n, bits)
         return [lot for lot in (*found[:1], extra, *found[1:]) if lot]
 
-    def _begin(self, lot: list[Candidate]) -> None:
+    def begin(self, lot: list[Candidate]) -> None:
+        """Make the matrices of some candidates."""
         for leaf in leaves({one.name: one.mask for one in lot}):
             if leaf not in self.bits:
                 self.bits[leaf] = self.pool.submit(packed, leaf, self.n)
@@ -169,7 +171,6 @@ def _untrained(
     held = _held(path, settings)
     found = list(Evaluation.from_dict(held["evaluation"]).patterns) if held else []
     checks: dict[str, object] = held.get("kernels", {})
-    failed: dict[str, str] = {}
     wanted = [one for lot in everything for one in lot]
     saved = time.monotonic()
 
@@ -186,7 +187,7 @@ def _untrained(
             resamples=asked.resamples, command=_command(asked), environment=environment(inputs),
         )  # fmt: skip
         about = {"settings": settings, "not_run": [one.name for one in missing()]}
-        about |= {"failed": failed, "kernels": checks, "evaluation": result.to_dict()}
+        about |= {"kernels": checks, "evaluation": result.to_dict()}
         write(path, about)
 
     def keep(each: Evaluated) -> bool:
@@ -199,30 +200,16 @@ def _untrained(
         if asked.verbose or not text.startswith("lot"):
             _tell(text)
 
-    def run(lot: list[Candidate]) -> None:
-        lot = [one for one in lot if one in missing()]
-        if lot and time.monotonic() < end:
-            least = min(one.budget or 1.0 for one in lot)
-            parts = ("information", "perplexity", "retrieval")
-            evaluate(
-                lot, inputs, parts=parts[: 2 if 100 * least < asked.needles_from else 3],
-                seed=asked.seed, resamples=asked.resamples, each=keep, progress=told,
-            )  # fmt: skip
-
-    # One pass over q and k serves two lots: sorting scores costs as much as ten masks.
-    for first in range(0, len(everything), 2):
-        lots = everything[first : first + 2]
+    # One pass over q and k serves a lot: sorting scores costs as much as ten masks.
+    left = missing()
+    ahead.begin(left)
+    for lot in (left[i : i + _LOT] for i in range(0, len(left), _LOT)):
         if time.monotonic() < end:
-            for lot in lots:
-                ahead.ready(lot)
-            run([one for lot in lots for one in lot if not selects(one.mask)])
+            ahead.ready(lot)
+            evaluate(
+                lot, inputs, seed=asked.seed, resamples=asked.resamples, each=keep, progress=told
+            )
             save()
-    for one in (one for lot in everything for one in lot if selects(one.mask)):
-        try:  # a selection runs maskc's kernels, whose errors must not end a study
-            run([one])
-        except (MaskcError, RuntimeError) as error:
-            failed[one.name] = str(error)
-            _tell(f"{one.name} failed: {error}")
     if asked.check and time.monotonic() < end:
         checks |= _kernels(everything[0], inputs)
     save()
@@ -353,7 +340,7 @@ def trained(asked: argparse.Namespace, end: float) -> bool:
         for apart in (False, True):
             lot = {
                 name: mask for name, mask in left.items()
-                if (mask is not None and bool(arrays_of(mask))) == apart
+                if (mask is not None and bool(declared_names(mask))) == apart
             }  # fmt: skip
             if not lot or time.monotonic() > end:
                 continue
@@ -370,7 +357,8 @@ def trained(asked: argparse.Namespace, end: float) -> bool:
                 found.append({
                     "task": task.name, "name": name, "mask": text,
                     "measure": task.measure, "chance": task.chance, "n": task.n,
-                    "tokens": recipe.steps * recipe.batch * task.n, "by_seed": values,
+                    "tokens": recipe.steps * task.effort * recipe.batch * task.n,
+                    "by_seed": values,
                     "seconds": seconds,
                 })  # fmt: skip
             have = {(each["task"], each["name"]) for each in found}
@@ -510,7 +498,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--sequences", type=int, default=4, help="of each text")
     add("--text", action="append", default=[], help="NAME=FILE, beside the texts of Python")
     add("--needles", type=int, default=30)
-    add("--needles-from", type=float, default=5.0, help="percent: no retrieval below")
     add("--every", type=int, default=3, help="retained mass of every so many layers")
     add("--budgets", type=lambda x: tuple(map(float, x.split(","))), default=BUDGETS)
     add("--families", default="all")

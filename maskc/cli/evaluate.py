@@ -34,6 +34,10 @@ _PARTS = ("information", "perplexity", "retrieval")
     "--text", "texts", multiple=True, metavar="NAME=FILE",
     help="Texts; those that come with Python, if none is given.",
 )  # fmt: skip
+@click.option(
+    "--data", "files", multiple=True, metavar="NAME=FILE",
+    help="What masks read, the same for every sequence; functions of tokens: maskc.evaluate.",
+)  # fmt: skip
 @click.option("--n", type=LengthType(), default=1024, show_default=True, help="Tokens a sequence.")
 @click.option(
     "--sequences", type=click.IntRange(1), default=2, show_default=True, help="Of each text."
@@ -66,15 +70,16 @@ def evaluate(found: list[Entry], output: str | None, as_json: bool, **asked: Any
     Retained attention mass is exact on the texts' q and k. Perplexity and retrieval use a model
     that was trained without the mask: they say nothing about one that is trained with it.
     """
+    from maskc.cli.given import read_all
     from maskc.evaluate import evaluate as evaluated
     from maskc.evaluate.environment import environment
 
-    parts = asked["parts"] or _PARTS
+    parts, data = asked["parts"] or _PARTS, read_all(asked["files"], found)
     with told() as progress:
         inputs = _inputs(progress, **asked)
-        candidates = list(_candidates(found, inputs, **asked))
+        candidates = list(_candidates(found, inputs, data, **asked))
         result = evaluated(
-            candidates, inputs, parts=parts, margin=asked["margin"], seed=asked["seed"],
+            candidates, inputs, parts=parts, margin=asked["margin"], seed=asked["seed"], data=data,
             command=shlex.join(["maskc", *sys.argv[1:]]), environment=environment(inputs),
             progress=progress,
         )  # fmt: skip
@@ -122,13 +127,13 @@ def _numbers(option: str, text: str, kind: type) -> list[Any]:
 
 
 def _candidates(
-    found: list[Entry], inputs: Inputs | Tensors, *, beside: str, budgets: str | None,
-    solve: str | None, ablate: bool, **_: Any,
+    found: list[Entry], inputs: Inputs | Tensors, data: dict[str, object], *, beside: str,
+    budgets: str | None, solve: str | None, ablate: bool, **_: Any,
 ) -> Iterator[Candidate]:  # fmt: skip
     from maskc.dsl.combinators import causal
     from maskc.evaluate import FAMILIES, Candidate, at_budget
     from maskc.evaluate.ablations import ablations
-    from maskc.evaluate.evaluating import heads_of
+    from maskc.evaluate.evaluating import heads_of, mean_pairs
     from maskc.evaluate.families import ROLES, pairs_of
 
     names = {"all": list(FAMILIES), "none": []}.get(beside, [x.strip() for x in beside.split(",")])
@@ -151,7 +156,7 @@ def _candidates(
             solved = at_budget(family, share, n, n_heads=heads, low=1, name=str(solve))
             own.append((f"{entry.name} {share:.4g}", solved.mask, share))
         if not own:
-            share = pairs_of(entry.mask, n, causal(), heads) / dense
+            share = mean_pairs(entry.mask, inputs, causal(), data) / dense
             own.append((entry.name, entry.mask, share))
         for title, mask, share in own:
             yield Candidate(title, mask, budget=share if solve else None)

@@ -9,18 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from maskc.core.errors import BadTensors
 from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Node
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.evaluate import retrieval as needle
 from maskc.evaluate.families import pairs_of
-from maskc.evaluate.information import Losses
+from maskc.evaluate.information import Losses, information_loss
 from maskc.evaluate.matrices import Matrices
 from maskc.evaluate.models import losses
 from maskc.evaluate.results import Evaluated, Evaluation, InformationLoss, Interval, Perplexity
 from maskc.evaluate.statistics import bootstrap, holm
-from maskc.evaluate.tensors import Tensors, capture
+from maskc.evaluate.tensors import Data, Tensors, capture, data_of
+from maskc.ir.names import declared_names
 
 INFORMATION = (
     "Retained mass and output error speak of one model's q and k on these texts, layer by layer: "
@@ -105,7 +107,8 @@ def evaluate(
     masks: Mapping[str, Mask] | Sequence[Candidate], inputs: Inputs | Tensors, *,
     parts: Sequence[str] = ("information", "perplexity", "retrieval"), margin: float = 0.02,
     resamples: int = 2000, seed: int = 0, known: Sequence[Evaluated] = (),
-    base: Mask | None = None, command: str = "", environment: Mapping[str, object] | None = None,
+    base: Mask | None = None, data: Data | None = None, command: str = "",
+    environment: Mapping[str, object] | None = None,
     progress: Callable[[str], object] | None = None,
     each: Callable[[Evaluated], bool] | None = None,
 ) -> Evaluation:  # fmt: skip
@@ -121,6 +124,9 @@ def evaluate(
         seed: of the bootstraps.
         known: what an earlier run found; candidates of the same names are not evaluated again.
         base: what dense attention means where pairs are counted; causal() when None.
+        data: arrays and parameters that masks read, by name. Of a model: the same for every
+            sequence and prompt, or a function from the tokens of one (int64 [N], NumPy) to them.
+            Of tensors: arrays that may have a row for each sequence.
         command: what makes the numbers again, for reports.
         environment: versions and the machine, for reports.
         progress: is told what comes next.
@@ -132,6 +138,7 @@ def evaluate(
 
     Raises:
         NotAMask: a value is no mask (MC106).
+        BadTensors: data are a function of tokens, and there are none (MC730).
         MaskcError: as a call of the masks raises.
     """
     candidates = _candidates(masks)
@@ -141,13 +148,13 @@ def evaluate(
     wanted = [one for one in candidates if one.name not in finished]
     whole = [one for one in wanted if one.layers is None]
     model = inputs if isinstance(inputs, Inputs) else None
+    if model is None and callable(data):
+        raise BadTensors(inputs.source, "it has no tokens to make data of", at="data")
     going = True
     information: dict[str, InformationLoss] = {}
     if "information" in parts and whole:
-        given = inputs.tensors() if isinstance(inputs, Inputs) else [inputs]
         masks_of = {one.name: one.mask for one in whole}
-        matrices = model.matrices if model is not None else None
-        information = _joined(masks_of, given, resamples, seed, tell, matrices)
+        information = _joined(masks_of, inputs, data, resamples, seed, tell)
     heads = heads_of(inputs)
     everything = pairs_of(base, inputs.n, base, heads) if wanted else 1
     for number, one in enumerate(wanted):
@@ -156,13 +163,13 @@ def evaluate(
         tell(f"{one.name} ({number + 1} of {len(wanted)})")
         pairs = one.pairs
         if pairs is None:
-            pairs = pairs_of(one.mask, inputs.n, base, heads)
+            pairs = mean_pairs(one.mask, inputs, base, data)
         found = Evaluated(
             one.name, repr(one.mask), one.role, one.of, pairs,
             pairs / everything, one.budget, information.get(one.name),
         )  # fmt: skip
         if model is not None:
-            found = _of_model(found, one, model, parts, margin, resamples, seed)
+            found = _of_model(found, one, model, data, parts, margin, resamples, seed)
         finished[one.name] = found
         going = each is None or each(found)
     results = _corrected([finished[one.name] for one in candidates if one.name in finished])
@@ -191,33 +198,51 @@ def heads_of(inputs: Inputs | Tensors) -> int:
     return int(inputs.model.config.get_text_config().num_attention_heads)
 
 
+def mean_pairs(mask: Mask, inputs: Inputs | Tensors, base: Mask, data: Data | None = None) -> int:
+    """Live pairs of a head, the mean of all sequences where masks read data, rounded down."""
+    n, heads = inputs.n, heads_of(inputs)
+    if not data or not declared_names(mask):
+        return pairs_of(mask, n, base, heads)
+    if isinstance(inputs, Inputs):
+        found = [pairs_of(mask, n, base, heads, data_of(data, row)) for row in inputs.ids]
+    else:
+        rows, given = range(inputs.sequences), data_of(data, None)
+        found = [pairs_of(mask, n, base, heads, given, batch) for batch in rows]
+    return sum(found) // len(found)
+
+
 def _joined(
-    masks: Mapping[str, Mask], given: Iterable[Tensors], resamples: int, seed: int,
-    tell: Callable[[str], object], matrices: Matrices | None = None,
+    masks: Mapping[str, Mask], inputs: Inputs | Tensors, data: Data | None, resamples: int,
+    seed: int, tell: Callable[[str], object],
 ) -> dict[str, InformationLoss]:  # fmt: skip
     """Information loss on several lots of sequences."""
-    losses_of = Losses(masks, matrices=matrices)
-    for number, lot in enumerate(given):
+    if isinstance(inputs, Tensors):
+        return information_loss(
+            masks, inputs, data=data_of(data, None), resamples=resamples, seed=seed, progress=tell
+        )
+    losses_of = Losses(masks, matrices=inputs.matrices)
+    for number, (row, lot) in enumerate(zip(inputs.ids, inputs.tensors(), strict=True)):
 
         def told(text: str, at: int = number) -> object:
             return tell(f"lot {at + 1}, {text}")
 
-        losses_of.add(lot, progress=told)
+        losses_of.add(lot, told, data_of(data, row) or None)
     return losses_of.found(resamples, seed)
 
 
 def _of_model(
-    found: Evaluated, one: Candidate, inputs: Inputs, parts: Sequence[str], margin: float,
-    resamples: int, seed: int,
+    found: Evaluated, one: Candidate, inputs: Inputs, data: Data | None, parts: Sequence[str],
+    margin: float, resamples: int, seed: int,
 ) -> Evaluated:  # fmt: skip
     masks: Any = one.mask if one.layers is None else dict.fromkeys(one.layers, one.mask)
     if "perplexity" in parts:
-        dense, ours = inputs.dense_losses(), losses(inputs.model, inputs.ids, masks, inputs.compute)
+        dense = inputs.dense_losses()
+        ours = losses(inputs.model, inputs.ids, masks, inputs.compute, data)
         found = replace(
             found, perplexity=perplexity(dense, ours, inputs.texts, margin, resamples, seed)
         )
     if "retrieval" in parts and inputs.needles:
-        ours = needle.answers(inputs.model, inputs.needles, masks, inputs.compute)
+        ours = needle.answers(inputs.model, inputs.needles, masks, inputs.compute, data)
         asked = needle.retrieval(inputs.needles, inputs.dense_answers(), ours)
         found = replace(found, retrieval=asked)
     return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from maskc.dsl.combinators import (
 )
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import TopK
+from maskc.ir.names import declared_names
 
 Family = Callable[[int], Mask]
 """From a whole number to a mask with about as many pairs or more where the number is greater."""
@@ -114,16 +116,33 @@ def at_budget(
     return best
 
 
-def pairs_of(mask: Mask, n: int, base: Mask, n_heads: int | None = None) -> int:
+def pairs_of(
+    mask: Mask, n: int, base: Mask, n_heads: int | None = None,
+    data: Mapping[str, object] | None = None, batch: int = 0,
+) -> int:  # fmt: skip
     """Live pairs of mask & base for one head, the mean where heads differ, rounded down.
 
     A run-time selection counts as many as it keeps at most: k keys or blocks of keys for a query.
+
+    Args:
+        mask, base: with the same data.
+        n: tokens.
+        n_heads: query heads, where masks differ by head.
+        data: what the masks read; names that a mask does not read are ignored.
+        batch: the sequence, of data with several.
     """
-    if isinstance(mask, TopK):
-        allowed = _row_counts(mask.of, base, n)
-        return int(np.minimum(allowed, mask.k * mask.block).sum())
     both = mask if mask == base else mask & base
-    found = both.count(n, n_heads=n_heads)
+    own: dict[str, Any] = (
+        {name: data[name] for name in declared_names(both) & data.keys()} if data else {}
+    )
+    if isinstance(mask, TopK):
+        allowed = _row_counts(mask.of, base, n) if not own else _counts(mask.of & base, n, own)
+        rows = allowed.reshape(-1, n)[batch if allowed.size > n else 0]
+        return int(np.minimum(rows, mask.k * mask.block).sum())
+    if own:
+        found = both.count(n, n_heads=n_heads, batch=batch, **own)
+    else:
+        found = both.count(n, n_heads=n_heads)
     if n_heads and n_heads > 1:
         from maskc.ir.heads import differs_by_head
 
@@ -133,6 +152,10 @@ def pairs_of(mask: Mask, n: int, base: Mask, n_heads: int | None = None) -> int:
 
 @cache
 def _row_counts(mask: Mask, base: Mask, n: int) -> np.ndarray:
-    both = mask if mask == base else mask & base
-    counts: np.ndarray = both.dense(n).sum(axis=-1)
+    return _counts(mask if mask == base else mask & base, n, {})
+
+
+def _counts(mask: Mask, n: int, data: Mapping[str, Any]) -> np.ndarray:
+    """Keys of each row, [n] or [B, n]."""
+    counts: np.ndarray = mask.dense(n, **data).sum(axis=-1)
     return counts

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import Algebra, Node, TopK
-from maskc.evaluate.matrices import Matrices, combined, selects
+from maskc.dsl.nodes import Node
+from maskc.evaluate.matrices import Matrices
 from maskc.evaluate.results import InformationLoss, LayerLoss
+from maskc.evaluate.selection import Queries, can_select, selected
 from maskc.evaluate.statistics import bootstrap
 from maskc.evaluate.tensors import LayerTensors, Tensors, torch_module
+from maskc.ir.heads import differs_by_head
+from maskc.ir.names import declared_names
 
-_ELEMENTS, _ELEMENTS_GPU = 1 << 25, 1 << 28
-"""Scores that are held at a time: 128 MiB in fp32, 1 GiB on a GPU."""
+_ELEMENTS, _ELEMENTS_GPU = 1 << 25, 1 << 27
+"""Scores that are held at a time: 128 MiB in fp32, 512 MiB on a GPU."""
 
 Progress = Callable[[str], object]
 
@@ -32,7 +35,8 @@ def information_loss(
     Args:
         masks: patterns by name. A `topk` chooses by the q and k of the layer.
         given: the tensors, see `tensors`, `read_npz` and `capture`.
-        data: arrays and parameters that the masks name, the same for all layers.
+        data: arrays and parameters that the masks name, the same for all layers; arrays may have
+            a row for each sequence.
         resamples: of the intervals.
         seed: of the intervals.
         progress: is told which layer comes next.
@@ -59,10 +63,15 @@ class Losses:
         self.lots: list[dict[str, _Sums]] = []
         self.kept: _Kept | None = None
 
-    def add(self, given: Tensors, progress: Progress | None = None) -> None:
-        """Look at all sequences of a lot."""
+    def add(
+        self, given: Tensors, progress: Progress | None = None,
+        data: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        """Look at all sequences of a lot, whose masks read data of their own if there are any."""
         if self.kept is None or self.kept.n != given.n:
             self.kept = _Kept(self.masks, given.n, self.data, self.matrices)
+        if data is not None:
+            self.kept.read(data)
         sums = {name: _Sums(given) for name in self.masks}
         for index, layer in enumerate(given.layers):
             if progress:
@@ -112,18 +121,28 @@ def _weights(scores: Any, lse: Any) -> Any:
 def _dense(mask: Mask, n: int, heads: int, b: int, data: Mapping[str, Any]) -> np.ndarray:
     """bool [n, n] or [heads, n, n] of one sequence."""
     found = mask.dense(n, n_heads=heads, **data)
-    return np.ascontiguousarray(found[b if len(found) > 1 else 0] if found.ndim == 4 else found)
+    if found.ndim == 4 or (found.ndim == 3 and not differs_by_head(mask)):
+        found = found[b if len(found) > 1 else 0]
+    return np.ascontiguousarray(found)
 
 
 class _Kept:
     """The patterns as booleans; those that read neither q nor k are made once."""
 
     def __init__(
-        self, masks: Mapping[str, Mask], n: int, data: dict[str, object], matrices: Matrices | None
-    ) -> None:
+        self, masks: Mapping[str, Mask], n: int, data: Mapping[str, object],
+        matrices: Matrices | None,
+    ) -> None:  # fmt: skip
         self.masks, self.n, self.data, self.matrices = masks, n, data, matrices
         self.made: dict[tuple[Mask, int, int], Any] = {}
-        self.cells: dict[tuple[Mask, int, int, int, int], Any] = {}
+
+    def read(self, data: Mapping[str, object]) -> None:
+        """Forget what was made of other data."""
+        self.data = data
+        self.made = {key: keep for key, keep in self.made.items() if not self._reads(key[0])}
+
+    def _reads(self, mask: Mask) -> frozenset[str]:
+        return declared_names(mask) & self.data.keys()
 
     def parts(self, layer: LayerTensors, b: int) -> Iterator[_Part]:
         """All rows of a layer of a sequence, dense."""
@@ -148,92 +167,29 @@ class _Kept:
     def _kept(self, mask: Any, layer: LayerTensors, b: int, part: _Part) -> Any:
         if not isinstance(mask, Node):  # a function from a layer and a sequence to booleans
             return mask(layer, b)[..., part.first : part.last, :]
-        if not selects(mask):
-            return self._made(mask, layer, b)[..., part.first : part.last, :]
-        if isinstance(mask, Algebra):
-            left, right = (self._kept(each, layer, b, part) for each in (mask.left, mask.right))
-            return combined(mask.op, left, right)
-        if isinstance(mask, TopK) and not selects(mask.of) and mask.share == "head":
-            allowed = self._kept(mask.of, layer, b, part)
-            if (mask.score, mask.block, mask.q_block) == ("qk", 1, 1):
-                ranked = part.ranked if mask.of == layer.base and not layer.data else None
-                return _best(part.scores, allowed, mask.k, ranked)
-            if mask.score == "block_mean":
-                return self._best_blocks(mask, layer, b, part) & allowed
+        if can_select(mask):
+            of = None if layer.data else layer.base
+            scores = part.scores, part.ranked, of
+            queries = Queries(layer.q[b], layer.k[b], part.first, part.last, *scores)
+            return selected(mask, lambda each: self._made(each, layer, b), queries)
         torch = torch_module()
         tensors = {"q": layer.q[b : b + 1].float().cpu(), "k": layer.k[b : b + 1].float().cpu()}
-        keep = _dense(mask, self.n, layer.q.shape[1], 0, {**self.data, **tensors})
+        own = {name: self.data[name] for name in self._reads(mask)}
+        keep = _dense(mask, self.n, layer.q.shape[1], 0, {**own, **tensors})
         return torch.from_numpy(keep[..., part.first : part.last, :]).to(layer.q.device)
-
-    def _best_blocks(self, mask: TopK, layer: LayerTensors, b: int, part: _Part) -> Any:
-        """bool [heads, rows, n]: the best blocks of keys of each block of queries."""
-        torch = torch_module()
-        device, group = layer.q.device, layer.q.shape[1] // layer.k.shape[1]
-        heads = layer.q.shape[1]
-        key = mask.of, mask.q_block, mask.block, heads, b if self.data else 0
-        if key not in self.cells:
-            self.cells[key] = _cells(self._made(mask.of, layer, b), mask.q_block, mask.block)
-        above, below = part.first // mask.q_block, (part.last - 1) // mask.q_block + 1
-        live = self.cells[key][..., above:below, :]
-        q = _means(layer.q[b].float(), mask.q_block)[:, above:below]
-        k = _means(layer.k[b].float(), mask.block).repeat_interleave(group, dim=0)
-        chosen = _best(q @ k.transpose(1, 2), live, mask.k)
-        rows = torch.arange(part.first, part.last, device=device) // mask.q_block - above
-        columns = torch.arange(self.n, device=device) // mask.block
-        return chosen[:, rows][:, :, columns]
 
     def _made(self, mask: Mask, layer: LayerTensors, b: int) -> Any:
         """bool [n, n] or [heads, n, n], on the device."""
         torch = torch_module()
-        if self.matrices is not None and not self.data:
+        own = {name: self.data[name] for name in self._reads(mask)}
+        if self.matrices is not None and not own:
             return self.matrices.of(mask, self.n)
         heads = layer.q.shape[1]
-        key = mask, heads, b if self.data else 0
+        key = mask, heads, b if own else 0
         if key not in self.made:
-            whole = _dense(mask, self.n, heads, b, self.data)
+            whole = _dense(mask, self.n, heads, b, own)
             self.made[key] = torch.from_numpy(whole).to(layer.q.device)
         return self.made[key]
-
-
-def _best(scores: Any, allowed: Any, count: int, ranked: Any = None) -> Any:
-    """The `count` greatest scores of each row among the allowed ones; of equals the first.
-
-    `ranked` are the allowed scores in descending order, where they are known.
-    """
-    torch = torch_module()
-    allowed = allowed & (scores > -torch.inf)
-    if count >= scores.shape[-1]:
-        return allowed
-    if count == 0:
-        return torch.zeros_like(allowed)
-    if ranked is None:
-        ranked = scores.masked_fill(~allowed, -torch.inf).sort(dim=-1, descending=True).values
-    least = ranked[..., count - 1 : count]
-    above, equal = allowed & (scores > least), allowed & (scores == least)
-    room = count - above.sum(dim=-1, keepdim=True)
-    if bool((equal.sum(dim=-1, keepdim=True) > room).any()):
-        equal &= equal.cumsum(dim=-1) <= room
-    return above | equal
-
-
-def _means(x: Any, block: int) -> Any:
-    """[heads, ceil(n / block), D]: means of blocks of rows; the last block may have fewer."""
-    torch = torch_module()
-    if block == 1:
-        return x
-    over = -x.shape[1] % block
-    sums = torch.nn.functional.pad(x, (0, 0, 0, over)).unflatten(1, (-1, block)).sum(dim=2)
-    counts = torch.full((sums.shape[1], 1), float(block), device=x.device)
-    counts[-1] = block - over
-    return sums / counts
-
-
-def _cells(allowed: Any, rows: int, columns: int) -> Any:
-    """bool [..., ceil(n / rows), ceil(n / columns)]: which blocks have an allowed pair."""
-    torch = torch_module()
-    over = (0, -allowed.shape[-1] % columns, 0, -allowed.shape[-2] % rows)
-    found = torch.nn.functional.pad(allowed, over)
-    return found.unflatten(-1, (-1, columns)).any(dim=-1).unflatten(-2, (-1, rows)).any(dim=-2)
 
 
 class _Sums:

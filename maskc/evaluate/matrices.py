@@ -13,7 +13,9 @@ import numpy as np
 from maskc.api import attention
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Algebra, TopK
-from maskc.evaluate.tensors import torch_module
+from maskc.evaluate.selection import Queries, can_select, combined, selected, selects
+from maskc.evaluate.tensors import placed, torch_module
+from maskc.ir.names import declared_names
 
 _ROWS = 1024
 """Queries that are computed together: only the keys that one of them sees are read."""
@@ -21,10 +23,12 @@ _ALIGN = 16
 """Keys of a part are a multiple of this: fused kernels of torch want aligned rows of a mask."""
 _HELD = 1 << 34
 """Bytes of matrices that are kept on the device."""
+_PARTS_HELD = 1 << 26
+"""Pairs of masks whose parts are kept: parts that were made again would stop a GPU each time."""
 
 
 class Matrices:
-    """Masks without data of square problems as matrices, each made once.
+    """Masks of square problems as matrices, each made once; those of data once for the same arrays.
 
     Args:
         device: where they lie; the CPU when None.
@@ -34,7 +38,8 @@ class Matrices:
         self.device = "cpu" if device is None else device
         self._bits: dict[tuple[Mask, int], np.ndarray] = {}
         self._made: dict[tuple[Mask, int], Any] = {}
-        self._parts: tuple[object, list[_Part]] = (None, [])
+        self._of_data: dict[tuple[Mask, int], tuple[dict[str, Any], Any]] = {}
+        self._parts: dict[tuple[Mask, int, Any], list[_Part]] = {}
 
     def give(self, mask: Mask, n: int, bits: np.ndarray) -> None:
         """A matrix that was made elsewhere: uint8 [n, ceil(n / 8)], as `packed` gives it."""
@@ -68,8 +73,8 @@ class Matrices:
     ) -> Any:  # fmt: skip
         """Attention as `maskc.attention` computes it, by torch.
 
-        Masks that select keys at run time, masks with data, scores, soft caps, sinks and dropout
-        go to maskc.
+        Selections that `can_select` does not know, scores, soft caps, sinks and dropout go to
+        maskc.
 
         Args:
             q: [B, Hq, N, D]; k: [B, Hkv, N, D]; v: [B, Hkv, N, Dv], one float type.
@@ -82,11 +87,18 @@ class Matrices:
         """
         torch = torch_module()
         n = q.shape[2]
+        read = {name: data.pop(name) for name in declared_names(mask) & data.keys()}
         more = {"softcap": softcap, "sink_logits": sink_logits, "score": score, **data}
         more = {name: value for name, value in more.items() if value is not None}
-        if more or dropout_p or n != k.shape[2] or selects(mask):
+        if more or dropout_p or n != k.shape[2] or not can_select(mask):
             call: Any = attention
-            return call(q, k, v, mask, scale=scale, dropout_p=dropout_p, **more)
+            return call(q, k, v, mask, scale=scale, dropout_p=dropout_p, **more, **read)
+        if selects(mask):
+            lots = enumerate(zip(q.split(1), k.split(1), v.split(1), strict=True))
+            return torch.cat([self._selected(*lot, mask, scale, read, b) for b, lot in lots])
+        if read:
+            keep = self._read(mask, n, read)
+            return _under(keep if keep.ndim == 2 else keep[:, None], q, k, v, scale)
         group = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
         out = q.new_zeros((*q.shape[:3], v.shape[-1]))
@@ -101,11 +113,63 @@ class Matrices:
             out[:, :, rows] = own.masked_fill(part.empty, 0) if part.any_empty else own
         return out
 
+    def _read(self, mask: Mask, n: int, data: Mapping[str, Any]) -> Any:
+        """bool [n, n], or [B, n, n] of arrays with a row for each sequence."""
+        torch = torch_module()
+        names = declared_names(mask) & data.keys()
+        if not names:
+            return self.of(mask, n)
+        if isinstance(mask, Algebra):
+            left, right = (self._read(each, n, data) for each in (mask.left, mask.right))
+            return combined(mask.op, left, right)
+        own = {name: data[name] for name in names}
+        before, keep = self._of_data.get((mask, n), ({}, None))
+        if keep is None or any(before[name] is not value for name, value in own.items()):
+            arrays: Any = {name: placed(value, "cpu") for name, value in own.items()}
+            whole = np.ascontiguousarray(mask.dense(n, **arrays))
+            keep = torch.from_numpy(whole).to(self.device)
+            self._of_data[mask, n] = own, keep
+        return keep
+
+    def _selected(
+        self, q: Any, k: Any, v: Any, mask: Mask, scale: float | None, data: Mapping[str, Any],
+        batch: int,
+    ) -> Any:  # fmt: skip
+        """Attention of one sequence under a mask that selects keys."""
+        torch = torch_module()
+        n, out = q.shape[2], []
+
+        def made(each: Mask) -> Any:
+            keep = self._read(each, n, data)
+            return keep if keep.ndim == 2 else keep[batch if len(keep) > 1 else 0]
+
+        for first in range(0, n, _ROWS):
+            last = min(n, first + _ROWS)
+            with torch.no_grad():
+                keep = selected(mask, made, Queries(q[0], k[0], first, last))
+            out.append(_under(keep, q[:, :, first:last], k, v, scale))
+        return torch.cat(out, dim=2)
+
     def _parts_of(self, mask: Mask, n: int, dtype: Any) -> list[_Part]:
-        """The parts of the last mask that was asked for are kept."""
-        if self._parts[0] != (mask, n, dtype):
-            self._parts = (mask, n, dtype), list(_parts(self.of(mask, n), dtype))
-        return self._parts[1]
+        """The parts of as many masks as fit: of short sequences all, of long ones the last."""
+        key = mask, n, dtype
+        if key not in self._parts:
+            made = list(_parts(self.of(mask, n), dtype))
+            while self._parts and (len(self._parts) + 1) * n * n > _PARTS_HELD:
+                self._parts.pop(next(iter(self._parts)))
+            self._parts[key] = made
+        return self._parts[key]
+
+
+def _under(keep: Any, q: Any, k: Any, v: Any, scale: float | None) -> Any:
+    """Attention under booleans [..., queries, keys] that broadcast to the scores."""
+    torch = torch_module()
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    bias = torch.zeros(keep.shape, dtype=q.dtype, device=q.device).masked_fill_(~keep, -torch.inf)
+    bias = bias.expand(*q.shape[:2], *keep.shape[-2:])
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    return out.masked_fill(~keep.any(dim=-1, keepdim=True), 0)
 
 
 class _Part(NamedTuple):
@@ -139,23 +203,6 @@ def _parts(keep: Any, dtype: Any) -> Iterator[_Part]:
         bias.masked_fill_(~seen, -torch.inf)
         empty = ~seen.any(dim=1, keepdim=True)
         yield _Part(first, last, keys, bias, empty, bool(empty.any()))
-
-
-def combined(op: str, left: Any, right: Any) -> Any:
-    """What a node of the mask algebra means, on booleans."""
-    match op:
-        case "&":
-            return left & right
-        case "|":
-            return left | right
-        case "-":
-            return left & ~right
-    return left ^ right
-
-
-def selects(mask: Mask) -> bool:
-    """Whether the mask chooses keys at run time."""
-    return isinstance(mask, TopK) or any(map(selects, getattr(mask, "children", ())))
 
 
 def packed(mask: Mask, n: int) -> np.ndarray:

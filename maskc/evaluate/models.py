@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from maskc.api import attention
 from maskc.core.errors import ExtraMissing, ModelNotServed, WeightsMissing
 from maskc.dsl.mask import Mask
+from maskc.evaluate.tensors import Data, data_of, placed
+from maskc.ir.names import declared_names
 
 NAME = "maskc_evaluated"
 """The attention implementation of models while they are looked at."""
@@ -138,9 +141,36 @@ def masked(model: Any, masks: Mask | Mapping[int, Mask | None] | None) -> Iterat
         set_mask(model, everything)
 
 
+class Reading:
+    """Attention under masks that read arrays, of one sequence after the other.
+
+    Args:
+        data: what masks read, for every sequence or by its tokens.
+        compute: what computes attention; maskc when None.
+    """
+
+    def __init__(self, data: Data | None, compute: Any = None) -> None:
+        self.data, self.compute = data, compute
+        self.found: dict[str, object] = {}
+
+    def look(self, tokens: Any) -> None:
+        """Go on with another sequence, int64 [N] on the model's device."""
+        found = data_of(self.data, tokens)
+        self.found = {name: placed(value, tokens.device) for name, value in found.items()}
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, mask: Mask, *, layer: int | None = None, **more: Any
+    ) -> Any:
+        own = {name: self.found[name] for name in declared_names(mask) if name in self.found}
+        if self.compute is not None:
+            return self.compute(q, k, v, mask, layer=layer, **{**own, **more})
+        call: Any = attention
+        return call(q, k, v, mask, **{**own, **more})
+
+
 def losses(
     model: Any, input_ids: Any, masks: Mask | Mapping[int, Mask | None] | None = None,
-    compute: Any = None,
+    compute: Any = None, data: Data | None = None,
 ) -> Any:  # fmt: skip
     """The loss of each token but the first, one sequence at a time.
 
@@ -150,6 +180,7 @@ def losses(
         masks: for all layers or by layer; each layer sees its own mask & the given one. None: the
             model as it is.
         compute: what computes attention; maskc when None.
+        data: what masks read, as `evaluate` takes it.
 
     Returns:
         float64 [B, N - 1] in nats, NumPy.
@@ -158,10 +189,11 @@ def losses(
     import torch
 
     device = next(model.parameters()).device
-    found = []
-    with attention_of(model, compute=compute), masked(model, masks), torch.no_grad():
+    found, reading = [], Reading(data, compute)
+    with attention_of(model, compute=reading), masked(model, masks), torch.no_grad():
         for row in input_ids:
             ids = row.to(device)[None]
+            reading.look(ids[0])
             logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
             parts = zip(logits.split(1024), ids[0, 1:].split(1024), strict=True)
             lost = [

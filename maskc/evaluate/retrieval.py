@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.evaluate.models import attention_of, masked
+from maskc.evaluate.models import Reading, attention_of, masked
 from maskc.evaluate.results import Retrieval
 from maskc.evaluate.statistics import mcnemar, wilson
+from maskc.evaluate.tensors import Data
 
 _NEEDLE = "\nThe secret number is {0}. Remember it: the secret number is {0}.\n"
 _QUESTION = "\nThe secret number is"
@@ -56,8 +57,9 @@ def trials(tokenizer: Any, filler: Any, n: int, count: int, seed: int = 0) -> li
 
 
 def answers(
-    model: Any, asked: Sequence[Trial], masks: Any = None, compute: Any = None
-) -> tuple[bool, ...]:
+    model: Any, asked: Sequence[Trial], masks: Any = None, compute: Any = None,
+    data: Data | None = None,
+) -> tuple[bool, ...]:  # fmt: skip
     """Whether greedy decoding repeats the number, by trial.
 
     The answer is in the prompt, and each of its tokens must be the most likely after those before
@@ -66,10 +68,11 @@ def answers(
     import torch
 
     device = next(model.parameters()).device
-    found = []
-    with attention_of(model, compute=compute), masked(model, masks), torch.no_grad():
+    found, reading = [], Reading(data, compute)
+    with attention_of(model, compute=reading), masked(model, masks), torch.no_grad():
         for trial in asked:
             ids = trial.ids.to(device)[None]
+            reading.look(ids[0])
             logits = model(ids, use_cache=False, logits_to_keep=trial.answer + 1).logits[0, :-1]
             found.append((logits.argmax(-1) == ids[0, -trial.answer :]).all())
     return tuple(map(bool, found))

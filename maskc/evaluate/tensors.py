@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from maskc.core.data import CuSeqlens, Parents
 from maskc.core.errors import BadTensors, ExtraMissing
 from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
+
+Data = Mapping[str, object] | Callable[[np.ndarray], Mapping[str, object]]
+"""Arrays and parameters by name: for every sequence, or from the tokens of each, int64 [N]."""
+
+
+def data_of(data: Data | None, tokens: Any) -> Mapping[str, object]:
+    """What masks read on a sequence of tokens, a tensor [N]."""
+    if data is None or isinstance(data, Mapping):
+        return data or {}
+    return data(tokens.cpu().numpy())
 
 
 def torch_module() -> Any:
@@ -23,6 +36,16 @@ def torch_module() -> Any:
     except ImportError:
         raise ExtraMissing("maskc.evaluate", "torch", "evaluate") from None
     return torch
+
+
+def placed(value: Any, device: Any) -> Any:
+    """An array, also a marked one, on a device; numbers as they are."""
+    torch = torch_module()
+    if isinstance(value, (Parents, CuSeqlens)):
+        return replace(value, array=placed(value.array, device))
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value).to(device)
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 @dataclass(frozen=True)
@@ -129,8 +152,6 @@ def read_npz(path: str | Path, *, base: Mask | None = None, device: object = Non
     """
     from zipfile import BadZipFile
 
-    import numpy as np
-
     name = str(path)
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -147,8 +168,6 @@ def read_npz(path: str | Path, *, base: Mask | None = None, device: object = Non
 
 def _readable(array: Any) -> Any:
     """NumPy's float16 as it is; bfloat16 of ml_dtypes, which torch does not read, as float32."""
-    import numpy as np
-
     if array is None or array.dtype in (np.float16, np.float32, np.float64):
         return array
     return array.astype(np.float32) if array.dtype.kind == "V" else array

@@ -16,6 +16,7 @@ from maskc.dsl.mask import Mask
 from maskc.evaluate.results import Trained
 from maskc.evaluate.statistics import equivalence, paired_interval, paired_p
 from maskc.evaluate.tensors import torch_module
+from maskc.ir.names import declared_names
 
 ACCURACY, LOSS = "accuracy", "nats per token"
 MARGIN = 0.02
@@ -53,6 +54,8 @@ class Task:
     """What dense attention means."""
     whole: bool = False
     """Whether one answer is given for a whole sequence."""
+    effort: int = 1
+    """How many times the recipe's steps: dense models must learn the task before masks can lose."""
 
     @property
     def margin(self) -> float:
@@ -65,6 +68,7 @@ class Recipe:
     """How small models are trained; the same for all masks of a comparison."""
 
     steps: int = 1000
+    """Of a task whose effort is 1."""
     batch: int = 32
     width: int = 64
     layers: int = 2
@@ -114,7 +118,8 @@ def recall(n: int = 128, keys: int = 32, values: int = 16) -> Task:
         counts = (place >= 2 * pairs) & (place % 2 == 0)
         return Batch(whole, np.where(counts, targets - keys, 0), counts, {})
 
-    return Task("recall", 4 * pairs, keys + values, values, ACCURACY, 1 / values, draw, causal())
+    kinds, n = keys + values, 4 * pairs
+    return Task("recall", n, kinds, values, ACCURACY, 1 / values, draw, causal(), effort=3)
 
 
 def text(content: str, n: int = 256, name: str = "text") -> Task:
@@ -254,8 +259,9 @@ def compared(
     dense: Sequence[float],
 ) -> Trained:  # fmt: skip
     """Measures by seed with a mask beside those without; errors as `train`."""
+    steps = recipe.steps * task.effort
     return Trained(
-        task.name, task.measure, recipe.steps, recipe.steps * recipe.batch * task.n, tuple(seeds),
+        task.name, task.measure, steps, steps * recipe.batch * task.n, tuple(seeds),
         tuple(masked), tuple(dense), paired_interval(masked, dense), paired_p(masked, dense),
         task.margin, equivalence(masked, dense, task.margin), task.chance,
     )  # fmt: skip
@@ -278,13 +284,14 @@ def measured(
     torch = torch_module()
     models = _Models(masks, task, seeds, recipe)
     optimizer = torch.optim.AdamW(models.weights.values(), lr=recipe.rate, weight_decay=0.01)
-    warm = max(1, recipe.steps // 20)
+    steps = recipe.steps * task.effort
+    warm = max(1, steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: min((step + 1) / warm, 0.5 + 0.5 * float(np.cos(np.pi * step / recipe.steps))),
+        lambda step: min((step + 1) / warm, 0.5 + 0.5 * float(np.cos(np.pi * step / steps))),
     )
     draws = [np.random.default_rng([seed, 1]) for seed in seeds]
-    for step in range(recipe.steps):
+    for step in range(steps):
         if progress and step % 100 == 0:
             progress(f"{task.name}, {len(masks)} masks, step {step}")
         loss, _ = models.losses([task.draw(rng, recipe.batch, False) for rng in draws])
@@ -313,7 +320,7 @@ class _Models:
         torch = torch_module()
         self.task, self.recipe, self.seeds = task, recipe, len(seeds)
         self.masks = [task.base if mask is None else task.base & mask for mask in masks.values()]
-        self.names = [arrays_of(mask) for mask in self.masks]
+        self.names = [declared_names(mask) for mask in self.masks]
         drawn = [_first_weights(task, recipe, seed) for seed in seeds]
         self.weights = {
             name: torch.stack([each[name] for each in drawn] * len(self.masks))
@@ -351,14 +358,16 @@ class _Models:
         tokens = tokens + kinds * torch.arange(models, device=tokens.device)[:, None, None]
         x = torch.nn.functional.embedding(tokens, weights["tokens.weight"].flatten(0, 1))
         x = x + weights["places"][:, None]
+        merged = _merged(batches, frozenset().union(*self.names), x.device)
+        data = [{name: merged[name] for name in names & merged.keys()} for names in self.names]
         for index in range(self.recipe.layers):
             block = f"{index}."
-            x = x + self._attention(block, self._norm(block + "before", x), batches)
+            x = x + self._attention(block, self._norm(block + "before", x), data)
             up = self._linear(block + "up", self._norm(block + "after", x))
             x = x + self._linear(block + "down", torch.nn.functional.gelu(up))
         return self._linear("head", self._norm("norm", x))
 
-    def _attention(self, block: str, x: Any, batches: Sequence[Batch]) -> Any:
+    def _attention(self, block: str, x: Any, data: Sequence[Mapping[str, object]]) -> Any:
         torch = torch_module()
         heads, batch = self.recipe.heads, x.shape[1]
         qkv = self._linear(block + "qkv", x).unflatten(-1, (3, heads, -1))
@@ -369,9 +378,8 @@ class _Models:
         seen = []
         for index, mask in enumerate(self.masks):
             q, k, v = qkv[:, index].contiguous().unbind(0)
-            data = _merged(batches, self.names[index], x.device)
             call: Any = self.recipe.compute or attention
-            seen.append(call(q, k, v, mask, **data))
+            seen.append(call(q, k, v, mask, **data[index]))
         out = torch.cat(seen).to(x.dtype).transpose(1, 2).flatten(2)
         return self._linear(block + "out", out.unflatten(0, (-1, batch)))
 
@@ -397,14 +405,7 @@ class _Models:
             grad.mul_(factor.view(-1, *[1] * (grad.ndim - 1)))
 
 
-def arrays_of(mask: Mask) -> set[str]:
-    """Names of the arrays that a mask reads."""
-    from maskc.reference.dense import declarations, walk
-
-    return {decl.name for node in walk(mask) for decl in declarations(node)}
-
-
-def _merged(batches: Sequence[Batch], names: set[str], device: Any) -> dict[str, object]:
+def _merged(batches: Sequence[Batch], names: frozenset[str], device: Any) -> dict[str, object]:
     """The arrays of all batches that a mask names, one sequence after the other, as tensors."""
     torch = torch_module()
     found: dict[str, object] = {}

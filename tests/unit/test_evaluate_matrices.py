@@ -7,6 +7,7 @@ import pytest
 
 import maskc as mc
 from maskc.evaluate import matrices as M
+from maskc.ir.names import declared_names
 
 torch = pytest.importorskip("torch")
 
@@ -56,15 +57,64 @@ def test_what_needs_more_than_a_matrix_goes_to_maskc():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 64, 16).unbind(0)
     matrices = M.Matrices()
-    best = mc.topk(5, of=mc.causal())
+    best = mc.topk(5, of=mc.causal(), share="group")
     assert torch.equal(matrices.attention(q, k, v, best), mc.attention(q, k, v, best))
     capped = matrices.attention(q, k, v, mc.causal(), softcap=2.0)
     assert torch.equal(capped, mc.attention(q, k, v, mc.causal(), softcap=2.0))
-    ids = torch.arange(64)[None] // 20
-    mask = mc.causal() & mc.documents("doc")
-    assert torch.equal(
-        matrices.attention(q, k, v, mask, doc=ids), mc.attention(q, k, v, mask, doc=ids)
-    )
+
+
+def test_masks_that_read_arrays():
+    """Arrays with a row for each sequence; others are read anew, the same are not."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, N, 16)
+    k, v = torch.randn(2, 2, 2, N, 16).unbind(0)
+    matrices, rng = M.Matrices(), np.random.default_rng(0)
+    flags, tree = mc.flags("far"), mc.tree("tree")
+    masks = [
+        mc.causal() & (mc.window(3) | flags), (tree | mc.window(2)) & mc.causal() - flags,
+        mc.topk(3, of=mc.causal() & flags),
+    ]  # fmt: skip
+    for _ in range(2):
+        above = np.stack([rng.integers(-1, np.maximum(np.arange(N), 1)) for _ in range(2)])
+        above[:, 0] = -1
+        data = {"far": torch.from_numpy(rng.random((2, N)) < 0.4), "tree": mc.parents(above)}
+        for mask in masks:
+            own = {name: value for name, value in data.items() if name in declared_names(mask)}
+            found = matrices.attention(q, k, v, mask, **own)
+            assert torch.allclose(found, mc.attention(q, k, v, mask, **own), atol=1e-5)
+            made = {key: keep for key, (_, keep) in matrices._of_data.items()}
+            assert torch.equal(found, matrices.attention(q, k, v, mask, **own))
+            assert all(keep is matrices._of_data[key][1] for key, keep in made.items())
+
+
+SELECTIONS = {
+    "keys": mc.topk(7, of=mc.causal()),
+    "blocks": mc.topk(2, of=mc.causal(), block=8, q_block=8, score="block_mean"),
+    "beside a window": mc.causal() & (mc.window(3) | mc.topk(4, of=mc.causal() - mc.sinks(2))),
+    "all keys": mc.topk(N, of=mc.causal()),
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+@pytest.mark.parametrize("rows", [24, 1024])
+def test_selections_are_those_of_the_reference(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Two sequences, two query heads for each head of keys; scores with equals among them."""
+    monkeypatch.setattr(M, "_ROWS", rows)
+    torch.manual_seed(1)
+    q = torch.randint(-2, 3, (2, 4, N, 8)).float()
+    k, v = torch.randint(-2, 3, (2, 2, 2, N, 8)).float().unbind(0)
+    mask = SELECTIONS[name]
+    found = M.Matrices().attention(q, k, v, mask, scale=0.3)
+    for b in range(2):
+        tensors = {"q": q[b : b + 1].numpy(), "k": k[b : b + 1].numpy()}
+        keep = torch.from_numpy(mask.dense(N, n_heads=4, **tensors).reshape(4, N, N))
+        scores = (q[b].double() @ k[b].double().repeat_interleave(2, 0).transpose(1, 2)) * 0.3
+        weights = keep * scores.exp()
+        total = weights.sum(-1, keepdim=True)
+        right = weights @ v[b].double().repeat_interleave(2, 0) / torch.where(total > 0, total, 1)
+        assert torch.allclose(found[b].double(), right, atol=1e-5)
 
 
 def test_gradients_pass():

@@ -9,9 +9,19 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import BudgetUnreachable, NotAMask, NoTerms, TextTooShort, WeightsMissing
+from maskc.core.errors import (
+    BadTensors,
+    BudgetUnreachable,
+    DataMissing,
+    NotAMask,
+    NoTerms,
+    TextTooShort,
+    WeightsMissing,
+)
+from maskc.dsl.matrices import from_bool
 from maskc.evaluate import FAMILIES, Candidate, Inputs, ablations, at_budget, permuted
 from maskc.evaluate.families import pairs_of
+from maskc.ir.names import declared_names
 
 N = 64
 
@@ -191,6 +201,71 @@ def test_everything_together(model: Any):
         mc.evaluate.evaluate({"wrong": np.ones((3, 3))}, inputs)  # type: ignore[dict-item]
 
 
+@pytest.mark.filterwarnings("ignore::maskc.dsl.matrices.DenseWarning")
+def test_masks_that_read_data(model: Any):
+    """Data by a function of tokens: as one mask for each sequence, with its data in the formula."""
+    from maskc.evaluate.retrieval import trials
+
+    def marked(tokens: np.ndarray) -> dict[str, object]:
+        return {"far": tokens % 5 == 0, "doc": np.arange(len(tokens)) // (2 + tokens[0] % 7)}
+
+    ids = ids_of(model, 3)
+    needles = trials(Letters(), ids.repeat(1, 3), 3 * N, 2)
+    inputs = Inputs(model, Letters(), ids, ["a", "a", "b"], "tiny", needles)
+    masks = {
+        "flags": mc.causal() & (mc.window(2) | mc.flags("far")),
+        "documents": mc.causal() & mc.documents("doc"),
+        "best": mc.topk(3, of=mc.causal() & mc.flags("far")),
+        "plain": mc.causal() & mc.window(2),
+    }
+    result = mc.evaluate.evaluate(masks, inputs, data=marked, resamples=50)
+    for one in result.patterns:
+        mask = masks[one.name]
+        pairs, retained, lost = [], [], []
+        for row, name in zip(ids, inputs.texts, strict=True):
+            own = Inputs(model, Letters(), row[None], [name], "tiny")
+            names = declared_names(mask)
+            fixed = {key: x for key, x in marked(row.numpy()).items() if key in names}
+            (alone,) = mc.evaluate.evaluate({"alone": mask}, own, data=fixed, resamples=50).patterns
+            if one.name != "best":
+                pairs.append((mask & mc.causal()).count(N, **fixed))
+                keep = from_bool((mask & mc.causal()).dense(N, **fixed).reshape(N, N))
+                plain = mc.evaluate.losses(model, row[None], keep)
+                np.testing.assert_allclose(
+                    mc.evaluate.losses(model, row[None], mask, data=fixed), plain, atol=1e-4
+                )
+            else:
+                pairs.append(alone.pairs)
+            retained.append(alone.information.retained.value)
+            lost.append(alone.perplexity.difference.value)
+        assert one.pairs == sum(pairs) // 3
+        assert one.information.retained.value == pytest.approx(np.mean(retained), abs=1e-5)
+        assert one.perplexity.difference.value == pytest.approx(np.mean(lost), abs=1e-5)
+        assert one.retrieval.trials == 2
+    with pytest.raises(DataMissing, match="MC301"):
+        mc.evaluate.evaluate({"flags": masks["flags"]}, inputs, resamples=50)
+
+
+def test_tensors_with_data_for_each_sequence():
+    """Rows of an array belong to the sequences; a function has no tokens to read."""
+    pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    q, k, v = rng.normal(size=(3, 2, 3, 2, N, 8))
+    given, far = mc.evaluate.tensors(q, k, v), rng.random((3, N)) < 0.3
+    mask = mc.causal() & (mc.window(1) | mc.flags("far"))
+    (both,) = mc.evaluate.evaluate({"flags": mask}, given, data={"far": far}).patterns
+    found = []
+    for b in range(3):
+        own = mc.evaluate.tensors(*(x[:, b : b + 1] for x in (q, k, v)))
+        found += mc.evaluate.evaluate({"flags": mask}, own, data={"far": far[b]}).patterns
+    assert both.pairs == sum(one.pairs for one in found) // 3
+    assert both.information.retained.value == pytest.approx(
+        np.mean([one.information.retained.value for one in found]), abs=1e-6
+    )
+    with pytest.raises(BadTensors, match="MC730"):
+        mc.evaluate.evaluate({"flags": mask}, given, data=lambda _: {"far": far})
+
+
 def test_the_number_is_found_where_the_model_repeats_it(
     monkeypatch: pytest.MonkeyPatch, model: Any
 ):
@@ -286,6 +361,12 @@ def test_the_command_on_tensors(tmp_path: Path):
     assert len(shares) == 2
     assert 0.1 < shares[0] <= 0.125 < 0.2 < shares[1] <= 0.25
     tensors = ["--tensors", str(tmp_path / "x.npz")]
+    np.save(tmp_path / "far.npy", far := rng.random(N) < 0.3)
+    words = ["evaluate", "--expr", "causal() & flags('far')", *tensors, "--beside", "window"]
+    read = CliRunner().invoke(main, [*words, "--data", f"far={tmp_path / 'far.npy'}", "--json"])
+    assert read.exit_code == 0, read.output
+    own, beside = json.loads(read.stdout)["patterns"]
+    assert own["pairs"] == (far * (N - np.arange(N))).sum() >= beside["pairs"]
     for wrong in (["--beside", "no_such"], ["--budget", "0"], ["--solve", "w"], ["--budget", "x"]):
         failed = CliRunner().invoke(main, ["evaluate", "--expr", "causal()", *tensors, *wrong])
         assert failed.exit_code == 2, failed.output
