@@ -72,6 +72,7 @@ def compile(
     from maskc.runtime.compiled import CompiledMask
     from maskc.runtime.device import default_target
     from maskc.runtime.dropout import DroppingMask, DroppingScore
+    from maskc.runtime.scaled import ScaledMask
     from maskc.runtime.scored import ScoredMask
 
     if score is not None and score.mask is not None:
@@ -94,6 +95,8 @@ def compile(
         return scored(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
     if dropout:
         return DroppingMask(bundle, chosen.name, recipe, held=held)
+    if wanted.dtype is DType.float8_e4m3fn:
+        return ScaledMask(bundle, chosen.name, recipe, held=held)
     return CompiledMask(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
 
 

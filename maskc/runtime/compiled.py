@@ -11,6 +11,7 @@ from maskc.build import BuildReport
 from maskc.core.abi import Pointers
 from maskc.core.bundle import Bundle
 from maskc.core.captured import HELD, Held
+from maskc.core.dtypes import DType
 from maskc.core.errors import BadOption, DropoutNotRun, NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
@@ -695,7 +696,12 @@ def _restored(
     bundle = unpickled(kept, "a compiled mask") if recipe is None else unpickled(kept)
     if bundle is None:
         bundle = recipe.compile().bundle
-    return CompiledMask(bundle, target, recipe, in_parts=in_parts, held=held)
+    kind = CompiledMask
+    if bundle.problem.dtype is DType.float8_e4m3fn:
+        from maskc.runtime.scaled import ScaledMask
+
+        kind = ScaledMask
+    return kind(bundle, target, recipe, in_parts=in_parts, held=held)
 
 
 def call_by_head(

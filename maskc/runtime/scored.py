@@ -298,7 +298,7 @@ class ScoredMask(CompiledMask):
         known = library(q, "q")
         lib, shape = LIBRARIES[type(known)], table.view.shape
         entries = math.prod(shape)
-        made, pointer = zeros(lib, known, Output(shape, single=True))
+        made, pointer = zeros(lib, known, singles(*shape))
         exactly = deterministic or (self.target.language == "c" and entries <= _SUMS_ANYWAY)
         sums: tuple[Any, int] = (None, 0)
         if exactly and not self._alone(name, shape, self._extents(q, k)):
