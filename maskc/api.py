@@ -187,12 +187,13 @@ def _scaled(
 ) -> Any:  # fmt: skip
     """The call of torch tensors in E4M3: by kernels for it, or multiplied out."""
     from maskc.runtime.device import default_target
-    from maskc.runtime.scaled import multiplied_out
+    from maskc.runtime.scaled import multiplied_out, refuse_gradients
 
     of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
     sizes, place = (of_q.shape[-1], of_v.shape[-1], of_q.shape[1]), of_q.device
     if place[0] == "cuda" and default_target() == "sm_90a":
         return find(mask, *sizes, E4M3, place)(q, k, v, deterministic=deterministic, **options)
+    refuse_gradients(place[0], q, k, v, options)
     kind = torch.float32 if place[0] == "cpu" else torch.bfloat16
     q, k, v = multiplied_out(q, k, v, options, kind)
     found = _attention(find, q, k, v, mask, options, deterministic)

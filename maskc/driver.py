@@ -69,10 +69,9 @@ def compile(
     """
     from maskc.build.bundles import remembered
     from maskc.ir.heads import heads_of
-    from maskc.runtime.compiled import CompiledMask
+    from maskc.runtime.compiled import class_for
     from maskc.runtime.device import default_target
     from maskc.runtime.dropout import DroppingMask, DroppingScore
-    from maskc.runtime.scaled import ScaledMask
     from maskc.runtime.scored import ScoredMask
 
     if score is not None and score.mask is not None:
@@ -95,9 +94,7 @@ def compile(
         return scored(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
     if dropout:
         return DroppingMask(bundle, chosen.name, recipe, held=held)
-    if wanted.dtype is DType.float8_e4m3fn:
-        return ScaledMask(bundle, chosen.name, recipe, held=held)
-    return CompiledMask(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
+    return class_for(bundle)(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
 
 
 def _serving(target: Target, mask: Mask, problem: Problem) -> Target:

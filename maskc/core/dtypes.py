@@ -8,7 +8,7 @@ from maskc.core.errors import UnknownDType
 
 
 class DType(Enum):
-    """Storage type of q, k, v and, unless `of_out` says otherwise, out; the value is the name users write."""
+    """Storage type of q, k, v and out, but see `of_out`; the value is the name users write."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -49,5 +49,5 @@ class DType(Enum):
 _SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
 
 E4M3 = DType.float8_e4m3fn.value
-"""Also of an indexer's queries and keys: 4 bits of exponent, 3 of mantissa, no infinity (Micikevicius et
-al., 2022)."""
+"""Also of an indexer's queries and keys: 4 bits of exponent, 3 of mantissa, no infinity
+(Micikevicius et al., 2022)."""

@@ -83,7 +83,9 @@ def _in_bytes(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
             hint = "convert q, k and v first: q.to(torch.bfloat16) * q_descale"
             at = place_of(ir, ir.selections[0])
             raise TargetNotBuilt(target.name, f"{problem.dtype.value} topk", why, hint, at=at)
-    return plan_tiles(heads, problem, target, Direction.forward, "")
+    main = plan_tiles(heads, problem, target, Direction.forward, "")
+    why = "E4M3: v is turned around before the pass, weights are rounded to E4M3, out is bfloat16"
+    return replace(main, reasons=(main.reasons[0], why, *main.reasons[1:]))
 
 
 def _part(heads: Heads, problem: Problem, target: Target) -> KernelPlan:

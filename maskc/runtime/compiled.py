@@ -696,12 +696,16 @@ def _restored(
     bundle = unpickled(kept, "a compiled mask") if recipe is None else unpickled(kept)
     if bundle is None:
         bundle = recipe.compile().bundle
-    kind = CompiledMask
-    if bundle.problem.dtype is DType.float8_e4m3fn:
-        from maskc.runtime.scaled import ScaledMask
+    return class_for(bundle)(bundle, target, recipe, in_parts=in_parts, held=held)
 
-        kind = ScaledMask
-    return kind(bundle, target, recipe, in_parts=in_parts, held=held)
+
+def class_for(bundle: Bundle) -> type[CompiledMask]:
+    """What calls the kernels of a bundle without a formula of the score or dropout."""
+    if bundle.problem.dtype is not DType.float8_e4m3fn:
+        return CompiledMask
+    from maskc.runtime.scaled import ScaledMask
+
+    return ScaledMask
 
 
 def call_by_head(

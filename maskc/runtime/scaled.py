@@ -35,7 +35,7 @@ _REMEDY = "convert q, k and v first: q.to(torch.bfloat16) * q_descale"
 class ScaledMask(CompiledMask):
     """A compiled mask whose q, k and v are in E4M3, and out in bfloat16."""
 
-    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:  # type: ignore[override]
+    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """softmax(scale * q_descale * k_descale * q k^T, restricted to the mask) v * v_descale.
 
         There is no gradient. Weights are rounded to E4M3 before they are multiplied by v:
@@ -56,7 +56,7 @@ class ScaledMask(CompiledMask):
             TargetNotBuilt: a gradient is wanted, or an option that kernels in E4M3 lack (MC503).
             MaskcError: as of CompiledMask.
         """
-        _refuse_gradients(self.target.name, q, k, v, options)
+        refuse_gradients(self.target.name, q, k, v, options)
         given = {name: options.pop(name, usual) for name, usual in _LACKED.items()}
         for name, usual in _LACKED.items():
             if given[name] != usual and name not in ("deterministic", "dropout_seed"):
@@ -112,7 +112,12 @@ def _lacks(target: str, name: str) -> TargetNotBuilt:
     return TargetNotBuilt(target, f"{E4M3} {name}", why, hint, at=name)
 
 
-def _refuse_gradients(target: str, q: Any, k: Any, v: Any, options: Mapping[str, Any]) -> None:
+def refuse_gradients(target: str, q: Any, k: Any, v: Any, options: Mapping[str, Any]) -> None:
+    """There are none through E4M3.
+
+    Raises:
+        TargetNotBuilt: a gradient is wanted (MC503).
+    """
     torch = torch_of(q)
     if torch is None or not torch.is_grad_enabled():
         return
@@ -134,12 +139,11 @@ def _placed(q: Any, x: Any, name: str, shape: tuple[int, int]) -> tuple[Any, int
             wanted = "a positive number" if torch is not None else "an array, or left out"
             raise BadOption(name, wanted, repr(x), at=name)
         x = torch.full(shape, x, device=q.device)
-    elif torch is not None and isinstance(x, torch.Tensor):
-        if x.dtype == torch.float32 and x.device == q.device:
-            try:
-                x = x.detach().expand(shape).contiguous()
-            except RuntimeError:
-                raise BadShape(name, tuple(x.shape), f"{shape}: [B, Hkv]", at=name) from None
+    elif torch is not None and isinstance(x, torch.Tensor) and x.dtype == torch.float32:
+        try:
+            x = x.detach().expand(shape).contiguous()
+        except RuntimeError:
+            raise BadShape(name, tuple(x.shape), f"{shape}: [B, Hkv]", at=name) from None
     known, of_q = library(x, name), library(q, "q")
     view = LIBRARIES[type(known)].view(known, name)
     device = LIBRARIES[type(of_q)].view(of_q, "q").device

@@ -34,7 +34,7 @@ from maskc.core.errors import (
     WrongDevice,
 )
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
-from maskc.core.tensors import HOST, Array, Device, Output, contiguous, singles
+from maskc.core.tensors import HOST, Array, Device, contiguous, singles
 from maskc.dispatch.options import CallOptions
 from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES, Library, zeros
