@@ -187,7 +187,7 @@ def _scaled(
 ) -> Any:  # fmt: skip
     """The call of torch tensors in E4M3: by kernels for it, or multiplied out."""
     from maskc.runtime.device import default_target
-    from maskc.runtime.scaled import multiplied_out, refuse_gradients
+    from maskc.runtime.fp8 import multiplied_out, refuse_gradients
 
     of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
     sizes, place = (of_q.shape[-1], of_v.shape[-1], of_q.shape[1]), of_q.device

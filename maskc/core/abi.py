@@ -107,8 +107,8 @@ DROPOUT_FIELDS: tuple[Field, ...] = (
 )  # fmt: skip
 """What it has behind these in sources that drop weights."""
 
-SCALED_FIELDS: tuple[Field, ...] = (
-    Field("values", "unsigned char *", "workspace: v, turned around tile by tile"),
+FP8_FIELDS: tuple[Field, ...] = (
+    Field("v_transposed", "unsigned char *", "workspace: v^T, tile by tile"),
     Field("q_descale", "const float *", "[batch, heads_kv] factors of q, or null: 1"),
     Field("k_descale", "const float *", "of k, likewise"),
     Field("v_descale", "const float *", "of v, likewise"),

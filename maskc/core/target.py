@@ -42,7 +42,7 @@ class Target:
     """Whether its kernels take formulas of the score."""
     drops: bool = False
     """Whether its kernels drop weights."""
-    byte_dims: tuple[int, ...] = ()
+    fp8_dims: tuple[int, ...] = ()
     """Head dimensions, of q, k and v alike, whose forward pass it has in E4M3 as well."""
 
     @property
@@ -100,7 +100,7 @@ class Target:
         if problem.dtype is DType.float8_e4m3fn:
             equal = problem.head_dim == problem.head_dim_v
             plain = problem.score is None and not problem.dropout
-            return not (equal and plain and problem.head_dim in self.byte_dims)
+            return not (equal and plain and problem.head_dim in self.fp8_dims)
         padded = self.padded(problem)
         allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
         dims = (padded.head_dim, padded.head_dim_v)
@@ -121,15 +121,15 @@ class Target:
         """Raise the coded error for what this target cannot run."""
         if direction not in self.directions:
             raise TargetNotBuilt(self.name, direction.value, self.missing, _LATER, at="target")
-        if problem.dtype is DType.float8_e4m3fn and self.byte_dims:
-            self._check_bytes(problem, direction)
+        if problem.dtype is DType.float8_e4m3fn and self.fp8_dims:
+            self._check_fp8(problem, direction)
         elif problem.dtype not in self.dtypes:
             known = ", ".join(kind.value for kind in self.dtypes)
             raise DTypeUnsupported(self.name, problem.dtype.value, known, at="dtype")
         if self.lacks(problem):
             raise self.no_such_dims(problem)
 
-    def _check_bytes(self, problem: Problem, direction: Direction) -> None:
+    def _check_fp8(self, problem: Problem, direction: Direction) -> None:
         """Of what there is in E4M3.
 
         Raises:
@@ -142,7 +142,7 @@ class Target:
             hint = "convert q, k and v first: q.to(torch.bfloat16) * q_descale"
             raise TargetNotBuilt(self.name, f"{problem.dtype.value} {what}", why, hint, at="dtype")
         if self.lacks(problem):
-            known = f"{', '.join(map(str, self.byte_dims))} in E4M3, for q, k and v alike"
+            known = f"{', '.join(map(str, self.fp8_dims))} in E4M3, for q, k and v alike"
             dims = problem.head_dim, problem.head_dim_v
             raise HeadDimUnsupported(self.name, *dims, known, at="head_dim")
 
@@ -179,7 +179,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), _BOTH, 227 * 1024,
-            least_block=16, scores=True, drops=True, byte_dims=(64, 128, 256),
+            least_block=16, scores=True, drops=True, fp8_dims=(64, 128, 256),
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), _BOTH, 48 * 1024,

@@ -369,7 +369,7 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         fields=abi.FIELDS
         + (() if score is None else abi.SCORE_FIELDS)
         + (abi.DROPOUT_FIELDS if plan.problem.dropout else ())
-        + (abi.SCALED_FIELDS if plan.problem.dtype is DType.float8_e4m3fn else ()),
+        + (abi.FP8_FIELDS if plan.problem.dtype is DType.float8_e4m3fn else ()),
         dropout=plan.problem.dropout,
         score=None if score is None else _score_text(score, plan.target),
     )

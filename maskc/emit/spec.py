@@ -262,7 +262,7 @@ class KernelSpec:
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
-    def in_bytes(self) -> bool:
+    def fp8(self) -> bool:
         """Whether q, k and v have one byte an element, and factors (sm_90a)."""
         return self.dtype.itemsize == 1
 

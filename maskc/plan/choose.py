@@ -33,7 +33,7 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     """
     target.check(problem)
     if problem.dtype is DType.float8_e4m3fn:
-        return _in_bytes(heads, problem, target)
+        return _in_fp8(heads, problem, target)
     if problem.names_tile and any(ir.selections for ir in heads.masks):
         raise selects_in_own_tiles(heads, problem, target)
     drops = problem.dropout  # whose counters are of squares of consecutive tokens
@@ -71,7 +71,7 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     return _with_choice(main, also)
 
 
-def _in_bytes(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
+def _in_fp8(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     """The plan in E4M3: one source, which every mask has, in tiles of consecutive tokens.
 
     Raises:

@@ -295,8 +295,8 @@ def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:
     """Milliseconds by pass, of the heads it is compiled for or of 16; none where coefficients are
     not known, or data decide."""
     heads = plan.problem.n_heads or HEADS
-    in_bytes = plan.problem.dtype is DType.float8_e4m3fn
-    if plan.chooser is not None or plan.gathering is not None or in_bytes:
+    fp8 = plan.problem.dtype is DType.float8_e4m3fn
+    if plan.chooser is not None or plan.gathering is not None or fp8:
         return {}  # the cost model knows nothing of choosing, or of E4M3
     return {
         direction.value: ms

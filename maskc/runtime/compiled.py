@@ -703,9 +703,9 @@ def class_for(bundle: Bundle) -> type[CompiledMask]:
     """What calls the kernels of a bundle without a formula of the score or dropout."""
     if bundle.problem.dtype is not DType.float8_e4m3fn:
         return CompiledMask
-    from maskc.runtime.scaled import ScaledMask
+    from maskc.runtime.fp8 import FP8Mask
 
-    return ScaledMask
+    return FP8Mask
 
 
 def call_by_head(

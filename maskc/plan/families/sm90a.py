@@ -141,7 +141,7 @@ _SMALL_FORMS = {
 SMALL_HEAD_DIMS = tuple(_SMALL_FORMS)
 """Where there are small tiles: above, two blocks do not fit a multiprocessor."""
 
-_BYTE_FORMS = {
+_FP8_FORMS = {
     64: _Form(3, 128, 4, (160, 32), settle=1),
     128: _Form(2, 128, 4, (240, 24), keep_q=True),
     256: _Form(2, 128, 2, (240, 24)),
@@ -159,7 +159,7 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
         SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
     """
     if problem.dtype is DType.float8_e4m3fn:
-        return _byte_schedule(problem, _BYTE_FORMS[problem.head_dim])
+        return _fp8_schedule(problem, _FP8_FORMS[problem.head_dim])
     usual = _FORMS[problem.head_dim]
     return _schedule(problem, _asked(problem, usual) if problem.names_tile else usual)
 
@@ -288,7 +288,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     )
 
 
-def _byte_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
+def _fp8_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     """Of a pass in E4M3: v is turned around first, and what does not fit one byte is left out.
 
     Raises:
@@ -298,9 +298,8 @@ def _byte_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         raise limits(problem).refused(problem, "in E4M3 there is one tile for each head dimension")
     usual = _schedule(problem, form)
     dim, keys = problem.head_dim, form.keys
-    turn = Launch(
-        "attention_values", Grid.tile_columns, 256, dim * keys + keys * (dim + 4), per_block=keys
-    )
+    room = dim * keys + keys * (dim + 4)  # before and after
+    turn = Launch("attention_transpose_v", Grid.tile_columns, 256, room, per_block=keys)
     modes = tuple(
         (name, replace(mode, launches=(turn, *(x for x in mode.launches if x.feature is None))))
         for name, mode in usual.modes

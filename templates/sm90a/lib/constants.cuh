@@ -2,7 +2,7 @@
 
 constexpr int THREADS = 128 * (GROUPS + 1);
 constexpr int Q_TILES = STREAM ? 2 : 1;
-#if IN_BYTES
+#if FP8
 // q, k and v have one byte an element, and out has two: what is said of 64 columns, or of 16, is
 // said of out, which takes the place of a tile of q that is half as wide.
 constexpr int STEPS = HEAD_DIM / 16;  // of a row of out

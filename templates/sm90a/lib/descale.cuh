@@ -1,9 +1,9 @@
 // The factors of tensors in E4M3, and what undoes the raise of exponentials.
 // Needs: work.cuh; Output and RAISED of gen/softmax.cuh.j2.
 
-// Of a query head: that of its scores, and that of its results.
+// The factor of a query head's scores, and that of its results.
 struct Factors {
-    float scores, values;
+    float scores, out;
 };
 FN float factor_at(const float *factors, i32 index) {
     return factors == nullptr ? 1.0f : __ldg(factors + index);
@@ -23,5 +23,5 @@ FN void multiply_all(float (&x)[N], float by) {
 FN void lower(Output &o, float (&sum)[2], const struct Factors &factors) {
     const float down = fast_exp2(-RAISED);
     sum[0] *= down, sum[1] *= down;
-    multiply_all(o, down * factors.values);
+    multiply_all(o, down * factors.out);
 }

@@ -29,8 +29,8 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         const struct Place place = place_of(work.head, p.heads_q);
         const i32 kv_head = (u32)place.head / group;
         const struct Slice k = slice_of(p.k_stride, kv_head, place.batch);
-#if IN_BYTES
-        const unsigned char *const v = values_of(p, {place.batch, kv_head});
+#if FP8
+        const unsigned char *const v = v_tiles_of(p, {place.batch, kv_head});
 #else
         const struct Slice v = slice_of(p.v_stride, kv_head, place.batch);
 #endif
@@ -39,7 +39,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
 #pragma unroll 1
         for (i32 left = work.count - 1; left >= 0; left--) {
             const Point first_k = key_point((word & INDEX) * KEY_STEP);
-#if IN_BYTES
+#if FP8
             const i32 column = word & INDEX;
 #endif
             if (left > 0)
@@ -61,7 +61,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                 if (STREAM && left > 0) coming = next_item(p);
             }
             wait(shared.v_free[stage.at], stage.turn ^ 1);
-#if IN_BYTES
+#if FP8
             arrive_expecting(shared.v_full[stage.at], V_BYTES);
             load_bytes(shared_address(shared.v[stage.at]), v + (i64)column * V_BYTES, V_BYTES,
                        shared.v_full[stage.at]);

@@ -25,7 +25,7 @@ FN struct Slice slice_of(const i64 (&stride)[3], i32 head, i32 batch) {
 template <int ROWS>
 FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &at,
                   struct Slice from) {
-#if IN_BYTES
+#if FP8
     arrive_expecting(full, OPERAND_SLABS * ROWS * 128);
 #pragma unroll
     for (int i = 0; i < OPERAND_SLABS; i++)

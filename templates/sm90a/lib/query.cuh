@@ -12,7 +12,7 @@ FN u32 warp_rows(u32 tile, i32 group, int step) {
 struct Query {
     u64 operand;
 #if KEEP_Q
-#if IN_BYTES
+#if FP8
     u32 fragment[QK_STEPS * 4];
 #else
     u32 fragment[STEPS * 4];
@@ -28,7 +28,7 @@ FN void take_q(struct Query &q, struct Shared &shared, i32 at, i32 group) {
     q.operand = q_operand(shared, at, group);
 #if KEEP_Q
 #pragma unroll
-#if IN_BYTES
+#if FP8
     for (int i = 0; i < QK_STEPS; i++) {
 #else
     for (int i = 0; i < STEPS; i++) {
@@ -47,7 +47,7 @@ FN void begin_scores(Scores &s, struct Query &q, u64 k) {
 #endif
     products_begin();
 #pragma unroll
-#if IN_BYTES
+#if FP8
     for (int i = 0; i < QK_STEPS; i++)
 #else
     for (int i = 0; i < STEPS; i++)

@@ -24,7 +24,7 @@ from maskc.runtime.launch.prepared import Runnable
 
 FACTORS = ("q_descale", "k_descale", "v_descale")
 _BLOCK = struct.Struct("PPPP")
-"""core/abi.SCALED_FIELDS."""
+"""core/abi.FP8_FIELDS."""
 _OWN = "e4m3 factors"
 """Under this name `launch` hands them to `_begin`."""
 _MOST = 448.0
@@ -32,7 +32,7 @@ _MOST = 448.0
 _REMEDY = "convert q, k and v first: q.to(torch.bfloat16) * q_descale"
 
 
-class ScaledMask(CompiledMask):
+class FP8Mask(CompiledMask):
     """A compiled mask whose q, k and v are in E4M3, and out in bfloat16."""
 
     def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Attention in E4M3 on an emulated Hopper: against fp64, with the bound of support/scaled.py."""
+"""Attention in E4M3 on an emulated Hopper: against fp64, with the bound of support/fp8.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import maskc as mc  # noqa: E402
 from maskc.core import errors  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
-from tests.support.scaled import check, exact, tensors  # noqa: E402
+from tests.support.fp8 import check, exact, tensors  # noqa: E402
 
 E4M3 = "float8_e4m3fn"
 CAUSAL = mc.causal()
@@ -58,7 +58,7 @@ def test_dims_and_modes(hopper, dim, mode):
         patch.setattr("maskc.dispatch.selector.mode_of", lambda *_, **__: mode)
         check(attn, 150, 420, dim, live_of(mask, 150, 420), made=made)
     assert attn.last_sources == (f"sm_90a {mode}",)
-    assert hopper.launches[0] == ("attention_values", 2 * 4)
+    assert hopper.launches[0] == ("attention_transpose_v", 2 * 4)
 
 
 @pytest.mark.parametrize("features", [
