@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from maskc.runtime.fp8 import to_e4m3
+from maskc.integrations.torch.fp8 import to_e4m3
 
 ROUNDED, LOST = 2**-4, 2**-17
 OUT = 2**-8

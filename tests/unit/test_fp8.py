@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import maskc as mc  # noqa: E402
 from maskc.core import errors  # noqa: E402
 from maskc.core.dtypes import DType  # noqa: E402
-from maskc.runtime.fp8 import to_e4m3  # noqa: E402
+from maskc.integrations.torch.fp8 import to_e4m3  # noqa: E402
 from tests.support.fp8 import exact, tensors  # noqa: E402
 
 CAUSAL = mc.causal()

@@ -287,6 +287,10 @@ u32 element(u64 tile, bool turned, u32 row, u32 k, u32 size) {
     const u32 start = (u32)(tile & 0x3fff) << 4, leading = (u32)(tile >> 16 & 0x3fff) << 4;
     const u32 stride = (u32)(tile >> 32 & 0x3fff) << 4;
     if (tile >> 62 == 0) return start + row / 8 * stride + row % 8 * 16 + k / 8 * leading + k % 8 * 2;
+    if (tile >> 62 == 2) {  // swizzled by 64 bytes
+        const u32 at = start + row / 8 * stride + row % 8 * 64 + size * k;
+        return at ^ (at >> 7 & 3) << 4;
+    }
     if (!turned) return shuffled(start + row / 8 * stride + row % 8 * 128 + size * k);
     return shuffled(start + row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2);
 }
@@ -300,8 +304,8 @@ float widen_byte(u32 x) {  // E4M3: no infinity, and one NaN of each sign
 // 16 bytes lie side by side, along k or along the rows.
 void read_operand(Block &block, Operand &to, u64 tile, bool turned, int rows, const Product &p) {
     const int each = p.bytes ? 16 : 8, depth = 2 * each;
-    if (tile >> 62 > 1 || (tile >> 62 == 0 && turned))
-        fail("an operand that is neither swizzled by 128 bytes nor plain and along its columns");
+    if (tile >> 62 > 2 || (tile >> 62 != 1 && turned))
+        fail("an operand that is neither swizzled by 128 bytes nor along its columns");
     for (int row = 0; row < rows; row += turned ? 8 : 1)
         for (int k = 0; k < depth; k += turned ? 1 : each) {
             const u32 at = element(tile, turned, row, k, p.bytes ? 1 : 2);

@@ -11,7 +11,7 @@ constexpr int OPERAND_SLABS = (HEAD_DIM + 127) / 128;  // of 128 columns, in a t
 constexpr int OWN = TILE_K / 4;       // columns of a tile that a thread has in each of two rows
 constexpr u32 Q_SLAB = TILE_Q * 128, K_SLAB = TILE_K * 128;  // bytes
 constexpr u32 Q_BYTES = SLABS * Q_SLAB, K_BYTES = OPERAND_SLABS * K_SLAB;
-constexpr u32 V_BYTES = HEAD_DIM * TILE_K;  // of v^T, a row of 128 keys for each of its columns
+constexpr u32 V_BYTES = HEAD_DIM * TILE_K;  // of v^T
 #else
 constexpr int STEPS = HEAD_DIM / 16;  // of q k^T
 constexpr int OWN = TILE_K / 4;       // columns of a tile that a thread has in each of two rows

@@ -2,7 +2,16 @@
 // tile by tile, and lies in memory as it will lie in shared memory.
 // Needs: tokens.cuh or gen/grid_tiles.cuh.j2, work.cuh, gen/wgmma.cuh.j2.
 
-static_assert(TILE_K == 128, "a row of v^T has 128 bytes");
+// A tile has a row of TILE_K bytes for each column of v, whose 16-byte pieces trade places as the
+// products expect: with row % 8 where there are 128, with row / 2 % 4 where there are 64.
+static_assert(TILE_K == 128 || TILE_K == 64, "the widths of swizzled rows");
+FN u32 swizzled_v(u32 row, u32 piece) {
+    return row * TILE_K + ((piece ^ (TILE_K == 128 ? row % 8 : row / 2 % 4)) << 4);
+}
+FN u64 along_keys(u32 tile) {
+    return (u64)(tile >> 4) | 1ull << 16 | (u64)(8 * TILE_K >> 4) << 32
+           | (TILE_K == 128 ? 1ull : 2ull) << 62;
+}
 
 // The tiles of a key/value head: [tile columns][V_BYTES].
 FN unsigned char *v_tiles_of(const struct Attention &p, struct Place at) {
@@ -15,7 +24,8 @@ constexpr int TRANSPOSE_THREADS = 256;
 constexpr u32 V_ROW = HEAD_DIM + 4;  // bytes of a key, so that banks differ
 
 extern "C" __global__ void __launch_bounds__(TRANSPOSE_THREADS)
-attention_transpose_v(const __grid_constant__ struct Attention p, const __grid_constant__ struct Maps) {
+attention_transpose_v(const __grid_constant__ struct Attention p,
+                      const __grid_constant__ struct Maps) {
     const i32 heads = p.batch * p.heads_kv;
     const i32 column = blockIdx.x / (u32)heads;
     const struct Place at = place_of(blockIdx.x % (u32)heads, p.heads_kv);
@@ -32,7 +42,7 @@ attention_transpose_v(const __grid_constant__ struct Attention p, const __grid_c
         to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
     }
     __syncthreads();
-    for (i32 i = threadIdx.x; i < HEAD_DIM / 4 * 8; i += TRANSPOSE_THREADS) {
+    for (i32 i = threadIdx.x; i < HEAD_DIM / 4 * (TILE_K / 16); i += TRANSPOSE_THREADS) {
         const i32 d = i % (HEAD_DIM / 4) * 4, piece = i / (HEAD_DIM / 4);
         u32 y[4][4];  // four columns of v, 16 keys each
 #pragma unroll
@@ -49,7 +59,7 @@ attention_transpose_v(const __grid_constant__ struct Attention p, const __grid_c
         }
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            *(uint4 *)(turned + swizzled(d + j, piece)) =
+            *(uint4 *)(turned + swizzled_v(d + j, piece)) =
                 make_uint4(y[j][0], y[j][1], y[j][2], y[j][3]);
     }
     __syncthreads();
