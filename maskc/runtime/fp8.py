@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
 from maskc.core.dtypes import E4M3, DType
 from maskc.core.errors import BadOption, BadShape, TargetNotBuilt, WrongDevice, WrongDType
+from maskc.core.problem import Feature
 from maskc.core.tensors import contiguous, singles, torch_of
-from maskc.dispatch.options import CallOptions
+from maskc.dispatch.options import CallOptions, features_named
 from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES, Library
 from maskc.runtime.compiled import CompiledMask
@@ -77,6 +78,13 @@ class FP8Mask(CompiledMask):
         return super().launch(
             q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, data=rest, into=into
         )
+
+    def warmup(self, features: Iterable[Feature | str] = ()) -> None:
+        """As of CompiledMask; entmax is not among the features."""
+        wanted = [features] if isinstance(features, str) else list(features)
+        if Feature.entmax in features_named(name for name in wanted if name != "dropout"):
+            raise _lacks(self.target.name, "normalizer")
+        super().warmup(wanted)
 
     def _begin(
         self, options: CallOptions, given: list[Any], data: Mapping[str, Any], listed: bool = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -78,6 +80,17 @@ def test_rows_that_are_cut(hopper):
     made = tensors(2600, 2600, 64, batch=1, heads=1, kv_heads=1)
     check(attn, 2600, 2600, 64, live_of(mask, 2600, 2600), made=made)
     assert "attention_merge" in [entry for entry, _ in hopper.launches]
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_rows_of_more_keys_than_are_summed_at_once(hopper, dim):
+    """By sums in shared memory, across rescaled rows, or where these have no room in parts."""
+    (q, k, v), factors = tensors(70, 2600, dim, batch=1, heads=2, kv_heads=1)
+    k = (k.float() * torch.linspace(0.2, 1, 2600)[:, None]).to(k.dtype)  # maxima rise
+    attn = CAUSAL.compile(dim, dtype=E4M3, target="sm_90a")
+    check(attn, 70, 2600, dim, live_of(CAUSAL, 70, 2600), made=([q, k, v], factors))
+    merged = "attention_merge" in [entry for entry, _ in hopper.launches]
+    assert merged == ("SUM_TILES = 0" in attn.unit.text) == (dim == 256)
 
 
 def test_equal_weights_are_exact():
@@ -157,6 +170,22 @@ def test_refused(name):
     call = {"q": q, "k": k, "v": v, **change(q, k, v)}
     with pytest.raises(error, match=text):
         CAUSAL.compile(64, dtype=E4M3, target="sm_90a")(**call)
+
+
+def test_the_rest_of_a_compiled_mask():
+    """No backward pass, no entmax; pickles are of the same kind."""
+    (q, k, v), _ = tensors(30, 30, 64)
+    attn = CAUSAL.compile(64, dtype=E4M3, target="sm_90a")
+    out, lse = attn(q, k, v, return_lse=True)
+    with pytest.raises(errors.TargetNotBuilt, match="backward"):
+        attn.backward(q, k, v, out, lse, out)
+    for features in ("entmax", ["nan_safe"], ["dropout"]):
+        with pytest.raises(errors.TargetNotBuilt):
+            attn.warmup(features)
+    attn.warmup(["softcap"])
+    again = pickle.loads(pickle.dumps(attn))
+    assert type(again) is type(attn)
+    assert torch.equal(again(q, k, v), out)
 
 
 @pytest.mark.parametrize(("target", "dim", "mask", "error"), [
