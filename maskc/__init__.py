@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from maskc import distributed as distributed
     from maskc import evaluate as evaluate
     from maskc import nn as nn
+    from maskc.integrations.torch.fp8 import to_e4m3 as to_e4m3
     from maskc.runtime.compiled import CompiledMask as CompiledMask
 
 __version__ = "0.1.0"
@@ -76,6 +77,10 @@ def __getattr__(name: str) -> object:
         from maskc.runtime.compiled import CompiledMask
 
         return CompiledMask
+    if name == "to_e4m3":
+        from maskc.integrations.torch.fp8 import to_e4m3
+
+        return to_e4m3
     if name == "patterns":
         from importlib import import_module
 

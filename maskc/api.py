@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from maskc import conventions
+from maskc.core.dtypes import E4M3
 from maskc.core.errors import BadOption, BadShape
 from maskc.core.score import Formula, Inputs
 from maskc.core.source import caller, outside
@@ -175,12 +176,35 @@ def _attention(
         attn = find(mask, *sizes, of_q.dtype, of_q.device, **own)
         return attn(q, k, v, deterministic=deterministic, **options)
     if torch is not None and isinstance(q, torch.Tensor):
+        if q.dtype is torch.float8_e4m3fn:
+            return _scaled(find, torch, q, k, v, mask, options, deterministic)
         from maskc.integrations import torch as with_torch
 
         return with_torch.attention(find, q, k, v, mask, options, deterministic)
     of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
     sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
     return find(mask, *sizes, of_q.dtype, of_q.device)(q, k, v, **options)
+
+
+def _scaled(
+    find: Any, torch: Any, q: Any, k: Any, v: Any, mask: Mask, options: dict[str, Any],
+    deterministic: bool,
+) -> Any:  # fmt: skip
+    """The call of torch tensors in E4M3: by kernels for it, or multiplied out."""
+    from maskc.runtime.device import default_target
+    from maskc.runtime.fp8 import multiplied_out, refuse_gradients
+
+    of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
+    sizes, place = (of_q.shape[-1], of_v.shape[-1], of_q.shape[1]), of_q.device
+    if place[0] == "cuda" and default_target() == "sm_90a":
+        return find(mask, *sizes, E4M3, place)(q, k, v, deterministic=deterministic, **options)
+    refuse_gradients(place[0], q, k, v, options)
+    kind = torch.float32 if place[0] == "cpu" else torch.bfloat16
+    q, k, v = multiplied_out(q, k, v, options, kind)
+    found = _attention(find, q, k, v, mask, options, deterministic)
+    if isinstance(found, torch.Tensor):
+        return found.to(torch.bfloat16)
+    return found[0].to(torch.bfloat16), *found[1:]
 
 
 def _by_convention(

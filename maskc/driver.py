@@ -69,7 +69,7 @@ def compile(
     """
     from maskc.build.bundles import remembered
     from maskc.ir.heads import heads_of
-    from maskc.runtime.compiled import CompiledMask
+    from maskc.runtime.compiled import class_for
     from maskc.runtime.device import default_target, on_this_card
     from maskc.runtime.dropout import DroppingMask, DroppingScore
     from maskc.runtime.scored import ScoredMask
@@ -94,7 +94,7 @@ def compile(
         return scored(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
     if dropout:
         return DroppingMask(bundle, chosen.name, recipe, held=held)
-    return CompiledMask(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
+    return class_for(bundle)(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
 
 
 def _serving(target: Target, mask: Mask, problem: Problem) -> Target:

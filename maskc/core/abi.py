@@ -109,6 +109,14 @@ DROPOUT_FIELDS: tuple[Field, ...] = (
 )  # fmt: skip
 """What it has behind these in sources that drop weights."""
 
+FP8_FIELDS: tuple[Field, ...] = (
+    Field("v_transposed", "unsigned char *", "workspace: v^T, tile by tile"),
+    Field("q_descale", "const float *", "[batch, heads_kv] factors of q, or null: 1"),
+    Field("k_descale", "const float *", "of k, likewise"),
+    Field("v_descale", "const float *", "of v, likewise"),
+)
+"""What it has behind FIELDS in sources for E4M3."""
+
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("tile", "tile row; backward: tile column; packed heads, which have one row: tiles of a part"),
     ("head", "batch * heads_q + query head, the first one"),

@@ -190,7 +190,7 @@ OF_KEYS = ("k", "v", "dk", "dv")
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A tensor that copies of whole boxes move: 64 elements of `rows` tokens at a time."""
+    """A tensor that copies of whole boxes move: 128 bytes of `rows` tokens at a time."""
 
     tensor: str
     """Member of `struct Attention`."""

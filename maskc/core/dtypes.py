@@ -8,21 +8,28 @@ from maskc.core.errors import UnknownDType
 
 
 class DType(Enum):
-    """Storage type of q, k, v and out; the value is the name users write."""
+    """Storage type of q, k, v and out, but see `of_out`; the value is the name users write."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+    float8_e4m3fn = "float8_e4m3fn"
+    """E4M3, of forward passes on Hopper: out is then bfloat16."""
 
     @property
     def itemsize(self) -> int:
         """The bytes of an element."""
-        return 4 if self is DType.float32 else 2
+        return {DType.float32: 4, DType.float8_e4m3fn: 1}.get(self, 2)
 
     @property
     def short(self) -> str:
-        """`f32`, `bf16` or `f16`, as it appears in identifiers and PTX."""
-        return {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[self.value]
+        """`f32`, `bf16`, `f16` or `e4m3`, as it appears in identifiers and PTX."""
+        return _SHORT[self.value]
+
+    @property
+    def of_out(self) -> DType:
+        """The storage type of out."""
+        return DType.bfloat16 if self is DType.float8_e4m3fn else self
 
     @staticmethod
     def parse(name: object) -> DType:
@@ -39,6 +46,8 @@ class DType(Enum):
         return DType[text]
 
 
-E4M3 = "float8_e4m3fn"
-"""Of an indexer's queries and keys: 4 bits of exponent, 3 of mantissa, no infinity (Micikevicius et
-al., 2022)."""
+_SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3"}
+
+E4M3 = DType.float8_e4m3fn.value
+"""Also of an indexer's queries and keys: 4 bits of exponent, 3 of mantissa, no infinity
+(Micikevicius et al., 2022)."""

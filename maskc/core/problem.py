@@ -58,7 +58,7 @@ class Problem:
     head_dim_v: int
     """Elements of a row of v and out."""
     dtype: DType
-    """Storage type of q, k, v and out."""
+    """Storage type of q, k, v and, unless its `of_out` says otherwise, out."""
     n_heads: int | None = None
     """Query heads; needed only where heads have different masks."""
     score: Formula | None = None
@@ -69,6 +69,13 @@ class Problem:
     """The forward pass's tile where the user names one; None: the planner chooses."""
     stages: int | None = None
     """Tiles of keys in flight in the forward pass, likewise."""
+
+    @property
+    def row_bytes(self) -> tuple[int, int]:
+        """Bytes of a token: of its rows of q and out, and of those of k and v."""
+        size, of_out = self.dtype.itemsize, self.dtype.of_out.itemsize
+        dims = self.head_dim + self.head_dim_v
+        return self.head_dim * size + self.head_dim_v * of_out, dims * size
 
     @property
     def names_tile(self) -> bool:

@@ -42,6 +42,8 @@ class Target:
     """Whether its kernels take formulas of the score."""
     drops: bool = False
     """Whether its kernels drop weights."""
+    fp8_dims: tuple[int, ...] = ()
+    """Head dimensions, of q, k and v alike, whose forward pass it has in E4M3 as well."""
 
     @property
     def suffix(self) -> str:
@@ -79,6 +81,8 @@ class Target:
         what is stored ends where rows in memory end. A problem without such a width comes back.
         """
         dims = (problem.head_dim, problem.head_dim_v)
+        if problem.dtype is DType.float8_e4m3fn:
+            return problem
         wide = next((dim for dim in self.head_dims if dim >= max(dims)), None)
         if wide is None or min(dims) < 1 or any(dim % PIECE for dim in dims):
             return problem
@@ -93,6 +97,10 @@ class Target:
         dropout."""
         if (problem.score is not None and not self.scores) or (problem.dropout and not self.drops):
             return True
+        if problem.dtype is DType.float8_e4m3fn:
+            equal = problem.head_dim == problem.head_dim_v
+            plain = problem.score is None and not problem.dropout
+            return not (equal and plain and problem.head_dim in self.fp8_dims)
         padded = self.padded(problem)
         allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
         dims = (padded.head_dim, padded.head_dim_v)
@@ -114,11 +122,30 @@ class Target:
         """Raise the coded error for what this target cannot run."""
         if direction not in self.directions:
             raise TargetNotBuilt(self.name, direction.value, self.missing, _LATER, at="target")
-        if problem.dtype not in self.dtypes:
+        if problem.dtype is DType.float8_e4m3fn and self.fp8_dims:
+            self._check_fp8(problem, direction)
+        elif problem.dtype not in self.dtypes:
             known = ", ".join(kind.value for kind in self.dtypes)
             raise DTypeUnsupported(self.name, problem.dtype.value, known, at="dtype")
         if self.lacks(problem):
             raise self.no_such_dims(problem)
+
+    def _check_fp8(self, problem: Problem, direction: Direction) -> None:
+        """Refuse what there is not in E4M3.
+
+        Raises:
+            TargetNotBuilt, HeadDimUnsupported.
+        """
+        what = direction.value if direction is Direction.backward else ""
+        what = what or ("score" if problem.score is not None else "dropout" * problem.dropout)
+        if what:
+            why = "E4M3 has a forward pass, without formulas of the score and without dropout"
+            hint = "convert q, k and v first: q.to(torch.bfloat16) * q_descale"
+            raise TargetNotBuilt(self.name, f"{problem.dtype.value} {what}", why, hint, at="dtype")
+        if self.lacks(problem):
+            known = f"{', '.join(map(str, self.fp8_dims))} in E4M3, for q, k and v alike"
+            dims = problem.head_dim, problem.head_dim_v
+            raise HeadDimUnsupported(self.name, *dims, known, at="head_dim")
 
     def no_such_dims(self, problem: Problem, blocks: bool = False) -> HeadDimUnsupported:
         """The error for head dimensions that it has no kernels for."""
@@ -153,7 +180,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), _BOTH, 227 * 1024,
-            least_block=16, scores=True, drops=True,
+            least_block=16, scores=True, drops=True, fp8_dims=(64, 128, 256),
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), _BOTH, 48 * 1024,

@@ -37,8 +37,8 @@ class Output:
     """[B, H, N, D] is stored as [B, N, H, D], like the input it goes with."""
     like_q: bool = False
     """Whether it has q's shape, dtype and order."""
-    single: bool = False
-    """fp32, whatever q's dtype."""
+    dtype: str = ""
+    """Its name, where it is not q's."""
     strides: Shape = field(init=False)
     """The strides, in elements."""
 
@@ -48,7 +48,7 @@ class Output:
 
 def singles(*shape: int) -> Output:
     """fp32 numbers."""
-    return Output(shape, single=True)
+    return Output(shape, dtype="float32")
 
 
 def contiguous(shape: Shape) -> Shape:

@@ -244,7 +244,10 @@ def outputs_of(
     if direction is Direction.forward:
         rows = singles(sizes.batch, sizes.heads_q, sizes.n_q)
         shape = (*rows.shape, bundle.problem.head_dim_v)
-        return _output(shape, q, q, ordered), rows
+        out, kind = _output(shape, q, q, ordered), bundle.problem.dtype.of_out
+        if kind is not bundle.problem.dtype:
+            out = replace(out, like_q=False, dtype=kind.value)
+        return out, rows
     gradients = (_output(tuple(views[name].shape), views[name], q, ordered) for name in "qkv")
     return (*gradients, singles(0), singles(sizes.heads_q))
 

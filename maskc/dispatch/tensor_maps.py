@@ -13,8 +13,8 @@ from maskc.core.problem import Problem
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Shape
 
-BOX = 64
-"""Elements of a row that a box holds: 128 bytes, the width of the swizzle."""
+ROW = 128
+"""Bytes of a row that a box holds: the width of the swizzle."""
 
 
 GRANULE = 16
@@ -45,6 +45,8 @@ class Tensor:
     """Bytes between neighbours, for all but the first."""
     box: Shape
     """What a copy moves of each."""
+    dtype: str = ""
+    """Where it is not that of q."""
 
 
 def tensor(
@@ -68,6 +70,7 @@ def tensor(
     name = wanted.tensor
     width = problem.head_dim_v if name in _OF_VALUES else problem.head_dim
     heads, tokens = (sizes.heads_kv, sizes.n_kv) if name in OF_KEYS else (sizes.heads_q, sizes.n_q)
+    kind = problem.dtype.of_out if name == "out" else problem.dtype
     dims, steps = [width], []
     nothing = 0 in (sizes.batch, heads, tokens)
     for what, count, stride in (
@@ -75,18 +78,18 @@ def tensor(
         ("heads", heads, strides[1]),
         *([("sequences", sizes.batch, strides[0])] if len(wanted.box) < _MOST_AXES else []),
     ):
-        step = stride * problem.dtype.itemsize
+        step = stride * kind.itemsize
         far = count > 1 and not nothing
         if far and (step < 0 or step % GRANULE or step >= _FAR or (not step and what == "tokens")):
             why = f"its {what} are {step} bytes apart, not a positive multiple of 16 below 2^40"
             raise NotAddressable(name, target, why, at=name)
         dims.append(count if far and step else 1)
-        steps.append(
-            step if far and step else -(-width * problem.dtype.itemsize // GRANULE) * GRANULE
-        )
+        steps.append(step if far and step else -(-width * kind.itemsize // GRANULE) * GRANULE)
     place = 0 if nothing else POINTERS.index(name)  # of an empty tensor any address does
-    box = (BOX, *(wanted.box[::-1] or (wanted.rows,)))
-    return Tensor(place, tuple(dims), tuple(steps), (*box, *(1,) * (len(dims) - len(box))))
+    box = (ROW // kind.itemsize, *(wanted.box[::-1] or (wanted.rows,)))
+    box = (*box, *(1,) * (len(dims) - len(box)))
+    other = "" if kind is problem.dtype else kind.value
+    return Tensor(place, tuple(dims), tuple(steps), box, other)
 
 
 def _along(tokens: int, stride: int, boxes: Boxes | None) -> list[tuple[str, int, int]]:

@@ -27,6 +27,7 @@ from maskc.core.bundle import (
     Variant,
 )
 from maskc.core.data import DataDecl, DataKind
+from maskc.core.dtypes import DType
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, MOVES, STEMS, WIDE
@@ -367,7 +368,8 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         banner=_banner(plan),
         fields=abi.FIELDS
         + (() if score is None else abi.SCORE_FIELDS)
-        + (abi.DROPOUT_FIELDS if plan.problem.dropout else ()),
+        + (abi.DROPOUT_FIELDS if plan.problem.dropout else ())
+        + (abi.FP8_FIELDS if plan.problem.dtype is DType.float8_e4m3fn else ()),
         dropout=plan.problem.dropout,
         score=None if score is None else _score_text(score, plan.target),
     )

@@ -262,6 +262,11 @@ class KernelSpec:
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
+    def fp8(self) -> bool:
+        """Whether q, k and v have one byte an element, and factors (sm_90a)."""
+        return self.dtype.itemsize == 1
+
+    @property
     def looks_up(self) -> bool:
         """Whether the formula of the score reads entries of tables that differ from pair to pair,
         for which registers have to be at hand."""

@@ -7,9 +7,12 @@ from dataclasses import replace
 from functools import partial
 
 from maskc.analysis.heads import Heads
+from maskc.core.dtypes import DType
+from maskc.core.errors import TargetNotBuilt
 from maskc.core.forms import SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import SPARE, TARGETS, Target
+from maskc.ir.selecting import place_of
 from maskc.plan.cost import WHEN, costs_of
 from maskc.plan.families.family import Along
 from maskc.plan.families.score_tables import reads_tables
@@ -29,6 +32,8 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
         MaskcError: the target has no kernel for this problem.
     """
     target.check(problem)
+    if problem.dtype is DType.float8_e4m3fn:
+        return _in_fp8(heads, problem, target)
     if problem.names_tile and any(ir.selections for ir in heads.masks):
         raise selects_in_own_tiles(heads, problem, target)
     drops = problem.dropout  # whose counters are of squares of consecutive tokens
@@ -64,6 +69,23 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     if family.topk_shared_bytes and selections(main.masks):
         main = device_topk.listed(main)
     return _with_choice(main, also)
+
+
+def _in_fp8(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
+    """The plan in E4M3: one source, which every mask has, in tiles of consecutive tokens.
+
+    Raises:
+        TargetNotBuilt: keys are chosen at run time.
+    """
+    for ir in heads.masks:
+        if ir.selections:
+            why = "what ranks keys reads q and k in half precision"
+            hint = "convert q, k and v first: q.to(torch.bfloat16) * q_descale"
+            at = place_of(ir, ir.selections[0])
+            raise TargetNotBuilt(target.name, f"{problem.dtype.value} topk", why, hint, at=at)
+    main = plan_tiles(heads, problem, target, Direction.forward, "")
+    why = "E4M3: v is turned around before the pass, weights are rounded to E4M3, out is bfloat16"
+    return replace(main, reasons=(main.reasons[0], why, *main.reasons[1:]))
 
 
 def _part(heads: Heads, problem: Problem, target: Target) -> KernelPlan:

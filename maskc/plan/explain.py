@@ -12,6 +12,7 @@ import sympy
 from maskc.analysis.counts import ClosedForm, closed_form, count_pairs
 from maskc.analysis.score_slopes import slope
 from maskc.core.coefficients import card_of
+from maskc.core.dtypes import DType
 from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
@@ -69,12 +70,12 @@ def costs(plan: KernelPlan, n_q: int, n_kv: int, head: int = 0) -> Costs | None:
 
         pairs = count(mask.recipe, n_q, n_kv, {}, {})
     full = int((layout.kind == FULL).sum())
-    size = plan.problem.dtype.itemsize
     dims = plan.problem.head_dim + plan.problem.head_dim_v
+    of_queries, of_keys = plan.problem.row_bytes
     rows, columns = layout.shape
     return Costs(
         n_q, n_kv, pairs, full, layout.nnz - full, rows * columns, executed_pairs(layout),
-        2 * dims * pairs, size * dims * (n_q + plan.tile.k * layout.nnz),
+        2 * dims * pairs, of_queries * n_q + of_keys * plan.tile.k * layout.nnz,
     )  # fmt: skip
 
 
@@ -240,7 +241,7 @@ def _formula_lines(form: ClosedForm, plan: KernelPlan) -> Iterator[str]:
     dims = plan.problem.head_dim + plan.problem.head_dim_v
     yield from wrapped("pairs", str(form))
     yield from wrapped("flops", f"forward {sympy.expand(2 * dims * form.pairs)}, backward 2.5 x")
-    least = 2 * dims * plan.problem.dtype.itemsize * size
+    least = sum(plan.problem.row_bytes) * size
     yield from wrapped("bytes", f"at least {least} (q, k, v and out once)")
 
 
@@ -294,8 +295,9 @@ def predicted(plan: KernelPlan, n_q: int, n_kv: int) -> dict[str, float]:
     """Milliseconds by pass, of the heads it is compiled for or of 16; none where coefficients are
     not known, or data decide."""
     heads = plan.problem.n_heads or HEADS
-    if plan.chooser is not None or plan.gathering is not None:
-        return {}  # the cost model knows nothing of choosing
+    fp8 = plan.problem.dtype is DType.float8_e4m3fn
+    if plan.chooser is not None or plan.gathering is not None or fp8:
+        return {}  # the cost model knows nothing of choosing, or of E4M3
     return {
         direction.value: ms
         for direction in Direction

@@ -11,6 +11,7 @@ from maskc.build import BuildReport
 from maskc.core.abi import Pointers
 from maskc.core.bundle import Bundle
 from maskc.core.captured import HELD, Held
+from maskc.core.dtypes import DType
 from maskc.core.errors import BadOption, DropoutNotRun, NotAddressable, UnknownTarget
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
@@ -701,7 +702,16 @@ def _restored(
     bundle = unpickled(kept, "a compiled mask") if recipe is None else unpickled(kept)
     if bundle is None:
         bundle = recipe.compile().bundle
-    return CompiledMask(bundle, target, recipe, in_parts=in_parts, held=held)
+    return class_for(bundle)(bundle, target, recipe, in_parts=in_parts, held=held)
+
+
+def class_for(bundle: Bundle) -> type[CompiledMask]:
+    """What calls the kernels of a bundle without a formula of the score or dropout."""
+    if bundle.problem.dtype is not DType.float8_e4m3fn:
+        return CompiledMask
+    from maskc.runtime.fp8 import FP8Mask
+
+    return FP8Mask
 
 
 def call_by_head(

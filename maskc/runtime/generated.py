@@ -12,6 +12,7 @@ import numpy as np
 from maskc.core.bundle import Bundle
 from maskc.core.coefficients import priced
 from maskc.core.data import SELECTING
+from maskc.core.dtypes import DType
 from maskc.core.errors import BadPlan, WrongDevice
 from maskc.core.evaluate import evaluate
 from maskc.core.layout import BlockLayout
@@ -25,7 +26,7 @@ from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout, variant_of
-from maskc.runtime.compiled import CompiledMask
+from maskc.runtime.compiled import CompiledMask, class_for
 from maskc.runtime.device import CUDA, on_this_card, runs
 from maskc.runtime.pickles import Kept, pickled, unpickled
 
@@ -59,6 +60,7 @@ class GeneratedMask:
         if (
             options.get("return_selection") or options.get("indexer_loss")
             or is_by_head(options.get("alpha"))
+            or self.bundle.problem.dtype is DType.float8_e4m3fn
         ):  # fmt: skip
             return self.on(q)(q, k, v, **options)
         if needs_torch(q, k, v, data=options) or torch_answers(q):
@@ -89,11 +91,11 @@ class GeneratedMask:
         kind, index = device
         targets = self.bundle.targets
         if kind == "meta":
-            return CompiledMask(self.bundle.serving(targets[0]), targets[0])
+            return class_for(self.bundle)(self.bundle.serving(targets[0]), targets[0])
         for name in sorted(targets, key=_preference):
             target = Target.named(name)
             if kind == "cpu" if target.language == "c" else kind == "cuda" and runs(target, index):
-                return CompiledMask(self.bundle.serving(name), name)
+                return class_for(self.bundle)(self.bundle.serving(name), name)
         known = ", ".join(targets)
         raise WrongDevice("q", f"{kind}:{index}", "this module", known, at="q")
 

@@ -34,7 +34,7 @@ from maskc.core.errors import (
     WrongDevice,
 )
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
-from maskc.core.tensors import HOST, Array, Device, Output, contiguous, singles
+from maskc.core.tensors import HOST, Array, Device, contiguous, singles
 from maskc.dispatch.options import CallOptions
 from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES, Library, zeros
@@ -311,7 +311,7 @@ class ScoredMask(CompiledMask):
         known = library(q, "q")
         lib, shape = LIBRARIES[type(known)], table.view.shape
         entries = math.prod(shape)
-        made, pointer = zeros(lib, known, Output(shape, single=True))
+        made, pointer = zeros(lib, known, singles(*shape))
         exactly = deterministic or (self.target.language == "c" and entries <= _SUMS_ANYWAY)
         sums: tuple[Any, int] = (None, 0)
         if exactly and not self._alone(name, shape, self._extents(q, k)):

@@ -125,7 +125,8 @@ TEXTS = {
     "MC403": (
         lambda: call(v=np.zeros((2, 2, 7, 48))),
         "MC403 v  v is float64, but this kernel was compiled for float32\n"
-        "    hint: convert it to float32: kernels store bfloat16, float16, float32, and compute in "
+        "    hint: convert it to float32: kernels store bfloat16, float16, float32, "
+        "float8_e4m3fn, and compute in "
         "fp32",
     ),
     "MC404": (
@@ -246,7 +247,7 @@ TEXTS = {
     ),
     "MC501": (
         lambda: DType.parse("float8"),
-        "MC501 dtype  unknown dtype 'float8'; known: bfloat16, float16, float32\n"
+        "MC501 dtype  unknown dtype 'float8'; known: bfloat16, float16, float32, float8_e4m3fn\n"
         "    hint: write one of these, as text or as a dtype of torch or NumPy; tensors of others "
         "are converted first, for example with q.float(), as kernels compute in fp32",
     ),

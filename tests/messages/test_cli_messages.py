@@ -135,7 +135,7 @@ MC502 target  unknown target 'sm_61'; known: cpu, sm_80, sm_90a, simt
     hint: target=None picks what this machine has
 """),
     (("near.py", "--dtype", "int8"), 2, """\
-MC501 dtype  unknown dtype 'int8'; known: bfloat16, float16, float32
+MC501 dtype  unknown dtype 'int8'; known: bfloat16, float16, float32, float8_e4m3fn
     hint: write one of these, as text or as a dtype of torch or NumPy; tensors of others are \
 converted first, for example with q.float(), as kernels compute in fp32
 """),

@@ -239,7 +239,7 @@ def test_another_byte_order_has_another_name():
 def test_strides_of_results(shape, tokens_first):
     for x in (np.zeros(1, np.float32), torch.zeros(1)):
         library = arrays.LIBRARIES.get(type(x)) or arrays.LIBRARIES[type(arrays.library(x, "x"))]
-        made, pointer = library.empty(x, arrays.Output(shape, tokens_first, single=True))
+        made, pointer = library.empty(x, arrays.Output(shape, tokens_first, dtype="float32"))
         view = library.view(made, "made")
         assert view.pointer == pointer or 0 in shape
         assert view.shape == shape

@@ -38,7 +38,7 @@ class Product:
     """1 where the reduction of the right operand runs along the tokens of its tile."""
     elements: str = ""
     """The element type of operands in PTX, where it is not that of the tensors. Operands of one
-    byte lie along the columns and in shared memory."""
+    byte lie along their reduction."""
 
     @property
     def in_bytes(self) -> bool:

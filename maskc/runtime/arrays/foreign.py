@@ -57,10 +57,10 @@ class _Foreign:
         namespace = getattr(x.source, "__array_namespace__", None)
         if namespace is not None:
             space = namespace()
-            dtype = space.float32 if wanted.single else x.source.dtype
+            dtype = getattr(space, wanted.dtype) if wanted.dtype else x.source.dtype
             made = space.zeros(wanted.shape, dtype=dtype, device=x.source.device)
             return made, foreign(made, "the result").array.pointer
-        dtype = numpy_dtype("float32" if wanted.single else x.array.dtype)
+        dtype = numpy_dtype(wanted.dtype or x.array.dtype)
         if kind == "cuda":
             return cupy_empty(index, wanted.shape, dtype, False)
         made = np.empty(wanted.shape, dtype)

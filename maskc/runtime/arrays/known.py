@@ -75,6 +75,12 @@ def dtype_name(dtype: np.dtype) -> str:
     return dtype.name if dtype.isnative else dtype.str
 
 
+@cache
+def _dtype_named(name: str) -> np.dtype:
+    """The dtype of a result: NumPy's own, or ml_dtypes'."""
+    return np.dtype(name if name == "float32" else getattr(import_module("ml_dtypes"), name))
+
+
 # ------------------------------------------------------------------ torch
 
 
@@ -126,9 +132,10 @@ class _Torch:
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         if wanted.like_q:
             made = self._empty_like(x)  # takes less time
-        elif wanted.single:
+        elif wanted.dtype:
             shape, strides, torch = wanted.shape, wanted.strides, self._torch
-            made = torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
+            dtype = getattr(torch, wanted.dtype)
+            made = torch.empty_strided(shape, strides, dtype=dtype, device=x.device)
         else:
             made = x.new_empty_strided(wanted.shape, wanted.strides)
         return made, made.data_ptr()
@@ -184,7 +191,7 @@ class _NumPy:
         return None
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
-        dtype = np.float32 if wanted.single else x.dtype
+        dtype = _dtype_named(wanted.dtype) if wanted.dtype else x.dtype
         if wanted.tokens_first:
             b, h, n, d = wanted.shape
             made = np.empty((b, n, h, d), dtype).transpose(0, 2, 1, 3)
@@ -237,7 +244,7 @@ class _CuPy:
         return None
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
-        dtype = np.float32 if wanted.single else x.dtype
+        dtype = _dtype_named(wanted.dtype) if wanted.dtype else x.dtype
         return cupy_empty(x.data.device_id, wanted.shape, dtype, wanted.tokens_first)
 
     def clear(self, made: Any) -> None:

@@ -12,10 +12,11 @@ from maskc.runtime.launch.prepared import Runnable
 class BlockLaunch:
     """A plan with the block of one call; several nest, and their blocks follow each other."""
 
-    __slots__ = ("_block", "_plan", "kernel", "outputs")
+    __slots__ = ("_block", "_held", "_plan", "kernel", "outputs")
 
-    def __init__(self, plan: Runnable, block: bytes) -> None:
-        self._plan, self._block = plan, block
+    def __init__(self, plan: Runnable, block: bytes, held: object = None) -> None:
+        """`held`: memory that the block points to."""
+        self._plan, self._block, self._held = plan, block, held
         self.kernel, self.outputs = plan.kernel, plan.outputs
 
     def place(self, lib: Library, q: Any) -> tuple[Any, int]:

@@ -1,4 +1,4 @@
-"""Tensor maps: how Hopper's copy engine finds boxes of 64 elements x some tokens in a tensor."""
+"""Tensor maps: how Hopper's copy engine finds boxes of 128 bytes x some tokens in a tensor."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from maskc.core.abi import POINTERS, Pointers
+from maskc.core.dtypes import E4M3
 from maskc.core.errors import NotAddressable
 from maskc.core.tensors import Shape
 from maskc.dispatch.tensor_maps import GRANULE, Tensor
@@ -17,6 +18,9 @@ BYTES = 128
 """The bytes of one map."""
 _KEPT = 512
 """Sets of addresses remembered per plan."""
+
+_KINDS = {"bfloat16": "BFLOAT16", "float16": "FLOAT16", E4M3: "UINT8"}
+"""What copies take elements for."""
 
 Encode = Callable[[int, Shape, Shape, Shape, str], bytes]
 """(address, dims in elements, strides in bytes of all but the first, box, dtype) -> 128 bytes."""
@@ -59,7 +63,8 @@ class Maps:
             name = POINTERS[each.pointer]
             why = "it does not start at a multiple of 16 bytes"
             raise NotAddressable(name, self.target, why, at=name)
-        return encoded(self.encode, address, each.dims, each.strides, each.box, self.dtype)
+        dtype = each.dtype or self.dtype
+        return encoded(self.encode, address, each.dims, each.strides, each.box, dtype)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -75,8 +80,7 @@ def encode_with(driver: Any, address: int, dims: Shape, strides: Shape, box: Sha
     """cuTensorMapEncodeTiled of cuda.bindings: (status, map)."""
     kind = driver.CUtensorMapDataType
     found: tuple[Any, Any] = driver.cuTensorMapEncodeTiled(
-        kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if dtype == "bfloat16"
-        else kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        getattr(kind, f"CU_TENSOR_MAP_DATA_TYPE_{_KINDS[dtype]}"),
         len(dims),
         address,
         [driver.cuuint64_t(size) for size in dims],

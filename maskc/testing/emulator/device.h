@@ -84,10 +84,12 @@ void wgmma(float *d, int columns, u64 a, u64 b, bool add, bool a_turned, bool b_
 void wgmma_registers(float *d, int columns, const u32 (&a)[4], u64 b, bool add, bool a_turned,
                      bool b_turned, bool half);
 void wgmma_bytes(float *d, int columns, u64 a, u64 b, bool add);  // E4M3
+void wgmma_byte_registers(float *d, int columns, const u32 (&a)[4], u64 b, bool add);
 void wgmma_commit();
 void wgmma_wait(int pending);
 
 u32 pack(float low, float high, bool half);
+u32 pack_bytes(float a, float b, float c, float d);  // E4M3, the first lowest
 inline float widen(uint16_t x, bool half) {
     const u32 bits = (u32)x << 16;
     float y;

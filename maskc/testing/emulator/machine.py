@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from maskc.build.binary import BuildReport
 from maskc.build.toolchain import Gpu
+from maskc.core.dtypes import E4M3
 from maskc.core.errors import EmulatorMissing
 from maskc.core.problem import Feature
 from maskc.core.tensors import Array
@@ -87,6 +88,7 @@ class Map(ctypes.Structure):
 
     _fields_ = [
         ("base", ctypes.c_uint64), ("rank", ctypes.c_uint32), ("half", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
         ("dims", ctypes.c_uint64 * 5), ("strides", ctypes.c_uint64 * 5),
         ("box", ctypes.c_uint32 * 5), ("magic", ctypes.c_uint32),
     ]  # fmt: skip
@@ -98,7 +100,8 @@ def encode(
     """As cuTensorMapEncodeTiled does: boxes of 128 bytes a row, swizzled."""
     if not len(dims) == len(strides) + 1 == len(box) <= 5:
         raise Fault(f"a map of {dims}, {strides}, {box}")
-    made = Map(address, len(dims), dtype == "float16", magic=0x7E5A)
+    size = 1 if dtype == E4M3 else 2
+    made = Map(address, len(dims), dtype == "float16", size, magic=0x7E5A)
     made.dims[:] = (*dims, *[1] * (5 - len(dims)))
     made.strides[:] = (0, *strides, *[0] * (5 - len(dims)))
     made.box[:] = (*box, *[1] * (5 - len(box)))

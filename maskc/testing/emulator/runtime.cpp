@@ -287,6 +287,10 @@ u32 element(u64 tile, bool turned, u32 row, u32 k, u32 size) {
     const u32 start = (u32)(tile & 0x3fff) << 4, leading = (u32)(tile >> 16 & 0x3fff) << 4;
     const u32 stride = (u32)(tile >> 32 & 0x3fff) << 4;
     if (tile >> 62 == 0) return start + row / 8 * stride + row % 8 * 16 + k / 8 * leading + k % 8 * 2;
+    if (tile >> 62 == 2) {  // swizzled by 64 bytes
+        const u32 at = start + row / 8 * stride + row % 8 * 64 + size * k;
+        return at ^ (at >> 7 & 3) << 4;
+    }
     if (!turned) return shuffled(start + row / 8 * stride + row % 8 * 128 + size * k);
     return shuffled(start + row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2);
 }
@@ -300,8 +304,8 @@ float widen_byte(u32 x) {  // E4M3: no infinity, and one NaN of each sign
 // 16 bytes lie side by side, along k or along the rows.
 void read_operand(Block &block, Operand &to, u64 tile, bool turned, int rows, const Product &p) {
     const int each = p.bytes ? 16 : 8, depth = 2 * each;
-    if (tile >> 62 > 1 || (tile >> 62 == 0 && turned))
-        fail("an operand that is neither swizzled by 128 bytes nor plain and along its columns");
+    if (tile >> 62 > 2 || (tile >> 62 != 1 && turned))
+        fail("an operand that is neither swizzled by 128 bytes nor along its columns");
     for (int row = 0; row < rows; row += turned ? 8 : 1)
         for (int k = 0; k < depth; k += turned ? 1 : each) {
             const u32 at = element(tile, turned, row, k, p.bytes ? 1 : 2);
@@ -316,7 +320,13 @@ void read_operand(Block &block, Operand &to, u64 tile, bool turned, int rows, co
 void compute(Block &block, const Product &p) {
     static Operand a, b;
     static float sum[64][256];
-    if (p.in_registers)
+    if (p.in_registers && p.bytes)
+        for (int row = 0; row < 64; row++)
+            for (int k = 0; k < 32; k++) {
+                const u32 *const own = p.a[row / 16 * 32 + row % 8 * 4 + k % 16 / 4];
+                a[k][row] = widen_byte(own[row % 16 / 8 + k / 16 * 2] >> k % 4 * 8 & 255);
+            }
+    else if (p.in_registers)
         for (int row = 0; row < 64; row++)
             for (int k = 0; k < 16; k++) {
                 const u32 *const own = p.a[row / 16 * 32 + row % 8 * 4 + k % 8 / 2];
@@ -402,7 +412,7 @@ void at_address(u32 address, u32 bytes, const char *what) {
 // A tensor map, as machine.py encodes it.
 struct Map {
     u64 base;
-    u32 rank, half;
+    u32 rank, half, size;  // bytes of an element
     u64 dims[5], strides[5];  // strides in bytes, of all but the first
     u32 box[5];
     u32 magic;
@@ -418,12 +428,12 @@ void over_box(const Map &map, u32 shared, const int (&at)[5], const Each &each) 
         for (u32 d = 0; d < map.box[3]; d++)
             for (u32 c = 0; c < map.box[2]; c++)
                 for (u32 b = 0; b < map.box[1]; b++)
-                    for (u32 a = 0; a < map.box[0]; a++, place += 2) {
+                    for (u32 a = 0; a < map.box[0]; a++, place += map.size) {
                         const int64_t x[5] = {at[0] + (int64_t)a, at[1] + (int64_t)b,
                                               at[2] + (int64_t)c, at[3] + (int64_t)d,
                                               at[4] + (int64_t)e};
                         bool inside = true;
-                        u64 offset = 2 * x[0];
+                        u64 offset = map.size * x[0];
                         for (int i = 0; i < 5; i++) {
                             inside &= x[i] >= 0 && (u64)x[i] < map.dims[i];
                             if (i) offset += x[i] * map.strides[i];
@@ -438,7 +448,7 @@ const Map &map_at(const void *at) {
     return map;
 }
 u32 box_bytes(const Map &map) {
-    return 2 * map.box[0] * map.box[1] * map.box[2] * map.box[3] * map.box[4];
+    return map.size * map.box[0] * map.box[1] * map.box[2] * map.box[3] * map.box[4];
 }
 struct Corner {
     int at[5] = {};
@@ -545,8 +555,8 @@ void load_tensor(u32 to, const void *at, u32 barrier, std::initializer_list<int>
     Block *block = me->block;
     begin_load([=, from = Corner(corner)] {
         over_box(map, to, from.at, [&](u32 shared, const unsigned char *global) {
-            if (global) memcpy(block->memory + shared, global, 2);
-            else memset(block->memory + shared, 0, 2);
+            if (global) memcpy(block->memory + shared, global, map.size);
+            else memset(block->memory + shared, 0, map.size);
         });
         complete(*block, barrier, box_bytes(map));
     });
@@ -726,6 +736,9 @@ void wgmma_registers(float *d, int columns, const u32 (&a)[4], u64 b, bool add, 
 void wgmma_bytes(float *d, int columns, u64 a, u64 b, bool add) {
     begin_product(d, nullptr, {{}, {}, a, b, columns, false, add, false, false, false, true});
 }
+void wgmma_byte_registers(float *d, int columns, const u32 (&a)[4], u64 b, bool add) {
+    begin_product(d, a, {{}, {}, 0, b, columns, true, add, false, false, false, true});
+}
 void wgmma_commit() {
     Warpgroup &group = warpgroup();
     if (group.meeting.arrived == 127) group.groups.push_back(std::move(group.open)), group.open = {};
@@ -749,6 +762,20 @@ static uint16_t narrow(float x, bool half) {
 }
 u32 pack(float low, float high, bool half) {
     return narrow(low, half) | (u32)narrow(high, half) << 16;
+}
+
+// To the nearest, ties to even, and to 448 what is larger.
+static u32 narrow_byte(float x) {
+    const u32 sign = std::signbit(x) ? 128 : 0;
+    x = std::fabs(x);
+    if (x != x) return 127;
+    if (x >= 448) return sign | 126;
+    const int exponent = std::max(x > 0 ? std::ilogb(x) : -9, -6);
+    const u32 steps = (u32)std::nearbyint(std::ldexp(x, 3 - exponent));  // 8 .. 16, less below
+    return sign | (steps + ((exponent + 6) << 3));
+}
+u32 pack_bytes(float a, float b, float c, float d) {
+    return narrow_byte(a) | narrow_byte(b) << 8 | narrow_byte(c) << 16 | narrow_byte(d) << 24;
 }
 
 const char *run(void (*kernel)(void *), void *arguments, int count, int threads, int shared,

@@ -62,6 +62,9 @@ def _mma(asm: Asm, found: re.Match[str]) -> str:
 
 def _wgmma(asm: Asm, found: re.Match[str]) -> str:
     *a, b, add = asm.ins
+    if found[2] == "e4m3" and len(a) == 4:
+        d = f"&({asm.outs[0]}), {found[1]}"
+        return f"emu::wgmma_byte_registers({d}, {{{_words(a, 4)}}}, {b}, {add})"
     if found[2] == "e4m3":  # along columns, both
         return f"emu::wgmma_bytes(&({asm.outs[0]}), {found[1]}, {a[0]}, {b}, {add})"
     flags = re.search(r"add,\s*1, 1, (?:(\d), )?(\d);", asm.text)
@@ -127,6 +130,8 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"mov\.b32 \{low, high\}, %2.*cvt\.f32\.f16",
      "{o0} = emu::widen({i0} & 0xffff, true), {o1} = emu::widen({i0} >> 16, true)"),
     (r"^cvt\.f32\.f16", "{o0} = emu::widen({i0}, true)"),
+    (r"cvt\.rn\.satfinite\.e4m3x2\.f32 low, %2, %1;.*high, %4, %3;",
+     "{o0} = emu::pack_bytes({i0}, {i1}, {i2}, {i3})"),
     (r"cvt\.rn\.(bf16|f16)x2\.f32", _pack),
     (r"cvt\.rn\.f16\.f32", "{o0} = emu::pack({i0}, 0.0f, true) & 0xffff"),
     (r"ex2\.approx\.ftz\.f32", "{o0} = emu::exp2_fast({i0})"),

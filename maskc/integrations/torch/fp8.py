@@ -1,0 +1,35 @@
+"""Tensors of torch in E4M3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from maskc.core.errors import BadShape
+
+_MOST = 448.0
+"""The largest number of E4M3."""
+
+
+def to_e4m3(x: Any, heads: int | None = None) -> tuple[Any, Any]:
+    """A torch tensor in E4M3, and what its heads are to be multiplied by: the largest number of
+    each becomes 448.
+
+    Args:
+        x: [B, H, N, D] of any floating dtype.
+        heads: those of the keys, where x is q: query heads of one key/value head share a factor.
+
+    Returns:
+        (float8_e4m3fn [B, H, N, D], fp32 [B, heads]).
+
+    Raises:
+        BadShape: H is no multiple of heads (MC401).
+    """
+    import torch
+
+    if x.ndim != 4 or (heads is not None and (heads < 1 or x.shape[1] % heads)):
+        raise BadShape("x", tuple(x.shape), f"[B, a multiple of {heads or 1}, N, D]", at="x")
+    grouped = x.detach().float().unflatten(1, (heads or x.shape[1], -1))
+    most = grouped.abs().amax((2, 3, 4)) if x.numel() else x.new_ones(x.shape[0], heads or 1)
+    factors = torch.where(most > 0, most / _MOST, 1.0).float()
+    small = (grouped / factors[:, :, None, None, None]).flatten(1, 2)
+    return small.clamp(-_MOST, _MOST).to(torch.float8_e4m3fn), factors
