@@ -22,6 +22,7 @@ from benchmarks.anchors import (
     SIMT,
     SM80,
     SPLASH,
+    WIDE,
     Anchor,
 )
 from benchmarks.contest import Ask, Measured, Progress
@@ -81,6 +82,7 @@ SUITES = {
     ),
     "splash": Suite(SPLASH, "sm_90a", DType.bfloat16, ("maskc", "topk", "dense", *ENTMAX_IMPLS)),
     "heads": Suite(HEADS, "sm_90a", DType.bfloat16, ("maskc", "cudnn", "fa2", "fa4", "flex")),
+    "wide": Suite(WIDE, "sm_80", DType.bfloat16, ("maskc", "efficient", "math", "flex")),
     "grids": Suite(GRIDS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
 }
 """Timed suites by name; the others are `correctness`, and `calibration` of the cost model."""

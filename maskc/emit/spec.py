@@ -9,7 +9,7 @@ from maskc.analysis.score_places import Spread
 from maskc.core import abi
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
-from maskc.core.target import Target
+from maskc.core.target import NARROW, Target
 from maskc.emit.boxes import BoxText
 from maskc.layout.topk import sizes as choosing
 from maskc.plan.types import Schedule
@@ -260,6 +260,11 @@ class KernelSpec:
     dropout: bool = False
     """Whether weights are dropped."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
+
+    @property
+    def wide(self) -> bool:
+        """Whether two warps share rows (sm_80): beyond head dimension 256."""
+        return self.target.name == "sm_80" and self.head_dim > NARROW
 
     @property
     def looks_up(self) -> bool:

@@ -44,10 +44,15 @@ static_assert(sizeof(struct Block) <= BLOCK_BYTES,
               "the mask has too many constants");
 
 // Rows and columns of a tile that a warp and a lane hold; see Scores for the others.
+#if WIDE
+FN i32 first_row() { return threadIdx.x / (32 * HALVES) * 16; }
+FN i32 warp_query(struct Work work, i32 warp) { return work.row * TILE_Q + warp / HALVES * 16; }
+#else
 FN i32 first_row() { return threadIdx.x / 32 * 16 * FRAGMENTS; }
 FN i32 warp_query(struct Work work, i32 warp) {
     return work.row * TILE_Q + warp * 16 * FRAGMENTS;
 }
+#endif
 FN i32 lane_query(struct Work work) {
     return warp_query(work, threadIdx.x / 32) + threadIdx.x % 32 / 4;
 }
