@@ -54,6 +54,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from maskc.analysis.rows import comes_in, longest_row
+from maskc.core.bundle import PACKED, Grid, Launch, Mode
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import NARROW, TARGETS, Target
@@ -183,10 +184,21 @@ def _schedule(
         warps=warps,
         min_blocks=blocks,
         shared_bytes=shared,
+        modes=_wide_modes(shared, 32 * warps) if dim > NARROW else (),
+        row_floats=problem.head_dim_v + 2 if dim > NARROW else 0,
         keep_q=keep_q,
         park_rows=park,
         group_keys=L2_BYTES // (2 * (dim + problem.head_dim_v)),
     )
+
+
+def _wide_modes(shared: int, threads: int) -> tuple[tuple[str, Mode], ...]:
+    """By tile rows, or with the query heads of a key/value head as rows of tiles, whose keys
+    several blocks share."""
+    whole = Launch("attention_forward", Grid.rows, threads, shared)
+    merge = Launch("attention_merge", Grid.packed_rows, threads, per_block=threads // 32)
+    packed = (replace(whole, grid=Grid.parts), merge)
+    return (("usual", Mode((whole,))), (PACKED, Mode(packed, "PACKED_HEADS")))
 
 
 _CHOOSE = {

@@ -4,6 +4,9 @@ constexpr int UNROLL = 4;  // columns of a partial tile that one turn of a loop 
 
 constexpr int THREADS = 32 * WARPS;
 #if WIDE
+#ifndef PACKED_HEADS
+#define PACKED_HEADS 0  // query heads that share keys follow one another as rows of tiles
+#endif
 // Two warps share rows: each multiplies a half of q and k along their length, and has a half of the
 // columns of out.
 constexpr int HALVES = 2;
