@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from maskc.core.dtypes import DType
 from maskc.core.errors import DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt, UnknownTarget
 from maskc.core.problem import Direction, Problem
+from maskc.core.score import reads
 
 _HALF = (DType.bfloat16, DType.float16)
 _LATER = "use target='simt', on any card, or 'sm_90a' on Hopper; tensors on the CPU have 'cpu'"
@@ -101,6 +102,9 @@ class Target:
         allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
         dims = (padded.head_dim, padded.head_dim_v)
         known = dims in self.unequal or all(dim in allowed for dim in dims)
+        if self.head_dims and problem.score is not None and max(dims) > NARROW:
+            # Gradients of tables keep sixteen keys of k and v in registers.
+            known = known and not reads(problem.score.logit)
         return problem.dtype not in self.dtypes or not known
 
     def passes(self, problem: Problem) -> tuple[Direction, ...]:
