@@ -361,14 +361,12 @@ HEADS = tuple(
 """Head dimensions between the kernels' widths, beside one of these."""
 
 WIDE = (
-    Anchor("full_4k_d512", full, 1, 16, 4096, 512, formula=by_hand.full, kv_heads=4),
+    Anchor("full_4k_d512", full, 1, 16, 4096, 512, formula=by_hand.full),
     Anchor("causal_8k_d512", causal, 1, 16, 8192, 512, formula=by_hand.causal, kv_heads=4),
     Anchor("window1024_16k_d512", lambda: window.hf(1024), 1, 16, 16384, 512, formula=_W1024,
            kv_heads=4),
     Anchor("causal_2k_d576_512", causal, 1, 128, 2048, 576, formula=by_hand.causal, kv_heads=1,
            head_dim_v=512),
-    Anchor("decode_64x4k_d576_512", full, 64, 128, 4096, 576, kv_heads=1, n_q=1, head_dim_v=512),
-    Anchor("decode_1x64k_d576_512", full, 1, 128, 65536, 576, kv_heads=1, n_q=1, head_dim_v=512),
 )  # fmt: skip
 """Rows of 512 elements, as Gemma's global layers have, and of 576 beside 512 of v, as DeepSeek's
 absorbed attention has: 128 heads share keys."""
