@@ -51,13 +51,15 @@ class Anchor:
     """The queries; 0: as many as `n`, the keys."""
     alpha: float = 1.0
     """This is entmax's parameter; 1 is softmax."""
+    head_dim_v: int | None = None
+    """As wide as rows of q, where None."""
 
     def case(self, dtype: DType) -> Case:
         """The problem itself; its data are drawn here."""
         return Case(
             self.name, self.mask(), self.batch, self.heads, self.kv_heads or self.heads,
             self.n_q or self.n, self.n, self.head_dim, dtype, self.data(), self.formula,
-            self.alpha,
+            self.alpha, head_dim_v=self.head_dim_v,
         )  # fmt: skip
 
 
@@ -339,6 +341,35 @@ ENTMAX = (
     Anchor("entmax1.5_causal_8k", causal, 1, 16, 8192, 64, formula=by_hand.causal, alpha=1.5),
 )  # fmt: skip
 """Weights by alpha-entmax in place of softmax; the last is a mask that AdaSplash has, too."""
+
+SPLASH = (
+    *(
+        Anchor(f"splash{top}_{n // 1024}k", lambda top=top: topk(top, causal()), 1, 16, n, 64,
+               alpha=1.5)
+        for top, n in ((32, 4096), (32, 8192), (256, 8192))
+    ),
+    Anchor("entmax1.5_causal_4k", causal, 1, 16, 4096, 64, formula=by_hand.causal, alpha=1.5),
+)  # fmt: skip
+"""SplashAttention: alpha-entmax over the keys that each query chooses; the last chooses none."""
+
+HEADS = tuple(
+    Anchor(f"{name}_8k_d{of_qk}{'' if of_v == of_qk else f'_{of_v}'}", mask, 1, 16, 8192, of_qk,
+           formula=formula, head_dim_v=of_v)
+    for name, mask, formula in (("full", full, by_hand.full), ("causal", causal, by_hand.causal))
+    for of_qk, of_v in ((72, 72), (80, 80), (96, 96), (112, 112), (160, 160), (192, 128))
+)  # fmt: skip
+"""Head dimensions between the kernels' widths, beside one of these."""
+
+WIDE = (
+    Anchor("full_4k_d512", full, 1, 16, 4096, 512, formula=by_hand.full),
+    Anchor("causal_8k_d512", causal, 1, 16, 8192, 512, formula=by_hand.causal, kv_heads=4),
+    Anchor("window1024_16k_d512", lambda: window.hf(1024), 1, 16, 16384, 512, formula=_W1024,
+           kv_heads=4),
+    Anchor("causal_2k_d576_512", causal, 1, 128, 2048, 576, formula=by_hand.causal, kv_heads=1,
+           head_dim_v=512),
+)  # fmt: skip
+"""Rows of 512 elements, as Gemma's global layers have, and of 576 beside 512 of v, as DeepSeek's
+absorbed attention has: 128 heads share keys."""
 
 ANCHORS = (*SEVENTEEN[:2], *DENSE, *SEVENTEEN[2:])
 """The anchor suite: twenty-one cases."""

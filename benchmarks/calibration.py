@@ -94,7 +94,11 @@ def _measured(case: Case, ask: Ask, tiny: bool) -> Measured:
     """Rows of a case, one per source and mode, each with its work."""
     result = Measured()
     attn = case.mask.compile(
-        case.head_dim, n_heads=case.heads, dtype=case.dtype, target=ask.target.name
+        case.head_dim,
+        case.head_dim_v,
+        n_heads=case.heads,
+        dtype=case.dtype,
+        target=ask.target.name,
     )
     tensors = make_tensors(case, "cuda")
     rows = sample_rows(case.n_q, case.n_kv)

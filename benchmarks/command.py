@@ -71,8 +71,8 @@ def run(
     repeats: int, minutes: float | None, output: str | None, into: str | None, table: str | None,
     plot: str | None, calibrate: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run SUITE: cpu, sm80, anchors, decoding, documents, selections, grids, calibration or
-    correctness."""
+    """Run SUITE: cpu, sm80, simt, anchors, decoding, documents, globals, selections, splash, heads,
+    grids, calibration or correctness."""
     from benchmarks.runs import added, next_number
     from benchmarks.suite import Limits, run_suite
 

@@ -39,7 +39,11 @@ def static_contender(
     table = np.repeat(host(pairs.table(0)) > 0, case.heads // one.owners, axis=0)
     mask = block_table("chosen", one.node.block) & one.node.of
     attn = (mask if one.static is None else mask | one.static).compile(
-        case.head_dim, n_heads=case.heads, dtype=case.dtype, target=target.name
+        case.head_dim,
+        case.head_dim_v,
+        n_heads=case.heads,
+        dtype=case.dtype,
+        target=target.name,
     )
     attn.warmup()
     call = partial(attn, *tensors.qkv, return_lse=True, chosen=table)

@@ -12,9 +12,7 @@ from collections.abc import Iterable
 from multiprocessing.pool import IMapUnorderedIterator
 from time import monotonic, perf_counter
 
-from benchmarks.anchors import ANCHORS
 from benchmarks.contest import Progress
-from maskc.core.dtypes import DType
 from maskc.verify.environment import cores
 
 _WORKERS = 12
@@ -22,8 +20,8 @@ _SILENCE = 60.0
 """Seconds without a finished job after which the rest is left to be compiled when needed."""
 _ORDER = ("cudnn_flex", "flex_flash", "fa4", "flex", "maskc")
 """What is compiled, slowest first; the others have nothing to compile."""
-Job = tuple[str, str, tuple[str, ...], str]
-"""Case, implementation, directions, target of maskc."""
+Job = tuple[str, str, str, tuple[str, ...], str]
+"""Suite, case, implementation, directions, target of maskc."""
 
 
 def use_caches() -> None:
@@ -40,11 +38,13 @@ def use_caches() -> None:
 
 
 def jobs(
-    cases: Iterable[str], impls: Iterable[str], directions: tuple[str, ...], target: str
-) -> list[Job]:
+    suite: str, cases: Iterable[str], impls: Iterable[str], directions: tuple[str, ...],
+    target: str,
+) -> list[Job]:  # fmt: skip
     """What there is to compile, slowest first."""
     names, wanted = list(cases), set(impls)
-    return [(case, impl, directions, target) for impl in _ORDER if impl in wanted for case in names]
+    some = [impl for impl in _ORDER if impl in wanted]
+    return [(suite, case, impl, directions, target) for impl in some for case in names]
 
 
 def prepare(work: list[Job], seconds: float, progress: Progress) -> dict[str, float]:
@@ -89,20 +89,29 @@ def _start() -> None:
 
 def _done(job: Job) -> tuple[str, str, float | None]:
     """(case, implementation, milliseconds; None where it failed)."""
-    case, impl, directions, target = job
+    _, case, impl, *_ = job
     try:
-        return case, impl, _compile(case, impl, directions, target)
+        return case, impl, _compile(*job)
     except Exception:  # told when it is timed
         return case, impl, None
 
 
-def _compile(name: str, impl: str, directions: tuple[str, ...], target: str) -> float:
-    case = next(anchor for anchor in ANCHORS if anchor.name == name).case(DType.bfloat16)
+def _compile(
+    suite: str, name: str, impl: str, directions: tuple[str, ...], target: str
+) -> float:  # fmt: skip
+    from benchmarks.suite import SUITES
+
+    found = SUITES[suite]
+    case = next(anchor for anchor in found.anchors if anchor.name == name).case(found.dtype)
     start = perf_counter()
     if impl == "maskc":
         case.mask.compile(
-            case.head_dim, n_heads=case.heads, dtype=case.dtype, target=target
-        ).warmup()
+            case.head_dim,
+            case.head_dim_v,
+            n_heads=case.heads,
+            dtype=case.dtype,
+            target=target,
+        ).warmup(("entmax",) if case.alpha > 1 else ())
         return (perf_counter() - start) * 1e3
     import torch
 

@@ -31,8 +31,8 @@ IMPLS = {
     "math": "SDPA's math backend, unfused, on GPUs; masks as booleans where it has no argument",
     "efficient": "SDPA's memory-efficient backend, on GPUs; likewise",
     "fa4": "FlashAttention 4, for full, causal and window masks",
-    "topk": "PyTorch's operators, unfused, ranking in fp32: scores, topk, a mask, softmax, for "
-    "masks that choose at run time",
+    "topk": "PyTorch's operators, unfused, ranking in fp32: scores, topk, a mask, softmax or "
+    "entmax, for masks that choose at run time",
     "flex_table": "PyTorch's operators choose blocks, compiled FlexAttention reads a table of them",
     "fla_nsa": "the same, with the kernel of native sparse attention of flash-linear-attention",
     "entmax": "the package entmax between PyTorch's products, unfused",
@@ -84,7 +84,7 @@ def make_rival(
         Unavailable: it could be asked for this case, but cannot run it here.
     """
     if impl == "topk":
-        return _topk(case, tensors, backward) if case.alpha == 1 else None
+        return _topk(case, tensors, backward)
     if impl in ("entmax", "adasplash"):
         from benchmarks.entmax import entmax_contender
 

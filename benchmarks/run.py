@@ -134,7 +134,11 @@ def _compiled(case: Case, ask: Ask) -> tuple[CompiledMask, float]:
     """The mask, built and loaded, and the milliseconds it took (or took where it was built)."""
     start = perf_counter()
     attn = case.mask.compile(
-        case.head_dim, n_heads=case.heads, dtype=case.dtype, target=ask.target.name
+        case.head_dim,
+        case.head_dim_v,
+        n_heads=case.heads,
+        dtype=case.dtype,
+        target=ask.target.name,
     )
     attn.warmup(("entmax",) if case.alpha > 1 else ())
     here = (perf_counter() - start) * 1e3
@@ -176,6 +180,7 @@ def _about(contest: Contest) -> dict[str, Any]:
     found = {
         "mask": str(case.mask), "batch": case.batch, "heads": case.heads,
         "kv_heads": case.kv_heads, "n_q": case.n_q, "n_kv": case.n_kv, "head_dim": case.head_dim,
+        "head_dim_v": case.width_v,
         "dtype": case.dtype.value, "live_pairs": live,
         "live_share": short(live / everything) if everything else 0.0, "checked": checked,
     }  # fmt: skip

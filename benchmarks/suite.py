@@ -17,9 +17,12 @@ from benchmarks.anchors import (
     DOCUMENTS,
     ENTMAX,
     GLOBALS,
+    HEADS,
     SELECTIONS,
     SIMT,
     SM80,
+    SPLASH,
+    WIDE,
     Anchor,
 )
 from benchmarks.contest import Ask, Measured, Progress
@@ -54,7 +57,7 @@ class Suite:
     dtype: DType
     impls: tuple[str, ...]
     whole: bool = False
-    """Whether rivals are timed where maskc cannot, and everything is compiled ahead."""
+    """Whether rivals are timed where maskc cannot."""
     directions: tuple[str, ...] = ("fwd", "bwd")
 
 
@@ -77,6 +80,9 @@ SUITES = {
         ("maskc", "topk", "flex_table", "fla_nsa", "dense", *ENTMAX_IMPLS),
         directions=("fwd",),
     ),
+    "splash": Suite(SPLASH, "sm_90a", DType.bfloat16, ("maskc", "topk", "dense", *ENTMAX_IMPLS)),
+    "heads": Suite(HEADS, "sm_90a", DType.bfloat16, ("maskc", "cudnn", "fa2", "fa4", "flex")),
+    "wide": Suite(WIDE, "sm_80", DType.bfloat16, ("maskc", "efficient", "math", "flex")),
     "grids": Suite(GRIDS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
 }
 """Timed suites by name; the others are `correctness`, and `calibration` of the cost model."""
@@ -147,7 +153,7 @@ def run_suite(
     report = _started(about, resume)
     each(report)
     if suite:
-        units = _timed(suite, limits, chosen, progress, set(report["environment"]["cases"]))
+        units = _timed(name, limits, chosen, progress, set(report["environment"]["cases"]))
     elif name == "calibration":
         ask = Ask(chosen, limits.directions, ("maskc",), limits.repeats, limits.seconds, progress)
         units = calibration.units(chosen, limits.only, ask)
@@ -174,18 +180,19 @@ def best_target() -> str:
 
 
 def _timed(
-    suite: Suite, limits: Limits, target: Target, progress: Progress, done: set[str]
+    name: str, limits: Limits, target: Target, progress: Progress, done: set[str]
 ) -> list[Unit]:
+    suite = SUITES[name]
     anchors = [anchor for anchor in suite.anchors if limits.takes(anchor.name)]
     impls = tuple(impl for impl in suite.impls if not limits.impls or impl in limits.impls)
     directions = tuple(each for each in suite.directions if each in limits.directions)
     ask = Ask(target, directions, impls, limits.repeats, limits.seconds, progress, suite.whole)
     compiled: dict[str, float] = {}
-    if suite.whole and device_of(target) == "cuda":
+    if device_of(target) == "cuda":
         use_caches()
         names = [anchor.name for anchor in anchors if anchor.name not in done]
         left = 600.0 if limits.deadline is None else limits.deadline - monotonic()
-        work = jobs(names, impls, limits.directions, target.name)
+        work = jobs(name, names, impls, limits.directions, target.name)
         compiled = prepare(work, _AHEAD * left, progress)
     return [
         (anchor.name, partial(_bench, suite, anchor, ask, compiled.get(anchor.name)))

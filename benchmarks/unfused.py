@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from maskc.verify.tensors import Tensors, data_on_device
 
 _SCORES = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Scores that are held at a time."""
+_FAR = -1e3
+"""A score below the best of its row that has no weight, and whose square is no infinity."""
 _MOST = 1 << 37
 """Scores of an indexer's heads beyond which a call would take many seconds."""
 
@@ -144,8 +146,8 @@ class Rows:
 
 
 def chosen_by_torch(case: Case, tensors: Tensors) -> Callable[[Any, Any, Any], Any] | None:
-    """Attention as PyTorch's operators give it: scores, topk, a mask, softmax; where all heads
-    choose the same single keys, of those keys alone.
+    """Attention as PyTorch's operators give it: scores, topk, a mask, softmax or entmax; where all
+    heads choose the same single keys, of those keys alone.
 
     None where the mask is none of those that `one_selection` knows.
 
@@ -160,7 +162,7 @@ def chosen_by_torch(case: Case, tensors: Tensors) -> Callable[[Any, Any, Any], A
         raise Unavailable(f"heads of the indexer would make {count:.3g} scores in memory")
     chooser = Chooser(one, tensors)
     gathers = one.node.block == one.node.q_block == one.owners == case.kv_heads == 1
-    if gathers and one.static is None:
+    if gathers and one.static is None and case.alpha == 1:
         return _gathering(chooser, _SCORES[tensors.device])
     return _masking(chooser, _SCORES[tensors.device])
 
@@ -180,6 +182,10 @@ def _masking(chooser: Chooser, most: int) -> Callable[[Any, Any, Any], Any]:
     of = Rows(node.of, one, chooser.device)
     static = Rows(one.static, one, chooser.device) if one.static is not None else None
     heads = {1: (1, 1), case.kv_heads: (case.kv_heads, 1)}.get(one.owners, groups[1:])
+    weigh = partial(torch.softmax, dim=4)
+    if case.alpha > 1:
+        most = most // 4  # fp32 copies of the scores
+        weigh = entmax_of_best(case.alpha, node.k if static is None else case.n_kv)
 
     def part(q: Any, k: Any, v: Any, keys: Any, first: int, last: int) -> Any:
         chosen = chooser.chosen(*chooser.ranked(q, keys, first, last))
@@ -194,7 +200,7 @@ def _masking(chooser: Chooser, most: int) -> Callable[[Any, Any, Any], Any]:
         keep = keep.view(-1, *heads, last - first, case.n_kv)
         rows = q[:, :, first:last].reshape(case.batch, case.kv_heads, -1, q.shape[3])
         scores = (case.scale * (rows @ k.transpose(2, 3))).view(*groups, last - first, -1)
-        p = scores.masked_fill_(~keep, -torch.inf).softmax(4)
+        p = weigh(scores.masked_fill_(~keep, -torch.inf))
         out = p.view(case.batch, case.kv_heads, -1, case.n_kv) @ v
         return out.view(case.batch, case.heads, last - first, -1)
 
@@ -203,6 +209,53 @@ def _masking(chooser: Chooser, most: int) -> Callable[[Any, Any, Any], Any]:
         steps = _steps(one, of_a_row, most)
         return torch.cat([part(q, k, v, keys, *ends) for ends in steps], 2)
 
+    return attend
+
+
+def entmax_of_best(alpha: float, count: int) -> Callable[[Any], Any]:
+    """alpha-entmax along the last axis where at most `count` scores of a row have weight, alpha
+    being 1.5 or 2: its threshold follows from the best ones, in order (Peters, Niculae and Martins,
+    2019).
+
+    Raises:
+        Unavailable: another alpha.
+    """
+    import torch
+
+    if alpha not in (1.5, 2.0):
+        raise Unavailable(f"its threshold at alpha {alpha:g} takes a search")
+
+    def threshold(x: Any) -> Any:
+        best = x.topk(min(count, x.shape[-1])).values.clamp_min(_FAR)
+        number = torch.arange(1, best.shape[-1] + 1, device=x.device)
+        mean = best.cumsum(-1) / number
+        if alpha == 2:
+            each = mean - 1 / number
+        else:
+            spread = (best * best).cumsum(-1) - number * mean * mean
+            each = mean - ((1 - spread) / number).clamp_min(0).sqrt()
+        held = (each < best).sum(-1, keepdim=True).clamp_min(1)
+        return each.gather(-1, held - 1)
+
+    class Entmax(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, scores: Any) -> Any:
+            x = scores.float() * (alpha - 1)
+            x = x - x.amax(-1, keepdim=True)
+            p = (x - threshold(x)).clamp_min_(0)
+            p = (p if alpha == 2 else p * p).to(scores.dtype)
+            ctx.save_for_backward(p)
+            return p
+
+        @staticmethod
+        def backward(ctx: Any, of_p: Any) -> Any:
+            (p,) = ctx.saved_tensors
+            slope = (p > 0).to(p.dtype) if alpha == 2 else p.sqrt()
+            total = slope.sum(-1, keepdim=True, dtype=torch.float32)
+            mean = (slope * of_p).sum(-1, keepdim=True, dtype=torch.float32) / total
+            return slope * (of_p - mean.to(p.dtype))
+
+    attend: Callable[[Any], Any] = Entmax.apply
     return attend
 
 

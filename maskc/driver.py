@@ -105,7 +105,7 @@ def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
     single = problem.dropout and 0 < chosen < target.least_block
     if single or (problem.score is not None and chosen):
         return Target.named(SPARE)
-    return target.serving(problem, chosen >= target.least_block > 0)
+    return target.serving(problem, chosen)
 
 
 def emit_bundle(plan: KernelPlan, name: str = "mask") -> Bundle:

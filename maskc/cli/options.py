@@ -186,7 +186,7 @@ class Asked:
         from maskc.runtime.device import default_target
 
         named = Target.named(self.target or default_target(problem))
-        return named.serving(problem, driver.selects(mask) >= named.least_block > 0)
+        return named.serving(problem, driver.selects(mask))
 
 
 def single(targets: tuple[str, ...]) -> str | None:

@@ -130,6 +130,10 @@ class Grid(Enum):
     blocks may share a column."""
     heads = "heads"
     """One block per query head."""
+    parts = "parts"
+    """Packed heads: so many blocks for each tile of rows as fill the card, which share its keys."""
+    packed_rows = "packed_rows"
+    """Enough for all rows of packed heads whose keys several blocks share, `per_block` each."""
     results = "results"
     """`resident` per multiprocessor: they share what there is to write."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from maskc.core.dtypes import DType
 from maskc.core.errors import DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt, UnknownTarget
 from maskc.core.problem import Direction, Problem
+from maskc.core.score import reads
 
 _HALF = (DType.bfloat16, DType.float16)
 _LATER = "use target='simt', on any card, or 'sm_90a' on Hopper; tensors on the CPU have 'cpu'"
@@ -44,6 +45,8 @@ class Target:
     """Whether its kernels drop weights."""
     fp8_dims: tuple[int, ...] = ()
     """Head dimensions, of q, k and v alike, whose forward pass it has in E4M3 as well."""
+    unequal: tuple[tuple[int, int], ...] = ()
+    """Widths of q and k, and of v, that forward kernels have beside `head_dims`."""
 
     @property
     def suffix(self) -> str:
@@ -75,7 +78,7 @@ class Target:
 
     def padded(self, problem: Problem) -> Problem:
         """The problem as kernels compute it: head dimensions that are multiples of 8 become the
-        next width that there is, of q, k and v alike.
+        next width that there is, of q, k and v alike but for `unequal` ones.
 
         Tensors stay as they are: copies fill the rest of each row with zeros in shared memory, and
         what is stored ends where rows in memory end. A problem without such a width comes back.
@@ -83,10 +86,12 @@ class Target:
         dims = (problem.head_dim, problem.head_dim_v)
         if problem.dtype is DType.float8_e4m3fn:
             return problem
-        wide = next((dim for dim in self.head_dims if dim >= max(dims)), None)
-        if wide is None or min(dims) < 1 or any(dim % PIECE for dim in dims):
+        widths = (*((dim, dim) for dim in self.head_dims), *self.unequal)
+        found = (each for each in widths if each[0] >= dims[0] and each[1] >= dims[1])
+        of_qk, of_v = next(found, (0, 0))
+        if not of_qk or min(dims) < 1 or any(dim % PIECE for dim in dims):
             return problem
-        return replace(problem, head_dim=wide, head_dim_v=wide)
+        return replace(problem, head_dim=of_qk, head_dim_v=of_v)
 
     def pads(self, problem: Problem) -> bool:
         """Whether rows are shorter in memory than kernels compute them, see `padded`."""
@@ -104,19 +109,40 @@ class Target:
         padded = self.padded(problem)
         allowed = self.head_dims or range(1, MOST_HEAD_DIM + 1)
         dims = (padded.head_dim, padded.head_dim_v)
-        return problem.dtype not in self.dtypes or any(dim not in allowed for dim in dims)
+        known = dims in self.unequal or all(dim in allowed for dim in dims)
+        if self.head_dims and problem.score is not None and max(dims) > NARROW:
+            # Gradients of tables keep sixteen keys of k and v in registers.
+            known = known and not reads(problem.score.logit)
+        return problem.dtype not in self.dtypes or not known
 
-    def serving(self, problem: Problem, blocks: bool = False) -> Target:
-        """This target, or `simt` where this one is CUDA's and lacks a problem that `simt` has: a
-        card that runs the one runs the other.
+    def passes(self, problem: Problem) -> tuple[Direction, ...]:
+        """The passes that it has kernels for; none where it lacks all."""
+        if self.lacks(problem):
+            return ()
+        padded = self.padded(problem)
+        unequal = (padded.head_dim, padded.head_dim_v) in self.unequal
+        return (Direction.forward,) if unequal else self.directions
+
+    def serving(self, problem: Problem, chosen: int = 0) -> Target:
+        """This target, or the first of SPARES that has a problem which this one lacks: a card that
+        runs the one runs the other.
 
         Args:
-            blocks: whether the mask chooses blocks of keys at run time, for which rows are never
-                padded.
+            chosen: fewest keys that the mask chooses together at run time, 0 for none.
         """
-        spare = TARGETS[SPARE]
-        lacks = self.lacks(problem) or (blocks and self.pads(problem))
-        return spare if self.language == "cuda" and lacks and not spare.lacks(problem) else self
+        spares = (TARGETS[name] for name in SPARES.get(self.name, ()))
+        having = (
+            each
+            for each in (self, *spares)
+            if not each.lacks(problem) and not each.lacks_choice(problem, chosen)
+        )
+        return next(having, self)
+
+    def lacks_choice(self, problem: Problem, chosen: int) -> bool:
+        """Whether its kernels cannot choose `chosen` keys together at run time for these rows:
+        where blocks are chosen rows are never padded, and none are longer than NARROW."""
+        padded = chosen > 1 and self.pads(problem)
+        return bool(self.head_dims and chosen and (padded or problem.head_dim > NARROW))
 
     def check(self, problem: Problem, direction: Direction = Direction.forward) -> None:
         """Raise the coded error for what this target cannot run."""
@@ -147,14 +173,19 @@ class Target:
             dims = problem.head_dim, problem.head_dim_v
             raise HeadDimUnsupported(self.name, *dims, known, at="head_dim")
 
-    def no_such_dims(self, problem: Problem, blocks: bool = False) -> HeadDimUnsupported:
+    def no_such_dims(self, problem: Problem, chosen: int = 0) -> HeadDimUnsupported:
         """The error for head dimensions that it has no kernels for."""
         dims = (problem.head_dim, problem.head_dim_v)
         known = f"1 to {MOST_HEAD_DIM}"
         if self.head_dims:
             known = f"multiples of {PIECE} up to {self.head_dims[-1]}"
-        if blocks:
-            known = f"{', '.join(map(str, self.head_dims))} where blocks of keys are chosen"
+        if self.unequal:
+            known += "".join(f", and {of_qk} beside {of_v} of v" for of_qk, of_v in self.unequal)
+        if chosen:
+            widths = [dim for dim in self.head_dims if dim <= NARROW]
+            known = f"{', '.join(map(str, widths))} where blocks of keys are chosen at run time"
+            if chosen == 1:
+                known = f"multiples of {PIECE} up to {NARROW} where keys are chosen at run time"
         return HeadDimUnsupported(self.name, *dims, known, at="head_dim")
 
 
@@ -162,8 +193,13 @@ PIECE = 8
 """Elements of 16 bytes in half precision, which tensor cores' kernels copy at once."""
 MOST_HEAD_DIM = 512
 """The largest head dimension of targets that have kernels for every one."""
+NARROW = 256
+"""The longest rows of out that one warp of tensor cores' kernels has; two share longer ones
+(sm_80), and keys are not chosen among such at run time."""
 SPARE = "simt"
 """What runs on a card the dtypes and head dimensions for which matrix units have no kernels."""
+SPARES = {"sm_90a": ("sm_80", SPARE), "sm_80": (SPARE,)}
+"""What stands in for a target that lacks a problem, the first that has it."""
 
 _BOTH = (Direction.forward, Direction.backward)
 
@@ -175,8 +211,8 @@ TARGETS: dict[str, Target] = {
             scores=True, drops=True,
         ),
         Target(
-            "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256),
-            _BOTH, 99 * 1024, least_block=16, scores=True, drops=True,
+            "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256, 512),
+            _BOTH, 99 * 1024, least_block=16, scores=True, drops=True, unequal=((576, 512),),
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), _BOTH, 227 * 1024,

@@ -30,6 +30,11 @@ _FEW_PAIRS = 1 << 14
 """Queries times keys of all heads and sequences up to which a backward pass sums over all pairs to
 find delta: 25 us where one block has them all. With some thirty rows and more the rounding of `out`
 is no longer what errors of dq and dk come from."""
+_PART_BLOCKS = 256
+"""Blocks among which rows of packed heads are shared out: twice the multiprocessors of a large
+card, so that what they leave for merging stays small whatever the batch."""
+_PART_TILES = 4
+"""The least tiles of keys of such a block."""
 _ALIGNED = 32
 """Words of four bytes that what lies behind thresholds is aligned to."""
 
@@ -57,9 +62,16 @@ class LaunchPlan:
     """Tensor maps in the order of the kernel's parameter."""
     idle: bool = False
     """Whether nothing is launched: every result is empty or zero."""
+    packed: int = 1
+    """Query heads that are the rows of one."""
 
     def blocks(self, launch: Launch, multiprocessors: int) -> int:
         """How many blocks a launch has; 0 where it is left out."""
+        if launch.grid in (Grid.parts, Grid.packed_rows):
+            tiles, parts = packed_parts(self.unit, self.sizes, self.packed)
+            if launch.grid is Grid.parts:
+                return tiles * parts
+            return 0 if parts == 1 else -(-tiles * self.unit.tile.q // launch.per_block)
         return _blocks(self.unit, self.sizes, self.tables, launch, multiprocessors)
 
 
@@ -98,6 +110,10 @@ def launch_plan(
         maps = tensors(unit.maps, strides, rows, bundle.problem, unit.target, unit.boxes)
     if not idle and wanted.direction is Direction.backward and unit.modes:
         outputs = with_workspace(outputs, _workspace(unit, sizes, tables))
+    elif not idle and mode == PACKED and unit.work is None:
+        tiles, block.items = packed_parts(unit, sizes, place.packed)
+        if block.items > 1:
+            outputs = (*outputs, singles(tiles * block.items * unit.tile.q * unit.row_floats))
     elif (
         not idle
         and wanted.direction is Direction.forward
@@ -109,8 +125,21 @@ def launch_plan(
         outputs = (*outputs, singles(floats))
     return LaunchPlan(
         unit, mode, tables.features(wanted.features), wanted.direction, wanted.device, sizes,
-        params, tables, bytes(block), outputs, maps, idle,
+        params, tables, bytes(block), outputs, maps, idle, place.packed,
     )  # fmt: skip
+
+
+def packed_parts(unit: SourceUnit, sizes: Sizes, packed: int) -> tuple[int, int]:
+    """Tiles of rows of packed heads, and the blocks that share the keys of each.
+
+    Args:
+        unit: a source whose blocks find their work from their index.
+        sizes: in which packed heads count as one.
+        packed: query heads that are the rows of one.
+    """
+    tiles = -(-sizes.n_q * packed // unit.tile.q) * sizes.heads_q * sizes.batch
+    most = unit.tiles(sizes.n_q, sizes.n_kv)[1] // _PART_TILES
+    return tiles, max(1, min(-(-_PART_BLOCKS // tiles), most))
 
 
 def with_workspace(outputs: tuple[Output, ...], floats: int) -> tuple[Output, ...]:

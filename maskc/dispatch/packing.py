@@ -35,7 +35,7 @@ def packed(
     units = [
         each
         for each in choice
-        if PACKED in dict(each.modes) and not each.boxes and sizes.n_q * heads <= each.tile.q
+        if PACKED in dict(each.modes) and not each.boxes and _fits(each, sizes.n_q, heads)
     ]
     if (
         wanted.direction is Direction.backward
@@ -45,6 +45,7 @@ def packed(
         or not sizes.n_kv
         or bundle.head_variant
         or Feature.entmax in wanted.features  # which looks at whole rows
+        or (units[0].work is None and _whole_only(bundle, wanted, place))
         or not all(_in_line(place, name) for name in _PACKED)
         or _by_head(bundle, arrays)
     ):
@@ -56,6 +57,18 @@ def packed(
     own = replace(sizes, heads_q=sizes.heads_kv)
     smallest = min(units, key=lambda each: each.tile.q)
     return smallest, replace(place, sizes=own, strides=strides, packed=heads)
+
+
+def _whole_only(bundle: Bundle, wanted: Pass, place: Place) -> bool:
+    """What kernels do not know whose blocks find their work from their index."""
+    scored = bundle.problem.score is not None or bundle.problem.dropout
+    return scored or place.joins or bool(wanted.features & {Feature.nan_safe, Feature.alibi})
+
+
+def _fits(unit: SourceUnit, n_q: int, heads: int) -> bool:
+    """Whether all heads fit into a tile; where blocks find their work from their index, whether
+    the queries of one fill less than half of it."""
+    return n_q * heads <= unit.tile.q if unit.work else 2 * n_q <= unit.tile.q
 
 
 def _in_line(place: Place, name: str) -> bool:

@@ -334,7 +334,7 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         head_dim=plan.padded.head_dim,
         head_dim_v=plan.padded.head_dim_v,
         pieces=None
-        if plan.padded == plan.problem
+        if plan.padded == plan.problem and plan.problem.head_dim == plan.problem.head_dim_v
         else RowPieces(plan.problem.head_dim // PIECE, plan.problem.head_dim_v // PIECE),
         tile=plan.tile,
         iteration=Iteration.range if plan.use_ranges else Iteration.csr,

@@ -9,7 +9,7 @@ from maskc.analysis.score_places import Spread
 from maskc.core import abi
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
-from maskc.core.target import Target
+from maskc.core.target import NARROW, Target
 from maskc.emit.boxes import BoxText
 from maskc.layout.topk import sizes as choosing
 from maskc.plan.types import Schedule
@@ -265,6 +265,11 @@ class KernelSpec:
     def fp8(self) -> bool:
         """Whether q, k and v have one byte an element, and factors (sm_90a)."""
         return self.dtype.itemsize == 1
+
+    @property
+    def wide(self) -> bool:
+        """Whether two warps share rows (sm_80): beyond head dimension 256."""
+        return self.target.name == "sm_80" and self.head_dim > NARROW
 
     @property
     def looks_up(self) -> bool:

@@ -124,7 +124,9 @@ def _goes_along(each: Along, main: KernelPlan) -> bool:
         return False
     if each.form == TINY and main.padded != main.problem:
         return False
-    if TARGETS[each.target].lacks(main.problem) or (main.problem.dropout and each.form == TINY):
+    if each.direction not in TARGETS[each.target].passes(main.problem):
+        return False
+    if main.problem.dropout and each.form == TINY:
         return False
     if (each.form, each.direction) == (TINY, Direction.backward) and reads_tables(main.problem):
         return False  # whose launches have no room for what tables get

@@ -41,6 +41,8 @@ class Case:
     """Queries and keys of the forward pass's tile; None: as planned."""
     stages: int | None = None
     """Tiles of keys in flight, likewise."""
+    head_dim_v: int | None = None
+    """Elements of a row of v and out; None: as many as of q and k."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "n_q", "n_kv"):
@@ -58,6 +60,11 @@ class Case:
         return self.heads // self.kv_heads
 
     @property
+    def width_v(self) -> int:
+        """Elements of a row of v and out."""
+        return self.head_dim if self.head_dim_v is None else self.head_dim_v
+
+    @property
     def ranks_by_qk(self) -> bool:
         """Whether q and k decide which pairs the mask keeps."""
         scores = (node.score for node in walk(self.mask) if isinstance(node, N.TopK))
@@ -71,4 +78,5 @@ class Case:
 
     def flops(self, pairs: int, direction: str) -> int:
         """Floating-point operations of `pairs` (query, key) pairs: two products, or five."""
-        return (4 if direction == "fwd" else 10) * self.head_dim * pairs
+        of_qk, of_v = (1, 1) if direction == "fwd" else (3, 2)
+        return 2 * (of_qk * self.head_dim + of_v * self.width_v) * pairs

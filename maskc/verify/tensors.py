@@ -19,7 +19,7 @@ _SEED = 2026
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """q, k, v and the gradient of the output, contiguous [B, H, N, D] in the case's dtype."""
+    """q, k, v and the gradient of the output, contiguous [B, H, N, D or Dv] in the case's dtype."""
 
     q: Any
     k: Any
@@ -47,9 +47,9 @@ def make_tensors(case: Case, device: str) -> Tensors:
     Raises:
         ExtraMissing: a GPU was asked for and PyTorch, whose clock is used there, is missing.
     """
-    rows = (case.batch, case.heads, case.n_q, case.head_dim)
-    columns = (case.batch, case.kv_heads, case.n_kv, case.head_dim)
-    shapes = (rows, columns, columns, rows)
+    rows, columns = (case.batch, case.heads, case.n_q), (case.batch, case.kv_heads, case.n_kv)
+    of_qk, of_v = (case.head_dim,), (case.width_v,)
+    shapes = (rows + of_qk, columns + of_qk, columns + of_v, rows + of_v)
     if has_torch():
         q, k, v, dout = _ranked(case, _torch_normal(shapes, case.dtype.value, device))
         return Tensors(q, k, v, dout, device)

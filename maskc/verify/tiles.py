@@ -64,7 +64,7 @@ def bench_tiles(
     planned = replace(case, tile=None, stages=None)
     first = _compiled(planned, target)
     tile = first.bundle.units[0].tile
-    named = case.head_dim, None, None, case.dtype, None, case.tile, case.stages
+    named = case.head_dim, case.head_dim_v, None, case.dtype, None, case.tile, case.stages
     choices = driver.tile_choices(driver.problem(*named), first.target)
     made = {Way((tile.q, tile.k), None, planned=True): first}
     for way in (Way((x.tile.q, x.tile.k), x.stages) for x in choices if x.tile):
@@ -97,6 +97,6 @@ def bench_tiles(
 
 def _compiled(case: Case, target: Target) -> CompiledMask:
     return case.mask.compile(
-        case.head_dim, n_heads=case.heads, dtype=case.dtype, target=target.name, tile=case.tile,
-        stages=case.stages,
+        case.head_dim, case.head_dim_v, n_heads=case.heads, dtype=case.dtype, target=target.name,
+        tile=case.tile, stages=case.stages,
     )  # fmt: skip

@@ -149,11 +149,11 @@ def test_a_gpu_waits_only_for_a_slower_host():
 
 
 def test_the_slowest_is_compiled_first():
-    work = prepare.jobs(["a", "b"], ("maskc", "cudnn", "flex", "fa4"), ("fwd",), "sm_80")
-    assert [(case, impl) for case, impl, *_ in work] == [
+    work = prepare.jobs("anchors", ["a", "b"], ("maskc", "cudnn", "flex", "fa4"), ("fwd",), "sm_80")
+    assert [(case, impl) for _, case, impl, *_ in work] == [
         ("a", "fa4"), ("b", "fa4"), ("a", "flex"), ("b", "flex"), ("a", "maskc"), ("b", "maskc")
     ]  # fmt: skip
-    assert work[0][2:] == (("fwd",), "sm_80")
+    assert work[0][3:] == (("fwd",), "sm_80")
 
 
 class Results:
@@ -181,7 +181,9 @@ def test_what_is_compiled_is_collected(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 def test_kernels_are_compiled_in_other_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prepare, "cores", lambda: 4)
-    work = prepare.jobs(["full_8k", "blockdiag16_4k"], ("maskc",), ("fwd",), "cpu")
-    found = prepare.prepare([*work, ("none", "maskc", ("fwd",), "cpu")], 60, lambda text: None)
+    work = prepare.jobs("anchors", ["full_8k", "blockdiag16_4k"], ("maskc",), ("fwd",), "cpu")
+    found = prepare.prepare(
+        [*work, ("anchors", "none", "maskc", ("fwd",), "cpu")], 60, lambda text: None
+    )
     assert set(found) == {"full_8k", "blockdiag16_4k"}
     assert all(np.isfinite(ms) and ms > 0 for ms in found.values())

@@ -215,3 +215,8 @@ def test_tables_of_a_score(target):
     exact = gradients(*given, live, dout.float().numpy(), score=made, dropout=kept)
     for key, gradient in zip(["dq", "dk", "dv", "d bias"], found, strict=True):
         close(gradient.float().numpy(), exact[key], key, 0.01)
+
+
+def test_rows_that_two_warps_share():
+    attn = judged("sm_80", "bfloat16", 512, 40, 70, tolerance=0.02)
+    assert attn.dropping.target.name == "sm_80"

@@ -38,7 +38,7 @@ def units(dim: int, dim_v: int, dtype: str, mask: mc.Mask = MASK) -> tuple[Sourc
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_90", "sm_120"])
 def test_it_stands_in_where_matrix_units_have_no_kernels(target):
-    for wanted in ({"dtype": "float32"}, {"head_dim": 84}, {"head_dim": 128, "head_dim_v": 320}):
+    for wanted in ({"dtype": "float32"}, {"head_dim": 84}, {"head_dim": 128, "head_dim_v": 321}):
         attn = MASK.compile(**{"head_dim": 64, **wanted}, target=target)
         assert attn.target is SIMT
         assert "simt, " in repr(attn)

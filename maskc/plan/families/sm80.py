@@ -54,9 +54,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from maskc.analysis.rows import comes_in, longest_row
+from maskc.core.bundle import PACKED, Grid, Launch, Mode
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Problem, TileShape
-from maskc.core.target import TARGETS, Target
+from maskc.core.target import NARROW, TARGETS, Target
 from maskc.ir.types import MaskIR
 from maskc.plan.families.family import BIN_BYTES, L2_BYTES
 from maskc.plan.families.limits import Limits
@@ -65,6 +66,8 @@ from maskc.plan.types import Schedule
 BLOCK_BYTES = 1024
 """Shared memory for what the threads of a block share: its place, its mask, its tile list."""
 
+WIDE_KEYS = 32
+"""Keys of a tile beyond head dimension NARROW."""
 _SHORT_ROW = 1024
 """Keys from a row's first to its last one up to which rows count as short."""
 
@@ -90,6 +93,8 @@ _LONG = {
     128: (128, 4, 2, False),
     192: (64, 4, 2, True),
     256: (64, 4, 2, False),
+    512: (64, 8, 1, True),
+    576: (64, 8, 1, True),
 }
 """Queries of a tile, warps, blocks per multiprocessor and keep_q of each head dimension."""
 
@@ -142,11 +147,14 @@ def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
         SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
     """
     queries, warps, blocks, keep_q = (_SHORT if short_rows else _LONG)[problem.head_dim]
-    return _schedule(problem, TileShape(queries, 64), warps, blocks, keep_q)
+    keys = 64 if problem.head_dim <= NARROW else WIDE_KEYS
+    return _schedule(problem, TileShape(queries, keys), warps, blocks, keep_q)
 
 
 def limits(problem: Problem) -> Limits:
     """Tiles that a user may ask for: a warp has 32 rows up to head dimension 128, else 16."""
+    if problem.head_dim > NARROW:
+        return Limits("sm_80", (64,), (WIDE_KEYS,))
     wide = problem.head_dim > 128
     return Limits("sm_80", (64,) if wide else (64, 128), (32, 64))
 
@@ -163,8 +171,12 @@ def _schedule(
 ) -> Sm80Schedule:  # fmt: skip
     dim, target = problem.head_dim, TARGETS["sm_80"]
     rows, park = tile.q // warps, dim == 128
-    shared = shared_bytes(tile, dim, park, target)
     why = "each fragment of K and V serves them all" if rows == 32 else "out fills the registers"
+    if dim > NARROW:
+        rows, shared = 2 * rows, wide_shared_bytes(tile, dim, 32 * warps, target)
+        why = "two share rows, each has half of the columns of out"
+    else:
+        shared = shared_bytes(tile, dim, park, target)
     return Sm80Schedule(
         tile,
         f"tiles of {tile.q} x {tile.k}, {warps} warps of {rows} rows ({why}), "
@@ -172,10 +184,21 @@ def _schedule(
         warps=warps,
         min_blocks=blocks,
         shared_bytes=shared,
+        modes=_wide_modes(shared, 32 * warps) if dim > NARROW else (),
+        row_floats=problem.head_dim_v + 2 if dim > NARROW else 0,
         keep_q=keep_q,
         park_rows=park,
         group_keys=L2_BYTES // (2 * (dim + problem.head_dim_v)),
     )
+
+
+def _wide_modes(shared: int, threads: int) -> tuple[tuple[str, Mode], ...]:
+    """By tile rows, or with the query heads of a key/value head as rows of tiles, whose keys
+    several blocks share."""
+    whole = Launch("attention_forward", Grid.rows, threads, shared)
+    merge = Launch("attention_merge", Grid.packed_rows, threads, per_block=threads // 32)
+    packed = (replace(whole, grid=Grid.parts), merge)
+    return (("usual", Mode((whole,))), (PACKED, Mode(packed, "PACKED_HEADS")))
 
 
 _CHOOSE = {
@@ -220,7 +243,21 @@ def shared_bytes(tile: TileShape, head_dim: int, park_rows: bool, target: Target
     """
     tiles = 2 * head_dim * (tile.q + 2 * tile.k)
     parked = 2 * 4 * 4 * tile.q if park_rows else 0  # two floats for each row and lane of its quad
-    total = tiles + parked + BLOCK_BYTES
+    return _checked(tiles + parked + BLOCK_BYTES, target)
+
+
+def wide_shared_bytes(tile: TileShape, head_dim: int, threads: int, target: Target) -> int:
+    """The same where two warps share rows: q lies where k and v come; halves of scores that they
+    exchange.
+
+    Raises:
+        SharedMemoryExceeded: more than the target's blocks may use.
+    """
+    tiles = 2 * head_dim * max(tile.q, 2 * tile.k)
+    return _checked(tiles + 2 * tile.k * threads + BLOCK_BYTES, target)
+
+
+def _checked(total: int, target: Target) -> int:
     if total > target.shared_memory:
         raise SharedMemoryExceeded(total, target.name, target.shared_memory)
     return total

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from maskc.core.bundle import Grid, Launch, Mode
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
-from maskc.core.target import TARGETS
+from maskc.core.target import NARROW, TARGETS
 from maskc.plan.families.family import L2_BYTES
 from maskc.plan.families.score_tables import with_tables
 from maskc.plan.types import Schedule
@@ -50,6 +50,7 @@ _TILES = {
     128: (64, 64, 4, 2, 64),
     192: (32, 64, 4, 1, 32),
     256: (32, 64, 4, 1, 32),
+    512: (64, 64, 8, 1, 16),
 }
 """For each head dimension: queries and keys of a tile, warps, blocks per multiprocessor, queries
 whose scores are in registers at a time."""
@@ -63,26 +64,30 @@ def backward_schedule(problem: Problem) -> Sm80BackwardSchedule:
     """
     dim, target = problem.head_dim, TARGETS["sm_80"]
     queries, keys, warps, blocks, at_once = _TILES[dim]
-    tile, divided = TileShape(queries, keys), dim > 128
+    tile, divided, wide = TileShape(queries, keys), dim > 128, dim > NARROW
     room, one_place = shared_bytes(tile, dim, False), False
-    if room > target.shared_memory:
+    if wide:
+        room = wide_shared_bytes(tile, dim, at_once)
+    elif room > target.shared_memory:
         room, one_place = shared_bytes(tile, dim, True), True
     if room > target.shared_memory:
         raise SharedMemoryExceeded(room, target.name, target.shared_memory)
-    own = keys // warps
+    own = keys // warps * (1 + wide)
     return Sm80BackwardSchedule(
         tile,
         f"tiles of {queries} x {keys}, {warps} warps of {own} keys"
+        + (", of which two share theirs and have half of the columns each" if wide else "")
         + (", dk and dv by blocks of their own" if divided else "")
+        + (", dq by tile rows" if wide else "")
         + f", {room / 1024:g} KiB of shared memory",
         warps=warps,
         min_blocks=blocks,
         shared_bytes=room,
         modes=tuple(
             (name, with_tables(mode, problem, tile, PLAIN_THREADS))
-            for name, mode in _modes(tile, room, 32 * warps, 1 + divided)
+            for name, mode in _modes(tile, room, 32 * warps, 1 + divided, wide)
         ),
-        row_floats=dim + 2 + _SUMS,
+        row_floats=(0 if wide else dim) + 2 + _SUMS,
         score_queries=at_once,
         divided=divided,
         one_place=one_place,
@@ -99,12 +104,19 @@ def shared_bytes(tile: TileShape, head_dim: int, one_place: bool) -> int:
     return 4 * head_dim * (tile.q + tile.k) + gradients + 8 * tile.q
 
 
+def wide_shared_bytes(tile: TileShape, head_dim: int, step: int) -> int:
+    """The same where two warps share rows: a tile of one tensor, a step of two, lse and delta."""
+    return 2 * head_dim * (tile.k + 2 * step) + 16 * step
+
+
 def _modes(
-    tile: TileShape, room: int, threads: int, blocks: int
-) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
+    tile: TileShape, room: int, threads: int, blocks: int, by_rows: bool
+) -> tuple[tuple[str, Mode], ...]:
     """The usual one, where columns add to dq, and one with the same bits on every run.
 
-    `blocks`: of a tile column.
+    Args:
+        blocks: of a tile column.
+        by_rows: whether dq always has a launch of its own: then there is one mode.
     """
     prepare = Launch("attention_backward_prepare", Grid.queries, PLAIN_THREADS, per_block=tile.q)
     mean = Launch(
@@ -114,7 +126,10 @@ def _modes(
     rows = Launch("attention_backward_rows", Grid.queries, threads, room, tile.q)
     main = Launch("attention_backward", Grid.tile_columns, threads, room, tile.k // blocks)
     finish = Launch("attention_backward_finish", Grid.queries, PLAIN_THREADS, per_block=tile.q)
+    in_order = (prepare, mean, few, rows, main, finish)
+    if by_rows:
+        return (("usual", Mode(in_order)),)
     return (
         ("usual", Mode((prepare, mean, few, main, finish))),
-        ("deterministic", Mode((prepare, mean, few, rows, main, finish), "DETERMINISTIC")),
+        ("deterministic", Mode(in_order, "DETERMINISTIC")),
     )

@@ -114,11 +114,11 @@ def _check_blocks(heads: Heads, problem: Problem, target: Target) -> None:
 
     Raises:
         SelectionNotCompiled: blocks that are too small.
-        HeadDimUnsupported: rows would be padded, which what chooses blocks cannot.
+        HeadDimUnsupported: rows would be padded, which what chooses blocks cannot, or are too long.
     """
-    blocks = (each for ir in heads.masks for each in ir.selections if each.block > 1)
-    if target.pads(problem) and any(blocks):
-        raise target.no_such_dims(problem, blocks=True)
+    for block in (each.block for ir in heads.masks for each in ir.selections):
+        if target.lacks_choice(problem, block):
+            raise target.no_such_dims(problem, block)
     for ir in heads.masks:
         for each in ir.selections:
             if each.block < target.least_block:

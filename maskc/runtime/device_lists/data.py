@@ -362,7 +362,7 @@ class DataLists:
             for name, source in zip(bundle.arrays, bound.given.sources, strict=True)
         }
         fit = packed(bundle, unit, wanted, place, lambda: shapes)
-        if fit is not None:
+        if fit is not None and fit[0].work is not None:
             return fit
 
         def tally(each: SourceUnit) -> Tally:

@@ -68,6 +68,18 @@ FN void settle_rows(const struct Attention &p) {
         for (i32 k = lane; k < p.n_kv; k += 32)
             if (keep(mask, q, k, p.n_q, p.n_kv))
                 exact += term_of(p, at, keys, q, k, lse, of_q, of_dout);
+#if WIDE
+#if PADDED
+        for (int i = lane; i < PIECES_V; i += 32) {
+#else
+        for (int i = lane; i < HEAD_DIM / 8; i += 32) {
+#endif
+            const uint4 out = __ldg(pieces_of(p.out, p.out_stride, at, q) + i);
+            const uint4 dout = __ldg(of_dout + i);
+            rounded += dot(out, dout);
+            size += absolute_dot(out, dout);
+        }
+#else
 #if PADDED
         if (lane < PIECES_V) {
 #else
@@ -78,6 +90,7 @@ FN void settle_rows(const struct Attention &p) {
             rounded = dot(out, dout);
             size = absolute_dot(out, dout);
         }
+#endif
         exact = warp_sum(exact);
         rounded = warp_sum(rounded);
         size = warp_sum(size);

@@ -1,8 +1,12 @@
 // The modes of a backward pass, and what follows from the numbers of its schedule, see
 // gen/backward_constants.cuh.j2.
 
+#if WIDE
+#define DETERMINISTIC 1  // dq always has a launch of its own, by tile rows
+#else
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0  // the same bits on every run: a launch of its own makes dq, by tile rows
+#endif
 #endif
 #if WITH_THRESHOLDS
 #define SETTLES_DELTA 0  // which keys were chosen is known beside their scores alone
@@ -19,14 +23,27 @@ constexpr int PITCH = 2 * HEAD_DIM;                   // bytes of a row in share
 constexpr int CHUNKS = HEAD_DIM / 8;                  // 16-byte pieces of a row
 constexpr int SPAN = CHUNKS % 8 ? 4 : 8;              // pieces that trade places, see place()
 constexpr int COPY_ROWS = THREADS / SPAN;             // rows that all threads copy at once
+#if WIDE
+// Two warps share rows: each multiplies a half of them along their length, and has a half of the
+// columns of gradients.
+constexpr int HALVES = 2;
+constexpr int FRAGMENTS = TILE_K * HALVES / (16 * WARPS);  // of 16 tokens, that a warp has
+constexpr int OWN_GROUPS = HEAD_DIM / (8 * HALVES);        // 8-column groups of a gradient
+#else
 constexpr int FRAGMENTS = TILE_K / (16 * WARPS);      // of 16 keys, that a warp has
+#endif
 constexpr int ROW_WARPS = TILE_Q / 16;                // warps that have all queries of a tile
 constexpr int SHARES = WARPS / ROW_WARPS;             // of 16 rows of dq: of columns, or of keys
 constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM;        // of dq
 
+#if WIDE
+static_assert(TILE_Q == TILE_K && FRAGMENTS == 1 && STEP_Q == 16 && HEAD_DIM % 128 == 0,
+              "halves are made of 16 x 16 fragments, and begin where places are traded anew");
+#else
 static_assert(TILE_K % (16 * WARPS) == 0 && TILE_Q % STEP_Q == 0 && STEP_Q % 16 == 0
                   && HEAD_DIM % 32 == 0,
               "tiles are made of 16 x 16 fragments");
+#endif
 static_assert(WARPS % ROW_WARPS == 0 && DEPTH % SHARES == 0, "warps share the rows of a tile");
 static_assert(FRAGMENTS * STEP_Q <= 64, "the bits of a thread's pairs fit one word");
 static_assert(COPY_ROWS % 8 == 0 && TILE_Q % COPY_ROWS == 0 && TILE_K % COPY_ROWS == 0,

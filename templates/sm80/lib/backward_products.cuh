@@ -6,7 +6,11 @@
 typedef float Scores[FRAGMENTS][STEP_Q / 8][4];
 typedef u32 Pairs[FRAGMENTS][STEP_Q / 8][2];  // two queries each, in storage precision
 // dk or dv of its keys.
+#if WIDE
+typedef float Gradient[FRAGMENTS][OWN_GROUPS][4];
+#else
 typedef float Gradient[FRAGMENTS][HEAD_DIM / 8][4];
+#endif
 
 template <int COUNT, int GROUPS>
 FN void clear(float (&x)[COUNT][GROUPS][4]) {

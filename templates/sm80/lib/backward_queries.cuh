@@ -12,15 +12,7 @@ struct Rows {
     float sum[2], mass[2];  // of u dp and of u, so far
 };
 
-struct Line {
-    i32 tile;
-    struct Place at;
-};
-// The last rows, which most masks make the longest, come first.
-FN struct Line line_of(const struct Attention &p, i32 index) {
-    const i32 row = gridDim.x - 1 - index;
-    return {row % p.tile_rows, place_of_row(p, row)};
-}
+#include "sm80/lib/backward_line.cuh"
 
 // Takes the keys of a tile that are the warp's own.
 template <bool MEAN>

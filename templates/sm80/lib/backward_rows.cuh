@@ -98,6 +98,15 @@ attention_backward_prepare(const __grid_constant__ struct Attention p) {
         if (r >= TILE_Q) break;  // all lanes of a row
         const bool inside = q < p.n_q;
         float sum = 0.0f;
+#if WIDE
+#if PADDED
+        for (int j = lane; inside && j < PIECES_V; j += LANES)
+#else
+        for (int j = lane; inside && j < CHUNKS; j += LANES)
+#endif
+            sum += dot(__ldg((const uint4 *)p.out + row_offset(p.out_stride, at, q) / 8 + j),
+                       __ldg((const uint4 *)p.dout + row_offset(p.dout_stride, at, q) / 8 + j));
+#else
 #if PADDED
         if (inside && lane < PIECES_V)
 #else
@@ -105,6 +114,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p) {
 #endif
             sum = dot(__ldg((const uint4 *)p.out + row_offset(p.out_stride, at, q) / 8 + lane),
                       __ldg((const uint4 *)p.dout + row_offset(p.dout_stride, at, q) / 8 + lane));
+#endif
 #pragma unroll
         for (int by = LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffff, sum, by);
         if (lane > 0) continue;

@@ -7,7 +7,11 @@ template <int PIECES = PIECES_QK, int COUNT>
 #else
 template <int COUNT>
 #endif
+#if WIDE
+FN void store_rows(const float (&x)[COUNT][OWN_GROUPS][4], unsigned char *tile, void *tensor,
+#else
 FN void store_rows(const float (&x)[COUNT][HEAD_DIM / 8][4], unsigned char *tile, void *tensor,
+#endif
                    const i64 (&stride)[3], struct Place at, i32 first, i32 tokens, float factor,
                    bool joins) {
     const i32 lane = threadIdx.x % 32;
@@ -19,8 +23,14 @@ FN void store_rows(const float (&x)[COUNT][HEAD_DIM / 8][4], unsigned char *tile
         for (int r = 0; r < 2; r++) {
             const i32 row = 16 * m + lane / 4 + 8 * r, token = first + row;
 #pragma unroll
+#if WIDE
+            for (int i = 0; i < OWN_GROUPS; i++) {
+                const i32 n = first_group() + i;
+                float2 sum = make_float2(x[m][i][2 * r] * factor, x[m][i][2 * r + 1] * factor);
+#else
             for (int n = 0; n < HEAD_DIM / 8; n++) {
                 float2 sum = make_float2(x[m][n][2 * r] * factor, x[m][n][2 * r + 1] * factor);
+#endif
 #if PADDED
                 if (joins && token < tokens && n < PIECES) {
 #else
@@ -39,8 +49,13 @@ FN void store_rows(const float (&x)[COUNT][HEAD_DIM / 8][4], unsigned char *tile
         const i32 row = i + lane / SPAN, token = first + row;
         uint4 *const to = (uint4 *)(rows + token * stride[2] * 2);
 #pragma unroll
+#if WIDE
+        for (int j = 0; j < OWN_GROUPS; j += SPAN) {
+            const i32 chunk = first_group() + j + lane % SPAN;
+#else
         for (int j = 0; j < CHUNKS; j += SPAN) {
             const i32 chunk = j + lane % SPAN;
+#endif
 #if PADDED
             if (chunk >= PIECES) continue;
 #endif

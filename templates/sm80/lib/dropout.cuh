@@ -23,7 +23,11 @@ FN void accumulate_kept(Output &o, float (&sum)[ROWS], const Scores &s, const fl
     float base[ROWS], share[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) base[r] = top[r], share[r] = 0.0f;
+#if WIDE
+    add_values(o, v_tile + lane_in_rows() + 16 * first_group(), [&](int m, int n, int i) {
+#else
     add_values(o, v_tile + lane_in_rows(), [&](int m, int n, int i) {
+#endif
         const int r = 2 * m + i % 2, at = 4 * (2 * n + i / 2) + 2 * (i % 2);
         const float *x = &s[m][2 * n + i / 2][i % 2 * 2];
         const float low = fast_exp2(x[0] * unit - base[r]);

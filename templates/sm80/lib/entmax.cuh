@@ -45,8 +45,14 @@ FN void pass_over(Output &o, Searches &x, const struct Query &query, const struc
         if (NOW == VALUES) load_tile<TILE_K>(v_tile, block.v, p->v_stride, first_k, p->n_kv);
 #endif
         score(s, query, k_tile);
+#if WIDE
+        give_half(shared.halves, s);
+#endif
         copy_wait<0>();
         __syncthreads();  // k is no longer read
+#if WIDE
+        add_half(s, shared.halves);
+#endif
         if (i + 1 < block.list.count) {
             const i32 next_k = tile_at(block.list, i + 1).index * TILE_K;
             load_tile<TILE_K>(k_tile, block.k, p->k_stride, next_k, p->n_kv);
@@ -70,7 +76,11 @@ FN void pass_over(Output &o, Searches &x, const struct Query &query, const struc
         }
 #endif
         if (NOW == VALUES)
+#if WIDE
+            add_values(o, v_tile + lane_in_rows() + 16 * first_group(), [&](int m, int n, int i) {
+#else
             add_values(o, v_tile + lane_in_rows(), [&](int m, int n, int i) {
+#endif
                 const float *const w = &s[m][2 * n + i / 2][i % 2 * 2];
                 return pack(w[0], w[1]);
             });

@@ -51,7 +51,11 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
 // What queries lane / 4 + 8 r of a warp see of a tile's keys.
 FN struct Seen seen_by(const struct Attention *p, const struct Block &block, struct Tile tile) {
     const struct Mask mask = block.mask;
+#if WIDE
+    const i32 n_q = p->queries, n_kv = p->n_kv;
+#else
     const i32 n_q = p->n_q, n_kv = p->n_kv;
+#endif
     const i32 q = lane_query(block.work), k = lane_key(tile.index * TILE_K);
     struct Seen seen = {};
 #pragma unroll UNROLL
@@ -59,7 +63,11 @@ FN struct Seen seen_by(const struct Attention *p, const struct Block &block, str
         const i32 column = k + i / 2 * 8 + i % 2, inside = min_i32(column, n_kv - 1);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
+#if WIDE
+            const i32 row = mask_row(p, q + 8 * r);
+#else
             const i32 row = min_i32(q + 8 * r, n_q - 1);
+#endif
             const u32 live = tile.full | (keep(mask, row, inside, n_q, n_kv) != 0);
             seen.word[r / 2] |= (live & (column < n_kv)) << (16 * (r % 2) + i);
         }

@@ -33,8 +33,13 @@ FN void quarantine(Output &o, unsigned char *v_tile, struct Seen seen) {
             sees[m] = __shfl_sync(0xffffffff, seen.word[m], lane / 4 * 4 + i % 8 / 2)
                 >> (i / 8 * 2 + i % 2);
 #pragma unroll
+#if WIDE
+        for (int n = 0; n < OWN_GROUPS; n++) {
+            const u32 pair = *(const u32 *)(v_tile + place(i, first_group() + n) + 4 * (lane % 4));
+#else
         for (int n = 0; n < HEAD_DIM / 8; n++) {
             const u32 pair = *(const u32 *)(v_tile + place(i, n) + 4 * (lane % 4));
+#endif
             if (only_finite(pair) == pair) continue;
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {

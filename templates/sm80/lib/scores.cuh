@@ -1,6 +1,34 @@
 // The first product.
 // Needs: load.cuh, logit.cuh, softmax.cuh, mma.cuh. Gives: Query, score.
 
+#if WIDE
+// A warp's rows of q, of which its half stays in registers.
+struct Query {
+    u32 at;
+    u32 fragment[HALF_DEPTH][FRAGMENTS][4];
+};
+
+FN void keep_query(struct Query &q) {
+    const struct Half half = half_of(q.at, own_half());
+#pragma unroll
+    for (int d = 0; d < HALF_DEPTH; d++) load_matrices(q.fragment[d][0], half_at(half, 0, d));
+}
+
+// A half of s = q k^T
+FN void score(Scores &s, const struct Query &q, u32 k_tile) {
+    const struct Half half = half_of(k_tile + lane_in_halves(), own_half());
+    clear(s);
+#pragma unroll
+    for (int d = 0; d < HALF_DEPTH; d++)
+#pragma unroll
+        for (int n = 0; n < TILE_K / 16; n++) {
+            u32 b[4];
+            load_matrices(b, half_at(half, n, d));
+            multiply(s[0][2 * n], q.fragment[d][0], b[0], b[1]);
+            multiply(s[0][2 * n + 1], q.fragment[d][0], b[2], b[3]);
+        }
+}
+#else
 // A warp's rows of q: where they lie, and, where registers allow, their fragments.
 struct Query {
     u32 at;
@@ -41,3 +69,4 @@ FN void score(Scores &s, const struct Query &q, u32 k_tile) {
         }
     }
 }
+#endif

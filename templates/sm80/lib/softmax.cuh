@@ -4,7 +4,11 @@
 // A warp's accumulators: [fragment][8-column group][row lane / 4 and + 8, columns 2 * (lane % 4)
 // and + 1].
 typedef float Scores[FRAGMENTS][TILE_K / 8][4];
+#if WIDE
+typedef float Output[FRAGMENTS][OWN_GROUPS][4];
+#else
 typedef float Output[FRAGMENTS][HEAD_DIM / 8][4];
+#endif
 
 template <int GROUPS>
 FN void clear(float (&x)[FRAGMENTS][GROUPS][4]) {
@@ -69,7 +73,11 @@ FN void raise_tops(const Scores &s, float unit, float (&top)[ROWS], float (&sum)
         const float factor = not_zero(fast_exp2(base[r] - top[r]));
         sum[r] *= factor;
 #pragma unroll
+#if WIDE
+        for (int n = 0; n < OWN_GROUPS; n++) {
+#else
         for (int n = 0; n < HEAD_DIM / 8; n++) {
+#endif
             o[r / 2][n][r % 2 * 2] *= factor;
             o[r / 2][n][r % 2 * 2 + 1] *= factor;
         }

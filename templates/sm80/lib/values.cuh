@@ -13,7 +13,11 @@ FN void add_values(Output &o, u32 v, const F &pair) {
 #pragma unroll
             for (int i = 0; i < 4; i++) a[m][i] = pair(m, n, i);
 #pragma unroll
+#if WIDE
+        for (int d = 0; d < OWN_GROUPS / 2; d++) {
+#else
         for (int d = 0; d < DEPTH; d++) {
+#endif
             load_matrices_transposed(b, fragment_at(v, n, d));
 #pragma unroll
             for (int m = 0; m < FRAGMENTS; m++) {
@@ -27,7 +31,11 @@ FN void add_values(Output &o, u32 v, const F &pair) {
 // The same with p = 2^(s unit - top), whose sums grow.
 FN void accumulate(Output &o, float (&sum)[ROWS], const Scores &s, const float (&top)[ROWS],
                    float unit, u32 v_tile) {
+#if WIDE
+    const u32 v = v_tile + lane_in_rows() + 16 * first_group();
+#else
     const u32 v = v_tile + lane_in_rows();
+#endif
     float base[ROWS], share[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) base[r] = top[r], share[r] = 0.0f;

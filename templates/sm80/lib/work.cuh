@@ -5,12 +5,31 @@
 
 struct Work {
     i32 row, head, batch;  // row of tiles
+#if WIDE
+    i32 part, parts;  // of its keys, where heads are packed
+#endif
 };
+
+#if WIDE
+// The query at a row of a tile.
+FN i32 mask_row(const struct Attention *p, i32 row) {
+    return min_i32(PACKED_HEADS ? (u32)row % (u32)p->queries : row, p->queries - 1);
+}
+#endif
+
 
 // Heads run in groups whose keys and values fit the L2 cache; inside a group the last tile rows,
 // which are the longest ones of a causal mask, come first. A grid has at most 2^31 - 1 blocks, so
 // that 32 bits count them.
 FN struct Work work_of(const struct Attention *p, u32 index) {
+#if WIDE
+    if (PACKED_HEADS) {  // blocks that have the same keys follow one another
+        const u32 rows = (p->n_q + TILE_Q - 1) / TILE_Q, heads = p->batch * p->heads_q;
+        const u32 parts = gridDim.x / (rows * heads), head = index / (rows * parts);
+        return {(i32)(index % rows), (i32)(head % p->heads_q), (i32)(head / p->heads_q),
+                (i32)(index / rows % parts), (i32)parts};
+    }
+#endif
     const u32 heads = p->batch * p->heads_q, rows = p->tile_rows;
     const u32 kv_heads = GROUP_KEYS / max_i32(1, p->n_kv);
     const i64 fit = (i64)kv_heads * (p->heads_q / p->heads_kv);
@@ -34,7 +53,18 @@ FN void start_block(struct Block &block, const struct Attention *p) {
     const struct Work work = block.work;
     const i32 kv_head = work.head / (p->heads_q / p->heads_kv);
     block.mask = load_mask(p, work.batch, work.head);
+#if WIDE
+    block.list =
+        row_tiles(p, block.mask, work.batch, work.head, PACKED_HEADS ? 0 : work.row);
+    if (PACKED_HEADS) {
+        const i64 count = block.list.count;
+        const i32 first = count * work.part / work.parts;
+        block.list.count = (i32)(count * (work.part + 1) / work.parts) - first;
+        begin_later(block.list, first);
+    }
+#else
     block.list = row_tiles(p, block.mask, work.batch, work.head, work.row);
+#endif
     block.logit = logit_of(p, work.head);
     block.k = head_rows(p->k, p->k_stride, work.batch, kv_head);
     block.v = head_rows(p->v, p->v_stride, work.batch, kv_head);
@@ -44,10 +74,15 @@ static_assert(sizeof(struct Block) <= BLOCK_BYTES,
               "the mask has too many constants");
 
 // Rows and columns of a tile that a warp and a lane hold; see Scores for the others.
+#if WIDE
+FN i32 first_row() { return threadIdx.x / (32 * HALVES) * 16; }
+FN i32 warp_query(struct Work work, i32 warp) { return work.row * TILE_Q + warp / HALVES * 16; }
+#else
 FN i32 first_row() { return threadIdx.x / 32 * 16 * FRAGMENTS; }
 FN i32 warp_query(struct Work work, i32 warp) {
     return work.row * TILE_Q + warp * 16 * FRAGMENTS;
 }
+#endif
 FN i32 lane_query(struct Work work) {
     return warp_query(work, threadIdx.x / 32) + threadIdx.x % 32 / 4;
 }
