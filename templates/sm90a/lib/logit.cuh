@@ -22,10 +22,16 @@
 //                    gradient: the sum of gradients of logits times minus the distance.
 //     LONG_LOGITS    logits take so many registers that less can wait beside them.
 #if WITH_SCORE
-// A formula of the score takes the place of features; see common/gen/score.h.j2.
-#define BENT 1
+// A formula of the score takes the place of features; see common/gen/score.h.j2. Of one that adds
+// what follows from distance the kernel takes care itself, see shifts.cuh, but with entmax.
+#if WITH_SHIFTS
+#define SHIFTED (!WITH_ENTMAX)
+#else
+#define SHIFTED 0
+#endif
+#define BENT (!SHIFTED)
 #define HAS_SLOPE SCORE_BENDS
-#define NEEDS_WHERE 1
+#define NEEDS_WHERE BENT
 #define HEAD_GRADIENT 0
 #define LONG_LOGITS SCORE_BENDS
 #else
@@ -47,6 +53,10 @@ FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
     return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
 }
 
+#if WITH_CAP
+#include "sm90a/lib/cap.cuh"
+
+#endif
 // cap * tanh(x / cap), where tanh is 1 - 2 / (2^(sharpness x) + 1), by one exponential: the
 // approximate instruction is too coarse for logits.
 FN float capped(float x, float cap, float sharpness) {
@@ -57,6 +67,10 @@ FN float capped(float x, float cap, float sharpness) {
 // Scores become logits, where they are bent at all.
 template <int N, typename Where>
 FN void bend(float (&s)[N], const struct Attention &p, Where where) {
+#if WITH_CAP
+    cap_scores(s, cap_of(p, where.head(0), where.batch()));
+    return;
+#endif
 #if BENT
     const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
     (void)sharpness;

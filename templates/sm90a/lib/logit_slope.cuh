@@ -14,6 +14,11 @@ struct Slopes {
 #if WITH_SCORE
 template <int N, typename Where>
 FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p, Where where) {
+    if (!BENT) return;
+#if WITH_CAP
+    cap_scores(s, cap_of(p, where.head(0), where.batch()));
+    return;
+#endif
     where.refresh(p);
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
@@ -38,6 +43,17 @@ FN void bend(float (&s)[N], struct Slopes<N> &, const struct Attention &p, const
 }
 #endif
 #if HAS_SLOPE
+#if WITH_CAP
+// Those at logits x and y; finite where weights are 0.
+template <int N, typename Where>
+FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y, const struct Attention &p,
+                      const Where &where) {
+    const struct Cap cap = cap_of(p, where.head(0), where.batch());
+    const float a = slope_at(x, cap), b = slope_at(y, cap);
+    slopes.pair[i] = pack(a, b);
+    return make_float2(a, b);
+}
+#else
 #if WITH_SCORE
 // Those of a formula; 0 where logits are minus infinity, whatever the formula makes of dead pairs.
 template <int N, typename Where>
@@ -63,6 +79,7 @@ FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y,
     slopes.pair[i] = pack(a, b);
     return make_float2(a, b);
 }
+#endif
 #endif
 template <int N>
 FN float2 kept_slopes(const struct Slopes<N> &slopes, int i) {
