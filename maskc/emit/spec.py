@@ -277,10 +277,10 @@ class KernelSpec:
 
     @property
     def shifts(self) -> bool:
-        """Whether what the formula of the score adds is found by diagonals of a tile (sm_90a)."""
+        """Whether what is added to scores by distance is found by diagonals of a tile (sm_90a)."""
         return (
-            self.score is not None and bool(self.score.shift) and self.target.name == "sm_90a"
-            and self.tile.q >= 64 and self.boxes is None
+            (self.score is None or bool(self.score.shift)) and self.target.name == "sm_90a"
+            and self.tile.q >= 64 and self.boxes is None and self.chosen is None
             and not self.thresholds and not self.gathered
         )  # fmt: skip
 

@@ -1,10 +1,7 @@
 // Logits that are height * tanh(rate * s), and their derivatives. The approximate instruction is too
 // coarse for logits, and an exact tanh takes two slow ones. Where all scores of a warp are moderate, as
 // most are, a polynomial of multiplications takes their place.
-// Needs: device.cuh; gen/score.h.j2 behind it. Gives: Cap, cap_of, cap_scores, slope_at.
-
-FN float score_height(i32 head, i32 batch, const struct Attention &p);
-FN float score_rate(i32 head, i32 batch, const struct Attention &p);
+// Needs: device.cuh; score_height, score_rate. Gives: Cap, cap_of, cap_scores, slope_at.
 
 constexpr float MODERATE = 0.75f;  // |rate * s|, up to which the polynomial is within 3e-7 of tanh
 constexpr int TERMS = 5;
@@ -19,7 +16,7 @@ FN struct Cap cap_of(const struct Attention &p, i32 head, i32 batch) {
     const float rate = score_rate(head, batch, p);
     cap.rate = rate * p.scale;
     cap.slope = cap.height * rate;
-    cap.bent = cap.height == 0.0f ? 0.0f : rate / cap.height;
+    cap.bent = cap.height == 0.0f ? 0.0f : rate * fast_reciprocal(cap.height);
     float power = cap.height * cap.rate;
 #pragma unroll
     for (int i = 0; i < TERMS; i++) cap.odd[i] = TANH[i] * power, power *= cap.rate * cap.rate;
