@@ -86,8 +86,8 @@ def render(template: str, spec: object) -> str:
     text = inlined(environment().get_template(template).render(spec=spec))
     lines: Iterable[str] = text.splitlines()
     spoken_of = {"WITH_SCORE": "score", "WITH_SHIFTS": "shifts", "WITH_CAP": "caps",
-                 "ADDS_DIAGONALS": "adds_diagonals", "WITH_THRESHOLDS": "thresholds", "WITH_DROPOUT": "dropout",
-                 "PADDED": "pieces"}  # fmt: skip
+                 "ADDS_DIAGONALS": "adds_diagonals", "WITH_THRESHOLDS": "thresholds",
+                 "WITH_DROPOUT": "dropout", "PADDED": "pieces"}  # fmt: skip
     for name, value in spoken_of.items():
         lines = resolved(lines, name, getattr(spec, value, None) not in (None, False))
     lines = [line.rstrip() for line in lines]

@@ -1,6 +1,6 @@
 // Logits that are height * tanh(rate * s), and their derivatives. The approximate instruction is too
-// coarse for logits, and an exact tanh takes two slow ones. Where all scores of a warp are moderate, as
-// most are, a polynomial of multiplications takes their place.
+// coarse for logits, and the exact tanh takes two slow ones. Where all scores of a warp are
+// moderate, as most are, a polynomial takes its place.
 // Needs: device.cuh; score_height, score_rate. Gives: Cap, cap_of, cap_scores, slope_at.
 
 constexpr float MODERATE = 0.75f;  // |rate * s|, up to which the polynomial is within 3e-7 of tanh
@@ -10,7 +10,8 @@ struct Cap {
     float slope, bent;  // the derivative by scale * score: slope - bent * logit^2
 };
 FN struct Cap cap_of(const struct Attention &p, i32 head, i32 batch) {
-    constexpr float TANH[TERMS] = {0.9999972f, -0.33323076f, 0.13226092f, -0.04928044f, 0.012318827f};
+    constexpr float TANH[TERMS] = {0.9999972f, -0.33323076f, 0.13226092f, -0.04928044f,
+                                   0.012318827f};
     struct Cap cap;
     cap.height = score_height(head, batch, p);
     const float rate = score_rate(head, batch, p);

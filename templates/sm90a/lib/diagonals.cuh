@@ -1,6 +1,6 @@
 // Sums of gradients of logits along the diagonals of tiles, for tables that formulas read by
-// distance alone: a backward pass adds up what is at one distance, head by head, and a launch behind
-// it gives that to the tables.
+// distance alone: a backward pass adds up what is at one distance, head by head, and a launch
+// behind it gives that to the tables.
 // Needs: Shared, backward_workspace.cuh, ptx.cuh. Gives: diagonals_of, add_diagonals.
 
 // Where the sums of a head begin: at distance 0, the query minus the key. Tiles may reach past the
@@ -12,9 +12,10 @@ FN float *diagonals_of(const struct Attention &p, i32 head, i32 batch) {
     return p.score_diagonals + number * (p.n_q + p.n_kv + 2 * MARGIN) + p.n_kv + MARGIN;
 }
 
-// A tile of ds in shared memory, `first` query minus key, by all warps that compute. A warp takes 16
-// queries and 64 keys, two keys a lane: a diagonal passes from a lane to the one before with every
-// second query, so it is the lane that moves, and what it holds when it begins anew is of others.
+// A tile of ds in shared memory, its `first` query minus its first key, by all warps that compute. A
+// warp takes 16 queries and 64 keys, two keys a lane. With every second query a diagonal would pass
+// to the next lane; lanes move instead, and those that begin anew with the first keys hold other
+// diagonals from then on.
 FN void add_diagonals(const unsigned char *tile, float *to, i32 first) {
     constexpr int ACROSS = TILE_K / 64, ALL = ACROSS * (TILE_Q / 16);
     const i32 lane = threadIdx.x % 32;

@@ -21,8 +21,8 @@
 //     HEAD_GRADIENT  heads have a number of their own, the slope of distances, and that has a
 //                    gradient: the sum of gradients of logits times minus the distance.
 //     LONG_LOGITS    logits take so many registers that less can wait beside them.
-//     SHIFTED        the kernel itself adds what follows from distance, by diagonals of its tiles, see
-//                    shifts.cuh, and to the facts above that is nothing.
+//     SHIFTED        the kernel itself adds what follows from distance, by diagonals of its tiles,
+//                    see shifts.cuh, and to the facts above that is nothing.
 //     CAPPED         a logit is height * tanh(rate * s), see cap.cuh.
 #if WITH_SHIFTS
 #ifndef PACKED

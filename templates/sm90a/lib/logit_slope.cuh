@@ -43,8 +43,8 @@ FN void bend(float (&s)[N], struct Slopes<N> &, const struct Attention &p, const
 #endif
 #if HAS_SLOPE
 #if CAPPED
-// Those at the logits x and y of elements 2 i and 2 i + 1, 0 where these are minus infinity; `slopes`
-// has them from now on.
+// Those at the logits x and y of elements 2 i and 2 i + 1, 0 where these are minus infinity;
+// `slopes` has them from now on.
 template <int N, typename Where>
 FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y, const struct Attention &p,
                       const Where &where) {
