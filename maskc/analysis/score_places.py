@@ -33,16 +33,4 @@ def spread(read: S.Read) -> Spread:
         return Spread.column if by_k else Spread.one
     if not by_k:
         return Spread.row
-    return Spread.diagonal if all(map(_by_distance, read.index)) else Spread.pair
-
-
-def _by_distance(node: S.Real | S.Test | E.Expr) -> bool:
-    """Whether it has one value for all pairs with the same q - k."""
-    if node in (E.Q, E.K):
-        return False
-    if isinstance(node, E.Sum):
-        own = {term: factor for factor, term in node.terms}
-        if own.pop(E.Q, 0) + own.pop(E.K, 0):
-            return False
-        return all(map(_by_distance, own))
-    return all(map(_by_distance, S.children(node)))
+    return Spread.diagonal if all(map(S.by_distance, read.index)) else Spread.pair

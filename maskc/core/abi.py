@@ -90,6 +90,7 @@ SCORE_FIELDS: tuple[Field, ...] = (
     Field("score_table", "const void *", "tables, or null: a number", MAX_SLOTS),
     Field("score_gradient", "float *", "backward: to add to, or null", MAX_SLOTS),
     Field("score_sums", "i64 *", "backward: exact sums [entries][SUM_WORDS], or null", MAX_SLOTS),
+    Field("score_diagonals", "float *", "backward: zeros for sums by distance, or null"),
     Field("score_entries", "i64", "of each gradient", MAX_SLOTS),
     Field("score_step", "i64", "elements along each dimension; 0: one for all", _AXES),
     Field("score_gradient_step", "i64", "likewise of gradients", _AXES),

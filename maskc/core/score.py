@@ -215,6 +215,65 @@ def by_score(node: Real | Test | Expr) -> bool:
     return any(isinstance(each, Score) for each in walk(node))
 
 
+def by_distance(node: Real | Test | Expr) -> bool:
+    """Whether it has one value for all pairs of a head with the same q - k."""
+    if node in (E.Q, E.K):
+        return False
+    if isinstance(node, E.Sum):
+        own = {term: factor for factor, term in node.terms}
+        if own.pop(E.Q, 0) + own.pop(E.K, 0):
+            return False
+        return all(map(by_distance, own))
+    return all(map(by_distance, children(node)))
+
+
+def shift(logit: Real) -> Real | None:
+    """What a formula adds to s, if it does nothing else and adds the same to all pairs of a head
+    with the same q - k."""
+
+    def adds(node: Real) -> bool:
+        match node:
+            case Score():
+                return True
+            case Call("add", (left, right)):
+                own, other = (left, right) if by_score(left) else (right, left)
+                return not by_score(other) and adds(own)
+            case Call("sub", (left, right)):
+                return not by_score(right) and adds(left)
+        return False
+
+    if not adds(logit) or not by_distance(logit):
+        return None
+    return rebuilt(logit, lambda each: Number(0.0) if isinstance(each, Score) else None)
+
+
+def cap(logit: Real) -> tuple[Real, Real] | None:
+    """(height, rate) of a formula height * tanh(rate * s), where both are the same for all pairs of
+    a head; None of any other."""
+
+    def steady(node: Real) -> bool:
+        return not any(isinstance(each, Score) or each in (E.Q, E.K) for each in walk(node))
+
+    def factor(node: Real, of: Callable[[Real], bool]) -> tuple[Real, Real] | None:
+        """(what is steady, what `of` accepts) of their product."""
+        if of(node):
+            return Number(1.0), node
+        match node:
+            case Call("mul", (left, right)):
+                own, other = (left, right) if by_score(left) else (right, left)
+                if steady(other) and (found := factor(own, of)):
+                    return Call("mul", (other, found[0])), found[1]
+            case Call("div", (left, right)) if steady(right) and (found := factor(left, of)):
+                return Call("div", (found[0], right)), found[1]
+        return None
+
+    outer = factor(logit, lambda each: isinstance(each, Call) and each.function == "tanh")
+    if outer is None or not isinstance(outer[1], Call):
+        return None
+    inner = factor(outer[1].args[0], lambda each: isinstance(each, Score))
+    return None if inner is None else (outer[0], inner[0])
+
+
 def rebuilt(node: Real, change: Callable[[Any], Any]) -> Real:
     """The formula with some subformulas replaced: `change` sees each one first, outermost first,
     and gives what replaces it, or None."""

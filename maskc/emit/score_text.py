@@ -226,6 +226,9 @@ def score_text(
             for read, result in zip(S.reads(formula.logit), by_table.results, strict=True)
         ),
         params, at, by_score.results[0] != S.Number(1.0), fast,
+        _return(printer(added)) if fast and (added := S.shift(formula.logit)) is not None else "",
+        (_return(printer(cap[0])), _return(printer(cap[1])))
+        if fast and (cap := S.cap(formula.logit)) is not None else None,
     )  # fmt: skip
 
 

@@ -184,6 +184,10 @@ class ScoreText:
     """Whether d logit / d s is not 1 everywhere."""
     fast: bool
     """Whether functions are tensor cores': these are also given q - k as a number, `apart`."""
+    shift: str
+    """What is added to s, where that follows from the distance; else empty."""
+    cap: tuple[str, str] | None
+    """(height, rate), where the logit is height * tanh(rate * s)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +284,28 @@ class KernelSpec:
             any(each.spread is not Spread.one for each in score.entries)
             or any(table.integer and table.rank for table in score.tables)
         )
+
+    @property
+    def shifts(self) -> bool:
+        """Whether what is added to scores by distance is found by diagonals of a tile (sm_90a)."""
+        return (
+            (self.score is None or bool(self.score.shift)) and self.target.name == "sm_90a"
+            and self.tile.q >= 64 and self.boxes is None and self.chosen is None
+            and not self.thresholds and not self.gathered
+        )  # fmt: skip
+
+    @property
+    def caps(self) -> bool:
+        """Whether the formula of the score is a tanh of the score (sm_90a)."""
+        return (
+            self.score is not None and self.score.cap is not None and self.target.name == "sm_90a"
+            and self.tile.q >= 64 and not self.gathered
+        )  # fmt: skip
+
+    @property
+    def adds_diagonals(self) -> bool:
+        """Whether gradients of its tables are sums along these diagonals."""
+        return self.shifts and self.score is not None and bool(self.score.entries)
 
     @property
     def by_documents(self) -> bool:

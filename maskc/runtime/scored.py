@@ -51,6 +51,8 @@ _SUM_WORDS = 10
 _SUMS_ANYWAY = 1 << 20
 """Entries of a gradient up to which CPUs always sum exactly, as their results have the same bits on
 every run."""
+_MARGIN = 128
+"""Sums by distance before the first and behind the last, see templates/sm90a/lib/diagonals.cuh."""
 _MOST_CHECKED = 256
 """Calls whose indices were found to stay inside of their tables."""
 
@@ -102,6 +104,7 @@ class ScoredMask(CompiledMask):
         self._read(inputs)
         self._own = {decl.name for decl in bundle.data} | {name for name, _ in bundle.params}
         self._reads = _indices(inputs.formula)
+        self._shifts = S.shift(inputs.formula.logit) is not None
         self._checked: set[object] = set()
         self._copies: dict[tuple[str, Device], tuple[np.ndarray, Any, int]] = {}
 
@@ -199,7 +202,8 @@ class ScoredMask(CompiledMask):
         if wanted is None:
             wanted = [name for name in self.trainable if name in data and tables[name].view]
         made = {name: self._gradient(q, k, name, tables[name], deterministic) for name in wanted}
-        given.block = self._block(q, k, tables, made)
+        sums = self._diagonals(q, k, made, deterministic)  # alive until all is queued
+        given.block = self._block(q, k, tables, made, sums[1])
         found = super().launch_backward(
             q, k, v, out, lse, dout, scale, None, None, sink_logits, normalizer, alpha,
             deterministic, nan_safe, given, into,
@@ -318,6 +322,17 @@ class ScoredMask(CompiledMask):
             sums = zeros(lib, known, singles(2 * _SUM_WORDS * entries))
         return _Gradient(made, pointer, sums, entries)
 
+    def _diagonals(
+        self, q: Any, k: Any, made: Mapping[str, _Gradient], deterministic: bool
+    ) -> tuple[Any, int]:
+        """Zeros for what is at one distance, where tables get gradients by distance alone."""
+        known, extents = library(q, "q"), self._extents(q, k)
+        if not made or deterministic or not self._shifts or self.target.name != "sm_90a":
+            return None, 0
+        lines = extents["b"] * extents["h"]
+        count = lines * (extents["n_q"] + extents["n_kv"] + 2 * _MARGIN)
+        return zeros(LIBRARIES[type(known)], known, singles(count))
+
     def _alone(self, name: str, shape: tuple[int, ...], extents: Mapping[str, int]) -> bool:
         """Whether no two pairs add to the same entry: every index that a call has several of is one
         of a dimension by itself, and the table is read once."""
@@ -332,9 +347,11 @@ class ScoredMask(CompiledMask):
     # -------------------------------------------------------------- the block
 
     def _block(
-        self, q: Any, k: Any, tables: Mapping[str, Table], gradients: Mapping[str, _Gradient]
-    ) -> bytes:
+        self, q: Any, k: Any, tables: Mapping[str, Table], gradients: Mapping[str, _Gradient],
+        diagonals: int = 0,
+    ) -> bytes:  # fmt: skip
         block = SCORE()
+        block.score_diagonals = diagonals
         shapes: list[tuple[int, ...]] = []
         for number, (name, slot) in enumerate(self._slots.items()):
             view = tables[name].view

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
+from maskc.core import score as S
 from maskc.core.errors import (
     ArgumentOrder,
     DataMissing,
@@ -351,3 +352,48 @@ def test_pickles_and_copies():
     x = np.random.default_rng(6).normal(size=(1, 2, 20, 16)).astype(np.float32)
     again = pickle.loads(pickle.dumps(attn))
     assert (again(x, x, x, **data) == attn(x, x, x, **data)).all()
+
+
+# ------------------------------------------------------------------ what kernels make use of
+
+
+@pytest.mark.parametrize(
+    ("function", "shifts"),
+    [
+        (lambda s, q, k, h: s - mc.table("m")[h] * abs(q - k), True),
+        (lambda s, q, k: mc.table("t")[(q - k) // 3] + (s + 1), True),
+        (lambda s, q, k: s + np.where(q - k > 3, 0.5, mc.table("t")[q - k]), True),
+        (lambda s, q, k: s + mc.table("t")[q - k] * mc.table("u")[k], False),
+        (lambda s, q, k: s + s * (q - k), False),
+        (lambda s, q, k: (q - k) - s, False),
+        (lambda s, q, k: s + mc.table("t")[q // 3 - k // 3], False),
+    ],
+)
+def test_what_is_added_by_distance(function, shifts):
+    assert (S.shift(mc.score(function).formula.logit) is not None) == shifts
+
+
+@pytest.mark.parametrize(
+    ("function", "height", "rate"),
+    [
+        (lambda s: 30 * np.tanh(s / 30), 30, 1 / 30),
+        (lambda s: np.tanh(2 * s) * 3 / 4, 0.75, 2),
+        (lambda s: np.tanh(s), 1, 1),
+    ],
+)
+def test_caps(function, height, rate):
+    found = S.cap(mc.score(function).formula.logit)
+    assert found is not None
+    values = [eval(S.to_score_text(each)) for each in found]
+    assert values == pytest.approx([height, rate])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s: s, lambda s: np.tanh(s) + s, lambda s: np.tanh(s + 1),
+        lambda s, q: np.tanh(s * mc.table("t")[q]), lambda s: np.tanh(s) * np.tanh(s),
+    ],
+)  # fmt: skip
+def test_no_caps(function):
+    assert S.cap(mc.score(function).formula.logit) is None

@@ -79,6 +79,8 @@ def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, 
     live = mask.dense(n, n_kv) if live is None else live
     given = [x.float().numpy() for x in (q, k, v)]
     wanted = {"alpha": 1.5} if "normalizer" in options else {}
+    if "scale" in options:
+        wanted["scale"] = options["scale"]
     right, right_lse = attention(*given, live, score=made, **wanted)
     near(out, right, "out", 0.02)
     near(lse, right_lse, "lse", 1e-3)
@@ -255,12 +257,40 @@ def test_chosen_keys_run_on_cuda_cores():
 @emulated
 def test_dead_pairs_have_no_slope():
     """A formula that is no number where the mask hides pairs does no harm."""
-    score = mc.score(lambda s, q, k: s + np.sqrt(q - k) * np.tanh(s))
     q, k, v, dout = (torch.randn(1, 1, 80, 64).bfloat16() for _ in range(4))
-    attn = mc.causal().compile(64, target="sm_90a", score=score)
-    out, lse = attn(q, k, v, return_lse=True)
-    for gradient in (out, *attn.backward(q, k, v, out, lse, dout)):
-        assert torch.isfinite(gradient).all()
+    for score in (
+        mc.score(lambda s, q, k: s + np.sqrt(q - k) * np.tanh(s)),
+        mc.score(lambda s, q, k: s - np.sqrt(q - k)),
+    ):
+        attn = mc.causal().compile(64, target="sm_90a", score=score)
+        out, lse = attn(q, k, v, return_lse=True)
+        for gradient in (out, *attn.backward(q, k, v, out, lse, dout)):
+            assert torch.isfinite(gradient).all()
+
+
+@emulated
+@pytest.mark.parametrize("scale", [0.0, -0.4])
+@pytest.mark.parametrize("name", ["relative table", "soft-cap"])
+def test_scales(name, scale):
+    """What distance adds stays where scores turn around or vanish."""
+    judged(BAND, name, 90, scale=scale)
+
+
+@emulated
+@pytest.mark.parametrize("size", [0.5, 20.0])
+def test_moderate_and_large_scores(size):
+    """A polynomial stands for tanh where it can, and the tanh itself where it cannot."""
+    judged(mc.causal(), (mc.scores.soft_cap(mc.param("cap", 3.0)), {}), 130, scale=size / 8)
+
+
+@emulated
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_gradients_by_distance(dim):
+    """Tables that are read by distance alone get sums along diagonals."""
+    n, slopes = 150, np.float32([0.3, 0.7])
+    bias = np.random.default_rng(0).standard_normal((32, 2)).astype(np.float32)
+    judged(mc.causal(), (mc.scores.alibi(), {"slopes": slopes}), n, dim=dim)
+    judged(mc.window(90, 70), (mc.scores.t5(bidirectional=True), {"bias": bias}), n, dim=dim)
 
 
 def test_sources_name_no_feature_but_in_the_logits():

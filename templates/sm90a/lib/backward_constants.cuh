@@ -18,7 +18,7 @@ constexpr int THREADS = 128 * (GROUPS + 1);
 #if WITH_DROPOUT
 #define FOLDED 0  // nor dropout, which stands between dp and delta
 #else
-#define FOLDED (!(THRESHOLDS || BENT || WITH_ENTMAX))
+#define FOLDED (!(THRESHOLDS || BENT || HEAD_GRADIENT || WITH_ENTMAX))
 #endif
 constexpr int PLAIN_THREADS = 256;  // of a block of the passes before and after
 constexpr int STEPS = HEAD_DIM / 16;  // of a product along the head dimension

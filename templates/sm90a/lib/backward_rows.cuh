@@ -34,6 +34,12 @@ FN uint2 three_pieces(float x) {
     x -= __uint_as_float(second);
     return make_uint2(first >> 16 | second, __float_as_uint(x) >> 16);
 }
+#if WITH_SCORE
+FN float sum_of_pieces(uint2 x) {
+    return __uint_as_float(x.x << 16) + __uint_as_float(x.x & 0xffff0000)
+           + __uint_as_float(x.y << 16);
+}
+#endif
 // What the products of scores and dp add for a query: minus lse, by the scores' unit, and minus
 // delta. Rows without a key, and those past the end, have so large an lse that weights are 0.
 FN uint4 row_pieces(const struct Attention &p, float lse, float delta) {
@@ -56,6 +62,20 @@ FN void leave_row(const struct Attention &p, i64 row, i32 r, float lse, float de
     if (!WITH_ENTMAX) w.delta[place] = delta;
 #endif
 }
+
+#if WITH_SCORE
+// Both, as they were left, for tables of the formula.
+FN float2 left_row(const struct Attention &p, i64 row, i32 r) {
+#if FOLDED
+    const uint4 x = ((const uint4 *)workspace(p).lse)[row * TILE_Q + r];
+    const float level = sum_of_pieces(make_uint2(x.x, x.y));
+    return make_float2(-level * score_unit(p), -sum_of_pieces(make_uint2(x.z, x.w)));
+#else
+    const i64 place = row * TILE_Q + place_in_rows(r);
+    return make_float2(workspace(p).lse[place], workspace(p).delta[place]);
+#endif
+}
+#endif
 
 #if !APART
 // Before: delta and lse of a tile row, the sink's gradient from it, and zeros to add to, where it

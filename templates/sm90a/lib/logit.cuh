@@ -21,17 +21,41 @@
 //     HEAD_GRADIENT  heads have a number of their own, the slope of distances, and that has a
 //                    gradient: the sum of gradients of logits times minus the distance.
 //     LONG_LOGITS    logits take so many registers that less can wait beside them.
+//     SHIFTED        the kernel itself adds what follows from distance, by diagonals of its tiles,
+//                    see shifts.cuh, and to the facts above that is nothing.
+//     CAPPED         a logit is height * tanh(rate * s), see cap.cuh.
+#if WITH_SHIFTS
+#ifndef PACKED
+#define PACKED 0
+#endif
+#endif
 #if WITH_SCORE
 // A formula of the score takes the place of features; see common/gen/score.h.j2.
-#define BENT 1
+#if WITH_SHIFTS
+#define SHIFTED (!WITH_ENTMAX)
+#else
+#define SHIFTED 0
+#endif
+#if WITH_CAP
+#define CAPPED 1
+#else
+#define CAPPED 0
+#endif
+#define BENT (!SHIFTED)
 #define HAS_SLOPE SCORE_BENDS
-#define NEEDS_WHERE 1
+#define NEEDS_WHERE (BENT && !CAPPED)
 #define HEAD_GRADIENT 0
 #define LONG_LOGITS SCORE_BENDS
 #else
-#define BENT (WITH_SOFTCAP || WITH_ALIBI)
+#if WITH_SHIFTS
+#define SHIFTED (WITH_ALIBI && !(WITH_SOFTCAP || WITH_ENTMAX || PACKED))
+#else
+#define SHIFTED 0
+#endif
+#define CAPPED WITH_SOFTCAP
+#define BENT (WITH_SOFTCAP || (WITH_ALIBI && !SHIFTED))
 #define HAS_SLOPE WITH_SOFTCAP
-#define NEEDS_WHERE WITH_ALIBI
+#define NEEDS_WHERE (WITH_ALIBI && !SHIFTED)
 #define HEAD_GRADIENT WITH_ALIBI
 #define LONG_LOGITS WITH_SOFTCAP
 #endif
@@ -47,34 +71,41 @@ FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
     return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
 }
 
-// cap * tanh(x / cap), where tanh is 1 - 2 / (2^(sharpness x) + 1), by one exponential: the
-// approximate instruction is too coarse for logits.
-FN float capped(float x, float cap, float sharpness) {
-    x = fast_exp2(x * sharpness);
-    return cap - 2.0f * cap * fast_reciprocal(x + 1.0f);
+#if WITH_SCORE
+#if WITH_CAP
+FN float score_height(i32 head, i32 batch, const struct Attention &p);
+FN float score_rate(i32 head, i32 batch, const struct Attention &p);
+#endif
+#else
+// As formulas have them.
+FN float score_height(i32, i32, const struct Attention &p) { return p.softcap; }
+FN float score_rate(i32, i32, const struct Attention &p) { return fast_reciprocal(p.softcap); }
+FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
+    return -head_logit_of(p, head).slope * fabsf((float)(far + p.n_kv - p.n_q));
 }
+#endif
+#if CAPPED
+#include "sm90a/lib/cap.cuh"
 
+#endif
 // Scores become logits, where they are bent at all.
 template <int N, typename Where>
 FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #if BENT
-    const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
-    (void)sharpness;
-    where.refresh(p);
+    if (NEEDS_WHERE) where.refresh(p);
+#if CAPPED
+    cap_scores(s, cap_of(p, where.head(0), where.batch()));
+#endif
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float x = s[i] * p.scale;
+        if (!CAPPED) s[i] *= p.scale;
 #if WITH_SCORE
-        x = score_logit(x, where.query(p, i), where.key(p, i), where.apart(p, i), where.head(i),
-                        where.batch(), p);
+        if (!CAPPED)
+            s[i] = score_logit(s[i], where.query(p, i), where.key(p, i), where.apart(p, i),
+                               where.head(i), where.batch(), p);
+#else
+        if (NEEDS_WHERE) s[i] -= where.head_logit(i).slope * where.distance(i);
 #endif
-#if WITH_SOFTCAP
-        x = capped(x, cap, sharpness);
-#endif
-#if WITH_ALIBI
-        x -= where.head_logit(i).slope * where.distance(i);
-#endif
-        s[i] = x;
     }
 #endif
 }

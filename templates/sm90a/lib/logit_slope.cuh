@@ -14,6 +14,9 @@ struct Slopes {
 #if WITH_SCORE
 template <int N, typename Where>
 FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p, Where where) {
+#if CAPPED || !BENT
+    bend(s, p, where);
+#else
     where.refresh(p);
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
@@ -30,6 +33,7 @@ FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p,
         slopes.pair[i / 2] = pack(slope[0], slope[1]);
 #endif
     }
+#endif
 }
 #else
 template <int N, typename Where>
@@ -38,7 +42,25 @@ FN void bend(float (&s)[N], struct Slopes<N> &, const struct Attention &p, const
 }
 #endif
 #if HAS_SLOPE
+#if CAPPED
+// Those at the logits x and y of elements 2 i and 2 i + 1, 0 where these are minus infinity;
+// `slopes` has them from now on.
+template <int N, typename Where>
+FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y, const struct Attention &p,
+                      const Where &where) {
+    const struct Cap cap = cap_of(p, where.head(0), where.batch());
 #if WITH_SCORE
+#else
+    if (NEEDS_WHERE) {
+        x += where.head_logit(2 * i).slope * where.distance(2 * i);
+        y += where.head_logit(2 * i + 1).slope * where.distance(2 * i + 1);
+    }
+#endif
+    const float2 slope = make_float2(slope_at(x, cap), slope_at(y, cap));
+    slopes.pair[i] = pack(slope.x, slope.y);
+    return slope;
+}
+#else
 // Those of a formula; 0 where logits are minus infinity, whatever the formula makes of dead pairs.
 template <int N, typename Where>
 FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y, const struct Attention &,
@@ -46,22 +68,6 @@ FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y, const s
     const u32 low = x == MINUS_INFINITY ? 0 : 0xffff, high = y == MINUS_INFINITY ? 0 : 0xffff0000;
     slopes.pair[i] &= low | high;
     return unpack(slopes.pair[i]);
-}
-#else
-// The derivative at the logit of element i; 0 where it is minus infinity.
-template <typename Where>
-FN float slope_at(float logit, const struct Attention &p, const Where &where, int i) {
-    if (WITH_ALIBI) logit += where.head_logit(i).slope * where.distance(i);
-    logit *= fast_reciprocal(p.softcap);
-    return fmaxf(1.0f - logit * logit, 0.0f);
-}
-// The derivatives at the logits x and y of elements 2 i and 2 i + 1; `slopes` has them from now on.
-template <int N, typename Where>
-FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y,
-                      const struct Attention &p, const Where &where) {
-    const float a = slope_at(x, p, where, 2 * i), b = slope_at(y, p, where, 2 * i + 1);
-    slopes.pair[i] = pack(a, b);
-    return make_float2(a, b);
 }
 #endif
 template <int N>
@@ -80,9 +86,7 @@ FN struct Halfway halfway_of(const struct Attention &p) {
 template <int N>
 FN void halfway(float (&s)[N], const struct Attention &p) {
 #if WITH_SOFTCAP
-    const float cap = p.softcap, sharpness = 2.0f * LOG2E * fast_reciprocal(cap);
-#pragma unroll
-    for (int i = 0; i < N; i++) s[i] = capped(s[i] * p.scale, cap, sharpness);
+    cap_scores(s, cap_of(p, 0, 0));
 #endif
 }
 template <typename Where>

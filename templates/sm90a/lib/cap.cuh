@@ -1,0 +1,55 @@
+// Logits that are height * tanh(rate * s), and their derivatives. The approximate instruction is too
+// coarse for logits, and the exact tanh takes two slow ones. Where all scores of a warp are
+// moderate, as most are, a polynomial takes its place.
+// Needs: device.cuh; score_height, score_rate. Gives: Cap, cap_of, cap_scores, slope_at.
+
+constexpr float MODERATE = 0.75f;  // |rate * s|, up to which the polynomial is within 3e-7 of tanh
+constexpr int TERMS = 5;
+struct Cap {
+    float height, rate, odd[TERMS];  // the polynomial of a score before the scale
+    float slope, bent;  // the derivative by scale * score: slope - bent * logit^2
+};
+FN struct Cap cap_of(const struct Attention &p, i32 head, i32 batch) {
+    constexpr float TANH[TERMS] = {0.9999972f, -0.33323076f, 0.13226092f, -0.04928044f,
+                                   0.012318827f};
+    struct Cap cap;
+    cap.height = score_height(head, batch, p);
+    const float rate = score_rate(head, batch, p);
+    cap.rate = rate * p.scale;
+    cap.slope = cap.height * rate;
+    cap.bent = cap.height == 0.0f ? 0.0f : rate * fast_reciprocal(cap.height);
+    float power = cap.height * cap.rate;
+#pragma unroll
+    for (int i = 0; i < TERMS; i++) cap.odd[i] = TANH[i] * power, power *= cap.rate * cap.rate;
+    return cap;
+}
+FN float moderate_logit(float s, const struct Cap &cap) {
+    const float square = s * s;
+    float x = cap.odd[TERMS - 1];
+#pragma unroll
+    for (int i = TERMS - 2; i >= 0; i--) x = fmaf(x, square, cap.odd[i]);
+    return x * s;
+}
+// tanh as 1 - 2 / (e^2x + 1), by one exponential.
+FN float any_logit(float s, const struct Cap &cap) {
+    const float x = fast_exp2(s * (2.0f * LOG2E * cap.rate));
+    return fmaf(-2.0f * cap.height, fast_reciprocal(x + 1.0f), cap.height);
+}
+// The derivative at a logit, which has the sign of the height and the rate, or is 0 beyond both.
+FN float slope_at(float logit, const struct Cap &cap) {
+    const float slope = fmaf(-cap.bent * logit, logit, cap.slope);
+    return cap.slope < 0.0f ? fminf(slope, 0.0f) : fmaxf(slope, 0.0f);
+}
+template <int N>
+FN void cap_scores(float (&s)[N], const struct Cap &cap) {
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) most = fmaxf(most, fabsf(s[i]));
+    if (__any_sync(0xffffffff, most * fabsf(cap.rate) > MODERATE)) {
+#pragma unroll
+        for (int i = 0; i < N; i++) s[i] = any_logit(s[i], cap);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) s[i] = moderate_logit(s[i], cap);
+    }
+}
