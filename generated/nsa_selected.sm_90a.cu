@@ -88,7 +88,79 @@ struct Attention {
 
 #include "common/lib/unpack.cuh"
 
-#include "sm90a/lib/logit.cuh"
+// From the score q . k of a pair to its logit.
+// Only here, in logit_slope.cuh and in logit_tanh.cuh stands what features make of scores: the soft
+// cap bends them, then ALiBi subtracts what distance costs. The kernels ask for the facts below and
+// call what follows; none names a feature.
+// Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
+//
+// `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
+// with what follows; nothing is computed of what is not asked for:
+//     void refresh(p)                     called before many elements are asked about
+//     float distance(int i)               between the positions of query and key of element i
+//     struct HeadLogit head_logit(int i)  what the head of element i has
+//     i32 query(p, int i), key(p, int i)  tokens, inside the sequence
+//     i32 head(int i), batch()            a query head, a sequence
+//     float apart(p, int i)               the query's token minus the key's
+
+// Facts:
+//     BENT           a logit is more than its score times the scale. Otherwise nothing is done to
+//                    scores, and what reads them next applies the scale.
+//     HAS_SLOPE      the derivative of a logit by scale * score is not 1 everywhere.
+//     NEEDS_WHERE    a logit depends on where its pair is.
+//     HEAD_GRADIENT  heads have a number of their own, the slope of distances, and that has a
+//                    gradient: the sum of gradients of logits times minus the distance.
+//     LONG_LOGITS    logits take so many registers that less can wait beside them.
+//     SHIFTED        the kernel itself adds what follows from distance, by diagonals of its tiles,
+//                    see shifts.cuh, and to the facts above that is nothing.
+//     CAPPED         a logit is height * tanh(rate * s), see cap.cuh.
+#ifndef PACKED
+#define PACKED 0
+#endif
+#define SHIFTED (WITH_ALIBI && !(WITH_SOFTCAP || WITH_ENTMAX || PACKED))
+#define CAPPED WITH_SOFTCAP
+#define BENT (WITH_SOFTCAP || (WITH_ALIBI && !SHIFTED))
+#define HAS_SLOPE WITH_SOFTCAP
+#define NEEDS_WHERE (WITH_ALIBI && !SHIFTED)
+#define HEAD_GRADIENT WITH_ALIBI
+#define LONG_LOGITS WITH_SOFTCAP
+
+// What scores are still to be multiplied by when `bend` is through, to be logits.
+FN float left_scale(const struct Attention &p) { return BENT ? 1.0f : p.scale; }
+
+// What the logits of one head are made of.
+struct HeadLogit {
+    float slope;  // by which a logit falls with every step of distance
+};
+FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
+    return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
+}
+
+// As formulas have them.
+FN float score_height(i32, i32, const struct Attention &p) { return p.softcap; }
+FN float score_rate(i32, i32, const struct Attention &p) { return fast_reciprocal(p.softcap); }
+FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
+    return -head_logit_of(p, head).slope * fabsf((float)(far + p.n_kv - p.n_q));
+}
+#if CAPPED
+#include "sm90a/lib/cap.cuh"
+
+#endif
+// Scores become logits, where they are bent at all.
+template <int N, typename Where>
+FN void bend(float (&s)[N], const struct Attention &p, Where where) {
+#if BENT
+    if (NEEDS_WHERE) where.refresh(p);
+#if CAPPED
+    cap_scores(s, cap_of(p, where.head(0), where.batch()));
+#endif
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (!CAPPED) s[i] *= p.scale;
+        if (NEEDS_WHERE) s[i] -= where.head_logit(i).slope * where.distance(i);
+    }
+#endif
+}
 
 #ifndef STREAM
 #define STREAM 0  // blocks stream through tile rows instead of computing one each
@@ -108,7 +180,8 @@ constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
 constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
 // A warpgroup's q stays in registers, where the logits leave room for it.
-#define KEEP_Q (1 && !BENT && !WITH_ENTMAX)
+#define KEEP_Q (1 && (!BENT || (CAPPED && !NEEDS_WHERE)) \
+                && !WITH_ENTMAX)
 // A step waits for p v before the logits where they need the registers (0), after the maxima (1),
 // or after half of the exponentials (2).
 constexpr int SETTLE =
@@ -540,6 +613,9 @@ FN i32 query_of(const struct Row &row, i32 group) {
     return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
 }
 
+#if PACKED
+#include "sm90a/lib/where_packed.cuh"
+#else
 // Which pairs a thread's scores of a tile are of; see logit.cuh.
 struct Where {
     struct Row row;
@@ -565,12 +641,43 @@ FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 q
     const i32 key = (word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2, far = position - key;
     return {row, query, key, head_logit_of(p, row.head), (float)far};
 }
+#endif
 
 #include "sm90a/lib/look.cuh"
 
 #include "sm90a/lib/finish_masked.cuh"
 
 #include "sm90a/lib/query.cuh"
+
+#include "sm90a/lib/shifts.cuh"
+
+// What distance adds to a warpgroup's scores of the tile in a stage, in the unit of scores.
+typedef struct Shifts<64, TILE_K> TileShifts;
+FN float *shifts_in(i32 stage, i32 group) {
+    __shared__ float all[STAGES * GROUPS][TileShifts::COUNT];
+    return all[stage * GROUPS + group];
+}
+// Found while others have their turn, and laid down under the product.
+FN void find_tile(TileShifts &x, const struct Attention &p, const struct Row &row, i32 word,
+                  i32 group) {
+    if (!SHIFTED) return;
+    const float unit = flips(p) ? -unit_of(p) : unit_of(p);
+    const i32 first = row.tile * TILE_Q + 64 * group - (word & INDEX) * KEY_STEP;
+    find_shifts(x, first, row.head, row.batch, p, LOG2E / unit);
+}
+FN void lay_tile(const TileShifts &x, i32 stage, i32 group) {
+    if (!SHIFTED) return;
+    lay_shifts<false>(shifts_in(stage, group), x);
+    sync_threads(8 + group, 128);
+}
+FN void add_shifts(Scores &s, i32 stage, i32 group) {
+    if (!SHIFTED) return;
+    const i32 thread = threadIdx.x % 128;
+    const float *const own = shifts_in(stage, group) + TileShifts::ORIGIN + thread / 32 * 16
+                             + thread % 32 / 4 - thread % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 2; i++) s[i] += own[i / 2 % 2 * 8 - i / 4 * 8 - i % 2];
+}
 
 // o += p v, begun
 FN void begin_output(Output &o, Weights &weights, u64 v) {
@@ -622,10 +729,14 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     take_q(q, shared, 0, group);
     struct MaskRow kept;
     struct Visible seen = look_early(p, row, query, word, kept);
+    TileShifts shifts;
+    find_tile(shifts, p, row, word, group);
     begin_scores(s, q, k_tiles);
+    lay_tile(shifts, 0, group);
     products_wait<0>();
     pin(s);
     if (leader) arrive(shared.k_free[0]);
+    add_shifts(s, 0, group);
     finish_scores(s, p, row, query, word, kept, seen);
     raise_tops(s, unit, stale, softmax);
     exponentials(s, 0, unit, softmax);
@@ -695,11 +806,13 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         }
         seen = look_early(p, row, query, word, kept);
         if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
+        find_tile(shifts, p, row, word, group);
         take_turn(group);
         begin_scores(s, q, k_tile);
         wait(shared.v_full[last.at], last.turn);
         begin_output(o, weights, v_tile);
         pass_turn(group);
+        lay_tile(shifts, stage.at, group);
         products_wait<1>();
         pin(s);
         if (leader) arrive(shared.k_free[stage.at]);
@@ -707,6 +820,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             products_wait<0>();
             pin(weights);
         }
+        add_shifts(s, stage.at, group);
         finish_scores(s, p, row, query, word, kept, seen);
         const bool raised = raise_tops(s, unit, stale, softmax);
         if (SETTLE > 1) {

@@ -88,7 +88,79 @@ struct Attention {
 
 #include "common/lib/unpack.cuh"
 
-#include "sm90a/lib/logit.cuh"
+// From the score q . k of a pair to its logit.
+// Only here, in logit_slope.cuh and in logit_tanh.cuh stands what features make of scores: the soft
+// cap bends them, then ALiBi subtracts what distance costs. The kernels ask for the facts below and
+// call what follows; none names a feature.
+// Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
+//
+// `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
+// with what follows; nothing is computed of what is not asked for:
+//     void refresh(p)                     called before many elements are asked about
+//     float distance(int i)               between the positions of query and key of element i
+//     struct HeadLogit head_logit(int i)  what the head of element i has
+//     i32 query(p, int i), key(p, int i)  tokens, inside the sequence
+//     i32 head(int i), batch()            a query head, a sequence
+//     float apart(p, int i)               the query's token minus the key's
+
+// Facts:
+//     BENT           a logit is more than its score times the scale. Otherwise nothing is done to
+//                    scores, and what reads them next applies the scale.
+//     HAS_SLOPE      the derivative of a logit by scale * score is not 1 everywhere.
+//     NEEDS_WHERE    a logit depends on where its pair is.
+//     HEAD_GRADIENT  heads have a number of their own, the slope of distances, and that has a
+//                    gradient: the sum of gradients of logits times minus the distance.
+//     LONG_LOGITS    logits take so many registers that less can wait beside them.
+//     SHIFTED        the kernel itself adds what follows from distance, by diagonals of its tiles,
+//                    see shifts.cuh, and to the facts above that is nothing.
+//     CAPPED         a logit is height * tanh(rate * s), see cap.cuh.
+#ifndef PACKED
+#define PACKED 0
+#endif
+#define SHIFTED (WITH_ALIBI && !(WITH_SOFTCAP || WITH_ENTMAX || PACKED))
+#define CAPPED WITH_SOFTCAP
+#define BENT (WITH_SOFTCAP || (WITH_ALIBI && !SHIFTED))
+#define HAS_SLOPE WITH_SOFTCAP
+#define NEEDS_WHERE (WITH_ALIBI && !SHIFTED)
+#define HEAD_GRADIENT WITH_ALIBI
+#define LONG_LOGITS WITH_SOFTCAP
+
+// What scores are still to be multiplied by when `bend` is through, to be logits.
+FN float left_scale(const struct Attention &p) { return BENT ? 1.0f : p.scale; }
+
+// What the logits of one head are made of.
+struct HeadLogit {
+    float slope;  // by which a logit falls with every step of distance
+};
+FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
+    return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
+}
+
+// As formulas have them.
+FN float score_height(i32, i32, const struct Attention &p) { return p.softcap; }
+FN float score_rate(i32, i32, const struct Attention &p) { return fast_reciprocal(p.softcap); }
+FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
+    return -head_logit_of(p, head).slope * fabsf((float)(far + p.n_kv - p.n_q));
+}
+#if CAPPED
+#include "sm90a/lib/cap.cuh"
+
+#endif
+// Scores become logits, where they are bent at all.
+template <int N, typename Where>
+FN void bend(float (&s)[N], const struct Attention &p, Where where) {
+#if BENT
+    if (NEEDS_WHERE) where.refresh(p);
+#if CAPPED
+    cap_scores(s, cap_of(p, where.head(0), where.batch()));
+#endif
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (!CAPPED) s[i] *= p.scale;
+        if (NEEDS_WHERE) s[i] -= where.head_logit(i).slope * where.distance(i);
+    }
+#endif
+}
 
 #include "sm90a/lib/logit_slope.cuh"
 
@@ -504,6 +576,24 @@ struct Kept {
     struct Slopes<QUERIES / 2> slopes;
 };
 
+#include "sm90a/lib/shifts.cuh"
+
+// What distance adds to a warpgroup's scores, in powers of two.
+typedef struct Shifts<QUERIES, 64> StepShifts;
+FN float *shifts_of(i32 group) {
+    __shared__ float all[GROUPS][StepShifts::COUNT];
+    return all[group];
+}
+// What a score in powers of two, of element i, is to lose.
+FN float base_of(float lse, int i) {
+    if (!SHIFTED) return lse;
+    const i32 thread = threadIdx.x % 128;
+    const float *const own = shifts_of(threadIdx.x / 128 - 1) + StepShifts::ORIGIN
+                             + thread % 4 * 2 - thread / 32 * 16 - thread % 32 / 4;
+    const float shift = own[i / 4 * 8 + i % 2 - i / 2 % 2 * 8];
+    return FOLDED ? -shift : lse - shift;
+}
+
 // Logits become weights. Past the last query lse is infinite and weights are 0.
 template <Alpha ALPHA>
 FN void weigh_all(Scores &s, Kept &kept, const Rows &lse, const struct Attention &p,
@@ -516,8 +606,9 @@ FN void weigh_all(Scores &s, Kept &kept, const Rows &lse, const struct Attention
         for (int r = 0; r < 2; r++) {
             const int at = 4 * i + 2 * r;
             const float x = s[at], y = s[at + 1];
-            const struct Weight v = weigh<ALPHA>(x, logit.unit, base.x, p.alpha_minus_1);
-            const struct Weight w = weigh<ALPHA>(y, logit.unit, base.y, p.alpha_minus_1);
+            const float low = base_of(base.x, at), high = base_of(base.y, at + 1);
+            const struct Weight v = weigh<ALPHA>(x, logit.unit, low, p.alpha_minus_1);
+            const struct Weight w = weigh<ALPHA>(y, logit.unit, high, p.alpha_minus_1);
             s[at] = v.u, s[at + 1] = w.u;
             kept.p[2 * i + r] = pack(v.p, w.p);
 #if HAS_SLOPE
@@ -790,8 +881,18 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     wait(shared.q_full[at], stage.turn());
     const struct Step step = step_in(shared, at, p);
     if (LSE_EARLY) read_rows(lse, lse_in(shared, at, group));
+    StepShifts shifts;
+    if (SHIFTED) {
+        const struct Place own = place_of_row(p, step.row);
+        const i32 first = first_query(step.word, group) - column.tile * TILE_K - key_of(group);
+        find_shifts(shifts, first, own.head, own.batch, p, LOG2E);
+    }
     begin_scores(s, tiles.k, tiles.q + q_stage(at), tiles, at, false);
     if (EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
+    if (SHIFTED) {
+        lay_shifts<true>(shifts_of(group), shifts);
+        sync_group(group);
+    }
     finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
     const struct Where where =
         where_of(place_of_row(p, step.row), step, p, anew(column.tile), anew(group));
@@ -1103,7 +1204,7 @@ struct Where {
 // Scores of a tile become weights, times the derivatives of logits.
 FN void weigh(Scores &s, const struct Visible &seen, const struct Where &where,
               const struct Known &known, const struct Attention &p) {
-    const float unit = score_unit(p), sharpness = sharpness_of(p);
+    const float unit = tanh_unit(p), sharpness = sharpness_of(p);
 #pragma unroll
     for (int i = 0; i < QUERIES / 2; i++) {
         const float half = tanh_halfway(s[i], sharpness), level = known.level[i / 2 % 2];
