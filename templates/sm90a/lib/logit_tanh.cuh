@@ -1,6 +1,6 @@
 // Logits and their derivatives by the tanh itself, for kernels whose unit holds the cap.
 // Needs: logit.cuh. Gives: Log2Logit, log2_logit_of, log2_logit, log2_slope; sharpness_of,
-// tanh_halfway, tanh_unit, tanh_logit, tanh_slope.
+// tanh_halfway, tanh_logit, tanh_slope.
 
 // Of a call and a head, for logits in powers of two.
 struct Log2Logit {
@@ -61,12 +61,11 @@ FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct 
 #endif
 
 // Halfway there, as above, for kernels that know no gradients of heads: without ALiBi. Logits are
-// yet to be multiplied by tanh_unit, and are then powers of two.
+// yet to be multiplied by left_scale, but those of a formula.
 FN float tanh_halfway(float score, float sharpness) {
     return WITH_SOFTCAP ? tanh_of(score, sharpness) : score;
 }
 #if WITH_SCORE
-FN float tanh_unit(const struct Attention &) { return LOG2E; }
 template <typename Where>
 FN float tanh_logit(float score, const struct Attention &p, const Where &where, int i) {
     return score_logit(score * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
@@ -79,7 +78,6 @@ FN float tanh_slope(float score, const struct Attention &p, const Where &where, 
                      : 1.0f;
 }
 #else
-FN float tanh_unit(const struct Attention &p) { return score_unit(p); }
 template <typename Where>
 FN float tanh_logit(float half, const struct Attention &p, const Where &, int) {
     return WITH_SOFTCAP ? p.softcap * half : half;
