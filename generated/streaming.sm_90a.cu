@@ -180,8 +180,9 @@ constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
 constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
 // A warpgroup's q stays in registers, where the logits leave room for it.
-#define KEEP_Q (1 && (!BENT || (CAPPED && !NEEDS_WHERE)) \
-                && !WITH_ENTMAX)
+#define KEEP_Q \
+    (1 && !WITH_ENTMAX \
+     && (!BENT || (CAPPED && !NEEDS_WHERE)))
 // A step waits for p v before the logits where they need the registers (0), after the maxima (1),
 // or after half of the exponentials (2).
 constexpr int SETTLE =
