@@ -6,6 +6,7 @@ Each text comes from the code that raises it, not from the class.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -80,6 +81,7 @@ def on_stream(usable):
     kernel = SimpleNamespace(usable=lambda stream: usable)
     tables = SimpleNamespace(multiprocessors=128)
     plan = SimpleNamespace(kernel=kernel, device=("cuda", 0), sent={}, tables=tables)
+    plan._first = partial(PreparedLaunch._first, plan)
     PreparedLaunch.place(plan, SimpleNamespace(stream=lambda device: 7), None)
 
 
