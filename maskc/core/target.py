@@ -142,7 +142,8 @@ class Target:
         """Whether its kernels cannot choose `chosen` keys together at run time for these rows:
         where blocks are chosen rows are never padded, and none are longer than NARROW."""
         padded = chosen > 1 and self.pads(problem)
-        return bool(self.head_dims and chosen and (padded or problem.head_dim > NARROW))
+        dims = problem.head_dim, problem.head_dim_v
+        return bool(self.head_dims and chosen and (padded or max(dims) > NARROW))
 
     def check(self, problem: Problem, direction: Direction = Direction.forward) -> None:
         """Raise the coded error for what this target cannot run."""

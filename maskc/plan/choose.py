@@ -21,7 +21,7 @@ from maskc.plan.forms import device_data, device_documents, device_topk, grid_bo
 from maskc.plan.forms.gathered_keys import chooses_keys, plan_gathered
 from maskc.plan.forms.residue_classes import planned_parts
 from maskc.plan.forms.thresholds import by_threshold, plan_by_threshold
-from maskc.plan.forms.tiles import plan_tiles, selects_in_own_tiles
+from maskc.plan.forms.tiles import check_rows, plan_tiles, selects_in_own_tiles
 from maskc.plan.types import KernelPlan, selections
 
 
@@ -32,6 +32,7 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
         MaskcError: the target has no kernel for this problem.
     """
     target.check(problem)
+    check_rows(heads, problem, target)
     if problem.dtype is DType.float8_e4m3fn:
         return _in_fp8(heads, problem, target)
     if problem.names_tile and any(ir.selections for ir in heads.masks):

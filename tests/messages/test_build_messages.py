@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,6 +81,7 @@ def on_stream(usable):
     kernel = SimpleNamespace(usable=lambda stream: usable)
     tables = SimpleNamespace(multiprocessors=128)
     plan = SimpleNamespace(kernel=kernel, device=("cuda", 0), sent={}, tables=tables)
+    plan._first = partial(PreparedLaunch._first, plan)
     PreparedLaunch.place(plan, SimpleNamespace(stream=lambda device: 7), None)
 
 
@@ -285,7 +287,7 @@ TEXTS = {
     "MC504": (
         lambda: Target.named("sm_80").check(Problem(44, 44, HALF)),
         "MC504 head_dim  target sm_80 has no kernel for head_dim=44, head_dim_v=44; it has: "
-        "multiples of 8 up to 256\n"
+        "multiples of 8 up to 512, and 576 beside 512 of v\n"
         "    hint: pad or split the head dimension; targets 'simt' and 'cpu' take any up to 512",
     ),
     "MC505": (

@@ -39,7 +39,7 @@ def plan_tiles(
         MaskcError: see `plan`.
     """
     target.check(problem)
-    _check_blocks(heads, problem, target)
+    _check_blocks(heads, target)
     reads = {name for ir in heads.masks for name in E.arrays(ir.keep)}
     if len(reads) > MAX_ARRAYS:
         raise TooManyArrays(len(reads), MAX_ARRAYS)
@@ -109,16 +109,23 @@ def _of_data(
     return found
 
 
-def _check_blocks(heads: Heads, problem: Problem, target: Target) -> None:
-    """Refuse what a target has no kernels for.
+def check_rows(heads: Heads, problem: Problem, target: Target) -> None:
+    """Refuse rows by which a target cannot choose keys.
 
     Raises:
-        SelectionNotCompiled: blocks that are too small.
         HeadDimUnsupported: rows would be padded, which what chooses blocks cannot, or are too long.
     """
     for block in (each.block for ir in heads.masks for each in ir.selections):
         if target.lacks_choice(problem, block):
             raise target.no_such_dims(problem, block)
+
+
+def _check_blocks(heads: Heads, target: Target) -> None:
+    """Refuse what a target has no kernels for.
+
+    Raises:
+        SelectionNotCompiled: blocks that are too small.
+    """
     for ir in heads.masks:
         for each in ir.selections:
             if each.block < target.least_block:

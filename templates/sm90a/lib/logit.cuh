@@ -32,7 +32,7 @@
 #if WITH_SCORE
 // A formula of the score takes the place of features; see common/gen/score.h.j2.
 #if WITH_SHIFTS
-#define SHIFTED (!WITH_ENTMAX)
+#define SHIFTED (!(WITH_ENTMAX || PACKED))  // packed heads have distances of their own
 #else
 #define SHIFTED 0
 #endif
