@@ -582,7 +582,8 @@ def _function() -> Any:
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
-            saved, tables = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+            kept = ctx.saved_tensors  # once: checkpointing unpacks them
+            saved, tables = kept[:8], kept[8:]
             asked = ctx.needs_input_grad[6:]
             wanted = [name for name, own in zip(ctx.step.tensors, asked, strict=True) if own]
             found = ctx.step.of_graph(tables).backward(*saved, dout, dlse, wanted)
