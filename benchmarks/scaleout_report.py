@@ -88,11 +88,11 @@ def _fits(row: Row) -> bool:
     )  # fmt: skip
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Speeds beside all-gather with the same kernels, of the first length; one panel a pass."""
+def draw(rows: Sequence[Row], path: Path, tokens: int) -> None:
+    """Speeds beside all-gather with the same kernels, at one length; one panel a pass."""
     from maskc.viz.bars import Group, bars
 
-    first = [row for row in rows if row["tokens"] == rows[0]["tokens"] and _fits(row)]
+    first = [row for row in rows if row["tokens"] == tokens and _fits(row)]
     panels = {}
     for number, name in enumerate(("forward", "backward")):
         groups = []
@@ -110,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--draw", type=Path, metavar="FILE")
+    parser.add_argument("--at", type=int, default=16384, metavar="TOKENS", help="of a rank, drawn")
     asked = parser.parse_args()
     rows = rows_of(asked.files)
     for ranks in sorted({row["ranks"] for row in rows}):
@@ -117,7 +118,7 @@ def main() -> None:
         print(f"\n{ranks} GPUs\n\n{table(own)}\n\n{off(own)}")
     if asked.draw:
         most = max(row["ranks"] for row in rows)
-        draw([row for row in rows if row["ranks"] == most], asked.draw)
+        draw([row for row in rows if row["ranks"] == most], asked.draw, asked.at)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from maskc.core import expr as E
 from maskc.core.dropout import FIRST, SQUARE
-from maskc.core.errors import MixedLibraries, NotShared
+from maskc.core.errors import DataUnknown, MixedLibraries, NotShared
+from maskc.core.score import rebuilt
 from maskc.core.tensors import out_strides
 from maskc.distributed.exchange import Rows, bring, gathered, give_back, spread, unpacked
 from maskc.distributed.groups import Ranks, agree, ranks_of
+from maskc.dsl.score_tracer import Score, as_score
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import Plan
@@ -28,14 +32,14 @@ def attention(
     scale: float | None = None, return_lse: bool = False, softcap: float | None = None,
     alibi_slopes: Any = None, sink_logits: Any = None, normalizer: str = "softmax",
     alpha: float | None = None, nan_safe: bool = False, deterministic: bool = False,
-    dropout_p: float = 0.0, dropout_seed: Any = None,
+    dropout_p: float = 0.0, dropout_seed: Any = None, score: Score | None = None, **tables: Any,
 ) -> Any:  # fmt: skip
     """Attention of this rank's queries over all keys that they see; all ranks must call it.
 
     Keys that no query of a rank sees do not travel to it. Tiles that need only the rank's own keys
     run while the others come. The result is differentiable in q, k, v, alibi_slopes and
     sink_logits: gradients of keys return to their ranks; those of slopes and sinks are this rank's
-    share, to be summed over ranks like those of every weight.
+    share, to be summed over ranks like those of every weight; so are those of a score's tables.
 
     Args:
         q: this rank's queries [B, Hq, tokens, D], torch tensors; k: [B, Hkv, tokens, D];
@@ -50,6 +54,8 @@ def attention(
         dropout_p: as in `mc.attention`.
         dropout_seed: likewise, and the same on every rank: then what is dropped is what one GPU
             drops. It must be given.
+        score: as in `mc.attention`; its q and k are places in the whole sequence.
+        tables: tables and parameters of the formula, whole on every rank.
 
     Returns:
         out [B, Hq, tokens, Dv], or (out, lse) with lse fp32 [B, Hq, tokens].
@@ -61,7 +67,7 @@ def attention(
         WrongGroup: the group does not fit the plan (MC706).
         PlanData: the mask reads data that the plan was not given (MC702).
         NotShared: ALiBi where a rank's rows do not end where its keys do; dropout where chunks of
-            tokens are no multiples of 16 (MC707).
+            tokens are no multiples of 16; a formula of the score that hides pairs (MC707).
         DropoutSeed: there is no seed (MC431).
         MaskcError: as `mc.attention`.
     """
@@ -79,8 +85,12 @@ def attention(
             q, k, v, plan, layer=layer, group=group, scale=scale, return_lse=return_lse,
             softcap=softcap, alibi_slopes=alibi_slopes, sink_logits=sink_logits,
             normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, deterministic=deterministic,
-            dropout_p=dropout_p, dropout_seed=dropout_seed,
+            dropout_p=dropout_p, dropout_seed=dropout_seed, score=score, **tables,
         )  # fmt: skip
+    formula = None if score is None else _checked(as_score(score))
+    if formula is None and tables:
+        raise DataUnknown(next(iter(tables)), "none", "data of the mask go to plan.given()",
+                          at=next(iter(tables)))  # fmt: skip
     dropout = asked(None, dropout_p, dropout_seed) if dropout_p else {}
     options = {
         name: value for name, value in (
@@ -92,18 +102,19 @@ def attention(
     # Compilers leave the call alone: what they make of the code around it, they make in two parts.
     run = torch.compiler.disable(_attend) if torch.compiler.is_compiling() else _attend
     out, lse = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic,
-                   dropout)  # fmt: skip
+                   dropout, formula, tables)  # fmt: skip
     return (out, lse) if return_lse else out
 
 
 def _attend(
     q: Any, k: Any, v: Any, slopes: Any, sinks: Any, plan: Plan, layer: str | None, group: Any,
-    options: dict[str, Any], deterministic: bool, dropout: dict[str, Any],
+    options: dict[str, Any], deterministic: bool, dropout: dict[str, Any], score: Score | None,
+    tables: dict[str, Any],
 ) -> tuple[Any, Any]:  # fmt: skip
     """out and lse; messages start and end inside it."""
     ranks = ranks_of(plan, group)
     agree(plan, ranks, q, k, v, layer)
-    work = plan.work(ranks.rank, layer, bool(dropout))
+    work = plan.work(ranks.rank, layer, bool(dropout) or score is not None)
     if slopes is not None and not all(call.positions for call in work.calls):
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
@@ -113,9 +124,23 @@ def _attend(
         raise NotShared("dropout_p", why, f"make the plan with block={SQUARE} or a multiple",
                         at="dropout_p")  # fmt: skip
     known = plan.__dict__.setdefault("_kernels", {})
-    step = Step(work, ranks, options, deterministic, dropout, known)
-    found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks)
+    tensors = {name: x for name, x in tables.items() if hasattr(x, "requires_grad")}
+    step = Step(work, ranks, options, deterministic, dropout, known, plan.n, score, tables,
+                tuple(tensors))  # fmt: skip
+    found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks, *tensors.values())
     return found
+
+
+def _checked(score: Score) -> Score:
+    """A formula that shares its pairs with the mask.
+
+    Raises:
+        NotShared: it hides some, whose keys the plan does not know.
+    """
+    if score.mask is not None:
+        hint = "give the plan the mask & the pairs that it leaves, and a formula without them"
+        raise NotShared("score", "it hides pairs that the mask has", hint, at="score")
+    return score
 
 
 def _with_dtensors(q: Any, k: Any, v: Any, plan: Plan, **options: Any) -> Any:
@@ -163,25 +188,36 @@ class Step:
     """What calls say of it besides their places; empty without."""
     kernels: dict[object, Any]
     """Compiled masks by call and problem."""
+    n: int
+    """Tokens of the sequence."""
+    score: Score | None
+    tables: dict[str, Any]
+    """What the formula of the score reads."""
+    tensors: tuple[str, ...]
+    """Those of them that may require grad."""
 
-    def kernel(self, call: Call, q: Any, v: Any) -> Any:
-        """The compiled mask of a call."""
-        drops = bool(self.dropout)
-        key = id(call), q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device, drops
+    def kernel(self, call: Call, q: Any, v: Any, plain: bool = False) -> Any:
+        """The compiled mask of a call; a `plain` one drops nothing."""
+        drops = bool(self.dropout) and not plain
+        key = id(call), q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device, drops, self.score
         found = self.kernels.get(key)
         if found is None:
             from maskc.api import _compiled
 
             place = q.device.type, q.device.index or 0
             rest = q.shape[3], v.shape[3], q.shape[1], q.dtype, place
-            found = _compiled(call.local.mask, *rest)
+            score = None if self.score is None else _moved(self.score, call.first or (0, 0), self.n)
+            found = _compiled(call.local.mask, *rest, score=score)
             found = self.kernels[key] = found.dropping if drops else found
         return found
 
-    def data(self, call: Call) -> dict[str, Any]:
+    def data(self, call: Call, plain: bool = False) -> dict[str, Any]:
         """What a call gives beside q, k and v."""
-        given = {**call.local.data, **self.dropout}
-        if self.dropout and call.first is not None:
+        given = {**call.local.data, **self.tables}
+        if not self.dropout or plain:
+            return given
+        given |= self.dropout
+        if call.first is not None:
             given[FIRST] = tuple(x // SQUARE for x in call.first)
         return given
 
@@ -191,6 +227,12 @@ class Step:
         return bool(self.work.sends or self.work.receives)
 
     # -------------------------------------------------------------- forward
+
+    def of_graph(self, tensors: Sequence[Any]) -> Step:
+        """The same with these tables, as a graph has them."""
+        return replace(
+            self, tables={**self.tables, **dict(zip(self.tensors, tensors, strict=True))}
+        )
 
     def forward(self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any) -> tuple[Any, ...]:
         """(out, lse, buffer); the buffer is None where all keys are the rank's own."""
@@ -266,17 +308,19 @@ class Step:
 
     def backward(
         self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, out: Any, lse: Any, kept: Any,
-        dout: Any, dlse: Any,
+        dout: Any, dlse: Any, wanted: Sequence[str] = (),
     ) -> tuple[Any, ...]:  # fmt: skip
-        """(dq, dk, dv, dslopes, dsinks): rows that read the buffer first, so that what goes back
-        travels under the others."""
+        """(dq, dk, dv, dslopes, dsinks), then those of the `wanted` tables: rows that read the
+        buffer first, so that what goes back travels under the others."""
         import torch
 
         if dout is None and dlse is None:
-            return None, None, None, None, None
+            return (None,) * (5 + len(wanted))
         work = self.work
         rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
-        heads: list[Any] = [None if x is None else torch.zeros_like(x) for x in (slopes, sinks)]
+        summed = (slopes, sinks, *(self.tables[name] for name in wanted))
+        heads: list[Any] = [None if x is None else torch.zeros_like(x) for x in summed]
+        learnt = {"wanted": wanted} if self.score is not None else {}
         saved = q, out, lse, dout, dlse, slopes, sinks
         dq = torch.empty_like(q)
         of_buffer = _Sums(work.size)
@@ -285,7 +329,7 @@ class Step:
             keys, values = rows.keys(buffer), rows.values(buffer)
             for call in work.calls:
                 if not call.own:
-                    self._run_back(call, keys, values, saved, dq, of_buffer, heads)
+                    self._run_back(call, keys, values, saved, dq, of_buffer, heads, learnt)
         messages, back = None, list[Any]()
         if self.travels:
             parts = (k[:, :, :0], v[:, :, :0]) if of_buffer.dk is None else of_buffer.parts
@@ -293,7 +337,7 @@ class Step:
         of_own = _Sums(work.tokens)
         for call in work.calls:
             if call.own:
-                self._run_back(call, k, v, saved, dq, of_own, heads)
+                self._run_back(call, k, v, saved, dq, of_own, heads, learnt)
         dk, dv = of_own.whole(k, v)
         for each in work.copies:
             own = slice(each.source, each.source + each.count)
@@ -308,7 +352,7 @@ class Step:
 
     def _run_back(
         self, call: Call, k: Any, v: Any, saved: tuple[Any, ...], dq: Any, sums: _Sums,
-        heads: list[Any],
+        heads: list[Any], learnt: dict[str, Any],
     ) -> None:  # fmt: skip
         """The gradients of one call, added to those of its rows and keys."""
         import torch
@@ -317,16 +361,16 @@ class Step:
 
         q, out, lse, dout, dlse, slopes, sinks = saved
         own, keys = _part(call)
-        attn = self.kernel(call, q, v)
         exact = self.deterministic or torch.are_deterministic_algorithms_enabled()
         of_q, of_k, of_lse = q[:, :, own], k[:, :, keys], lse[:, :, own].contiguous()
         of_dq = dq[:, :, own]
         into = of_dq if dlse is None and _lies(of_dq, of_q) else None
 
-        def run(v: Any, out: Any, dout: Any) -> Any:
-            return attn.launch_backward(
+        def run(v: Any, out: Any, dout: Any, plain: bool = False) -> Any:
+            return self.kernel(call, q, v, plain).launch_backward(
                 of_q, of_k, v, out, of_lse, rows(dout), alibi_slopes=slopes, sink_logits=sinks,
-                deterministic=exact, data=self.data(call), into=into, **self.options,
+                deterministic=exact, data=self.data(call, plain), into=into, **learnt,
+                **self.options,
             )  # fmt: skip
 
         parts = (None if x is None else x[:, :, own] for x in (dout, dlse))
@@ -465,6 +509,21 @@ class _Sums:
         return self.dk, self.dv
 
 
+def _moved(score: Score, first: tuple[int, int], n: int) -> Score:
+    """The formula over a call's own queries and keys, of which these are the first ones."""
+    places: dict[Any, Any] = {
+        E.Q: E.add(E.Q, E.const(first[0])), E.K: E.add(E.K, E.const(first[1])),
+        E.N_Q: E.const(n), E.N_KV: E.const(n),
+    }  # fmt: skip
+
+    def change(part: Any) -> Any:
+        return places.get(part) if isinstance(part, E.Sym) else None
+
+    formula = score.inputs.formula
+    moved = replace(formula, logit=rebuilt(formula.logit, change))
+    return replace(score, inputs=replace(score.inputs, formula=moved))
+
+
 def _zeros(x: Any, tokens: int) -> Any:
     """Zeros for so many tokens, in the order of x [B, H, N, D]."""
     batch, heads, _, dim = x.shape
@@ -508,19 +567,27 @@ def _function() -> Any:
         """out, lse of a rank; the backward pass sends the gradients of keys to their ranks."""
 
         @staticmethod
-        def forward(ctx: Any, step: Step, q: Any, k: Any, v: Any, slopes: Any, sinks: Any) -> Any:
-            out, lse, buffer = step.forward(q, k, v, slopes, sinks)
+        def forward(
+            ctx: Any, step: Step, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, *tables: Any
+        ) -> Any:
+            out, lse, buffer = step.of_graph(tables).forward(q, k, v, slopes, sinks)
             ctx.set_materialize_grads(False)
             ctx.step = step
             if step.options.get("normalizer"):
                 ctx.mark_non_differentiable(lse)
             kept = step.kept(buffer) if any(ctx.needs_input_grad) else None
-            ctx.save_for_backward(q, k, v, slopes, sinks, out, lse, kept)
+            ctx.save_for_backward(q, k, v, slopes, sinks, out, lse, kept, *tables)
             return out, lse
 
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
-            return None, *ctx.step.backward(*ctx.saved_tensors, dout, dlse)
+            kept = ctx.saved_tensors  # once: checkpointing unpacks them
+            saved, tables = kept[:8], kept[8:]
+            asked = ctx.needs_input_grad[6:]
+            wanted = [name for name, own in zip(ctx.step.tensors, asked, strict=True) if own]
+            found = ctx.step.of_graph(tables).backward(*saved, dout, dlse, wanted)
+            rest = iter(found[5:])
+            return None, *found[:5], *(next(rest) if own else None for own in asked)
 
     return SharedAttention

@@ -152,3 +152,47 @@ def test_strided_keys_alone_travel():
     made = mc.distributed.plan(mask, 131072, 8, heads=(32, 8, 128), layout="contiguous")
     assert made.layer().received.tolist() == [127 + 128 * rank - 1 if rank else 0
                                               for rank in range(8)]  # fmt: skip
+
+
+@pytest.mark.parametrize("drops", [{}, {"dropout_p": 0.3, "dropout_seed": 5}], ids=["", "dropout"])
+def test_tables_of_a_score_and_lse_have_their_gradients(
+    drops: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """Indices are places in the sequence; a rank has its share of a table's gradient."""
+    rank_threads.patch(monkeypatch)
+    n, size, mask = 400, 3, mc.causal() & (mc.window(40) | mc.sinks(3))
+    score = mc.score(
+        lambda s, q, k, h: s + mc.table("near")[h, mc.scores.minimum(q - k, 15)]
+        + mc.param("slope", 1.5) * mc.table("key")[k]
+    )  # fmt: skip
+    made = mc.distributed.plan(mask, n, size, heads=(2, 1, 32), dtype="float32", layout="zigzag")
+    draw = torch.Generator().manual_seed(1)
+    given = [torch.randn(1, heads, n, 32, generator=draw) for heads in (2, 1, 1)]
+    dout, dlse = torch.randn(1, 2, n, 32, generator=draw), torch.randn(1, 2, n, generator=draw)
+    tables = {"near": torch.randn(2, 16, generator=draw), "key": torch.randn(n, generator=draw)}
+
+    def run(call: Any, own: list[int]) -> list[torch.Tensor]:
+        leaves = [x[:, :, own].clone().requires_grad_() for x in given]
+        learnt = {name: x.clone().requires_grad_() for name, x in tables.items()}
+        out, lse = call(*leaves, return_lse=True, score=score, slope=0.5, **learnt, **drops)
+        torch.autograd.backward([out, lse], [dout[:, :, own], dlse[:, :, own]])
+        return [out.detach(), lse.detach(), *(x.grad for x in (*leaves, *learnt.values()))]
+
+    wanted = run(lambda q, k, v, **more: mc.attention(q, k, v, mask, **more), list(range(n)))
+    found = rank_threads.run(size, lambda rank: run(
+        lambda q, k, v, **more: mc.distributed.attention(q, k, v, made, **more),
+        made.indices(rank).tolist(),
+    ))  # fmt: skip
+    order = torch.from_numpy(np.argsort(made.layout.order))
+    for number, parts in enumerate(zip(*found, strict=True)):
+        whole = torch.cat(parts, 2)[:, :, order] if number < 5 else sum(parts)
+        torch.testing.assert_close(whole, wanted[number], rtol=1e-4, atol=1e-4)
+
+
+def test_a_score_that_hides_pairs_is_refused():
+    with pytest.warns(mc.ScoreMaskWarning):
+        score = mc.score(lambda s, q, k: mc.scores.where(k <= q, s, -float("inf")))
+    made = mc.distributed.plan(mc.full(), 64, 2, heads=(1, 1, 16), dtype="float32")
+    x = torch.randn(1, 1, made.tokens(0), 16)
+    with pytest.raises(NotShared, match="hides pairs"):
+        mc.distributed.attention(x, x, x, made, score=score)
