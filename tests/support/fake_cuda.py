@@ -67,7 +67,7 @@ class Tensors(Streams):
         return None
 
     def empty(self, x, wanted):
-        dtype = "float32" if wanted.single else x.array.dtype
+        dtype = wanted.dtype or x.array.dtype
         made = Tensor(wanted.shape, pointer=next(self._addresses), dtype=dtype)
         return made, made.array.pointer
 
