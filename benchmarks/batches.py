@@ -31,7 +31,7 @@ from maskc.verify.timing import Timed, take_turns
 
 Data = dict[str, Any]
 MaskMod = Callable[[Any, Any, Any, Any], Any]
-_ROUNDS, _MAKINGS, _CHUNK = 20, 20, 512
+_ROUNDS, _MAKINGS, _CALLS, _CHUNK = 20, 20, 100, 512
 _REFUSALS = (Unavailable, RuntimeError, TypeError, ValueError, ImportError)
 """What peers raise that do not run a row."""
 _TOLERANCE = 2e-2
@@ -295,9 +295,9 @@ def _host_us(call: Callable[[], Any]) -> float:
     for _ in range(9):
         torch.cuda.synchronize()
         start = perf_counter()
-        for _ in range(5):
+        for _ in range(_CALLS):
             call()
-        times.append((perf_counter() - start) / 5 * 1e6)
+        times.append((perf_counter() - start) / _CALLS * 1e6)
     torch.cuda.synchronize()
     return median(times)
 
