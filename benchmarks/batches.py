@@ -31,7 +31,9 @@ from maskc.verify.timing import Timed, take_turns
 
 Data = dict[str, Any]
 MaskMod = Callable[[Any, Any, Any, Any], Any]
-_ROUNDS, _MAKINGS, _CHUNK = 20, 20, 512
+_ROUNDS, _MAKINGS, _CALLS, _CHUNK = 20, 20, 100, 512
+_REFUSALS = (Unavailable, RuntimeError, TypeError, ValueError, ImportError)
+"""What peers raise that do not run a row."""
 _TOLERANCE = 2e-2
 """Relative errors from which a peer computes something else."""
 
@@ -235,11 +237,11 @@ def _rivals(row: Row, keep: MaskMod, tensors: list[Any], backward: bool) -> dict
 
             gradient()
             found[name] = Timed(gradient)
-        except (Unavailable, RuntimeError, NotImplementedError, ImportError) as error:
+        except _REFUSALS as error:
             print(f"    {name}: {str(error).splitlines()[0][:100]}")
     try:
         found["cudnn_flex"] = _cudnn_flex(row, keep, tensors, backward)
-    except (Unavailable, RuntimeError, TypeError, ValueError, ImportError) as error:
+    except _REFUSALS as error:
         print(f"    cudnn_flex: {str(error).splitlines()[0][:100]}")
     return found
 
@@ -253,8 +255,9 @@ def _cudnn_flex(row: Row, keep: MaskMod, tensors: list[Any], backward: bool) -> 
     if not cudnn_flex.installed():
         raise Missing(cudnn_flex.MISSING)
     ends = cudnn_flex.intervals(keep, row.sizes[0], 1, *row.lengths, "cuda")
-    attend = cudnn_flex.attend_with(ends, *(x.transpose(1, 2).contiguous() for x in tensors[:3]))
-    made = tokens_first("cudnn_flex", attend, Tensors(*tensors, "cuda"), backward)
+    given = Tensors(*tensors, "cuda")
+    attend = cudnn_flex.attend_with(ends, given, backward)
+    made = tokens_first("cudnn_flex", attend, given, backward)
     call = partial(made.backward, tensors[3]) if backward else made.forward
     call()
     return Timed(call)
@@ -292,9 +295,9 @@ def _host_us(call: Callable[[], Any]) -> float:
     for _ in range(9):
         torch.cuda.synchronize()
         start = perf_counter()
-        for _ in range(5):
+        for _ in range(_CALLS):
             call()
-        times.append((perf_counter() - start) / 5 * 1e6)
+        times.append((perf_counter() - start) / _CALLS * 1e6)
     torch.cuda.synchronize()
     return median(times)
 

@@ -54,7 +54,8 @@ def intervals(keep: Keep, batch: int, heads: int, n_q: int, n_kv: int, device: s
                 parts.append(_ends(live.broadcast_to(len(rows), n_kv)))
         of_heads.append(torch.cat(parts))
     found = torch.stack(of_heads)
-    most = int((found[..., 2::2] > 0).sum(-1).max())
+    used = found[..., 2::2] > found[..., 1::2]
+    most = int(used.sum(-1).max())
     return found[..., : 2 * most + 1].transpose(1, 2).contiguous()
 
 
@@ -73,14 +74,16 @@ def _ends(live: Any) -> Any:
     found = torch.zeros(len(live), 2 * _MOST + 1, dtype=torch.int32, device=live.device)
     inside = number >= 0
     found[row[inside], number[inside]] = key[inside].int()
-    return found
+    return found.cummax(1).values  # further intervals are empty ones at the last end
 
 
-def attend_with(ends: Any, q: Any, k: Any, v: Any) -> Callable[..., Any]:
-    """Attention of tensors [B, N, H, D] like these, with a plan made beforehand."""
+def attend_with(ends: Any, tensors: Tensors, backward: bool) -> Callable[..., Any]:
+    """Attention of tensors like these, in the order [B, N, H, D], with a plan made beforehand: for
+    the backward pass, too, where tensors require grad."""
     from cudnn.flex_attention import create_mask_plan, flex_attn_func
 
-    plan = create_mask_plan(ends, q, k, v)
+    own = (x.detach().transpose(1, 2).contiguous() for x in tensors.qkv)
+    plan = create_mask_plan(ends, *(x.requires_grad_(backward) for x in own))
 
     def attend(*inputs: Any) -> Any:
         return flex_attn_func(*inputs, mask_plan=plan)
@@ -101,7 +104,7 @@ def cudnn_flex_contender(case: Case, tensors: Tensors, pairs: Pairs, backward: b
     heads = case.heads if pairs.by_head else 1
     ends = intervals(keep, case.batch, heads, case.n_q, case.n_kv, tensors.device)
     try:
-        attend = attend_with(ends, *(x.transpose(1, 2).contiguous() for x in tensors.qkv))
+        attend = attend_with(ends, tensors, backward)
     except (TypeError, ValueError) as error:
         raise Unavailable(str(error)) from None
     return tokens_first("cudnn_flex", attend, tensors, backward)

@@ -52,3 +52,10 @@ def test_missing():
     case = Case("causal", causal(), 1, 1, 1, 8, 8, 16, DType.float32)
     with pytest.raises(Missing, match="nvidia-cudnn-frontend"):
         make_rival("cudnn_flex", case, make_tensors(case, "cpu"), Pairs(case), False)
+
+
+def test_ends_never_fall():
+    """Not even behind the last interval of a query that has fewer than others."""
+    live = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
+    found = cudnn_flex.intervals(lambda b, h, q, k: live[q, k], 1, 1, 3, 6, "cpu")
+    assert found[0].T.tolist() == [[0, 1, 3, 4, 5], [2, 2, 2, 2, 2], [0, 0, 0, 0, 0]]

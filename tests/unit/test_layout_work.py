@@ -471,3 +471,12 @@ def test_the_batch_moves_no_cut():
     assert (alone.items[:, 0] == 8).all()
     assert (many.items[:, 0] == 8).all()
     np.testing.assert_array_equal(many.merges[:8], alone.merges)
+
+
+@pytest.mark.parametrize(("backward", "most"), [(False, 64), (True, 32)])
+def test_groups_of_many_short_heads(backward, most):
+    """Groups have no more heads than find their keys in the cache, and are all alike."""
+    rule = WorkList(1 << 20)
+    assert work.heads_per_group(rule, 16, 512, backward) == most
+    assert work.heads_per_group(rule, 16, most + 1, backward) == most // 2 + 1
+    assert work.heads_per_group(rule, 1 << 19, 512, backward) == 2

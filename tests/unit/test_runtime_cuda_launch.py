@@ -292,7 +292,7 @@ def test_threads_never_share_the_arguments_of_a_launch(monkeypatch):
         inside.append(arguments[9])
         if len(inside) < 3:
             launched(kernel, None, 0, sent=sent)
-        return start(*arguments)[0]
+        return start(*arguments)
 
     kernel.launch.__self__._start = launch
     launched(kernel, None, 0, sent=sent)

@@ -115,7 +115,8 @@ class Making:
         tokens = sizes.n_q if self.backward else sizes.n_kv
         heads = 1
         if self.unit.work is not None:
-            heads = heads_per_group(self.unit.work, tokens, sizes.batch * sizes.heads_kv)
+            kv_heads = sizes.batch * sizes.heads_kv
+            heads = heads_per_group(self.unit.work, tokens, kv_heads, self.backward)
         owners = heads * (1 if self.backward else sizes.heads_q // sizes.heads_kv)
         return min(owners, self.owners), max(1, owners // self.owners)
 

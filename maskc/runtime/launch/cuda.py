@@ -233,18 +233,14 @@ class CudaKernel:
 class _Bindings:
     """Launches through cuda.bindings, the cheaper way."""
 
-    def __init__(
-        self, driver: Any, device: int, start: Callable[..., int] | None = None
-    ) -> None:  # fmt: skip
-        """`start`: cuLaunchKernel on numbers alone; None: that of the bindings."""
+    def __init__(self, driver: Any, device: int) -> None:
         self._driver = driver
-        self._handle: Callable[[Any], Any] = int if start else lambda function: function
-        self._start = start or (lambda *given: driver.cuLaunchKernel(*given)[0])
         self._check(driver.cuInit(0))
         self._device = self._check(driver.cuDeviceGet(device))
         self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._device))
         self._context_id = int(self._context)
-        self._current, self._capturing = driver.cuCtxGetCurrent, driver.cuStreamIsCapturing
+        self._current, self._start = driver.cuCtxGetCurrent, driver.cuLaunchKernel
+        self._capturing = driver.cuStreamIsCapturing
         self.multiprocessors = cache(self._multiprocessors)
         self.encoder = cache(self._encoder)
 
@@ -268,7 +264,7 @@ class _Bindings:
                 if size > _FREE_SHARED:
                     attribute = driver.CUfunction_attribute(_SHARED)
                     check(driver.cuFuncSetAttribute(function, attribute, size))
-                found[entry] = self._handle(function)
+                found[entry] = function
             return found
 
     def host_words(self, count: int) -> int:
@@ -317,7 +313,7 @@ class _Bindings:
             start, address = self._start, memory.address
             on = stream or None  # bindings make an object of 0
             for function, blocks, threads, shared in steps:
-                status = start(function, blocks, 1, 1, threads, 1, 1, shared, on, address, 0)
+                (status,) = start(function, blocks, 1, 1, threads, 1, 1, shared, on, address, 0)
                 if status:
                     self._check((status,))
         finally:
@@ -407,14 +403,4 @@ def _driver(device: int) -> _Bindings | _CuPy:
         except ImportError:
             raise ExtraMissing("a CUDA target", "CuPy", "cuda13") from None
         return _CuPy(cupy, device)
-    return _Bindings(driver, device, _start())
-
-
-def _start() -> Callable[..., int]:
-    """cuLaunchKernel on numbers: bindings make an object of the status, which takes longer than the
-    rest of a launch."""
-    found = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
-    place, number = ctypes.c_void_p, ctypes.c_uint
-    found.argtypes = (place, *[number] * 7, place, place, place)
-    start: Callable[..., int] = found
-    return start
+    return _Bindings(driver, device)
