@@ -390,7 +390,9 @@ def main() -> None:
         command = (
             f"python -m benchmarks.adaptive --n {asked.n} "
             f"--sequences {asked.sequences} --budget {asked.budget:g} --needles {asked.needles} "
-            f"-o {Path(asked.output).name}"
+            f"--every {asked.every} --steps {asked.steps} "
+            + "".join(f"--text {x.partition('=')[0]}={Path(x).name} " for x in asked.text)
+            + f"-o {Path(asked.output).name}"
         )
         about = tuple((key, str(value)) for key, value in environment(inputs).items())
         result = Evaluation(
