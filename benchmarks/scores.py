@@ -2,8 +2,8 @@
 
 A causal mask with each formula is timed in turns with FlexAttention, which is given the same
 formula as a score_mod, and beside the mask without any. Passes with gradients of tables are rows of
-their own. Everything is compiled ahead in many processes. Results are checked against fp64 on a few rows
-of queries; gradients of tables against FlexAttention's, where it has them.
+their own. Everything is compiled ahead in many processes. Results are checked against fp64 on a few
+rows of queries; gradients of tables against FlexAttention's, where it has them.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ SCORED = {
 @pytest.mark.parametrize("name", ["padding, documents and a window", "tree", "documents"])
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80", "simt"])
 @pytest.mark.parametrize("kind", SCORED)
-def test_formulas_and_dropout(hopper, monkeypatch, name, target, kind):
+def test_formulas_and_dropout(hopper, launched, name, target, kind):
     """The device makes the lists, and keeps them, whatever softmax sees."""
     if (kind, name) == ("both", "tree") or (target, kind) == ("simt", "both"):
         pytest.skip("the parts of it are enough")
@@ -265,20 +265,15 @@ def test_formulas_and_dropout(hopper, monkeypatch, name, target, kind):
         options = options | {"bias": torch.randn(4, 2 * N, generator=torch.manual_seed(0))}
     attn, (q, k, v, dout) = mask.compile(64, target=target, score=score), made()
     assert attn.target.name == target
-    keeping = []
-    keep = RememberedPlan.keep
-    monkeypatch.setattr(
-        RememberedPlan, "keep", lambda *args: keeping.append(1) or keep(*args)
-    )  # fmt: skip
     found = attn(q, k, v, return_lse=True, **options, **there)
     again = attn(q, k, v, return_lse=True, **options, **there)
     assert all(map(torch.equal, found, again))
-    assert len(keeping) == 1
+    assert launched["data_bounds"] == 1
     gradients = attn.backward(q, k, v, *found, dout, **options, **there)
-    assert len(keeping) == 2
+    assert launched["data_bounds"] == 2
     want = attn(q, k, v, return_lse=True, **options, **data)
     exact_ = attn.backward(q, k, v, *want, dout, **options, **data)
-    assert len(keeping) == 2
+    assert launched["data_bounds"] == 2
     for number, (one, two) in enumerate(zip((*found, *gradients), (*want, *exact_), strict=True)):
         # shares of a table's entry cancel: the largest entry tells the rounding of them all
         largest = max(1.0, two.abs().max().item()) if number == 5 else 1.0
