@@ -15,9 +15,12 @@ from maskc.runtime import planner
 from maskc.runtime.launch import ahead, kernels
 from tests.support.fake_cuda import Map
 from tests.support.fake_hopper import Machine, Tensor, backward, given
+from tests.support.thorough import examples
 
 pytestmark = pytest.mark.builds_ahead
 STRIDED = mc.window.hf(128) | mc.dilated(mc.n_kv, stride=128)
+MANY = examples(200)
+"""Lengths, drawn at random."""
 MASKS = {
     "large and small tiles": mc.causal() & (mc.sinks(5) | mc.window(70)),
     "16 x 16 tiles": mc.block_diagonal(16),
@@ -72,7 +75,7 @@ def both(mask, tensors, deterministic):
     backward(mask, *tensors, deterministic=deterministic)
 
 
-def all_lengths(mask, count=200):
+def all_lengths(mask, count=MANY):
     """Both passes at all lengths; the names of what ran."""
     ran = set()
     for number, each in enumerate(lengths(count)):
@@ -101,7 +104,7 @@ def test_after_warmup_no_length_builds(machine, begun, name):
     mask = MASKS[name].compile(64, n_heads=4, target="sm_90a")
     mask.warmup()
     before = len(machine.built)
-    all_lengths(mask, 200 if name == "parts" else 40)
+    all_lengths(mask, MANY if name == "parts" else 40)
     assert len(machine.built) == before
     assert not begun()
 

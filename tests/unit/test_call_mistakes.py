@@ -224,7 +224,8 @@ def test_a_softcap_at_its_limits_is_exact():
 
 def test_fp64_says_which_dtypes_there_are():
     wide = Q.astype(np.float64)
-    with pytest.raises(UnknownDType, match=r"bfloat16, float16, float32, float8_e4m3fn[\s\S]*q\.float\(\)"):
+    found = r"bfloat16, float16, float32, float8_e4m3fn[\s\S]*q\.float\(\)"
+    with pytest.raises(UnknownDType, match=found):
         mc.attention(wide, wide, wide, mc.causal())
     with pytest.raises(WrongDType, match=r"convert it to float32: kernels store bfloat16, float16"):
         mc.causal().compile(16, dtype="float32", target="cpu")(wide, wide, wide)

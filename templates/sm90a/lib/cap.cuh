@@ -1,5 +1,5 @@
-// Logits that are height * tanh(rate * s), and their derivatives. The approximate instruction is too
-// coarse for logits, and the exact tanh takes two slow ones. Where all scores of a warp are
+// Logits that are height * tanh(rate * s), and their derivatives. The approximate instruction is
+// too coarse for logits, and the exact tanh takes two slow ones. Where all scores of a warp are
 // moderate, as most are, a polynomial takes its place.
 // Needs: device.cuh; score_height, score_rate. Gives: Cap, cap_of, cap_scores, slope_at.
 

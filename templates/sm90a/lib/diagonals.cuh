@@ -12,10 +12,10 @@ FN float *diagonals_of(const struct Attention &p, i32 head, i32 batch) {
     return p.score_diagonals + number * (p.n_q + p.n_kv + 2 * MARGIN) + p.n_kv + MARGIN;
 }
 
-// A tile of ds in shared memory, its `first` query minus its first key, by all warps that compute. A
-// warp takes 16 queries and 64 keys, two keys a lane. With every second query a diagonal would pass
-// to the next lane; lanes move instead, and those that begin anew with the first keys hold other
-// diagonals from then on.
+// A tile of ds in shared memory, its `first` query minus its first key, by all warps that compute.
+// A warp takes 16 queries and 64 keys, two keys a lane. With every second query a diagonal would
+// pass to the next lane; lanes move instead, and those that begin anew with the first keys hold
+// other diagonals from then on.
 FN void add_diagonals(const unsigned char *tile, float *to, i32 first) {
     constexpr int ACROSS = TILE_K / 64, ALL = ACROSS * (TILE_Q / 16);
     const i32 lane = threadIdx.x % 32;
