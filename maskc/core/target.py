@@ -141,8 +141,9 @@ class Target:
     def lacks_choice(self, problem: Problem, chosen: int) -> bool:
         """Whether its kernels cannot choose `chosen` keys together at run time for these rows:
         where blocks are chosen rows are never padded, and none are longer than NARROW."""
-        padded = chosen > 1 and self.pads(problem)
-        return bool(self.head_dims and chosen and (padded or problem.head_dim > NARROW))
+        padded = self.padded(problem)
+        fits = padded.head_dim <= NARROW and (chosen == 1 or padded == problem)
+        return bool(self.head_dims and chosen and not fits)
 
     def check(self, problem: Problem, direction: Direction = Direction.forward) -> None:
         """Raise the coded error for what this target cannot run."""

@@ -21,7 +21,7 @@ from maskc.plan.forms import device_data, device_documents, device_topk, grid_bo
 from maskc.plan.forms.gathered_keys import chooses_keys, plan_gathered
 from maskc.plan.forms.residue_classes import planned_parts
 from maskc.plan.forms.thresholds import by_threshold, plan_by_threshold
-from maskc.plan.forms.tiles import plan_tiles, selects_in_own_tiles
+from maskc.plan.forms.tiles import check_choice, plan_tiles, selects_in_own_tiles
 from maskc.plan.types import KernelPlan, selections
 
 
@@ -34,6 +34,7 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     target.check(problem)
     if problem.dtype is DType.float8_e4m3fn:
         return _in_fp8(heads, problem, target)
+    check_choice(heads, problem, target)
     if problem.names_tile and any(ir.selections for ir in heads.masks):
         raise selects_in_own_tiles(heads, problem, target)
     drops = problem.dropout  # whose counters are of squares of consecutive tokens

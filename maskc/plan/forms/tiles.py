@@ -109,16 +109,25 @@ def _of_data(
     return found
 
 
+def check_choice(heads: Heads, problem: Problem, target: Target) -> None:
+    """Refuse to choose keys among rows for which a target cannot.
+
+    Raises:
+        HeadDimUnsupported.
+    """
+    for block in (each.block for ir in heads.masks for each in ir.selections):
+        if target.lacks_choice(problem, block):
+            raise target.no_such_dims(problem, block)
+
+
 def _check_blocks(heads: Heads, problem: Problem, target: Target) -> None:
     """Refuse what a target has no kernels for.
 
     Raises:
         SelectionNotCompiled: blocks that are too small.
-        HeadDimUnsupported: rows would be padded, which what chooses blocks cannot, or are too long.
+        HeadDimUnsupported: see `check_choice`.
     """
-    for block in (each.block for ir in heads.masks for each in ir.selections):
-        if target.lacks_choice(problem, block):
-            raise target.no_such_dims(problem, block)
+    check_choice(heads, problem, target)
     for ir in heads.masks:
         for each in ir.selections:
             if each.block < target.least_block:
