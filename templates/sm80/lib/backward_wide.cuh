@@ -93,7 +93,8 @@ FN void load_levels(struct Shared &shared, const struct Attention &p, const stru
     const struct Workspace space = workspace(p);
     const i64 from = ((i64)w.keys.batch * p.heads_q + w.turn.head) * p.tile_rows * TILE_Q + first;
     const i32 i = threadIdx.x % 4 * 4;
-    if (threadIdx.x < 4) copy_async(shared_address(shared.lse[parity] + i), space.lse + from + i, true);
+    if (threadIdx.x < 4)
+        copy_async(shared_address(shared.lse[parity] + i), space.lse + from + i, true);
     else if (threadIdx.x < 8)
         copy_async(shared_address(shared.delta[parity] + i), space.delta + from + i, true);
     copy_commit();
