@@ -4,7 +4,8 @@
 FN i32 first_row() { return threadIdx.x / 32 * 16 * FRAGMENTS; }
 
 // SPAN threads copy a row, from where `at` says that row `i` of the tile begins; rows from `end` on
-// become zeros, for which it is not asked, and so does what a row in memory lacks behind OWN pieces.
+// become zeros, for which it is not asked, and so does what a row in memory lacks behind its OWN
+// pieces.
 template <int COUNT, int OWN, typename F>
 FN void copy_rows(u32 tile, i32 end, const F &at) {
     const i32 row = threadIdx.x / SPAN, chunk = threadIdx.x % SPAN;
