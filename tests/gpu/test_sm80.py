@@ -30,7 +30,7 @@ if not GPU:
     pytest.skip("no CUDA device", allow_module_level=True)
 
 HEADS = 4
-DIMS = [32, 64, 96, 128, 192, 256]
+DIMS = [32, 64, 96, 128, 192, 256, 512]
 SIZES = [(0, 0), (1, 1), (63, 63), (64, 65), (129, 128), (40, 300), (300, 40), (1, 257), (257, 1)]
 PATTERNS = static_patterns()  # for the others see test_selection.py
 
@@ -184,7 +184,7 @@ def poisoned(clean, v, live):
 
 @pytest.mark.parametrize("sink", [None, 3000.0])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256, 512])
 def test_nan_safe_infinities_outlive_tops_sinks_and_small_weights(dim, dtype, sink):
     """Logits jump by hundreds, so that what was summed, or a key's own weight, underflows to 0."""
     n = 400
@@ -310,3 +310,34 @@ def test_entmax(dim, alpha):
             check_mask(mask, n_q, n_kv, dim, alpha, dtype, target="sm_80")
     check_mask(mask, 500, 500, dim, alpha, alibi_slopes=slopes, target="sm_80")
     check_mask(mask, 500, 500, dim, alpha, softcap=3.0, target="sm_80")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "mask", [mc.causal(), mc.window(200, 100), mc.dilated(9, stride=3)], ids=str
+)
+def test_gradients_of_long_rows(mask, deterministic):
+    """Beyond 256 elements two warps share rows; against fp64, both passes."""
+    from tests.support.exact_attention import called, live_pairs, results, wrong
+
+    attn = mask.compile(512, target="sm_80")
+    q, k, v = tensors(500, 700, 512, torch.bfloat16, 5)
+    dout = tensors(500, 700, 512, torch.bfloat16, 6)[0]
+    live = live_pairs(mask, 500, 700).to(q.device)
+    sides = [results(q, k, v, dout, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    assert not wrong(called(attn, q, k, v, dout, deterministic=deterministic), *sides)
+
+
+@pytest.mark.parametrize("n_q", [1, 3])
+@pytest.mark.parametrize("batch", [1, 9])
+def test_heads_packed_for_decoding(batch, n_q):
+    """128 heads over one, 576 elements of q and k beside 512 of v: parts of rows are merged."""
+    attn = mc.causal().compile(576, 512, target="sm_80")
+    q, k, _ = tensors(n_q, 5000, 576, torch.bfloat16, 7, batch, 128, 1)
+    out, lse = attn(q, k, k[..., :512], return_lse=True)
+    scores = q.double() @ k.double().transpose(2, 3) * 576**-0.5
+    hidden = torch.ones(n_q, 5000, device=q.device).triu(5000 - n_q + 1).bool()
+    scores = scores.masked_fill(hidden, -torch.inf)
+    right = scores.softmax(3) @ k[..., :512].double()
+    assert (lse - scores.logsumexp(3)).abs().max() < 1e-4
+    assert (out - right).abs().max() < 0.02 * right.abs().max()

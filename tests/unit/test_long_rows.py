@@ -8,7 +8,7 @@ import pytest
 import maskc as mc
 from maskc.core.bundle import PACKED
 from maskc.core.dtypes import DType
-from maskc.core.errors import TargetNotBuilt
+from maskc.core.errors import HeadDimUnsupported, TargetNotBuilt
 from maskc.core.problem import Direction, Feature, Problem
 from maskc.core.target import TARGETS
 from maskc.testing.emulator import machine
@@ -176,4 +176,6 @@ def test_what_has_which_kernels():
     assert [hopper.serving(each).name for each in problems] == ["sm_80"] * 3
     assert sm_80.serving(Problem(512, 520, DType.bfloat16)).name == "sm_80"  # whose error it is
     assert mc.topk(4, of=mc.causal()).compile(512, target="sm_80").target.name == "simt"
+    with pytest.raises(HeadDimUnsupported, match="256 where keys are chosen at run time"):
+        mc.topk(4, of=mc.causal()).compile(576, 512, target="sm_80")
     assert mc.causal().compile(512, dtype="float32", target="sm_80").target.name == "simt"
