@@ -180,9 +180,7 @@ constexpr int BLOCKS = 2;  // that a multiprocessor runs at once
 constexpr int COMPUTE_REGISTERS = 232;
 constexpr int COPY_REGISTERS = 24;
 // A warpgroup's q stays in registers, where the logits leave room for it.
-#define KEEP_Q \
-    (1 && !WITH_ENTMAX \
-     && (!BENT || (CAPPED && !NEEDS_WHERE)))
+#define KEEP_Q (1 && !BENT && !WITH_ENTMAX)
 // A step waits for p v before the logits where they need the registers (0), after the maxima (1),
 // or after half of the exponentials (2).
 constexpr int SETTLE =
@@ -616,17 +614,13 @@ FN float *shifts_in(i32 stage, i32 group) {
     __shared__ float all[STAGES * GROUPS][TileShifts::COUNT];
     return all[stage * GROUPS + group];
 }
-// Found while others have their turn, and laid down under the product.
-FN void find_tile(TileShifts &x, const struct Attention &p, const struct Row &row, i32 word,
-                  i32 group) {
+FN void lay_tile(const struct Attention &p, const struct Row &row, i32 word, i32 stage, i32 group) {
     if (!SHIFTED) return;
     const float unit = flips(p) ? -unit_of(p) : unit_of(p);
     const i32 first = row.tile * TILE_Q + 64 * group - (word & INDEX) * KEY_STEP;
-    find_shifts(x, first, row.head, row.batch, p, LOG2E / unit);
-}
-FN void lay_tile(const TileShifts &x, i32 stage, i32 group) {
-    if (!SHIFTED) return;
-    lay_shifts<false>(shifts_in(stage, group), x);
+    TileShifts shifts;
+    find_shifts(shifts, first, row.head, row.batch, p, LOG2E / unit);
+    lay_shifts<false>(shifts_in(stage, group), shifts);
     sync_threads(8 + group, 128);
 }
 FN void add_shifts(Scores &s, i32 stage, i32 group) {
@@ -688,10 +682,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     take_q(q, shared, 0, group);
     struct MaskRow kept;
     struct Visible seen = look_early(p, row, query, word, kept);
-    TileShifts shifts;
-    find_tile(shifts, p, row, word, group);
     begin_scores(s, q, k_tiles);
-    lay_tile(shifts, 0, group);
+    lay_tile(p, row, word, 0, group);
     products_wait<0>();
     pin(s);
     if (leader) arrive(shared.k_free[0]);
@@ -765,13 +757,12 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         }
         seen = look_early(p, row, query, word, kept);
         if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
-        find_tile(shifts, p, row, word, group);
         take_turn(group);
         begin_scores(s, q, k_tile);
         wait(shared.v_full[last.at], last.turn);
         begin_output(o, weights, v_tile);
         pass_turn(group);
-        lay_tile(shifts, stage.at, group);
+        lay_tile(p, row, word, stage.at, group);
         products_wait<1>();
         pin(s);
         if (leader) arrive(shared.k_free[stage.at]);

@@ -1188,7 +1188,8 @@ struct Where {
 // Scores of a tile become weights, times the derivatives of logits.
 FN void weigh(Scores &s, const struct Visible &seen, const struct Where &where,
               const struct Known &known, const struct Attention &p) {
-    const float unit = score_unit(p), sharpness = sharpness_of(p);
+    const float unit = score_unit(p);
+    const float sharpness = sharpness_of(p);
 #pragma unroll
     for (int i = 0; i < QUERIES / 2; i++) {
         const float half = tanh_halfway(s[i], sharpness), level = known.level[i / 2 % 2];
