@@ -171,6 +171,11 @@ def _line(fit: Fit) -> str:
     )
 
 
+BY_HAND = ("tiny", "tiny_backward")
+"""Sources whose numbers are never written: what they take is memory's time, which the others are
+not fitted to, so that a fit would say nothing about which of them is faster."""
+
+
 def with_fits(text: str, target: str, found: Sequence[Fit], measured: Card) -> str:
     """cost.toml with these coefficients in place of older ones; everything else stays. A card other
     than the first has tables of its own."""
@@ -184,6 +189,8 @@ def with_fits(text: str, target: str, found: Sequence[Fit], measured: Card) -> s
         },
     }  # fmt: skip
     for fit in found:
+        if fit.source in BY_HAND:
+            continue
         cost = fit.cost
         entry = f"{{ row = {cost.row}, tile = {cost.tile}, masked = {cost.masked} }}"
         wanted.setdefault(fit.source, {})[f"{fit.head_dim}.{cost.mode}"] = entry

@@ -123,6 +123,10 @@ class Target:
         unequal = (padded.head_dim, padded.head_dim_v) in self.unequal
         return (Direction.forward,) if unequal else self.directions
 
+    def shared_bytes_of(self, blocks: int) -> int:
+        """Shared memory that each of so many blocks on a multiprocessor has at most, in bytes."""
+        return (self.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
+
     def serving(self, problem: Problem, chosen: int = 0) -> Target:
         """This target, or the first of SPARES that has a problem which this one lacks: a card that
         runs the one runs the other.
@@ -190,6 +194,8 @@ class Target:
         return HeadDimUnsupported(self.name, *dims, known, at="head_dim")
 
 
+RESERVED_BYTES = 1024
+"""Bytes of a block's shared memory that the system takes."""
 PIECE = 8
 """Elements of 16 bytes in half precision, which tensor cores' kernels copy at once."""
 MOST_HEAD_DIM = 512

@@ -290,6 +290,8 @@ class KernelSpec:
         """Whether what is added to scores by distance is found by diagonals of a tile (sm_90a)."""
         if self.fp8:  # shifts are relative to a scale without factors
             return False
+        if self.schedule is None or not self.schedule.has_room_for_shifts(self.target):
+            return False
         return (
             (self.score is None or bool(self.score.shift)) and self.target.name == "sm_90a"
             and self.tile.q >= 64 and self.boxes is None and self.chosen is None

@@ -12,7 +12,7 @@ from maskc.core.cost import Cost
 from maskc.core.expr import Expr
 from maskc.core.gathering import Gather, Span
 from maskc.core.listed import Listed
-from maskc.core.problem import Direction, Problem, TileShape
+from maskc.core.problem import Direction, Feature, Problem, TileShape
 from maskc.core.selection import Selection
 from maskc.core.target import Target
 from maskc.ir.lift import Lifted
@@ -20,6 +20,10 @@ from maskc.ir.types import MaskIR
 from maskc.plan.data_intervals import DataIntervals
 from maskc.plan.intervals import Interval
 from maskc.plan.ranges import RowRange
+
+
+_MAIN = ("attention_forward", "attention_backward")
+"""The launches of a pass that compute scores and products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,24 @@ class Schedule:
     def row_registers(self) -> int:
         """Registers of a thread that computes."""
         return 255
+
+    @property
+    def shift_bytes(self) -> int:
+        """Shared memory of what distance adds to scores, a number for every diagonal of a
+        warpgroup's tile (sm_90a)."""
+        return 0
+
+    def has_room_for_shifts(self, target: Target) -> bool:
+        """Whether the launches that compute a pass, those of alpha-entmax apart, could have
+        `shift_bytes` more, with as many blocks on a multiprocessor."""
+        launches = (launch for _, mode in self.modes for launch in mode.launches)
+        used = [
+            each.shared_bytes
+            for each in launches
+            if each.entry in _MAIN and each.feature is not Feature.entmax
+        ]
+        most = target.shared_bytes_of(self.min_blocks)
+        return max(used, default=self.shared_bytes) + self.shift_bytes <= most
 
 
 @dataclass(frozen=True, slots=True)

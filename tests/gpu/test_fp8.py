@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
 
 import maskc as mc  # noqa: E402
 from tests.support.fp8 import check, exact, tensors  # noqa: E402

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 import maskc as mc  # noqa: E402
-from tests.support.hopper import GPU  # noqa: E402
+from tests.support.hopper import GPU, no_waiting  # noqa: E402
 from tests.support.scores import FORMULAS  # noqa: E402
 
 if not GPU:
@@ -246,11 +246,8 @@ def test_data_on_the_device(name, target, kind):
     with torch.no_grad():
         first = both(data)
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waiting():
             again = both(data.clone())
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         host = both(data.cpu().numpy())
         for number, (one, two, three) in enumerate(zip(first, again, host, strict=True)):
             largest = max(1.0, three.abs().nan_to_num(0, 0).max().item())

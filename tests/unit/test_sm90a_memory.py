@@ -48,6 +48,22 @@ def test_planned_shared_memory_is_what_the_source_uses(direction, head_dim):
         assert max(rooms.values()) <= SM_90A.shared_memory
 
 
+@pytest.mark.parametrize("head_dim", SM_90A.head_dims)
+@pytest.mark.parametrize("direction", PASSES)
+def test_what_distance_adds_fits_beside_it(direction, head_dim):
+    """Arrays of a kernel's own come on top of what a launch asks for, and the driver refuses a
+    kernel that together would have more than there is."""
+    alibi = frozenset({Feature.alibi})
+    for form in ("", SMALL):
+        for source in units_of(pattern("causal"), direction, head_dim, "bfloat16", form):
+            name, mode = source.modes[0]
+            built = build(source, alibi, source.directions, mode=name)
+            own = {each.name: each.shared for each in built.report.kernels}
+            for each in mode.launched(alibi):
+                most = SM_90A.shared_bytes_of(each.resident or 1)
+                assert own[each.entry] + each.shared_bytes <= most, each.entry
+
+
 def test_the_size_check_can_fail():
     source = unit("causal", FORWARD, 64)
     size = source.mode().launches[0].shared_bytes

@@ -17,8 +17,6 @@ from maskc.plan.types import Schedule
 
 L2_BYTES = 32 * 1024 * 1024
 """Bytes of keys and values (forward) or queries (backward) that running blocks should share."""
-RESERVED_BYTES = 1024
-"""Bytes of a block's shared memory that the system takes."""
 BIN_BYTES = 1024
 """Bytes of shared memory that a row takes where thresholds are searched, see
 templates/common/lib/choose_rows.cuh."""

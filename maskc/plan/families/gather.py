@@ -28,7 +28,7 @@ from maskc.core.selection import Score
 from maskc.core.target import TARGETS
 from maskc.layout.topk import indexer as G
 from maskc.plan.families import sm80
-from maskc.plan.families.family import RESERVED_BYTES, Product, Scoring
+from maskc.plan.families.family import Product, Scoring
 from maskc.plan.families.sm80 import Sm80Schedule
 from maskc.plan.families.sm90a import ForwardSchedule
 
@@ -159,7 +159,7 @@ def gather_schedule(problem: Problem, wide: bool) -> ForwardSchedule:
     tile = TileShape(G.WIDE_ROWS if wide else G.ROWS, G.KEYS)
     slabs, groups, target = -(-dim // 64), tile.q // 64, TARGETS["sm_90a"]
     shared = _SLAB_ROW * slabs * (tile.q + 2 * form.stages * tile.k) + _CONTROL_BYTES
-    most = (target.shared_memory + RESERVED_BYTES) // form.blocks - RESERVED_BYTES
+    most = target.shared_bytes_of(form.blocks)
     if shared > most:
         raise SharedMemoryExceeded(shared, target.name, most)
     threads = 128 * (groups + 1)

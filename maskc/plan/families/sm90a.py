@@ -57,7 +57,7 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
-from maskc.plan.families.family import BIN_BYTES, L2_BYTES, RESERVED_BYTES, Product
+from maskc.plan.families.family import BIN_BYTES, L2_BYTES, Product
 from maskc.plan.families.limits import Limits
 from maskc.plan.types import Schedule
 
@@ -109,6 +109,10 @@ class ForwardSchedule(Schedule):
     @property
     def row_registers(self) -> int:
         return self.registers[0]
+
+    @property
+    def shift_bytes(self) -> int:
+        return 4 * self.stages * self.warpgroups * (64 + self.tile.k - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +245,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     across = -(-slabs // 2) if fp8 else slabs
     sums = 4 * tile.q * dim if fp8 and dim <= 128 else 0
     room = {q: _shared(tile, slabs, form.stages, q, across) + sums for q in (1, 2)}
-    most = (target.shared_memory + RESERVED_BYTES) // form.blocks - RESERVED_BYTES
+    most = target.shared_bytes_of(form.blocks)
     if room[1] > most:
         raise SharedMemoryExceeded(room[1], target.name, most)
     values = 2 * SLAB * slabs * form.stages * keys

@@ -95,7 +95,7 @@ from maskc.core.bundle import APART, ONCE, Grid, Launch, Mode, TensorMap, WorkLi
 from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
-from maskc.plan.families.family import L2_BYTES, RESERVED_BYTES, Product
+from maskc.plan.families.family import L2_BYTES, Product
 from maskc.plan.families.score_tables import with_tables
 from maskc.plan.families.sm90a import SLAB
 from maskc.plan.types import Schedule
@@ -154,6 +154,10 @@ class BackwardSchedule(Schedule):
     @property
     def row_registers(self) -> int:
         return self.registers[0]
+
+    @property
+    def shift_bytes(self) -> int:
+        return 4 * self.warpgroups * (self.score_queries + 64 - 1)
 
 
 _TILES = {
@@ -233,7 +237,7 @@ def _schedule(
                    _key_blocks(dim, tile))  # fmt: skip
     modes = tuple((name, with_tables(mode, problem, tile, THREADS)) for name, mode in modes)
     room = max(launch.shared_bytes for _, mode in modes for launch in mode.launches)
-    most = (target.shared_memory + RESERVED_BYTES) // blocks - RESERVED_BYTES
+    most = target.shared_bytes_of(blocks)
     if room > most:
         raise SharedMemoryExceeded(room, target.name, most)
     queries = tile.q if split == "keys" else tile.q // 2
