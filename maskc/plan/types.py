@@ -21,7 +21,6 @@ from maskc.plan.data_intervals import DataIntervals
 from maskc.plan.intervals import Interval
 from maskc.plan.ranges import RowRange
 
-
 _MAIN = ("attention_forward", "attention_backward")
 """The launches of a pass that compute scores and products."""
 
