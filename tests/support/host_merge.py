@@ -51,6 +51,7 @@ FN float2 unpack(u32) { return {0.0f, 0.0f}; }
 #define PACKED 0
 constexpr bool GRID_TILES = false;
 FN int min_i32(int a, int b) { return a < b ? a : b; }
+template <typename A> FN int head_of_row(const A &, int head, int) { return head; }
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 """
 _DRIVER = """

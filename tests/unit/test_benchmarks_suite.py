@@ -317,7 +317,8 @@ def test_every_head_dim_and_dtype_of_a_target():
     target = Target.named("sm_80")
     found = list(correctness._problems(target))
     assert found == [(dim, dtype) for dim in target.head_dims for dtype in target.dtypes]
-    assert {dtype for _, dtype in correctness._problems(Target.named("cpu"))} == set(DType)
+    found = {dtype for _, dtype in correctness._problems(Target.named("cpu"))}
+    assert found == set(DType) - {DType.float8_e4m3fn}
 
 
 def test_the_library_of_patterns_is_found():

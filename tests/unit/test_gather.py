@@ -232,7 +232,8 @@ def gate_below_hopper(
     }
     for launch in source.mode(mode).launches:
         kernel = kernels[launch.entry]
-        assert kernel.spill_stores <= spilled and (spilled or not kernel.stack)
+        assert kernel.spill_stores <= spilled
+        assert spilled or not kernel.stack
         assert launch.resident * kernel.registers * launch.threads <= 65536
         assert kernel.shared + launch.shared_bytes <= TARGETS["sm_80"].shared_memory
 

@@ -233,7 +233,7 @@ def test_opcheck(name: str, bshd: bool):
     out, lse = torch.ops.maskc.attention(*inputs, *rest)
     torch.library.opcheck(torch.ops.maskc.attention.default, (*inputs, *rest))
     plain = [x.detach() for x in (*inputs, out, lse, torch.ones_like(out))]
-    rest = (*(None if x is None else x.detach() for x in heads), *rest[2:])
+    rest = (*(None if x is None else x.detach() for x in heads), [], *rest[2:])
     torch.library.opcheck(torch.ops.maskc.attention_backward.default, (*plain, *rest))
 
 

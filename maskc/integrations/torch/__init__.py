@@ -158,15 +158,16 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[st
     Raises:
         NoGradient: data require grad.
     """
-    found = True in [getattr(x, "requires_grad", False) for x in (q, k, v)]
+    import torch
+
+    found = True in [x.requires_grad for x in (q, k, v) if isinstance(x, torch.Tensor)]
     for name, given in options.items():
         if given is None or given is False or type(given) is str:
             continue
         parts = given if isinstance(given, tuple) else (given,)
-        if True in [getattr(x, "requires_grad", False) for x in parts]:
+        # numbers are symbols to a compiler, which have no attributes
+        if True in [x.requires_grad for x in parts if isinstance(x, torch.Tensor)]:
             if name not in _TRAINABLE and name not in tables:
-                import torch
-
                 refuse("chosen by", name, torch.compiler.is_compiling())
             found = True
     return found

@@ -3,32 +3,44 @@
 // moderate, as most are, a polynomial takes its place.
 // Needs: device.cuh; score_height, score_rate. Gives: Cap, cap_of, cap_scores, slope_at.
 
+#ifndef FOLDED_CAP
+#define FOLDED_CAP 0  // five registers hold the polynomial of a score before the scale
+#endif
 constexpr float MODERATE = 0.75f;  // |rate * s|, up to which the polynomial is within 3e-7 of tanh
 constexpr int TERMS = 5;
+constexpr float TANH[TERMS] = {0.9999972f, -0.33323076f, 0.13226092f, -0.04928044f, 0.012318827f};
 struct Cap {
-    float height, rate, odd[TERMS];  // the polynomial of a score before the scale
+    float height, rate;
+#if FOLDED_CAP
+    float odd[TERMS];
+#endif
     float slope, bent;  // the derivative by scale * score: slope - bent * logit^2
 };
 FN struct Cap cap_of(const struct Attention &p, i32 head, i32 batch) {
-    constexpr float TANH[TERMS] = {0.9999972f, -0.33323076f, 0.13226092f, -0.04928044f,
-                                   0.012318827f};
     struct Cap cap;
     cap.height = score_height(head, batch, p);
     const float rate = score_rate(head, batch, p);
     cap.rate = rate * p.scale;
     cap.slope = cap.height * rate;
     cap.bent = cap.height == 0.0f ? 0.0f : rate * fast_reciprocal(cap.height);
+#if FOLDED_CAP
     float power = cap.height * cap.rate;
 #pragma unroll
     for (int i = 0; i < TERMS; i++) cap.odd[i] = TANH[i] * power, power *= cap.rate * cap.rate;
+#endif
     return cap;
 }
 FN float moderate_logit(float s, const struct Cap &cap) {
-    const float square = s * s;
-    float x = cap.odd[TERMS - 1];
+#if FOLDED_CAP
+    const float *const odd = cap.odd, x = s, factor = 1.0f;
+#else
+    const float *const odd = TANH, x = s * cap.rate, factor = cap.height;
+#endif
+    const float square = x * x;
+    float sum = odd[TERMS - 1];
 #pragma unroll
-    for (int i = TERMS - 2; i >= 0; i--) x = fmaf(x, square, cap.odd[i]);
-    return x * s;
+    for (int i = TERMS - 2; i >= 0; i--) sum = fmaf(sum, square, odd[i]);
+    return factor * x * sum;
 }
 // tanh as 1 - 2 / (e^2x + 1), by one exponential.
 FN float any_logit(float s, const struct Cap &cap) {
@@ -45,7 +57,7 @@ FN void cap_scores(float (&s)[N], const struct Cap &cap) {
     float most = 0.0f;
 #pragma unroll
     for (int i = 0; i < N; i++) most = fmaxf(most, fabsf(s[i]));
-    if (__any_sync(0xffffffff, most * fabsf(cap.rate) > MODERATE)) {
+    if (WITH_ENTMAX || __any_sync(0xffffffff, most * fabsf(cap.rate) > MODERATE)) {
 #pragma unroll
         for (int i = 0; i < N; i++) s[i] = any_logit(s[i], cap);
     } else {
