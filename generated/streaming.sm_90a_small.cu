@@ -88,6 +88,7 @@ struct Attention {
 
 #include "common/lib/unpack.cuh"
 
+#define FOLDED_CAP 1
 // From the score q . k of a pair to its logit.
 // Only here, in logit_slope.cuh and in logit_tanh.cuh stands what features make of scores: the soft
 // cap bends them, then ALiBi subtracts what distance costs. The kernels ask for the facts below and
