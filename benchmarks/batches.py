@@ -202,7 +202,7 @@ def _error(found: Any, want: Any) -> float:
 
 
 def _error_of(peer: Timed, want: Any) -> float:
-    """Of out, or of dq."""
+    """The error of out, or of dq."""
     with peer.scope():
         found = peer.run()
     return _error(found[0] if isinstance(found, tuple) else found, want)

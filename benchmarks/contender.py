@@ -49,7 +49,7 @@ class Contender:
     alpha: float | None = None
     """Entmax's alpha, where it is not the case's; 1 is softmax."""
     also: tuple[Contender, ...] = ()
-    """Its variants."""
+    """The variants of this contender."""
     sources: Callable[[], tuple[str, ...]] = tuple
     """Names what the latest call ran."""
     attended: Callable[[], Any] | None = None

@@ -71,7 +71,7 @@ def samples_of(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
 
 
 def fits(samples: Sequence[Sample], multiprocessors: int) -> list[Fit]:
-    """Of every mode that was measured on enough masks, in the order of the samples.
+    """The fits of every mode that was measured on enough masks, in the order of the samples.
 
     Raises:
         UsageMistake: there is none.

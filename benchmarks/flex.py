@@ -85,7 +85,7 @@ def flex_contender(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Its compiler's warnings speak of PyTorch's own code."""
+    """No warnings of FlexAttention's compiler, which speak of PyTorch's own code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -59,7 +59,7 @@ MASKS: dict[str, Callable[[int], mc.Mask]] = {
     "BigBird 64": lambda n: mc.random_blocks(64, 3, 0) | mc.window(64, 64) | mc.global_tokens(64),
 }
 HELD_BACK = ("window 1024", "window 4096", "sinks 64 + window 4096")
-"""Of which it is measured how long kernels should wait for messages to begin."""
+"""Masks on which it is measured how long kernels should wait for messages to begin."""
 _WARM = 2
 """Turns that do not count."""
 _LONGEST = 32 * 1024

@@ -57,7 +57,7 @@ class OneSelection:
         return np.shape(found)[1] if self.node.score == "indexer" and found is not None else 0
 
     def owner(self, head: int) -> int:
-        """Whose choice a head reads."""
+        """The owner of the choice that a head reads."""
         return head * self.owners // self.case.heads
 
     def queries(self, blocks: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ class Standing:
     peers: dict[str, Row] = field(default_factory=dict)
     """The last row of each rival, a good one if there is any."""
     ratios: dict[str, float] = field(default_factory=dict)
-    """Its milliseconds per maskc's, of one run: above 1, maskc is faster."""
+    """Milliseconds of each rival per maskc's, of one run: above 1, maskc is faster."""
     deterministic: float | None = None
     """What repeatable gradients cost: milliseconds per the usual ones', of one run."""
 

@@ -14,9 +14,9 @@ from maskc.viz.picture import picture
 
 PAGE = Path(__file__).with_name("patterns.md")
 LENGTH = 4096
-"""Of the price."""
+"""Tokens that the price is of."""
 TOKENS = 256
-"""Of a picture."""
+"""Tokens that a picture shows."""
 CELLS = 64
 """Across a picture: the page holds many."""
 
