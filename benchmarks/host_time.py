@@ -1,4 +1,5 @@
-"""Host time of a repeated call: what Python spends before and after the kernel.
+"""`python -m benchmarks.host_time`: what Python spends on a repeated call, before and after the
+kernel.
 
 The call is tiny (one query tile), so a GPU is done before the next launch arrives and nothing
 waits for it; on a CPU the kernel itself, in one thread, is part of the number.
@@ -150,3 +151,7 @@ def _nothing() -> None:
 
 def _values(result: Any) -> np.ndarray:
     return host(result.get() if hasattr(result, "get") else result)
+
+
+if __name__ == "__main__":
+    print(host_table(host_time(progress=print)), end="")

@@ -60,15 +60,6 @@ def one_run(file: Report | None, number: int) -> dict[str, Any] | None:
     return {"environment": shared | file["environment"]["runs"][str(number)], "rows": plain}
 
 
-def measured(file: Report | None, directions: tuple[str, ...]) -> set[str]:
-    """Cases that have a good row of maskc in all these directions, in any run."""
-    good: dict[str, set[str]] = {}
-    for row in file["rows"] if file else ():
-        if row["impl"] == "maskc" and row["ok"] and row["ms"] is not None:
-            good.setdefault(row["case"], set()).add(row["direction"])
-    return {case for case, found in good.items() if found >= set(directions)}
-
-
 def notes(report: Report) -> list[str]:
     """The notes of a report, or of all runs of a file, each once."""
     about = report["environment"]

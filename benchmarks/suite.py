@@ -94,8 +94,6 @@ class Limits:
 
     only: tuple[str, ...] = ()
     """Shell patterns of case names (of pattern names for `correctness`); none is all."""
-    without: frozenset[str] = frozenset()
-    """Cases left out."""
     impls: tuple[str, ...] = ()
     """None is all of the suite."""
     directions: tuple[str, ...] = ("fwd", "bwd")
@@ -108,8 +106,7 @@ class Limits:
 
     def takes(self, name: str) -> bool:
         """Whether a case runs."""
-        chosen = not self.only or any(fnmatchcase(name, shape) for shape in self.only)
-        return chosen and name not in self.without
+        return not self.only or any(fnmatchcase(name, shape) for shape in self.only)
 
 
 def run_suite(
@@ -119,7 +116,6 @@ def run_suite(
     progress: Progress = lambda text: None,
     target: str | None = None,
     each: Callable[[Report], None] = lambda report: None,
-    resume: Report | None = None,
 ) -> Report:
     """Run one suite: one of SUITES, `calibration` or `correctness`.
 
@@ -129,8 +125,6 @@ def run_suite(
         target: instead of the suite's own.
         each: given the report so far before and after every case; before, its environment names
             the case under "running".
-        resume: a report that `each` was given: its cases are not run again, and the one that was
-            running counts as failed.
 
     Returns:
         As `bench_pattern`; correctness rows have no times.
@@ -150,10 +144,10 @@ def run_suite(
     chosen = Target.named(target or (suite.target if suite else None) or best_target())
     about = environment(device_of(chosen)) | {"suite": name, "target": chosen.name}
     about |= {} if name == "correctness" else {"repeats": limits.repeats}
-    report = _started(about, resume)
+    report: Report = {"environment": about | {"cases": {}, "notes": []}, "rows": []}
     each(report)
     if suite:
-        units = _timed(name, limits, chosen, progress, set(report["environment"]["cases"]))
+        units = _timed(name, limits, chosen, progress)
     elif name == "calibration":
         ask = Ask(chosen, limits.directions, ("maskc",), limits.repeats, limits.seconds, progress)
         units = calibration.units(chosen, limits.only, ask)
@@ -164,7 +158,7 @@ def run_suite(
         count += 1
         _run_unit(unit, report, chosen, each, limits.deadline)
     if not count:
-        shapes = ", ".join(limits.only) or "what is left"
+        shapes = ", ".join(limits.only)
         raise UsageMistake(f"no case of {name} matches {shapes}", "shell patterns match")
     each(report)
     return report
@@ -179,9 +173,7 @@ def best_target() -> str:
     return "sm_90a" if own else usual
 
 
-def _timed(
-    name: str, limits: Limits, target: Target, progress: Progress, done: set[str]
-) -> list[Unit]:
+def _timed(name: str, limits: Limits, target: Target, progress: Progress) -> list[Unit]:
     suite = SUITES[name]
     anchors = [anchor for anchor in suite.anchors if limits.takes(anchor.name)]
     impls = tuple(impl for impl in suite.impls if not limits.impls or impl in limits.impls)
@@ -190,7 +182,7 @@ def _timed(
     compiled: dict[str, float] = {}
     if device_of(target) == "cuda":
         use_caches()
-        names = [anchor.name for anchor in anchors if anchor.name not in done]
+        names = [anchor.name for anchor in anchors]
         left = 600.0 if limits.deadline is None else limits.deadline - monotonic()
         work = jobs(name, names, impls, limits.directions, target.name)
         compiled = prepare(work, _AHEAD * left, progress)
@@ -205,19 +197,6 @@ def _bench(suite: Suite, anchor: Anchor, ask: Ask, compile_ms: float | None) -> 
 
 
 # ------------------------------------------------------------------ one unit after another
-
-
-def _started(about: dict[str, object], resume: Report | None) -> Report:
-    report: Report = {"environment": about | {"cases": {}, "notes": []}, "rows": []}
-    if resume is None:
-        return report
-    before = resume["environment"]
-    report["rows"] += resume["rows"]
-    report["environment"]["cases"] |= before["cases"]
-    report["environment"]["notes"] += before["notes"]
-    if "running" in before:
-        _failed(report, before["running"], "the process that ran it ended")
-    return report
 
 
 def _failed(report: Report, name: str, why: str) -> None:
@@ -236,8 +215,6 @@ def _run_unit(
 ) -> None:  # fmt: skip
     name, measure = unit
     about = report["environment"]
-    if name in about["cases"]:
-        return
     if deadline is not None and monotonic() > deadline:
         about["notes"].append(f"{name}: left out, the time was up")
         return

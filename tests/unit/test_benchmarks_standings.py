@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import suite
-from benchmarks.runs import added, measured, next_number, notes, one_run
+from benchmarks.runs import added, next_number, notes, one_run
 from benchmarks.standings import draw, markdown, standings
 from maskc.core.errors import UsageMistake
 from tests.support.cli import benchmarks
@@ -62,15 +62,6 @@ def test_a_run_replaces_itself_and_nothing_else():
 def test_runs_of_another_card_are_refused():
     with pytest.raises(UsageMistake, match="another machine: H200 and H100"):
         added(both(), report(gpu="H100"), 3)
-
-
-def test_what_is_measured_already():
-    file = added(both(), report(row("maskc", 1.0, "bwd"), row("maskc", 1.0, case="b")), 3)
-    assert measured(file, ("fwd",)) == {"full_8k", "b"}
-    assert measured(file, ("fwd", "bwd")) == {"full_8k"}
-    wrong = report({**row("maskc", 1.0), "ok": False})
-    assert measured(added(None, wrong, 1), ("fwd",)) == set()
-    assert measured(None, ("fwd",)) == set()
 
 
 # ------------------------------------------------------------------ standings
