@@ -21,13 +21,17 @@ class Recent(Generic[Value]):
 
     def __init__(self, most: int = 256, most_bytes: int = 1 << 28) -> None:
         self._values: dict[object, Value] = {}
+        self._sizes: dict[object, int] = {}
+        self._bytes = 0
         self._most, self._most_bytes = most, most_bytes
         self.get = self._values.get
 
     def put(self, key: object, value: Value) -> None:
         """Add a value, dropping the oldest where it is too much; the caller holds a lock."""
-        values = self._values
-        values[key] = value
-        total = sum(kept.size for kept in values.values())
-        while len(values) > 1 and (len(values) > self._most or total > self._most_bytes):
-            total -= values.pop(next(iter(values))).size
+        values, sizes, size = self._values, self._sizes, value.size
+        self._bytes += size - sizes.get(key, 0)
+        values[key], sizes[key] = value, size
+        while len(values) > 1 and (len(values) > self._most or self._bytes > self._most_bytes):
+            oldest = next(iter(values))
+            del values[oldest]
+            self._bytes -= sizes.pop(oldest)
