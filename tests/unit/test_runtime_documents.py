@@ -15,7 +15,8 @@ from maskc.core.errors import DataRange, MaskcError
 from maskc.core.sizes import Sizes
 from maskc.runtime import CompiledMask
 from maskc.runtime.device_lists import documents as lister
-from maskc.runtime.device_lists.documents_given import given_on, lists_of
+from maskc.runtime.device_lists.call import Asked
+from maskc.runtime.device_lists.data_given import WIDE_CODES, Reader
 from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import Machine, backward, given
 
@@ -45,6 +46,13 @@ def names(machine: Machine) -> list[str]:
 # ------------------------------------------------------------------ what is given
 
 
+def given_on(device, value, sizes, decl):
+    """What kernels read of queries and of keys; None: nothing."""
+    asked = Asked(None, (), {decl.name: value}, None, sizes, device)
+    found = Reader((decl,), decl.arrays, WIDE_CODES).read(asked)
+    return None if found is None else found.sources
+
+
 @pytest.mark.parametrize(
     ("value", "lists", "ends"),
     [
@@ -56,7 +64,7 @@ def names(machine: Machine) -> list[str]:
 def test_what_stays_on_the_device(machine, value, lists, ends):
     found = given_on(DEVICE, value, SIZES, DECL)
     assert found is not None
-    assert lists_of(found) == lists
+    assert max(source.shape[0] for source in found) == lists
     assert {source.ends for source in found} == {ends}
 
 
@@ -83,9 +91,9 @@ def test_one_array_of_all_tokens_where_queries_are_the_fewer(machine, align, fir
     sizes, pointer = replace(SIZES, n_q=200), 7 << 20
     for value, step in ((ids((300,), "int64"), 1), (ids((2, 300), "int64", (900, 3)), 3)):
         of_q, of_k = given_on(DEVICE, value, sizes, mask.decl)
-        assert (of_q.array.pointer, of_k.array.pointer) == (pointer + 8 * step * first, pointer)
-        assert (of_q.array.shape[-1], of_k.array.shape[-1]) == (200, 300)
-        assert of_q.array.strides == of_k.array.strides
+        assert (of_q.pointer, of_k.pointer) == (pointer + 8 * step * first, pointer)
+        assert (of_q.shape[-1], of_k.shape[-1]) == (200, 300)
+        assert of_q.strides == of_k.strides
     assert given_on(DEVICE, ids((200,)), sizes, mask.decl) is None
     assert given_on(DEVICE, CuSeqlens(ids((5,))), sizes, mask.decl) is None
 
@@ -194,7 +202,7 @@ def test_the_host_makes_these_lists(machine, monkeypatch, how):
         case "check":
             monkeypatch.setenv("MASKC_CHECK", "1")
         case "long":
-            monkeypatch.setattr(lister, "_MOST_TILES", 5)
+            monkeypatch.setattr("maskc.runtime.device_lists.making._MOST_TILES", 5)
         case "exact":
             options["nan_safe"] = True
     mask(*given(n=300), doc=ids((300,)), **options)

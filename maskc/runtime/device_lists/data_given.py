@@ -22,6 +22,8 @@ CODES = {
     "int64": (4, 8),
 }  # fmt: skip
 """The code in `struct DataLists` and the bytes of each type of elements that kernels read."""
+WIDE_CODES = {name: CODES[name] for name in ("int32", "int64")}
+"""Those that kernels read which list documents."""
 AS_IS, BOOLEAN, CLIPPED, CUMULATIVE = range(4)
 """How an element becomes one of 32 bits."""
 
@@ -41,6 +43,11 @@ class Source(NamedTuple):
     """Strides in elements; 0 where all share theirs."""
     ends: int = 0
     """Cumulative lengths of a sequence."""
+
+    @property
+    def element_bytes(self) -> int:
+        """The bytes of an element."""
+        return dict(CODES.values())[self.code]
 
     @property
     def doubtful(self) -> bool:
@@ -69,9 +76,17 @@ class _Unreadable(Exception):
 class Reader:
     """Finds the arrays of one mask among the keywords of a call."""
 
-    def __init__(self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...]) -> None:
-        """`arrays`: names that formulas use, in the order of the kernels' slots."""
-        self._decls, self._arrays = decls, arrays
+    def __init__(
+        self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...],
+        codes: Mapping[str, tuple[int, int]] = CODES,
+    ) -> None:  # fmt: skip
+        """See the class.
+
+        Args:
+            arrays: names that formulas use, in the order of the kernels' slots.
+            codes: of the types of elements that kernels read, among CODES.
+        """
+        self._decls, self._arrays, self._codes = decls, arrays, codes
         self._sound: object = None
 
     def read(self, asked: Asked) -> Given | None:
@@ -93,7 +108,7 @@ class Reader:
         try:
             for decl in self._decls:
                 given = held if decl.held else keywords.get(decl.name)
-                sources = _READERS[decl.kind](_Call(asked.device, sizes, decl), given)
+                sources = _READERS[decl.kind](_Call(asked.device, sizes, decl, self._codes), given)
                 found |= zip(decl.arrays, sources, strict=True)
         except _Unreadable:
             return None
@@ -123,6 +138,7 @@ class _Call(NamedTuple):
     device: Device
     sizes: Sizes
     decl: DataDecl
+    codes: Mapping[str, tuple[int, int]]
 
     def view(self, given: Any) -> Array:
         """An array on the call's device, of integers or booleans."""
@@ -130,7 +146,7 @@ class _Call(NamedTuple):
         if library is None or type(given) is np.ndarray:
             raise _Unreadable
         found = library.view(given, self.decl.name)
-        if found.device != self.device or found.dtype not in CODES:
+        if found.device != self.device or found.dtype not in self.codes:
             raise _Unreadable
         return found
 
@@ -177,19 +193,20 @@ class _Call(NamedTuple):
 
 
 def _documents(call: _Call, given: Any) -> tuple[Source, ...]:
-    sizes = call.sizes
-    pair = given if type(given) is tuple else (given, given)
+    """Of queries and of keys; the same object where one array tells both."""
+    sizes, shared = call.sizes, type(given) is not tuple
+    pair, equal = (given, given) if shared else given, sizes.n_q == sizes.n_kv
     if len(pair) != 2:
         raise _Unreadable
     found = []
     for one, length in zip(pair, (sizes.n_q, sizes.n_kv), strict=True):
-        if type(one) is CuSeqlens:
-            if pair[0] is pair[1] and sizes.n_q != sizes.n_kv:
-                raise _Unreadable
-            found.append(call.cumulative(one, length))
+        if type(one) is not CuSeqlens:
+            found.append(call.vector(one, length, AS_IS, tokens=shared))
+        elif shared and not equal:
+            raise _Unreadable
         else:
-            found.append(call.vector(one, length, AS_IS, tokens=pair[0] is pair[1]))
-    return tuple(found)
+            found.append(call.cumulative(one, length))
+    return (found[0], found[0]) if shared and equal else tuple(found)
 
 
 def _flags(call: _Call, given: Any) -> tuple[Source, ...]:
