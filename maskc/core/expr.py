@@ -1,0 +1,563 @@
+"""Integer and boolean formulas over queries, keys and lengths: the one expression language.
+
+The tracer builds them, isl reads them, the printers write them as C, CUDA and Python, and the
+layout evaluates them. Build them with the functions below, never with the classes: the functions
+keep every formula in one normal form (sums flattened and sorted, comparisons against zero,
+conjunctions without duplicates), so equal text means equal formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain, product
+from math import gcd, prod
+
+
+class Expr:
+    """A formula. Subclasses are frozen values; equality is structural."""
+
+    @cached_property
+    def key(self) -> str:
+        """Text that orders formulas; it is the same in every process."""
+        return repr(self)
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        """The direct subformulas."""
+        return ()
+
+
+# ------------------------------------------------------------------ integers
+
+
+@dataclass(frozen=True)
+class Sum(Expr):
+    """const + sum of coefficient * term; no term is a Sum, no coefficient is 0."""
+
+    const: int
+    terms: tuple[tuple[int, Expr], ...]
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return tuple(term for _, term in self.terms)
+
+
+@dataclass(frozen=True)
+class Sym(Expr):
+    """A variable: q, k, h (head), n_q, n_kv, ti, tj (tile row and column), or a kernel argument."""
+
+    name: str
+
+    @cached_property
+    def key(self) -> str:
+        """A key that puts queries before keys before everything else, as people write them."""
+        return f"Sym({'qk'.find(self.name) % 3}{self.name})"
+
+
+@dataclass(frozen=True)
+class Param(Expr):
+    """An integer the caller may change at every call."""
+
+    name: str
+    default: int
+
+
+@dataclass(frozen=True)
+class FloorDiv(Expr):
+    """floor(num / den), den >= 2."""
+
+    num: Expr
+    den: int
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return (self.num,)
+
+
+@dataclass(frozen=True)
+class Mod(Expr):
+    """num - den * floor(num / den), so in 0..den-1; den >= 2."""
+
+    num: Expr
+    den: int
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return (self.num,)
+
+
+@dataclass(frozen=True)
+class Min(Expr):
+    """The least of its arguments."""
+
+    args: tuple[Expr, ...]
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+@dataclass(frozen=True)
+class Max(Expr):
+    """The greatest of its arguments."""
+
+    args: tuple[Expr, ...]
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+@dataclass(frozen=True)
+class Load(Expr):
+    """An element of an integer array: `doc.k[k]`, `table[q // 64, k // 64]`."""
+
+    array: str
+    index: tuple[Expr, ...]
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return self.index
+
+
+# ------------------------------------------------------------------ booleans
+
+
+@dataclass(frozen=True)
+class Truth(Expr):
+    """Always or never."""
+
+    value: bool
+
+
+@dataclass(frozen=True)
+class Cmp(Expr):
+    """`lhs op 0`, op one of >=, ==, !=."""
+
+    op: str
+    lhs: Expr
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return (self.lhs,)
+
+
+@dataclass(frozen=True)
+class Member(Expr):
+    """Whether `value` lies in one of the closed ranges, which ascend and do not touch."""
+
+    value: Expr
+    ranges: tuple[tuple[int, int], ...]
+    inside: bool = True
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+
+@dataclass(frozen=True)
+class All(Expr):
+    """Conjunction of two or more terms, sorted, none of them an All."""
+
+    terms: tuple[Expr, ...]
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return self.terms
+
+
+@dataclass(frozen=True)
+class Any(Expr):
+    """Disjunction of two or more terms, sorted, none of them an Any."""
+
+    terms: tuple[Expr, ...]
+
+    @property
+    def parts(self) -> tuple[Expr, ...]:
+        return self.terms
+
+
+def is_condition(expr: Expr) -> bool:
+    """Whether the formula is true or false, not an integer."""
+    return isinstance(expr, (Truth, Cmp, Member, All, Any))
+
+
+ZERO = Sum(0, ())
+ALWAYS = Truth(True)
+NEVER = Truth(False)
+Q, K, H, N_Q, N_KV = (Sym(name) for name in ("q", "k", "h", "n_q", "n_kv"))
+
+
+# ------------------------------------------------------------------ building integers
+
+
+def const(value: int) -> Expr:
+    """A literal."""
+    return Sum(int(value), ())
+
+
+def as_const(expr: Expr) -> int | None:
+    """The value of a literal, None for anything else."""
+    return expr.const if isinstance(expr, Sum) and not expr.terms else None
+
+
+def split_linear(expr: Expr) -> tuple[int, tuple[tuple[int, Expr], ...]]:
+    """(constant, terms) of any integer formula."""
+    return (expr.const, expr.terms) if isinstance(expr, Sum) else (0, ((1, expr),))
+
+
+def linear(constant: int, terms: Iterable[tuple[int, Expr]]) -> Expr:
+    """The constant plus the sum of coefficient * term, in normal form."""
+    total: dict[Expr, int] = {}
+    for factor, term in terms:
+        inner_const, inner = split_linear(term)
+        constant += factor * inner_const
+        for coefficient, atom in inner:
+            total[atom] = total.get(atom, 0) + factor * coefficient
+    kept = sorted(((c, t) for t, c in total.items() if c), key=lambda pair: pair[1].key)
+    if constant == 0 and len(kept) == 1 and kept[0][0] == 1:
+        return kept[0][1]
+    return Sum(constant, tuple(kept))
+
+
+def add(*terms: Expr) -> Expr:
+    """The sum."""
+    return linear(0, ((1, term) for term in terms))
+
+
+def sub(left: Expr, right: Expr) -> Expr:
+    """left - right."""
+    return linear(0, ((1, left), (-1, right)))
+
+
+def scale(factor: int, expr: Expr) -> Expr:
+    """factor * expr."""
+    return linear(0, ((factor, expr),))
+
+
+def floordiv(num: Expr, den: int) -> Expr:
+    """The formula floor(num / den) for a literal den != 0; multiples of den leave the fraction."""
+    if den < 0:
+        num, den = scale(-1, num), -den
+    constant, terms = split_linear(num)
+    if den == 1:
+        return num
+    whole = [(c // den, t) for c, t in terms if c % den == 0]
+    rest = linear(constant % den, ((c, t) for c, t in terms if c % den))
+    inner = const(0) if as_const(rest) is not None else FloorDiv(rest, den)
+    return linear(constant // den, [*whole, (1, inner)])
+
+
+def mod(num: Expr, den: int) -> Expr:
+    """The formula num mod den for a literal den != 0, with Python's sign.
+
+    Coefficients are those of the smallest magnitude, so that equal residues have equal text and
+    need no wide products.
+    """
+    if den < 0:
+        return scale(-1, mod(scale(-1, num), -den))
+    constant, terms = split_linear(num)
+    rest = linear(constant % den, ((_least(c, den), t) for c, t in terms))
+    value = as_const(rest)
+    return const(value % den) if value is not None else Mod(rest, den)
+
+
+def _least(factor: int, den: int) -> int:
+    """The number of the smallest magnitude that equals the factor modulo den.
+
+    For den / 2 the factor's sign decides.
+    """
+    rest = factor % den
+    return rest - den if 2 * rest > den - (factor < 0) else rest
+
+
+def minimum(*args: Expr) -> Expr:
+    """The least of them."""
+    return _extreme(Min, min, args)
+
+
+def maximum(*args: Expr) -> Expr:
+    """The greatest of them."""
+    return _extreme(Max, max, args)
+
+
+def _extreme(
+    node: type[Min] | type[Max], pick: Callable[[Iterable[int]], int], args: tuple[Expr, ...]
+) -> Expr:
+    flat = chain.from_iterable(arg.args if isinstance(arg, node) else (arg,) for arg in args)
+    by_shape: dict[tuple[tuple[int, Expr], ...], list[int]] = {}
+    for arg in flat:
+        constant, terms = split_linear(arg)
+        by_shape.setdefault(terms, []).append(constant)
+    best = [linear(pick(values), terms) for terms, values in by_shape.items()]
+    return best[0] if len(best) == 1 else node(tuple(sorted(best, key=lambda arg: arg.key)))
+
+
+def absolute(expr: Expr) -> Expr:
+    """|expr|."""
+    value = as_const(expr)
+    return const(abs(value)) if value is not None else maximum(expr, scale(-1, expr))
+
+
+# ------------------------------------------------------------------ building conditions
+
+
+def at_least_zero(expr: Expr) -> Expr:
+    """The condition expr >= 0, divided by the gcd of its coefficients."""
+    constant, terms = split_linear(expr)
+    if not terms:
+        return Truth(constant >= 0)
+    common = gcd(*(c for c, _ in terms))
+    return Cmp(">=", linear(constant // common, ((c // common, t) for c, t in terms)))
+
+
+def equals_zero(expr: Expr) -> Expr:
+    """The condition expr == 0, with residues of one sign and common factors removed."""
+    constant, terms = split_linear(expr)
+    if not terms:
+        return Truth(constant == 0)
+    if len(terms) == 1 and abs(terms[0][0]) == 1 and isinstance(terms[0][1], Mod):
+        return _residue(terms[0][1], -constant * terms[0][0])
+    common = gcd(*(c for c, _ in terms))
+    if constant % common:
+        return NEVER
+    sign = -common if terms[0][0] < 0 else common
+    return Cmp("==", linear(constant // sign, ((c // sign, t) for c, t in terms)))
+
+
+def _residue(node: Mod, value: int) -> Expr:
+    """The condition num mod den == value, as (num - value) mod den == 0 with one sign of num."""
+    if not 0 <= value < node.den:
+        return NEVER
+    constant, terms = split_linear(node.num)
+    sign = -1 if terms and terms[0][0] < 0 else 1
+    moved = mod(linear(sign * (constant - value), ((sign * c, t) for c, t in terms)), node.den)
+    known = as_const(moved)
+    return Cmp("==", moved) if known is None else Truth(known == 0)
+
+
+def ge(left: Expr, right: Expr) -> Expr:
+    """left >= right."""
+    return at_least_zero(sub(left, right))
+
+
+def le(left: Expr, right: Expr) -> Expr:
+    """left <= right."""
+    return at_least_zero(sub(right, left))
+
+
+def gt(left: Expr, right: Expr) -> Expr:
+    """left > right."""
+    return at_least_zero(linear(-1, ((1, left), (-1, right))))
+
+
+def lt(left: Expr, right: Expr) -> Expr:
+    """left < right."""
+    return gt(right, left)
+
+
+def eq(left: Expr, right: Expr) -> Expr:
+    """left == right."""
+    return equals_zero(sub(left, right))
+
+
+def ne(left: Expr, right: Expr) -> Expr:
+    """left != right."""
+    return negate(eq(left, right))
+
+
+def member(value: Expr, ids: Iterable[int]) -> Expr:
+    """Whether value is one of the ids."""
+    ranges: list[tuple[int, int]] = []
+    for item in sorted(set(map(int, ids))):
+        if ranges and item == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], item)
+        else:
+            ranges.append((item, item))
+    if not ranges:
+        return NEVER
+    if len(ranges) == 1:
+        low, high = ranges[0]
+        return (
+            eq(value, const(low))
+            if low == high
+            else conj(ge(value, const(low)), le(value, const(high)))
+        )
+    constant, terms = split_linear(value)
+    if constant:
+        ranges = [(low - constant, high - constant) for low, high in ranges]
+    if terms and terms[0][0] < 0:
+        terms = tuple((-c, t) for c, t in terms)
+        ranges = [(-high, -low) for low, high in reversed(ranges)]
+    return Member(linear(0, terms), tuple(ranges))
+
+
+def conj(*terms: Expr) -> Expr:
+    """The conjunction of all terms, normalised."""
+    return _join(All, NEVER, ALWAYS, terms)
+
+
+def disj(*terms: Expr) -> Expr:
+    """The disjunction of all terms, normalised."""
+    return _join(Any, ALWAYS, NEVER, terms)
+
+
+def xor(left: Expr, right: Expr) -> Expr:
+    """The condition that exactly one of both holds."""
+    return disj(conj(left, negate(right)), conj(negate(left), right))
+
+
+def _join(
+    node: type[All] | type[Any], absorbing: Truth, unit: Truth, terms: tuple[Expr, ...]
+) -> Expr:
+    flat = set(chain.from_iterable(t.terms if isinstance(t, node) else (t,) for t in terms))
+    flat.discard(unit)
+    if absorbing in flat or any(negate(term) in flat for term in flat):
+        return absorbing
+    dual = Any if node is All else All
+    kept = [
+        t for t in flat
+        if not (isinstance(t, dual) and any(part in flat for part in t.terms))
+    ]  # fmt: skip
+    if not kept:
+        return unit
+    return kept[0] if len(kept) == 1 else node(tuple(sorted(kept, key=lambda term: term.key)))
+
+
+@lru_cache(maxsize=1 << 14)  # joining asks for the negation of every term, at every level
+def negate(expr: Expr) -> Expr:
+    """The logical negation, pushed down to the comparisons."""
+    match expr:
+        case Truth(value):
+            return Truth(not value)
+        case Cmp(">=", lhs):
+            return at_least_zero(linear(-1, ((-1, lhs),)))
+        case Cmp(op, lhs):
+            return Cmp("!=" if op == "==" else "==", lhs)
+        case Member(value, ranges, inside):
+            return Member(value, ranges, not inside)
+        case All(terms):
+            return disj(*map(negate, terms))
+        case Any(terms):
+            return conj(*map(negate, terms))
+    raise TypeError(f"not a boolean formula: {expr!r}")
+
+
+def alternatives(node: Expr, most: int) -> list[Expr] | None:
+    """The formula as an `or` of at most `most` formulas without one; None where there are more."""
+    if isinstance(node, Any):
+        parts = _each(node.terms, most)
+        if parts is None or sum(map(len, parts)) > most:
+            return None
+        return [term for part in parts for term in part]
+    if isinstance(node, All):
+        choices = _each(node.terms, most)
+        if choices is None or prod(map(len, choices)) > most:
+            return None
+        return [conj(*chosen) for chosen in product(*choices)]
+    return [node]
+
+
+def _each(terms: tuple[Expr, ...], most: int) -> list[list[Expr]] | None:
+    """The alternatives of every term; None where one of them has too many."""
+    found = []
+    for term in terms:
+        of_term = alternatives(term, most)
+        if of_term is None:
+            return None
+        found.append(of_term)
+    return found
+
+
+# ------------------------------------------------------------------ looking in, rebuilding
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """The formula and all its subformulas, outermost first."""
+    yield expr
+    for part in expr.parts:
+        yield from walk(part)
+
+
+def symbols(expr: Expr) -> frozenset[str]:
+    """The names of the variables in a formula."""
+    return frozenset(node.name for node in walk(expr) if isinstance(node, Sym))
+
+
+def params(expr: Expr) -> dict[str, int]:
+    """The names and defaults of a formula's parameters, sorted by name."""
+    found = {node.name: node.default for node in walk(expr) if isinstance(node, Param)}
+    return dict(sorted(found.items()))
+
+
+def arrays(expr: Expr) -> tuple[str, ...]:
+    """The names of the arrays that a formula reads, sorted."""
+    return tuple(sorted({node.array for node in walk(expr) if isinstance(node, Load)}))
+
+
+def transform(expr: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
+    """Rebuild the formula bottom-up through the normalising functions.
+
+    `leaf` sees every node first; if it returns a formula, that replaces the whole node.
+    """
+    replaced = leaf(expr)
+    if replaced is not None:
+        return replaced
+
+    def inner(part: Expr) -> Expr:
+        return transform(part, leaf)
+
+    match expr:
+        case Sum(constant, terms):
+            return linear(constant, ((c, inner(t)) for c, t in terms))
+        case FloorDiv(num, den):
+            return floordiv(inner(num), den)
+        case Mod(num, den):
+            return mod(inner(num), den)
+        case Min(args):
+            return minimum(*map(inner, args))
+        case Max(args):
+            return maximum(*map(inner, args))
+        case Load(array, index):
+            return Load(array, tuple(map(inner, index)))
+        case Cmp(op, lhs):
+            compared = inner(lhs)
+            if op == ">=":
+                return at_least_zero(compared)
+            equal = equals_zero(compared)
+            return equal if op == "==" else negate(equal)
+        case Member(value, ranges, inside):
+            return _shifted_member(inner(value), ranges, inside)
+        case All(terms):
+            return conj(*map(inner, terms))
+        case Any(terms):
+            return disj(*map(inner, terms))
+    return expr
+
+
+def _shifted_member(value: Expr, ranges: tuple[tuple[int, int], ...], inside: bool) -> Expr:
+    constant = as_const(value)
+    if constant is not None:
+        return Truth(any(low <= constant <= high for low, high in ranges) == inside)
+    return Member(value, ranges, inside)
+
+
+def substitute(expr: Expr, values: dict[Expr, Expr]) -> Expr:
+    """Replace whole subformulas (usually symbols and parameters)."""
+    return transform(expr, values.get)
+
+
+def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
+    """The formula with other names for the arrays it reads."""
+    if all(old == new for old, new in names.items()):
+        return expr
+
+    def load(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        index = tuple(transform(part, load) for part in node.index)
+        return Load(names.get(node.array, node.array), index)
+
+    return transform(expr, load)
