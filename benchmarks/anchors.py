@@ -340,7 +340,7 @@ ENTMAX = (
     ),
     Anchor("entmax1.5_causal_8k", causal, 1, 16, 8192, 64, formula=by_hand.causal, alpha=1.5),
 )  # fmt: skip
-"""Weights by alpha-entmax in place of softmax; the last is a mask that AdaSplash has, too."""
+"""Weights by alpha-entmax in place of softmax."""
 
 SPLASH = (
     *(

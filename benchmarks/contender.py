@@ -16,7 +16,7 @@ from maskc.verify.case import Case
 from maskc.verify.tensors import Tensors
 
 GPU_ONLY = (
-    "fa2", "cudnn", "cudnn_flex", "fa4", "flex_flash", "flex_table", "fla_nsa", "adasplash",
+    "fa2", "cudnn", "cudnn_flex", "fa4", "flex_flash", "flex_table",
 )  # fmt: skip
 
 Key = tuple[str, str]

@@ -2,8 +2,8 @@
 
 A call chooses with PyTorch's operators, as the rival `topk` does, copies the choice into the table,
 makes a block mask of it and runs the compiled kernel; the variant `attention` has its block mask
-made before, and so has another package's kernel with lists of blocks. No mask is ever evaluated
-pair by pair to find blocks: what the static part of a mask keeps of each is found once, before.
+made before. No mask is ever evaluated pair by pair to find blocks: what the static part of a mask
+keeps of each is found once, before.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from benchmarks.contender import Contender, Missing, Unavailable
+from benchmarks.contender import Contender, Unavailable
 from benchmarks.flex import quiet
 from benchmarks.selection import OneSelection, cells, one_selection
 from benchmarks.unfused import Chooser, exact_products
@@ -211,61 +210,3 @@ def _with_attention(
 
     part = Contender(impl, alone, None, scope=_scope, variant="attention")
     return Contender(impl, forward, None, scope=_scope, also=(part,))
-
-
-# ------------------------------------------------------------------ fla's NSA
-
-MISSING = "the package flash-linear-attention is not installed"
-_GROUP = 16
-"""Heads that share keys, at least, and a power of 2."""
-
-
-def installed() -> bool:
-    """Whether fla.ops.nsa can be found."""
-    try:
-        return find_spec("fla.ops.nsa") is not None
-    except ImportError:
-        return False
-
-
-def nsa_contender(case: Case, tensors: Tensors) -> Contender | None:
-    """The kernel of native sparse attention for lists of blocks; None for masks that are not
-    blocks, chosen by groups of heads, of a causal mask.
-
-    Raises:
-        Missing: the package is not installed.
-    """
-    from maskc.dsl.combinators import causal
-
-    one = _selected(case)
-    square = case.n_q == case.n_kv
-    if one is None or one.static is not None or one.node.share != "group" or not square:
-        return None
-    if one.node.of.equals(causal()) is not True or case.n_kv % one.node.block:
-        return None
-    if case.group < _GROUP or case.group & (case.group - 1):
-        return None
-    if not installed():
-        raise Missing(MISSING)
-    import torch
-    from fla.ops.nsa.parallel import parallel_nsa
-
-    chooser, node = Chooser(one, tensors), one.node
-    own = [x.transpose(1, 2).contiguous() for x in tensors.qkv]
-    gate = torch.ones(own[0].shape[:3], dtype=own[0].dtype, device=own[0].device)
-
-    def choose() -> Any:
-        ranked = chooser.ranked(tensors.q, chooser.keys(tensors.k), 0, one.rows)
-        order, kept = chooser.listed(*ranked)
-        order = torch.where(kept, order, one.columns)  # a block behind all queries counts as none
-        by_query = order.sort(3).values.repeat_interleave(node.q_block, 2)[:, :, : case.n_q]
-        return by_query.transpose(1, 2).contiguous()
-
-    def attend(blocks: Any) -> Any:
-        out = parallel_nsa(
-            *own, g_slc=gate, block_indices=blocks, block_counts=blocks.shape[3],
-            block_size=node.block, scale=case.scale,
-        )  # fmt: skip
-        return out.transpose(1, 2)
-
-    return _with_attention("fla_nsa", choose, attend)

@@ -14,7 +14,7 @@ Report = Mapping[str, Any]
 
 _ANSWERS = (
     "maskc", "sdpa_masked", "sdpa_causal", "flex", "flex_flash", "fa2", "cudnn", "cudnn_flex",
-    "fa4", "topk", "flex_table", "fla_nsa", "entmax", "adasplash",
+    "fa4", "topk", "flex_table",
 )  # fmt: skip
 """Implementations that compute the mask; `dense` does not."""
 _HIDDEN = ("notes", "cases", "runs")

@@ -34,9 +34,6 @@ IMPLS = {
     "topk": "PyTorch's operators, unfused, ranking in fp32: scores, topk, a mask, softmax or "
     "entmax, for masks that choose at run time",
     "flex_table": "PyTorch's operators choose blocks, compiled FlexAttention reads a table of them",
-    "fla_nsa": "the same, with the kernel of native sparse attention of flash-linear-attention",
-    "entmax": "the package entmax between PyTorch's products, unfused",
-    "adasplash": "AdaSplash, for full and causal masks",
 }
 _MASK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
 """Largest boolean mask handed to SDPA."""
@@ -85,18 +82,10 @@ def make_rival(
     """
     if impl == "topk":
         return _topk(case, tensors, backward)
-    if impl in ("entmax", "adasplash"):
-        from benchmarks.entmax import entmax_contender
+    if impl == "flex_table":
+        from benchmarks.flex_table import flex_table_contender
 
-        return entmax_contender(impl, case, tensors, backward) if case.alpha > 1 else None
-    if impl in ("flex_table", "fla_nsa"):
-        from benchmarks import flex_table
-
-        makers = {
-            "flex_table": flex_table.flex_table_contender,
-            "fla_nsa": flex_table.nsa_contender,
-        }
-        return makers[impl](case, tensors)
+        return flex_table_contender(case, tensors)
     if (selects(case.mask) or case.alpha > 1) and impl != "dense":
         return None
     form = form_of(case)

@@ -17,7 +17,6 @@ Row = Mapping[str, Any]
 PEERS = {
     "cudnn": "cuDNN", "cudnn_flex": "cuDNN flex", "fa2": "FA2", "flex": "FlexAttention",
     "flex_flash": "Flex FLASH", "fa4": "FA4", "topk": "PyTorch topk", "flex_table": "Flex table",
-    "fla_nsa": "fla NSA", "entmax": "entmax", "adasplash": "AdaSplash",
     "sdpa_causal": "SDPA causal", "sdpa_masked": "SDPA masked",
 }  # fmt: skip
 """Implementations that compute the mask, as tables call them; `dense` does not."""

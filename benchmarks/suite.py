@@ -61,7 +61,6 @@ class Suite:
     directions: tuple[str, ...] = ("fwd", "bwd")
 
 
-ENTMAX_IMPLS = ("entmax", "adasplash")
 _ALL_GPU = ("maskc", "cudnn", "cudnn_flex", "fa2", "flex", "flex_flash", "fa4")
 SUITES = {
     "cpu": Suite(CPU, "cpu", DType.float32, tuple(IMPLS)),
@@ -77,10 +76,10 @@ SUITES = {
         (*SELECTIONS, *ENTMAX),
         "sm_90a",
         DType.bfloat16,
-        ("maskc", "topk", "flex_table", "fla_nsa", "dense", *ENTMAX_IMPLS),
+        ("maskc", "topk", "flex_table", "dense"),
         directions=("fwd",),
     ),
-    "splash": Suite(SPLASH, "sm_90a", DType.bfloat16, ("maskc", "topk", "dense", *ENTMAX_IMPLS)),
+    "splash": Suite(SPLASH, "sm_90a", DType.bfloat16, ("maskc", "topk", "dense")),
     "heads": Suite(HEADS, "sm_90a", DType.bfloat16, ("maskc", "cudnn", "fa2", "fa4", "flex")),
     "wide": Suite(WIDE, "sm_80", DType.bfloat16, ("maskc", "efficient", "math", "flex")),
     "grids": Suite(GRIDS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),

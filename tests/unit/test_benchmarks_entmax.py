@@ -1,9 +1,7 @@
-"""Cases with entmax: how results are judged, and who is beside maskc."""
+"""Cases with entmax: how results are judged."""
 
 from __future__ import annotations
 
-import sys
-import types
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -11,10 +9,8 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from benchmarks import entmax as rivals
 from benchmarks import suite
 from benchmarks.anchors import ENTMAX
-from benchmarks.contender import Missing
 from benchmarks.contest import Ask
 from benchmarks.run import bench_case
 from benchmarks.suite import Limits, Suite, run_suite
@@ -26,7 +22,6 @@ from maskc.verify import sparse
 from maskc.verify.case import Case
 from maskc.verify.judge import attend, lse_error, make_judge
 from maskc.verify.tensors import Tensors, host, make_tensors, only_rows
-from tests.support import entmax_oracle
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 MASK = mc.window(9) - mc.strided(7)
@@ -88,83 +83,18 @@ def test_the_judge_tells_entmax_from_softmax():
         assert judge.verdict(lse=lse).ok == ok
 
 
-# ------------------------------------------------------------------ rivals
-
-
-def by_rows(weigh):
-    """A function of the package entmax: rows of torch."""
-    import torch
-
-    def weights(x, dim: int = -1, k: int | None = None):
-        assert dim == -1
-        assert x.dtype == torch.float32
-        found = np.apply_along_axis(weigh, -1, x.double().numpy())
-        return torch.tensor(found).to(x.dtype)
-
-    return weights
-
-
-@pytest.fixture
-def packages(monkeypatch: pytest.MonkeyPatch):
-    """entmax and adasplash as they would answer, if they were installed."""
-    monkeypatch.setattr(rivals, "installed", lambda package: True)
-    monkeypatch.setattr("benchmarks.contest.GPU_ONLY", ())
-    module = types.ModuleType("entmax")
-    module.entmax15 = by_rows(entmax_oracle.entmax15)
-    module.sparsemax = by_rows(entmax_oracle.sparsemax)
-    module.entmax_bisect = print  # not for these alphas
-    monkeypatch.setitem(sys.modules, "entmax", module)
-    other = types.ModuleType("adasplash")
-
-    def adasplash(q, k, v, alpha, is_causal):
-        import torch
-
-        mask = mc.causal() if is_causal else mc.full()
-        keep = mask.dense(q.shape[2], k.shape[2])
-        out, _ = attention(*(host(x) for x in (q, k, v)), keep, alpha=alpha)
-        return torch.tensor(out).to(q.dtype)
-
-    other.adasplash = adasplash
-    monkeypatch.setitem(sys.modules, "adasplash", other)
+# ------------------------------------------------------------------ cases
 
 
 @needs_torch
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
-@pytest.mark.parametrize(
-    "mask", [mc.window.hf(9), mc.causal() & mc.sinks(40)], ids=["window", "other"]
-)
-def test_maskc_beside_the_package_and_softmax(
-    alpha: float, dtype: str, mask: mc.Mask, packages: None, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setitem(rivals._SCORES, "cpu", 1 << 12)
-    ask = Ask(Target.named("cpu"), ("fwd",), ("maskc", "topk", "dense", *suite.ENTMAX_IMPLS), 1)
-    case = case_of(alpha, dtype, mask)
-    found = bench_case(replace(case, n_q=64), ask)
+def test_maskc_beside_softmax(alpha: float):
+    case = replace(case_of(alpha), n_q=64)
+    found = bench_case(case, Ask(Target.named("cpu"), ("fwd",), ("maskc", "topk", "dense"), 1))
     rows = {(row["impl"], row.get("variant", "")): row for row in found.rows}
-    assert set(rows) == {("maskc", ""), ("maskc", "softmax"), ("entmax", "")}
+    assert set(rows) == {("maskc", ""), ("maskc", "softmax")}
     assert all(row["ok"] for row in rows.values()), found.notes
     assert found.about["alpha"] == alpha
-
-
-@needs_torch
-@pytest.mark.parametrize("mask", [mc.causal(), mc.full(), mc.window(3)], ids=str)
-def test_adasplash_is_asked_for_what_it_has(mask: mc.Mask, packages: None):
-    case = replace(case_of(1.5, mask=mask, kv_heads=4), n_q=64)
-    ask = Ask(Target.named("cpu"), ("fwd",), ("adasplash",), 1)
-    rows = bench_case(case, ask).rows
-    assert [(row["impl"], row["ok"]) for row in rows] == [("adasplash", True)] * (
-        mask != mc.window(3)
-    )
-
-
-@needs_torch
-@pytest.mark.parametrize("impl", suite.ENTMAX_IMPLS)
-def test_a_missing_package_is_said(impl: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rivals, "installed", lambda package: False)
-    case = case_of(1.5)
-    with pytest.raises(Missing, match=f"the package {impl} is not installed"):
-        rivals.entmax_contender(impl, case, make_tensors(case, "cpu"), False)
 
 
 @needs_torch

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +11,7 @@ import maskc as mc
 from benchmarks import flex_table
 from benchmarks.anchors import moba
 from benchmarks.chosen import ChosenPairs
-from benchmarks.contender import Missing, Unavailable
+from benchmarks.contender import Unavailable
 from benchmarks.contest import Ask
 from benchmarks.run import bench_case
 from benchmarks.selection import one_selection
@@ -131,52 +129,3 @@ def test_compiled_flexattention_reads_the_table(name: str, monkeypatch: pytest.M
         wanted, _ = attention(*map(host, tensors.qkv), truth_of(case, tensors))
         assert np.abs(out - wanted).max() < 1e-5
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= compiled + 1
-
-
-# ------------------------------------------------------------------ fla's NSA
-
-
-@pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch):
-    """fla.ops.nsa by its documentation: [B, N, H, D], lists [B, N, heads of keys, S] of blocks."""
-
-    def parallel_nsa(q, k, v, *, g_slc, block_indices, block_counts, block_size, scale):
-        assert block_counts == block_indices.shape[3]
-        n, group = q.shape[1], q.shape[2] // k.shape[2]
-        columns = torch.arange(n) // block_size
-        keep = (block_indices.transpose(1, 2)[..., None] == columns).any(3)
-        keep = keep.repeat_interleave(group, 1) & torch.tensor(mc.causal().dense(n))
-        out = torch.nn.functional.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=keep, scale=scale, enable_gqa=True
-        )
-        return out.transpose(1, 2) * g_slc[..., None]
-
-    names = ("fla", "fla.ops", "fla.ops.nsa", "fla.ops.nsa.parallel")
-    for name in names:
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    sys.modules[names[-1]].parallel_nsa = parallel_nsa
-    monkeypatch.setattr(flex_table, "installed", lambda: True)
-    monkeypatch.setattr("benchmarks.contest.GPU_ONLY", ())
-
-
-def nsa_case(mask: mc.Mask, heads: int = 32, n: int = 256) -> Case:
-    return Case("c", mask, 1, heads, 2, n, n, 16, DType.float32)
-
-
-def test_lists_of_blocks_for_nsa(pretended: None):
-    case = nsa_case(MASKS["groups"])
-    rows = bench_case(case, Ask(Target.named("cpu"), ("fwd",), ("fla_nsa",), 1)).rows
-    assert [(row.get("variant"), row["ok"]) for row in rows] == [(None, True), ("attention", True)]
-
-
-def test_masks_that_nsa_is_not_asked_for(pretended: None):
-    short = mc.topk(2, mc.window(300), score="block_mean", block=64, q_block=64, share="group")
-    for case in (nsa_case(MASKS["moba"]), nsa_case(short), nsa_case(MASKS["groups"], heads=8)):
-        assert flex_table.nsa_contender(case, make_tensors(case, "cpu")) is None
-
-
-def test_nsa_is_not_there(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(flex_table, "installed", lambda: False)
-    case = nsa_case(MASKS["groups"])
-    with pytest.raises(Missing):
-        flex_table.nsa_contender(case, make_tensors(case, "cpu"))
