@@ -219,7 +219,7 @@ class Recipe:
         return explain(self.plan) + "".join(f"{line}\n" for line in beside)
 
     def compile(self, dropout: bool = False, target: str | None = None) -> CompiledMask:
-        """The same mask compiled by the package as it is now, perhaps for another target."""
+        """Compile the mask of a bundle by the package as it is now, perhaps for another target."""
         mask, wanted, own, name = self._made_of
         formula = wanted.score
         score = None
@@ -232,7 +232,7 @@ class Recipe:
         )  # fmt: skip
 
     def dropping(self) -> CompiledMask:
-        """The same mask with kernels that drop weights."""
+        """The kernels of the same mask that drop weights."""
         return self.compile(dropout=True)
 
 

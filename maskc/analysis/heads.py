@@ -40,7 +40,7 @@ class Heads:
     parts: tuple[HeadsPart, ...] = ()
     """The one mask in parts, if some run over residue classes."""
     hulls: tuple[Hull, ...] = ()
-    """One for each selection of single keys by q . k."""
+    """The hulls, one for each selection of single keys by q . k."""
 
 
 @dataclass(frozen=True, slots=True)

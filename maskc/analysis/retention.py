@@ -20,8 +20,8 @@ class Retention:
     forever: tuple[tuple[int, int], ...]
     """(first, last) of runs of keys that queries at any later position may see, ascending."""
     newest: int
-    """Of the other keys only so many of the newest are seen, now or later; at least as many as
-    tokens are new in a call."""
+    """The number of the newest other keys that are seen, now or later; at least as many as tokens
+    are new in a call."""
     all_seen: bool
     """Whether a single new query sees every key that is kept."""
 

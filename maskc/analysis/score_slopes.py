@@ -22,7 +22,7 @@ class Slopes:
     shared: tuple[S.Real, ...]
     """Values that the others read as `Shared(0)`, `Shared(1)`, ..., each over those before."""
     results: tuple[S.Real, ...]
-    """One for each that was asked for."""
+    """The results, one for each that was asked for."""
 
 
 class _Function(sp.Function):  # type: ignore[misc]

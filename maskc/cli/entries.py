@@ -40,7 +40,7 @@ class Entry:
     """The pattern's own parameters set with --set, as text."""
 
     def for_module(self) -> Entry:
-        """Itself; for commands that write code, where a parameter keeps its default.
+        """This entry, for commands that write code, where a parameter keeps its default.
 
         Raises:
             UsageMistake: --set named a parameter that calls give, or a module of this name would

@@ -389,7 +389,8 @@ LISTED_POINTERS = (
     "row_ptr", "row_tiles", "col_ptr", "col_tiles", "work", "counter", "head_variant", "mask_args",
     "distances", "col_turns",
 )  # fmt: skip
-"""Those behind them, which a call sets as well, and three of `array`, where it makes its lists."""
+"""The members behind them, which a call sets as well, and three of `array`, where it makes its
+lists."""
 
 
 Pointers = tuple[int, ...]

@@ -34,7 +34,7 @@ class TileLoop:
     guard: Expr
     first: Expr
     last: Expr
-    """Inclusive; below `first` there is no tile."""
+    """The last tile, inclusive; below `first` there is none."""
     step: int
     full: bool
 
@@ -383,8 +383,8 @@ class Bundle:
     """The candidates of keys that kernels choose one by one, as a mask of its own, whose source
     finds the thresholds; the mask is then what it would be if all of them were chosen."""
     siblings: tuple[Bundle, ...] = ()
-    """The same mask for targets whose kernels need other formulas of it, as where they find chosen
-    keys by thresholds: bundles of their own, in generated modules."""
+    """Bundles of the same mask for targets whose kernels need other formulas of it, as where they
+    find chosen keys by thresholds: bundles of their own, in generated modules."""
     report: str = field(default="", compare=False)
     """The text that explain() prints."""
 

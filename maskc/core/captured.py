@@ -88,7 +88,8 @@ class Captured:
 
     @property
     def digest(self) -> bytes:
-        """Of the present shape and content; of an array that nobody changes it is found once."""
+        """The digest of the present shape and content; of an array that nobody changes it is found
+        once."""
         found = self._digest
         if found is None:
             array = np.ascontiguousarray(self.array)

@@ -73,7 +73,7 @@ def measured(target: str, gpu: Gpu | None = None) -> Tables:
 
 _NONE: Tables = {}
 OF_CARD = "on"
-"""Between a target and the name of a card, in the names of tables that are of another card."""
+"""What stands between a target and the name of a card, in the names of tables of another card."""
 
 
 def _bytes_per_cycle(tables: Tables) -> float:

@@ -86,7 +86,7 @@ class BlockLayout:
         return len(self.col)
 
     def transpose(self) -> BlockLayout:
-        """The same tiles by columns (CSC).
+        """Returns the same tiles by columns (CSC).
 
         Returns:
             A layout whose row_ptr counts tile columns and whose col holds tile rows. Transposing

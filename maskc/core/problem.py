@@ -84,5 +84,5 @@ class Problem:
 
     @property
     def planned(self) -> Problem:
-        """This problem with tile and stages left to the planner."""
+        """The problem with tile and stages left to the planner."""
         return replace(self, tile=None, stages=None)

@@ -38,7 +38,7 @@ class Output:
     like_q: bool = False
     """Whether it has q's shape, dtype and order."""
     dtype: str = ""
-    """Its name, where it is not q's."""
+    """The dtype's name, where it is not q's."""
     strides: Shape = field(init=False)
     """The strides, in elements."""
 

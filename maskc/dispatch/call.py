@@ -35,7 +35,7 @@ class Place:
     shifts: Mapping[str, int] = field(default_factory=dict)
     """Bytes from the start of a tensor, or of lse, to the first token; 0 where not named."""
     spacing: int = 1
-    """Tokens of the call from one to the next."""
+    """The distance from one of them to the next, in tokens of the call."""
     joins: bool = False
     """Whether results are joined with those that are there."""
     packed: int = 0

@@ -55,7 +55,7 @@ def check_inputs(q: Array, k: Array, v: Array, problem: Problem, target: Target)
 
 
 def check_heads(q: Array, heads: int) -> None:
-    """Where heads have different masks, their number was compiled in."""
+    """Check the number of heads, which is compiled in where heads have different masks."""
     if q.shape[1] != heads:
         raise BadShape("q", tuple(q.shape), f"{heads} heads: each has its own mask", at="q")
 

@@ -211,14 +211,14 @@ def few_pairs(sizes: Sizes) -> bool:
 
 
 def uncut(unit: SourceUnit) -> SourceUnit:
-    """This source for whole rows: what entmax makes of parts could not be merged."""
+    """The source for whole rows: what entmax makes of parts could not be merged."""
     if unit.work is None:
         return unit
     return replace(unit, work=replace(unit.work, most_tiles=0, uneven_tiles=0))
 
 
 def ordered(unit: SourceUnit, plain: bool, multiprocessors: Callable[[], int]) -> SourceUnit:
-    """The same source for a deterministic pass; `plain` where a device may have made the lists, for
+    """The source for a deterministic pass; `plain` where a device may have made the lists, for
     results have the same bits, whoever makes them."""
     if unit.work is None or "deterministic" not in dict(unit.modes):
         return unit
@@ -228,14 +228,14 @@ def ordered(unit: SourceUnit, plain: bool, multiprocessors: Callable[[], int]) -
 
 
 def apart(unit: SourceUnit) -> SourceUnit:
-    """This source for a pass in the mode of that name."""
+    """The source for a pass in the mode of that name."""
     if unit.work is None:
         return unit
     return replace(unit, work=replace(unit.work, apart=True))
 
 
 def packing(unit: SourceUnit, heads: int) -> SourceUnit:
-    """This source for a pass in the mode PACKED, with the queries of so many heads a tile."""
+    """The source for a pass in the mode PACKED, with the queries of so many heads a tile."""
     if unit.work is None:
         return unit
     return replace(unit, work=replace(unit.work, heads=heads))

@@ -314,14 +314,14 @@ class SourceSelector:
     def suited(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound
     ) -> SourceUnit:  # fmt: skip
-        """The same for documents: the source that takes least for those of the length that is
+        """The source for documents: the one that takes least for those of the length that is
         promised, whichever documents there are."""
         return self._suited.unit(self._choice(unit, wanted, sizes), bound.params, bound.longest)
 
     def by_hull(
         self, unit: SourceUnit, wanted: Pass, sizes: Sizes, tally: Callable[[SourceUnit], Tally]
     ) -> SourceUnit:  # fmt: skip
-        """The same for other data on a device: the source that takes least for all that the mask
+        """The source for other data on a device: the one that takes least for all that the mask
         could keep, whatever its data are. `tally` counts that."""
         units = tuple(
             each.without(APART)

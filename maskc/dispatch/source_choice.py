@@ -128,8 +128,8 @@ def expected(codes: np.ndarray, selections: tuple[Selection, ...], tile: TileSha
 
 
 LONGEST = 16384
-"""Tokens of a document: longer ones count as one of these. Their rows are long, too, or a window
-makes them short."""
+"""The longest document in tokens: longer ones count as one of these. Their rows are long, too, or a
+window makes them short."""
 SAMPLE = 4096
 """Tokens of the packed documents on which tiles are compared, or more where one is longer."""
 _GOLDEN = (5**0.5 - 1) / 2

@@ -127,7 +127,7 @@ class Tables:
 
     @cached_property
     def multiprocessors(self) -> int:
-        """How many a stream must be able to use; 0: any number."""
+        """Multiprocessors that a stream must be able to use; 0: any number."""
         return multiprocessors_needed(dict(self.parts))
 
     @property

@@ -34,7 +34,7 @@ _MOST_AXES = 3
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One map but for the address."""
+    """A tensor map without its address."""
 
     pointer: int
     """Index among the pointers of a call."""
@@ -46,7 +46,7 @@ class Tensor:
     box: Shape
     """What a copy moves of each."""
     dtype: str = ""
-    """Where it is not that of q."""
+    """The dtype, where it is not that of q."""
 
 
 def tensor(

@@ -21,8 +21,8 @@ class BoxText:
     names: tuple[str, ...]
     """Members of `struct Point`."""
     query: tuple[str, ...]
-    """Its values for a token of a tile of queries, over the tile, `box`, and the token's number in
-    it, `own`."""
+    """The values of a point for a token of a tile of queries, over the tile, `box`, and the token's
+    number in it, `own`."""
     key: tuple[str, ...]
     """The coordinate of keys, likewise."""
     beyond: str

@@ -26,7 +26,7 @@ class _Keyword:
     default: str
     """The default as Python; empty where calls must give the keyword."""
     about: str
-    """Its lines in a docstring."""
+    """The mask's lines in a docstring."""
 
 
 _WIDTH = 100

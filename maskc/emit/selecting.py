@@ -28,7 +28,7 @@ _MOST = (1 << 31) - 1
 
 
 def select_unit(plan: KernelPlan) -> SourceUnit:
-    """Its formulas have constants as they are, and parameters from the call."""
+    """The source; its formulas have constants as they are, and parameters from the call."""
     found = selections(plan.masks)
     params = sorted({name for mask in plan.masks for name in mask.ir.params})
     problem = plan.problem

@@ -44,7 +44,7 @@ class _Distances:
         return not apart and (self.rest - other.rest) % common == 0
 
     def without(self, other: _Distances) -> list[_Distances] | None:
-        """These distances without another's; None where the rest is no union of intervals."""
+        """The distances without another's; None where the rest is no union of intervals."""
         if not self.meets(other):
             return [self]
         if self.stride % other.stride:

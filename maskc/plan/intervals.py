@@ -123,7 +123,7 @@ def _fixed(term: Expr, atom: Expr, taken: bool) -> Expr:
 
 
 def intervals_beside(keep: Expr, lifted: Lifted) -> tuple[Interval, ...] | None:
-    """The same for what of a mask is left beside its part by distance, as bits in memory."""
+    """Intervals of what of a mask is left beside its part by distance, as bits in memory."""
     if E.arrays(keep):
         return None
     shape_of = {found: made for made, found in lifted.sources}

@@ -37,8 +37,8 @@ def milliseconds(
     owners: int,
     tiles: Tiles = layout_at,
 ) -> float | None:
-    """Of one pass on a card that it keeps busy; None where coefficients are not known, or the mask
-    reads data that `tiles` does not know.
+    """Milliseconds of one pass on a card that it keeps busy; None where coefficients are not known,
+    or the mask reads data that `tiles` does not know.
 
     Args:
         plan: of the forward pass, with those that go along.

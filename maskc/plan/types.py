@@ -94,7 +94,7 @@ class PlannedMask:
     spared_intervals: tuple[Interval, ...] | None = None
     """The intervals of these pairs, like `intervals`."""
     axes: tuple[Expr, ...] = ()
-    """The same as relations between coordinates of a grid, see maskc/ir/grid.py; none unless some
+    """The mask as relations between coordinates of a grid, see maskc/ir/grid.py; none unless some
     plan's tiles are boxes."""
 
 
@@ -145,12 +145,12 @@ class KernelPlan:
     costs: tuple[Cost, ...] = ()
     """The costs by mode, where a call chooses."""
     parts: tuple[PlannedPart, ...] = ()
-    """The same mask in parts, of which some run over residue classes; none where that is no help
+    """The parts of the mask, of which some run over residue classes; none where that is no help
     or the family cannot."""
     documents: bool = False
     """Whether tile lists may be made on the device, from documents that are given there."""
     by_query: DataIntervals | None = None
-    """Of a mask that reads data: the keys of a query in partial tiles, where kernels need not test
+    """The keys of a query of a mask that reads data in partial tiles, where kernels need not test
     pairs to find them (sm_90a)."""
     by_key: DataIntervals | None = None
     """The queries of a key, for backward passes."""
@@ -165,7 +165,7 @@ class KernelPlan:
     thresholds: bool = False
     """Whether kernels keep pairs by thresholds, see maskc/plan/forms/thresholds.py."""
     chosen: int | None = None
-    """Of a plan that finds thresholds: which of the lifted constants is the number of keys that a
+    """In a plan that finds thresholds: which of the lifted constants is the number of keys that a
     query chooses."""
     chooser: KernelPlan | None = None
     """What finds the thresholds."""
@@ -195,7 +195,7 @@ class Formula:
     lifted: Lifted
     """The formulas with constants numbered over all parts."""
     spans: tuple[Interval, ...] | None
-    """Its keys, query by query; None where they are not a few intervals."""
+    """The formula's keys, query by query; None where they are not a few intervals."""
 
 
 @dataclass(frozen=True, slots=True)

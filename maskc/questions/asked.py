@@ -38,7 +38,8 @@ class Asked:
     n_q: int
     n_kv: int
     irs: tuple[MaskIR, ...]
-    """One for each head; a single one where heads differ in nothing except their tables."""
+    """The masks, one for each head; a single one where heads differ in nothing except their
+    tables."""
     params: Mapping[str, int]
     """A value for every parameter."""
     arrays: Mapping[str, np.ndarray]

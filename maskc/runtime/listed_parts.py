@@ -91,7 +91,7 @@ class _Over(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many are packed."""
+        """The number of rows that are packed."""
         return int(self.tokens.shape[1])
 
 

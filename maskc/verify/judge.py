@@ -310,6 +310,6 @@ def judged_backward(
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:
-    """One verdict on all."""
+    """The verdict on all of them."""
     errors = [verdict.error for verdict in verdicts]
     return Verdict(float(np.max(errors)), all(verdict.ok for verdict in verdicts))

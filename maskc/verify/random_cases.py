@@ -328,8 +328,8 @@ def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
 
 
 def mismatch_or_raised(case: Drawn, subject: Subject) -> Mismatch | None:
-    """The same, and whatever is raised that is no refusal: a kernel that hangs in the emulator, or
-    a defect of maskc.
+    """The mismatch, and whatever is raised that is no refusal: a kernel that hangs in the emulator,
+    or a defect of maskc.
 
     Raises:
         MaskcError: the kernel refuses the case.

@@ -69,7 +69,7 @@ def unfused(case: Case, tensors: Tensors, mask: Any) -> Call:
 
 
 def sparse(case: Case, tensors: Tensors, pairs: Pairs) -> Call:
-    """The same with torch.sparse in fp32, the only dtype that its sampled product has everywhere.
+    """Attention with torch.sparse in fp32, the only dtype that its sampled product has everywhere.
 
     Raises:
         Unavailable: the matrix would be too large.

@@ -106,7 +106,7 @@ class Growth:
     exponents: dict[str, float]
     """The b of ms = a * N ** b of each implementation, by least squares of logarithms."""
     pairs_exponent: float | None
-    """The same of the exact count of live pairs: what the exponent of time would be without
+    """The exponent of the exact count of live pairs: what the exponent of time would be without
     anything else that takes time."""
     order: str
     """The order of the count's closed form, as O(N*w); empty where there is none."""

@@ -147,7 +147,7 @@ class Drawn:
     cells: Cells
     width: float
     height: float
-    """Inches."""
+    """The drawing's width and height in inches."""
 
     @property
     def pixels(self) -> float:

@@ -109,9 +109,9 @@ class Numbers:
     executed: int
     """Pairs inside live tiles: what runs."""
     flops: int
-    """Forward: 2 * (head_dim + head_dim_v) * live."""
+    """Operations of the forward pass: 2 * (head_dim + head_dim_v) * live."""
     bytes: int
-    """Forward: q and out once, k and v of every live tile."""
+    """Bytes of the forward pass: q and out once, k and v of every live tile."""
 
     @property
     def live_share(self) -> float:

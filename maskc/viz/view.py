@@ -45,7 +45,7 @@ class Span:
         return self.q1 - self.q0, self.k1 - self.k0
 
     def check(self, n_q: int, n_kv: int) -> Span:
-        """Itself.
+        """Check the range and return it.
 
         Raises:
             DataRange: it is no part of n_q queries and n_kv keys.

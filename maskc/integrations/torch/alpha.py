@@ -108,7 +108,7 @@ def gradient_of_alpha(
     attn: Any, q: Any, k: Any, v: Any, lse: Any, dout: Any, alpha: Any, slopes: Any,
     options: Mapping[str, Any], pairs: Pairs,
 ) -> Any:  # fmt: skip
-    """Of the shape of alpha, [] or [Hq]; computed in fp64, some queries at a time."""
+    """The gradient, of the shape of alpha, [] or [Hq]; computed in fp64, some queries at a time."""
     import torch
 
     batch, heads, n_q, dim = q.shape

@@ -50,7 +50,7 @@ class Call:
         }  # fmt: skip
 
     def undropped(self) -> Call:
-        """The same without dropout, which the gradient of lse does not see."""
+        """The keywords without dropout, which the gradient of lse does not see."""
         place = _parsed(self.layout).get(RATE) if RATE in self.layout else None
         if place is None:
             return self

@@ -52,7 +52,7 @@ class ScoreOptions(NamedTuple):
     """What a score_mod does, as options of a call."""
 
     factor: float
-    """Of the scale, after the soft-cap was taken out."""
+    """The factor of the scale, after the soft-cap was taken out."""
     softcap: float | None
     slopes: Any
     """A number, or a tensor [Hq], or None: what the distance is multiplied with."""

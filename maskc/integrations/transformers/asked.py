@@ -26,7 +26,7 @@ class Row:
     """What one attention layer ran."""
 
     layer: int
-    """Its index; where the module does not know it, how many calls came before."""
+    """The layer's index; where the module does not know it, how many calls came before."""
     module: str
     """The class of the attention module."""
     mask: Mask
@@ -54,8 +54,8 @@ class Check:
     """Largest absolute value of eager's outputs."""
 
     tolerance: float = 1e-4
-    """Of `error`, as a share of `scale`: 1e-4 in fp32, 2e-2 in half precision, where eager itself
-    rounds every step."""
+    """The largest `error` that is allowed, as a share of `scale`: 1e-4 in fp32, 2e-2 in half
+    precision, where eager itself rounds every step."""
 
     from_fp32: tuple[float, float] | None = None
     """Largest differences of maskc and of eager attention to eager attention in fp32; only where

@@ -40,7 +40,7 @@ class Layer(NamedTuple):
     """What one call of an attention module ran."""
 
     number: int | None
-    """Of the layer, where the module knows it."""
+    """The layer's number, where the module knows it."""
     module: str
     """Class of the attention module."""
     mask: Mask

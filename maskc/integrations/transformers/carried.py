@@ -65,7 +65,8 @@ class _Late:
     """What `prepare` makes once torch is there."""
 
     eager: Any = staticmethod(_eager)
-    """As `_eager`, and no compiler follows: a graph breaks there, and nothing in it is compiled."""
+    """Calls as `_eager` does, and no compiler follows: a graph breaks there, and nothing in it is
+    compiled."""
 
 
 _LATE = _Late()
@@ -160,7 +161,7 @@ def carrier() -> Any:
             return 4
 
         def dim(self) -> int:
-            """As ndim."""
+            """The number of dimensions, as torch spells it."""
             return 4
 
         def to(self, *_: Any, **__: Any) -> Any:

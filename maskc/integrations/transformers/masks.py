@@ -75,7 +75,8 @@ def mask_of(function: Callable[..., Any], padding: Any, place: Place) -> Found:
 
 
 def mask_in_graph(function: Callable[..., Any], padding: Any, place: Place) -> Found | None:
-    """As `mask_of`, where a compiler follows it; None for functions that only eager code follows.
+    """The mask as of `mask_of`, where a compiler follows it; None for functions that only eager
+    code follows.
 
     Nothing is read from tensors, so padding is part of the mask wherever it is given.
     """

@@ -11,7 +11,7 @@ Bounds = tuple[np.ndarray, np.ndarray]
 """Least and greatest, int64, broadcasting over boxes."""
 
 Extremes = Callable[[list[Bounds]], Bounds]
-"""Inclusive index bounds, one pair per axis -> bounds of the values there."""
+"""A function of inclusive index bounds, one pair per axis, to bounds of the values there."""
 
 _LONGEST = 1 << 17
 """A vector's pyramid starts from blocks so that it has no more entries than this."""

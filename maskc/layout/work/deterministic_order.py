@@ -40,7 +40,8 @@ MOST_SUMS = 32
 HELD = 1 << 30
 """The flag of a column's last turn: its block takes no further one before that turn has come."""
 WORTH = 1 / 50
-"""Of all steps: if blocks of one head wait for more, columns may wait for each other both ways."""
+"""The share of all steps that blocks of one head may wait: if they wait for more, columns may wait
+for each other both ways."""
 MOST_TRIED = 1 << 16
 """Tiles of all lists up to which it is tried out in which order they keep blocks at work."""
 
@@ -109,8 +110,8 @@ def longest_chain(parts: Mapping[str, np.ndarray]) -> int:
 
 
 def multiprocessors_needed(parts: Mapping[str, np.ndarray]) -> int:
-    """How many must run blocks at a time, as columns wait for each other both ways; 0 where they do
-    not.
+    """Multiprocessors that must run blocks at a time, as columns wait for each other both ways; 0
+    where they do not.
 
     Args:
         parts: tables by name; see `in_turn`.

@@ -29,8 +29,8 @@ def tally_of(layouts: Iterable[BlockLayout], direction: Direction) -> Tally:
 
 
 def tally_of_spans(spans: Spans, adders: Adders | None = None) -> Tally:
-    """Of closed-form ranges, whose rows are already those of the pass; `adders` of a backward
-    one."""
+    """The counts of closed-form ranges, whose rows are already those of the pass; `adders` of a
+    backward one."""
     full = int((spans.full_last - spans.full_first).clip(0).sum())
     rows, tiles = int(np.count_nonzero(spans.count)), int(spans.count.sum())
     single = adders is not None and adders.most <= 1

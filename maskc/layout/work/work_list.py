@@ -73,7 +73,7 @@ class _Owners:
     list: np.ndarray
     """Which list."""
     heads: np.ndarray
-    """How many consecutive query heads."""
+    """The number of consecutive query heads."""
     shared: np.ndarray
     """1 where others write the same rows or columns."""
     group: np.ndarray

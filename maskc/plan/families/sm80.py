@@ -247,8 +247,8 @@ def shared_bytes(tile: TileShape, head_dim: int, park_rows: bool, target: Target
 
 
 def wide_shared_bytes(tile: TileShape, head_dim: int, threads: int, target: Target) -> int:
-    """The same where two warps share rows: q lies where k and v come; halves of scores that they
-    exchange.
+    """Bytes of shared memory where two warps share rows: q lies where k and v come; halves of
+    scores that they exchange.
 
     Raises:
         SharedMemoryExceeded: more than the target's blocks may use.

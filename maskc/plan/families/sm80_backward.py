@@ -105,7 +105,8 @@ def shared_bytes(tile: TileShape, head_dim: int, one_place: bool) -> int:
 
 
 def wide_shared_bytes(tile: TileShape, head_dim: int, step: int) -> int:
-    """The same where two warps share rows: a tile of one tensor, a step of two, lse and delta."""
+    """Bytes of shared memory where two warps share rows: a tile of one tensor, a step of two, lse
+    and delta."""
     return 2 * head_dim * (tile.k + 2 * step) + 16 * step
 
 

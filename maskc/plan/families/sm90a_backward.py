@@ -108,12 +108,13 @@ one per thread."""
 MOST_TILES = 256
 """Query tiles of an item; longer columns are cut, and their gradients added up in memory."""
 LONG_COLUMN = 16
-"""The same of a column far longer than the others: sinks among windows, global keys. Reckoned with
-132 blocks, sinks and a window of 64 at 4k (16 heads, D 128): 27 steps for each; the last one ends
-after 75 where columns are whole, after 44 with 32, after 30 with 16."""
+"""The value for a column far longer than the others: sinks among windows, global keys. Reckoned
+with 132 blocks, sinks and a window of 64 at 4k (16 heads, D 128): 27 steps for each; the last one
+ends after 75 where columns are whole, after 44 with 32, after 30 with 16."""
 
 ROW_BYTES = 16
-"""Of a query's lse and delta, as pieces of products; or as numbers, with thresholds of its keys."""
+"""Bytes of a query's lse and delta, as pieces of products; or as numbers, with thresholds of its
+keys."""
 _CONTROL_BYTES = 512
 """Barriers and words behind the tiles."""
 

@@ -100,7 +100,7 @@ def box_note(boxes: Boxes) -> str:
 
 
 def in_boxes(plan: KernelPlan) -> KernelPlan | None:
-    """The same in boxes of a grid; None where the masks are no products over one, or tiles of
+    """The plan in boxes of a grid; None where the masks are no products over one, or tiles of
     consecutive tokens are as good."""
     grid, tile, schedule = family_of(plan.target).grid, plan.tile, plan.schedule
     if grid is None:

@@ -67,7 +67,7 @@ class Asked(NamedTuple):
 
     @property
     def keywords_of_call(self) -> Mapping[str, Any]:
-        """The same with the contents of captured arrays, cut to the call's sequences and heads.
+        """The keywords with the contents of captured arrays, cut to the call's sequences and heads.
 
         Raises:
             DataShape: an array has fewer rows for sequences or heads than there are.
@@ -152,7 +152,7 @@ class WatchedCall(Protocol):
     """A Watched: calls without are not told from others."""
 
     def changed(self, watched: Watched) -> WatchedCall:
-        """The same after somebody wrote into its arrays."""
+        """The call after somebody wrote into its arrays."""
 
 
 class Repeat:
@@ -199,7 +199,7 @@ def pack_parts(
 def with_room(
     plan: PreparedLaunch, backward: bool, room_from: Callable[[int], tuple[tuple[int, ...], int]]
 ) -> tuple[PreparedLaunch, tuple[int, ...]]:
-    """The same with room for the lists behind its workspace, and where they are there.
+    """The plan with room for the lists behind its workspace, and where they are there.
 
     Args:
         room_from: (where parts of the lists are, entries in all) of a workspace whose first entries
@@ -215,7 +215,7 @@ def with_room(
 def words_of_results(
     outputs: tuple[Output, ...], backward: bool, itemsize: int, count: int
 ) -> list[int]:
-    """Of four bytes, in each of the `count` results that a launch may spoil.
+    """Words of four bytes in each of the `count` results that a launch may spoil.
 
     Args:
         outputs: of the pass.

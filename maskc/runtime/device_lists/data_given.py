@@ -23,7 +23,7 @@ CODES = {
 }  # fmt: skip
 """The code in `struct DataLists` and the bytes of each type of elements that kernels read."""
 WIDE_CODES = {name: CODES[name] for name in ("int32", "int64")}
-"""Those that kernels read which list documents."""
+"""The types that kernels read which list documents."""
 AS_IS, BOOLEAN, CLIPPED, CUMULATIVE = range(4)
 """How an element becomes one of 32 bits."""
 
@@ -66,7 +66,7 @@ class Given(NamedTuple):
     sources: tuple[Source, ...]
     """The sources by the kernels' slots."""
     watched: Watched | None
-    """None where nobody can tell whether they change."""
+    """The arrays that are watched; None where nobody can tell whether they change."""
 
 
 class _Unreadable(Exception):

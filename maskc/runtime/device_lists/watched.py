@@ -68,8 +68,8 @@ class Watched:
 
     @classmethod
     def of(cls, data: Data, held: Held | None) -> Watched | None:
-        """None where an array is of a library that counts nothing, or made where nothing is
-        counted.
+        """Watch the data of a call; None where an array is of a library that counts nothing, or
+        made where nothing is counted.
 
         Args:
             data: the caller's keywords.

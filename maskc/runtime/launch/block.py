@@ -20,7 +20,7 @@ class BlockLaunch:
         self.kernel, self.outputs = plan.kernel, plan.outputs
 
     def place(self, lib: Library, q: Any) -> tuple[Any, int]:
-        """As of the plan."""
+        """Does what the plan does."""
         sent, stream = self._plan.place(lib, q)
         return sent.with_block(self._block), stream
 
@@ -28,5 +28,5 @@ class BlockLaunch:
         self, plan: Any, sent: Any, pointers: Pointers, scale: float | None, softcap: float | None,
         stream: int,
     ) -> None:  # fmt: skip
-        """As of the plan."""
+        """Does what the plan does."""
         self._plan.run(self._plan, sent, pointers, scale, softcap, stream)

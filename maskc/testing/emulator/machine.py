@@ -148,7 +148,7 @@ class Driver:
 
 def build(unit: Any, features: Any = frozenset(), directions: tuple[Any, ...] = (), arch: str = "",
           mode: str = "usual") -> Any:  # fmt: skip
-    """In place of maskc.build.build: nothing is compiled before it is loaded."""
+    """Stands in for maskc.build.build: nothing is compiled before it is loaded."""
     macro = unit.mode(mode).macro if unit.modes else ""
     names = tuple(feature.macro for feature in Feature if feature in features)
     macros = (*names, *((macro,) if macro else ()))
