@@ -7,6 +7,7 @@ GPUs: fp64 attention to 131072 keys is seconds there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ import numpy as np
 from maskc.core.dtypes import DType
 from maskc.core.errors import CheckFailed
 from maskc.verify.case import Case
-from maskc.verify.judge import Judge, Results, Verdict, attend_head, rounding, weights, worst
+from maskc.verify.judge import Judge, Verdict, attend, worst
 from maskc.verify.mask_mod import formula_of
 from maskc.verify.pairs import Pairs
-from maskc.verify.tensors import Tensors, library, like, wide
+from maskc.verify.tensors import Tensors, like
 
 _CHUNK = 1 << 26
 """Pairs whose scores are held at once."""
@@ -26,6 +27,17 @@ _LARGE = 1 << 31
 
 KeepRows = Callable[[int, int, np.ndarray], Any]
 """(batch, head, rows) -> bool [rows, n_kv] on the device."""
+
+
+class HeadRows:
+    """The rows of a head's mask, of which each slice is computed when it is asked for."""
+
+    def __init__(self, keep: KeepRows, batch: int, head: int, rows: np.ndarray) -> None:
+        self._of, self._rows = (keep, batch, head), rows
+
+    def __getitem__(self, part: slice) -> Any:
+        keep, batch, head = self._of
+        return keep(batch, head, self._rows[part])
 
 
 class HeadJudge:
@@ -37,13 +49,22 @@ class HeadJudge:
     ) -> None:  # fmt: skip
         self.batch, self.shared = batch, shared
         self.heads = slice(shared * case.group, (shared + 1) * case.group)
+        own = replace(case, batch=1, heads=case.group, kv_heads=1)
+        keys = slice(shared, shared + 1)
+        mine = replace(
+            tensors, q=self._rows(tensors.q), dout=self._rows(tensors.dout),
+            k=tensors.k[batch : batch + 1, keys], v=tensors.v[batch : batch + 1, keys],
+        )  # fmt: skip
+        every = np.arange(case.n_q)
+
+        def kept(_: int, head: int) -> HeadRows:
+            return HeadRows(keep, batch, self.heads.start + head, every)
+
+        step = max(_CHUNK // max(case.n_kv, 1), 1)
         half = case.dtype is not DType.float32
-        expected = _whole(case, tensors, keep, batch, shared, backward, None)
-        stepwise = (
-            _whole(case, tensors, keep, batch, shared, backward, case.dtype) if half else None
-        )
-        dout = tensors.dout[batch : batch + 1, self.heads] if backward else None
-        self.judge = Judge(expected, stepwise, dout)
+        expected = attend(own, mine, every, kept, backward, None, step)
+        stepwise = attend(own, mine, every, kept, backward, case.dtype, step) if half else None
+        self.judge = Judge(expected, stepwise, mine.dout if backward else None)
 
     def forward(self, result: Any) -> Verdict:
         """Judge out, or (out, lse)."""
@@ -124,46 +145,3 @@ def confirm(case: Case, tensors: Tensors, pairs: Pairs, rows: np.ndarray, live: 
     counted = sum(int(keep(0, 0, some).sum()) for some in chunks(case.n_q, case.n_kv))
     if counted * case.batch * case.heads != live:
         raise CheckFailed(f"{case.name}: {live} live pairs, but a head has {counted}")
-
-
-def _whole(
-    case: Case, tensors: Tensors, keep: KeepRows, batch: int, shared: int, backward: bool,
-    dtype: DType | None,
-) -> Results:  # fmt: skip
-    """Attention and gradients of the heads that share a key/value head, in chunks of rows."""
-    xp, store = library(tensors.q), rounding(dtype)
-    k, v = (wide(x[batch, shared], dtype) for x in (tensors.k, tensors.v))
-    rows: list[list[Any]] = [[], [], [], []]
-    dk: Any = 0
-    dv: Any = 0
-    for head in range(shared * case.group, (shared + 1) * case.group):
-        parts: list[list[Any]] = [[], [], [], []]
-        for some in chunks(case.n_q, case.n_kv):
-            span = slice(int(some[0]), int(some[-1]) + 1)
-            q, dout = (wide(x[batch, head, span], dtype) for x in (tensors.q, tensors.dout))
-            given = dout if backward else None
-            seen = keep(batch, head, some)
-            found = attend_head(q, k, v, seen, given, case.scale, store, case.alpha)
-            for values, part in zip(parts, found, strict=False):
-                values.append(part)
-            if backward:
-                dk, dv = dk + found[4], dv + found[5]
-        for values, pieces in zip(rows, parts, strict=True):
-            values += [xp.concatenate(pieces)] if pieces else []
-    out, lse, *more = (xp.stack(values)[None] for values in rows if values)
-    if not backward:
-        return Results(out, lse)
-    dq, slide = more
-
-    def slide_keys(off: Any) -> Any:
-        lost: Any = 0
-        for i, head in enumerate(range(shared * case.group, (shared + 1) * case.group)):
-            for some in chunks(case.n_q, case.n_kv):
-                span = slice(int(some[0]), int(some[-1]) + 1)
-                q = wide(tensors.q[batch, head, span], dtype)
-                p, _ = weights(q, k, keep(batch, head, some), case.scale, rounding(None))
-                lost = lost + p.T @ (off[0, i, span][:, None] * q) * case.scale
-        return lost[None, None]
-
-    dk, dv = (store(x)[None, None] for x in (dk, dv))
-    return Results(out, lse, dq, dk, dv, slide, slide_keys if case.alpha == 1 else None)

@@ -129,29 +129,37 @@ def weights(
 
 
 def attend(
-    case: Case, tensors: Tensors, rows: np.ndarray, keep: Keep, backward: bool, dtype: DType | None
-) -> Results:
+    case: Case, tensors: Tensors, rows: np.ndarray, keep: Keep, backward: bool, dtype: DType | None,
+    step: int | None = None,
+) -> Results:  # fmt: skip
     """Attention of the sampled rows, head by head.
 
     Args:
         dtype: None computes in fp64; else every intermediate is rounded to this storage type, with
             fp32 inside a product or a softmax.
+        step: rows of a head whose scores are held at once; None: all.
     """
     store, xp, index = rounding(dtype), library(tensors.q), rows.tolist()
     q, dout = (wide(x[:, :, index], dtype) for x in (tensors.q, tensors.dout))
+    starts = range(0, max(len(rows), 1), step or max(len(rows), 1))
+    parts = [slice(start, start + starts.step) for start in starts]
     of_rows: list[list[Array]] = [[], [], [], []]
     columns: list[list[Array]] = [[], []]
     for b, shared in np.ndindex(case.batch, case.kv_heads):
         k, v = (wide(x[b, shared], dtype) for x in (tensors.k, tensors.v))
         sums: list[Any] = [0, 0]
         for h in range(shared * case.group, (shared + 1) * case.group):
-            given = dout[b, h] if backward else None
-            seen = like(k, keep(b, h))
-            found = attend_head(q[b, h], k, v, seen, given, case.scale, store, case.alpha)
-            for values, part in zip(of_rows, found, strict=False):
-                values.append(part)
-            sums = [total + part for total, part in zip(sums, found[4:], strict=False)]
-        for values, total in zip(columns, sums, strict=False):
+            of_head: list[list[Array]] = [[], [], [], []]
+            for part in parts:
+                given = dout[b, h, part] if backward else None
+                seen = like(k, keep(b, h)[part])
+                found = attend_head(q[b, h, part], k, v, seen, given, case.scale, store, case.alpha)
+                for values, own in zip(of_head, found, strict=False):
+                    values.append(own)
+                sums = [total + own for total, own in zip(sums, found[4:], strict=False)]
+            for values, pieces in zip(of_rows, of_head, strict=True):
+                values += [xp.concatenate(pieces)] if pieces else []
+        for values, total in zip(columns, sums if backward else (), strict=False):
             values.append(total)
 
     def joined(values: list[Array], heads: int) -> Array:
@@ -169,9 +177,10 @@ def attend(
         for b, shared in np.ndindex(case.batch, case.kv_heads):
             k = wide(tensors.k[b, shared], dtype)
             lost.append(sum(
-                weights(q[b, h], k, like(k, keep(b, h)), case.scale, _unchanged)[0].T
-                @ (off[b, h][:, None] * q[b, h]) * case.scale
+                weights(q[b, h, part], k, like(k, keep(b, h)[part]), case.scale, _unchanged)[0].T
+                @ (off[b, h, part][:, None] * q[b, h, part]) * case.scale
                 for h in range(shared * case.group, (shared + 1) * case.group)
+                for part in parts
             ))  # fmt: skip
         return joined(lost, case.kv_heads)
 
