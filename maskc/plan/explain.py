@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import sympy
 
@@ -14,86 +13,30 @@ from maskc.analysis.score_slopes import slope
 from maskc.core.coefficients import card_of
 from maskc.core.dtypes import DType
 from maskc.core.expr_text import to_people
-from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.score import Formula, to_score_text
 from maskc.core.selection import Score, Selection, Share
 from maskc.dispatch.residue_split import obstacle
 from maskc.ir.types import Piece
 from maskc.layout import build
+from maskc.layout.tiles.numbers import Numbers
 from maskc.plan.cost import choice, most_in_small_tiles, smaller, title
 from maskc.plan.predict import milliseconds, part_times
 from maskc.plan.types import KernelPlan, PlannedMask, PlannedPart, selections
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """One head's forward pass at given lengths."""
-
-    n_q: int
-    n_kv: int
-    pairs: int
-    """Live pairs."""
-    full: int
-    """Full tiles."""
-    partial: int
-    """Partial tiles."""
-    tiles: int
-    """Tiles of the whole score matrix."""
-    executed: int
-    """Pairs inside live tiles: what runs."""
-    flops: int
-    """2 * (head_dim + head_dim_v) * pairs; the backward pass takes 2.5 times as many."""
-    bytes: int
-    """q and out once, k and v of every live tile."""
-
-    @property
-    def live_share(self) -> float:
-        """Live pairs over all pairs."""
-        return self.pairs / max(1, self.n_q * self.n_kv)
-
-    @property
-    def waste(self) -> float:
-        """Executed pairs over live pairs; 1 is perfect."""
-        return self.executed / max(1, self.pairs)
-
-
-def costs(plan: KernelPlan, n_q: int, n_kv: int, head: int = 0) -> Costs | None:
+def costs(plan: KernelPlan, n_q: int, n_kv: int, head: int = 0) -> Numbers | None:
     """Exact numbers of one head's mask; None where it reads data."""
-    mask = plan.masks[plan.of_head[head] if plan.of_head else 0]
+    mask, problem = plan.masks[plan.of_head[head] if plan.of_head else 0], plan.problem
     if mask.ir.data:
         return None
-    layout = build(mask.recipe, n_q, n_kv, {}, {})
     pairs = count_pairs(mask.ir.keep, n_q, n_kv, {})
     if pairs is None:
         from maskc.layout import count
 
         pairs = count(mask.recipe, n_q, n_kv, {}, {})
-    full = int((layout.kind == FULL).sum())
-    dims = plan.problem.head_dim + plan.problem.head_dim_v
-    of_queries, of_keys = plan.problem.row_bytes
-    rows, columns = layout.shape
-    return Costs(
-        n_q, n_kv, pairs, full, layout.nnz - full, rows * columns, executed_pairs(layout),
-        2 * dims * pairs, of_queries * n_q + of_keys * plan.tile.k * layout.nnz,
-    )  # fmt: skip
-
-
-def executed_pairs(layout: BlockLayout) -> int:
-    """Pairs inside the live tiles, lengths clipped."""
-    import numpy as np
-
-    rows, columns = layout.shape
-    per_row = np.diff(layout.row_ptr).astype(np.int64)
-    height = np.full(rows, layout.tile.q)
-    if rows:
-        height[-1] = layout.n_q - (rows - 1) * layout.tile.q
-    overhang = columns * layout.tile.k - layout.n_kv
-    last = np.zeros(rows, dtype=np.int64)
-    if layout.nnz and overhang:
-        owner = np.repeat(np.arange(rows), per_row)[layout.col == columns - 1]
-        last[owner] = overhang
-    return int((height * (per_row * layout.tile.k - last)).sum())
+    layout, dims = build(mask.recipe, n_q, n_kv, {}, {}), problem.head_dim + problem.head_dim_v
+    return Numbers.of(layout, pairs, dims, problem.row_bytes)
 
 
 def explain(plan: KernelPlan, n_q: int | None = None, n_kv: int | None = None) -> str:
@@ -253,8 +196,9 @@ def _cost_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
             yield "cost     depends on data given at call time"
             continue
         yield (
-            f"cost     {n_q} x {n_kv}: {found.pairs} live pairs ({found.live_share:.2%}), "
-            f"{found.full} full and {found.partial} partial of {found.tiles} tiles"
+            f"cost     {n_q} x {n_kv}: {found.live} live pairs ({found.live_share:.2%}), "
+            f"{found.full} full and {found.partial} partial of "
+            f"{found.full + found.partial + found.empty} tiles"
         )
         yield (
             f"         {found.flops / 1e9:.3g} GFLOP, {found.bytes / 1e6:.3g} MB per head; "

@@ -18,6 +18,7 @@ from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import Problem, TileShape
 from maskc.dsl.mask import Mask
 from maskc.layout import check_lengths, tile_shape
+from maskc.layout.tiles.numbers import Numbers
 from maskc.viz.scores import with_scores
 from maskc.viz.shares import live_pairs, tile_pairs
 from maskc.viz.view import Span, View, views
@@ -91,37 +92,6 @@ def _sums(numbers: np.ndarray, down: int, right: int) -> np.ndarray:
         return np.zeros([len(start) for start in starts])
     by_row = np.add.reduceat(numbers, starts[0], axis=0, dtype=np.float64)
     return np.add.reduceat(by_row, starts[1], axis=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """The numbers next to a panel, all exact, for one head and the window."""
-
-    live: int
-    """Live pairs."""
-    pairs: int
-    """All pairs."""
-    tile: tuple[int, int]
-    """Queries and keys of the tiles counted below."""
-    full: int
-    partial: int
-    empty: int
-    executed: int
-    """Pairs inside live tiles: what runs."""
-    flops: int
-    """Operations of the forward pass: 2 * (head_dim + head_dim_v) * live."""
-    bytes: int
-    """Bytes of the forward pass: q and out once, k and v of every live tile."""
-
-    @property
-    def live_share(self) -> float:
-        """Live pairs over all pairs; 0 where there are none."""
-        return self.live / max(1, self.pairs)
-
-    @property
-    def waste(self) -> float:
-        """Executed pairs over live pairs; 1 is perfect."""
-        return self.executed / max(1, self.live)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +207,7 @@ def picture(
     read, notes = with_scores(mask, n_q, n_kv, data or {}, seed)
     found = views(mask, n_q, n_kv, window, n_heads=n_heads, batch=batch, data=read)
     panels = tuple(
-        _panel(heads, view, counted, tile is None, sum(dims) * kind.itemsize, sum(dims))
+        _panel(heads, view, counted, tile is None, Problem(*dims, kind))
         for heads, view in found.by_heads.items()
     )
     if found.sequence is not None:
@@ -268,11 +238,9 @@ def numbers_of(
     """
     n_q, n_kv = check_lengths(n_q, n_kv)
     shape, whole = tile_shape(tile), Span(0, n_q, 0, n_kv)
-    dims = problem.head_dim + problem.head_dim_v
     found = views(mask, n_q, n_kv, whole, n_heads=n_heads, data=data)
     return {
-        heads: _numbers(view, view.layout(shape), dims * problem.dtype.itemsize, dims)
-        for heads, view in found.by_heads.items()
+        heads: _numbers(view, view.layout(shape), problem) for heads, view in found.by_heads.items()
     }
 
 
@@ -282,7 +250,7 @@ def _coarse_enough(tile: TileShape, span: Span) -> TileShape:
 
 
 def _panel(
-    heads: tuple[int, ...], view: View, tile: TileShape, elements: bool, width: int, dims: int
+    heads: tuple[int, ...], view: View, tile: TileShape, elements: bool, problem: Problem
 ) -> Panel:
     layout = view.layout(tile)
     if elements and max(view.n_q, view.n_kv) <= MOST_ELEMENTS:
@@ -290,24 +258,9 @@ def _panel(
     else:
         live, step = live_pairs(view.keep, view.arrays, layout)
         raster = Raster(layout.to_dense(), layout.block, live, tile_pairs(layout), step)
-    return Panel(heads, raster, _numbers(view, layout, width, dims))
+    return Panel(heads, raster, _numbers(view, layout, problem))
 
 
-def _numbers(view: View, layout: BlockLayout, width: int, dims: int) -> Numbers:
-    """`width` bytes and `dims` elements of a row of q and v together."""
-    from maskc.plan.explain import executed_pairs
-
-    live = view.count()
-    full = int(np.count_nonzero(layout.kind == FULL))
-    rows, columns = layout.shape
-    return Numbers(
-        live=live,
-        pairs=view.n_q * view.n_kv,
-        tile=layout.block,
-        full=full,
-        partial=layout.nnz - full,
-        empty=rows * columns - layout.nnz,
-        executed=executed_pairs(layout),
-        flops=2 * dims * live,
-        bytes=width * (view.n_q + layout.tile.k * layout.nnz),
-    )
+def _numbers(view: View, layout: BlockLayout, problem: Problem) -> Numbers:
+    dims = problem.head_dim + problem.head_dim_v
+    return Numbers.of(layout, view.count(), dims, problem.row_bytes)

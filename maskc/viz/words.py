@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from maskc.viz.picture import Numbers, Picture
+from maskc.layout.tiles.numbers import Numbers
+from maskc.viz.picture import Picture
 
 
 def percent(share: float) -> str:
