@@ -70,22 +70,6 @@ def named(sources: Iterable[str]) -> tuple[str, ...]:
     return tuple(name if n == 1 else f"{n} x {name}" for name, n in Counter(sources).items())
 
 
-def differentiated(call: Callable[..., Any], tensors: Tensors) -> Callable[[Any], tuple[Any, ...]]:
-    """The backward of call(q, k, v) alone: its forward runs once, when first asked."""
-    import torch
-
-    @cache
-    def graph() -> tuple[Any, list[Any]]:
-        leaves = [x.detach().requires_grad_() for x in tensors.qkv]
-        return call(*leaves), leaves
-
-    def gradient(dout: Any) -> tuple[Any, ...]:
-        out, leaves = graph()
-        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
-
-    return gradient
-
-
 def tokens_first(
     impl: str, attend: Callable[..., Any], tensors: Tensors, backward: bool
 ) -> Contender:

@@ -17,6 +17,7 @@ from benchmarks.rivals import make_rival, maskc_contenders
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.driver import selects
+from maskc.verify.bench import short
 from maskc.verify.case import Case
 from maskc.verify.judge import Judge, Verdict, judged_backward, judged_forward, make_judge, worst
 from maskc.verify.pairs import Pairs
@@ -352,8 +353,3 @@ def _matmul() -> Callable[[], Any]:
     left, right = (torch.randn(shape, **options) for _ in range(2))
     out = torch.empty(shape, **options)
     return lambda: torch.matmul(left, right, out=out)
-
-
-def short(value: float) -> float:
-    """Four significant digits: more would be noise in a committed file."""
-    return float(f"{value:.4g}")

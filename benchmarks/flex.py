@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from benchmarks.contender import Contender, Missing, Unavailable, differentiated
+from benchmarks.contender import Contender, Missing, Unavailable
 from benchmarks.fa4 import MISSING, installed
+from maskc.verify.bench import gradient_of
 from maskc.verify.case import Case
 from maskc.verify.mask_mod import formula_of
 from maskc.verify.pairs import Pairs
@@ -79,7 +80,7 @@ def flex_contender(
 
     with quiet():
         forward()
-    gradient = differentiated(call, tensors) if backward else None
+    gradient = gradient_of(call, tensors) if backward else None
     return Contender("flex_flash" if flash else "flex", forward, gradient, scope=quiet)
 
 

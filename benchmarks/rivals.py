@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from benchmarks.contender import Contender, Form, Unavailable, differentiated, form_of, named
+from benchmarks.contender import Contender, Form, Unavailable, form_of, named
 from maskc.driver import selects
+from maskc.verify.bench import boolean_mask, gradient_of
 from maskc.verify.case import Case
 from maskc.verify.pairs import Pairs
 from maskc.verify.tensors import Tensors, data_on_device
@@ -105,7 +103,7 @@ def make_rival(
     if impl == "dense":  # softmax is no other normalizer's price
         return sdpa(keeps_all=True) if case.alpha == 1 else None
     if impl == "sdpa_masked":
-        return sdpa(attn_mask=boolean_mask(case, tensors, pairs))
+        return sdpa(attn_mask=_boolean_mask(case, tensors, pairs))
     if impl == "sdpa_causal":
         return sdpa(is_causal=True) if form.name == "causal" else None
     if impl in ("math", "efficient"):
@@ -113,7 +111,7 @@ def make_rival(
             return None
         known = {"full": {}, "causal": {"is_causal": True}}.get(form.name)
         if known is None:
-            known = {"attn_mask": boolean_mask(case, tensors, pairs)}
+            known = {"attn_mask": _boolean_mask(case, tensors, pairs)}
         return sdpa(backend=impl, **known)
     if impl == "fa2" and form.name == "window":
         return _flash_window(case, tensors, backward, form)
@@ -128,7 +126,7 @@ def _topk(case: Case, tensors: Tensors, backward: bool) -> Contender | None:
     call = chosen_by_torch(case, tensors) if selects(case.mask) else None
     if call is None:
         return None
-    gradient = differentiated(call, tensors) if backward else None
+    gradient = gradient_of(call, tensors) if backward else None
     return Contender("topk", partial(call, *tensors.qkv), gradient, scope=exact_products)
 
 
@@ -145,7 +143,7 @@ def _sdpa(
         options["enable_gqa"] = True
     call = partial(scaled_dot_product_attention, **options)
     scope = partial(_backend, backend) if backend else nullcontext
-    gradient = differentiated(call, tensors) if backward else None
+    gradient = gradient_of(call, tensors) if backward else None
     return Contender(impl, partial(call, *tensors.qkv), gradient, keeps_all, scope, alpha=1.0)
 
 
@@ -159,29 +157,16 @@ def _backend(name: str) -> AbstractContextManager[Any]:
     return sdpa_kernel(chosen[name])
 
 
-def boolean_mask(case: Case, tensors: Tensors, pairs: Pairs) -> Any:
-    """The mask as SDPA takes it: bool [B or 1, H or 1, n_q, n_kv] on the device.
+def _boolean_mask(case: Case, tensors: Tensors, pairs: Pairs) -> Any:
+    """The mask as SDPA takes it.
 
     Raises:
         Unavailable: it would be too large.
     """
-    import torch
-
-    batch = case.batch if pairs.batched else 1
-    heads = case.heads if pairs.by_head else 1
-    size = batch * heads * case.n_q * case.n_kv
-    if size > _MASK_BYTES[tensors.device]:
-        raise Unavailable(f"its boolean mask would have {size:.3g} elements")
-    mask = torch.empty((batch, heads, case.n_q, case.n_kv), dtype=torch.bool, device=tensors.device)
-    for b, h in np.ndindex(batch, heads):
-        for rows in _chunks(case.n_q):
-            mask[b, h, rows[0] : rows[-1] + 1] = torch.tensor(pairs.rows(b, h, rows))
+    most = _MASK_BYTES[tensors.device]
+    if (mask := boolean_mask(case, tensors, pairs, most)) is None:
+        raise Unavailable(f"its boolean mask would have more than {most:.3g} elements")
     return mask
-
-
-def _chunks(n_q: int) -> Iterator[np.ndarray]:
-    for start in range(0, n_q, 1024):
-        yield np.arange(start, min(start + 1024, n_q))
 
 
 # ------------------------------------------------------------------ flash with a window

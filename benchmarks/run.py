@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.chosen import ChosenPairs
-from benchmarks.contest import Ask, Contest, Measured, Progress, short
+from benchmarks.contest import Ask, Contest, Measured, Progress
 from benchmarks.predicted import predicted_ms
 from benchmarks.report import reason
 from benchmarks.report import summary as summary
@@ -19,6 +19,7 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.driver import selects
+from maskc.verify.bench import short
 from maskc.verify.case import Case
 from maskc.verify.environment import environment
 from maskc.verify.judge import sample_rows

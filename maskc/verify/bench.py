@@ -6,6 +6,7 @@ Comparisons with more libraries, suites of masks and the cost model's fit are in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from maskc.verify.mask_mod import mask_mod
 from maskc.verify.memory import peak_bytes
 from maskc.verify.pairs import Pairs
 from maskc.verify.samples import true_mask
-from maskc.verify.tensors import Tensors, device_of, has_torch, like, make_tensors
+from maskc.verify.tensors import Tensors, device_of, has_torch, make_tensors
 from maskc.verify.timing import Timed, take_turns
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ RIVALS = {
 
 _MASK_BYTES = 1 << 28
 """Largest boolean mask handed to SDPA."""
+_ROWS = 1024
+"""Rows of it that are made at once."""
 _RANKED_PAIRS = 1 << 28
 """Pairs up to which the reference ranks keys that are chosen at run time."""
 
@@ -264,7 +267,7 @@ def _rivals(
     if pairs is None:
         notes.append(f"{case.name}, rivals but dense: keys are chosen at run time")
         return
-    table = _boolean_mask(case, tensors, pairs)
+    table = boolean_mask(case, tensors, pairs)
     for name in RIVALS:
         if name == "dense" or name in without:
             continue
@@ -302,15 +305,22 @@ def _call(
     return partial(sdpa, attn_mask=table), backward
 
 
-def _boolean_mask(case: Case, tensors: Tensors, pairs: Pairs) -> Any:
-    """bool [B or 1, H or 1, n_q, n_kv] on the device; None where it would be too large."""
-    batch = case.batch if pairs.batched else 1
-    heads = case.heads if pairs.by_head else 1
-    if batch * heads * case.n_q * case.n_kv > _MASK_BYTES:
+def boolean_mask(case: Case, tensors: Tensors, pairs: Pairs, most: int = _MASK_BYTES) -> Any:
+    """bool [B or 1, H or 1, n_q, n_kv] on the device; None where it would have more than `most`
+    elements."""
+    import torch
+
+    shape = (
+        case.batch if pairs.batched else 1, case.heads if pairs.by_head else 1, case.n_q, case.n_kv
+    )  # fmt: skip
+    if math.prod(shape) > most:
         return None
-    every = np.arange(case.n_q)
-    table = [[pairs.rows(b, h, every) for h in range(heads)] for b in range(batch)]
-    return like(tensors.q, np.array(table))
+    mask = torch.empty(shape, dtype=torch.bool, device=tensors.q.device)
+    for b, h in np.ndindex(shape[:2]):
+        for start in range(0, case.n_q, _ROWS):
+            rows = np.arange(start, min(start + _ROWS, case.n_q))
+            mask[b, h, start : start + _ROWS] = torch.tensor(pairs.rows(b, h, rows))
+    return mask
 
 
 def _flex(case: Case, tensors: Tensors, pairs: Pairs, backward: bool) -> Runner:

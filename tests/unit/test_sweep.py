@@ -102,7 +102,7 @@ def test_what_would_be_too_large_is_refused(monkeypatch: pytest.MonkeyPatch):
         rivals.sparse(case, tensors, pairs)
     monkeypatch.setattr(rivals, "_SCORES", {"cpu": 10})
     with pytest.raises(rivals.Unavailable, match=r"would store 2e\+04 scores"):
-        rivals.unfused(case, tensors, module._boolean_mask(case, tensors, pairs))
+        rivals.unfused(case, tensors, module.boolean_mask(case, tensors, pairs))
 
 
 # ------------------------------------------------------------------ memory
