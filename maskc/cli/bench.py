@@ -10,7 +10,6 @@ import click
 
 from maskc.cli.entries import Entry
 from maskc.cli.options import (
-    HEADS,
     LENGTH,
     Asked,
     LengthsType,
@@ -121,6 +120,7 @@ class How:
 
     def case(self, entry: Entry, n: int, n_kv: int, data: dict[str, object]) -> Case:
         """One mask at one length."""
+        from maskc.ir.heads import HEADS
         from maskc.verify.case import Case
 
         heads = self.asked.heads_for(entry.mask) or HEADS

@@ -183,6 +183,7 @@ def _entry(
 ) -> tuple[Entry, set[str]]:
     """The entry with the settings that are its own, and the names it knows."""
     from maskc.dsl.pattern import Pattern
+    from maskc.reference.dense import default_parameters
 
     names: set[str] = set()
     title, pattern, own = name, None, {}
@@ -211,18 +212,6 @@ def _called(pattern: Pattern[...], settings: dict[str, str]) -> Mask:
     except BaseException as error:
         file = pattern.loc.file if pattern.loc else ""
         raise failed(error, file, pattern.loc) from None
-
-
-def default_parameters(mask: Mask) -> dict[str, int]:
-    """Names and defaults of the mask's parameters, mc.param(...)."""
-    from maskc.core.expr import params
-    from maskc.reference.dense import formulas, walk
-
-    found: dict[str, int] = {}
-    for node in walk(mask):
-        for part in formulas(node):
-            found |= params(part)
-    return found
 
 
 def _integer(name: str, text: str) -> int:

@@ -53,9 +53,11 @@ class Arrays:
 
         Arrays with an entry per token, a query or a key speak of both where nothing else does.
         """
+        from maskc.reference.dense import data_of_calls
+
         n_q = n_kv = None
         for entry in found:
-            for decl in _declarations(entry):
+            for decl in data_of_calls(entry.mask):
                 if decl.name in self.given:
                     of_q, of_kv = _lengths_of(decl, self.given[decl.name])
                     n_q, n_kv = n_q or of_q, n_kv or of_kv
@@ -74,7 +76,9 @@ def read_all(texts: Sequence[str], found: Sequence[Entry]) -> dict[str, object]:
     Raises:
         UsageMistake: a name that no mask has, or a file that cannot be read (MC603).
     """
-    declared = {decl.name: decl for entry in found for decl in _declarations(entry)}
+    from maskc.reference.dense import data_of_calls
+
+    declared = {decl.name: decl for entry in found for decl in data_of_calls(entry.mask)}
     known = sorted({name for entry in found for name in names(entry)})
     given: dict[str, object] = {}
     for text in texts:
@@ -95,13 +99,6 @@ def names(entry: Entry) -> list[str]:
     from maskc.verify.samples import sample_data
 
     return list(sample_data(entry.mask, 1, 1))
-
-
-def _declarations(entry: Entry) -> list[DataDecl]:
-    from maskc.reference.dense import declarations, walk
-
-    wanted = [decl for node in walk(entry.mask) for decl in declarations(node)]
-    return [decl for decl in dict.fromkeys(wanted) if decl.from_caller]
 
 
 # ------------------------------------------------------------------ files

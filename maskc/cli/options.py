@@ -25,8 +25,6 @@ Command = Callable[..., Any]
 
 LENGTH = 4096
 """Queries and keys where nothing says how many."""
-HEADS = 8
-"""Query heads where a formula computes with the head's number and nobody said how many."""
 
 
 def _names_and_files(
@@ -164,6 +162,8 @@ class Asked:
 
     def heads_for(self, mask: Mask) -> int | None:
         """Query heads where they matter: as asked, as the mask is written, or 8."""
+        from maskc.ir.heads import written_heads
+
         return self.heads or written_heads(mask)
 
     @property
@@ -198,18 +198,6 @@ def single(targets: tuple[str, ...]) -> str | None:
     if len(targets) > 1:
         raise UsageMistake("this takes one target", "give --target once", at="--target")
     return next(iter(targets), None)
-
-
-def written_heads(mask: Mask) -> int | None:
-    """How many heads the mask itself names.
-
-    The number is 8 where the mask computes with heads, and None where it names none.
-    """
-    from maskc.ir.heads import differs_by_head, fixed_heads, head_count
-
-    if not differs_by_head(mask):
-        return None
-    return fixed_heads(mask) or max(HEADS, head_count(mask))
 
 
 def problem_options(command: Command) -> Command:

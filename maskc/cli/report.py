@@ -13,7 +13,6 @@ import click
 from maskc.cli.bench import How, measured, refuse_wrong
 from maskc.cli.entries import Entry
 from maskc.cli.options import (
-    HEADS,
     Asked,
     LengthsType,
     data_options,
@@ -183,6 +182,7 @@ def _measurement(
     entry: Entry, how: How, lengths: tuple[int, ...], arrays: Arrays, words: str, progress: Teller
 ) -> tuple[Measurement | None, str]:
     """(what was measured, why nothing was)."""
+    from maskc.ir.heads import HEADS
     from maskc.report.sections import Measurement
 
     try:

@@ -129,11 +129,11 @@ class Mask:
             OSError: the file cannot be written.
             MaskcError: as `layout`.
         """
+        from maskc.ir.heads import written_heads
         from maskc.viz.figure import save
         from maskc.viz.lengths import showing
-        from maskc.viz.notebook import heads_of
 
-        heads = n_heads or heads_of(self)
+        heads = n_heads or written_heads(self)
         if n is None:
             n, n_kv = showing(self, heads)
         save(self, path, n_q=n, n_kv=n_kv, name=name, n_heads=heads, data=data)

@@ -24,6 +24,22 @@ def differs_by_head(mask: Mask) -> bool:
     return False
 
 
+HEADS = 8
+"""Query heads where a formula computes with the head's number and nobody said how many."""
+
+
+def written_heads(mask: Mask) -> int | None:
+    """Query heads that the mask names, or HEADS where it only computes with them; None where heads
+    do not differ.
+
+    Raises:
+        WrongHeads: its parts are written for several numbers.
+    """
+    if not differs_by_head(mask):
+        return None
+    return fixed_heads(mask) or max(HEADS, head_count(mask))
+
+
 def head_count(mask: Mask) -> int:
     """A number of heads that shows every set the mask may have, formulas in h aside."""
     match mask:

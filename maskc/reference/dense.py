@@ -268,6 +268,21 @@ def formulas(node: N.Node) -> tuple[Expr, ...]:
     return tuple(field for field in fields if isinstance(field, Expr))
 
 
+def data_of_calls(mask: Mask) -> list[DataDecl]:
+    """The arrays that calls give to a mask, each once."""
+    found = (decl for node in walk(mask) for decl in declarations(node))
+    return [decl for decl in dict.fromkeys(found) if decl.from_caller]
+
+
+def default_parameters(mask: Mask) -> dict[str, int]:
+    """Names and defaults of the mask's parameters, mc.param(...)."""
+    found: dict[str, int] = {}
+    for node in walk(mask):
+        for part in formulas(node):
+            found |= E.params(part)
+    return found
+
+
 Arrays = Mapping[str, given.Read]
 """What calls gave, by name."""
 

@@ -12,7 +12,8 @@ from maskc.core.errors import Counterexample, NothingCompared
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
-from maskc.ir.heads import differs_by_head, fixed_heads, head_count
+from maskc.ir.heads import written_heads
+from maskc.reference.dense import default_parameters
 from maskc.runtime.device import default_target, runs
 from maskc.testing.emulator.machine import emulated, installed
 from maskc.verify.counterexample import script
@@ -21,8 +22,6 @@ from maskc.verify.random_cases import Outcome, Subject, try_cases
 
 EMULATED_PAIRS = 1 << 14
 """Most pairs of a case in the emulator, which runs a kernel some ten thousand times slower."""
-_HEADS = 8
-"""Query heads where a formula computes with the head's number and nobody said how many."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def examine(
     Raises:
         MaskcError: the mask cannot be compiled, or there is nothing that runs the kernels.
     """
-    heads = wanted.heads or _heads(mask)
+    heads = wanted.heads or written_heads(mask)
     dims = wanted.head_dim, wanted.head_dim_v or wanted.head_dim
     given = DType.parse(wanted.dtype) if wanted.dtype is not None else DType.float32
     target = Target.named(wanted.target or default_target(Problem(*dims, given, heads)))
@@ -124,7 +123,7 @@ def examine(
         for dtype in wanted.dtypes(target)
     }
     fixed = params or {}
-    free = {name: value for name, value in _parameters(mask).items() if name not in fixed}
+    free = {name: value for name, value in default_parameters(mask).items() if name not in fixed}
     lengths = lengths_for(mask, heads, fixed)
     subject = Subject(
         name, mask, kernels, lengths, heads, tuple(sorted(free.items())), tuple(fixed.items())
@@ -142,21 +141,3 @@ def _machine(target: Target) -> Iterator[bool]:
     here = target.language == "c" or runs(target, 0)
     with nullcontext() if here else emulated():
         yield target.language != "c" and bool(installed)
-
-
-def _heads(mask: Mask) -> int | None:
-    """Query heads that the mask is written for; None where it does not tell them apart."""
-    if not differs_by_head(mask):
-        return None
-    return fixed_heads(mask) or max(_HEADS, head_count(mask))
-
-
-def _parameters(mask: Mask) -> dict[str, int]:
-    from maskc.core.expr import params
-    from maskc.reference.dense import formulas, walk
-
-    found: dict[str, int] = {}
-    for node in walk(mask):
-        for part in formulas(node):
-            found |= params(part)
-    return found

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-from maskc.core.data import DataDecl
 from maskc.core.svg import MOST_CELLS, page, panel
 from maskc.dsl.mask import Mask
-from maskc.ir.heads import differs_by_head, fixed_heads, head_count
-from maskc.reference.dense import declarations, walk
+from maskc.ir.heads import written_heads
+from maskc.reference.dense import data_of_calls
 from maskc.viz import words
 from maskc.viz.lengths import showing
 from maskc.viz.picture import Picture, picture
 
-_HEADS = 8
-"""Query heads where a formula computes with the head's number and nobody said how many."""
 _PANELS = 8
 """Sets of heads that are drawn, at most."""
 _LONGEST = 400
@@ -29,11 +26,11 @@ def html(mask: Mask) -> str:
     """
     text = repr(mask)
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
-    if wanted := _data(mask):
+    if wanted := data_of_calls(mask):
         given = ", ".join(f"{decl.name}=..." for decl in wanted)
         return page(text, [f"reads data: mask.show(n, {given}) draws it"], [])
-    n_q, n_kv = showing(mask, heads_of(mask))
-    return html_of(picture(mask, n_q, n_kv, n_heads=heads_of(mask)))
+    n_q, n_kv = showing(mask, written_heads(mask))
+    return html_of(picture(mask, n_q, n_kv, n_heads=written_heads(mask)))
 
 
 def html_of(shown: Picture) -> str:
@@ -62,7 +59,7 @@ def show(
     """See Mask.show."""
     from maskc.viz.terminal import render
 
-    heads = n_heads or heads_of(mask)
+    heads = n_heads or written_heads(mask)
     if n_q is None:
         n_q, n_kv = showing(mask, heads)
     shown = picture(mask, n_q, n_kv, n_heads=heads, data=data)
@@ -71,13 +68,6 @@ def show(
         print(render(shown), end="")
     else:
         display({"text/html": html_of(shown), "text/plain": render(shown)}, raw=True)
-
-
-def heads_of(mask: Mask) -> int | None:
-    """Query heads to draw: those that the mask names, 8 where it only computes with them."""
-    if not differs_by_head(mask):
-        return None
-    return fixed_heads(mask) or max(_HEADS, head_count(mask))
 
 
 def _display() -> Callable[..., object] | None:
@@ -90,8 +80,3 @@ def _display() -> Callable[..., object] | None:
         return None
     shown: Callable[..., object] = import_module("IPython.display").display
     return shown
-
-
-def _data(mask: Mask) -> list[DataDecl]:
-    wanted = [decl for node in walk(mask) for decl in declarations(node)]
-    return [decl for decl in dict.fromkeys(wanted) if decl.from_caller]

@@ -18,12 +18,13 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.cli import verify
-from maskc.cli.entries import default_parameters, entries
+from maskc.cli.entries import entries
 from maskc.cli.given import Arrays
-from maskc.cli.options import written_heads
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
+from maskc.ir.heads import written_heads
 from maskc.reference.attention import attention, gradients
+from maskc.reference.dense import default_parameters
 from maskc.runtime import CompiledMask
 from maskc.verify import random_cases as cases
 from maskc.verify import stepwise as S

@@ -11,12 +11,12 @@ from maskc import driver
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
+from maskc.ir.heads import written_heads
 from maskc.viz.explorer.build import Shown, page_model
 from maskc.viz.explorer.model import Plain
 from maskc.viz.explorer.page import html, joined, source, text_of
 from maskc.viz.explorer.sliders import movable_mask
 from maskc.viz.lengths import showing
-from maskc.viz.notebook import heads_of
 
 
 def shown(
@@ -27,7 +27,7 @@ def shown(
     for each in (mask, other):
         if each is not None and not isinstance(each, Mask):
             raise not_a_mask("mc.show", each, "mask")
-    heads = n_heads or heads_of(mask)
+    heads = n_heads or written_heads(mask)
     if n_q is None:
         n_q, n_kv = showing(mask, heads)
     first = _shown("mask", mask, data, frozenset())
