@@ -7,7 +7,7 @@ as wide as the mask allows, put in the order of kinds, and each loses what the e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import combinations
@@ -118,6 +118,22 @@ def _exact(keep: Expr) -> list[Piece]:
     return [replace(piece, keep=simplified(piece.keep)) for piece in raw]
 
 
+def _joined(
+    parts: Iterable[_Part], join: Callable[[_Part, _Part], _Part | None]
+) -> list[_Part]:  # fmt: skip
+    """The parts, each joined with the first before it that it can be joined with."""
+    kept: list[_Part] = []
+    for part in parts:
+        for index, other in enumerate(kept):
+            made = join(other, part)
+            if made is not None:
+                kept[index] = made
+                break
+        else:
+            kept.append(part)
+    return kept
+
+
 class _Decomposer:
     """One mask.
 
@@ -193,16 +209,7 @@ class _Decomposer:
 
     def _bands_joined(self, parts: list[_Part]) -> list[_Part]:
         """Join bands that overlap or touch in every row they share."""
-        kept: list[_Part] = []
-        for part in parts:
-            for index, other in enumerate(kept):
-                made = self.space.ask(partial(self._one_band, other, part), None)
-                if made is not None:
-                    kept[index] = made
-                    break
-            else:
-                kept.append(part)
-        return kept
+        return _joined(parts, lambda *two: self.space.ask(partial(self._one_band, *two), None))
 
     def _one_band(self, left: _Part, right: _Part) -> _Part | None:
         if not left.kind is right.kind is PieceKind.band:
@@ -248,16 +255,7 @@ class _Decomposer:
 
     def _gathered(self, parts: list[_Part]) -> list[_Part]:
         """Join columns of the same queries, likewise rows, and whatever has no kind."""
-        kept: list[_Part] = []
-        for part in sorted(parts, key=lambda part: part.place):
-            for index, other in enumerate(kept):
-                made = self._both(other, part)
-                if made is not None:
-                    kept[index] = made
-                    break
-            else:
-                kept.append(part)
-        return kept
+        return _joined(sorted(parts, key=lambda part: part.place), self._both)
 
     def _both(self, left: _Part, right: _Part) -> _Part | None:
         if left.kind is not right.kind:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from maskc.analysis.heads import Heads
 from maskc.core.dtypes import DType
@@ -19,10 +18,9 @@ from maskc.plan.families.score_tables import reads_tables
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_data, device_documents, device_topk, grid_boxes, mma16
 from maskc.plan.forms.gathered_keys import chooses_keys, plan_gathered
-from maskc.plan.forms.residue_classes import planned_parts
 from maskc.plan.forms.thresholds import by_threshold, plan_by_threshold
 from maskc.plan.forms.tiles import check_rows, plan_tiles, selects_in_own_tiles
-from maskc.plan.types import KernelPlan, selections
+from maskc.plan.types import KernelPlan, PlannedPart, selections
 
 
 def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
@@ -56,7 +54,7 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     scored = problem.score is not None or drops
     if problem.score is not None and target.name == SPARE and selections(main.masks):
         reasons = (*reasons, "keys chosen at run time beside a formula of the score run here alone")
-    parts = () if scored else planned_parts(heads, partial(_part, problem=problem, target=target))
+    parts = () if scored else _parts(heads, problem, target)
     main = replace(main, parts=parts, reasons=reasons)
     if family.device_documents and device_documents.matches(main) and not drops:
         main = device_documents.listed(main)
@@ -87,6 +85,17 @@ def _in_fp8(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     main = plan_tiles(heads, problem, target, Direction.forward, "")
     why = "E4M3: v is turned around before the pass, weights are rounded to E4M3, out is bfloat16"
     return replace(main, reasons=(main.reasons[0], why, *main.reasons[1:]))
+
+
+def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
+    """The parts of the one mask that all heads share, if some run over residue classes of the
+    tokens, or over listed tokens."""
+    return tuple(
+        PlannedPart(
+            part.stride, _part(part.heads, problem, target), part.aligned, part.keys, part.listed
+        )
+        for part in heads.parts
+    )
 
 
 def _part(heads: Heads, problem: Problem, target: Target) -> KernelPlan:

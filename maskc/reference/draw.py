@@ -1,4 +1,4 @@
-"""The draw of random_blocks in Python integers; maskc.core.random holds the definition."""
+"""The draw of random_blocks in Python integers, as maskc.layout.inputs.random_draw defines it."""
 
 from __future__ import annotations
 
