@@ -36,6 +36,7 @@ Finder = Callable[..., Any]
 
 _DEVICES = ("cpu", "cuda")
 _TRAINABLE = ("alibi_slopes", "sink_logits")
+_NUMBERS = ("scale", "softcap", "dropout_p")
 
 
 def attention(
@@ -156,7 +157,7 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[st
         tables: further options that may require grad.
 
     Raises:
-        NoGradient: data require grad.
+        NoGradient: data require grad. BadOption: a number does.
     """
     import torch
 
@@ -168,7 +169,8 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[st
         # numbers are symbols to a compiler, which have no attributes
         if True in [x.requires_grad for x in parts if isinstance(x, torch.Tensor)]:
             if name not in _TRAINABLE and name not in tables:
-                refuse("chosen by", name, torch.compiler.is_compiling())
+                what = "number" if name in _NUMBERS else "chosen by"
+                refuse(what, name, torch.compiler.is_compiling())
             found = True
     return found
 
