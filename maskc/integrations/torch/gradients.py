@@ -33,7 +33,9 @@ def once(derivative: Backward) -> Backward:
             raise BadOption("dout", "a tensor that nothing transforms", found, at="dout")
         if not torch.is_grad_enabled():  # without create_graph nobody can ask
             return derivative(ctx, *gradients)
-        refused = torch.autograd.function.once_differentiable(lambda *_: derivative(ctx, *gradients))
+        refused = torch.autograd.function.once_differentiable(
+            lambda *_: derivative(ctx, *gradients)
+        )
         return refused(ctx, torch.empty(0, requires_grad=True))
 
     return backward

@@ -76,7 +76,8 @@ def refuse(what: str, name: str, compiling: bool) -> None:
     """Raise about one argument, also from inside a trace.
 
     Raises:
-        NestedTensor, NoGradient, BadOption: in a trace a MaskcError with their text, see `check_dimensions`.
+        NestedTensor, NoGradient, BadOption: in a trace a MaskcError with their text, see
+            `check_dimensions`.
     """
     error = _REFUSED[what](name, at=name)
     if compiling:
