@@ -282,6 +282,16 @@ def test_a_number_that_requires_grad_is_refused(name: str):
 
 
 @pytest.mark.parametrize("way", DOORS)
+def test_what_is_traced_reads_its_own_arguments(door, way: str):
+    """torch.jit.trace records operators; without one, a trace would return memory nobody wrote."""
+    call = door(way, MASKS["causal"])
+    first, second = ([x.detach() for x in tensors(n)] for n in (6, 9))
+    traced = torch.jit.trace(lambda *qkv: call(*qkv) * 2, first, check_trace=False)
+    for qkv in (first, second):
+        assert torch.equal(traced(*qkv), call(*qkv) * 2)
+
+
+@pytest.mark.parametrize("way", DOORS)
 def test_transforms_are_refused(door, way: str):
     q, k, v = (x.detach() for x in tensors(6))
     call = door(way, MASKS["causal"])

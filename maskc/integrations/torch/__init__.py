@@ -234,7 +234,7 @@ def _cast(x: Any, dtype: Any) -> Any:
 
 
 def _watched(q: Any, k: Any, v: Any) -> bool:
-    """Whether somebody must see an operator: a dispatch mode, or a subclass of torch.Tensor.
+    """Whether somebody must see an operator: a dispatch mode, torch.jit.trace, a subclass of Tensor.
 
     Raises:
         BadOption: a transform of torch.func or forward-mode differentiation would miss the kernel.
@@ -251,7 +251,7 @@ def _watched(q: Any, k: Any, v: Any) -> bool:
     ):  # fmt: skip
         found = "a dual one: there is no forward-mode derivative"
         raise BadOption("q, k and v", "plain tensors", found, at="q")
-    if torch._C._len_torch_dispatch_stack():
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return True
     if type(q) is torch.Tensor and type(k) is torch.Tensor and type(v) is torch.Tensor:
         return False
