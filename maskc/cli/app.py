@@ -15,7 +15,7 @@ from maskc.cli.doctor import doctor
 from maskc.cli.evaluate import evaluate
 from maskc.cli.explain import explain
 from maskc.cli.explore import explore
-from maskc.cli.output import done
+from maskc.cli.output import done, is_terminal
 from maskc.cli.patterns import init, patterns
 from maskc.cli.plan import plan
 from maskc.cli.report import report
@@ -84,7 +84,7 @@ def _show(error: MaskcError, as_json: bool) -> None:
         _write_json([_plain(part) for part in parts], error.exit_code)
         return
     text = str(error)
-    click.echo(_colored(text) if sys.stderr.isatty() else text, err=True)
+    click.echo(_colored(text) if is_terminal(sys.stderr) else text, err=True)
 
 
 def _write_json(errors: list[dict[str, object]], exit_code: int) -> None:

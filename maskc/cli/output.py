@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 import click
 
@@ -30,20 +32,28 @@ def write_json(value: object) -> None:
 
 def columns() -> int:
     """The width of the terminal, or of a page."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else _PLAIN_WIDTH
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether that is a terminal, and not a stream that was closed (None)."""
+    return stream is not None and stream.isatty()
 
 
 def wants_color() -> bool:
     """Whether stdout is a terminal that has not said otherwise."""
-    import os
+    return is_terminal(sys.stdout) and "NO_COLOR" not in os.environ and not _dumb()
 
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+def _dumb() -> bool:
+    """Whether the terminal shows escape sequences as they are."""
+    return os.environ.get("TERM") == "dumb"
 
 
 def _console() -> Console:
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    width = None if is_terminal(sys.stdout) else _PLAIN_WIDTH
     return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
 
 
@@ -62,7 +72,9 @@ def write_table(
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     _line.clear()
-    _console().print(table)
+    if sys.stdout is not None:
+        with _written():
+            _console().print(table)
 
 
 _STYLES = {"ok": "green", "FAILED": "bold red", "missing": "yellow"}
@@ -75,7 +87,7 @@ class _Line:
 
     def show(self, text: str) -> None:
         """Replace the line."""
-        if sys.stderr.isatty():
+        if is_terminal(sys.stderr) and not _dumb():
             room = shutil.get_terminal_size().columns - 1
             sys.stderr.write(f"\r\x1b[2K{text[:room]}")
             sys.stderr.flush()
@@ -93,9 +105,26 @@ _line = _Line()
 
 
 def echo(text: str, nl: bool = True, err: bool = False) -> None:
-    """Print, in place of the line that says what happens now."""
+    """Print, in place of the line that says what happens now.
+
+    Raises:
+        UsageMistake: stdout takes nothing more, because a disk is full or a device is gone.
+    """
     _line.clear()
-    click.echo(text, nl=nl, err=err)
+    with _written():
+        click.echo(text, nl=nl, err=err)
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """Turns the error of a stream that takes nothing more into a mistake; a closed pipe ends."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        hint = "write to a disk with room, or leave the redirection out"
+        raise UsageMistake(f"cannot print: {error.strerror}", hint, at="stdout") from None
 
 
 def now(text: str) -> None:
@@ -123,7 +152,7 @@ def one_by_one(items: Sequence[T], doing: str) -> Iterator[T]:
 @contextmanager
 def told() -> Iterator[Teller]:
     """A function that shows what happens now: a line on stderr, replaced on a terminal."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr) or _dumb():
         yield lambda text: click.echo(text, err=True)
         return
     try:

@@ -563,6 +563,8 @@ def _function() -> Any:
     """The torch.autograd.Function; made on first use, as torch is."""
     import torch
 
+    from maskc.integrations.torch.gradients import once
+
     class SharedAttention(torch.autograd.Function):
         """out, lse of a rank; the backward pass sends the gradients of keys to their ranks."""
 
@@ -580,7 +582,7 @@ def _function() -> Any:
             return out, lse
 
         @staticmethod
-        @torch.autograd.function.once_differentiable
+        @once
         def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
             kept = ctx.saved_tensors  # once: checkpointing unpacks them
             saved, tables = kept[:8], kept[8:]

@@ -120,6 +120,8 @@ def _functions() -> tuple[Any]:
     """The autograd functions; made on first use, as torch is."""
     import torch
 
+    from maskc.integrations.torch.gradients import once
+
     class Unshard(torch.autograd.Function):
         """All tokens on every rank; the gradient is summed over ranks."""
 
@@ -129,6 +131,7 @@ def _functions() -> tuple[Any]:
             return _gathered(x, plan, ranks, dim)
 
         @staticmethod
+        @once
         def backward(ctx: Any, grad: Any) -> Any:
             import torch.distributed as dist
 

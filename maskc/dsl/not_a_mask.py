@@ -61,6 +61,8 @@ def _hint(value: Any) -> str:
             return "write the formula inside of mc.where(lambda q, k: ...)"
         case "Pattern" if own:
             return f"call it to get its mask: {value.name}()"
+        case "Score" if own:
+            return "it changes scores and drops no pairs: a call takes it as score="
         case "CompiledMask" if own:
             return "it is compiled: call it, attn(q, k, v), or pass the mask that it was made of"
     if _is_array(value):
@@ -73,11 +75,13 @@ def _of_array(value: Any) -> str:
     if "float" in dtype:
         return (
             "a bias that is added to scores is no set of pairs; mc.from_bool(bias == 0) is the "
-            "mask of a bias of 0 and -inf, and ALiBi goes by alibi_slopes="
+            "mask of a bias of 0 and -inf, score=mc.scores.bias() with bias= adds one, and ALiBi "
+            "goes by alibi_slopes="
         )
     return (
         "mc.from_bool(array) is the mask of a matrix [.., queries, keys] of booleans, "
-        "mc.flags('keep') that of a vector given at the call"
+        "mc.block_table(array, block) that of a matrix of blocks, and mc.flags('keep') that of a "
+        "vector given at the call"
     )
 
 
@@ -92,7 +96,7 @@ def _of_callable(value: Callable[..., object], own: bool) -> str:
         count = 0
     if count == 5:
         return (
-            "a score_mod changes scores and drops no pairs: softcap= and alibi_slopes= do that in "
-            "a call; mc.from_mask_mod takes a mask_mod, f(b, h, q, k)"
+            "a score_mod changes scores and drops no pairs: a call takes it as "
+            "score=mc.from_score_mod(f); mc.from_mask_mod takes a mask_mod, f(b, h, q, k)"
         )
     return "mc.from_mask_mod(f) takes a mask_mod, f(b, h, q, k), and mc.where(f) an f(q, k)"

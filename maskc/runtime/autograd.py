@@ -20,9 +20,9 @@ def needs_torch(
 ) -> bool:  # fmt: skip
     """Whether torch must see a call before it is launched.
 
-    It must where a gradient is wanted, where a compiler traces, where a dispatch mode or a subclass
-    of Tensor takes part, and where forward-mode differentiation might. Every call pays for these
-    checks, some 0.3 us. What makes a launch fail is looked for afterwards, see `torch_answers`.
+    It must where a gradient is wanted, where a compiler or `torch.jit.trace` traces, where a
+    dispatch mode or a subclass of Tensor takes part, and where forward-mode differentiation might.
+    Every call pays for these checks, some 0.3 us. What makes a launch fail is looked for afterwards, see `torch_answers`.
 
     Args:
         q, k, v, slopes, sinks: arrays of any library; None where there is none.
@@ -50,6 +50,7 @@ def needs_torch(
         (wanted and torch.is_grad_enabled())
         or bool(torch._C._len_torch_dispatch_stack())
         or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
     )
 
 

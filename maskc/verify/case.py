@@ -49,7 +49,7 @@ class Case:
             if getattr(self, name) < 1:
                 hint = "use at least one sequence, head, query and key"
                 raise UsageMistake(
-                    f"{name} = {getattr(self, name)}: there is nothing to time", hint, at=name
+                    f"{name} = {getattr(self, name)}: there is nothing to compute", hint, at=name
                 )
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise HeadsDoNotDivide(self.heads, self.kv_heads, at="kv_heads")

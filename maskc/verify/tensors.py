@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from maskc.core.dtypes import E4M3, DType
-from maskc.core.errors import ExtraMissing
+from maskc.core.errors import ExtraMissing, NoDevice
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.verify.case import Case
@@ -46,6 +46,7 @@ def make_tensors(case: Case, device: str) -> Tensors:
 
     Raises:
         ExtraMissing: a GPU was asked for and PyTorch, whose clock is used there, is missing.
+        NoDevice: a GPU was asked for and PyTorch finds none.
     """
     rows, columns = (case.batch, case.heads, case.n_q), (case.batch, case.kv_heads, case.n_kv)
     of_qk, of_v = (case.head_dim,), (case.width_v,)
@@ -73,6 +74,8 @@ def _ranked(case: Case, made: list[Any]) -> list[Any]:
 def _torch_normal(shapes: tuple[tuple[int, ...], ...], dtype: str, device: str) -> list[Any]:
     import torch
 
+    if device == "cuda" and not torch.cuda.is_available():
+        raise NoDevice("of this kernel", "PyTorch finds none", at="target")
     seeded = torch.Generator(device=device).manual_seed(_SEED)
     return [
         torch.randn(shape, generator=seeded, device=device, dtype=torch.float32).to(

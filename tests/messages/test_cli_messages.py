@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -226,3 +228,32 @@ def test_a_terminal_gets_colour(file: str, monkeypatch: pytest.MonkeyPatch):
     import click
 
     assert click.unstyle(colored) == plain
+
+
+def test_a_gpu_that_there_is_not():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    found = maskc("verify", "causal", "--target", "sm_90a", "--cases", 0, code=1).stderr
+    assert (
+        found
+        == """\
+MC509 target  target of this kernel needs an NVIDIA GPU, and PyTorch finds none
+    hint: compile(target='cpu') runs anywhere; `maskc doctor` says what is missing
+"""
+    )
+
+
+@pytest.mark.parametrize("words", [("patterns", "swin"), ("visualize", "causal", "--n", "64")])
+def test_output_that_nothing_takes(words: tuple[str, ...]):
+    """A full disk is a mistake in one line, and a closed stdout takes nothing, without a trace."""
+    here = [sys.executable, "-m", "maskc", *words]
+    if Path("/dev/full").exists():
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(here, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 2
+        assert done.stderr.startswith("MC603 stdout  cannot print: No space left on device\n")
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *here], stderr=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -245,6 +245,53 @@ def test_a_second_derivative_is_refused(door, way: str):
 
 
 @pytest.mark.parametrize("way", DOORS)
+def test_a_gradient_penalty_is_refused(door, way: str):
+    """Its gradients arrive as constants; q alone would tell that a second derivative is asked."""
+    q, k, v = tensors(6)
+    out = door(way, MASKS["causal"])(q, k, v)
+    (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        (out.sum() + dq.square().sum()).backward()
+
+
+def test_a_second_derivative_of_the_operator_is_refused():
+    class Watched(torch.Tensor):
+        pass
+
+    q = tensors(6)[0]
+    out = mc.attention(*(x.as_subclass(Watched) for x in (q, q, q)), MASKS["causal"])
+    (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(BadOption, match="differentiated once"):
+        dq.sum().backward()
+
+
+@pytest.mark.parametrize("way", DOORS)
+def test_gradients_under_vmap_are_refused(door, way: str):
+    q, k, v = tensors(6)
+    out = door(way, MASKS["causal"])(q, k, v)
+    with pytest.raises(BadOption, match="is_grads_batched"):
+        torch.autograd.grad(out, q, torch.stack([out, out]).detach(), is_grads_batched=True)
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_a_number_that_requires_grad_is_refused(name: str):
+    q, k, v = tensors(6)
+    number = {name: torch.tensor(2.0, requires_grad=True)}
+    with pytest.raises(BadOption, match=f"{name} must be a number, found a tensor that requires"):
+        mc.attention(q, k, v, MASKS["causal"], **number)
+
+
+@pytest.mark.parametrize("way", DOORS)
+def test_what_is_traced_reads_its_own_arguments(door, way: str):
+    """torch.jit.trace records operators; without one, a trace would return memory nobody wrote."""
+    call = door(way, MASKS["causal"])
+    first, second = ([x.detach() for x in tensors(n)] for n in (6, 9))
+    traced = torch.jit.trace(lambda *qkv: call(*qkv) * 2, first, check_trace=False)
+    for qkv in (first, second):
+        assert torch.equal(traced(*qkv), call(*qkv) * 2)
+
+
+@pytest.mark.parametrize("way", DOORS)
 def test_transforms_are_refused(door, way: str):
     q, k, v = (x.detach() for x in tensors(6))
     call = door(way, MASKS["causal"])

@@ -207,5 +207,5 @@ def test_heads_must_divide():
 @pytest.mark.parametrize("sizes", [(0, 1, 8, 8), (1, 0, 8, 8), (1, 1, 0, 8), (1, 1, 8, 0)])
 def test_nothing_is_not_timed(sizes: tuple[int, int, int, int]):
     batch, heads, n_q, n_kv = sizes
-    with pytest.raises(UsageMistake, match="= 0: there is nothing to time"):
+    with pytest.raises(UsageMistake, match="= 0: there is nothing to compute"):
         Case("c", mc.full(), batch, heads, 1, n_q, n_kv, 16, DType.float32)

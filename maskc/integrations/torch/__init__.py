@@ -36,6 +36,7 @@ Finder = Callable[..., Any]
 
 _DEVICES = ("cpu", "cuda")
 _TRAINABLE = ("alibi_slopes", "sink_logits")
+_NUMBERS = ("scale", "softcap", "dropout_p")
 
 
 def attention(
@@ -156,7 +157,7 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[st
         tables: further options that may require grad.
 
     Raises:
-        NoGradient: data require grad.
+        NoGradient: data require grad. BadOption: a number does.
     """
     import torch
 
@@ -168,7 +169,8 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[st
         # numbers are symbols to a compiler, which have no attributes
         if True in [x.requires_grad for x in parts if isinstance(x, torch.Tensor)]:
             if name not in _TRAINABLE and name not in tables:
-                refuse("chosen by", name, torch.compiler.is_compiling())
+                what = "number" if name in _NUMBERS else "chosen by"
+                refuse(what, name, torch.compiler.is_compiling())
             found = True
     return found
 
@@ -232,7 +234,7 @@ def _cast(x: Any, dtype: Any) -> Any:
 
 
 def _watched(q: Any, k: Any, v: Any) -> bool:
-    """Whether somebody must see an operator: a dispatch mode, or a subclass of torch.Tensor.
+    """Whether somebody must see an operator: a dispatch mode, torch.jit.trace, a subclass of Tensor.
 
     Raises:
         BadOption: a transform of torch.func or forward-mode differentiation would miss the kernel.
@@ -249,7 +251,7 @@ def _watched(q: Any, k: Any, v: Any) -> bool:
     ):  # fmt: skip
         found = "a dual one: there is no forward-mode derivative"
         raise BadOption("q, k and v", "plain tensors", found, at="q")
-    if torch._C._len_torch_dispatch_stack():
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return True
     if type(q) is torch.Tensor and type(k) is torch.Tensor and type(v) is torch.Tensor:
         return False

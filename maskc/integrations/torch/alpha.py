@@ -15,7 +15,7 @@ from typing import Any
 
 from maskc.core.errors import AlphaWithoutGradient, BadOption
 from maskc.core.problem import Direction
-from maskc.integrations.torch.gradients import rows
+from maskc.integrations.torch.gradients import once, rows
 from maskc.runtime.alphas import backward, forward, runs_of
 from maskc.runtime.selecting import Pairs, pairs_of_call
 
@@ -83,7 +83,7 @@ def _function() -> Any:
             return out, lse
 
         @staticmethod
-        @torch.autograd.function.once_differentiable
+        @once
         def backward(ctx: Any, dout: Any, _: Any) -> Any:
             nothing = (None,) * 9
             if dout is None:

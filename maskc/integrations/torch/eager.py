@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any
 
-from maskc.integrations.torch.gradients import gradients, rows
+from maskc.integrations.torch.gradients import gradients, once, rows
 from maskc.integrations.torch.keywords import Call
 
 
@@ -65,7 +65,7 @@ def function() -> Any:
             return out, lse
 
         @staticmethod
-        @torch.autograd.function.once_differentiable
+        @once
         def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
             q, k, v, out, lse, slopes, sinks, *data = ctx.saved_tensors
             wanted = ctx.needs_input_grad[_FIXED:]

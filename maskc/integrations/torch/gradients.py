@@ -5,6 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from maskc.core.errors import BadOption
+
+Backward = Callable[..., Any]
+"""The backward pass of a torch.autograd.Function: (ctx, gradients of results)."""
+
+
+def once(derivative: Backward) -> Backward:
+    """A backward pass whose own results cannot be differentiated: torch raises when it is tried.
+
+    `once_differentiable` alone tells by the gradients that arrive. Where these are constants and
+    q requires grad, as in a gradient penalty, it would cut the graph, and the penalty would have
+    the gradient 0.
+
+    Raises:
+        BadOption: torch.func transforms the gradients.
+    """
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        import torch
+
+        functorch = torch._C._functorch  # which is_grads_batched does without
+        if functorch.peek_interpreter_stack() is not None or any(
+            x is not None and functorch.is_legacy_batchedtensor(x) for x in gradients
+        ):
+            found = "one under vmap (is_grads_batched, vectorize=True)"
+            raise BadOption("dout", "a tensor that nothing transforms", found, at="dout")
+        if not torch.is_grad_enabled():  # without create_graph nobody can ask
+            return derivative(ctx, *gradients)
+        refused = torch.autograd.function.once_differentiable(
+            lambda *_: derivative(ctx, *gradients)
+        )
+        return refused(ctx, torch.empty(0, requires_grad=True))
+
+    return backward
+
 
 def gradients(
     backward: Callable[..., Any], v: Any, out: Any, lse: Any, slopes: Any, sinks: Any,

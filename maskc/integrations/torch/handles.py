@@ -68,6 +68,7 @@ def check_dimensions(of_q: int, of_v: int) -> None:
 _REFUSED: dict[str, Callable[..., MaskcError]] = {
     "nested": NestedTensor,
     "chosen by": NoGradient,
+    "number": lambda name, at: BadOption(name, "a number", "a tensor that requires grad", at=at),
 }
 
 
@@ -75,7 +76,8 @@ def refuse(what: str, name: str, compiling: bool) -> None:
     """Raise about one argument, also from inside a trace.
 
     Raises:
-        NestedTensor, NoGradient: in a trace a MaskcError with their text, see `check_dimensions`.
+        NestedTensor, NoGradient, BadOption: in a trace a MaskcError with their text, see
+            `check_dimensions`.
     """
     error = _REFUSED[what](name, at=name)
     if compiling:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from maskc.core.errors import BadOption
 from maskc.integrations.torch.eager import backward, forward
 from maskc.integrations.torch.gradients import gradients
 from maskc.integrations.torch.keywords import Call
@@ -62,6 +63,7 @@ def register(named: Callable[[str], Any]) -> None:
         torch.library.impl(name, "default", kernel)
         torch.library.register_fake(name, fake)
     torch.library.register_autograd("maskc::attention", _differentiate, setup_context=_remember)
+    torch.library.register_autograd("maskc::attention_backward", _refuse_twice)
     _registered.append("maskc")
 
 
@@ -111,6 +113,10 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> Non
         ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, slopes, sinks, *data)
+
+
+def _refuse_twice(ctx: Any, *_: Any) -> Any:
+    raise BadOption("attention", "differentiated once", "a derivative of its gradients", at="q")
 
 
 def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
