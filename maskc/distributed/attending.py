@@ -239,13 +239,14 @@ class Step:
         work = self.work
         rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
         buffer = self._room(rows, k) if work.size else None
+        beside = _Beside(q.device, q.is_cuda and len(work.calls) > 1 and _BESIDE)
         messages = bring(work, self.ranks, rows, k, v, buffer) if self.travels else None
         heads = {"alibi_slopes": slopes, "sink_logits": sinks}
         results = _Results(q, v, len(work.calls))
-        if buffer is not None:  # first, so that messages begin before kernels fill the GPU
-            self._fill(rows, k, v, buffer)
+        if buffer is not None:  # while messages get their time to begin
+            with beside():
+                self._fill(rows, k, v, buffer)
         later = [call for call in reversed(work.calls) if not call.own]  # the last rows see most
-        beside = _Beside(q.device, q.is_cuda and len(work.calls) > 1 and _BESIDE)
         for call in work.calls:
             if call.own:
                 self._run(call, q, k, v, heads, results)
