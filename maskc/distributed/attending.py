@@ -15,6 +15,7 @@ from maskc.core.score import rebuilt
 from maskc.core.tensors import out_strides
 from maskc.distributed.exchange import Rows, bring, gathered, give_back, spread, unpacked
 from maskc.distributed.groups import Ranks, agree, ranks_of
+from maskc.distributed.visiting import Partial, Visits
 from maskc.dsl.score_tracer import Score, as_score
 
 if TYPE_CHECKING:
@@ -102,19 +103,21 @@ def attention(
     # Compilers leave the call alone: what they make of the code around it, they make in two parts.
     run = torch.compiler.disable(_attend) if torch.compiler.is_compiling() else _attend
     out, lse = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic,
-                   dropout, formula, tables)  # fmt: skip
+                   dropout, formula, tables, return_lse)  # fmt: skip
     return (out, lse) if return_lse else out
 
 
 def _attend(
     q: Any, k: Any, v: Any, slopes: Any, sinks: Any, plan: Plan, layer: str | None, group: Any,
     options: dict[str, Any], deterministic: bool, dropout: dict[str, Any], score: Score | None,
-    tables: dict[str, Any],
+    tables: dict[str, Any], return_lse: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     """out and lse; messages start and end inside it."""
     ranks = ranks_of(plan, group)
     agree(plan, ranks, q, k, v, layer)
-    work = plan.work(ranks.rank, layer, bool(dropout) or score is not None)
+    # distances count from a call's last key, and only parts of a softmax can be put together
+    at_home = slopes is not None or "normalizer" in options
+    work = plan.work(ranks.rank, layer, bool(dropout) or score is not None, at_home)
     if slopes is not None and not all(call.positions for call in work.calls):
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
@@ -126,7 +129,7 @@ def _attend(
     known = plan.__dict__.setdefault("_kernels", {})
     tensors = {name: x for name, x in tables.items() if hasattr(x, "requires_grad")}
     step = Step(work, ranks, options, deterministic, dropout, known, plan.n, score, tables,
-                tuple(tensors))  # fmt: skip
+                tuple(tensors), return_lse)  # fmt: skip
     found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks, *tensors.values())
     return found
 
@@ -195,6 +198,8 @@ class Step:
     """What the formula of the score reads."""
     tensors: tuple[str, ...]
     """Those of them that may require grad."""
+    return_lse: bool = False
+    """Whether results may depend on lse."""
 
     def kernel(self, call: Call, q: Any, v: Any, plain: bool = False) -> Any:
         """The compiled mask of a call; a `plain` one drops nothing."""
@@ -240,6 +245,9 @@ class Step:
         rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
         buffer = self._room(rows, k) if work.size else None
         beside = _Beside(q.device, q.is_cuda and len(work.calls) > 1 and _BESIDE)
+        visits, visiting = self._visits((q,)), beside
+        if visits is not None:
+            visiting = _Beside(q.device, q.is_cuda and _BESIDE, first=True)
         messages = bring(work, self.ranks, rows, k, v, buffer) if self.travels else None
         heads = {"alibi_slopes": slopes, "sink_logits": sinks}
         results = _Results(q, v, len(work.calls))
@@ -250,6 +258,9 @@ class Step:
         for call in work.calls:
             if call.own:
                 self._run(call, q, k, v, heads, results)
+        if visits is not None:
+            with visiting():
+                self._host(visits, q, k, v)
         if messages is not None:
             with beside():
                 messages.wait()
@@ -260,7 +271,40 @@ class Step:
                 with beside(number % 2 == 0):
                     self._run(call, q, keys, values, heads, results)
         beside.wait()
+        if visits is not None:
+            visiting.wait()
+            self._home(visits, q, v, sinks, results)
         return results.out, results.lse, buffer
+
+    def _visits(self, given: Sequence[Any]) -> Visits | None:
+        """The visits of a pass, under way with what belongs to the rows that leave."""
+        if not self.work.guests and not self.work.hosts:
+            return None
+        found = Visits(self.work, self.ranks)
+        found.ask(given)
+        return found
+
+    def _host(self, visits: Visits, q: Any, k: Any, v: Any) -> None:
+        """Guests' rows over this rank's keys."""
+        results = []
+        for guest, (queries,) in visits.guests():
+            part = Partial(q, guest.rows, v.shape[3])
+            for call in guest.calls:
+                self._run(call, queries, k, v, {}, part)
+            results.append(part.joined)
+        visits.answer(results, q, v.shape[3] + 1)
+
+    def _home(self, visits: Visits, q: Any, v: Any, sinks: Any, results: _Results) -> None:
+        """The rows that left, from what their hosts found; sinks are a part without values."""
+        pieces = self.work.leaving
+        total, every = Partial(q, pieces.tokens, v.shape[3]), slice(0, pieces.tokens)
+        for answer in visits.answers():
+            total.put(every, answer[..., :-1], answer[..., -1])
+        if sinks is not None:
+            lse = sinks.detach().float()[None, :, None].expand_as(total.lse)
+            total.put(every, total.out.new_zeros(total.out.shape), lse)
+        for part, place in pieces.slices():
+            results.put(place, total.out[:, :, part].to(q.dtype), total.lse[:, :, part], False)
 
     def _room(self, rows: Rows, k: Any) -> Any:
         """A buffer; of many gaps, all are cleared at once."""
@@ -293,7 +337,7 @@ class Step:
             buffer[start:stop].zero_()
 
     def _run(
-        self, call: Call, q: Any, k: Any, v: Any, heads: dict[str, Any], results: _Results
+        self, call: Call, q: Any, k: Any, v: Any, heads: dict[str, Any], results: _Results | Partial
     ) -> None:
         """One call, whose rows of the results it writes."""
         own, keys = _part(call)
@@ -324,18 +368,20 @@ class Step:
         learnt = {"wanted": wanted} if self.score is not None else {}
         saved = q, out, lse, dout, dlse, slopes, sinks
         dq = torch.empty_like(q)
-        of_buffer = _Sums(work.size)
+        visits = self._visits_back(saved)
+        of_buffer, of_own = _Sums(work.size), _Sums(work.tokens)
         buffer = self._again(rows, k, v, kept)
         if buffer is not None:
             keys, values = rows.keys(buffer), rows.values(buffer)
             for call in work.calls:
                 if not call.own:
                     self._run_back(call, keys, values, saved, dq, of_buffer, heads, learnt)
+        if visits is not None:
+            self._host_back(visits, q, k, v, of_own, heads, learnt)
         messages, back = None, list[Any]()
         if self.travels:
             parts = (k[:, :, :0], v[:, :, :0]) if of_buffer.dk is None else of_buffer.parts
             messages, back = give_back(work, self.ranks, rows, *parts, of_buffer.first)
-        of_own = _Sums(work.tokens)
         for call in work.calls:
             if call.own:
                 self._run_back(call, k, v, saved, dq, of_own, heads, learnt)
@@ -349,7 +395,55 @@ class Step:
             messages.wait()
         for pieces, came in back:  # in the order of the ranks
             unpacked(rows, came, pieces, dk, dv)
+        if visits is not None:
+            self._home_back(visits, saved, dq, heads)
         return dq, dk, dv, *heads
+
+    def _visits_back(self, saved: tuple[Any, ...]) -> Visits | None:
+        """The visits of a backward pass: q, out, its gradient, lse and where it counts its own."""
+        q, out, lse, dout, dlse, *_ = saved
+        scalars = [lse] if not self.return_lse else [lse, 0 * lse if dlse is None else dlse]
+        given = q, out, 0 * out if dout is None else dout
+        return self._visits((*given, *(x.float()[..., None] for x in scalars)))
+
+    def _host_back(
+        self, visits: Visits, like: Any, k: Any, v: Any, of_own: _Sums, heads: list[Any],
+        learnt: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """The gradients of guests' rows over this rank's keys."""
+        import torch
+
+        results = []
+        for guest, brought in visits.guests():
+            q, out, dout = (x.to(k.dtype) for x in brought[:3])
+            lse, *dlse = (x.squeeze(3) for x in brought[3:])
+            saved = q, out, lse, dout, dlse[0] if dlse else None, None, None
+            total = torch.zeros_like(q, dtype=torch.float32)
+            for call in guest.calls:
+                dq, (own, _) = torch.empty_like(q), _part(call)
+                self._run_back(call, k, v, saved, dq, of_own, heads, learnt)
+                total[:, :, own] += dq[:, :, own]
+            results.append(total)
+        visits.answer(results, like, k.shape[3])
+
+    def _home_back(
+        self, visits: Visits, saved: tuple[Any, ...], dq: Any, heads: list[Any]
+    ) -> None:
+        """The gradients of the rows that left, and their share of those of the sinks."""
+        import torch
+
+        _, out, lse, dout, dlse, _, sinks = saved
+        total = sum(visits.answers())  # in the order of the ranks
+        for part, place in self.work.leaving.slices():
+            dq[:, :, place] = total[:, :, part]
+            if sinks is not None:
+                slope = torch.zeros_like(lse[:, :, place])
+                if dout is not None:
+                    slope -= (dout[:, :, place].float() * out[:, :, place].float()).sum(-1)
+                if dlse is not None:
+                    slope += dlse[:, :, place]
+                share = torch.exp(sinks.float()[:, None] - lse[:, :, place])
+                heads[1] += (share * slope).sum((0, 2))
 
     def _run_back(
         self, call: Call, k: Any, v: Any, saved: tuple[Any, ...], dq: Any, sums: _Sums,
@@ -391,9 +485,10 @@ class _Beside:
     kernels leave.
     """
 
-    def __init__(self, device: Any, wanted: bool) -> None:
+    def __init__(self, device: Any, wanted: bool, first: bool = False) -> None:
+        """`first`: whether its blocks come before those of other streams."""
         self._device = device
-        self._there = _second_stream(device) if wanted else None
+        self._there = _stream(device, -first) if wanted else None
         if self._there is not None:
             self._there.wait_stream(self._here)
 
@@ -417,10 +512,10 @@ class _Beside:
 
 
 @cache
-def _second_stream(device: Any) -> Any:
+def _stream(device: Any, priority: int) -> Any:
     import torch
 
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device, priority)
 
 
 class _Results:

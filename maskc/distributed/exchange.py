@@ -70,8 +70,11 @@ class Exchange:
         self._peers.append(peer)
         self._kept.append(rows)
 
-    def start(self) -> None:
+    def start(self, patient: bool = True) -> None:
         """Start all messages.
+
+        Args:
+            patient: whether kernels that follow leave them time to begin.
 
         Raises:
             RankLost: a rank is already known to be gone (MC705).
@@ -84,7 +87,7 @@ class Exchange:
             except RuntimeError as error:
                 raise self._lost(0, False, error) from error
             device = self._kept[0].device
-            if device.type == "cuda":
+            if device.type == "cuda" and patient:
                 _hold_back(device)
 
     def _lost(self, number: int, known: bool, error: RuntimeError) -> RankLost:

@@ -42,7 +42,7 @@ class Shared:
     def plan(self, size: int, **data: Any) -> Any:
         return plan(
             self.mask, self.n, size, heads=self.heads, layout=self.layout, block=128,
-            dtype=str(self.dtype).split(".")[1], data=data or self.data,
+            dtype=str(self.dtype).split(".")[1], data=data or self.data, move_rows=True,
         )  # fmt: skip
 
     def drawn(self, device: torch.device) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
@@ -130,9 +130,9 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
         x = torch.zeros(1, tokens, heads, dim, device=device, dtype=case.dtype)
         return x.transpose(1, 2)
 
-    def one(call: Any) -> None:
+    def one(call: Any, rows: int) -> None:
         torch.cuda.set_device(device)
-        q, of_own = zeros(hq, work.tokens), zeros(hkv, work.tokens)
+        q, of_own = zeros(hq, rows), zeros(hkv, work.tokens)
         of_buffer = Rows(1, hkv, dim, dim).keys(
             torch.zeros(work.size, 2 * hkv * dim, device=device, dtype=case.dtype)
         )
@@ -151,7 +151,9 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
         alone(case, device)
         torch.cuda.synchronize(device)
 
-    return [whole, *(lambda call=call: one(call) for call in work.calls)]
+    calls = [(call, work.tokens) for call in work.calls]
+    calls += [(call, guest.rows) for guest in work.guests for call in guest.calls]
+    return [whole, *(lambda call=call, rows=rows: one(call, rows) for call, rows in calls)]
 
 
 def built(cases: Iterable[Shared], rank: int, size: int, device: torch.device) -> list[str]:
