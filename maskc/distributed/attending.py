@@ -13,7 +13,7 @@ from maskc.core.dropout import FIRST, SQUARE
 from maskc.core.errors import DataUnknown, MixedLibraries, NotShared
 from maskc.core.score import rebuilt
 from maskc.core.tensors import out_strides
-from maskc.distributed.exchange import Rows, bring, gathered, give_back, spread, unpacked
+from maskc.distributed.exchange import Exchange, Rows, bring, gathered, give_back, spread, unpacked
 from maskc.distributed.groups import Ranks, agree, ranks_of
 from maskc.distributed.visiting import Partial, Visits
 from maskc.dsl.score_tracer import Score, as_score
@@ -226,11 +226,6 @@ class Step:
             given[FIRST] = tuple(x // SQUARE for x in call.first)
         return given
 
-    @property
-    def travels(self) -> bool:
-        """Whether this rank sends or receives anything."""
-        return bool(self.work.sends or self.work.receives)
-
     # -------------------------------------------------------------- forward
 
     def of_graph(self, tensors: Sequence[Any]) -> Step:
@@ -244,11 +239,12 @@ class Step:
         work = self.work
         rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
         buffer = self._room(rows, k) if work.size else None
-        beside = _Beside(q.device, q.is_cuda and len(work.calls) > 1 and _BESIDE)
-        visits, visiting = self._visits((q,)), beside
+        visits, messages = self._visits, Exchange(self.ranks)
+        several = len(work.calls) > 1 or visits is not None
+        beside = _Beside(q.device, q.is_cuda and several and _BESIDE, visits is not None)
         if visits is not None:
-            visiting = _Beside(q.device, q.is_cuda and _BESIDE, first=True)
-        messages = bring(work, self.ranks, rows, k, v, buffer) if self.travels else None
+            visits.ask(messages, (q,))
+        bring(work, messages, rows, k, v, buffer)
         heads = {"alibi_slopes": slopes, "sink_logits": sinks}
         results = _Results(q, v, len(work.calls))
         if buffer is not None:  # while messages get their time to begin
@@ -258,13 +254,11 @@ class Step:
         for call in work.calls:
             if call.own:
                 self._run(call, q, k, v, heads, results)
-        if visits is not None:
-            with visiting():
-                self._host(visits, q, k, v)
-        if messages is not None:
-            with beside():
-                messages.wait()
-            beside.wait()
+        with beside():
+            messages.wait()
+            if visits is not None:
+                self._host(visits, messages, q, k, v)
+        beside.wait()
         if buffer is not None:
             keys, values = rows.keys(buffer), rows.values(buffer)
             for number, call in enumerate(later):
@@ -272,19 +266,17 @@ class Step:
                     self._run(call, q, keys, values, heads, results)
         beside.wait()
         if visits is not None:
-            visiting.wait()
+            messages.wait()
             self._home(visits, q, v, sinks, results)
         return results.out, results.lse, buffer
 
-    def _visits(self, given: Sequence[Any]) -> Visits | None:
-        """The visits of a pass, under way with what belongs to the rows that leave."""
-        if not self.work.guests and not self.work.hosts:
-            return None
-        found = Visits(self.work, self.ranks)
-        found.ask(given)
-        return found
+    @property
+    def _visits(self) -> Visits | None:
+        """The visits of a pass; None where this rank has no part in any."""
+        some = self.work.guests or self.work.hosts
+        return Visits(self.work, self.ranks) if some else None
 
-    def _host(self, visits: Visits, q: Any, k: Any, v: Any) -> None:
+    def _host(self, visits: Visits, messages: Exchange, q: Any, k: Any, v: Any) -> None:
         """Guests' rows over this rank's keys."""
         results = []
         for guest, (queries,) in visits.guests():
@@ -292,7 +284,8 @@ class Step:
             for call in guest.calls:
                 self._run(call, queries, k, v, {}, part)
             results.append(part.joined)
-        visits.answer(results, q, v.shape[3] + 1)
+        visits.answer(messages, results, q, v.shape[3] + 1)
+        messages.start(False)
 
     def _home(self, visits: Visits, q: Any, v: Any, sinks: Any, results: _Results) -> None:
         """The rows that left, from what their hosts found; sinks are a part without values."""
@@ -368,7 +361,10 @@ class Step:
         learnt = {"wanted": wanted} if self.score is not None else {}
         saved = q, out, lse, dout, dlse, slopes, sinks
         dq = torch.empty_like(q)
-        visits = self._visits_back(saved)
+        visits, messages = self._visits, Exchange(self.ranks)
+        if visits is not None:
+            visits.ask(messages, self._asked_back(saved))
+            messages.start()
         of_buffer, of_own = _Sums(work.size), _Sums(work.tokens)
         buffer = self._again(rows, k, v, kept)
         if buffer is not None:
@@ -377,11 +373,10 @@ class Step:
                 if not call.own:
                     self._run_back(call, keys, values, saved, dq, of_buffer, heads, learnt)
         if visits is not None:
-            self._host_back(visits, q, k, v, of_own, heads, learnt)
-        messages, back = None, list[Any]()
-        if self.travels:
-            parts = (k[:, :, :0], v[:, :, :0]) if of_buffer.dk is None else of_buffer.parts
-            messages, back = give_back(work, self.ranks, rows, *parts, of_buffer.first)
+            messages.wait()
+            self._host_back(visits, messages, q, k, v, of_own, heads, learnt)
+        parts = (k[:, :, :0], v[:, :, :0]) if of_buffer.dk is None else of_buffer.parts
+        back = give_back(work, messages, rows, *parts, of_buffer.first)
         for call in work.calls:
             if call.own:
                 self._run_back(call, k, v, saved, dq, of_own, heads, learnt)
@@ -391,24 +386,24 @@ class Step:
             part = slice(each.place - of_buffer.first, each.place - of_buffer.first + each.count)
             for total, more in zip((dk, dv), of_buffer.parts, strict=True):
                 total[:, :, own] += more[:, :, part]
-        if messages is not None:
-            messages.wait()
+        messages.wait()
         for pieces, came in back:  # in the order of the ranks
             unpacked(rows, came, pieces, dk, dv)
         if visits is not None:
             self._home_back(visits, saved, dq, heads)
         return dq, dk, dv, *heads
 
-    def _visits_back(self, saved: tuple[Any, ...]) -> Visits | None:
-        """The visits of a backward pass: q, out, its gradient, lse and where it counts its own."""
+    def _asked_back(self, saved: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a visit of a backward pass needs: q, out, dout, lse and, where the call gave lse,
+        its gradient."""
         q, out, lse, dout, dlse, *_ = saved
         scalars = [lse] if not self.return_lse else [lse, 0 * lse if dlse is None else dlse]
         given = q, out, 0 * out if dout is None else dout
-        return self._visits((*given, *(x.float()[..., None] for x in scalars)))
+        return *given, *(x.float()[..., None] for x in scalars)
 
     def _host_back(
-        self, visits: Visits, like: Any, k: Any, v: Any, of_own: _Sums, heads: list[Any],
-        learnt: dict[str, Any],
+        self, visits: Visits, messages: Exchange, like: Any, k: Any, v: Any, of_own: _Sums,
+        heads: list[Any], learnt: dict[str, Any],
     ) -> None:  # fmt: skip
         """The gradients of guests' rows over this rank's keys."""
         import torch
@@ -424,11 +419,9 @@ class Step:
                 self._run_back(call, k, v, saved, dq, of_own, heads, learnt)
                 total[:, :, own] += dq[:, :, own]
             results.append(total)
-        visits.answer(results, like, k.shape[3])
+        visits.answer(messages, results, like, k.shape[3])
 
-    def _home_back(
-        self, visits: Visits, saved: tuple[Any, ...], dq: Any, heads: list[Any]
-    ) -> None:
+    def _home_back(self, visits: Visits, saved: tuple[Any, ...], dq: Any, heads: list[Any]) -> None:
         """The gradients of the rows that left, and their share of those of the sinks."""
         import torch
 

@@ -111,7 +111,7 @@ class Exchange:
                 raise self._lost(number, known, error) from error
         for buffer, pieces, rows in self._scattered:
             spread(buffer, pieces, rows)
-        self._work, self._ops, self._kept, self._scattered = [], [], [], []
+        self._work, self._ops, self._peers, self._kept, self._scattered = [], [], [], [], []
 
 
 _HELD_BACK = 20_000
@@ -189,12 +189,13 @@ def _packed(
     return found
 
 
-def bring(work: Work, ranks: Ranks, rows: Rows, k: Any, v: Any, buffer: Any) -> Exchange:
-    """Start to send what others need, and to receive what this rank needs into its buffer.
+def bring(work: Work, found: Exchange, rows: Rows, k: Any, v: Any, buffer: Any) -> None:
+    """Start an exchange in which others also get what they need of this rank's keys and values, and
+    this rank what it needs into its buffer.
 
     A single stretch comes to its place at once.
     """
-    found, many = Exchange(ranks), work.many_came
+    many = work.many_came
     apart: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.each else None
     places = dict(many.each)
     if many.each:
@@ -213,21 +214,19 @@ def bring(work: Work, ranks: Ranks, rows: Rows, k: Any, v: Any, buffer: Any) -> 
     for peer, pieces in work.outgoing:
         found.send(made[pieces], peer)
     found.start()
-    return found
 
 
 def give_back(
-    work: Work, ranks: Ranks, rows: Rows, dk: Any, dv: Any, first: int
-) -> tuple[Exchange, list[tuple[Pieces, Any]]]:
-    """Start to return the gradients of what came.
+    work: Work, found: Exchange, rows: Rows, dk: Any, dv: Any, first: int
+) -> list[tuple[Pieces, Any]]:
+    """Start an exchange in which the gradients of what came also return.
 
     Args:
         dk, dv: gradients of the buffer's keys and values, from token `first` of it on.
 
     Returns:
-        The messages, and (own tokens, what will have come back for them) in the order of the ranks.
+        (own tokens, what will have come back for them) in the order of the ranks.
     """
-    found = Exchange(ranks)
     back = []
     for peer, pieces in work.outgoing:
         back.append((pieces, dk.new_empty((pieces.tokens, rows.width))))
@@ -236,4 +235,4 @@ def give_back(
     for peer, pieces in work.incoming:
         found.send(made[pieces], peer)
     found.start()
-    return found, back
+    return back

@@ -103,9 +103,10 @@ def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[
     """Those of the ranks that are slowest by tiles are found anew, by the kernels that they call;
     what the others take changes as these do on average."""
     if plan.ranks <= _MOST_PAIRS:
-        rough = tuple(
+        forward, backward = (
             replace(x, travel=_until_both_are_done(layer, x.travel)) for x in rough
-        )  # type: ignore[assignment]
+        )
+        rough = forward, backward
     slowest = {int(np.argmax(x)) for each in rough for x in (each.each, each.travel) if len(x)}
     made: dict[int, tuple[_Rank, _Rank]] = {}
     try:

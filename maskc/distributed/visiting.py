@@ -56,11 +56,10 @@ class Visits:
         self._asked: list[Any] = []
         self._widths: list[int] = []
         self._answers: dict[int, Any] = {}
-        self._exchange = Exchange(ranks)
 
-    def ask(self, given: Sequence[Any]) -> None:
-        """Send what belongs to the rows that leave to their hosts, and begin to receive what guests
-        bring, which is as wide; each is [B, Hq, tokens, columns]."""
+    def ask(self, exchange: Exchange, given: Sequence[Any]) -> None:
+        """Add messages: what belongs to the rows that leave goes to their hosts, and what guests
+        bring comes, which is as wide; each is [B, Hq, tokens, columns]."""
         import torch
 
         work, (batch, heads) = self._work, given[0].shape[:2]
@@ -74,37 +73,32 @@ class Visits:
             into = rows
             if guest.home != self._ranks.rank:
                 into = rows.new_empty((guest.rows, batch, heads, rows.shape[3]))
-                self._exchange.receive(into, guest.home)
+                exchange.receive(into, guest.home)
             self._asked.append(into)
         for host in work.hosts:
-            self._exchange.send(rows, host)
-        self._exchange.start(False)
+            exchange.send(rows, host)
 
     def guests(self) -> Iterator[tuple[Guest, list[Any]]]:
-        """What guests have brought."""
-        self._exchange.wait()
+        """What guests have brought, when it has come."""
         for guest, rows in zip(self._work.guests, self._asked, strict=True):
             yield guest, [x.permute(1, 2, 0, 3).contiguous() for x in rows.split(self._widths, 3)]
 
-    def answer(self, results: Sequence[Any], like: Any, columns: int) -> None:
-        """Send results for guests home, and begin to receive those of the rows that left; each is
+    def answer(self, exchange: Exchange, results: Sequence[Any], like: Any, columns: int) -> None:
+        """Add messages: results for guests go home, and those of the rows that left come; each is
         fp32 [B, Hq, rows, columns], with the batch and heads of `like`."""
         import torch
 
         work = self._work
         shape = like.shape[0], like.shape[1], work.leaving.tokens, columns
-        self._exchange = Exchange(self._ranks)
         for guest, result in zip(work.guests, results, strict=True):
             if guest.home == self._ranks.rank:
                 self._answers[guest.home] = result
             else:
-                self._exchange.send(result.contiguous(), guest.home)
+                exchange.send(result.contiguous(), guest.home)
         for host in work.hosts:
             self._answers[host] = like.new_empty(shape, dtype=torch.float32)
-            self._exchange.receive(self._answers[host], host)
-        self._exchange.start(False)
+            exchange.receive(self._answers[host], host)
 
     def answers(self) -> list[Any]:
-        """The results of the rows that left, by rank."""
-        self._exchange.wait()
+        """The results of the rows that left, by rank, when they have come."""
         return [self._answers[rank] for rank in sorted(self._answers)]
