@@ -261,7 +261,8 @@ def start_row(bench: Bench, case: Case) -> dict[str, Any]:
     times = plan.times()
     return {
         "mask": case.name, "tokens": case.tokens, "ranks": bench.size, "heads": [*bench.heads],
-        "layout": plan.layout.name, "imbalance": plan.imbalance(),
+        "layout": plan.layout.name, "moved": [[x.start, x.stop] for x in plan.layer().visits],
+        "imbalance": plan.imbalance(),
         "received_MiB": max(plan.received_bytes(r) for r in range(bench.size)) / 2**20,
         "sent_MiB": max(plan.sent_bytes(r) for r in range(bench.size)) / 2**20,
         "predicted_ms": [x.total for x in times], "predicted_other_ms": plan.others(),
