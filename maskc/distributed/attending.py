@@ -15,7 +15,7 @@ from maskc.core.score import rebuilt
 from maskc.core.tensors import out_strides
 from maskc.distributed.exchange import Exchange, Rows, bring, gathered, give_back, spread, unpacked
 from maskc.distributed.groups import Ranks, agree, ranks_of
-from maskc.distributed.visiting import Partial, Visits
+from maskc.distributed.visiting import Parts, Visits, join
 from maskc.dsl.score_tracer import Score, as_score
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class Step:
         beside.wait()
         if visits is not None:
             messages.wait()
-            self._home(visits, q, v, sinks, results)
+            self._home(visits, q, sinks, results)
         return results.out, results.lse, buffer
 
     @property
@@ -280,24 +280,21 @@ class Step:
         """Guests' rows over this rank's keys."""
         results = []
         for guest, (queries,) in visits.guests():
-            part = Partial(q, guest.rows, v.shape[3])
+            parts = Parts(q, guest.rows, v.shape[3])
             for call in guest.calls:
-                self._run(call, queries, k, v, {}, part)
-            results.append(part.joined)
+                self._run(call, queries, k, v, {}, parts)
+            results.append(parts.joined)
         visits.answer(messages, results, q, v.shape[3] + 1)
         messages.start(False)
 
-    def _home(self, visits: Visits, q: Any, v: Any, sinks: Any, results: _Results) -> None:
+    def _home(self, visits: Visits, q: Any, sinks: Any, results: _Results) -> None:
         """The rows that left, from what their hosts found; sinks are a part without values."""
-        pieces = self.work.leaving
-        total, every = Partial(q, pieces.tokens, v.shape[3]), slice(0, pieces.tokens)
-        for answer in visits.answers():
-            total.put(every, answer[..., :-1], answer[..., -1])
-        if sinks is not None:
-            lse = sinks.detach().float()[None, :, None].expand_as(total.lse)
-            total.put(every, total.out.new_zeros(total.out.shape), lse)
-        for part, place in pieces.slices():
-            results.put(place, total.out[:, :, part].to(q.dtype), total.lse[:, :, part], False)
+        if not self.work.leaving.tokens:
+            return
+        total = join(visits.answers, sinks)
+        for part, place in self.work.leaving.slices():
+            own = total[:, :, part]
+            results.put(place, own[..., :-1].to(q.dtype), own[..., -1], False)
 
     def _room(self, rows: Rows, k: Any) -> Any:
         """A buffer; of many gaps, all are cleared at once."""
@@ -330,7 +327,7 @@ class Step:
             buffer[start:stop].zero_()
 
     def _run(
-        self, call: Call, q: Any, k: Any, v: Any, heads: dict[str, Any], results: _Results | Partial
+        self, call: Call, q: Any, k: Any, v: Any, heads: dict[str, Any], results: _Results | Parts
     ) -> None:
         """One call, whose rows of the results it writes."""
         own, keys = _part(call)
@@ -426,7 +423,7 @@ class Step:
         import torch
 
         _, out, lse, dout, dlse, _, sinks = saved
-        total = sum(visits.answers())  # in the order of the ranks
+        total = visits.answers.sum(0)
         for part, place in self.work.leaving.slices():
             dq[:, :, place] = total[:, :, part]
             if sinks is not None:

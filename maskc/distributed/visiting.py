@@ -12,23 +12,37 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from maskc.distributed.exchange import Exchange
-from maskc.runtime.merge import merge
 
 if TYPE_CHECKING:
     from maskc.distributed.groups import Ranks
     from maskc.distributed.work import Guest, Work
 
 
-class Partial:
-    """out and lse of some rows, put together from parts over disjoint keys."""
+def join(parts: Any, sinks: Any = None) -> Any:
+    """Attention over all keys from parts [parts, B, Hq, rows, Dv + 1], out and lse behind it.
+
+    Sinks [Hq], where there are any, are a part without values. Rows without keys give 0 and -inf.
+    """
+    import torch
+
+    lses = parts[..., -1]
+    every = lses
+    if sinks is not None:
+        of_sinks = sinks.detach().to(lses.dtype)[None, :, None].expand_as(lses[0])
+        every = torch.cat([lses, of_sinks[None]])
+    lse = every.logsumexp(0)
+    weights = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0))
+    out = (parts[..., :-1] * weights[..., None]).sum(0)
+    return torch.cat([out, lse[..., None]], -1)
+
+
+class Parts:
+    """fp32 [B, Hq, rows, Dv + 1] of each call over some of the keys: out, and lse behind it."""
 
     def __init__(self, q: Any, rows: int, dim_v: int) -> None:
-        """No keys yet; the batch and the heads of q [B, Hq, tokens, D]."""
-        import torch
-
-        shape = q.shape[0], q.shape[1], rows
-        self.out = q.new_zeros((*shape, dim_v), dtype=torch.float32)
-        self.lse = q.new_full(shape, -torch.inf, dtype=torch.float32)
+        """None yet; the batch and the heads are those of q [B, Hq, tokens, D]."""
+        self._empty = q, (q.shape[0], q.shape[1], rows, dim_v + 1)
+        self._all: list[Any] = []
 
     def place(self, queries: Any, own: slice) -> Any:
         """Where a part may be written at once: nowhere."""
@@ -36,15 +50,20 @@ class Partial:
 
     def put(self, own: slice, out: Any, lse: Any, written: bool = False) -> None:
         """Take a part of some rows."""
-        outs, lses = [self.out[:, :, own], out.float()], [self.lse[:, :, own], lse]
-        self.out[:, :, own], self.lse[:, :, own] = merge(outs, lses)
+        import torch
+
+        like, shape = self._empty
+        part = like.new_zeros(shape, dtype=torch.float32)
+        part[..., -1] = -torch.inf
+        part[:, :, own, :-1], part[:, :, own, -1] = out, lse
+        self._all.append(part)
 
     @property
     def joined(self) -> Any:
-        """fp32 [B, Hq, rows, Dv + 1]: out, and lse behind it."""
+        """All of them as one."""
         import torch
 
-        return torch.cat([self.out, self.lse[..., None]], 3)
+        return self._all[0] if len(self._all) == 1 else join(torch.stack(self._all))
 
 
 class Visits:
@@ -55,7 +74,7 @@ class Visits:
         self._work, self._ranks = work, ranks
         self._asked: list[Any] = []
         self._widths: list[int] = []
-        self._answers: dict[int, Any] = {}
+        self._answers: Any = None
 
     def ask(self, exchange: Exchange, given: Sequence[Any]) -> None:
         """Add messages: what belongs to the rows that leave goes to their hosts, and what guests
@@ -90,15 +109,17 @@ class Visits:
 
         work = self._work
         shape = like.shape[0], like.shape[1], work.leaving.tokens, columns
+        ranks = sorted({*work.hosts, *(x.home for x in work.guests if x.home == self._ranks.rank)})
+        self._answers = like.new_empty((len(ranks), *shape), dtype=torch.float32)
         for guest, result in zip(work.guests, results, strict=True):
             if guest.home == self._ranks.rank:
-                self._answers[guest.home] = result
+                self._answers[ranks.index(guest.home)] = result
             else:
                 exchange.send(result.contiguous(), guest.home)
         for host in work.hosts:
-            self._answers[host] = like.new_empty(shape, dtype=torch.float32)
-            exchange.receive(self._answers[host], host)
+            exchange.receive(self._answers[ranks.index(host)], host)
 
-    def answers(self) -> list[Any]:
-        """The results of the rows that left, by rank, when they have come."""
-        return [self._answers[rank] for rank in sorted(self._answers)]
+    @property
+    def answers(self) -> Any:
+        """fp32 [hosts, B, Hq, rows, columns] of the rows that left, by rank, when all have come."""
+        return self._answers
