@@ -160,6 +160,12 @@ def test_global_rows_go_to_their_keys():
     for ours, theirs in zip(made.times(), stay.times(), strict=True):
         assert ours.total < 0.5 * theirs.total
     assert "queries 0-127 of rank 0 go to their keys" in made.explain()
+    inside = mc.distributed.plan(mask & mc.documents("doc"), 4096, 2, heads=(2, 1, 64))
+    alone = inside.given(doc=np.arange(4096) // 512)
+    whole = inside.given(doc=np.zeros(4096, np.int64))
+    assert (alone.layer().moved, whole.layer().moved) == ((), ())  # few bytes, and launches
+    whole = replace(inside, move_rows=True).given(doc=np.zeros(4096, np.int64))
+    assert whole.layer().moved == (0,)
     assert not mc.distributed.plan(mc.causal(), 131072, 8, heads=(32, 8, 128)).layer().moved
 
 
