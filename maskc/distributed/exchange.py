@@ -131,10 +131,22 @@ def _hold_back(device: Any) -> None:
         torch.cuda._sleep(_HELD_BACK)
 
 
+def _wide(x: Any) -> Any:
+    """The same bytes in elements of eight, which are looked up and copied several times as fast;
+    unchanged where rows do not divide into them."""
+    import torch
+
+    each = 8 // x.element_size()
+    steps = x.shape[-1], x.storage_offset(), *x.stride()[:-1]
+    if x.stride(-1) != 1 or each < 1 or any(step % each for step in steps):
+        return x
+    return x.view(torch.int64)
+
+
 def spread(buffer: Any, pieces: Pieces, rows: Any) -> None:
     """Put rows that lie side by side where pieces say."""
     if len(pieces) > FEW:
-        buffer.index_copy_(0, pieces.index(rows.device), rows)
+        _wide(buffer).index_copy_(0, pieces.index(rows.device), _wide(rows))
         return
     for part, place in pieces.slices():
         buffer[place] = rows[part]
@@ -143,7 +155,7 @@ def spread(buffer: Any, pieces: Pieces, rows: Any) -> None:
 def gathered(buffer: Any, pieces: Pieces) -> Any:
     """The rows of some pieces, side by side."""
     if len(pieces) > FEW:
-        return buffer.index_select(0, pieces.index(buffer.device))
+        return _wide(buffer).index_select(0, pieces.index(buffer.device)).view(buffer.dtype)
     made = buffer.new_empty((pieces.tokens, buffer.shape[1]))
     for part, place in pieces.slices():
         made[part] = buffer[place]
@@ -155,8 +167,8 @@ def packed(rows: Rows, k: Any, v: Any, pieces: Pieces, first: int = 0) -> Any:
     made = k.new_empty((pieces.tokens, rows.width))
     if len(pieces) > FEW:
         index = pieces.index(k.device, first)
-        rows.keys(made).copy_(k.index_select(2, index))
-        rows.values(made).copy_(v.index_select(2, index))
+        for part, x in ((rows.keys(made), k), (rows.values(made), v)):
+            _wide(part).copy_(_wide(x).index_select(2, index))
         return made
     for part, place in pieces.slices(first):
         rows.keys(made[part]).copy_(k[:, :, place])

@@ -88,7 +88,7 @@ def by_tiles(
         compute = compute + layer.hosted(cycles)
         inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
         if number == 1:
-            compute = compute + share * each.of_columns(layer.needs.tokens, heads.q)
+            compute = compute + share * each.of_rows(layer.layout.tokens, heads.q)
         launches = calls * each.card.launch_us / 1e3 + copied + answered
         tiles = each.milliseconds(compute)
         found.append(Times(tiles, tiles + launches, each.milliseconds(inner), travel[number]))
@@ -150,11 +150,11 @@ def _of_rank(plan: Plan, work: Work) -> tuple[_Rank, _Rank] | None:
     for direction, (tokens, launches) in zip(Direction, _copied(work), strict=True):
         parts = [0.0, 0.0]
         visits = [(False, call) for guest in work.guests for call in guest.calls]
-        for inner, call in [*((call.own, call) for call in work.calls), *visits]:
+        for hides, call in [*((call.own, call) for call in work.calls), *visits]:
             own = of_call(call, problem, direction, plan.heads.q)
             if own is None:
                 return None
-            parts[inner] += plan.batch * own
+            parts[hides] += plan.batch * own
         outer, inner = parts
         copies = tokens * plan.token_bytes / _COPIED + launches * _LAUNCH
         found.append(_Rank(inner, outer, copies))
