@@ -27,6 +27,8 @@ _CALL = 0.02
 """Milliseconds that each further piece of a rank costs: rows apart, and messages."""
 _MOST_TILES = 1 << 21
 """Tiles of 128 x 128 up to which those of a rank's calls are counted."""
+_NEAR = 0.98
+"""Ranks with such a share of the slowest one's time may be the slowest."""
 _LAUNCH = 0.004
 """Milliseconds of a small copy."""
 _MOST_PAIRS = 64
@@ -108,6 +110,9 @@ def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[
         )
         rough = forward, backward
     slowest = {int(np.argmax(x)) for each in rough for x in (each.each, each.travel) if len(x)}
+    for each in rough:  # of ranks with as many tiles the one that has most to do with others
+        near = each.each > _NEAR * each.total
+        slowest.add(int(np.argmax(near * (1 + layer.received))))
     made: dict[int, tuple[_Rank, _Rank]] = {}
     try:
         for rank in sorted(slowest):

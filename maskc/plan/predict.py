@@ -14,7 +14,7 @@ import numpy as np
 
 from maskc.core.bundle import N_KV_OF_ALL, Grid, Mode
 from maskc.core.coefficients import card_of
-from maskc.core.cost import ONCE, Cost, Tally, modes_with
+from maskc.core.cost import Cost, Tally, modes_with
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.dispatch.listed_split import ListedTiles, of_all, times, tokens_of
@@ -125,9 +125,9 @@ def _whole(
                                  for name in ("single", "alone")))  # fmt: skip
         if costs := modes_with(each.costs or costs_of(each), joint):
             own = [_cost(each, costs, tally) for tally in tallies]
-            if direction is Direction.backward and own[0].mode != ONCE:
-                # what a column takes besides its tiles is mostly what dq takes, which is summed in
-                # fp32 and rounded: it goes by rows, of which masks to fit had as many as columns
+            if direction is Direction.backward:
+                # what a column costs besides its tiles is mostly what dq costs, which goes by rows:
+                # the masks that were fitted to have as many of them as of columns
                 tallies = [replace(x, rows=-(-n_q // each.tile.k)) for x in tallies]
             heads = _heads(each, owners)
             total = sum(n * x.cycles(y) for n, x, y in zip(heads, own, tallies, strict=True))
