@@ -40,7 +40,7 @@ def predicted(row: Row) -> list[float]:
     data = {"doc": documents(n)} if row["mask"] == "documents" else {}
     plan = mc.distributed.plan(
         MASKS[row["mask"]](n), n, row["ranks"], heads=row["heads"], data=data, network="nvlink",
-        layout=row["layout"],
+        layout=row["layout"], move_rows=None if "moved" in row else False,
     )  # fmt: skip
     return [x.total for x in plan.times()]
 

@@ -117,7 +117,8 @@ def _shards(plan: Plan) -> Callable[[torch.Tensor], torch.Tensor]:
 def planned(case: Case) -> Method:
     """What maskc.distributed does."""
     plan = case.plan
-    calls = plan.work(case.rank).calls
+    work = plan.work(case.rank)
+    calls = [*work.calls, *(call for guest in work.guests for call in guest.calls)]
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = mc.distributed.attention(q, k, v, plan)

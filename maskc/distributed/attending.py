@@ -13,8 +13,9 @@ from maskc.core.dropout import FIRST, SQUARE
 from maskc.core.errors import DataUnknown, MixedLibraries, NotShared
 from maskc.core.score import rebuilt
 from maskc.core.tensors import out_strides
-from maskc.distributed.exchange import Rows, bring, gathered, give_back, spread, unpacked
+from maskc.distributed.exchange import Exchange, Rows, bring, gathered, give_back, spread, unpacked
 from maskc.distributed.groups import Ranks, agree, ranks_of
+from maskc.distributed.visiting import Parts, Visits, join
 from maskc.dsl.score_tracer import Score, as_score
 
 if TYPE_CHECKING:
@@ -102,19 +103,21 @@ def attention(
     # Compilers leave the call alone: what they make of the code around it, they make in two parts.
     run = torch.compiler.disable(_attend) if torch.compiler.is_compiling() else _attend
     out, lse = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic,
-                   dropout, formula, tables)  # fmt: skip
+                   dropout, formula, tables, return_lse)  # fmt: skip
     return (out, lse) if return_lse else out
 
 
 def _attend(
     q: Any, k: Any, v: Any, slopes: Any, sinks: Any, plan: Plan, layer: str | None, group: Any,
     options: dict[str, Any], deterministic: bool, dropout: dict[str, Any], score: Score | None,
-    tables: dict[str, Any],
+    tables: dict[str, Any], return_lse: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     """out and lse; messages start and end inside it."""
     ranks = ranks_of(plan, group)
     agree(plan, ranks, q, k, v, layer)
-    work = plan.work(ranks.rank, layer, bool(dropout) or score is not None)
+    # distances count from a call's last key, and only parts of a softmax can be put together
+    at_home = slopes is not None or "normalizer" in options
+    work = plan.work(ranks.rank, layer, bool(dropout) or score is not None, at_home)
     if slopes is not None and not all(call.positions for call in work.calls):
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
@@ -126,7 +129,7 @@ def _attend(
     known = plan.__dict__.setdefault("_kernels", {})
     tensors = {name: x for name, x in tables.items() if hasattr(x, "requires_grad")}
     step = Step(work, ranks, options, deterministic, dropout, known, plan.n, score, tables,
-                tuple(tensors))  # fmt: skip
+                tuple(tensors), return_lse)  # fmt: skip
     found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks, *tensors.values())
     return found
 
@@ -195,6 +198,8 @@ class Step:
     """What the formula of the score reads."""
     tensors: tuple[str, ...]
     """Those of them that may require grad."""
+    return_lse: bool = False
+    """Whether results may depend on lse."""
 
     def kernel(self, call: Call, q: Any, v: Any, plain: bool = False) -> Any:
         """The compiled mask of a call; a `plain` one drops nothing."""
@@ -221,11 +226,6 @@ class Step:
             given[FIRST] = tuple(x // SQUARE for x in call.first)
         return given
 
-    @property
-    def travels(self) -> bool:
-        """Whether this rank sends or receives anything."""
-        return bool(self.work.sends or self.work.receives)
-
     # -------------------------------------------------------------- forward
 
     def of_graph(self, tensors: Sequence[Any]) -> Step:
@@ -239,27 +239,62 @@ class Step:
         work = self.work
         rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
         buffer = self._room(rows, k) if work.size else None
-        messages = bring(work, self.ranks, rows, k, v, buffer) if self.travels else None
+        visits, messages = self._visits, Exchange(self.ranks)
+        several = len(work.calls) > 1 or visits is not None
+        beside = _Beside(q.device, q.is_cuda and several and _BESIDE, visits is not None)
+        if visits is not None:
+            visits.ask(messages, (q,))
+        bring(work, messages, rows, k, v, buffer)
         heads = {"alibi_slopes": slopes, "sink_logits": sinks}
         results = _Results(q, v, len(work.calls))
-        if buffer is not None:  # first, so that messages begin before kernels fill the GPU
-            self._fill(rows, k, v, buffer)
+        if buffer is not None:  # while messages get their time to begin
+            with beside():
+                self._fill(rows, k, v, buffer)
         later = [call for call in reversed(work.calls) if not call.own]  # the last rows see most
-        beside = _Beside(q.device, q.is_cuda and len(work.calls) > 1 and _BESIDE)
         for call in work.calls:
             if call.own:
                 self._run(call, q, k, v, heads, results)
-        if messages is not None:
-            with beside():
-                messages.wait()
-            beside.wait()
+        with beside():
+            messages.wait()
+            if visits is not None:
+                self._host(visits, messages, q, k, v)
+        beside.wait()
         if buffer is not None:
             keys, values = rows.keys(buffer), rows.values(buffer)
             for number, call in enumerate(later):
                 with beside(number % 2 == 0):
                     self._run(call, q, keys, values, heads, results)
         beside.wait()
+        if visits is not None:
+            messages.wait()
+            self._home(visits, q, sinks, results)
         return results.out, results.lse, buffer
+
+    @property
+    def _visits(self) -> Visits | None:
+        """The visits of a pass; None where this rank has no part in any."""
+        some = self.work.guests or self.work.hosts
+        return Visits(self.work, self.ranks) if some else None
+
+    def _host(self, visits: Visits, messages: Exchange, q: Any, k: Any, v: Any) -> None:
+        """Guests' rows over this rank's keys."""
+        results = []
+        for guest, (queries,) in visits.guests():
+            parts = Parts(q, guest.rows, v.shape[3])
+            for call in guest.calls:
+                self._run(call, queries, k, v, {}, parts)
+            results.append(parts.joined)
+        visits.answer(messages, results, q, v.shape[3] + 1)
+        messages.start(False)
+
+    def _home(self, visits: Visits, q: Any, sinks: Any, results: _Results) -> None:
+        """The rows that left, from what their hosts found; sinks are a part without values."""
+        if not self.work.leaving.tokens:
+            return
+        total = join(visits.answers, sinks)
+        for part, place in self.work.leaving.slices():
+            own = total[:, :, part]
+            results.put(place, own[..., :-1].to(q.dtype), own[..., -1], False)
 
     def _room(self, rows: Rows, k: Any) -> Any:
         """A buffer; of many gaps, all are cleared at once."""
@@ -292,7 +327,7 @@ class Step:
             buffer[start:stop].zero_()
 
     def _run(
-        self, call: Call, q: Any, k: Any, v: Any, heads: dict[str, Any], results: _Results
+        self, call: Call, q: Any, k: Any, v: Any, heads: dict[str, Any], results: _Results | Parts
     ) -> None:
         """One call, whose rows of the results it writes."""
         own, keys = _part(call)
@@ -323,18 +358,22 @@ class Step:
         learnt = {"wanted": wanted} if self.score is not None else {}
         saved = q, out, lse, dout, dlse, slopes, sinks
         dq = torch.empty_like(q)
-        of_buffer = _Sums(work.size)
+        visits, messages = self._visits, Exchange(self.ranks)
+        if visits is not None:
+            visits.ask(messages, self._asked_back(saved))
+            messages.start()
+        of_buffer, of_own = _Sums(work.size), _Sums(work.tokens)
         buffer = self._again(rows, k, v, kept)
         if buffer is not None:
             keys, values = rows.keys(buffer), rows.values(buffer)
             for call in work.calls:
                 if not call.own:
                     self._run_back(call, keys, values, saved, dq, of_buffer, heads, learnt)
-        messages, back = None, list[Any]()
-        if self.travels:
-            parts = (k[:, :, :0], v[:, :, :0]) if of_buffer.dk is None else of_buffer.parts
-            messages, back = give_back(work, self.ranks, rows, *parts, of_buffer.first)
-        of_own = _Sums(work.tokens)
+        if visits is not None:
+            messages.wait()
+            self._host_back(visits, messages, q, k, v, of_own, heads, learnt)
+        parts = (k[:, :, :0], v[:, :, :0]) if of_buffer.dk is None else of_buffer.parts
+        back = give_back(work, messages, rows, *parts, of_buffer.first)
         for call in work.calls:
             if call.own:
                 self._run_back(call, k, v, saved, dq, of_own, heads, learnt)
@@ -344,11 +383,57 @@ class Step:
             part = slice(each.place - of_buffer.first, each.place - of_buffer.first + each.count)
             for total, more in zip((dk, dv), of_buffer.parts, strict=True):
                 total[:, :, own] += more[:, :, part]
-        if messages is not None:
-            messages.wait()
+        messages.wait()
         for pieces, came in back:  # in the order of the ranks
             unpacked(rows, came, pieces, dk, dv)
+        if visits is not None:
+            self._home_back(visits, saved, dq, heads)
         return dq, dk, dv, *heads
+
+    def _asked_back(self, saved: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a visit of a backward pass needs: q, out, dout, lse and, where the call gave lse,
+        its gradient."""
+        q, out, lse, dout, dlse, *_ = saved
+        scalars = [lse] if not self.return_lse else [lse, 0 * lse if dlse is None else dlse]
+        given = q, out, 0 * out if dout is None else dout
+        return *given, *(x.float()[..., None] for x in scalars)
+
+    def _host_back(
+        self, visits: Visits, messages: Exchange, like: Any, k: Any, v: Any, of_own: _Sums,
+        heads: list[Any], learnt: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """The gradients of guests' rows over this rank's keys."""
+        import torch
+
+        results = []
+        for guest, brought in visits.guests():
+            q, out, dout = (x.to(k.dtype) for x in brought[:3])
+            lse, *dlse = (x.squeeze(3) for x in brought[3:])
+            saved = q, out, lse, dout, dlse[0] if dlse else None, None, None
+            total = torch.zeros_like(q, dtype=torch.float32)
+            for call in guest.calls:
+                dq, (own, _) = torch.empty_like(q), _part(call)
+                self._run_back(call, k, v, saved, dq, of_own, heads, learnt)
+                total[:, :, own] += dq[:, :, own]
+            results.append(total)
+        visits.answer(messages, results, like, k.shape[3])
+
+    def _home_back(self, visits: Visits, saved: tuple[Any, ...], dq: Any, heads: list[Any]) -> None:
+        """The gradients of the rows that left, and their share of those of the sinks."""
+        import torch
+
+        _, out, lse, dout, dlse, _, sinks = saved
+        total = visits.answers.sum(0)
+        for part, place in self.work.leaving.slices():
+            dq[:, :, place] = total[:, :, part]
+            if sinks is not None:
+                slope = torch.zeros_like(lse[:, :, place])
+                if dout is not None:
+                    slope -= (dout[:, :, place].float() * out[:, :, place].float()).sum(-1)
+                if dlse is not None:
+                    slope += dlse[:, :, place]
+                share = torch.exp(sinks.float()[:, None] - lse[:, :, place])
+                heads[1] += (share * slope).sum((0, 2))
 
     def _run_back(
         self, call: Call, k: Any, v: Any, saved: tuple[Any, ...], dq: Any, sums: _Sums,
@@ -390,9 +475,10 @@ class _Beside:
     kernels leave.
     """
 
-    def __init__(self, device: Any, wanted: bool) -> None:
+    def __init__(self, device: Any, wanted: bool, first: bool = False) -> None:
+        """`first`: whether its blocks come before those of other streams."""
         self._device = device
-        self._there = _second_stream(device) if wanted else None
+        self._there = _stream(device, -first) if wanted else None
         if self._there is not None:
             self._there.wait_stream(self._here)
 
@@ -416,10 +502,10 @@ class _Beside:
 
 
 @cache
-def _second_stream(device: Any) -> Any:
+def _stream(device: Any, priority: int) -> Any:
     import torch
 
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device, priority)
 
 
 class _Results:

@@ -60,9 +60,10 @@ class PassCost:
         found = cost.tile * live + cost.masked * area * reach.partial
         return np.asarray(found if columns else found + cost.row * rows)
 
-    def of_columns(self, keys: np.ndarray, heads: int) -> np.ndarray:
-        """Cycles that a pass by columns takes for each of them, from keys of each rank."""
-        found: np.ndarray = self.cost.row * heads * keys / self.tile.k
+    def of_rows(self, tokens: np.ndarray, heads: int) -> np.ndarray:
+        """Cycles that a pass by columns takes besides tiles, which dq has, from queries of each
+        rank."""
+        found: np.ndarray = self.cost.row * heads * tokens / self.tile.k
         return found
 
 
@@ -92,7 +93,7 @@ def shares(
             own = milliseconds(plan, direction, count, count, reach.heads)
             cycles = each.of_blocks(reach, block, direction is Direction.backward).sum()
             if direction is Direction.backward:
-                cycles += each.of_columns(np.asarray([count]), reach.heads).sum()
+                cycles += each.of_rows(np.asarray([count]), reach.heads).sum()
             of_tiles = float(each.milliseconds(cycles))
             found.append(min(1.0, own / of_tiles) if own and of_tiles else 1.0)
     except MaskcError:  # too many tiles to count

@@ -24,10 +24,12 @@ from maskc.core.source import caller
 from maskc.distributed import layouts
 from maskc.distributed.costs import PassCost, pass_costs, shares
 from maskc.distributed.layouts import LAYOUTS, TokenLayout
+from maskc.distributed.moving import moved
 from maskc.distributed.network import Network, network_of
 from maskc.distributed.ranges import RangeSets, union
 from maskc.distributed.reach import Reach, granularity, reach_of
 from maskc.distributed.times import Times, by_calls, by_tiles
+from maskc.distributed.work import FEW
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.not_a_mask import not_a_mask
@@ -54,6 +56,13 @@ class HeadSizes:
         """Bytes of one token's keys and values."""
         return self.kv * (self.dim + self.dim_v) * itemsize * batch
 
+    def visit_bytes(self, itemsize: int, batch: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(bytes that a row takes to a host, and back) of both passes; see maskc.distributed
+        .visiting."""
+        each = self.q * batch
+        forward = each * self.dim * itemsize, each * (self.dim_v + 1) * 4
+        return forward, (each * (self.dim + 2 * self.dim_v + 1) * 4, each * self.dim * 4)
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -65,6 +74,18 @@ class Transfer:
     stop: int
 
 
+@dataclass(frozen=True)
+class Visit:
+    """Queries start .. stop - 1, which go to the ranks that hold their keys."""
+
+    home: int
+    """Whose they are."""
+    start: int
+    stop: int
+    keys: tuple[tuple[int, int], ...]
+    """The keys that they see, as ranges."""
+
+
 @dataclass(frozen=True, eq=False)
 class LayerPlan:
     """One mask on one layout of tokens."""
@@ -73,6 +94,8 @@ class LayerPlan:
     layout: TokenLayout
     block: int
     reach: Reach
+    moved: tuple[int, ...] = ()
+    """Blocks of queries that go to their keys, ascending; the keys of all others come to them."""
 
     @cached_property
     def block_rank(self) -> np.ndarray:
@@ -84,16 +107,99 @@ class LayerPlan:
         return owner
 
     @cached_property
+    def stays(self) -> np.ndarray:
+        """bool [blocks]: whether the keys of a block of queries come to it."""
+        found = np.ones(len(self.reach.keys), bool)
+        found[list(self.moved)] = False
+        return found
+
+    @cached_property
+    def visits(self) -> tuple[Visit, ...]:
+        """The moved blocks, those next to each other together."""
+        found, keys, edges = [], self.reach.keys, self.layout.edges.tolist()
+        for run in _runs(self.moved):
+            start, stop = run[0] * self.block, min((run[-1] + 1) * self.block, self.layout.n)
+            part = slice(int(keys.ptr[run[0]]), int(keys.ptr[run[-1] + 1]))
+            seen = keys.start[part], keys.stop[part]
+            ranges = union(keys.n, 1, np.zeros_like(seen[0]), *seen).of(0)
+            for low, high, home in zip(edges, edges[1:], self.layout.owner.tolist(), strict=False):
+                first, last = max(start, low), min(stop, high)
+                if first < last:
+                    found.append(Visit(home, first, last, tuple(ranges)))
+        return tuple(found)
+
+    @cached_property
+    def hosts(self) -> dict[int, tuple[int, np.ndarray]]:
+        """By home: its queries that move, and int64 [hosts], the ranks that hold keys of them,
+        which may include it."""
+        found = {}
+        for home in dict.fromkeys(each.home for each in self.visits):
+            own = [each for each in self.visits if each.home == home]
+            held = np.unique(np.concatenate([self._owners(x) for each in own for x in each.keys]))
+            found[home] = sum(each.stop - each.start for each in own), held
+        return found
+
+    def _owners(self, keys: tuple[int, int]) -> np.ndarray:
+        """Who holds a range of keys, chunk by chunk."""
+        first = np.searchsorted(self.layout.edges, keys[0], side="right") - 1
+        found: np.ndarray = self.layout.owner[
+            first : np.searchsorted(self.layout.edges, keys[1], side="left")
+        ]
+        return found
+
+    def hosted(self, cycles: np.ndarray) -> np.ndarray:
+        """float [ranks]: what hosts have of the moved blocks' cycles [blocks], by their keys."""
+        found = np.zeros(self.layout.ranks)
+        edges = self.layout.edges
+        for each in self.visits:
+            held = np.zeros(self.layout.ranks)
+            for low, high in each.keys:
+                tokens = np.minimum(high, edges[1:]) - np.maximum(low, edges[:-1])
+                held += np.bincount(self.layout.owner, tokens.clip(0), len(held))
+            own = cycles[each.start // self.block : -(-each.stop // self.block)].sum()
+            found += own * held / max(1.0, held.sum())
+        return found
+
+    def visiting(self, row_bytes: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [ranks] each: bytes that ranks send and receive for visits, from those that a row
+        takes to a host and back."""
+        sent, received = np.zeros((2, self.layout.ranks), np.int64)
+        there, back = row_bytes
+        for home, (rows, hosts) in self.hosts.items():
+            others = hosts[hosts != home]
+            sent[others] += rows * back
+            received[others] += rows * there
+            sent[home] += len(others) * rows * there
+            received[home] += len(others) * rows * back
+        return sent, received
+
+    @cached_property
     def needs(self) -> RangeSets:
-        """The keys that each rank's queries see."""
+        """The keys that each rank's queries see, without those that go to their keys."""
         keys = self.reach.keys
-        owner = self.block_rank[keys.owner]
-        return union(self.layout.n, self.layout.ranks, owner, keys.start, keys.stop)
+        stays = self.stays[keys.owner]
+        owner = self.block_rank[keys.owner[stays]]
+        ranges = keys.start[stays], keys.stop[stays]
+        return union(self.layout.n, self.layout.ranks, owner, *ranges)
 
     @cached_property
     def halo(self) -> RangeSets:
         """Those of them that it does not hold: what travels to it, and back as gradients."""
         return self.needs.without(self.layout.own)
+
+    @property
+    def scattered(self) -> np.ndarray:
+        """bool [ranks]: whether what comes is in so many stretches that they are put in place one
+        by one, into a buffer that is cleared."""
+        return np.diff(self.halo.ptr) > FEW
+
+    @property
+    def span(self) -> np.ndarray:
+        """int64 [ranks]: tokens from the first to the last one that a rank needs."""
+        needs, some = self.needs, np.diff(self.needs.ptr) > 0
+        found = np.zeros(self.layout.ranks, np.int64)
+        found[some] = needs.stop[needs.ptr[1:][some] - 1] - needs.start[needs.ptr[:-1][some]]
+        return found
 
     @cached_property
     def inner(self) -> np.ndarray:
@@ -166,7 +272,27 @@ class LayerPlan:
     @property
     def travels(self) -> bool:
         """Whether any rank needs anything of another."""
-        return len(self.halo.start) > 0
+        return len(self.halo.start) > 0 or bool(self.moved)
+
+    @property
+    def at_home(self) -> LayerPlan:
+        """The same where no query moves."""
+        return self._at_home if self.moved else self
+
+    @cached_property
+    def _at_home(self) -> LayerPlan:
+        return replace(self, moved=())
+
+
+def _runs(blocks: Sequence[int]) -> list[list[int]]:
+    """Ascending numbers, those next to each other together."""
+    found: list[list[int]] = []
+    for each in blocks:
+        if found and found[-1][-1] == each - 1:
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return found
 
 
 def _joined(found: list[Transfer]) -> list[Transfer]:
@@ -201,6 +327,8 @@ class Plan:
     data: Mapping[str, object]
     tried: Mapping[str, float]
     """Predicted milliseconds, forward and backward of all masks, of each layout."""
+    move_rows: bool | None = None
+    """As `plan` was asked."""
 
     @property
     def n(self) -> int:
@@ -242,24 +370,32 @@ class Plan:
             MaskcError: a mistake in data (MC301 to MC305).
         """
         made = {name: replace_reach(each, self.heads.q, data) for name, each in self.layers.items()}
-        return replace(self, layers=made, data=dict(data))
+        rest = self._passes, self.network, self.heads, self.dtype, self.batch
+        return replace(
+            self, data=dict(data),
+            layers={name: moved(each, self.move_rows, *rest) for name, each in made.items()},
+        )  # fmt: skip
 
     def data_of(self, layer: LayerPlan) -> dict[str, object]:
         """The data that one mask reads."""
         known = _names(layer.mask)
         return {name: value for name, value in self.data.items() if name in known}
 
-    def work(self, rank: int, layer: str | None = None, one_stretch: bool = False) -> Work:
+    def work(
+        self, rank: int, layer: str | None = None, one_stretch: bool = False, at_home: bool = False
+    ) -> Work:
         """A rank's messages and calls in one layer; made once.
 
         Args:
             one_stretch: whether what the rank's buffer holds are keys one after another, and gaps.
+            at_home: whether no query moves.
 
         Raises:
             PlanData: the mask reads data that the plan was not given (MC702).
             NotShared: a selection that shards would cut (MC707).
         """
-        return self.work_in(self.layer(layer), rank, one_stretch)
+        own = self.layer(layer)
+        return self.work_in(own.at_home if at_home else own, rank, one_stretch)
 
     def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> Work:
         """The same for one of its layers."""
@@ -277,12 +413,16 @@ class Plan:
         return self.heads.token_bytes(self.dtype.itemsize, self.batch)
 
     def received_bytes(self, rank: int, layer: str | None = None) -> int:
-        """Bytes that a rank receives in a forward pass, and sends in a backward pass."""
-        return int(self.layer(layer).received[rank]) * self.token_bytes
+        """Bytes that a rank receives in a forward pass; gradients of keys return the same way."""
+        own = self.layer(layer)
+        rows = own.visiting(self.heads.visit_bytes(self.dtype.itemsize, self.batch)[0])[1]
+        return int(own.received[rank]) * self.token_bytes + int(rows[rank])
 
     def sent_bytes(self, rank: int, layer: str | None = None) -> int:
-        """Bytes that a rank sends in a forward pass, and receives in a backward pass."""
-        return int(self.layer(layer).sent[rank]) * self.token_bytes
+        """Bytes that a rank sends in a forward pass; gradients of keys return the same way."""
+        own = self.layer(layer)
+        rows = own.visiting(self.heads.visit_bytes(self.dtype.itemsize, self.batch)[0])[0]
+        return int(own.sent[rank]) * self.token_bytes + int(rows[rank])
 
     @cached_property
     def _passes(self) -> tuple[PassCost, PassCost]:
@@ -294,7 +434,9 @@ class Plan:
         They are those of the kernels that run, where no data of a step decide which tiles these
         have; else those of the mask's tiles.
         """
-        own = self.layer(layer)
+        return self._times_in(self.layer(layer))
+
+    def _times_in(self, own: LayerPlan) -> tuple[Times, Times]:
         known: dict[int, tuple[Times, Times]] = self.__dict__.setdefault("_times", {})
         if id(own) not in known:
             rough = by_tiles(own, self._passes, self.network, self.heads, self.dtype, self.batch)
@@ -313,7 +455,7 @@ class Plan:
         `all-gather` brings all keys to all ranks first. `ring` passes them around, one rank's at
         a time, under the tiles of those that have come; what it takes to merge is left out.
         """
-        times, _ = self.times(layer)
+        times, _ = self._times_in(self.layer(layer).at_home)
         kept = float(self.layout.tokens.max(initial=0)) * self.token_bytes
         most = float(times.compute.max(initial=0.0))
         rounds = self.ranks - 1
@@ -332,6 +474,7 @@ class Plan:
             own.update(repr((name, structure(each.mask))).encode())
             for array in (each.needs.ptr, each.needs.start, each.needs.stop):
                 own.update(array.tobytes())
+            own.update(repr(each.moved).encode())
         for name in sorted(self.data):
             own.update(name.encode())
             _content(name, self.data[name], own.update)
@@ -421,6 +564,7 @@ def plan(
     batch: int = 1,
     block: int | None = None,
     data: Mapping[str, object] | None = None,
+    move_rows: bool | None = None,
 ) -> Plan:
     """Plan how ranks share a sequence; no GPU and no torch.
 
@@ -440,6 +584,9 @@ def plan(
         block: tokens that every chunk is a multiple of; None is 128, less for short sequences.
         data: parameters and arrays that the masks name, for all tokens. Without arrays the plan
             holds for all that they may be; `Plan.given` makes it exact, step by step.
+        move_rows: whether queries that see far more keys than others go to these keys, instead of
+            the keys to them; None is where that is fewer bytes and predicted to take less time,
+            True wherever it is fewer bytes.
 
     Returns:
         The plan; equal arguments give equal plans, on every machine.
@@ -481,6 +628,7 @@ def plan(
             name: replace(each, shares=shares(named[name], each, n, problem, passes))
             for name, each in reaches.items()
         }
+    rest = passes, found_network, sizes, found_dtype, batch
     names = LAYOUTS if layout == "auto" else (layout,)
     if ranks == 1:
         names = ("contiguous",) if layout == "auto" else (layout,)
@@ -491,14 +639,17 @@ def plan(
     )
     for name in names:
         tokens = layouts.make(name, n, ranks, block, np.asarray(weights))
-        made = {key: LayerPlan(named[key], tokens, block, reaches[key]) for key in named}
-        rest = passes, found_network, sizes, found_dtype, batch
+        made = {
+            key: moved(LayerPlan(named[key], tokens, block, reaches[key]), move_rows, *rest)
+            for key in named
+        }
         tried[name] = sum(x.total for each in made.values() for x in by_tiles(each, *rest))
         if best is None or tried[name] < _WORTH * best[0]:
             best = tried[name], tokens, made
     if best is None:
         raise PlanArgument("masks", "an empty dict", "one mask or more", at="masks")
-    return Plan(best[2], best[1], block, sizes, found_dtype, batch, found_network, given, tried)
+    return Plan(best[2], best[1], block, sizes, found_dtype, batch, found_network, given, tried,
+                move_rows)  # fmt: skip
 
 
 def _reach(mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, object]) -> Reach:

@@ -71,11 +71,27 @@ def _layer(plan: Plan, name: str) -> list[str]:
         "  forward by other means: "
         + ", ".join(f"{key} {_ms(value)}" for key, value in plan.others(name).items()),
     ]
+    if layer.moved:
+        lines.append(_moved(plan, name))
     if plan.ranks <= _MOST_LISTED:
         lines += [_rank(plan, name, rank) for rank in range(plan.ranks)]
     if plan.ranks > 1:
         lines += _picture(plan, name)
     return lines
+
+
+def _moved(plan: Plan, name: str) -> str:
+    """What queries that go to their keys save."""
+    layer = plan.layer(name)
+    rows = ", ".join(f"{each.start}-{each.stop - 1}" for each in layer.visits)
+    homes = sorted({each.home for each in layer.visits})
+    whose = f"rank{'s' if len(homes) > 1 else ''} {', '.join(map(str, homes))}"
+    there, back = plan.heads.visit_bytes(plan.dtype.itemsize, plan.batch)[0]
+    before = int(layer.at_home.received.max(initial=0)) * plan.token_bytes
+    return (
+        f"  queries {rows} of {whose} go to their keys ({_bytes(there)} each) and partial results "
+        f"come back ({_bytes(back)}); else {_bytes(before)} of keys would come to a rank"
+    )
 
 
 def _rank(plan: Plan, name: str, rank: int) -> str:

@@ -27,6 +27,8 @@ _CALL = 0.02
 """Milliseconds that each further piece of a rank costs: rows apart, and messages."""
 _MOST_TILES = 1 << 21
 """Tiles of 128 x 128 up to which those of a rank's calls are counted."""
+_NEAR = 0.98
+"""Ranks with such a share of the slowest one's time may be the slowest."""
 _LAUNCH = 0.004
 """Milliseconds of a small copy."""
 _MOST_PAIRS = 64
@@ -68,33 +70,49 @@ def by_tiles(
     ranks, bytes_each = layer.layout.ranks, heads.token_bytes(dtype.itemsize, batch)
     pieces = np.diff(layer.layout.own.ptr)
     received, sent = layer.received * bytes_each, layer.sent * bytes_each
-    travel = np.array([network.milliseconds(*x) for x in zip(sent, received, strict=True)])
+    rows = [layer.visiting(x) for x in heads.visit_bytes(dtype.itemsize, batch)]
+    travel = [_travel(network, sent + out, received + back) for out, back in rows]
+    answered = network.microseconds / 1e3 * (rows[0][0] > 0)  # after all else
     edge = np.bincount(layer.block_rank, ~layer.inner, minlength=ranks) > 0
     calls = pieces + edge
+    for _, hosts in layer.hosts.values():
+        calls[hosts] += 1
     # a buffer of what came and of as many own tokens; what is sent is packed, for all ranks once
     packed = np.minimum(sent, layer.layout.tokens * bytes_each)
-    copied = np.where(edge, 2 * received + packed, packed) / _COPIED + (pieces > 1) * calls * _CALL
+    copied = np.where(edge, 2 * received + packed, packed)
+    copied = copied + np.where(layer.scattered, received + layer.span * bytes_each / 2, 0)
+    copied = copied / _COPIED + (pieces > 1) * calls * _CALL
     found = []
     for number, each in enumerate(passes):
         share = batch * layer.reach.shares[number]
         cycles = share * each.of_blocks(layer.reach, layer.block, number == 1)
-        compute: Any = np.bincount(layer.block_rank, cycles, minlength=ranks)
+        compute: Any = np.bincount(layer.block_rank, cycles * layer.stays, minlength=ranks)
+        compute = compute + layer.hosted(cycles)
         inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
         if number == 1:
-            compute = compute + share * each.of_columns(layer.needs.tokens, heads.q)
-        launches = calls * each.card.launch_us / 1e3 + copied
+            compute = compute + share * each.of_rows(layer.layout.tokens, heads.q)
+        launches = calls * each.card.launch_us / 1e3 + copied + answered
         tiles = each.milliseconds(compute)
-        found.append(Times(tiles, tiles + launches, each.milliseconds(inner), travel))
+        found.append(Times(tiles, tiles + launches, each.milliseconds(inner), travel[number]))
     return found[0], found[1]
+
+
+def _travel(network: Network, sent: np.ndarray, received: np.ndarray) -> np.ndarray:
+    return np.array([network.milliseconds(*x) for x in zip(sent, received, strict=True)])
 
 
 def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[Times, Times]:
     """Those of the ranks that are slowest by tiles are found anew, by the kernels that they call;
     what the others take changes as these do on average."""
     if plan.ranks <= _MOST_PAIRS:
-        travel = _until_both_are_done(layer, rough[0].travel)
-        rough = replace(rough[0], travel=travel), replace(rough[1], travel=travel)
+        forward, backward = (
+            replace(x, travel=_until_both_are_done(layer, x.travel)) for x in rough
+        )
+        rough = forward, backward
     slowest = {int(np.argmax(x)) for each in rough for x in (each.each, each.travel) if len(x)}
+    for each in rough:  # of ranks with as many tiles the one that has most to do with others
+        near = each.each > _NEAR * each.total
+        slowest.add(int(np.argmax(near * (1 + layer.received))))
     made: dict[int, tuple[_Rank, _Rank]] = {}
     try:
         for rank in sorted(slowest):
@@ -136,11 +154,12 @@ def _of_rank(plan: Plan, work: Work) -> tuple[_Rank, _Rank] | None:
     found = []
     for direction, (tokens, launches) in zip(Direction, _copied(work), strict=True):
         parts = [0.0, 0.0]
-        for call in work.calls:
+        visits = [(False, call) for guest in work.guests for call in guest.calls]
+        for hides, call in [*((call.own, call) for call in work.calls), *visits]:
             own = of_call(call, problem, direction, plan.heads.q)
             if own is None:
                 return None
-            parts[call.own] += plan.batch * own
+            parts[hides] += plan.batch * own
         outer, inner = parts
         copies = tokens * plan.token_bytes / _COPIED + launches * _LAUNCH
         found.append(_Rank(inner, outer, copies))

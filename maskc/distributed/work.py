@@ -121,6 +121,18 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
+class Guest:
+    """Rows that this rank computes over its own keys, as far as those go."""
+
+    home: int
+    """Whose rows they are, maybe this rank's."""
+    rows: int
+    """How many queries of that rank leave."""
+    calls: tuple[Call, ...]
+    """Over own keys; rows count from the first of those that leave."""
+
+
+@dataclass(frozen=True, eq=False)
 class Work:
     """All of a rank's work in one layer."""
 
@@ -134,6 +146,12 @@ class Work:
     """Tokens of the buffer that nobody needs: zeros, so that nothing of them is ever not finite."""
     calls: tuple[Call, ...]
     """Those that need nothing of others come first."""
+    leaving: Pieces
+    """Own tokens whose queries go to their keys."""
+    hosts: tuple[int, ...]
+    """The other ranks that hold some of these keys."""
+    guests: tuple[Guest, ...]
+    """By rank; the rank's own queries that leave are among them where it has keys of theirs."""
 
     @cached_property
     def came(self) -> Pieces:
@@ -211,7 +229,36 @@ def work_of(plan: Plan, layer: LayerPlan, rank: int, one_stretch: bool = False) 
         Message(each.receiver, _place(own, places, each.start), each.stop - each.start)
         for each in layer.sends(rank)
     )
-    return Work(places[-1], size, sends, receives, copies, gaps, tuple(calls))
+    return Work(
+        places[-1], size, sends, receives, copies, gaps, tuple(calls),
+        *_visits(plan, layer, rank, own, places),
+    )  # fmt: skip
+
+
+def _visits(
+    plan: Plan, layer: LayerPlan, rank: int, own: list[tuple[int, int]], places: list[int]
+) -> tuple[Pieces, tuple[int, ...], tuple[Guest, ...]]:
+    """(own tokens that leave, the other ranks that they go to, rows that come)."""
+    leaving = Pieces(
+        (_place(own, places, each.start), each.stop - each.start)
+        for each in layer.visits if each.home == rank
+    )  # fmt: skip
+    _, held = layer.hosts.get(rank, (0, np.zeros(0, np.int64)))
+    guests = []
+    for home in sorted(home for home, (_, hosts) in layer.hosts.items() if rank in hosts):
+        calls, row = [], 0
+        for each in (x for x in layer.visits if x.home == home):
+            for (first, last), place in zip(own, places, strict=False):
+                seen = [(max(low, first), min(high, last)) for low, high in each.keys]
+                seen = [x for x in seen if x[0] < x[1]]
+                if seen:
+                    start = seen[0][0] - (seen[0][0] - first) % _ALIGNED
+                    keys = [Stretch(start, 0, seen[-1][1] - start)]
+                    calls.append(_call(plan, layer, row, each.start, each.stop, keys, True,
+                                       place + start - first))  # fmt: skip
+            row += each.stop - each.start
+        guests.append(Guest(home, row, tuple(calls)))
+    return leaving, tuple(held[held != rank].tolist()), tuple(guests)
 
 
 Rows = list[tuple[int, tuple[int, int]]]
@@ -233,7 +280,18 @@ def _rows(layer: LayerPlan, own: list[tuple[int, int]]) -> tuple[Rows, Rows]:
             continue
         inner.append((number, (low, high)))
         outer += [(number, rows) for rows in ((start, low), (high, stop)) if rows[0] < rows[1]]
-    return inner, outer
+    stay = [(number, rows) for number, part in outer for rows in _staying(layer, *part)]
+    return inner, stay
+
+
+def _staying(layer: LayerPlan, start: int, stop: int) -> list[tuple[int, int]]:
+    """Some rows without those that go to their keys."""
+    found, at = [], start
+    for each in layer.visits:
+        if start <= each.start < stop:
+            found.append((at, each.start))
+            at = each.stop
+    return [x for x in (*found, (at, stop)) if x[0] < x[1]]
 
 
 def _longest_run(flags: np.ndarray) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -124,6 +125,10 @@ def _whole(
                                  for name in ("single", "alone")))  # fmt: skip
         if costs := modes_with(each.costs or costs_of(each), joint):
             own = [_cost(each, costs, tally) for tally in tallies]
+            if direction is Direction.backward:
+                # what a column costs besides its tiles is mostly what dq costs, which goes by rows:
+                # the masks that were fitted to have as many of them as of columns
+                tallies = [replace(x, rows=-(-n_q // each.tile.k)) for x in tallies]
             heads = _heads(each, owners)
             total = sum(n * x.cycles(y) for n, x, y in zip(heads, own, tallies, strict=True))
             launches = launches_of(dict(each.schedule.modes)[own[0].mode])

@@ -11,6 +11,7 @@ import maskc as mc
 from maskc.distributed import plan
 from maskc.distributed.layouts import LAYOUTS
 from maskc.distributed.ranges import union
+from maskc.distributed.work import Call
 from tests.support.thorough import examples
 
 MASKS = {
@@ -41,8 +42,10 @@ def test_what_travels_is_what_is_seen(data: st.DataObject):
     ranks = data.draw(st.integers(1, 9))
     n = data.draw(st.integers(0, 400))
     layout = data.draw(st.sampled_from(("auto", *LAYOUTS)))
-    made = plan(MASKS[name], n, ranks, heads=(2, 1, 64), layout=layout)
+    rows = data.draw(st.sampled_from((None, False, True)))
+    made = plan(MASKS[name], n, ranks, heads=(2, 1, 64), layout=layout, move_rows=rows)
     layer = made.layer()
+    assert not (layer.moved and rows is False)
     dense = MASKS[name].dense(n, n_heads=2) if n else np.zeros((0, 0), bool)
     seen = dense.any(axis=0) if dense.ndim == 3 else dense
     owners = [made.indices(rank) for rank in range(ranks)]
@@ -50,7 +53,8 @@ def test_what_travels_is_what_is_seen(data: st.DataObject):
     sent: dict[tuple[int, int], set[int]] = {}
     for rank in range(ranks):
         own = set(owners[rank].tolist())
-        wanted = set(np.flatnonzero(seen[owners[rank]].any(axis=0)).tolist())
+        stay = [t for t in owners[rank].tolist() if layer.stays[t // layer.block]]
+        wanted = set(np.flatnonzero(seen[stay].any(axis=0)).tolist())
         granule = layer.reach.granule
         if granule > 1:  # what is found are whole granules of which something is seen
             wanted = {t for t in range(n) if t // granule in {x // granule for x in wanted}}
@@ -71,8 +75,52 @@ def test_what_travels_is_what_is_seen(data: st.DataObject):
             away.setdefault((rank, each.receiver), set()).update(range(each.start, each.stop))
         assert away == {pair: found for pair, found in sent.items() if pair[0] == rank}
         assert layer.sent[rank] == sum(map(len, away.values()))
-        assert made.sent_bytes(rank) == layer.sent[rank] * 2 * 64 * 2
+        rows_sent = layer.visiting((2 * 64 * 2, 2 * 65 * 4))[0]
+        assert made.sent_bytes(rank) == layer.sent[rank] * 2 * 64 * 2 + rows_sent[rank]
     assert layer.traffic().sum() == layer.received.sum() == layer.sent.sum()
+
+
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_every_pair_is_computed_once(data: st.DataObject):
+    """By a call of the queries' rank, or where the queries move by one of the key's rank."""
+    some = data.draw(st.lists(st.integers(0, 399), min_size=1, max_size=4, unique=True))
+    width = data.draw(st.integers(1, 40))
+    mask = mc.window(width, width) | mc.global_tokens(some)
+    ranks, n = data.draw(st.integers(2, 8)), data.draw(st.integers(100, 400))
+    layout = data.draw(st.sampled_from(LAYOUTS))
+    made = plan(mask, n, ranks, heads=(2, 1, 64), layout=layout, move_rows=True)
+    layer, count = made.layer(), np.zeros((n, n), np.int64)
+    for rank in range(ranks):
+        work, own = made.work(rank), made.indices(rank)
+        buffer = np.full(work.size, -1)
+        for copy in work.copies:
+            buffer[copy.place : copy.place + copy.count] = own[
+                copy.source : copy.source + copy.count
+            ]
+        came = [x for each in layer.receives(rank) for x in range(each.start, each.stop)]
+        places = [x for each in work.receives for x in range(each.place, each.place + each.count)]
+        buffer[places] = came
+        for call in work.calls:
+            keys = (own if call.own else buffer)[call.key : call.key + call.keys]
+            _counted(count, own[call.row : call.row + call.rows], keys, call)
+        for guest in work.guests:
+            leaving = made.work(guest.home).leaving
+            rows = np.concatenate([made.indices(guest.home)[x] for _, x in leaving.slices()])
+            assert len(rows) == guest.rows
+            for call in guest.calls:
+                keys = own[call.key : call.key + call.keys]
+                _counted(count, rows[call.row : call.row + call.rows], keys, call)
+        hosts = {r for r in range(ranks) if any(g.home == rank for g in made.work(r).guests)}
+        assert set(work.hosts) == hosts - {rank}
+    assert np.array_equal(count, mask.dense(n).astype(np.int64))
+
+
+def _counted(count: np.ndarray, rows: np.ndarray, keys: np.ndarray, call: Call) -> None:
+    live = call.local.mask.dense(len(rows), len(keys), **call.local.data)
+    there = np.flatnonzero(keys >= 0)
+    assert not live[:, keys < 0].any()
+    count[np.ix_(rows, keys[there])] += live[:, there]
 
 
 @settings(max_examples=examples(100), deadline=None)

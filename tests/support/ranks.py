@@ -1,4 +1,5 @@
-"""Processes that form a gloo group on this machine; they run one function and report."""
+"""Processes that form a group on this machine, with gloo or NCCL; they run one function and
+report."""
 
 from __future__ import annotations
 
@@ -23,15 +24,16 @@ out."""
 
 def run(
     job: Callable[..., Any], size: int, *args: Any, seconds: float = 600,
-    dies: tuple[int, ...] = (),
+    dies: tuple[int, ...] = (), backend: str = "gloo",
 ) -> list[Any]:  # fmt: skip
-    """Run `job(rank, size, *args)` in `size` processes with a gloo group.
+    """Run `job(rank, size, *args)` in `size` processes with a group.
 
     Processes are forks of one that has imported `PRELOAD`, so that starting many is cheap.
 
     Args:
-        seconds: after which gloo gives up.
+        seconds: after which the group gives up.
         dies: ranks that are expected to say nothing.
+        backend: gloo, or nccl, where each rank has a card.
 
     Returns:
         What each rank returned; a rank that failed gives the text of its error, after "failed:".
@@ -48,7 +50,7 @@ def run(
     place = f"{job.__module__}:{job.__qualname__}"
     processes = [
         context.Process(
-            target=_main, args=(place, rank, size, port, settings, queue, seconds, args)
+            target=_main, args=(place, rank, size, port, settings, queue, seconds, args, backend)
         )
         for rank in range(size)
     ]
@@ -70,7 +72,7 @@ def run(
 
 def _main(
     place: str, rank: int, size: int, port: int, settings: dict[str, str], queue: Any,
-    seconds: float, args: tuple[Any, ...],
+    seconds: float, args: tuple[Any, ...], backend: str,
 ) -> None:  # fmt: skip
     os.environ.update(settings)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -83,9 +85,13 @@ def _main(
 
         hostcc.FLAGS = soon(hostcc.FLAGS)
         torch.set_num_threads(1)
+        on_card = {}
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+            on_card = {"device_id": torch.device("cuda", rank)}
         dist.init_process_group(
-            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
-            timeout=timedelta(seconds=seconds),
+            backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size,
+            timeout=timedelta(seconds=seconds), **on_card,
         )  # fmt: skip
         module, _, name = place.partition(":")
         result = getattr(importlib.import_module(module), name)(rank, size, *args)

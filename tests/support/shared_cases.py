@@ -48,7 +48,7 @@ CASES = (
     Case("dilated", mc.dilated(7, stride=4), 310, "contiguous"),
     Case("strided", mc.causal() & (mc.window(15) | mc.strided(16, 15)), 280, "contiguous"),
     Case("Longformer", mc.window(16, 16) | mc.global_tokens([3, 70]), 350, "contiguous"),
-    Case("BigBird", mc.random_blocks(16, 2, 1) | mc.window(16, 16) | mc.sinks(16), 384,
+    Case("BigBird", mc.random_blocks(16, 2, 1) | mc.window(16, 16) | mc.global_tokens(16), 384,
          "contiguous"),
     Case("prefix", mc.causal() | mc.prefix(40), 222, "zigzag"),
     Case("NATTEN", mc.where(lambda q, k: abs(k - min(max(q, 8), mc.n_q - 9)) <= 8), 360,
@@ -93,6 +93,18 @@ MORE = (
          options={"dropout_p": 0.3, "dropout_seed": 7}),
     Case("dropout in documents", mc.causal() & mc.documents("doc"), 400, "balanced",
          data={"doc": _ids(400)}, options={"dropout_p": 0.5, "dropout_seed": -1}),
+    Case("global rows and sink logits", mc.window(20, 20) | mc.global_tokens([3, 170]), 400,
+         "contiguous", options={"sink_logits": True, "softcap": 9.0}, batch=2, swapped=True),
+    Case("global rows in two chunks", mc.window(20, 20) | mc.global_tokens([3, 90, 399]), 400,
+         "zigzag", options={"dropout_p": 0.2, "dropout_seed": 5}),
+    Case("global rows in documents",
+         (mc.window(9, 20) | mc.global_tokens([9])) & mc.documents("doc"), 400, "striped",
+         data={"doc": np.arange(400) // 300}),
+    Case("global rows and entmax", mc.window(20, 9) | mc.global_tokens([3]), 200, "contiguous",
+         options={"normalizer": "entmax"}),
+    Case("global rows and a formula", mc.window(20, 20) | mc.global_tokens([3, 300]), 400,
+         "balanced",
+         options={"score": mc.score(lambda s, q, k, h: s + 0.01 * (h + 1) * (q - 2 * k))}),
     Case("dropout and entmax", mc.window(40, 9), 400, "contiguous",
          options={"dropout_p": 0.1, "dropout_seed": 1 << 63, "normalizer": "entmax"}),
 )  # fmt: skip
@@ -149,7 +161,7 @@ def shared(case: Case, size: int, group: Any, made: Any) -> list[torch.Tensor]:
 def planned(case: Case, size: int) -> Any:
     return plan(
         case.mask, case.n, size, heads=case.heads, dtype="float32", layout=case.layout,
-        batch=case.batch, data=case.data,
+        batch=case.batch, data=case.data, move_rows=True,
     )  # fmt: skip
 
 

@@ -137,13 +137,36 @@ def test_dropout_draws_whole_squares(monkeypatch: pytest.MonkeyPatch):
 def test_predictions_are_of_the_kernels_that_run():
     """The global rows of one rank are a call of their own: what it takes is in its time."""
     mask, n = mc.window(256, 256) | mc.global_tokens(64), 65536
-    made = mc.distributed.plan(mask, n, 4, heads=(32, 8, 128))
+    made = mc.distributed.plan(mask, n, 4, heads=(32, 8, 128), move_rows=False)
     problem = Problem(128, 128, DType.bfloat16)
     for direction, times in zip(Direction, made.times(), strict=True):
         calls = [of_call(call, problem, direction, 32) for call in made.work(0).calls]
         assert len(calls) == 3
         assert times.compute[0] == pytest.approx(sum(calls), rel=0.2)
         assert times.compute[0] > sum(calls)
+
+
+def test_global_rows_go_to_their_keys():
+    """A few rows move, and the keys of a window's edge; else one rank receives every key."""
+    mask = mc.window(256, 256) | mc.global_tokens(64)
+    made = mc.distributed.plan(mask, 131072, 8, heads=(32, 8, 128))
+    (visit,) = made.layer().visits
+    assert (visit.home, visit.start, visit.stop) == (0, 0, 128)
+    rows = 128 * 32
+    assert made.received_bytes(0) == made.token_bytes * 256 + 7 * rows * 129 * 4
+    assert made.received_bytes(3) == made.token_bytes * (64 + 512) + rows * 128 * 2
+    stay = mc.distributed.plan(mask, 131072, 8, heads=(32, 8, 128), move_rows=False)
+    assert stay.received_bytes(0) == made.token_bytes * 7 * 16384
+    for ours, theirs in zip(made.times(), stay.times(), strict=True):
+        assert ours.total < 0.5 * theirs.total
+    assert "queries 0-127 of rank 0 go to their keys" in made.explain()
+    inside = mc.distributed.plan(mask & mc.documents("doc"), 4096, 2, heads=(2, 1, 64))
+    alone = inside.given(doc=np.arange(4096) // 512)
+    whole = inside.given(doc=np.zeros(4096, np.int64))
+    assert (alone.layer().moved, whole.layer().moved) == ((), ())  # few bytes, and launches
+    whole = replace(inside, move_rows=True).given(doc=np.zeros(4096, np.int64))
+    assert whole.layer().moved == (0,)
+    assert not mc.distributed.plan(mc.causal(), 131072, 8, heads=(32, 8, 128)).layer().moved
 
 
 def test_strided_keys_alone_travel():
@@ -155,17 +178,23 @@ def test_strided_keys_alone_travel():
 
 
 @pytest.mark.parametrize("drops", [{}, {"dropout_p": 0.3, "dropout_seed": 5}], ids=["", "dropout"])
+@pytest.mark.parametrize(
+    "mask", [mc.causal() & (mc.window(40) | mc.sinks(3)), mc.window(40, 40) | mc.global_tokens(3)],
+    ids=["sinks", "global"],
+)  # fmt: skip
 def test_tables_of_a_score_and_lse_have_their_gradients(
-    drops: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    mask: mc.Mask, drops: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     """Indices are places in the sequence; a rank has its share of a table's gradient."""
     rank_threads.patch(monkeypatch)
-    n, size, mask = 400, 3, mc.causal() & (mc.window(40) | mc.sinks(3))
+    n, size = 400, 3
     score = mc.score(
-        lambda s, q, k, h: s + mc.table("near")[h, mc.scores.minimum(q - k, 15)]
+        lambda s, q, k, h: s + mc.table("near")[h, mc.scores.minimum(abs(q - k), 15)]
         + mc.param("slope", 1.5) * mc.table("key")[k]
     )  # fmt: skip
-    made = mc.distributed.plan(mask, n, size, heads=(2, 1, 32), dtype="float32", layout="zigzag")
+    made = mc.distributed.plan(
+        mask, n, size, heads=(2, 1, 32), dtype="float32", layout="zigzag", move_rows=True
+    )
     draw = torch.Generator().manual_seed(1)
     given = [torch.randn(1, heads, n, 32, generator=draw) for heads in (2, 1, 1)]
     dout, dlse = torch.randn(1, 2, n, 32, generator=draw), torch.randn(1, 2, n, generator=draw)

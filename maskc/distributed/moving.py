@@ -1,0 +1,79 @@
+"""Which queries go to their keys: those of few rows that see far more keys than all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maskc import driver
+from maskc.core.dtypes import DType
+from maskc.distributed.costs import PassCost
+from maskc.distributed.network import Network
+from maskc.distributed.reach import Reach
+from maskc.distributed.times import by_tiles
+
+if TYPE_CHECKING:
+    from maskc.distributed.planning import HeadSizes, LayerPlan
+
+_FEW = 16
+"""At most one row of so many moves."""
+_APART = 2
+"""Rows that move see at least so many times the keys of those that stay."""
+_WORTH = 0.97
+"""Rows move where both passes then take less than this share."""
+_MOST_TRIALS = 4
+_MOST_VISITS = 8
+"""Stretches of rows: each is a call of every rank that holds its keys."""
+
+
+def moved(
+    layer: LayerPlan, wanted: bool | None, passes: tuple[PassCost, PassCost], network: Network,
+    heads: HeadSizes, dtype: DType, batch: int,
+) -> LayerPlan:  # fmt: skip
+    """The same with blocks of queries moved: where the busiest rank then sends and receives fewer
+    bytes in both passes together, and they are predicted to take less time.
+
+    Args:
+        wanted: False is never, True is wherever that is fewer bytes.
+    """
+    if layer.layout.ranks == 1 or wanted is False or not layer.travels:
+        return layer
+    if driver.selects(layer.mask):  # what a query chooses depends on all of its keys
+        return layer
+
+    def busiest(each: LayerPlan) -> float:
+        size = 2 * heads.token_bytes(dtype.itemsize, batch)
+        rows = [each.visiting(x) for x in heads.visit_bytes(dtype.itemsize, batch)]
+        both = size * (each.sent + each.received) + sum(sum(x) for x in rows)
+        return float(both.max())
+
+    def milliseconds(each: LayerPlan) -> float:
+        return sum(x.total for x in by_tiles(each, passes, network, heads, dtype, batch))
+
+    best, most = layer, busiest(layer)
+    least: float | None = None
+    for blocks in _outstanding(layer.reach):
+        trial = replace(layer, moved=blocks)
+        if len(trial.visits) > _MOST_VISITS or busiest(trial) >= most:
+            continue
+        if wanted:
+            best, most = trial, busiest(trial)
+            continue
+        least = _WORTH * milliseconds(layer) if least is None else least
+        if milliseconds(trial) < least:
+            best, least = trial, milliseconds(trial)
+    return best
+
+
+def _outstanding(reach: Reach) -> Iterator[tuple[int, ...]]:
+    """Sets of blocks, each with those that see most keys, down to where there are far fewer."""
+    keys = reach.keys.tokens
+    order = np.argsort(-keys, kind="stable")
+    many = keys[order]
+    last = max(1, len(keys) // _FEW)
+    cuts = np.flatnonzero(many[:last] >= _APART * np.append(many[1:], 0)[:last])
+    for cut in cuts[many[cuts] > 0][:_MOST_TRIALS].tolist():
+        yield tuple(sorted(order[: cut + 1].tolist()))
