@@ -67,20 +67,20 @@ FN void find_means(const struct Attention &p, struct Shared &shared) {
 // sums are added in the order of multiply_rows. Of a row with one key both have the same bits then,
 // and its gradients are zero.
 FN void find_deltas(const struct Attention &p) {
-    static_assert(HEAD_DIM_V <= 32 * DEPTH, "a warp has all pieces of a row");
+    static_assert(HEAD_DIM_V <= 32 * PIECE, "a warp has all pieces of a row");
     const struct Place at = row_place(p);
     const struct Head h = head_of(p, at);
     const struct Rows<HEAD_DIM_V> out =
         rows_of<HEAD_DIM_V>(p.out, p.out_stride, at.batch, at.head, p.n_q);
     for (i32 i = threadIdx.x / 32; i < TILE_Q; i += THREADS / 32) {
         const i32 q = at.tile * TILE_Q + i;
-        const i32 first = threadIdx.x % 32 * DEPTH;
+        const i32 first = threadIdx.x % 32 * PIECE;
         float piece = 0.0f, sum = 0.0f;
 #pragma unroll 4
-        for (i32 column = first; column < first + DEPTH && column < HEAD_DIM_V; column++)
+        for (i32 column = first; column < first + PIECE && column < HEAD_DIM_V; column++)
             piece = fmaf(out.at(q, column), h.dout.at(q, column), piece);
 #pragma unroll
-        for (int i = 0; i * DEPTH < HEAD_DIM_V; i++) sum += __shfl_sync(0xffffffff, piece, i);
+        for (int i = 0; i * PIECE < HEAD_DIM_V; i++) sum += __shfl_sync(0xffffffff, piece, i);
         if (threadIdx.x % 32 == 0 && q < p.n_q) delta_of(p, at.batch, at.head)[q] = sum;
     }
 }
