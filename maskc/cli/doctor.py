@@ -6,6 +6,7 @@ import click
 
 from maskc.cli.options import json_option
 from maskc.cli.output import echo, now, write_json, write_table
+from maskc.core.target import MOST_HEAD_DIM, TARGETS, Target
 
 COSTS = {
     "C compiler": "CPU kernels run in NumPy, much slower: install gcc or clang, or set CC",
@@ -23,12 +24,19 @@ COSTS = {
     "matplotlib": "no PNG and SVG pictures, the terminal draws: pip install 'maskc[figures]'",
 }
 """What the absence of each probe costs, and what to do."""
+CARDS = {
+    70: "V100", 75: "T4, RTX 20", 80: "A100", 86: "A10, RTX 30", 89: "L4, RTX 40", 90: "H100, H200",
+    100: "B200", 120: "RTX 50",
+}  # fmt: skip
+"""Compute capability -> cards that have it."""
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @click.command(short_help="Report what this machine has and what each gap costs.")
 @json_option
 def doctor(as_json: bool) -> None:
-    """Report compiler, CUDA, driver, NVRTC, CuPy, torch and cache, and what each gap costs."""
+    """Report compiler, CUDA, driver, NVRTC, CuPy, torch and cache, what each gap costs, and which
+    kernels each card gets."""
     from maskc import __version__
     from maskc.build.toolchain import Probe, probes
     from maskc.runtime.device import default_target
@@ -40,6 +48,10 @@ def doctor(as_json: bool) -> None:
         write_json({
             "maskc": __version__,
             "target": target,
+            "cards": {
+                f"{capability / 10:.1f}": [each.name for each in targets_of(capability)]
+                for capability in CARDS
+            },
             "probes": [
                 {
                     "name": probe.name, "ok": probe.ok, "found": probe.found,
@@ -58,6 +70,29 @@ def doctor(as_json: bool) -> None:
             for probe in found
         ],
     )  # fmt: skip
+    echo("\neach pass takes the first of a card's targets that has a kernel for it:\n")
+    write_table(
+        ("card", "capability", "targets"),
+        [
+            (names, f"{capability / 10:.1f}", ", ".join(map(_told, targets_of(capability))))
+            for capability, names in CARDS.items()
+        ],
+    )
+
+
+def targets_of(capability: int) -> tuple[Target, ...]:
+    """The CUDA targets that a card of this compute capability runs, the preferred one first."""
+    from maskc.runtime.device import CUDA, runs_on
+
+    return tuple(TARGETS[name] for name in CUDA if runs_on(TARGETS[name], capability))
+
+
+def _told(target: Target) -> str:
+    dtypes = [_SHORT.get(dtype.value, dtype.value) for dtype in target.dtypes]
+    if target.fp8_dims:
+        dtypes.append("E4M3")
+    most = target.head_dims[-1] if target.head_dims else MOST_HEAD_DIM
+    return f"{target.name} ({', '.join(dtypes)}; head_dim to {most})"
 
 
 def _matplotlib() -> tuple[bool, str]:

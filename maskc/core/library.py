@@ -16,7 +16,7 @@ _INCLUDE = re.compile(r'^#include "([\w/.]+)"$', re.MULTILINE)
 """A static file; headers of the toolkit come in angle brackets and stay."""
 SHAPING = {"WITH_SCORE": "score", "WITH_SHIFTS": "shifts", "WITH_CAP": "caps",
            "ADDS_DIAGONALS": "adds_diagonals", "WITH_THRESHOLDS": "thresholds",
-           "WITH_DROPOUT": "dropout", "PADDED": "pieces", "FP8": "fp8", "WIDE": "wide"}  # fmt: skip
+           "WITH_DROPOUT": "dropout", "WIDE": "wide"}  # fmt: skip
 """Macros that are resolved when a source is written, and what of its specification defines each."""
 _LEAST = 4
 """Lines of a text that an include line replaces; shorter ones are read faster where they are."""

@@ -271,6 +271,11 @@ class KernelSpec:
         return self.dtype.itemsize == 1
 
     @property
+    def operands(self) -> str:
+        """The policy that q, k, v and weights follow: files operands_* and values_* (sm_90a)."""
+        return "bytes" if self.fp8 else "halves"
+
+    @property
     def wide(self) -> bool:
         """Whether two warps share rows (sm_80): beyond head dimension 256."""
         return self.target.name == "sm_80" and self.head_dim > NARROW

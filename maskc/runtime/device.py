@@ -23,12 +23,14 @@ CUDA = tuple(
 def runs(target: Target, index: int) -> bool:
     """Whether a GPU executes a CUDA target; `a` targets are tied to one capability."""
     found = gpus()
-    if index >= len(found):
-        return False
-    have = found[index].capability
+    return index < len(found) and runs_on(target, found[index].capability)
+
+
+def runs_on(target: Target, capability: int) -> bool:
+    """Whether a GPU of this compute capability, 10 * major + minor, executes a CUDA target."""
     if target.name.endswith("a"):
-        return have == target.capability
-    return have >= target.capability
+        return capability == target.capability
+    return capability >= target.capability
 
 
 def default_target(problem: Problem | None = None) -> str:

@@ -1,8 +1,7 @@
-"""Attention in E4M3 beside fp64, with a bound on what rounding weights to E4M3 may do.
+"""Attention in E4M3 beside fp64, with bounds on what roundings may do.
 
 A weight is rounded to 4 bits, by at most 2^-4 of itself, and where it is small by at most 2^-10 of
-2^-7 of the row's largest. Where products are added with 14 bits, as Hopper does, each of them may
-lose 2^-13 of the largest term, see `bits`.
+2^-7 of the row's largest. Hopper adds products with 14 bits, see `hopper_products`.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import torch
 from maskc.integrations.torch.fp8 import to_e4m3
 
 ROUNDED, LOST = 2**-4, 2**-17
+KEPT = 13
+"""Bits of a sum behind its first one."""
 OUT = 2**-8
 """Of bfloat16."""
 
@@ -36,13 +37,50 @@ def wide(x, factor, heads):
     return found.repeat_interleave(heads // x.shape[1], 1)
 
 
+def power(x, least):
+    """The exponents of numbers, -100 of 0."""
+    return torch.where(x == 0, -100, torch.frexp(x)[1].clamp(min=least + 1) - 1)
+
+
+def cut(x, powers):
+    """x without what is below 2^-13 of these powers of two, towards zero."""
+    step = ((powers - KEPT + 127) << 23).view(torch.float32)
+    return torch.trunc(x / step) * step
+
+
+def hopper_products(q, k):
+    """q k^T of numbers in E4M3 as Hopper's tensor cores add it up, to the bit: [B, H, n_q, n_kv].
+
+    Each step adds 32 products and the sum so far. All are cut where the largest of them, by the
+    exponents of its factors, has its 14th bit, and so is the result.
+    """
+    q, k = q.float(), k.float().repeat_interleave(q.shape[1] // k.shape[1], 1)
+    total = q.new_zeros((*q.shape[:3], k.shape[2]))
+    for left, right in zip(q.split(32, -1), k.split(32, -1), strict=True):
+        left, right = left[..., :, None, :], right[..., None, :, :]
+        terms = left * right
+        powers = torch.where(terms == 0, -100, power(left, -6) + power(right, -6)).amax(-1)
+        powers = torch.maximum(powers, power(total, -100))
+        total = cut(terms, powers[..., None]).sum(-1) + cut(total, powers)
+        total = cut(total, power(total, -100))
+    return total
+
+
 def exact(q, k, v, live, factors=None, *, scale=None, softcap=None, alibi_slopes=None,
-          sink_logits=None):  # fmt: skip
-    """(out, lse, what out may be off by, the root of the sum of squares of its terms), in fp64."""
+          sink_logits=None, products=None):  # fmt: skip
+    """(out, lse, what out may be off by, the root of the sum of squares of its terms), in fp64.
+
+    Args:
+        products: of the numbers in E4M3, where they are not exact: see `hopper_products`.
+    """
     factors, heads = factors or {}, q.shape[1]
+    if products is not None:  # a row of ones for each factor
+        unit = wide(torch.ones_like(q[:, :, :1, :1]), factors.get("q_descale"), heads)
+        unit = unit * wide(torch.ones_like(k[:, :, :1, :1]), factors.get("k_descale"), heads)
     each = ((q, "q_descale"), (k, "k_descale"), (v, "v_descale"))
     q, k, v = (wide(x, factors.get(name), heads) for x, name in each)
-    s = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = q @ k.transpose(-1, -2) if products is None else products.double() * unit
+    s = s * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     if alibi_slopes is not None:
@@ -67,7 +105,8 @@ def check(attn, n_q, n_kv, dim, live, *, bits=0.0, data=None, made=None, **featu
     """Compare a call with fp64.
 
     Args:
-        bits: of the sum of all terms' sizes, what adding them up may lose.
+        bits: of the sum of all terms' sizes, what adding up values may lose, on tensor cores; the
+            emulator loses nothing.
     """
     (q, k, v), factors = made or tensors(n_q, n_kv, dim, device=live.device)
     out, lse = attn(q, k, v, return_lse=True, **factors, **features, **(data or {}))
@@ -82,7 +121,9 @@ def check(attn, n_q, n_kv, dim, live, *, bits=0.0, data=None, made=None, **featu
     dead = level == -torch.inf
     assert (lse[dead] == -torch.inf).all()
     assert (out[dead] == 0).all()
-    assert ((lse.double() - level)[~dead].abs() < (2e-3 if bits else 1e-5)).all()
+    products = hopper_products(q, k) if bits else None
+    made = exact(q, k, v, live, factors, products=products, **features)[1]
+    assert ((lse.double() - made)[~dead].abs() <= 1e-5 + 1e-6 * made[~dead].abs()).all()
     # roundings are as likely up as down: errors add up as squares, a 36th of each on the average
     assert off.square().sum().sqrt() <= (1 / 28 + bits) * noise.square().sum().sqrt()
     return out, lse

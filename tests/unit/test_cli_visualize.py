@@ -192,6 +192,16 @@ def test_doctor_tells_what_is_there():
     assert numpy == {"name": "numpy", "ok": True, "found": np.__version__, "cost": ""}
 
 
+def test_doctor_says_what_each_card_gets():
+    assert maskc_json("doctor")["cards"] == {
+        **dict.fromkeys(("7.0", "7.5"), ["simt"]),
+        **dict.fromkeys(("8.0", "8.6", "8.9", "10.0", "12.0"), ["sm_80", "simt"]),
+        "9.0": ["sm_90a", "sm_80", "simt"],
+    }
+    text = " ".join(maskc("doctor").stdout.split())
+    assert "sm_90a (bf16, fp16, E4M3; head_dim to 256)" in text
+
+
 # ------------------------------------------------------------------ the group
 
 

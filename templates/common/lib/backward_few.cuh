@@ -19,23 +19,14 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
     const uint4 *const of_k = pieces_of(p.k, p.k_stride, keys, k);
     const uint4 *const of_v = pieces_of(p.v, p.v_stride, keys, k);
     float score = 0.0f, dp = 0.0f;
-#if PADDED
 #pragma unroll 1
-    for (int i = 0; i < PIECES_QK; i++) score += dot(__ldg(of_q + i), __ldg(of_k + i));
-#pragma unroll 1
-    for (int i = 0; i < PIECES_V; i++) dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
-#else
-#pragma unroll 1
-    for (int i = 0; i < HEAD_DIM / 8; i++) {
+    for (int i = 0; i < PIECES_QK; i++) {
         score += dot(__ldg(of_q + i), __ldg(of_k + i));
-        dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
+        if (!PADDED) dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
     }
-#endif
-#if WITH_DROPOUT
-    const struct Dropout d = dropout_of(p.dropout_seed_at, p.dropout_seed, p.dropout_least,
-                                        p.dropout_first_q, p.dropout_first_k);
-    dp *= stays(draws_at(d, q, k, at.head, at.batch), d.least, q, k) ? p.dropout_scale : 0.0f;
-#endif
+#pragma unroll 1
+    for (int i = 0; PADDED && i < PIECES_V; i++) dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
+    dp *= kept_factor(p, q, k, at.head, at.batch);
 #if WITH_SCORE
     const float logit = score_logit(score * p.scale, q, k, (float)(q - k), at.head, at.batch, p);
     return fast_exp2((logit - lse) * LOG2E) * dp;
@@ -69,22 +60,14 @@ FN void settle_rows(const struct Attention &p) {
             if (keep(mask, q, k, p.n_q, p.n_kv))
                 exact += term_of(p, at, keys, q, k, lse, of_q, of_dout);
 #if WIDE
-#if PADDED
         for (int i = lane; i < PIECES_V; i += 32) {
-#else
-        for (int i = lane; i < HEAD_DIM / 8; i += 32) {
-#endif
             const uint4 out = __ldg(pieces_of(p.out, p.out_stride, at, q) + i);
             const uint4 dout = __ldg(of_dout + i);
             rounded += dot(out, dout);
             size += absolute_dot(out, dout);
         }
 #else
-#if PADDED
         if (lane < PIECES_V) {
-#else
-        if (lane < HEAD_DIM / 8) {
-#endif
             const uint4 out = __ldg(pieces_of(p.out, p.out_stride, at, q) + lane);
             const uint4 dout = __ldg(of_dout + lane);
             rounded = dot(out, dout);

@@ -164,9 +164,7 @@ attention_keys(const __grid_constant__ struct Attention p) {
     for (i64 i = first_place(); i < 2 * rows * PIECES; i += step_of_places()) {
         const i64 own = i / PIECES, row = own < rows ? own : own - rows, list = row / p.n_kv;
         const bool values = own >= rows;
-#if PADDED
-        if (i % PIECES >= (values ? PIECES_V : PIECES_QK)) continue;
-#endif
+        if (PADDED && i % PIECES >= (values ? PIECES_V : PIECES_QK)) continue;
         const i32 batch = list / p.heads_kv, head = list - (i64)batch * p.heads_kv;
         const float by = values ? 1.0f : p.scale;
         const i32 exponent = values ? units.dv : units.dk;

@@ -31,14 +31,9 @@ FN struct Lines lines_of(const void *tensor, const i64 (&stride)[3], struct Plac
     const uint4 *const own = (const uint4 *)tensor + threadIdx.x % 4;
     return {own + row_offset(stride, at, low) / 8, own + row_offset(stride, at, high) / 8};
 }
-#if PADDED
 template <int PIECES>
 FN struct Slice slice_of(const struct Lines &lines, int i) {
-    if (4 * i + (int)threadIdx.x % 4 >= PIECES) return {};
-    return {__ldg(lines.low + 4 * i), __ldg(lines.high + 4 * i)};
-}
-#endif
-FN struct Slice slice_of(const struct Lines &lines, int i) {
+    if (PADDED && 4 * i + (int)threadIdx.x % 4 >= PIECES) return {};
     return {__ldg(lines.low + 4 * i), __ldg(lines.high + 4 * i)};
 }
 
@@ -53,12 +48,8 @@ FN void take_keys(struct KeyRows &rows, const struct Attention &p, struct Place 
     const struct Lines k = lines_of(p.k, p.k_stride, at, low, high);
     const struct Lines v = lines_of(p.v, p.v_stride, at, low, high);
 #pragma unroll
-#if PADDED
     for (int i = 0; i < SLICES; i++)
         rows.k[i] = slice_of<PIECES_QK>(k, i), rows.v[i] = slice_of<PIECES_V>(v, i);
-#else
-    for (int i = 0; i < SLICES; i++) rows.k[i] = slice_of(k, i), rows.v[i] = slice_of(v, i);
-#endif
 }
 FN void multiply_queries(Pairs &s, Pairs &dp, const struct KeyRows &rows,
                          const struct Attention &p, struct Place at, i32 low, i32 high) {
@@ -71,12 +62,7 @@ FN void multiply_queries(Pairs &s, Pairs &dp, const struct KeyRows &rows,
         for (int e = 0; e < 4; e++) s[i][e] = dp[i][e] = 0.0f;
 #pragma unroll
     for (int i = 0; i < SLICES; i++) {
-#if PADDED
         multiply_slices(s, slice_of<PIECES_QK>(q, i), rows.k[i]);
         multiply_slices(dp, slice_of<PIECES_V>(dout, i), rows.v[i]);
-#else
-        multiply_slices(s, slice_of(q, i), rows.k[i]);
-        multiply_slices(dp, slice_of(dout, i), rows.v[i]);
-#endif
     }
 }

@@ -4,6 +4,7 @@ typedef unsigned int u32;
 constexpr int SIDE = 16;              // threads form a square: 16 down, 16 across
 constexpr int THREADS = SIDE * SIDE;
 constexpr int STRIP = 4 * SIDE;       // columns of v, k, q or dout that are taken at a time
+constexpr int PIECE = DEPTH % 16 ? DEPTH : 32;  // columns of dout and v whose products are one sum
 constexpr int PAD = 4;                // floats behind a row in shared memory, see load_columns
 constexpr int LONGER = TILE_Q > TILE_K ? TILE_Q : TILE_K;
 

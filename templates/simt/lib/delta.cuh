@@ -31,7 +31,7 @@ FN void find_means(const struct Attention &p, struct Shared &shared) {
         const i32 first_k = tile.index * TILE_K;
         float x[ROWS][COLS], dp[ROWS][COLS];
         multiply_rows<HEAD_DIM>(x, shared, h.q, first_q, h.k, first_k);
-        multiply_rows<HEAD_DIM_V>(dp, shared, h.dout, first_q, h.v, first_k);
+        multiply_rows<HEAD_DIM_V, true>(dp, shared, h.dout, first_q, h.v, first_k);
         const u32 seen = visible<ROWS, COLS, false>(p, h.mask, tile.full, first_q, first_k);
         make_logits(x, h.kind, seen, first_q, first_k);
 #if WITH_DROPOUT
@@ -63,19 +63,24 @@ FN void find_means(const struct Attention &p, struct Shared &shared) {
     }
 }
 
-// With softmax that mean is out . dout: a warp for each row.
+// With softmax that mean is out . dout: a warp for each row, and a lane for each piece of it, whose
+// sums are added in the order of multiply_rows. Of a row with one key both have the same bits then,
+// and its gradients are zero.
 FN void find_deltas(const struct Attention &p) {
+    static_assert(HEAD_DIM_V <= 32 * PIECE, "a warp has all pieces of a row");
     const struct Place at = row_place(p);
     const struct Head h = head_of(p, at);
     const struct Rows<HEAD_DIM_V> out =
         rows_of<HEAD_DIM_V>(p.out, p.out_stride, at.batch, at.head, p.n_q);
     for (i32 i = threadIdx.x / 32; i < TILE_Q; i += THREADS / 32) {
         const i32 q = at.tile * TILE_Q + i;
-        float sum = 0.0f;
-        for (i32 column = threadIdx.x % 32; column < HEAD_DIM_V; column += 32)
-            sum = fmaf(out.at(q, column), h.dout.at(q, column), sum);
+        const i32 first = threadIdx.x % 32 * PIECE;
+        float piece = 0.0f, sum = 0.0f;
+#pragma unroll 4
+        for (i32 column = first; column < first + PIECE && column < HEAD_DIM_V; column++)
+            piece = fmaf(out.at(q, column), h.dout.at(q, column), piece);
 #pragma unroll
-        for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffff, sum, by);
+        for (int i = 0; i * PIECE < HEAD_DIM_V; i++) sum += __shfl_sync(0xffffffff, piece, i);
         if (threadIdx.x % 32 == 0 && q < p.n_q) delta_of(p, at.batch, at.head)[q] = sum;
     }
 }

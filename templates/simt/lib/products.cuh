@@ -1,5 +1,6 @@
 // The two matrix products that attention is made of, both passes.
-// Needs: constants.cuh, tensors.cuh. Gives: Shared, clear, multiply_rows, add_strip, keep_weights.
+// Needs: constants.cuh, tensors.cuh. Gives: Shared, clear, add, multiply_rows, add_strip,
+// keep_weights.
 //
 // A block of 16 x 16 threads computes a tile of the result. A thread has R x C neighbouring numbers
 // of it in registers, and adds to all of them, for each step of the sum, R numbers of the left
@@ -25,6 +26,14 @@ FN void clear(float (&x)[R][C]) {
     for (int r = 0; r < R; r++)
 #pragma unroll
         for (int c = 0; c < C; c++) x[r][c] = 0.0f;
+}
+
+template <int R, int C>
+FN void add(float (&x)[R][C], const float (&y)[R][C]) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int c = 0; c < C; c++) x[r][c] += y[r][c];
 }
 
 // One step of a sum. With nan_safe a weight of -0 says that the pair is hidden: nothing is added,
@@ -78,8 +87,9 @@ struct Columns {
 };
 
 // x[r][c] = (row r of this thread, of `left`) . (row c, of `right`): scores from q and k, and the
-// gradients of weights from dout and v.
-template <int WIDTH, int R, int C>
+// gradients of weights from dout and v. These are summed BY_PIECES of PIECE columns, as delta is,
+// which is subtracted from them: rows of few keys leave little but what both have lost.
+template <int WIDTH, bool BY_PIECES = false, int R, int C>
 FN void multiply_rows(float (&x)[R][C], struct Shared &shared, const struct Rows<WIDTH> &left,
                       i32 first_left, const struct Rows<WIDTH> &right, i32 first_right) {
     struct Columns<SIDE * R> a;
@@ -87,17 +97,27 @@ FN void multiply_rows(float (&x)[R][C], struct Shared &shared, const struct Rows
     clear(x);
     a.load(left, first_left, 0);
     b.load(right, first_right, 0);
+    constexpr int TIMES = BY_PIECES ? PIECE / DEPTH : 1;
 #pragma unroll 1
-    for (i32 column = 0; column < WIDTH; column += DEPTH) {
-        __syncthreads();  // what lay there is no longer read
-        a.store(shared.operands.left);
-        b.store(shared.operands.right);
-        __syncthreads();
-        if (column + DEPTH < WIDTH) {
-            a.load(left, first_left, column + DEPTH);
-            b.load(right, first_right, column + DEPTH);
+    for (i32 first = 0; first < WIDTH; first += TIMES * DEPTH) {
+        float piece[R][C];
+        clear(piece);
+#pragma unroll
+        for (int i = 0; i < TIMES; i++) {
+            const i32 column = first + i * DEPTH;
+            if (column >= WIDTH) break;
+            __syncthreads();  // what lay there is no longer read
+            a.store(shared.operands.left);
+            b.store(shared.operands.right);
+            __syncthreads();
+            if (column + DEPTH < WIDTH) {
+                a.load(left, first_left, column + DEPTH);
+                b.load(right, first_right, column + DEPTH);
+            }
+            multiply<DEPTH, false>(BY_PIECES ? piece : x, shared.operands.left,
+                                   shared.operands.right);
         }
-        multiply<DEPTH, false>(x, shared.operands.left, shared.operands.right);
+        if (BY_PIECES) add(x, piece);
     }
 }
 

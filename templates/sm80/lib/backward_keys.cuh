@@ -33,11 +33,7 @@ FN void load_queries(struct Shared &shared, const struct Attention &p, i32 batch
     const i32 tile = tile_at(turn.list, turn.i).index;
     load_tile<TILE_Q>(shared_address(shared.q), head_rows(p.q, p.q_stride, batch, turn.head),
                       p.q_stride, tile * TILE_Q, p.n_q);
-#if PADDED
     load_tile<TILE_Q, PIECES_V>(shared_address(shared.dout),
-#else
-    load_tile<TILE_Q>(shared_address(shared.dout),
-#endif
                       head_rows(p.dout, p.dout_stride, batch, turn.head), p.dout_stride,
                       tile * TILE_Q, p.n_q);
     load_rows(shared, p, row_of(p, batch, turn.head, tile));
@@ -96,15 +92,13 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
 #else
     weigh_scores<true>(s, weights, p, logit, far, masked, of_query(shared.lse));
 #endif
-#if WITH_DROPOUT
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) {
         struct Staying<STEP_Q / 2> stay;
         draw_by_key(stay, dropout_of(p), query, key + 16 * m, at.head, at.batch);
-        if (KEYS) drop(*(float (*)[STEP_Q / 2])&dp[m], stay, p.dropout_scale);
+        if (KEYS) drop(*(float (*)[STEP_Q / 2])&dp[m], stay, kept_scale(p));
         if (VALUES) drop_pairs(*(u32 (*)[STEP_Q / 4])&weights.p[m], stay);
     }
-#endif
     if (VALUES) add_products(dv, weights.p, dout + lane_in_rows());
     if (!KEYS) return 0.0f;
     const float total =
@@ -139,11 +133,7 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
                       head_rows(p.k, p.k_stride, batch, column.keys.head), p.k_stride, first_k,
                       p.n_kv);
     if (KEYS)
-#if PADDED
         load_tile<TILE_K, PIECES_V>(shared_address(shared.v),
-#else
-        load_tile<TILE_K>(shared_address(shared.v),
-#endif
                           head_rows(p.v, p.v_stride, batch, column.keys.head), p.v_stride, first_k,
                           p.n_kv);
     if (more) load_queries(shared, p, batch, turn);
@@ -188,26 +178,9 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
     if (KEYS)
         store_rows(dk, shared.k + own * PITCH, p.dk, p.dk_stride, column.keys, first_k + own,
                    p.n_kv, p.scale, p.joins);
-#if PADDED
-#if WITH_DROPOUT
-    const float factor = p.dropout_scale;
-#else
-    constexpr float factor = 1.0f;
-#endif
     if (VALUES)
         store_rows<PIECES_V>(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys,
-                             first_k + own, p.n_kv, factor, p.joins);
-#else
-#if WITH_DROPOUT
-    if (VALUES)
-        store_rows(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys, first_k + own,
-                   p.n_kv, p.dropout_scale, p.joins);
-#else
-    if (VALUES)
-        store_rows(dv, shared.v + own * PITCH, p.dv, p.dv_stride, column.keys, first_k + own,
-                   p.n_kv, 1.0f, p.joins);
-#endif
-#endif
+                             first_k + own, p.n_kv, kept_scale(p), p.joins);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)

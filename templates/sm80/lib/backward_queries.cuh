@@ -50,11 +50,9 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
 #endif
         products(dp, shared_address(shared.dout) + fragment * 16 * PITCH + lane_in_rows(),
                  v + lane_in_halves());
-#if WITH_DROPOUT
         struct Staying<STEP_K / 2> stay;
         draw_by_query(stay, dropout_of(p), query, key, line.at.head, line.at.batch);
-        drop(*(float (*)[STEP_K / 2])&dp[0], stay, p.dropout_scale);
-#endif
+        drop(*(float (*)[STEP_K / 2])&dp[0], stay, kept_scale(p));
 #if WITH_SCORE
         const auto of_row = [&](int, int, int e) { return rows.lse[e / 2]; };
         weigh_scores<false>(s, weights, p, logit, far, masked,
@@ -94,11 +92,7 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, const s
                                            line.at.head, line.tile);
     load_tile<TILE_Q>(shared_address(shared.q), head_rows(p.q, p.q_stride, batch, line.at.head),
                       p.q_stride, line.tile * TILE_Q, p.n_q);
-#if PADDED
     load_tile<TILE_Q, PIECES_V>(shared_address(shared.dout),
-#else
-    load_tile<TILE_Q>(shared_address(shared.dout),
-#endif
                       head_rows(p.dout, p.dout_stride, batch, line.at.head), p.dout_stride,
                       line.tile * TILE_Q, p.n_q);
     struct Rows rows = {};
@@ -116,14 +110,9 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, const s
         __syncthreads();  // the last keys are no longer read
         load_tile<TILE_K>(shared_address(shared.k), head_rows(p.k, p.k_stride, batch, kv_head),
                           p.k_stride, first_k, p.n_kv);
-#if PADDED
         load_tile<TILE_K, PIECES_V>(shared_address(shared.v),
                                     head_rows(p.v, p.v_stride, batch, kv_head), p.v_stride,
                                     first_k, p.n_kv);
-#else
-        load_tile<TILE_K>(shared_address(shared.v), head_rows(p.v, p.v_stride, batch, kv_head),
-                          p.v_stride, first_k, p.n_kv);
-#endif
         copy_wait<0>();
         __syncthreads();
         total += take_tile<MEAN>(dq, rows, shared, p, logit, line, first_k, tile.full);

@@ -99,19 +99,11 @@ attention_backward_prepare(const __grid_constant__ struct Attention p) {
         const bool inside = q < p.n_q;
         float sum = 0.0f;
 #if WIDE
-#if PADDED
         for (int j = lane; inside && j < PIECES_V; j += LANES)
-#else
-        for (int j = lane; inside && j < CHUNKS; j += LANES)
-#endif
             sum += dot(__ldg((const uint4 *)p.out + row_offset(p.out_stride, at, q) / 8 + j),
                        __ldg((const uint4 *)p.dout + row_offset(p.dout_stride, at, q) / 8 + j));
 #else
-#if PADDED
         if (inside && lane < PIECES_V)
-#else
-        if (inside && lane < CHUNKS)
-#endif
             sum = dot(__ldg((const uint4 *)p.out + row_offset(p.out_stride, at, q) / 8 + lane),
                       __ldg((const uint4 *)p.dout + row_offset(p.dout_stride, at, q) / 8 + lane));
 #endif
@@ -164,9 +156,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p) {
         const i32 lane = i % 4, column = i / 4 % CHUNKS, r = i / 4 / CHUNKS, q = first + r;
         const i32 owner = r % 8 * 4 + lane, e = r % 16 / 8 * 2;
         if (q >= p.n_q) break;
-#if PADDED
-        if (column >= PIECES_QK) continue;
-#endif
+        if (PADDED && column >= PIECES_QK) continue;
         const float low = tile[dq_place(r / 16, column, owner, e)];
         const float high = tile[dq_place(r / 16, column, owner, e + 1)];
         u32 *const place = (u32 *)(to + 2 * (q * p.dq_stride[2] + 8 * column)) + lane;

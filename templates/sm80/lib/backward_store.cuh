@@ -2,11 +2,7 @@
 
 // Stores a warp's rows, times `factor`, or adds them to those that are there; `tile` is where as
 // many rows of shared memory are the warp's own, and `first` the first one's token of `tokens`.
-#if PADDED
 template <int PIECES = PIECES_QK, int COUNT>
-#else
-template <int COUNT>
-#endif
 #if WIDE
 FN void store_rows(const float (&x)[COUNT][OWN_GROUPS][4], unsigned char *tile, void *tensor,
 #else
@@ -31,11 +27,7 @@ FN void store_rows(const float (&x)[COUNT][HEAD_DIM / 8][4], unsigned char *tile
             for (int n = 0; n < HEAD_DIM / 8; n++) {
                 float2 sum = make_float2(x[m][n][2 * r] * factor, x[m][n][2 * r + 1] * factor);
 #endif
-#if PADDED
-                if (joins && token < tokens && n < PIECES) {
-#else
-                if (joins && token < tokens) {
-#endif
+                if (joins && token < tokens && (!PADDED || n < PIECES)) {
                     const u32 *const there = (const u32 *)(rows + token * stride[2] * 2);
                     const float2 before = unpack(there[4 * n + lane % 4]);
                     sum.x += before.x, sum.y += before.y;
@@ -56,9 +48,7 @@ FN void store_rows(const float (&x)[COUNT][HEAD_DIM / 8][4], unsigned char *tile
         for (int j = 0; j < CHUNKS; j += SPAN) {
             const i32 chunk = j + lane % SPAN;
 #endif
-#if PADDED
-            if (chunk >= PIECES) continue;
-#endif
+            if (PADDED && chunk >= PIECES) continue;
             if (token < tokens) to[chunk] = *(const uint4 *)(tile + place(row, chunk));
         }
     }

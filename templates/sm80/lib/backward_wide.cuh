@@ -24,12 +24,6 @@ FN struct Shared &shared_memory() { return *(struct Shared *)memory; }
 typedef float4 Exchanged[STEP_Q / 8][THREADS];
 static_assert(2 * sizeof(Exchanged) <= STEP_Q * PITCH, "those of two products fit");
 
-#if PADDED
-constexpr int LOADED_QK = PIECES_QK, LOADED_V = PIECES_V;
-#else
-constexpr int LOADED_QK = CHUNKS, LOADED_V = CHUNKS;
-#endif
-
 // Starts to copy COUNT rows; pieces beyond a row's, and rows past `end`, become zeros.
 template <int COUNT>
 FN void load_rows_of(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i32 first,
@@ -59,16 +53,16 @@ FN void load_own(u32 to, const struct Attention &p, const struct Walk &w, bool v
     const i32 batch = w.keys.batch, first = w.tile * TILE_K;
     if (KEY_ROWS && values)
         load_rows_of<TILE_K>(to, head_rows(p.v, p.v_stride, batch, w.keys.head), p.v_stride, first,
-                             p.n_kv, LOADED_V);
+                             p.n_kv, PIECES_V);
     else if (KEY_ROWS)
         load_rows_of<TILE_K>(to, head_rows(p.k, p.k_stride, batch, w.keys.head), p.k_stride, first,
-                             p.n_kv, LOADED_QK);
+                             p.n_kv, PIECES_QK);
     else if (values)
         load_rows_of<TILE_K>(to, head_rows(p.dout, p.dout_stride, batch, w.turn.head),
-                             p.dout_stride, first, p.n_q, LOADED_V);
+                             p.dout_stride, first, p.n_q, PIECES_V);
     else
         load_rows_of<TILE_K>(to, head_rows(p.q, p.q_stride, batch, w.turn.head), p.q_stride, first,
-                             p.n_q, LOADED_QK);
+                             p.n_q, PIECES_QK);
 }
 template <bool KEY_ROWS>
 FN void load_others(u32 to, const struct Attention &p, const struct Walk &w, i32 first,
@@ -76,16 +70,16 @@ FN void load_others(u32 to, const struct Attention &p, const struct Walk &w, i32
     const i32 batch = w.keys.batch;
     if (!KEY_ROWS && values)
         load_rows_of<STEP_Q>(to, head_rows(p.v, p.v_stride, batch, w.keys.head), p.v_stride, first,
-                             p.n_kv, LOADED_V);
+                             p.n_kv, PIECES_V);
     else if (!KEY_ROWS)
         load_rows_of<STEP_Q>(to, head_rows(p.k, p.k_stride, batch, w.keys.head), p.k_stride, first,
-                             p.n_kv, LOADED_QK);
+                             p.n_kv, PIECES_QK);
     else if (values)
         load_rows_of<STEP_Q>(to, head_rows(p.dout, p.dout_stride, batch, w.turn.head),
-                             p.dout_stride, first, p.n_q, LOADED_V);
+                             p.dout_stride, first, p.n_q, PIECES_V);
     else
         load_rows_of<STEP_Q>(to, head_rows(p.q, p.q_stride, batch, w.turn.head), p.q_stride, first,
-                             p.n_q, LOADED_QK);
+                             p.n_q, PIECES_QK);
 }
 // Starts to copy lse and delta of a step of queries.
 FN void load_levels(struct Shared &shared, const struct Attention &p, const struct Walk &w,
@@ -226,13 +220,11 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk 
 #else
         weigh_scores<KEY_ROWS>(s, weights, p, logit, far, masked, number_of(of_lse));
 #endif
-#if WITH_DROPOUT
         struct Staying<STEP_Q / 2> stay;
         if constexpr (KEY_ROWS) draw_by_key(stay, dropout_of(p), query, key, at.head, at.batch);
         else draw_by_query(stay, dropout_of(p), query, key, at.head, at.batch);
-        if (GRADIENTS) drop(*(float (*)[STEP_Q / 2])&dp[0], stay, p.dropout_scale);
+        if (GRADIENTS) drop(*(float (*)[STEP_Q / 2])&dp[0], stay, kept_scale(p));
         else drop_pairs(*(u32 (*)[STEP_Q / 4])&weights.p[0], stay);
-#endif
         if constexpr (WANTED == MEANS) {
 #pragma unroll
             for (int n = 0; n < STEP_Q / 8; n++)
@@ -261,17 +253,8 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk 
     if constexpr (WANTED == OF_KEYS)
         store_rows(x, to, p.dk, p.dk_stride, w.keys, first_own + row, p.n_kv, p.scale, p.joins);
     if constexpr (WANTED == OF_VALUES) {
-#if WITH_DROPOUT
-        const float factor = p.dropout_scale;
-#else
-        constexpr float factor = 1.0f;
-#endif
-#if PADDED
-        store_rows<PIECES_V>(x, to, p.dv, p.dv_stride, w.keys, first_own + row, p.n_kv, factor,
-                             p.joins);
-#else
-        store_rows(x, to, p.dv, p.dv_stride, w.keys, first_own + row, p.n_kv, factor, p.joins);
-#endif
+        store_rows<PIECES_V>(x, to, p.dv, p.dv_stride, w.keys, first_own + row, p.n_kv,
+                             kept_scale(p), p.joins);
     }
     if constexpr (!KEY_ROWS) {
         const struct Place at = {w.keys.batch, w.turn.head};

@@ -1,5 +1,5 @@
 // The second product of a tile with the weights that dropout keeps.
-// Needs: values.cuh, common/lib/dropout_by_query.cuh. Gives: Kept, draw_tile, drop_tile,
+// Needs: values.cuh, a keep policy. Gives: Kept, draw_tile, drop_tile,
 // accumulate_kept.
 
 // Which pairs of a thread stay, fragment by fragment.

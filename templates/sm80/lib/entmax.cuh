@@ -38,12 +38,8 @@ FN void pass_over(Output &o, Searches &x, const struct Query &query, const struc
         Scores s;
         copy_wait<0>();
         __syncthreads();
-#if PADDED
         if (NOW == VALUES)
             load_tile<TILE_K, PIECES_V>(v_tile, block.v, p->v_stride, first_k, p->n_kv);
-#else
-        if (NOW == VALUES) load_tile<TILE_K>(v_tile, block.v, p->v_stride, first_k, p->n_kv);
-#endif
         score(s, query, k_tile);
 #if WIDE
         give_half(shared.halves, s);
@@ -68,13 +64,11 @@ FN void pass_over(Output &o, Searches &x, const struct Query &query, const struc
         if (!tile.full || p->n_kv - first_k < TILE_K) hide_rest(s, seen_by(p, block, tile));
 #endif
         take_scores<NOW>(s, x, block.logit.unit, p->alpha_minus_1);
-#if WITH_DROPOUT
         if (NOW == VALUES) {
             Kept kept;
             draw_tile(kept, p, block.work, first_k);
             drop_tile(s, kept);
         }
-#endif
         if (NOW == VALUES)
 #if WIDE
             add_values(o, v_tile + lane_in_rows() + 16 * first_group(), [&](int m, int n, int i) {

@@ -30,11 +30,7 @@ FN unsigned char *head_rows(const void *tensor, const i64 (&stride)[3], i32 batc
 }
 
 // Starts to copy rows first, first + 1, ... to a tile of COUNT rows; rows past `end` become zeros.
-#if PADDED
 template <int COUNT, int PIECES = PIECES_QK>
-#else
-template <int COUNT>
-#endif
 FN void load_tile(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i32 first, i32 end) {
     const i32 row = threadIdx.x / SPAN, chunk = threadIdx.x % SPAN;
     const unsigned char *from = rows + (first + row) * stride[2] * 2 + 16 * chunk;
@@ -44,11 +40,8 @@ FN void load_tile(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i
     for (int i = 0; i < COUNT; i += COPY_ROWS) {
 #pragma unroll
         for (int j = 0; j < CHUNKS; j += SPAN)
-#if PADDED
-            copy_async(to + i * PITCH + 16 * j, from + 16 * j, i < left && chunk + j < PIECES);
-#else
-            copy_async(to + i * PITCH + 16 * j, from + 16 * j, i < left);
-#endif
+            copy_async(to + i * PITCH + 16 * j, from + 16 * j,
+                       i < left && (!PADDED || chunk + j < PIECES));
         from += COPY_ROWS * stride[2] * 2;
     }
     copy_commit();

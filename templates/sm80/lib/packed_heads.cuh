@@ -79,9 +79,7 @@ FN void merge_row(const struct Attention *p, i64 number) {
 #pragma unroll
     for (int j = 0; j < PIECES; j++) {
         const i32 place = 32 * j + lane;
-#if PADDED
-        if (place >= 2 * PIECES_V) continue;
-#endif
+        if (PADDED && place >= 2 * PIECES_V) continue;
         to[place] = make_uint2(pack(x[j].x * scale, x[j].y * scale),
                                pack(x[j].z * scale, x[j].w * scale));
     }

@@ -183,9 +183,7 @@ FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention
             if (i >= dq_pieces(1) && share) break;
             const float *const x = dq + 4 * i + 2 * half;
             const uint2 both = traded_halves(x, x + 4, p.scale);
-#if PADDED
-            if (dq_column(share, i + odd) >= 8 * PIECES_QK) continue;
-#endif
+            if (PADDED && dq_column(share, i + odd) >= 8 * PIECES_QK) continue;
             if (token < p.n_q) *(uint2 *)(line + dq_column(share, i + odd) / 2) = both;
         }
     }

@@ -167,12 +167,12 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     products_wait<0>();
     pin(dp);
     if (leader) arrive(shared.v_free[at]);
-#if WITH_DROPOUT
-    struct Staying<QUERIES / 2> stay;
-    draw_by_key(stay, dropout_of(p), first_query(step.word, group) + (i32)threadIdx.x % 4 * 2,
-                first_key(tile, group), place.head, place.batch);
-    drop(dp, stay, p.dropout_scale);
-#endif
+    if (DROPS) {
+        struct Staying<QUERIES / 2> stay;
+        draw_by_key(stay, dropout_of(p), first_query(step.word, group) + (i32)threadIdx.x % 4 * 2,
+                    first_key(tile, group), place.head, place.batch);
+        drop(dp, stay, kept_scale(p));
+    }
     add_slopes(mean, s, dp);
 }
 

@@ -106,15 +106,9 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
     for (int i = 0; i < TILE_Q * LANES / PLAIN_THREADS; i++) {
         const i32 r = i * (PLAIN_THREADS / LANES) + thread / LANES, q = query_at(first + r);
         float sum = 0.0f;
-#if PADDED
         if (lonely && q < p.n_q && lane < PIECES_QK)  // nobody else writes what is zero
             ((uint4 *)p.dq)[row_offset(p.dq_stride, at, q) / 8 + lane] = make_uint4(0, 0, 0, 0);
         if (q < p.n_q && lane < PIECES_V) {
-#else
-        if (q < p.n_q && lane < HEAD_DIM / 8) {
-            if (lonely)  // nobody else writes what is zero
-                ((uint4 *)p.dq)[row_offset(p.dq_stride, at, q) / 8 + lane] = make_uint4(0, 0, 0, 0);
-#endif
             const uint4 *out = (const uint4 *)p.out + row_offset(p.out_stride, at, q) / 8;
             const uint4 *dout = (const uint4 *)p.dout + row_offset(p.dout_stride, at, q) / 8;
             if (!WITH_ENTMAX) sum = dot(__ldg(out + lane), __ldg(dout + lane));
@@ -249,9 +243,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
         const i32 share = i >= 32 * DQ_PIECES, j = i - share * 32 * DQ_PIECES;
         const i32 pieces = dq_pieces(share), piece = j % pieces, y = j / pieces;
         const i32 q = first + dq_query(share) + y / 8 * 16 + y % 8;
-#if PADDED
-        if (dq_column(share, piece) >= 8 * PIECES_QK) continue;
-#endif
+        if (PADDED && dq_column(share, piece) >= 8 * PIECES_QK) continue;
         store_rows(p.dq, p.dq_stride, at, query_at(q), query_at(q + 8), p.n_q,
                    dq_column(share, piece), sum, share * SHARE + 4 * (piece * 128 + y * 4), p.scale,
                    p.joins);
@@ -296,19 +288,12 @@ attention_backward_finish_keys(const __grid_constant__ struct Attention p,
         const i32 group = part % GROUPS, key = first + key_of(group) + y / 8 * 16 + y % 8;
         const i32 from = 4 * ((part * PIECES + piece) * 128 + y * 4);
         const i32 to = column_of(group, piece), low = key_at(key), high = key_at(key + 8);
-#if PADDED
-        if (to >= 8 * (part < GROUPS ? PIECES_QK : PIECES_V)) continue;
-#endif
+        if (PADDED && to >= 8 * (part < GROUPS ? PIECES_QK : PIECES_V)) continue;
         if (part < GROUPS)
             store_rows(p.dk, p.dk_stride, at, low, high, p.n_kv, to, sum, from, p.scale,
                        p.joins);
         else
-#if WITH_DROPOUT
-            store_rows(p.dv, p.dv_stride, at, low, high, p.n_kv, to, sum, from, p.dropout_scale,
+            store_rows(p.dv, p.dv_stride, at, low, high, p.n_kv, to, sum, from, kept_scale(p),
                        p.joins);
-#else
-            store_rows(p.dv, p.dv_stride, at, low, high, p.n_kv, to, sum, from, 1.0f,
-                       p.joins);
-#endif
     }
 }

@@ -37,11 +37,7 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const u32 tile = gradient_place(shared, column, last, i, group);
-#if WITH_DROPOUT
-        stage_gradient(i ? dk : dv, tile, i ? p.scale : p.dropout_scale, group);
-#else
-        stage_gradient(i ? dk : dv, tile, i ? p.scale : 1.0f, group);
-#endif
+        stage_gradient(i ? dk : dv, tile, i ? p.scale : kept_scale(p), group);
         if (SPLIT_KEYS) sync_group(group);
         else sync_both();
         if (leader) {

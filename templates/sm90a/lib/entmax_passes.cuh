@@ -95,28 +95,21 @@ FN void finish_values(Output &o, Weights &weights, struct Shared &shared, struct
 // The scores of a tile are computed before the product of the last one's weights, under which they
 // become weights themselves: but not where logits need the registers.
 constexpr bool CROWDED = GROUPS == 3 && BENT;
-#if WITH_DROPOUT
 FN void drop_tile(Scores &s, const struct Dropout &d, const struct Rows &w, i32 query, i32 key) {
     struct Staying<TILE_K / 2> stay;
     draw_by_query(stay, d, query, key, w.row.head, w.row.batch);
     drop(s, stay);
 }
-#endif
 FN void pass_over_values(Output &o, struct Shared &shared, const struct Attention &p,
                          struct Rows &w) {
     Scores s;
     Weights weights;
     clear_sums(w.x);
     clear(o);
-#if WITH_DROPOUT
     const struct Dropout dropout = dropout_of(p);
     const i32 key = take_scores(s, shared, p, w);
     add_tile<true>(s, w.unit, w.a, w.x);
     drop_tile(s, dropout, w, w.query, key);
-#else
-    take_scores(s, shared, p, w);
-    add_tile<true>(s, w.unit, w.a, w.x);
-#endif
     to_weights(weights, s);
 #pragma unroll 1
     for (i32 i = 1; i < w.tiles; i++) {
@@ -128,9 +121,7 @@ FN void pass_over_values(Output &o, struct Shared &shared, const struct Attentio
         finish_tile(s, tile, shared, p, w);
         add_tile<true>(s, w.unit, w.a, w.x);
         if (!CROWDED) finish_values(o, weights, shared, w);
-#if WITH_DROPOUT
         drop_tile(s, dropout, w, tile.query, (tile.word & INDEX) * TILE_K + threadIdx.x % 4 * 2);
-#endif
         to_weights(weights, s);
     }
     begin_values(o, weights, shared, w);

@@ -12,11 +12,8 @@ FN u32 &kept_word(u32 at) { return *(u32 *)__cvta_shared_to_generic(at); }
 
 // Not where tiles begin at any key: then a key may be in several lists, which are to be in the
 // order of tiles; nor where registers lack.
-#if WITH_DROPOUT
-constexpr bool BY_PRODUCTS = false;  // dropout sees tiles, or single keys
-#else
-constexpr bool BY_PRODUCTS = !FILTERS_PAIRS && KEY_STEP == TILE_K && HEAD_DIM <= 192;
-#endif
+constexpr bool BY_PRODUCTS = !FILTERS_PAIRS && KEY_STEP == TILE_K && HEAD_DIM <= 192
+                             && !DROPS;  // which sees tiles, or single keys
 
 // A weight, which is at most 1, takes 14 bits of a word: the others number its column, two for each
 // pair. Behind the weights of a row lies a word of no column.

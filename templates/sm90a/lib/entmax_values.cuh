@@ -60,13 +60,9 @@ FN void add_keys(Output &o, const float (&own)[2], const u32 (&own_at)[2], const
             const u32 at = __shfl_sync(0xffffffff, own_at[i % 2], first + i / 2, 4);
             weight[i / 2][i % 2] = y;
 #pragma unroll
-#if PADDED
             for (int n = 0; n < PIECES; n++)
-                x[i / 2][i % 2][n] = 4 * n + threadIdx.x % 4 < PIECES_V
-                                         ? __ldg(values + at + 4 * n) : make_uint4(0, 0, 0, 0);
-#else
-            for (int n = 0; n < PIECES; n++) x[i / 2][i % 2][n] = __ldg(values + at + 4 * n);
-#endif
+                x[i / 2][i % 2][n] = PADDED && 4 * n + threadIdx.x % 4 >= PIECES_V
+                                         ? make_uint4(0, 0, 0, 0) : __ldg(values + at + 4 * n);
         }
 #pragma unroll
         for (int i = 0; i < 2 * FETCHED; i++)
@@ -85,11 +81,7 @@ FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[
         const i32 token = query_at(query + 8 * r);
         if (token >= p.n_q) continue;
         const bool empty = sum[r] == 0.0f;
-#if WITH_DROPOUT
-        const float scale = fast_reciprocal(sum[r]) * p.dropout_scale;
-#else
-        const float scale = fast_reciprocal(sum[r]);
-#endif
+        const float scale = fast_reciprocal(sum[r]) * kept_scale(p);
         uint4 *const to =
             (uint4 *)p.out + row_offset(p.out_stride, place, token) / 8 + threadIdx.x % 4;
 #pragma unroll
@@ -100,9 +92,7 @@ FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[
                 const float *const x = o + 16 * n + 4 * i + 2 * r;
                 pairs[i] = empty ? 0 : pack(x[0] * scale, x[1] * scale);
             }
-#if PADDED
-            if (4 * n + threadIdx.x % 4 >= PIECES_V) continue;
-#endif
+            if (PADDED && 4 * n + threadIdx.x % 4 >= PIECES_V) continue;
             to[4 * n] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
         }
         if (threadIdx.x % 4 == 0)
@@ -131,9 +121,7 @@ FN void fetch_values(Output &o, const struct Lists &lists, const struct Attentio
         at[r] = joined.end[r][3] ? values_of(p, joined_at(joined, r, 0)) : 0;
     clear(o);
     clear_sums(x);
-#if WITH_DROPOUT
     const struct Dropout dropout = dropout_of(p);
-#endif
 #pragma unroll 1
     for (u32 first = 0; first < most; first += 4 * LIST_STEP) {
         const u32 before = first + threadIdx.x % 4 * LIST_STEP;
@@ -149,12 +137,11 @@ FN void fetch_values(Output &o, const struct Lists &lists, const struct Attentio
                 if (ALPHA != NEAR_SOFTMAX) weight[r] = weigh<ALPHA>(y, unit, x.level[r], a).p;
             });
             x.p[r] += weight[r];
-#if WITH_DROPOUT
-            const i32 query = query_of(row, threadIdx.x / 128 - 1) + 8 * r;
-            const i32 key = (i32)kept(place).y;
-            const struct Draws draws = draws_at(dropout, query, key, row.head, row.batch);
-            if (!stays(draws, dropout.least, query, key)) weight[r] = 0.0f;
-#endif
+            if (DROPS) {
+                const i32 query = query_of(row, threadIdx.x / 128 - 1) + 8 * r;
+                const i32 key = (i32)kept(place).y;
+                if (!stays(dropout, query, key, row.head, row.batch)) weight[r] = 0.0f;
+            }
         }
         add_keys(o, weight, at, values);
     }

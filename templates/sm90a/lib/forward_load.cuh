@@ -1,9 +1,5 @@
 // The thread that loads the tiles of items.
-// Needs: ring.cuh, ptx.cuh; Shared and Maps of the includer.
-
-// ---------------------------------------------------------------- the warp that copies
-
-#include "sm90a/lib/items.cuh"
+// Needs: ring.cuh, items.cuh, an operand policy; Shared of the includer.
 
 // The first one that no block of a stream has taken: each begins with that of its own number.
 FN struct Work next_item(const struct Attention &p) {
@@ -29,19 +25,13 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         const struct Place place = place_of(work.head, p.heads_q);
         const i32 kv_head = (u32)place.head / group;
         const struct Slice k = slice_of(p.k_stride, kv_head, place.batch);
-#if FP8
-        const unsigned char *const v = v_tiles_of(p, {place.batch, kv_head});
-#else
-        const struct Slice v = slice_of(p.v_stride, kv_head, place.batch);
-#endif
+        const Values v = values_in(p, {place.batch, kv_head});
         // The next item is fetched under the first tile of this one, unless that is the only one.
         if (STREAM && work.count == 1) coming = next_item(p);
 #pragma unroll 1
         for (i32 left = work.count - 1; left >= 0; left--) {
-            const Point first_k = key_point((word & INDEX) * KEY_STEP);
-#if FP8
             const i32 column = word & INDEX;
-#endif
+            const Point first_k = key_point(column * KEY_STEP);
             if (left > 0)
                 word = word_at(p, work, left - 1) | part_ends(work, left);
             else
@@ -61,13 +51,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                 if (STREAM && left > 0) coming = next_item(p);
             }
             wait(shared.v_free[stage.at], stage.turn ^ 1);
-#if FP8
-            arrive_expecting(shared.v_full[stage.at], V_BYTES);
-            load_bytes(shared_address(shared.v[stage.at]), v + (i64)column * V_BYTES, V_BYTES,
-                       shared.v_full[stage.at]);
-#else
-            load_tile<TILE_K>(shared.v[stage.at], maps.v, shared.v_full[stage.at], first_k, v);
-#endif
+            load_values(shared.v[stage.at], maps, shared.v_full[stage.at], first_k, column, v);
             stage.next();
         }
         work = coming;

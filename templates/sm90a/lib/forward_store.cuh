@@ -38,11 +38,7 @@ FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const s
         const u32 *const before = (const u32 *)p.out + threadIdx.x % 4
             + row_offset(p.out_stride, {row.batch, row.head}, token) / 2;
 #pragma unroll
-#if PADDED
         for (int i = 0; i < PIECES_V; i++) {
-#else
-        for (int i = 0; i < HEAD_DIM / 8; i++) {
-#endif
             const float2 x = unpack(before[4 * i]);
             float *const y = o + 4 * i + 2 * r;
             y[0] = fmaf(x.x, share[r], __fmul_rn(y[0], scale[r]));
@@ -96,10 +92,8 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
                 : WITH_ENTMAX ? base
                               : __fmul_rn(__fadd_rn(base, fast_log2(total)), LN2);
     }
-#if WITH_DROPOUT
-#pragma unroll
-    for (int r = 0; r < 2; r++) scale[r] = __fmul_rn(scale[r], p.dropout_scale);
-#endif
+    if (DROPS) scale[0] = __fmul_rn(scale[0], kept_scale(p));
+    if (DROPS) scale[1] = __fmul_rn(scale[1], kept_scale(p));
     if (p.joins) join_rows(o, scale, share, row, query, p);
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
@@ -133,9 +127,7 @@ FN void store_empty(const struct Attention &p) {
         for (i32 i = thread; i < TILE_Q * (HEAD_DIM / 8); i += 128 * GROUPS) {
             const i32 token = query_at(first + i / (HEAD_DIM / 8));
             if (token >= p.n_q) continue;
-#if PADDED
-            if (i % (HEAD_DIM / 8) >= PIECES_V) continue;
-#endif
+            if (PADDED && i % (HEAD_DIM / 8) >= PIECES_V) continue;
             const i64 place = row_offset(p.out_stride, at, token);
             ((uint4 *)p.out)[place / 8 + i % (HEAD_DIM / 8)] = make_uint4(0, 0, 0, 0);
         }

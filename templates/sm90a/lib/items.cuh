@@ -25,17 +25,9 @@ FN struct Slice slice_of(const i64 (&stride)[3], i32 head, i32 batch) {
 template <int ROWS>
 FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &at,
                   struct Slice from) {
-#if FP8
     arrive_expecting(full, OPERAND_SLABS * ROWS * 128);
 #pragma unroll
     for (int i = 0; i < OPERAND_SLABS; i++)
-        load_box(shared_address(tile) + i * ROWS * 128, map, full, 128 * i, at, from.head,
+        load_box(shared_address(tile) + i * ROWS * 128, map, full, SLAB_COLUMNS * i, at, from.head,
                  from.batch);
-#else
-    arrive_expecting(full, SLABS * ROWS * 128);
-#pragma unroll
-    for (int i = 0; i < SLABS; i++)
-        load_box(shared_address(tile) + i * ROWS * 128, map, full, 64 * i, at, from.head,
-                 from.batch);
-#endif
 }

@@ -1,5 +1,6 @@
 // Hopper adds up products of bytes with 14 bits: after SUM_TILES tiles what a row has is added to a
 // sum in fp32, in shared memory, and accumulators begin again.
+// short_sums.cuh is of kernels whose accumulators have whole rows.
 // Needs: Output of gen/softmax.cuh.j2; shared_memory, whose `sums` these are.
 
 struct LongSum {
@@ -10,6 +11,9 @@ struct LongSum {
 FN void begin_row(LongSum &x) {
     x.factor[0] = x.factor[1] = 1.0f;
     x.tiles = 0, x.begun = false;
+}
+FN void rescale(LongSum &x, const struct Softmax &by) {
+    x.factor[0] *= by.factor[0], x.factor[1] *= by.factor[1];
 }
 // o becomes all that the row has.
 FN void collect(Output &o, LongSum &x, i32 group) {

@@ -78,10 +78,8 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
             y[2] = fmaf(high, x.z, y[2]), y[3] = fmaf(high, x.w, y[3]);
         }
     }
-#if WITH_DROPOUT
 #pragma unroll
-    for (int i = 0; i < 4 * MERGE_PIECES; i++) o[i] *= p.dropout_scale;
-#endif
+    for (int i = 0; i < 4 * MERGE_PIECES; i++) o[i] *= kept_scale(p);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float share = fast_exp2(__fsub_rn(before[r], top[r]));
@@ -93,9 +91,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
         u32 *const out = (u32 *)p.out + row_offset(p.out_stride, at, q) / 2 + lane % 4;
 #pragma unroll
         for (int j = 0; j < MERGE_PIECES; j++) {
-#if PADDED
-            if (first + j >= PIECES_V) break;
-#endif
+            if (PADDED && first + j >= PIECES_V) break;
             u32 &to = out[4 * (first + j)];
             const float *const x = o + 4 * j + 2 * r;
             const float2 y = p.joins ? unpack(to) : make_float2(0.0f, 0.0f);

@@ -12,11 +12,7 @@ FN u32 warp_rows(u32 tile, i32 group, int step) {
 struct Query {
     u64 operand;
 #if KEEP_Q
-#if FP8
     u32 fragment[QK_STEPS * 4];
-#else
-    u32 fragment[STEPS * 4];
-#endif
 #endif
 };
 
@@ -28,11 +24,7 @@ FN void take_q(struct Query &q, struct Shared &shared, i32 at, i32 group) {
     q.operand = q_operand(shared, at, group);
 #if KEEP_Q
 #pragma unroll
-#if FP8
     for (int i = 0; i < QK_STEPS; i++) {
-#else
-    for (int i = 0; i < STEPS; i++) {
-#endif
         u32 *x = q.fragment + 4 * i;
         load_matrices(x[0], x[1], x[2], x[3], warp_rows(tile, group, i));
     }
@@ -47,11 +39,7 @@ FN void begin_scores(Scores &s, struct Query &q, u64 k) {
 #endif
     products_begin();
 #pragma unroll
-#if FP8
     for (int i = 0; i < QK_STEPS; i++)
-#else
-    for (int i = 0; i < STEPS; i++)
-#endif
 #if KEEP_Q
         multiply_kept_qk(s, q.fragment + 4 * i, k + column_step(i, K_SLAB), i > 0);
 #else

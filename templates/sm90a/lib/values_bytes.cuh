@@ -1,0 +1,51 @@
+// The operand policy of tensors in E4M3: where values lie, and what scores and results are multiplied
+// by. values_halves.cuh, whose names these are, is the other one.
+// Needs: as that one. Gives: as that one, and the launch attention_transpose_v.
+
+struct Maps {
+    TensorMap q, k, out;
+};
+
+#include "sm90a/lib/transpose_v.cuh"
+
+// The tiles of v^T of a key/value head.
+typedef const unsigned char *Values;
+FN Values values_in(const struct Attention &p, struct Place at) { return v_tiles_of(p, at); }
+FN void load_values(unsigned char *tile, const struct Maps &, u64 &full, const Point &, i32 column,
+                    const Values &from) {
+    arrive_expecting(full, V_BYTES);
+    load_bytes(shared_address(tile), from + (i64)column * V_BYTES, V_BYTES, full);
+}
+FN u64 values_operand(u32 tile) { return along_keys(tile); }
+FN u32 values_step(int i) { return column_step(i, 0); }
+
+// The factors of a row's scores, and of its results.
+struct Factors {
+    float unit, stale, scores, out;
+};
+FN struct Factors factors_of(const struct Attention &) { return {}; }
+FN float factor_at(const float *factors, i32 index) {
+    return factors == nullptr ? 1.0f : __ldg(factors + index);
+}
+FN void begin_row(struct Factors &x, const struct Attention &p, const struct Row &row) {
+    const u32 group = (u32)p.heads_q / (u32)p.heads_kv;
+    const i32 index = row.batch * p.heads_kv + (u32)row.head / group;
+    x.scores = factor_at(p.q_descale, index) * factor_at(p.k_descale, index);
+    x.out = factor_at(p.v_descale, index);
+    x.unit = BENT ? unit_of(p) : unit_of(p) * x.scores;
+    x.stale = STALE * fast_reciprocal(x.unit);
+}
+template <int N>
+FN void multiply_all(float (&x)[N], float by) {
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] *= by;
+}
+FN void multiply_scores(Scores &s, const struct Factors &x) {
+    if (BENT) multiply_all(s, x.scores);
+}
+// The end of a row, or of a part of one; undoes the raise of exponentials.
+FN void lower(Output &o, float (&sum)[2], const struct Factors &x) {
+    const float down = fast_exp2(-RAISED);
+    sum[0] *= down, sum[1] *= down;
+    multiply_all(o, down * x.out);
+}
