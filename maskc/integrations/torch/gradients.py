@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def gradients(
     backward: Callable[..., Any], v: Any, out: Any, lse: Any, slopes: Any, sinks: Any,
@@ -39,8 +41,6 @@ def _through_lse(
     backward: Callable[..., Any], v: Any, lse: Any, sinks: Any, dlse: Any
 ) -> list[Any]:
     """The gradients for dlse alone; arguments as of `backward`."""
-    import torch
-
     dlse = dlse.masked_fill(lse == -torch.inf, 0)
     first = torch.eye(1, v.shape[-1], dtype=v.dtype, device=v.device)
     pushed = dlse.to(v.dtype).unsqueeze(-1) * first
@@ -54,8 +54,6 @@ def _through_lse(
 
 def rows(dout: Any) -> Any:
     """dout as kernels take it: contiguous rows, on CUDA aligned to 16 bytes."""
-    import torch
-
     if dout.stride(-1) != 1:
         return dout.contiguous()
     if dout.device.type == "cuda":
