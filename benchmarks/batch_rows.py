@@ -141,7 +141,7 @@ def _diffusion(b: Any, h: Any, q: Any, k: Any) -> Any:
     of_q, of_k = q % 4096 // 16, k % 4096 // 16
     noised_q, noised_k = q < 4096, k < 4096
     return (
-        ((of_q == of_k) & (noised_q == noised_k))
+        ((of_q == of_k) & (q // 4096 == k // 4096))
         | ((of_q > of_k) & noised_q & ~noised_k)
         | ((of_q >= of_k) & ~noised_q & ~noised_k)
     )

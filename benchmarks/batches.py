@@ -47,9 +47,9 @@ _REFUSALS = (Unavailable, RuntimeError, TypeError, ValueError, ImportError, OSEr
 """What peers raise that do not run a row."""
 _TOLERANCE = 2e-2
 """Relative errors from which a peer computes something else."""
-_PATIENCE = 120
+_PATIENCE = 60
 """Seconds that a peer may compile for one direction."""
-_FIRST, _AGAIN = 230.0, 45.0
+_FIRST, _AGAIN = 150.0, 45.0
 """Seconds until the rows that are ready are timed, while others stand still; and then again."""
 _TURN = 60.0
 """Seconds of a row's turn, after which it is ended."""
@@ -146,6 +146,7 @@ class _Peers:
         found = {}
         for name, maker in makers.items():
             try:
+                print(f"{self.row.name}: {name}{', backward' * backward}", flush=True)
                 with _patience():
                     made = maker(backward=backward)
                     with made.scope():
@@ -216,6 +217,7 @@ class _Peers:
 
 def _lists_alone(attn: Any, call: Callable[[], Any]) -> float | None:
     """Microseconds of making lists once, inside a CUDA graph; None where the host makes them."""
+    attn._repeats.clear()  # a call that repeats its data would leave the other direction's plan
     call()
     plan = attn._last[1]
     if not isinstance(plan, ListsPlan):
