@@ -290,24 +290,26 @@ DOCUMENTS = tuple(
 """Short documents in tiles of one size, and in those that a promised length chooses."""
 
 
-def _scattered(n: int, count: int) -> list[int]:
+def scattered(n: int, count: int, seed: int | None = None) -> list[int]:
     """Distinct tokens, the same in every run."""
-    return sorted(np.random.default_rng(count).choice(n, count, replace=False).tolist())
+    drawn = np.random.default_rng(count if seed is None else seed)
+    return sorted(drawn.choice(n, count, replace=False).tolist())
 
 
-def _flags(n: int, count: int) -> np.ndarray:
+def flags_of(n: int, count: int, seed: int | None = None) -> np.ndarray:
+    """bool [n], true at scattered tokens."""
     found = np.zeros(n, dtype=bool)
-    found[_scattered(n, count)] = True
+    found[scattered(n, count, seed)] = True
     return found
 
 
 GLOBALS = (
-    Anchor("window128_16_ids_4k", lambda: window(128, 128) | global_tokens(_scattered(4096, 16)),
+    Anchor("window128_16_ids_4k", lambda: window(128, 128) | global_tokens(scattered(4096, 16)),
            8, 12, 4096, 64),
     Anchor("window128_16_flags_4k", lambda: window(128, 128) | global_tokens("globals", at_most=16),
-           8, 12, 4096, 64, lambda: {"globals": _flags(4096, 16)}, by_hand.near_or_global(128)),
+           8, 12, 4096, 64, lambda: {"globals": flags_of(4096, 16)}, by_hand.near_or_global(128)),
     Anchor("window512_500_columns_32k",
-           lambda: window(512) & causal() | global_tokens(_scattered(32768, 500)).columns,
+           lambda: window(512) & causal() | global_tokens(scattered(32768, 500)).columns,
            1, 32, 32768, 128, kv_heads=8),
 )  # fmt: skip
 """Scattered global tokens: of which every tile has some."""

@@ -1,167 +1,61 @@
-"""`python -m benchmarks.batches [ROW ...]`: masks that come with the batch, their data on the GPU.
+"""`python -m benchmarks.batches [--out FILE] [ROW ...]`: masks that come with the batch, and few
+queries.
 
-Every row is checked against fp64 on one head, then timed in turns with FlexAttention, whose block
-masks are made beforehand. maskc makes its lists inside the call: `maskc` finds the arrays as they
-were at the last call, `maskc, changed` is told before each one that somebody wrote into them. Lists
-alone are timed in a CUDA graph of twenty makings. Host time is of calls whose kernels nobody waits
-for.
+Every row has a process of its own. All of them compile at once, and check what they have compiled
+against fp64 on one head; then one after the other is alone on the card, and times its rivals in
+turns. Data lie on the GPU. Rivals' masks are made beforehand, maskc makes its lists inside the
+call: `maskc` finds the arrays as they were at the last call, `maskc, changed` is told before each
+one that somebody wrote into them. Lists alone are timed in a CUDA graph of twenty makings. Host
+time is of calls whose kernels nobody waits for.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import argparse
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-import maskc as mc
 from benchmarks import cudnn_flex
+from benchmarks.batch_rows import ROWS, Data, MaskMod, Row
 from benchmarks.contender import Missing, Unavailable, tokens_first
 from benchmarks.fa4 import installed
+from benchmarks.files import save
+from benchmarks.prepare import use_caches
+from benchmarks.rivals import make_rival
+from maskc.core.dtypes import DType
 from maskc.runtime.device_lists.lists_launch import ListsPlan
+from maskc.verify.case import Case
 from maskc.verify.tensors import Tensors
 from maskc.verify.timing import Timed, take_turns
 
-Data = dict[str, Any]
-MaskMod = Callable[[Any, Any, Any, Any], Any]
+Found = dict[str, Any]
 _ROUNDS, _MAKINGS, _CALLS, _CHUNK = 20, 20, 100, 512
-_REFUSALS = (Unavailable, RuntimeError, TypeError, ValueError, ImportError)
+_REFUSALS = (Unavailable, RuntimeError, TypeError, ValueError, ImportError, OSError)
 """What peers raise that do not run a row."""
 _TOLERANCE = 2e-2
 """Relative errors from which a peer computes something else."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A mask, its sizes, its data, and the same mask as a FlexAttention user writes it."""
-
-    name: str
-    mask: Callable[[], mc.Mask]
-    sizes: tuple[int, int, int, int, int]
-    """Sequences, query heads, key/value heads, keys, head dimension."""
-    data: Callable[[np.random.Generator, int, int], Data]
-    """A function of a generator, sequences and keys to the arrays."""
-    mask_mod: Callable[[Data], MaskMod]
-    n_q: int = 0
-    """The queries; 0: as many as keys."""
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """Queries and keys."""
-        return self.n_q or self.sizes[3], self.sizes[3]
+_PATIENCE = 60
+"""Seconds that a peer may compile for one direction."""
+_FIRST, _AGAIN = 150.0, 45.0
+"""Seconds until the rows that are ready are timed, while others stand still; and then again."""
+_TURN = 60.0
+"""Seconds of a row's turn, after which it is ended."""
 
 
 # ------------------------------------------------------------------ data
-
-
-def _lengths(rng: np.random.Generator, batch: int, n: int) -> np.ndarray:
-    return rng.integers(n // 4, n + 1, (batch, 1))
-
-
-def _flags(rng: np.random.Generator, batch: int, n: int) -> Data:
-    return {"pad": np.arange(n) < _lengths(rng, batch, n)}
-
-
-def _ends(rng: np.random.Generator, batch: int, n: int) -> Data:
-    last = np.broadcast_to(_lengths(rng, batch, n), (batch, n)).astype(np.int32)
-    return {"span": (np.zeros_like(last), last.copy())}
-
-
-def _prefixes(rng: np.random.Generator, batch: int, n: int) -> Data:
-    last = np.broadcast_to(rng.integers(64, n // 2, (batch, 1)), (batch, n)).astype(np.int32)
-    return {"span": (np.zeros_like(last), last.copy())}
-
-
-def _ids(rng: np.random.Generator, batch: int, n: int, mean: int = 900) -> np.ndarray:
-    rows = []
-    for _ in range(batch):
-        sizes = np.maximum(rng.lognormal(np.log(mean) - 0.5, 1, 8 * n // mean + 8).astype(int), 1)
-        ends = np.cumsum(sizes)
-        rows.append(np.searchsorted(ends, np.arange(n), side="right"))
-    return np.stack(rows).astype(np.int32)
-
-
-def _images(rng: np.random.Generator, batch: int, n: int) -> Data:
-    """The end of each token's image, of 256 tokens each; text ends at itself."""
-    first, last = np.stack([np.arange(n)] * batch), np.stack([np.arange(n)] * batch)
-    for low, high in zip(first, last, strict=True):
-        for start in range(int(rng.integers(0, 500)), n - 256, 1100):
-            low[start : start + 256], high[start : start + 256] = start, start + 255
-    return {"span": (first.astype(np.int32), (last + 1).astype(np.int32))}
-
-
-def _table(block: int) -> Callable[[np.random.Generator, int, int], Data]:
-    def made(rng: np.random.Generator, batch: int, n: int) -> Data:
-        side = -(-n // block)
-        table = rng.random((batch, 1, side, side)) < 0.2
-        return {"table": table | np.eye(side, dtype=bool)}
-
-    return made
-
-
-def _tree(rng: np.random.Generator, batch: int, n: int, draft: int = 64) -> Data:
-    """A chain of `n - draft` tokens, then a random tree of drafts below its end."""
-    tin, tout = np.zeros((batch, n), np.int32), np.zeros((batch, n), np.int32)
-    for enter, leave in zip(tin, tout, strict=True):
-        trunk, path = n - draft, list[int]()
-        enter[:], leave[:trunk] = np.arange(n), n
-        for token in range(trunk, n):
-            while path and rng.random() < 0.4:
-                leave[path.pop()] = token
-            path.append(token)
-        leave[path] = n
-    return {"tree": (tin, tout)}
-
-
-# ------------------------------------------------------------------ rows
-
-
-def _in_window(q: Any, k: Any, size: int) -> Any:
-    return (k <= q) & (q - k < size)
-
-
-ROWS = (
-    Row("padding, flags", lambda: mc.flags("pad") & mc.causal(), (8, 16, 16, 4096, 128), _flags,
-        lambda d: lambda b, h, q, k: (k <= q) & d["pad"][b, k]),
-    Row("padding, intervals", lambda: mc.intervals("span") & mc.causal(), (8, 16, 16, 4096, 128),
-        _ends, lambda d: lambda b, h, q, k: (k <= q) & (k < d["span"][1][b, q])),
-    Row("prefix", lambda: mc.intervals("span") | mc.causal(), (8, 16, 16, 2048, 128), _prefixes,
-        lambda d: lambda b, h, q, k: (k <= q) | (k < d["span"][1][b, q])),
-    Row("padding, documents, window 512",
-        lambda: mc.flags("pad") & mc.documents("doc") & mc.window.hf(512), (8, 32, 8, 4096, 128),
-        lambda rng, batch, n: {**_flags(rng, batch, n), "doc": _ids(rng, batch, n)},
-        lambda d: lambda b, h, q, k: (
-            _in_window(q, k, 512) & d["pad"][b, k] & (d["doc"][b, q] == d["doc"][b, k])
-        )),
-    Row("packed documents", lambda: mc.documents("doc") & mc.causal(), (1, 32, 8, 16384, 128),
-        lambda rng, batch, n: {"doc": _ids(rng, batch, n)},
-        lambda d: lambda b, h, q, k: (k <= q) & (d["doc"][b, q] == d["doc"][b, k])),
-    Row("images in a window",
-        lambda: mc.window.hf(1024) | (mc.intervals("span") & mc.window(1023, 1023)),
-        (1, 8, 4, 8192, 256), _images,
-        lambda d: lambda b, h, q, k: _in_window(q, k, 1024) | (
-            (d["span"][0][b, q] <= k) & (k < d["span"][1][b, q])
-        )),
-    Row("block table, 64", lambda: mc.block_table("table", 64), (4, 16, 16, 8192, 128), _table(64),
-        lambda d: lambda b, h, q, k: d["table"][b, 0, q // 64, k // 64]),
-    Row("block table, 128", lambda: mc.block_table("table", 128), (4, 16, 16, 8192, 128),
-        _table(128), lambda d: lambda b, h, q, k: d["table"][b, 0, q // 128, k // 128]),
-    Row("tree of 64 behind 8k", lambda: mc.tree("tree"), (8, 32, 8, 8256, 128), _tree,
-        lambda d: lambda b, h, q, k: (
-            (d["tree"][0][b, k] <= d["tree"][0][b, q + 8192])
-            & (d["tree"][0][b, q + 8192] < d["tree"][1][b, k])
-        ), n_q=64),
-)  # fmt: skip
-
-
-# ------------------------------------------------------------------ one row
 
 
 def _there(given: Any) -> Any:
@@ -173,6 +67,9 @@ def _there(given: Any) -> Any:
 
 def _arrays(data: Data) -> list[torch.Tensor]:
     return [x for one in data.values() for x in (one if isinstance(one, tuple) else (one,))]
+
+
+# ------------------------------------------------------------------ what is right
 
 
 def _exact(row: Row, keep: MaskMod, tensors: list[torch.Tensor], backward: bool) -> list[Any]:
@@ -208,63 +105,119 @@ def _error_of(peer: Timed, want: Any) -> float:
     return _error(found[0] if isinstance(found, tuple) else found, want)
 
 
-def _rivals(row: Row, keep: MaskMod, tensors: list[Any], backward: bool) -> dict[str, Timed]:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+# ------------------------------------------------------------------ rivals
 
-    batch, heads, kv_heads, *_ = row.sizes
-    blocks = create_block_mask(keep, batch, None, *row.lengths, device="cuda", _compile=True)
-    found = {}
-    for name, options in (("flex", {}), ("flex_flash", {"kernel_options": {"BACKEND": "FLASH"}})):
-        try:
-            if name == "flex_flash" and not installed():
-                raise Missing("FlashAttention 4 is not installed")
-            torch._dynamo.reset()
-            compiled = torch.compile(flex_attention, dynamic=False)
 
-            def call(*qkv: Any, compiled: Any = compiled, options: Any = options) -> Any:
-                return compiled(*qkv, block_mask=blocks, enable_gqa=heads > kv_heads, **options)
+@contextmanager
+def _patience() -> Iterator[None]:
+    """Raises TimeoutError inside where it takes too long."""
 
-            if not backward:
-                with torch.no_grad():
-                    call(*tensors[:3])
-                found[name] = Timed(lambda call=call: call(*tensors[:3]), torch.no_grad)
-                continue
-            leaves = [x.detach().requires_grad_() for x in tensors[:3]]
-            out = call(*leaves)
+    def over(*_: object) -> None:
+        raise TimeoutError(f"it was not ready after {_PATIENCE} s")
 
-            def gradient(out: Any = out, leaves: Any = leaves) -> Any:
-                return torch.autograd.grad(out, leaves, tensors[3], retain_graph=True)
-
-            gradient()
-            found[name] = Timed(gradient)
-        except _REFUSALS as error:
-            print(f"    {name}: {str(error).splitlines()[0][:100]}")
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(_PATIENCE)
     try:
-        found["cudnn_flex"] = _cudnn_flex(row, keep, tensors, backward)
-    except _REFUSALS as error:
-        print(f"    cudnn_flex: {str(error).splitlines()[0][:100]}")
-    return found
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
-def _cudnn_flex(row: Row, keep: MaskMod, tensors: list[Any], backward: bool) -> Timed:
-    """cuDNN's flex attention, with its plan made beforehand.
+@dataclass(eq=False)
+class _Peers:
+    """Everybody else's way to compute a row."""
 
-    Raises:
-        Unavailable: it is not installed, or a query has too many intervals of keys.
-    """
-    if not cudnn_flex.installed():
-        raise Missing(cudnn_flex.MISSING)
-    ends = cudnn_flex.intervals(keep, row.sizes[0], 1, *row.lengths, "cuda")
-    given = Tensors(*tensors, "cuda")
-    attend = cudnn_flex.attend_with(ends, given, backward)
-    made = tokens_first("cudnn_flex", attend, given, backward)
-    call = partial(made.backward, tensors[3]) if backward else made.forward
-    call()
-    return Timed(call)
+    row: Row
+    keep: MaskMod
+    tensors: list[Any]
+    said: dict[str, str] = field(default_factory=dict)
+    """Why one does not run it."""
+
+    def all(self, backward: bool) -> dict[str, Timed]:
+        """Those that run it, each called once."""
+        makers = {
+            "flex": partial(self._flex, {}), "flex_flash": self._flash, "cudnn_flex": self._cudnn,
+        }  # fmt: skip
+        if backward and self.row.repeatable:
+            makers["cudnn_flex, same bits"] = partial(self._cudnn, deterministic=True)
+        if self.row.known is not None:
+            makers |= {name: partial(self._known, name) for name in ("cudnn", "fa2", "fa4")}
+        found = {}
+        for name, maker in makers.items():
+            try:
+                print(f"{self.row.name}: {name}{', backward' * backward}", flush=True)
+                with _patience():
+                    made = maker(backward=backward)
+                    with made.scope():
+                        made.run()
+                    torch.cuda.synchronize()
+                found[name] = made
+            except _REFUSALS as error:
+                why = (str(error).splitlines() or [""])[0][:150]
+                self.said[f"{name}, backward" if backward else name] = why
+        return found
+
+    def _flash(self, backward: bool) -> Timed:
+        if not installed():
+            raise Missing("FlashAttention 4 is not installed")
+        return self._flex({"kernel_options": {"BACKEND": "FLASH"}}, backward)
+
+    def _flex(self, options: dict[str, Any], backward: bool) -> Timed:
+        import torch._functorch.config
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        torch._functorch.config.donated_buffer = False  # the graph is differentiated many times
+        batch, heads, kv_heads, *_ = self.row.sizes
+        blocks = create_block_mask(
+            self.keep, batch, None, *self.row.lengths, device="cuda", _compile=True
+        )
+        compiled = torch.compile(flex_attention, dynamic=False)
+
+        def call(*qkv: Any) -> Any:
+            return compiled(*qkv, block_mask=blocks, enable_gqa=heads > kv_heads, **options)
+
+        if not backward:
+            return Timed(lambda: call(*self.tensors[:3]), torch.no_grad)
+        leaves = [x.detach().requires_grad_() for x in self.tensors[:3]]
+        out = call(*leaves)
+        return Timed(lambda: torch.autograd.grad(out, leaves, self.tensors[3], retain_graph=True))
+
+    def _cudnn(self, backward: bool, deterministic: bool = False) -> Timed:
+        """cuDNN's flex attention, with its plan made beforehand.
+
+        Raises:
+            Unavailable: it is not installed, or a query has too many intervals of keys.
+        """
+        if not cudnn_flex.installed():
+            raise Missing(cudnn_flex.MISSING)
+        ends = cudnn_flex.intervals(self.keep, self.row.sizes[0], 1, *self.row.lengths, "cuda")
+        given = Tensors(*self.tensors, "cuda")
+        attend = cudnn_flex.attend_with(ends, given, backward, deterministic)
+        made = tokens_first("cudnn_flex", attend, given, backward)
+        return Timed(partial(made.backward, self.tensors[3]) if backward else made.forward)
+
+    def _known(self, name: str, backward: bool) -> Timed:
+        """One that has a name for the mask."""
+        row = self.row
+        q, k, v, dout = self.tensors
+        if row.last:
+            k, v = (x[:, :, -row.last :] for x in (k, v))
+        n_q, _ = row.lengths
+        heads = row.sizes[:3]
+        case = Case(row.name, row.known(), *heads, n_q, k.shape[2], row.sizes[4], DType.bfloat16)
+        made = make_rival(name, case, Tensors(q, k, v, dout, "cuda"), None, backward)
+        if made is None:
+            raise Unavailable("it has no name for the mask")
+        return Timed(partial(made.backward, dout) if backward else made.forward, made.scope)
+
+
+# ------------------------------------------------------------------ maskc
 
 
 def _lists_alone(attn: Any, call: Callable[[], Any]) -> float | None:
     """Microseconds of making lists once, inside a CUDA graph; None where the host makes them."""
+    attn._repeats.clear()  # a call that repeats its data would leave the other direction's plan
     call()
     plan = attn._last[1]
     if not isinstance(plan, ListsPlan):
@@ -302,12 +255,15 @@ def _host_us(call: Callable[[], Any]) -> float:
     return median(times)
 
 
-def measure(row: Row) -> dict[str, Any]:
-    """Check and time one row."""
+# ------------------------------------------------------------------ one row
+
+
+def _made(row: Row) -> tuple[Found, Callable[[], Found]]:
+    """A row that has compiled everything: what is known of it, and what times it."""
     batch, heads, kv_heads, n, dim = row.sizes
     n_q, _ = row.lengths
     data = {k: _there(v) for k, v in row.data(np.random.default_rng(0), batch, n).items()}
-    # The rival's own arrays: autograd would mistake a new version of ours for other data.
+    # The rivals' own arrays: autograd would mistake a new version of ours for other data.
     keep = row.mask_mod({
         name: tuple(x.clone() for x in one) if isinstance(one, tuple) else one.clone()
         for name, one in data.items()
@@ -317,21 +273,21 @@ def measure(row: Row) -> dict[str, Any]:
         torch.randn(batch, h, tokens, dim, device="cuda", dtype=torch.bfloat16)
         for h, tokens in ((heads, n_q), (kv_heads, n), (kv_heads, n), (heads, n_q))
     ]
+    start = perf_counter()
     attn = row.mask().compile(head_dim=dim, n_heads=heads, dtype="bfloat16", target="sm_90a")
     attn.warmup()
+    found: Found = {"row": row.name, "sizes": row.sizes, "build s": perf_counter() - start}
     backward = n_q == n
     want = _exact(row, keep, tensors, backward)
-    found: dict[str, Any] = {"row": row.name, "sizes": row.sizes}
     arrays = _arrays(data)
 
     def forward() -> Any:
         return attn(*tensors[:3], return_lse=True, **data)
 
     out, lse = forward()
-    found["error out"] = _error(out, want[0])
 
-    def gradient() -> Any:
-        return attn.backward(*tensors[:3], out, lse, tensors[3], **data)
+    def gradient(**options: Any) -> Any:
+        return attn.backward(*tensors[:3], out, lse, tensors[3], **options, **data)
 
     def changed(call: Callable[[], Any]) -> Callable[[], Any]:
         def after_writing() -> Any:
@@ -341,39 +297,146 @@ def measure(row: Row) -> dict[str, Any]:
 
         return after_writing
 
+    peers, directions = _Peers(row, keep, tensors), []
     for direction, call in (("fwd", forward), ("bwd", gradient))[: 1 + backward]:
-        result = call()
-        if direction == "bwd":
-            found["error dq"] = _error(result[0], want[1])
-        names = attn.last_sources
-        timed = {"maskc": Timed(call), "maskc, changed": Timed(changed(call))}
-        peers = _rivals(row, keep, tensors, direction == "bwd")
-        errors = {name: _error_of(peer, want[direction == "bwd"]) for name, peer in peers.items()}
-        timed |= {name: peer for name, peer in peers.items() if errors[name] < _TOLERANCE}
-        times = take_turns(timed, _ROUNDS, "cuda")
-        best = min((ms for name, ms in times.items() if "maskc" not in name), default=None)
-        found[direction] = {
-            "ms": {name: round(ms, 4) for name, ms in times.items()},
-            "to the best peer": best
-            and [round(best / times[name], 3) for name in ("maskc", "maskc, changed")],
-            "kernels": names,
-            "errors of peers": errors,
-            "lists us": _lists_alone(attn, call),
-            "host us": [round(_host_us(call), 1), round(_host_us(changed(call)), 1)],
-        }
+        exact = want[direction == "bwd"]
+        timed = {"maskc": Timed(call)}
+        if arrays:
+            timed["maskc, changed"] = Timed(changed(call))
+        if direction == "bwd" and row.repeatable:
+            timed["maskc, same bits"] = Timed(partial(gradient, deterministic=True))
+        if row.peers:
+            timed |= peers.all(direction == "bwd")
+        if n_q == 1:
+            timed["copy of k"] = Timed(partial(torch.empty_like(tensors[1]).copy_, tensors[1]))
+        errors = {name: _error_of(one, exact) for name, one in timed.items() if "copy" not in name}
+        right = {name for name, error in errors.items() if error < _TOLERANCE} | {"copy of k"}
+        timed = {name: one for name, one in timed.items() if name in right}
+        directions.append((direction, call, timed))
+        call()
+        found[direction] = {"errors": errors, "kernels": attn.last_sources}
+    found["not run"] = peers.said
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+    def times() -> Found:
+        for direction, call, timed in directions:
+            ms = take_turns(timed, _ROUNDS, "cuda")
+            found[direction] |= {"ms": {name: round(one, 4) for name, one in ms.items()}}
+            if arrays:
+                both = (call, changed(call))
+                found[direction] |= {
+                    "lists us": _lists_alone(attn, call),
+                    "host us": [round(_host_us(one), 1) for one in both],
+                }
+        if arrays and backward:
+            leaves = [x.detach().requires_grad_() for x in tensors[:3]]
+            found["fwd"]["host us, with a graph"] = _host_us(lambda: attn(*leaves, **data))
+        return found
+
+    return found, times
+
+
+def _child(number: int, pipe: Connection) -> None:
+    """Prepare a row, say so, and time it when told to."""
+    row = ROWS[number]
+    try:
+        found, times = _made(row)
+        pipe.send(found)
+        pipe.recv()
+        pipe.send(times())
+    except Exception as error:  # also a defect of maskc is a result here
+        pipe.send({"row": row.name, "raised": repr(error)[:500]})
+
+
+# ------------------------------------------------------------------ all rows
+
+
+class _Runs:
+    """Rows in their processes."""
+
+    def __init__(self, numbers: list[int], keep: Callable[[Found], None]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._keep = keep
+        self._rows: dict[Connection, Any] = {}
+        for number in numbers:
+            mine, its = context.Pipe()
+            process = context.Process(target=_child, args=(number, its), daemon=True)
+            process.start()
+            its.close()
+            self._rows[mine] = process
+
+    def go(self) -> None:
+        """Until every row has been timed, or has failed."""
+        patience = _FIRST
+        while self._rows:
+            ready = self._ready(monotonic() + patience)
+            for pipe in self._rows:
+                if pipe not in ready:
+                    os.kill(self._rows[pipe].pid, signal.SIGSTOP)
+            for pipe in ready:
+                self._time(pipe)
+            for process in self._rows.values():
+                os.kill(process.pid, signal.SIGCONT)
+            patience = _AGAIN
+
+    def _ready(self, until: float) -> list[Connection]:
+        """Those that wait for their turn; all, or all until then."""
+        ready: list[Connection] = []
+        while len(ready) < len(self._rows) and monotonic() < until:
+            silent = [pipe for pipe in self._rows if pipe not in ready]
+            for pipe in wait(silent, max(0.0, until - monotonic())):
+                found = _received(pipe)
+                if found is None or "raised" in found:
+                    self._end(pipe, found)
+                else:
+                    print(f"{found['row']} is ready {monotonic():.0f}", flush=True)
+                    ready.append(pipe)
+        return ready
+
+    def _time(self, pipe: Connection) -> None:
+        pipe.send(None)
+        self._end(pipe, _received(pipe) if pipe.poll(_TURN) else None)
+
+    def _end(self, pipe: Connection, found: Found | None) -> None:
+        process = self._rows.pop(pipe)
+        process.kill()
+        process.join()
+        self._keep(found or {"raised": "its process ended, or was too slow", "of": process.name})
+
+
+def _received(pipe: Connection) -> Found | None:
+    try:
+        found: Found = pipe.recv()
+    except EOFError:
+        return None
     return found
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Measure the rows of these names, or all."""
-    print(torch.cuda.get_device_name(), torch.__version__, flush=True)
-    for row in ROWS:
-        if not names or any(name in row.name for name in names):
-            try:
-                print(json.dumps(measure(row)), flush=True)
-            except Exception as error:  # also a defect of maskc is a result here
-                print(json.dumps({"row": row.name, "raised": repr(error)[:500]}), flush=True)
+    parser = argparse.ArgumentParser(prog="benchmarks.batches")
+    parser.add_argument("--out", type=Path, default=Path("batches.json"))
+    parser.add_argument("names", nargs="*", metavar="ROW")
+    asked = parser.parse_args()
+    use_caches()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    report: Found = {
+        "card": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "command": "python -m benchmarks.batches", "rows": [],
+    }  # fmt: skip
+
+    def keep(found: Found) -> None:
+        print(found, flush=True)
+        report["rows"].append(found)
+        save(asked.out, report)
+
+    numbers = [
+        number for number, row in enumerate(ROWS)
+        if not asked.names or any(name in row.name for name in asked.names)
+    ]  # fmt: skip
+    _Runs(numbers, keep).go()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

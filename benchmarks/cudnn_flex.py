@@ -15,7 +15,7 @@ from maskc.verify.tensors import Tensors
 MISSING = "the package nvidia-cudnn-frontend with its flex attention is not installed"
 _MOST = 8
 """Intervals of a query: a mask with more is not one for it."""
-_PAIRS = 1 << 28
+_PAIRS = 1 << 26
 """Pairs that are looked at at a time."""
 
 Keep = Callable[[Any, Any, Any, Any], Any]
@@ -77,16 +77,22 @@ def _ends(live: Any) -> Any:
     return found.cummax(1).values  # further intervals are empty ones at the last end
 
 
-def attend_with(ends: Any, tensors: Tensors, backward: bool) -> Callable[..., Any]:
-    """Attention of tensors like these, in the order [B, N, H, D], with a plan made beforehand: for
-    the backward pass, too, where tensors require grad."""
+def attend_with(
+    ends: Any, tensors: Tensors, backward: bool, deterministic: bool = False
+) -> Callable[..., Any]:
+    """Attention of tensors like these, in the order [B, N, H, D], with a plan made beforehand.
+
+    Args:
+        backward: whether the plan is for gradients, too.
+        deterministic: whether these have the same bits on every run.
+    """
     from cudnn.flex_attention import create_mask_plan, flex_attn_func
 
     own = (x.detach().transpose(1, 2).contiguous() for x in tensors.qkv)
     plan = create_mask_plan(ends, *(x.requires_grad_(backward) for x in own))
 
     def attend(*inputs: Any) -> Any:
-        return flex_attn_func(*inputs, mask_plan=plan)
+        return flex_attn_func(*inputs, mask_plan=plan, deterministic=deterministic)
 
     return attend
 

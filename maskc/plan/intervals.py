@@ -75,13 +75,10 @@ def _of_chosen(terms: Iterable[Expr], atom: Expr) -> tuple[Interval, ...] | None
             continue
         wanted = next((taken for taken in (True, False) if _asks(term, atom, taken)), None)
         static = term if wanted is None else _fixed(term, atom, wanted)
-        keys, queries = (
-            one_range(_without_floors(static, token), _PAIR, along)
-            for along, token in enumerate(("k", "q"))
-        )
-        if keys is None or queries is None:
+        interval = _interval(static, wanted)
+        if interval is None:
             return None
-        found.append(Interval(keys.live, queries.live, wanted))
+        found.append(interval)
     return tuple(found)
 
 
@@ -135,7 +132,21 @@ def _of_all(terms: Iterable[Expr]) -> tuple[Interval, ...] | None:
     found = []
     for term in terms:
         ranges = row_ranges(term, _PAIR)
-        if ranges is None:
+        if ranges is not None:
+            found.append(Interval(ranges[0].live, ranges[1].live))
+            continue
+        interval = _interval(term)
+        if interval is None:
             return None
-        found.append(Interval(ranges[0].live, ranges[1].live))
+        found.append(interval)
     return tuple(found)
+
+
+def _interval(term: Expr, wanted: bool | None = None) -> Interval | None:
+    """The one interval of a conjunction, with floors left out that hide its bounds."""
+    keys, queries = (
+        one_range(_without_floors(term, token), _PAIR, along) for along, token in enumerate("kq")
+    )
+    if keys is None or queries is None:
+        return None
+    return Interval(keys.live, queries.live, wanted)

@@ -22,7 +22,8 @@ def needs_torch(
 
     It must where a gradient is wanted, where a compiler or `torch.jit.trace` traces, where a
     dispatch mode or a subclass of Tensor takes part, and where forward-mode differentiation might.
-    Every call pays for these checks, some 0.3 us. What makes a launch fail is looked for afterwards, see `torch_answers`.
+    Every call pays for these checks, some 0.3 us. What makes a launch fail is looked for
+    afterwards, see `torch_answers`.
 
     Args:
         q, k, v, slopes, sinks: arrays of any library; None where there is none.

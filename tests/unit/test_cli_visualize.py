@@ -194,8 +194,8 @@ def test_doctor_tells_what_is_there():
 
 def test_doctor_says_what_each_card_gets():
     assert maskc_json("doctor")["cards"] == {
-        **dict.fromkeys(("7.0", "7.5"), ["simt"]),
-        **dict.fromkeys(("8.0", "8.6", "8.9", "10.0", "12.0"), ["sm_80", "simt"]),
+        **{card: ["simt"] for card in ("7.0", "7.5")},
+        **{card: ["sm_80", "simt"] for card in ("8.0", "8.6", "8.9", "10.0", "12.0")},
         "9.0": ["sm_90a", "sm_80", "simt"],
     }
     text = " ".join(maskc("doctor").stdout.split())

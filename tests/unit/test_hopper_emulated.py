@@ -25,6 +25,7 @@ from maskc.dispatch import selector as making  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.layout.work import deterministic_order as ordered  # noqa: E402
 from maskc.layout.work import work_list  # noqa: E402
+from maskc.patterns import block_diffusion  # noqa: E402
 from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
@@ -83,6 +84,12 @@ def test_pairs_tested_one_by_one_and_heads_of_their_own():
     check(compiled(TESTED, 64), given(150, 190, 64), live_pairs(TESTED, 150, 190))
     made = given(150, 130, 64, heads=4, kv_heads=2)
     check(compiled(HEADS, 64, heads=4), made, live_pairs(HEADS, 150, 130, heads=4))
+
+
+@pytest.mark.parametrize("mode", ["large", "small"])
+def test_intervals_of_rows_behind_floors(mode):
+    mask = block_diffusion(block=16)
+    check(compiled(mask, 64, mode=mode), given(280, 280, 64), live_pairs(mask, 280, 280))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-12, -3.0, 40.0])

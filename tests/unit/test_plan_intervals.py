@@ -14,6 +14,7 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.core.evaluate import evaluate
 from maskc.ir.lift import Lifted, lift
+from maskc.patterns import block_diffusion
 from maskc.plan.intervals import MOST, Interval, intervals
 from maskc.plan.ranges import TileRange
 from maskc.testing.strategies import data_for, lengths, masks, parameters, plain_atoms
@@ -89,6 +90,12 @@ BANDS = st.one_of(
     st.builds(lambda n: mc.global_tokens(n).rows, st.integers(0, 5)),
     st.builds(lambda n, a: mc.window(n, 0, align=a), st.integers(0, 5), st.just("start")),
     st.builds(mc.block_diagonal, st.integers(1, 6)),
+    st.builds(
+        lambda n, a, b: mc.where(lambda q, k: (q + a) // n > (k + b) // n),
+        st.integers(2, 6),
+        st.integers(-4, 4),
+        st.integers(-4, 4),
+    ),
 )
 
 
@@ -124,6 +131,8 @@ HAVE = {
     "nothing": (mc.sinks(0), 1),
     "aligned to the start": (mc.causal(align="start"), 1),
     "slashes": (mc.offsets([0, 3, 9]), 3),
+    "stairs": (mc.where(lambda q, k: (q + 2) // 3 >= (k + 1) // 3), 1),
+    "block diffusion": (block_diffusion(block=4), 3),
 }
 
 

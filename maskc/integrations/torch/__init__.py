@@ -17,12 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from maskc.core.data import OPTIONS
 from maskc.core.errors import BadOption, BadShape, MixedLibraries
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array
 from maskc.dispatch.checks import check_inputs
-from maskc.integrations.torch.eager import function
+from maskc.integrations.torch.eager import attended
 from maskc.integrations.torch.handles import check_dimensions, handle, refuse
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
@@ -87,8 +89,6 @@ def through_torch(
         BadOption: torch.func or forward-mode differentiation transforms a tensor.
         MaskcError: see CompiledMask.
     """
-    import torch
-
     compiling, place = torch.compiler.is_compiling(), _place(q)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if isinstance(x, torch.Tensor) and x.is_nested:
@@ -124,8 +124,6 @@ def _dropping(find: Finder, owner: Any, *kernel: Any, **score: Any) -> Any:
 
 def _tensors_of(captured: Mapping[str, Any]) -> dict[str, Any]:
     """Those that torch must see; kernels find others by themselves."""
-    import torch
-
     return {name: x for name, x in captured.items() if isinstance(x, torch.Tensor)}
 
 
@@ -159,8 +157,6 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[st
     Raises:
         NoGradient: data require grad. BadOption: a number does.
     """
-    import torch
-
     found = True in [x.requires_grad for x in (q, k, v) if isinstance(x, torch.Tensor)]
     for name, given in options.items():
         if given is None or given is False or type(given) is str:
@@ -183,7 +179,7 @@ def _recorded(
     heads = [_tensor(options.pop(name, None), name) for name in _TRAINABLE]
     call, data = call_of(options, deterministic, as_operator=False)
     tensors = (q, _tensor(k, "k"), _tensor(v, "v"))
-    out, lse = function().apply(attn, call, *tensors, *heads, *data)
+    out, lse = attended(attn, call, *tensors, *heads, *data)
     return (out, lse) if keep_lse else out
 
 
@@ -191,8 +187,6 @@ def _operator(
     key: str, q: Any, k: Any, v: Any, options: dict[str, Any], deterministic: bool
 ) -> Any:
     """The call as one operator, which compilers and dispatch modes see."""
-    import torch
-
     keep_lse = options.pop("return_lse", False)
     heads = [_tensor(options.pop(name, None), name) for name in _TRAINABLE]
     call, data = call_of(options, deterministic, as_operator=True)
@@ -202,8 +196,6 @@ def _operator(
 
 
 def _tensor(x: Any, name: str) -> Any:
-    import torch
-
     if x is None or isinstance(x, torch.Tensor):
         return x
     raise MixedLibraries("q", "torch.Tensor", name, kind_of(x), at=name)
@@ -226,21 +218,17 @@ def _shape(v: Any) -> tuple[int, ...]:
 
 def _cast(x: Any, dtype: Any) -> Any:
     """The operand as autocast passes it to scaled_dot_product_attention: fp64 stays."""
-    import torch
-
     if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
         return x
     return x.to(dtype)
 
 
 def _watched(q: Any, k: Any, v: Any) -> bool:
-    """Whether somebody must see an operator: a dispatch mode, torch.jit.trace, a subclass of Tensor.
+    """Whether somebody must see an operator: a mode, torch.jit.trace, a subclass of Tensor.
 
     Raises:
         BadOption: a transform of torch.func or forward-mode differentiation would miss the kernel.
     """
-    import torch
-
     if torch._C._functorch.peek_interpreter_stack() is not None:
         found = "one under torch.func (vmap, grad, jvp)"
         raise BadOption("q", "a tensor that nothing transforms", found, at="q")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
+
+import torch
 
 from maskc.integrations.torch.gradients import gradients, once, rows
 from maskc.integrations.torch.keywords import Call
@@ -29,8 +31,6 @@ def backward(
     Args:
         tables: of a formula of the score, whose gradients follow.
     """
-    import torch
-
     deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
     run = partial(attn.differentiated, tables) if hasattr(attn, "differentiated") else attn.backward
     found: tuple[Any, ...] = run(
@@ -44,44 +44,41 @@ _FIXED = 7
 """Arguments of the function before the data tensors."""
 
 
-@cache
-def function() -> Any:
-    """The torch.autograd.Function; made on first use, as torch is."""
-    import torch
+class MaskedAttention(torch.autograd.Function):
+    """out, lse = attention(q, k, v); the backward pass recomputes the probabilities."""
 
-    class MaskedAttention(torch.autograd.Function):
-        """out, lse = attention(q, k, v); the backward pass recomputes the probabilities."""
+    @staticmethod
+    def forward(ctx: Any, attn: Any, call: Call, *tensors: Any) -> Any:
+        q, k, v, slopes, sinks, *data = tensors
+        attn = attn.settled()
+        out, lse = forward(attn, call, q, k, v, slopes, sinks, data)
+        ctx.set_materialize_grads(False)
+        ctx.attn, ctx.call = attn, call
+        if call.entmax:
+            ctx.mark_non_differentiable(lse)
+        ctx.save_for_backward(q, k, v, out, lse, slopes, sinks, *data)
+        return out, lse
 
-        @staticmethod
-        def forward(ctx: Any, attn: Any, call: Call, *tensors: Any) -> Any:
-            q, k, v, slopes, sinks, *data = tensors
-            attn = attn.settled()
-            out, lse = forward(attn, call, q, k, v, slopes, sinks, data)
-            ctx.set_materialize_grads(False)
-            ctx.attn, ctx.call = attn, call
-            if call.entmax:
-                ctx.mark_non_differentiable(lse)
-            ctx.save_for_backward(q, k, v, out, lse, slopes, sinks, *data)
-            return out, lse
+    @staticmethod
+    @once
+    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
+        q, k, v, out, lse, slopes, sinks, *data = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[_FIXED:]
+        tables = {}
+        if any(wanted):
+            places = ctx.call.places().items()
+            tables = {name: place for name, place in places if wanted[place]}
 
-        @staticmethod
-        @once
-        def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
-            q, k, v, out, lse, slopes, sinks, *data = ctx.saved_tensors
-            wanted = ctx.needs_input_grad[_FIXED:]
-            tables = {}
-            if any(wanted):
-                places = ctx.call.places().items()
-                tables = {name: place for name, place in places if wanted[place]}
+        def run(v: Any, out: Any, dout: Any, undropped: bool = False) -> Any:
+            args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(tables))
+            return backward(ctx.attn, ctx.call.undropped() if undropped else ctx.call, *args)
 
-            def run(v: Any, out: Any, dout: Any, undropped: bool = False) -> Any:
-                args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(tables))
-                return backward(ctx.attn, ctx.call.undropped() if undropped else ctx.call, *args)
+        found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
+        of_data: list[Any] = [None for _ in data]
+        for place, gradient in zip(tables.values(), found[5:], strict=False):
+            of_data[place] = gradient.to(data[place].dtype)
+        return None, None, *found[:5], *of_data
 
-            found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
-            of_data: list[Any] = [None for _ in data]
-            for place, gradient in zip(tables.values(), found[5:], strict=False):
-                of_data[place] = gradient.to(data[place].dtype)
-            return None, None, *found[:5], *of_data
 
-    return MaskedAttention
+attended: Any = MaskedAttention.apply
+"""(compiled mask, call, q, k, v, slopes, sinks, *data) -> (out, lse), with such a node."""

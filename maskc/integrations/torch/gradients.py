@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from maskc.core.errors import BadOption
 
 Backward = Callable[..., Any]
@@ -23,8 +25,6 @@ def once(derivative: Backward) -> Backward:
     """
 
     def backward(ctx: Any, *gradients: Any) -> Any:
-        import torch
-
         functorch = torch._C._functorch  # which is_grads_batched does without
         if functorch.peek_interpreter_stack() is not None or any(
             x is not None and functorch.is_legacy_batchedtensor(x) for x in gradients
@@ -74,8 +74,6 @@ def _through_lse(
     backward: Callable[..., Any], v: Any, lse: Any, sinks: Any, dlse: Any
 ) -> list[Any]:
     """The gradients for dlse alone; arguments as of `backward`."""
-    import torch
-
     dlse = dlse.masked_fill(lse == -torch.inf, 0)
     first = torch.eye(1, v.shape[-1], dtype=v.dtype, device=v.device)
     pushed = dlse.to(v.dtype).unsqueeze(-1) * first
@@ -89,8 +87,6 @@ def _through_lse(
 
 def rows(dout: Any) -> Any:
     """dout as kernels take it: contiguous rows, on CUDA aligned to 16 bytes."""
-    import torch
-
     if dout.stride(-1) != 1:
         return dout.contiguous()
     if dout.device.type == "cuda":

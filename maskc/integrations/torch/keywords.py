@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 from maskc.core.data import CuSeqlens, Parents
 from maskc.core.dropout import RATE
 from maskc.core.errors import BadOption
@@ -118,8 +120,6 @@ def _number(name: str, value: Any) -> float | None:
 
 def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool) -> str:
     """The place of the value in the JSON text."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return str(len(tensors) - 1)
@@ -149,8 +149,6 @@ _UNMARKED = {word: marker for marker, word in _MARKERS.items()}
 
 def _as_tensor(value: Any) -> Any:
     """An array, or a list of numbers or of tensors."""
-    import torch
-
     if isinstance(value, list) and any(isinstance(part, torch.Tensor) for part in value):
         return torch.stack(value)
     return torch.as_tensor(value)

@@ -66,16 +66,19 @@ def tile_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[RowL
     if len(sums) > 1 or not (sums or _tables(mask.keep)):
         return None
     grid = _Grid(mask, sums, Refinement(mask, n_q, n_kv, tile))
-    parts: list[RowLists] = []
-    total = 0
-    for _, kind in grid.kinds():
+    most = min(grid.rows * grid.columns, MAX_TILES)  # memory is taken where it is written
+    counts = np.empty(grid.rows, np.int64)
+    columns, kinds = np.empty(most, np.int32), np.empty(most, np.uint8)
+    stop = 0
+    for top, kind in grid.kinds():
         live = kind > 0
-        col = np.broadcast_to(grid.column, kind.shape)[live]
-        parts.append(RowLists(np.count_nonzero(live, axis=1), col, kind[live]))
-        total += len(col)
-        if total > MAX_TILES:
-            raise TooManyTiles(f"at least {total}")
-    return parts
+        own = counts[top : top + len(kind)] = np.count_nonzero(live, axis=1)
+        start, stop = stop, stop + int(own.sum())
+        if stop > MAX_TILES:
+            raise TooManyTiles(f"at least {stop}")
+        columns[start:stop] = np.broadcast_to(grid.column, kind.shape)[live]
+        kinds[start:stop] = kind[live]
+    return [RowLists(counts, columns[:stop], kinds[:stop])]
 
 
 def count_pairs(mask: Elements, n_q: int, n_kv: int) -> int | None:
