@@ -129,9 +129,9 @@ class Mask:
             OSError: the file cannot be written.
             MaskcError: as `layout`.
         """
-        from maskc.ir.heads import written_heads
         from maskc.viz.figure import save
         from maskc.viz.lengths import showing
+        from maskc.viz.notebook import written_heads
 
         heads = n_heads or written_heads(self)
         if n is None:
