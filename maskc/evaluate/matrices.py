@@ -6,6 +6,7 @@ A study looks at a hundred masks for a second each: to build a hundred kernels w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,6 +144,9 @@ class Matrices:
             keep = self._read(each, n, data)
             return keep if keep.ndim == 2 else keep[batch if len(keep) > 1 else 0]
 
+        def cut(keys: slice, each: Mask) -> Any:
+            return made(each)[..., keys]
+
         below = leaves({"": mask})
         for first in range(0, n, _ROWS):
             last = min(n, first + _ROWS)
@@ -150,7 +154,7 @@ class Matrices:
             keys = slice(_width(rows) if not _ROWS % block_of(mask) else n)
             with torch.no_grad():
                 few = Queries(q[0], k[0, :, keys], first, last)
-                keep = selected(mask, lambda each, keys=keys: made(each)[..., keys], few)
+                keep = selected(mask, partial(cut, keys), few)
             out.append(_under(keep, q[:, :, first:last], k[:, :, keys], v[:, :, keys], scale))
         return torch.cat(out, dim=2)
 
