@@ -41,6 +41,7 @@ from maskc.evaluate.families import ROLES, pairs_of
 from maskc.evaluate.matrices import Matrices, leaves, packed
 from maskc.evaluate.models import load, losses
 from maskc.evaluate.retrieval import trials
+from maskc.evaluate.selection import selects
 from maskc.evaluate.statistics import equivalence, paired_interval, paired_p
 from maskc.evaluate.tensors import torch_module
 from maskc.evaluate.texts import demo_texts, read_text, sequences
@@ -200,8 +201,9 @@ def _untrained(
         if asked.verbose or not text.startswith("lot"):
             _tell(text)
 
-    # One pass over q and k serves a lot: sorting scores costs as much as ten masks.
-    left = missing()
+    # One pass over q and k serves a lot: sorting scores costs as much as ten masks. Masks that
+    # select keys take longest and come last.
+    left = sorted(missing(), key=lambda one: selects(one.mask))
     ahead.begin(left)
     for lot in (left[i : i + _LOT] for i in range(0, len(left), _LOT)):
         if time.monotonic() < end:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import click
 from maskc.cli.entries import Entry
 from maskc.cli.options import LengthType, json_option, mask_source
 from maskc.cli.output import echo, told, write_file, write_table
-from maskc.core.errors import UsageMistake
+from maskc.core.errors import BudgetUnreachable, UsageMistake
 
 if TYPE_CHECKING:
     from maskc.evaluate import Candidate, Evaluated, Evaluation, Inputs, Tensors
@@ -77,7 +77,7 @@ def evaluate(found: list[Entry], output: str | None, as_json: bool, **asked: Any
     parts, data = asked["parts"] or _PARTS, read_all(asked["files"], found)
     with told() as progress:
         inputs = _inputs(progress, **asked)
-        candidates = list(_candidates(found, inputs, data, **asked))
+        candidates = list(_candidates(found, inputs, data, progress, **asked))
         result = evaluated(
             candidates, inputs, parts=parts, margin=asked["margin"], seed=asked["seed"], data=data,
             command=shlex.join(["maskc", *sys.argv[1:]]), environment=environment(inputs),
@@ -127,8 +127,9 @@ def _numbers(option: str, text: str, kind: type) -> list[Any]:
 
 
 def _candidates(
-    found: list[Entry], inputs: Inputs | Tensors, data: dict[str, object], *, beside: str,
-    budgets: str | None, solve: str | None, ablate: bool, **_: Any,
+    found: list[Entry], inputs: Inputs | Tensors, data: dict[str, object],
+    progress: Callable[[str], object], *, beside: str, budgets: str | None, solve: str | None,
+    ablate: bool, **_: Any,
 ) -> Iterator[Candidate]:  # fmt: skip
     from maskc.dsl.combinators import causal
     from maskc.evaluate import FAMILIES, Candidate, at_budget
@@ -167,7 +168,11 @@ def _candidates(
             for name in names:
                 if (name, share) not in seen:
                     seen.add((name, share))
-                    solved = at_budget(FAMILIES[name], share, n, n_heads=heads, name=name)
+                    try:
+                        solved = at_budget(FAMILIES[name], share, n, n_heads=heads, name=name)
+                    except BudgetUnreachable as refusal:
+                        progress(f"left out: {refusal.finding}")
+                        continue
                     title = f"{name} {share:.4g}"
                     yield Candidate(title, solved.mask, ROLES.get(name, "pattern"), "", share)
 

@@ -164,7 +164,7 @@ def _subject(
     asked = (n,) if isinstance(n, int) else n
     lengths = asked if asked else _LENGTHS.get(target.name, _OTHER)
     words = _words(entry)
-    measurement, why = None, "`--repeats 0` was asked for"
+    measurement, why = None, "--repeats 0 was asked for"
     if how.repeats:
         measurement, why = _measurement(entry, how, lengths, arrays, words, progress)
     made_up = [name for name in names(entry) if name not in arrays.given]

@@ -6,6 +6,7 @@ A study looks at a hundred masks for a second each: to build a hundred kernels w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from maskc.api import attention
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Algebra, TopK
-from maskc.evaluate.selection import Queries, can_select, combined, selected, selects
+from maskc.evaluate.selection import Queries, block_of, can_select, combined, selected, selects
 from maskc.evaluate.tensors import placed, torch_module
 from maskc.ir.names import declared_names
 
@@ -143,11 +144,18 @@ class Matrices:
             keep = self._read(each, n, data)
             return keep if keep.ndim == 2 else keep[batch if len(keep) > 1 else 0]
 
+        def cut(keys: slice, each: Mask) -> Any:
+            return made(each)[..., keys]
+
+        below = leaves({"": mask})
         for first in range(0, n, _ROWS):
             last = min(n, first + _ROWS)
+            rows = [made(leaf)[..., first:last, :] for leaf in below]
+            keys = slice(_width(rows) if not _ROWS % block_of(mask) else n)
             with torch.no_grad():
-                keep = selected(mask, made, Queries(q[0], k[0], first, last))
-            out.append(_under(keep, q[:, :, first:last], k, v, scale))
+                few = Queries(q[0], k[0, :, keys], first, last)
+                keep = selected(mask, partial(cut, keys), few)
+            out.append(_under(keep, q[:, :, first:last], k[:, :, keys], v[:, :, keys], scale))
         return torch.cat(out, dim=2)
 
     def _parts_of(self, mask: Mask, n: int, dtype: Any) -> list[_Part]:
@@ -159,6 +167,13 @@ class Matrices:
                 self._parts.pop(next(iter(self._parts)))
             self._parts[key] = made
         return self._parts[key]
+
+
+def _width(rows: list[Any]) -> int:
+    """Keys up to the last one that a row of bool [..., n] has, to a multiple of `_ROWS`."""
+    seen = torch_module().stack([row.flatten(0, -2).any(dim=0) for row in rows]).any(dim=0)
+    n, found = len(seen), seen.nonzero()
+    return min(n, -(-(int(found[-1]) + 1) // _ROWS) * _ROWS) if len(found) else min(n, _ROWS)
 
 
 def _under(keep: Any, q: Any, k: Any, v: Any, scale: float | None) -> Any:

@@ -83,6 +83,7 @@ def attention_of(model: Any, note: Note | None = None, compute: Any = None) -> I
     Raises:
         ModelNotServed: the model computes attention by itself (MC605).
         ExtraMissing: transformers is not installed (MC507).
+        LibraryTooOld: it is an earlier transformers than 5.24 (MC613).
     """
     from maskc.integrations.transformers import register
     from maskc.integrations.transformers.carried import NEVER_ASKS, can_be_set, make_mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,6 +41,12 @@ class Queries(NamedTuple):
 def selects(mask: Mask) -> bool:
     """Whether the mask chooses keys at run time."""
     return isinstance(mask, TopK) or any(map(selects, getattr(mask, "children", ())))
+
+
+def block_of(mask: Mask) -> int:
+    """The least number that the blocks of all selections of the mask divide."""
+    below = (block_of(each) for each in getattr(mask, "children", ()))
+    return math.lcm(*below, *((mask.block, mask.q_block) if isinstance(mask, TopK) else ()))
 
 
 def can_select(mask: Mask) -> bool:

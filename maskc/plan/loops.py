@@ -322,7 +322,11 @@ def _who_lists(main: KernelPlan, plan: KernelPlan, mask: PlannedMask, at: _At) -
         return "the boxes of keys in which a query of ti sees a key, from a list of each axis"
     if mask.ir.data:
         device = main.selecting or main.documents or main.data_lists
-        what = "what is chosen" if mask.ir.selections else "the data of the call"
+        what = "the mask's own tables"
+        if mask.ir.selections:
+            what = "what is chosen"
+        elif any(decl.from_caller or decl.held for decl in mask.ir.data):
+            what = "the data of the call"
         who = "device if it has them" if device else "host"
         return f"a list in memory from {what}, made on the {who}"
     if not at.n_q or not at.n_kv:

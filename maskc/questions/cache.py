@@ -137,7 +137,8 @@ class KVCache:
                 f"fixed   slots 0..{start - 1}: keys {runs}, which any later query may see"
             )
         where = f"{start} + (k - {start}) % {self.ring}" if start else f"k % {self.ring}"
-        lines.append(f"ring    slots {start}..{self.slots - 1}: other keys k, in slot {where}")
+        which = "other keys k" if runs else "key k"
+        lines.append(f"ring    slots {start}..{self.slots - 1}: {which}, in slot {where}")
         other = f"{'is fixed or ' * bool(runs)}has k >= n - {self.ring}"
         lines.append(f"proof   a key that is seen at n tokens or later {other}, at all lengths")
         if self.all_seen:

@@ -71,6 +71,7 @@ class Document:
 
     title: str
     subtitle: str
+    """May be empty."""
     formula: str
     """The mask as text."""
     sections: Sequence[Section]

@@ -59,7 +59,8 @@ def html(report: Document) -> str:
 def _body(report: Document) -> Iterator[str]:
     yield "<header>"
     yield f"<h1>{shown(report.title)}</h1>"
-    yield f"<p>{shown(report.subtitle)}</p>"
+    if report.subtitle:
+        yield f"<p>{shown(report.subtitle)}</p>"
     yield f'<p class="formula">{shown(report.formula)}</p>'
     yield "</header>"
     yield '<nav aria-label="Sections"><ol>'
@@ -88,7 +89,9 @@ def _block(block: Block) -> Iterator[str]:
             head = f"<figcaption>{shown(caption)}</figcaption>" if caption else ""
             yield f'<figure>{head}<pre tabindex="0">{shown(text)}</pre></figure>'
         case Command(text):
-            yield f'<p class="command">Made by <code>{shown(text)}</code></p>'
+            # A line may end between words, never inside of `--head-dim`.
+            words = " ".join(f"<span>{shown(word)}</span>" for word in text.split(" "))
+            yield f'<p class="command">Made by <code>{words}</code></p>'
         case Figure(svg, caption, twin):
             yield f"<figure>{svg}<figcaption>{shown(caption)}</figcaption>"
             yield f'<details><summary>As text</summary><pre tabindex="0">{shown(twin)}</pre>'

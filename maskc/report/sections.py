@@ -105,7 +105,8 @@ def document(subject: Subject, progress: Callable[[str], object] = lambda text: 
         except MaskcError as refusal:
             found = [Words(f"Not available for this mask: {refusal.finding} ({refusal.code}).")]
         sections.append(Section(key, title, found))
-    return Document(subject.name, subject.title, str(subject.mask), sections)
+    title = subject.title if subject.title != subject.name else ""
+    return Document(subject.name, title, str(subject.mask), sections)
 
 
 # ------------------------------------------------------------------ what it is
@@ -279,7 +280,7 @@ def _complexity(subject: Subject) -> Iterator[Block]:
     yield Code("\n".join(lines), "Beside dense attention")
     yield Words(
         "Time: every live pair is computed once, and pairs of a live tile that are not live are "
-        "computed and thrown away (the column `run`). Memory of a call: q, k, v, out and one "
+        "computed and thrown away (column: run). Memory of a call: q, k, v, out and one "
         "number per query; no score is stored. Decoding: " + _cache(subject) + "."
     )
     rows = [row for n in _counted_at(subject) for row in _count_rows(subject, n)]

@@ -1,9 +1,11 @@
-"""The full text of every refusal around models of transformers (MC605 to MC609)."""
+"""The full text of every refusal around models of transformers (MC605 to MC609, MC613)."""
 
 # ruff: noqa: E501 - messages stand here as they are printed
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,6 +146,29 @@ def test_the_text_of_a_refusal(name: str) -> None:
     with pytest.raises(MaskcError) as raised:
         run()
     assert str(raised.value) == text
+
+
+@pytest.mark.parametrize("found", ["5.17.0", "5.23.4", "4.57.1"])
+def test_an_older_transformers_is_refused(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from maskc.integrations.transformers import register
+
+    monkeypatch.setattr("transformers.__version__", found)
+    with pytest.raises(MaskcError) as raised:
+        register()
+    assert str(raised.value) == (
+        f"MC613  maskc needs transformers 5.24 or later, and {found} is installed\n"
+        "    hint: pip install 'transformers>=5.24'"
+    )
+    for served in ("5.24.0", "5.25.0.dev0", "6.0.1", "10.1.0"):
+        monkeypatch.setattr("transformers.__version__", served)
+        register()
+
+
+def test_the_oldest_transformers_is_the_packages_own() -> None:
+    from maskc.integrations.transformers import OLDEST
+
+    project = Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8")
+    assert re.findall(r'"transformers>=([0-9.]+)"', project) == [OLDEST]
 
 
 @pytest.mark.parametrize("keyword", ["indices", "block_indices", "sinks"])

@@ -367,6 +367,12 @@ def test_the_command_on_tensors(tmp_path: Path):
     assert read.exit_code == 0, read.output
     own, beside = json.loads(read.stdout)["patterns"]
     assert own["pairs"] == (far * (N - np.arange(N))).sum() >= beside["pairs"]
+    words = ["evaluate", "--expr", "causal() & window(1)", *tensors, "--beside", "window,bigbird"]
+    few = CliRunner().invoke(main, [*words, "--json"])
+    assert [one["name"].split()[0] for one in json.loads(few.stdout)["patterns"]] == [
+        "mask", "window",
+    ]  # fmt: skip
+    assert "left out: no bigbird from " in few.stderr
     for wrong in (["--beside", "no_such"], ["--budget", "0"], ["--solve", "w"], ["--budget", "x"]):
         failed = CliRunner().invoke(main, ["evaluate", "--expr", "causal()", *tensors, *wrong])
         assert failed.exit_code == 2, failed.output

@@ -111,6 +111,7 @@ def test_memory_is_constant_and_streaming_needs_no_table():
         "k >= n - 1024, at all lengths\n"
         "seen    every slot that was written, so no slot is tested alone"
     )
+    assert "\nring    slots 0..3: key k, in slot k % 4\n" in str(mc.window(3).cache())
 
 
 def test_parameters_take_the_values_that_are_given():

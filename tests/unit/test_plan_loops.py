@@ -44,6 +44,15 @@ def test_texts(name: str, golden):
         assert 10 <= len(one.splitlines()) <= 30
 
 
+def test_who_makes_a_list():
+    for mask, what in (
+        (mc.causal() & mc.random_blocks(64, 3, seed=0), "the mask's own tables"),
+        (mc.causal() & mc.documents("doc"), "the data of the call"),
+        (mc.random_blocks(64, 3, seed=0) & mc.documents("doc"), "the data of the call"),
+    ):
+        assert f"tiles(ti) = a list in memory from {what}, made on the" in nest(mask, "cpu")
+
+
 FORM = re.compile(
     r"^ +(live|full|partial) +(t[ij]) = (.+?)(?:\.\.(.+?))?"
     r"(?: in steps of (\d+))?(?:, for t[ij] = (\d+)(?:\.\.(\d+))?|, where (.+))?$", re.M

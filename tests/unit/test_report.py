@@ -86,8 +86,8 @@ class Tags(HTMLParser):
 
 ALLOWED = {
     "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "p", "nav", "ol", "li",
-    "a", "main", "section", "figure", "figcaption", "pre", "code", "details", "summary", "div",
-    "table", "thead", "tbody", "tr", "th", "td", "svg", "rect", "text", "path", "circle",
+    "a", "main", "section", "span", "figure", "figcaption", "pre", "code", "details", "summary",
+    "div", "table", "thead", "tbody", "tr", "th", "td", "svg", "rect", "text", "path", "circle",
     "polyline",
 }  # fmt: skip
 

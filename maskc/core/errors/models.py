@@ -50,3 +50,11 @@ class ModelMask(MaskcError):
     code = "MC609"
     message = "{0} calls its attention with {1}"
     hint = "{2}"
+
+
+class LibraryTooOld(MaskcError):
+    """An installed library is older than what maskc serves."""
+
+    code = "MC613"
+    message = "maskc needs {0} {1} or later, and {2} is installed"
+    hint = "pip install '{0}>={1}'"

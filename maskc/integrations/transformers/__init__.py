@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import Any
 
-from maskc.core.errors import BadOption, ExtraMissing, ModelNotServed
+from maskc.core.errors import BadOption, ExtraMissing, LibraryTooOld, ModelNotServed
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.integrations.transformers.asked import Check as Check
@@ -24,6 +24,8 @@ from maskc.integrations.transformers.carried import NEVER_ASKS, can_be_set, make
 from maskc.integrations.transformers.masks import mark
 
 NAME = "maskc"
+OLDEST = "5.24"
+"""Of transformers: earlier ones make masks of packed sequences from other functions."""
 
 
 def register() -> None:
@@ -34,8 +36,13 @@ def register() -> None:
 
     Raises:
         ExtraMissing: transformers or torch is not installed (MC507).
+        LibraryTooOld: it is an earlier transformers than 5.24 (MC613).
     """
     try:
+        from transformers import __version__
+
+        if _release(__version__) < _release(OLDEST):
+            raise LibraryTooOld("transformers", OLDEST, __version__)
         from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
     except ImportError:
         raise ExtraMissing("maskc.integrations.transformers", "transformers", NAME) from None
@@ -46,6 +53,11 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, make_mask)
     AttentionInterface.register(NAME, run)
     _refuse_others(PreTrainedModel)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Major and minor of a version such as "5.25.0.dev0"."""
+    return tuple(int(number) for number in version.split(".")[:2])
 
 
 def _refuse_others(kind: Any) -> None:
