@@ -86,6 +86,11 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
 }
 
 
+def of_torch(path: Path) -> bool:
+    """Whether a file is loaded by calls with tensors of torch alone, or when `maskc.nn` is."""
+    return room(path) == "nn" or PACKAGE / "integrations" / "torch" in path.parents
+
+
 def room(path: Path) -> str:
     parts = path.relative_to(PACKAGE).parts
     if parts[:2] == ("integrations", "transformers"):
@@ -175,8 +180,8 @@ def test_heavy_libraries_stay_in_their_rooms():
     for path in FILES:
         for name, line, top in imports_of(path):
             library = name.split(".")[0]
-            if library not in HEAVY or (library == "torch" and room(path) == "nn"):
-                continue  # modules of torch: `maskc.nn` is loaded when it is asked for
+            if library not in HEAVY or (library == "torch" and of_torch(path)):
+                continue
             if library == "torch" and path == PACKAGE / "core" / "tensors.py" and not top:
                 continue  # `torch_of`, which compilers trace
             rooms, at_top = HEAVY[library]

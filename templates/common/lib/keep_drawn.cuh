@@ -1,4 +1,4 @@
-// The keep policy of calls with dropout, for kernels of matrix units. keep_all.cuh is the other one.
+// The keep policy of calls with dropout, for kernels of matrix units. keep_all.cuh is the other.
 // Which of a thread's N pairs stay is drawn while a product is under way, and waits in a register
 // for 32 pairs.
 // Needs: device.cuh. Gives: DROPS, Staying, none, put, has, drop, drop_pairs, dropout_of,
