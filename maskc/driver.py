@@ -99,13 +99,21 @@ def compile(
 
 def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
     """What runs a mask: `target`, or what stands in for it where it lacks the kernels, as those on
-    tensor cores do for keys chosen at run time beside a formula of the score, and for single ones
-    with dropout."""
+    tensor cores do for single keys chosen at run time with dropout, and beside a formula of the
+    score where they are found by thresholds."""
     chosen = selects(mask) if target.language == "cuda" else 0
-    single = problem.dropout and 0 < chosen < target.least_block
-    if single or (problem.score is not None and chosen):
+    if 0 < chosen < target.least_block and (
+        problem.dropout or (problem.score is not None and not _gathers(mask, problem))
+    ):
         return Target.named(SPARE)
     return target.serving(problem, chosen)
+
+
+def _gathers(mask: Mask, problem: Problem) -> bool:
+    """Whether single keys that a mask chooses are gathered."""
+    from maskc.plan.forms.gathered_keys import gathering
+
+    return not isinstance(gathering(analyse_heads(mask, problem.n_heads).masks), str)
 
 
 def emit_bundle(plan: KernelPlan, name: str = "mask") -> Bundle:

@@ -37,7 +37,7 @@ FIELDS: tuple[Field, ...] = (
     Field("dv", "void *", "backward: like v"),
     Field("delta", "float *", "workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)"),
     Field("dsink", "float *", "backward: [heads_q] to add to, or null"),
-    Field("dalibi", "float *", "backward: [heads_q] to add to, or null"),
+    Field("dslopes", "float *", "backward: [heads_q] to add to, or null"),
     Field("alibi_slopes", "const float *", "[heads_q], or null"),
     Field("sink_logits", "const float *", "[heads_q], or null"),
     Field("row_ptr", "const i32 *", "[lists][tile_rows + 1] offsets into row_tiles"),
@@ -78,9 +78,9 @@ FIELDS: tuple[Field, ...] = (
     Field("shared_items", "i32", "rows to be merged, or columns that items share"),
     Field("list_batch", "i32", "lists from one sequence to the next, 0 if all share theirs"),
     Field("joins", "i32", "1: results hold those of other keys, and are joined with them"),
-    Field("spacing", "float", "ALiBi's distance from one token to the next"),
+    Field("spacing", "float", "the distance from one token to the next"),
     Field("scale", "float", "factor of q . k"),
-    Field("softcap", "float", "read only by kernels built WITH_SOFTCAP"),
+    Field("softcap", "float", "of the options; read only where they are built in"),
     Field("alpha_minus_1", "float", "of entmax; read only by kernels built WITH_ENTMAX"),
     Field("further", "i32", "deterministic: most further tiles of dq of a list"),
     Field("row_sums", "const i32 *", "[lists][tile_rows + 1] of them before a row, or null: none"),
@@ -379,7 +379,7 @@ def longer(size: int) -> type[ctypes.Structure]:
 
 
 POINTERS = (
-    "q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "delta", "dsink", "dalibi",
+    "q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "delta", "dsink", "dslopes",
     "alibi_slopes", "sink_logits",
 )  # fmt: skip
 """The first members of the argument block: those that every call sets, the first five or all."""
@@ -396,6 +396,9 @@ lists."""
 Pointers = tuple[int, ...]
 """Addresses in the order of POINTERS: the first five, or all, 0 for those a call lacks; or those of
 LISTED_POINTERS and of three arrays too."""
+
+Numbers = tuple[float | None, float | None] | None
+"""The scale and the soft-cap that a call gives, None for one that it lacks; None: it lacks both."""
 
 
 MOST_CONSTANTS = 48

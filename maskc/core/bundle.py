@@ -17,7 +17,15 @@ from maskc.core.expr import Expr
 from maskc.core.forms import GATHER, MOVES, WIDE
 from maskc.core.gathering import Gather
 from maskc.core.listed import Listed
-from maskc.core.problem import Direction, Feature, Features, Problem, TileShape
+from maskc.core.problem import (
+    BY_DISTANCE,
+    OF_HEADS,
+    Direction,
+    Feature,
+    Features,
+    Problem,
+    TileShape,
+)
 from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
 
@@ -161,11 +169,10 @@ PACKED = "packed"
 """The mode in which the query heads of a key/value head are rows of one tile."""
 APART = "apart"
 """The mode of a backward pass in which a launch of its own, by tile rows, makes dq and another dk
-and dv, so that nothing of dq is added up: seven products for five. It knows no such gradients."""
+and dv, so that nothing of dq is added up: seven products for five. It knows no gradients
+of OF_HEADS, nor does ONCE."""
 APART_FLOATS = 4
 """fp32 workspace per query in that mode: lse and delta, and no dq."""
-OF_HEADS = frozenset({Feature.alibi, Feature.sinks})
-"""Features with gradients of a whole head, which the modes ONCE and APART do not know."""
 NOT_ONCE = OF_HEADS | {Feature.entmax}
 """Features that the mode ONCE does not have: entmax's means need more shared memory."""
 
@@ -301,12 +308,12 @@ class SourceUnit:
         return self.form in (GATHER, WIDE)
 
     def offers(self, features: Features) -> bool:
-        """Whether it has them: ALiBi's distances are not those of a grid, entmax is in the source
+        """Whether it has them: positions of a grid are those of no line, entmax is in the source
         with the largest tiles alone, and ONCE knows no gradients of heads."""
         if self.only_once and features & OF_HEADS:
             return False
-        distances = self.boxes is not None and Feature.alibi in features
-        return not distances and not (self.form and Feature.entmax in features)
+        grid = self.boxes is not None and bool(features & BY_DISTANCE)
+        return not grid and not (self.form and Feature.entmax in features)
 
     def serves(self, features: Features, n_q: int, n_kv: int) -> bool:
         """Whether it can run such a call."""

@@ -17,7 +17,7 @@ from maskc.core.problem import TileShape
 
 ONCE = "once"
 """The mode of a backward pass without a tile row that several tile columns have: nothing of dq is
-added up. It knows no gradients of a whole head (ALiBi's slopes, sink logits)."""
+added up. It knows no gradients of OF_HEADS."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,10 @@ class Feature(Enum):
 
 
 Features = frozenset[Feature]
+BY_DISTANCE: Features = frozenset({Feature.alibi})
+"""Features to which the positions of a pair's query and key matter."""
+OF_HEADS: Features = BY_DISTANCE | {Feature.sinks}
+"""Features with a number of each head that has a gradient."""
 
 
 class Direction(Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from maskc.core.bundle import PACKED, Bundle, SourceUnit
-from maskc.core.problem import Direction, Feature
+from maskc.core.problem import BY_DISTANCE, Direction, Feature
 from maskc.dispatch.call import Pass, Place
 from maskc.dispatch.selector import Arrays
 
@@ -62,7 +62,7 @@ def packed(
 def _whole_only(bundle: Bundle, wanted: Pass, place: Place) -> bool:
     """What kernels do not know whose blocks find their work from their index."""
     scored = bundle.problem.score is not None or bundle.problem.dropout
-    return scored or place.joins or bool(wanted.features & {Feature.nan_safe, Feature.alibi})
+    return scored or place.joins or bool(wanted.features & (BY_DISTANCE | {Feature.nan_safe}))
 
 
 def _fits(unit: SourceUnit, n_q: int, heads: int) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from maskc.core.bundle import N_KV_OF_ALL, OF_KEYS, Bundle, LayoutRecipe, PartBundle, SourceUnit
 from maskc.core.layout import FULL
-from maskc.core.problem import Feature, Features
+from maskc.core.problem import BY_DISTANCE, OF_HEADS, Features
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Shape
 from maskc.dispatch.call import Bound, Place
@@ -93,9 +93,6 @@ _ONCE = ("sink_logits", "dsink")
 """What the first part alone takes into account."""
 
 
-_PER_HEAD = (Feature.alibi, Feature.sinks)
-
-
 _SINGLE = 4
 """Bytes of an fp32 number; `lse` has such."""
 
@@ -125,7 +122,7 @@ def slices(
     if keys is not None:
         yield _over_keys(keys, stride, sizes, strides, itemsize)
         return
-    by_head = by_head or any(feature in features for feature in _PER_HEAD)
+    by_head = by_head or bool(features & OF_HEADS)
     one_by_one = sizes.batch > 1 and (by_head or not _even(sizes, strides))
     rounds = sizes.batch if one_by_one else 1
     heads = 1 if one_by_one else sizes.batch
@@ -175,7 +172,7 @@ def _sums_last(parts: tuple[PartBundle, ...]) -> list[int]:
 
 def hold(whole: Bundle, n_q: int, n_kv: int, features: Features = frozenset()) -> bool:
     """Whether a bundle has parts that are its mask at these lengths, with these features."""
-    uneven = Feature.alibi in features and any(part.keys is not None for part in whole.parts)
+    uneven = bool(features & BY_DISTANCE) and any(part.keys is not None for part in whole.parts)
     return bool(whole.parts) and not uneven and not obstacle(whole.parts, n_q, n_kv)
 
 

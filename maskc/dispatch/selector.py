@@ -10,11 +10,11 @@ from functools import partial
 
 import numpy as np
 
-from maskc.core.bundle import APART, NOT_ONCE, OF_HEADS, ONCE, PACKED, Bundle, SourceUnit
+from maskc.core.bundle import APART, NOT_ONCE, ONCE, PACKED, Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest, faster
 from maskc.core.errors import TargetNotBuilt, TooManyTiles, TooMuchWork
 from maskc.core.forms import DATA
-from maskc.core.problem import Direction, Feature, Features
+from maskc.core.problem import OF_HEADS, Direction, Feature, Features
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
 from maskc.core.tensors import Output

@@ -4,7 +4,7 @@ One printer serves both languages, which differ in how the argument block is rea
 32 bits where no intermediate can leave them, whatever the lengths, and 64 elsewhere. For tensor
 cores, whose scores come from 16-bit numbers, quotients are by reciprocals; and as they convert
 integers slowly, numbers that follow from q - k alone are made of `apart`, which is q - k in fp32:
-exact up to 2^24 tokens, as ALiBi's distances are.
+exact up to 2^24 tokens.
 """
 
 from __future__ import annotations

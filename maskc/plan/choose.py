@@ -53,7 +53,8 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     # formulas of the score and dropout speak of the user's q and k
     scored = problem.score is not None or drops
     if problem.score is not None and target.name == SPARE and selections(main.masks):
-        reasons = (*reasons, "keys chosen at run time beside a formula of the score run here alone")
+        why = "beside a formula of the score, single keys by q . k are chosen here alone"
+        reasons = (*reasons, why)
     parts = () if scored else _parts(heads, problem, target)
     main = replace(main, parts=parts, reasons=reasons)
     if family.device_documents and device_documents.matches(main) and not drops:

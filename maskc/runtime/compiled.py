@@ -364,8 +364,7 @@ class CompiledMask:
         given = [q, k, v]
         if alibi_slopes is not None or sink_logits is not None:
             names = with_heads(names, given, alibi_slopes, sink_logits)
-        if scale is not None or softcap is not None:
-            scale, softcap = numbers(scale, softcap)
+        own = None if scale is None and softcap is None else numbers(scale, softcap)
         usual = alpha is None and normalizer == "softmax"
         alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
         options = call_options(names, softcap is None, alpha_1, bool(nan_safe))
@@ -382,7 +381,7 @@ class CompiledMask:
         else:
             space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(names, places, out=place, lse=unread, delta=space[1])
-        plan.run(plan, sent, pointers, scale, softcap, stream)
+        plan.run(plan, sent, pointers, own, stream)
         return (out, lse) if return_lse else out
 
     def backward(
@@ -465,8 +464,7 @@ class CompiledMask:
             self.target.check(self.bundle.problem, Direction.backward)
         given = [q, k, v, out, dout, lse]
         names = with_heads(_BACKWARD, given, alibi_slopes, sink_logits)
-        if scale is not None or softcap is not None:
-            scale, softcap = numbers(scale, softcap)
+        own = None if scale is None and softcap is None else numbers(scale, softcap)
         options = call_options(
             names, softcap is None, alpha_less_1(normalizer, alpha), bool(nan_safe),
             bool(deterministic),
@@ -482,12 +480,12 @@ class CompiledMask:
         made += [make(q, x) for x in tensors[len(made) :]]
         delta, space = lib.empty(q, workspace)
         written = {"dq": made[0][1], "dk": made[1][1], "dv": made[2][1], "delta": space}
-        for name, asked in (("dsink", sink_logits), ("dalibi", alibi_slopes)):
+        for name, asked in (("dsink", sink_logits), ("dslopes", alibi_slopes)):
             if asked is not None:
                 made.append(zeros(lib, q, heads))
                 written[name] = made[-1][1]
         pointers = all_pointers(names, places, **written)
-        plan.run(plan, sent, pointers, scale, softcap, stream)
+        plan.run(plan, sent, pointers, own, stream)
         del delta  # what reuses its memory comes later in the stream
         return tuple(gradient for gradient, _ in made)
 

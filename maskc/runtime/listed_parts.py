@@ -16,7 +16,7 @@ from maskc.core.abi import ATTENTION, POINTERS
 from maskc.core.bundle import OF_KEYS, Bundle, LayoutRecipe, SourceUnit, TileLoop
 from maskc.core.data import DataDecl
 from maskc.core.listed import Listed
-from maskc.core.problem import Direction, Feature, Features, TileShape
+from maskc.core.problem import BY_DISTANCE, Direction, Feature, Features, TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device, Output, Shape, singles
 from maskc.dispatch.call import Bound, Pass, Place
@@ -54,7 +54,7 @@ from maskc.runtime.launch.listed import (
     steps_of,
 )
 
-_WHOLE = frozenset({Feature.alibi, Feature.entmax})
+_WHOLE = BY_DISTANCE | {Feature.entmax}
 """Features of passes that run whole: distances between packed rows are not even, and entmax joins
 by no log-sum-exp."""
 _FORWARD = 3
@@ -184,7 +184,7 @@ class ListedParts:
         room = [over[side].rows if side in over else 0 for side in _SIDES]
         lists = [over[side].lists if side in over else 0 for side in _SIDES]
         places = [take(_SINGLE * count * each) for count, each in zip(lists, room, strict=True)]
-        results = ("dq", "dk", "dv", "dsink", "dalibi") if backward else ("out", "lse")
+        results = ("dq", "dk", "dv", "dsink", "dslopes") if backward else ("out", "lse")
         dtype = self._whole.bundle.problem.dtype
         sizes = [prod(outputs[place].shape) for place in ((0, 1, 2, 4, 4) if backward else (0, 1))]
         tensors = 3 if backward else 1

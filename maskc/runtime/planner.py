@@ -15,7 +15,7 @@ from maskc.core.abi import POINTERS
 from maskc.core.bundle import Bundle, PartBundle, SourceUnit
 from maskc.core.errors import NotAddressable
 from maskc.core.forms import DATA
-from maskc.core.problem import Direction, Feature, Features, Problem
+from maskc.core.problem import OF_HEADS, Direction, Feature, Features, Problem
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
 from maskc.core.tensors import HOST, Array, Device, Output, singles
@@ -31,7 +31,7 @@ from maskc.dispatch.launch_plan import (
 )
 from maskc.dispatch.options import CallOptions, features_named
 from maskc.dispatch.packing import packed
-from maskc.dispatch.residue_split import _ONCE, _PER_HEAD, _sums_last, hold, pays, slices, within
+from maskc.dispatch.residue_split import _ONCE, _sums_last, hold, pays, slices, within
 from maskc.dispatch.selector import Arrays, Form
 from maskc.dispatch.tables import NOTHING
 from maskc.runtime.arrays.known import LIBRARIES
@@ -335,7 +335,7 @@ def parted_plan(
     """The plan of a call whose mask runs in parts; other arguments as in `slices`."""
     steps, unwritten, backward = [], False, direction is Direction.backward
     order: Sequence[int] = range(len(parts))
-    if backward and features.isdisjoint(_PER_HEAD):
+    if backward and features.isdisjoint(OF_HEADS):
         order = _sums_last(parts)
     for turn, number in enumerate(order):
         part, own = parts[number], features - {Feature.sinks} if turn else features

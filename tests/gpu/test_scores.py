@@ -85,8 +85,14 @@ def test_gradients(name, dtype, n_q, n_kv, dim):
     live = torch.from_numpy(mask.dense(n_q, n_kv)).to(DEVICE)
     score_mod, own = learned(name, n_q, n_kv)
     (q, k, v), dout = tensors(n_q, n_kv, dim, dtype)
-    given = [q, k, v, *own]
     out = mc.attention(q, k, v, mask, score=mc.from_score_mod(score_mod))
+    judged(out, [q, k, v, *own], dout, score_mod, live)
+
+
+def judged(out, given, dout, score_mod, live):
+    """Out and all gradients beside fp64."""
+    q, k, v, *_ = given
+    dtype = q.dtype
     found = out, *torch.autograd.grad(out, given, dout)
     right = eager(score_mod, live, q, k, v)
     exact = right, *torch.autograd.grad(right, given, dout.double())
@@ -96,6 +102,26 @@ def test_gradients(name, dtype, n_q, n_kv, dim):
         bound = TOLERANCES[dtype] * max(1.0, two.abs().max().item())
         bound = bound + rounded if which == "table" else bound
         assert ((one.double() - two).abs() <= bound).all(), which
+
+
+@pytest.mark.parametrize("name", ["slopes", "relative", "bias", "gate", "cap"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("block", [1, 64])
+def test_chosen_keys(name, target, block):
+    """Keys that heads choose together are gathered, blocks are listed on the device."""
+    if target == "sm_90a" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("no Hopper GPU")
+    n = 500
+    mask = mc.topk(max(3, 70 // block), mc.causal(), block=block, score="given", share="all")
+    mask |= mc.window(5)
+    scores = torch.rand(n, -(-n // block), device=DEVICE)
+    live = torch.from_numpy(mask.dense(n, n, scores=scores.cpu().numpy())).to(DEVICE)
+    score_mod, own = learned(name, n, n)
+    (q, k, v), dout = tensors(n, n, 128, torch.bfloat16)
+    attn = mask.compile(128, target=target, score=mc.from_score_mod(score_mod))
+    assert attn.target.name == target
+    judged(attn(q, k, v, scores=scores), [q, k, v, *own], dout, score_mod, live)
+    assert all(source.startswith(target) for source, _, _ in attn.all_reports)
 
 
 @pytest.mark.parametrize("name", list(FORMULAS))

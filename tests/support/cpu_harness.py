@@ -232,10 +232,12 @@ class Call:
         }
         for name, array in found.items():
             self._tensor(p, name, array)
-        for name, values in (("dsink", self.sinks), ("dalibi", self.alibi)):
+        for name, field, values in (
+            ("dsink", "dsink", self.sinks), ("dalibi", "dslopes", self.alibi)
+        ):  # fmt: skip
             if values is not None:
                 found[name] = np.zeros(self.q.shape[1], dtype=np.float32)  # kernels add
-                setattr(p, name, self._address(found[name]))
+                setattr(p, field, self._address(found[name]))
         floats = self.library.attention_workspace(ctypes.byref(p))
         p.delta = self._address(np.full(floats, np.nan, dtype=np.float32))
         self.library.attention_backward(ctypes.byref(p), self.threads)

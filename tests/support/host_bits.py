@@ -119,7 +119,7 @@ def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
         f"#define PACKED {int(packed)}\n"
         f"constexpr int TILE_Q = {unit.tile.q}, TILE_K = {unit.tile.k}, QUERIES = {queries};\n",
         f"constexpr int KEY_STEP = {1 if unit.by_documents else 'TILE_K'};\n",
-        f"constexpr int OWN = {own}, HEAD_DIM = 64;\n#define WITH_ALIBI 0\n",
+        f"constexpr int OWN = {own}, HEAD_DIM = 64;\n#define HEAD_GRADIENT 0\n",
         "struct Place { i32 batch, head; };\n",
         mask, keep, _between(text, "// Places count the tokens", "FN i32 keys_end"), _CLAMPED, seen,
         _BACKWARD if backward else _FORWARD,

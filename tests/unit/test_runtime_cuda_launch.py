@@ -40,8 +40,8 @@ class Recorder:
     def capturing(self, stream):
         return self.graph
 
-    def run(self, plan, sent, pointers, scale, softcap, stream):
-        self.launched.append((stream, filled(sent, pointers, scale, softcap)))
+    def run(self, plan, sent, pointers, numbers, stream):
+        self.launched.append((stream, filled(sent, pointers, numbers)))
 
 
 CAPTURED = 3
@@ -73,7 +73,7 @@ def test_tables_go_to_every_stream_once():
     for library.current in (7, 7, 9, 7, 9):
         sent, stream = plan.place(library, None)
         assert stream == library.current
-        plan.run(plan, sent, (1, 2, 3, 4, 5), 0.5, None, stream)
+        plan.run(plan, sent, (1, 2, 3, 4, 5), (0.5, None), stream)
     assert library.sent == [7, 9]
     assert [stream for stream, _ in kernel.launched] == [7, 7, 9, 7, 9]
     blocks = [block for _, block in kernel.launched]
@@ -179,10 +179,10 @@ def test_the_default_stream_is_never_asked_whether_it_is_captured():
 def test_the_pointers_of_a_call_lead_the_argument_block():
     assert tuple(field.name for field in abi.FIELDS[: len(POINTERS)]) == POINTERS
     sent = Sent(bytes(ATTENTION(n_q=3, scale=2.0)), 0, None, lambda: None)
-    block = filled(sent, tuple(range(1, 15)), 0.25, 4.0)
+    block = filled(sent, tuple(range(1, 15)), (0.25, 4.0))
     assert [getattr(block, name) for name in POINTERS] == list(range(1, 15))
     assert (block.n_q, block.scale, block.softcap) == (3, 0.25, 4.0)
-    block = filled(sent, (1, 2, 3, 4, 5), None, None)
+    block = filled(sent, (1, 2, 3, 4, 5), None)
     assert (block.q, block.lse, block.dout, block.scale) == (1, 5, None, 2.0)
 
 
@@ -209,10 +209,10 @@ def cuda_kernel(monkeypatch, driver, shared=99 * 1024, more=()):
     return launch_cuda.CudaKernel(unit, mode, SimpleNamespace(code=b""), 2)
 
 
-def launched(kernel, block, stream, blocks=12, sent=None, scale=None, pointers=(0,) * 5):
+def launched(kernel, block, stream, blocks=12, sent=None, numbers=None, pointers=(0,) * 5):
     plan = replace(gpu_plan(kernel), steps=kernel.steps(lambda launch, _: blocks))
     sent = Sent(bytes(block), 0, None, lambda: None) if sent is None else sent
-    kernel.run(plan, sent, pointers, scale, None, stream)
+    kernel.run(plan, sent, pointers, numbers, stream)
 
 
 def test_a_launch(monkeypatch):
@@ -253,7 +253,7 @@ def test_arguments_are_reused_and_lie_on_lines(monkeypatch):
     sent = Sent(bytes(ATTENTION(scale=0.5, n_q=9)), 0, None, lambda: None)
     seen, scales = set(), []
     for scale in (None, 0.25, None):
-        launched(kernel, None, 0, sent=sent, scale=scale)
+        launched(kernel, None, 0, sent=sent, numbers=scale and (scale, None))
         seen.add(driver.maps)
         scales.append(driver.block.scale)
     assert scales == [0.5, 0.25, 0.5]

@@ -365,7 +365,7 @@ def test_a_call_under_way_has_its_lists_alone(counted):
     assert not mine.fresh
     other, fresh = made_in(counted, mask, value)
     assert fresh
-    call.run(None, mine, tuple(range(16, 96, 16)), None, None, stream)
+    call.run(None, mine, tuple(range(16, 96, 16)), None, stream)
     assert counted.driver.block.row_ptr not in (0, other)
 
 

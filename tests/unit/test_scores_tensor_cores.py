@@ -244,14 +244,39 @@ def test_rows_of_v_that_are_no_numbers(kind):
     assert (out[:, :, :50] - clean).abs().max() < 0.02
 
 
+CHOSEN = {
+    "blocks": (mc.topk(2, mc.causal(), block=32, score="given") | mc.sinks(3), 32),
+    "keys": (mc.topk(40, mc.causal(), score="given", share="all") | mc.window(5), 1),
+}
+"""Masks, and the keys that they choose together."""
+
+
 @emulated
-def test_chosen_keys_run_on_cuda_cores():
+@pytest.mark.parametrize("kind", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize(
+    ("chosen", "name"),
+    [("blocks", "relative table"), ("keys", "slopes"), ("keys", "twice"), ("keys", "gate")],
+)
+def test_chosen_keys(kind, chosen, name):
+    """Blocks, and single keys, which are gathered; tables are read by head, by query, by pair."""
+    (mask, block), n = CHOSEN[chosen], 130
+    made = name
+    if name == "slopes":
+        made = mc.scores.alibi("slopes"), {"slopes": np.array([0.1, 0.02], np.float32)}
+    scores = torch.rand((n, -(-n // block)), generator=torch.Generator().manual_seed(2))
+    live = mask.dense(n, n, scores=scores.numpy())
+    deterministic = name == "slopes"
+    _, ran = judged(mask, made, n, live=live, kind=kind, deterministic=deterministic, scores=scores)
+    assert all(source.startswith(kind) for source, _ in ran)
+    assert (f"{kind}_gather", "usual") in ran or chosen == "blocks"
+
+
+@emulated
+def test_keys_found_by_thresholds_run_on_cuda_cores():
     score, _ = FORMULAS["soft-cap"](8, 8, 2, 2)
-    attn = (mc.causal() & mc.topk(16, of=mc.causal(), block=16)).compile(
-        64, target="sm_90a", score=score
-    )
+    attn = mc.topk(16, of=mc.causal()).compile(64, target="sm_90a", score=score)
     assert attn.target.name == "simt"
-    assert "chosen at run time beside a formula" in " ".join(attn.explain().split())
+    assert "single keys by q . k are chosen here alone" in " ".join(attn.explain().split())
 
 
 @emulated

@@ -23,9 +23,9 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.build import build as compile_source
-from maskc.core.bundle import APART, OF_HEADS, ONCE, PACKED, SourceUnit
+from maskc.core.bundle import APART, ONCE, PACKED, SourceUnit
 from maskc.core.errors import BuildFailed
-from maskc.core.problem import Direction, Feature, Features
+from maskc.core.problem import OF_HEADS, Direction, Feature, Features
 from maskc.core.target import Target
 from maskc.ir.heads import fixed_heads
 from tests.support import sass

@@ -29,6 +29,7 @@ from maskc.core.target import TARGETS
 from maskc.layout.topk import indexer as G
 from maskc.plan.families import sm80
 from maskc.plan.families.family import Product, Scoring
+from maskc.plan.families.score_tables import reads_tables
 from maskc.plan.families.sm80 import Sm80Schedule
 from maskc.plan.families.sm90a import ForwardSchedule
 
@@ -123,7 +124,7 @@ def sm80_backward_schedule(problem: Problem) -> Sm80Schedule:
         min_blocks=blocks,
         shared_bytes=shared,
         modes=_backward_modes(
-            Launch("attention_backward", Grid.stream, 32 * warps, shared, resident=blocks)
+            problem, Launch("attention_backward", Grid.stream, 32 * warps, shared, resident=blocks)
         ),
     )
 
@@ -223,20 +224,25 @@ def backward_schedule(problem: Problem) -> ForwardSchedule:
             Product("multiply_keys", 64, a_along_tokens=1, b_along_tokens=1),
         ),
         modes=_backward_modes(
-            Launch("attention_backward", Grid.stream, 256, shared, resident=form.blocks)
+            problem, Launch("attention_backward", Grid.stream, 256, shared, resident=form.blocks)
         ),
     )
 
 
-def _backward_modes(main: Launch) -> tuple[tuple[str, Mode], ...]:
-    """Sums of dk and dv in fp32, added up in any order; or as integers, in which no order shows."""
+def _backward_modes(problem: Problem, main: Launch) -> tuple[tuple[str, Mode], ...]:
+    """Sums of dk and dv in fp32, added up in any order; or as integers, in which no order shows.
+    Tables of a formula of the score follow."""
     clear, seen, largest, keys = (
         Launch(f"attention_{name}", Grid.results, 256, resident=6)
         for name in ("clear", "seen", "largest", "keys")
     )
+    tables = (
+        [Launch("attention_backward_tables", Grid.results, 256, resident=6)]
+        if reads_tables(problem) else []
+    )  # fmt: skip
     return (
-        ("usual", Mode((clear, main, keys))),
-        ("deterministic", Mode((clear, seen, largest, main, keys), "DETERMINISTIC")),
+        ("usual", Mode((clear, main, keys, *tables))),
+        ("deterministic", Mode((clear, seen, largest, main, keys, *tables), "DETERMINISTIC")),
     )
 
 

@@ -103,7 +103,7 @@ from maskc.plan.types import Schedule
 THREADS = 256
 """The threads of the passes before and after, which have a block per tile."""
 SLOPE_SUMS = 128
-"""Sums for the gradient of ALiBi's slope, where there is one, behind each warpgroup's share of dq:
+"""Sums for the gradient of a head's slope, where it has one, behind each warpgroup's share of dq:
 one per thread."""
 MOST_TILES = 256
 """Query tiles of an item; longer columns are cut, and their gradients added up in memory."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, WORK_FIELDS, Pointers
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, WORK_FIELDS, Numbers, Pointers
 from maskc.core.bundle import SourceUnit
 from maskc.core.captured import HELD, Held
 from maskc.core.sizes import Sizes
@@ -121,8 +121,7 @@ class DeviceListedPlan:
         return DeviceListedCall(self, given)
 
     def enqueue(
-        self, given: Any, sent: Sent, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        self, given: Any, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Make the lists and run the pass, in order."""
         raise TypeError(f"{type(self).__name__} makes no lists")
@@ -138,11 +137,10 @@ class DeviceListedCall:
         self.kernel, self.outputs, self.place = plan.own.kernel, plan.own.outputs, plan.own.place
 
     def run(
-        self, _: object, sent: Sent, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        self, _: object, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Enqueue everything."""
-        self._plan.enqueue(self._given, sent, pointers, scale, softcap, stream)
+        self._plan.enqueue(self._given, sent, pointers, numbers, stream)
 
 
 class WatchedCall(Protocol):

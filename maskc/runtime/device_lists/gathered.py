@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from maskc.core import abi
-from maskc.core.abi import ATTENTION, LISTED_POINTERS, Pointers
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, Numbers, Pointers
 from maskc.core.bundle import Grid, Launch, SourceUnit
 from maskc.core.dtypes import E4M3
 from maskc.core.evaluate import evaluate
@@ -137,8 +137,7 @@ class GatherPlan(DeviceListedPlan):
         return self.own.size + sum(len(chunk.numbers) for chunk in self.chunks)
 
     def enqueue(
-        self, given: Ranking, sent: Sent, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        self, given: Ranking, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Make the lists from what ranks and run the pass, in order."""
         room, base = self.room, pointers[DELTA]
@@ -151,7 +150,7 @@ class GatherPlan(DeviceListedPlan):
             self.lists.launch(chunk.steps, stream, Arguments(chunk.numbers, _OWN, made))
         sums = base + _INT * room.sums
         seen = (*pointers, *(0,) * len(LISTED_POINTERS), lists, counts, sums)
-        self.own.run(self.own, sent, seen, scale, softcap, stream)
+        self.own.run(self.own, sent, seen, numbers, stream)
 
 
 # ------------------------------------------------------------------ plans

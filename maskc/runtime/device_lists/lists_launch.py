@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from maskc.core import abi
-from maskc.core.abi import ATTENTION, LISTED_POINTERS, MAX_ARRAYS, POINTERS, Pointers
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, MAX_ARRAYS, POINTERS, Numbers, Pointers
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
 from maskc.core.tensors import singles
@@ -30,7 +30,7 @@ from maskc.runtime.launch.prepared import Sent
 
 _WRITTEN = {
     Direction.forward: ("out", "lse"),
-    Direction.backward: ("dq", "dk", "dv", "dsink", "dalibi"),
+    Direction.backward: ("dq", "dk", "dv", "dsink", "dslopes"),
 }
 """What a pass writes, among POINTERS."""
 
@@ -210,7 +210,7 @@ class ListsPlan(DeviceListedPlan):
 
     def launch(
         self, given: tuple[Pointers, Pointers], lists: Lists, pointers: Pointers,
-        scale: float | None, softcap: float | None, stream: int,
+        numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Make the lists where that is still to be done, and run the pass; `given`: where arrays
         lie, and promised lengths.
@@ -233,7 +233,7 @@ class ListsPlan(DeviceListedPlan):
             ))  # fmt: skip
         if fresh:
             launch(self.before, stream, lists.arguments)
-        own.run(own, lists.sent, pointers, scale, softcap, stream)
+        own.run(own, lists.sent, pointers, numbers, stream)
         if doubtful:
             launch(self.after, stream, lists.arguments)
 
@@ -269,17 +269,16 @@ class ListsCall:
         return lists, stream
 
     def run(
-        self, _: object, lists: Lists, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        self, _: object, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Enqueue everything that is not there yet."""
         plan, watched = self._plan, self.watched
         if lists.fresh or plan.after:
-            plan.launch(self._given, lists, pointers, scale, softcap, stream)
+            plan.launch(self._given, lists, pointers, numbers, stream)
             lists.fresh = False
         else:
             own = plan.own
-            own.run(own, lists.sent, pointers, scale, softcap, stream)
+            own.run(own, lists.sent, pointers, numbers, stream)
         kept = plan.kept.get(stream) if lists.usual.lasting else None
         if kept is not None and watched is not None:
             kept[watched] = lists

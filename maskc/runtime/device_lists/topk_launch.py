@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from maskc.core import abi
-from maskc.core.abi import Pointers
+from maskc.core.abi import Numbers, Pointers
 from maskc.core.tensors import Array
 from maskc.runtime.device_lists.call import DELTA, INT, KEPT, KEPT_AT, DeviceListedPlan
 from maskc.runtime.launch.arguments import Arguments
@@ -69,8 +69,7 @@ class SelectedPlan(DeviceListedPlan):
     """The selection that each of the kernel's data arrays is."""
 
     def enqueue(
-        self, given: Given, sent: Sent, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        self, given: Given, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Choose, make the lists and run the pass, in order."""
         own, base = self.own, pointers[DELTA]
@@ -88,7 +87,7 @@ class SelectedPlan(DeviceListedPlan):
             *pointers, *(made[_PLACE[name]] for name in _LISTS), of_head, mask_args, 0, 0,
             *arrays, *[0] * (_ARRAYS - len(arrays)),
         )  # fmt: skip
-        own.run(own, sent, seen, scale, softcap, stream)
+        own.run(own, sent, seen, numbers, stream)
 
 
 def block_of(numbers: dict[str, object]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from maskc.core.abi import Pointers
+from maskc.core.abi import Numbers, Pointers
 from maskc.runtime.arrays.known import Library
 from maskc.runtime.launch.prepared import Runnable
 
@@ -25,8 +25,8 @@ class BlockLaunch:
         return sent.with_block(self._block), stream
 
     def run(
-        self, plan: Any, sent: Any, pointers: Pointers, scale: float | None, softcap: float | None,
+        self, plan: Any, sent: Any, pointers: Pointers, numbers: Numbers,
         stream: int,
     ) -> None:  # fmt: skip
         """Does what the plan does."""
-        self._plan.run(self._plan, sent, pointers, scale, softcap, stream)
+        self._plan.run(self._plan, sent, pointers, numbers, stream)

@@ -12,7 +12,7 @@ import numpy as np
 
 from maskc.build import Binary
 from maskc.build.cache import open_cache
-from maskc.core.abi import ATTENTION, Pointers
+from maskc.core.abi import ATTENTION, Numbers, Pointers
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Direction
 from maskc.layout.tiles.chosen_blocks import NONE
@@ -114,11 +114,10 @@ class CpuKernel(HostKernel):
         return found
 
     def run(
-        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Run to completion."""
-        block = filled(sent, pointers, scale, softcap)
+        block = filled(sent, pointers, numbers)
         _Threads.started = True
         self._functions[plan.direction](ctypes.byref(block), thread_count())
 

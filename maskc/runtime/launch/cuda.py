@@ -13,7 +13,7 @@ import numpy as np
 
 from maskc.build import Binary
 from maskc.build.toolchain import gpus
-from maskc.core.abi import ATTENTION, Pointers
+from maskc.core.abi import ATTENTION, Numbers, Pointers
 from maskc.core.bundle import Launch, Mode, SourceUnit
 from maskc.core.errors import ExtraMissing, NoDevice
 from maskc.core.problem import Features
@@ -201,8 +201,7 @@ class CudaKernel:
         return Maps(tensors, dtype, self._target, self._driver.encoder(self._target))
 
     def run(
-        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Enqueue; the driver copies the arguments."""
         memory = sent.free.pop(pointers, None)  # of this launch until it is put back
@@ -210,10 +209,10 @@ class CudaKernel:
             memory = self._filled(plan, sent, pointers)
         if sent.block:
             memory.view[_BLOCK : len(sent.template)] = sent.block
-        if scale is None and softcap is None:
+        if numbers is None:
             self.launch(plan.steps, stream, memory)
         else:
-            fill_numbers(memory.view, scale, softcap)
+            fill_numbers(memory.view, numbers)
             self.launch(plan.steps, stream, memory)
             fill_scale(memory.view, sent.template)
         sent.free[pointers] = memory

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.core import abi
-from maskc.core.abi import ATTENTION, MOST_MOVED, MOST_RESULTS, POINTERS, Pointers
+from maskc.core.abi import ATTENTION, MOST_MOVED, MOST_RESULTS, POINTERS, Numbers, Pointers
 from maskc.core.bundle import Grid, Launch
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
@@ -365,8 +365,8 @@ class ListedRowsPlan:
         return Sents(tuple([sent for sent, _ in placed])), placed[0][1]
 
     def run(
-        self, _: object, sents: Sents, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int, given: Flags | None = None,
+        self, _: object, sents: Sents, pointers: Pointers, numbers: Numbers, stream: int,
+        given: Flags | None = None,
     ) -> None:  # fmt: skip
         """Launch all, in order."""
         pointers += (0,) * (len(POINTERS) - len(pointers))
@@ -382,10 +382,10 @@ class ListedRowsPlan:
             making.kernel.launch(making.before, stream, listing)
         for step, (sent, own) in zip(self.steps, steps, strict=True):
             if isinstance(step, Part):
-                step.plan.run(step.plan, sent, own, scale, softcap, stream)
+                step.plan.run(step.plan, sent, own, numbers, stream)
             else:
-                moves, numbers = step
-                moves.run(numbers, tokens, pointers, stream)
+                moves, own_numbers = step
+                moves.run(own_numbers, tokens, pointers, stream)
         if making is not None and listing is not None:
             making.kernel.launch(making.after, stream, listing)
 
@@ -429,11 +429,10 @@ class ListedRowsCall:
         return ListedRowsCall(self._plan, self._given._replace(watched=watched))
 
     def run(
-        self, _: object, sents: Sents, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        self, _: object, sents: Sents, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Enqueue everything."""
-        self._plan.run(self._plan, sents, pointers, scale, softcap, stream, self._given)
+        self._plan.run(self._plan, sents, pointers, numbers, stream, self._given)
 
 
 def tokens_in(sent: Sent) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maskc.core.abi import Pointers
+from maskc.core.abi import Numbers, Pointers
 from maskc.core.bundle import Bundle, Variant
 from maskc.core.dtypes import DType
 from maskc.core.evaluate import evaluate
@@ -108,11 +108,10 @@ class NumPyKernel(HostKernel):
     best = staticmethod(best)
 
     def run(
-        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Run one pass over the memory the pointers name."""
-        block = filled(sent, pointers, scale, softcap)
+        block = filled(sent, pointers, numbers)
         forward = plan.direction is Direction.forward
         run: Callable[[_Pass], None] = _backward
         if forward:
@@ -256,7 +255,7 @@ def _forward(call: _Pass) -> None:
 def _backward(call: _Pass) -> None:
     names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
     q, k, v, out, dout, dq, dk, dv = (call.tensor(name) for name in names)
-    lse, dsink, dalibi = (call.single(name) for name in ("lse", "dsink", "dalibi"))
+    lse, dsink, dslopes = (call.single(name) for name in ("lse", "dsink", "dslopes"))
     sinks = call.single("sink_logits")
     sum_k = np.zeros(dk.shape, dtype=np.float32)
     sum_v = np.zeros(dv.shape, dtype=np.float32)
@@ -287,8 +286,8 @@ def _backward(call: _Pass) -> None:
             call.keep(_product(through, live, keys), dq[here])
             sum_k[batch, kv, tile.keys] += _product(through.T, live.T, rows)
             sum_v[batch, kv, tile.keys] += _product(p.T, live.T, grads)
-            if call.block.dalibi:
-                dalibi[head] -= np.where(live, ds * scores.distance, 0).sum()
+            if call.block.dslopes:
+                dslopes[head] -= np.where(live, ds * scores.distance, 0).sum()
             if call.block.dsink:
                 share = np.where(np.isneginf(lse[here]), 0, np.exp(sinks[head] - base))
                 dsink[head] -= (share * delta).sum()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from threading import local
 from typing import Any, NamedTuple, Protocol
 
-from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Pointers, longer
+from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Numbers, Pointers, longer
 from maskc.core.errors import TooFewMultiprocessors
 from maskc.core.problem import Direction
 from maskc.core.tensors import Device, Output, singles
@@ -22,7 +22,8 @@ _WRITE = {
     for count in (5, len(POINTERS), len(POINTERS) + len(LISTED_POINTERS) + 3)
 }
 _POINTER, _NUMBER = struct.Struct("Q"), struct.Struct("f")
-_SCALE, _SOFTCAP = ATTENTION.scale.offset, ATTENTION.softcap.offset
+_SCALE = ATTENTION.scale.offset
+_NUMBERS = _SCALE, ATTENTION.softcap.offset
 _OF_SCALE = slice(_SCALE, _SCALE + _NUMBER.size)
 _COUNTER = ATTENTION.counter.offset
 PER_THREAD = 2
@@ -47,12 +48,11 @@ def fill_pointers(block: Any, pointers: Pointers) -> None:
     _WRITE[len(pointers)](block, 0, *pointers)
 
 
-def fill_numbers(block: Any, scale: float | None, softcap: float | None) -> None:
+def fill_numbers(block: Any, numbers: Numbers) -> None:
     """Write those of its numbers that a call gives."""
-    if scale is not None:
-        _NUMBER.pack_into(block, _SCALE, scale)
-    if softcap is not None:
-        _NUMBER.pack_into(block, _SOFTCAP, softcap)
+    for place, x in zip(_NUMBERS, numbers or (), strict=False):
+        if x is not None:
+            _NUMBER.pack_into(block, place, x)
 
 
 def fill_scale(block: Any, template: bytes) -> None:
@@ -60,15 +60,13 @@ def fill_scale(block: Any, template: bytes) -> None:
     block[_OF_SCALE] = template[_OF_SCALE]
 
 
-def filled(
-    sent: Sent, pointers: Pointers, scale: float | None, softcap: float | None
-) -> ctypes.Structure:
+def filled(sent: Sent, pointers: Pointers, numbers: Numbers) -> ctypes.Structure:
     """A new argument block."""
     size = len(sent.template)
     kind = ATTENTION if size == ctypes.sizeof(ATTENTION) else longer(size)
     block = kind.from_buffer_copy(sent.template)
     fill_pointers(block, pointers)
-    fill_numbers(block, scale, softcap)
+    fill_numbers(block, numbers)
     return block
 
 
@@ -122,8 +120,7 @@ class Kernel(Protocol):
         """Whether launches on a stream become nodes of a CUDA graph."""
 
     def run(
-        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Run one pass, or enqueue it."""
 
@@ -145,7 +142,7 @@ class Runnable(Protocol):
 
     @property
     def run(self) -> Callable[..., None]:
-        """Runs, or enqueues: (this, what `place` gave, pointers, scale, softcap, stream)."""
+        """Runs, or enqueues: (this, what `place` gave, pointers, numbers, stream)."""
 
 
 @dataclass(frozen=True, eq=False)

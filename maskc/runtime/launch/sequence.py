@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from maskc.core.abi import POINTERS, Pointers
+from maskc.core.abi import POINTERS, Numbers, Pointers
 from maskc.core.problem import Direction
 from maskc.core.tensors import Output
 from maskc.runtime.arrays.known import Library
@@ -67,14 +67,13 @@ class PartedPlan:
         return Sents(tuple([sent for sent, _ in placed])), placed[0][1] if placed else 0
 
     def run(
-        self, plan: PartedPlan, sent: Sents, pointers: Pointers, scale: float | None,
-        softcap: float | None, stream: int,
+        self, plan: PartedPlan, sent: Sents, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Launch all, in order."""
         pointers += (0,) * (len(POINTERS) - len(pointers))
         for (own, shifts), there in zip(self.steps, sent.steps, strict=True):
             moved = pointers if shifts == _UNMOVED else _moved(pointers, shifts)
-            own.run(own, there, moved, scale, softcap, stream)
+            own.run(own, there, moved, numbers, stream)
 
 
 def _moved(pointers: Pointers, shifts: tuple[int | None, ...]) -> Pointers:

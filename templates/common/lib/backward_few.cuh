@@ -27,12 +27,7 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
 #pragma unroll 1
     for (int i = 0; PADDED && i < PIECES_V; i++) dp += dot(__ldg(of_dout + i), __ldg(of_v + i));
     dp *= kept_factor(p, q, k, at.head, at.batch);
-#if WITH_SCORE
-    const float logit = score_logit(score * p.scale, q, k, (float)(q - k), at.head, at.batch, p);
-    return fast_exp2((logit - lse) * LOG2E) * dp;
-#else
-    return fast_exp2((plain_logit(p, score, at.head, q, k) - lse) * LOG2E) * dp;
-#endif
+    return fast_exp2((plain_logit(p, score, at.head, at.batch, q, k) - lse) * LOG2E) * dp;
 }
 #endif
 

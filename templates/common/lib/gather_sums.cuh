@@ -11,7 +11,7 @@
 // A term that is not finite leaves a mark instead, and a result that has one is NaN.
 //
 // Behind each other, at p.array[2]: sums of dk and of dv [sequences][heads][keys][HEAD_DIM]. Then,
-// where they are integers, those of dsink and of dalibi [heads_q], marks [2: dk, dv][rows] and
+// where they are integers, those of dsink and of dslopes [heads_q], marks [2: dk, dv][rows] and
 // [2][heads_q], which rows of v count [rows], and the largest numbers [3: of q, v and dout].
 #if DETERMINISTIC
 typedef i64 Sum;
@@ -35,7 +35,7 @@ FN u32 *largest(const struct Attention &p) { return seen_rows(p) + rows_of_keys(
 
 // Units of the integers are 2^-exponent.
 struct Units {
-    i32 dk, dv, dsink, dalibi;
+    i32 dk, dv, dsink, dslopes;
 };
 FN float power_of_two(i32 exponent) {
     return __int_as_float((min_i32(max_i32(exponent, -126), 127) + 127) << 23);
@@ -57,7 +57,7 @@ FN struct Units units_of(const struct Attention &p) {
     units.dv = 62 - spare - (queries + heads + dout);
     units.dk = 62 - spare - (queries + heads + ds + q);
     units.dsink = 62 - spare - (all + ds);
-    units.dalibi = 62 - spare - (all + ds + exponent_of_count(far));
+    units.dslopes = 62 - spare - (all + ds + exponent_of_count(far));
 #endif
     return units;
 }
@@ -87,9 +87,9 @@ FN void add_sink(const struct Attention &p, const struct Units &units, i32 head,
 FN void add_slope(const struct Attention &p, const struct Units &units, i32 head, float x) {
 #if DETERMINISTIC
     const i32 place = p.heads_q + head;
-    add_exactly(head_sums(p) + place, head_marks(p) + place, x, units.dalibi);
+    add_exactly(head_sums(p) + place, head_marks(p) + place, x, units.dslopes);
 #else
-    atomicAdd(p.dalibi + head, x);
+    atomicAdd(p.dslopes + head, x);
 #endif
 }
 // ---------------------------------------------------------------- before and after
@@ -180,9 +180,9 @@ attention_keys(const __grid_constant__ struct Attention p) {
 #if DETERMINISTIC
     for (i64 i = first_place(); i < 2 * p.heads_q; i += step_of_places()) {
         const bool slope = i >= p.heads_q;
-        float *const to = slope ? p.dalibi : p.dsink;
+        float *const to = slope ? p.dslopes : p.dsink;
         const float x = sum_at(head_sums(p), head_marks(p) + i, i,
-                               slope ? units.dalibi : units.dsink);
+                               slope ? units.dslopes : units.dsink);
         if (to) to[slope ? i - p.heads_q : i] = x;
     }
 #endif

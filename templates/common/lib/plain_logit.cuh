@@ -1,13 +1,18 @@
 // The logit of one pair as it is defined, for where time does not count.
-// Needs: device.cuh, Attention. Gives: plain_logit.
+// Needs: device.cuh, score_options.cuh or gen/score.h.j2. Gives: plain_logit.
 
-FN float plain_logit(const struct Attention &p, float score, i32 head, i32 q, i32 k) {
+FN float plain_logit(const struct Attention &p, float score, i32 head, i32 batch, i32 q, i32 k) {
     score *= p.scale;
-#if WITH_SOFTCAP
-    score = p.softcap * (1.0f - 2.0f / (fast_exp2(score / p.softcap * (2.0f * LOG2E)) + 1.0f));
+#if WITH_SCORE
+    return score_logit(score, q, k, (float)(q - k), head, batch, p);
+#else
+#if SCORE_CAPS
+    const float height = score_height(head, batch, p);
+    score = height * (1.0f - 2.0f / (fast_exp2(score / height * (2.0f * LOG2E)) + 1.0f));
 #endif
-#if WITH_ALIBI
-    score -= p.alibi_slopes[head] * p.spacing * fabsf((float)(q + (p.n_kv - p.n_q) - k));
+#if HEAD_GRADIENT
+    score -= head_slope(p, head) * fabsf((float)(q + (p.n_kv - p.n_q) - k));
 #endif
     return score;
+#endif
 }

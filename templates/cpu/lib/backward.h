@@ -8,7 +8,7 @@
 struct Workspace {
     float *delta;   // [batch, heads_q, n_q] mean of dout . v, by u: rowsum(out * dout) with softmax
     float *dsink;   // [batch, heads_q, tile_rows] shares of each tile row
-    float *dalibi;  // likewise
+    float *dslopes;  // likewise
     i32 *turn;      // likewise: how many of the row's tiles have been added to dq
     float *dq;      // [batch, heads_q, tile_rows][TILE_Q][QK_LD]
 };
@@ -24,8 +24,8 @@ FN i64 small_parts(const struct Attention *p) {
 FN struct Workspace workspace(const struct Attention *p) {
     struct Workspace w = {.delta = p->delta, .dq = p->delta + small_parts(p)};
     w.dsink = w.delta + (i64)p->batch * p->heads_q * p->n_q;
-    w.dalibi = w.dsink + all_rows(p);
-    w.turn = (i32 *)(w.dalibi + all_rows(p));
+    w.dslopes = w.dsink + all_rows(p);
+    w.turn = (i32 *)(w.dslopes + all_rows(p));
     return w;
 }
 
@@ -45,7 +45,7 @@ struct Backward {
     float dout_t[V_LD * TILE_Q];
     Scores weights;
     Scores dscores;
-    Scores tanhs;
+    Scores kept;  // what slopes of logits follow from
     float lse[TILE_Q];    // times UNIT; +inf where there is no key, so that weights are 0
     float delta[TILE_Q];
     i32 k_finite;
@@ -115,7 +115,7 @@ FN void prepare_row(const struct Attention *p, struct Workspace w, struct Backwa
                           head / (p->heads_q / p->heads_kv), ti};
     find_delta(p, b, r, w.delta + first);
     w.turn[row] = 0;
-    w.dalibi[row] = 0.0f;
+    w.dslopes[row] = 0.0f;
     w.dsink[row] = WITH_SINKS ? sink_share(p, at, batch, head, w.delta + first) : 0.0f;
     if (p->joins || r.tiles.count) return;
     clear(b->q, at.queries * QK_LD);
@@ -131,9 +131,9 @@ FN void load_delta(const struct Attention *p, struct Workspace w, struct Backwar
 }
 
 // weights: from scores to shares of v. dscores: from dout . v to the gradient of scale * q . k.
-// Returns the tile's share of dalibi.
+// Returns the tile's share of dslopes.
 FN float score_gradients(const struct Attention *p, struct Backward *b, struct Place at) {
-    vec slope = {0};
+    vec fall = {0};
     for (i32 j = 0; j < at.vectors; j++) {
         const vec lse = load(b->lse + j * LANES), delta = load(b->delta + j * LANES);
         for (i32 k = 0; k < at.keys; k++) {
@@ -143,26 +143,19 @@ FN float score_gradients(const struct Attention *p, struct Backward *b, struct P
             vec d = weight.u * (load(&b->dscores[k][j * LANES]) - delta);
             d = zero_where(dead, d);  // 0 * NaN would not be 0
             store(&b->weights[k][j * LANES], weight.p);
-#if WITH_ALIBI
-            const ivec outside = lane_numbers() >= (float)(at.queries - j * LANES);
-            slope -= zero_where(outside, d * distance(p, at, k, j));
-#endif
-#if WITH_SOFTCAP
-            const vec tanh = load(&b->tanhs[k][j * LANES]);
-            d *= 1.0f - tanh * tanh;
-#endif
+            d = take_slopes(p, at, k, j, d, b->kept, &fall);
             store(&b->dscores[k][j * LANES], d);
         }
     }
-    return sum_lanes(slope);
+    return sum_lanes(fall);
 }
 
 #if WITH_SCORE
-// From gradients of logits to those of scores, which `tanhs` holds, and to those of tables.
+// From gradients of logits to those of scores, which `kept` holds, and to those of tables.
 FN void formula_gradients(const struct Attention *p, struct Backward *b, struct Visit t) {
     for (i32 k = 0; k < t.at.keys; k++) {
         for (i32 q = 0; q < t.at.queries; q++) {
-            const float d = b->dscores[k][q], s = b->tanhs[k][q];
+            const float d = b->dscores[k][q], s = b->kept[k][q];
             if (d == 0.0f) continue;  // a dead pair, whose score may be anything
             const i32 query = t.at.q0 + q, key = t.at.k0 + k;
             score_table_gradient(d, s, query, key, t.head, t.batch, p);
@@ -185,7 +178,7 @@ FN void store_gradient(const struct Attention *p, void *tensor, const i64 *strid
 // Adds this tile's part of dq after its left neighbours', and writes dq after the last. The part
 // is nothing where `keys` is 0.
 FN void add_dq(const struct Attention *p, struct Workspace w, struct Backward *b, struct Visit t,
-               i32 keys, float slope, const i32 *live) {
+               i32 keys, float fall, const i32 *live) {
     const struct TileList tiles = row_tiles(p, t.m, t.batch, t.head, t.ti);
     const i64 row = t.line * p->tile_rows + t.ti;
     i32 done = __atomic_load_n(w.turn + row, __ATOMIC_ACQUIRE);
@@ -197,7 +190,7 @@ FN void add_dq(const struct Attention *p, struct Workspace w, struct Backward *b
     if (!done) clear(dq, t.at.queries * QK_LD);
     const struct Left dscores = {&b->dscores[0][0], 1, TILE_Q};
     if (keys) add_product(dq, QK_LD, dscores, b->k, QK_LD, t.at.queries, QK_VECTORS, keys, live);
-    w.dalibi[row] += slope;
+    w.dslopes[row] += fall;
     if (done + 1 == tiles.count) {
         store_gradient(p, p->dq, p->dq_stride, t.batch, t.head, t.at.q0, dq, QK_LD, t.at.queries,
                        HEAD_DIM, p->scale);
@@ -210,7 +203,7 @@ FN void backward_tile(const struct Attention *p, struct Workspace w, struct Back
     const i32 finite = load_rows(p, b, t.at, t.batch, t.head) && b->k_finite;
     const i32 keys = t.at.keys, queries = t.at.queries;
     const struct Left k = {b->k, QK_LD, 1}, v = {b->v, V_LD, 1};
-    tile_scores(p, t.m, t.head, t.at, t.full, b->q_t, k, b->weights, b->tanhs, b->live);
+    tile_scores(p, t.m, t.head, t.at, t.full, b->q_t, k, b->weights, b->kept, b->live);
 #if WITH_ENTMAX
     if (!any_weight(p, t.at, b->weights, b->lse)) {
         add_dq(p, w, b, t, 0, 0.0f, 0);
@@ -224,7 +217,7 @@ FN void backward_tile(const struct Attention *p, struct Workspace w, struct Back
     draw_pairs(p, t.batch, t.head, t.at, b->stay);
     drop(p, t.at, b->stay, b->dscores);
 #endif
-    const float slope = score_gradients(p, b, t.at);
+    const float fall = score_gradients(p, b, t.at);
 #if WITH_SCORE
     formula_gradients(p, b, t);
 #endif
@@ -241,7 +234,7 @@ FN void backward_tile(const struct Attention *p, struct Workspace w, struct Back
     const struct Left dscores = {&b->dscores[0][0], TILE_Q, 1};
     add_product(b->dv, V_LD, weights, b->dout, V_LD, keys, V_VECTORS, queries, live);
     add_product(b->dk, QK_LD, dscores, b->q, QK_LD, keys, QK_VECTORS, queries, live);
-    add_dq(p, w, b, t, keys, slope, live);
+    add_dq(p, w, b, t, keys, fall, live);
 }
 
 // One tile column of one key/value head, over the query heads that share it.
@@ -321,7 +314,8 @@ void attention_backward(const struct Attention *p, i32 threads) {
             take_sums(p, head);
 #endif
             if (WITH_SINKS && p->dsink) sum_shares(p, p->dsink, w.dsink, head, 1.0f);
-            if (WITH_ALIBI && p->dalibi) sum_shares(p, p->dalibi, w.dalibi, head, p->spacing);
+            if (HEAD_GRADIENT && p->dslopes)
+                sum_shares(p, p->dslopes, w.dslopes, head, p->spacing);
         }
     }
 }

@@ -13,7 +13,7 @@ FN void sum_over_keys(const struct Attention *p, struct Backward *b, struct Row 
         const struct Place at = place(p, r.ti, tile.index);
         const struct Left k = {b->k, QK_LD, 1}, v = {b->v, V_LD, 1};
         load_tile(b->k, QK_LD, p->k, p->k_stride, r.batch, r.head_kv, at.k0, at.keys, HEAD_DIM);
-        tile_scores(p, r.m, r.head, at, tile.full, b->q_t, k, b->weights, b->tanhs, b->live);
+        tile_scores(p, r.m, r.head, at, tile.full, b->q_t, k, b->weights, b->kept, b->live);
 #if WITH_ENTMAX
         if (!any_weight(p, at, b->weights, b->lse)) continue;
 #endif

@@ -77,23 +77,6 @@ FN vec one_less_exp(vec x) {
 }
 #endif
 
-#if WITH_SOFTCAP
-// Within a relative 2e-7: an odd polynomial near 0, where 1 - e^-2x would cancel.
-FN vec tanh_vec(vec x) {
-    const ivec sign = (ivec)x & (i32)0x80000000;
-    const vec size = (vec)((ivec)x ^ sign);
-    const vec z = x * x;
-    vec y = splat(-5.7049803e-3f);  // minimax for (tanh(x) / x - 1) / x^2 up to 0.625
-    y = y * z + 2.0639081e-2f;
-    y = y * z - 5.3739712e-2f;
-    y = y * z + 1.3331442e-1f;
-    y = y * z - 3.3333281e-1f;
-    const vec e = exp2_vec(size * (-2.0f * LOG2E));
-    const vec far = (vec)((ivec)((1.0f - e) / (1.0f + e)) | sign);
-    return either(size < 0.625f, x + x * z * y, far);
-}
-#endif
-
 typedef float quad __attribute__((vector_size(16)));
 typedef quad quad_in_memory __attribute__((aligned(4), may_alias));
 #if defined(__clang__) || __GNUC__ >= 12

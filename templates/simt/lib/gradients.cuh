@@ -37,7 +37,7 @@ FN struct Weight weigh(const struct Attention &, float logit, float lse) {
 
 // Turns scores into weights, and the gradients of these, dp, into those of scale * scores. Hidden
 // pairs have none, whatever stands in their rows; with nan_safe they are -0, see add_product.
-// Returns this thread's share of the gradient of ALiBi's slope.
+// Returns this thread's share of the gradient of the head's slope.
 template <int R, int C, bool TURNED>
 FN float score_gradients(float (&x)[R][C], float (&dp)[R][C], const struct Attention &p,
                          const struct Logit &kind, const struct Row *rows, u32 seen, i32 first_q,
@@ -59,7 +59,7 @@ FN float score_gradients(float (&x)[R][C], float (&dp)[R][C], const struct Atten
 #if WITH_SCORE
             if (!TURNED && sees && d != 0.0f) add_to_tables(kind, d, x[r][c], q, k);
 #else
-            if (WITH_ALIBI && sees) slope -= d * distance(kind, q, k);
+            if (HEAD_GRADIENT && sees) slope -= d * distance(kind, q, k);
 #endif
             x[r][c] = sees ? w.p : hidden;
             dp[r][c] = sees ? d * made.slope + 0.0f : hidden;

@@ -1,30 +1,50 @@
-// From scores q . k to logits, with the features that a source is built with.
-// Gives: Logit, logit_of, LogitAndSlope, logit.
-
-// What the logits of one head are made of.
-struct Logit {
-    float scale, cap, slope;
-    i32 shift;  // positions of queries: q + shift, so that the last query meets the last key
-};
-FN struct Logit logit_of(const struct Attention &p, i32 head) {
-    return {p.scale, WITH_SOFTCAP ? p.softcap : 1.0f,
-            WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f, p.n_kv - p.n_q};
-}
-FN float distance(const struct Logit &l, i32 q, i32 k) { return fabsf((float)(q + l.shift - k)); }
+// From scores q . k to logits, by the formula of the score or by the options of a call.
+// Gives: Logit, logit_of, LogitAndSlope, logit, make_logits; add_to_tables, or distance.
 
 struct LogitAndSlope {
     float value;
     float slope;  // d value / d (scale * score)
 };
+#if WITH_SCORE
+// Whose logits they are.
+struct Logit {
+    const struct Attention *p;
+    i32 head, batch;
+};
+FN struct Logit logit_of(const struct Attention &p, i32 head, i32 batch) {
+    return {&p, head, batch};
+}
+FN struct LogitAndSlope logit(const struct Logit &l, float score, i32 q, i32 k) {
+    const float s = l.p->scale * score;
+    return {score_logit(s, q, k, l.head, l.batch, *l.p),
+            score_slope(s, q, k, l.head, l.batch, *l.p)};
+}
+FN void add_to_tables(const struct Logit &l, float d, float score, i32 q, i32 k) {
+    score_table_gradient(d, l.p->scale * score, q, k, l.head, l.batch, *l.p);
+}
+#else
+#include "common/lib/score_options.cuh"
+
+// What the logits of one head are made of.
+struct Logit {
+    float scale, height, slope;
+    i32 shift;  // positions of queries: q + shift, so that the last query meets the last key
+};
+FN struct Logit logit_of(const struct Attention &p, i32 head, i32 batch) {
+    return {p.scale, SCORE_CAPS ? score_height(head, batch, p) : 1.0f, head_slope(p, head),
+            p.n_kv - p.n_q};
+}
+FN float distance(const struct Logit &l, i32 q, i32 k) { return fabsf((float)(q + l.shift - k)); }
 FN struct LogitAndSlope logit(const struct Logit &l, float score, i32 q, i32 k) {
     struct LogitAndSlope x = {l.scale * score, 1.0f};
-    if (WITH_SOFTCAP) {
-        const float t = tanhf(x.value / l.cap);
-        x = {l.cap * t, 1.0f - t * t};
+    if (SCORE_CAPS) {
+        const float t = tanhf(x.value / l.height);
+        x = {l.height * t, 1.0f - t * t};
     }
-    if (WITH_ALIBI) x.value -= l.slope * distance(l, q, k);
+    if (HEAD_GRADIENT) x.value -= l.slope * distance(l, q, k);
     return x;
 }
+#endif
 
 // The logits of a tile, R queries x C keys a thread; hidden pairs have minus infinity.
 template <int R, int C>

@@ -86,12 +86,8 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
     const auto of_query = [&](const float *from) {
         return [=](int, int n, int e) { return from[step + 8 * n + lane % 4 * 2 + e % 2]; };
     };
-#if WITH_SCORE
     weigh_scores<true>(s, weights, p, logit, far, masked,
                        placed<true>(of_query(shared.lse), query, key, at));
-#else
-    weigh_scores<true>(s, weights, p, logit, far, masked, of_query(shared.lse));
-#endif
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) {
         struct Staying<STEP_Q / 2> stay;
@@ -167,9 +163,9 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
             if (ADDS) __syncthreads();
             if (more) load_queries(shared, p, batch, turn);
         }
-        if (WITH_ALIBI && ADDS && p.dalibi) {
+        if (HEAD_GRADIENT && ADDS && p.dslopes) {
             total = warp_sum(total);
-            if (threadIdx.x % 32 == 0) atomicAdd(p.dalibi + at.head, total * p.spacing);
+            if (threadIdx.x % 32 == 0) atomicAdd(p.dslopes + at.head, total * p.spacing);
         }
     }
     copy_wait<0>();

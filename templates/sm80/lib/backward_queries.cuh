@@ -53,14 +53,9 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
         struct Staying<STEP_K / 2> stay;
         draw_by_query(stay, dropout_of(p), query, key, line.at.head, line.at.batch);
         drop(*(float (*)[STEP_K / 2])&dp[0], stay, kept_scale(p));
-#if WITH_SCORE
         const auto of_row = [&](int, int, int e) { return rows.lse[e / 2]; };
         weigh_scores<false>(s, weights, p, logit, far, masked,
                             placed<false>(of_row, query, key, line.at));
-#else
-        weigh_scores<false>(s, weights, p, logit, far, masked,
-                            [&](int, int, int e) { return rows.lse[e / 2]; });
-#endif
         if constexpr (MEAN) {
 #pragma unroll
             for (int n = 0; n < STEP_K / 8; n++)
@@ -156,7 +151,7 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, const s
         if (first)
             store_rows(dq, shared.q + fragment * 16 * PITCH, p.dq, p.dq_stride, line.at,
                        line.tile * TILE_Q + 16 * fragment, p.n_q, p.scale, p.joins);
-        if (!WITH_ALIBI) return;
+        if (!HEAD_GRADIENT) return;
         total = block_sum<THREADS>(total);
         if (threadIdx.x == 0) w.sums[row * TILE_Q + SLOPE_SUM] = total * p.spacing;
     }

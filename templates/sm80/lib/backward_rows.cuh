@@ -22,7 +22,7 @@ FN i32 query_at(i32 place) { return place; }
 struct Workspace {
     float *lse;    // times log2(e), or with entmax the level; infinite where there is no key
     float *delta;  // rowsum(out * dout); with entmax the mean of dout . v, by u
-    float *sums;   // of the tile: the gradients of its head's sink and of ALiBi's slope
+    float *sums;   // of the tile: the gradients of its head's sink and of its slope
     float *dq;
 };
 enum { SINK_SUM = 0, SLOPE_SUM = 1 };
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish(const __grid_constant__ struct Attention p) {
     if (blockIdx.x == 0) {
         if (WITH_SINKS && p.dsink) sum_shares(p, SINK_SUM, p.dsink);
-        if (WITH_ALIBI && DETERMINISTIC && p.dalibi) sum_shares(p, SLOPE_SUM, p.dalibi);
+        if (HEAD_GRADIENT && DETERMINISTIC && p.dslopes) sum_shares(p, SLOPE_SUM, p.dslopes);
     }
     if (DETERMINISTIC) return;
     const i64 row = blockIdx.x;

@@ -17,11 +17,7 @@ FN float signed_unit(const struct Attention &p, const struct Logit &logit) {
 template <int COUNT, int GROUPS>
 struct Weights {
     u32 p[COUNT][GROUPS][2];  // in storage precision
-#if WITH_SCORE
     u32 slope[SCORE_BENDS ? COUNT : 1][SCORE_BENDS ? GROUPS : 1][2];  // derivatives of logits
-#else
-    u32 slope[WITH_SOFTCAP ? COUNT : 1][WITH_SOFTCAP ? GROUPS : 1][2];  // the soft cap's derivative
-#endif
     u32 seen;                 // a bit for each pair, see bit_of
 };
 template <int GROUPS>
@@ -32,12 +28,11 @@ FN u32 bit_of(int m, int n, int e) { return (2 * m + e / 2) * (2 * GROUPS) + 2 *
 template <bool KEY_ROWS>
 FN float steps_of(float far, int m, int n, int e) {
     const int across = 16 * m + 8 * (e / 2) - 8 * n - e % 2;
-    return WITH_ALIBI ? fabsf(KEY_ROWS ? far - across : far + across) : 0.0f;
+    return HEAD_GRADIENT ? fabsf(KEY_ROWS ? far - across : far + across) : 0.0f;
 }
 
-#if WITH_SCORE
-// The levels of a thread's pairs, and which pairs they are, for a formula of the score: the first
-// one is of this query and this key.
+// The levels of a thread's pairs, and which pairs they are: the first one is of this query and this
+// key.
 template <bool KEY_ROWS, class Level>
 struct Placed {
     Level level;
@@ -56,7 +51,6 @@ FN Placed<KEY_ROWS, Level> placed(const Level &level, i32 query, i32 key, struct
     return {level, query, key, at};
 }
 
-#endif
 // Which pairs of a thread are live; the first one is of query q and key k.
 template <bool KEY_ROWS, int COUNT, int GROUPS>
 FN u32 seen_by(const struct Attention &p, struct Place at, i32 q, i32 k, i32 full) {
@@ -79,7 +73,7 @@ FN u32 seen_by(const struct Attention &p, struct Place at, i32 q, i32 k, i32 ful
     return seen;
 }
 
-// Scores become u, the derivatives of weights by logits. `level` gives a pair's, by (m, n, e).
+// Scores become u, the derivatives of weights by logits. `level` gives a pair's, see Placed.
 template <bool KEY_ROWS, Alpha ALPHA, int COUNT, int GROUPS, class Level>
 FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
                   const struct Attention &p, const struct Logit &logit, float far, bool masked,
@@ -92,40 +86,21 @@ FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
             float weight[4], slope[4];
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-#if WITH_SCORE
-                const float score = s[m][n][e] * p.scale;
+                const float score = s[m][n][e];
                 const i32 q = level.query_of(m, n, e), k = level.key_of(m, n, e);
-                const float apart = (float)(level.query - level.key)
-                                    + (level.query_of(m, n, e) - level.query)
-                                    - (level.key_of(m, n, e) - level.key);
-                const struct Place at = level.at;
-                const float x = q < p.n_q
-                                    ? score_logit(score, q, k, apart, at.head, at.batch, p)
-                                    : MINUS_INFINITY;
-#else
-                const float steps = steps_of<KEY_ROWS>(far, m, n, e);
-                const float x =
-                    BENT ? to_logit(s[m][n][e], &p, logit.sharpness, logit.slope, steps)
-                         : s[m][n][e];
-#endif
+                const float apart = (float)(level.query - level.key) + (q - level.query)
+                                    - (k - level.key);
+                const struct Pair pair = {q, k, level.at.head, level.at.batch, apart,
+                                          steps_of<KEY_ROWS>(far, m, n, e)};
+                const float x = BENT ? logit_of_any(score, p, logit, pair) : score;
                 const struct Weight own = weigh<ALPHA>(x, unit, level(m, n, e), p.alpha_minus_1);
                 const bool live = !masked || w.seen >> bit_of<GROUPS>(m, n, e) & 1;
                 weight[e] = live ? own.p : 0.0f;
                 s[m][n][e] = live ? own.u : 0.0f;
-#if WITH_SCORE
-                slope[e] = SCORE_BENDS && live && own.u != 0.0f
-                             ? score_slope(score, q, k, apart, at.head, at.batch, p)
-                             : 0.0f;
-#else
-                slope[e] = logit_slope(x, &p, logit.slope, steps);
-#endif
+                slope[e] = logit_slope(score, x, p, logit, pair, live && own.u != 0.0f);
             }
             w.p[m][n][0] = pack(weight[0], weight[1]), w.p[m][n][1] = pack(weight[2], weight[3]);
-#if WITH_SCORE
             if (!SCORE_BENDS) continue;
-#else
-            if (!WITH_SOFTCAP) continue;
-#endif
             w.slope[m][n][0] = pack(slope[0], slope[1]);
             w.slope[m][n][1] = pack(slope[2], slope[3]);
         }
@@ -140,7 +115,7 @@ FN void weigh_scores(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
 }
 
 // ds = u (dp - delta), by the logit's slope, in storage precision: gradients of scaled scores.
-// Returns the thread's share of the gradient of ALiBi's slope.
+// Returns the thread's share of the gradient of the head's slope.
 template <bool KEY_ROWS, int COUNT, int GROUPS, class Delta>
 FN float to_gradients(u32 (&ds)[COUNT][GROUPS][2], const float (&dp)[COUNT][GROUPS][4],
                       const float (&u)[COUNT][GROUPS][4], const Weights<COUNT, GROUPS> &w,
@@ -159,13 +134,9 @@ FN float to_gradients(u32 (&ds)[COUNT][GROUPS][2], const float (&dp)[COUNT][GROU
                     const bool live = !masked || w.seen >> bit_of<GROUPS>(m, n, at) & 1;
                     x[e] = u[m][n][at] * (dp[m][n][at] - delta(m, n, at));
                     x[e] = live ? x[e] : 0.0f;  // whatever dp is
-                    if (WITH_ALIBI) total -= x[e] * steps_of<KEY_ROWS>(far, m, n, at);
+                    if (HEAD_GRADIENT) total -= x[e] * steps_of<KEY_ROWS>(far, m, n, at);
                 }
-#if WITH_SCORE
                 if (SCORE_BENDS) {
-#else
-                if (WITH_SOFTCAP) {
-#endif
                     const float2 slope = unpack(w.slope[m][n][r]);
                     x[0] *= slope.x, x[1] *= slope.y;
                 }

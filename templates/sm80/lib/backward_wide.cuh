@@ -214,12 +214,8 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk 
             };
         };
         parity = 1 - parity;
-#if WITH_SCORE
         weigh_scores<KEY_ROWS>(s, weights, p, logit, far, masked,
                                placed<KEY_ROWS>(number_of(of_lse), query, key, at));
-#else
-        weigh_scores<KEY_ROWS>(s, weights, p, logit, far, masked, number_of(of_lse));
-#endif
         struct Staying<STEP_Q / 2> stay;
         if constexpr (KEY_ROWS) draw_by_key(stay, dropout_of(p), query, key, at.head, at.batch);
         else draw_by_query(stay, dropout_of(p), query, key, at.head, at.batch);
@@ -261,7 +257,7 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk 
         const i64 line = ((i64)at.batch * p.heads_q + at.head) * p.tile_rows + w.tile;
         if constexpr (WANTED == OF_QUERIES) {
             store_rows(x, to, p.dq, p.dq_stride, at, first_own + row, p.n_q, p.scale, p.joins);
-            if (!WITH_ALIBI) return;
+            if (!HEAD_GRADIENT) return;
             total = block_sum<THREADS>(own_half() ? 0.0f : total);  // both halves have found it
             if (threadIdx.x == 0)
                 workspace(p).sums[line * TILE_Q + SLOPE_SUM] = total * p.spacing;

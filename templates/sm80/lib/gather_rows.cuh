@@ -34,15 +34,15 @@ FN void copy_keys(u32 tile, const void *tensor, const i64 (&stride)[3], const st
     });
 }
 
-// ALiBi: of the heads, and from the query to the keys of a tile.
+// Slopes of the heads, and steps from the query to the keys of a tile.
 FN void take_slopes(struct Shared &shared, const struct Attention &p, const struct Item &item) {
-    if (WITH_ALIBI && threadIdx.x < TILE_Q)
+    if (HEAD_GRADIENT && threadIdx.x < TILE_Q)
         shared.slope[threadIdx.x] =
-            p.alibi_slopes[item.head + min_i32(threadIdx.x, item.heads - 1)] * p.spacing;
+            head_slope(p, item.head + min_i32(threadIdx.x, item.heads - 1));
 }
 FN void measure_steps(struct Shared &shared, const struct Attention &p, const struct Item &item,
                       const i32 *keys, i32 count) {
-    if (!WITH_ALIBI || threadIdx.x >= TILE_K) return;
+    if (!HEAD_GRADIENT || threadIdx.x >= TILE_K) return;
     const i32 key = __ldg(keys + min_i32(threadIdx.x, count - 1));
     shared.steps[threadIdx.x] = fabsf((float)(item.query + p.n_kv - p.n_q - key));
 }

@@ -1,62 +1,88 @@
-// What the logits of one head are made of: the soft cap bends a score, then ALiBi adds to it; or a
-// formula of the score takes their place, see common/gen/score.h.j2.
-// Gives: Logit, logit_of, BENT, to_logit, logit_slope.
+// From scores q . k to logits, by the formula of the score or by the options of a call.
+// Needs: device.cuh, Attention. Gives: Logit, logit_of, BENT, Pair, to_logit, logit_of_any,
+// logit_slope.
+#if WITH_SCORE
+FN float head_slope(const struct Attention &, i32) { return 0.0f; }  // see score_options.cuh
+#else
+#include "common/lib/score_options.cuh"
+#endif
 
 // Whether features need registers that the plain kernel fills with what it loads early.
 #if WITH_SCORE
 constexpr bool SHORT_OF_REGISTERS = PARK_ROWS;
 #else
-constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (WITH_ALIBI || WITH_NAN_SAFE || WITH_ENTMAX);
+constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (HEAD_GRADIENT || WITH_NAN_SAFE || WITH_ENTMAX);
 #endif
 
 // Whether a logit is more than its score times a factor.
-#if WITH_SCORE
-constexpr bool BENT = true;
-#else
-constexpr bool BENT = WITH_SOFTCAP || WITH_ALIBI;
-#endif
+constexpr bool BENT = SCORED;
 
+// What the logits of one head are made of.
 struct Logit {
     float unit;       // of what `to_logit` leaves, in powers of two; with entmax, times alpha - 1
-    float slope;      // of ALiBi
-    float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
+    float slope;      // by which they fall with every step of distance
+    float sharpness;  // of the cap: tanh(scale x / height) is 1 - 2 / (2^(sharpness x) + 1)
 };
-
 FN struct Logit logit_of(const struct Attention *p, i32 head) {
-    struct Logit logit;
+    struct Logit logit = {};
     // A scale of zero must not turn the mask's -inf into NaN.
     const float whole = WITH_ENTMAX ? p->alpha_minus_1 : LOG2E;
 #if WITH_SCORE
     logit.unit = whole;
 #else
-    logit.unit = WITH_ALIBI ? whole
-               : WITH_SOFTCAP ? p->softcap * whole
-                              : fmaxf(fabsf(p->scale) * whole, 1e-30f);
+    const float height = score_height(head, 0, *p);
+    logit.unit = HEAD_GRADIENT ? whole
+               : SCORE_CAPS ? height * whole
+                            : fmaxf(fabsf(p->scale) * whole, 1e-30f);
+    logit.slope = head_slope(*p, head);
+    logit.sharpness = SCORE_CAPS ? 2.0f * LOG2E * p->scale * fast_reciprocal(height) : 0.0f;
 #endif
-    logit.slope = WITH_ALIBI ? p->alibi_slopes[head] * p->spacing : 0.0f;
-    logit.sharpness = WITH_SOFTCAP ? 2.0f * LOG2E * p->scale * fast_reciprocal(p->softcap) : 0.0f;
     return logit;
 }
 
-// The logit of a score q . k, up to `unit`, which the exponential applies. `slope` is ALiBi's of
-// the row, and `steps` tells how far its query is from the key.
-FN float to_logit(float x, const struct Attention *p, float sharpness, float slope, float steps) {
-#if WITH_SOFTCAP
+// Which pair a score is of; what no logit depends on is not computed.
+struct Pair {
+    i32 query, key, head, batch;
+    float apart;  // the query's token minus the key's
+    float steps;  // between the positions of query and key
+};
+
+// The logit of a score, up to `unit`, which the exponential applies.
+FN float to_logit(float x, const struct Attention &p, const struct Logit &logit,
+                  const struct Pair &pair) {
+#if WITH_SCORE
+    return score_logit(x * p.scale, pair.query, pair.key, pair.apart, pair.head, pair.batch, p);
+#else
     // tanh by one exponential: the approximate instruction is too coarse for logits.
-    x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * sharpness) + 1.0f);
-#endif
-#if WITH_ALIBI
-    x = x * (WITH_SOFTCAP ? p->softcap : p->scale) - slope * steps;
-#endif
+    if (SCORE_CAPS) x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * logit.sharpness) + 1.0f);
+    if (HEAD_GRADIENT)
+        x = x * (SCORE_CAPS ? score_height(pair.head, pair.batch, p) : p.scale)
+            - logit.slope * pair.steps;
     return x;
+#endif
+}
+// Likewise, where the query may lie past the last one.
+FN float logit_of_any(float x, const struct Attention &p, const struct Logit &logit,
+                      const struct Pair &pair) {
+#if WITH_SCORE
+    return pair.query < p.n_q ? to_logit(x, p, logit, pair) : MINUS_INFINITY;
+#else
+    return to_logit(x, p, logit, pair);
+#endif
 }
 
-// The derivative of a logit by scale times its score.
-FN float logit_slope(float x, const struct Attention *p, float slope, float steps) {
-#if WITH_SOFTCAP
-    if (WITH_ALIBI) x = (x + slope * steps) * fast_reciprocal(p->softcap);
-    return fmaxf(1.0f - x * x, 0.0f);
+// The derivative of the logit x by scale times its score; `counts`: whether it is asked for.
+FN float logit_slope(float score, float x, const struct Attention &p, const struct Logit &logit,
+                     const struct Pair &pair, bool counts) {
+#if WITH_SCORE
+    return SCORE_BENDS && counts ? score_slope(score * p.scale, pair.query, pair.key, pair.apart,
+                                               pair.head, pair.batch, p)
+                                 : 0.0f;
 #else
-    return 1.0f;
+    if (!SCORE_CAPS) return 1.0f;
+    if (HEAD_GRADIENT)
+        x = (x + logit.slope * pair.steps)
+            * fast_reciprocal(score_height(pair.head, pair.batch, p));
+    return fmaxf(1.0f - x * x, 0.0f);
 #endif
 }

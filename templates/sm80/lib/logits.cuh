@@ -3,39 +3,30 @@
 
 // Scores q . k become logits up to the factor `unit`, which the exponential applies.
 FN void make_logits(Scores &s, const struct Attention *p, const struct Block &block, i32 first_k) {
-#if WITH_SCORE
+#if SCORED
     const struct Work work = block.work;
-    const i32 first_q = lane_query(work), lane_k = lane_key(first_k);
+    const struct Logit logit = block.logit;
+    const i32 thread = anew(threadIdx.x), lane_k = first_k + thread % 4 * 2;
+    const i32 first_q = warp_query(work, thread / 32) + thread % 32 / 4;
     const float near = (float)(first_q - lane_k);
+    const float far = (float)(first_q + (p->n_kv - p->n_q) - lane_k);
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) {
+#if WITH_SCORE
         // Few queries are rows of few fragments: what there is nothing of is left alone.
-        if (first_q - (i32)threadIdx.x % 32 / 4 + 16 * m >= p->n_q) continue;
+        if (first_q - thread % 32 / 4 + 16 * m >= p->n_q) continue;
+#endif
 #pragma unroll
         for (int n = 0; n < TILE_K / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const i32 q = min_i32(first_q + 16 * m + e / 2 * 8, p->n_q - 1);
-                const float apart = near + (16 * m + e / 2 * 8 - 8 * n - e % 2);
-                s[m][n][e] = score_logit(s[m][n][e] * p->scale, q, lane_k + 8 * n + e % 2, apart,
-                                         work.head, work.batch, *p);
+                const int down = 16 * m + e / 2 * 8, across = 8 * n + e % 2;
+                const struct Pair pair = {min_i32(first_q + down, p->n_q - 1), lane_k + across,
+                                          work.head, work.batch, near + (down - across),
+                                          fabsf(far + (down - across))};
+                s[m][n][e] = to_logit(s[m][n][e], *p, logit, pair);
             }
     }
-#else
-#if WITH_SOFTCAP || WITH_ALIBI
-    const struct Logit logit = block.logit;
-    const i32 thread = anew(threadIdx.x), q = warp_query(block.work, thread / 32) + thread % 32 / 4;
-    const float distance = (float)(q + (p->n_kv - p->n_q) - (first_k + thread % 4 * 2));
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++)
-#pragma unroll
-        for (int n = 0; n < TILE_K / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float steps =
-                    WITH_ALIBI ? fabsf(distance + (16 * m + 8 * (e / 2) - 8 * n - e % 2)) : 0.0f;
-                s[m][n][e] = to_logit(s[m][n][e], p, logit.sharpness, logit.slope, steps);
-            }
 #else
     if (p->scale < 0.0f)
 #pragma unroll
@@ -44,7 +35,6 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
             for (int n = 0; n < TILE_K / 8; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) s[m][n][e] = -s[m][n][e];
-#endif
 #endif
 }
 

@@ -189,8 +189,8 @@ FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention
     }
 }
 #else
-// Hands over a share of a tile of dq; `slope` is the thread's share of ALiBi's. What is staged is
-// still to be published.
+// Hands over a share of a tile of dq; `slope` is the thread's share of its head's gradient. What is
+// staged is still to be published.
 FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const struct Attention &p,
                const struct Step &, const struct Turn &turn, i32 share) {
     const i32 thread = threadIdx.x % 128;

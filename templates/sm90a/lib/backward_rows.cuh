@@ -266,7 +266,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
     }
     __syncthreads();
     if (last && WITH_SINKS && p.dsink) sum_shares(p, w, SINK_SUM, p.dsink, 1.0f);
-    if (last && HEAD_GRADIENT && p.dalibi) sum_shares(p, w, SLOPE_SUM, p.dalibi, p.spacing);
+    if (last && HEAD_GRADIENT && p.dslopes) sum_shares(p, w, SLOPE_SUM, p.dslopes, p.spacing);
 #endif
 }
 #endif

@@ -3,39 +3,34 @@
 // moderate, as most are, a polynomial takes its place.
 // Needs: device.cuh; score_height, score_rate. Gives: Cap, cap_of, cap_scores, slope_at.
 
-#ifndef FOLDED_CAP
-#define FOLDED_CAP 0  // five registers hold the polynomial of a score before the scale
-#endif
 constexpr float MODERATE = 0.75f;  // |rate * s|, up to which the polynomial is within 3e-7 of tanh
 constexpr int TERMS = 5;
 constexpr float TANH[TERMS] = {0.9999972f, -0.33323076f, 0.13226092f, -0.04928044f, 0.012318827f};
+// FOLDED: five registers hold the polynomial of a score before the scale.
+template <bool FOLDED = false>
 struct Cap {
     float height, rate;
-#if FOLDED_CAP
-    float odd[TERMS];
-#endif
     float slope, bent;  // the derivative by scale * score: slope - bent * logit^2
+    float odd[FOLDED ? TERMS : 1];
 };
-FN struct Cap cap_of(const struct Attention &p, i32 head, i32 batch) {
-    struct Cap cap;
+template <bool FOLDED = false>
+FN Cap<FOLDED> cap_of(const struct Attention &p, i32 head, i32 batch) {
+    Cap<FOLDED> cap;
     cap.height = score_height(head, batch, p);
     const float rate = score_rate(head, batch, p);
     cap.rate = rate * p.scale;
     cap.slope = cap.height * rate;
     cap.bent = cap.height == 0.0f ? 0.0f : rate * fast_reciprocal(cap.height);
-#if FOLDED_CAP
     float power = cap.height * cap.rate;
 #pragma unroll
-    for (int i = 0; i < TERMS; i++) cap.odd[i] = TANH[i] * power, power *= cap.rate * cap.rate;
-#endif
+    for (int i = 0; FOLDED && i < TERMS; i++)
+        cap.odd[i] = TANH[i] * power, power *= cap.rate * cap.rate;
     return cap;
 }
-FN float moderate_logit(float s, const struct Cap &cap) {
-#if FOLDED_CAP
-    const float *const odd = cap.odd, x = s, factor = 1.0f;
-#else
-    const float *const odd = TANH, x = s * cap.rate, factor = cap.height;
-#endif
+template <bool FOLDED>
+FN float moderate_logit(float s, const Cap<FOLDED> &cap) {
+    const float *const odd = FOLDED ? cap.odd : TANH;
+    const float x = FOLDED ? s : s * cap.rate, factor = FOLDED ? 1.0f : cap.height;
     const float square = x * x;
     float sum = odd[TERMS - 1];
 #pragma unroll
@@ -43,17 +38,18 @@ FN float moderate_logit(float s, const struct Cap &cap) {
     return factor * x * sum;
 }
 // tanh as 1 - 2 / (e^2x + 1), by one exponential.
-FN float any_logit(float s, const struct Cap &cap) {
+template <bool FOLDED>
+FN float any_logit(float s, const Cap<FOLDED> &cap) {
     const float x = fast_exp2(s * (2.0f * LOG2E * cap.rate));
     return fmaf(-2.0f * cap.height, fast_reciprocal(x + 1.0f), cap.height);
 }
 // The derivative at a logit, which has the sign of the height and the rate, or is 0 beyond both.
-FN float slope_at(float logit, const struct Cap &cap) {
+FN float slope_at(float logit, const Cap<> &cap) {
     const float slope = fmaf(-cap.bent * logit, logit, cap.slope);
     return cap.slope < 0.0f ? fminf(slope, 0.0f) : fmaxf(slope, 0.0f);
 }
-template <int N>
-FN void cap_scores(float (&s)[N], const struct Cap &cap) {
+template <int N, bool FOLDED>
+FN void cap_scores(float (&s)[N], const Cap<FOLDED> &cap) {
     float most = 0.0f;
 #pragma unroll
     for (int i = 0; i < N; i++) most = fmaxf(most, fabsf(s[i]));

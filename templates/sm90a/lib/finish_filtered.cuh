@@ -13,7 +13,7 @@ FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &ro
         seen = look_late(p, row, query, word, kept, seen);
     if (BENT) {
         keep_chosen(seen, s, p, row.batch, row.head, query, first_k);
-        bend(s, p, where_of(p, row, query, word));
+        bend<true>(s, p, where_of(p, row, query, word));
         apply_mask(s, seen, MINUS_INFINITY);
     } else {
         hide_others(s, seen, p, row.batch, row.head, query, first_k);

@@ -1,7 +1,7 @@
 // From the score q . k of a pair to its logit.
-// Only here, in logit_slope.cuh and in logit_tanh.cuh stands what features make of scores: the soft
-// cap bends them, then ALiBi subtracts what distance costs. The kernels ask for the facts below and
-// call what follows; none names a feature.
+// What stands between them is the formula of the score, or that of the options of a call, see
+// score_options.cuh, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
+// and for the facts below, and call what follows.
 // Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
 // `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
@@ -18,47 +18,35 @@
 //                    scores, and what reads them next applies the scale.
 //     HAS_SLOPE      the derivative of a logit by scale * score is not 1 everywhere.
 //     NEEDS_WHERE    a logit depends on where its pair is.
-//     HEAD_GRADIENT  heads have a number of their own, the slope of distances, and that has a
-//                    gradient: the sum of gradients of logits times minus the distance.
 //     LONG_LOGITS    logits take so many registers that less can wait beside them.
 //     SHIFTED        the kernel itself adds what follows from distance, by diagonals of its tiles,
 //                    see shifts.cuh, and to the facts above that is nothing.
-//     CAPPED         a logit is height * tanh(rate * s), see cap.cuh.
+//     CAPPED         a logit is height * tanh(rate * s), see cap.cuh, before anything is added.
+#if WITH_SCORE
+FN float head_slope(const struct Attention &, i32) { return 0.0f; }  // see score_options.cuh
+#else
+#include "common/lib/score_options.cuh"
+
+FN float score_rate(i32 head, i32 batch, const struct Attention &p) {
+    return fast_reciprocal(score_height(head, batch, p));
+}
+FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
+    return -head_slope(p, head) * fabsf((float)(far + p.n_kv - p.n_q));
+}
+#endif
 #if WITH_SHIFTS
 #ifndef PACKED
 #define PACKED 0
 #endif
-#endif
-#if WITH_SCORE
-// A formula of the score takes the place of features; see common/gen/score.h.j2.
-#if WITH_SHIFTS
-#define SHIFTED (!(WITH_ENTMAX || PACKED))  // packed heads have distances of their own
+#define SHIFTED (SCORE_SHIFTS && !(WITH_ENTMAX || PACKED))  // heads have distances of their own
 #else
 #define SHIFTED 0
 #endif
-#if WITH_CAP
-#define CAPPED 1
-#else
-#define CAPPED 0
-#endif
-#define BENT (!SHIFTED)
+#define CAPPED SCORE_CAPS
+#define BENT (SCORED && !SHIFTED)
 #define HAS_SLOPE SCORE_BENDS
-#define NEEDS_WHERE (BENT && !CAPPED)
-#define HEAD_GRADIENT 0
+#define NEEDS_WHERE (BENT && (HEAD_GRADIENT || !CAPPED))
 #define LONG_LOGITS SCORE_BENDS
-#else
-#if WITH_SHIFTS
-#define SHIFTED (WITH_ALIBI && !(WITH_SOFTCAP || WITH_ENTMAX || PACKED))
-#else
-#define SHIFTED 0
-#endif
-#define CAPPED WITH_SOFTCAP
-#define BENT (WITH_SOFTCAP || (WITH_ALIBI && !SHIFTED))
-#define HAS_SLOPE WITH_SOFTCAP
-#define NEEDS_WHERE (WITH_ALIBI && !SHIFTED)
-#define HEAD_GRADIENT WITH_ALIBI
-#define LONG_LOGITS WITH_SOFTCAP
-#endif
 
 // What scores are still to be multiplied by when `bend` is through, to be logits.
 FN float left_scale(const struct Attention &p) { return BENT ? 1.0f : p.scale; }
@@ -68,7 +56,7 @@ struct HeadLogit {
     float slope;  // by which a logit falls with every step of distance
 };
 FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
-    return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
+    return {head_slope(p, head)};
 }
 
 #if WITH_SCORE
@@ -76,25 +64,18 @@ FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
 FN float score_height(i32 head, i32 batch, const struct Attention &p);
 FN float score_rate(i32 head, i32 batch, const struct Attention &p);
 #endif
-#else
-// As formulas have them.
-FN float score_height(i32, i32, const struct Attention &p) { return p.softcap; }
-FN float score_rate(i32, i32, const struct Attention &p) { return fast_reciprocal(p.softcap); }
-FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
-    return -head_logit_of(p, head).slope * fabsf((float)(far + p.n_kv - p.n_q));
-}
 #endif
 #if CAPPED
 #include "sm90a/lib/cap.cuh"
 
 #endif
-// Scores become logits, where they are bent at all.
-template <int N, typename Where>
+// Scores become logits, where they are bent at all. FOLDED: see cap.cuh.
+template <bool FOLDED = false, int N, typename Where>
 FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #if BENT
     if (NEEDS_WHERE) where.refresh(p);
 #if CAPPED
-    cap_scores(s, cap_of(p, where.head(0), where.batch()));
+    cap_scores(s, cap_of<FOLDED>(p, where.head(0), where.batch()));
 #endif
 #pragma unroll
     for (int i = 0; i < N; i++) {

@@ -48,14 +48,11 @@ FN void bend(float (&s)[N], struct Slopes<N> &, const struct Attention &p, const
 template <int N, typename Where>
 FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y, const struct Attention &p,
                       const Where &where) {
-    const struct Cap cap = cap_of(p, where.head(0), where.batch());
-#if WITH_SCORE
-#else
+    const Cap<> cap = cap_of(p, where.head(0), where.batch());
     if (NEEDS_WHERE) {
         x += where.head_logit(2 * i).slope * where.distance(2 * i);
         y += where.head_logit(2 * i + 1).slope * where.distance(2 * i + 1);
     }
-#endif
     const float2 slope = make_float2(slope_at(x, cap), slope_at(y, cap));
     slopes.pair[i] = pack(slope.x, slope.y);
     return slope;
@@ -81,19 +78,37 @@ struct Halfway {
     float unit, steep;
 };
 FN struct Halfway halfway_of(const struct Attention &p) {
-    return {WITH_SOFTCAP ? 1.0f : p.scale, WITH_SOFTCAP ? fast_reciprocal(p.softcap) : 0.0f};
+#if CAPPED
+    return {1.0f, score_rate(0, 0, p)};
+#else
+    return {p.scale, 0.0f};
+#endif
 }
 template <int N>
 FN void halfway(float (&s)[N], const struct Attention &p) {
-#if WITH_SOFTCAP
+#if CAPPED
     cap_scores(s, cap_of(p, 0, 0));
 #endif
 }
+#if WITH_SCORE
+template <typename Where>
+FN float logit_from(float score, struct Halfway, const struct Attention &p, const Where &where,
+                    int i) {
+    return score_logit(score * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
+                       where.head(i), where.batch(), p);
+}
+template <typename Where>
+FN float slope_from(float score, struct Halfway, const struct Attention &p, const Where &where,
+                    int i) {
+    return score_slope(score * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
+                       where.head(i), where.batch(), p);
+}
+#else
 template <typename Where>
 FN float logit_from(float half, struct Halfway way, const struct Attention &, const Where &where,
                     int i) {
     const float logit = half * way.unit;
-    return WITH_ALIBI ? fmaf(-where.head_logit(i).slope, where.distance(i), logit) : logit;
+    return HEAD_GRADIENT ? fmaf(-where.head_logit(i).slope, where.distance(i), logit) : logit;
 }
 template <typename Where>
 FN float slope_from(float half, struct Halfway way, const struct Attention &, const Where &,
@@ -101,3 +116,4 @@ FN float slope_from(float half, struct Halfway way, const struct Attention &, co
     const float part = half * way.steep;
     return fmaf(-part, part, 1.0f);
 }
+#endif

@@ -5,11 +5,15 @@
 // Of a call and a head, for logits in powers of two.
 struct Log2Logit {
     float unit;       // of a score, or of what is made of it
-    float sharpness;  // of the soft cap: tanh(scale x / cap) is 1 - 2 / (2^(sharpness x) + 1)
+    float sharpness;  // of the cap: tanh(rate s) is 1 - 2 / (2^(sharpness x) + 1)
     float slope;      // see HeadLogit
 };
 FN float sharpness_of(const struct Attention &p) {
-    return WITH_SOFTCAP ? 2.0f * LOG2E * p.scale * fast_reciprocal(p.softcap) : 0.0f;
+#if WITH_SCORE
+    return 0.0f;
+#else
+    return CAPPED ? 2.0f * LOG2E * p.scale * score_rate(0, 0, p) : 0.0f;
+#endif
 }
 FN float tanh_of(float score, float sharpness) {
     return 1.0f - 2.0f * fast_reciprocal(fast_exp2(score * sharpness) + 1.0f);
@@ -19,7 +23,7 @@ FN struct Log2Logit log2_logit_of(const struct Attention &p, i32 head) {
 #if WITH_SCORE
     x.unit = LOG2E;
 #else
-    x.unit = (WITH_SOFTCAP ? p.softcap : p.scale) * LOG2E;
+    x.unit = (CAPPED ? score_height(head, 0, p) : p.scale) * LOG2E;
 #endif
     x.sharpness = sharpness_of(p);
     x.slope = head_logit_of(p, head).slope * LOG2E;
@@ -33,14 +37,11 @@ FN float log2_logit(float score, const struct Log2Logit &l, const struct Attenti
 #if WITH_SCORE
     x = score_logit(x * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
                     where.head(i), where.batch(), p);
-#endif
-#if WITH_SOFTCAP
-    x = tanh_of(x, l.sharpness);
+#else
+    if (CAPPED) x = tanh_of(x, l.sharpness);
 #endif
     x *= l.unit;
-#if WITH_ALIBI
-    x -= l.slope * where.distance(i);
-#endif
+    if (HEAD_GRADIENT) x -= l.slope * where.distance(i);
     return x;
 }
 // The derivative by scale * score of what log2_logit made of a score, as a logit's own.
@@ -55,17 +56,15 @@ FN float log2_slope(float score, float, const struct Log2Logit &, const struct A
 template <typename Where>
 FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct Attention &,
                     const Where &, int) {
-    const float bend = logit * fast_reciprocal(l.unit);  // the tanh: no kernel has ALiBi, too
+    const float bend = logit * fast_reciprocal(l.unit);  // the tanh: no kernel adds to it
     return 1.0f - bend * bend;
 }
 #endif
 
-// Halfway there, as above, for kernels that know no gradients of heads: without ALiBi. Logits are
+// Halfway there, as above, for kernels that know no gradients of heads. Logits are
 // yet to be multiplied by left_scale, but those of a formula.
-FN float tanh_halfway(float score, float sharpness) {
-    return WITH_SOFTCAP ? tanh_of(score, sharpness) : score;
-}
 #if WITH_SCORE
+FN float tanh_halfway(float score, float) { return score; }
 template <typename Where>
 FN float tanh_logit(float score, const struct Attention &p, const Where &where, int i) {
     return score_logit(score * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
@@ -78,9 +77,12 @@ FN float tanh_slope(float score, const struct Attention &p, const Where &where, 
                      : 1.0f;
 }
 #else
+FN float tanh_halfway(float score, float sharpness) {
+    return CAPPED ? tanh_of(score, sharpness) : score;
+}
 template <typename Where>
 FN float tanh_logit(float half, const struct Attention &p, const Where &, int) {
-    return WITH_SOFTCAP ? p.softcap * half : half;
+    return CAPPED ? score_height(0, 0, p) * half : half;
 }
 template <typename Where>
 FN float tanh_slope(float half, const struct Attention &, const Where &, int) {

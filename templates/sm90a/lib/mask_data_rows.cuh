@@ -20,8 +20,8 @@ FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i
     const i32 rows[2] = {Side::row(p, row), Side::row(p, row + 8)};
     const i32 inside[2] = {Side::inside(rows[0], n_kv), Side::inside(rows[1], n_kv)};
     const struct Mask mask = load_mask(&p, at.batch, at.head);
-    // Beside ALiBi's distances small heads leave too few registers for runs.
-    constexpr bool TESTED = WITH_ALIBI && HEAD_DIM <= 64;
+    // Beside distances small heads leave too few registers for runs.
+    constexpr bool TESTED = HEAD_GRADIENT && HEAD_DIM <= 64;
     if (TESTED || !see_data(Side(), seen.word, mask, inside, first, n_q, n_kv))
         add_tested<Side>(seen, mask, rows, first, column, n_q, n_kv);
     hide_keys_past<Side>(seen, rows, n_kv);

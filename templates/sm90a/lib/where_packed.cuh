@@ -39,7 +39,7 @@ FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 q
 }
 
 // Scores become logits, row by row: few rows of a tile are any, and others are left alone.
-template <int N>
+template <bool FOLDED, int N>
 FN void bend(float (&s)[N], const struct Attention &p, const struct Where &where) {
 #if BENT
 #pragma unroll
@@ -48,7 +48,7 @@ FN void bend(float (&s)[N], const struct Attention &p, const struct Where &where
         float part[N / 2];
 #pragma unroll
         for (int i = 0; i < N / 2; i++) part[i] = s[i / 2 * 4 + 2 * r + i % 2];
-        bend(part, p, where.row[r]);
+        bend<FOLDED>(part, p, where.row[r]);
 #pragma unroll
         for (int i = 0; i < N / 2; i++) s[i / 2 * 4 + 2 * r + i % 2] = part[i];
     }

@@ -1,0 +1,29 @@
+// From scores to logits by the formula of the score.
+// Needs: vector.h, gen/score.h.j2; Place, Scores, UNIT. Gives what option_logits.h does.
+
+#define HEAD_GRADIENT 0
+
+FN float query_factor(const struct Attention *p) { return p->scale; }
+
+// `kept`, where given, receives the scores. Lanes past the last query keep theirs, which are 0.
+FN void make_logits(const struct Attention *p, struct Mask m, i32 head, struct Place at,
+                    Scores scores, Scores kept) {
+    (void)head;
+    for (i32 k = 0; k < at.keys; k++) {
+        if (kept) {
+            for (i32 j = 0; j < at.vectors * LANES; j += LANES)
+                store(&kept[k][j], load(&scores[k][j]));
+        }
+        for (i32 q = 0; q < at.queries; q++) {
+            const i32 query = at.q0 + q, key = at.k0 + k;
+            scores[k][q] = UNIT * score_logit(scores[k][q], query, key, m.head, m.batch, p);
+        }
+    }
+}
+
+// Slopes follow pair by pair, see formula_gradients.
+FN vec take_slopes(const struct Attention *p, struct Place at, i32 k, i32 j, vec d, Scores kept,
+                   vec *fall) {
+    (void)p, (void)at, (void)k, (void)j, (void)kept, (void)fall;
+    return d;
+}
