@@ -164,14 +164,15 @@ def _attention(
 ) -> Any:  # fmt: skip
     """The call of tensors [B, H, N, D]; `find` makes or finds the kernel of the mask."""
     torch = torch_of(q)
-    if score is not None and torch is not None and torch.compiler.is_compiling():
+    if score is not None and torch is not None and _is_traced(torch):
         from maskc.integrations import torch as with_torch
 
         own_score = as_score(score)
         return with_torch.attention(find, q, k, v, mask, options, deterministic, own_score)
     if score is not None or "indexer_loss" in options or hasattr(options["alpha"], "shape"):
         of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
-        sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
+        # torch.jit.trace counts in tensors
+        sizes = int(of_q.shape[-1]), int(of_v.shape[-1]), int(of_q.shape[1])
         own = {} if score is None else {"score": as_score(score)}
         attn = find(mask, *sizes, of_q.dtype, of_q.device, **own)
         return attn(q, k, v, deterministic=deterministic, **options)
@@ -184,6 +185,12 @@ def _attention(
     of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
     sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
     return find(mask, *sizes, of_q.dtype, of_q.device)(q, k, v, **options)
+
+
+def _is_traced(torch: Any) -> bool:
+    from maskc.runtime.autograd import is_traced
+
+    return is_traced(torch)
 
 
 def _scaled(

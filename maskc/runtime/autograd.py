@@ -55,6 +55,11 @@ def needs_torch(
     )
 
 
+def is_traced(torch: Any) -> bool:
+    """Whether torch.compile or torch.jit.trace records what is computed now."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def _wants(x: Any) -> bool:
     if type(x) is tuple:  # a pair of ranking tensors
         return any(map(_wants, x))

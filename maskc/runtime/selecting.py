@@ -23,7 +23,7 @@ from maskc.layout import extents, sequence_arrays
 from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 from maskc.layout.topk.choose_keys import sharing
 from maskc.runtime.arrays.read import read
-from maskc.runtime.autograd import indexer_loss_of, kind_of
+from maskc.runtime.autograd import indexer_loss_of, is_traced, kind_of
 from maskc.runtime.device_lists.call import Asked
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def call_selecting(
     """
     keyword = "return_selection" if returned else "indexer_loss"
     torch = torch_of(q)
-    if torch is not None and torch.compiler.is_compiling():
-        found = "one inside of torch.compile, which takes operators only"
+    if torch is not None and is_traced(torch):
+        found = "one inside of torch.compile or torch.jit.trace, which take operators only"
         raise BadOption(keyword, "left to calls in eager mode", found, at=keyword)
     bundle, keep_lse = attn.bundle, options.pop("return_lse", False)
     if not bundle.selections and bundle.chooser is None:

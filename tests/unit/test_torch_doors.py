@@ -291,6 +291,32 @@ def test_what_is_traced_reads_its_own_arguments(door, way: str):
         assert torch.equal(traced(*qkv), call(*qkv) * 2)
 
 
+def test_formulas_of_the_score_are_traced():
+    score, mask = mc.scores.bias(), MASKS["causal"]
+    (q, k, v), (p, *_) = ([x.detach() for x in tensors(6)] for _ in range(2))
+    biases = torch.randn(2, 6, 6)
+    attn = mask.compile(DIM, DIM_V, dtype="float32", target="cpu", score=score)
+    for call in (attn, lambda *qkv, bias: mc.attention(*qkv, mask, score=score, bias=bias)):
+        run = lambda q, bias, call=call: call(q, k, v, bias=bias)  # noqa: E731
+        traced = torch.jit.trace(run, (q, biases[0]), check_trace=False)
+        assert torch.equal(traced(p, biases[1]), run(p, biases[1]))
+
+
+def test_what_no_trace_can_hold_is_refused():
+    q, k, v = (x.detach() for x in tensors(6))
+    chosen = mc.topk(2, of=mc.causal())
+    alpha = torch.full((q.shape[1],), 1.5)
+    for call, name in (
+        (lambda q: mc.attention(q, k, v, chosen, return_selection=True)[0], "return_selection"),
+        (
+            lambda q: mc.attention(q, k, v, mc.causal(), normalizer="entmax", alpha=alpha),
+            "alpha",
+        ),
+    ):
+        with pytest.raises(BadOption, match=f"{name} must be"):
+            torch.jit.trace(call, (q,), check_trace=False)
+
+
 @pytest.mark.parametrize("way", DOORS)
 def test_transforms_are_refused(door, way: str):
     q, k, v = (x.detach() for x in tensors(6))

@@ -224,7 +224,7 @@ def _cast(x: Any, dtype: Any) -> Any:
 
 
 def _watched(q: Any, k: Any, v: Any) -> bool:
-    """Whether somebody must see an operator: a mode, torch.jit.trace, a subclass of Tensor.
+    """Whether a dispatch mode, torch.jit.trace or a subclass of Tensor must see an operator.
 
     Raises:
         BadOption: a transform of torch.func or forward-mode differentiation would miss the kernel.

@@ -17,6 +17,7 @@ from maskc.core.errors import AlphaWithoutGradient, BadOption
 from maskc.core.problem import Direction
 from maskc.integrations.torch.gradients import once, rows
 from maskc.runtime.alphas import backward, forward, runs_of
+from maskc.runtime.autograd import is_traced
 from maskc.runtime.selecting import Pairs, pairs_of_call
 
 _MOST = 1 << 24
@@ -40,9 +41,10 @@ def attention_by_head(
     """
     import torch
 
-    if torch.compiler.is_compiling():
+    if is_traced(torch):
         found = "a tensor, whose values decide what runs"
-        raise BadOption("alpha", "a number inside of torch.compile", found, at="alpha")
+        wanted = "a number inside of torch.compile and torch.jit.trace"
+        raise BadOption("alpha", wanted, found, at="alpha")
     if options.get("sink_logits") is not None:
         wanted = "left out with normalizer='entmax', which has no denominator"
         raise BadOption("sink_logits", wanted, "sink logits", at="sink_logits")
