@@ -30,8 +30,8 @@ FN void find_means(const struct Attention &p, struct Shared &shared) {
         const struct Tile tile = tile_at(list, i);
         const i32 first_k = tile.index * TILE_K;
         float x[ROWS][COLS], dp[ROWS][COLS];
-        multiply_rows<HEAD_DIM>(x, shared, h.q, first_q, h.k, first_k);
         multiply_rows<HEAD_DIM_V, true>(dp, shared, h.dout, first_q, h.v, first_k);
+        multiply_rows<HEAD_DIM>(x, shared, h.q, first_q, h.k, first_k);
         const u32 seen = visible<ROWS, COLS, false>(p, h.mask, tile.full, first_q, first_k);
         make_logits(x, h.kind, seen, first_q, first_k);
 #if WITH_DROPOUT
