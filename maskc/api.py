@@ -144,7 +144,7 @@ def attention(
 def _hint(q: Any, k: Any) -> None:
     """Warn where tensors look like [B, N, H, D]; a compiler that traces the call hears nothing."""
     torch = torch_of(q)
-    if torch is not None and torch.compiler.is_compiling():
+    if torch is not None and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
         return
     if getattr(q, "is_nested", False):  # has no shape, and is refused later
         return

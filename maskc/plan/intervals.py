@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
@@ -34,6 +34,8 @@ class Interval:
     chosen: bool | None = None
     """Whether only pairs of it count that the mask's one selection has chosen, or only those that
     it has not; None: all do."""
+    behind_floors: bool = False
+    """Whether its bounds were seen only when comparisons of floors divided one side alone."""
 
 
 def intervals(shape: Expr, atom: Expr | None = None) -> tuple[Interval, ...] | None:
@@ -138,7 +140,7 @@ def _of_all(terms: Iterable[Expr]) -> tuple[Interval, ...] | None:
         interval = _interval(term)
         if interval is None:
             return None
-        found.append(interval)
+        found.append(replace(interval, behind_floors=True))
     return tuple(found)
 
 

@@ -53,6 +53,13 @@ def without_chosen(mask: PlannedMask) -> PlannedMask:
     return replace(mask, intervals=None) if told else mask
 
 
+def without_floors(mask: PlannedMask) -> PlannedMask:
+    """The mask for a backward pass on Hopper, where intervals behind floors take longer than pairs:
+    block diffusion, 8k tokens, 1.88 ms instead of 1.69 on an H100."""
+    behind = any(each.behind_floors for each in mask.intervals or ())
+    return replace(mask, intervals=None) if behind else mask
+
+
 def with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | None:
     """The masks with the intervals that bits over k - q leave; None where a few intervals are
     cheaper, or where some mask is more than such bits and a few intervals."""

@@ -25,6 +25,7 @@ from maskc.plan.masks import (
     why_partial,
     with_distances,
     without_chosen,
+    without_floors,
 )
 from maskc.plan.runs import run_length
 from maskc.plan.types import KernelPlan, PlannedMask
@@ -48,6 +49,8 @@ def plan_tiles(
     masks = masks_for(heads, schedule.tile)
     if len({mask.lifted.shape for mask in masks}) > 1:
         masks = tuple(map(without_chosen, masks))
+    if direction is Direction.backward:
+        masks = tuple(map(without_floors, masks))
     use_ranges = all(mask.ranges for mask in masks)
     of_k, of_q = (min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
     runs = of_k, of_q
