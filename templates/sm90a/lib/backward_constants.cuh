@@ -14,8 +14,8 @@ constexpr int THREADS = 128 * (GROUPS + 1);
 // Tiles of dq of all heads but the first ones get their zeros while these are computed.
 #define ZEROES (STAGED && !DETERMINISTIC)
 // lse and delta are one more step of the products that make scores and dp, instead of numbers that
-// are read: with plain softmax, whose scores nothing else looks at, and without dropout, which stands
-// between dp and delta.
+// are read: with plain softmax, whose scores nothing else looks at, and without dropout, which
+// stands between dp and delta.
 #define FOLDED (!(THRESHOLDS || BENT || HEAD_GRADIENT || WITH_ENTMAX || DROPS))
 constexpr int PLAIN_THREADS = 256;  // of a block of the passes before and after
 constexpr int STEPS = HEAD_DIM / 16;  // of a product along the head dimension

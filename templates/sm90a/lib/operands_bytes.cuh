@@ -1,5 +1,5 @@
-// The operand policy of tensors in E4M3, as tiles and weights have it; values_bytes.cuh has the rest
-// of it. The other policy, whose names these are, is operands_halves.cuh.
+// The operand policy of tensors in E4M3, as tiles and weights have it; values_bytes.cuh has the
+// rest of it. The other policy, whose names these are, is operands_halves.cuh.
 // Needs: constants.cuh, device.cuh. Gives: as that one, and V_BYTES, RAISED.
 
 // q, k and v have one byte an element, and out has two: a tile of q is half as wide as that of out.

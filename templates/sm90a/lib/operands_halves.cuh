@@ -1,7 +1,7 @@
 // The operand policy of tensors with two bytes an element, as tiles and weights have it;
 // values_halves.cuh has the rest of it. The other policy is operands_bytes.cuh.
-// Needs: constants.cuh, device.cuh. Gives: SLAB_COLUMNS, OPERAND_SLABS, QK_STEPS, PV_STEPS, K_BYTES,
-// STALE, base_of, Weights, to_weights.
+// Needs: constants.cuh, device.cuh. Gives: SLAB_COLUMNS, OPERAND_SLABS, QK_STEPS, PV_STEPS,
+// K_BYTES, STALE, base_of, Weights, to_weights.
 
 [[maybe_unused]] constexpr int SLAB_COLUMNS = 64, OPERAND_SLABS = SLABS;  // of a tile of q or k
 [[maybe_unused]] constexpr int QK_STEPS = HEAD_DIM / 16, PV_STEPS = TILE_K / 16;  // of products

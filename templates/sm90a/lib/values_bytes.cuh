@@ -1,5 +1,5 @@
-// The operand policy of tensors in E4M3: where values lie, and what scores and results are multiplied
-// by. values_halves.cuh, whose names these are, is the other one.
+// The operand policy of tensors in E4M3: where values lie, and what scores and results are
+// multiplied by. values_halves.cuh, whose names these are, is the other one.
 // Needs: as that one. Gives: as that one, and the launch attention_transpose_v.
 
 struct Maps {
