@@ -21,6 +21,11 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet -e '.[test,figures]' $(EXTRAS)
 	touch $@
 
+# What `check` and `docs` need more, once, too.
+$(VENV)/.%: $(STAMP)
+	$(BIN)/pip install --quiet -e '.[$*]'
+	touch $@
+
 # One mask drawn, compiled for this machine's CPU, run on a real text and checked: some seconds.
 demo: $(STAMP)
 	@$(BIN)/python docs/demo.py
@@ -51,8 +56,7 @@ matrix: $(STAMP)
 ledger: $(STAMP)
 	MASKC_WRITE_LEDGER=1 $(BIN)/python -m pytest -m 'not gpu and not matrix' $(PYTEST_ARGS) $(ASK_LEDGER)
 
-check: $(STAMP)
-	$(BIN)/pip install --quiet -e '.[dev]'
+check: $(VENV)/.dev
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python .ci/generated --check
@@ -61,8 +65,7 @@ generated: $(STAMP)
 	$(BIN)/python .ci/generated
 
 # The site, into build/site; a broken link or a docstring that cannot be read is an error.
-docs: $(STAMP)
-	$(BIN)/pip install --quiet -e '.[docs]'
+docs: $(VENV)/.docs
 	$(BIN)/python docs/error_index.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
