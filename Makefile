@@ -12,6 +12,9 @@ HOST := --ignore tests/gpu
 ASK_LEDGER := $$(grep -rlE 'support.ledger|test_sm90a_sources' tests/unit)
 THOROUGH := $$(grep -rlE 'import examples|support.cpu_harness|shared_cases' tests/unit tests/property)
 
+# Processes that tests start would else parse every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test fast test-gpu matrix ledger check generated docs format clean
 
 $(STAMP): pyproject.toml
