@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 HOST := --ignore tests/gpu
 # Tests that ask what NVRTC made of a source, and those that draw more, or compile otherwise, in full.
 ASK_LEDGER := $$(grep -rlE 'support.ledger|test_sm90a_sources' tests/unit)
-THOROUGH := $$(grep -rlE 'import examples|support.cpu_harness|shared_cases' tests/unit tests/property)
+THOROUGH := $$(grep -rlE 'import examples|inductor|support.cpu_harness|shared_cases' tests/unit tests/property)
 
 # Processes that tests start would else parse every module anew.
 unexport PYTHONDONTWRITEBYTECODE
