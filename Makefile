@@ -35,7 +35,7 @@ demo: $(STAMP)
 
 # Everything that needs no GPU, on all cores, with the reason of every test that is skipped.
 test: $(STAMP)
-	@echo "About 6,200 tests without PyTorch and NVRTC: some minutes on two cores; make fast: one."
+	@echo "About 5,000 tests without PyTorch and NVRTC: some five minutes on two cores; make fast: one."
 	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),$(HOST) -n auto --dist worksteal -rs)
 
 # While editing: messages, the house rules, the language, sets, layouts and plans.
