@@ -10,7 +10,10 @@ STAMP := $(VENV)/.installed
 HOST := --ignore tests/gpu
 # Tests that ask what NVRTC made of a source, and those that draw more, or compile otherwise, in full.
 ASK_LEDGER := $$(grep -rlE 'support.ledger|test_sm90a_sources' tests/unit)
-THOROUGH := $$(grep -rlE 'import examples|support.cpu_harness|shared_cases' tests/unit tests/property)
+THOROUGH := $$(grep -rlE 'import examples|inductor|support.cpu_harness|shared_cases' tests/unit tests/property)
+
+# Processes that tests start would else parse every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test fast test-gpu matrix ledger check generated docs format clean
 
@@ -21,13 +24,18 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet -e '.[test,figures]' $(EXTRAS)
 	touch $@
 
+# What `check` and `docs` need more, once, too.
+$(VENV)/.%: $(STAMP)
+	$(BIN)/pip install --quiet -e '.[$*]'
+	touch $@
+
 # One mask drawn, compiled for this machine's CPU, run on a real text and checked: some seconds.
 demo: $(STAMP)
 	@$(BIN)/python docs/demo.py
 
 # Everything that needs no GPU, on all cores, with the reason of every test that is skipped.
 test: $(STAMP)
-	@echo "About 6,200 tests without PyTorch and NVRTC: some minutes on two cores; make fast: one."
+	@echo "About 5,000 tests without PyTorch and NVRTC: some five minutes on two cores; make fast: one."
 	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),$(HOST) -n auto --dist worksteal -rs)
 
 # While editing: messages, the house rules, the language, sets, layouts and plans.
@@ -51,8 +59,7 @@ matrix: $(STAMP)
 ledger: $(STAMP)
 	MASKC_WRITE_LEDGER=1 $(BIN)/python -m pytest -m 'not gpu and not matrix' $(PYTEST_ARGS) $(ASK_LEDGER)
 
-check: $(STAMP)
-	$(BIN)/pip install --quiet -e '.[dev]'
+check: $(VENV)/.dev
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python .ci/generated --check
@@ -61,8 +68,7 @@ generated: $(STAMP)
 	$(BIN)/python .ci/generated
 
 # The site, into build/site; a broken link or a docstring that cannot be read is an error.
-docs: $(STAMP)
-	$(BIN)/pip install --quiet -e '.[docs]'
+docs: $(VENV)/.docs
 	$(BIN)/python docs/error_index.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 

@@ -32,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[ledger.WRITE] = os.environ[ledger.ANEW] = "1"
     if config.getoption("--thorough"):
         os.environ["MASKC_THOROUGH"] = "1"  # read by tests/support/thorough.py
+    else:  # Inductor compiles by -O0, in a third of the time
+        os.environ.setdefault("TORCHINDUCTOR_DEBUG_COMPILE", "1")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

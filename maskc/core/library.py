@@ -33,37 +33,36 @@ def inlined(text: str) -> str:
     return _INCLUDE.sub(lambda line: static(line[1]).rstrip("\n"), text)
 
 
-def resolved(lines: Iterable[str], name: str, defined: bool) -> Iterator[str]:
-    """The lines without `#if NAME`, `#else` and `#endif`, and without what these leave out.
+def resolved(lines: Iterable[str], defined: Iterable[str]) -> Iterator[str]:
+    """The lines without `#if NAME`, `#else` and `#endif` of SHAPING's names, and without what
+    these leave out.
 
     What shapes a source once and for all needs no macro in it, and sources without it stay as
     they are.
     """
+    stays = {f"#if {name}": name in defined for name in SHAPING}
     depth: list[bool | None] = []  # of every #if: whether its lines stay; None: not ours
+    dropped = False
     for line in lines:
-        word = line.split("//")[0].strip()
+        word = line.split("//")[0].strip() if line.lstrip().startswith("#") else ""
         if word.startswith("#if"):
-            depth.append(defined if word == f"#if {name}" else None)
-            if depth[-1] is not None:
-                continue
-        elif word in ("#else", "#endif") and depth and depth[-1] is not None:
-            if word == "#else":
-                depth[-1] = not depth[-1]
-            else:
-                depth.pop()
-            continue
+            depth.append(stays.get(word))
+        elif word == "#else" and depth and depth[-1] is not None:
+            depth[-1] = not depth[-1]
         elif word == "#endif":
-            depth.pop()
-        if False not in depth:
+            ours = depth.pop() is not None
+            dropped = False in depth
+            if ours:
+                continue
+        if word in stays or (word == "#else" and depth and depth[-1] is not None):
+            dropped = False in depth
+        elif not dropped:
             yield line
 
 
 def standing_alone(text: str, defined: Iterable[str] = ()) -> str:
     """A source with all that it includes, its SHAPING macros resolved, no two empty lines."""
-    lines: Iterable[str] = inlined(text).splitlines()
-    for name in SHAPING:
-        lines = resolved(lines, name, name in defined)
-    lines = [line.rstrip() for line in lines]
+    lines = [line.rstrip() for line in resolved(inlined(text).splitlines(), defined)]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
     return "\n".join(kept).strip("\n") + "\n"
 

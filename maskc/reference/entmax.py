@@ -1,4 +1,4 @@
-"""alpha-entmax of one row of scores, in float64, by bisection.
+"""alpha-entmax of one row of scores, in float64, by Newton's steps.
 
 Peters, Niculae and Martins, 2019. With a = alpha - 1 in (0, 1], the weights are
 
@@ -28,19 +28,18 @@ def entmax(scores: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray, fl
         return np.zeros(scores.shape), np.zeros(scores.shape), top
     if not np.isfinite(top):
         return np.full(scores.shape, np.nan), np.full(scores.shape, np.nan), np.nan
-    # The weight of the largest score is at most 1, and of all n scores, were they equal, 1 / n.
-    low, high = top, top - np.expm1(-a * np.log(len(scores))) / a
-    while low < (middle := (low + high) / 2) < high:
-        if _power(scores, middle, a, 1 / a).sum() >= 1:
-            low = middle
-        else:
-            high = middle
-    weights = _power(scores, low, a, 1 / a)
-    return weights, _power(scores, low, a, 1 / a - 1), low
+    # The sum of the weights is convex in lse and falls: from the left no step passes the lse that
+    # makes it 1. At the start the largest weight alone is 1; in the end rounding stops the steps.
+    lse, last = top, -np.inf
+    while lse > last:
+        weights, slopes = _powers(scores, lse, a)
+        lse, last = lse + (weights.sum() - 1) / slopes.sum(), lse
+    return weights, slopes, last
 
 
-def _power(scores: np.ndarray, lse: float, a: float, exponent: float) -> np.ndarray:
-    """max(0, 1 + a * (scores - lse)) ** exponent, 0 where that is 0 ** 0."""
+def _powers(scores: np.ndarray, lse: float, a: float) -> tuple[np.ndarray, np.ndarray]:
+    """max(0, 1 + a * (scores - lse)) to the powers 1 / a and 1 / a - 1; 0 where that is 0 ** 0."""
     past = a * (scores - lse)
     kept = past > -1
-    return np.where(kept, np.exp(exponent * np.log1p(np.where(kept, past, 0))), 0)
+    log = np.log1p(np.where(kept, past, 0))
+    return np.where(kept, np.exp(log / a), 0), np.where(kept, np.exp((1 / a - 1) * log), 0)

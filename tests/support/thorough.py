@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 VARIABLE = "MASKC_THOROUGH"
 """The environment variable that `--thorough` sets, before tests are imported."""
 THOROUGH = VARIABLE in os.environ
-OPTIMISED = "-O3" if THOROUGH else "-Og"
+OPTIMISED = "-O3" if THOROUGH else "-O0"
 """How C kernels are compiled: by -O3, the package's own, in six times as long. Their text and
 all other flags are the same. Tests marked `shipped_flags`, and those that start a process of their
 own, compile with -O3 always; ranks of a group do not."""
@@ -30,6 +31,15 @@ def soon(flags: tuple[str, ...]) -> tuple[str, ...]:
 def examples(count: int) -> int:
     """Of a property: `count` where a run is thorough, else a quarter of them, but five at least."""
     return count if THOROUGH else min(count, max(5, count // 4))
+
+
+def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a run is not thorough, torch.compile makes its graphs and runs them as they are: to
+    compile one of FlexAttention in C++ takes half a minute."""
+    import torch
+
+    if not THOROUGH:
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
 def more(*values: Any) -> Any:
@@ -57,13 +67,30 @@ def alternating(*axes: Sequence[Any]) -> list[Any]:
     return made
 
 
-def pairwise(*axes: Sequence[Any]) -> list[Any]:
-    """All combinations of the axes' values, as parameters.
+def in_turn(first: Sequence[Any], middle: Sequence[Any], last: Sequence[Any]) -> list[Any]:
+    """All combinations of three axes' values, as parameters: CI tries each value of the first with
+    each of the last, and those of the middle one after another; `make matrix` tries the rest."""
+    made = []
+    for i, j, k in product(*map(range, map(len, (first, middle, last)))):
+        tried = j == (i + k) % len(middle)
+        made.append((pytest.param if tried else more)(first[i], middle[j], last[k]))
+    return made
+
+
+def pairwise(*axes: Sequence[Any], never: Sequence[Any] = ()) -> list[Any]:
+    """All combinations of the axes' values, as parameters, but those with both values of a pair of
+    `never`.
 
     CI tries enough of them that any value of one axis meets any of another; `make matrix` tries
     the rest. So what goes wrong for two values together shows in CI, and what takes three there.
     """
-    every = list(product(*map(range, map(len, axes))))
+    every = [
+        place for place in product(*map(range, map(len, axes)))
+        if not any(
+            {one, other} <= {axis[i] for axis, i in zip(axes, place, strict=True)}
+            for one, other in never
+        )
+    ]  # fmt: skip
     met = {place: set(combinations(enumerate(place), 2)) for place in every}
     missing, tried = set().union(*met.values()), set()
     while missing:

@@ -22,6 +22,7 @@ from maskc.reference.attention import attention
 from maskc.verify.case import Case
 from maskc.verify.samples import sample_data, true_mask
 from maskc.verify.tensors import Tensors, host, make_tensors
+from tests.support.thorough import without_inductor
 
 torch = pytest.importorskip("torch")
 
@@ -112,6 +113,7 @@ def test_other_masks_have_no_table():
 @pytest.mark.parametrize("name", ["groups", "moba"])
 def test_compiled_flexattention_reads_the_table(name: str, monkeypatch: pytest.MonkeyPatch):
     """Once compiled, it reads another choice of other tensors."""
+    without_inductor(monkeypatch)
     monkeypatch.setattr("benchmarks.contest.GPU_ONLY", ())
     case = case_of(name, 256, batch=1)
     rows = bench_case(case, Ask(Target.named("cpu"), ("fwd",), ("flex_table",), 1)).rows

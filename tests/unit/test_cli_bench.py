@@ -18,6 +18,7 @@ from maskc.verify import bench as module
 from maskc.verify.bench import RIVALS, Runner, bench_mask
 from maskc.verify.case import Case
 from tests.support.cli import maskc, maskc_json
+from tests.support.thorough import without_inductor
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 CPU = Target.named("cpu")
@@ -79,7 +80,8 @@ def test_too_many_pairs_to_rank_are_refused():
 
 @needs_torch
 @pytest.mark.slow
-def test_flex_attention_runs_forward():
+def test_flex_attention_runs_forward(monkeypatch: pytest.MonkeyPatch):
+    without_inductor(monkeypatch)
     rows, notes = bench_mask(case(mc.window(9), n_q=128, n_kv=128, batch=1), CPU, repeats=1)
     assert {row["impl"] for row in rows if row["direction"] == "fwd"} == {"maskc", *RIVALS} - {
         "cudnn_flex"

@@ -39,8 +39,7 @@ def test_given_scores_with_a_window(heads, target):
     check(UNION, few(40, 20), {"scores": grid((40, 20))}, target=target)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dims", [(80, 80), (40, 24), (104, 136)])
+@pytest.mark.parametrize(("dims", "target"), alternating([(80, 80), (40, 24), (104, 136)], TARGETS))
 def test_rows_that_are_filled_up(dims, target):
     """In memory that is full of NaN behind every tensor."""
     q, k, v, dout = few(40, 150, dims[0], heads=6, kv_heads=2)

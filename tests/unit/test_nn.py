@@ -6,13 +6,13 @@ import copy
 import io
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import maskc as mc
 from maskc.core.errors import BadOption, BadShape, NotAMask
+from tests.support import ranks
 
 torch = pytest.importorskip("torch")
 
@@ -144,53 +144,29 @@ def test_one_graph_without_breaks() -> None:
     torch.testing.assert_close(*grads)
 
 
-DISTRIBUTED = """
-import sys, torch
-import torch.distributed as dist
-sys.path.insert(0, {folder!r})
-from maskc.build import hostcc
-from tests.support.thorough import soon
-from tests.unit.test_nn import Model, H, D, N
-hostcc.FLAGS = soon(hostcc.FLAGS)
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-torch.manual_seed(0)
-alone, model = Model(), Model()
-model.load_state_dict(alone.state_dict())
-x = torch.randn(4, N, H * D)
-{wrap}
-model(x[2 * rank : 2 * rank + 2]).pow(2).mean().backward()
-alone(x).pow(2).mean().backward()
-for mine, right in zip(model.parameters(), alone.parameters()):
-    found = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
-    torch.testing.assert_close(found, right.grad, rtol=1e-4, atol=1e-6)
-print("equal")
-dist.destroy_process_group()
-"""
-WRAPPED = {
-    "ddp": "model = torch.nn.parallel.DistributedDataParallel(model)",
-    "fsdp2": (
-        "from torch.distributed.device_mesh import init_device_mesh\n"
-        "from torch.distributed.fsdp import fully_shard\n"
-        "fully_shard(model, mesh=init_device_mesh('cpu', (2,)))"
-    ),
-}
+def gradients_of_two(rank: int, size: int, kind: str) -> None:
+    """Gradients of half of a batch each, put together, beside those of the whole."""
+    torch.manual_seed(0)
+    alone, model = Model(), Model()
+    model.load_state_dict(alone.state_dict())
+    x = torch.randn(4, N, H * D)
+    if kind == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    model(x[2 * rank : 2 * rank + 2]).pow(2).mean().backward()
+    alone(x).pow(2).mean().backward()
+    for mine, right in zip(model.parameters(), alone.parameters(), strict=True):
+        found = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
+        torch.testing.assert_close(found, right.grad, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", WRAPPED)
-def test_two_processes(kind: str, tmp_path: Path) -> None:
-    folder = str(Path(__file__).parents[2])
-    script = DISTRIBUTED.format(folder=folder, wrap=WRAPPED[kind])
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", script, str(rank), str(tmp_path / "meet")],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    ended = [process.communicate(timeout=120) for process in both]
-    for out, err in ended:
-        assert out.strip() == "equal", err
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_processes(kind: str) -> None:
+    assert ranks.run(gradients_of_two, 2, kind, seconds=120) == [None, None]
 
 
 # ---------------------------------------------------------------- SplashAttention

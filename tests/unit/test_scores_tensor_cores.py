@@ -21,7 +21,7 @@ from maskc.runtime.scored import ScoredMask  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
 from tests.support.scores import FORMULAS, arrays, random_formulas  # noqa: E402
-from tests.support.thorough import alternating  # noqa: E402
+from tests.support.thorough import alternating, more  # noqa: E402
 
 BAND = mc.causal() & (mc.sinks(3) | mc.window(40))
 
@@ -309,7 +309,7 @@ def test_moderate_and_large_scores(size):
 
 
 @emulated
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, more(128), 256])
 def test_gradients_by_distance(dim):
     """Tables that are read by distance alone get sums along diagonals."""
     n, slopes = 150, np.float32([0.3, 0.7])

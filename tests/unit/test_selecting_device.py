@@ -118,8 +118,7 @@ ALONE = {
 SIZES = [(1, 1), (70, 61), (33, 230)]
 
 
-@pytest.mark.parametrize("many", [0, 1 << 30])
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize(("name", "many"), alternating(list(ALONE), [0, 1 << 30]))
 def test_the_choice(capture, monkeypatch, name, many):
     """For four blocks of queries at a time and for sixteen."""
     monkeypatch.setattr(choosing, "MANY_BLOCKS", many)

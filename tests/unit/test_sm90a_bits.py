@@ -19,7 +19,7 @@ from maskc.layout.tiles.relative_bits import PAD, distance_count, distance_words
 from maskc.plan.families.sm90a_backward import backward_schedule
 from maskc.plan.runs import run_length
 from tests.support.host_bits import HostBits
-from tests.support.thorough import alternating, more
+from tests.support.thorough import alternating, in_turn, more
 
 SM_90A = TARGETS["sm_90a"]
 HEADS = 2
@@ -77,10 +77,10 @@ def bits_of(mask: mc.Mask, dim: int, direction: Direction, packed: int = 1) -> H
 
 @pytest.mark.parametrize(
     ("name", "dim", "direction"),
-    alternating(
-        [*BY_DISTANCE, *MIXED, *IN_RUNS, *OTHERWISE], [64, 128, 192, more(256)], list(Direction)
-    ),
-)
+    [*in_turn([*BY_DISTANCE, *MIXED, *IN_RUNS, *OTHERWISE], [64, 128, 192], list(Direction)),
+     *(more(name, 256, way) for name in BY_DISTANCE | MIXED | IN_RUNS | OTHERWISE
+       for way in Direction)],
+)  # fmt: skip
 def test_bits_are_the_mask(name, dim, direction):
     """In forward tiles of 192 x 128, 128 x 128 and 128 x 96, backward of 128 x 128, 64 x 128 and
     64 x 64; at 256 these are the same, and a forward thread has two thirds of the keys."""

@@ -31,7 +31,7 @@ from maskc.plan.families.sm90a_backward import backward_schedule
 from maskc.plan.forms.grid_boxes import boxes_for, grid_masks
 from tests.support.host_bits import HostBits
 from tests.support.ledger import build
-from tests.support.thorough import alternating
+from tests.support.thorough import in_turn
 
 SM_90A = TARGETS["sm_90a"]
 FOLDER = Path(__file__).parents[2] / "patterns"
@@ -77,7 +77,7 @@ def in_boxes(bundle, direction: Direction):
 
 
 @pytest.mark.parametrize(
-    ("name", "dim", "direction"), alternating(list(MASKS), [64, 128, 192], list(Direction))
+    ("name", "dim", "direction"), in_turn(list(MASKS), [64, 128, 192], list(Direction))
 )
 def test_bits_are_the_mask(name, dim, direction):
     mask, lengths = MASKS[name]

@@ -45,13 +45,12 @@ def given(n_q, n_kv, dim, dtype="bfloat16", seed=0, batch=1, heads=2, kv_heads=1
     return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
 
 
-@pytest.mark.parametrize(("dim", "dtype"), [(64, "bfloat16"), (64, "float16")])
-@pytest.mark.parametrize("size", [4, 8, 16])
-def test_blocks_of_any_length(dim, dtype, size):
+@pytest.mark.parametrize(("size", "dtype"), alternating([4, 8, 16], ["bfloat16", "float16"]))
+def test_blocks_of_any_length(size, dtype):
     mask = mc.block_diagonal(size)
-    attn = compiled(mask, dim, dtype, mode="tiny")
+    attn = compiled(mask, 64, dtype, mode="tiny")
     for n in (1, 15, 16, 17, 33, 64, 70):
-        check(attn, given(n, n, dim, dtype), live_pairs(mask, n, n))
+        check(attn, given(n, n, 64, dtype), live_pairs(mask, n, n))
     assert modes(attn) == {FORWARD, BACKWARD}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 
@@ -221,7 +222,9 @@ def _split(text: str, by: str) -> list[str]:
     return [*parts, text[last:]]
 
 
+@cache
 def _statement(inside: str, element: str) -> str:
+    """Most sources have most statements of others."""
     code, *rest = _split(inside, ":")
     words = re.findall(r'"((?:[^"\\]|\\.)*)"|(ELEMENT)', code)
     text = "".join(element if word else string for string, word in words)
