@@ -171,8 +171,9 @@ def _attention(
         return with_torch.attention(find, q, k, v, mask, options, deterministic, own_score)
     if score is not None or "indexer_loss" in options or hasattr(options["alpha"], "shape"):
         of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
-        # torch.jit.trace counts in tensors
-        sizes = int(of_q.shape[-1]), int(of_v.shape[-1]), int(of_q.shape[1])
+        sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
+        if torch is not None and torch.jit.is_tracing():
+            sizes = _counted(sizes)
         own = {} if score is None else {"score": as_score(score)}
         attn = find(mask, *sizes, of_q.dtype, of_q.device, **own)
         return attn(q, k, v, deterministic=deterministic, **options)
@@ -185,6 +186,13 @@ def _attention(
     of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
     sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
     return find(mask, *sizes, of_q.dtype, of_q.device)(q, k, v, **options)
+
+
+def _counted(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Sizes as numbers, which are tensors while torch.jit.trace records."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tuple(map(int, sizes))
 
 
 def _is_traced(torch: Any) -> bool:
