@@ -2,6 +2,11 @@
 // Written by `maskc compile`; change the pattern, not this file.
 
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
+// Pieces of 16 bytes of a row of q or k, and of v or out, in memory. Where rows are PADDED copies
+// fill up the rest of HEAD_DIM with zeros, and nothing is stored behind them.
+[[maybe_unused]] constexpr bool PADDED = 0;
+[[maybe_unused]] constexpr int PIECES_QK = 16;
+[[maybe_unused]] constexpr int PIECES_V = 16;
 constexpr int TILE_Q = 128;  // queries per block
 constexpr int TILE_K = 64;  // keys per step
 constexpr int WARPS = 4;
@@ -55,7 +60,7 @@ struct Attention {
     void *dv;  // backward: like v
     float *delta;  // workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)
     float *dsink;  // backward: [heads_q] to add to, or null
-    float *dalibi;  // backward: [heads_q] to add to, or null
+    float *dslopes;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
     const float *sink_logits;  // [heads_q], or null
     const i32 *row_ptr;  // [lists][tile_rows + 1] offsets into row_tiles
@@ -94,9 +99,9 @@ struct Attention {
     i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
     i32 joins;  // 1: results hold those of other keys, and are joined with them
-    float spacing;  // ALiBi's distance from one token to the next
+    float spacing;  // the distance from one token to the next
     float scale;  // factor of q . k
-    float softcap;  // read only by kernels built WITH_SOFTCAP
+    float softcap;  // of the options; read only where they are built in
     float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
     i32 further;  // deterministic: most further tiles of dq of a list
     const i32 *row_sums;  // [lists][tile_rows + 1] of them before a row, or null: none
@@ -186,6 +191,10 @@ struct Shared {
 
 #include "sm80/lib/values.cuh"
 
+#include "common/lib/keep_all.cuh"
+
+#include "sm80/lib/dropout.cuh"
+
 #include "common/lib/join_sum.cuh"
 
 // Where a query's lse and out are.
@@ -224,7 +233,7 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
         const bool joins = p->joins && q < p->n_q;
         const float weight = joins ? join_sum(joined[r], total, base, factor) : 0.0f;
         const bool empty = total == 0.0f;
-        const float scale = not_zero(factor * fast_reciprocal(total));
+        const float scale = not_zero(factor * fast_reciprocal(total)) * kept_scale(*p);
         const float share = not_zero(weight * fast_reciprocal(total));
         if (lane % 4 == 0 && q < p->n_q)
             lse_of(p, work, q) =
@@ -237,7 +246,7 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
         }
         if (!joins || empty) continue;
 #pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; n++) {
+        for (int n = 0; n < PIECES_V; n++) {
             const float *x = &o[r / 2][n][r % 2 * 2];
             const float2 before = unpack(((const u32 *)out_of(p, work, q))[4 * n + lane % 4]);
             u32 *to = (u32 *)(tile + place(row, n)) + lane % 4;
@@ -252,6 +261,7 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
 #pragma unroll
         for (int j = 0; j < CHUNKS; j += SPAN) {
             const i32 chunk = j + lane % SPAN;
+            if (PADDED && chunk >= PIECES_V) continue;
             if (first + row < p->n_q) to[chunk] = *(const uint4 *)(tile + place(row, chunk));
         }
     }
@@ -328,7 +338,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
 
         copy_wait<0>();   // k has arrived, and
         __syncthreads();  // the last v is no longer read
-        load_tile<TILE_K>(v_tile, block.v, p.v_stride, first_k, p.n_kv);
+        load_tile<TILE_K, PIECES_V>(v_tile, block.v, p.v_stride, first_k, p.n_kv);
         next = tile_at(block.list, min_i32(i + 1, block.list.count - 1));
         pack(next);
         if (KEEP_Q && i == 0) keep_query(query);
@@ -344,7 +354,10 @@ attention_forward(const __grid_constant__ struct Attention p) {
 #if WITH_NAN_SAFE
         quarantine(o, shared.v, masked ? seen : everything());
 #endif
-        accumulate(o, sum, s, top, block.logit.unit, v_tile);
+        Kept kept;
+        draw_tile(kept, &p, block.work, first_k);
+        if (DROPS) accumulate_kept(o, sum, s, top, block.logit.unit, v_tile, kept);
+        else accumulate(o, sum, s, top, block.logit.unit, v_tile);
     }
     store(o, top, sum, &p, shared);
 #endif

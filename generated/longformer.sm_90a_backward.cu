@@ -17,7 +17,7 @@ struct Attention {
     void *dv;  // backward: like v
     float *delta;  // workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)
     float *dsink;  // backward: [heads_q] to add to, or null
-    float *dalibi;  // backward: [heads_q] to add to, or null
+    float *dslopes;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
     const float *sink_logits;  // [heads_q], or null
     const i32 *row_ptr;  // [lists][tile_rows + 1] offsets into row_tiles
@@ -56,9 +56,9 @@ struct Attention {
     i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
     i32 joins;  // 1: results hold those of other keys, and are joined with them
-    float spacing;  // ALiBi's distance from one token to the next
+    float spacing;  // the distance from one token to the next
     float scale;  // factor of q . k
-    float softcap;  // read only by kernels built WITH_SOFTCAP
+    float softcap;  // of the options; read only where they are built in
     float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
     i32 further;  // deterministic: most further tiles of dq of a list
     const i32 *row_sums;  // [lists][tile_rows + 1] of them before a row, or null: none
@@ -89,9 +89,9 @@ struct Attention {
 #include "common/lib/unpack.cuh"
 
 // From the score q . k of a pair to its logit.
-// Only here, in logit_slope.cuh and in logit_tanh.cuh stands what features make of scores: the soft
-// cap bends them, then ALiBi subtracts what distance costs. The kernels ask for the facts below and
-// call what follows; none names a feature.
+// What stands between them is the formula of the score, or that of the options of a call, see
+// score_options.cuh, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
+// and for the facts below, and call what follows.
 // Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
 // `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
@@ -108,22 +108,27 @@ struct Attention {
 //                    scores, and what reads them next applies the scale.
 //     HAS_SLOPE      the derivative of a logit by scale * score is not 1 everywhere.
 //     NEEDS_WHERE    a logit depends on where its pair is.
-//     HEAD_GRADIENT  heads have a number of their own, the slope of distances, and that has a
-//                    gradient: the sum of gradients of logits times minus the distance.
 //     LONG_LOGITS    logits take so many registers that less can wait beside them.
 //     SHIFTED        the kernel itself adds what follows from distance, by diagonals of its tiles,
 //                    see shifts.cuh, and to the facts above that is nothing.
-//     CAPPED         a logit is height * tanh(rate * s), see cap.cuh.
+//     CAPPED         a logit is height * tanh(rate * s), see cap.cuh, before anything is added.
+#include "common/lib/score_options.cuh"
+
+FN float score_rate(i32 head, i32 batch, const struct Attention &p) {
+    return fast_reciprocal(score_height(head, batch, p));
+}
+FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
+    return -head_slope(p, head) * fabsf((float)(far + p.n_kv - p.n_q));
+}
 #ifndef PACKED
 #define PACKED 0
 #endif
-#define SHIFTED (WITH_ALIBI && !(WITH_SOFTCAP || WITH_ENTMAX || PACKED))
-#define CAPPED WITH_SOFTCAP
-#define BENT (WITH_SOFTCAP || (WITH_ALIBI && !SHIFTED))
-#define HAS_SLOPE WITH_SOFTCAP
-#define NEEDS_WHERE (WITH_ALIBI && !SHIFTED)
-#define HEAD_GRADIENT WITH_ALIBI
-#define LONG_LOGITS WITH_SOFTCAP
+#define SHIFTED (SCORE_SHIFTS && !(WITH_ENTMAX || PACKED))  // heads have distances of their own
+#define CAPPED SCORE_CAPS
+#define BENT (SCORED && !SHIFTED)
+#define HAS_SLOPE SCORE_BENDS
+#define NEEDS_WHERE (BENT && (HEAD_GRADIENT || !CAPPED))
+#define LONG_LOGITS SCORE_BENDS
 
 // What scores are still to be multiplied by when `bend` is through, to be logits.
 FN float left_scale(const struct Attention &p) { return BENT ? 1.0f : p.scale; }
@@ -133,26 +138,20 @@ struct HeadLogit {
     float slope;  // by which a logit falls with every step of distance
 };
 FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
-    return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
+    return {head_slope(p, head)};
 }
 
-// As formulas have them.
-FN float score_height(i32, i32, const struct Attention &p) { return p.softcap; }
-FN float score_rate(i32, i32, const struct Attention &p) { return fast_reciprocal(p.softcap); }
-FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
-    return -head_logit_of(p, head).slope * fabsf((float)(far + p.n_kv - p.n_q));
-}
 #if CAPPED
 #include "sm90a/lib/cap.cuh"
 
 #endif
-// Scores become logits, where they are bent at all.
-template <int N, typename Where>
+// Scores become logits, where they are bent at all. FOLDED: see cap.cuh.
+template <bool FOLDED = false, int N, typename Where>
 FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #if BENT
     if (NEEDS_WHERE) where.refresh(p);
 #if CAPPED
-    cap_scores(s, cap_of(p, where.head(0), where.batch()));
+    cap_scores(s, cap_of<FOLDED>(p, where.head(0), where.batch()));
 #endif
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -165,6 +164,11 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #include "sm90a/lib/logit_slope.cuh"
 
 constexpr int HEAD_DIM = 128;  // elements of a row of any tensor
+// Pieces of 16 bytes of a row of q or k, and of v or out, in memory. Where rows are PADDED copies
+// fill up the rest of HEAD_DIM with zeros, and nothing is stored behind them.
+[[maybe_unused]] constexpr bool PADDED = 0;
+[[maybe_unused]] constexpr int PIECES_QK = 16;
+[[maybe_unused]] constexpr int PIECES_V = 16;
 constexpr int TILE_Q = 64;  // queries per step
 constexpr int TILE_K = 128;  // keys of a tile column
 constexpr int SLABS = 2;  // of 64 columns, in every tile
@@ -417,6 +421,8 @@ FN void multiply_dq(float (&d)[32], u64 a, u64 b, bool add) {
 
 #include "sm90a/lib/work.cuh"
 
+#include "common/lib/keep_all.cuh"
+
 struct Maps {
     TensorMap q, dout, k, v, dk, dv;
 };
@@ -545,6 +551,7 @@ struct Kept {
     Pairs u;  // with it, but where a head's own gradient is to be found first
 #endif
     struct Slopes<QUERIES / 2> slopes;
+    struct Staying<QUERIES / 2> stay;
 };
 
 #include "sm90a/lib/shifts.cuh"
@@ -769,7 +776,8 @@ constexpr bool EARLY =
     !LONG_LOGITS && (THRESHOLDS ? FEW : !(BENT || WITH_ENTMAX) || (FEW && !CROWDED));
 // Numbers of the rows that are read are so before the products begin, behind whose operands they
 // would wait.
-constexpr bool LSE_EARLY = EARLY && !BENT && !MASK_HEAVY && !THRESHOLDS && !WITH_ENTMAX;
+constexpr bool LSE_EARLY =
+    EARLY && !BENT && !MASK_HEAVY && (DROPS ? FEW : !THRESHOLDS && !WITH_ENTMAX);
 constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64 && !CROWDED;
 
 #if FOLDED
@@ -815,7 +823,11 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
     }
     to_weights(s, kept, lse, p, logit, where);
 #if !SPLIT_KEYS
-    store_pairs(shared_address(shared.weights[stage.at()]), kept.p, group);
+    Pairs staying;
+#pragma unroll
+    for (int i = 0; i < QUERIES / 4; i++) staying[i] = kept.p[i];
+    drop_pairs(staying, kept.stay);
+    store_pairs(shared_address(shared.weights[stage.at()]), staying, group);
 #endif
     if (!EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
     products_wait<0>();
@@ -864,7 +876,14 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
         lay_shifts<true>(shifts_of(group), shifts);
         sync_group(group);
     }
+    if (DROPS) {
+        const struct Place own = place_of_row(p, step.row);
+        draw_by_key(kept.stay, dropout_of(p),
+                    first_query(step.word, group) + (i32)threadIdx.x % 4 * 2,
+                    first_key(column.tile, group), own.head, own.batch);
+    }
     finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
+    drop(dp, kept.stay, kept_scale(p));
     const struct Where where =
         where_of(place_of_row(p, step.row), step, p, anew(column.tile), anew(group));
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
@@ -884,6 +903,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
 #else
     store_pairs(shared_address(shared.ds[at % DS_STAGES]), ds, group);
 #if SPLIT_KEYS
+    drop_pairs(kept.p, kept.stay);
     begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
 #endif
     publish_writes();

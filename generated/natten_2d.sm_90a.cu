@@ -17,7 +17,7 @@ struct Attention {
     void *dv;  // backward: like v
     float *delta;  // workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)
     float *dsink;  // backward: [heads_q] to add to, or null
-    float *dalibi;  // backward: [heads_q] to add to, or null
+    float *dslopes;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
     const float *sink_logits;  // [heads_q], or null
     const i32 *row_ptr;  // [lists][tile_rows + 1] offsets into row_tiles
@@ -56,9 +56,9 @@ struct Attention {
     i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
     i32 joins;  // 1: results hold those of other keys, and are joined with them
-    float spacing;  // ALiBi's distance from one token to the next
+    float spacing;  // the distance from one token to the next
     float scale;  // factor of q . k
-    float softcap;  // read only by kernels built WITH_SOFTCAP
+    float softcap;  // of the options; read only where they are built in
     float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
     i32 further;  // deterministic: most further tiles of dq of a list
     const i32 *row_sums;  // [lists][tile_rows + 1] of them before a row, or null: none
@@ -88,11 +88,10 @@ struct Attention {
 
 #include "common/lib/unpack.cuh"
 
-#define FOLDED_CAP 1
 // From the score q . k of a pair to its logit.
-// Only here, in logit_slope.cuh and in logit_tanh.cuh stands what features make of scores: the soft
-// cap bends them, then ALiBi subtracts what distance costs. The kernels ask for the facts below and
-// call what follows; none names a feature.
+// What stands between them is the formula of the score, or that of the options of a call, see
+// score_options.cuh, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
+// and for the facts below, and call what follows.
 // Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
 // `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
@@ -109,22 +108,27 @@ struct Attention {
 //                    scores, and what reads them next applies the scale.
 //     HAS_SLOPE      the derivative of a logit by scale * score is not 1 everywhere.
 //     NEEDS_WHERE    a logit depends on where its pair is.
-//     HEAD_GRADIENT  heads have a number of their own, the slope of distances, and that has a
-//                    gradient: the sum of gradients of logits times minus the distance.
 //     LONG_LOGITS    logits take so many registers that less can wait beside them.
 //     SHIFTED        the kernel itself adds what follows from distance, by diagonals of its tiles,
 //                    see shifts.cuh, and to the facts above that is nothing.
-//     CAPPED         a logit is height * tanh(rate * s), see cap.cuh.
+//     CAPPED         a logit is height * tanh(rate * s), see cap.cuh, before anything is added.
+#include "common/lib/score_options.cuh"
+
+FN float score_rate(i32 head, i32 batch, const struct Attention &p) {
+    return fast_reciprocal(score_height(head, batch, p));
+}
+FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
+    return -head_slope(p, head) * fabsf((float)(far + p.n_kv - p.n_q));
+}
 #ifndef PACKED
 #define PACKED 0
 #endif
-#define SHIFTED (WITH_ALIBI && !(WITH_SOFTCAP || WITH_ENTMAX || PACKED))
-#define CAPPED WITH_SOFTCAP
-#define BENT (WITH_SOFTCAP || (WITH_ALIBI && !SHIFTED))
-#define HAS_SLOPE WITH_SOFTCAP
-#define NEEDS_WHERE (WITH_ALIBI && !SHIFTED)
-#define HEAD_GRADIENT WITH_ALIBI
-#define LONG_LOGITS WITH_SOFTCAP
+#define SHIFTED (SCORE_SHIFTS && !(WITH_ENTMAX || PACKED))  // heads have distances of their own
+#define CAPPED SCORE_CAPS
+#define BENT (SCORED && !SHIFTED)
+#define HAS_SLOPE SCORE_BENDS
+#define NEEDS_WHERE (BENT && (HEAD_GRADIENT || !CAPPED))
+#define LONG_LOGITS SCORE_BENDS
 
 // What scores are still to be multiplied by when `bend` is through, to be logits.
 FN float left_scale(const struct Attention &p) { return BENT ? 1.0f : p.scale; }
@@ -134,26 +138,20 @@ struct HeadLogit {
     float slope;  // by which a logit falls with every step of distance
 };
 FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
-    return {WITH_ALIBI ? p.alibi_slopes[head] * p.spacing : 0.0f};
+    return {head_slope(p, head)};
 }
 
-// As formulas have them.
-FN float score_height(i32, i32, const struct Attention &p) { return p.softcap; }
-FN float score_rate(i32, i32, const struct Attention &p) { return fast_reciprocal(p.softcap); }
-FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
-    return -head_logit_of(p, head).slope * fabsf((float)(far + p.n_kv - p.n_q));
-}
 #if CAPPED
 #include "sm90a/lib/cap.cuh"
 
 #endif
-// Scores become logits, where they are bent at all.
-template <int N, typename Where>
+// Scores become logits, where they are bent at all. FOLDED: see cap.cuh.
+template <bool FOLDED = false, int N, typename Where>
 FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #if BENT
     if (NEEDS_WHERE) where.refresh(p);
 #if CAPPED
-    cap_scores(s, cap_of(p, where.head(0), where.batch()));
+    cap_scores(s, cap_of<FOLDED>(p, where.head(0), where.batch()));
 #endif
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -170,6 +168,11 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #define PACKED 0  // the queries of the heads of a key/value head are rows of one tile
 #endif
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
+// Pieces of 16 bytes of a row of q or k, and of v or out, in memory. Where rows are PADDED copies
+// fill up the rest of HEAD_DIM with zeros, and nothing is stored behind them.
+[[maybe_unused]] constexpr bool PADDED = 0;
+[[maybe_unused]] constexpr int PIECES_QK = 16;
+[[maybe_unused]] constexpr int PIECES_V = 16;
 constexpr int TILE_Q = 128;  // queries per tile row
 constexpr int TILE_K = 128;  // keys per step
 // Of an index in a list of tiles, in keys; by documents tiles begin at any key.
@@ -194,6 +197,8 @@ constexpr int SETTLE =
 [[maybe_unused]] constexpr bool FILTERS_PAIRS = 0;
 
 #include "sm90a/lib/constants.cuh"
+
+#include "sm90a/lib/operands_halves.cuh"
 
 #include "common/lib/integers.h"
 #include "common/lib/formulas.h"
@@ -409,11 +414,12 @@ FN void multiply_pv(float (&d)[64], const u32 *a, u64 b, bool add) {
 
 #include "sm90a/lib/work.cuh"
 
+#include "common/lib/keep_all.cuh"
+
 // A thread's part of an accumulator of a warpgroup: element 4 i + 2 r + e lies in row
 // 16 warp + lane / 4 + 8 r and in column 8 i + 2 (lane % 4) + e.
 typedef float Scores[TILE_K / 2];
 typedef float Output[HEAD_DIM / 2];
-typedef u32 Weights[TILE_K / 4];  // p in storage precision, as the left operand of p v
 
 // Of scores (or of logits, where they are made of scores) in powers of two. A scale of zero must
 // not turn the mask's -inf into NaN.
@@ -429,9 +435,8 @@ FN void negate(Scores &s) {
 }
 
 // The running softmax of a thread's two rows. Exponentials are relative to a row's top, which is
-// kept until a score of the warp passes it by STALE powers of two: p stays below 2^8. Tops are the
-// same in a quad; sums are each lane's own share.
-constexpr float STALE = 8.0f;
+// kept until a score of the warp passes it by STALE powers of two. Tops are the same in a quad;
+// sums are each lane's own share.
 struct Softmax {
     float top[2], sum[2];
     float base[2];    // -top * unit, or 0 where nothing was seen
@@ -466,7 +471,7 @@ FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) 
         const float finite = top == MINUS_INFINITY ? 0.0f : top;
         x.factor[r] = fast_exp2((x.top[r] - finite) * unit);
         x.top[r] = top;
-        x.base[r] = -finite * unit;
+        x.base[r] = base_of(finite, unit);
         x.sum[r] = __fmul_rn(x.sum[r], x.factor[r]);
     }
     return true;
@@ -484,11 +489,6 @@ FN void exponentials(Scores &s, int r, float unit, struct Softmax &x) {
         odd += y[1];
     }
     x.sum[r] += even + odd;
-}
-
-FN void to_weights(Weights &weights, const Scores &s) {
-#pragma unroll
-    for (int i = 0; i < TILE_K / 4; i++) weights[i] = pack(s[2 * i], s[2 * i + 1]);
 }
 
 FN void rescale(Output &o, const struct Softmax &x) {
@@ -515,10 +515,6 @@ constexpr bool LONG_FORMULA = 0;  // that takes many registers
 #include "sm90a/lib/mask_pairs.cuh"
 
 #include "sm90a/lib/apply_mask.cuh"
-
-struct Maps {
-    TensorMap q, k, v, out;
-};
 
 // What a warpgroup works on.
 struct alignas(16) Row {
@@ -571,6 +567,14 @@ FN void initialize(struct Shared &shared) {
     }
     barriers_ready();
 }
+
+// ---------------------------------------------------------------- the warp that copies
+
+#include "sm90a/lib/items.cuh"
+
+#include "sm90a/lib/values_halves.cuh"
+
+#include "sm90a/lib/short_sums.cuh"
 
 #include "sm90a/lib/forward_load.cuh"
 
@@ -654,12 +658,19 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
     pin(o);
     products_begin();
 #pragma unroll
-    for (int i = 0; i < TILE_K / 16; i++)
-        multiply_pv(o, weights + 4 * i, v + token_step(i), true);
+    for (int i = 0; i < PV_STEPS; i++)
+        multiply_pv(o, weights + 4 * i, v + values_step(i), true);
     products_commit();
 }
 
 #include "sm90a/lib/forward_store.cuh"
+
+// Which of a thread's pairs of a tile dropout keeps.
+FN void draw_tile(struct Staying<TILE_K / 2> &stay, const struct Dropout &d, const struct Row &row,
+                  i32 query, i32 word) {
+    const i32 key = (word & INDEX) * TILE_K + threadIdx.x % 4 * 2;
+    draw_by_query(stay, d, query, key, row.head, row.batch);
+}
 
 // Warpgroups take turns at starting products, so that the softmax of one runs under those of the
 // next. Named barriers 1 .. GROUPS. One that is alone has other blocks beside it.
@@ -674,8 +685,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
                 i32 group) {
     const bool leader = threadIdx.x % 128 == 0;
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
-    const u64 v_tiles = along_tokens(shared_address(shared.v[0]), K_SLAB);
-    const float unit = unit_of(p), stale = STALE * fast_reciprocal(unit);
+    const u64 v_tiles = values_operand(shared_address(shared.v[0]));
+    struct Factors factors = factors_of(p);
+    LongSum long_sum;
     Ring<STAGES> stage;
     Ring<Q_TILES> q_place;
     struct Query q;
@@ -694,20 +706,27 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     i32 next = shared.next[0];
     wait(shared.q_full[0], 0);
     struct Row row = row_in(shared, 0);
+    begin_row(factors, p, row);
+    begin_row(long_sum);
     i32 query = query_of(row, group);
     take_q(q, shared, 0, group);
     struct MaskRow kept;
     struct Visible seen = look_early(p, row, query, word, kept);
     begin_scores(s, q, k_tiles);
     lay_tile(p, row, word, 0, group);
+    const struct Dropout dropout = dropout_of(p);
+    struct Staying<TILE_K / 2> stay;
+    draw_tile(stay, dropout, row, query, word);
     products_wait<0>();
     pin(s);
     if (leader) arrive(shared.k_free[0]);
+    multiply_scores(s, factors);
     add_shifts(s, 0, group);
     finish_scores(s, p, row, query, word, kept, seen);
-    raise_tops(s, unit, stale, softmax);
-    exponentials(s, 0, unit, softmax);
-    exponentials(s, 1, unit, softmax);
+    raise_tops(s, factors.unit, factors.stale, softmax);
+    exponentials(s, 0, factors.unit, softmax);
+    exponentials(s, 1, factors.unit, softmax);
+    drop(s, stay);
     to_weights(weights, s);
     Ring<STAGES> last = stage;
     stage.next();
@@ -735,7 +754,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             products_wait<0>();
             pin(o);
             if (leader) arrive(shared.v_free[last.at]);
-            store_part(o, softmax.top, softmax.sum, unit, p, --row.part, group);
+            store_part(o, softmax.top, softmax.sum, factors.unit, p, --row.part, group);
             start(softmax);
             clear(o);
             seen = look_early(p, row, query, word, kept);
@@ -744,9 +763,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             pin(s);
             if (leader) arrive(shared.k_free[stage.at]);
             finish_scores(s, p, row, query, word, kept, seen);
-            raise_tops(s, unit, stale, softmax);
-            exponentials(s, 0, unit, softmax);
-            exponentials(s, 1, unit, softmax);
+            raise_tops(s, factors.unit, factors.stale, softmax);
+            exponentials(s, 0, factors.unit, softmax);
+            exponentials(s, 1, factors.unit, softmax);
             to_weights(weights, s);
             last = stage;
             stage.next();
@@ -760,12 +779,14 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         const bool first = STREAM && word & FIRST;
         const struct Row old = row;
         const float old_top[2] = {softmax.top[0], softmax.top[1]};
-        const float old_sum[2] = {softmax.sum[0], softmax.sum[1]};
+        float old_sum[2] = {softmax.sum[0], softmax.sum[1]};
         const u32 old_tile = shared_address(shared.q[q_place.at]);
+        const struct Factors old_factors = factors;
         if (first) {
             q_place.next();
             wait(shared.q_full[q_place.at], q_place.turn);
             row = row_in(shared, q_place.at);
+            begin_row(factors, p, row);
             query = query_of(row, group);
             take_q(q, shared, q_place.at, group);
             start(softmax);
@@ -779,6 +800,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         begin_output(o, weights, v_tile);
         pass_turn(group);
         lay_tile(p, row, word, stage.at, group);
+        draw_tile(stay, dropout, row, query, word);
         products_wait<1>();
         pin(s);
         if (leader) arrive(shared.k_free[stage.at]);
@@ -786,11 +808,12 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             products_wait<0>();
             pin(weights);
         }
+        multiply_scores(s, factors);
         add_shifts(s, stage.at, group);
         finish_scores(s, p, row, query, word, kept, seen);
-        const bool raised = raise_tops(s, unit, stale, softmax);
+        const bool raised = raise_tops(s, factors.unit, factors.stale, softmax);
         if (SETTLE > 1) {
-            exponentials(s, 0, unit, softmax);
+            exponentials(s, 0, factors.unit, softmax);
             pin(s);
         }
         // The wait for p v stands in two branches: without them ptxas moves it up, before the
@@ -800,7 +823,10 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             pin(o);
             if (SETTLE) pin(weights);
             if (leader) arrive(shared.v_free[last.at]);
-            store(o, old_top, old_sum, unit, old, p, maps, old_tile, group);
+            collect(o, long_sum, group);
+            begin_row(long_sum);
+            lower(o, old_sum, old_factors);
+            store(o, old_top, old_sum, old_factors.unit, old, p, maps, old_tile, group);
             storing = true;
             clear(o);
         } else if (raised) {
@@ -809,18 +835,21 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             if (SETTLE) pin(weights);
             if (leader) arrive(shared.v_free[last.at]);
             rescale(o, softmax);
+            rescale(long_sum, softmax);
         } else {
             asm volatile("wgmma.wait_group.sync.aligned 0;  // as before" ::: "memory");
             pin(o);
             if (SETTLE) pin(weights);
             if (leader) arrive(shared.v_free[last.at]);
         }
+        if (!first) tile_added(o, long_sum, group);
         last = stage;
         stage.next();
         k_tile = k_tiles + stage.at * (K_BYTES >> 4);
         v_tile = v_tiles + last.at * (K_BYTES >> 4);
-        if (SETTLE < 2) exponentials(s, 0, unit, softmax);
-        exponentials(s, 1, unit, softmax);
+        if (SETTLE < 2) exponentials(s, 0, factors.unit, softmax);
+        exponentials(s, 1, factors.unit, softmax);
+        drop(s, stay);
         to_weights(weights, s);
     }
     wait(shared.v_full[last.at], last.turn);
@@ -828,7 +857,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     products_wait<0>();
     pin(o);
     const u32 tile = shared_address(shared.q[q_place.at]);
-    store(o, softmax.top, softmax.sum, unit, row, p, maps, tile, group);
+    collect(o, long_sum, group);
+    lower(o, softmax.sum, factors);
+    store(o, softmax.top, softmax.sum, factors.unit, row, p, maps, tile, group);
     if (leader) stores_done<0>();
 }
 

@@ -17,6 +17,9 @@
 #ifndef WITH_ENTMAX
 #define WITH_ENTMAX 0
 #endif
+#ifndef WITH_NAN_SAFE
+#define WITH_NAN_SAFE 0
+#endif
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
@@ -74,7 +77,7 @@ struct Attention {
     void *dv;  // backward: like v
     float *delta;  // workspace; backward: [batch, heads_q, n_q] rowsum(out * dout)
     float *dsink;  // backward: [heads_q] to add to, or null
-    float *dalibi;  // backward: [heads_q] to add to, or null
+    float *dslopes;  // backward: [heads_q] to add to, or null
     const float *alibi_slopes;  // [heads_q], or null
     const float *sink_logits;  // [heads_q], or null
     const i32 *row_ptr;  // [lists][tile_rows + 1] offsets into row_tiles
@@ -113,9 +116,9 @@ struct Attention {
     i32 shared_items;  // rows to be merged, or columns that items share
     i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
     i32 joins;  // 1: results hold those of other keys, and are joined with them
-    float spacing;  // ALiBi's distance from one token to the next
+    float spacing;  // the distance from one token to the next
     float scale;  // factor of q . k
-    float softcap;  // read only by kernels built WITH_SOFTCAP
+    float softcap;  // of the options; read only where they are built in
     float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
     i32 further;  // deterministic: most further tiles of dq of a list
     const i32 *row_sums;  // [lists][tile_rows + 1] of them before a row, or null: none
@@ -215,49 +218,7 @@ FN struct Place place(const struct Attention *p, i32 ti, i32 tj) {
     return at;
 }
 
-// The factor of scores goes into the transposed q.
-FN float query_factor(const struct Attention *p) {
-    return WITH_SOFTCAP ? p->scale / p->softcap : p->scale * UNIT;
-}
-
-#if WITH_SOFTCAP
-// softcap * tanh(score / softcap). `tanhs`, where given, receives the tanh for the backward pass.
-FN void cap_scores(const struct Attention *p, struct Place at, Scores scores, Scores tanhs) {
-    const float cap = p->softcap * UNIT;
-    for (i32 k = 0; k < at.keys; k++) {
-        for (i32 j = 0; j < at.vectors; j++) {
-            const vec t = tanh_vec(load(&scores[k][j * LANES]));
-            if (tanhs) store(&tanhs[k][j * LANES], t);
-            store(&scores[k][j * LANES], cap * t);
-        }
-    }
-}
-#endif
-
-#if WITH_ALIBI
-FN vec lane_numbers(void) {
-    vec lanes;
-    for (i32 i = 0; i < LANES; i++) lanes[i] = (float)i;
-    return lanes;
-}
-
-// |p - k| for LANES queries and one key, p being the query's position with both ends aligned.
-FN vec distance(const struct Attention *p, struct Place at, i32 k, i32 j) {
-    const i32 first = at.q0 + j * LANES + p->n_kv - p->n_q - (at.k0 + k);
-    const vec d = lane_numbers() + (float)first;
-    return max_vec(d, -d);
-}
-
-FN void slope_scores(const struct Attention *p, i32 head, struct Place at, Scores scores) {
-    const float slope = p->alibi_slopes[head] * p->spacing * UNIT;
-    for (i32 k = 0; k < at.keys; k++) {
-        for (i32 j = 0; j < at.vectors; j++) {
-            float *s = &scores[k][j * LANES];
-            store(s, load(s) - slope * distance(p, at, k, j));
-        }
-    }
-}
-#endif
+#include "cpu/lib/option_logits.h"
 
 // The mask of a partial tile, in a pass of its own: whatever the formula, a compiler sees a plain
 // loop and vectorises it.
@@ -282,19 +243,13 @@ FN void mask_scores(struct Place at, Live live, Scores scores) {
 }
 
 // scores = UNIT * (the scores of q and k as softmax will see them). `q` is transposed and holds
-// query_factor() already. `live` is filled if the tile is partial.
+// query_factor() already. `kept`, where given, is for gradients; `live` is filled if the tile is
+// partial.
 FN void tile_scores(const struct Attention *p, struct Mask m, i32 head, struct Place at, i32 full,
-                    const float *q, struct Left k, Scores scores, Scores tanhs, Live live) {
+                    const float *q, struct Left k, Scores scores, Scores kept, Live live) {
     clear(&scores[0][0], at.keys * TILE_Q);
     multiply(&scores[0][0], TILE_Q, k, q, TILE_Q, at.keys, at.vectors, HEAD_DIM);
-#if WITH_SOFTCAP
-    cap_scores(p, at, scores, tanhs);
-#endif
-#if WITH_ALIBI
-    slope_scores(p, head, at, scores);
-#endif
-    (void)head;
-    (void)tanhs;
+    make_logits(p, m, head, at, scores, kept);
     if (full) return;
     live_pairs(p, m, at, live);
     mask_scores(at, live, scores);
