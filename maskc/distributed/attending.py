@@ -117,8 +117,14 @@ def _attend(
     agree(plan, ranks, q, k, v, layer)
     # distances count from a call's last key, and only parts of a softmax can be put together
     at_home = slopes is not None or "normalizer" in options
-    work = plan.work(ranks.rank, layer, bool(dropout) or score is not None, at_home)
-    if slopes is not None and not all(call.positions for call in work.calls):
+    one_stretch = bool(dropout) or score is not None
+    work = plan.work(ranks.rank, layer, one_stretch, at_home)
+    # All ranks ask about all of them: one that went on alone would wait for the others.
+    if slopes is not None and not all(
+        call.positions
+        for rank in range(plan.layout.ranks)
+        for call in plan.work(rank, layer, one_stretch, at_home).calls
+    ):
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
                         at="alibi_slopes")  # fmt: skip

@@ -135,6 +135,26 @@ def test_dropout_draws_whole_squares(monkeypatch: pytest.MonkeyPatch):
         mc.distributed.attention(x, x, x, made, dropout_p=0.5)
 
 
+def test_all_ranks_refuse_slopes_where_one_must(monkeypatch: pytest.MonkeyPatch):
+    """The first rank sees keys of the second behind its rows; the others end where their keys do."""
+    rank_threads.patch(monkeypatch)
+    made = mc.distributed.plan(
+        mc.causal() | mc.prefix(50), 96, 3, heads=(1, 1, 16), dtype="float32", layout="contiguous"
+    )
+    calls = [made.work(rank, at_home=True).calls for rank in range(3)]
+    assert [all(call.positions for call in of) for of in calls] == [False, True, True]
+    refused = []
+
+    def job(rank: int) -> None:
+        x = torch.randn(1, 1, made.tokens(rank), 16)
+        with pytest.raises(NotShared, match="causal mask"):
+            mc.distributed.attention(x, x, x, made, alibi_slopes=torch.ones(1))
+        refused.append(rank)
+
+    rank_threads.run(3, job)
+    assert sorted(refused) == [0, 1, 2]
+
+
 def test_predictions_are_of_the_kernels_that_run():
     """The global rows of one rank are a call of their own: what it takes is in its time."""
     mask, n = mc.window(256, 256) | mc.global_tokens(64), 65536
