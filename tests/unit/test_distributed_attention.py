@@ -136,7 +136,7 @@ def test_dropout_draws_whole_squares(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_all_ranks_refuse_slopes_where_one_must(monkeypatch: pytest.MonkeyPatch):
-    """The first rank sees keys of the second behind its rows; the others end where their keys do."""
+    """The first rank sees keys behind its rows; those of the others end where their keys do."""
     rank_threads.patch(monkeypatch)
     made = mc.distributed.plan(
         mc.causal() | mc.prefix(50), 96, 3, heads=(1, 1, 16), dtype="float32", layout="contiguous"
