@@ -20,9 +20,9 @@ from maskc.dsl.score_values import apply, choose, maximum, minimum
 from maskc.dsl.traced import n_kv, n_q
 
 __all__ = [
-    "alibi", "bias", "cosine", "distance_decay", "exp", "forget_gate", "gated_bias", "kerple",
-    "log", "maximum", "minimum", "relative", "sigmoid", "soft_cap", "sqrt", "swin", "t5", "tanh",
-    "tanh_clip", "where",
+    "alibi", "bias", "cos", "cosine", "distance_decay", "erf", "exp", "forget_gate", "gated_bias",
+    "gelu", "kerple", "log", "maximum", "minimum", "relative", "sigmoid", "sin", "soft_cap", "sqrt",
+    "swin", "t5", "tanh", "tanh_clip", "where",
 ]  # fmt: skip
 
 # ------------------------------------------------------------------ functions
@@ -56,6 +56,26 @@ def sqrt(x: Any) -> Any:
 def sigmoid(x: Any) -> Any:
     """1 / (1 + e^-x)."""
     return apply("sigmoid", x)
+
+
+def erf(x: Any) -> Any:
+    """The error function."""
+    return apply("erf", x)
+
+
+def gelu(x: Any) -> Any:
+    """x times the share of a normal distribution below x (Hendrycks and Gimpel, 2016)."""
+    return apply("gelu", x)
+
+
+def sin(x: Any) -> Any:
+    """The sine of x radians."""
+    return apply("sin", x)
+
+
+def cos(x: Any) -> Any:
+    """The cosine of x radians."""
+    return apply("cos", x)
 
 
 # ------------------------------------------------------------------ formulas

@@ -6,6 +6,7 @@ rules for real and complex numbers, and its habit to rewrite, stay out of what k
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -64,6 +65,36 @@ class Sigmoid(_Function):
         return self * (1 - self)
 
 
+class Erf(_Function):
+    """The error function."""
+
+    def fdiff(self, argindex: int = 1) -> Any:
+        return sp.Float(2 / math.sqrt(math.pi), 17) * Exp(-self.args[0] * self.args[0])
+
+
+class Gelu(_Function):
+    """x times the share of a normal distribution that lies below x."""
+
+    def fdiff(self, argindex: int = 1) -> Any:
+        x = self.args[0]
+        below = (1 + Erf(sp.Float(math.sqrt(0.5), 17) * x)) / 2
+        return below + sp.Float(1 / math.sqrt(2 * math.pi), 17) * x * Exp(-x * x / 2)
+
+
+class Sin(_Function):
+    """The sine."""
+
+    def fdiff(self, argindex: int = 1) -> Any:
+        return Cos(self.args[0])
+
+
+class Cos(_Function):
+    """The cosine."""
+
+    def fdiff(self, argindex: int = 1) -> Any:
+        return -Sin(self.args[0])
+
+
 class Sign(_Function):
     """-1, 0 or 1."""
 
@@ -113,7 +144,23 @@ class Choice(_Function):
 
 _CLASSES = {
     kind.__name__.lower(): kind
-    for kind in (Exp, Log, Tanh, Sqrt, Sigmoid, Sign, Floor, Step, Abs, Min, Max)
+    for kind in (
+        Exp,
+        Log,
+        Tanh,
+        Sqrt,
+        Sigmoid,
+        Erf,
+        Gelu,
+        Sin,
+        Cos,
+        Sign,
+        Floor,
+        Step,
+        Abs,
+        Min,
+        Max,
+    )
 }
 
 

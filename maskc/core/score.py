@@ -93,7 +93,8 @@ class Shared(Real):
 
 FUNCTIONS = {
     "add": 2, "sub": 2, "mul": 2, "div": 2, "min": 2, "max": 2, "neg": 1, "abs": 1, "exp": 1,
-    "log": 1, "tanh": 1, "sqrt": 1, "sigmoid": 1, "floor": 1, "sign": 1, "step": 1,
+    "log": 1, "tanh": 1, "sqrt": 1, "sigmoid": 1, "erf": 1, "gelu": 1, "sin": 1, "cos": 1,
+    "floor": 1, "sign": 1, "step": 1,
 }  # fmt: skip
 """Names and numbers of arguments. step is 0 below 0, 1 above, and a half at 0."""
 

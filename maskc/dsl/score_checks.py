@@ -106,7 +106,11 @@ def _of_call(function: str, args: list[Range]) -> Range:
             return math.sqrt(max(low, 0.0)), math.sqrt(max(high, 0.0))
         case "sigmoid":
             return _TINY, 1.0
-        case "sign":
+        case "erf":
+            return math.erf(low), math.erf(high)
+        case "gelu":
+            return -0.17, max(high, 0.0)
+        case "sign" | "sin" | "cos":
             return -1.0, 1.0
         case "step":
             return 0.0, 1.0

@@ -181,7 +181,8 @@ def _constant(node: S.Real) -> float | None:
 _PLAIN: dict[str, Callable[..., float]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
     "min": min, "max": max, "neg": operator.neg, "abs": abs, "exp": math.exp, "log": math.log,
-    "tanh": math.tanh, "sqrt": math.sqrt, "floor": math.floor,
+    "tanh": math.tanh, "sqrt": math.sqrt, "floor": math.floor, "erf": math.erf, "sin": math.sin,
+    "cos": math.cos,
 }  # fmt: skip
 
 
@@ -713,6 +714,14 @@ def _softplus(input: Any, beta: float = 1, threshold: float = 20) -> Value:
     return apply("div", apply("add", apply("max", x, 0.0), tail), beta)
 
 
+def _gelu(input: Any, approximate: str = "none") -> Value:
+    x = _value(input)
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * _power(x, 3))
+        return 0.5 * x * (1 + apply("tanh", inner))
+    return apply("gelu", x)
+
+
 def _log_sigmoid(input: Any) -> Value:
     return -_softplus(-_value(input))
 
@@ -745,7 +754,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "square": lambda x: _power(x, 2),
     **dict.fromkeys(("neg", "negative"), _one(operator.neg)),
     **dict.fromkeys(("abs", "absolute", "fabs"), _one(abs)),
-    **{name: _real(name) for name in ("exp", "log", "tanh", "sqrt", "sigmoid", "floor")},
+    **{
+        name: _real(name)
+        for name in ("exp", "log", "tanh", "sqrt", "sigmoid", "erf", "sin", "cos", "floor")
+    },
     "sign": lambda x: apply("sign", x),
     "exp2": lambda x: apply("exp", apply("mul", x, math.log(2.0))),
     "expm1": lambda x: apply("sub", apply("exp", x), 1.0),
@@ -756,6 +768,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "reciprocal": lambda x: apply("div", 1.0, x),
     "relu": lambda x, **_: maximum(_value(x), 0),
     "silu": lambda x, **_: _value(x) * apply("sigmoid", x),
+    "gelu": _gelu,
     "softplus": _softplus, "log_sigmoid": _log_sigmoid, "logsigmoid": _log_sigmoid,
     "ceil": lambda x: -apply("floor", -_value(x)),
     **dict.fromkeys(("min", "minimum", "fmin"), minimum),

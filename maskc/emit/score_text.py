@@ -26,7 +26,10 @@ from maskc.emit.predicate import wrapped
 from maskc.emit.spec import EntryText, ScoreText, TableText
 
 _SLOT = "table"
-_FUNCTIONS = ("min", "max", "exp", "log", "tanh", "sqrt", "sigmoid", "abs", "floor", "sign", "step")
+_FUNCTIONS = (
+    "min", "max", "exp", "log", "tanh", "sqrt", "sigmoid", "erf", "gelu", "sin", "cos",
+    "abs", "floor", "sign", "step",
+)  # fmt: skip
 
 
 class CPrinter(S.ScorePrinter):

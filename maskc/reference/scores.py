@@ -8,6 +8,7 @@ Of two equal numbers min and max take half of each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -193,10 +194,19 @@ def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _below(x: Array) -> Array:
+    """The share of a normal distribution that lies below."""
+    return (1 + _erf(x / math.sqrt(2))) / 2
+
+
 _VALUES: dict[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": np.minimum,
     "max": np.maximum, "neg": np.negative, "abs": np.abs, "exp": np.exp, "log": np.log,
     "tanh": np.tanh, "sqrt": np.sqrt, "sigmoid": _sigmoid, "floor": np.floor, "sign": np.sign,
+    "erf": _erf, "gelu": lambda x: x * _below(x), "sin": np.sin, "cos": np.cos,
 }  # fmt: skip
 _SLOPES: dict[str, Callable[..., tuple[object, ...]]] = {
     "add": lambda x, y: (1.0, 1.0), "sub": lambda x, y: (1.0, -1.0), "mul": lambda x, y: (y, x),
@@ -207,6 +217,9 @@ _SLOPES: dict[str, Callable[..., tuple[object, ...]]] = {
     "log": lambda x: (1 / x,), "tanh": lambda x: (1 - np.tanh(x) ** 2,),
     "sqrt": lambda x: (0.5 / np.sqrt(x),),
     "sigmoid": lambda x: (_sigmoid(x) * (1 - _sigmoid(x)),),
+    "erf": lambda x: (2 / math.sqrt(math.pi) * np.exp(-(x**2)),),
+    "gelu": lambda x: (_below(x) + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi),),
+    "sin": lambda x: (np.cos(x),), "cos": lambda x: (-np.sin(x),),
     "floor": lambda x: (0.0,), "sign": lambda x: (0.0,),
 }  # fmt: skip
 

@@ -59,6 +59,11 @@ FORMULAS: dict[str, Callable[[int, int, int, int], Made]] = {
     "floats to integers": _made(
         lambda s, q, k: s + mc.table("t")[np.log(1.0 + abs(q - k)).astype(int)], t="8"
     ),
+    "waves": _made(
+        lambda s, q, k: (
+            mc.scores.gelu(s) * mc.scores.cos((q - k) / 5) + mc.scores.sin(s) - mc.scores.erf(s / 2)
+        )
+    ),
     "without s": _made(lambda s, q, k: mc.table("t")[q - k], t="r"),
 }  # fmt: skip
 

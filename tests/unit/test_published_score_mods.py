@@ -37,17 +37,21 @@ def test_graphormer():
     check(mods.generate_graphormer_edge_bias(edges, kinds, lengths), edges)
 
 
-@pytest.mark.parametrize("name", ["relu", "sigmoid"])
+@pytest.mark.parametrize("name", ["relu", "sigmoid", "sin"])
 def test_activations_in_place_of_softmax(name):
     """The logarithm of an activation: softmax's numerator is the activation."""
-    check(mods.generate_activation_score_mod(getattr(torch, name)))
+    check(mods.generate_activation_score_mod(getattr(torch, name), 1.5))
+
+
+def test_gelu_in_place_of_softmax():
+    """The generator's own default."""
+    check(mods.generate_activation_score_mod())
 
 
 def test_what_has_no_formula_is_refused_at_its_line():
-    gelu = mods.generate_activation_score_mod(torch.nn.functional.gelu)
     rope = mods.generate_mla_rope_score_mod(torch.randn(B, H, N, 8), torch.randn(B, 1, N, 8), H)
     capped = mods.generate_tanh_softcap(20, approx=True)  # a torch.autograd.Function
-    for mod, what in ((gelu, "torch.gelu"), (rope, "side by side"), (capped, "such as torch.tanh")):
+    for mod, what in ((rope, "side by side"), (capped, "such as torch.tanh")):
         with pytest.raises(mc.MaskcError, match="MC129") as found:
             mc.from_score_mod(mod)
         assert what in str(found.value)

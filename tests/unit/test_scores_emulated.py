@@ -51,7 +51,7 @@ def judged(name, n=70, deterministic=False, mask=None, **options):
     return found
 
 
-@pytest.mark.parametrize("name", ["relative table", "bias", "gate", "twice", "pieces"])
+@pytest.mark.parametrize("name", ["relative table", "bias", "gate", "twice", "pieces", "waves"])
 def test_formulas(name):
     judged(name)
 

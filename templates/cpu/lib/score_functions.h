@@ -1,5 +1,6 @@
 // The functions of formulas of the score, within 2e-7 of each value, and sums by several threads.
-// They are plain arithmetic without calls, so that compilers vectorise loops over pairs.
+// But for those by names of the C library they are plain arithmetic without calls, so that compilers vectorise loops
+// over pairs.
 // Needs: FN, LOG2E, LN2, INFINITE.
 
 FN unsigned score_bits(float x) {
@@ -64,6 +65,12 @@ FN float score_tanh(float x) {
 }
 
 FN float score_sigmoid(float x) { return 1.0f / (1.0f + score_exp(-x)); }
+
+// Those of the C library, pair by pair.
+FN float score_erf(float x) { return __builtin_erff(x); }
+FN float score_gelu(float x) { return 0.5f * x * (1.0f + __builtin_erff(0.70710678f * x)); }
+FN float score_sin(float x) { return __builtin_sinf(x); }
+FN float score_cos(float x) { return __builtin_cosf(x); }
 
 FN void score_join(i64 *to, i64 x) { __atomic_fetch_add(to, x, __ATOMIC_RELAXED); }
 FN void score_plus(float *to, float x) {
