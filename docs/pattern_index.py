@@ -8,8 +8,8 @@ from maskc import patterns
 from maskc.core.errors import MaskcError
 from maskc.core.svg import panel
 from maskc.dsl.mask import Mask
+from maskc.ir.heads import written_heads
 from maskc.verify.samples import sample_data
-from maskc.viz.notebook import heads_of
 from maskc.viz.picture import picture
 
 PAGE = Path(__file__).with_name("patterns.md")
@@ -62,7 +62,7 @@ SMALL = {
 
 def price(mask: Mask) -> str:
     """Keys that a query reads on average."""
-    heads = heads_of(mask)
+    heads = written_heads(mask)
     try:
         pairs = mask.count(LENGTH, n_heads=heads)
     except MaskcError:
@@ -89,7 +89,7 @@ def drawings() -> str:
         mask = getattr(patterns, name)(**SMALL.get(name, {}))
         try:
             drawn = picture(
-                mask, TOKENS, n_heads=heads_of(mask), data=sample_data(mask, TOKENS)
+                mask, TOKENS, n_heads=written_heads(mask), data=sample_data(mask, TOKENS)
             ).panels[0]
         except MaskcError:  # its sizes fit no 256 tokens
             continue
