@@ -361,7 +361,7 @@ def test_tokens_differ():
 def test_the_tree_of_every_node_is_known():
     """A node without a tree raises; there is one for each class that formulas are made of."""
     classes = {
-        node.name for node in ast.parse(Path(E.nodes.__file__).read_text()).body
+        node.name for node in ast.parse(Path(E.__file__).read_text()).body
         if isinstance(node, ast.ClassDef) and node.name != "Expr"
     }  # fmt: skip
     keep = E.conj(

@@ -14,11 +14,12 @@ from maskc import driver
 from maskc.cli.entries import entries
 from maskc.cli.explore import Models
 from maskc.cli.given import Arrays
-from maskc.cli.options import Asked, written_heads
+from maskc.cli.options import Asked
 from maskc.core.boxes import tokens_of
 from maskc.core.dtypes import DType
 from maskc.core.problem import Problem
 from maskc.core.target import Target
+from maskc.ir.heads import written_heads
 from maskc.verify.samples import sample_data
 from maskc.viz.explorer.build import Shown, page_model
 from maskc.viz.explorer.model import mask_model
