@@ -34,6 +34,7 @@ BY_DISTANCE = {
     "with a parameter": mc.dilated(mc.param("w", 12), stride=4),
 }
 MIXED = {
+    "dilated in blocks": mc.causal() & (mc.dilated(30, stride=5) | mc.block_diagonal(40)),
     "dilated and global": mc.dilated(9, 9, stride=3) | mc.sinks(5) | mc.where(lambda q, k: q < 3),
     "both kinds of heads": mc.per_head([mc.dilated(40, stride=3), mc.causal() & mc.sinks(70)]),
     "many slashes and a column": mc.offsets([0, 9, 27, 81, 243]) | mc.where(lambda q, k: k == 7),
@@ -50,7 +51,6 @@ IN_RUNS = {
 LONGNET = mc.load(Path(__file__).parents[2] / "patterns" / "longnet.py")["longnet"]
 OTHERWISE = {
     "a long formula": LONGNET(segments=(16, 64, 256), rates=(1, 2, 4)),
-    "dilated in blocks": mc.causal() & (mc.dilated(30, stride=5) | mc.block_diagonal(40)),
     "intervals": mc.causal() & (mc.window(100) | mc.sinks(5)),
     "pairs": mc.causal() & mc.strided(7, 2),
     "both axes": mc.window(3) | mc.where(lambda q, k: q // 50 == k // 50),
