@@ -49,7 +49,9 @@ FN u32 pack(float low, float high) { return bf16(low) | bf16(high) << 16; }
 FN float2 unpack(u32) { return {0.0f, 0.0f}; }
 #define MINUS_INFINITY (-INFINITY)
 #define PACKED 0
-constexpr bool GRID_TILES = false;
+constexpr bool GRID_TILES = false, PADDED = false;
+constexpr int PIECES_V = 0;
+template <typename A> FN float kept_scale(const A &) { return 1.0f; }
 FN int min_i32(int a, int b) { return a < b ? a : b; }
 template <typename A> FN int head_of_row(const A &, int head, int) { return head; }
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
