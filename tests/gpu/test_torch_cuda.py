@@ -10,14 +10,14 @@ import math
 import pytest
 
 import maskc as mc
-from maskc.integrations.torch import handles
-from maskc.integrations.torch.keywords import call_of
 from maskc.runtime import GeneratedMask
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
+from maskc.integrations.torch import handles  # noqa: E402
+from maskc.integrations.torch.keywords import call_of  # noqa: E402
 from tests.support.hopper import HOPPER, no_waiting  # noqa: E402
 
 if not HOPPER:

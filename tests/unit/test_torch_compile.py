@@ -10,7 +10,6 @@ import pytest
 import maskc as mc
 from maskc.core.errors import BadShape, DataMissing, TargetNotBuilt
 from maskc.core.problem import Direction
-from maskc.integrations import torch as with_torch
 from tests.support.torch_oracle import (
     DIM,
     DIM_V,
@@ -26,6 +25,8 @@ from tests.support.torch_oracle import (
 
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+
+from maskc.integrations import torch as with_torch  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

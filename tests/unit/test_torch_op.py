@@ -24,9 +24,6 @@ from maskc.core.errors import (
     TargetNotBuilt,
 )
 from maskc.core.problem import Direction
-from maskc.integrations import torch as with_torch
-from maskc.integrations.torch import handles
-from maskc.integrations.torch.keywords import call_of
 from tests.support.torch_oracle import (
     DIM,
     DIM_V,
@@ -45,6 +42,10 @@ from tests.support.torch_oracle import (
 
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+
+from maskc.integrations import torch as with_torch  # noqa: E402
+from maskc.integrations.torch import handles  # noqa: E402
+from maskc.integrations.torch.keywords import call_of  # noqa: E402
 
 # ------------------------------------------------------------------ gradients
 

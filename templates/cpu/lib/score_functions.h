@@ -1,6 +1,6 @@
 // The functions of formulas of the score, within 2e-7 of each value, and sums by several threads.
-// But for those by names of the C library they are plain arithmetic without calls, so that compilers vectorise loops
-// over pairs.
+// But for those of the C library they are plain arithmetic without calls, so that compilers
+// vectorise loops over pairs.
 // Needs: FN, LOG2E, LN2, INFINITE.
 
 FN unsigned score_bits(float x) {
