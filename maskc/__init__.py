@@ -78,8 +78,12 @@ def __getattr__(name: str) -> object:
 
         return CompiledMask
     if name == "to_e4m3":
-        from maskc.integrations.torch.fp8 import to_e4m3
+        try:
+            from maskc.integrations.torch.fp8 import to_e4m3
+        except ImportError:
+            from maskc.core.errors import ExtraMissing
 
+            raise ExtraMissing("mc.to_e4m3", "torch", "torch") from None
         return to_e4m3
     if name == "patterns":
         from importlib import import_module

@@ -82,7 +82,7 @@ def flex_attention(
         result = result[0], result[1] + shift[None, :, None]
     if return_aux is None:
         return result
-    from maskc.integrations.torch import score_mods
+    from maskc.integrations import score_mods
 
     out, lse = result if return_lse else (result, None)
     return out, score_mods.aux_output(lse)
@@ -114,7 +114,7 @@ def _with_score_mod(
     Raises:
         ScoreModUnsupported.
     """
-    from maskc.integrations.torch import score_mods
+    from maskc.integrations import score_mods
 
     try:
         found = score_mods.score_options(score_mod, query)
