@@ -120,11 +120,7 @@ def _attend(
     one_stretch = bool(dropout) or score is not None
     work = plan.work(ranks.rank, layer, one_stretch, at_home)
     # All ranks ask about all of them: one that went on alone would wait for the others.
-    if slopes is not None and not all(
-        call.positions
-        for rank in range(plan.layout.ranks)
-        for call in plan.work(rank, layer, one_stretch, at_home).calls
-    ):
+    if slopes is not None and not plan.ends_alike(layer, one_stretch, at_home):
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
                         at="alibi_slopes")  # fmt: skip

@@ -397,6 +397,23 @@ class Plan:
         own = self.layer(layer)
         return self.work_in(own.at_home if at_home else own, rank, one_stretch)
 
+    def ends_alike(
+        self, layer: str | None = None, one_stretch: bool = False, at_home: bool = False
+    ) -> bool:
+        """Whether in each call of each rank the last row is where the last key is; found once.
+
+        Args and errors are those of `work`.
+        """
+        known: dict[object, bool] = self.__dict__.setdefault("_ends_alike", {})
+        asked = layer, one_stretch, at_home
+        if asked not in known:
+            known[asked] = all(
+                call.positions
+                for rank in range(self.layout.ranks)
+                for call in self.work(rank, layer, one_stretch, at_home).calls
+            )
+        return known[asked]
+
     def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> Work:
         """The same for one of its layers."""
         from maskc.distributed.work import work_of
