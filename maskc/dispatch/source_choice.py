@@ -133,7 +133,7 @@ window makes them short."""
 SAMPLE = 4096
 """Tokens of the packed documents on which tiles are compared, or more where one is longer."""
 _GOLDEN = (5**0.5 - 1) / 2
-"""Its multiples, but for their whole parts, are spread evenly."""
+"""The golden ratio's inverse: its multiples, but for their whole parts, are spread evenly."""
 
 
 def suited(

@@ -61,7 +61,8 @@ _PAD = 4
 CAPTURED = 1023
 """Launches captured in CUDA graphs that find counters of their own beside the tables, at most."""
 _COUNTERS, _MOST_COUNTERS = 2, 1 << 15
-"""Of a launch that merges nothing itself, see maskc/core/abi.py, and of all captured launches."""
+"""Counters of a launch that merges nothing itself, see maskc/core/abi.py, and of all captured
+launches."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ class PassCost:
     cost: Cost
     card: Card
     stream: Cost | None = None
-    """Of rows with few tiles, on average less than `below`."""
+    """The cost of rows with few tiles, on average less than `below`."""
     below: int = 0
 
     def milliseconds(self, cycles: np.ndarray) -> np.ndarray:
@@ -125,7 +125,7 @@ def of_call(call: Call, problem: Problem, direction: Direction, heads: int) -> f
 
 
 def pass_costs(problem: Problem) -> tuple[PassCost, PassCost]:
-    """Of the forward and the backward pass on the card that coefficients are of.
+    """Costs of the forward and the backward pass on the card that coefficients are of.
 
     Other head dimensions than the measured ones take what the next greater one takes.
     """
