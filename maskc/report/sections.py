@@ -431,7 +431,7 @@ def _speed(subject: Subject) -> Iterator[Block]:
             }  # fmt: skip
             label = f"{unit} over N, {growth.direction}"
             if svg := growth_chart(series, names, unit, label, say):
-                yield Figure(svg, f"{label}; both axes are logarithmic.", _twin(series))
+                yield Figure(svg, f"{label}.", _twin(series, say))
         yield Code("\n".join(
             textwrap.fill(line, 100, subsequent_indent="    ") for line in growth.lines()
         ))  # fmt: skip
@@ -444,7 +444,7 @@ def _speed(subject: Subject) -> Iterator[Block]:
 
 
 _MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("ms", "ms a call", lambda value: f"{value:g}"),
+    ("ms", "ms a call", lambda value: f"{value:.4g}"),
     ("peak_bytes", "memory at the peak", lambda value: words.scaled(value, "B")),
 )
 _SPEED = ("pass", "implementation", "N", "ms", "tokens/s", "peak", "times maskc's", "error", "")
@@ -476,13 +476,13 @@ def _speed_row(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _twin(series: Mapping[str, Mapping[int, float]]) -> str:
+def _twin(series: Mapping[str, Mapping[int, float]], say: Callable[[float], str]) -> str:
     lengths = sorted({n for at in series.values() for n in at})
     width = max(12, *(len(name) + 1 for name in series))
     lines = ["N".ljust(width) + "".join(f"{n:>12,}" for n in lengths)]
     for name, at in series.items():
         if at:
-            cells = (f"{at[n]:>12.4g}" if n in at else " " * 12 for n in lengths)
+            cells = (f"{say(at[n]) if n in at else '':>12}" for n in lengths)
             lines.append(name.ljust(width) + "".join(cells))
     return "\n".join(lines)
 
