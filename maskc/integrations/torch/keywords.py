@@ -79,9 +79,7 @@ def call_of(
     take = options.pop
     scale, softcap, alpha = take("scale", None), take("softcap", None), take("alpha", None)
     normalizer, nan_safe = take("normalizer", "softmax"), bool(take("nan_safe", False))
-    layout = {
-        name: _place(value, tensors, values, as_operator) for name, value in options.items()
-    }
+    layout = {name: _place(value, tensors, values, as_operator) for name, value in options.items()}
     if as_operator:
         scale, softcap, alpha = (
             _number(name, x)
