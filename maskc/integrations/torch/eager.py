@@ -81,6 +81,7 @@ class MaskedAttention(torch.autograd.Function):
         return None, None, *found[:5], *of_data
 
 
+_looking: Any = MaskedAttention.apply
 _apply: Any = super(torch.autograd.Function, MaskedAttention).apply
 """What `Function.apply` calls when it has looked at each argument for what torch.func may have left
 there, which takes a third of a node's time."""
@@ -92,5 +93,5 @@ def attended(*call: Any) -> tuple[Any, Any]:
     try:
         found = _apply(*call)
     except NotAnArray:  # a tensor that outlived its transform has no memory
-        found = MaskedAttention.apply(*call)
+        found = _looking(*call)
     return found
