@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from maskc.analysis.score_places import spread
-from maskc.analysis.score_slopes import slope, table_slopes
 from maskc.core import expr as E
 from maskc.core import score as S
 from maskc.core.expr import Expr
@@ -210,6 +209,9 @@ def score_text(
         ".", "const struct Attention &p"
     )  # fmt: skip
     printer = CPrinter(at, fast)
+    # sympy takes longer to import than a mask to compile, and others do without
+    from maskc.analysis.score_slopes import slope, table_slopes
+
     by_score, by_table = slope(formula.logit), table_slopes(formula.logit)
     place = "" if line is None else f"line {line}: "
     numbers = {slot.name: number for number, slot in enumerate(formula.slots)}

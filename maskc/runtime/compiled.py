@@ -309,12 +309,22 @@ class CompiledMask:
             except UNFIT:
                 if not torch_answers(q):
                     raise
-        options = dict(
-            scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
-            sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, **data,
-        )  # fmt: skip
+        if return_lse:
+            data["return_lse"] = True
+        if scale is not None:
+            data["scale"] = scale
+        if softcap is not None:
+            data["softcap"] = softcap
+        if alibi_slopes is not None:
+            data["alibi_slopes"] = alibi_slopes
+        if sink_logits is not None:
+            data["sink_logits"] = sink_logits
+        if normalizer != "softmax" or alpha is not None:
+            data |= {"normalizer": normalizer, "alpha": alpha}
+        if nan_safe:
+            data["nan_safe"] = True
         dtype = self.bundle.problem.dtype.value
-        return through_torch(_itself, self, q, k, v, options, deterministic, dtype)
+        return through_torch(None, self, q, k, v, data, deterministic, dtype)
 
     def _with_dropout(
         self, q: Any, k: Any, v: Any, p: Any, seed: Any, deterministic: bool,
@@ -462,12 +472,15 @@ class CompiledMask:
         """
         if Direction.backward not in self.target.directions:
             self.target.check(self.bundle.problem, Direction.backward)
+        names: tuple[str, ...] = _BACKWARD
         given = [q, k, v, out, dout, lse]
-        names = with_heads(_BACKWARD, given, alibi_slopes, sink_logits)
+        if alibi_slopes is not None or sink_logits is not None:
+            names = with_heads(names, given, alibi_slopes, sink_logits)
         own = None if scale is None and softcap is None else numbers(scale, softcap)
+        usual = alpha is None and normalizer == "softmax"
+        alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
         options = call_options(
-            names, softcap is None, alpha_less_1(normalizer, alpha), bool(nan_safe),
-            bool(deterministic),
+            names, softcap is None, alpha_1, bool(nan_safe), bool(deterministic)
         )  # fmt: skip
         plan, lib, places = self._begin(options, given, data)
         q = given[0]
@@ -478,13 +491,20 @@ class CompiledMask:
         if made and plan.kernel is None:
             lib.clear(into)
         made += [make(q, x) for x in tensors[len(made) :]]
+        (_, at_dq), (_, at_dk), (_, at_dv) = made
         delta, space = lib.empty(q, workspace)
-        written = {"dq": made[0][1], "dk": made[1][1], "dv": made[2][1], "delta": space}
-        for name, asked in (("dsink", sink_logits), ("dslopes", alibi_slopes)):
-            if asked is not None:
-                made.append(zeros(lib, q, heads))
-                written[name] = made[-1][1]
-        pointers = all_pointers(names, places, **written)
+        if names is _BACKWARD:
+            at_q, at_k, at_v, at_out, at_dout, at_lse = places
+            pointers: Pointers = (
+                at_q, at_k, at_v, at_out, at_lse, at_dout, at_dq, at_dk, at_dv, space, 0, 0, 0, 0
+            )  # fmt: skip
+        else:
+            written = {"dq": at_dq, "dk": at_dk, "dv": at_dv, "delta": space}
+            for name, asked in (("dsink", sink_logits), ("dslopes", alibi_slopes)):
+                if asked is not None:
+                    made.append(zeros(lib, q, heads))
+                    written[name] = made[-1][1]
+            pointers = all_pointers(names, places, **written)
         plan.run(plan, sent, pointers, own, stream)
         del delta  # what reuses its memory comes later in the stream
         return tuple(gradient for gradient, _ in made)
@@ -730,11 +750,6 @@ def call_by_head(
         runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], normalizer)
         found = forward_by_head(attn, runs, q, k, v, options, data)
     return found if return_lse else found[0]
-
-
-def _itself(attn: CompiledMask, *_kernel: Any) -> CompiledMask:
-    """A compiled mask has but one kernel, whatever a call is made of."""
-    return attn
 
 
 def _dropping(attn: CompiledMask, *_kernel: Any) -> CompiledMask:

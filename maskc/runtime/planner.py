@@ -12,7 +12,7 @@ from typing import Any
 
 from maskc.build import BuildReport
 from maskc.core.abi import POINTERS
-from maskc.core.bundle import Bundle, PartBundle, SourceUnit
+from maskc.core.bundle import ONCE, PACKED, Bundle, PartBundle, SourceUnit
 from maskc.core.errors import NotAddressable
 from maskc.core.forms import DATA
 from maskc.core.problem import OF_HEADS, Direction, Feature, Features, Problem
@@ -198,10 +198,12 @@ class CallPlanner:
             self.parts if own and Feature.entmax not in features else ()
         ):
             listed = self.bundle.parts[number].listed
-            first = not number or (listed is not None and listed.side == "q")
-            ours = features if first else features - {Feature.sinks}
+            rows = listed is not None and listed.side == "q"
+            ours = features if rows or not number else features - {Feature.sinks}
+            never = {ONCE} if listed else set()  # their gradients are added to others
+            never |= set() if rows else {PACKED}
             forms = built.selector.forms(ours, directions)
-            yield from ((built.kernels, form) for form in forms)
+            yield from ((built.kernels, form) for form in forms if form[1] not in never)
         if self.chooser is not None:
             kernels, chooser = self.chooser.kernels, self.chooser.selector
             forms = chooser.forms(frozenset(), (Direction.forward,))

@@ -210,18 +210,6 @@ class ScoredMask(CompiledMask):
         )  # fmt: skip
         return (*found, *(made[name].made for name in wanted))
 
-    def differentiated(
-        self, wanted: Sequence[str], q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any,
-        **options: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        """`backward` with the gradients of these tables alone."""
-        names = (
-            "scale", "softcap", "alibi_slopes", "sink_logits", "normalizer", "alpha",
-            "deterministic", "nan_safe",
-        )  # fmt: skip
-        own = {name: options.pop(name) for name in names if name in options}
-        return self.launch_backward(q, k, v, out, lse, dout, **own, data=options, wanted=wanted)
-
     def _begin(
         self, options: CallOptions, given: list[Any], data: Mapping[str, Any], listed: bool = True
     ) -> tuple[Runnable, Library, tuple[int, ...]]:

@@ -103,13 +103,13 @@ class Spy:
     def settled(self):
         return self
 
-    def launch(self, q, k, v, **options):
+    def launch(self, q, k, v, *options, **data):
         self.calls.append((q, k, v))
-        return self.attn.launch(q, k, v, **options)
+        return self.attn.launch(q, k, v, *options, **data)
 
-    def backward(self, *tensors, deterministic, **options):
-        self.passes.append((tensors, deterministic))
-        return self.attn.backward(*tensors, deterministic=deterministic, **options)
+    def launch_backward(self, *given):
+        self.passes.append((given[:6], given[12]))
+        return self.attn.launch_backward(*given)
 
 
 SPIES: dict[str, Spy] = {}

@@ -30,6 +30,8 @@ MASKS = {
         lambda q, k: (q % 20 - k % 20 <= 3) & (k % 20 - q % 20 < 4) & (q // 20 >= k // 20)
     ),
     "wider than 32 bits where long": mc.where(lambda q, k: (q * 1000003 - k * 999983) % 97 < 50),
+    "listed columns": mc.window.hf(8) | mc.global_tokens(range(3, 2000, 97)).columns,
+    "listed rows and columns": mc.window.hf(8) | mc.global_tokens(range(3, 2000, 97)),
     "heads": mc.per_head([mc.causal(), mc.window(9), mc.full() - mc.prefix(80), mc.sinks(2)]),
 }
 

@@ -348,6 +348,17 @@ def test_transforms_are_refused():
             call(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)))
 
 
+def test_a_tensor_that_outlived_its_transform_is_the_one_inside():
+    q, k, v = tensors(5)
+    left = []
+    torch.func.grad(lambda x: left.append(x) or x.sum())(q.detach())
+    want = mc.attention(q, k, v, mc.causal())
+    got = mc.attention(left[0], k, v, mc.causal())
+    assert torch.equal(got, want)
+    wanted = torch.autograd.grad(want.sum(), (k, v))
+    assert all(map(torch.equal, torch.autograd.grad(got.sum(), (k, v)), wanted))
+
+
 def test_other_libraries_beside_a_torch_q():
     q, k, v = tensors(6)
     plain = [k.detach().numpy(), v.detach().numpy()]

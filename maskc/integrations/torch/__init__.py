@@ -36,6 +36,8 @@ from maskc.runtime.dropout import asked
 Finder = Callable[..., Any]
 """(owner, head_dim, head_dim_v, heads, dtype, (device type, index)) -> CompiledMask, remembered."""
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 _DEVICES = ("cpu", "cuda")
 _TRAINABLE = ("alibi_slopes", "sink_logits")
 _NUMBERS = ("scale", "softcap", "dropout_p")
@@ -67,13 +69,13 @@ def attention(
 
 
 def through_torch(
-    find: Finder, owner: Any, q: Any, k: Any, v: Any, options: dict[str, Any],
+    find: Finder | None, owner: Any, q: Any, k: Any, v: Any, options: dict[str, Any],
     deterministic: bool, dtype: str | None = None, score: Any = None,
 ) -> Any:  # fmt: skip
     """A call that torch must see, see `maskc/runtime/autograd.py`.
 
     Args:
-        find: makes or finds the kernel.
+        find: makes or finds the kernel; None: the owner has but one, whatever a call is made of.
         owner: what it is a kernel of: a mask, a compiled mask or a generated module's.
         options: keywords of the call; this function may change them.
         deterministic: gradients with the same bits on every run.
@@ -89,32 +91,59 @@ def through_torch(
         BadOption: torch.func or forward-mode differentiation transforms a tensor.
         MaskcError: see CompiledMask.
     """
-    compiling, place = torch.compiler.is_compiling(), _place(q)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if isinstance(x, torch.Tensor) and x.is_nested:
-            refuse("nested", name, compiling)
-    if place[0] in _DEVICES and torch.is_autocast_enabled(place[0]):
-        to = torch.get_autocast_dtype(place[0]) if dtype is None else getattr(torch, dtype)
-        q, k, v = (_cast(x, to) for x in (q, k, v))
+    watched = not _is_plain(q, k, v)
+    if watched:
+        compiling = torch.compiler.is_compiling()
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if isinstance(x, torch.Tensor) and x.is_nested:
+                refuse("nested", name, compiling)
+        kind = q.device.type
+        if kind in _DEVICES and torch.is_autocast_enabled(kind):
+            to = torch.get_autocast_dtype(kind) if dtype is None else getattr(torch, dtype)
+            q, k, v = (_cast(x, to) for x in (q, k, v))
+        watched = compiling or q.is_meta or _watched(q, k, v)
     tables = getattr(owner, "trainable", ()) if score is None else score.inputs.trainable
     wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, tables)
-    if compiling or q.is_meta or _watched(q, k, v):
-        check_dimensions(q.dim(), v.dim())
-        if q.is_meta and not compiling:
-            _check_shapes(find(owner, *_sizes(q, v), q.dtype, place), q, k, v)
-        # a dimension that is a symbol becomes a number: it chooses the kernel
-        dim, dim_v, heads = map(operator.index, (q.shape[3], v.shape[3], q.shape[1]))
-        # compilers before PyTorch 2.13 take the identity of a frozen object, but not the object
-        which = 0 if score is None else id(score)
-        key = handle(find, id(owner), dim, dim_v, heads, q.dtype, place, wanted, which)
+    if watched:
+        key = _named(find, owner, q, k, v, wanted, score)
         return _operator(key, q, k, v, options, deterministic)
-    attn = find(owner, *_sizes(q, v), q.dtype, place)
+    attn = owner if find is None else find(owner, *_sizes(q, v), q.dtype, _place(q))
     if not wanted:
         own = {name: options.pop(name) for name in OPTIONS if name in options}
         return attn.launch(q, k, v, **own, data=options)
     if Direction.backward not in attn.target.directions:
         attn.target.check(attn.bundle.problem, Direction.backward)
     return _recorded(attn, q, k, v, options, deterministic)
+
+
+def _is_plain(q: Any, k: Any, v: Any) -> bool:
+    """Whether nobody but autograd can take part in a call of these tensors."""
+    return not (
+        torch.compiler.is_compiling()
+        or type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN
+        or q.is_meta or q.is_nested or k.is_nested or v.is_nested
+        or torch._C._is_any_autocast_enabled()
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+    )  # fmt: skip
+
+
+def _named(
+    find: Finder | None, owner: Any, q: Any, k: Any, v: Any, wanted: bool, score: Any
+) -> str:  # fmt: skip
+    """The handle of what operators run, see `handle`; arguments as of `through_torch`."""
+    place = _place(q)
+    check_dimensions(q.dim(), v.dim())
+    if q.is_meta and not torch.compiler.is_compiling():
+        attn = owner if find is None else find(owner, *_sizes(q, v), q.dtype, place)
+        _check_shapes(attn, q, k, v)
+    # a dimension that is a symbol becomes a number: it chooses the kernel
+    dim, dim_v, heads = map(operator.index, (q.shape[3], v.shape[3], q.shape[1]))
+    # compilers before PyTorch 2.13 take the identity of a frozen object, but not the object
+    which = 0 if score is None else id(score)
+    return handle(find, id(owner), dim, dim_v, heads, q.dtype, place, wanted, which)
 
 
 def _dropping(find: Finder, owner: Any, *kernel: Any, **score: Any) -> Any:
@@ -241,7 +270,4 @@ def _watched(q: Any, k: Any, v: Any) -> bool:
         raise BadOption("q, k and v", "plain tensors", found, at="q")
     if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return True
-    if type(q) is torch.Tensor and type(k) is torch.Tensor and type(v) is torch.Tensor:
-        return False
-    plain = (torch.Tensor, torch.nn.Parameter)
-    return any(type(x) not in plain and isinstance(x, torch.Tensor) for x in (q, k, v))
+    return any(type(x) not in _PLAIN and isinstance(x, torch.Tensor) for x in (q, k, v))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
+from maskc.core.errors import NotAnArray
 from maskc.integrations.torch.gradients import gradients, once, rows
 from maskc.integrations.torch.keywords import Call
 
@@ -16,8 +16,8 @@ def forward(
 ) -> tuple[Any, Any]:
     """(out, lse) of a compiled mask."""
     found: tuple[Any, Any] = attn.launch(
-        q, k, v, return_lse=True, alibi_slopes=slopes, sink_logits=sinks, data=call.data(data),
-        **call.options(),
+        q, k, v, call.scale, True, call.softcap, slopes, sinks, call.normalizer, call.alpha,
+        call.nan_safe, call.data(data),
     )  # fmt: skip
     return found
 
@@ -32,10 +32,10 @@ def backward(
         tables: of a formula of the score, whose gradients follow.
     """
     deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
-    run = partial(attn.differentiated, tables) if hasattr(attn, "differentiated") else attn.backward
-    found: tuple[Any, ...] = run(
-        q, k, v, out, lse, rows(dout), alibi_slopes=slopes, sink_logits=sinks,
-        deterministic=deterministic, **call.options(), **call.data(data),
+    wanted = {"wanted": tables} if hasattr(attn, "trainable") else {}
+    found: tuple[Any, ...] = attn.launch_backward(
+        q, k, v, out, lse, rows(dout), call.scale, call.softcap, slopes, sinks, call.normalizer,
+        call.alpha, deterministic, call.nan_safe, call.data(data), **wanted,
     )  # fmt: skip
     return found
 
@@ -48,8 +48,9 @@ class MaskedAttention(torch.autograd.Function):
     """out, lse = attention(q, k, v); the backward pass recomputes the probabilities."""
 
     @staticmethod
-    def forward(ctx: Any, attn: Any, call: Call, *tensors: Any) -> Any:
-        q, k, v, slopes, sinks, *data = tensors
+    def forward(
+        ctx: Any, attn: Any, call: Call, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, *data: Any
+    ) -> Any:  # fmt: skip
         attn = attn.settled()
         out, lse = forward(attn, call, q, k, v, slopes, sinks, data)
         ctx.set_materialize_grads(False)
@@ -80,5 +81,17 @@ class MaskedAttention(torch.autograd.Function):
         return None, None, *found[:5], *of_data
 
 
-attended: Any = MaskedAttention.apply
-"""(compiled mask, call, q, k, v, slopes, sinks, *data) -> (out, lse), with such a node."""
+_looking: Any = MaskedAttention.apply
+_apply: Any = super(torch.autograd.Function, MaskedAttention).apply
+"""What `Function.apply` calls when it has looked at each argument for what torch.func may have left
+there, which takes a third of a node's time."""
+
+
+def attended(*call: Any) -> tuple[Any, Any]:
+    """(compiled mask, call, q, k, v, slopes, sinks, *data) -> (out, lse), with such a node."""
+    found: tuple[Any, Any]
+    try:
+        found = _apply(*call)
+    except NotAnArray:  # a tensor that outlived its transform has no memory
+        found = _looking(*call)
+    return found

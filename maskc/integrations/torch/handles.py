@@ -20,7 +20,7 @@ the last of them goes."""
 
 
 def handle(
-    find: Callable[..., Any], owner_id: int, head_dim: int, head_dim_v: int, heads: int,
+    find: Callable[..., Any] | None, owner_id: int, head_dim: int, head_dim_v: int, heads: int,
     dtype: Any, place: tuple[str, int], wanted: bool, score_id: int = 0,
 ) -> str:  # fmt: skip
     """The name of a compiled mask, the same in every process: a digest of what it computes.
@@ -39,7 +39,9 @@ def handle(
     owner = ctypes.cast(owner_id, ctypes.py_object).value
     own = {"score": ctypes.cast(score_id, ctypes.py_object).value} if score_id else {}
     try:
-        found = find(owner, head_dim, head_dim_v, heads, dtype, place, **own)
+        found = owner
+        if find is not None:
+            found = find(owner, head_dim, head_dim_v, heads, dtype, place, **own)
         text = found.identity
         if wanted:
             found.target.check(found.bundle.problem, Direction.backward)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,13 +14,12 @@ from maskc.core.dropout import RATE
 from maskc.core.errors import BadOption
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Everything of a call except its tensors and its mask."""
 
-    layout: str
-    """JSON object: for every keyword where its value is. A number is a place among the data
-    tensors, a text holds a place among `values`, a list is a tuple, an object a marker."""
+    layout: Mapping[str, Any]
+    """For every keyword where its value is. A number is a place among the data tensors, a text
+    holds a place among `values`, a list is a tuple, a dictionary a marker."""
     values: tuple[Any, ...]
     """The options that are no tensors; they are integers where the call becomes an operator."""
     scale: float | None
@@ -32,78 +30,63 @@ class Call:
     deterministic: bool
 
     def numbers(self) -> tuple[Any, ...]:
-        """The fields in order, as the operators take them."""
-        values = list(self.values)
-        return (
-            self.layout, values, self.scale, self.softcap, self.normalizer, self.alpha,
-            self.nan_safe, self.deterministic,
-        )  # fmt: skip
+        """The fields in order, as the operators take them: the layout is JSON."""
+        return _text(self.layout), list(self.values), *self[2:]
+
+    @classmethod
+    def of(cls, numbers: Sequence[Any]) -> Call:
+        """The call of `numbers`."""
+        layout, values, *rest = numbers
+        return cls(_parsed(layout), tuple(values), *rest)
 
     @property
     def entmax(self) -> bool:
         """Whether weights are others than softmax's."""
         return self.normalizer == "entmax" and self.alpha != 1
 
-    def options(self) -> dict[str, Any]:
-        """Numbers and words that both passes of a CompiledMask take."""
-        return {
-            "scale": self.scale, "softcap": self.softcap, "normalizer": self.normalizer,
-            "alpha": self.alpha, "nan_safe": self.nan_safe,
-        }  # fmt: skip
-
     def undropped(self) -> Call:
         """The keywords without dropout, which the gradient of lse does not see."""
-        place = _parsed(self.layout).get(RATE) if RATE in self.layout else None
-        if place is None:
+        if RATE not in self.layout:
             return self
-        index = int(place)
-        values = (*self.values[:index], 0, *self.values[index + 1 :])
-        return replace(self, values=values)
+        index = int(self.layout[RATE])
+        return self._replace(values=(*self.values[:index], 0, *self.values[index + 1 :]))
 
     def places(self) -> dict[str, int]:
         """Where the keywords that are tensors by themselves lie among the data tensors."""
-        known = {} if self.layout == _NOTHING else _parsed(self.layout)
-        return {name: place for name, place in known.items() if type(place) is int}
+        return {name: place for name, place in self.layout.items() if type(place) is int}
 
     def data(self, tensors: Sequence[Any]) -> dict[str, Any]:
         """The mask's data and parameters, made of these data tensors."""
-        if self.layout == _NOTHING:
-            return {}
-        places = _parsed(self.layout).items()
-        return {name: _fill(place, tensors, self.values) for name, place in places}
-
-
-_NOTHING = "{}"
-_OWN = ("scale", "softcap", "normalizer", "alpha", "nan_safe")
-"""Keywords with a field of their own."""
+        return {
+            name: tensors[place] if type(place) is int else _fill(place, tensors, self.values)
+            for name, place in self.layout.items()
+        }
 
 
 def call_of(
-    options: Mapping[str, Any], deterministic: bool, as_operator: bool
+    options: dict[str, Any], deterministic: bool, as_operator: bool
 ) -> tuple[Call, list[Any]]:
     """(the call, its data tensors).
 
     Args:
-        options: keywords of the call, without `return_lse`, slopes and sink logits.
+        options: keywords of the call, without `return_lse`, slopes and sink logits; those with a
+            field of their own are taken out.
         deterministic: for the backward pass.
         as_operator: turn arrays and lists into tensors, so that only integers remain as values.
     """
     tensors: list[Any] = []
     values: list[Any] = []
-    places = [
-        f'"{name}": {_place(value, tensors, values, as_operator)}'
-        for name, value in options.items()
-        if name not in _OWN
-    ]
-    scale, softcap, normalizer, alpha, nan_safe = map(options.get, _OWN)
+    take = options.pop
+    scale, softcap, alpha = take("scale", None), take("softcap", None), take("alpha", None)
+    normalizer, nan_safe = take("normalizer", "softmax"), bool(take("nan_safe", False))
+    layout = {name: _place(value, tensors, values, as_operator) for name, value in options.items()}
     if as_operator:
         scale, softcap, alpha = (
             _number(name, x)
             for name, x in (("scale", scale), ("softcap", softcap), ("alpha", alpha))
         )
-    layout = "{" + ", ".join(places) + "}"
-    numbers = (scale, softcap, "softmax" if normalizer is None else normalizer, alpha)
-    return Call(layout, tuple(values), *numbers, bool(nan_safe), deterministic), tensors
+    numbers = scale, softcap, normalizer, alpha, nan_safe, deterministic
+    return Call(layout, tuple(values), *numbers), tensors
 
 
 def _number(name: str, value: Any) -> float | None:
@@ -118,29 +101,39 @@ def _number(name: str, value: Any) -> float | None:
         raise BadOption(name, "a finite number", repr(value), at=name) from None
 
 
-def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool) -> str:
-    """The place of the value in the JSON text."""
+def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool) -> Any:
+    """Where the value is, see `Call`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return str(len(tensors) - 1)
+        return len(tensors) - 1
     if isinstance(value, (CuSeqlens, Parents)):
         word = _MARKERS[type(value)]
         inner = _place(value.array, tensors, values, as_operator)
         most = getattr(value, "max_seqlen", None)
         if most is None:
-            return f'{{"{word}": {inner}}}'
+            return {word: inner}
         values.append(most)
-        return f'{{"{word}": {inner}, "max_seqlen": "{len(values) - 1}"}}'
+        return {word: inner, "max_seqlen": str(len(values) - 1)}
     if isinstance(value, tuple) and not all(isinstance(part, int) for part in value):
-        parts = [_place(part, tensors, values, as_operator) for part in value]
-        return "[" + ", ".join(parts) + "]"
+        return [_place(part, tensors, values, as_operator) for part in value]
     if value is None or value is True or value is False:
-        return "null" if value is None else "true" if value else "false"
+        return value
     if as_operator and not isinstance(value, (int, torch.SymInt)):
         tensors.append(_as_tensor(value))
-        return str(len(tensors) - 1)
+        return len(tensors) - 1
     values.append(value)
-    return f'"{len(values) - 1}"'
+    return str(len(values) - 1)
+
+
+def _text(place: Any) -> str:
+    """A place as JSON, also while torch.compile traces."""
+    if isinstance(place, dict):
+        return "{" + ", ".join([f'"{name}": {_text(x)}' for name, x in place.items()]) + "}"
+    if isinstance(place, list):
+        return "[" + ", ".join([_text(part) for part in place]) + "]"
+    if place is None or place is True or place is False:
+        return "null" if place is None else "true" if place else "false"
+    return f'"{place}"' if isinstance(place, str) else str(place)
 
 
 _MARKERS = {CuSeqlens: "cu_seqlens", Parents: "parents"}

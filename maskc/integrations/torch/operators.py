@@ -43,12 +43,12 @@ def register(named: Callable[[str], Any]) -> None:
 
     def attention(q: Any, k: Any, v: Any, slopes: Any, sinks: Any, data: Any, mask: str,
                   *numbers: Any) -> Any:  # fmt: skip
-        return forward(named(mask), _call(numbers), q, k, v, slopes, sinks, data)
+        return forward(named(mask), Call.of(numbers), q, k, v, slopes, sinks, data)
 
     def attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any,
                            sinks: Any, tables: Any, data: Any, mask: str,
                            *numbers: Any) -> Any:  # fmt: skip
-        call = _call(numbers)
+        call = Call.of(numbers)
         names = {place: name for name, place in call.places().items()}
         args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(names[x] for x in tables))
         return list(backward(named(mask), call, *args))
@@ -65,11 +65,6 @@ def register(named: Callable[[str], Any]) -> None:
     torch.library.register_autograd("maskc::attention", _differentiate, setup_context=_remember)
     torch.library.register_autograd("maskc::attention_backward", _refuse_twice)
     _registered.append("maskc")
-
-
-def _call(numbers: tuple[Any, ...]) -> Call:
-    layout, values, *rest = numbers
-    return Call(layout, tuple(values), *rest)
 
 
 # ------------------------------------------------------------------ shapes
@@ -109,7 +104,7 @@ def _like(x: Any, dim: Any) -> Any:
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     q, k, v, slopes, sinks, data, *ctx.rest = inputs
     _, *numbers = ctx.rest
-    if _call(tuple(numbers)).entmax:
+    if Call.of(numbers).entmax:
         ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, slopes, sinks, *data)
@@ -128,7 +123,7 @@ def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
     def run(v: Any, out: Any, dout: Any, undropped: bool = False) -> Any:
         mask, *numbers = ctx.rest
         if undropped:
-            numbers = list(_call(tuple(numbers)).undropped().numbers())
+            numbers = list(Call.of(numbers).undropped().numbers())
         return torch.ops.maskc.attention_backward.default(
             q, k, v, out, lse, dout, slopes, sinks, tables, data, mask, *numbers
         )

@@ -111,8 +111,12 @@ class _Torch:
                 b.shape, b.is_contiguous() or b.stride(), b.dtype, b.device,
                 c.shape, c.is_contiguous() or c.stride(), c.dtype, c.device,
             ), (a.data_ptr(), b.data_ptr(), c.data_ptr())  # fmt: skip
-        kinds = [(x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device) for x in arrays]
-        return tuple(kinds), tuple([x.data_ptr() for x in arrays])
+        kinds: list[Any] = []
+        places = []
+        for x in arrays:
+            kinds += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
+            places.append(x.data_ptr())
+        return tuple(kinds), tuple(places)
 
     def view(self, x: Any, name: str) -> Array:
         try:
