@@ -31,6 +31,7 @@ from maskc.core.dtypes import DType
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, MOVES, STEMS, WIDE
+from maskc.core.listed import Listed
 from maskc.core.problem import Direction, TileShape
 from maskc.core.score import Formula
 from maskc.core.source import SourceLoc
@@ -55,6 +56,7 @@ from maskc.emit.spec import (
     Cells,
     Iteration,
     KernelSpec,
+    ListedRows,
     Lists,
     ListsSpec,
     MovesSpec,
@@ -72,16 +74,16 @@ MOVING_THREADS = 256
 """The threads of a block that moves rows."""
 
 
-def emit(plan: KernelPlan, name: str) -> Bundle:
+def emit(plan: KernelPlan, name: str, listed: Listed | None = None) -> Bundle:
     """The bundle of one mask for one target, with the sources that go along.
 
-    `name` never reaches a source.
+    `name` never reaches a source. `listed` tells whose rows there are, where these are not all.
     """
-    bundle = merged([_emit(each, name) for each in (plan, *plan.also)], "")
+    bundle = merged([_emit(each, name, listed) for each in (plan, *plan.also)], "")
     parts = (
         PartBundle(
             part.stride,
-            emit(part.plan, f"{name}_part{number}"),
+            emit(part.plan, f"{name}_part{number}", part.listed),
             part.aligned,
             part.keys,
             part.listed,
@@ -157,14 +159,18 @@ def merged(bundles: Sequence[Bundle], report: str) -> Bundle:
     )  # fmt: skip
 
 
-def _emit(plan: KernelPlan, name: str) -> Bundle:
+def _emit(plan: KernelPlan, name: str, listed: Listed | None) -> Bundle:
     """One source."""
     formulas = [_formulas(mask) for mask in plan.masks]
     reads = sorted({
         name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)
     })  # fmt: skip
+    data = declarations(plan.masks)
+    if listed is not None and listed.array not in reads:  # of logits alone
+        reads.append(listed.array)
+        data += (DataDecl(listed.array, DataKind.tokens, (listed.array,)),)
     shapes = list(dict.fromkeys(formulas))
-    spec = kernel_spec(plan, tuple(reads))
+    spec = kernel_spec(plan, tuple(reads), listed)
     unit = SourceUnit(
         plan.target.name,
         render(family_of(plan.target).template(_stem(plan), plan.direction), spec),
@@ -187,7 +193,6 @@ def _emit(plan: KernelPlan, name: str) -> Bundle:
     unit = _with_origins(unit, plan)
     found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
     declared = frozenset[str]().union(*(mask.ir.declared for mask in plan.masks))
-    data = declarations(plan.masks)
     return Bundle(
         name=name,
         problem=plan.problem,
@@ -318,7 +323,9 @@ def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
     return tuple(decl for _, decl in sorted(found.items()))
 
 
-def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
+def kernel_spec(
+    plan: KernelPlan, reads: tuple[str, ...], listed: Listed | None = None
+) -> KernelSpec:
     """The template's holes, filled from the plan."""
     shapes: dict[tuple[Expr, ...], Shape] = {}
     for mask in plan.masks:
@@ -327,6 +334,8 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
     n_args = max(len(mask.lifted.args) for mask in plan.masks)
     by_query, by_key = plan.of_data
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
+    if listed is not None:
+        decl_of[listed.array] = DataDecl(listed.array, DataKind.tokens, (listed.array,))
     score = plan.problem.score
     return KernelSpec(
         target=plan.target,
@@ -372,6 +381,7 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         + (abi.FP8_FIELDS if plan.problem.dtype is DType.float8_e4m3fn else ()),
         dropout=plan.problem.dropout,
         score=None if score is None else _score_text(score, plan.target),
+        listed=None if listed is None else ListedRows(listed.side, reads.index(listed.array)),
     )
 
 

@@ -56,6 +56,16 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedRows:
+    """Whose rows a launch has in place of all queries, or keys."""
+
+    side: str
+    """"q" for queries, "k" for keys."""
+    slot: int
+    """The list's place among the data arrays."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lists:
     """A data array that holds lists of chosen blocks."""
 
@@ -261,6 +271,8 @@ class KernelSpec:
     """The pieces of rows that are shorter in memory than `head_dim`."""
     score: ScoreText | None = None
     """The formula of the score, where there is one."""
+    listed: ListedRows | None = None
+    """The tokens whose rows there are; None: those of the call, side by side."""
     dropout: bool = False
     """Whether weights are dropped."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
@@ -299,6 +311,7 @@ class KernelSpec:
             return False
         return (
             (self.score is None or bool(self.score.shift)) and self.target.name == "sm_90a"
+            and self.listed is None
             and self.tile.q >= 64 and self.boxes is None and self.chosen is None
             and not self.thresholds and not self.gathered
         )  # fmt: skip

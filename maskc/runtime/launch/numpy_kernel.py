@@ -16,6 +16,7 @@ from maskc.core.abi import Numbers, Pointers
 from maskc.core.bundle import Bundle, Variant
 from maskc.core.dtypes import DType
 from maskc.core.evaluate import evaluate
+from maskc.core.listed import TOKEN_K, TOKEN_Q
 from maskc.core.problem import Direction, Feature, Features, TileShape
 from maskc.dispatch.tables import Tables
 from maskc.layout import best, sequence_arrays
@@ -83,6 +84,8 @@ class _RowTile:
     """int [m], ascending."""
     seen: np.ndarray
     """bool [queries, m]."""
+    distance: np.ndarray
+    """fp32 [queries, m], |p - k|."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +184,18 @@ class _Pass:
                     variant.keep, {**env, "q": queries[:, None], "k": keys[None, ~full]}
                 )
                 seen[:, ~full] = kept
-            yield _RowTile(slice(row * tile.q, row * tile.q + len(queries)), keys, seen)
+            rows = slice(row * tile.q, row * tile.q + len(queries))
+            yield _RowTile(rows, keys, seen, self._distance(batch, queries, keys))
+
+    def _distance(self, batch: int, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """|p - k| of rows and columns, which may be those of listed tokens."""
+        arrays, block, shift = self.tables.arrays, self.block, self.block.n_kv - self.block.n_q
+        for number, name in enumerate(self.bundle.arrays):
+            if name in (TOKEN_Q, TOKEN_K):
+                shift, tokens = block.array_row[number], np.atleast_2d(arrays[name])
+                own = tokens[batch if len(tokens) > 1 else 0]
+                queries, keys = (own[queries], keys) if name == TOKEN_Q else (queries, own[keys])
+        return np.abs(queries[:, None] + shift - keys) * np.float32(block.spacing)
 
     def _variant(self, case: int, head: int) -> Variant:
         """The mask of a head; where tables differ by head every head is a case of its own."""
@@ -198,11 +212,9 @@ class _Pass:
         if Feature.softcap in self.features:
             capped = np.tanh(s / np.float32(block.softcap))
             s, slope = np.float32(block.softcap) * capped, 1 - capped * capped
-        positions = np.arange(tile.queries.start, tile.queries.stop) + (block.n_kv - block.n_q)
-        distance = np.abs(positions[:, None] - tile.keys) * np.float32(block.spacing)
         if Feature.alibi in self.features:
-            s = s - self.single("alibi_slopes")[head] * distance
-        return _Scores(np.where(tile.seen, s, np.float32(-np.inf)), slope, distance)
+            s = s - self.single("alibi_slopes")[head] * tile.distance
+        return _Scores(np.where(tile.seen, s, np.float32(-np.inf)), slope, tile.distance)
 
 
 def _entmax(call: _Pass) -> None:

@@ -1,0 +1,16 @@
+// Which tokens the rows of a launch are: of one side those of a list, the data array LIST, whose
+// `array_row` is by how much positions of queries exceed their tokens.
+// Needs: vector.h, Mask, tokens_of; LIST, LISTED_QUERIES. Gives what tokens_even.h does.
+
+FN i32 query_token(struct Mask m, i32 row) { return LISTED_QUERIES ? tokens_of(m)[row] : row; }
+FN i32 key_token(struct Mask m, i32 row) { return LISTED_QUERIES ? row : tokens_of(m)[row]; }
+FN vec queries_from(const struct Attention *p, struct Mask m, i32 row, i32 *first) {
+    vec lanes = lane_numbers();
+    *first = query_token(m, row);
+    if (LISTED_QUERIES) {
+        for (i32 i = 0; i < LANES; i++)
+            lanes[i] = (float)(query_token(m, min_i32(row + i, p->n_q - 1)) - *first);
+    }
+    return lanes;
+}
+FN i32 position_shift(const struct Attention *p) { return (i32)p->array_row[LIST]; }
