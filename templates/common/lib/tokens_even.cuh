@@ -1,6 +1,6 @@
 // Which tokens the rows of a launch are: those of the call in their order, or every so-manieth.
 // Needs: device.cuh, Attention. Gives, as tokens_listed.cuh does: LISTED, Steps, steps_from,
-// query_token, key_token.
+// query_token, key_token, all_queries, all_keys.
 
 [[maybe_unused]] constexpr bool LISTED = false;
 
@@ -17,5 +17,7 @@ FN struct Steps steps_from(const struct Attention &p, i32, i32 query, i32 key) {
 template <typename S>
 FN void anew_steps(S &x) { x.first = anew_float(x.first); }
 
+FN i32 all_queries(const struct Attention &p) { return p.queries; }
+FN i32 all_keys(const struct Attention &p) { return p.n_kv; }
 FN i32 query_token(const struct Attention &, i32, i32 row) { return row; }
 FN i32 key_token(const struct Attention &, i32, i32 row) { return row; }

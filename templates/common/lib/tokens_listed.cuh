@@ -29,6 +29,12 @@ FN struct Steps steps_from(const struct Attention &p, i32 batch, i32 query, i32 
 template <typename S>
 FN void anew_steps(S &x) { x.row = anew(x.row); }
 
+FN i32 all_queries(const struct Attention &p) {
+    return LISTED_QUERIES ? p.n_kv - (i32)p.array_row[LIST] : p.queries;
+}
+FN i32 all_keys(const struct Attention &p) {
+    return LISTED_QUERIES ? p.n_kv : p.queries + (i32)p.array_row[LIST];
+}
 FN i32 query_token(const struct Attention &p, i32 batch, i32 row) {
     return LISTED_QUERIES ? listed_token(tokens_of(p, batch), p, row) : row;
 }

@@ -14,3 +14,9 @@ FN vec queries_from(const struct Attention *p, struct Mask m, i32 row, i32 *firs
     return lanes;
 }
 FN i32 position_shift(const struct Attention *p) { return (i32)p->array_row[LIST]; }
+FN i32 all_queries(const struct Attention *p) {
+    return LISTED_QUERIES ? p->n_kv - position_shift(p) : p->n_q;
+}
+FN i32 all_keys(const struct Attention *p) {
+    return LISTED_QUERIES ? p->n_kv : p->n_q + position_shift(p);
+}
