@@ -31,7 +31,7 @@ from maskc.core.dtypes import DType
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, MOVES, STEMS, WIDE
-from maskc.core.listed import Listed
+from maskc.core.listed import TOKEN_K, TOKEN_Q, Listed
 from maskc.core.problem import Direction, TileShape
 from maskc.core.score import Formula
 from maskc.core.source import SourceLoc
@@ -165,12 +165,14 @@ def _emit(plan: KernelPlan, name: str, listed: Listed | None) -> Bundle:
     reads = sorted({
         name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)
     })  # fmt: skip
-    data = declarations(plan.masks)
-    if listed is not None and listed.array not in reads:  # of logits alone
+    data, own = declarations(plan.masks), tuple(reads)
+    if listed is not None and listed.array not in reads:  # logits alone do
         reads.append(listed.array)
         data += (DataDecl(listed.array, DataKind.tokens, (listed.array,)),)
+        own = tuple(reads) if plan.target.language == "c" else own
     shapes = list(dict.fromkeys(formulas))
-    spec = kernel_spec(plan, tuple(reads), listed)
+    slot = None if listed is None else ListedRows(listed.side, reads.index(listed.array))
+    spec = kernel_spec(plan, own, slot)
     unit = SourceUnit(
         plan.target.name,
         render(family_of(plan.target).template(_stem(plan), plan.direction), spec),
@@ -324,7 +326,7 @@ def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
 
 
 def kernel_spec(
-    plan: KernelPlan, reads: tuple[str, ...], listed: Listed | None = None
+    plan: KernelPlan, reads: tuple[str, ...], listed: ListedRows | None = None
 ) -> KernelSpec:
     """The template's holes, filled from the plan."""
     shapes: dict[tuple[Expr, ...], Shape] = {}
@@ -334,8 +336,8 @@ def kernel_spec(
     n_args = max(len(mask.lifted.args) for mask in plan.masks)
     by_query, by_key = plan.of_data
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
-    if listed is not None:
-        decl_of[listed.array] = DataDecl(listed.array, DataKind.tokens, (listed.array,))
+    for name in {TOKEN_Q, TOKEN_K} - set(decl_of):
+        decl_of[name] = DataDecl(name, DataKind.tokens, (name,))
     score = plan.problem.score
     return KernelSpec(
         target=plan.target,
@@ -381,7 +383,7 @@ def kernel_spec(
         + (abi.FP8_FIELDS if plan.problem.dtype is DType.float8_e4m3fn else ()),
         dropout=plan.problem.dropout,
         score=None if score is None else _score_text(score, plan.target),
-        listed=None if listed is None else ListedRows(listed.side, reads.index(listed.array)),
+        listed=listed,
     )
 
 
