@@ -31,7 +31,7 @@ from maskc.core.dtypes import DType
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, MOVES, STEMS, WIDE
-from maskc.core.listed import TOKEN_K, TOKEN_Q, Listed
+from maskc.core.listed import TOKEN_K, TOKEN_Q
 from maskc.core.problem import Direction, TileShape
 from maskc.core.score import Formula
 from maskc.core.source import SourceLoc
@@ -56,10 +56,10 @@ from maskc.emit.spec import (
     Cells,
     Iteration,
     KernelSpec,
-    ListedRows,
     Lists,
     ListsSpec,
     MovesSpec,
+    PartRows,
     PredicateLine,
     RowPieces,
     ScoreText,
@@ -68,22 +68,22 @@ from maskc.emit.spec import (
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_documents as documents
 from maskc.plan.ranges import TileRange
-from maskc.plan.types import KernelPlan, PlannedMask, selections
+from maskc.plan.types import KernelPlan, PlannedMask, PlannedPart, selections
 
 MOVING_THREADS = 256
 """The threads of a block that moves rows."""
 
 
-def emit(plan: KernelPlan, name: str, listed: Listed | None = None) -> Bundle:
+def emit(plan: KernelPlan, name: str, part: PlannedPart | None = None) -> Bundle:
     """The bundle of one mask for one target, with the sources that go along.
 
-    `name` never reaches a source. `listed` tells whose rows there are, where these are not all.
+    `name` never reaches a source. `part`: what of a mask the plan is of, where that is not all.
     """
-    bundle = merged([_emit(each, name, listed) for each in (plan, *plan.also)], "")
+    bundle = merged([_emit(each, name, part) for each in (plan, *plan.also)], "")
     parts = (
         PartBundle(
             part.stride,
-            emit(part.plan, f"{name}_part{number}", part.listed),
+            emit(part.plan, f"{name}_part{number}", part),
             part.aligned,
             part.keys,
             part.listed,
@@ -159,20 +159,20 @@ def merged(bundles: Sequence[Bundle], report: str) -> Bundle:
     )  # fmt: skip
 
 
-def _emit(plan: KernelPlan, name: str, listed: Listed | None) -> Bundle:
+def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
     """One source."""
     formulas = [_formulas(mask) for mask in plan.masks]
     reads = sorted({
         name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)
     })  # fmt: skip
     data, own = declarations(plan.masks), tuple(reads)
+    listed = None if part is None else part.listed
     if listed is not None and listed.array not in reads:  # logits alone do
         reads.append(listed.array)
         data += (DataDecl(listed.array, DataKind.tokens, (listed.array,)),)
         own = tuple(reads) if plan.target.language == "c" else own
     shapes = list(dict.fromkeys(formulas))
-    slot = None if listed is None else ListedRows(listed.side, reads.index(listed.array))
-    spec = kernel_spec(plan, own, slot)
+    spec = kernel_spec(plan, own, None if part is None else _rows(part, reads))
     unit = SourceUnit(
         plan.target.name,
         render(family_of(plan.target).template(_stem(plan), plan.direction), spec),
@@ -218,6 +218,16 @@ def _emit(plan: KernelPlan, name: str, listed: Listed | None) -> Bundle:
         unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
         selections=selections(plan.masks),
     )
+
+
+def _rows(part: PlannedPart, reads: list[str]) -> PartRows | None:
+    """Which tokens a part has; None: all, or a residue class of both queries and keys."""
+    if part.listed is not None:
+        at, of_queries = reads.index(part.listed.array), part.listed.side == "q"
+        return PartRows("listed", len(reads), list=at, of_queries=of_queries)
+    if part.keys is not None:
+        return PartRows("strided", len(reads), first=part.keys, step=part.stride)
+    return None
 
 
 def _stem(plan: KernelPlan) -> str:
@@ -326,7 +336,7 @@ def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
 
 
 def kernel_spec(
-    plan: KernelPlan, reads: tuple[str, ...], listed: ListedRows | None = None
+    plan: KernelPlan, reads: tuple[str, ...], rows: PartRows | None = None
 ) -> KernelSpec:
     """The template's holes, filled from the plan."""
     shapes: dict[tuple[Expr, ...], Shape] = {}
@@ -383,7 +393,7 @@ def kernel_spec(
         + (abi.FP8_FIELDS if plan.problem.dtype is DType.float8_e4m3fn else ()),
         dropout=plan.problem.dropout,
         score=None if score is None else _score_text(score, plan.target),
-        listed=listed,
+        rows=rows,
     )
 
 

@@ -56,13 +56,20 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class ListedRows:
-    """Whose rows a launch has in place of all queries, or keys."""
+class PartRows:
+    """Which tokens a part has in place of all queries, or keys."""
 
-    side: str
-    """"q" for queries, "k" for keys."""
-    slot: int
-    """The list's place among the data arrays."""
+    tokens: str
+    """The policy: common/lib/tokens_*.cuh and cpu/lib/tokens_*.h of that name."""
+    place: int
+    """Where the arguments of arrays say more of them: behind those of the arrays themselves."""
+    list: int = 0
+    """A list's place among the data arrays."""
+    of_queries: bool = False
+    """Whether it is of queries."""
+    first: int = 0
+    """The first of keys that are every `step`-th."""
+    step: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +278,8 @@ class KernelSpec:
     """The pieces of rows that are shorter in memory than `head_dim`."""
     score: ScoreText | None = None
     """The formula of the score, where there is one."""
-    listed: ListedRows | None = None
-    """The tokens whose rows there are; None: those of the call, side by side."""
+    rows: PartRows | None = None
+    """The tokens whose rows there are; None: all, or a residue class of both."""
     dropout: bool = False
     """Whether weights are dropped."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
@@ -311,7 +318,7 @@ class KernelSpec:
             return False
         return (
             (self.score is None or bool(self.score.shift)) and self.target.name == "sm_90a"
-            and self.listed is None
+            and self.rows is None
             and self.tile.q >= 64 and self.boxes is None and self.chosen is None
             and not self.thresholds and not self.gathered
         )  # fmt: skip

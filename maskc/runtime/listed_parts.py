@@ -393,7 +393,7 @@ class _Planning:
         known = self.bound.given is None
         built = self.owner.built(0 if over is None else over.number, known)
         source = built.selector.source(self.direction, features)
-        place = Place(sizes, strides, joins=joins)
+        place = Place(sizes, strides, shift=None if over is None else n_kv - n_q, joins=joins)
         spared = self.outputs
         if self.direction is Direction.forward:
             spared = (self.outputs[0], singles(0))
@@ -404,12 +404,9 @@ class _Planning:
             source = built.selector.choose(source, wanted, sizes, bound, arrays, joins)
         plan = built.plan(source, wanted, bound, arrays, place, spared)
         reads = None if over is None else _SIDES.index(side)
-        if over is not None:
+        if not known and over is not None and over.lists > 1:
             block = ATTENTION.from_buffer_copy(plan.numbers)
-            list_at = built.bundle.arrays.index(over.listed.array)
-            block.array_row[list_at] = n_kv - n_q  # what logits know of the other tokens
-            if over.lists > 1:
-                block.array_batch[list_at] = over.rows
+            block.array_batch[built.bundle.arrays.index(over.listed.array)] = over.rows
             plan = replace(plan, numbers=bytes(block))
         return Part(plan, tuple(sorted(instead.items())), reads)
 

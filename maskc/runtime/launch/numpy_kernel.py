@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maskc.core.abi import Numbers, Pointers
+from maskc.core.abi import MAX_ARRAYS, Numbers, Pointers
 from maskc.core.bundle import Bundle, Variant
 from maskc.core.dtypes import DType
 from maskc.core.evaluate import evaluate
@@ -189,12 +189,15 @@ class _Pass:
 
     def _distance(self, batch: int, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """|p - k| of rows and columns, which may be those of listed tokens."""
-        arrays, block, shift = self.tables.arrays, self.block, self.block.n_kv - self.block.n_q
-        for number, name in enumerate(self.bundle.arrays):
-            if name in (TOKEN_Q, TOKEN_K):
-                shift, tokens = block.array_row[number], np.atleast_2d(arrays[name])
-                own = tokens[batch if len(tokens) > 1 else 0]
-                queries, keys = (own[queries], keys) if name == TOKEN_Q else (queries, own[keys])
+        block, behind = self.block, len(self.bundle.arrays)
+        shift = block.n_kv - block.n_q
+        if behind < MAX_ARRAYS and block.array_batch[behind]:  # a part of a mask
+            shift = block.array_row[behind]
+            keys = block.array_head[behind] + block.array_batch[behind] * keys
+        for name in {TOKEN_Q, TOKEN_K}.intersection(self.bundle.arrays):
+            tokens = np.atleast_2d(self.tables.arrays[name])
+            own = tokens[batch if len(tokens) > 1 else 0]
+            queries, keys = (own[queries], keys) if name == TOKEN_Q else (queries, own[keys])
         return np.abs(queries[:, None] + shift - keys) * np.float32(block.spacing)
 
     def _variant(self, case: int, head: int) -> Variant:

@@ -1,8 +1,6 @@
 // Which tokens the rows of a launch are: those of the call in their order, or every so-manieth.
-// Needs: device.cuh, Attention. Gives, as tokens_listed.cuh does: LISTED, Steps, steps_from,
-// query_token, key_token, all_queries, all_keys.
-
-[[maybe_unused]] constexpr bool LISTED = false;
+// Needs: Attention. Gives, as tokens_listed.cuh and tokens_strided.cuh do: Steps, steps_from,
+// anew_steps, query_token, key_token, all_queries, all_keys.
 
 // How far queries are behind keys: positions for the slope of a head, tokens for a formula of the
 // score. A pair is so many rows down and across from a first one.

@@ -1,9 +1,9 @@
-// Which tokens the rows of a launch are: of one side those of a list, the data array LIST, whose
-// `array_row` is by how much positions of queries exceed their tokens.
-// Needs: vector.h, Mask, tokens_of; LIST, LISTED_QUERIES. Gives what tokens_even.h does.
+// Which tokens the rows of a launch are: of one side those of a list, TOKENS of a mask.
+// `array_row` of PLACE is by how much positions of queries exceed their tokens.
+// Needs: vector.h, Mask; TOKENS, LISTED_QUERIES, PLACE. Gives what tokens_even.h does.
 
-FN i32 query_token(struct Mask m, i32 row) { return LISTED_QUERIES ? tokens_of(m)[row] : row; }
-FN i32 key_token(struct Mask m, i32 row) { return LISTED_QUERIES ? row : tokens_of(m)[row]; }
+FN i32 query_token(struct Mask m, i32 row) { return LISTED_QUERIES ? TOKENS(m)[row] : row; }
+FN i32 key_token(struct Mask m, i32 row) { return LISTED_QUERIES ? row : TOKENS(m)[row]; }
 FN vec queries_from(const struct Attention *p, struct Mask m, i32 row, i32 *first) {
     vec lanes = lane_numbers();
     *first = query_token(m, row);
@@ -13,7 +13,7 @@ FN vec queries_from(const struct Attention *p, struct Mask m, i32 row, i32 *firs
     }
     return lanes;
 }
-FN i32 position_shift(const struct Attention *p) { return (i32)p->array_row[LIST]; }
+FN i32 position_shift(const struct Attention *p) { return (i32)p->array_row[PLACE]; }
 FN i32 all_queries(const struct Attention *p) {
     return LISTED_QUERIES ? p->n_kv - position_shift(p) : p->n_q;
 }
