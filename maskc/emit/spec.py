@@ -290,6 +290,13 @@ class KernelSpec:
         return self.dtype.itemsize == 1
 
     @property
+    def tokens(self) -> str:
+        """The policy that says which tokens rows are: tokens_* of common/lib and cpu/lib."""
+        if self.gathered:
+            return "gathered"
+        return "even" if self.rows is None else self.rows.tokens
+
+    @property
     def operands(self) -> str:
         """The policy that q, k, v and weights follow: files operands_* and values_* (sm_90a)."""
         return "bytes" if self.fp8 else "halves"

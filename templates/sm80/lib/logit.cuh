@@ -14,8 +14,13 @@ constexpr bool SHORT_OF_REGISTERS = PARK_ROWS;
 constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (HEAD_GRADIENT || WITH_NAN_SAFE || WITH_ENTMAX);
 #endif
 
-// Whether a logit is more than its score times a factor.
+// Whether a logit is more than its score times a factor, and whether it matters where its pair is.
 constexpr bool BENT = SCORED;
+#if WITH_SCORE
+constexpr bool NEEDS_WHERE = true;
+#else
+constexpr bool NEEDS_WHERE = HEAD_GRADIENT;
+#endif
 
 // What the logits of one head are made of.
 struct Logit {
@@ -74,9 +79,10 @@ FN float logit_of_any(float x, const struct Attention &p, const struct Logit &lo
 FN float logit_slope(float score, float x, const struct Attention &p, const struct Logit &logit,
                      const struct Pair &pair, bool counts) {
 #if WITH_SCORE
-    return SCORE_BENDS && counts ? score_slope(score * p.scale, pair.query, pair.key, pair.apart,
-                                               pair.head, pair.batch, p)
-                                 : 0.0f;
+    if (!SCORE_BENDS) return 1.0f;
+    return counts ? score_slope(score * p.scale, pair.query, pair.key, pair.apart, pair.head,
+                                pair.batch, p)
+                  : 0.0f;
 #else
     if (!SCORE_CAPS) return 1.0f;
     if (HEAD_GRADIENT)

@@ -73,7 +73,8 @@ FN float2 kept_slopes(const struct Slopes<N> &slopes, int i) {
 }
 #endif
 
-// Half the way to logits, from where both they and their derivatives can be told.
+// Half the way to logits, from where both they and their derivatives can be told; `counts`: whether
+// a derivative is asked for.
 struct Halfway {
     float unit, steep;
 };
@@ -99,9 +100,10 @@ FN float logit_from(float score, struct Halfway, const struct Attention &p, cons
 }
 template <typename Where>
 FN float slope_from(float score, struct Halfway, const struct Attention &p, const Where &where,
-                    int i) {
-    return score_slope(score * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
-                       where.head(i), where.batch(), p);
+                    int i, bool counts) {
+    return counts ? score_slope(score * p.scale, where.query(p, i), where.key(p, i),
+                                where.apart(p, i), where.head(i), where.batch(), p)
+                  : 0.0f;
 }
 #else
 template <typename Where>
@@ -111,8 +113,8 @@ FN float logit_from(float half, struct Halfway way, const struct Attention &, co
     return HEAD_GRADIENT ? fmaf(-where.head_logit(i).slope, where.distance(i), logit) : logit;
 }
 template <typename Where>
-FN float slope_from(float half, struct Halfway way, const struct Attention &, const Where &,
-                    int) {
+FN float slope_from(float half, struct Halfway way, const struct Attention &, const Where &, int,
+                    bool) {
     const float part = half * way.steep;
     return fmaf(-part, part, 1.0f);
 }
