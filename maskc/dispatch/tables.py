@@ -11,12 +11,12 @@ from functools import cached_property
 
 import numpy as np
 
+from maskc.core import expr as E
 from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
 from maskc.core.cost import Tally
 from maskc.core.data import DataDecl
 from maskc.core.errors import DataShape
-from maskc.core import expr as E
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import BlockLayout
 from maskc.core.listed import TOKEN_K, TOKEN_Q
@@ -216,7 +216,9 @@ def make_tables(
         bits = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
         parts.append(("distances", np.concatenate(bits)))
     told = _telling(bundle)
-    batched = any(slot.batch for name, slot in zip(bundle.arrays, slots, strict=True) if name in told)
+    batched = any(
+        slot.batch for name, slot in zip(bundle.arrays, slots, strict=True) if name in told
+    )
     seen = _seen(cases, unit, arrays, sizes.batch if batched else 1)
     backward, tally, adders = direction is Direction.backward, None, None
     if lists and unit.by_documents:

@@ -90,8 +90,8 @@ def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart,
     """The parts of the one mask that all heads share, if some run over residue classes of the
     tokens, or over listed tokens.
 
-    Dropout draws for the user's q and k; a formula of the score reads those, too, which are not told
-    of residue classes.
+    Dropout draws for the user's q and k; a formula of the score reads those, too, and is not told
+    them of residue classes.
     """
     regrouped = any(part.stride > 1 and part.keys is None for part in heads.parts)
     if problem.dropout or (problem.score is not None and regrouped):

@@ -1,6 +1,6 @@
-// Pairs of a part of a mask that add to a table: those side by side in the call often add to the same
-// entry, as buckets of distances are wide, and are added up before memory sees them.
-// Needs: gen/score_tables.cuh.j2. Gives: add_alike.
+// Pairs of a part of a mask that add to a table. Those side by side in the call often add to the
+// same entry, as buckets of distances are wide; these are added up before memory sees them.
+// Needs: score_pairs.cuh; Spot, add_to of the includer. Gives: add_alike.
 
 // Pairs of one key (or of one listed query) that lie side by side: COUNT of a thread, and those of
 // the lanes that differ from it in bits of LANES.

@@ -1,4 +1,4 @@
-// Which tokens the rows of a launch are: all queries, and of keys every so-manieth, from FIRST_KEY on.
+// Which tokens the rows of a launch are: all queries, and every so-manieth key from FIRST_KEY on.
 // `array_row` of PLACE is by how much positions of queries exceed their tokens.
 // Needs: Attention; FIRST_KEY, KEY_TOKENS, PLACE. Gives what tokens_even.cuh does.
 

@@ -1,5 +1,5 @@
 // From scores to logits by the formula of the score.
-// Needs: vector.h, tokens_*.h, gen/score.h.j2; Place, Scores, UNIT. Gives what option_logits.h does.
+// Needs: vector.h, gen/score.h.j2; Place, Scores, UNIT, tokens. Gives what option_logits.h does.
 
 FN float query_factor(const struct Attention *p) { return p->scale; }
 

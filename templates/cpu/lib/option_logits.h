@@ -1,7 +1,7 @@
 // From scores to logits by the options of a call: softcap * tanh(s / softcap) - slope * |p - k|, p
 // being the query's position with both ends aligned. No other file of the CPU names them.
-// Needs: vector.h, tokens_*.h; Place, Scores, UNIT. Gives, as formula_logits.h does: query_factor, make_logits,
-// take_slopes.
+// Needs: vector.h; Place, Scores, UNIT, tokens. Gives, as formula_logits.h does: query_factor,
+// make_logits, take_slopes.
 
 // The factor of scores goes into the transposed q.
 FN float query_factor(const struct Attention *p) {

@@ -26,7 +26,8 @@ FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p,
             const float x = s[j] * p.scale;
             const i32 q = where.query(p, j), k = where.key(p, j), head = where.head(j);
             const float apart = where.apart(p, j);
-            s[j] = where.query_row(j) < p.n_q ? score_logit(x, q, k, apart, head, where.batch(), p) : MINUS_INFINITY;
+            const bool inside = where.query_row(j) < p.n_q;
+            s[j] = inside ? score_logit(x, q, k, apart, head, where.batch(), p) : MINUS_INFINITY;
             slope[j - i] = HAS_SLOPE ? score_slope(x, q, k, apart, head, where.batch(), p) : 1.0f;
         }
 #if HAS_SLOPE
