@@ -36,6 +36,11 @@ class Place:
     """Bytes from the start of a tensor, or of lse, to the first token; 0 where not named."""
     spacing: int = 1
     """The distance from one of them to the next, in tokens of the call."""
+    shift: int | None = None
+    """What is added to the token of a query to be its position, where queries or keys of the call
+    are missing; None where lengths tell."""
+    keys: tuple[int, int] = (0, 1)
+    """The first key, and the step from one to the next, where such are missing."""
     joins: bool = False
     """Whether results are joined with those that are there."""
     packed: int = 0

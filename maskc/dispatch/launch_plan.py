@@ -104,6 +104,10 @@ def launch_plan(
     block = _block(bundle, unit, strides, sizes, tables)
     block.n_q = rows.n_q
     block.spacing, block.joins = place.spacing, place.joins
+    if place.shift is not None:
+        behind = len(bundle.arrays)
+        block.array_row[behind] = place.shift
+        block.array_head[behind], block.array_batch[behind] = place.keys
     block.alpha_minus_1 = wanted.alpha_minus_1
     maps: tuple[Tensor, ...] = ()
     if not idle and unit.modes:

@@ -12,9 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
+from maskc.core.abi import MAX_ARRAYS
 from maskc.core.bundle import N_KV_OF_ALL, OF_KEYS, Bundle, LayoutRecipe, PartBundle, SourceUnit
 from maskc.core.layout import FULL
-from maskc.core.problem import BY_DISTANCE, OF_HEADS, Features
+from maskc.core.problem import OF_HEADS, Features
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Shape
 from maskc.dispatch.call import Bound, Place
@@ -149,7 +150,8 @@ def _over_keys(
         for name, by in strides.items()
     }
     shifts = {name: residue * strides[name][2] * itemsize for name in strides if name in OF_KEYS}
-    return Place(replace(sizes, n_kv=found.n_kv), own, shifts)
+    shift = sizes.n_kv - sizes.n_q
+    return Place(replace(sizes, n_kv=found.n_kv), own, shifts, shift=shift, keys=(residue, stride))
 
 
 def _first(name: str, found: Classes) -> int:
@@ -170,10 +172,12 @@ def _sums_last(parts: tuple[PartBundle, ...]) -> list[int]:
     return sorted(range(len(parts)), key=lambda i: (parts[i].keys is not None, -parts[i].stride))
 
 
-def hold(whole: Bundle, n_q: int, n_kv: int, features: Features = frozenset()) -> bool:
-    """Whether a bundle has parts that are its mask at these lengths, with these features."""
-    uneven = bool(features & BY_DISTANCE) and any(part.keys is not None for part in whole.parts)
-    return bool(whole.parts) and not uneven and not obstacle(whole.parts, n_q, n_kv)
+def hold(whole: Bundle, n_q: int, n_kv: int) -> bool:
+    """Whether a bundle has parts that are its mask at these lengths."""
+    crowded = any(
+        part.keys is not None and len(part.bundle.arrays) == MAX_ARRAYS for part in whole.parts
+    )  # no room to say which keys there are
+    return bool(whole.parts) and not crowded and not obstacle(whole.parts, n_q, n_kv)
 
 
 def within(bound: Bound, part: PartBundle, n_kv: int) -> Bound:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from maskc.core import expr as E
 from maskc.core.boxes import Boxes, axis_relations
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit, Variant, WorkList
 from maskc.core.cost import Tally
@@ -18,6 +19,7 @@ from maskc.core.data import DataDecl
 from maskc.core.errors import DataShape
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import BlockLayout
+from maskc.core.listed import TOKEN_K, TOKEN_Q
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
@@ -213,7 +215,10 @@ def make_tables(
     if unit.distances:
         bits = [distance_words(case.variant.keep, sizes.n_q, sizes.n_kv, params) for case in cases]
         parts.append(("distances", np.concatenate(bits)))
-    batched = any(slot.batch for slot in slots)
+    told = _telling(bundle)
+    batched = any(
+        slot.batch for name, slot in zip(bundle.arrays, slots, strict=True) if name in told
+    )
     seen = _seen(cases, unit, arrays, sizes.batch if batched else 1)
     backward, tally, adders = direction is Direction.backward, None, None
     if lists and unit.by_documents:
@@ -305,7 +310,14 @@ def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:
     """Whether data have a dimension for sequences, be it of length one: vectors [batch, N], tables
     [batch, heads, rows, cols]."""
     ranks = {name: decl.rank for decl in bundle.data for name in decl.arrays}
-    return any(arrays[name].ndim >= 2 * ranks[name] for name in bundle.arrays)
+    return any(arrays[name].ndim >= 2 * ranks[name] for name in _telling(bundle))
+
+
+def _telling(bundle: Bundle) -> set[str]:
+    """The arrays that tell which pairs there are: not those that only logits read."""
+    return set(bundle.arrays) - {TOKEN_Q, TOKEN_K} | {
+        name for variant in bundle.variants for name in E.arrays(variant.keep)
+    }
 
 
 def _lists(

@@ -31,6 +31,7 @@ from maskc.core.dtypes import DType
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, MOVES, STEMS, WIDE
+from maskc.core.listed import TOKEN_K, TOKEN_Q
 from maskc.core.problem import Direction, TileShape
 from maskc.core.score import Formula
 from maskc.core.source import SourceLoc
@@ -58,6 +59,7 @@ from maskc.emit.spec import (
     Lists,
     ListsSpec,
     MovesSpec,
+    PartRows,
     PredicateLine,
     RowPieces,
     ScoreText,
@@ -66,22 +68,22 @@ from maskc.emit.spec import (
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_documents as documents
 from maskc.plan.ranges import TileRange
-from maskc.plan.types import KernelPlan, PlannedMask, selections
+from maskc.plan.types import KernelPlan, PlannedMask, PlannedPart, selections
 
 MOVING_THREADS = 256
 """The threads of a block that moves rows."""
 
 
-def emit(plan: KernelPlan, name: str) -> Bundle:
+def emit(plan: KernelPlan, name: str, part: PlannedPart | None = None) -> Bundle:
     """The bundle of one mask for one target, with the sources that go along.
 
-    `name` never reaches a source.
+    `name` never reaches a source. `part`: what of a mask the plan is of, where that is not all.
     """
-    bundle = merged([_emit(each, name) for each in (plan, *plan.also)], "")
+    bundle = merged([_emit(each, name, part) for each in (plan, *plan.also)], "")
     parts = (
         PartBundle(
             part.stride,
-            emit(part.plan, f"{name}_part{number}"),
+            emit(part.plan, f"{name}_part{number}", part),
             part.aligned,
             part.keys,
             part.listed,
@@ -157,14 +159,20 @@ def merged(bundles: Sequence[Bundle], report: str) -> Bundle:
     )  # fmt: skip
 
 
-def _emit(plan: KernelPlan, name: str) -> Bundle:
+def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
     """One source."""
     formulas = [_formulas(mask) for mask in plan.masks]
     reads = sorted({
         name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)
     })  # fmt: skip
+    data, own = declarations(plan.masks), tuple(reads)
+    listed = None if part is None else part.listed
+    if listed is not None and listed.array not in reads:  # logits alone do
+        reads.append(listed.array)
+        data += (DataDecl(listed.array, DataKind.tokens, (listed.array,)),)
+        own = tuple(reads) if plan.target.language == "c" else own
     shapes = list(dict.fromkeys(formulas))
-    spec = kernel_spec(plan, tuple(reads))
+    spec = kernel_spec(plan, own, None if part is None else _rows(part, reads))
     unit = SourceUnit(
         plan.target.name,
         render(family_of(plan.target).template(_stem(plan), plan.direction), spec),
@@ -187,7 +195,6 @@ def _emit(plan: KernelPlan, name: str) -> Bundle:
     unit = _with_origins(unit, plan)
     found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
     declared = frozenset[str]().union(*(mask.ir.declared for mask in plan.masks))
-    data = declarations(plan.masks)
     return Bundle(
         name=name,
         problem=plan.problem,
@@ -211,6 +218,16 @@ def _emit(plan: KernelPlan, name: str) -> Bundle:
         unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
         selections=selections(plan.masks),
     )
+
+
+def _rows(part: PlannedPart, reads: list[str]) -> PartRows | None:
+    """Which tokens a part has; None: all, or a residue class of both queries and keys."""
+    if part.listed is not None:
+        at, of_queries = reads.index(part.listed.array), part.listed.side == "q"
+        return PartRows("listed", len(reads), list=at, of_queries=of_queries)
+    if part.keys is not None:
+        return PartRows("strided", len(reads), first=part.keys, step=part.stride)
+    return None
 
 
 def _stem(plan: KernelPlan) -> str:
@@ -318,7 +335,9 @@ def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
     return tuple(decl for _, decl in sorted(found.items()))
 
 
-def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
+def kernel_spec(
+    plan: KernelPlan, reads: tuple[str, ...], rows: PartRows | None = None
+) -> KernelSpec:
     """The template's holes, filled from the plan."""
     shapes: dict[tuple[Expr, ...], Shape] = {}
     for mask in plan.masks:
@@ -327,6 +346,8 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
     n_args = max(len(mask.lifted.args) for mask in plan.masks)
     by_query, by_key = plan.of_data
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
+    for name in {TOKEN_Q, TOKEN_K} - set(decl_of):
+        decl_of[name] = DataDecl(name, DataKind.tokens, (name,))
     score = plan.problem.score
     return KernelSpec(
         target=plan.target,
@@ -372,6 +393,7 @@ def kernel_spec(plan: KernelPlan, reads: tuple[str, ...]) -> KernelSpec:
         + (abi.FP8_FIELDS if plan.problem.dtype is DType.float8_e4m3fn else ()),
         dropout=plan.problem.dropout,
         score=None if score is None else _score_text(score, plan.target),
+        rows=rows,
     )
 
 

@@ -42,7 +42,7 @@ class CPrinter(S.ScorePrinter):
         self.at_member, self._wide, self._fast = at, False, fast
         if fast:
             self.infix = {name: sign for name, sign in self.infix.items() if name != "div"}
-        known = {"h": "head", "b": "batch", "n_q": f"p{at}queries", "n_kv": f"p{at}n_kv"}
+        known = {"h": "head", "b": "batch", "n_q": "all_queries(p)", "n_kv": "all_keys(p)"}
 
         def symbol(name: str) -> str:
             text = known.get(name, name)

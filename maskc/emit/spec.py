@@ -56,6 +56,23 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class PartRows:
+    """Which tokens a part has in place of all queries, or keys."""
+
+    tokens: str
+    """The policy: common/lib/tokens_*.cuh and cpu/lib/tokens_*.h of that name."""
+    place: int
+    """Where the arguments of arrays say more of them: behind those of the arrays themselves."""
+    list: int = 0
+    """A list's place among the data arrays."""
+    of_queries: bool = False
+    """Whether it is of queries."""
+    first: int = 0
+    """The first of keys that are every `step`-th."""
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Lists:
     """A data array that holds lists of chosen blocks."""
 
@@ -261,6 +278,8 @@ class KernelSpec:
     """The pieces of rows that are shorter in memory than `head_dim`."""
     score: ScoreText | None = None
     """The formula of the score, where there is one."""
+    rows: PartRows | None = None
+    """The tokens whose rows there are; None: all, or a residue class of both."""
     dropout: bool = False
     """Whether weights are dropped."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
@@ -269,6 +288,13 @@ class KernelSpec:
     def fp8(self) -> bool:
         """Whether q, k and v have one byte an element, and factors (sm_90a)."""
         return self.dtype.itemsize == 1
+
+    @property
+    def tokens(self) -> str:
+        """The policy that says which tokens rows are: tokens_* of common/lib and cpu/lib."""
+        if self.gathered:
+            return "gathered"
+        return "even" if self.rows is None else self.rows.tokens
 
     @property
     def operands(self) -> str:
@@ -299,6 +325,7 @@ class KernelSpec:
             return False
         return (
             (self.score is None or bool(self.score.shift)) and self.target.name == "sm_90a"
+            and self.rows is None
             and self.tile.q >= 64 and self.boxes is None and self.chosen is None
             and not self.thresholds and not self.gathered
         )  # fmt: skip

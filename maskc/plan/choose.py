@@ -50,12 +50,10 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     also = list(filter(None, (forward, *also, *others)))
     planned = forward is None and not problem.names_tile
     reasons = (*main.reasons, *grid_boxes.why_no_boxes(main)) if planned else main.reasons
-    # formulas of the score and dropout speak of the user's q and k
-    scored = problem.score is not None or drops
     if problem.score is not None and target.name == SPARE and selections(main.masks):
         why = "beside a formula of the score, single keys by q . k are chosen here alone"
         reasons = (*reasons, why)
-    parts = () if scored else _parts(heads, problem, target)
+    parts = _parts(heads, problem, target)
     main = replace(main, parts=parts, reasons=reasons)
     if family.device_documents and device_documents.matches(main) and not drops:
         main = device_documents.listed(main)
@@ -90,7 +88,14 @@ def _in_fp8(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
 
 def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
     """The parts of the one mask that all heads share, if some run over residue classes of the
-    tokens, or over listed tokens."""
+    tokens, or over listed tokens.
+
+    Dropout draws for the user's q and k; a formula of the score reads those, too, and is not told
+    them of residue classes.
+    """
+    regrouped = any(part.stride > 1 and part.keys is None for part in heads.parts)
+    if problem.dropout or (problem.score is not None and regrouped):
+        return ()
     return tuple(
         PlannedPart(
             part.stride, _part(part.heads, problem, target), part.aligned, part.keys, part.listed

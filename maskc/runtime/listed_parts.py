@@ -16,7 +16,7 @@ from maskc.core.abi import ATTENTION, POINTERS
 from maskc.core.bundle import OF_KEYS, Bundle, LayoutRecipe, SourceUnit, TileLoop
 from maskc.core.data import DataDecl
 from maskc.core.listed import Listed
-from maskc.core.problem import BY_DISTANCE, Direction, Feature, Features, TileShape
+from maskc.core.problem import Direction, Feature, Features, TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device, Output, Shape, singles
 from maskc.dispatch.call import Bound, Pass, Place
@@ -54,9 +54,8 @@ from maskc.runtime.launch.listed import (
     steps_of,
 )
 
-_WHOLE = BY_DISTANCE | {Feature.entmax}
-"""Features of passes that run whole: distances between packed rows are not even, and entmax joins
-by no log-sum-exp."""
+_WHOLE: Features = frozenset({Feature.entmax})
+"""Features of passes that run whole: entmax joins by no log-sum-exp."""
 _FORWARD = 3
 """The most outputs of a forward pass."""
 _SINGLE = 4
@@ -222,7 +221,7 @@ class ListedParts:
     def built(self, number: int, known: bool = True) -> BuiltBundle:
         """A part's sources; `known` tells whether the host knows the tokens."""
         part = self._parts[number]
-        if known or not part.bundle.arrays:
+        if known or not _reads_tokens(part.bundle):
             return part
         if number not in self._open:
             self._open[number] = BuiltBundle(_undecided(part.bundle), part.target, part.kernels)
@@ -394,7 +393,7 @@ class _Planning:
         known = self.bound.given is None
         built = self.owner.built(0 if over is None else over.number, known)
         source = built.selector.source(self.direction, features)
-        place = Place(sizes, strides, joins=joins)
+        place = Place(sizes, strides, shift=None if over is None else n_kv - n_q, joins=joins)
         spared = self.outputs
         if self.direction is Direction.forward:
             spared = (self.outputs[0], singles(0))
@@ -404,10 +403,10 @@ class _Planning:
         else:
             source = built.selector.choose(source, wanted, sizes, bound, arrays, joins)
         plan = built.plan(source, wanted, bound, arrays, place, spared)
-        reads = _SIDES.index(side) if over is not None and built.bundle.arrays else None
-        if not known and over is not None and over.lists > 1 and reads is not None:
+        reads = None if over is None else _SIDES.index(side)
+        if not known and over is not None and over.lists > 1:
             block = ATTENTION.from_buffer_copy(plan.numbers)
-            block.array_batch[0] = over.rows
+            block.array_batch[built.bundle.arrays.index(over.listed.array)] = over.rows
             plan = replace(plan, numbers=bytes(block))
         return Part(plan, tuple(sorted(instead.items())), reads)
 
@@ -458,6 +457,11 @@ def _undecided(bundle: Bundle) -> Bundle:
         for variant in bundle.variants
     )  # fmt: skip
     return replace(bundle, variants=variants)
+
+
+def _reads_tokens(bundle: Bundle) -> bool:
+    """Whether it depends on the tokens which tiles are live."""
+    return any(E.arrays(variant.keep) for variant in bundle.variants)
 
 
 def _all_tiles(tile: TileShape) -> TileLoop:

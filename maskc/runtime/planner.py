@@ -281,7 +281,7 @@ class CallPlanner:
         self, unit: SourceUnit, features: Features, sizes: Sizes, bound: Bound, arrays: Arrays
     ) -> bool:
         """Whether a pass of `unit` runs in parts at these lengths."""
-        if not self.parts or not hold(self.bundle, sizes.n_q, sizes.n_kv, features):
+        if not self.parts or not hold(self.bundle, sizes.n_q, sizes.n_kv):
             return False
         if self._in_parts is not None:
             return self._in_parts

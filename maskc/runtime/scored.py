@@ -97,10 +97,10 @@ class ScoredMask(CompiledMask):
 
     def __init__(
         self, bundle: Bundle, target: str | None = None, report: Callable[[], str] | None = None,
-        *, held: Held | None = None, inputs: Inputs,
+        *, in_parts: bool | None = None, held: Held | None = None, inputs: Inputs,
     ) -> None:  # fmt: skip
         """The arguments are CompiledMask's; `inputs` are the formula's."""
-        super().__init__(bundle, target, report, in_parts=False, held=held)
+        super().__init__(bundle, target, report, in_parts=in_parts, held=held)
         self._read(inputs)
         self._own = {decl.name for decl in bundle.data} | {name for name, _ in bundle.params}
         self._reads = _indices(inputs.formula)
@@ -408,7 +408,8 @@ def _restored(kept: tuple[Callable[..., CompiledMask], tuple[Any, ...]], inputs:
     make, args = kept
     plain = make(*args)
     return ScoredMask(
-        plain.bundle, plain.target.name, plain._report, held=plain.held, inputs=inputs
+        plain.bundle, plain.target.name, plain._report, in_parts=plain._in_parts, held=plain.held,
+        inputs=inputs,
     )  # fmt: skip
 
 

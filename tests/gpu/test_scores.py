@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 import maskc as mc  # noqa: E402
+from maskc.runtime.scored import ScoredMask  # noqa: E402
 from tests.support.hopper import GPU, no_waiting  # noqa: E402
 from tests.support.scores import FORMULAS  # noqa: E402
 
@@ -104,6 +105,29 @@ def judged(out, given, dout, score_mod, live):
         bound = TOLERANCES[dtype] * max(1.0, two.abs().max().item())
         bound = bound + rounded if which == "table" else bound
         assert ((one.double() - two).abs() <= bound).all(), which
+
+
+LISTED = {
+    "both": mc.window(30, 30) | mc.global_tokens([3, 70, 71, 150, 222]),
+    "columns": mc.causal() & (mc.window(30) | mc.global_tokens([3, 70, 71, 150, 222]).columns),
+}
+
+
+@pytest.mark.parametrize("mask", LISTED)
+@pytest.mark.parametrize("name", ["slopes", "relative", "bias", "gate", "cap"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "simt"])
+def test_parts_over_listed_tokens(target, name, mask):
+    """A formula is given the tokens of lists, and tables get gradients from all parts."""
+    n_q, n_kv, dtype = 270, 300, torch.bfloat16
+    live = torch.from_numpy(LISTED[mask].dense(n_q, n_kv)).to(DEVICE)
+    score_mod, own = learned(name, n_q, n_kv)
+    (q, k, v), dout = tensors(n_q, n_kv, 64, dtype)
+    score = mc.from_score_mod(score_mod)
+    made = LISTED[mask].compile(64, dtype="bfloat16", target=target, score=score)
+    attn = ScoredMask(made.bundle, target, in_parts=True, held=made.held, inputs=score.inputs)
+    judged(attn(q, k, v), [q, k, v, *own], dout, score_mod, live)
+    assert any(name.startswith("part2" if mask == "both" else "part1")
+               for name, _, _ in attn.all_reports)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["slopes", "relative", "bias", "gate", "cap"])

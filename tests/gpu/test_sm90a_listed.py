@@ -57,12 +57,18 @@ def test_both_passes(name, dim):
         check(attn, given, live_pairs(MASKS[name], n_q, n_kv), deterministic=True)
 
 
+@pytest.mark.parametrize("lengths", [(900, 1000), (1024, 1024), (1000, 600)], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("name", MASKS)
-def test_features(name):
-    attn, live = in_parts(MASKS[name]), live_pairs(MASKS[name], 900, 1000)
-    made = tensors(900, 1000, 64, half("bfloat16"))
-    check(attn, made, live, softcap=3.0, **vectors(["sink_logits"], made[0].shape[1]))
-    check(attn, made, live, **vectors(["alibi_slopes"], made[0].shape[1]))  # runs whole
+def test_features(name, dim, lengths):
+    """Distances are between the tokens of a list and others."""
+    attn, live = in_parts(MASKS[name], dim), live_pairs(MASKS[name], *lengths)
+    made = tensors(*lengths, dim, half("bfloat16"))
+    heads = made[0].shape[1]
+    check(attn, made, live, **vectors(["alibi_slopes"], heads))
+    assert isinstance(attn._last[1], ListedRowsPlan)
+    check(attn, made, live, softcap=3.0, deterministic=True,
+          **vectors(["sink_logits", "alibi_slopes"], heads))  # fmt: skip
 
 
 def test_whole_and_in_parts_agree():
@@ -94,6 +100,7 @@ def test_flags_that_stay_on_the_device(dtype, shared):
     live = torch.tensor(np.stack([mask.dense(n, g=own) for own in flags]), device=DEVICE)[:, None]
     given = torch.tensor(flags[0] if shared else flags, device=DEVICE).to(dtype)
     check(attn, made, live, {"g": given})
+    check(attn, made, live, {"g": given}, **vectors(["alibi_slopes"], made[0].shape[1]))
     with no_waiting():
         attn(*made[:3], g=given)
 

@@ -53,10 +53,14 @@ def test_lengths_that_differ(lengths):
     check(in_parts(mask), given(*lengths), live_pairs(mask, *lengths))
 
 
-def test_features():
-    mask, both = MASKS["both"], vectors(["sink_logits"], 2)
-    live = live_pairs(mask, 210, 210)
-    check(in_parts(mask), given(210, 210), live, softcap=3.0, **both)
+@pytest.mark.parametrize("lengths", [(210, 210), more((130, 210)), more((210, 130))], ids=str)
+@pytest.mark.parametrize("name", MASKS)
+def test_features(name, lengths):
+    """Distances are between the tokens of a list and others."""
+    attn, both = in_parts(MASKS[name]), vectors(["sink_logits", "alibi_slopes"], 2)
+    live = live_pairs(MASKS[name], *lengths)
+    check(attn, given(*lengths), live, softcap=3.0, **both)
+    assert isinstance(attn._last[1], ListedRowsPlan)
 
 
 @pytest.mark.parametrize("dim", [more(96), 128, 256])

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maskc.core.abi import Numbers, Pointers
+from maskc.core.abi import MAX_ARRAYS, Numbers, Pointers
 from maskc.core.bundle import Bundle, Variant
 from maskc.core.dtypes import DType
 from maskc.core.evaluate import evaluate
+from maskc.core.listed import TOKEN_K, TOKEN_Q
 from maskc.core.problem import Direction, Feature, Features, TileShape
 from maskc.dispatch.tables import Tables
 from maskc.layout import best, sequence_arrays
@@ -83,6 +84,8 @@ class _RowTile:
     """int [m], ascending."""
     seen: np.ndarray
     """bool [queries, m]."""
+    distance: np.ndarray
+    """fp32 [queries, m], |p - k|."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +184,21 @@ class _Pass:
                     variant.keep, {**env, "q": queries[:, None], "k": keys[None, ~full]}
                 )
                 seen[:, ~full] = kept
-            yield _RowTile(slice(row * tile.q, row * tile.q + len(queries)), keys, seen)
+            rows = slice(row * tile.q, row * tile.q + len(queries))
+            yield _RowTile(rows, keys, seen, self._distance(batch, queries, keys))
+
+    def _distance(self, batch: int, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """|p - k| of rows and columns, which may be those of listed tokens."""
+        block, behind = self.block, len(self.bundle.arrays)
+        shift = block.n_kv - block.n_q
+        if behind < MAX_ARRAYS and block.array_batch[behind]:  # a part of a mask
+            shift = block.array_row[behind]
+            keys = block.array_head[behind] + block.array_batch[behind] * keys
+        for name in {TOKEN_Q, TOKEN_K}.intersection(self.bundle.arrays):
+            tokens = np.atleast_2d(self.tables.arrays[name])
+            own = tokens[batch if len(tokens) > 1 else 0]
+            queries, keys = (own[queries], keys) if name == TOKEN_Q else (queries, own[keys])
+        return np.abs(queries[:, None] + shift - keys) * np.float32(block.spacing)
 
     def _variant(self, case: int, head: int) -> Variant:
         """The mask of a head; where tables differ by head every head is a case of its own."""
@@ -198,11 +215,9 @@ class _Pass:
         if Feature.softcap in self.features:
             capped = np.tanh(s / np.float32(block.softcap))
             s, slope = np.float32(block.softcap) * capped, 1 - capped * capped
-        positions = np.arange(tile.queries.start, tile.queries.stop) + (block.n_kv - block.n_q)
-        distance = np.abs(positions[:, None] - tile.keys) * np.float32(block.spacing)
         if Feature.alibi in self.features:
-            s = s - self.single("alibi_slopes")[head] * distance
-        return _Scores(np.where(tile.seen, s, np.float32(-np.inf)), slope, distance)
+            s = s - self.single("alibi_slopes")[head] * tile.distance
+        return _Scores(np.where(tile.seen, s, np.float32(-np.inf)), slope, tile.distance)
 
 
 def _entmax(call: _Pass) -> None:

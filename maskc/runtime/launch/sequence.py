@@ -31,8 +31,8 @@ class Sents(NamedTuple):
     """None that calls share: launches join what they find there."""
 
     def with_block(self, block: bytes) -> Sents:
-        """These: launches in parts have no block."""
-        return self
+        """The same with a block behind that of every launch."""
+        return self._replace(steps=tuple([sent.with_block(block) for sent in self.steps]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,17 +1,19 @@
 // The logit of one pair as it is defined, for where time does not count.
-// Needs: device.cuh, score_options.cuh or gen/score.h.j2. Gives: plain_logit.
+// Needs: device.cuh, gen/formula.cuh.j2. Gives: plain_logit.
 
 FN float plain_logit(const struct Attention &p, float score, i32 head, i32 batch, i32 q, i32 k) {
     score *= p.scale;
 #if WITH_SCORE
-    return score_logit(score, q, k, (float)(q - k), head, batch, p);
+    const float apart = steps_from(p, batch, q, k).at(0, 0);
+    q = query_token(p, batch, q), k = key_token(p, batch, k);
+    return score_logit(score, q, k, apart, head, batch, p);
 #else
 #if SCORE_CAPS
     const float height = score_height(head, batch, p);
     score = height * (1.0f - 2.0f / (fast_exp2(score / height * (2.0f * LOG2E)) + 1.0f));
 #endif
 #if HEAD_GRADIENT
-    score -= head_slope(p, head) * fabsf((float)(q + (p.n_kv - p.n_q) - k));
+    score -= head_slope(p, head) * fabsf(steps_from(p, batch, q, k).at(0, 0));
 #endif
     return score;
 #endif

@@ -44,7 +44,7 @@ FN void score_add_exactly(i64 *sum, float x) {
     score_join(sum + shift / 32 + 1, term >> 32);
 }
 
-// The sum as a number. It may be taken once: what words hold beyond 32 bits moves up.
+// The sum as a number, of all that was added so far: what words hold beyond 32 bits moves up.
 FN float score_sum(i64 *sum) {
     if (sum[SUM_MARK]) return NOT_A_NUMBER;
     for (i32 i = 0; i + 1 < SUM_MARK; i++) {

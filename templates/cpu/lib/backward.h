@@ -132,7 +132,8 @@ FN void load_delta(const struct Attention *p, struct Workspace w, struct Backwar
 
 // weights: from scores to shares of v. dscores: from dout . v to the gradient of scale * q . k.
 // Returns the tile's share of dslopes.
-FN float score_gradients(const struct Attention *p, struct Backward *b, struct Place at) {
+FN float score_gradients(const struct Attention *p, struct Backward *b, struct Visit t) {
+    const struct Place at = t.at;
     vec fall = {0};
     for (i32 j = 0; j < at.vectors; j++) {
         const vec lse = load(b->lse + j * LANES), delta = load(b->delta + j * LANES);
@@ -143,7 +144,7 @@ FN float score_gradients(const struct Attention *p, struct Backward *b, struct P
             vec d = weight.u * (load(&b->dscores[k][j * LANES]) - delta);
             d = zero_where(dead, d);  // 0 * NaN would not be 0
             store(&b->weights[k][j * LANES], weight.p);
-            d = take_slopes(p, at, k, j, d, b->kept, &fall);
+            d = take_slopes(p, t.m, at, k, j, d, b->kept, &fall);
             store(&b->dscores[k][j * LANES], d);
         }
     }
@@ -157,7 +158,7 @@ FN void formula_gradients(const struct Attention *p, struct Backward *b, struct 
         for (i32 q = 0; q < t.at.queries; q++) {
             const float d = b->dscores[k][q], s = b->kept[k][q];
             if (d == 0.0f) continue;  // a dead pair, whose score may be anything
-            const i32 query = t.at.q0 + q, key = t.at.k0 + k;
+            const i32 query = query_token(t.m, t.at.q0 + q), key = key_token(t.m, t.at.k0 + k);
             score_table_gradient(d, s, query, key, t.head, t.batch, p);
             b->dscores[k][q] = d * score_slope(s, query, key, t.head, t.batch, p);
         }
@@ -217,7 +218,7 @@ FN void backward_tile(const struct Attention *p, struct Workspace w, struct Back
     draw_pairs(p, t.batch, t.head, t.at, b->stay);
     drop(p, t.at, b->stay, b->dscores);
 #endif
-    const float fall = score_gradients(p, b, t.at);
+    const float fall = score_gradients(p, b, t);
 #if WITH_SCORE
     formula_gradients(p, b, t);
 #endif

@@ -1,7 +1,5 @@
 // From scores to logits by the formula of the score.
-// Needs: vector.h, gen/score.h.j2; Place, Scores, UNIT. Gives what option_logits.h does.
-
-#define HEAD_GRADIENT 0
+// Needs: vector.h, gen/score.h.j2; Place, Scores, UNIT, tokens. Gives what option_logits.h does.
 
 FN float query_factor(const struct Attention *p) { return p->scale; }
 
@@ -15,15 +13,15 @@ FN void make_logits(const struct Attention *p, struct Mask m, i32 head, struct P
                 store(&kept[k][j], load(&scores[k][j]));
         }
         for (i32 q = 0; q < at.queries; q++) {
-            const i32 query = at.q0 + q, key = at.k0 + k;
+            const i32 query = query_token(m, at.q0 + q), key = key_token(m, at.k0 + k);
             scores[k][q] = UNIT * score_logit(scores[k][q], query, key, m.head, m.batch, p);
         }
     }
 }
 
 // Slopes follow pair by pair, see formula_gradients.
-FN vec take_slopes(const struct Attention *p, struct Place at, i32 k, i32 j, vec d, Scores kept,
-                   vec *fall) {
-    (void)p, (void)at, (void)k, (void)j, (void)kept, (void)fall;
+FN vec take_slopes(const struct Attention *p, struct Mask m, struct Place at, i32 k, i32 j, vec d,
+                   Scores kept, vec *fall) {
+    (void)p, (void)m, (void)at, (void)k, (void)j, (void)kept, (void)fall;
     return d;
 }

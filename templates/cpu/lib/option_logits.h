@@ -1,9 +1,7 @@
 // From scores to logits by the options of a call: softcap * tanh(s / softcap) - slope * |p - k|, p
 // being the query's position with both ends aligned. No other file of the CPU names them.
-// Needs: vector.h; Place, Scores, UNIT. Gives, as formula_logits.h does: query_factor, make_logits,
-// take_slopes, HEAD_GRADIENT.
-
-#define HEAD_GRADIENT WITH_ALIBI  // heads have a number of their own, with a gradient
+// Needs: vector.h; Place, Scores, UNIT, tokens. Gives, as formula_logits.h does: query_factor,
+// make_logits, take_slopes.
 
 // The factor of scores goes into the transposed q.
 FN float query_factor(const struct Attention *p) {
@@ -28,15 +26,11 @@ FN vec tanh_vec(vec x) {
 #endif
 
 #if WITH_ALIBI
-FN vec lane_numbers(void) {
-    vec lanes;
-    for (i32 i = 0; i < LANES; i++) lanes[i] = (float)i;
-    return lanes;
-}
 // |p - k| for LANES queries and one key.
-FN vec distance(const struct Attention *p, struct Place at, i32 k, i32 j) {
-    const i32 first = at.q0 + j * LANES + p->n_kv - p->n_q - (at.k0 + k);
-    const vec d = lane_numbers() + (float)first;
+FN vec distance(const struct Attention *p, struct Mask m, struct Place at, i32 k, i32 j) {
+    i32 first;
+    const vec lanes = queries_from(p, m, at.q0 + j * LANES, &first);
+    const vec d = lanes + (float)(first + position_shift(p) - key_token(m, at.k0 + k));
     return max_vec(d, -d);
 }
 #endif
@@ -59,7 +53,7 @@ FN void make_logits(const struct Attention *p, struct Mask m, i32 head, struct P
     for (i32 k = 0; k < at.keys; k++) {
         for (i32 j = 0; j < at.vectors; j++) {
             float *s = &scores[k][j * LANES];
-            store(s, load(s) - slope * distance(p, at, k, j));
+            store(s, load(s) - slope * distance(p, m, at, k, j));
         }
     }
 #endif
@@ -67,16 +61,16 @@ FN void make_logits(const struct Attention *p, struct Mask m, i32 head, struct P
 }
 
 // Gradients of logits, LANES of a key, become those of scores. `fall` is the head's share.
-FN vec take_slopes(const struct Attention *p, struct Place at, i32 k, i32 j, vec d, Scores kept,
-                   vec *fall) {
+FN vec take_slopes(const struct Attention *p, struct Mask m, struct Place at, i32 k, i32 j, vec d,
+                   Scores kept, vec *fall) {
 #if WITH_ALIBI
     const ivec outside = lane_numbers() >= (float)(at.queries - j * LANES);
-    *fall -= zero_where(outside, d * distance(p, at, k, j));
+    *fall -= zero_where(outside, d * distance(p, m, at, k, j));
 #endif
 #if WITH_SOFTCAP
     const vec tanh = load(&kept[k][j * LANES]);
     d *= 1.0f - tanh * tanh;
 #endif
-    (void)p, (void)at, (void)k, (void)j, (void)kept, (void)fall;
+    (void)p, (void)m, (void)at, (void)k, (void)j, (void)kept, (void)fall;
     return d;
 }

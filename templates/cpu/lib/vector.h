@@ -13,6 +13,11 @@ FN vec either(ivec which, vec a, vec b) { return (vec)((which & (ivec)a) | (~whi
 FN vec zero_where(ivec which, vec x) { return (vec)(~which & (ivec)x); }
 FN vec max_vec(vec a, vec b) { return either(a > b, a, b); }
 
+FN vec lane_numbers(void) {
+    vec lanes;
+    for (i32 i = 0; i < LANES; i++) lanes[i] = (float)i;
+    return lanes;
+}
 FN float sum_lanes(vec x) {
     float sum = 0.0f;
     for (i32 i = 0; i < LANES; i++) sum += x[i];

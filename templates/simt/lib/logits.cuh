@@ -16,10 +16,12 @@ FN struct Logit logit_of(const struct Attention &p, i32 head, i32 batch) {
 }
 FN struct LogitAndSlope logit(const struct Logit &l, float score, i32 q, i32 k) {
     const float s = l.p->scale * score;
+    q = query_token(*l.p, l.batch, q), k = key_token(*l.p, l.batch, k);
     return {score_logit(s, q, k, l.head, l.batch, *l.p),
             score_slope(s, q, k, l.head, l.batch, *l.p)};
 }
 FN void add_to_tables(const struct Logit &l, float d, float score, i32 q, i32 k) {
+    q = query_token(*l.p, l.batch, q), k = key_token(*l.p, l.batch, k);
     score_table_gradient(d, l.p->scale * score, q, k, l.head, l.batch, *l.p);
 }
 #else
@@ -27,14 +29,17 @@ FN void add_to_tables(const struct Logit &l, float d, float score, i32 q, i32 k)
 
 // What the logits of one head are made of.
 struct Logit {
+    const struct Attention *p;
     float scale, height, slope;
-    i32 shift;  // positions of queries: q + shift, so that the last query meets the last key
+    i32 batch;
 };
 FN struct Logit logit_of(const struct Attention &p, i32 head, i32 batch) {
-    return {p.scale, SCORE_CAPS ? score_height(head, batch, p) : 1.0f, head_slope(p, head),
-            p.n_kv - p.n_q};
+    return {&p, p.scale, SCORE_CAPS ? score_height(head, batch, p) : 1.0f, head_slope(p, head),
+            batch};
 }
-FN float distance(const struct Logit &l, i32 q, i32 k) { return fabsf((float)(q + l.shift - k)); }
+FN float distance(const struct Logit &l, i32 q, i32 k) {
+    return fabsf(steps_from(*l.p, l.batch, q, k).at(0, 0));
+}
 FN struct LogitAndSlope logit(const struct Logit &l, float score, i32 q, i32 k) {
     struct LogitAndSlope x = {l.scale * score, 1.0f};
     if (SCORE_CAPS) {

@@ -66,7 +66,7 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
     const bool masked = !full || p.n_kv - first_k < TILE_K;
 #endif
     const i32 query = first_q + step + lane % 4 * 2, key = first_k + own + lane / 4;
-    const float far = (float)(query + (p.n_kv - p.n_q) - key);
+    const struct Steps steps = steps_from(p, at.batch, query, key);
     Scores s, dp;
     Weights<FRAGMENTS, STEP_Q / 8> weights;
 #if WITH_THRESHOLDS
@@ -86,8 +86,8 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
     const auto of_query = [&](const float *from) {
         return [=](int, int n, int e) { return from[step + 8 * n + lane % 4 * 2 + e % 2]; };
     };
-    weigh_scores<true>(s, weights, p, logit, far, masked,
-                       placed<true>(of_query(shared.lse), query, key, at));
+    weigh_scores<true>(s, weights, p, logit, masked,
+                       placed<true>(of_query(shared.lse), query, key, at, steps));
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) {
         struct Staying<STEP_Q / 2> stay;
@@ -98,7 +98,7 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
     if (VALUES) add_products(dv, weights.p, dout + lane_in_rows());
     if (!KEYS) return 0.0f;
     const float total =
-        to_gradients<true>(ds, dp, s, weights, far, masked, of_query(shared.delta));
+        to_gradients<true>(ds, dp, s, weights, steps, masked, of_query(shared.delta));
     add_products(dk, ds, q + lane_in_rows());
     return total;
 }

@@ -34,7 +34,7 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
         const u32 k = shared_address(shared.k) + step * PITCH;
         const u32 v = shared_address(shared.v) + step * PITCH;
         const i32 key = first_k + step + lane % 4 * 2;
-        const float far = (float)(query + (p.n_kv - p.n_q) - key);
+        const struct Steps steps = steps_from(p, line.at.batch, query, key);
         RowScores s, dp;
         Weights<1, STEP_K / 8> weights;
 #if WITH_THRESHOLDS
@@ -54,8 +54,8 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
         draw_by_query(stay, dropout_of(p), query, key, line.at.head, line.at.batch);
         drop(*(float (*)[STEP_K / 2])&dp[0], stay, kept_scale(p));
         const auto of_row = [&](int, int, int e) { return rows.lse[e / 2]; };
-        weigh_scores<false>(s, weights, p, logit, far, masked,
-                            placed<false>(of_row, query, key, line.at));
+        weigh_scores<false>(s, weights, p, logit, masked,
+                            placed<false>(of_row, query, key, line.at, steps));
         if constexpr (MEAN) {
 #pragma unroll
             for (int n = 0; n < STEP_K / 8; n++)
@@ -68,7 +68,7 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
                 }
         } else {
             u32 ds[1][STEP_K / 8][2];
-            total += to_gradients<false>(ds, dp, s, weights, far, masked,
+            total += to_gradients<false>(ds, dp, s, weights, steps, masked,
                                          [&](int, int, int e) { return rows.delta[e / 2]; });
             add_products(dq, ds, k + lane_in_rows());
         }

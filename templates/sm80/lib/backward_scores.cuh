@@ -23,12 +23,11 @@ struct Weights {
 template <int GROUPS>
 FN u32 bit_of(int m, int n, int e) { return (2 * m + e / 2) * (2 * GROUPS) + 2 * n + e % 2; }
 
-// How far a pair's query is from its key. `far` is that of the thread's first pair, whose rows are
-// keys or queries.
+// From a pair's key to its query, where rows are keys or queries.
 template <bool KEY_ROWS>
-FN float steps_of(float far, int m, int n, int e) {
-    const int across = 16 * m + 8 * (e / 2) - 8 * n - e % 2;
-    return HEAD_GRADIENT ? fabsf(KEY_ROWS ? far - across : far + across) : 0.0f;
+FN float steps_of(const struct Steps &steps, int m, int n, int e) {
+    const int row = 16 * m + 8 * (e / 2), column = 8 * n + e % 2;
+    return KEY_ROWS ? steps.at(column, row) : steps.at(row, column);
 }
 
 // The levels of a thread's pairs, and which pairs they are: the first one is of this query and this
@@ -38,6 +37,7 @@ struct Placed {
     Level level;
     i32 query, key;
     struct Place at;
+    struct Steps steps;
     FN float operator()(int m, int n, int e) const { return level(m, n, e); }
     FN i32 query_of(int m, int n, int e) const {
         return query + (KEY_ROWS ? 8 * n + e % 2 : 16 * m + 8 * (e / 2));
@@ -47,8 +47,9 @@ struct Placed {
     }
 };
 template <bool KEY_ROWS, class Level>
-FN Placed<KEY_ROWS, Level> placed(const Level &level, i32 query, i32 key, struct Place at) {
-    return {level, query, key, at};
+FN Placed<KEY_ROWS, Level> placed(const Level &level, i32 query, i32 key, struct Place at,
+                                  const struct Steps &steps) {
+    return {level, query, key, at, steps};
 }
 
 // Which pairs of a thread are live; the first one is of query q and key k.
@@ -76,7 +77,7 @@ FN u32 seen_by(const struct Attention &p, struct Place at, i32 q, i32 k, i32 ful
 // Scores become u, the derivatives of weights by logits. `level` gives a pair's, see Placed.
 template <bool KEY_ROWS, Alpha ALPHA, int COUNT, int GROUPS, class Level>
 FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
-                  const struct Attention &p, const struct Logit &logit, float far, bool masked,
+                  const struct Attention &p, const struct Logit &logit, bool masked,
                   const Level &level) {
     const float unit = signed_unit(p, logit);
 #pragma unroll
@@ -88,11 +89,11 @@ FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
             for (int e = 0; e < 4; e++) {
                 const float score = s[m][n][e];
                 const i32 q = level.query_of(m, n, e), k = level.key_of(m, n, e);
-                const float apart = (float)(level.query - level.key) + (q - level.query)
-                                    - (k - level.key);
-                const struct Pair pair = {q, k, level.at.head, level.at.batch, apart,
-                                          steps_of<KEY_ROWS>(far, m, n, e)};
-                const float x = BENT ? logit_of_any(score, p, logit, pair) : score;
+                const i32 batch = level.at.batch;
+                const struct Pair pair = {query_token(p, batch, q), key_token(p, batch, k),
+                                          level.at.head, batch,
+                                          steps_of<KEY_ROWS>(level.steps, m, n, e)};
+                const float x = BENT ? logit_of_any(score, p, logit, pair, q < p.n_q) : score;
                 const struct Weight own = weigh<ALPHA>(x, unit, level(m, n, e), p.alpha_minus_1);
                 const bool live = !masked || w.seen >> bit_of<GROUPS>(m, n, e) & 1;
                 weight[e] = live ? own.p : 0.0f;
@@ -107,10 +108,10 @@ FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
 }
 template <bool KEY_ROWS, int COUNT, int GROUPS, class Level>
 FN void weigh_scores(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
-                     const struct Attention &p, const struct Logit &logit, float far, bool masked,
+                     const struct Attention &p, const struct Logit &logit, bool masked,
                      const Level &level) {
     by_alpha(p.alpha_minus_1, [&](auto kind) {
-        weigh_all<KEY_ROWS, decltype(kind)::value>(s, w, p, logit, far, masked, level);
+        weigh_all<KEY_ROWS, decltype(kind)::value>(s, w, p, logit, masked, level);
     });
 }
 
@@ -119,7 +120,7 @@ FN void weigh_scores(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
 template <bool KEY_ROWS, int COUNT, int GROUPS, class Delta>
 FN float to_gradients(u32 (&ds)[COUNT][GROUPS][2], const float (&dp)[COUNT][GROUPS][4],
                       const float (&u)[COUNT][GROUPS][4], const Weights<COUNT, GROUPS> &w,
-                      float far, bool masked, const Delta &delta) {
+                      const struct Steps &steps, bool masked, const Delta &delta) {
     float total = 0.0f;
 #pragma unroll
     for (int m = 0; m < COUNT; m++)
@@ -134,7 +135,7 @@ FN float to_gradients(u32 (&ds)[COUNT][GROUPS][2], const float (&dp)[COUNT][GROU
                     const bool live = !masked || w.seen >> bit_of<GROUPS>(m, n, at) & 1;
                     x[e] = u[m][n][at] * (dp[m][n][at] - delta(m, n, at));
                     x[e] = live ? x[e] : 0.0f;  // whatever dp is
-                    if (HEAD_GRADIENT) total -= x[e] * steps_of<KEY_ROWS>(far, m, n, at);
+                    if (HEAD_GRADIENT) total -= x[e] * fabsf(steps_of<KEY_ROWS>(steps, m, n, at));
                 }
                 if (SCORE_BENDS) {
                     const float2 slope = unpack(w.slope[m][n][r]);

@@ -175,7 +175,7 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk 
         const i32 next = tile.index * TILE_Q + step;
         const i32 query = KEY_ROWS ? first_other + lane % 4 * 2 : first_own + row + lane / 4;
         const i32 key = KEY_ROWS ? first_own + row + lane / 4 : first_other + lane % 4 * 2;
-        const float far = (float)(query + (p.n_kv - p.n_q) - key);
+        const struct Steps steps = steps_from(p, at.batch, query, key);
         Scores s, dp;
         Weights<1, STEP_Q / 8> weights;
         if (masked) weights.seen = seen_by<KEY_ROWS, 1, STEP_Q / 8>(p, at, query, key, full);
@@ -214,8 +214,8 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk 
             };
         };
         parity = 1 - parity;
-        weigh_scores<KEY_ROWS>(s, weights, p, logit, far, masked,
-                               placed<KEY_ROWS>(number_of(of_lse), query, key, at));
+        weigh_scores<KEY_ROWS>(s, weights, p, logit, masked,
+                               placed<KEY_ROWS>(number_of(of_lse), query, key, at, steps));
         struct Staying<STEP_Q / 2> stay;
         if constexpr (KEY_ROWS) draw_by_key(stay, dropout_of(p), query, key, at.head, at.batch);
         else draw_by_query(stay, dropout_of(p), query, key, at.head, at.batch);
@@ -235,7 +235,7 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk 
         } else {
             Pairs ds;
             const float *const of_delta = KEY_ROWS ? shared.delta[1 - parity] : delta;
-            total += to_gradients<KEY_ROWS>(ds, dp, s, weights, far, masked, number_of(of_delta));
+            total += to_gradients<KEY_ROWS>(ds, dp, s, weights, steps, masked, number_of(of_delta));
             add_products(x, ds, of_scores(0) + lane_in_rows() + 16 * first_group());
         }
         if (GRADIENTS) {

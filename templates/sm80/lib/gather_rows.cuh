@@ -34,15 +34,13 @@ FN void copy_keys(u32 tile, const void *tensor, const i64 (&stride)[3], const st
     });
 }
 
-// Slopes of the heads, and steps from the query to the keys of a tile.
+// Slopes of the heads, and the keys of a tile.
 FN void take_slopes(struct Shared &shared, const struct Attention &p, const struct Item &item) {
     if (HEAD_GRADIENT && threadIdx.x < TILE_Q)
         shared.slope[threadIdx.x] =
             head_slope(p, item.head + min_i32(threadIdx.x, item.heads - 1));
 }
-FN void measure_steps(struct Shared &shared, const struct Attention &p, const struct Item &item,
-                      const i32 *keys, i32 count) {
-    if (!HEAD_GRADIENT || threadIdx.x >= TILE_K) return;
-    const i32 key = __ldg(keys + min_i32(threadIdx.x, count - 1));
-    shared.steps[threadIdx.x] = fabsf((float)(item.query + p.n_kv - p.n_q - key));
+FN void take_keys(struct Shared &shared, const i32 *keys, i32 count) {
+    if (threadIdx.x < TILE_K)
+        shared.key[threadIdx.x] = __ldg(keys + min_i32(threadIdx.x, count - 1));
 }

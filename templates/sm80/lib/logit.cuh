@@ -14,8 +14,13 @@ constexpr bool SHORT_OF_REGISTERS = PARK_ROWS;
 constexpr bool SHORT_OF_REGISTERS = PARK_ROWS && (HEAD_GRADIENT || WITH_NAN_SAFE || WITH_ENTMAX);
 #endif
 
-// Whether a logit is more than its score times a factor.
+// Whether a logit is more than its score times a factor, and whether it matters where its pair is.
 constexpr bool BENT = SCORED;
+#if WITH_SCORE
+constexpr bool NEEDS_WHERE = true;
+#else
+constexpr bool NEEDS_WHERE = HEAD_GRADIENT;
+#endif
 
 // What the logits of one head are made of.
 struct Logit {
@@ -43,8 +48,7 @@ FN struct Logit logit_of(const struct Attention *p, i32 head) {
 // Which pair a score is of; what no logit depends on is not computed.
 struct Pair {
     i32 query, key, head, batch;
-    float apart;  // the query's token minus the key's
-    float steps;  // between the positions of query and key
+    float apart;  // the query minus the key: tokens, or positions for the slope of a head
 };
 
 // The logit of a score, up to `unit`, which the exponential applies.
@@ -57,15 +61,15 @@ FN float to_logit(float x, const struct Attention &p, const struct Logit &logit,
     if (SCORE_CAPS) x = 1.0f - 2.0f * fast_reciprocal(fast_exp2(x * logit.sharpness) + 1.0f);
     if (HEAD_GRADIENT)
         x = x * (SCORE_CAPS ? score_height(pair.head, pair.batch, p) : p.scale)
-            - logit.slope * pair.steps;
+            - logit.slope * fabsf(pair.apart);
     return x;
 #endif
 }
 // Likewise, where the query may lie past the last one.
 FN float logit_of_any(float x, const struct Attention &p, const struct Logit &logit,
-                      const struct Pair &pair) {
+                      const struct Pair &pair, bool inside) {
 #if WITH_SCORE
-    return pair.query < p.n_q ? to_logit(x, p, logit, pair) : MINUS_INFINITY;
+    return inside ? to_logit(x, p, logit, pair) : MINUS_INFINITY;
 #else
     return to_logit(x, p, logit, pair);
 #endif
@@ -75,13 +79,14 @@ FN float logit_of_any(float x, const struct Attention &p, const struct Logit &lo
 FN float logit_slope(float score, float x, const struct Attention &p, const struct Logit &logit,
                      const struct Pair &pair, bool counts) {
 #if WITH_SCORE
-    return SCORE_BENDS && counts ? score_slope(score * p.scale, pair.query, pair.key, pair.apart,
-                                               pair.head, pair.batch, p)
-                                 : 0.0f;
+    if (!SCORE_BENDS) return 1.0f;
+    return counts ? score_slope(score * p.scale, pair.query, pair.key, pair.apart, pair.head,
+                                pair.batch, p)
+                  : 0.0f;
 #else
     if (!SCORE_CAPS) return 1.0f;
     if (HEAD_GRADIENT)
-        x = (x + logit.slope * pair.steps)
+        x = (x + logit.slope * fabsf(pair.apart))
             * fast_reciprocal(score_height(pair.head, pair.batch, p));
     return fmaxf(1.0f - x * x, 0.0f);
 #endif

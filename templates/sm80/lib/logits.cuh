@@ -8,8 +8,7 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
     const struct Logit logit = block.logit;
     const i32 thread = anew(threadIdx.x), lane_k = first_k + thread % 4 * 2;
     const i32 first_q = warp_query(work, thread / 32) + thread % 32 / 4;
-    const float near = (float)(first_q - lane_k);
-    const float far = (float)(first_q + (p->n_kv - p->n_q) - lane_k);
+    const struct Steps steps = steps_from(*p, work.batch, first_q, lane_k);
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) {
 #if WITH_SCORE
@@ -21,9 +20,10 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int down = 16 * m + e / 2 * 8, across = 8 * n + e % 2;
-                const struct Pair pair = {min_i32(first_q + down, p->n_q - 1), lane_k + across,
-                                          work.head, work.batch, near + (down - across),
-                                          fabsf(far + (down - across))};
+                const i32 query = min_i32(first_q + down, p->n_q - 1), key = lane_k + across;
+                const struct Pair pair = {query_token(*p, work.batch, query),
+                                          key_token(*p, work.batch, key), work.head, work.batch,
+                                          steps.at(down, across)};
                 s[m][n][e] = to_logit(s[m][n][e], *p, logit, pair);
             }
     }

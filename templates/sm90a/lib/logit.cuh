@@ -1,6 +1,6 @@
 // From the score q . k of a pair to its logit.
 // What stands between them is the formula of the score, or that of the options of a call, see
-// score_options.cuh, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
+// score_facts.h, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
 // and for the facts below, and call what follows.
 // Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //

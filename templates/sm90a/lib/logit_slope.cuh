@@ -26,7 +26,8 @@ FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p,
             const float x = s[j] * p.scale;
             const i32 q = where.query(p, j), k = where.key(p, j), head = where.head(j);
             const float apart = where.apart(p, j);
-            s[j] = q < p.n_q ? score_logit(x, q, k, apart, head, where.batch(), p) : MINUS_INFINITY;
+            const bool inside = where.query_row(j) < p.n_q;
+            s[j] = inside ? score_logit(x, q, k, apart, head, where.batch(), p) : MINUS_INFINITY;
             slope[j - i] = HAS_SLOPE ? score_slope(x, q, k, apart, head, where.batch(), p) : 1.0f;
         }
 #if HAS_SLOPE
@@ -73,7 +74,8 @@ FN float2 kept_slopes(const struct Slopes<N> &slopes, int i) {
 }
 #endif
 
-// Half the way to logits, from where both they and their derivatives can be told.
+// Half the way to logits, from where both they and their derivatives can be told; `counts`: whether
+// a derivative is asked for.
 struct Halfway {
     float unit, steep;
 };
@@ -99,9 +101,10 @@ FN float logit_from(float score, struct Halfway, const struct Attention &p, cons
 }
 template <typename Where>
 FN float slope_from(float score, struct Halfway, const struct Attention &p, const Where &where,
-                    int i) {
-    return score_slope(score * p.scale, where.query(p, i), where.key(p, i), where.apart(p, i),
-                       where.head(i), where.batch(), p);
+                    int i, bool counts) {
+    return counts ? score_slope(score * p.scale, where.query(p, i), where.key(p, i),
+                                where.apart(p, i), where.head(i), where.batch(), p)
+                  : 0.0f;
 }
 #else
 template <typename Where>
@@ -111,8 +114,8 @@ FN float logit_from(float half, struct Halfway way, const struct Attention &, co
     return HEAD_GRADIENT ? fmaf(-where.head_logit(i).slope, where.distance(i), logit) : logit;
 }
 template <typename Where>
-FN float slope_from(float half, struct Halfway way, const struct Attention &, const Where &,
-                    int) {
+FN float slope_from(float half, struct Halfway way, const struct Attention &, const Where &, int,
+                    bool) {
     const float part = half * way.steep;
     return fmaf(-part, part, 1.0f);
 }

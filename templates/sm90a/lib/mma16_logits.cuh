@@ -5,21 +5,19 @@
 // logit.cuh.
 struct Where {
     i32 query_place, key_place, own_head, own_batch;  // of the first element
-    float far;                                        // the query's position minus the key's
+    struct Steps steps;
     FN float distance(int i) const {
-        return fabsf(far + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
+        return fabsf(steps.at(i / 2 % 2 * 8, i / 4 * 8 + i % 2));
     }
     FN i32 query(const struct Attention &p, int i) const {
-        return min_i32(query_place + i / 2 % 2 * 8, p.n_q - 1);
+        return query_token(p, own_batch, min_i32(query_place + i / 2 % 2 * 8, p.n_q - 1));
     }
     FN i32 key(const struct Attention &p, int i) const {
-        return min_i32(key_place + i / 4 * 8 + i % 2, p.n_kv - 1);
+        return key_token(p, own_batch, min_i32(key_place + i / 4 * 8 + i % 2, p.n_kv - 1));
     }
-#if WITH_SCORE
     FN float apart(const struct Attention &, int i) const {
-        return (float)(query_place - key_place) + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
+        return steps.at(i / 2 % 2 * 8, i / 4 * 8 + i % 2);
     }
-#endif
     FN i32 head(int) const { return own_head; }
     FN i32 batch() const { return own_batch; }
 };
@@ -27,7 +25,7 @@ struct Where {
 FN struct Where where_of(const struct Attention &p, i32 head, i32 batch, i32 first_q,
                          i32 first_k) {
     const i32 q = first_q + lane_row(), k = first_k + lane_column();
-    return {q, k, head, batch, (float)(q + (p.n_kv - p.n_q) - k)};
+    return {q, k, head, batch, steps_from(p, batch, q, k)};
 }
 
 FN void make_logits(Scores &s, const struct Log2Logit &logit, const struct Attention &p,

@@ -4,16 +4,18 @@
 // Of one of the thread's rows.
 struct RowWhere {
     i32 sequence, key_place;  // of the first element
-    i32 token, of_head;
+    i32 token, of_head;  // a row of the call, or of a list
     struct HeadLogit own;
-    float far;  // the query's position minus the first key's
+    struct Steps steps;  // from the first key
     FN void refresh(const struct Attention &) {}
-    FN float distance(int i) const { return fabsf(far - (i / 2 * 8 + i % 2)); }
+    FN float distance(int i) const { return fabsf(steps.at(0, i / 2 * 8 + i % 2)); }
     FN struct HeadLogit head_logit(int) const { return own; }
-    FN i32 query(const struct Attention &, int) const { return token; }
-    FN i32 key(const struct Attention &, int i) const { return key_place + i / 2 * 8 + i % 2; }
+    FN i32 query(const struct Attention &p, int) const { return query_token(p, sequence, token); }
+    FN i32 key(const struct Attention &p, int i) const {
+        return key_token(p, sequence, key_place + i / 2 * 8 + i % 2);
+    }
     FN float apart(const struct Attention &, int i) const {
-        return (float)(token - key_place) - (i / 2 * 8 + i % 2);
+        return steps.at(0, i / 2 * 8 + i % 2);
     }
     FN i32 head(int) const { return of_head; }
     FN i32 batch() const { return sequence; }
@@ -32,7 +34,7 @@ FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 q
         own.token = mask_row(p, query + 8 * r);
         own.of_head = head_of_row(p, row.head, query + 8 * r);
         own.own = head_logit_of(p, own.of_head);
-        own.far = (float)(own.token + p.n_kv - p.queries - own.key_place);
+        own.steps = steps_from(p, own.sequence, own.token, own.key_place);
         where.any[r] = query - (i32)threadIdx.x % 32 / 4 + 8 * r < p.n_q;
     }
     return where;

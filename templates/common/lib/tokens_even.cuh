@@ -1,0 +1,21 @@
+// Which tokens the rows of a launch are: those of the call in their order, or every so-manieth.
+// Needs: Attention. Gives, as tokens_listed.cuh and tokens_strided.cuh do: Steps, steps_from,
+// anew_steps, query_token, key_token, all_queries, all_keys.
+
+// How far queries are behind keys: positions for the slope of a head, tokens for a formula of the
+// score. A pair is so many rows down and across from a first one.
+struct Steps {
+    float first;
+    FN float at(i32 down, i32 across) const { return first + (down - across); }
+};
+FN struct Steps steps_from(const struct Attention &p, i32, i32 query, i32 key) {
+    return {(float)(query + (HEAD_GRADIENT ? p.n_kv - p.queries : 0) - key)};
+}
+// Keeps the compiler from finding all steps ahead.
+template <typename S>
+FN void anew_steps(S &x) { x.first = anew_float(x.first); }
+
+FN i32 all_queries(const struct Attention &p) { return p.queries; }
+FN i32 all_keys(const struct Attention &p) { return p.n_kv; }
+FN i32 query_token(const struct Attention &, i32, i32 row) { return row; }
+FN i32 key_token(const struct Attention &, i32, i32 row) { return row; }
