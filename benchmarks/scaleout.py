@@ -41,7 +41,7 @@ import maskc as mc  # noqa: E402
 from benchmarks import files  # noqa: E402
 from benchmarks.contender import Unavailable  # noqa: E402
 from benchmarks.sharing import METHODS, SLOW, Case, Piece, Run, kernel, one_tensor  # noqa: E402
-from maskc.distributed import attending, exchange  # noqa: E402
+from maskc.distributed import exchange, passes  # noqa: E402
 from maskc.dsl.nodes import structure  # noqa: E402
 from maskc.runtime.launch import ahead  # noqa: E402
 
@@ -462,7 +462,7 @@ def held_back(bench: Bench, cases: list[Case]) -> dict[str, Any]:
         exchange._HELD_BACK = cycles
         silent: Any = lambda self, patient=True: None  # noqa: E731
         exchange.Exchange.start = silent if name == "no messages" else start
-        attending._BESIDE = name != "in turn"
+        passes.TWO_STREAMS = name != "in turn"
         for case in cases:
             method = case.method("planned")
             run = partial(_in_group, case, group)

@@ -202,8 +202,8 @@ def _packed(
 
 
 def bring(work: Work, found: Exchange, rows: Rows, k: Any, v: Any, buffer: Any) -> None:
-    """Start an exchange in which others also get what they need of this rank's keys and values, and
-    this rank what it needs into its buffer.
+    """Add messages: others get what they need of this rank's keys and values, and this rank what it
+    needs into its buffer.
 
     A single stretch comes to its place at once.
     """
@@ -225,13 +225,12 @@ def bring(work: Work, found: Exchange, rows: Rows, k: Any, v: Any, buffer: Any) 
     made = _packed(rows, k, v, work.outgoing, work.many_sent)
     for peer, pieces in work.outgoing:
         found.send(made[pieces], peer)
-    found.start()
 
 
 def give_back(
     work: Work, found: Exchange, rows: Rows, dk: Any, dv: Any, first: int
 ) -> list[tuple[Pieces, Any]]:
-    """Start an exchange in which the gradients of what came also return.
+    """Add messages: the gradients of what came return.
 
     Args:
         dk, dv: gradients of the buffer's keys and values, from token `first` of it on.
@@ -246,5 +245,4 @@ def give_back(
     made = _packed(rows, dk, dv, work.incoming, work.many_came, first)
     for peer, pieces in work.incoming:
         found.send(made[pieces], peer)
-    found.start()
     return back

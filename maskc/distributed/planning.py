@@ -57,8 +57,8 @@ class HeadSizes:
         return self.kv * (self.dim + self.dim_v) * itemsize * batch
 
     def visit_bytes(self, itemsize: int, batch: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(bytes that a row takes to a host, and back) of both passes; see maskc.distributed
-        .visiting."""
+        """(bytes that a row takes to a host, and back) of both passes; see
+        maskc.distributed.passes."""
         each = self.q * batch
         forward = each * self.dim * itemsize, each * (self.dim_v + 1) * 4
         return forward, (each * (self.dim + 2 * self.dim_v + 1) * 4, each * self.dim * 4)

@@ -119,6 +119,16 @@ class Call:
     """Its first query and its first key in the sequence; None where keys come from several
     places."""
 
+    @property
+    def queries(self) -> slice:
+        """Its rows among the rank's tokens, or among those that a guest brought."""
+        return slice(self.row, self.row + self.rows)
+
+    @property
+    def places(self) -> slice:
+        """Its keys among the rank's own, or in the buffer."""
+        return slice(self.key, self.key + self.keys)
+
 
 @dataclass(frozen=True, eq=False)
 class Guest:
