@@ -135,7 +135,14 @@ class _Peers:
     """Why one does not run it."""
 
     def all(self, backward: bool) -> dict[str, Timed]:
-        """Those that run it, each called once."""
+        """Build every peer that runs the row and call it once.
+
+        Args:
+            backward: whether gradients are computed.
+
+        Returns:
+            What is timed, by name; `said` tells why the others are left out.
+        """
         makers = {
             "flex": partial(self._flex, {}), "flex_flash": self._flash, "cudnn_flex": self._cudnn,
         }  # fmt: skip
@@ -381,7 +388,8 @@ class _Runs:
             patience = _AGAIN
 
     def _ready(self, until: float) -> list[Connection]:
-        """Those that wait for their turn; all, or all until then."""
+        """Wait until all rows, or all up to a value of monotonic(), want their turn; return their
+        pipes."""
         ready: list[Connection] = []
         while len(ready) < len(self._rows) and monotonic() < until:
             silent = [pipe for pipe in self._rows if pipe not in ready]

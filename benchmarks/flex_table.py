@@ -68,7 +68,7 @@ class Table:
         return keep
 
     def choose(self, q: Any, k: Any) -> None:
-        """Fill the table."""
+        """Fill the table by q and k [B, H, N, D]."""
         table = self.chooser.table(q, k)
         self.table.copy_(table.repeat_interleave(self.one.case.heads // self.one.owners, 1))
 

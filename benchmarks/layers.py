@@ -208,10 +208,11 @@ IMPLS = {"eager": eager, "sdpa": sdpa, "flex": flex, "maskc": ours}
 
 
 def exact(layer: Layer, given: Sequence[Any], dout: Any, group: int, dtype: Any) -> list[Any]:
-    """(out, dq, dk, dv, and dsinks where there are sinks) of one group of heads, unfused.
+    """Compute (out, dq, dk, dv, and dsinks where there are sinks) of one group of heads, unfused.
 
     Args:
-        given: q, k, v, and the sink logits.
+        given: q, k, v [1, H, N, D], and the sink logits [Hq].
+        dout: [1, Hq, N, D].
         dtype: every step is computed in it; fp64 is the truth. Sums over chunks of queries are
             fp64.
     """

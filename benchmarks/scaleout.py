@@ -66,7 +66,7 @@ _LONGEST = 32 * 1024
 
 
 def documents(n: int, seed: int = 0) -> np.ndarray:
-    """Ids of packed documents of about n / 8 tokens, at least 512 on average."""
+    """Draw ids, int64 [n], of packed documents of about n / 8 tokens, at least 512 on average."""
     draw = np.random.default_rng(seed)
     ids, at, number = np.empty(n, np.int64), 0, 0
     while at < n:
@@ -92,9 +92,11 @@ class Bench:
 
     @property
     def cuda(self) -> bool:
+        """Whether ranks have GPUs."""
         return self.device.type == "cuda"
 
     def sync(self) -> None:
+        """Wait for what was enqueued."""
         if self.cuda:
             torch.cuda.synchronize()
 
@@ -113,7 +115,7 @@ class Bench:
         return x.transpose(1, 2)
 
     def tensors(self, n: int, seed: int = 0) -> list[torch.Tensor]:
-        """q, k, v and dout of the whole sequence."""
+        """Draw q, k, v and dout of the whole sequence, [1, H, n, D]."""
         hq, hkv, _ = self.heads
         draws = (hq, 1), (hkv, 2), (hkv, 3), (hq, 4)
         return [self.draw(heads, n, 4 * seed + number) for heads, number in draws]
@@ -245,7 +247,7 @@ def _stored(x: torch.Tensor) -> torch.Tensor:
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Relative, of all elements together."""
+    """The relative error of a tensor of any shape, by the norm of the difference."""
     if not wanted.numel():
         return 0.0
     wanted = wanted.float()
@@ -312,7 +314,12 @@ def one(bench: Bench, leaves: list[torch.Tensor], dout: torch.Tensor, case: Case
 
 
 def memory(bench: Bench, run: Any, given: list[torch.Tensor], dout: torch.Tensor) -> dict[str, Any]:
-    """MiB: kept between the passes besides out, and the most at any time, above what is given."""
+    """Measure MiB above what is given: kept between the passes besides out, and the most at any
+    time.
+
+    Args:
+        given: q, k, v [1, H, N, D]; dout: [1, Hq, N, D].
+    """
     if not bench.cuda:
         return {}
     for x in given:

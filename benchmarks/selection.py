@@ -61,7 +61,7 @@ class OneSelection:
         return head * self.owners // self.case.heads
 
     def queries(self, blocks: np.ndarray) -> np.ndarray:
-        """int64, ascending: the queries of some blocks, which ascend."""
+        """The queries, int64 [count], of blocks, int64 [blocks]; both ascend."""
         return _tokens(blocks, self.node.q_block, self.case.n_q)
 
     def cells(self, mask: Mask, blocks: np.ndarray) -> np.ndarray:
@@ -191,8 +191,8 @@ def static_rows(mask: Mask, case: Case, rows: np.ndarray) -> np.ndarray:
 
 
 def spans(mask: Mask, case: Case, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """(first, past the last) key of some queries, where the mask's name says that they are
-    consecutive; None for other masks."""
+    """Find (first, past the last) key, int64 [rows] each, of queries whose keys the mask's name
+    makes consecutive; None for other masks."""
     n_kv = case.n_kv
     match mask:
         case N.Full():

@@ -162,7 +162,8 @@ class Gather(torch.autograd.Function):
 
 
 def one_tensor(names: tuple[str, ...], made: torch.Tensor, rows: torch.Tensor) -> None:
-    """A collective over whole tensors, by the first name that this PyTorch has."""
+    """Run a collective over whole tensors [tokens, width], by the first name that this PyTorch
+    has."""
     next(getattr(dist, name) for name in names if hasattr(dist, name))(made, rows)
 
 
@@ -205,6 +206,9 @@ def gathered_fa4(case: Case) -> Method:
 
     Raises:
         Unavailable: it has no name for the mask, or is not installed.
+
+    Raises:
+        Missing: FlashAttention 4 is not installed.
     """
     asked = FA4_NAMES.get(case.name)
     if asked is None:
@@ -445,7 +449,7 @@ class Coming:
     work: list[Any]
 
     def wait(self) -> torch.Tensor:
-        """The stream waits for it."""
+        """Let the stream wait, and return the rows [tokens, width]."""
         for each in self.work:
             each.wait()
         return self.rows
@@ -463,7 +467,7 @@ def _pass_on(rows: torch.Tensor) -> Coming:
 
 
 def kernel(piece: Piece, q: torch.Tensor, v: torch.Tensor) -> Any:
-    """The compiled mask of a piece."""
+    """Compile the mask of a piece for tensors like q and v [B, H, tokens, D or Dv]."""
     place = q.device.type, q.device.index or 0
     return _compiled(piece.local.mask, q.shape[3], v.shape[3], q.shape[1], q.dtype, place)
 

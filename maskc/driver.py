@@ -350,7 +350,8 @@ def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> 
 def dense(
     mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **options: Any
 ) -> np.ndarray:
-    """See Mask.dense."""
+    """Compute the mask pair by pair, bool [.., n_q, n_kv]; arguments and errors are
+    Mask.dense's."""
     from maskc.layout import check_lengths
     from maskc.reference.dense import dense as reference
 

@@ -64,7 +64,13 @@ def page(title: str, lines: Sequence[str], panels: Sequence[tuple[str, str]]) ->
 def runs(
     classes: np.ndarray, share: np.ndarray
 ) -> Iterator[tuple[int, int, int, int, float]]:  # fmt: skip
-    """(row, first, stop, class, share) of each run of equal cells in a row that are not empty."""
+    """Yield (row, first, stop, class, share) of each run of equal cells in a row that are not
+    empty.
+
+    Args:
+        classes: uint8 [rows, columns]: 0 empty, 1 partial, 2 full.
+        share: float [rows, columns]: which part of a partial cell is live.
+    """
     for row in range(classes.shape[0]):
         looks = np.where(classes[row] == 1, share[row], classes[row] + 1.0)
         looks[classes[row] == 0] = -1.0
@@ -87,9 +93,14 @@ def _rgb(color: tuple[int, ...]) -> str:
 
 
 def shrunk(classes: np.ndarray, most: int = MOST_CELLS) -> tuple[np.ndarray, np.ndarray]:
-    """At most `most` cells a side: their classes, and the shares of their tiles that are live.
+    """Join cells until there are at most `most` a side.
 
-    A cell is full where all of its tiles are, and empty where all are.
+    Args:
+        classes: uint8 [rows, columns]: 0 empty, 1 partial, 2 full.
+
+    Returns:
+        The classes of the joined cells, uint8, and the share of their tiles that are live, float. A
+        joined cell is full where all of its tiles are, and empty where all are.
     """
     steps = [max(1, -(-size // most)) for size in classes.shape]
     if not classes.size:

@@ -51,15 +51,16 @@ class Exchange:
         self._scattered: list[tuple[Any, Pieces, Any]] = []
 
     def send(self, rows: Any, peer: int) -> None:
-        """Send contiguous rows to a rank of the group."""
+        """Add a message: contiguous rows [tokens, width] go to a rank of the group."""
         self._add("isend", rows, peer)
 
     def receive(self, rows: Any, peer: int) -> None:
-        """Receive into contiguous rows."""
+        """Add a message: contiguous rows [tokens, width] come from a rank of the group."""
         self._add("irecv", rows, peer)
 
     def spread_later(self, buffer: Any, pieces: Pieces, rows: Any) -> None:
-        """When all has come, put rows that lie side by side where pieces say."""
+        """Note that `wait` shall put rows [tokens, width] into a buffer [size, width], where pieces
+        say."""
         self._scattered.append((buffer, pieces, rows))
 
     def _add(self, name: str, rows: Any, peer: int) -> None:
@@ -144,7 +145,7 @@ def _wide(x: Any) -> Any:
 
 
 def spread(buffer: Any, pieces: Pieces, rows: Any) -> None:
-    """Put rows that lie side by side where pieces say."""
+    """Put rows [tokens, width] into a buffer [size, width], where pieces say."""
     if len(pieces) > FEW:
         _wide(buffer).index_copy_(0, pieces.index(rows.device), _wide(rows))
         return
@@ -153,7 +154,7 @@ def spread(buffer: Any, pieces: Pieces, rows: Any) -> None:
 
 
 def gathered(buffer: Any, pieces: Pieces) -> Any:
-    """The rows of some pieces, side by side."""
+    """Copy the rows of some pieces out of a buffer [size, width]: [tokens, width], side by side."""
     if len(pieces) > FEW:
         return _wide(buffer).index_select(0, pieces.index(buffer.device)).view(buffer.dtype)
     made = buffer.new_empty((pieces.tokens, buffer.shape[1]))
@@ -163,7 +164,14 @@ def gathered(buffer: Any, pieces: Pieces) -> Any:
 
 
 def packed(rows: Rows, k: Any, v: Any, pieces: Pieces, first: int = 0) -> Any:
-    """Some tokens' keys and values, side by side and contiguous; k and v begin at token `first`."""
+    """Copy some tokens' keys and values side by side.
+
+    Args:
+        k, v: [B, Hkv, N, D] and [B, Hkv, N, Dv], which begin at token `first`.
+
+    Returns:
+        Contiguous rows [tokens of the pieces, width].
+    """
     made = k.new_empty((pieces.tokens, rows.width))
     if len(pieces) > FEW:
         index = pieces.index(k.device, first)
@@ -177,7 +185,12 @@ def packed(rows: Rows, k: Any, v: Any, pieces: Pieces, first: int = 0) -> Any:
 
 
 def unpacked(rows: Rows, came: Any, pieces: Pieces, dk: Any, dv: Any) -> None:
-    """Add what came to the gradients of some tokens."""
+    """Add gradients that came back to those of some tokens.
+
+    Args:
+        came: [tokens of the pieces, width].
+        dk, dv: [B, Hkv, N, D] and [B, Hkv, N, Dv], changed in place.
+    """
     keys, values = rows.keys(came), rows.values(came)
     if len(pieces) > FEW:
         index = pieces.index(came.device)
@@ -206,6 +219,10 @@ def bring(work: Work, found: Exchange, rows: Rows, k: Any, v: Any, buffer: Any) 
     needs into its buffer.
 
     A single stretch comes to its place at once.
+
+    Args:
+        k, v: the rank's own, [B, Hkv, tokens, D] and [B, Hkv, tokens, Dv].
+        buffer: [size, width]; None where the rank receives nothing.
     """
     many = work.many_came
     apart: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.each else None
@@ -233,10 +250,12 @@ def give_back(
     """Add messages: the gradients of what came return.
 
     Args:
-        dk, dv: gradients of the buffer's keys and values, from token `first` of it on.
+        dk, dv: gradients [B, Hkv, N, D] and [B, Hkv, N, Dv] of the buffer's keys and values, from
+            token `first` of it on.
 
     Returns:
-        (own tokens, what will have come back for them) in the order of the ranks.
+        (own tokens, rows [tokens, width] that will have come back for them) in the order of the
+        ranks.
     """
     back = []
     for peer, pieces in work.outgoing:

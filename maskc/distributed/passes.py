@@ -50,7 +50,11 @@ class Step:
     """Whether results may depend on lse."""
 
     def kernel(self, call: Call, q: Any, v: Any, plain: bool = False) -> Any:
-        """The compiled mask of a call; a `plain` one drops nothing."""
+        """Find or compile the kernel of a call; a `plain` one drops nothing.
+
+        Args:
+            q, v: [B, H, tokens, D or Dv], of which sizes, dtype and device are read.
+        """
         drops = bool(self.dropout) and not plain
         key = id(call), q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device, drops, self.score
         found = self.kernels.get(key)
@@ -65,7 +69,7 @@ class Step:
         return found
 
     def data(self, call: Call, plain: bool = False) -> dict[str, Any]:
-        """What a call gives beside q, k and v."""
+        """The arrays and numbers that a call passes beside q, k and v, by name."""
         given = {**call.local.data, **self.tables}
         if not self.dropout or plain:
             return given
@@ -75,20 +79,32 @@ class Step:
         return given
 
     def of_graph(self, tensors: Sequence[Any]) -> Step:
-        """The same with these tables, as a graph has them."""
+        """Replace the tables by those of a graph, in the order of `tensors`."""
         return replace(
             self, tables={**self.tables, **dict(zip(self.tensors, tensors, strict=True))}
         )
 
     def kept(self, buffer: Any) -> Any:
-        """What of a buffer stays until the backward pass: all, or what came from others."""
+        """Keep until the backward pass all of a buffer [size, width], or the rows that came."""
         if buffer is None or not self.work.mostly_copies:
             return buffer
         return gathered(buffer, self.work.came)
 
     def forward(self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any) -> tuple[Any, ...]:
-        """(out [B, Hq, tokens, Dv], lse fp32 [B, Hq, tokens], buffer); the buffer is None where all
-        keys are the rank's own."""
+        """Run the forward pass.
+
+        Args:
+            q, k, v: the rank's tensors [B, H, tokens, D or Dv], of one dtype.
+            slopes, sinks: fp32 [Hq], or None.
+
+        Returns:
+            out [B, Hq, tokens, Dv], lse fp32 [B, Hq, tokens], and the buffer [size, width], None
+            where all keys are the rank's own.
+
+        Raises:
+            RankLost: a message did not come (MC705).
+            MaskcError: as `maskc.attention`.
+        """
         on = Forward(self, q, k, v, slopes, sinks)
         on.run(forward_stages(self.work))
         return on.results.out, on.results.lse, on.buffer
@@ -97,8 +113,22 @@ class Step:
         self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, out: Any, lse: Any, kept: Any,
         dout: Any, dlse: Any, wanted: Sequence[str] = (),
     ) -> tuple[Any, ...]:  # fmt: skip
-        """(dq, dk, dv, dslopes, dsinks), then those of the `wanted` tables; None where neither out
-        nor lse has a gradient."""
+        """Run the backward pass.
+
+        Args:
+            q, k, v, slopes, sinks: as for `forward`; out, lse: what it gave; kept: of its buffer.
+            dout, dlse: the gradients of out and lse, in their shapes; None where nothing depends on
+                one.
+            wanted: the tables whose gradients are asked for.
+
+        Returns:
+            dq, dk, dv, dslopes, dsinks in the shapes of what they belong to, then those of the
+            `wanted` tables. All are None where neither out nor lse has a gradient.
+
+        Raises:
+            RankLost: a message did not come (MC705).
+            MaskcError: as `maskc.attention`.
+        """
         if dout is None and dlse is None:
             return (None,) * (5 + len(wanted))
         on = Backward(self, k, v, Saved(q, out, lse, dout, dlse, slopes, sinks), kept, wanted)
@@ -169,12 +199,13 @@ class Pass(ABC):
         """Take the answers for the rows that left."""
 
     def room(self) -> Any:
-        """An empty buffer; of many gaps, all are cleared at once."""
+        """Make an empty buffer [size, width]; with many gaps, all are cleared at once."""
         make = self.k.new_zeros if len(self.work.gaps) > _FEW else self.k.new_empty
         return make((self.work.size, self.rows.width))
 
     def fill(self, buffer: Any) -> None:
-        """What of a buffer is the rank's own, and zeros where nobody looks."""
+        """Copy the rank's own keys into a buffer [size, width], and zeros where no key is
+        needed."""
         for each in self.work.copies:
             part = buffer[each.place : each.place + each.count]
             own = slice(each.source, each.source + each.count)
@@ -184,7 +215,7 @@ class Pass(ABC):
             buffer[start:stop].zero_()
 
     def keys_of(self, call: Call) -> tuple[Any, Any]:
-        """k and v that a call's keys are among: the rank's own, or the buffer's."""
+        """k and v [B, Hkv, N, D or Dv] that hold a call's keys: the rank's own, or the buffer's."""
         if call.own:
             return self.k, self.v
         return self.rows.keys(self.buffer), self.rows.values(self.buffer)
@@ -264,7 +295,7 @@ class Backward(Pass):
         self.answer_width = k.shape[3]
 
     def remake(self) -> None:
-        """The buffer of the forward pass."""
+        """Take or make again the buffer of the forward pass."""
         self.buffer = self.kept
         if self.kept is not None and self.work.mostly_copies:
             self.buffer = self.room()
@@ -412,12 +443,25 @@ class Results:
         return (own.start, own.stop) == (0, self.tokens)
 
     def place(self, queries: Any, own: slice) -> Any:
-        """Where some rows of out may be written at once; None where they lie otherwise."""
+        """Find where rows of out may be written at once.
+
+        Args:
+            queries: [B, Hq, rows, D]: the rows' q.
+            own: where they are among the rank's.
+
+        Returns:
+            A view [B, Hq, rows, Dv], or None where the rows lie otherwise.
+        """
         part = None if self._whole(own) else self.out[:, :, own]
         return part if part is not None and _lies(part, queries) else None
 
     def put(self, own: slice, out: Any, lse: Any, written: bool) -> None:
-        """Take some rows."""
+        """Take out [B, Hq, rows, Dv] and lse [B, Hq, rows] of some rows.
+
+        Args:
+            own: where the rows are among the rank's.
+            written: whether out lies there already.
+        """
         if self._whole(own):
             self._made = out, lse
             return
@@ -435,11 +479,11 @@ class Parts:
         self._all: list[Any] = []
 
     def place(self, queries: Any, own: slice) -> Any:
-        """Where a part may be written at once: nowhere."""
+        """Find where a part may be written at once: nowhere."""
         return None
 
     def put(self, own: slice, out: Any, lse: Any, written: bool = False) -> None:
-        """Take a part of some rows."""
+        """Take a part: out [B, Hq, rows, Dv] and lse [B, Hq, rows] of the rows `own`."""
         import torch
 
         like, shape = self._empty
@@ -450,7 +494,7 @@ class Parts:
 
     @property
     def joined(self) -> Any:
-        """All of them as one."""
+        """The attention over all parts, fp32 [B, Hq, rows, Dv + 1]."""
         import torch
 
         return self._all[0] if len(self._all) == 1 else join(torch.stack(self._all))
@@ -484,11 +528,15 @@ class Sums:
 
     @property
     def parts(self) -> tuple[Any, Any]:
-        """Gradients of the tokens from `first` on."""
+        """The gradients of the tokens from `first` on: [B, Hkv, tokens, D] and [B, Hkv, tokens,
+        Dv]."""
         return self.dk, self.dv
 
     def add(self, key: int, dk: Any, dv: Any) -> None:
-        """Add those of the tokens from `key` on; what has more tokens keeps its place."""
+        """Add gradients [B, Hkv, tokens, D] and [B, Hkv, tokens, Dv] of the tokens from `key` on.
+
+        What has more tokens keeps its place.
+        """
         if self.dk is None:
             self.first, self.dk, self.dv = key, dk, dv
             return
@@ -509,7 +557,7 @@ class Sums:
         self.dv[:, :, part] += dv
 
     def whole(self, k: Any, v: Any) -> tuple[Any, Any]:
-        """Gradients of all tokens; zero where no call saw them."""
+        """The gradients of all tokens, in the shapes of k and v; zero where no call saw them."""
         import torch
 
         if self.dk is None:

@@ -345,7 +345,7 @@ class Plan:
         return int(self.layout.tokens[rank])
 
     def indices(self, rank: int) -> np.ndarray:
-        """int64: the tokens that a rank holds, in its order."""
+        """The tokens that a rank holds, in its order: int64 [tokens]."""
         return self.layout.indices(rank)
 
     def layer(self, name: str | None = None) -> LayerPlan:
@@ -514,19 +514,20 @@ class Plan:
     # -------------------------------------------------------------- tensors, with torch
 
     def shard(self, x: Any, dim: int = 1, group: Any = None) -> Any:
-        """This rank's tokens of a tensor that all ranks have; see maskc.distributed.shard."""
+        """Take this rank's tokens out of a tensor [.., n, ..]; see maskc.distributed.shard."""
         from maskc.distributed.shards import shard
 
         return shard(self, x, dim, group)
 
     def unshard(self, x: Any, dim: int = 1, group: Any = None) -> Any:
-        """The whole tensor, from every rank's shard; see maskc.distributed.unshard."""
+        """Put the whole tensor [.., n, ..] together from all ranks; see
+        maskc.distributed.unshard."""
         from maskc.distributed.shards import unshard
 
         return unshard(self, x, dim, group)
 
     def roll(self, x: Any, shift: int = -1, dim: int = 1, group: Any = None) -> Any:
-        """The shard of the rolled whole, as labels need; see maskc.distributed.roll."""
+        """Take the shard of the rolled whole, as labels need it; see maskc.distributed.roll."""
         from maskc.distributed.shards import roll
 
         return roll(self, x, shift, dim, group)

@@ -71,7 +71,13 @@ class RangeSets:
 
 
 def union(n: int, owners: int, owner: np.ndarray, start: np.ndarray, stop: np.ndarray) -> RangeSets:
-    """Sets from ranges in any order, which may overlap or be empty; they end at n at most."""
+    """Make sets of tokens from ranges in any order, which may overlap or be empty.
+
+    Args:
+        n: where ranges end at most.
+        owners: how many sets there are.
+        owner, start, stop: int64 [ranges]: the set of each range, its first token, and the end.
+    """
     some = start < stop
     shift = owner[some].astype(np.int64) * (n + 1)
     first, last = start[some] + shift, stop[some] + shift

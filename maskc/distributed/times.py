@@ -52,13 +52,14 @@ class Times:
 
     @property
     def each(self) -> np.ndarray:
-        """What each rank takes: messages hide under tiles that need none of them."""
+        """The milliseconds of each rank, float [ranks]: messages hide under tiles that need none of
+        them."""
         found: np.ndarray = self.compute - self.inner + np.maximum(self.travel, self.inner)
         return found
 
     @property
     def total(self) -> float:
-        """What the slowest rank takes."""
+        """The milliseconds of the slowest rank."""
         return float(self.each.max(initial=0.0))
 
 

@@ -60,7 +60,8 @@ class Asked:
         return self.irs[head if len(self.irs) > 1 else 0]
 
     def own(self, head: int, batch: int) -> dict[str, np.ndarray]:
-        """The data that the mask of one head reads in one sequence."""
+        """The int32 arrays that the mask of one head reads in one sequence, by name, as `build`
+        takes them."""
         return sequence_arrays(recipe_of(self.ir(head)), self.arrays, batch, head)
 
     def extents(self, ir: MaskIR) -> tuple[int, int]:
@@ -195,7 +196,12 @@ def _pairs(asked: Asked, head: int, batch: int) -> int:
 def pairs_of(
     keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Mapping[str, np.ndarray]
 ) -> int:
-    """Pairs for which a formula holds that reads the arrays of one sequence and head."""
+    """Count the pairs for which a formula holds.
+
+    Args:
+        params: values of its parameters.
+        arrays: int32 arrays [elements] of one sequence and head, by name.
+    """
     found = count_pairs(keep, n_q, n_kv, params)
     if found is not None:
         return found
@@ -206,7 +212,11 @@ def layout(
     mask: Mask, n_q: int, n_kv: int | None = None, *, block: tuple[int, int] = (128, 128),
     n_heads: int | None = None, head: int | None = None, batch: int | None = None, **data: object,
 ) -> BlockLayout:  # fmt: skip
-    """See Mask.layout."""
+    """See Mask.layout.
+
+    Raises:
+        OneOfSeveral: heads or sequences differ, and the caller does not say which is meant (MC310).
+    """
     tile = tile_shape(block)
     try:
         asked = ask(mask, n_q, n_kv, data, n_heads, head)

@@ -228,7 +228,8 @@ def _row(
 
 
 def log_sum_exp(values: np.ndarray) -> float:
-    """log(sum(exp(values))); -inf where there are none or all are -inf, NaN where one is."""
+    """log(sum(exp(values))) of float64 [count]; -inf where there are none or all are -inf, NaN
+    where one is."""
     top = np.max(values, initial=-np.inf)
     if top == -np.inf or np.isnan(top):
         return float(top)

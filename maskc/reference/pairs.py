@@ -42,10 +42,12 @@ class Place:
 
     @property
     def q(self) -> np.ndarray:
+        """The queries, int64 [n_q, 1]."""
         return self.scope["q"]
 
     @property
     def k(self) -> np.ndarray:
+        """The keys, int64 [1, n_kv]."""
         return self.scope["k"]
 
     def position(self, align: str) -> np.ndarray:
@@ -178,7 +180,7 @@ def _data_atom(mask: Mask, at: Place) -> Truths:
 
 
 def values(decl: DataDecl) -> np.ndarray:
-    """The captured array, int64."""
+    """The captured array as int64, of its own shape."""
     return decl.array.astype(np.int64)
 
 

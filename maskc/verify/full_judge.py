@@ -37,9 +37,11 @@ class FullJudge:
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, keep: np.ndarray,
         dout: np.ndarray | None, dtype: DType, **options: Any,
     ) -> None:  # fmt: skip
-        """
+        """Compute what is right.
+
         Args:
-            q, k, v, keep, dout: as for `stepwise`; dout is None where there is no backward.
+            q, k, v, keep, dout: [B, H, N, D] and bool [B, H, n_q, n_kv], as for `stepwise`; dout is
+                None where there is no backward.
             dtype: what the kernel stores.
             options: scale, softcap, alibi_slopes, sink_logits.
         """
@@ -50,12 +52,15 @@ class FullJudge:
             self._near = stepwise(q, k, v, keep, dout, dtype, **options)
 
     def error(self, part: str, found: np.ndarray) -> tuple[float, float]:
-        """(error, what is allowed), relative to its size, of the row that has most of what it may
-        have; the error is NaN where anything in the part is.
+        """Measure a result against what is right, relative to its size, by its worst row.
 
         Args:
             part: `out`, `lse`, `dq`, `dk`, `dv`, `dsink` or `dalibi`.
-            found: all of it, as in `Steps`.
+            found: all of it, in the shape that it has in `Steps`.
+
+        Returns:
+            The error and what is allowed, of the row that has most of what it may have; the error
+            is NaN where anything in the part is.
         """
         right = getattr(self.expected, part)
         if part == "lse":

@@ -98,7 +98,7 @@ class Pairs:
         return int(total) * repeated * (1 if self.by_head else case.heads)
 
     def bound_arrays(self, variant: int) -> tuple[Mapping[str, int], Mapping[str, np.ndarray]]:
-        """(parameters, int32 arrays with any leading batch and heads) of a distinct mask."""
+        """The parameters of a distinct mask, and its int32 arrays [batch, heads, elements]."""
         formula = self._bound[variant]
         return formula.params, formula.arrays
 

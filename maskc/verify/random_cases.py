@@ -199,7 +199,7 @@ SCALES = (0.25, -0.125, 0.0)
 
 
 def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """q, k, v, dout and the options, in fp32.
+    """Draw q, k, v, dout, fp32 [B, H, N, D], and the options of a case.
 
     They are rounded to the dtype of the kernel, and, where q and k rank keys, to a grid on which
     their products are exact.

@@ -30,6 +30,7 @@ class Tensors:
 
     @property
     def qkv(self) -> tuple[Any, Any, Any]:
+        """q, k and v [B, H, N, D]."""
         return self.q, self.k, self.v
 
 
@@ -108,7 +109,8 @@ def data_on_device(case: Case, tensors: Tensors) -> dict[str, Any]:
 
 
 def library(x: Any) -> Any:
-    """torch or numpy, whichever the array is of; both know where, exp, amax, stack, ..."""
+    """torch or numpy, whichever an array x of any shape is of; both know where, exp, amax, stack,
+    ..."""
     if hasattr(x, "detach"):
         import torch
 
@@ -117,7 +119,7 @@ def library(x: Any) -> Any:
 
 
 def like(model: Any, x: Any) -> Any:
-    """x in the library and on the device of `model`, its dtype kept."""
+    """Move x to the library and the device of `model`; its shape and dtype stay."""
     if not hasattr(model, "detach"):
         return host(x) if hasattr(x, "detach") else x
     import torch
@@ -130,14 +132,15 @@ def like(model: Any, x: Any) -> Any:
 
 
 def wide(x: Any, dtype: DType | None) -> Any:
-    """fp64 for None; else the values as fp32, what products of that storage type add up in."""
+    """Convert an array of any shape: to fp64 for None, else to fp32, in which products of that
+    storage type add up."""
     if hasattr(x, "detach"):
         return x.detach().double() if dtype is None else x.detach().float()
     return np.asarray(x).astype(np.float64 if dtype is None else np.float32)
 
 
 def host(x: Any) -> np.ndarray:
-    """fp32 values on the host, exact for every storage type."""
+    """Copy an array of any shape to the host as fp32, which is exact for every storage type."""
     if hasattr(x, "detach"):
         values: np.ndarray = x.detach().float().cpu().numpy()
         return values

@@ -156,7 +156,10 @@ def views(
 def bound(
     mask: Mask, n_q: int, n_kv: int, n_heads: int | None, data: Mapping[str, object]
 ) -> tuple[list[MaskIR], dict[str, int], dict[str, np.ndarray]]:
-    """The mask by head, numbers for lengths and parameters, and all arrays; see `views`."""
+    """Bind a mask by head: formulas, numbers for lengths and parameters, and int32 arrays by name.
+
+    Arguments and errors are those of `views`.
+    """
     mask, data = with_captured(mask, data, n_heads)
     irs = on_all_heads(mask, n_heads)
     if "scores" not in data:
