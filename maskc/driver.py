@@ -148,7 +148,7 @@ def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) 
 
 
 def _places(mask: Mask) -> Iterator[object]:
-    """Where every term stands: equal masks of different places are told apart by these alone."""
+    """The place of every term: equal masks of different places are told apart by these alone."""
     yield getattr(mask, "loc", None)
     for child in getattr(mask, "children", ()):
         yield from _places(child)

@@ -133,8 +133,8 @@ def _hold_back(device: Any) -> None:
 
 
 def _wide(x: Any) -> Any:
-    """The same bytes in elements of eight, which are looked up and copied several times as fast;
-    unchanged where rows do not divide into them."""
+    """View the same bytes in elements of eight, which are looked up and copied several times as
+    fast; x itself where rows do not divide into them."""
     import torch
 
     each = 8 // x.element_size()

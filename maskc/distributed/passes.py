@@ -474,7 +474,7 @@ class Parts:
     """fp32 [B, Hq, rows, Dv + 1] of each call over some of the keys: out, and lse behind it."""
 
     def __init__(self, q: Any, rows: int, dim_v: int) -> None:
-        """None yet; the batch and the heads are those of q [B, Hq, tokens, D]."""
+        """Begin without any; the batch and the heads are those of q [B, Hq, tokens, D]."""
         self._empty = q, (q.shape[0], q.shape[1], rows, dim_v + 1)
         self._all: list[Any] = []
 

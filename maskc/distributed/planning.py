@@ -130,8 +130,8 @@ class LayerPlan:
 
     @cached_property
     def hosts(self) -> dict[int, tuple[int, np.ndarray]]:
-        """By home: its queries that move, and int64 [hosts], the ranks that hold keys of them,
-        which may include it."""
+        """Which ranks the queries that move go to, by home: (how many queries, int64 [hosts], the
+        ranks that hold keys of them, which may include the home)."""
         found = {}
         for home in dict.fromkeys(each.home for each in self.visits):
             own = [each for each in self.visits if each.home == home]
@@ -184,7 +184,8 @@ class LayerPlan:
 
     @cached_property
     def halo(self) -> RangeSets:
-        """Those of them that it does not hold: what travels to it, and back as gradients."""
+        """The keys of `needs` that a rank does not hold: they travel to it, and their gradients
+        back."""
         return self.needs.without(self.layout.own)
 
     @property
@@ -276,7 +277,7 @@ class LayerPlan:
 
     @property
     def at_home(self) -> LayerPlan:
-        """The same where no query moves."""
+        """This layer with every query at home."""
         return self._at_home if self.moved else self
 
     @cached_property
@@ -296,7 +297,7 @@ def _runs(blocks: Sequence[int]) -> list[list[int]]:
 
 
 def _joined(found: list[Transfer]) -> list[Transfer]:
-    """In order, with ranges that touch as one."""
+    """Sort transfers and join ranges that touch."""
     made: list[Transfer] = []
     for each in sorted(found, key=lambda x: (x.sender, x.receiver, x.start)):
         last = made[-1] if made else None
@@ -361,7 +362,7 @@ class Plan:
         return self.layers[name]
 
     def given(self, **data: object) -> Plan:
-        """The same layout with other data: what travels is found anew, and is exact.
+        """Bind the plan to other data in the same layout: what travels is found anew, and is exact.
 
         Args:
             data: the arrays and parameters that the masks name, for all tokens.
@@ -415,7 +416,7 @@ class Plan:
         return known[asked]
 
     def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> Work:
-        """The same for one of its layers."""
+        """A rank's messages and calls in one layer plan; made once."""
         from maskc.distributed.work import work_of
 
         known: dict[object, Work] = self.__dict__.setdefault("_work", {})

@@ -82,7 +82,7 @@ class Joined:
 
     @classmethod
     def of(cls, messages: Iterable[tuple[int, Pieces]]) -> Joined:
-        """Those of more than FEW stretches."""
+        """Join the messages of more than FEW stretches."""
         found = dict.fromkeys(pieces for _, pieces in messages if len(pieces) > FEW)
         each, at = [], 0
         for pieces in found:
@@ -121,12 +121,12 @@ class Call:
 
     @property
     def queries(self) -> slice:
-        """Its rows among the rank's tokens, or among those that a guest brought."""
+        """The rows among the rank's tokens, or among those that a guest brought."""
         return slice(self.row, self.row + self.rows)
 
     @property
     def places(self) -> slice:
-        """Its keys among the rank's own, or in the buffer."""
+        """The keys among the rank's own, or in the buffer."""
         return slice(self.key, self.key + self.keys)
 
 
@@ -181,12 +181,12 @@ class Work:
 
     @cached_property
     def many_sent(self) -> Joined:
-        """Of `outgoing` those of many stretches."""
+        """The messages of `outgoing` that have many stretches."""
         return Joined.of(self.outgoing)
 
     @cached_property
     def many_came(self) -> Joined:
-        """Of `incoming` those of many stretches."""
+        """The messages of `incoming` that have many stretches."""
         return Joined.of(self.incoming)
 
     @property
@@ -196,7 +196,7 @@ class Work:
 
 
 def _by_peer(messages: Iterable[Message]) -> tuple[tuple[int, Pieces], ...]:
-    """By rank, ascending."""
+    """Join messages by rank, ascending."""
     found: dict[int, list[tuple[int, int]]] = {}
     for each in messages:
         found.setdefault(each.peer, []).append((each.place, each.count))
@@ -384,7 +384,7 @@ def _call(
 
 
 def _place(own: list[tuple[int, int]], places: list[int], token: int) -> int:
-    """Where a token of the rank lies among its tokens."""
+    """Find where a token of the rank lies among its tokens."""
     for (start, stop), place in zip(own, places, strict=False):
         if start <= token < stop:
             return place + token - start
@@ -395,7 +395,7 @@ def _filled(
     layer: LayerPlan, rank: int, own: list[tuple[int, int]], places: list[int],
     buffer: list[Stretch],
 ) -> tuple[tuple[Copy, ...], tuple[Message, ...], tuple[tuple[int, int], ...]]:  # fmt: skip
-    """Where each part of the buffer comes from: (own tokens, messages, nowhere)."""
+    """Find where each part of the buffer comes from: (own tokens, messages, nowhere)."""
     copies, receives, filled = [], [], []
     size = buffer[-1].place + buffer[-1].count if buffer else 0
     for each in buffer:

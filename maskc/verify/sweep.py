@@ -197,7 +197,7 @@ def exponent(values: dict[int, float]) -> float | None:
 
 
 def crossover(rival: str, mine: dict[int, float], others: dict[int, float]) -> Crossover:
-    """Where a mask begins to be faster, and stays so to the longest length.
+    """Find where a mask begins to be faster, and stays so to the longest length.
 
     Args:
         mine, others: milliseconds by length, with at least one length in both.

@@ -102,7 +102,7 @@ def layout_spans(layout: BlockLayout) -> Spans:
 
 
 def _of_rows(first: np.ndarray, count: np.ndarray, full: np.ndarray, limit: int) -> Spans | None:
-    """From the loops of every tile row; None where they leave gaps, or full tiles do.
+    """Join the loops of every tile row; None where they leave gaps, or full tiles do.
 
     Args:
         first, count: int32 [rows, loops].

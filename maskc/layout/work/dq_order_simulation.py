@@ -66,8 +66,10 @@ def in_given_turn(
 def in_any_turn(
     ptr: list[int], sums: np.ndarray, row: np.ndarray, at_once: int
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Where any column may add to a tile of dq after any other one: a column takes the first tile
-    of its own to whose tile of dq nobody added of late, or where that was longest ago.
+    """Order the tiles of columns where any column may add to a tile of dq after any other one.
+
+    A column takes the first tile of its own to whose tile of dq nobody added of late, or where that
+    was longest ago.
 
     Args:
         ptr: where the columns of a list begin in the tiles of all lists.

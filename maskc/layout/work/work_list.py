@@ -66,7 +66,7 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class _Owners:
-    """Whose work: one head, or several that take the same tiles together; int64 [owners]."""
+    """Heads that own work: one, or several that take the same tiles together; int64 [owners]."""
 
     head: np.ndarray
     """batch * heads_q + query head, the first one."""
