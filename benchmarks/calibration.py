@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from functools import cache, partial
 from typing import Any
 
-from benchmarks.contender import Contender
 from benchmarks.contest import Ask, Contest, Measured
 from maskc.build.toolchain import gpus
 from maskc.core.bundle import APART, SourceUnit
@@ -30,6 +29,7 @@ from maskc.runtime.compiled import CompiledMask
 from maskc.verify.case import Case
 from maskc.verify.judge import sample_rows
 from maskc.verify.pairs import Pairs
+from maskc.verify.rivals import Contender
 from maskc.verify.tensors import Tensors, make_tensors
 
 _ALWAYS = 1 << 30

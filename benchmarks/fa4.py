@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.contender import Contender, Form, Missing, form_of, tokens_first
+from benchmarks.forms import Form, form_of
 from maskc.verify.case import Case
+from maskc.verify.rivals import Contender, Missing, tokens_first
 from maskc.verify.tensors import Tensors
 
 MISSING = "the package flash-attn-4 is not installed"

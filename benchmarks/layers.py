@@ -15,13 +15,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from benchmarks.contender import Unavailable
-from benchmarks.flex import quiet, start_anew
 from benchmarks.report import reason
 from maskc.api import attention
 from maskc.dsl.combinators import causal, chunked, window
 from maskc.dsl.mask import Mask
 from maskc.verify.environment import environment
+from maskc.verify.rivals import Unavailable, quiet, start_anew
 from maskc.verify.timing import Timed, take_turns
 
 Keep = Callable[[Any, Any], Any]

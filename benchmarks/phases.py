@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.chosen import ChosenPairs
-from benchmarks.contender import Contender, named
+from benchmarks.rivals import named
 from benchmarks.selection import one_selection
 from maskc.core.target import Target
 from maskc.dsl.data_atoms import block_table
 from maskc.verify.case import Case
+from maskc.verify.rivals import Contender
 from maskc.verify.tensors import Tensors, host
 
 _CALLS = 5

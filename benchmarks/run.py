@@ -193,7 +193,7 @@ def _about(contest: Contest) -> dict[str, Any]:
 def _fresh(ask: Ask) -> None:
     """FlexAttention compiles a function per case and would stop after a few."""
     if has_torch() and any(impl.startswith("flex") for impl in ask.impls):
-        from benchmarks.flex import start_anew
+        from maskc.verify.rivals import start_anew
 
         start_anew()
 

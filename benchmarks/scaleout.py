@@ -39,11 +39,11 @@ import torch.distributed as dist  # noqa: E402
 
 import maskc as mc  # noqa: E402
 from benchmarks import files  # noqa: E402
-from benchmarks.contender import Unavailable  # noqa: E402
 from benchmarks.sharing import METHODS, SLOW, Case, Piece, Run, kernel, one_tensor  # noqa: E402
 from maskc.distributed import exchange, passes  # noqa: E402
 from maskc.dsl.nodes import structure  # noqa: E402
 from maskc.runtime.launch import ahead  # noqa: E402
+from maskc.verify.rivals import Unavailable  # noqa: E402
 
 MASKS: dict[str, Callable[[int], mc.Mask]] = {
     "window 1024": lambda n: mc.causal() & mc.window(1023),

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 import maskc as mc
-from benchmarks.contender import Missing, Unavailable
 from benchmarks.fa4 import MISSING, installed
 from maskc.api import _compiled
 from maskc.distributed.local import LocalMask, Stretch, localized
 from maskc.distributed.planning import Plan
 from maskc.distributed.work import _keys_of
 from maskc.integrations.torch.gradients import rows as with_rows
+from maskc.verify.rivals import Missing, Unavailable
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -165,8 +165,8 @@ def measured(
     Args:
         without: rivals to leave out.
     """
-    from maskc.verify.bench import RIVALS
     from maskc.verify.environment import environment
+    from maskc.verify.rivals import RIVALS
     from maskc.verify.sweep import growths, order_of, sweep
     from maskc.verify.tensors import device_of
 

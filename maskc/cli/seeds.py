@@ -122,7 +122,7 @@ def run_seeds(how: How, cap: int | None, as_json: bool) -> None:
 
 
 def _measured(seed: Seed, how: How, cap: int | None, progress: Teller) -> Measured:
-    from maskc.verify.bench import RIVALS
+    from maskc.verify.rivals import RIVALS
 
     entry = Entry(seed.name, seed.make(), seed.name)
     asked = sorted({n if cap is None else min(n, cap) for n in seed.lengths})
