@@ -93,13 +93,7 @@ def units(
 def _measured(case: Case, ask: Ask, tiny: bool) -> Measured:
     """Rows of a case, one per source and mode, each with its work."""
     result = Measured()
-    attn = case.mask.compile(
-        case.head_dim,
-        case.head_dim_v,
-        n_heads=case.heads,
-        dtype=case.dtype,
-        target=ask.target.name,
-    )
+    attn = case.compile(ask.target.name)
     tensors = make_tensors(case, "cuda")
     rows = sample_rows(case.n_q, case.n_kv)
     contest = Contest(case, ask, tensors, Pairs(case), rows, result)

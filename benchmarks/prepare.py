@@ -105,13 +105,7 @@ def _compile(
     case = next(anchor for anchor in found.anchors if anchor.name == name).case(found.dtype)
     start = perf_counter()
     if impl == "maskc":
-        case.mask.compile(
-            case.head_dim,
-            case.head_dim_v,
-            n_heads=case.heads,
-            dtype=case.dtype,
-            target=target,
-        ).warmup(("entmax",) if case.alpha > 1 else ())
+        case.warm(target)
         return (perf_counter() - start) * 1e3
     import torch
 

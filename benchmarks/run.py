@@ -134,14 +134,7 @@ def pairs_of(case: Case, tensors: Tensors) -> Pairs | ChosenPairs:
 def _compiled(case: Case, ask: Ask) -> tuple[CompiledMask, float]:
     """The mask, built and loaded, and the milliseconds it took (or took where it was built)."""
     start = perf_counter()
-    attn = case.mask.compile(
-        case.head_dim,
-        case.head_dim_v,
-        n_heads=case.heads,
-        dtype=case.dtype,
-        target=ask.target.name,
-    )
-    attn.warmup(("entmax",) if case.alpha > 1 else ())
+    attn = case.warm(ask.target.name)
     here = (perf_counter() - start) * 1e3
     return attn, here if ask.compile_ms is None else ask.compile_ms
 

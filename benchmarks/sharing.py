@@ -206,9 +206,6 @@ def gathered_fa4(case: Case) -> Method:
 
     Raises:
         Unavailable: it has no name for the mask, or is not installed.
-
-    Raises:
-        Missing: FlashAttention 4 is not installed.
     """
     asked = FA4_NAMES.get(case.name)
     if asked is None:

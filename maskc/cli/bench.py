@@ -11,9 +11,9 @@ import click
 from maskc.cli.entries import Entry
 from maskc.cli.options import (
     LENGTH,
+    LENGTH_TYPE,
+    LENGTHS_TYPE,
     Asked,
-    LengthsType,
-    LengthType,
     data_options,
     json_option,
     kernel_options,
@@ -36,12 +36,12 @@ Row = dict[str, Any]
 @mask_source
 @kernel_options
 @click.option(
-    "--n", type=LengthsType(), metavar="N[,N...]",
+    "--n", type=LENGTHS_TYPE, metavar="N[,N...]",
     help="Queries: 4096, 1e6, 128k (of 1024), 1M; several are a sweep: 1k,2k,4k.  "
     "[default: that of --data, else 4096]",
 )  # fmt: skip
 @click.option(
-    "--n-kv", type=LengthType(), metavar="N", help="Keys; as many as queries, if not given."
+    "--n-kv", type=LENGTH_TYPE, metavar="N", help="Keys; as many as queries, if not given."
 )
 @click.option(
     "--kv-heads", type=click.IntRange(1), metavar="H",

@@ -72,11 +72,7 @@ def bench_mask(
     """
     notes: list[str] = []
     progress(f"{case.name}: compiling for {target.name}")
-    attn = case.mask.compile(
-        case.head_dim, case.head_dim_v, n_heads=case.heads, dtype=case.dtype, target=target.name,
-        tile=case.tile, stages=case.stages,
-    )  # fmt: skip
-    attn.warmup()
+    attn = case.warm(target.name)
     tensors, rows = make_tensors(case, device_of(target)), sample_rows(case.n_q, case.n_kv)
     progress(f"{case.name}: counting pairs")
     pairs = None if driver.selects(case.mask) else Pairs(case)

@@ -16,7 +16,7 @@ from maskc.verify.tensors import device_of, make_tensors
 from maskc.verify.timing import Timed, take_turns
 
 if TYPE_CHECKING:
-    from maskc.runtime.compiled import CompiledMask
+    pass
 
 Row = dict[str, Any]
 
@@ -62,15 +62,14 @@ def bench_tiles(
         MaskcError: the mask, its data or the sizes are refused.
     """
     planned = replace(case, tile=None, stages=None)
-    first = _compiled(planned, target)
+    first = planned.compile(target.name)
     tile = first.bundle.units[0].tile
     named = case.head_dim, case.head_dim_v, None, case.dtype, None, case.tile, case.stages
     choices = driver.tile_choices(driver.problem(*named), first.target)
     made = {Way((tile.q, tile.k), None, planned=True): first}
     for way in (Way((x.tile.q, x.tile.k), x.stages) for x in choices if x.tile):
         progress(f"{case.name}: building {way.text}")
-        made[way] = _compiled(replace(case, tile=way.tile, stages=way.stages), target)
-        made[way].warmup()
+        made[way] = replace(case, tile=way.tile, stages=way.stages).warm(target.name)
     tensors, rows = make_tensors(case, device_of(target)), sample_rows(case.n_q, case.n_kv)
     progress(f"{case.name}: counting pairs")
     keep, _ = keep_and_live(case, tensors)
@@ -93,10 +92,3 @@ def bench_tiles(
         for way, ms in times.items()
     ]  # fmt: skip
     return sorted(found, key=lambda row: (not row["ok"], row["ms"]))
-
-
-def _compiled(case: Case, target: Target) -> CompiledMask:
-    return case.mask.compile(
-        case.head_dim, case.head_dim_v, n_heads=case.heads, dtype=case.dtype, target=target.name,
-        tile=case.tile, stages=case.stages,
-    )  # fmt: skip
