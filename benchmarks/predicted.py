@@ -14,8 +14,6 @@ from maskc.plan.types import KernelPlan, PlannedMask
 from maskc.runtime.compiled import CompiledMask
 from maskc.verify.case import Case
 
-DIRECTIONS = {"fwd": Direction.forward, "bwd": Direction.backward}
-
 
 def predicted_ms(case: Case, attn: CompiledMask, target: Target) -> dict[str, float]:
     """Milliseconds by direction, of the card that coefficients are of; none where there are none,
@@ -39,7 +37,7 @@ def predicted_ms(case: Case, attn: CompiledMask, target: Target) -> dict[str, fl
         plan = driver.plan_kernel(case.mask, attn.bundle.problem, target)
         found = {
             name: milliseconds(plan, direction, case.n_q, case.n_kv, owners, tiles)
-            for name, direction in DIRECTIONS.items()
+            for name, direction in zip(("fwd", "bwd"), Direction, strict=True)
         }
     except MaskcError:  # tables too large to count: nothing is predicted
         return {}

@@ -3,84 +3,29 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.chosen import ChosenPairs
-from benchmarks.contest import Ask, Contest, Measured, Progress
+from benchmarks.contest import Ask, Contest, Measured
 from benchmarks.predicted import predicted_ms
 from benchmarks.report import reason
 from benchmarks.report import summary as summary
 from benchmarks.report import table as table
-from benchmarks.rivals import IMPLS
-from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.driver import selects
 from maskc.verify.bench import short
 from maskc.verify.case import Case
-from maskc.verify.environment import environment
 from maskc.verify.judge import sample_rows
 from maskc.verify.pairs import Pairs
-from maskc.verify.tensors import Tensors, device_of, has_torch, make_tensors, target_for
+from maskc.verify.tensors import Tensors, device_of, has_torch, make_tensors
 
 if TYPE_CHECKING:
-    from maskc.dsl.mask import Mask
     from maskc.runtime.compiled import CompiledMask
 
 DIRECTIONS = {"fwd": Direction.forward, "bwd": Direction.backward}
-
-
-def bench_pattern(
-    name: str,
-    mask: Mask,
-    *,
-    n: int,
-    n_kv: int | None = None,
-    heads: int = 8,
-    kv_heads: int | None = None,
-    batch: int = 1,
-    head_dim: int = 64,
-    dtype: str = "float32",
-    target: str | None = None,
-    directions: tuple[str, ...] = ("fwd", "bwd"),
-    repeats: int = 20,
-    data: Mapping[str, object] | None = None,
-    progress: Progress = lambda text: None,
-) -> dict[str, Any]:
-    """Time a mask beside dense, masked and FlexAttention, and check every result.
-
-    Args:
-        name: what rows call the case.
-        n, n_kv: queries and keys; n_kv = n when None.
-        heads, kv_heads: of q, and of k and v (`heads` when None).
-        dtype: storage type of the tensors.
-        target: None is what this machine has for this problem.
-        directions: among "fwd" and "bwd"; a target without backward kernels leaves "bwd" out.
-        repeats: rounds of the timing.
-        data: arrays and parameters the mask names.
-        progress: told, in a few words, what happens next.
-
-    Returns:
-        {"environment": {...}, "rows": [{"case", "impl", "direction", "ms", "live_tflops", "error",
-        "ok"}]}. `live_tflops` counts live pairs only, for every implementation. A row that failed
-        its check, or could not run, has ok False; environment["notes"] says why.
-
-    Raises:
-        MaskcError: the mask, its data or the problem are refused.
-    """
-    case = Case(
-        name, mask, batch, heads, kv_heads or heads, n, n if n_kv is None else n_kv, head_dim,
-        DType.parse(dtype), dict(data or {}),
-    )  # fmt: skip
-    chosen = target_for(case, target)
-    ask = Ask(chosen, directions, tuple(IMPLS), repeats, progress=progress)
-    measured = bench_case(case, ask)
-    about = environment(device_of(chosen)) | {"target": chosen.name, "repeats": repeats}
-    about |= {"cases": {name: measured.about}, "notes": measured.notes}
-    return {"environment": about, "rows": measured.rows}
 
 
 # ------------------------------------------------------------------ one case

@@ -383,7 +383,7 @@ def flex(
 
 def compiled_flex(
     keep: Call, sizes: tuple[int | None, int | None, int, int], device: str, grouped: bool,
-    flash: bool = False,
+    flash: bool = False, **options: Any,
 ) -> Call:  # fmt: skip
     """compile(flex_attention) with the block mask of a mask_mod(b, h, q, k).
 
@@ -391,6 +391,7 @@ def compiled_flex(
         sizes: sequences and heads, None where all have the same mask; queries and keys.
         grouped: whether query heads share keys.
         flash: whether it runs FlashAttention 4's kernels.
+        options: of flex_attention: score_mod, scale, ...
 
     Raises:
         Unavailable: this PyTorch has no FlexAttention.
@@ -405,7 +406,8 @@ def compiled_flex(
     torch._functorch.config.donated_buffer = False  # the graph is differentiated many times
     large = sizes[2] * sizes[3] > _DENSE_MASK
     blocks = create_block_mask(keep, *sizes, device=device, _compile=large and device == "cuda")
-    options: dict[str, Any] = {"kernel_options": {"BACKEND": "FLASH"}} if flash else {}
+    if flash:
+        options["kernel_options"] = {"BACKEND": "FLASH"}
     compiled = torch.compile(flex_attention, dynamic=False)
     return partial(compiled, block_mask=blocks, enable_gqa=grouped, **options)
 

@@ -14,11 +14,11 @@ from benchmarks import contest
 from benchmarks import run as module
 from benchmarks.host_time import host_table, host_time
 from benchmarks.report import reason, summary, table
-from benchmarks.run import bench_pattern
 from maskc.core.errors import DataMissing, HeadDimUnsupported, UnknownTarget, UsageMistake
 from maskc.verify import timing
 from maskc.verify.rivals import Contender, Unavailable
 from maskc.verify.timing import Timed, take_turns
+from tests.support.bench import bench_pattern
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 KEYS = {"case", "impl", "direction", "ms", "live_tflops", "error", "ok"}
