@@ -30,9 +30,9 @@ import torch
 
 from benchmarks.batch_rows import ROWS, Data, MaskMod, Row
 from benchmarks.fa4 import installed
-from benchmarks.files import save
 from benchmarks.prepare import use_caches
 from benchmarks.rivals import make_rival
+from benchmarks.runs import save
 from maskc.core.dtypes import DType
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.verify.case import Case

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from benchmarks.files import Report, save, saved
+from benchmarks.runs import Report, save, saved
 from maskc.cli.app import Commands
 from maskc.cli.options import LENGTH_TYPE, json_option
 from maskc.cli.output import FilePath, told, write_json

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import maskc
+from benchmarks.contest import Measured
 from benchmarks.report import reason
-from benchmarks.run import Measured
 from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError, UsageMistake
 from maskc.core.problem import Direction

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.run import Progress
+from benchmarks.contest import Progress
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
 from maskc.dsl.combinators import window

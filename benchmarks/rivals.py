@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import fa4
-from benchmarks.forms import Form, form_of
+from benchmarks.fa4 import Form, form_of
 from maskc.driver import selects
 from maskc.verify.case import Case
 from maskc.verify.pairs import Pairs

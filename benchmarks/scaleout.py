@@ -38,7 +38,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import maskc as mc  # noqa: E402
-from benchmarks import files  # noqa: E402
+from benchmarks.runs import save as replace_file  # noqa: E402
 from benchmarks.sharing import METHODS, SLOW, Case, Piece, Run, kernel, one_tensor  # noqa: E402
 from maskc.distributed import exchange, passes  # noqa: E402
 from maskc.dsl.nodes import structure  # noqa: E402
@@ -715,7 +715,9 @@ def _wait_for(bench: Bench, file: str | None) -> None:
 def save(path: str | None, found: dict[str, Any]) -> None:
     """Write what there is so far."""
     if path:
-        files.save(Path(path), {**found, "rows": [row for row in found["rows"] if row["times_ms"]]})
+        replace_file(
+            Path(path), {**found, "rows": [row for row in found["rows"] if row["times_ms"]]}
+        )
 
 
 def main() -> None:

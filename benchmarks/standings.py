@@ -173,7 +173,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
 
 def draw(report: Report, path: str | Path) -> None:
     """Bars of live TFLOP/s per case, forward and backward side by side, as PNG or SVG."""
-    from maskc.viz.bars import Group, bars
+    from benchmarks.bars import Group, bars
 
     names = {"maskc": "maskc", **PEERS}
     panels: dict[str, list[Group]] = {}

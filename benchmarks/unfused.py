@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ranks import means
-from benchmarks.selection import OneSelection, one_selection, spans, static_rows
+from benchmarks.selection import OneSelection, means, one_selection, spans, static_rows
 from maskc.dsl.mask import Mask
 from maskc.verify.case import Case
 from maskc.verify.rivals import Unavailable

@@ -24,8 +24,7 @@ from maskc.verify.case import Case
 from maskc.verify.full_judge import FullJudge
 from maskc.verify.lengths import MARGIN, Lengths
 from maskc.verify.samples import sample_data, true_mask
-from maskc.verify.strides import STRIDES, laid, moved
-from maskc.verify.tensors import Tensors, has_torch, host, numpy_dtype
+from maskc.verify.tensors import STRIDES, Tensors, has_torch, host, laid, moved, numpy_dtype
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask

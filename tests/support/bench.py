@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import maskc as mc
-from benchmarks import run
 from benchmarks.contest import Ask
+from benchmarks.rivals import IMPLS
+from benchmarks.run import bench_case
 from maskc.core.dtypes import DType
 from maskc.verify.case import Case
 from maskc.verify.environment import environment
@@ -25,7 +26,7 @@ def bench_pattern(
         data or {},
     )  # fmt: skip
     chosen = target_for(case, target)
-    found = run.bench_case(case, Ask(chosen, directions, tuple(run.IMPLS), repeats, **ask))
+    found = bench_case(case, Ask(chosen, directions, tuple(IMPLS), repeats, **ask))
     about = environment(device_of(chosen)) | {"target": chosen.name, "repeats": repeats}
     about |= {"cases": {name: found.about}, "notes": found.notes}
     return {"environment": about, "rows": found.rows}

@@ -13,7 +13,7 @@ import pytest
 import maskc as mc
 from benchmarks import fa4, prepare
 from benchmarks.contest import Ask
-from benchmarks.forms import form_of
+from benchmarks.fa4 import form_of
 from benchmarks.rivals import maskc_contenders
 from benchmarks.run import bench_case
 from maskc.core.dtypes import DType

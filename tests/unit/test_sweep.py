@@ -19,10 +19,10 @@ from maskc.verify import rivals
 from maskc.verify.bench import bench_mask
 from maskc.verify.case import Case
 from maskc.verify.mask_mod import formula_of
-from maskc.verify.memory import peak_bytes
 from maskc.verify.pairs import Pairs
 from maskc.verify.sweep import Crossover, crossover, exponent, growths, order_of, sweep
 from maskc.verify.tensors import make_tensors
+from maskc.verify.timing import peak_bytes
 from tests.support.cli import maskc, maskc_json
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")

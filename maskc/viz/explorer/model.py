@@ -16,6 +16,7 @@ from maskc.analysis.counts import count_pairs
 from maskc.core import expr as E
 from maskc.core.errors import ExplorerTooLarge
 from maskc.core.expr import Expr
+from maskc.core.expr_text import to_people
 from maskc.core.widths import largest, reach
 from maskc.driver import selects
 from maskc.dsl.mask import Mask
@@ -28,7 +29,6 @@ from maskc.ir.types import MaskIR
 from maskc.layout import Chosen, check_lengths, extents, sequence_arrays
 from maskc.questions.asked import pairs_of, recipe_of
 from maskc.questions.lengths import fixed_lengths
-from maskc.viz.explorer.trees import tree
 from maskc.viz.view import bound
 
 MOST_BYTES = 1 << 26
@@ -214,3 +214,47 @@ def _notes(mask: Mask, data: Mapping[str, object], sequences: int) -> list[str]:
     if sequences > 1:
         notes.append(f"sequence 0 of {sequences} is shown")
     return notes
+
+
+# ------------------------------------------------------------------ formulas as trees
+
+
+def tree(expr: Expr) -> Any:
+    """Lists, numbers and names; comparisons end with their text, for people."""
+    match expr:
+        case E.Truth(value):
+            return value
+        case E.Cmp(op, lhs):
+            return [op, tree(lhs), to_people(expr)]
+        case E.Member(value, ranges, inside):
+            return ["in", tree(value), [list(pair) for pair in ranges], inside, _short_text(expr)]
+        case E.All(terms):
+            return ["and", *map(tree, terms)]
+        case E.Any(terms):
+            return ["or", *map(tree, terms)]
+        case E.Sum(constant, terms):
+            return ["+", constant, *([c, tree(t)] for c, t in terms)] if terms else constant
+        case E.Sym(name):
+            return name
+        case E.Param(name):
+            return ["param", name]
+        case E.FloorDiv(num, den):
+            return ["//", tree(num), den]
+        case E.Mod(num, den):
+            return ["%", tree(num), den]
+        case E.Min(args):
+            return ["min", *map(tree, args)]
+        case E.Max(args):
+            return ["max", *map(tree, args)]
+        case E.Load(array, index):
+            return ["load", array, *map(tree, index)]
+    raise TypeError(f"no tree of {type(expr).__name__}")
+
+
+_LONGEST_COMPARISON = 200
+"""Characters of a comparison's text."""
+
+
+def _short_text(expr: Expr) -> str:
+    text = to_people(expr)
+    return text if len(text) <= _LONGEST_COMPARISON else f"{text[:_LONGEST_COMPARISON]} ..."
