@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import RankLost
-from maskc.distributed.work import FEW
+from maskc.distributed.pieces import FEW
 
 if TYPE_CHECKING:
     from maskc.distributed.groups import Ranks
-    from maskc.distributed.work import Joined, Pieces, Work
+    from maskc.distributed.pieces import Joined, Pieces
+    from maskc.distributed.work import Work
 
 
 @dataclass(frozen=True)

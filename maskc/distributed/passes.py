@@ -13,13 +13,14 @@ from maskc.core import expr as E
 from maskc.core.dropout import FIRST, SQUARE
 from maskc.core.score import rebuilt
 from maskc.core.tensors import out_strides
-from maskc.distributed.exchange import Exchange, Rows, gathered, spread
-from maskc.distributed.stages import Stage, backward_stages, forward_stages
+from maskc.distributed.exchange import Exchange, Rows, bring, gathered, give_back, spread, unpacked
+from maskc.distributed.stages import Stage
 from maskc.dsl.score_tracer import Score
 
 if TYPE_CHECKING:
     from maskc.distributed.groups import Ranks
-    from maskc.distributed.work import Call, Guest, Pieces, Work
+    from maskc.distributed.pieces import Pieces
+    from maskc.distributed.work import Call, Guest, Work
 
 TWO_STREAMS = True
 """Whether rows that read the buffer may run beside the others."""
@@ -106,7 +107,7 @@ class Step:
             MaskcError: as `maskc.attention`.
         """
         on = Forward(self, q, k, v, slopes, sinks)
-        on.run(forward_stages(self.work))
+        on.run(self.work.forward)
         return on.results.out, on.results.lse, on.buffer
 
     def backward(
@@ -132,7 +133,7 @@ class Step:
         if dout is None and dlse is None:
             return (None,) * (5 + len(wanted))
         on = Backward(self, k, v, Saved(q, out, lse, dout, dlse, slopes, sinks), kept, wanted)
-        on.run(backward_stages(self.work))
+        on.run(self.work.backward)
         return on.dq, on.dk, on.dv, *on.heads
 
 
@@ -183,29 +184,81 @@ class Pass(ABC):
                 stage.run(self)
 
     @abstractmethod
-    def sent_rows(self) -> Sequence[Any]:
-        """What rows that leave take along, each [B, Hq, tokens, columns]."""
-
-    @abstractmethod
     def attend(self, call: Call) -> None:
         """One call for own rows."""
+
+    @abstractmethod
+    def join_rows(self) -> None:
+        """Take the answers for the rows that left."""
+
+    @abstractmethod
+    def sent(self) -> Sequence[Any]:
+        """What rows that leave take along, each [B, Hq, tokens, columns]."""
 
     @abstractmethod
     def hosted(self, guest: Guest, brought: list[Any]) -> Any:
         """fp32 [B, Hq, rows, columns]: the answer for a guest's rows."""
 
-    @abstractmethod
-    def join(self, leaving: Pieces) -> None:
-        """Take the answers for the rows that left."""
+    def start(self, patient: bool) -> None:
+        """Messages begin; `patient`: kernels that follow leave them time to."""
+        self.messages.start(patient)
+
+    def arrive(self) -> None:
+        """All messages have come; on a GPU only the stream waits."""
+        self.messages.wait()
+
+    def meet(self) -> None:
+        """The present stream waits for the second one."""
+        self.streams.meet()
+
+    def send_rows(self) -> None:
+        """Rows that leave go to the ranks that hold their keys, and rows of guests come."""
+        import torch
+
+        given, slices = self.sent(), list(self.work.leaving.slices())
+        batch, heads = given[0].shape[:2]
+        parts = [torch.cat([x[:, :, at] for _, at in slices] or [x[:, :, :0]], 2) for x in given]
+        rows = torch.cat(parts, 3).permute(2, 0, 1, 3).contiguous()
+        self.widths = [x.shape[3] for x in given]
+        for guest in self.work.guests:
+            into = rows
+            if guest.home != self.rank:
+                into = rows.new_empty((guest.rows, batch, heads, rows.shape[3]))
+                self.messages.receive(into, guest.home)
+            self.brought.append(into)
+        for host in self.work.hosts:
+            self.messages.send(rows, host)
+
+    def host_rows(self) -> None:
+        """Rows of guests attend to own keys; answers go home, those of rows that left come."""
+        import torch
+
+        work = self.work
+        results = [
+            self.hosted(
+                each, [x.permute(1, 2, 0, 3).contiguous() for x in rows.split(self.widths, 3)]
+            )
+            for each, rows in zip(work.guests, self.brought, strict=True)
+        ]
+        ranks = sorted({*work.hosts, *(x.home for x in work.guests if x.home == self.rank)})
+        shape = *self.q.shape[:2], work.leaving.tokens, self.answer_width
+        self.answers = self.q.new_empty((len(ranks), *shape), dtype=torch.float32)
+        for guest, result in zip(work.guests, results, strict=True):
+            if guest.home == self.rank:
+                self.answers[ranks.index(guest.home)] = result
+            else:
+                self.messages.send(result.contiguous(), guest.home)
+        for host in work.hosts:
+            self.messages.receive(self.answers[ranks.index(host)], host)
 
     def room(self) -> Any:
         """Make an empty buffer [size, width]; with many gaps, all are cleared at once."""
         make = self.k.new_zeros if len(self.work.gaps) > _FEW else self.k.new_empty
         return make((self.work.size, self.rows.width))
 
-    def fill(self, buffer: Any) -> None:
-        """Copy the rank's own keys into a buffer [size, width], and zeros where no key is
-        needed."""
+    def fill(self) -> None:
+        """Copy own keys into the buffer, and zeros where no key is needed."""
+        buffer = self.buffer
         for each in self.work.copies:
             part = buffer[each.place : each.place + each.count]
             own = slice(each.source, each.source + each.count)
@@ -229,15 +282,19 @@ class Forward(Pass):
         self.per_head = {"alibi_slopes": slopes, "sink_logits": sinks}
         if self.work.size:
             self.buffer = self.room()
-        moves = bool(self.work.guests or self.work.hosts)
+        moves = self.work.moves
         if q.is_cuda and TWO_STREAMS and (len(self.work.calls) > 1 or moves):
             self.streams = Streams(q.device, 2, first=moves)
         self.results = Results(q, v, len(self.work.calls))
         self.answer_width = v.shape[3] + 1
 
-    def sent_rows(self) -> Sequence[Any]:
+    def sent(self) -> Sequence[Any]:
         """Queries."""
         return (self.q,)
+
+    def send_keys(self) -> None:
+        """Keys and values go to those who need them, and come into the buffer."""
+        bring(self.work, self.messages, self.rows, self.k, self.v, self.buffer)
 
     def attend(self, call: Call) -> None:
         """One call, whose rows of the results it writes."""
@@ -263,10 +320,10 @@ class Forward(Pass):
             self.launch(call, queries, self.k, self.v, parts)
         return parts.joined
 
-    def join(self, leaving: Pieces) -> None:
+    def join_rows(self) -> None:
         """Attention over all keys; sinks are a part without values."""
         total = join(self.answers, self.per_head["sink_logits"])
-        for part, place in leaving.slices():
+        for part, place in self.work.leaving.slices():
             own = total[:, :, part]
             self.results.put(place, own[..., :-1].to(self.q.dtype), own[..., -1], False)
 
@@ -300,14 +357,34 @@ class Backward(Pass):
         if self.kept is not None and self.work.mostly_copies:
             self.buffer = self.room()
             spread(self.buffer, self.work.came, self.kept)
-            self.fill(self.buffer)
+            self.fill()
 
-    def sent_rows(self) -> Sequence[Any]:
+    def sent(self) -> Sequence[Any]:
         """q, out, dout, lse and, where the call gave lse, its gradient."""
         q, out, lse, dout, dlse, *_ = self.saved
         scalars = [lse] if not self.step.return_lse else [lse, 0 * lse if dlse is None else dlse]
         given = q, out, 0 * out if dout is None else dout
         return *given, *(x.float()[..., None] for x in scalars)
+
+    def send_gradients(self) -> None:
+        """Gradients of keys that came return to their ranks."""
+        sums = self.of_buffer
+        parts = (self.k[:, :, :0], self.v[:, :, :0]) if sums.dk is None else sums.parts
+        self.returned = give_back(self.work, self.messages, self.rows, *parts, sums.first)
+
+    def add_copies(self) -> None:
+        """Gradients of own keys: of calls over them, and of their copies in the buffer."""
+        self.dk, self.dv = self.of_own.whole(self.k, self.v)
+        for each in self.work.copies:
+            own = slice(each.source, each.source + each.count)
+            place = each.place - self.of_buffer.first
+            for total, more in zip((self.dk, self.dv), self.of_buffer.parts, strict=True):
+                total[:, :, own] += more[:, :, place : place + each.count]
+
+    def add_returned(self) -> None:
+        """Gradients that came back are added in the order of the ranks."""
+        for pieces, came in self.returned:
+            unpacked(self.rows, came, pieces, self.dk, self.dv)
 
     def attend(self, call: Call) -> None:
         """The gradients of one call, added to those of its rows and keys."""
@@ -356,13 +433,13 @@ class Backward(Pass):
             total[:, :, call.queries] += dq[:, :, call.queries]
         return total
 
-    def join(self, leaving: Pieces) -> None:
+    def join_rows(self) -> None:
         """dq of all keys, and these rows' share of the gradients of sinks."""
         import torch
 
         _, out, lse, dout, dlse, _, sinks = self.saved
         total = self.answers.sum(0)
-        for part, place in leaving.slices():
+        for part, place in self.work.leaving.slices():
             self.dq[:, :, place] = total[:, :, part]
             if sinks is not None:
                 slope = torch.zeros_like(lse[:, :, place])

@@ -26,10 +26,10 @@ from maskc.distributed.costs import PassCost, pass_costs, shares
 from maskc.distributed.layouts import LAYOUTS, TokenLayout
 from maskc.distributed.moving import moved
 from maskc.distributed.network import Network, network_of
+from maskc.distributed.pieces import FEW
 from maskc.distributed.ranges import RangeSets, union
 from maskc.distributed.reach import Reach, granularity, reach_of
 from maskc.distributed.times import Times, by_calls, by_tiles
-from maskc.distributed.work import FEW
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.not_a_mask import not_a_mask
