@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -152,7 +152,7 @@ class Measured:
             "environment": self.about, "rows": self.rows, "notes": self.notes
         }  # fmt: skip
         if self.growths:
-            found["growth"] = [each.plain() for each in self.growths]
+            found["growth"] = [asdict(each) for each in self.growths]
         return found
 
 

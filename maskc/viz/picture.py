@@ -18,6 +18,7 @@ from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, PARTIAL, BlockLayout
 from maskc.core.problem import Problem, TileShape
+from maskc.core.svg import sums
 from maskc.dsl.mask import Mask
 from maskc.layout import check_lengths, tile_shape
 from maskc.layout.tiles.numbers import Numbers
@@ -79,20 +80,11 @@ class Raster:
             max(1, -(-size // most))
             for size, most in zip(self.classes.shape, (rows, columns), strict=True)
         )
-        some = _sums(self.classes > 0, down, right) > 0
-        whole = _sums(self.classes != FULL, down, right) == 0
+        some = sums(self.classes > 0, down, right) > 0
+        whole = sums(self.classes != FULL, down, right) == 0
         classes = np.where(whole, 2, some).astype(np.uint8)
-        share = _sums(self.live, down, right) / _sums(self.pairs, down, right)
+        share = sums(self.live, down, right) / sums(self.pairs, down, right)
         return Cells(classes, share, (down, right))
-
-
-def _sums(numbers: np.ndarray, down: int, right: int) -> np.ndarray:
-    """Sums over blocks of down x right entries; the last ones may be smaller."""
-    starts = [np.arange(0, n, step) for n, step in zip(numbers.shape, (down, right), strict=True)]
-    if not numbers.size:
-        return np.zeros([len(start) for start in starts])
-    by_row = np.add.reduceat(numbers, starts[0], axis=0, dtype=np.float64)
-    return np.add.reduceat(by_row, starts[1], axis=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def test_rows_become_growth():
         "sequences; dense N^2.00",
         "m fwd: faster than dense from about N = 64 on, between 64 and 128",
     ]
-    assert json.loads(json.dumps(found.plain()))["crossovers"][0]["above"] == 128
+    assert json.loads(json.dumps(asdict(found)))["crossovers"][0]["above"] == 128
 
 
 @needs_torch
