@@ -150,7 +150,7 @@ class Saved(NamedTuple):
     sinks: Any = None
 
 
-class Pass(ABC):
+class RankPass(ABC):
     """What stages of both directions need.
 
     Rows that leave for their keys are computed by every rank that holds some of these. With the
@@ -274,7 +274,7 @@ class Pass(ABC):
         return self.rows.keys(self.buffer), self.rows.values(self.buffer)
 
 
-class Forward(Pass):
+class Forward(RankPass):
     """out and lse."""
 
     def __init__(self, step: Step, q: Any, k: Any, v: Any, slopes: Any, sinks: Any) -> None:
@@ -285,7 +285,7 @@ class Forward(Pass):
         moves = self.work.moves
         if q.is_cuda and TWO_STREAMS and (len(self.work.calls) > 1 or moves):
             self.streams = Streams(q.device, 2, first=moves)
-        self.results = Results(q, v, len(self.work.calls))
+        self.results = RankOutput(q, v, len(self.work.calls))
         self.answer_width = v.shape[3] + 1
 
     def sent(self) -> Sequence[Any]:
@@ -301,7 +301,7 @@ class Forward(Pass):
         self.launch(call, self.q, *self.keys_of(call), self.results, **self.per_head)
 
     def launch(
-        self, call: Call, q: Any, k: Any, v: Any, results: Results | Parts, **per_head: Any
+        self, call: Call, q: Any, k: Any, v: Any, results: RankOutput | Parts, **per_head: Any
     ) -> None:
         """One call over some of q, k and v [B, H, tokens, D], whose results are taken."""
         attn, queries = self.step.kernel(call, q, v), q[:, :, call.queries]
@@ -328,7 +328,7 @@ class Forward(Pass):
             self.results.put(place, own[..., :-1].to(self.q.dtype), own[..., -1], False)
 
 
-class Backward(Pass):
+class Backward(RankPass):
     """Gradients of q, k, v, and of what all rows share."""
 
     def __init__(
@@ -346,7 +346,7 @@ class Backward(Pass):
         shared = saved.slopes, saved.sinks, *(step.tables[name] for name in wanted)
         self.heads: list[Any] = [None if x is None else torch.zeros_like(x) for x in shared]
         """Gradients of slopes, sinks and tables."""
-        self.of_buffer, self.of_own = Sums(self.work.size), Sums(self.work.tokens)
+        self.of_buffer, self.of_own = KeyGradients(self.work.size), KeyGradients(self.work.tokens)
         self.returned: list[tuple[Pieces, Any]] = []
         """(own tokens, what will have come back for them) in the order of the ranks."""
         self.answer_width = k.shape[3]
@@ -391,7 +391,7 @@ class Backward(Pass):
         sums = self.of_own if call.own else self.of_buffer
         self.launch(call, *self.keys_of(call), self.saved, self.dq, sums)
 
-    def launch(self, call: Call, k: Any, v: Any, saved: Saved, dq: Any, sums: Sums) -> None:
+    def launch(self, call: Call, k: Any, v: Any, saved: Saved, dq: Any, sums: KeyGradients) -> None:
         """The gradients of one call over some of k and v [B, Hkv, tokens, D]: those of rows go into
         dq [B, Hq, rows, D], those of keys are added to sums."""
         from maskc.integrations.torch.gradients import gradients, rows
@@ -492,7 +492,7 @@ def _stream(device: Any, priority: int) -> Any:
     return torch.cuda.Stream(device, priority)
 
 
-class Results:
+class RankOutput:
     """out and lse of a rank's rows: those of one call, or put together."""
 
     def __init__(self, q: Any, v: Any, calls: int) -> None:
@@ -595,7 +595,7 @@ def join(parts: Any, sinks: Any = None) -> Any:
     return torch.cat([out, lse[..., None]], -1)
 
 
-class Sums:
+class KeyGradients:
     """Gradients of keys and values, from calls that see some of them."""
 
     def __init__(self, size: int) -> None:

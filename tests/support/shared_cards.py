@@ -138,11 +138,11 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
         )
         k = of_own if call.own else of_buffer
         forward = passes.Forward(step, q, k, k, None, None)
-        results = passes.Results(q, q, 2)
+        results = passes.RankOutput(q, q, 2)
         forward.launch(call, q, k, k, results)
         saved = passes.Saved(q, q, results.lse.zero_(), q, None)
         backward = passes.Backward(step, k, k, saved, None, list(tables))
-        backward.launch(call, k, k, saved, backward.dq, passes.Sums(k.shape[2]))
+        backward.launch(call, k, k, saved, backward.dq, passes.KeyGradients(k.shape[2]))
         torch.cuda.synchronize(device)
 
     def whole() -> None:
