@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,9 +39,9 @@ def forward(work: Work) -> tuple[Stage, ...]:
     copied = f"copy {_copied(work)} own keys into the buffer of {work.size}"
     return (
         *([_send_rows(work)] if work.moves else []),
-        Stage(keys, methodcaller("send_keys")),
+        Stage(keys, lambda on: on.send_keys()),
         _start(),
-        *([Stage(copied, methodcaller("fill"), beside=True)] if work.size else []),
+        *([Stage(copied, lambda on: on.fill(), beside=True)] if work.size else []),
         *(_attend(call) for call in work.calls if call.own),
         _arrive(beside=True),
         *([_host_rows(work, True), _start(patient=False, beside=True)] if work.moves else []),
@@ -61,15 +60,15 @@ def backward(work: Work) -> tuple[Stage, ...]:
     keys = f"send gradients of keys: {_to(work.incoming)}; receive {_from(work.outgoing)}"
     return (
         *([_send_rows(work), _start()] if work.moves else []),
-        *([Stage(buffer, methodcaller("remake"))] if work.size else []),
+        *([Stage(buffer, lambda on: on.remake())] if work.size else []),
         *(_attend(call) for call in work.calls if not call.own),
         *([_arrive(), _host_rows(work)] if work.moves else []),
-        Stage(keys, methodcaller("send_gradients")),
+        Stage(keys, lambda on: on.send_gradients()),
         _start(),
         *(_attend(call) for call in work.calls if call.own),
-        Stage(f"add gradients of {_copied(work)} copies of keys", methodcaller("add_copies")),
+        Stage(f"add gradients of {_copied(work)} copies of keys", lambda on: on.add_copies()),
         _arrive(),
-        Stage("add gradients that came back", methodcaller("add_returned")),
+        Stage("add gradients that came back", lambda on: on.add_returned()),
         *([_join_rows(work)] if work.moves and work.leaving.tokens else []),
     )
 
@@ -79,37 +78,37 @@ def backward(work: Work) -> tuple[Stage, ...]:
 
 def _start(patient: bool = True, beside: bool = False) -> Stage:
     text = "start messages" + (" and give them time to begin" if patient else "")
-    return Stage(text, methodcaller("start", patient), beside)
+    return Stage(text, lambda on: on.start(patient), beside)
 
 
 def _arrive(beside: bool = False) -> Stage:
-    return Stage("wait for messages", methodcaller("arrive"), beside)
+    return Stage("wait for messages", lambda on: on.arrive(), beside)
 
 
 def _meet() -> Stage:
-    return Stage("wait for the second stream", methodcaller("meet"))
+    return Stage("wait for the second stream", lambda on: on.meet())
 
 
 def _attend(call: Call, beside: bool = False) -> Stage:
     whose = "own keys" if call.own else "keys of the buffer"
     keys = f"{whose} {call.key}-{call.key + call.keys - 1}" if call.keys else "no keys"
     text = f"attend rows {call.row}-{call.row + call.rows - 1} to {keys}"
-    return Stage(text, methodcaller("attend", call), beside)
+    return Stage(text, lambda on: on.attend(call), beside)
 
 
 def _send_rows(work: Work) -> Stage:
     hosts = ", ".join(map(str, work.hosts))
     sent = f"{work.leaving.tokens} each to {hosts}" if hosts else "none"
-    return Stage(f"send rows: {sent}; receive {_guests(work)}", methodcaller("send_rows"))
+    return Stage(f"send rows: {sent}; receive {_guests(work)}", lambda on: on.send_rows())
 
 
 def _host_rows(work: Work, beside: bool = False) -> Stage:
     text = f"attend rows of guests to own keys: {_guests(work)}; answers travel"
-    return Stage(text, methodcaller("host_rows"), beside)
+    return Stage(text, lambda on: on.host_rows(), beside)
 
 
 def _join_rows(work: Work) -> Stage:
-    return Stage(f"put {work.leaving.tokens} rows that left together", methodcaller("join_rows"))
+    return Stage(f"put {work.leaving.tokens} rows that left together", lambda on: on.join_rows())
 
 
 def _guests(work: Work) -> str:
