@@ -404,7 +404,7 @@ def compiled_flex(
     import torch._functorch.config
 
     torch._functorch.config.donated_buffer = False  # the graph is differentiated many times
-    large = sizes[2] * sizes[3] > _DENSE_MASK
+    large = math.prod(size or 1 for size in sizes) > _DENSE_MASK
     blocks = create_block_mask(keep, *sizes, device=device, _compile=large and device == "cuda")
     if flash:
         options["kernel_options"] = {"BACKEND": "FLASH"}
