@@ -288,6 +288,7 @@ def ways(
 
 
 def main() -> None:
+    """Parse arguments, measure, and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("-o", "--output", required=True)

@@ -124,8 +124,11 @@ def random_blocks(blocks: int, share: float) -> np.ndarray:
 def index(
     heads: int, n_q: int, n_kv: int, dim: int, dtype: str = "float32"
 ) -> dict[str, np.ndarray]:
-    """Arrays that an indexer ranks by, so coarse that its scores are exact in fp32; what it
-    multiplies has the dtype."""
+    """Draw the arrays that an indexer ranks by: index_q [1, heads, n_q, dim], index_k [1, n_kv,
+    dim] and index_w [1, heads, n_q].
+
+    They are so coarse that scores are exact in fp32; index_q and index_k have the dtype.
+    """
     rng = np.random.default_rng(0)
     shapes = {
         "index_q": (1, heads, n_q, dim),

@@ -28,16 +28,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import cudnn_flex
 from benchmarks.batch_rows import ROWS, Data, MaskMod, Row
-from benchmarks.contender import Missing, Unavailable, tokens_first
 from benchmarks.fa4 import installed
-from benchmarks.files import save
 from benchmarks.prepare import use_caches
 from benchmarks.rivals import make_rival
+from benchmarks.runs import save
 from maskc.core.dtypes import DType
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.verify.case import Case
+from maskc.verify.rivals import (
+    Missing,
+    Unavailable,
+    attend_with,
+    compiled_flex,
+    cudnn_installed,
+    intervals,
+    tokens_first,
+)
 from maskc.verify.tensors import Tensors
 from maskc.verify.timing import Timed, take_turns
 
@@ -135,9 +142,16 @@ class _Peers:
     """Why one does not run it."""
 
     def all(self, backward: bool) -> dict[str, Timed]:
-        """Those that run it, each called once."""
+        """Build every peer that runs the row and call it once.
+
+        Args:
+            backward: whether gradients are computed.
+
+        Returns:
+            What is timed, by name; `said` tells why the others are left out.
+        """
         makers = {
-            "flex": partial(self._flex, {}), "flex_flash": self._flash, "cudnn_flex": self._cudnn,
+            "flex": self._flex, "flex_flash": self._flash, "cudnn_flex": self._cudnn,
         }  # fmt: skip
         if backward and self.row.repeatable:
             makers["cudnn_flex, same bits"] = partial(self._cudnn, deterministic=True)
@@ -161,22 +175,12 @@ class _Peers:
     def _flash(self, backward: bool) -> Timed:
         if not installed():
             raise Missing("FlashAttention 4 is not installed")
-        return self._flex({"kernel_options": {"BACKEND": "FLASH"}}, backward)
+        return self._flex(backward, flash=True)
 
-    def _flex(self, options: dict[str, Any], backward: bool) -> Timed:
-        import torch._functorch.config
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        torch._functorch.config.donated_buffer = False  # the graph is differentiated many times
+    def _flex(self, backward: bool, flash: bool = False) -> Timed:
         batch, heads, kv_heads, *_ = self.row.sizes
-        blocks = create_block_mask(
-            self.keep, batch, None, *self.row.lengths, device="cuda", _compile=True
-        )
-        compiled = torch.compile(flex_attention, dynamic=False)
-
-        def call(*qkv: Any) -> Any:
-            return compiled(*qkv, block_mask=blocks, enable_gqa=heads > kv_heads, **options)
-
+        sizes = batch, None, *self.row.lengths
+        call = compiled_flex(self.keep, sizes, "cuda", heads > kv_heads, flash)
         if not backward:
             return Timed(lambda: call(*self.tensors[:3]), torch.no_grad)
         leaves = [x.detach().requires_grad_() for x in self.tensors[:3]]
@@ -189,11 +193,11 @@ class _Peers:
         Raises:
             Unavailable: it is not installed, or a query has too many intervals of keys.
         """
-        if not cudnn_flex.installed():
-            raise Missing(cudnn_flex.MISSING)
-        ends = cudnn_flex.intervals(self.keep, self.row.sizes[0], 1, *self.row.lengths, "cuda")
+        if not cudnn_installed():
+            raise Missing("nvidia-cudnn-frontend is not installed")
+        ends = intervals(self.keep, self.row.sizes[0], 1, *self.row.lengths, "cuda")
         given = Tensors(*self.tensors, "cuda")
-        attend = cudnn_flex.attend_with(ends, given, backward, deterministic)
+        attend = attend_with(ends, given, backward, deterministic)
         made = tokens_first("cudnn_flex", attend, given, backward)
         return Timed(partial(made.backward, self.tensors[3]) if backward else made.forward)
 
@@ -381,7 +385,8 @@ class _Runs:
             patience = _AGAIN
 
     def _ready(self, until: float) -> list[Connection]:
-        """Those that wait for their turn; all, or all until then."""
+        """Wait until all rows, or all up to a value of monotonic(), want their turn; return their
+        pipes."""
         ready: list[Connection] = []
         while len(ready) < len(self._rows) and monotonic() < until:
             silent = [pipe for pipe in self._rows if pipe not in ready]

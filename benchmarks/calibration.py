@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from functools import cache, partial
 from typing import Any
 
-from benchmarks.contender import Contender
 from benchmarks.contest import Ask, Contest, Measured
 from maskc.build.toolchain import gpus
 from maskc.core.bundle import APART, SourceUnit
@@ -30,6 +29,7 @@ from maskc.runtime.compiled import CompiledMask
 from maskc.verify.case import Case
 from maskc.verify.judge import sample_rows
 from maskc.verify.pairs import Pairs
+from maskc.verify.rivals import Contender
 from maskc.verify.tensors import Tensors, make_tensors
 
 _ALWAYS = 1 << 30
@@ -93,13 +93,7 @@ def units(
 def _measured(case: Case, ask: Ask, tiny: bool) -> Measured:
     """Rows of a case, one per source and mode, each with its work."""
     result = Measured()
-    attn = case.mask.compile(
-        case.head_dim,
-        case.head_dim_v,
-        n_heads=case.heads,
-        dtype=case.dtype,
-        target=ask.target.name,
-    )
+    attn = case.compile(ask.target.name)
     tensors = make_tensors(case, "cuda")
     rows = sample_rows(case.n_q, case.n_kv)
     contest = Contest(case, ask, tensors, Pairs(case), rows, result)

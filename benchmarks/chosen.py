@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ranks import Ranks
-from benchmarks.selection import best, one_selection
+from benchmarks.selection import Ranks, best, one_selection
 from maskc import driver
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.evaluate import evaluate

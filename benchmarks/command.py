@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from benchmarks.files import Report, save, saved
+from benchmarks.runs import Report, save, saved
 from maskc.cli.app import Commands
-from maskc.cli.options import LengthType, json_option
+from maskc.cli.options import LENGTH_TYPE, json_option
 from maskc.cli.output import FilePath, told, write_json
 from maskc.core.errors import CheckFailed, UsageMistake
 
@@ -112,7 +112,7 @@ def show(
 @click.option(
     "--n",
     "lengths",
-    type=LengthType(),
+    type=LENGTH_TYPE,
     multiple=True,
     default=("8k", "32k"),
     show_default=True,
@@ -177,7 +177,7 @@ def layers(
 @click.argument("names", nargs=-1, metavar="[MODEL]...")
 @click.option("--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True)
 @click.option("--dtype", default="bfloat16", show_default=True)
-@click.option("--n", type=LengthType(), default=300, show_default=True, metavar="N")
+@click.option("--n", type=LENGTH_TYPE, default=300, show_default=True, metavar="N")
 def models(names: tuple[str, ...], device: str, dtype: str, n: int) -> None:
     """Forward, generate and gradients of tiny random models, beside eager attention's.
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks import phases
-from benchmarks.contender import GPU_ONLY, Contender, Key, Missing, Unavailable
 from benchmarks.heads import HeadJudges, confirm
 from benchmarks.report import reason
-from benchmarks.rivals import make_rival, maskc_contenders
+from benchmarks.rivals import GPU_ONLY, make_rival, maskc_contenders
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.driver import selects
@@ -21,6 +20,7 @@ from maskc.verify.bench import short
 from maskc.verify.case import Case
 from maskc.verify.judge import Judge, Verdict, judged_backward, judged_forward, make_judge, worst
 from maskc.verify.pairs import Pairs
+from maskc.verify.rivals import Contender, Key, Missing, Unavailable
 from maskc.verify.tensors import Tensors, has_torch, like
 from maskc.verify.timing import SECONDS, Timed, take_turns
 
@@ -241,7 +241,7 @@ class Contest:
                     self.broke(contender.key, direction, f"timing: {reason(error)}")
 
     def _take_turns(self, ran: list[Contender], direction: str) -> None:
-        timed = {c.key: Timed(_call(c, direction, self.tensors), c.scope) for c in ran}
+        timed = {c.key: Timed(c.call(direction, self.tensors.dout), c.scope) for c in ran}
         memory = {key: self._peak(rival) for key, rival in timed.items()}
         parts = {key: self._phases(key, rival) for key, rival in timed.items()}
         if self.tensors.device == "cuda":
@@ -337,13 +337,6 @@ class Contest:
     def say(self, text: str) -> None:
         """Progress."""
         self.ask.progress(f"{self.case.name}: {text}")
-
-
-def _call(contender: Contender, direction: str, tensors: Tensors) -> Callable[[], Any]:
-    if direction == "fwd":
-        return contender.forward
-    gradient, dout = contender.backward, tensors.dout
-    return lambda: gradient(dout)
 
 
 def _matmul() -> Callable[[], Any]:

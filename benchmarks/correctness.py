@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import maskc
+from benchmarks.contest import Measured
 from benchmarks.report import reason
-from benchmarks.run import Measured
 from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError, UsageMistake
 from maskc.core.problem import Direction
@@ -160,9 +160,7 @@ class _Pattern:
             label = f"{case.name} d{head_dim} {dtype.value}"
             worst: dict[str, tuple[float, bool]] = {}
             try:
-                attn = case.mask.compile(
-                    head_dim, n_heads=case.heads, dtype=dtype, target=self.target.name
-                )
+                attn = replace(case, head_dim=head_dim, dtype=dtype).compile(self.target.name)
                 for sized in places:
                     self._check(attn, replace(sized, head_dim=head_dim, dtype=dtype), worst)
             except Exception as error:  # a broken kernel is a result, and the rest goes on

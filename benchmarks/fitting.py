@@ -109,7 +109,12 @@ def _fit(samples: Sequence[Sample], multiprocessors: int, launch_us: float) -> F
 
 
 def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The x >= 0 that brings matrix @ x nearest to target: of few columns all subsets are tried."""
+    """Find float64 [columns], x >= 0, that brings matrix @ x nearest to target.
+
+    Args:
+        matrix: float64 [rows, columns]; columns are few, so all subsets of them are tried.
+        target: float64 [rows].
+    """
     count = matrix.shape[1]
     best, least = np.zeros(count), float(np.inf)
     for chosen in chain.from_iterable(combinations(range(count), n) for n in range(1, count + 1)):

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contender import Contender, Unavailable
-from benchmarks.flex import quiet
 from benchmarks.selection import OneSelection, cells, one_selection
 from benchmarks.unfused import Chooser, exact_products
 from maskc.dsl.mask import Mask
 from maskc.verify.case import Case
 from maskc.verify.mask_mod import mask_mod
 from maskc.verify.pairs import Pairs
+from maskc.verify.rivals import Contender, Unavailable, quiet
 from maskc.verify.tensors import Tensors
 
 _SIDE = 128
@@ -68,7 +67,7 @@ class Table:
         return keep
 
     def choose(self, q: Any, k: Any) -> None:
-        """Fill the table."""
+        """Fill the table by q and k [B, H, N, D]."""
         table = self.chooser.table(q, k)
         self.table.copy_(table.repeat_interleave(self.one.case.heads // self.one.owners, 1))
 

@@ -73,7 +73,11 @@ class HeadJudge:
         return self.judge.verdict(**parts)
 
     def backward(self, gradients: tuple[Any, ...], out: Any = None) -> Verdict:
-        """Judge (dq, dk, dv) of the tensors' own dout, from this out; None: the exact one."""
+        """Judge (dq, dk, dv) [B, H, N, D] for the tensors' own dout.
+
+        Args:
+            out: what the pass read, [B, Hq, n_q, Dv]; None: the exact one.
+        """
         dq, dk, dv = gradients
         keys = slice(self.shared, self.shared + 1)
         dk, dv = (x[self.batch : self.batch + 1, keys] for x in (dk, dv))
@@ -104,12 +108,12 @@ class HeadJudges:
         return worst([judge.forward(result) for judge in self._judges])
 
     def backward(self, gradients: tuple[Any, ...], out: Any = None) -> Verdict:
-        """Judge (dq, dk, dv) of all heads, from this out; None: the exact one."""
+        """Judge (dq, dk, dv) of all heads; arguments are those of HeadJudge.backward."""
         return worst([judge.backward(gradients, out) for judge in self._judges])
 
 
 def chunks(n_q: int, n_kv: int) -> Iterator[np.ndarray]:
-    """All query rows, as many at a time as fit."""
+    """Yield all query rows, int64 [rows], as many at a time as fit."""
     size = max(_CHUNK // max(n_kv, 1), 1)
     for start in range(0, n_q, size):
         yield np.arange(start, min(start + size, n_q))
@@ -131,7 +135,8 @@ def device_rows(case: Case, pairs: Pairs, tensors: Tensors) -> KeepRows:
 
 
 def confirm(case: Case, tensors: Tensors, pairs: Pairs, rows: np.ndarray, live: int) -> None:
-    """Compare the mask on the device with the sampled rows, and the number of its pairs.
+    """Compare the mask on the device with sampled rows, int64 [rows], and the number of its live
+    pairs.
 
     Raises:
         CheckFailed: they differ.

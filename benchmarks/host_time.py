@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.run import Progress
+from benchmarks.contest import Progress
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
 from maskc.dsl.combinators import window
@@ -57,7 +57,7 @@ def host_time(
         rounds: medians are over these.
 
     Returns:
-        As `bench_pattern`: one row per library, `ms` the host's milliseconds per call, `ok`
+        As `run_suite`: one row per library, `ms` the host's milliseconds per call, `ok`
         whether the result was right and the time within ALLOWED.
     """
     chosen = Target.named(target or default_target())

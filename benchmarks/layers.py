@@ -15,13 +15,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from benchmarks.contender import Unavailable
-from benchmarks.flex import quiet, start_anew
 from benchmarks.report import reason
 from maskc.api import attention
 from maskc.dsl.combinators import causal, chunked, window
 from maskc.dsl.mask import Mask
 from maskc.verify.environment import environment
+from maskc.verify.rivals import Unavailable, compiled_flex, quiet, start_anew
 from maskc.verify.timing import Timed, take_turns
 
 Keep = Callable[[Any, Any], Any]
@@ -169,18 +168,14 @@ def flex(layer: Layer, n: int, device: Any) -> Call:
     def capped(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         return layer.softcap * torch.tanh(score / layer.softcap)
 
-    blocks = module.create_block_mask(
-        keep, None, None, n, n, device=device, _compile=str(device) != "cpu"
-    )
-    compiled = torch.compile(module.flex_attention, dynamic=False)
-    options: dict[str, Any] = {
-        "block_mask": blocks, "scale": layer.scale, "enable_gqa": layer.group > 1,
-        "score_mod": None if layer.softcap is None else capped,
-    }  # fmt: skip
+    compiled = compiled_flex(
+        keep, (None, None, n, n), str(device), layer.group > 1, scale=layer.scale,
+        score_mod=None if layer.softcap is None else capped,
+    )  # fmt: skip
     if not layer.sinks:
-        return partial(compiled, **options)
+        return compiled
     new = hasattr(module, "AuxRequest")
-    options |= {"return_aux": module.AuxRequest(lse=True)} if new else {"return_lse": True}
+    options = {"return_aux": module.AuxRequest(lse=True)} if new else {"return_lse": True}
 
     def call(q: Any, k: Any, v: Any, sinks: Any) -> Any:
         out, more = compiled(q, k, v, **options)
@@ -208,10 +203,11 @@ IMPLS = {"eager": eager, "sdpa": sdpa, "flex": flex, "maskc": ours}
 
 
 def exact(layer: Layer, given: Sequence[Any], dout: Any, group: int, dtype: Any) -> list[Any]:
-    """(out, dq, dk, dv, and dsinks where there are sinks) of one group of heads, unfused.
+    """Compute (out, dq, dk, dv, and dsinks where there are sinks) of one group of heads, unfused.
 
     Args:
-        given: q, k, v, and the sink logits.
+        given: q, k, v [1, H, N, D], and the sink logits [Hq].
+        dout: [1, Hq, N, D].
         dtype: every step is computed in it; fp64 is the truth. Sums over chunks of queries are
             fp64.
     """

@@ -4,17 +4,19 @@ known before."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.chosen import ChosenPairs
-from benchmarks.contender import Contender, named
+from benchmarks.rivals import named
 from benchmarks.selection import one_selection
 from maskc.core.target import Target
 from maskc.dsl.data_atoms import block_table
 from maskc.verify.case import Case
+from maskc.verify.rivals import Contender
 from maskc.verify.tensors import Tensors, host
 
 _CALLS = 5
@@ -38,13 +40,8 @@ def static_contender(
         return None
     table = np.repeat(host(pairs.table(0)) > 0, case.heads // one.owners, axis=0)
     mask = block_table("chosen", one.node.block) & one.node.of
-    attn = (mask if one.static is None else mask | one.static).compile(
-        case.head_dim,
-        case.head_dim_v,
-        n_heads=case.heads,
-        dtype=case.dtype,
-        target=target.name,
-    )
+    mask = mask if one.static is None else mask | one.static
+    attn = replace(case, mask=mask).compile(target.name)
     attn.warmup()
     call = partial(attn, *tensors.qkv, return_lse=True, chosen=table)
     call()

@@ -12,11 +12,12 @@ from maskc.core.errors import MaskcError
 Report = Mapping[str, Any]
 """{"environment": {...}, "rows": [{case, impl, direction, ms, live_tflops, error, ok}]}."""
 
-_ANSWERS = (
-    "maskc", "sdpa_masked", "sdpa_causal", "flex", "flex_flash", "fa2", "cudnn", "cudnn_flex",
-    "fa4", "topk", "flex_table",
-)  # fmt: skip
-"""Implementations that compute the mask; `dense` does not."""
+PEERS = {
+    "cudnn": "cuDNN", "cudnn_flex": "cuDNN flex", "fa2": "FA2", "flex": "FlexAttention",
+    "flex_flash": "Flex FLASH", "fa4": "FA4", "topk": "PyTorch topk", "flex_table": "Flex table",
+    "sdpa_causal": "SDPA causal", "sdpa_masked": "SDPA masked",
+}  # fmt: skip
+"""Rivals that compute the mask, as tables call them; `dense` does not."""
 _HIDDEN = ("notes", "cases", "runs")
 _SHOWN = 20
 """Notes printed; a report file holds all."""
@@ -184,7 +185,7 @@ def _compared(times: Mapping[str, float]) -> str:
     if "maskc" not in times or len(times) < 2:
         return ""
     own = times["maskc"]
-    others = {impl: ms for impl, ms in times.items() if impl in _ANSWERS and impl != "maskc"}
+    others = {impl: ms for impl, ms in times.items() if impl in PEERS}
     parts = []
     if others:
         best = min(others, key=others.__getitem__)

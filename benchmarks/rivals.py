@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.contender import Contender, Form, Unavailable, form_of, named
+from benchmarks import fa4
+from benchmarks.fa4 import Form, form_of
 from maskc.driver import selects
-from maskc.verify.bench import boolean_mask, gradient_of
 from maskc.verify.case import Case
 from maskc.verify.pairs import Pairs
+from maskc.verify.rivals import (
+    Contender,
+    Missing,
+    Unavailable,
+    boolean_mask,
+    cudnn_flex,
+    flex,
+    gradient_of,
+)
 from maskc.verify.tensors import Tensors, data_on_device
 
 if TYPE_CHECKING:
@@ -33,8 +44,14 @@ IMPLS = {
     "entmax, for masks that choose at run time",
     "flex_table": "PyTorch's operators choose blocks, compiled FlexAttention reads a table of them",
 }
+GPU_ONLY = ("fa2", "cudnn", "cudnn_flex", "fa4", "flex_flash", "flex_table")
 _MASK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
 """Largest boolean mask handed to SDPA."""
+
+
+def named(sources: Iterable[str]) -> tuple[str, ...]:
+    """Names of what ran, those that ran several times once."""
+    return tuple(name if n == 1 else f"{n} x {name}" for name, n in Counter(sources).items())
 
 
 def maskc_contenders(
@@ -88,17 +105,13 @@ def make_rival(
         return None
     form = form_of(case)
     if impl in ("flex", "flex_flash"):
-        from benchmarks.flex import flex_contender
-
-        return flex_contender(case, tensors, pairs, backward, flash=impl == "flex_flash")
+        if impl == "flex_flash" and not fa4.installed():
+            raise Missing(fa4.MISSING)
+        return flex(case, tensors, pairs, backward, flash=impl == "flex_flash")
     if impl == "cudnn_flex":
-        from benchmarks.cudnn_flex import cudnn_flex_contender
-
-        return cudnn_flex_contender(case, tensors, pairs, backward)
+        return cudnn_flex(case, tensors, pairs, backward)
     if impl == "fa4":
-        from benchmarks.fa4 import fa4_contender
-
-        return fa4_contender(case, tensors, backward)
+        return fa4.fa4_contender(case, tensors, backward)
     sdpa = partial(_sdpa, case, tensors, backward, impl)
     if impl == "dense":  # softmax is no other normalizer's price
         return sdpa(keeps_all=True) if case.alpha == 1 else None

@@ -3,84 +3,36 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.chosen import ChosenPairs
-from benchmarks.contest import Ask, Contest, Measured, Progress
-from benchmarks.predicted import predicted_ms
+from benchmarks.contest import Ask, Contest, Measured
 from benchmarks.report import reason
 from benchmarks.report import summary as summary
 from benchmarks.report import table as table
-from benchmarks.rivals import IMPLS
-from maskc.core.dtypes import DType
+from maskc import driver
+from maskc.core.coefficients import card_of
 from maskc.core.errors import MaskcError
+from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
+from maskc.core.target import Target
 from maskc.driver import selects
+from maskc.plan.cost import layout_at
+from maskc.plan.predict import milliseconds
+from maskc.plan.types import KernelPlan, PlannedMask
+from maskc.runtime.compiled import CompiledMask
 from maskc.verify.bench import short
 from maskc.verify.case import Case
-from maskc.verify.environment import environment
 from maskc.verify.judge import sample_rows
 from maskc.verify.pairs import Pairs
-from maskc.verify.tensors import Tensors, device_of, has_torch, make_tensors, target_for
+from maskc.verify.tensors import Tensors, device_of, has_torch, make_tensors
 
 if TYPE_CHECKING:
-    from maskc.dsl.mask import Mask
     from maskc.runtime.compiled import CompiledMask
 
 DIRECTIONS = {"fwd": Direction.forward, "bwd": Direction.backward}
-
-
-def bench_pattern(
-    name: str,
-    mask: Mask,
-    *,
-    n: int,
-    n_kv: int | None = None,
-    heads: int = 8,
-    kv_heads: int | None = None,
-    batch: int = 1,
-    head_dim: int = 64,
-    dtype: str = "float32",
-    target: str | None = None,
-    directions: tuple[str, ...] = ("fwd", "bwd"),
-    repeats: int = 20,
-    data: Mapping[str, object] | None = None,
-    progress: Progress = lambda text: None,
-) -> dict[str, Any]:
-    """Time a mask beside dense, masked and FlexAttention, and check every result.
-
-    Args:
-        name: what rows call the case.
-        n, n_kv: queries and keys; n_kv = n when None.
-        heads, kv_heads: of q, and of k and v (`heads` when None).
-        dtype: storage type of the tensors.
-        target: None is what this machine has for this problem.
-        directions: among "fwd" and "bwd"; a target without backward kernels leaves "bwd" out.
-        repeats: rounds of the timing.
-        data: arrays and parameters the mask names.
-        progress: told, in a few words, what happens next.
-
-    Returns:
-        {"environment": {...}, "rows": [{"case", "impl", "direction", "ms", "live_tflops", "error",
-        "ok"}]}. `live_tflops` counts live pairs only, for every implementation. A row that failed
-        its check, or could not run, has ok False; environment["notes"] says why.
-
-    Raises:
-        MaskcError: the mask, its data or the problem are refused.
-    """
-    case = Case(
-        name, mask, batch, heads, kv_heads or heads, n, n if n_kv is None else n_kv, head_dim,
-        DType.parse(dtype), dict(data or {}),
-    )  # fmt: skip
-    chosen = target_for(case, target)
-    ask = Ask(chosen, directions, tuple(IMPLS), repeats, progress=progress)
-    measured = bench_case(case, ask)
-    about = environment(device_of(chosen)) | {"target": chosen.name, "repeats": repeats}
-    about |= {"cases": {name: measured.about}, "notes": measured.notes}
-    return {"environment": about, "rows": measured.rows}
 
 
 # ------------------------------------------------------------------ one case
@@ -134,14 +86,7 @@ def pairs_of(case: Case, tensors: Tensors) -> Pairs | ChosenPairs:
 def _compiled(case: Case, ask: Ask) -> tuple[CompiledMask, float]:
     """The mask, built and loaded, and the milliseconds it took (or took where it was built)."""
     start = perf_counter()
-    attn = case.mask.compile(
-        case.head_dim,
-        case.head_dim_v,
-        n_heads=case.heads,
-        dtype=case.dtype,
-        target=ask.target.name,
-    )
-    attn.warmup(("entmax",) if case.alpha > 1 else ())
+    attn = case.warm(ask.target.name)
     here = (perf_counter() - start) * 1e3
     return attn, here if ask.compile_ms is None else ask.compile_ms
 
@@ -193,7 +138,7 @@ def _about(contest: Contest) -> dict[str, Any]:
 def _fresh(ask: Ask) -> None:
     """FlexAttention compiles a function per case and would stop after a few."""
     if has_torch() and any(impl.startswith("flex") for impl in ask.impls):
-        from benchmarks.flex import start_anew
+        from maskc.verify.rivals import start_anew
 
         start_anew()
 
@@ -204,3 +149,35 @@ def _free(device: str) -> None:
         import torch
 
         torch.cuda.empty_cache()
+
+
+# ------------------------------------------------------------------ predictions
+
+
+def predicted_ms(case: Case, attn: CompiledMask, target: Target) -> dict[str, float]:
+    """Milliseconds by direction, of the card that coefficients are of; none where there are none,
+    or the mask chooses at run time.
+
+    Data count as those of the first sequence.
+    """
+    if card_of(target.name) is None or driver.selects(case.mask):
+        return {}
+
+    def tiles(plan: KernelPlan, mask: PlannedMask, n_q: int, n_kv: int) -> BlockLayout:
+        if not case.data:
+            return layout_at(plan, mask, n_q, n_kv)
+        number = next(i for i, each in enumerate(plan.masks) if each is mask)
+        head = plan.of_head.index(number) if plan.of_head else 0
+        block = (plan.tile.q, plan.tile.k)
+        return attn.layout(n_q, n_kv, block=block, head=head, batch=0, **case.data)
+
+    owners = case.batch * case.heads
+    try:
+        plan = driver.plan_kernel(case.mask, attn.bundle.problem, target)
+        found = {
+            name: milliseconds(plan, direction, case.n_q, case.n_kv, owners, tiles)
+            for name, direction in zip(("fwd", "bwd"), Direction, strict=True)
+        }
+    except MaskcError:  # tables too large to count: nothing is predicted
+        return {}
+    return {name: ms for name, ms in found.items() if ms is not None}

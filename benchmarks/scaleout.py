@@ -38,12 +38,12 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import maskc as mc  # noqa: E402
-from benchmarks import files  # noqa: E402
-from benchmarks.contender import Unavailable  # noqa: E402
+from benchmarks.runs import save as replace_file  # noqa: E402
 from benchmarks.sharing import METHODS, SLOW, Case, Piece, Run, kernel, one_tensor  # noqa: E402
-from maskc.distributed import attending, exchange  # noqa: E402
+from maskc.distributed import exchange, passes  # noqa: E402
 from maskc.dsl.nodes import structure  # noqa: E402
 from maskc.runtime.launch import ahead  # noqa: E402
+from maskc.verify.rivals import Unavailable  # noqa: E402
 
 MASKS: dict[str, Callable[[int], mc.Mask]] = {
     "window 1024": lambda n: mc.causal() & mc.window(1023),
@@ -66,7 +66,7 @@ _LONGEST = 32 * 1024
 
 
 def documents(n: int, seed: int = 0) -> np.ndarray:
-    """Ids of packed documents of about n / 8 tokens, at least 512 on average."""
+    """Draw ids, int64 [n], of packed documents of about n / 8 tokens, at least 512 on average."""
     draw = np.random.default_rng(seed)
     ids, at, number = np.empty(n, np.int64), 0, 0
     while at < n:
@@ -92,9 +92,11 @@ class Bench:
 
     @property
     def cuda(self) -> bool:
+        """Whether ranks have GPUs."""
         return self.device.type == "cuda"
 
     def sync(self) -> None:
+        """Wait for what was enqueued."""
         if self.cuda:
             torch.cuda.synchronize()
 
@@ -113,7 +115,7 @@ class Bench:
         return x.transpose(1, 2)
 
     def tensors(self, n: int, seed: int = 0) -> list[torch.Tensor]:
-        """q, k, v and dout of the whole sequence."""
+        """Draw q, k, v and dout of the whole sequence, [1, H, n, D]."""
         hq, hkv, _ = self.heads
         draws = (hq, 1), (hkv, 2), (hkv, 3), (hq, 4)
         return [self.draw(heads, n, 4 * seed + number) for heads, number in draws]
@@ -245,7 +247,7 @@ def _stored(x: torch.Tensor) -> torch.Tensor:
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Relative, of all elements together."""
+    """The relative error of a tensor of any shape, by the norm of the difference."""
     if not wanted.numel():
         return 0.0
     wanted = wanted.float()
@@ -312,7 +314,12 @@ def one(bench: Bench, leaves: list[torch.Tensor], dout: torch.Tensor, case: Case
 
 
 def memory(bench: Bench, run: Any, given: list[torch.Tensor], dout: torch.Tensor) -> dict[str, Any]:
-    """MiB: kept between the passes besides out, and the most at any time, above what is given."""
+    """Measure MiB above what is given: kept between the passes besides out, and the most at any
+    time.
+
+    Args:
+        given: q, k, v [1, H, N, D]; dout: [1, Hq, N, D].
+    """
     if not bench.cuda:
         return {}
     for x in given:
@@ -462,7 +469,7 @@ def held_back(bench: Bench, cases: list[Case]) -> dict[str, Any]:
         exchange._HELD_BACK = cycles
         silent: Any = lambda self, patient=True: None  # noqa: E731
         exchange.Exchange.start = silent if name == "no messages" else start
-        attending._BESIDE = name != "in turn"
+        passes.TWO_STREAMS = name != "in turn"
         for case in cases:
             method = case.method("planned")
             run = partial(_in_group, case, group)
@@ -708,7 +715,9 @@ def _wait_for(bench: Bench, file: str | None) -> None:
 def save(path: str | None, found: dict[str, Any]) -> None:
     """Write what there is so far."""
     if path:
-        files.save(Path(path), {**found, "rows": [row for row in found["rows"] if row["times_ms"]]})
+        replace_file(
+            Path(path), {**found, "rows": [row for row in found["rows"] if row["times_ms"]]}
+        )
 
 
 def main() -> None:

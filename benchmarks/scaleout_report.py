@@ -90,7 +90,7 @@ def _fits(row: Row) -> bool:
 
 def draw(rows: Sequence[Row], path: Path, tokens: int) -> None:
     """Speeds beside all-gather with the same kernels, at one length; one panel a pass."""
-    from maskc.viz.bars import Group, bars
+    from benchmarks.bars import Group, bars
 
     first = [row for row in rows if row["tokens"] == tokens and _fits(row)]
     panels = {}

@@ -27,6 +27,7 @@ import torch  # noqa: E402
 
 import maskc as mc  # noqa: E402
 from benchmarks.fa4 import installed  # noqa: E402
+from maskc.verify.rivals import compiled_flex, start_anew  # noqa: E402
 from maskc.verify.timing import Timed, take_turns  # noqa: E402
 
 Data = Mapping[str, Any]
@@ -110,7 +111,6 @@ ROWS = (
     Row("relative, learned", _relative, _table(HEADS, 2 * TOKENS), _relative_mod, True),
     Row("T5, learned", mc.scores.t5, _table(32, HEADS), _t5_mod, True),
 )  # fmt: skip
-DIMS = (128, 64)
 
 
 # ------------------------------------------------------------------ calls
@@ -130,17 +130,11 @@ def _attend(row: Row, impl: str, dim: int, data: Data) -> Callable[..., Any]:
             dim, n_heads=HEADS, dtype="bfloat16", target="sm_90a", score=score
         )
         return lambda q, k, v: attn(q, k, v, **data)
-    import torch._functorch.config
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    torch._functorch.config.donated_buffer = False  # the graph is differentiated many times
-    torch._dynamo.reset()
-    blocks = create_block_mask(
-        lambda b, h, q, k: q >= k, None, None, TOKENS, TOKENS, device="cuda", _compile=True
-    )
-    options = {"kernel_options": {"BACKEND": "FLASH"}} if impl == "flex_flash" else {}
-    compiled, mod = torch.compile(flex_attention, dynamic=False), row.mod(data)
-    return lambda q, k, v: compiled(q, k, v, score_mod=mod, block_mask=blocks, **options)
+    start_anew()
+    return compiled_flex(
+        lambda b, h, q, k: q >= k, (None, None, TOKENS, TOKENS), "cuda", False,
+        impl == "flex_flash", score_mod=row.mod(data),
+    )  # fmt: skip
 
 
 def _leaves(row: Row, tensors: list[torch.Tensor], data: dict[str, Any]) -> list[torch.Tensor]:

@@ -1,12 +1,13 @@
 """Masks with one selection among the pairs of a static mask: what can be said without a matrix of
 all pairs.
 
-What `maskc.reference.select` does one candidate after another would take minutes at 32k keys.
+What `maskc.reference.ranking` does one candidate after another would take minutes at 32k keys.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from maskc.dsl.mask import Mask
 from maskc.reference.dense import walk
 from maskc.reference.pairs import Place, keep
 from maskc.verify.case import Case
-from maskc.verify.tensors import library
+from maskc.verify.tensors import Tensors, library, like, wide
 
 _PAIRS = 1 << 24
 """Pairs of one head that are looked at together."""
@@ -61,7 +62,7 @@ class OneSelection:
         return head * self.owners // self.case.heads
 
     def queries(self, blocks: np.ndarray) -> np.ndarray:
-        """int64, ascending: the queries of some blocks, which ascend."""
+        """The queries, int64 [count], of blocks, int64 [blocks]; both ascend."""
         return _tokens(blocks, self.node.q_block, self.case.n_q)
 
     def cells(self, mask: Mask, blocks: np.ndarray) -> np.ndarray:
@@ -191,8 +192,8 @@ def static_rows(mask: Mask, case: Case, rows: np.ndarray) -> np.ndarray:
 
 
 def spans(mask: Mask, case: Case, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """(first, past the last) key of some queries, where the mask's name says that they are
-    consecutive; None for other masks."""
+    """Find (first, past the last) key, int64 [rows] each, of queries whose keys the mask's name
+    makes consecutive; None for other masks."""
     n_kv = case.n_kv
     match mask:
         case N.Full():
@@ -226,3 +227,59 @@ def _beside(model: Any, values: Any) -> Any:
     """Booleans in the library and on the device of a model."""
     xp = library(model)
     return values if xp is np else xp.as_tensor(values, device=model.device)
+
+
+# ------------------------------------------------------------------ ranks
+
+
+class Ranks:
+    """The definitions of `maskc.reference.ranking`, for the rows that are asked for alone."""
+
+    def __init__(self, one: OneSelection, tensors: Tensors) -> None:
+        """Nothing is computed yet."""
+        self._one, self._case, self._tensors = one, one.case, tensors
+        self._keys = lru_cache(maxsize=1)(self._all_keys)
+
+    def rows(self, batch: int, blocks: np.ndarray) -> Any:
+        """float64 [owners, len(blocks), columns]: scores of some blocks of queries, ascending."""
+        queries = self._one.queries(blocks)
+        if self._one.node.score == "indexer":
+            return self._indexed(batch, queries)
+        case, one = self._case, self._one
+        q = means(wide(self._tensors.q[batch][:, queries.tolist()], None), one.node.q_block)
+        k = self._keys(batch)
+        q = q.reshape(case.kv_heads, case.group * q.shape[1], q.shape[2])
+        scores = (q @ k.swapaxes(1, 2)).reshape(one.owners, -1, len(blocks), one.columns)
+        return scores.mean(1)
+
+    def _all_keys(self, batch: int) -> Any:
+        """float64 [heads of keys, columns, D], or of an indexer [columns, D]."""
+        if self._one.node.score == "indexer":
+            return self._index("index_k", batch)
+        return means(wide(self._tensors.k[batch], None), self._one.node.block)
+
+    def _indexed(self, batch: int, queries: np.ndarray) -> Any:
+        q, w = (self._index(name, batch, queries) for name in ("index_q", "index_w"))
+        k, total = self._keys(batch), 0
+        for head in range(len(q)):  # all of them at once would take gigabytes
+            total = total + w[head][:, None] * (q[head] @ k.T).clip(0)
+        return total[None]
+
+    def _index(self, name: str, batch: int, queries: np.ndarray | None = None) -> Any:
+        """float64: a sequence of an indexer's array; of some queries, or all that it has."""
+        array = np.asarray(self._case.data[name])
+        array = array[batch if len(array) > 1 else 0]
+        return wide(like(self._tensors.q, array if queries is None else array[:, queries]), None)
+
+
+def means(x: Any, size: int) -> Any:
+    """The means of blocks of rows of [..., rows, D]; the last one may have fewer."""
+    if size == 1:
+        return x
+    rows, xp = x.shape[-2], library(x)
+    whole = rows - rows % size
+    blocks = x[..., :whole, :].reshape(*x.shape[:-2], whole // size, size, x.shape[-1])
+    found = [blocks.mean(-2)]
+    if whole < rows:
+        found.append(x[..., whole:, :].mean(-2)[..., None, :])
+    return xp.concatenate(found, -2)

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 import maskc as mc
-from benchmarks.contender import Missing, Unavailable
 from benchmarks.fa4 import MISSING, installed
 from maskc.api import _compiled
 from maskc.distributed.local import LocalMask, Stretch, localized
 from maskc.distributed.planning import Plan
 from maskc.distributed.work import _keys_of
 from maskc.integrations.torch.gradients import rows as with_rows
+from maskc.verify.rivals import Missing, Unavailable
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -162,7 +162,8 @@ class Gather(torch.autograd.Function):
 
 
 def one_tensor(names: tuple[str, ...], made: torch.Tensor, rows: torch.Tensor) -> None:
-    """A collective over whole tensors, by the first name that this PyTorch has."""
+    """Run a collective over whole tensors [tokens, width], by the first name that this PyTorch
+    has."""
     next(getattr(dist, name) for name in names if hasattr(dist, name))(made, rows)
 
 
@@ -445,7 +446,7 @@ class Coming:
     work: list[Any]
 
     def wait(self) -> torch.Tensor:
-        """The stream waits for it."""
+        """Let the stream wait, and return the rows [tokens, width]."""
         for each in self.work:
             each.wait()
         return self.rows
@@ -463,7 +464,7 @@ def _pass_on(rows: torch.Tensor) -> Coming:
 
 
 def kernel(piece: Piece, q: torch.Tensor, v: torch.Tensor) -> Any:
-    """The compiled mask of a piece."""
+    """Compile the mask of a piece for tensors like q and v [B, H, tokens, D or Dv]."""
     place = q.device.type, q.device.index or 0
     return _compiled(piece.local.mask, q.shape[3], v.shape[3], q.shape[1], q.dtype, place)
 

@@ -8,18 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.anchors import ANCHORS
-from benchmarks.report import outcome
+from benchmarks.report import PEERS, outcome
 from benchmarks.runs import Report
 from benchmarks.runs import notes as notes_of
 
 Row = Mapping[str, Any]
-
-PEERS = {
-    "cudnn": "cuDNN", "cudnn_flex": "cuDNN flex", "fa2": "FA2", "flex": "FlexAttention",
-    "flex_flash": "Flex FLASH", "fa4": "FA4", "topk": "PyTorch topk", "flex_table": "Flex table",
-    "sdpa_causal": "SDPA causal", "sdpa_masked": "SDPA masked",
-}  # fmt: skip
-"""Implementations that compute the mask, as tables call them; `dense` does not."""
 
 
 @dataclass(eq=False)
@@ -180,7 +173,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
 
 def draw(report: Report, path: str | Path) -> None:
     """Bars of live TFLOP/s per case, forward and backward side by side, as PNG or SVG."""
-    from maskc.viz.bars import Group, bars
+    from benchmarks.bars import Group, bars
 
     names = {"maskc": "maskc", **PEERS}
     panels: dict[str, list[Group]] = {}

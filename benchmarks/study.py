@@ -86,7 +86,7 @@ def _variants(name: str, share: float, n: int, layers: int) -> list[Candidate]:
 
 
 def _control(name: str, share: float, n: int) -> tuple[Candidate, np.ndarray]:
-    """As many keys in each row, drawn at random, and the matrix."""
+    """Draw as many keys in each row as the matrix has, at random; and that matrix."""
     solved = at_budget(FAMILIES[name], share, n, name=name)
     title, mask = f"{name} {100 * share:g}%", permuted(solved.mask, n)
     control = Candidate(

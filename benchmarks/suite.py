@@ -126,7 +126,10 @@ def run_suite(
             the case under "running".
 
     Returns:
-        As `bench_pattern`; correctness rows have no times.
+        {"environment": {...}, "rows": [{"case", "impl", "direction", "ms", "live_tflops", "error",
+        "ok"}]}. `live_tflops` counts live pairs only, for every implementation. A row that failed
+        its check, or could not run, has ok False; environment["notes"] says why. Rows of
+        `correctness` have no times.
 
     Raises:
         UsageMistake: an unknown suite or implementation, or patterns for no case.

@@ -148,7 +148,7 @@ def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) 
 
 
 def _places(mask: Mask) -> Iterator[object]:
-    """Where every term stands: equal masks of different places are told apart by these alone."""
+    """The place of every term: equal masks of different places are told apart by these alone."""
     yield getattr(mask, "loc", None)
     for child in getattr(mask, "children", ()):
         yield from _places(child)
@@ -350,7 +350,8 @@ def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> 
 def dense(
     mask: Mask, n_q: int, n_kv: int | None = None, *, n_heads: int | None = None, **options: Any
 ) -> np.ndarray:
-    """See Mask.dense."""
+    """Compute the mask pair by pair, bool [.., n_q, n_kv]; arguments and errors are
+    Mask.dense's."""
     from maskc.layout import check_lengths
     from maskc.reference.dense import dense as reference
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,9 +11,9 @@ import click
 from maskc.cli.entries import Entry
 from maskc.cli.options import (
     LENGTH,
+    LENGTH_TYPE,
+    LENGTHS_TYPE,
     Asked,
-    LengthsType,
-    LengthType,
     data_options,
     json_option,
     kernel_options,
@@ -36,12 +36,12 @@ Row = dict[str, Any]
 @mask_source
 @kernel_options
 @click.option(
-    "--n", type=LengthsType(), metavar="N[,N...]",
+    "--n", type=LENGTHS_TYPE, metavar="N[,N...]",
     help="Queries: 4096, 1e6, 128k (of 1024), 1M; several are a sweep: 1k,2k,4k.  "
     "[default: that of --data, else 4096]",
 )  # fmt: skip
 @click.option(
-    "--n-kv", type=LengthType(), metavar="N", help="Keys; as many as queries, if not given."
+    "--n-kv", type=LENGTH_TYPE, metavar="N", help="Keys; as many as queries, if not given."
 )
 @click.option(
     "--kv-heads", type=click.IntRange(1), metavar="H",
@@ -152,7 +152,7 @@ class Measured:
             "environment": self.about, "rows": self.rows, "notes": self.notes
         }  # fmt: skip
         if self.growths:
-            found["growth"] = [each.plain() for each in self.growths]
+            found["growth"] = [asdict(each) for each in self.growths]
         return found
 
 
@@ -165,8 +165,8 @@ def measured(
     Args:
         without: rivals to leave out.
     """
-    from maskc.verify.bench import RIVALS
     from maskc.verify.environment import environment
+    from maskc.verify.rivals import RIVALS
     from maskc.verify.sweep import growths, order_of, sweep
     from maskc.verify.tensors import device_of
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from maskc.cli.entries import Entry
-from maskc.cli.options import LengthType, json_option, mask_source
+from maskc.cli.options import LENGTH_TYPE, json_option, mask_source
 from maskc.cli.output import echo, told, write_file, write_table
 from maskc.core.errors import BudgetUnreachable, UsageMistake
 
@@ -38,7 +38,7 @@ _PARTS = ("information", "perplexity", "retrieval")
     "--data", "files", multiple=True, metavar="NAME=FILE",
     help="What masks read, the same for every sequence; functions of tokens: maskc.evaluate.",
 )  # fmt: skip
-@click.option("--n", type=LengthType(), default=1024, show_default=True, help="Tokens a sequence.")
+@click.option("--n", type=LENGTH_TYPE, default=1024, show_default=True, help="Tokens a sequence.")
 @click.option(
     "--sequences", type=click.IntRange(1), default=2, show_default=True, help="Of each text."
 )

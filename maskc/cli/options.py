@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from maskc.core.target import Target
     from maskc.dsl.mask import Mask
 
+    _Type = click.ParamType[object]
+else:  # click had one class for all before 8.3
+    _Type = click.ParamType
+
 Command = Callable[..., Any]
 
 LENGTH = 4096
@@ -84,61 +88,53 @@ def tokens(text: str) -> int:
         return int(number)
 
 
-class LengthType(click.ParamType[int]):
-    """A number of tokens, see `tokens`."""
+class Parsed(_Type):
+    """The type of an option whose text a function reads; its ValueError says what is wrong."""
 
-    name = "length"
+    def __init__(self, name: str, read: Callable[[str], object]) -> None:
+        self.name, self._read = name, read
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """The number."""
-        if isinstance(value, int):
+    ) -> object:
+        """The value; defaults that are no text stay as they are."""
+        if not isinstance(value, str):
             return value
         try:
-            number = tokens(str(value).strip())
-        except (ValueError, ArithmeticError):
-            self.fail(
-                f"{value!r} is no number of tokens, such as 4096, 1e6, 128k or 1M", param, ctx
-            )
-        if number < 0:
-            self.fail(f"{value} is not in the range x>=0.", param, ctx)
-        return number
+            return self._read(value)
+        except ValueError as why:
+            self.fail(str(why), param, ctx)
 
 
-class LengthsType(click.ParamType[tuple[int, ...]]):
-    """One number of tokens, or several that ascend, with commas between them."""
-
-    name = "lengths"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """The numbers."""
-        if isinstance(value, tuple):
-            return value
-        one = LengthType()
-        found = tuple(one.convert(part, param, ctx) for part in str(value).split(","))
-        if any(low >= high for low, high in pairwise(found)):
-            self.fail(f"{value} does not ascend", param, ctx)
-        return found
+def _length(text: str) -> int:
+    try:
+        number = tokens(text.strip())
+    except (ValueError, ArithmeticError):
+        found = f"{text!r} is no number of tokens, such as 4096, 1e6, 128k or 1M"
+        raise ValueError(found) from None
+    if number < 0:
+        raise ValueError(f"{text} is not in the range x>=0.")
+    return number
 
 
-class TileType(click.ParamType[tuple[int, int]]):
-    """Queries and keys of a tile: 128x64."""
+def _lengths(text: str) -> tuple[int, ...]:
+    found = tuple(map(_length, text.split(",")))
+    if any(low >= high for low, high in pairwise(found)):
+        raise ValueError(f"{text} does not ascend")
+    return found
 
-    name = "tile"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """The two numbers."""
-        if isinstance(value, tuple):
-            return value
-        sides = str(value).lower().replace(" ", "").split("x")
-        if len(sides) != 2 or not all(side.isascii() and side.isdecimal() for side in sides):
-            self.fail(f"{value!r} is no tile, such as 128x64: queries x keys", param, ctx)
-        return int(sides[0]), int(sides[1])
+def _tile(text: str) -> tuple[int, int]:
+    sides = text.lower().replace(" ", "").split("x")
+    if len(sides) != 2 or not all(side.isascii() and side.isdecimal() for side in sides):
+        raise ValueError(f"{text!r} is no tile, such as 128x64: queries x keys")
+    return int(sides[0]), int(sides[1])
+
+
+LENGTH_TYPE = Parsed("length", _length)
+"""A number of tokens, see `tokens`."""
+LENGTHS_TYPE = Parsed("lengths", _lengths)
+"""One number of tokens, or several that ascend, with commas between them."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +210,7 @@ def kernel_options(command: Command) -> Command:
     """Adds the options of `problem_options`, --tile and --stages; the command gets `asked`."""
 
     @click.option(
-        "--tile", type=TileType(), metavar="QxK",
+        "--tile", type=Parsed("tile", _tile), metavar="QxK",
         help="Queries and keys of the forward pass's tile, such as 128x64; as planned, if not "
         "given.",
     )  # fmt: skip
@@ -289,11 +285,11 @@ def length_options(default: str) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         @click.option(
-            "--n", type=LengthType(), metavar="N",
+            "--n", type=LENGTH_TYPE, metavar="N",
             help=f"Queries: 4096, 1e6, 128k (of 1024), 1M.  [default: {default}]",
         )  # fmt: skip
         @click.option(
-            "--n-kv", type=LengthType(), metavar="N", help="Keys; as many as queries, if not given."
+            "--n-kv", type=LENGTH_TYPE, metavar="N", help="Keys; as many as queries, if not given."
         )
         @wraps(command)
         def wrapped(n: int | None, n_kv: int | None, **rest: Any) -> Any:

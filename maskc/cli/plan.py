@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from maskc.cli.entries import Entry
-from maskc.cli.options import Asked, LengthType, cost_options, json_option, mask_source
+from maskc.cli.options import LENGTH_TYPE, Asked, cost_options, json_option, mask_source
 from maskc.cli.output import echo, one_by_one, write_json
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Plan one sequence on several ranks: shares, messages, time.")
 @mask_source
 @click.option(
-    "--n", type=LengthType(), required=True, metavar="N",
+    "--n", type=LENGTH_TYPE, required=True, metavar="N",
     help="Tokens of the sequence: 131072, 128k (of 1024), 1M.",
 )  # fmt: skip
 @click.option("--ranks", type=click.IntRange(1), required=True, metavar="P", help="Ranks.")

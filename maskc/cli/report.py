@@ -13,8 +13,8 @@ import click
 from maskc.cli.bench import How, measured, refuse_wrong
 from maskc.cli.entries import Entry
 from maskc.cli.options import (
+    LENGTHS_TYPE,
     Asked,
-    LengthsType,
     data_options,
     json_option,
     mask_source,
@@ -43,7 +43,7 @@ _OTHER = (1024, 4096, 16384)
 )  # fmt: skip
 @problem_options
 @click.option(
-    "--n", type=LengthsType(), metavar="N[,N...]",
+    "--n", type=LENGTHS_TYPE, metavar="N[,N...]",
     help="Lengths to time: 512,1k,2k.  [default: short ones; that of --data]",
 )  # fmt: skip
 @click.option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +112,7 @@ def run_seeds(how: How, cap: int | None, as_json: bool) -> None:
     notes = list(dict.fromkeys(note for _, result in results for note in result.notes))
     growth = [each for _, result in results for each in result.growths]
     if as_json:
-        plain = [each.plain() for each in growth]
+        plain = [asdict(each) for each in growth]
         write_json({
             "environment": about, "seeds": judged, "growth": plain, "rows": rows, "notes": notes,
         })  # fmt: skip
@@ -122,7 +122,7 @@ def run_seeds(how: How, cap: int | None, as_json: bool) -> None:
 
 
 def _measured(seed: Seed, how: How, cap: int | None, progress: Teller) -> Measured:
-    from maskc.verify.bench import RIVALS
+    from maskc.verify.rivals import RIVALS
 
     entry = Entry(seed.name, seed.make(), seed.name)
     asked = sorted({n if cap is None else min(n, cap) for n in seed.lengths})

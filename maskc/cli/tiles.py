@@ -26,9 +26,9 @@ def run_tiles(
         UsageMistake: several lengths, or a picture of a sweep.
         CheckFailed: a result is wrong.
     """
+    from maskc.verify.bench import bench_tiles
     from maskc.verify.environment import environment
     from maskc.verify.tensors import device_of
-    from maskc.verify.tiles import bench_tiles
 
     if len(lengths) > 1 or plot is not None:
         hint = "give one length, and leave --plot out"

@@ -10,6 +10,7 @@ import click
 from maskc.cli.entries import Entry
 from maskc.cli.options import (
     Asked,
+    Parsed,
     data_options,
     json_option,
     length_options,
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
     from maskc.cli.given import Arrays
     from maskc.viz.picture import KernelTiles, Picture
 
-    _Spans = click.ParamType[tuple[int, int, int, int]]
-    _Tiles = click.ParamType[tuple[int, int]]
-else:  # click had one class for all before 8.3
-    _Spans = _Tiles = click.ParamType
-
 _JSON_CELLS = 64
 """Cells across the raster in JSON, at most."""
 _RANKED = ("scores", "index_q", "index_k", "index_w")
@@ -44,45 +40,26 @@ _BESIDE = 48
 """Columns of a terminal that axes and numbers take."""
 
 
-class SpanType(_Spans):
+def _span(text: str) -> tuple[int, int, int, int]:
     """Q0:Q1,K0:K1; one range means both."""
-
-    name = "range"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int, int, int]:
-        """(q0, q1, k0, k1)."""
-        if isinstance(value, tuple):
-            return value
-        parts = str(value).split(",")
-        try:
-            ends = [tuple(map(int, part.split(":"))) for part in parts]
-            ((q0, q1), (k0, k1)) = ends * 2 if len(ends) == 1 else ends
-        except ValueError:
-            self.fail(f"{value!r} is not Q0:Q1,K0:K1, for example 0:256,768:1024", param, ctx)
-        if min(q0, k0) < 0 or q0 > q1 or k0 > k1:
-            self.fail(f"{value!r} does not ascend from 0 on", param, ctx)
-        return q0, q1, k0, k1
+    try:
+        ends = [tuple(map(int, part.split(":"))) for part in text.split(",")]
+        ((q0, q1), (k0, k1)) = ends * 2 if len(ends) == 1 else ends
+    except ValueError:
+        raise ValueError(f"{text!r} is not Q0:Q1,K0:K1, for example 0:256,768:1024") from None
+    if min(q0, k0) < 0 or q0 > q1 or k0 > k1:
+        raise ValueError(f"{text!r} does not ascend from 0 on")
+    return q0, q1, k0, k1
 
 
-class TileType(_Tiles):
+def _tile(text: str) -> tuple[int, int]:
     """Q,K; one number means both."""
-
-    name = "tile"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """(queries, keys)."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            sides = [int(part) for part in str(value).split(",")]
-            first, second = sides * 2 if len(sides) == 1 else sides
-        except ValueError:
-            self.fail(f"{value!r} is not Q,K, for example 128,64", param, ctx)
-        return first, second
+    try:
+        sides = [int(part) for part in text.split(",")]
+        first, second = sides * 2 if len(sides) == 1 else sides
+    except ValueError:
+        raise ValueError(f"{text!r} is not Q,K, for example 128,64") from None
+    return first, second
 
 
 @click.command(short_help="Draw the mask in the terminal, or as PNG or SVG.")
@@ -90,12 +67,12 @@ class TileType(_Tiles):
 @click.option("-o", "--output", metavar="PICTURE", help="Write a *.png or *.svg file.")
 @length_options("where the mask has its shape")
 @click.option(
-    "--range", "span", type=SpanType(), metavar="Q0:Q1,K0:K1",
+    "--range", "span", type=Parsed("range", _span), metavar="Q0:Q1,K0:K1",
     help="Draw this part only; up to 256 x 256 tokens its elements.",
 )  # fmt: skip
 @click.option(
     "--tile",
-    type=TileType(),
+    type=Parsed("tile", _tile),
     metavar="Q,K",
     help="Tokens of the tiles; those of the kernel, if not given. Doubled while over 2048 a side.",
 )

@@ -95,7 +95,7 @@ def sub_box(box: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
 def axis_relations(
     axes: Sequence[Expr], grid: tuple[int, ...], params: Mapping[str, object]
 ) -> list[np.ndarray]:
-    """For every axis, which coordinates of queries see which coordinates of keys.
+    """Find, for every axis, which coordinates of queries see which coordinates of keys.
 
     Args:
         axes: conditions over q, k, n_q, n_kv (the extent of the first axis) and parameters.

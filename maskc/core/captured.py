@@ -56,7 +56,7 @@ class Captured:
 
     @classmethod
     def of(cls, array: np.ndarray, at: SourceLoc | None = None) -> Captured:
-        """Make one over int32 values that nobody changes."""
+        """Make one over an int32 array of any shape that nobody changes."""
         made = cls.__new__(cls)
         made._array, made._source, made._version, made.at = array, None, None, at
         made.fixed, made._now, made._digest = True, None, None
@@ -75,7 +75,7 @@ class Captured:
 
     @property
     def array(self) -> np.ndarray:
-        """The present content, int32 in C order."""
+        """The present content, int32 in C order, of the shape that was captured."""
         found = self._array
         if self._source is not None:
             version = _version(self._source)

@@ -128,7 +128,7 @@ class DataDecl:
 
     @property
     def array(self) -> np.ndarray:
-        """The values as int32, where the declaration holds them."""
+        """The values as int32 of the declaration's shape, where it holds them."""
         if isinstance(self.values, Captured):
             return self.values.array
         return np.frombuffer(self.values, dtype="<i4").reshape(self.shape)

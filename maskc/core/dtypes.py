@@ -33,7 +33,11 @@ class DType(Enum):
 
     @staticmethod
     def parse(name: object) -> DType:
-        """The dtype for `"bfloat16"`, `"bf16"`, `torch.bfloat16`, `np.float32`, ..."""
+        """The dtype for `"bfloat16"`, `"bf16"`, `torch.bfloat16`, `np.float32`, ...
+
+        Raises:
+            UnknownDType: maskc has no kernels for it (MC501).
+        """
         if isinstance(name, DType):
             return name
         text = getattr(name, "__name__", None) or str(name)

@@ -203,7 +203,11 @@ _COMPARE_OPS: dict[type[ast.cmpop], Callable[[Expr, Expr], Expr]] = {
 
 
 def read_node(node: ast.expr) -> Expr:
-    """The formula a Python syntax tree spells."""
+    """The formula a Python syntax tree spells.
+
+    Raises:
+        BadExpression: the text is no such formula (MC115).
+    """
     match node:
         case ast.Constant(value=bool() as value):
             return E.Truth(value)

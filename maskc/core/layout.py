@@ -116,7 +116,7 @@ class BlockLayout:
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """Make an array read-only and return it."""
+    """Make an array of any shape and dtype read-only and return it."""
     array.flags.writeable = False
     return array
 

@@ -28,6 +28,7 @@ class Feature(Enum):
 
     @property
     def macro(self) -> str:
+        """The name of its switch in generated C."""
         return f"WITH_{self.name.upper()}"
 
 

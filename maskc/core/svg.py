@@ -64,7 +64,13 @@ def page(title: str, lines: Sequence[str], panels: Sequence[tuple[str, str]]) ->
 def runs(
     classes: np.ndarray, share: np.ndarray
 ) -> Iterator[tuple[int, int, int, int, float]]:  # fmt: skip
-    """(row, first, stop, class, share) of each run of equal cells in a row that are not empty."""
+    """Yield (row, first, stop, class, share) of each run of equal cells in a row that are not
+    empty.
+
+    Args:
+        classes: uint8 [rows, columns]: 0 empty, 1 partial, 2 full.
+        share: float [rows, columns]: which part of a partial cell is live.
+    """
     for row in range(classes.shape[0]):
         looks = np.where(classes[row] == 1, share[row], classes[row] + 1.0)
         looks[classes[row] == 0] = -1.0
@@ -87,19 +93,30 @@ def _rgb(color: tuple[int, ...]) -> str:
 
 
 def shrunk(classes: np.ndarray, most: int = MOST_CELLS) -> tuple[np.ndarray, np.ndarray]:
-    """At most `most` cells a side: their classes, and the shares of their tiles that are live.
+    """Join cells until there are at most `most` a side.
 
-    A cell is full where all of its tiles are, and empty where all are.
+    Args:
+        classes: uint8 [rows, columns]: 0 empty, 1 partial, 2 full.
+
+    Returns:
+        The classes of the joined cells, uint8, and the share of their tiles that are live, float. A
+        joined cell is full where all of its tiles are, and empty where all are.
     """
     steps = [max(1, -(-size // most)) for size in classes.shape]
     if not classes.size:
         return classes, classes.astype(float)
-    starts = [np.arange(0, n, step) for n, step in zip(classes.shape, steps, strict=True)]
+    size, live, full = (sums(x, *steps) for x in (classes < 3, classes > 0, classes == 2))
+    return np.where(full == size, 2, np.minimum(live, 1)).astype(np.uint8), live / size
 
-    def sums(flags: np.ndarray) -> np.ndarray:
-        by_row = np.add.reduceat(flags, starts[0], axis=0, dtype=np.int64)
-        return np.add.reduceat(by_row, starts[1], axis=1)
 
-    size, live = sums(np.ones_like(classes)), sums(classes > 0)
-    kinds = np.where(sums(classes == 2) == size, 2, np.minimum(live, 1)).astype(np.uint8)
-    return kinds, live / size
+def sums(numbers: np.ndarray, down: int, right: int) -> np.ndarray:
+    """Sum numbers [rows, columns] over blocks of down x right entries, as float64.
+
+    The last blocks of a row or column may be smaller.
+    """
+    starts = [np.arange(0, n, step) for n, step in zip(numbers.shape, (down, right), strict=True)]
+    if not numbers.size:
+        return np.zeros([len(start) for start in starts])
+    by_row = np.add.reduceat(numbers, starts[0], axis=0, dtype=np.float64)
+    found: np.ndarray = np.add.reduceat(by_row, starts[1], axis=1)
+    return found

@@ -70,7 +70,7 @@ def out_strides(shape: Shape, tokens_first: bool) -> Shape:
 
 
 def torch_of(x: Any) -> Any:
-    """PyTorch where x may be one of its tensors, else None.
+    """PyTorch where x, an array of any shape and library, may be one of its tensors, else None.
 
     Compilers trace this: they take an import as it is, and would wrap every loaded module where
     `sys.modules` is read.

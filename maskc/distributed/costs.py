@@ -40,12 +40,12 @@ class PassCost:
     below: int = 0
 
     def milliseconds(self, cycles: np.ndarray) -> np.ndarray:
-        """The time of work that keeps a card busy."""
+        """The time that work keeps a card busy, of the shape of `cycles`."""
         found: np.ndarray = cycles / (self.card.multiprocessors * self.card.ghz * 1e6)
         return found
 
     def of_blocks(self, reach: Reach, block: int, columns: bool) -> np.ndarray:
-        """Cycles of every block of queries, of all heads.
+        """Count the cycles of every block of queries, for all heads: float [blocks].
 
         Args:
             reach: live and partial tiles of `block` queries and 128 keys.
@@ -61,8 +61,15 @@ class PassCost:
         return np.asarray(found if columns else found + cost.row * rows)
 
     def of_rows(self, tokens: np.ndarray, heads: int) -> np.ndarray:
-        """Cycles that a pass by columns takes besides tiles, which dq has, from queries of each
-        rank."""
+        """Count the cycles that a pass by columns needs besides tiles, those of dq.
+
+        Args:
+            tokens: int64 [ranks]: the queries of each rank.
+            heads: query heads.
+
+        Returns:
+            float64 [ranks].
+        """
         found: np.ndarray = self.cost.row * heads * tokens / self.tile.k
         return found
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import RankLost
-from maskc.distributed.work import FEW
+from maskc.distributed.pieces import FEW
 
 if TYPE_CHECKING:
     from maskc.distributed.groups import Ranks
-    from maskc.distributed.work import Joined, Pieces, Work
+    from maskc.distributed.pieces import Joined, Pieces
+    from maskc.distributed.work import Work
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,16 @@ class Exchange:
         self._scattered: list[tuple[Any, Pieces, Any]] = []
 
     def send(self, rows: Any, peer: int) -> None:
-        """Send contiguous rows to a rank of the group."""
+        """Add a message: contiguous rows [tokens, width] go to a rank of the group."""
         self._add("isend", rows, peer)
 
     def receive(self, rows: Any, peer: int) -> None:
-        """Receive into contiguous rows."""
+        """Add a message: contiguous rows [tokens, width] come from a rank of the group."""
         self._add("irecv", rows, peer)
 
     def spread_later(self, buffer: Any, pieces: Pieces, rows: Any) -> None:
-        """When all has come, put rows that lie side by side where pieces say."""
+        """Note that `wait` shall put rows [tokens, width] into a buffer [size, width], where pieces
+        say."""
         self._scattered.append((buffer, pieces, rows))
 
     def _add(self, name: str, rows: Any, peer: int) -> None:
@@ -132,8 +134,8 @@ def _hold_back(device: Any) -> None:
 
 
 def _wide(x: Any) -> Any:
-    """The same bytes in elements of eight, which are looked up and copied several times as fast;
-    unchanged where rows do not divide into them."""
+    """View the same bytes in elements of eight, which are looked up and copied several times as
+    fast; x itself where rows do not divide into them."""
     import torch
 
     each = 8 // x.element_size()
@@ -144,7 +146,7 @@ def _wide(x: Any) -> Any:
 
 
 def spread(buffer: Any, pieces: Pieces, rows: Any) -> None:
-    """Put rows that lie side by side where pieces say."""
+    """Put rows [tokens, width] into a buffer [size, width], where pieces say."""
     if len(pieces) > FEW:
         _wide(buffer).index_copy_(0, pieces.index(rows.device), _wide(rows))
         return
@@ -153,7 +155,7 @@ def spread(buffer: Any, pieces: Pieces, rows: Any) -> None:
 
 
 def gathered(buffer: Any, pieces: Pieces) -> Any:
-    """The rows of some pieces, side by side."""
+    """Copy the rows of some pieces out of a buffer [size, width]: [tokens, width], side by side."""
     if len(pieces) > FEW:
         return _wide(buffer).index_select(0, pieces.index(buffer.device)).view(buffer.dtype)
     made = buffer.new_empty((pieces.tokens, buffer.shape[1]))
@@ -163,7 +165,14 @@ def gathered(buffer: Any, pieces: Pieces) -> Any:
 
 
 def packed(rows: Rows, k: Any, v: Any, pieces: Pieces, first: int = 0) -> Any:
-    """Some tokens' keys and values, side by side and contiguous; k and v begin at token `first`."""
+    """Copy some tokens' keys and values side by side.
+
+    Args:
+        k, v: [B, Hkv, N, D] and [B, Hkv, N, Dv], which begin at token `first`.
+
+    Returns:
+        Contiguous rows [tokens of the pieces, width].
+    """
     made = k.new_empty((pieces.tokens, rows.width))
     if len(pieces) > FEW:
         index = pieces.index(k.device, first)
@@ -177,7 +186,12 @@ def packed(rows: Rows, k: Any, v: Any, pieces: Pieces, first: int = 0) -> Any:
 
 
 def unpacked(rows: Rows, came: Any, pieces: Pieces, dk: Any, dv: Any) -> None:
-    """Add what came to the gradients of some tokens."""
+    """Add gradients that came back to those of some tokens.
+
+    Args:
+        came: [tokens of the pieces, width].
+        dk, dv: [B, Hkv, N, D] and [B, Hkv, N, Dv], changed in place.
+    """
     keys, values = rows.keys(came), rows.values(came)
     if len(pieces) > FEW:
         index = pieces.index(came.device)
@@ -202,10 +216,14 @@ def _packed(
 
 
 def bring(work: Work, found: Exchange, rows: Rows, k: Any, v: Any, buffer: Any) -> None:
-    """Start an exchange in which others also get what they need of this rank's keys and values, and
-    this rank what it needs into its buffer.
+    """Add messages: others get what they need of this rank's keys and values, and this rank what it
+    needs into its buffer.
 
     A single stretch comes to its place at once.
+
+    Args:
+        k, v: the rank's own, [B, Hkv, tokens, D] and [B, Hkv, tokens, Dv].
+        buffer: [size, width]; None where the rank receives nothing.
     """
     many = work.many_came
     apart: Any = buffer.new_empty((many.all.tokens, rows.width)) if many.each else None
@@ -225,19 +243,20 @@ def bring(work: Work, found: Exchange, rows: Rows, k: Any, v: Any, buffer: Any) 
     made = _packed(rows, k, v, work.outgoing, work.many_sent)
     for peer, pieces in work.outgoing:
         found.send(made[pieces], peer)
-    found.start()
 
 
 def give_back(
     work: Work, found: Exchange, rows: Rows, dk: Any, dv: Any, first: int
 ) -> list[tuple[Pieces, Any]]:
-    """Start an exchange in which the gradients of what came also return.
+    """Add messages: the gradients of what came return.
 
     Args:
-        dk, dv: gradients of the buffer's keys and values, from token `first` of it on.
+        dk, dv: gradients [B, Hkv, N, D] and [B, Hkv, N, Dv] of the buffer's keys and values, from
+            token `first` of it on.
 
     Returns:
-        (own tokens, what will have come back for them) in the order of the ranks.
+        (own tokens, rows [tokens, width] that will have come back for them) in the order of the
+        ranks.
     """
     back = []
     for peer, pieces in work.outgoing:
@@ -246,5 +265,4 @@ def give_back(
     made = _packed(rows, dk, dv, work.incoming, work.many_came, first)
     for peer, pieces in work.incoming:
         found.send(made[pieces], peer)
-    found.start()
     return back

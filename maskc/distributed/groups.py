@@ -71,6 +71,10 @@ def agree(plan: Plan, ranks: Ranks, q: Any, k: Any, v: Any, layer: str | None) -
 
     Later calls check only themselves: nothing is sent.
 
+    Args:
+        q, k, v: this rank's tensors [B, H, tokens, D].
+        layer: which mask of the plan is meant; None where there is one.
+
     Raises:
         RanksDisagree: ranks have other plans, layers or shapes, on all of them (MC703).
         ShardLength: a tensor is no shard of the plan, on all of them (MC704).

@@ -43,7 +43,7 @@ class TokenLayout:
         return self.own.tokens
 
     def indices(self, rank: int) -> np.ndarray:
-        """int64: the tokens of a rank, in its order."""
+        """The tokens that a rank holds, in its order: int64 [tokens]."""
         parts = [np.arange(start, stop) for start, stop in self.own.of(rank)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 

@@ -33,8 +33,10 @@ def moved(
     layer: LayerPlan, wanted: bool | None, passes: tuple[PassCost, PassCost], network: Network,
     heads: HeadSizes, dtype: DType, batch: int,
 ) -> LayerPlan:  # fmt: skip
-    """The same with blocks of queries moved: where the busiest rank then sends and receives fewer
-    bytes in both passes together, and they are predicted to take less time.
+    """Move blocks of queries of a layer to their keys, where that pays.
+
+    It pays where the busiest rank then sends and receives fewer bytes in both passes together, and
+    they are predicted to take less time.
 
     Args:
         wanted: False is never, True is wherever that is fewer bytes.

@@ -26,10 +26,10 @@ from maskc.distributed.costs import PassCost, pass_costs, shares
 from maskc.distributed.layouts import LAYOUTS, TokenLayout
 from maskc.distributed.moving import moved
 from maskc.distributed.network import Network, network_of
+from maskc.distributed.pieces import FEW
 from maskc.distributed.ranges import RangeSets, union
 from maskc.distributed.reach import Reach, granularity, reach_of
 from maskc.distributed.times import Times, by_calls, by_tiles
-from maskc.distributed.work import FEW
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.not_a_mask import not_a_mask
@@ -57,8 +57,8 @@ class HeadSizes:
         return self.kv * (self.dim + self.dim_v) * itemsize * batch
 
     def visit_bytes(self, itemsize: int, batch: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(bytes that a row takes to a host, and back) of both passes; see maskc.distributed
-        .visiting."""
+        """(bytes that a row takes to a host, and back) of both passes; see
+        maskc.distributed.passes."""
         each = self.q * batch
         forward = each * self.dim * itemsize, each * (self.dim_v + 1) * 4
         return forward, (each * (self.dim + 2 * self.dim_v + 1) * 4, each * self.dim * 4)
@@ -130,8 +130,8 @@ class LayerPlan:
 
     @cached_property
     def hosts(self) -> dict[int, tuple[int, np.ndarray]]:
-        """By home: its queries that move, and int64 [hosts], the ranks that hold keys of them,
-        which may include it."""
+        """Which ranks the queries that move go to, by home: (how many queries, int64 [hosts], the
+        ranks that hold keys of them, which may include the home)."""
         found = {}
         for home in dict.fromkeys(each.home for each in self.visits):
             own = [each for each in self.visits if each.home == home]
@@ -184,7 +184,8 @@ class LayerPlan:
 
     @cached_property
     def halo(self) -> RangeSets:
-        """Those of them that it does not hold: what travels to it, and back as gradients."""
+        """The keys of `needs` that a rank does not hold: they travel to it, and their gradients
+        back."""
         return self.needs.without(self.layout.own)
 
     @property
@@ -276,7 +277,7 @@ class LayerPlan:
 
     @property
     def at_home(self) -> LayerPlan:
-        """The same where no query moves."""
+        """This layer with every query at home."""
         return self._at_home if self.moved else self
 
     @cached_property
@@ -296,7 +297,7 @@ def _runs(blocks: Sequence[int]) -> list[list[int]]:
 
 
 def _joined(found: list[Transfer]) -> list[Transfer]:
-    """In order, with ranges that touch as one."""
+    """Sort transfers and join ranges that touch."""
     made: list[Transfer] = []
     for each in sorted(found, key=lambda x: (x.sender, x.receiver, x.start)):
         last = made[-1] if made else None
@@ -345,7 +346,7 @@ class Plan:
         return int(self.layout.tokens[rank])
 
     def indices(self, rank: int) -> np.ndarray:
-        """int64: the tokens that a rank holds, in its order."""
+        """The tokens that a rank holds, in its order: int64 [tokens]."""
         return self.layout.indices(rank)
 
     def layer(self, name: str | None = None) -> LayerPlan:
@@ -361,7 +362,7 @@ class Plan:
         return self.layers[name]
 
     def given(self, **data: object) -> Plan:
-        """The same layout with other data: what travels is found anew, and is exact.
+        """Bind the plan to other data in the same layout: what travels is found anew, and is exact.
 
         Args:
             data: the arrays and parameters that the masks name, for all tokens.
@@ -415,7 +416,7 @@ class Plan:
         return known[asked]
 
     def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> Work:
-        """The same for one of its layers."""
+        """A rank's messages and calls in one layer plan; made once."""
         from maskc.distributed.work import work_of
 
         known: dict[object, Work] = self.__dict__.setdefault("_work", {})
@@ -514,19 +515,20 @@ class Plan:
     # -------------------------------------------------------------- tensors, with torch
 
     def shard(self, x: Any, dim: int = 1, group: Any = None) -> Any:
-        """This rank's tokens of a tensor that all ranks have; see maskc.distributed.shard."""
+        """Take this rank's tokens out of a tensor [.., n, ..]; see maskc.distributed.shard."""
         from maskc.distributed.shards import shard
 
         return shard(self, x, dim, group)
 
     def unshard(self, x: Any, dim: int = 1, group: Any = None) -> Any:
-        """The whole tensor, from every rank's shard; see maskc.distributed.unshard."""
+        """Put the whole tensor [.., n, ..] together from all ranks; see
+        maskc.distributed.unshard."""
         from maskc.distributed.shards import unshard
 
         return unshard(self, x, dim, group)
 
     def roll(self, x: Any, shift: int = -1, dim: int = 1, group: Any = None) -> Any:
-        """The shard of the rolled whole, as labels need; see maskc.distributed.roll."""
+        """Take the shard of the rolled whole, as labels need it; see maskc.distributed.roll."""
         from maskc.distributed.shards import roll
 
         return roll(self, x, shift, dim, group)

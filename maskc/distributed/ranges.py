@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class RangeSets:
-    """For each owner (a rank, mostly) a set of tokens below n, as ranges that do not touch."""
+    """A set of tokens below n for each owner (a rank, mostly), as ranges that do not touch."""
 
     n: int
     ptr: np.ndarray
@@ -45,7 +45,7 @@ class RangeSets:
         return self.start + shift, self.stop + shift
 
     def complement(self) -> RangeSets:
-        """For each owner the tokens that it lacks."""
+        """The tokens that each owner lacks."""
         owners = np.arange(len(self))
         first, last = owners * (self.n + 1), owners * (self.n + 1) + self.n
         start, stop = self._flat()
@@ -54,7 +54,7 @@ class RangeSets:
         return _split(self.n, len(self), starts, stops)
 
     def intersect(self, other: RangeSets) -> RangeSets:
-        """For each owner the tokens that both have."""
+        """The tokens that both sets of each owner have."""
         start, stop = self._flat()
         begin, end = other._flat()
         low = np.searchsorted(end, start, side="right")
@@ -66,12 +66,18 @@ class RangeSets:
         )
 
     def without(self, other: RangeSets) -> RangeSets:
-        """For each owner its tokens that the other set lacks."""
+        """The tokens of each owner that the other set lacks."""
         return self.intersect(other.complement())
 
 
 def union(n: int, owners: int, owner: np.ndarray, start: np.ndarray, stop: np.ndarray) -> RangeSets:
-    """Sets from ranges in any order, which may overlap or be empty; they end at n at most."""
+    """Make sets of tokens from ranges in any order, which may overlap or be empty.
+
+    Args:
+        n: where ranges end at most.
+        owners: how many sets there are.
+        owner, start, stop: int64 [ranges]: the set of each range, its first token, and the end.
+    """
     some = start < stop
     shift = owner[some].astype(np.int64) * (n + 1)
     first, last = start[some] + shift, stop[some] + shift
@@ -87,7 +93,7 @@ def union(n: int, owners: int, owner: np.ndarray, start: np.ndarray, stop: np.nd
 
 
 def _split(n: int, owners: int, start: np.ndarray, stop: np.ndarray) -> RangeSets:
-    """From ranges on one line, ascending; empty ones are dropped."""
+    """Make sets of ranges on one line, which ascend; empty ones are dropped."""
     some = start < stop
     start, stop = start[some], stop[some]
     owner = start // (n + 1)

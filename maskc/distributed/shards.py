@@ -42,15 +42,15 @@ def shard(plan: Plan, x: Any, dim: int = 1, group: Any = None) -> Any:
 
 
 def unshard(plan: Plan, x: Any, dim: int = 1, group: Any = None) -> Any:
-    """The whole tensor, from every rank's shard; all ranks must call it.
+    """Put the whole tensor together from every rank's shard; all ranks must call it.
 
     Args:
-        x: this rank's tokens along `dim`.
+        x: this rank's tokens along `dim`, a tensor [.., tokens, ..] of any dtype.
         dim, group: as in `shard`.
 
     Returns:
-        All plan.n tokens in the order of the sequence, on every rank. The gradient of x is the sum
-        of the ranks' gradients for its tokens.
+        [.., plan.n, ..]: all tokens in the order of the sequence, on every rank. The gradient of x
+        is the sum of the ranks' gradients for its tokens.
 
     Raises:
         ShardLength: x has another number of tokens than the rank (MC704).
@@ -64,15 +64,18 @@ def unshard(plan: Plan, x: Any, dim: int = 1, group: Any = None) -> Any:
 
 
 def roll(plan: Plan, x: Any, shift: int = -1, dim: int = 1, group: Any = None) -> Any:
-    """The shard of the rolled whole: what `shard(whole.roll(shift, dim))` would give.
+    """Take the shard of the rolled whole: what `shard(whole.roll(shift, dim))` would give.
 
     Labels that are next tokens are `roll(ids, -1)`. All ranks must call it; it gathers the whole
     along `dim`, so it is meant for ids and labels.
 
     Args:
-        x: this rank's tokens along `dim`.
+        x: this rank's tokens along `dim`, a tensor [.., tokens, ..] of any dtype.
         shift: places by which tokens move to the right, as in torch.roll.
         dim, group: as in `shard`.
+
+    Returns:
+        A tensor of the shape and dtype of x.
 
     Raises:
         ShardLength: x has another number of tokens than the rank (MC704).

@@ -52,13 +52,14 @@ class Times:
 
     @property
     def each(self) -> np.ndarray:
-        """What each rank takes: messages hide under tiles that need none of them."""
+        """The milliseconds of each rank, float [ranks]: messages hide under tiles that need none of
+        them."""
         found: np.ndarray = self.compute - self.inner + np.maximum(self.travel, self.inner)
         return found
 
     @property
     def total(self) -> float:
-        """What the slowest rank takes."""
+        """The milliseconds of the slowest rank."""
         return float(self.each.max(initial=0.0))
 
 
@@ -66,7 +67,7 @@ def by_tiles(
     layer: LayerPlan, passes: tuple[PassCost, PassCost], network: Network, heads: HeadSizes,
     dtype: DType, batch: int,
 ) -> tuple[Times, Times]:  # fmt: skip
-    """Of both passes, by the mask's tiles in the cost model of usual kernels."""
+    """Predict both passes by the mask's tiles in the cost model of usual kernels."""
     ranks, bytes_each = layer.layout.ranks, heads.token_bytes(dtype.itemsize, batch)
     pieces = np.diff(layer.layout.own.ptr)
     received, sent = layer.received * bytes_each, layer.sent * bytes_each
@@ -102,8 +103,11 @@ def _travel(network: Network, sent: np.ndarray, received: np.ndarray) -> np.ndar
 
 
 def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[Times, Times]:
-    """Those of the ranks that are slowest by tiles are found anew, by the kernels that they call;
-    what the others take changes as these do on average."""
+    """Predict both passes anew for the ranks that are slowest by tiles, by the kernels that they
+    call.
+
+    What the other ranks take changes as these ranks' does on average.
+    """
     if plan.ranks <= _MOST_PAIRS:
         forward, backward = (
             replace(x, travel=_until_both_are_done(layer, x.travel)) for x in rough

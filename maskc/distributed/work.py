@@ -7,19 +7,22 @@ rank's own keys lie in the order of the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from maskc.distributed import stages
 from maskc.distributed.local import LocalMask, Stretch, localized
+from maskc.distributed.pieces import Joined, Pieces
 from maskc.distributed.ranges import union
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import LayerPlan, Plan
+    from maskc.distributed.stages import Stage
 
 _ALIGNED = 128
 """Tokens that stretches of a buffer begin at multiples of, as tiles do."""
@@ -37,58 +40,6 @@ class Message:
     place: int
     """In the rank's own tokens where it sends, in its buffer where it receives."""
     count: int
-
-
-FEW = 4
-"""Stretches that are copied one by one; more of them are looked up by index."""
-
-
-class Pieces:
-    """Some stretches of tokens, in order; what is reckoned of them is reckoned once."""
-
-    def __init__(self, stretches: Iterable[tuple[int, int]]) -> None:
-        """`stretches`: (first token, how many) of each."""
-        self.stretches = tuple(stretches)
-        self.tokens = sum(count for _, count in self.stretches)
-        self._indices: dict[Any, Any] = {}
-
-    def __len__(self) -> int:
-        return len(self.stretches)
-
-    def slices(self, first: int = 0) -> Iterator[tuple[slice, slice]]:
-        """(where a stretch is among all of them, its tokens, counted from `first`)."""
-        at = 0
-        for place, count in self.stretches:
-            yield slice(at, at + count), slice(place - first, place - first + count)
-            at += count
-
-    def index(self, device: Any, first: int = 0) -> Any:
-        """int64 tensor [tokens]: the tokens, counted from `first`; made once."""
-        import torch
-
-        if (device, first) not in self._indices:
-            parts = [torch.arange(x - first, x - first + count) for x, count in self.stretches]
-            self._indices[device, first] = torch.cat(parts).to(device)
-        return self._indices[device, first]
-
-
-@dataclass(frozen=True, eq=False)
-class Joined:
-    """Several pieces side by side, so that they are copied together."""
-
-    all: Pieces
-    each: tuple[tuple[Pieces, slice], ...]
-    """Each of them, once, and where it is among all tokens."""
-
-    @classmethod
-    def of(cls, messages: Iterable[tuple[int, Pieces]]) -> Joined:
-        """Those of more than FEW stretches."""
-        found = dict.fromkeys(pieces for _, pieces in messages if len(pieces) > FEW)
-        each, at = [], 0
-        for pieces in found:
-            each.append((pieces, slice(at, at + pieces.tokens)))
-            at += pieces.tokens
-        return cls(Pieces(x for pieces in found for x in pieces.stretches), tuple(each))
 
 
 @dataclass(frozen=True)
@@ -118,6 +69,16 @@ class Call:
     first: tuple[int, int] | None
     """Its first query and its first key in the sequence; None where keys come from several
     places."""
+
+    @property
+    def queries(self) -> slice:
+        """The rows among the rank's tokens, or among those that a guest brought."""
+        return slice(self.row, self.row + self.rows)
+
+    @property
+    def places(self) -> slice:
+        """The keys among the rank's own, or in the buffer."""
+        return slice(self.key, self.key + self.keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,13 +132,28 @@ class Work:
 
     @cached_property
     def many_sent(self) -> Joined:
-        """Of `outgoing` those of many stretches."""
+        """The messages of `outgoing` that have many stretches."""
         return Joined.of(self.outgoing)
 
     @cached_property
     def many_came(self) -> Joined:
-        """Of `incoming` those of many stretches."""
+        """The messages of `incoming` that have many stretches."""
         return Joined.of(self.incoming)
+
+    @property
+    def moves(self) -> bool:
+        """Whether this rank has a part in rows that go to their keys."""
+        return bool(self.guests or self.hosts)
+
+    @cached_property
+    def forward(self) -> tuple[Stage, ...]:
+        """The stages of the forward pass."""
+        return stages.forward(self)
+
+    @cached_property
+    def backward(self) -> tuple[Stage, ...]:
+        """The stages of the backward pass."""
+        return stages.backward(self)
 
     @property
     def mostly_copies(self) -> bool:
@@ -186,7 +162,7 @@ class Work:
 
 
 def _by_peer(messages: Iterable[Message]) -> tuple[tuple[int, Pieces], ...]:
-    """By rank, ascending."""
+    """Join messages by rank, ascending."""
     found: dict[int, list[tuple[int, int]]] = {}
     for each in messages:
         found.setdefault(each.peer, []).append((each.place, each.count))
@@ -374,7 +350,7 @@ def _call(
 
 
 def _place(own: list[tuple[int, int]], places: list[int], token: int) -> int:
-    """Where a token of the rank lies among its tokens."""
+    """Find where a token of the rank lies among its tokens."""
     for (start, stop), place in zip(own, places, strict=False):
         if start <= token < stop:
             return place + token - start
@@ -385,7 +361,7 @@ def _filled(
     layer: LayerPlan, rank: int, own: list[tuple[int, int]], places: list[int],
     buffer: list[Stretch],
 ) -> tuple[tuple[Copy, ...], tuple[Message, ...], tuple[tuple[int, int], ...]]:  # fmt: skip
-    """Where each part of the buffer comes from: (own tokens, messages, nowhere)."""
+    """Find where each part of the buffer comes from: (own tokens, messages, nowhere)."""
     copies, receives, filled = [], [], []
     size = buffer[-1].place + buffer[-1].count if buffer else 0
     for each in buffer:

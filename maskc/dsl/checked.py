@@ -85,7 +85,11 @@ def constant(where: str, name: str, value: object, at: SourceLoc | None, least: 
 
 
 def ids(where: str, values: Any, at: SourceLoc | None, least: int | None = 0) -> tuple[int, ...]:
-    """A sorted tuple of distinct plain integers."""
+    """Check ids [count] and return them as a sorted tuple of distinct plain integers.
+
+    Raises:
+        BadIds: something is no integer, or less than `least` (MC118).
+    """
     try:
         found = [_integer(item) for item in values]
     except TypeError:

@@ -30,7 +30,11 @@ def mistake(error: MaskcError, stand_in: T) -> T:
 
 @contextmanager
 def collecting() -> Iterator[list[MaskcError]]:
-    """Note mistakes instead of raising them, and raise them all at the end, in source order."""
+    """Note mistakes instead of raising them, and raise them all at the end, in source order.
+
+    Raises:
+        SeveralErrors: there was more than one mistake (MC001).
+    """
     noted: list[MaskcError] = []
     token = _noted.set(noted)
     try:

@@ -200,7 +200,7 @@ def block_table(table: object, block: int) -> Mask:
 
 
 def captured(array: np.ndarray, kind: DataKind, block: int = 1) -> DataDecl:
-    """The declaration of an array whose values are known now, named after its content.
+    """Declare an array of integers, of any shape, whose values are known now; its content names it.
 
     Raises:
         DataRange: a value does not fit 32 bits.

@@ -196,7 +196,7 @@ class Documents(Node):
 
 @dataclass(frozen=True)
 class Positions:
-    """Where queries and keys stand, as arrays that calls give; see dsl.data_atoms.positions."""
+    """Places of queries and keys, as arrays that calls give; see dsl.data_atoms.positions."""
 
     of_q: DataDecl
     of_k: DataDecl

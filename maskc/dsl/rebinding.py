@@ -57,7 +57,12 @@ class Rebinder:
     def __init__(
         self, watched: type[np.ndarray] = Watched, builtins_of: Mapping[str, Any] | None = None
     ) -> None:
-        """`watched`: what NumPy's arrays become; `builtins_of`: what stands in for builtins."""
+        """Start with nothing replaced.
+
+        Args:
+            watched: the class that NumPy's arrays, of any shape, become.
+            builtins_of: what stands in for builtins, by name.
+        """
         self._done: dict[int, tuple[object, Any]] = {}  # originals stay alive: ids are unique
         self._watched = watched
         self._builtins = _BUILTINS if builtins_of is None else builtins_of

@@ -30,7 +30,11 @@ _MOST_POWER = 8
 
 
 def refuse(found: str, hint: str = _OTHERS) -> NoReturn:
-    """Say what cannot be followed, at the user's line."""
+    """Say what cannot be followed, at the user's line.
+
+    Raises:
+        ScoreNotTraceable: always (MC129).
+    """
     raise ScoreNotTraceable(found, hint, at=caller())
 
 

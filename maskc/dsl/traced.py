@@ -56,7 +56,11 @@ def _asked_by_torch(running: Running) -> bool:
 
 
 def lift(value: Any) -> Expr:
-    """The formula of a traced value, a plain integer or boolean, or an array without dimensions."""
+    """The formula of a traced value, a plain integer or boolean, or an array without dimensions.
+
+    Raises:
+        IntegerTooWide: an integer does not fit 64 bits (MC120).
+    """
     if isinstance(value, Traced):
         return value.expr
     if getattr(value, "shape", None) == () and hasattr(value, "item"):

@@ -66,7 +66,12 @@ def _traced(predicate: Callable[..., object], at: SourceLoc | None, by_place: bo
 def trace(
     predicate: Callable[..., object], at: SourceLoc | None, by_place: bool = False
 ) -> tuple[Expr, tuple[DataDecl, ...]]:
-    """The formula of a predicate, and the arrays that it captured."""
+    """The formula of a predicate, and the arrays that it captured.
+
+    Raises:
+        BatchUsed: the formula computes with the batch index (MC108).
+        NotTraceable: it does something that cannot be followed exactly (MC107).
+    """
     given = arguments(predicate, at, by_place)
     rebound = Rebinder().function(predicate)
     with capturing() as registry:

@@ -278,7 +278,7 @@ def perplexity(
 
 
 def _corrected(found: Sequence[Evaluated]) -> list[Evaluated]:
-    """With p-values corrected for all patterns, each kind of test among its own."""
+    """Correct p-values for all patterns, each kind of test among its own."""
     results = list(found)
     for kind in ("perplexity", "retrieval"):
         having = [i for i, each in enumerate(results) if getattr(each, kind) is not None]

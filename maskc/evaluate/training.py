@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """Where batches come from, and what is measured."""
+    """A task: it draws batches, and says what is measured."""
 
     name: str
     n: int

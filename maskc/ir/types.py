@@ -97,7 +97,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """For keys where `keys` holds, the queries are all those where `queries` holds."""
+    """Packed rows: for keys where `keys` holds, the queries are all those where `queries` holds."""
 
     queries: Expr
     keys: Expr

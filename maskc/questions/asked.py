@@ -23,7 +23,15 @@ from maskc.dsl.slots import with_captured
 from maskc.ir.heads import heads_of
 from maskc.ir.lowered import lowered, on_all_heads
 from maskc.ir.types import MaskIR
-from maskc.layout import bind_ranked, build, check_lengths, extents, sequence_arrays, tile_shape
+from maskc.layout import (
+    Chosen,
+    bind_ranked,
+    build,
+    check_lengths,
+    extents,
+    sequence_arrays,
+    tile_shape,
+)
 from maskc.layout import count as count_by_tiles
 from maskc.plan.recipe import layout_recipe
 from maskc.reference.dense import sequences_given
@@ -60,7 +68,8 @@ class Asked:
         return self.irs[head if len(self.irs) > 1 else 0]
 
     def own(self, head: int, batch: int) -> dict[str, np.ndarray]:
-        """The data that the mask of one head reads in one sequence."""
+        """The int32 arrays that the mask of one head reads in one sequence, by name, as `build`
+        takes them."""
         return sequence_arrays(recipe_of(self.ir(head)), self.arrays, batch, head)
 
     def extents(self, ir: MaskIR) -> tuple[int, int]:
@@ -79,6 +88,24 @@ class Asked:
             first_head, first_batch, equal = found.get(key, (head, batch, 0))
             found[key] = (first_head, first_batch, equal + 1)
         yield from found.values()
+
+    def pairs(self, head: int, batch: int) -> int:
+        """Live pairs of one head of one sequence."""
+        own = self.own(head, batch)
+        return pairs_of(self.ir(head).keep, self.n_q, self.n_kv, self.params, own)
+
+    def alike(self, batch: int) -> list[tuple[int, ...]]:
+        """The heads that differ, those with the same set in this sequence together."""
+        found: dict[object, list[int]] = {}
+        for head in range(self.heads):
+            own = self.own(head, batch).items()
+            tables = tuple((name, _content(array)) for name, array in own if array.ndim > 1)
+            found.setdefault((self.ir(head).keep, tables), []).append(head)
+        return list(map(tuple, found.values()))
+
+
+def _content(table: np.ndarray | Chosen) -> bytes:
+    return (table.lists if isinstance(table, Chosen) else table).tobytes()
 
 
 def recipe_of(ir: MaskIR) -> LayoutRecipe:
@@ -179,23 +206,22 @@ def count(
     heads = range(asked.heads) if head is None else (head,)
     shown = max(asked.sequences, sequences_given(mask, data))
     sequences = range(shown) if batch is None else (_sequence(asked, batch),)
-    return sum(equal * _pairs(asked, own, of) for own, of, equal in asked.sets(heads, sequences))
+    return sum(equal * asked.pairs(own, of) for own, of, equal in asked.sets(heads, sequences))
 
 
 def _sequence(asked: Asked, batch: int) -> int:
     return _index("batch", batch, asked.sequences if asked.sequences > 1 else None)
 
 
-def _pairs(asked: Asked, head: int, batch: int) -> int:
-    """Live pairs of one head of one sequence."""
-    own = asked.own(head, batch)
-    return pairs_of(asked.ir(head).keep, asked.n_q, asked.n_kv, asked.params, own)
-
-
 def pairs_of(
     keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int], arrays: Mapping[str, np.ndarray]
 ) -> int:
-    """Pairs for which a formula holds that reads the arrays of one sequence and head."""
+    """Count the pairs for which a formula holds.
+
+    Args:
+        params: values of its parameters.
+        arrays: int32 arrays [elements] of one sequence and head, by name.
+    """
     found = count_pairs(keep, n_q, n_kv, params)
     if found is not None:
         return found
@@ -206,7 +232,11 @@ def layout(
     mask: Mask, n_q: int, n_kv: int | None = None, *, block: tuple[int, int] = (128, 128),
     n_heads: int | None = None, head: int | None = None, batch: int | None = None, **data: object,
 ) -> BlockLayout:  # fmt: skip
-    """See Mask.layout."""
+    """See Mask.layout.
+
+    Raises:
+        OneOfSeveral: heads or sequences differ, and the caller does not say which is meant (MC310).
+    """
     tile = tile_shape(block)
     try:
         asked = ask(mask, n_q, n_kv, data, n_heads, head)

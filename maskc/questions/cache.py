@@ -152,7 +152,14 @@ class KVCache:
 def cache(
     mask: Mask, *, queries: int = 1, n_heads: int | None = None, **params: object
 ) -> KVCache:  # fmt: skip
-    """See Mask.cache."""
+    """See Mask.cache.
+
+    Raises:
+        CacheUnbounded: later queries may see more keys than any number of slots holds (MC640).
+        CacheReadsData: what they see depends on data of later calls (MC641).
+        CacheUndecided: no bound was proved, nor that there is none (MC642).
+        CacheCall: a call may not have so many tokens (MC643).
+    """
     queries = check_lengths(queries, 0)[0]
     at = getattr(mask, "loc", None)
     if queries < 1:

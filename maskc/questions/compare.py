@@ -79,7 +79,12 @@ def diff(
     a: Mask, b: Mask, n: int | None, n_kv: int | None, n_heads: int | None,
     data: Mapping[str, object],
 ) -> Difference | None:  # fmt: skip
-    """See maskc.api.diff."""
+    """See maskc.api.diff.
+
+    Raises:
+        BadLength: a length is out of range (MC306).
+        Undecided: neither a difference nor its absence was found (MC126).
+    """
     for mask in (a, b):
         if not isinstance(mask, Mask):
             raise not_a_mask("mc.diff", mask, caller() or "mask")

@@ -18,7 +18,7 @@ weight 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -228,8 +228,32 @@ def _row(
 
 
 def log_sum_exp(values: np.ndarray) -> float:
-    """log(sum(exp(values))); -inf where there are none or all are -inf, NaN where one is."""
+    """log(sum(exp(values))) of float64 [count]; -inf where there are none or all are -inf, NaN
+    where one is."""
     top = np.max(values, initial=-np.inf)
     if top == -np.inf or np.isnan(top):
         return float(top)
     return float(top + np.log(np.sum(np.exp(values - top))))
+
+
+# ------------------------------------------------------------------ parts of the keys
+
+
+def merge(outs: Sequence[np.ndarray], lses: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Attention over the union of disjoint pieces, from the pieces' own results.
+
+    Args:
+        outs: float [..., N, Dv] each; lses: float [..., N] each.
+
+    Returns:
+        out float64 [..., N, Dv] and lse float64 [..., N]; where every piece is empty 0 and -inf.
+    """
+    out = np.zeros(outs[0].shape)
+    lse = np.full(lses[0].shape, -np.inf)
+    for row in np.ndindex(lse.shape):
+        parts = np.array([float(piece[row]) for piece in lses])
+        lse[row] = total = log_sum_exp(parts)
+        for piece, part in zip(outs, parts, strict=True):
+            if part > -np.inf or np.isnan(part):
+                out[row] += np.exp(part - total) * piece[row].astype(np.float64)
+    return out, lse

@@ -175,7 +175,8 @@ def document_ids(decl: DataDecl, given: Read, n_q: int, n_kv: int) -> tuple[np.n
 
 
 def tokens(decl: DataDecl, count: int, of: int) -> np.ndarray:
-    """The tokens that the queries, or the keys, are: the last `count` of all, or the first."""
+    """The tokens that the queries, or the keys, are, int64 [count]: the last ones of all, or the
+    first."""
     return np.arange(count) + (0 if decl.from_start else of - count)
 
 
@@ -209,6 +210,9 @@ def ancestors(
 
     Args:
         tokens: of the rows; all of them when None.
+
+    Raises:
+        DataRange: the parents are no forest (MC305).
     """
     parent = vector(name, np.asarray(parents.array), length)
     rows = range(length) if tokens is None else tokens.tolist()

@@ -19,9 +19,8 @@ from maskc.core.expr import Expr
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.reference import given
-from maskc.reference.draw import drawn_columns
 from maskc.reference.formula import Scope, condition, integer
-from maskc.reference.select import select
+from maskc.reference.ranking import select
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,12 @@ class Place:
 
     @property
     def q(self) -> np.ndarray:
+        """The queries, int64 [n_q, 1]."""
         return self.scope["q"]
 
     @property
     def k(self) -> np.ndarray:
+        """The keys, int64 [1, n_kv]."""
         return self.scope["k"]
 
     def position(self, align: str) -> np.ndarray:
@@ -178,7 +179,7 @@ def _data_atom(mask: Mask, at: Place) -> Truths:
 
 
 def values(decl: DataDecl) -> np.ndarray:
-    """The captured array, int64."""
+    """The captured array as int64, of its own shape."""
     return decl.array.astype(np.int64)
 
 
@@ -231,3 +232,28 @@ def _topk(mask: N.TopK, at: Place) -> Truths:
     scores = np.stack([own[h if len(own) > 1 else 0] for h in sharing])
     found: Truths = select(allowed, scores, mask.k, mask.block, mask.q_block)
     return found & keep(mask.of, at)
+
+
+# ------------------------------------------------------------------ random blocks
+
+
+_WORD = 1 << 64
+
+
+def step(x: int) -> int:
+    """The output of one step of SplitMix64 from state x."""
+    z = (x + 0x9E3779B97F4A7C15) % _WORD
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % _WORD
+    return z ^ (z >> 31)
+
+
+def splitmix64(seed: int, row: int, column: int) -> int:
+    """The hash of block (row, column); a negative row counts modulo 2^64."""
+    return step((step((step(seed % _WORD) + row) % _WORD) + column) % _WORD)
+
+
+def drawn_columns(seed: int, row: int, columns: int, per_row: int) -> list[int]:
+    """R(row): the `per_row` of 0..columns-1 with the least hashes, ties by index, ascending."""
+    order = sorted(range(columns), key=lambda column: (splitmix64(seed, row, column), column))
+    return sorted(order[:per_row])

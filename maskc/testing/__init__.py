@@ -35,8 +35,8 @@ def check(
     Drawn are lengths around the mask's own constants, batches, grouped heads, dtypes, strides,
     soft-cap, ALiBi, sinks and scales, the data that the mask reads (by sequence, as arrays or as
     tensors), its parameters, the deterministic backward pass, and keys of NaN. fp64 decides; what
-    rounding may do is derived (see `maskc.verify.stepwise`). With Hypothesis installed a wrong case
-    is made as small as possible.
+    rounding may do is derived (see `maskc.verify.full_judge`). With Hypothesis installed a wrong
+    case is made as small as possible.
 
     Args:
         mask: a mask; a pattern, which is taken with its default parameters; or the path of a

@@ -317,7 +317,11 @@ def _parents(draw: st.DrawFn, length: int) -> np.ndarray:
 
 
 def walk_times(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(tin, tout) of a depth-first walk over a forest given by parents."""
+    """The times (tin, tout), int64 [tokens] each, of a depth-first walk over a forest.
+
+    Args:
+        parents: int64 [tokens]: the parent of each token, -1 for roots.
+    """
     tin, tout = np.zeros(len(parents), dtype=np.int64), np.zeros(len(parents), dtype=np.int64)
     clock = 0
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maskc.core.dtypes import DType
 from maskc.core.errors import HeadsDoNotDivide, UsageMistake
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.reference.dense import walk
+
+if TYPE_CHECKING:
+    from maskc.runtime.compiled import CompiledMask
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 """A function from integer tensors b, h, q, k that broadcast to a tensor of booleans."""
@@ -75,6 +78,23 @@ class Case:
         """Factor of q . k."""
         factor: float = self.head_dim**-0.5
         return factor
+
+    def compile(self, target: str) -> CompiledMask:
+        """The mask for this problem on a target.
+
+        Raises:
+            MaskcError: the mask or the sizes are refused.
+        """
+        return self.mask.compile(
+            self.head_dim, self.head_dim_v, n_heads=self.heads, dtype=self.dtype, target=target,
+            tile=self.tile, stages=self.stages,
+        )  # fmt: skip
+
+    def warm(self, target: str) -> CompiledMask:
+        """The mask, compiled, built and loaded; errors as of `compile`."""
+        attn = self.compile(target)
+        attn.warmup(("entmax",) if self.alpha > 1 else ())
+        return attn
 
     def flops(self, pairs: int, direction: str) -> int:
         """Floating-point operations of `pairs` (query, key) pairs: two products, or five."""

@@ -69,7 +69,8 @@ class Verdict:
 
 
 def sample_rows(n_q: int, n_kv: int) -> np.ndarray:
-    """Query rows to check, ascending: all of a short call, else ends, tile ends and random ones."""
+    """Draw int64 [rows], query rows to check, ascending: all of a short call, else ends, tile ends
+    and random ones."""
     most = int(np.clip((1 << 23) // max(n_kv, 1), 64, 256))
     if n_q <= most:
         return np.arange(n_q)
@@ -132,7 +133,7 @@ def attend(
     case: Case, tensors: Tensors, rows: np.ndarray, keep: Keep, backward: bool, dtype: DType | None,
     step: int | None = None,
 ) -> Results:  # fmt: skip
-    """Attention of the sampled rows, head by head.
+    """Compute attention of the sampled rows, int64 [rows], head by head.
 
     Args:
         dtype: None computes in fp64; else every intermediate is rounded to this storage type, with
@@ -225,7 +226,8 @@ def _norm(x: Array) -> Array:
 
 
 def lse_error(found: Array, expected: Array) -> float:
-    """Largest |found - expected| / max(1, |expected|); equal infinities agree."""
+    """The largest |found - expected| / max(1, |expected|) of arrays [B, H, rows]; equal infinities
+    agree."""
     xp = library(expected)
     found = wide(like(expected, found), None)
     if 0 in expected.shape:
@@ -286,7 +288,13 @@ class Judge:
 
 
 def make_judge(case: Case, tensors: Tensors, rows: np.ndarray, keep: Keep, backward: bool) -> Judge:
-    """The judge of sampled rows."""
+    """Make the judge of sampled rows.
+
+    Args:
+        rows: int64 [rows], ascending.
+        keep: which keys they see, by batch and head: bool [rows, n_kv].
+        backward: whether it judges gradients, too.
+    """
     expected = attend(case, tensors, rows, keep, backward, None)
     half = case.dtype is not DType.float32
     stepwise = attend(case, tensors, rows, keep, backward, case.dtype) if half else None
@@ -294,7 +302,11 @@ def make_judge(case: Case, tensors: Tensors, rows: np.ndarray, keep: Keep, backw
 
 
 def judged_forward(judge: Judge, rows: np.ndarray, result: Any) -> Verdict:
-    """Judge what a forward returned: out, or (out, lse), of all rows."""
+    """Judge what a forward pass returned: out [B, H, n_q, Dv], or (out, lse [B, H, n_q]).
+
+    Args:
+        rows: int64 [rows]: the queries that the judge knows.
+    """
     out, lse = result if isinstance(result, tuple) else (result, None)
     index = rows.tolist()
     parts = {"out": out[:, :, index]}

@@ -12,17 +12,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from maskc import driver
-from maskc.analysis.counts import count_pairs
 from maskc.core import expr as E
-from maskc.core.bundle import LayoutRecipe
-from maskc.core.captured import HELD, Held
 from maskc.core.errors import CheckFailed
 from maskc.core.evaluate import evaluate
-from maskc.core.problem import TileShape
 from maskc.dsl.slots import with_captured
 from maskc.ir.types import MaskIR
-from maskc.layout import bind_arrays, extents, held_arrays, sequence_arrays, split_call_data
-from maskc.layout import count as count_by_tiles
+from maskc.questions.asked import Asked, bound
 from maskc.reference import given
 from maskc.reference.dense import declarations, walk
 from maskc.reference.pairs import Place, keep
@@ -46,11 +41,10 @@ class Pairs:
         known = driver.analyse_heads(case.mask, case.heads)
         self.masks: tuple[MaskIR, ...] = known.masks
         self.of_head: tuple[int, ...] = known.of_head
-        _, self._data = with_captured(case.mask, case.data, case.heads)
-        self._bound = [_Formula(ir, case.n_q, case.n_kv, self._data) for ir in self.masks]
-        self.batched = any(formula.batch > 1 for formula in self._bound)
+        self._asked = self._bound(case.n_q, case.n_kv)
+        self.batched = self._asked.sequences > 1
         """Whether sequences see different keys."""
-        self.by_head = bool(self.of_head) or any(f.heads > 1 for f in self._bound)
+        self.by_head = self._asked.heads > 1
         """Whether heads do."""
         self._dense: np.ndarray | None = None
         self._known: dict[tuple[int, int, bytes], np.ndarray] = {}
@@ -76,34 +70,28 @@ class Pairs:
             return of_rows
         if (b, h, rows.tobytes()) not in self._known:
             found = defined_rows(self.case, b, h, rows)
-            if not np.array_equal(found, self._bound[self._variant(h)].rows(b, h, rows)):
+            if not np.array_equal(found, _rows(self._asked, b, h, rows)):
                 raise CheckFailed(f"{self.case.name}: the lowered formula differs from the oracle")
             self._known = {(b, h, rows.tobytes()): found}
         return self._known[b, h, rows.tobytes()]
 
     def live(self) -> int:
         """Live pairs of the whole call, all sequences and heads."""
-        case, total = self.case, 0
-        heads = range(case.heads) if self.by_head else range(1)
-        counted: dict[tuple[int, int, int], int] = {}
-        for batch in range(case.batch if self.batched else 1):
-            for head in heads:
-                variant = self._variant(head)
-                formula = self._bound[variant]
-                place = (variant, *formula.place(batch, head))
-                if place not in counted:
-                    counted[place] = formula.count(batch, head)
-                total += counted[place]
-        repeated = 1 if self.batched else case.batch
-        return int(total) * repeated * (1 if self.by_head else case.heads)
+        heads, sequences = range(self.case.heads), range(self.case.batch)
+        return sum(
+            equal * self._asked.pairs(head, batch)
+            for head, batch, equal in self._asked.sets(heads, sequences)
+        )
 
     def bound_arrays(self, variant: int) -> tuple[Mapping[str, int], Mapping[str, np.ndarray]]:
-        """(parameters, int32 arrays with any leading batch and heads) of a distinct mask."""
-        formula = self._bound[variant]
-        return formula.params, formula.arrays
+        """The parameters of a distinct mask, and its int32 arrays [batch, heads, elements]."""
+        ir, asked = self.masks[variant], self._asked
+        params = {name: asked.params[name] for name in ir.params}
+        return params, {name: asked.arrays[name] for name in E.arrays(ir.keep)}
 
-    def _variant(self, head: int) -> int:
-        return self.of_head[head] if self.of_head else 0
+    def _bound(self, n_q: int, n_kv: int) -> Asked:
+        _, data = with_captured(self.case.mask, self.case.data, self.case.heads)
+        return bound([self.masks[i] for i in self.of_head or (0,)], n_q, n_kv, data)
 
     def _oracle(self) -> np.ndarray:
         """bool [batch or 1, heads or 1, n_q, n_kv]."""
@@ -115,14 +103,14 @@ class Pairs:
 
     def _compare_short(self) -> None:
         case = self.case
-        if any(formula.arrays for formula in self._bound):
+        if self._asked.arrays:
             return
         n_q, n_kv = min(case.n_q, _SHORT), min(case.n_kv, _SHORT)
         dense = driver.dense(case.mask, n_q, n_kv, n_heads=case.heads, **case.data)
+        short = self._bound(n_q, n_kv)
         for head in range(case.heads if self.by_head else 1):
-            formula = _Formula(self.masks[self._variant(head)], n_q, n_kv, self._data)
             wanted = dense[head] if dense.ndim == 3 else dense
-            if not np.array_equal(formula.rows(0, head, np.arange(n_q)), wanted):
+            if not np.array_equal(_rows(short, 0, head, np.arange(n_q)), wanted):
                 raise CheckFailed(f"{case.name}: the lowered formula differs from the oracle")
 
 
@@ -147,38 +135,10 @@ def defined_rows(case: Case, batch: int, head: int, rows: np.ndarray) -> np.ndar
     return keep(case.mask, place)
 
 
-class _Formula:
-    """One distinct mask with its lengths, parameters and arrays."""
-
-    def __init__(self, ir: MaskIR, n_q: int, n_kv: int, data: Mapping[str, object]) -> None:
-        mine = {decl.name for decl in ir.data if decl.from_caller} | set(ir.params)
-        self.params, given = split_call_data(
-            ir.data, tuple(ir.params.items()), {k: v for k, v in data.items() if k in mine}
-        )
-        self.arrays = bind_arrays(ir.data, given, n_q, n_kv)
-        held = data.get(HELD)
-        if isinstance(held, Held):
-            self.arrays |= held_arrays(held, self.params, n_q, n_kv)
-        self.n_q, self.n_kv = n_q, n_kv
-        self.recipe = LayoutRecipe(TileShape(128, 128), ir.keep, None)
-        self.batch, self.heads = extents(self.recipe, self.arrays)
-
-    def place(self, batch: int, head: int) -> tuple[int, int]:
-        """Equal places, equal pairs."""
-        return batch if self.batch > 1 else 0, head if self.heads > 1 else 0
-
-    def rows(self, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
-        env = {
-            **self.params, **sequence_arrays(self.recipe, self.arrays, batch, head),
-            "n_q": self.n_q, "n_kv": self.n_kv, "q": rows[:, None], "k": np.arange(self.n_kv),
-        }  # fmt: skip
-        return np.broadcast_to(evaluate(self.recipe.keep, env), (len(rows), self.n_kv))
-
-    def count(self, batch: int, head: int) -> int:
-        formula, found = self.recipe.keep, None
-        if not E.arrays(formula):
-            found = count_pairs(formula, self.n_q, self.n_kv, self.params)
-        if found is not None:
-            return found
-        arrays = sequence_arrays(self.recipe, self.arrays, batch, head)
-        return count_by_tiles(self.recipe, self.n_q, self.n_kv, self.params, arrays)
+def _rows(asked: Asked, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
+    """bool [len(rows), n_kv]: some rows by the compiler's formula."""
+    env = {
+        **asked.params, **asked.own(head, batch), "n_q": asked.n_q, "n_kv": asked.n_kv,
+        "q": rows[:, None], "k": np.arange(asked.n_kv),
+    }  # fmt: skip
+    return np.broadcast_to(evaluate(asked.ir(head).keep, env), (len(rows), asked.n_kv))

@@ -24,8 +24,7 @@ from maskc.verify.case import Case
 from maskc.verify.full_judge import FullJudge
 from maskc.verify.lengths import MARGIN, Lengths
 from maskc.verify.samples import sample_data, true_mask
-from maskc.verify.strides import STRIDES, laid, moved
-from maskc.verify.tensors import Tensors, has_torch, host, numpy_dtype
+from maskc.verify.tensors import STRIDES, Tensors, has_torch, host, laid, moved, numpy_dtype
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask
@@ -199,7 +198,7 @@ SCALES = (0.25, -0.125, 0.0)
 
 
 def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """q, k, v, dout and the options, in fp32.
+    """Draw q, k, v, dout, fp32 [B, H, N, D], and the options of a case.
 
     They are rounded to the dtype of the kernel, and, where q and k rank keys, to a grid on which
     their products are exact.

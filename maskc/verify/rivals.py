@@ -1,41 +1,225 @@
-"""What a mask costs without a fused kernel for it, and with cuDNN's: rivals of `verify.bench`.
+"""Other ways to compute what a mask computes, for `maskc bench` and for `benchmarks/`.
 
-- `unfused`: scores, mask, softmax and the second product as four operators of PyTorch.
-- `sparse`: the same on a sparse matrix in CSR: sampled product, softmax of its rows, product.
-- `cudnn_flex`: interval masks of nvidia-cudnn-frontend, on GPUs.
+A Contender is one of them with its inputs. Those that RIVALS names need no more than PyTorch, and
+cuDNN's frontend for its flex attention.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
-from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
 from maskc.core.dtypes import DType
 from maskc.verify.case import Case
+from maskc.verify.mask_mod import formula_of
 from maskc.verify.pairs import Pairs
 from maskc.verify.tensors import Tensors
 
+RIVALS = {
+    "dense": "SDPA without a mask: what leaving the mask out would cost",
+    "sdpa_masked": "SDPA with the mask as booleans",
+    "flex": "compiled FlexAttention with the same formula",
+    "unfused": "scores, mask, softmax and product one after another, all of it stored",
+    "sparse": "torch.sparse in fp32: sampled product, softmax of rows, product; forward only",
+    "cudnn_flex": "cuDNN's flex attention, by runs of keys for each query, on GPUs",
+}
+"""What the mask is timed beside, where PyTorch is installed."""
+
+_MASK_BYTES = 1 << 28
+"""Largest boolean mask handed to SDPA."""
+_ROWS = 1024
+"""Rows of it that are made at once."""
 _SCORES = {"cpu": 1 << 29, "cuda": 1 << 32}
 """Scores of all heads that unfused attention may store."""
 _PAIRS = 1 << 28
-"""Pairs of a head that are looked at one by one to make a matrix or intervals."""
+"""Pairs of a head that are looked at one by one to make a sparse matrix."""
 _LIVE = 1 << 26
 """Live pairs of a head that a sparse matrix may hold."""
-_INTERVALS = 16
-"""Runs of keys of a query that cuDNN's masks are given at most."""
 _CHUNK = 1 << 24
 """Pairs that are looked at together."""
+_DENSE_MASK = 1 << 28
+"""Pairs up to which a block mask is made eagerly; beyond, its boolean matrix is not formed."""
+_INTERVALS = 16
+"""Intervals of keys of a query that cuDNN's masks are given at most."""
 
-Call = Callable[[Any, Any, Any], Any]
+Call = Callable[..., Any]
+"""Attention as a function of q, k and v [B, H, N, D]."""
+Key = tuple[str, str]
+"""Implementation and variant."""
 
 
 class Unavailable(Exception):
-    """A rival cannot run a case here; the text says why."""
+    """This implementation cannot run this case; the text says why."""
+
+
+class Missing(Unavailable):
+    """It is not installed, so it cannot run any case."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """One implementation with its inputs."""
+
+    impl: str
+    forward: Callable[[], Any] | None
+    """Gives out, or (out, lse)."""
+    backward: Callable[[Any], tuple[Any, ...]] | None
+    """A function from dout to (dq, dk, dv)."""
+    keeps_all: bool = False
+    """Whether it computes attention to every key, whatever the mask."""
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Calls run inside of this context."""
+    variant: str = ""
+    """This names which of several things it is asked for; nothing: what the case says."""
+    alpha: float | None = None
+    """Entmax's alpha, where it is not the case's; 1 is softmax."""
+    also: tuple[Contender, ...] = ()
+    """The variants of this contender."""
+    sources: Callable[[], tuple[str, ...]] = tuple
+    """Names what the latest call ran."""
+    attended: Callable[[], Any] | None = None
+    """Gives the out, or (out, lse), that `backward` reads where there is no `forward`."""
+
+    @property
+    def key(self) -> Key:
+        """What it is known by among the others."""
+        return self.impl, self.variant
+
+    def runs(self, direction: str) -> bool:
+        """Whether it has this direction."""
+        return (self.forward if direction == "fwd" else self.backward) is not None
+
+    def call(self, direction: str, dout: Any) -> Callable[[], Any]:
+        """A pass in a direction that it has, the backward pass with dout [B, Hq, Nq, Dv]."""
+        if direction == "fwd" and self.forward is not None:
+            return self.forward
+        if direction == "bwd" and self.backward is not None:
+            return partial(self.backward, dout)
+        raise LookupError(f"{self.impl} has no {direction}")
+
+
+def differentiated(
+    impl: str, call: Call, tensors: Tensors, backward: bool, keeps_all: bool = False
+) -> Contender:
+    """A function of q, k and v whose gradients are autograd's."""
+    import torch
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return call(*tensors.qkv)
+
+    return Contender(impl, forward, gradient_of(call, tensors) if backward else None, keeps_all)
+
+
+def gradient_of(call: Callable[..., Any], tensors: Tensors) -> Callable[[Any], tuple[Any, ...]]:
+    """The backward of call(q, k, v) alone: its forward runs once, when first asked."""
+    import torch
+
+    @cache
+    def graph() -> tuple[Any, list[Any]]:
+        leaves = [x.detach().requires_grad_() for x in tensors.qkv]
+        return call(*leaves), leaves
+
+    def gradient(dout: Any) -> tuple[Any, ...]:
+        out, leaves = graph()
+        found: tuple[Any, ...] = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+        return found
+
+    return gradient
+
+
+def tokens_first(
+    impl: str, attend: Callable[..., Any], tensors: Tensors, backward: bool
+) -> Contender:
+    """Attention of tensors in an order of its own, [B, N, H, D]: turning them takes no part."""
+    import torch
+
+    own = [x.transpose(1, 2).contiguous() for x in tensors.qkv]
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return attend(*own).transpose(1, 2)
+
+    @cache
+    def graph() -> tuple[Any, list[Any]]:
+        leaves = [x.detach().requires_grad_() for x in own]
+        return attend(*leaves), leaves
+
+    turned: dict[int, tuple[Any, Any]] = {}  # gradients come in another order than it takes
+
+    def gradient(dout: Any) -> tuple[Any, ...]:
+        if id(dout) not in turned:
+            turned.clear()
+            turned[id(dout)] = dout, dout.transpose(1, 2).contiguous()
+        out, leaves = graph()
+        found = torch.autograd.grad(out, leaves, turned[id(dout)][1], retain_graph=True)
+        return tuple(x.transpose(1, 2) for x in found)
+
+    return Contender(impl, forward, gradient if backward else None)
+
+
+def make_rival(
+    name: str, case: Case, tensors: Tensors, pairs: Pairs | None, table: Any, backward: bool
+) -> Contender:
+    """One of RIVALS on the same tensors; one without a backward pass has none.
+
+    Args:
+        pairs: None where keys are chosen at run time.
+        table: the mask as `boolean_mask` makes it.
+
+    Raises:
+        Unavailable: it cannot run the case here.
+    """
+    if name == "dense":
+        return differentiated(name, _sdpa(case), tensors, backward, keeps_all=True)
+    if pairs is None:
+        raise Unavailable("keys are chosen at run time")
+    if name == "flex":
+        return flex(case, tensors, pairs, backward)
+    if name == "sparse":
+        return differentiated(name, sparse(case, tensors, pairs), tensors, False)
+    if name == "cudnn_flex":
+        return cudnn_flex(case, tensors, pairs, backward)
+    if table is None:
+        raise Unavailable("its boolean mask would be too large")
+    if name == "unfused":
+        return differentiated(name, unfused(case, tensors, table), tensors, backward)
+    return differentiated(name, partial(_sdpa(case), attn_mask=table), tensors, backward)
+
+
+# ------------------------------------------------------------------ PyTorch's operators
+
+
+def _sdpa(case: Case) -> Call:
+    from torch.nn.functional import scaled_dot_product_attention
+
+    return partial(scaled_dot_product_attention, enable_gqa=case.group > 1)
+
+
+def boolean_mask(case: Case, tensors: Tensors, pairs: Pairs, most: int = _MASK_BYTES) -> Any:
+    """bool [B or 1, H or 1, n_q, n_kv] on the device; None where it would have more than `most`
+    elements."""
+    import torch
+
+    shape = (
+        case.batch if pairs.batched else 1, case.heads if pairs.by_head else 1, case.n_q, case.n_kv
+    )  # fmt: skip
+    if math.prod(shape) > most:
+        return None
+    mask = torch.empty(shape, dtype=torch.bool, device=tensors.q.device)
+    for b, h in np.ndindex(shape[:2]):
+        for start in range(0, case.n_q, _ROWS):
+            rows = np.arange(start, min(start + _ROWS, case.n_q))
+            mask[b, h, start : start + _ROWS] = torch.tensor(pairs.rows(b, h, rows))
+    return mask
 
 
 def unfused(case: Case, tensors: Tensors, mask: Any) -> Call:
@@ -77,8 +261,8 @@ def sparse(case: Case, tensors: Tensors, pairs: Pairs) -> Call:
     import torch
 
     torch.sparse.check_sparse_tensor_invariants.disable()  # said, so that it does not warn
-    with catch_warnings():
-        simplefilter("ignore")  # that CSR is in beta, once a process
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that CSR is in beta, once a process
         torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1), dtype=torch.float32)
     batches = case.batch if pairs.batched else 1
     heads = case.heads if pairs.by_head else 1
@@ -138,86 +322,6 @@ def _rows_as_csr(case: Case, pairs: Pairs, b: int, h: int, device: Any) -> tuple
     return torch.sparse_csr_tensor(ends, keys, zeros, size=size), lengths
 
 
-# ------------------------------------------------------------------ cuDNN
-
-
-def cudnn_flex(case: Case, tensors: Tensors, pairs: Pairs, backward: bool) -> Call:
-    """`cudnn.flex_attention` with the mask as runs of keys for each query.
-
-    Raises:
-        Unavailable: it is not installed, or does not take such a mask.
-    """
-    if find_spec("cudnn") is None:
-        raise Unavailable("not installed: pip install nvidia-cudnn-frontend")
-    if tensors.device != "cuda":
-        raise Unavailable("it runs on GPUs only")
-    if case.dtype is DType.float32:
-        raise Unavailable("it takes bfloat16 and float16 only")
-    if pairs.batched:
-        raise Unavailable("its masks are the same for all sequences")
-    from cudnn.flex_attention import create_mask_plan, flex_attn_func  # type: ignore[import-not-found]
-
-    heads = case.heads if pairs.by_head else 1
-    ends = [runs(case, pairs, h) for h in range(heads)]
-    table = _same_height(ends, case.n_kv)
-    import torch
-
-    def turned(x: Any) -> Any:
-        return x.transpose(1, 2).contiguous()
-
-    q, k, v = map(turned, tensors.qkv)
-    plan = create_mask_plan(
-        torch.tensor(table, device=tensors.q.device), q, k, v, build_backward=backward
-    )
-
-    def call(q: Any, k: Any, v: Any) -> Any:
-        own = (x.transpose(1, 2) for x in (q, k, v))
-        return flex_attn_func(*own, mask_plan=plan, softmax_scale=case.scale).transpose(1, 2)
-
-    return call
-
-
-def runs(case: Case, pairs: Pairs, head: int) -> np.ndarray:
-    """int32 [odd, n_q]: query q sees the keys [0, F[0]), [F[1], F[2]), [F[3], F[4]), and so on.
-
-    Raises:
-        Unavailable: a query sees keys in too many runs.
-    """
-    parts = [_runs_of(pairs.rows(0, head, rows)) for rows in _chunks(case)]
-    height = max(part.shape[0] for part in parts)
-    return np.concatenate([_padded(part, height, case.n_kv) for part in parts], axis=1)
-
-
-def _runs_of(seen: np.ndarray) -> np.ndarray:
-    """The runs of some rows, bool [rows, n_kv]."""
-    edges = np.diff(seen.astype(np.int8), axis=1, prepend=0, append=0)
-    row, first = np.nonzero(edges == 1)
-    _, end = np.nonzero(edges == -1)
-    many = np.bincount(row, minlength=len(seen))
-    if many.max(initial=0) > _INTERVALS:
-        raise Unavailable(f"a query sees keys in more than {_INTERVALS} runs")
-    at_zero = np.zeros(len(seen), dtype=bool)
-    at_zero[row[first == 0]] = True
-    place = np.arange(len(row)) - np.repeat(np.cumsum(many) - many, many)
-    place += ~at_zero[row]  # the first pair of ends always begins at key 0
-    found = np.full((2 * (int(place.max(initial=0)) + 1) - 1, len(seen)), seen.shape[1])
-    found[0] = 0
-    later = place > 0
-    found[2 * place[later] - 1, row[later]] = first[later]
-    found[2 * place, row] = end
-    return found.astype(np.int32)
-
-
-def _padded(ends: np.ndarray, height: int, n_kv: int) -> np.ndarray:
-    """The runs with empty ones behind all keys."""
-    return np.pad(ends, ((0, height - len(ends)), (0, 0)), constant_values=n_kv)
-
-
-def _same_height(ends: list[np.ndarray], n_kv: int) -> np.ndarray:
-    height = max(map(len, ends))
-    return np.ascontiguousarray(np.stack([_padded(each, height, n_kv) for each in ends]))
-
-
 def _chunks(case: Case) -> Iterator[np.ndarray]:
     """Query rows, some at a time.
 
@@ -229,3 +333,180 @@ def _chunks(case: Case) -> Iterator[np.ndarray]:
     step = max(1, _CHUNK // case.n_kv)
     for start in range(0, case.n_q, step):
         yield np.arange(start, min(start + step, case.n_q))
+
+
+# ------------------------------------------------------------------ FlexAttention
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings of FlexAttention's compiler, which speak of PyTorch's own code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def start_anew() -> None:
+    """Forget compiled functions: else earlier cases count towards a limit of recompilations.
+
+    Beyond the limit PyTorch would run FlexAttention uncompiled; here that is an error.
+    """
+    import torch
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def flex(
+    case: Case, tensors: Tensors, pairs: Pairs, backward: bool, flash: bool = False
+) -> Contender:
+    """torch.compile(flex_attention) with a block mask made beforehand; no backward on a CPU.
+
+    Args:
+        flash: its backend of FlashAttention 4's kernels, instead of Triton's.
+
+    Raises:
+        Unavailable: this PyTorch has no FlexAttention.
+    """
+    batch, heads = case.batch if pairs.batched else None, case.heads if pairs.by_head else None
+    with quiet():
+        keep = formula_of(case, pairs, tensors.device)
+        sizes = batch, heads, case.n_q, case.n_kv
+        call = compiled_flex(keep, sizes, tensors.device, case.group > 1, flash)
+        impl, gradient = "flex_flash" if flash else "flex", backward and tensors.device == "cuda"
+        found = replace(differentiated(impl, call, tensors, gradient), scope=quiet)
+        found.call("fwd", None)()  # compiled now, and refused now
+    return found
+
+
+def compiled_flex(
+    keep: Call, sizes: tuple[int | None, int | None, int, int], device: str, grouped: bool,
+    flash: bool = False, **options: Any,
+) -> Call:  # fmt: skip
+    """compile(flex_attention) with the block mask of a mask_mod(b, h, q, k).
+
+    Args:
+        sizes: sequences and heads, None where all have the same mask; queries and keys.
+        grouped: whether query heads share keys.
+        flash: whether it runs FlashAttention 4's kernels.
+        options: of flex_attention: score_mod, scale, ...
+
+    Raises:
+        Unavailable: this PyTorch has no FlexAttention.
+    """
+    try:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    except ImportError as error:
+        raise Unavailable(str(error)) from None
+    import torch
+    import torch._functorch.config
+
+    torch._functorch.config.donated_buffer = False  # the graph is differentiated many times
+    large = math.prod(size or 1 for size in sizes) > _DENSE_MASK
+    blocks = create_block_mask(keep, *sizes, device=device, _compile=large and device == "cuda")
+    if flash:
+        options["kernel_options"] = {"BACKEND": "FLASH"}
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return partial(compiled, block_mask=blocks, enable_gqa=grouped, **options)
+
+
+# ------------------------------------------------------------------ cuDNN
+
+
+def cudnn_flex(case: Case, tensors: Tensors, pairs: Pairs, backward: bool) -> Contender:
+    """cuDNN's flex attention, by intervals of keys, on tensors of its own order.
+
+    Raises:
+        Unavailable: it is not installed, or does not take such a mask.
+    """
+    if not cudnn_installed():
+        raise Missing("not installed: pip install nvidia-cudnn-frontend")
+    if tensors.device != "cuda":
+        raise Unavailable("it runs on GPUs only")
+    if case.dtype is DType.float32:
+        raise Unavailable("it takes bfloat16 and float16 only")
+    keep = formula_of(case, pairs, tensors.device)
+    heads = case.heads if pairs.by_head else 1
+    ends = intervals(keep, case.batch, heads, case.n_q, case.n_kv, tensors.device)
+    try:
+        attend = attend_with(ends, tensors, backward)
+    except (TypeError, ValueError) as error:
+        raise Unavailable(str(error)) from None
+    return tokens_first("cudnn_flex", attend, tensors, backward)
+
+
+def cudnn_installed() -> bool:
+    """Whether its flex attention can be found; nothing of it is imported."""
+    try:
+        return find_spec("cudnn.flex_attention") is not None
+    except ImportError:
+        return False
+
+
+def intervals(keep: Call, batch: int, heads: int, n_q: int, n_kv: int, device: str) -> Any:
+    """int32 [heads, 2 m + 1, batch * n_q]: a query sees keys before F0, from F1 to F2, ...
+
+    Args:
+        heads: 1 where all have the same mask.
+
+    Raises:
+        Unavailable: a query has more than 16 intervals.
+    """
+    import torch
+
+    columns = torch.arange(n_kv, device=device)
+    step = max(1, _CHUNK // n_kv)
+    of_heads = []
+    for head in range(heads):
+        parts = []
+        for sequence in range(batch):
+            b, h = (torch.tensor(i, device=device) for i in (sequence, head))
+            for first in range(0, n_q, step):
+                rows = torch.arange(first, min(first + step, n_q), device=device)
+                live = keep(b, h, rows[:, None], columns[None])
+                parts.append(_ends(live.broadcast_to(len(rows), n_kv)))
+        of_heads.append(torch.cat(parts))
+    found = torch.stack(of_heads)
+    used = found[..., 2::2] > found[..., 1::2]
+    most = int(used.sum(-1).max())
+    return found[..., : 2 * most + 1].transpose(1, 2).contiguous()
+
+
+def _ends(live: Any) -> Any:
+    """int32 [rows, 2 _INTERVALS + 1] of booleans [rows, keys]."""
+    import torch
+
+    edge = torch.zeros(len(live), 1, dtype=torch.bool, device=live.device)
+    padded = torch.cat([edge, live, edge], 1)
+    row, key = (padded[:, 1:] != padded[:, :-1]).nonzero(as_tuple=True)
+    counts = torch.bincount(row, minlength=len(live))
+    number = torch.arange(len(row), device=live.device) - (counts.cumsum(0) - counts)[row]
+    number += 1 - live[:, 0].long()[row] * 2  # keys from 0 on end at F0
+    if len(number) and int(number.max()) > 2 * _INTERVALS:
+        raise Unavailable(f"a query has more than {_INTERVALS} intervals of keys")
+    found = torch.zeros(len(live), 2 * _INTERVALS + 1, dtype=torch.int32, device=live.device)
+    inside = number >= 0
+    found[row[inside], number[inside]] = key[inside].int()
+    return found.cummax(1).values  # further intervals are empty ones at the last end
+
+
+def attend_with(
+    ends: Any, tensors: Tensors, backward: bool, deterministic: bool = False
+) -> Callable[..., Any]:
+    """Attention of tensors like these, in the order [B, N, H, D], with a plan made beforehand.
+
+    Args:
+        backward: whether the plan is for gradients, too.
+        deterministic: whether these have the same bits on every run.
+    """
+    from cudnn.flex_attention import create_mask_plan, flex_attn_func  # type: ignore[import-not-found]
+
+    own = (x.detach().transpose(1, 2).contiguous() for x in tensors.qkv)
+    plan = create_mask_plan(ends, *(x.requires_grad_(backward) for x in own))
+
+    def attend(*inputs: Any) -> Any:
+        return flex_attn_func(*inputs, mask_plan=plan, deterministic=deterministic)
+
+    return attend

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, log
-from typing import Any
+from statistics import linear_regression
 
 from maskc import driver
 from maskc.core.target import Target
@@ -116,22 +116,6 @@ class Growth:
     speedups: dict[str, dict[int, float]] = field(default_factory=dict)
     """How often a rival's time holds the mask's, by rival and length."""
 
-    def plain(self) -> dict[str, Any]:
-        """The sweep as JSON has it."""
-        return {
-            "case": self.case, "direction": self.direction, "lengths": list(self.lengths),
-            "exponents": self.exponents, "pairs_exponent": self.pairs_exponent,
-            "order": self.order, "degree": self.degree,
-            "crossovers": [
-                {"rival": each.rival, "below": each.below, "above": each.above, "at": each.at}
-                for each in self.crossovers
-            ],
-            "speedups": {
-                name: {str(n): value for n, value in found.items()}
-                for name, found in self.speedups.items()
-            },
-        }  # fmt: skip
-
     def lines(self) -> Iterator[str]:
         """The sweep as sentences."""
         head = f"{self.case} {self.direction}"
@@ -185,19 +169,14 @@ def order_of(case: Case) -> tuple[str, int] | None:
 
 def exponent(values: dict[int, float]) -> float | None:
     """The slope of log value over log length by least squares; None with less than two lengths."""
-    points = [(log(n), log(value)) for n, value in values.items() if n > 0 and value > 0]
+    points = {log(n): log(value) for n, value in values.items() if n > 0 and value > 0}
     if len(points) < 2:
         return None
-    mean_x, mean_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    if spread == 0:
-        return None
-    slope: float = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    return float(f"{slope:.4g}")
+    return float(f"{linear_regression(list(points), list(points.values())).slope:.4g}")
 
 
 def crossover(rival: str, mine: dict[int, float], others: dict[int, float]) -> Crossover:
-    """Where a mask begins to be faster, and stays so to the longest length.
+    """Find where a mask begins to be faster, and stays so to the longest length.
 
     Args:
         mine, others: milliseconds by length, with at least one length in both.

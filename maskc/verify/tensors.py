@@ -1,4 +1,4 @@
-"""Random inputs in torch where it is installed, in NumPy otherwise, and the way back."""
+"""Random inputs in torch where it is installed, in NumPy otherwise; their strides; the way back."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Tensors:
 
     @property
     def qkv(self) -> tuple[Any, Any, Any]:
+        """q, k and v [B, H, N, D]."""
         return self.q, self.k, self.v
 
 
@@ -108,7 +109,8 @@ def data_on_device(case: Case, tensors: Tensors) -> dict[str, Any]:
 
 
 def library(x: Any) -> Any:
-    """torch or numpy, whichever the array is of; both know where, exp, amax, stack, ..."""
+    """torch or numpy, whichever an array x of any shape is of; both know where, exp, amax, stack,
+    ..."""
     if hasattr(x, "detach"):
         import torch
 
@@ -117,7 +119,7 @@ def library(x: Any) -> Any:
 
 
 def like(model: Any, x: Any) -> Any:
-    """x in the library and on the device of `model`, its dtype kept."""
+    """Move x to the library and the device of `model`; its shape and dtype stay."""
     if not hasattr(model, "detach"):
         return host(x) if hasattr(x, "detach") else x
     import torch
@@ -130,14 +132,15 @@ def like(model: Any, x: Any) -> Any:
 
 
 def wide(x: Any, dtype: DType | None) -> Any:
-    """fp64 for None; else the values as fp32, what products of that storage type add up in."""
+    """Convert an array of any shape: to fp64 for None, else to fp32, in which products of that
+    storage type add up."""
     if hasattr(x, "detach"):
         return x.detach().double() if dtype is None else x.detach().float()
     return np.asarray(x).astype(np.float64 if dtype is None else np.float32)
 
 
 def host(x: Any) -> np.ndarray:
-    """fp32 values on the host, exact for every storage type."""
+    """Copy an array of any shape to the host as fp32, which is exact for every storage type."""
     if hasattr(x, "detach"):
         values: np.ndarray = x.detach().float().cpu().numpy()
         return values
@@ -163,3 +166,52 @@ def target_for(case: Case, name: str | None) -> Target:
 def device_of(target: Target) -> str:
     """`cpu` or `cuda`."""
     return "cpu" if target.language == "c" else "cuda"
+
+
+# ------------------------------------------------------------------ strides
+
+
+STRIDES = ("contiguous", "BSHD", "padded")
+"""How q, k, v lie in memory: [B, H, N, D]; [B, N, H, D]; rows 16 elements apart."""
+
+
+def laid(x: np.ndarray, strides: str, dtype: DType, device: str) -> Any:
+    """fp32 values [B, H, N, D] as a tensor of this dtype, on this device, with these strides."""
+    kept = x
+    if strides == "BSHD":
+        kept = np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+    elif strides == "padded":
+        kept = np.zeros((*x.shape[:3], x.shape[3] + 16), np.float32)[..., : x.shape[3]]
+        kept[...] = x
+    if not has_torch():
+        return _typed(kept, numpy_dtype(dtype.value))
+    import torch
+
+    given = torch.from_numpy(np.ascontiguousarray(x))
+    whole = torch.empty_strided(
+        x.shape, [stride // 4 for stride in kept.strides], dtype=getattr(torch, dtype.value),
+        device=device,
+    )  # fmt: skip
+    return whole.copy_(given)
+
+
+def _typed(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Another dtype, the same strides in elements."""
+    if dtype == x.dtype:
+        return x
+    base = np.zeros(
+        sum((n - 1) * s // 4 for n, s in zip(x.shape, x.strides, strict=True)) + 1, dtype
+    )
+    size = dtype.itemsize
+    made = np.lib.stride_tricks.as_strided(base, x.shape, [s // 4 * size for s in x.strides])
+    made[...] = x
+    return made
+
+
+def moved(value: Any, device: str) -> Any:
+    """An array of the host where kernels of this device read it."""
+    if device == "cpu" or not isinstance(value, np.ndarray):
+        return value
+    import torch
+
+    return torch.from_numpy(value).cuda()

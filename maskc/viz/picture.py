@@ -14,13 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from maskc.core.dtypes import DType
-from maskc.core.layout import FULL, BlockLayout
+from maskc.core.evaluate import evaluate
+from maskc.core.expr import Expr
+from maskc.core.layout import FULL, PARTIAL, BlockLayout
 from maskc.core.problem import Problem, TileShape
+from maskc.core.svg import sums
 from maskc.dsl.mask import Mask
 from maskc.layout import check_lengths, tile_shape
 from maskc.layout.tiles.numbers import Numbers
 from maskc.viz.scores import with_scores
-from maskc.viz.shares import live_pairs, tile_pairs
 from maskc.viz.view import Span, View, views
 
 MOST_TILES = 2048
@@ -78,20 +80,11 @@ class Raster:
             max(1, -(-size // most))
             for size, most in zip(self.classes.shape, (rows, columns), strict=True)
         )
-        some = _sums(self.classes > 0, down, right) > 0
-        whole = _sums(self.classes != FULL, down, right) == 0
+        some = sums(self.classes > 0, down, right) > 0
+        whole = sums(self.classes != FULL, down, right) == 0
         classes = np.where(whole, 2, some).astype(np.uint8)
-        share = _sums(self.live, down, right) / _sums(self.pairs, down, right)
+        share = sums(self.live, down, right) / sums(self.pairs, down, right)
         return Cells(classes, share, (down, right))
-
-
-def _sums(numbers: np.ndarray, down: int, right: int) -> np.ndarray:
-    """Sums over blocks of down x right entries; the last ones may be smaller."""
-    starts = [np.arange(0, n, step) for n, step in zip(numbers.shape, (down, right), strict=True)]
-    if not numbers.size:
-        return np.zeros([len(start) for start in starts])
-    by_row = np.add.reduceat(numbers, starts[0], axis=0, dtype=np.float64)
-    return np.add.reduceat(by_row, starts[1], axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,3 +257,66 @@ def _panel(
 def _numbers(view: View, layout: BlockLayout, problem: Problem) -> Numbers:
     dims = problem.head_dim + problem.head_dim_v
     return Numbers.of(layout, view.count(), dims, problem.row_bytes)
+
+
+# ------------------------------------------------------------------ pairs of tiles
+
+
+MOST_PAIRS = 1 << 25
+"""Pairs that are looked at: about a second. Beyond, queries at even distances stand for all."""
+_AT_ONCE = 1 << 20
+"""Pairs in memory at once."""
+
+
+def tile_pairs(layout: BlockLayout) -> np.ndarray:
+    """int64 [tile rows, tile columns]: queries times keys of each tile; the last have fewer."""
+    heights, widths = (
+        np.minimum(side, length - np.arange(0, length, side))
+        for side, length in zip(layout.block, (layout.n_q, layout.n_kv), strict=True)
+    )
+    pairs: np.ndarray = heights[:, None] * widths
+    return pairs
+
+
+def live_pairs(
+    keep: Expr, arrays: Mapping[str, np.ndarray], layout: BlockLayout, most: int = MOST_PAIRS
+) -> tuple[np.ndarray, int]:
+    """The live pairs of every tile.
+
+    Args:
+        keep: over q, k and arrays.
+        arrays: one sequence's and one head's.
+        layout: the mask's tiles, exact.
+        most: pairs of partial tiles to look at.
+
+    Returns:
+        float64 [tile rows, tile columns] and a step: with 1 the numbers are exact; with more they
+        follow from one query in so many, evenly spread over a partial tile.
+    """
+    rows, columns = layout.shape
+    row = np.repeat(np.arange(rows), np.diff(layout.row_ptr))
+    pairs, live = tile_pairs(layout), np.zeros((rows, columns))
+    full, partial = (np.flatnonzero(layout.kind == kind) for kind in (FULL, PARTIAL))
+    live[row[full], layout.col[full]] = pairs[row[full], layout.col[full]]
+    height, width = layout.block
+    step = min(max(1, -(-len(partial) * height * width // most)), height)
+    looked = -(-height // step)
+    at_once = max(1, _AT_ONCE // (looked * width))
+    for start in range(0, len(partial), at_once):
+        some = partial[start : start + at_once]
+        i, j = row[some], layout.col[some].astype(np.int64)
+        here = np.minimum(height, layout.n_q - i * height)[:, None]  # queries of each tile
+        places = (
+            np.arange(looked) if step == 1 else (2 * np.arange(looked) + 1) * here // (2 * looked)
+        )
+        q, k = i[:, None] * height + places, j[:, None] * width + np.arange(width)
+        inside = (q < layout.n_q)[:, :, None] & (k < layout.n_kv)[:, None, :]
+        env = {
+            **arrays,
+            "q": np.minimum(q, layout.n_q - 1)[:, :, None],
+            "k": np.minimum(k, layout.n_kv - 1)[:, None, :],
+        }
+        kept = np.broadcast_to(evaluate(keep, env), inside.shape)
+        found = np.count_nonzero(kept & inside, axis=(1, 2))
+        live[i, j] = found * pairs[i, j] / np.count_nonzero(inside, axis=(1, 2))
+    return live, step

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from maskc.core import expr as E
-from maskc.core.bundle import LayoutRecipe
 from maskc.core.errors import DataRange
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
@@ -22,9 +21,8 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.slots import with_captured
 from maskc.ir.lowered import on_all_heads
 from maskc.ir.selecting import hull
-from maskc.ir.types import MaskIR
-from maskc.layout import Chosen, bind_ranked, build, extents, sequence_arrays
-from maskc.layout import count as count_by_tiles
+from maskc.layout import build
+from maskc.questions.asked import Asked, bound, pairs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +86,9 @@ class View:
 
     def count(self) -> int:
         """The window's live pairs, exact."""
-        from maskc.analysis.counts import count_pairs
-
         if not self.n_q or not self.n_kv:
             return 0
-        if len(self.arrays) == 0:
-            found = count_pairs(self.keep, self.n_q, self.n_kv, {})
-            if found is not None:
-                return found
-        recipe = LayoutRecipe(TileShape(128, 128), self.keep, None)
-        return int(count_by_tiles(recipe, self.n_q, self.n_kv, {}, self.arrays))
+        return pairs_of(self.keep, self.n_q, self.n_kv, {}, self.arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,50 +126,30 @@ def views(
     Raises:
         MaskcError: as Mask.layout.
     """
-    irs, values, arrays = bound(mask, n_q, n_kv, n_heads, data)
-    sequences = max(extents(_recipe(ir), arrays)[0] for ir in irs)
+    asked = hull_asked(mask, n_q, n_kv, n_heads, data)
+    sequences = asked.sequences
     if not 0 <= batch < max(sequences, batch + 1 if sequences == 1 else 0):
         there = f"no sequence {batch} among {sequences}"
         raise DataRange("batch", there, "sequences count from 0", at="batch")
-    if len(irs) == 1:  # tables may still tell heads apart
-        irs *= extents(_recipe(irs[0]), arrays)[1]
-    found: dict[object, tuple[list[int], View]] = {}
-    for head, ir in enumerate(irs):
-        own = sequence_arrays(_recipe(ir), arrays, batch, head)
-        view = View(_moved(ir.keep, values, span), own, *span.shape)
-        tables = tuple(_content(array) for array in view.arrays.values() if array.ndim > 1)
-        found.setdefault((view.keep, tables), ([], view))[0].append(head)
-    shared = len(found) == 1
-    by_heads = {() if shared else tuple(heads): view for heads, view in found.values()}
+    values = {"n_q": n_q, "n_kv": n_kv, **asked.params}
+    sets = asked.alike(batch)
+    by_heads = {}
+    for heads in sets:
+        keep = _moved(asked.ir(heads[0]).keep, values, span)
+        view = View(keep, asked.own(heads[0], batch), *span.shape)
+        by_heads[heads if len(sets) > 1 else ()] = view
     return Views(by_heads, batch if sequences > 1 else None, sequences)
 
 
-def bound(
+def hull_asked(
     mask: Mask, n_q: int, n_kv: int, n_heads: int | None, data: Mapping[str, object]
-) -> tuple[list[MaskIR], dict[str, int], dict[str, np.ndarray]]:
-    """The mask by head, numbers for lengths and parameters, and all arrays; see `views`."""
+) -> Asked:
+    """The mask of all heads with what it reads; arguments and errors are those of `views`."""
     mask, data = with_captured(mask, data, n_heads)
     irs = on_all_heads(mask, n_heads)
     if "scores" not in data:
         irs = [hull(ir) if ir.selections else ir for ir in irs]
-    decls = dict.fromkeys(decl for ir in irs for decl in ir.data)
-    names = [decl.name for decl in decls]
-    defaults = {name: default for ir in irs for name, default in ir.params.items()}
-    selections = {each.name: each for ir in irs for each in ir.selections}
-    unread = {name for ir in irs for name in ir.declared}.difference(("scores",), names)
-    params, arrays = bind_ranked(
-        tuple(decls), tuple(defaults.items()), tuple(selections.values()), unread,
-        data, n_q, n_kv,
-    )  # fmt: skip
-    return irs, {"n_q": n_q, "n_kv": n_kv, **params}, arrays
-
-
-def _content(table: np.ndarray | Chosen) -> bytes:
-    return (table.lists if isinstance(table, Chosen) else table).tobytes()
-
-
-def _recipe(ir: MaskIR) -> LayoutRecipe:
-    return LayoutRecipe(TileShape(128, 128), ir.keep, None)
+    return bound(irs, n_q, n_kv, data)
 
 
 def _moved(keep: Expr, values: Mapping[str, int], span: Span) -> Expr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maskc.core.errors.explorer import ExplorerPort, ExplorerTooLarge
+from maskc.core.errors.evidence import ExplorerPort, ExplorerTooLarge
 
 
 def test_arrays_that_no_page_holds():

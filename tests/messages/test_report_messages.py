@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maskc.core.errors.report import BadEvaluation
+from maskc.core.errors.evidence import BadEvaluation
 
 
 def test_a_file_that_is_no_evaluation():

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import maskc as mc
-from maskc.distributed import attending, plan
+from maskc.distributed import passes, plan
 from maskc.distributed.exchange import Rows
 from maskc.distributed.groups import Ranks
 
@@ -121,7 +121,7 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
         dropout = asked(None, options.pop("dropout_p"), options.pop("dropout_seed"))
     work = made.work(rank, None, drops or score is not None)
     _, tables = case.drawn(device)
-    step = attending.Step(work, Ranks(None, rank, size, ()), options, case.deterministic, dropout,
+    step = passes.Step(work, Ranks(None, rank, size, ()), options, case.deterministic, dropout,
                           made.__dict__.setdefault("_kernels", {}), made.n, score, tables,
                           tuple(tables))  # fmt: skip
     hq, hkv, dim = case.heads
@@ -137,13 +137,12 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
             torch.zeros(work.size, 2 * hkv * dim, device=device, dtype=case.dtype)
         )
         k = of_own if call.own else of_buffer
-        results = attending._Results(q, q, 2)
-        step._run(call, q, k, k, {"alibi_slopes": None, "sink_logits": None}, results)
-        heads = [None, None, *(torch.zeros_like(x) for x in tables.values())]
-        learnt = {"wanted": list(tables)} if score is not None else {}
-        saved = q, q, results.lse.zero_(), q, None, None, None
-        step._run_back(call, k, k, saved, torch.empty_like(q),
-                       attending._Sums(k.shape[2]), heads, learnt)  # fmt: skip
+        forward = passes.Forward(step, q, k, k, None, None)
+        results = passes.RankOutput(q, q, 2)
+        forward.launch(call, q, k, k, results)
+        saved = passes.Saved(q, q, results.lse.zero_(), q, None)
+        backward = passes.Backward(step, k, k, saved, None, list(tables))
+        backward.launch(call, k, k, saved, backward.dq, passes.KeyGradients(k.shape[2]))
         torch.cuda.synchronize(device)
 
     def whole() -> None:

@@ -11,16 +11,16 @@ import pytest
 import maskc as mc
 from benchmarks import unfused
 from benchmarks.chosen import ChosenPairs
-from benchmarks.contender import Unavailable
 from benchmarks.contest import Ask, Contest, Measured
-from benchmarks.run import bench_pattern
 from benchmarks.selection import one_selection, spans
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
 from maskc.reference.attention import attention
 from maskc.verify.case import Case
+from maskc.verify.rivals import Unavailable
 from maskc.verify.samples import sample_data, true_mask
 from maskc.verify.tensors import host, make_tensors
+from tests.support.bench import bench_pattern
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 

@@ -7,13 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import cudnn_flex  # noqa: E402
-from benchmarks.contender import Missing, Unavailable  # noqa: E402
 from benchmarks.rivals import make_rival  # noqa: E402
 from maskc import causal  # noqa: E402
 from maskc.core.dtypes import DType  # noqa: E402
 from maskc.verify.case import Case  # noqa: E402
 from maskc.verify.pairs import Pairs  # noqa: E402
+from maskc.verify.rivals import Missing, Unavailable, intervals  # noqa: E402
 from maskc.verify.tensors import make_tensors  # noqa: E402
 
 
@@ -31,7 +30,7 @@ def test_every_pair_of_random_masks(density):
     rng = np.random.default_rng(int(10 * density))
     live = rng.random((2, 3, 7, 11)) < density  # sequences, heads, queries, keys
     table = torch.tensor(live)
-    found = cudnn_flex.intervals(lambda b, h, q, k: table[b, h, q, k], 2, 3, 7, 11, "cpu").numpy()
+    found = intervals(lambda b, h, q, k: table[b, h, q, k], 2, 3, 7, 11, "cpu").numpy()
     assert found.shape[1] % 2 == 1
     for sequence, head, query in np.ndindex(2, 3, 7):
         ends = found[head, :, 7 * sequence + query]
@@ -39,13 +38,13 @@ def test_every_pair_of_random_masks(density):
 
 
 def test_causal_needs_one_end():
-    found = cudnn_flex.intervals(lambda b, h, q, k: k <= q, 1, 1, 5, 5, "cpu")
+    found = intervals(lambda b, h, q, k: k <= q, 1, 1, 5, 5, "cpu")
     assert found.tolist() == [[[1, 2, 3, 4, 5]]]
 
 
 def test_too_many_intervals():
-    with pytest.raises(Unavailable, match="more than 8 intervals"):
-        cudnn_flex.intervals(lambda b, h, q, k: k % 2 == 1 + 0 * q, 1, 1, 2, 100, "cpu")
+    with pytest.raises(Unavailable, match="more than 16 intervals"):
+        intervals(lambda b, h, q, k: k % 2 == 1 + 0 * q, 1, 1, 2, 100, "cpu")
 
 
 def test_missing():
@@ -57,5 +56,5 @@ def test_missing():
 def test_ends_never_fall():
     """Not even behind the last interval of a query that has fewer than others."""
     live = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]).bool()
-    found = cudnn_flex.intervals(lambda b, h, q, k: live[q, k], 1, 1, 3, 6, "cpu")
+    found = intervals(lambda b, h, q, k: live[q, k], 1, 1, 3, 6, "cpu")
     assert found[0].T.tolist() == [[0, 1, 3, 4, 5], [2, 2, 2, 2, 2], [0, 0, 0, 0, 0]]

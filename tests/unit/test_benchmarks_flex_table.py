@@ -11,7 +11,6 @@ import maskc as mc
 from benchmarks import flex_table
 from benchmarks.anchors import moba
 from benchmarks.chosen import ChosenPairs
-from benchmarks.contender import Unavailable
 from benchmarks.contest import Ask
 from benchmarks.run import bench_case
 from benchmarks.selection import one_selection
@@ -20,6 +19,7 @@ from maskc.core.dtypes import DType
 from maskc.core.target import Target
 from maskc.reference.attention import attention
 from maskc.verify.case import Case
+from maskc.verify.rivals import Unavailable
 from maskc.verify.samples import sample_data, true_mask
 from maskc.verify.tensors import Tensors, host, make_tensors
 from tests.support.thorough import without_inductor

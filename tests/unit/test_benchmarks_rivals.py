@@ -12,14 +12,15 @@ import pytest
 
 import maskc as mc
 from benchmarks import fa4, prepare
-from benchmarks.contender import Missing, form_of
 from benchmarks.contest import Ask
+from benchmarks.fa4 import form_of
 from benchmarks.rivals import maskc_contenders
 from benchmarks.run import bench_case
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
 from maskc.verify import timing
 from maskc.verify.case import Case
+from maskc.verify.rivals import Missing
 from maskc.verify.tensors import make_tensors
 from maskc.verify.timing import Timed, lead_for, take_turns
 
@@ -83,7 +84,7 @@ def test_fa4_has_no_words_for_other_masks():
 def test_a_missing_package_is_said_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("benchmarks.contest.GPU_ONLY", ())
     monkeypatch.setattr(fa4, "installed", lambda: False)
-    monkeypatch.setattr("benchmarks.flex.installed", lambda: False)
+    monkeypatch.setattr("benchmarks.fa4.installed", lambda: False)
     case = case_of(mc.causal())
     with pytest.raises(Missing):
         fa4.fa4_contender(case, make_tensors(case, "cpu"), True)

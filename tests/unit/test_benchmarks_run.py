@@ -12,13 +12,13 @@ import pytest
 import maskc as mc
 from benchmarks import contest
 from benchmarks import run as module
-from benchmarks.contender import Contender, Unavailable
 from benchmarks.host_time import host_table, host_time
 from benchmarks.report import reason, summary, table
-from benchmarks.run import bench_pattern
 from maskc.core.errors import DataMissing, HeadDimUnsupported, UnknownTarget, UsageMistake
 from maskc.verify import timing
+from maskc.verify.rivals import Contender, Unavailable
 from maskc.verify.timing import Timed, take_turns
+from tests.support import bench
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 KEYS = {"case", "impl", "direction", "ms", "live_tflops", "error", "ok"}
@@ -29,7 +29,7 @@ WINDOW = mc.window(7)
 
 def small(mask: mc.Mask = WINDOW, **changes):
     options = {"n": 70, "heads": 2, "head_dim": 16, "target": "cpu", "repeats": 2, **changes}
-    return bench_pattern("case", mask, **options)
+    return bench.bench_pattern("case", mask, **options)
 
 
 def by_impl(report: dict, direction: str = "fwd") -> dict[str, dict]:
@@ -39,8 +39,8 @@ def by_impl(report: dict, direction: str = "fwd") -> dict[str, dict]:
 @pytest.fixture
 def no_flex(monkeypatch: pytest.MonkeyPatch):
     """FlexAttention takes seconds to compile; one test below has it."""
-    impls = {name: text for name, text in module.IMPLS.items() if "flex" not in name}
-    monkeypatch.setattr(module, "IMPLS", impls)
+    impls = {name: text for name, text in bench.IMPLS.items() if "flex" not in name}
+    monkeypatch.setattr(bench, "IMPLS", impls)
 
 
 # ------------------------------------------------------------------ bench_pattern
@@ -130,7 +130,7 @@ def test_a_wrong_result_is_a_failure_and_not_fast(monkeypatch: pytest.MonkeyPatc
         return Contender(impl, lambda: tensors.q * 0, lambda dout: (dout, dout, dout))
 
     monkeypatch.setattr(contest, "make_rival", wrong)
-    monkeypatch.setattr(module, "IMPLS", ["maskc", "dense", "sdpa_masked", "flex"])
+    monkeypatch.setattr(bench, "IMPLS", ["maskc", "dense", "sdpa_masked", "flex"])
     report = small()
     rows, notes = by_impl(report), report["environment"]["notes"]
     assert rows["maskc"]["ok"]
@@ -164,7 +164,7 @@ def test_gradients_are_judged_by_the_out_that_was_read(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(contest, "judged_backward", noted)
     monkeypatch.setattr(contest, "make_rival", backward_only)
-    monkeypatch.setattr(module, "IMPLS", ["maskc", "dense"])
+    monkeypatch.setattr(bench, "IMPLS", ["maskc", "dense"])
     report = small(directions=("bwd",))
     ours, theirs = read
     assert ours is not None

@@ -14,7 +14,7 @@ from benchmarks import anchors, correctness, suite
 from benchmarks.anchors import ANCHORS, CPU, DENSE, SEVENTEEN, SM80, Anchor
 from benchmarks.contest import Measured
 from benchmarks.correctness import patterns_folder
-from benchmarks.files import save, saved
+from benchmarks.runs import save, saved
 from benchmarks.suite import SUITES, Limits, Suite, run_suite
 from maskc.core.dtypes import DType
 from maskc.core.errors import NoDevice, UsageMistake

@@ -15,8 +15,10 @@ from maskc.core.errors import UsageMistake
 from maskc.core.target import Target
 from maskc.runtime import CompiledMask
 from maskc.verify import bench as module
-from maskc.verify.bench import RIVALS, Runner, bench_mask
+from maskc.verify import rivals
+from maskc.verify.bench import bench_mask
 from maskc.verify.case import Case
+from maskc.verify.rivals import RIVALS, Contender
 from tests.support.cli import maskc, maskc_json
 from tests.support.thorough import without_inductor
 
@@ -32,10 +34,10 @@ def no_flex(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     if "slow" in request.keywords:
         return
 
-    def refuse(*given: Any) -> Runner:
+    def refuse(*given: Any) -> Contender:
         raise RuntimeError("not now")
 
-    monkeypatch.setattr(module, "_flex", refuse)
+    monkeypatch.setattr(rivals, "flex", refuse)
 
 
 def case(mask: mc.Mask, **more: Any) -> Case:
@@ -101,13 +103,13 @@ def test_without_torch_maskc_runs_alone(monkeypatch: pytest.MonkeyPatch):
 
 @needs_torch
 def test_a_rival_that_breaks_or_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch):
-    def rivals(case: Case, tensors: Any, *rest: Any) -> list[Runner]:
+    def two(case: Case, tensors: Any, *rest: Any) -> list[Contender]:
         def breaks() -> Any:
             raise RuntimeError("out of\nluck")
 
-        return [Runner("dense", breaks, None), Runner("flex", lambda: tensors.q * 0, None)]
+        return [Contender("dense", breaks, None), Contender("flex", lambda: tensors.q * 0, None)]
 
-    monkeypatch.setattr(module, "_rivals", rivals)
+    monkeypatch.setattr(module, "_rivals", two)
     rows, notes = bench_mask(case(mc.causal()), CPU, ("fwd",), 1)
     assert {row["impl"]: row["ok"] for row in rows} == {"maskc": True, "flex": False}
     assert notes == ["mask, dense: fwd raised RuntimeError: out of"]

@@ -25,12 +25,11 @@ from maskc.core.errors import ExplorerPort, ExplorerTooLarge
 from maskc.core.evaluate import evaluate
 from maskc.viz.explorer import model as model_module
 from maskc.viz.explorer import notebook
-from maskc.viz.explorer.model import mask_model
+from maskc.viz.explorer.model import mask_model, tree
 from maskc.viz.explorer.notebook import Frame
 from maskc.viz.explorer.page import MODULES, html, joined, source
 from maskc.viz.explorer.server import HOST, ExplorerServer
 from maskc.viz.explorer.sliders import movable, movable_mask
-from maskc.viz.explorer.trees import tree
 from tests.support.cli import maskc
 from tests.support.patterns import FOLDER
 

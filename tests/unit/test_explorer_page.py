@@ -154,11 +154,12 @@ def test_pixels_are_dense_for_every_pattern_at_three_zooms(opened):
 def hull_of(mask, n, heads, data):
     """What a selection may choose, by the formula: no array of scores says it in one go."""
     from maskc.core.evaluate import evaluate
-    from maskc.viz.view import bound
+    from maskc.viz.view import hull_asked
 
-    irs, values, arrays = bound(mask, n, n, heads, data)
-    env = {**values, **arrays, "q": np.arange(n)[:, None], "k": np.arange(n)[None, :]}
-    return np.broadcast_to(evaluate(irs[0].keep, env), (n, n))
+    asked = hull_asked(mask, n, n, heads, data)
+    env = {**asked.params, **asked.arrays, "n_q": n, "n_kv": n}
+    env |= {"q": np.arange(n)[:, None], "k": np.arange(n)[None, :]}
+    return np.broadcast_to(evaluate(asked.irs[0].keep, env), (n, n))
 
 
 def test_counts_at_a_million(opened):

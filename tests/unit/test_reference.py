@@ -21,11 +21,10 @@ from maskc.core.errors import (
     NoSuchHead,
     NotAnArray,
 )
-from maskc.reference.attention import attention, gradients
+from maskc.reference.attention import attention, gradients, merge
 from maskc.reference.dense import dense
-from maskc.reference.draw import drawn_columns, splitmix64, step
-from maskc.reference.merge import merge
-from maskc.reference.select import select
+from maskc.reference.pairs import drawn_columns, splitmix64, step
+from maskc.reference.ranking import select
 
 OPTIONS: dict[str, dict[str, object]] = {
     "plain": {},

@@ -251,7 +251,7 @@ def test_speed_and_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(*given: Any) -> Any:
         raise RuntimeError("not now")
 
-    monkeypatch.setattr("maskc.verify.bench._flex", refuse)
+    monkeypatch.setattr("maskc.verify.rivals.flex", refuse)
     words = ("report", "--expr", "causal() & window(9)", "--target", "cpu", "--head-dim", 8,
              "--dtype", "float32", "--heads", 1, "--n", "32,64", "--repeats", 1, "--direction",
              "fwd", "-o")  # fmt: skip

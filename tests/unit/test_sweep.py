@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ from maskc.cli import bench as command
 from maskc.cli import seeds as suite
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
-from maskc.verify import bench as module
 from maskc.verify import rivals
 from maskc.verify.bench import bench_mask
 from maskc.verify.case import Case
-from maskc.verify.memory import peak_bytes
+from maskc.verify.mask_mod import formula_of
 from maskc.verify.pairs import Pairs
 from maskc.verify.sweep import Crossover, crossover, exponent, growths, order_of, sweep
 from maskc.verify.tensors import make_tensors
+from maskc.verify.timing import peak_bytes
 from tests.support.cli import maskc, maskc_json
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
@@ -48,7 +49,7 @@ def no_flex(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any) -> Any:
         raise RuntimeError("not now")
 
-    monkeypatch.setattr(module, "_flex", refuse)
+    monkeypatch.setattr(rivals, "flex", refuse)
 
 
 def case_of(name: str, n: int = 50, **more: Any) -> Case:
@@ -69,25 +70,20 @@ def test_every_rival_computes_the_same(name: str):
     assert all(row["ok"] for row in rows), rows
 
 
-@pytest.mark.parametrize("name", [name for name in MASKS if name != "by sequence"])
-def test_runs_of_keys_are_the_mask(name: str):
+@needs_torch
+@pytest.mark.parametrize("name", MASKS)
+def test_intervals_of_keys_are_the_mask(name: str):
     case = case_of(name)
     pairs = Pairs(case)
-    for head in range(case.heads if pairs.by_head else 1):
-        ends = rivals.runs(case, pairs, head)
-        assert len(ends) % 2 == 1
-        seen = np.zeros((50, 50), bool)
-        for q in range(50):
-            starts = [0, *ends[1::2, q]]
-            for start, end in zip(starts, ends[::2, q], strict=True):
-                seen[q, start:end] = True
-        assert (seen == pairs.rows(0, head, np.arange(50))).all()
-
-
-def test_too_many_runs_are_refused():
-    case = Case("m", mc.strided(2), 1, 1, 1, 80, 80, 8, DType.float32)
-    with pytest.raises(rivals.Unavailable, match="more than 16 runs"):
-        rivals.runs(case, Pairs(case), 0)
+    heads = case.heads if pairs.by_head else 1
+    keep = formula_of(case, pairs, "cpu")
+    ends = rivals.intervals(keep, case.batch, heads, 50, 50, "cpu").numpy()
+    assert ends.shape[1] % 2 == 1
+    for head, batch, q in np.ndindex(heads, case.batch, 50):
+        own, seen = ends[head, :, batch * 50 + q], np.zeros(50, bool)
+        for start, end in zip([0, *own[1::2]], own[::2], strict=True):
+            seen[start:end] = True
+        assert (seen == pairs.rows(batch, head, np.array([q]))[0]).all()
 
 
 @needs_torch
@@ -102,7 +98,7 @@ def test_what_would_be_too_large_is_refused(monkeypatch: pytest.MonkeyPatch):
         rivals.sparse(case, tensors, pairs)
     monkeypatch.setattr(rivals, "_SCORES", {"cpu": 10})
     with pytest.raises(rivals.Unavailable, match=r"would store 2e\+04 scores"):
-        rivals.unfused(case, tensors, module.boolean_mask(case, tensors, pairs))
+        rivals.unfused(case, tensors, rivals.boolean_mask(case, tensors, pairs))
 
 
 # ------------------------------------------------------------------ memory
@@ -172,7 +168,7 @@ def test_rows_become_growth():
         "sequences; dense N^2.00",
         "m fwd: faster than dense from about N = 64 on, between 64 and 128",
     ]
-    assert json.loads(json.dumps(found.plain()))["crossovers"][0]["above"] == 128
+    assert json.loads(json.dumps(asdict(found)))["crossovers"][0]["above"] == 128
 
 
 @needs_torch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from benchmarks.contender import form_of
+from benchmarks.fa4 import form_of
 from maskc.core.dtypes import DType
 from maskc.core.errors import HeadsDoNotDivide, UsageMistake
 from maskc.reference.attention import attention, gradients

@@ -97,7 +97,7 @@ def test_flex_sees_the_same_pairs(name: str):
 @pytest.mark.parametrize("name", MASKS)
 def test_boolean_masks_for_sdpa(name: str):
     pytest.importorskip("torch", reason="SDPA is PyTorch's")
-    from maskc.verify.bench import boolean_mask
+    from maskc.verify.rivals import boolean_mask
     from maskc.verify.tensors import make_tensors
 
     case = case_of(name)

@@ -26,9 +26,9 @@ from maskc.ir.heads import written_heads
 from maskc.reference.attention import attention, gradients
 from maskc.reference.dense import default_parameters
 from maskc.runtime import CompiledMask
+from maskc.verify import full_judge as S
 from maskc.verify import random_cases as cases
-from maskc.verify import stepwise as S
-from maskc.verify import strides as L
+from maskc.verify import tensors as L
 from maskc.verify.full_judge import FullJudge
 from maskc.verify.judge import rounding
 from maskc.verify.lengths import MARGIN, SHORT, Lengths, constants, lengths_for, seen

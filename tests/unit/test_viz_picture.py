@@ -15,10 +15,10 @@ from maskc.core.layout import FULL
 from maskc.core.problem import TileShape
 from maskc.testing.strategies import data_for as data_for_mask
 from maskc.testing.strategies import lengths, masks, tiles
-from maskc.viz import shares, words
-from maskc.viz.picture import KernelTiles, Raster, picture, suitable_tile
+from maskc.viz import picture as module
+from maskc.viz import words
+from maskc.viz.picture import KernelTiles, Raster, live_pairs, picture, suitable_tile
 from maskc.viz.scores import made_up
-from maskc.viz.shares import live_pairs
 from maskc.viz.view import Span, views
 from tests.support.thorough import examples
 
@@ -234,10 +234,10 @@ def test_a_million_tokens_cost_no_matrix(monkeypatch: pytest.MonkeyPatch):
         looked_at.append(env["q"].size * env["k"].shape[-1])
         return evaluate(keep, env)
 
-    monkeypatch.setattr(shares, "evaluate", counted)
+    monkeypatch.setattr(module, "evaluate", counted)
     shown = picture(mask, 1_000_000)
     zoomed = picture(mask, 1_000_000, span=(500_000, 500_100, 499_000, 499_256))
-    assert sum(looked_at) <= 1.1 * shares.MOST_PAIRS
+    assert sum(looked_at) <= 1.1 * module.MOST_PAIRS
     assert max(looked_at) <= 1 << 20
     assert shown.panels[0].raster.step > 1
     assert max(shown.panels[0].raster.classes.shape) <= 2048

@@ -13,10 +13,7 @@ MC75x reports.
 from maskc.core.errors.base import *
 from maskc.core.errors.builds import *
 from maskc.core.errors.calls import *
-from maskc.core.errors.evaluation import *
 from maskc.core.errors.evidence import *
-from maskc.core.errors.explorer import *
 from maskc.core.errors.language import *
 from maskc.core.errors.models import *
-from maskc.core.errors.report import *
 from maskc.core.errors.scale import *

@@ -13,7 +13,9 @@ _OF_DTYPES = {TypeError, ValueError, BufferError, NotImplementedError}
 
 
 def to_host(given: object, name: str = "array") -> np.ndarray:
-    """A NumPy view or copy of a NumPy, torch, CuPy or DLPack array, a list or a number.
+    """View or copy an array on the host: NumPy's, torch's, CuPy's, DLPack's, a list or a number.
+
+    The result has the shape and dtype of what was given.
 
     Args:
         given: the caller's array; device memory is copied to the host.

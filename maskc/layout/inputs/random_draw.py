@@ -31,7 +31,7 @@ _CHUNK = 1 << 20
 
 
 def step(state: np.ndarray) -> np.ndarray:
-    """The output of one step of SplitMix64 from each state, uint64 of any shape."""
+    """Advance SplitMix64 by one step from each state: uint64, of the shape of `state`."""
     with np.errstate(over="ignore"):
         z = state + _GAMMA
         z = (z ^ (z >> np.uint64(30))) * _FACTORS[0]
@@ -40,7 +40,14 @@ def step(state: np.ndarray) -> np.ndarray:
 
 
 def splitmix64(seed: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Hashes of blocks (I, J), uint64; `rows` and `columns` are int64 and broadcast."""
+    """Hash blocks (I, J).
+
+    Args:
+        rows, columns: int64 arrays whose shapes broadcast.
+
+    Returns:
+        uint64, of the broadcast shape.
+    """
     start = step(np.array(seed % 2**64, dtype=np.uint64))
     with np.errstate(over="ignore"):
         inner = step(start + np.asarray(rows, dtype=np.int64).astype(np.uint64))

@@ -82,10 +82,11 @@ class Tiles:
 
 
 def tiles_of(of_q: np.ndarray, of_k: np.ndarray, size: int) -> Tiles:
-    """The tiles of all keys.
+    """Find the tiles of all keys.
 
     Args:
-        of_q, of_k: ids of queries and of keys, of one sequence; at least one key.
+        of_q, of_k: int32 [n_q] and [n_kv]: ids of queries and of keys, of one sequence; there is at
+            least one key.
         size: keys of a tile.
     """
     n = len(of_k)
@@ -116,14 +117,14 @@ class DocumentLists:
 
 
 def document_lists(layout: BlockLayout, of_q: np.ndarray, of_k: np.ndarray) -> DocumentLists:
-    """The live tiles of every tile row.
+    """List the live tiles of every tile row.
 
     Args:
-        layout: of the mask but for its documents.
-        of_q, of_k: int32 ids of one sequence.
+        layout: of the mask without its documents.
+        of_q, of_k: int32 [n_q] and [n_kv]: ids of one sequence.
 
     Raises:
-        BadLength: more keys than words of a kernel can name.
+        BadLength: there are more keys than words of a kernel can name (MC306).
     """
     if layout.n_kv > MOST_KEYS:
         raise BadLength("n_kv", MOST_KEYS, layout.n_kv, at="n_kv")

@@ -132,7 +132,12 @@ def _cut(boxes: Boxes, height: int, width: int) -> tuple[np.ndarray, Boxes]:
 
 
 def magnitude(expr: Expr, symbols: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> int:
-    """A bound on |value| of everything computed on the way to the formula's value."""
+    """Bound |value| of everything that is computed on the way to the formula's value.
+
+    Args:
+        symbols: the largest |value| of lengths, q, k and parameters, by name.
+        arrays: int32 arrays of any shape, by name.
+    """
     inner = [magnitude(part, symbols, arrays) for part in expr.parts]
     match expr:
         case Sum(constant, terms):

@@ -31,7 +31,11 @@ class Sides:
 
 
 def sides(relation: np.ndarray, q: int, k: int) -> Sides:
-    """Classes of boxes that are `q` queries and `k` keys long on an axis."""
+    """Classify the boxes of `q` queries and `k` keys on one axis.
+
+    Args:
+        relation: bool [extent, extent]: which places of the axis see which.
+    """
     extent = len(relation)
     rows, columns = -(-extent // q), -(-extent // k)
 
@@ -48,12 +52,16 @@ def sides(relation: np.ndarray, q: int, k: int) -> Sides:
 
 
 def box_layout(boxes: Boxes, relations: Sequence[np.ndarray]) -> BlockLayout:
-    """The live tiles of a product; tiles are numbered as boxes of the grid, row by row.
+    """List the live tiles of a product; tiles are numbered as boxes of the grid, row by row.
 
     Its lengths are those of all boxes, which may be more than there are tokens.
 
+    Args:
+        boxes: the sides of a box by axis.
+        relations: bool [extent, extent] of each axis: which places see which.
+
     Raises:
-        TooManyTiles: more than 2^30.
+        TooManyTiles: there are more than 2^30 (MC308).
     """
     along = [_lists(sides(*axis)) for axis in zip(relations, boxes.q, boxes.k, strict=True)]
     ptr, col, kind, _ = reduce(_product, along)

@@ -35,7 +35,11 @@ def extents(recipe: LayoutRecipe, arrays: Mapping[str, np.ndarray]) -> tuple[int
 def sequence_arrays(
     recipe: LayoutRecipe, arrays: Mapping[str, np.ndarray], batch: int, head: int
 ) -> dict[str, np.ndarray]:
-    """The arrays of one sequence and head, as `build` takes them."""
+    """Take the arrays of one sequence and head, int32 of the ranks that `build` reads.
+
+    Args:
+        arrays: by name, with any leading batch and heads.
+    """
     chosen: dict[str, Any] = {}
     for name, rank in _ranks(recipe).items():
         array = arrays[name]
@@ -67,9 +71,9 @@ def build_batch(
     arrays: Mapping[str, np.ndarray],
     head: int = 0,
 ) -> tuple[BlockLayout, ...]:
-    """The layouts of every sequence for one head; a single one where all sequences share it.
+    """Lay out every sequence for one head; a single layout where all sequences share it.
 
-    Arguments and errors are those of `build`, but arrays may carry batch and heads.
+    Arguments and errors are those of `build`, except that arrays may lead with [batch, heads].
     """
     batch, _ = extents(recipe, arrays)
     return tuple(

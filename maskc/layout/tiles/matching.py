@@ -151,7 +151,8 @@ class _Blocks:
 
 
 def _blocks(slots: np.ndarray, size: int, ids: int) -> _Blocks:
-    """From the ids of all tokens, as numbers below `ids`; -1 is an id that the other side lacks."""
+    """Find blocks from the ids of all tokens, numbers below `ids`; -1 is an id that the other side
+    lacks."""
     count = -(-len(slots) // size)
     block = np.arange(len(slots)) // size
     held = np.sort((block * ids + slots)[slots >= 0])

@@ -18,7 +18,7 @@ _LONGEST = 1 << 17
 
 
 def extremes_of(array: np.ndarray) -> Extremes:
-    """Bounds of an int32 array's values; indices beyond it count as its edge.
+    """Prepare bounds of an int32 array's values, of any shape; indices beyond it count as its edge.
 
     Exact for vectors of up to 2^17 elements, and longer ones at multiples of a small power of two;
     for tables of 0 and 1; and for single elements. Otherwise never too narrow.

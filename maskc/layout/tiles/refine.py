@@ -78,7 +78,11 @@ class Refinement:
         return -(-n_q // (self.tile.q * size)), -(-n_kv // (self.tile.k * size))
 
     def boxes(self, row: np.ndarray, col: np.ndarray, size: int = 1) -> Boxes:
-        """The pairs inside the lengths of boxes of size x size tiles."""
+        """The pairs, inside the lengths, of boxes of size x size tiles.
+
+        Args:
+            row, col: int64 [boxes]: the first tile row and tile column of each.
+        """
         (n_q, n_kv), height, width = self.lengths, self.tile.q * size, self.tile.k * size
         q_low, k_low = row * height, col * width
         q_high, k_high = np.minimum(q_low + height, n_q), np.minimum(k_low + width, n_kv)

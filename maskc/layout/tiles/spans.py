@@ -43,7 +43,7 @@ def range_spans(
     recipe: LayoutRecipe, n_q: int, n_kv: int, params: Mapping[str, int],
     arrays: Mapping[str, np.ndarray], columns: bool,
 ) -> Spans:  # fmt: skip
-    """One list, of a mask whose live tiles are consecutive in every tile row and column.
+    """List the tiles of a mask whose live ones are consecutive in every tile row, or column.
 
     The recipe's closed forms decide where they hold, so that no list of tiles is ever made; else
     the layout does.
@@ -102,7 +102,7 @@ def layout_spans(layout: BlockLayout) -> Spans:
 
 
 def _of_rows(first: np.ndarray, count: np.ndarray, full: np.ndarray, limit: int) -> Spans | None:
-    """From the loops of every tile row; None where they leave gaps, or full tiles do.
+    """Join the loops of every tile row; None where they leave gaps, or full tiles do.
 
     Args:
         first, count: int32 [rows, loops].

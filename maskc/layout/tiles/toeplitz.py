@@ -36,14 +36,18 @@ def live_differences(formula: Expr, env: Mapping[str, object], n_q: int, n_kv: i
 
 
 def count_differences(live: np.ndarray, n_q: int, n_kv: int) -> int:
-    """Live pairs of a table made by `live_differences`."""
+    """Count live pairs.
+
+    Args:
+        live: bool [n_q + n_kv - 1], by k - q, as `live_differences` makes it.
+    """
     d = np.flatnonzero(live) - (n_q - 1)
     pairs = np.minimum(n_q, n_kv - d) - np.maximum(0, -d)  # queries q with 0 <= q + d < n_kv
     return int(pairs.sum(dtype=np.int64))
 
 
 def difference_rows(live: np.ndarray, n_q: int, n_kv: int, tile: TileShape) -> RowLists:
-    """All tile rows from a table made by `live_differences`.
+    """Make all tile rows from bool [n_q + n_kv - 1] by k - q, as `live_differences` makes it.
 
     Tiles of the last row and the last column may be cut off, so they are classified one by one;
     the others come from palettes: along a diagonal of tiles the class is the same. With a query

@@ -36,20 +36,22 @@ def bind_ranked(
     selections: tuple[Selection, ...], unread: Iterable[str], data: Mapping[str, object],
     n_q: int, n_kv: int,
 ) -> tuple[dict[str, int], dict[str, np.ndarray]]:  # fmt: skip
-    """Everything a mask reads at given lengths, without q and k: for questions about it.
+    """Bind everything that a mask reads at given lengths, without q and k: for questions about it.
 
-    Where it has run-time selections, `data` holds `scores`, by which all of them rank, and may
-    hold `n_heads` and `heads_kv`; as for `Mask.dense`.
+    Where it has run-time selections, `data` holds `scores`, by which all of them rank, and may hold
+    `n_heads` and `heads_kv`; as for `Mask.dense`.
 
     Args:
         decls, params, selections, unread: of the mask, see `Bundle`.
         data: what the caller passed by name.
 
     Returns:
-        A value for every parameter, and all arrays.
+        A value for every parameter, and all arrays: int32, [.., elements] with any leading batch
+        and heads.
 
     Raises:
-        As `split_call_data`, `bind_arrays`, `scores_of`.
+        DataMissing: a selection has no scores (MC301).
+        MaskcError: as `split_call_data`, `bind_arrays`, `scores_of`.
     """
     asked = dict(data)
     if selections:

@@ -25,7 +25,7 @@ class Scores(Protocol):
 
     @property
     def content(self) -> tuple[np.ndarray, ...]:
-        """float32 arrays; equal ones rank alike."""
+        """The float32 arrays, of any shapes, that decide the ranking: equal ones rank alike."""
 
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
         """float32 [last - first, columns]."""
@@ -163,7 +163,7 @@ _FLOATS = ("float32", "float16", "bfloat16")
 def floats(
     name: str, tensors: Mapping[str, object], dtypes: tuple[str, ...] = _FLOATS
 ) -> np.ndarray:
-    """float32 on the host, exactly what was given.
+    """Read a tensor of a call as float32 of its own shape on the host, exactly.
 
     Raises:
         DataMissing, DataType, NotAnArray.

@@ -90,7 +90,7 @@ class Hull:
 
 
 def hull_of(codes: np.ndarray, selections: tuple[Selection, ...], tile: TileShape) -> Hull:
-    """From codes [lists, tile rows, tile columns].
+    """Bound what any selection makes live, from codes [lists, tile rows, tile columns].
 
     A tile row has no more tiles than live in some way, nor than those that live with nothing chosen
     and those that its queries' blocks reach.

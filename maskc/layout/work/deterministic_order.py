@@ -97,7 +97,10 @@ def _steps(count: np.ndarray) -> float:
 
 
 def longest_chain(parts: Mapping[str, np.ndarray]) -> int:
-    """Most additions to one tile of dq; 0 where rows have no lists.
+    """Count the most additions to one tile of dq; 0 where rows have no lists.
+
+    Args:
+        parts: int32 tables [elements] by name; see `in_turn`.
 
     Args:
         parts: tables by name; see `in_turn`.
@@ -110,11 +113,12 @@ def longest_chain(parts: Mapping[str, np.ndarray]) -> int:
 
 
 def multiprocessors_needed(parts: Mapping[str, np.ndarray]) -> int:
-    """Multiprocessors that must run blocks at a time, as columns wait for each other both ways; 0
-    where they do not.
+    """Count the multiprocessors that must run blocks at a time; 0 where any number will do.
+
+    Columns that wait for each other both ways need several.
 
     Args:
-        parts: tables by name; see `in_turn`.
+        parts: int32 tables [elements] by name; see `in_turn`.
     """
     found = parts.get("col_turns")
     return BLOCKS if found is not None and (found >= HELD).any() else 0
@@ -165,11 +169,13 @@ def ordered_work(
 def in_turn(
     parts: list[tuple[str, np.ndarray]], n_q: int, size: int, rule: WorkList | None
 ) -> list[tuple[str, np.ndarray]]:  # fmt: skip
-    """Tables for a deterministic pass: `col_turns` beside lists by rows and by columns, the latter
-    in another order, and `row_sums` where a row has several tiles of dq. For others, as they are.
+    """Make the tables of a deterministic pass; other passes keep theirs.
+
+    Lists by columns get another order, `col_turns` stands beside them and beside those by rows, and
+    `row_sums` where a row has several tiles of dq.
 
     Args:
-        parts: tables by name.
+        parts: int32 tables [elements] by name.
         n_q: queries per sequence.
         size: query heads of a key/value head.
     """

@@ -23,17 +23,19 @@ BETWEEN = 2
 def in_given_turn(
     ptr: list[int], following: np.ndarray, turn: np.ndarray, at_once: int
 ) -> tuple[np.ndarray, int]:  # fmt: skip
-    """Where it is known who adds to a tile of dq after whom: a column takes the first tile of its
-    own whose turn has come.
+    """Order the tiles of columns where it is known who adds to a tile of dq after whom.
+
+    A column takes the first tile of its own whose turn has come.
 
     Args:
         ptr: where the columns of a list begin in the tiles of all lists.
-        following: int64, which tile is next to be added to the same tile of dq; -1 for none.
-        turn: int64, how many are before.
+        following: int64 [tiles]: which tile is next to be added to the same tile of dq; -1 for
+            none.
+        turn: int64 [tiles]: how many are before.
         at_once: columns under way.
 
     Returns:
-        int64, the tiles of the list in that order, by columns; and how many steps columns wait.
+        int64 [tiles of the list], in that order, by columns; and how many steps columns wait.
     """
     after, columns = following[ptr[0] : ptr[-1]].tolist(), len(ptr) - 1
     own = np.repeat(np.arange(columns), np.diff(ptr)).tolist()
@@ -64,8 +66,10 @@ def in_given_turn(
 def in_any_turn(
     ptr: list[int], sums: np.ndarray, row: np.ndarray, at_once: int
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Where any column may add to a tile of dq after any other one: a column takes the first tile
-    of its own to whose tile of dq nobody added of late, or where that was longest ago.
+    """Order the tiles of columns where any column may add to a tile of dq after any other one.
+
+    A column takes the first tile of its own to whose tile of dq nobody added of late, or where that
+    was longest ago.
 
     Args:
         ptr: where the columns of a list begin in the tiles of all lists.

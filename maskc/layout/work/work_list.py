@@ -66,7 +66,7 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class _Owners:
-    """Whose work: one head, or several that take the same tiles together; int64 [owners]."""
+    """Heads that own work: one, or several that take the same tiles together; int64 [owners]."""
 
     head: np.ndarray
     """batch * heads_q + query head, the first one."""
@@ -274,7 +274,8 @@ def heads_per_group(rule: WorkList, tokens: int, heads: int, backward: bool) -> 
 
 
 def most_tiles(spans: Spans, rule: WorkList) -> np.ndarray:
-    """Most tiles of an item of every row or column; int64, of the shape of the counts.
+    """Count the most tiles of an item of every row or column: int64 [lists, rows], as the counts
+    are.
 
     All are cut by `most_tiles` if that is above 0. Long ones are cut by `uneven_tiles`, twice as
     many, and so on until their list has at most as many parts as rows: what the parts of a forward

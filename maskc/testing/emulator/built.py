@@ -19,7 +19,8 @@ class Refused(Exception):
 
 @cache
 def _folder() -> Path:
-    """Where it is kept: CI starts with nothing, a developer with what the last run has built.
+    """The folder of what is built: CI starts with nothing, a developer with what the last run has
+    built.
 
     Code is loaded from here. So a folder in the temporary directory that is not this user's alone
     is not used, but a new one for this process.
@@ -39,7 +40,8 @@ def _folder() -> Path:
 
 @cache
 def _compiler(name: str) -> str:
-    """Its version, and what it takes this processor for: machines may share the folder."""
+    """The compiler's version, and what it takes this processor for: machines may share the
+    folder."""
     command = [name, "-march=native", "-Q", "--help=target", "--version"]
     return subprocess.run(command, capture_output=True, text=True).stdout
 

@@ -97,7 +97,7 @@ class Map(ctypes.Structure):
 def encode(
     address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], dtype: str
 ) -> bytes:
-    """As cuTensorMapEncodeTiled does: boxes of 128 bytes a row, swizzled."""
+    """Encode a tensor map as cuTensorMapEncodeTiled does: boxes of 128 bytes a row, swizzled."""
     if not len(dims) == len(strides) + 1 == len(box) <= 5:
         raise Fault(f"a map of {dims}, {strides}, {box}")
     size = 1 if dtype == E4M3 else 2
@@ -254,7 +254,7 @@ def emulated() -> Iterator[Driver]:
 
 
 def start() -> Driver:
-    """The same until the process ends, for a program of one's own.
+    """Install the emulator until the process ends, for a program of one's own.
 
     Raises:
         EmulatorMissing: g++ or PyTorch is missing (MC610).

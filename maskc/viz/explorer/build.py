@@ -12,11 +12,9 @@ from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.questions import diff, equals, subset_of
-from maskc.viz.explorer.forms import forms, taken
-from maskc.viz.explorer.model import Plain, mask_model
-from maskc.viz.explorer.prices import prices
+from maskc.viz.explorer.forms import forms, prices, taken
+from maskc.viz.explorer.model import Plain, mask_model, tree
 from maskc.viz.explorer.sources import pattern_text, sources
-from maskc.viz.explorer.trees import tree
 
 
 @dataclass(frozen=True)

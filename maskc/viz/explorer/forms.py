@@ -6,19 +6,26 @@ A call may run them in place of the plan's ordinary tiles. The page draws which 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from maskc import driver
 from maskc.analysis.heads import Heads
 from maskc.core import expr as E
 from maskc.core.boxes import MOST_ALONG
 from maskc.core.bundle import N_KV_OF_ALL
+from maskc.core.coefficients import card_of
+from maskc.core.errors import MaskcError
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
+from maskc.core.problem import Direction, Problem
+from maskc.core.target import Target
 from maskc.core.widths import largest, reach
+from maskc.dsl.combinators import full
 from maskc.plan.cost import choice, title
-from maskc.plan.predict import part_times
+from maskc.plan.predict import milliseconds, part_times
 from maskc.plan.types import KernelPlan, PlannedPart
-from maskc.viz.explorer.trees import tree
+from maskc.viz.explorer.model import tree
 
 _LONGEST = 60
 """Characters of a part's formula."""
@@ -114,3 +121,55 @@ def _part(part: PlannedPart, keep: Expr) -> Plain:
         "text": text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ...",
         "keep": tree(keep), "bound": tree(largest([*reach(keep), E.N_Q, E.N_KV])),
     }  # fmt: skip
+
+
+# ------------------------------------------------------------------ prices
+
+
+_LENGTHS = tuple(1 << exponent for exponent in range(8, 16))
+"""Beyond them predicting takes seconds: all tiles of all sources are counted."""
+_HEADS = 16
+"""Query heads that times are for, where the mask does not say how many there are."""
+
+_PEAKS = {"NVIDIA H200": (989, 4800), "NVIDIA H100": (989, 3350)}
+"""The peaks of the data sheets: TFLOP/s of bf16 with fp32 sums, GB/s of memory."""
+
+
+def prices(plan: KernelPlan) -> Plain:
+    """The plan's tile and, where the compiler predicts times, those of the mask and of `full()`."""
+    problem, target = plan.problem, plan.target
+    found: Plain = {
+        "tile": [plan.tile.q, plan.tile.k], "dims": problem.head_dim + problem.head_dim_v,
+        "itemsize": problem.dtype.itemsize, "target": target.name,
+        "heads": problem.n_heads or _HEADS, "card": None, "curve": [],
+        "why": "the compiler predicts no times here",
+    }  # fmt: skip
+    card = card_of(target.name)
+    if card is None:
+        found["why"] = f"no times are predicted for {target.name}: --target sm_90a predicts some"
+        return found
+    tflops, gbytes = _PEAKS.get(card.name, (0, 0))
+    if tflops:
+        found["card"] = {"name": card.name, "tflops": tflops, "gbytes": gbytes}
+    found["curve"] = list(_curve(plan, _dense(problem, target)))
+    return found
+
+
+def _curve(plan: KernelPlan, dense: KernelPlan) -> Iterator[Plain]:
+    """Forward milliseconds at some lengths."""
+    heads = plan.problem.n_heads or _HEADS
+    if plan.chooser is not None or plan.gathering is not None:
+        return  # the cost model knows nothing of choosing
+    for n in _LENGTHS:
+        try:
+            mask = milliseconds(plan, Direction.forward, n, n, heads)
+        except MaskcError:
+            continue  # lengths that the mask does not have
+        whole = milliseconds(dense, Direction.forward, n, n, heads)
+        if mask is not None and whole is not None:
+            yield {"n": n, "mask": mask, "dense": whole}
+
+
+def _dense(problem: Problem, target: Target) -> KernelPlan:
+    """The plan of dense attention by its first source: small tiles never serve it better."""
+    return replace(driver.plan_kernel(full(), problem, target), also=())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from maskc.analysis.counts import count_pairs
 from maskc.core import expr as E
 from maskc.core.errors import ExplorerTooLarge
 from maskc.core.expr import Expr
+from maskc.core.expr_text import to_people
 from maskc.core.widths import largest, reach
 from maskc.driver import selects
 from maskc.dsl.mask import Mask
@@ -25,11 +27,10 @@ from maskc.emit.glsl_printer import shader
 from maskc.ir.lower import terms
 from maskc.ir.selecting import any_choice
 from maskc.ir.types import MaskIR
-from maskc.layout import Chosen, check_lengths, extents, sequence_arrays
-from maskc.questions.asked import pairs_of, recipe_of
+from maskc.layout import Chosen, check_lengths
+from maskc.questions.asked import pairs_of
 from maskc.questions.lengths import fixed_lengths
-from maskc.viz.explorer.trees import tree
-from maskc.viz.view import bound
+from maskc.viz.view import hull_asked
 
 MOST_BYTES = 1 << 26
 """Bytes of all arrays that a page may hold."""
@@ -62,20 +63,24 @@ def mask_model(
     """
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
     data = data or {}
-    irs, values, arrays = bound(mask, n_q, n_kv, n_heads, data)
-    arrays = {name: _plain(array) for name, array in arrays.items()}
-    sequences = max(extents(recipe_of(ir), arrays)[0] for ir in irs)
+    asked = hull_asked(mask, n_q, n_kv, n_heads, data)
+    arrays = {name: _plain(array) for name, array in asked.arrays.items()}
+    asked = replace(asked, arrays=arrays)
     inner, _ = with_captured(mask, data, n_heads)
-    params = {name: values[name] for ir in irs for name in ir.params}
+    params = {name: asked.params[name] for ir in asked.irs for name in ir.params}
     stored: dict[bytes, str] = {}
     pool: Plain = {}
+    alike = asked.alike(0)
     sets = [
-        _set(heads, ir, own, inner, n_heads, (n_q, n_kv, params), pool, stored)
-        for heads, ir, own in _distinct(irs, arrays)
-    ]
+        _set(
+            heads if len(alike) > 1 else (), asked.ir(heads[0]), asked.own(heads[0], 0), inner,
+            n_heads, (n_q, n_kv, params), pool, stored,
+        )
+        for heads in alike
+    ]  # fmt: skip
     return {
         "formula": _text(mask), "n_q": n_q, "n_kv": n_kv, "fixed": _fixed(mask, arrays),
-        "notes": _notes(mask, data, sequences), "sets": sets, "arrays": pool,
+        "notes": _notes(mask, data, asked.sequences), "sets": sets, "arrays": pool,
         "params": [
             {"name": name, "label": (labels or {}).get(name, name), "value": value}
             for name, value in sorted(params.items())
@@ -91,21 +96,6 @@ def _plain(array: Any) -> np.ndarray:
     table = np.zeros((*lists.shape[:-1], columns + 1), dtype=np.int32)
     np.put_along_axis(table, np.minimum(lists, columns), 1, axis=-1)
     return table[..., :columns]
-
-
-def _distinct(
-    irs: list[MaskIR], arrays: Mapping[str, np.ndarray]
-) -> Iterator[tuple[tuple[int, ...], MaskIR, dict[str, np.ndarray]]]:
-    """The distinct sets of all heads, in the first sequence; heads are () where all share one."""
-    if len(irs) == 1:  # tables may still tell heads apart
-        irs = irs * extents(recipe_of(irs[0]), arrays)[1]
-    found: dict[object, tuple[list[int], MaskIR, dict[str, np.ndarray]]] = {}
-    for head, ir in enumerate(irs):
-        own = sequence_arrays(recipe_of(ir), arrays, 0, head)
-        content = tuple((name, array.tobytes()) for name, array in own.items() if array.ndim > 1)
-        found.setdefault((ir.keep, content), ([], ir, own))[0].append(head)
-    for heads, ir, own in found.values():
-        yield () if len(found) == 1 else tuple(heads), ir, own
 
 
 def _set(
@@ -214,3 +204,47 @@ def _notes(mask: Mask, data: Mapping[str, object], sequences: int) -> list[str]:
     if sequences > 1:
         notes.append(f"sequence 0 of {sequences} is shown")
     return notes
+
+
+# ------------------------------------------------------------------ formulas as trees
+
+
+def tree(expr: Expr) -> Any:
+    """Lists, numbers and names; comparisons end with their text, for people."""
+    match expr:
+        case E.Truth(value):
+            return value
+        case E.Cmp(op, lhs):
+            return [op, tree(lhs), to_people(expr)]
+        case E.Member(value, ranges, inside):
+            return ["in", tree(value), [list(pair) for pair in ranges], inside, _short_text(expr)]
+        case E.All(terms):
+            return ["and", *map(tree, terms)]
+        case E.Any(terms):
+            return ["or", *map(tree, terms)]
+        case E.Sum(constant, terms):
+            return ["+", constant, *([c, tree(t)] for c, t in terms)] if terms else constant
+        case E.Sym(name):
+            return name
+        case E.Param(name):
+            return ["param", name]
+        case E.FloorDiv(num, den):
+            return ["//", tree(num), den]
+        case E.Mod(num, den):
+            return ["%", tree(num), den]
+        case E.Min(args):
+            return ["min", *map(tree, args)]
+        case E.Max(args):
+            return ["max", *map(tree, args)]
+        case E.Load(array, index):
+            return ["load", array, *map(tree, index)]
+    raise TypeError(f"no tree of {type(expr).__name__}")
+
+
+_LONGEST_COMPARISON = 200
+"""Characters of a comparison's text."""
+
+
+def _short_text(expr: Expr) -> str:
+    text = to_people(expr)
+    return text if len(text) <= _LONGEST_COMPARISON else f"{text[:_LONGEST_COMPARISON]} ..."

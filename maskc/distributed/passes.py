@@ -1,0 +1,689 @@
+"""What the stages of a pass work on: a rank's tensors, what is under way, and what was found."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from maskc.core import expr as E
+from maskc.core.dropout import FIRST, SQUARE
+from maskc.core.score import rebuilt
+from maskc.core.tensors import out_strides
+from maskc.distributed.exchange import Exchange, Rows, bring, gathered, give_back, spread, unpacked
+from maskc.distributed.stages import Stage
+from maskc.dsl.score_tracer import Score
+
+if TYPE_CHECKING:
+    from maskc.distributed.groups import Ranks
+    from maskc.distributed.pieces import Pieces
+    from maskc.distributed.work import Call, Guest, Work
+
+TWO_STREAMS = True
+"""Whether rows that read the buffer may run beside the others."""
+_FEW = 4
+"""Gaps of a buffer that are cleared one by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One call of attention on one rank."""
+
+    work: Work
+    ranks: Ranks
+    options: dict[str, Any]
+    deterministic: bool
+    dropout: dict[str, Any]
+    """What calls say of it besides their places; empty without."""
+    kernels: dict[object, Any]
+    """Compiled masks by call and problem."""
+    n: int
+    """Tokens of the sequence."""
+    score: Score | None
+    tables: dict[str, Any]
+    """What the formula of the score reads."""
+    tensors: tuple[str, ...]
+    """Those of them that may require grad."""
+    return_lse: bool = False
+    """Whether results may depend on lse."""
+
+    def kernel(self, call: Call, q: Any, v: Any, plain: bool = False) -> Any:
+        """Find or compile the kernel of a call; a `plain` one drops nothing.
+
+        Args:
+            q, v: [B, H, tokens, D or Dv], of which sizes, dtype and device are read.
+        """
+        drops = bool(self.dropout) and not plain
+        key = id(call), q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device, drops, self.score
+        found = self.kernels.get(key)
+        if found is None:
+            from maskc.api import _compiled
+
+            place = q.device.type, q.device.index or 0
+            rest = q.shape[3], v.shape[3], q.shape[1], q.dtype, place
+            score = None if self.score is None else _moved(self.score, call.first or (0, 0), self.n)
+            found = _compiled(call.local.mask, *rest, score=score)
+            found = self.kernels[key] = found.dropping if drops else found
+        return found
+
+    def data(self, call: Call, plain: bool = False) -> dict[str, Any]:
+        """The arrays and numbers that a call passes beside q, k and v, by name."""
+        given = {**call.local.data, **self.tables}
+        if not self.dropout or plain:
+            return given
+        given |= self.dropout
+        if call.first is not None:
+            given[FIRST] = tuple(x // SQUARE for x in call.first)
+        return given
+
+    def of_graph(self, tensors: Sequence[Any]) -> Step:
+        """Replace the tables by those of a graph, in the order of `tensors`."""
+        return replace(
+            self, tables={**self.tables, **dict(zip(self.tensors, tensors, strict=True))}
+        )
+
+    def kept(self, buffer: Any) -> Any:
+        """Keep until the backward pass all of a buffer [size, width], or the rows that came."""
+        if buffer is None or not self.work.mostly_copies:
+            return buffer
+        return gathered(buffer, self.work.came)
+
+    def forward(self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any) -> tuple[Any, ...]:
+        """Run the forward pass.
+
+        Args:
+            q, k, v: the rank's tensors [B, H, tokens, D or Dv], of one dtype.
+            slopes, sinks: fp32 [Hq], or None.
+
+        Returns:
+            out [B, Hq, tokens, Dv], lse fp32 [B, Hq, tokens], and the buffer [size, width], None
+            where all keys are the rank's own.
+
+        Raises:
+            RankLost: a message did not come (MC705).
+            MaskcError: as `maskc.attention`.
+        """
+        on = Forward(self, q, k, v, slopes, sinks)
+        on.run(self.work.forward)
+        return on.results.out, on.results.lse, on.buffer
+
+    def backward(
+        self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, out: Any, lse: Any, kept: Any,
+        dout: Any, dlse: Any, wanted: Sequence[str] = (),
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Run the backward pass.
+
+        Args:
+            q, k, v, slopes, sinks: as for `forward`; out, lse: what it gave; kept: of its buffer.
+            dout, dlse: the gradients of out and lse, in their shapes; None where nothing depends on
+                one.
+            wanted: the tables whose gradients are asked for.
+
+        Returns:
+            dq, dk, dv, dslopes, dsinks in the shapes of what they belong to, then those of the
+            `wanted` tables. All are None where neither out nor lse has a gradient.
+
+        Raises:
+            RankLost: a message did not come (MC705).
+            MaskcError: as `maskc.attention`.
+        """
+        if dout is None and dlse is None:
+            return (None,) * (5 + len(wanted))
+        on = Backward(self, k, v, Saved(q, out, lse, dout, dlse, slopes, sinks), kept, wanted)
+        on.run(self.work.backward)
+        return on.dq, on.dk, on.dv, *on.heads
+
+
+class Saved(NamedTuple):
+    """What gradients of some rows need: q, out, dout [B, Hq, rows, D or Dv], lse, dlse [B, Hq,
+    rows], slopes and sinks [Hq]. None is what a call does not have."""
+
+    q: Any
+    out: Any
+    lse: Any
+    dout: Any
+    dlse: Any
+    slopes: Any = None
+    sinks: Any = None
+
+
+class RankPass(ABC):
+    """What stages of both directions need.
+
+    Rows that leave for their keys are computed by every rank that holds some of these. With the
+    log-sum-exp of each part their own rank puts the parts together. In the backward pass the
+    gradient of out, and what is needed beside it, go the same way: gradients of keys are where they
+    belong at once, and those of queries are summed in the order of the ranks.
+    """
+
+    answer_width: int
+    """Columns of what a host answers, for each row and head."""
+
+    def __init__(self, step: Step, q: Any, k: Any, v: Any) -> None:
+        self.step, self.work, self.rank = step, step.work, step.ranks.rank
+        self.q, self.k, self.v = q, k, v
+        self.rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
+        self.messages = Exchange(step.ranks)
+        self.streams = Streams(q.device)
+        self.buffer: Any = None
+        """[size, width]: keys and values that came, and copies of own ones."""
+        self.brought: list[Any] = []
+        """[rows, B, Hq, columns] of each guest, when it has come."""
+        self.widths: list[int] = []
+        """Columns of each tensor in what is brought."""
+        self.answers: Any = None
+        """fp32 [hosts, B, Hq, rows, columns] of the rows that left, by rank, when all have come."""
+
+    def run(self, stages: Sequence[Stage]) -> None:
+        """Run stages, each on its stream."""
+        for stage in stages:
+            with self.streams.of(stage.beside):
+                stage.run(self)
+
+    @abstractmethod
+    def attend(self, call: Call) -> None:
+        """One call for own rows."""
+
+    @abstractmethod
+    def join_rows(self) -> None:
+        """Take the answers for the rows that left."""
+
+    @abstractmethod
+    def sent(self) -> Sequence[Any]:
+        """What rows that leave take along, each [B, Hq, tokens, columns]."""
+
+    @abstractmethod
+    def hosted(self, guest: Guest, brought: list[Any]) -> Any:
+        """fp32 [B, Hq, rows, columns]: the answer for a guest's rows."""
+
+    def start(self, patient: bool) -> None:
+        """Messages begin; `patient`: kernels that follow leave them time to."""
+        self.messages.start(patient)
+
+    def arrive(self) -> None:
+        """All messages have come; on a GPU only the stream waits."""
+        self.messages.wait()
+
+    def meet(self) -> None:
+        """The present stream waits for the second one."""
+        self.streams.meet()
+
+    def send_rows(self) -> None:
+        """Rows that leave go to the ranks that hold their keys, and rows of guests come."""
+        import torch
+
+        given, slices = self.sent(), list(self.work.leaving.slices())
+        batch, heads = given[0].shape[:2]
+        parts = [torch.cat([x[:, :, at] for _, at in slices] or [x[:, :, :0]], 2) for x in given]
+        rows = torch.cat(parts, 3).permute(2, 0, 1, 3).contiguous()
+        self.widths = [x.shape[3] for x in given]
+        for guest in self.work.guests:
+            into = rows
+            if guest.home != self.rank:
+                into = rows.new_empty((guest.rows, batch, heads, rows.shape[3]))
+                self.messages.receive(into, guest.home)
+            self.brought.append(into)
+        for host in self.work.hosts:
+            self.messages.send(rows, host)
+
+    def host_rows(self) -> None:
+        """Rows of guests attend to own keys; answers go home, those of rows that left come."""
+        import torch
+
+        work = self.work
+        results = [
+            self.hosted(
+                each, [x.permute(1, 2, 0, 3).contiguous() for x in rows.split(self.widths, 3)]
+            )
+            for each, rows in zip(work.guests, self.brought, strict=True)
+        ]
+        ranks = sorted({*work.hosts, *(x.home for x in work.guests if x.home == self.rank)})
+        shape = *self.q.shape[:2], work.leaving.tokens, self.answer_width
+        self.answers = self.q.new_empty((len(ranks), *shape), dtype=torch.float32)
+        for guest, result in zip(work.guests, results, strict=True):
+            if guest.home == self.rank:
+                self.answers[ranks.index(guest.home)] = result
+            else:
+                self.messages.send(result.contiguous(), guest.home)
+        for host in work.hosts:
+            self.messages.receive(self.answers[ranks.index(host)], host)
+
+    def room(self) -> Any:
+        """Make an empty buffer [size, width]; with many gaps, all are cleared at once."""
+        make = self.k.new_zeros if len(self.work.gaps) > _FEW else self.k.new_empty
+        return make((self.work.size, self.rows.width))
+
+    def fill(self) -> None:
+        """Copy own keys into the buffer, and zeros where no key is needed."""
+        buffer = self.buffer
+        for each in self.work.copies:
+            part = buffer[each.place : each.place + each.count]
+            own = slice(each.source, each.source + each.count)
+            self.rows.keys(part).copy_(self.k[:, :, own])
+            self.rows.values(part).copy_(self.v[:, :, own])
+        for start, stop in self.work.gaps if len(self.work.gaps) <= _FEW else ():
+            buffer[start:stop].zero_()
+
+    def keys_of(self, call: Call) -> tuple[Any, Any]:
+        """k and v [B, Hkv, N, D or Dv] that hold a call's keys: the rank's own, or the buffer's."""
+        if call.own:
+            return self.k, self.v
+        return self.rows.keys(self.buffer), self.rows.values(self.buffer)
+
+
+class Forward(RankPass):
+    """out and lse."""
+
+    def __init__(self, step: Step, q: Any, k: Any, v: Any, slopes: Any, sinks: Any) -> None:
+        super().__init__(step, q, k, v)
+        self.per_head = {"alibi_slopes": slopes, "sink_logits": sinks}
+        if self.work.size:
+            self.buffer = self.room()
+        moves = self.work.moves
+        if q.is_cuda and TWO_STREAMS and (len(self.work.calls) > 1 or moves):
+            self.streams = Streams(q.device, 2, first=moves)
+        self.results = RankOutput(q, v, len(self.work.calls))
+        self.answer_width = v.shape[3] + 1
+
+    def sent(self) -> Sequence[Any]:
+        """Queries."""
+        return (self.q,)
+
+    def send_keys(self) -> None:
+        """Keys and values go to those who need them, and come into the buffer."""
+        bring(self.work, self.messages, self.rows, self.k, self.v, self.buffer)
+
+    def attend(self, call: Call) -> None:
+        """One call, whose rows of the results it writes."""
+        self.launch(call, self.q, *self.keys_of(call), self.results, **self.per_head)
+
+    def launch(
+        self, call: Call, q: Any, k: Any, v: Any, results: RankOutput | Parts, **per_head: Any
+    ) -> None:
+        """One call over some of q, k and v [B, H, tokens, D], whose results are taken."""
+        attn, queries = self.step.kernel(call, q, v), q[:, :, call.queries]
+        into = results.place(queries, call.queries)
+        out, lse = attn.launch(
+            queries, k[:, :, call.places], v[:, :, call.places], return_lse=True,
+            data=self.step.data(call), into=into, **per_head, **self.step.options,
+        )  # fmt: skip
+        results.put(call.queries, out, lse, into is not None)
+
+    def hosted(self, guest: Guest, brought: list[Any]) -> Any:
+        """out, and lse behind it, over own keys."""
+        (queries,) = brought
+        parts = Parts(self.q, guest.rows, self.v.shape[3])
+        for call in guest.calls:
+            self.launch(call, queries, self.k, self.v, parts)
+        return parts.joined
+
+    def join_rows(self) -> None:
+        """Attention over all keys; sinks are a part without values."""
+        total = join(self.answers, self.per_head["sink_logits"])
+        for part, place in self.work.leaving.slices():
+            own = total[:, :, part]
+            self.results.put(place, own[..., :-1].to(self.q.dtype), own[..., -1], False)
+
+
+class Backward(RankPass):
+    """Gradients of q, k, v, and of what all rows share."""
+
+    def __init__(
+        self, step: Step, k: Any, v: Any, saved: Saved, kept: Any, wanted: Sequence[str]
+    ) -> None:
+        import torch
+
+        super().__init__(step, saved.q, k, v)
+        self.saved, self.kept = saved, kept
+        self.learnt = {"wanted": wanted} if step.score is not None else {}
+        self.exact = step.deterministic or torch.are_deterministic_algorithms_enabled()
+        self.dq = torch.empty_like(saved.q)
+        self.dk: Any = None
+        self.dv: Any = None
+        shared = saved.slopes, saved.sinks, *(step.tables[name] for name in wanted)
+        self.heads: list[Any] = [None if x is None else torch.zeros_like(x) for x in shared]
+        """Gradients of slopes, sinks and tables."""
+        self.of_buffer, self.of_own = KeyGradients(self.work.size), KeyGradients(self.work.tokens)
+        self.returned: list[tuple[Pieces, Any]] = []
+        """(own tokens, what will have come back for them) in the order of the ranks."""
+        self.answer_width = k.shape[3]
+
+    def remake(self) -> None:
+        """Take or make again the buffer of the forward pass."""
+        self.buffer = self.kept
+        if self.kept is not None and self.work.mostly_copies:
+            self.buffer = self.room()
+            spread(self.buffer, self.work.came, self.kept)
+            self.fill()
+
+    def sent(self) -> Sequence[Any]:
+        """q, out, dout, lse and, where the call gave lse, its gradient."""
+        q, out, lse, dout, dlse, *_ = self.saved
+        scalars = [lse] if not self.step.return_lse else [lse, 0 * lse if dlse is None else dlse]
+        given = q, out, 0 * out if dout is None else dout
+        return *given, *(x.float()[..., None] for x in scalars)
+
+    def send_gradients(self) -> None:
+        """Gradients of keys that came return to their ranks."""
+        sums = self.of_buffer
+        parts = (self.k[:, :, :0], self.v[:, :, :0]) if sums.dk is None else sums.parts
+        self.returned = give_back(self.work, self.messages, self.rows, *parts, sums.first)
+
+    def add_copies(self) -> None:
+        """Gradients of own keys: of calls over them, and of their copies in the buffer."""
+        self.dk, self.dv = self.of_own.whole(self.k, self.v)
+        for each in self.work.copies:
+            own = slice(each.source, each.source + each.count)
+            place = each.place - self.of_buffer.first
+            for total, more in zip((self.dk, self.dv), self.of_buffer.parts, strict=True):
+                total[:, :, own] += more[:, :, place : place + each.count]
+
+    def add_returned(self) -> None:
+        """Gradients that came back are added in the order of the ranks."""
+        for pieces, came in self.returned:
+            unpacked(self.rows, came, pieces, self.dk, self.dv)
+
+    def attend(self, call: Call) -> None:
+        """The gradients of one call, added to those of its rows and keys."""
+        sums = self.of_own if call.own else self.of_buffer
+        self.launch(call, *self.keys_of(call), self.saved, self.dq, sums)
+
+    def launch(self, call: Call, k: Any, v: Any, saved: Saved, dq: Any, sums: KeyGradients) -> None:
+        """The gradients of one call over some of k and v [B, Hkv, tokens, D]: those of rows go into
+        dq [B, Hq, rows, D], those of keys are added to sums."""
+        from maskc.integrations.torch.gradients import gradients, rows
+
+        own, keys = call.queries, call.places
+        of_q, of_k, of_lse = saved.q[:, :, own], k[:, :, keys], saved.lse[:, :, own].contiguous()
+        of_dq = dq[:, :, own]
+        into = of_dq if saved.dlse is None and _lies(of_dq, of_q) else None
+
+        def run(v: Any, out: Any, dout: Any, plain: bool = False) -> Any:
+            return self.step.kernel(call, saved.q, v, plain).launch_backward(
+                of_q, of_k, v, out, of_lse, rows(dout), alibi_slopes=saved.slopes,
+                sink_logits=saved.sinks, deterministic=self.exact,
+                data=self.step.data(call, plain), into=into, **self.learnt, **self.step.options,
+            )  # fmt: skip
+
+        parts = (None if x is None else x[:, :, own] for x in (saved.dout, saved.dlse))
+        found = gradients(
+            run, v[:, :, keys], saved.out[:, :, own], of_lse, saved.slopes, saved.sinks, *parts
+        )
+        if into is None:
+            of_dq.copy_(found[0])
+        sums.add(call.key, found[1], found[2])
+        for number, more in enumerate(found[3:]):
+            if more is not None:
+                self.heads[number] += more
+
+    def hosted(self, guest: Guest, brought: list[Any]) -> Any:
+        """dq over own keys, whose gradients are added to the rank's."""
+        import torch
+
+        q, out, dout = (x.to(self.k.dtype) for x in brought[:3])
+        lse, *dlse = (x.squeeze(3) for x in brought[3:])
+        saved = Saved(q, out, lse, dout, dlse[0] if dlse else None)
+        total = torch.zeros_like(q, dtype=torch.float32)
+        for call in guest.calls:
+            dq = torch.empty_like(q)
+            self.launch(call, self.k, self.v, saved, dq, self.of_own)
+            total[:, :, call.queries] += dq[:, :, call.queries]
+        return total
+
+    def join_rows(self) -> None:
+        """dq of all keys, and these rows' share of the gradients of sinks."""
+        import torch
+
+        _, out, lse, dout, dlse, _, sinks = self.saved
+        total = self.answers.sum(0)
+        for part, place in self.work.leaving.slices():
+            self.dq[:, :, place] = total[:, :, part]
+            if sinks is not None:
+                slope = torch.zeros_like(lse[:, :, place])
+                if dout is not None:
+                    slope -= (dout[:, :, place].float() * out[:, :, place].float()).sum(-1)
+                if dlse is not None:
+                    slope += dlse[:, :, place]
+                share = torch.exp(sinks.float()[:, None] - lse[:, :, place])
+                self.heads[1] += (share * slope).sum((0, 2))
+
+
+class Streams:
+    """The present stream of a device, and maybe a second one behind what that one has by now.
+
+    What is enqueued in one finds the multiprocessors that the last blocks of the other one's
+    kernels leave.
+    """
+
+    def __init__(self, device: Any, count: int = 1, first: bool = False) -> None:
+        """`first`: whether blocks of the second one come before those of other streams."""
+        self._device = device
+        self._there = _stream(device, -first) if count > 1 else None
+        if self._there is not None:
+            self._there.wait_stream(self._here)
+
+    @property
+    def _here(self) -> Any:
+        import torch
+
+        return torch.cuda.current_stream(self._device)
+
+    def of(self, beside: bool) -> Any:
+        """A context in which the second stream is the present one, where there is one and it is
+        wanted."""
+        import torch
+
+        alone = self._there is None or not beside
+        return nullcontext() if alone else torch.cuda.stream(self._there)
+
+    def meet(self) -> None:
+        """The present stream waits for what the second one has by now."""
+        if self._there is not None:
+            self._here.wait_stream(self._there)
+
+
+@cache
+def _stream(device: Any, priority: int) -> Any:
+    import torch
+
+    return torch.cuda.Stream(device, priority)
+
+
+class RankOutput:
+    """out and lse of a rank's rows: those of one call, or put together."""
+
+    def __init__(self, q: Any, v: Any, calls: int) -> None:
+        self._q, self._v = q, v
+        self.tokens = q.shape[2]
+        self._made = _empty(q, v) if calls > 1 else None
+
+    @property
+    def _all(self) -> tuple[Any, Any]:
+        if self._made is None:
+            self._made = _empty(self._q, self._v)
+        return self._made
+
+    @property
+    def out(self) -> Any:
+        """[B, Hq, tokens, Dv]."""
+        return self._all[0]
+
+    @property
+    def lse(self) -> Any:
+        """fp32 [B, Hq, tokens]."""
+        return self._all[1]
+
+    def _whole(self, own: slice) -> bool:
+        return (own.start, own.stop) == (0, self.tokens)
+
+    def place(self, queries: Any, own: slice) -> Any:
+        """Find where rows of out may be written at once.
+
+        Args:
+            queries: [B, Hq, rows, D]: the rows' q.
+            own: where they are among the rank's.
+
+        Returns:
+            A view [B, Hq, rows, Dv], or None where the rows lie otherwise.
+        """
+        part = None if self._whole(own) else self.out[:, :, own]
+        return part if part is not None and _lies(part, queries) else None
+
+    def put(self, own: slice, out: Any, lse: Any, written: bool) -> None:
+        """Take out [B, Hq, rows, Dv] and lse [B, Hq, rows] of some rows.
+
+        Args:
+            own: where the rows are among the rank's.
+            written: whether out lies there already.
+        """
+        if self._whole(own):
+            self._made = out, lse
+            return
+        if not written:
+            self.out[:, :, own] = out
+        self.lse[:, :, own] = lse
+
+
+class Parts:
+    """fp32 [B, Hq, rows, Dv + 1] of each call over some of the keys: out, and lse behind it."""
+
+    def __init__(self, q: Any, rows: int, dim_v: int) -> None:
+        """Begin without any; the batch and the heads are those of q [B, Hq, tokens, D]."""
+        self._empty = q, (q.shape[0], q.shape[1], rows, dim_v + 1)
+        self._all: list[Any] = []
+
+    def place(self, queries: Any, own: slice) -> Any:
+        """Find where a part may be written at once: nowhere."""
+        return None
+
+    def put(self, own: slice, out: Any, lse: Any, written: bool = False) -> None:
+        """Take a part: out [B, Hq, rows, Dv] and lse [B, Hq, rows] of the rows `own`."""
+        import torch
+
+        like, shape = self._empty
+        part = like.new_zeros(shape, dtype=torch.float32)
+        part[..., -1] = -torch.inf
+        part[:, :, own, :-1], part[:, :, own, -1] = out, lse
+        self._all.append(part)
+
+    @property
+    def joined(self) -> Any:
+        """The attention over all parts, fp32 [B, Hq, rows, Dv + 1]."""
+        import torch
+
+        return self._all[0] if len(self._all) == 1 else join(torch.stack(self._all))
+
+
+def join(parts: Any, sinks: Any = None) -> Any:
+    """Attention over all keys from parts [parts, B, Hq, rows, Dv + 1], out and lse behind it.
+
+    Sinks [Hq], where there are any, are a part without values. Rows without keys give 0 and -inf.
+    """
+    import torch
+
+    lses = parts[..., -1]
+    every = lses
+    if sinks is not None:
+        of_sinks = sinks.detach().to(lses.dtype)[None, :, None].expand_as(lses[0])
+        every = torch.cat([lses, of_sinks[None]])
+    lse = every.logsumexp(0)
+    weights = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0))
+    out = (parts[..., :-1] * weights[..., None]).sum(0)
+    return torch.cat([out, lse[..., None]], -1)
+
+
+class KeyGradients:
+    """Gradients of keys and values, from calls that see some of them."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.first = size, 0
+        self.dk: Any = None
+        self.dv: Any = None
+
+    @property
+    def parts(self) -> tuple[Any, Any]:
+        """The gradients of the tokens from `first` on: [B, Hkv, tokens, D] and [B, Hkv, tokens,
+        Dv]."""
+        return self.dk, self.dv
+
+    def add(self, key: int, dk: Any, dv: Any) -> None:
+        """Add gradients [B, Hkv, tokens, D] and [B, Hkv, tokens, Dv] of the tokens from `key` on.
+
+        What has more tokens keeps its place.
+        """
+        if self.dk is None:
+            self.first, self.dk, self.dv = key, dk, dv
+            return
+        more = key, dk, dv
+        if key <= self.first and key + dk.shape[2] >= self.first + self.dk.shape[2]:
+            more = self.first, self.dk, self.dv
+            self.first, self.dk, self.dv = key, dk, dv
+        elif key < self.first or key + dk.shape[2] > self.first + self.dk.shape[2]:
+            before = self.first, self.dk, self.dv  # room for all tokens
+            self.first = 0
+            self.dk, self.dv = (_zeros(x, self.size) for x in (dk, dv))
+            self._add(*before)
+        self._add(*more)
+
+    def _add(self, key: int, dk: Any, dv: Any) -> None:
+        part = slice(key - self.first, key - self.first + dk.shape[2])
+        self.dk[:, :, part] += dk
+        self.dv[:, :, part] += dv
+
+    def whole(self, k: Any, v: Any) -> tuple[Any, Any]:
+        """The gradients of all tokens, in the shapes of k and v; zero where no call saw them."""
+        import torch
+
+        if self.dk is None:
+            return torch.zeros_like(k), torch.zeros_like(v)
+        if self.dk.shape[2] != self.size:
+            self.add(0, *(_zeros(x, self.size) for x in (k, v)))
+        return self.dk, self.dv
+
+
+def _moved(score: Score, first: tuple[int, int], n: int) -> Score:
+    """The formula over a call's own queries and keys, of which these are the first ones."""
+    places: dict[Any, Any] = {
+        E.Q: E.add(E.Q, E.const(first[0])), E.K: E.add(E.K, E.const(first[1])),
+        E.N_Q: E.const(n), E.N_KV: E.const(n),
+    }  # fmt: skip
+
+    def change(part: Any) -> Any:
+        return places.get(part) if isinstance(part, E.Sym) else None
+
+    formula = score.inputs.formula
+    moved = replace(formula, logit=rebuilt(formula.logit, change))
+    return replace(score, inputs=replace(score.inputs, formula=moved))
+
+
+def _zeros(x: Any, tokens: int) -> Any:
+    """Zeros for so many tokens, in the order of x [B, H, N, D]."""
+    batch, heads, _, dim = x.shape
+    if x.stride(1) < x.stride(2):
+        return x.new_zeros((batch, tokens, heads, dim)).transpose(1, 2)
+    return x.new_zeros((batch, heads, tokens, dim))
+
+
+def _lies(part: Any, like: Any) -> bool:
+    """Whether rows of a result lie as a result of their own would, that goes with `like`."""
+    _, heads, tokens, _ = like.shape
+    swapped = heads > 1 and tokens > 1 and like.stride(1) < like.stride(2)
+    wanted = out_strides(tuple(part.shape), swapped)
+    steps = zip(part.shape, part.stride(), wanted, strict=True)
+    return all(size == 1 or step == want for size, step, want in steps)
+
+
+def _empty(q: Any, v: Any) -> tuple[Any, Any]:
+    """out and lse of all of the rank's rows; out in the order of q."""
+    import torch
+
+    batch, heads, tokens, _ = q.shape
+    shape = batch, heads, tokens, v.shape[3]
+    if heads > 1 and tokens > 1 and q.stride(1) < q.stride(2):
+        out = q.new_empty((batch, tokens, heads, v.shape[3])).transpose(1, 2)
+    else:
+        out = q.new_empty(shape)
+    return out, torch.empty(shape[:3], dtype=torch.float32, device=q.device)

@@ -1,0 +1,58 @@
+"""Stretches of tokens that are sent, copied and added together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+FEW = 4
+"""Stretches that are copied one by one; more of them are looked up by index."""
+
+
+class Pieces:
+    """Some stretches of tokens, in order; what is reckoned of them is reckoned once."""
+
+    def __init__(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """`stretches`: (first token, how many) of each."""
+        self.stretches = tuple(stretches)
+        self.tokens = sum(count for _, count in self.stretches)
+        self._indices: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.stretches)
+
+    def slices(self, first: int = 0) -> Iterator[tuple[slice, slice]]:
+        """(where a stretch is among all of them, its tokens, counted from `first`)."""
+        at = 0
+        for place, count in self.stretches:
+            yield slice(at, at + count), slice(place - first, place - first + count)
+            at += count
+
+    def index(self, device: Any, first: int = 0) -> Any:
+        """int64 tensor [tokens]: the tokens, counted from `first`; made once."""
+        import torch
+
+        if (device, first) not in self._indices:
+            parts = [torch.arange(x - first, x - first + count) for x, count in self.stretches]
+            self._indices[device, first] = torch.cat(parts).to(device)
+        return self._indices[device, first]
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Several pieces side by side, so that they are copied together."""
+
+    all: Pieces
+    each: tuple[tuple[Pieces, slice], ...]
+    """Each of them, once, and where it is among all tokens."""
+
+    @classmethod
+    def of(cls, messages: Iterable[tuple[int, Pieces]]) -> Joined:
+        """Join the messages of more than FEW stretches."""
+        found = dict.fromkeys(pieces for _, pieces in messages if len(pieces) > FEW)
+        each, at = [], 0
+        for pieces in found:
+            each.append((pieces, slice(at, at + pieces.tokens)))
+            at += pieces.tokens
+        return cls(Pieces(x for pieces in found for x in pieces.stretches), tuple(each))

@@ -1,0 +1,127 @@
+"""The stages of both passes of a rank: what is sent, what runs meanwhile, what is put together.
+
+They are made from the rank's work before there is any tensor: `print(*plan.work(0).forward)`. What
+they do is written down in maskc.distributed.passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from maskc.distributed.pieces import Pieces
+    from maskc.distributed.work import Call, Work
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One step of a pass on one rank."""
+
+    text: str
+    run: Callable[[Any], Any]
+    """Enqueues its messages, kernels or copies, given the pass."""
+    beside: bool = False
+    """Whether it runs on the second stream, beside what the present one has to do."""
+
+    def __str__(self) -> str:
+        return self.text + (", on the second stream" if self.beside else "")
+
+
+def forward(work: Work) -> tuple[Stage, ...]:
+    """The forward pass: rows that need only own keys run while keys travel.
+
+    Rows that read the buffer run on both streams in turns, those that see most first.
+    """
+    later = [call for call in reversed(work.calls) if not call.own]
+    keys = f"send keys: {_to(work.outgoing)}; receive {_from(work.incoming)}"
+    copied = f"copy {_copied(work)} own keys into the buffer of {work.size}"
+    return (
+        *([_send_rows(work)] if work.moves else []),
+        Stage(keys, lambda on: on.send_keys()),
+        _start(),
+        *([Stage(copied, lambda on: on.fill(), beside=True)] if work.size else []),
+        *(_attend(call) for call in work.calls if call.own),
+        _arrive(beside=True),
+        *([_host_rows(work, True), _start(patient=False, beside=True)] if work.moves else []),
+        _meet(),
+        *(_attend(call, beside=at % 2 == 0) for at, call in enumerate(later)),
+        *([_meet()] if later else []),
+        *([_arrive()] if work.moves else []),
+        *([_join_rows(work)] if work.moves and work.leaving.tokens else []),
+    )
+
+
+def backward(work: Work) -> tuple[Stage, ...]:
+    """The backward pass: rows that read the buffer come first, so that what goes back travels
+    under the others."""
+    buffer = f"{'remake' if work.mostly_copies else 'take'} the buffer of {work.size} keys"
+    keys = f"send gradients of keys: {_to(work.incoming)}; receive {_from(work.outgoing)}"
+    return (
+        *([_send_rows(work), _start()] if work.moves else []),
+        *([Stage(buffer, lambda on: on.remake())] if work.size else []),
+        *(_attend(call) for call in work.calls if not call.own),
+        *([_arrive(), _host_rows(work)] if work.moves else []),
+        Stage(keys, lambda on: on.send_gradients()),
+        _start(),
+        *(_attend(call) for call in work.calls if call.own),
+        Stage(f"add gradients of {_copied(work)} copies of keys", lambda on: on.add_copies()),
+        _arrive(),
+        Stage("add gradients that came back", lambda on: on.add_returned()),
+        *([_join_rows(work)] if work.moves and work.leaving.tokens else []),
+    )
+
+
+# ---------------------------------------------------------------- stages of both passes
+
+
+def _start(patient: bool = True, beside: bool = False) -> Stage:
+    text = "start messages" + (" and give them time to begin" if patient else "")
+    return Stage(text, lambda on: on.start(patient), beside)
+
+
+def _arrive(beside: bool = False) -> Stage:
+    return Stage("wait for messages", lambda on: on.arrive(), beside)
+
+
+def _meet() -> Stage:
+    return Stage("wait for the second stream", lambda on: on.meet())
+
+
+def _attend(call: Call, beside: bool = False) -> Stage:
+    whose = "own keys" if call.own else "keys of the buffer"
+    keys = f"{whose} {call.key}-{call.key + call.keys - 1}" if call.keys else "no keys"
+    text = f"attend rows {call.row}-{call.row + call.rows - 1} to {keys}"
+    return Stage(text, lambda on: on.attend(call), beside)
+
+
+def _send_rows(work: Work) -> Stage:
+    hosts = ", ".join(map(str, work.hosts))
+    sent = f"{work.leaving.tokens} each to {hosts}" if hosts else "none"
+    return Stage(f"send rows: {sent}; receive {_guests(work)}", lambda on: on.send_rows())
+
+
+def _host_rows(work: Work, beside: bool = False) -> Stage:
+    text = f"attend rows of guests to own keys: {_guests(work)}; answers travel"
+    return Stage(text, lambda on: on.host_rows(), beside)
+
+
+def _join_rows(work: Work) -> Stage:
+    return Stage(f"put {work.leaving.tokens} rows that left together", lambda on: on.join_rows())
+
+
+def _guests(work: Work) -> str:
+    return ", ".join(f"{each.rows} from {each.home}" for each in work.guests) or "none"
+
+
+def _copied(work: Work) -> int:
+    return sum(each.count for each in work.copies)
+
+
+def _to(messages: Iterable[tuple[int, Pieces]]) -> str:
+    return ", ".join(f"{pieces.tokens} to {peer}" for peer, pieces in messages) or "none"
+
+
+def _from(messages: Iterable[tuple[int, Pieces]]) -> str:
+    return ", ".join(f"{pieces.tokens} from {peer}" for peer, pieces in messages) or "none"

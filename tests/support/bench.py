@@ -1,0 +1,32 @@
+"""One mask beside its rivals, as a suite's case would be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import maskc as mc
+from benchmarks.contest import Ask
+from benchmarks.rivals import IMPLS
+from benchmarks.run import bench_case
+from maskc.core.dtypes import DType
+from maskc.verify.case import Case
+from maskc.verify.environment import environment
+from maskc.verify.tensors import device_of, target_for
+
+
+def bench_pattern(
+    name: str, mask: mc.Mask, *, n: int, n_kv: int | None = None, heads: int = 8,
+    kv_heads: int | None = None, batch: int = 1, head_dim: int = 64, dtype: str = "float32",
+    target: str | None = None, directions: tuple[str, ...] = ("fwd", "bwd"), repeats: int = 20,
+    data: dict[str, object] | None = None, **ask: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The report of one case."""
+    case = Case(
+        name, mask, batch, heads, kv_heads or heads, n, n_kv or n, head_dim, DType.parse(dtype),
+        data or {},
+    )  # fmt: skip
+    chosen = target_for(case, target)
+    found = bench_case(case, Ask(chosen, directions, tuple(IMPLS), repeats, **ask))
+    about = environment(device_of(chosen)) | {"target": chosen.name, "repeats": repeats}
+    about |= {"cases": {name: found.about}, "notes": found.notes}
+    return {"environment": about, "rows": found.rows}
