@@ -198,7 +198,8 @@ class _Pass:
             tokens = np.atleast_2d(self.tables.arrays[name])
             own = tokens[batch if len(tokens) > 1 else 0]
             queries, keys = (own[queries], keys) if name == TOKEN_Q else (queries, own[keys])
-        return np.abs(queries[:, None] + shift - keys) * np.float32(block.spacing)
+        distance: np.ndarray = np.abs(queries[:, None] + shift - keys) * np.float32(block.spacing)
+        return distance
 
     def _variant(self, case: int, head: int) -> Variant:
         """The mask of a head; where tables differ by head every head is a case of its own."""
