@@ -96,7 +96,7 @@ def why_partial(
     masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[int, ...],
     data: DataIntervals | None = None,
 ) -> str:  # fmt: skip
-    """How Hopper's kernels treat partial tiles."""
+    """How kernels treat partial tiles."""
     if data is not None:
         return _why_data(data)
     if distances:

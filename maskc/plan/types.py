@@ -151,7 +151,7 @@ class KernelPlan:
     """Whether tile lists may be made on the device, from documents that are given there."""
     by_query: DataIntervals | None = None
     """The keys of a query of a mask that reads data in partial tiles, where kernels need not test
-    pairs to find them (sm_90a)."""
+    pairs to find them."""
     by_key: DataIntervals | None = None
     """The queries of a key, for backward passes."""
     data_lists: bool = False
