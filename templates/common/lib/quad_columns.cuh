@@ -2,11 +2,9 @@
 // 2 i + e of a row is column 8 i + 2 (lane % 4) + e.
 // Needs: bits.cuh. Gives: own_before, QuadColumns.
 
-// How many of a thread's columns lie before `column`, counted from its first one.
-FN i32 own_before(i32 column) {
-    const i32 x = max_i32(column, 0);
-    return x / 8 * 2 + min_i32(x % 8, 2);
-}
+// How many of a thread's columns lie before `column`, counted from its first one; below 0 where
+// `column` is.
+FN i32 own_before(i32 column) { return (column >> 3) * 2 + min_i32(column & 7, 2); }
 // Of 32 columns those that a thread has, from a vote of the warp's lanes.
 FN u32 own_votes(u32 votes) {
     return (votes >> threadIdx.x % 4 * 2 & 0x03030303u) * 0x01041040u >> 24;

@@ -58,21 +58,24 @@ FN u32 seen_by(const struct Attention &p, struct Place at, i32 q, i32 k, i32 ful
     typedef QuadColumns<2 * GROUPS> Own;
     constexpr int ROWS = 2 * COUNT;
     const i32 n_q = p.n_q, n_kv = p.n_kv, column = KEY_ROWS ? q : k;
-    i32 rows[ROWS];
     u32 word[ROWS][1] = {}, seen = 0;
+    if (full) {
+        const u32 inside = KEY_ROWS ? ~0u : bits_before(Own::before(n_kv - column));
 #pragma unroll
-    for (int r = 0; r < ROWS; r++)
-        rows[r] = min_i32((KEY_ROWS ? k : q) + 8 * r, (KEY_ROWS ? n_kv : n_q) - 1);
-    if (!full) {
+        for (int r = 0; r < ROWS; r++) word[r][0] = inside;
+    } else {
         const struct Mask mask = load_mask(&p, at.batch, at.head);
+        i32 rows[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            rows[r] = min_i32((KEY_ROWS ? k : q) + 8 * r, (KEY_ROWS ? n_kv : n_q) - 1);
         see_rows<Side, Own>(word, mask, rows, column - Own::first(), n_q, n_kv);
     }
-    const u32 keys = bits_before(Own::before(n_kv - column));
+    constexpr u32 TILE = Own::COUNT < 32 ? (1u << Own::COUNT % 32) - 1 : ~0u;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        const u32 inside = !KEY_ROWS ? keys : k + 8 * r < n_kv ? ~0u : 0;
-        const u32 own = (full ? inside : word[r][0] & inside) & bits_before(Own::COUNT);
-        seen |= own << r * Own::COUNT;
+        const bool inside = !KEY_ROWS || k + 8 * r < n_kv;
+        seen |= (inside ? word[r][0] & TILE : 0) << r * Own::COUNT;
     }
     return seen;
 }

@@ -38,6 +38,9 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
 #endif
 }
 
+// The bits of all keys of a tile.
+constexpr u32 ALL_SEEN = (1u << TILE_K / 4) - 1 | ((1u << TILE_K / 4) - 1) << 16;
+
 // What queries lane / 4 + 8 r of a warp see of a tile's keys.
 FN struct Seen seen_by(const struct Attention *p, const struct Block &block, struct Tile tile) {
     typedef QuadColumns<TILE_K / 4> Own;
@@ -47,18 +50,34 @@ FN struct Seen seen_by(const struct Attention *p, const struct Block &block, str
     const i32 n_q = p->n_q;
 #endif
     const i32 first_k = tile.index * TILE_K, q = lane_query(block.work);
-    const u32 inside = bits_before(Own::before(p->n_kv - lane_key(first_k)));
-    i32 rows[ROWS];
     u32 word[ROWS][1] = {};
+    if (tile.full) {
+        const u32 inside = bits_before(Own::before(p->n_kv - lane_key(first_k)));
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) rows[r] = mask_row(*p, q + 8 * r);
-    if (!tile.full) see_rows<ByQuery, Own>(word, block.mask, rows, first_k, n_q, p->n_kv);
+        for (int r = 0; r < ROWS; r++) word[r][0] = inside;
+    } else {
+        i32 rows[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) rows[r] = mask_row(*p, q + 8 * r);
+        see_rows<ByQuery, Own>(word, block.mask, rows, first_k, n_q, p->n_kv);
+    }
     struct Seen seen;
 #pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++) {
-        const u32 low = tile.full ? inside : word[2 * m][0] & inside;
-        const u32 high = tile.full ? inside : word[2 * m + 1][0] & inside;
-        seen.word[m] = (low & 0xffff) | high << 16;
-    }
+    for (int m = 0; m < FRAGMENTS; m++)
+        seen.word[m] = (word[2 * m][0] & 0xffff) | word[2 * m + 1][0] << 16;
     return seen;
+}
+
+// Whether some row of the warp sees a key of the tile, and whether all see all.
+FN bool sees_any(const struct Seen &seen) {
+    u32 some = 0;
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++) some |= seen.word[m];
+    return __any_sync(0xffffffff, some & ALL_SEEN);
+}
+FN bool sees_all(const struct Seen &seen) {
+    u32 every = ALL_SEEN;
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++) every &= seen.word[m];
+    return __all_sync(0xffffffff, every == ALL_SEEN);
 }
