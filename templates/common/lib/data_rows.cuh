@@ -12,7 +12,7 @@ FN void add_run(u32 (&word)[R][Own::WORDS], const u32 (&counts)[CONDITIONS][Own:
 #pragma unroll
     for (int r = 0; r < R; r++) {
         struct Bounds own[Data::INTERVALS];
-        Data::bounds(own, mask, rows[r], first + begin, n_q, n_kv);
+        Data::row_bounds(own, mask, rows[r], first + begin, n_q, n_kv);
 #pragma unroll
         for (int i = 0; i < Data::INTERVALS; i++) {
             i32 low = own[i].first, high = own[i].last;
