@@ -2,6 +2,22 @@
 // with the same data. All lanes of a warp have the same columns.
 // Needs: bits.cuh, mask_sides.cuh, Own (see quad_columns.cuh); DataRows of the mask.
 
+// Which columns meet each condition on columns alone.
+template <class Side, class Own, int CONDITIONS>
+FN void vote_on_columns(u32 (&counts)[CONDITIONS][Own::WORDS], const struct Mask &mask, i32 first,
+                        i32 n_q, i32 n_kv) {
+#pragma unroll
+    for (int j = 0; j < (Own::ALL + 31) / 32; j++) {
+        const i32 place = first + 32 * j + threadIdx.x % 32;
+        const i32 column = min_i32(place, Side::last_column(n_q, n_kv));
+#pragma unroll
+        for (int c = 0; c < DataRows<Side>::CONDITIONS; c++) {
+            const i32 meets = DataRows<Side>::counts(c, mask, column, n_q, n_kv);
+            Own::add_votes(counts[c], j, __ballot_sync(~0u, meets));
+        }
+    }
+}
+
 // Adds the columns of a run, `begin` to `end` counted from the tile's first one.
 template <class Side, class Own, int R, int CONDITIONS>
 FN void add_run(u32 (&word)[R][Own::WORDS], const u32 (&counts)[CONDITIONS][Own::WORDS],
@@ -39,26 +55,21 @@ FN bool add_data(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 
     } else {
         constexpr int VOTES = (Own::ALL + 31) / 32;
         constexpr int CONDITIONS = Data::CONDITIONS > 0 ? Data::CONDITIONS : 1;
-        const i32 lane = threadIdx.x % 32, last = Side::last_column(n_q, n_kv);
         u32 counts[CONDITIONS][Own::WORDS] = {};
-        u32 starts[VOTES];
-        i32 runs = 0;
+        vote_on_columns<Side, Own>(counts, mask, first, n_q, n_kv);
+        if constexpr (Data::RUNS) {
+            const i32 lane = threadIdx.x % 32, last = Side::last_column(n_q, n_kv);
+            u32 starts[VOTES];
+            i32 runs = 0;
 #pragma unroll
-        for (int j = 0; j < VOTES; j++) {
-            const i32 place = first + 32 * j + lane, column = min_i32(place, last);
-            if constexpr (Data::RUNS) {
+            for (int j = 0; j < VOTES; j++) {
+                const i32 place = first + 32 * j + lane, column = min_i32(place, last);
                 const i32 before = min_i32(max_i32(place - 1, 0), last);
                 starts[j] = __ballot_sync(~0u, Data::differs(mask, column, before, n_q, n_kv));
                 if (Own::ALL < 32) starts[j] &= bits_before(Own::ALL);
                 if (j == 0) starts[j] |= 1;
                 runs += __popc(starts[j]);
             }
-#pragma unroll
-            for (int c = 0; c < Data::CONDITIONS; c++)
-                Own::add_votes(counts[c], j,
-                               __ballot_sync(~0u, Data::counts(c, mask, column, n_q, n_kv)));
-        }
-        if constexpr (Data::RUNS) {
             if (runs > (Own::ALL / 16 + Data::INTERVALS - 1) / Data::INTERVALS) return false;
 #pragma unroll 1
             for (i32 begin = 0, end; begin < Own::ALL; begin = end) {
