@@ -67,7 +67,7 @@ def plan_tiles(
         (
             schedule.reason, *_why_tile(problem, direction), *why_padded(problem, target),
             why_lists(masks, use_ranges), *map(why_layout, masks),
-            why_partial(masks, distances, runs, data),
+            why_partial(masks, distances, runs[0] if target.language == "cuda" else 1, data),
         ), distances, runs, direction, form, by_query=by_query, by_key=by_key,
     )  # fmt: skip
 

@@ -14,10 +14,12 @@ template <class Side, class Own, int R>
 FN void add_runs(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
                  i32 first, i32 n_q, i32 n_kv) {
     constexpr int ALL = Own::ALL, ALIKE = Side::KEY_ROWS ? QUERY_RUN : KEY_RUN;
-    constexpr int RUN = ALIKE < ALL ? ALIKE : ALL, OWN_RUN = RUN * Own::COUNT / ALL;
+    constexpr int RUN = ALIKE < ALL ? ALIKE : ALL, RUNS = Own::SPREAD ? ALL / RUN : 1;
+    constexpr int OWN_RUN = Own::COUNT / RUNS;
 #pragma unroll
-    for (int i = 0; i < ALL / RUN; i++) {
-        const i32 inside = min_i32(first + RUN * i, Side::last_column(n_q, n_kv));
+    for (int i = 0; i < RUNS; i++) {
+        const i32 column = first + (Own::SPREAD ? RUN * i : Own::first());
+        const i32 inside = min_i32(column, Side::last_column(n_q, n_kv));
 #pragma unroll
         for (int r = 0; r < R; r++)
             if (is_live<Side>(mask, rows[r], inside, n_q, n_kv))
@@ -68,7 +70,7 @@ FN void add_single_pairs(u32 (&word)[R][Own::WORDS], const struct Mask &mask,
 template <class Side, class Own, int R>
 FN void add_tested(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
                    i32 first, i32 n_q, i32 n_kv) {
-    constexpr bool RUNS = Own::SPREAD && (Side::KEY_ROWS ? QUERY_RUN : KEY_RUN) >= 8;
+    constexpr bool RUNS = (Side::KEY_ROWS ? QUERY_RUN : KEY_RUN) >= 8;
     const i32 column = first + Own::first();
     if constexpr (RUNS)
         add_runs<Side, Own>(word, mask, rows, first, n_q, n_kv);

@@ -14,8 +14,8 @@ FN u32 own_votes(u32 votes) {
 template <int COLUMNS>
 struct QuadColumns {
     static constexpr int COUNT = COLUMNS, ALL = 4 * COUNT, WORDS = (COUNT + 31) / 32;
-    static constexpr int ROW_STEP = 8;      // from one of a thread's rows to the next
-    static constexpr bool SPREAD = true;    // eight columns side by side have two of every thread
+    static constexpr int ROW_STEP = 8;  // from one of a thread's rows to the next
+    static constexpr bool SPREAD = true;  // of eight columns side by side every thread has two
     FN static i32 first() { return threadIdx.x % 4 * 2; }
     FN static i32 place(int i) { return i / 2 * 8 + i % 2; }  // of column i, from the first one on
     FN static i32 before(i32 column) { return own_before(column); }

@@ -1,5 +1,5 @@
-// The mask of a partial tile where a query's keys lie in a few intervals: their ends are found once a
-// query, and lanes are compared with them.
+// The mask of a partial tile where a query's keys lie in a few intervals: their ends are found once
+// a query, and lanes are compared with them.
 // Needs: vector.h, bounds.h; Live, Place, tested_pairs; INTERVALS, CONDITIONS, RUNS, row_bounds,
 // differs, condition, counts of the mask. Gives: live_pairs.
 

@@ -6,7 +6,7 @@ template <int COLUMNS>
 struct SquareColumns {
     static constexpr int COUNT = COLUMNS, ALL = SIDE * COUNT, WORDS = 1;
     static constexpr int ROW_STEP = 1;
-    static constexpr bool SPREAD = false;
+    static constexpr bool SPREAD = false;  // a thread's columns lie in eight side by side
     FN static i32 first() { return COUNT * thread_across(); }
     FN static i32 place(int i) { return i; }
     FN static i32 before(i32 column) { return min_i32(max_i32(column, 0), COUNT); }
@@ -15,4 +15,4 @@ struct SquareColumns {
         if (first() / 32 == j) word[0] |= votes >> first() % 32 & bits_before(COUNT);
     }
 };
-static_assert(32 % (TILE_K / SIDE) == 0 && 32 % (TILE_Q / SIDE) == 0, "a vote has whole threads");
+static_assert(8 % (TILE_K / SIDE) == 0 && 8 % (TILE_Q / SIDE) == 0, "eights have whole threads");

@@ -1,5 +1,6 @@
 // Between the products: scores to weights, dp = dout . v to gradients of scores.
-// Needs: backward_products.cuh, logit.cuh; see_rows of the mask. Gives: Weights, weigh, to_gradients.
+// Needs: backward_products.cuh, logit.cuh; see_rows of the mask. Gives: Weights, weigh,
+// to_gradients.
 
 #if WITH_ENTMAX
 #include "common/lib/entmax_weights.cuh"

@@ -1,5 +1,5 @@
-// Mask policy: rows' live columns are a few intervals, whose ends follow from formulas or from data,
-// or the mask's formula decides pair by pair. See mask_policy.cuh.
+// Mask policy: a row's live columns are a few intervals, whose ends follow from formulas or from
+// data, or the mask's formula decides pair by pair. See mask_policy.cuh.
 // Needs: see_rows of the mask.
 
 constexpr bool MASK_FETCHED = false;
