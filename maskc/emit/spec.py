@@ -363,16 +363,6 @@ class KernelSpec:
         return "intervals" if self.intervals else "pairs"
 
     @property
-    def kept_intervals(self) -> int:
-        """Intervals of a query whose ends a thread keeps from tile to tile (sm_80); 0 where these
-        would take more registers than are left, or where data tell them run by run."""
-        rows = 0 if self.wide or self.schedule is None else self.tile.q // (8 * self.schedule.warps)
-        count = self.intervals if self.row_policy == "intervals" else 0
-        if self.by_query is not None and not self.by_query.differs:
-            count = len(self.by_query.intervals)
-        return count if 2 * count * rows <= (16 if self.head_dim < 128 else 8) else 0
-
-    @property
     def mask_policy(self) -> str:
         """What decides in partial tiles: templates/sm90a/lib/mask_*.cuh of that name (sm_90a)."""
         if self.boxes is not None:

@@ -46,6 +46,8 @@ class Schedule:
     """fp32 workspace per query."""
     key_floats: int = 0
     """fp32 workspace per key of a column that items share."""
+    data_rows: bool = True
+    """Whether rows whose columns data bound are found as intervals; else pairs are tested there."""
 
     @property
     def score_rows(self) -> int:

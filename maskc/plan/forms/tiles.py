@@ -57,7 +57,7 @@ def plan_tiles(
     by_distance = with_distances(masks) if family.tables and form != TINY else None
     masks, distances = by_distance or masks, by_distance is not None
     by_query, by_key = None, None
-    if form != TINY:  # whose partial tiles test pairs
+    if schedule.data_rows and form != TINY:  # whose partial tiles test pairs
         by_query = _of_data(masks, 0, gcd(of_k, schedule.tile.k))
         if direction is Direction.backward:
             by_key = _of_data(masks, 1, gcd(of_q, schedule.tile.q))

@@ -41,41 +41,31 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
 // The bits of all keys of a tile.
 constexpr u32 ALL_SEEN = (1u << TILE_K / 4) - 1 | ((1u << TILE_K / 4) - 1) << 16;
 
-typedef QuadColumns<TILE_K / 4> KeyColumns;
-FN struct Seen seen_of(const u32 (&word)[ROWS]) {
-    struct Seen seen;
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++)
-        seen.word[m] = (word[2 * m] & 0xffff) | word[2 * m + 1] << 16;
-    return seen;
-}
-
-// What a tile has that is full up to the last key.
-FN struct Seen before_end(const struct Attention *p, i32 first_k) {
-    u32 word[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-        word[r] = bits_before(KeyColumns::before(p->n_kv - lane_key(first_k)));
-    return seen_of(word);
-}
-
 // What queries lane / 4 + 8 r of a warp see of a tile's keys.
 FN struct Seen seen_by(const struct Attention *p, const struct Block &block, struct Tile tile) {
-    const i32 first_k = tile.index * TILE_K;
-    if (tile.full) return before_end(p, first_k);
+    typedef QuadColumns<TILE_K / 4> Own;
 #if WIDE
     const i32 n_q = p->queries;
 #else
     const i32 n_q = p->n_q;
 #endif
-    i32 rows[ROWS];
-    u32 found[ROWS][1] = {}, word[ROWS];
+    const i32 first_k = tile.index * TILE_K, q = lane_query(block.work);
+    u32 word[ROWS][1] = {};
+    if (tile.full) {
+        const u32 inside = bits_before(Own::before(p->n_kv - lane_key(first_k)));
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) rows[r] = mask_row(*p, lane_query(block.work) + 8 * r);
-    see_rows<ByQuery, KeyColumns>(found, block.mask, rows, first_k, n_q, p->n_kv);
+        for (int r = 0; r < ROWS; r++) word[r][0] = inside;
+    } else {
+        i32 rows[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) word[r] = found[r][0];
-    return seen_of(word);
+        for (int r = 0; r < ROWS; r++) rows[r] = mask_row(*p, q + 8 * r);
+        see_rows<ByQuery, Own>(word, block.mask, rows, first_k, n_q, p->n_kv);
+    }
+    struct Seen seen;
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+        seen.word[m] = (word[2 * m][0] & 0xffff) | word[2 * m + 1][0] << 16;
+    return seen;
 }
 
 // Whether some row of the warp sees a key of the tile, and whether all see all.
