@@ -9,7 +9,7 @@ from maskc.analysis.score_places import Spread
 from maskc.core import abi
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
-from maskc.core.target import NARROW, Target
+from maskc.core.target import NARROW, SPARE, Target
 from maskc.emit.boxes import BoxText
 from maskc.layout.topk import sizes as choosing
 from maskc.plan.types import Schedule
@@ -106,7 +106,7 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class MaskSide:
-    """How a pass looks at a mask, see templates/sm90a/lib/mask_sides.cuh."""
+    """How a pass looks at a mask, see templates/common/lib/mask_sides.cuh."""
 
     name: str
     """Its type."""
@@ -149,7 +149,7 @@ class DataEnds:
 
 @dataclass(frozen=True, slots=True)
 class DataRows:
-    """Rows of a mask that reads data as intervals (sm_90a), see maskc/plan/data_intervals.py."""
+    """Rows of a mask that reads data as intervals, see maskc/plan/data_intervals.py."""
 
     intervals: tuple[DataEnds, ...]
     columns: tuple[str, ...]
@@ -371,11 +371,6 @@ class KernelSpec:
         return tuple(s for s in self.mask_sides if getattr(self, s.data) is not None)
 
     @property
-    def tested_sides(self) -> tuple[MaskSide, ...]:
-        """From where pairs are tested."""
-        return tuple(s for s in self.mask_sides if getattr(self, s.data) is None)
-
-    @property
     def data_early(self) -> bool:
         """Whether that takes registers where rows are queries: columns have conditions of their
         own, or pairs may have to be tested."""
@@ -387,6 +382,14 @@ class KernelSpec:
         return self.mask_sides if self.spared_policy == "intervals" else ()
 
     @property
+    def row_policy(self) -> str:
+        """What finds a row's live columns in partial tiles: intervals, whose ends follow from
+        formulas or from data, or the formula of all pairs."""
+        if self.by_query is not None or self.by_key is not None:
+            return "data_rows"
+        return "intervals" if self.intervals else "pairs"
+
+    @property
     def mask_policy(self) -> str:
         """What decides in partial tiles: templates/sm90a/lib/mask_*.cuh of that name (sm_90a)."""
         if self.boxes is not None:
@@ -395,19 +398,16 @@ class KernelSpec:
             return "relative_bits"
         if self.by_documents:
             return "documents"
-        if self.by_query is not None or self.by_key is not None:
-            return "data_rows"
-        if not self.intervals:
-            return "pairs"
-        return "intervals" if self.cells is None else "chosen_blocks"
+        return "rows" if self.cells is None else "chosen_blocks"
 
     @property
     def mask_sides(self) -> tuple[MaskSide, ...]:
         """From where a pass looks at the mask: its rows are queries, or keys, or in two launches
-        one and the other (sm_90a)."""
+        one and the other."""
         if not self.backward:
             return (BY_QUERY,)
-        return (BY_KEY, BY_QUERY) if getattr(self.schedule, "row_bytes", 0) else (BY_KEY,)
+        both = self.target.name != "sm_90a" or getattr(self.schedule, "row_bytes", 0)
+        return (BY_KEY, BY_QUERY) if both else (BY_KEY,)
 
     @property
     def tests_pairs(self) -> bool:
@@ -441,12 +441,19 @@ class KernelSpec:
         return max(len(shape.predicate) for shape in self.shapes) <= 4
 
     @property
-    def pairs_at_once(self) -> int:
-        """Columns that a thread tests at a time: fewer where formulas are long, which need the
+    def keys_at_once(self) -> int:
+        """Keys that a thread tests at a time: fewer where formulas are long, which need the
         registers, and where few tiles are tested."""
+        if self.target.name != "sm_90a":
+            return 1 if self.target.name == SPARE else 4
         if self.thresholds or self.by_query or (self.by_documents and self.intervals):
             return 4
         return 16 if self.short_formulas else 4 if self.crowded else 8
+
+    @property
+    def queries_at_once(self) -> int:
+        """The same of queries."""
+        return 2 if self.target.name == "sm_90a" else self.keys_at_once
 
     @property
     def crowded(self) -> bool:

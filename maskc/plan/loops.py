@@ -187,7 +187,7 @@ def _nest(main: KernelPlan, plan: KernelPlan, at: _At, direction: Direction) -> 
         yield f"    {_POSITION}"
     if plan.distances:
         yield "    in a partial tile mask(q, k) is read as bits over k - q, made once per call"
-    elif family_of(plan.target).intervals and all(m.intervals is not None for m in plan.masks):
+    elif all(m.intervals is not None for m in plan.masks):
         yield "    in a partial tile mask(q, k) is tested as intervals of keys, query by query"
     elif (data := plan.of_data[not forward]) is not None:
         rows, columns = ("query", "keys") if forward else ("key", "queries")

@@ -93,10 +93,13 @@ def why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
 
 
 def why_partial(
-    masks: tuple[PlannedMask, ...], distances: bool, runs: tuple[int, ...],
-    data: DataIntervals | None = None,
+    masks: tuple[PlannedMask, ...], distances: bool, run: int, data: DataIntervals | None = None
 ) -> str:  # fmt: skip
-    """How Hopper's kernels treat partial tiles."""
+    """How kernels treat partial tiles.
+
+    Args:
+        run: aligned keys for which kernels test one.
+    """
     if data is not None:
         return _why_data(data)
     if distances:
@@ -104,7 +107,7 @@ def why_partial(
         more = f" and of {most} interval{'s' * (most != 1)} per row" if most else ""
         return f"partial tiles: bits from a table over k - q{more}, no pair is tested"
     if any(mask.intervals is None for mask in masks):
-        alike = f", one for {runs[0]} keys" if runs[0] > 1 else ""
+        alike = f", one for {run} keys" if run > 1 else ""
         return f"partial tiles: pairs are tested{alike}, as a query's keys are not a few intervals"
     most = max(len(mask.intervals or ()) for mask in masks)
     told = any(each.chosen is not None for mask in masks for each in mask.intervals or ())

@@ -46,6 +46,8 @@ class Schedule:
     """fp32 workspace per query."""
     key_floats: int = 0
     """fp32 workspace per key of a column that items share."""
+    data_rows: bool = True
+    """Whether rows whose columns data bound are found as intervals; else pairs are tested there."""
 
     @property
     def score_rows(self) -> int:
@@ -151,7 +153,7 @@ class KernelPlan:
     """Whether tile lists may be made on the device, from documents that are given there."""
     by_query: DataIntervals | None = None
     """The keys of a query of a mask that reads data in partial tiles, where kernels need not test
-    pairs to find them (sm_90a)."""
+    pairs to find them."""
     by_key: DataIntervals | None = None
     """The queries of a key, for backward passes."""
     data_lists: bool = False

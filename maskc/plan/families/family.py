@@ -91,8 +91,9 @@ class Family:
     """Other tiles, the other pass, and what runs calls that this family cannot."""
     head_dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The head dimensions that have a form; a form that is not named has all."""
-    intervals: bool = False
-    """Whether partial tiles are bits of intervals and distances, so that few pairs are tested."""
+    tables: bool = False
+    """Whether partial tiles may come as bits from tables: those over k - q, and of chosen blocks.
+    All families have bits of intervals."""
     grid: Callable[[Problem], tuple[Schedule, ...]] | None = None
     """Forward schedules whose tiles may be boxes of a grid; None: no such kernels."""
     thresholds: bool = False

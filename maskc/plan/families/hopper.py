@@ -47,7 +47,7 @@ HOPPER = Family(
         Along("sm_80", _FORWARD, ""),
     ),
     head_dims={SMALL: sm90a.SMALL_HEAD_DIMS, TINY: sm90a_mma16.HEAD_DIMS},
-    intervals=True,
+    tables=True,
     grid=sm90a.grid_schedules,
     thresholds=True,
     gathered=_gathered,

@@ -47,19 +47,17 @@ def plan_tiles(
     family = family_of(target)
     schedule = family.schedule(target.padded(problem), heads.masks, direction, form)
     masks = masks_for(heads, schedule.tile)
-    if len({mask.lifted.shape for mask in masks}) > 1:
+    if not family.tables or len({mask.lifted.shape for mask in masks}) > 1:
         masks = tuple(map(without_chosen, masks))
     if direction is Direction.backward:
         masks = tuple(map(without_floors, masks))
     use_ranges = all(mask.ranges for mask in masks)
     of_k, of_q = (min(run_length(mask.ir.keep, x) for mask in masks) for x in (E.K, E.Q))
     runs = of_k, of_q
-    by_distance = None
-    if family.intervals and form != TINY:  # whose partial tiles test pairs
-        by_distance = with_distances(masks)
+    by_distance = with_distances(masks) if family.tables and form != TINY else None
     masks, distances = by_distance or masks, by_distance is not None
     by_query, by_key = None, None
-    if family.intervals and form != TINY:
+    if schedule.data_rows and form != TINY:  # whose partial tiles test pairs
         by_query = _of_data(masks, 0, gcd(of_k, schedule.tile.k))
         if direction is Direction.backward:
             by_key = _of_data(masks, 1, gcd(of_q, schedule.tile.q))
@@ -69,7 +67,7 @@ def plan_tiles(
         (
             schedule.reason, *_why_tile(problem, direction), *why_padded(problem, target),
             why_lists(masks, use_ranges), *map(why_layout, masks),
-            *([why_partial(masks, distances, runs, data)] if family.intervals else []),
+            why_partial(masks, distances, runs[0] if target.language == "cuda" else 1, data),
         ), distances, runs, direction, form, by_query=by_query, by_key=by_key,
     )  # fmt: skip
 

@@ -51,9 +51,23 @@ FN void add_to_dq(const struct Shared &shared, u32 ds, const struct Attention &p
         add_four(to + dq_place(fragment, share * COLUMNS + c, threadIdx.x % 32, 0), x[0][c]);
 }
 
-// What one step of STEP_Q queries gives.
+// Gradients of scores of a step, for the product that is dq.
+FN void put_gradients(unsigned char *to, const Pairs &ds, i32 step) {
+    const i32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16 * FRAGMENTS;
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+        for (int n = 0; n < STEP_Q / 8; n++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const u32 place = ds_place(own + 16 * m + lane / 4 + 8 * r, step / 8 + n);
+                *((u32 *)(to + place) + lane % 4) = ds[m][n][r];
+            }
+}
+
+// What one step of STEP_Q queries gives. Gradients of scores go to `to`, where that has a place.
 template <bool KEYS, bool VALUES>
-FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &shared,
+FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, unsigned char *to, struct Shared &shared,
                    const struct Attention &p, const struct Logit &logit, struct Place at, i32 step,
                    i32 first_q, i32 first_k, i32 full) {
     const i32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16 * FRAGMENTS;
@@ -75,7 +89,17 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
 #else
     if (masked)  // first, as long formulas need the registers of scores
 #endif
+    {
         weights.seen = seen_by<true, FRAGMENTS, STEP_Q / 8>(p, at, query, key, full);
+        if (!__any_sync(0xffffffff, weights.seen)) {  // nothing, for the whole warp
+#pragma unroll
+            for (int m = 0; m < FRAGMENTS; m++)
+#pragma unroll
+                for (int n = 0; n < STEP_Q / 8; n++) ds[m][n][0] = ds[m][n][1] = 0;
+            if (to) put_gradients(to, ds, step);
+            return 0.0f;
+        }
+    }
     products(s, shared_address(shared.k) + own * PITCH + lane_in_rows(), q + lane_in_halves());
 #if WITH_THRESHOLDS
     keep_chosen<true>(weights.seen, s, p, at, query, key);
@@ -100,21 +124,9 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, const struct Shared &s
     const float total =
         to_gradients<true>(ds, dp, s, weights, steps, masked, of_query(shared.delta));
     add_products(dk, ds, q + lane_in_rows());
+    if (to) put_gradients(to, ds, step);
     return total;
 }
-FN void put_gradients(unsigned char *to, const Pairs &ds, i32 step) {
-    const i32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16 * FRAGMENTS;
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++)
-#pragma unroll
-        for (int n = 0; n < STEP_Q / 8; n++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const u32 place = ds_place(own + 16 * m + lane / 4 + 8 * r, step / 8 + n);
-                *((u32 *)(to + place) + lane % 4) = ds[m][n][r];
-            }
-}
-
 template <bool KEYS, bool VALUES>
 FN void pass_over(struct Shared &shared, const struct Attention &p, const struct Column &column) {
     constexpr bool ADDS = KEYS && !DETERMINISTIC;  // to dq
@@ -147,9 +159,9 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
         Pairs ds;
 #pragma unroll 1
         for (int step = 0; step < TILE_Q; step += STEP_Q) {
-            total += take_step<KEYS, VALUES>(dk, dv, ds, shared, p, logit, at, step,
-                                             tile.index * TILE_Q, first_k, tile.full);
-            if (ADDS && !ONE_PLACE) put_gradients(of_ds, ds, step);
+            total += take_step<KEYS, VALUES>(dk, dv, ds, ADDS && !ONE_PLACE ? of_ds : nullptr,
+                                             shared, p, logit, at, step, tile.index * TILE_Q,
+                                             first_k, tile.full);
         }
         __syncthreads();  // gradients are there, and queries no longer read
         if (ADDS && ONE_PLACE) {

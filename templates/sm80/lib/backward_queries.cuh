@@ -39,10 +39,14 @@ FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const str
         Weights<1, STEP_K / 8> weights;
 #if WITH_THRESHOLDS
         weights.seen = ~0u;
-        if (tested) weights.seen = seen_by<false, 1, STEP_K / 8>(p, line.at, query, key, full);
+        if (tested)
 #else
-        if (masked) weights.seen = seen_by<false, 1, STEP_K / 8>(p, line.at, query, key, full);
+        if (masked)
 #endif
+        {
+            weights.seen = seen_by<false, 1, STEP_K / 8>(p, line.at, query, key, full);
+            if (!__any_sync(0xffffffff, weights.seen)) continue;
+        }
         products(s, shared_address(shared.q) + fragment * 16 * PITCH + lane_in_rows(),
                  k + lane_in_halves());
 #if WITH_THRESHOLDS

@@ -1,5 +1,6 @@
 // Between the products: scores to weights, dp = dout . v to gradients of scores.
-// Needs: backward_products.cuh, logit.cuh; keep of the mask. Gives: Weights, weigh, to_gradients.
+// Needs: backward_products.cuh, logit.cuh; see_rows of the mask. Gives: Weights, weigh,
+// to_gradients.
 
 #if WITH_ENTMAX
 #include "common/lib/entmax_weights.cuh"
@@ -55,21 +56,28 @@ FN Placed<KEY_ROWS, Level> placed(const Level &level, i32 query, i32 key, struct
 // Which pairs of a thread are live; the first one is of query q and key k.
 template <bool KEY_ROWS, int COUNT, int GROUPS>
 FN u32 seen_by(const struct Attention &p, struct Place at, i32 q, i32 k, i32 full) {
-    const struct Mask mask = load_mask(&p, at.batch, at.head);
-    const i32 n_q = p.n_q, n_kv = p.n_kv;
-    u32 seen = 0;
-#pragma unroll 4
-    for (int i = 0; i < 2 * GROUPS; i++) {
-        const i32 across = i / 2 * 8 + i % 2;
+    typedef SideOf<KEY_ROWS> Side;
+    typedef QuadColumns<2 * GROUPS> Own;
+    constexpr int ROWS = 2 * COUNT;
+    const i32 n_q = p.n_q, n_kv = p.n_kv, column = KEY_ROWS ? q : k;
+    u32 word[ROWS][1] = {}, seen = 0;
+    if (full) {
+        const u32 inside = KEY_ROWS ? ~0u : bits_before(Own::before(n_kv - column));
 #pragma unroll
-        for (int r = 0; r < 2 * COUNT; r++) {
-            const i32 down = 8 * r;
-            const i32 query = min_i32(q + (KEY_ROWS ? across : down), n_q - 1);
-            const i32 key = k + (KEY_ROWS ? down : across);
-            const u32 live =
-                full | (keep(mask, query, min_i32(key, n_kv - 1), n_q, n_kv) != 0);
-            seen |= (live & (key < n_kv)) << (r * 2 * GROUPS + i);
-        }
+        for (int r = 0; r < ROWS; r++) word[r][0] = inside;
+    } else {
+        const struct Mask mask = load_mask(&p, at.batch, at.head);
+        i32 rows[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            rows[r] = min_i32((KEY_ROWS ? k : q) + 8 * r, (KEY_ROWS ? n_kv : n_q) - 1);
+        see_rows<Side, Own>(word, mask, rows, column - Own::first(), n_q, n_kv);
+    }
+    constexpr u32 TILE = Own::COUNT < 32 ? (1u << Own::COUNT % 32) - 1 : ~0u;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const bool inside = !KEY_ROWS || k + 8 * r < n_kv;
+        seen |= (inside ? word[r][0] & TILE : 0) << r * Own::COUNT;
     }
     return seen;
 }

@@ -1,5 +1,5 @@
 // Tiles of consecutive queries and keys: scores to logits, the mask.
-// Needs: logit.cuh, softmax.cuh, work.cuh; keep of the mask.
+// Needs: logit.cuh, softmax.cuh, work.cuh; see_rows of the mask.
 
 // Scores q . k become logits up to the factor `unit`, which the exponential applies.
 FN void make_logits(Scores &s, const struct Attention *p, const struct Block &block, i32 first_k) {
@@ -38,29 +38,46 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
 #endif
 }
 
+// The bits of all keys of a tile.
+constexpr u32 ALL_SEEN = (1u << TILE_K / 4) - 1 | ((1u << TILE_K / 4) - 1) << 16;
+
 // What queries lane / 4 + 8 r of a warp see of a tile's keys.
 FN struct Seen seen_by(const struct Attention *p, const struct Block &block, struct Tile tile) {
-    const struct Mask mask = block.mask;
+    typedef QuadColumns<TILE_K / 4> Own;
 #if WIDE
-    const i32 n_q = p->queries, n_kv = p->n_kv;
+    const i32 n_q = p->queries;
 #else
-    const i32 n_q = p->n_q, n_kv = p->n_kv;
+    const i32 n_q = p->n_q;
 #endif
-    const i32 q = lane_query(block.work), k = lane_key(tile.index * TILE_K);
-    struct Seen seen = {};
-#pragma unroll UNROLL
-    for (int i = 0; i < TILE_K / 4; i++) {
-        const i32 column = k + i / 2 * 8 + i % 2, inside = min_i32(column, n_kv - 1);
+    const i32 first_k = tile.index * TILE_K, q = lane_query(block.work);
+    u32 word[ROWS][1] = {};
+    if (tile.full) {
+        const u32 inside = bits_before(Own::before(p->n_kv - lane_key(first_k)));
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-#if WIDE
-            const i32 row = mask_row(p, q + 8 * r);
-#else
-            const i32 row = min_i32(q + 8 * r, n_q - 1);
-#endif
-            const u32 live = tile.full | (keep(mask, row, inside, n_q, n_kv) != 0);
-            seen.word[r / 2] |= (live & (column < n_kv)) << (16 * (r % 2) + i);
-        }
+        for (int r = 0; r < ROWS; r++) word[r][0] = inside;
+    } else {
+        i32 rows[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) rows[r] = mask_row(*p, q + 8 * r);
+        see_rows<ByQuery, Own>(word, block.mask, rows, first_k, n_q, p->n_kv);
     }
+    struct Seen seen;
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++)
+        seen.word[m] = (word[2 * m][0] & 0xffff) | word[2 * m + 1][0] << 16;
     return seen;
+}
+
+// Whether some row of the warp sees a key of the tile, and whether all see all.
+FN bool sees_any(const struct Seen &seen) {
+    u32 some = 0;
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++) some |= seen.word[m];
+    return __any_sync(0xffffffff, some & ALL_SEEN);
+}
+FN bool sees_all(const struct Seen &seen) {
+    u32 every = ALL_SEEN;
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++) every &= seen.word[m];
+    return __all_sync(0xffffffff, every == ALL_SEEN);
 }

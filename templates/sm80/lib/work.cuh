@@ -12,11 +12,12 @@ struct Work {
 
 #if WIDE
 // The query at a row of a tile.
-FN i32 mask_row(const struct Attention *p, i32 row) {
-    return min_i32(PACKED_HEADS ? (u32)row % (u32)p->queries : row, p->queries - 1);
+FN i32 mask_row(const struct Attention &p, i32 row) {
+    return min_i32(PACKED_HEADS ? (u32)row % (u32)p.queries : row, p.queries - 1);
 }
+#else
+#include "common/lib/plain_rows.cuh"
 #endif
-
 
 // Heads run in groups whose keys and values fit the L2 cache; inside a group the last tile rows,
 // which are the longest ones of a causal mask, come first. A grid has at most 2^31 - 1 blocks, so

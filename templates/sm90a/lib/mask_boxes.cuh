@@ -1,5 +1,5 @@
 // Mask policy: tiles are boxes of a grid, and whether a pair is live is told axis by axis, by words
-// in memory. See mask_sides.cuh.
+// in memory. See mask_policy.cuh.
 // Needs: words_of, seen_inside, seen_outside, outer_box of the grid; Point, query_point, key_point.
 
 constexpr bool MASK_EARLY = true;

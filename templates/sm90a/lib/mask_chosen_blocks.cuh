@@ -1,5 +1,5 @@
 // Mask policy: the live columns of a row are a few intervals, in some of which blocks of keys were
-// chosen at run time. See mask_sides.cuh.
+// chosen at run time. See mask_policy.cuh.
 // Needs: intervals.cuh, chosen_blocks.cuh; BLOCKS_EARLY.
 
 constexpr bool MASK_EARLY = BLOCKS_EARLY;
@@ -39,7 +39,7 @@ FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (!Side::KEY_ROWS) cover(own[r], blocks.word[ROWS_ALIKE ? 0 : r][0], first);
-        add_intervals<Side>(seen.word[r], mask, rows[r], column, n_kv, n_q, n_kv,
+        add_intervals<Side, Own>(seen.word[r], mask, rows[r], column, n_kv, n_q, n_kv,
                             [&](int i, int w) { return of_interval(i, own[r][w]); });
     }
     hide_keys_past<Side>(seen, rows, n_kv);

@@ -1,5 +1,5 @@
 // Mask policy: tiles of keys begin with documents. Where all keys are of one, rows of that document
-// see intervals, and others nothing; else the mask's formula decides. See mask_sides.cuh.
+// see intervals, and others nothing; else the mask's formula decides. See mask_policy.cuh.
 // Needs: pairs.cuh, intervals.cuh or no_intervals.cuh; ENDS, query_documents, key_documents of the
 // mask.
 
@@ -32,10 +32,10 @@ FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             if (query_documents(mask)[rows[r]] != document) continue;
-            add_intervals<Side>(seen.word[r], mask, rows[r], column, end, n_q, n_kv);
+            add_intervals<Side, Own>(seen.word[r], mask, rows[r], column, end, n_q, n_kv);
         }
         return seen;
     }
-    add_pairs<Side>(seen, mask, rows, column, end < 0 ? -end : end, n_q, n_kv);
+    add_pairs<Side, Own>(seen.word, mask, rows, column, end < 0 ? -end : end, n_q, n_kv);
     return seen;
 }

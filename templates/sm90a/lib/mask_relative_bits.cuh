@@ -1,5 +1,5 @@
 // Mask policy: whether a pair is live depends on k - q alone and is a bit in memory; a few
-// intervals may come beside. See mask_sides.cuh.
+// intervals may come beside. See mask_policy.cuh.
 // Needs: intervals.cuh or no_intervals.cuh.
 
 constexpr bool MASK_EARLY = true;
@@ -44,7 +44,7 @@ FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i
         const struct Mask mask = load_mask(&p, at.batch, at.head);
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            add_intervals<Side>(seen.word[r], mask, rows[r], column, n_kv, n_q, n_kv);
+            add_intervals<Side, Own>(seen.word[r], mask, rows[r], column, n_kv, n_q, n_kv);
     }
     hide_keys_past<Side>(seen, rows, n_kv);
     return seen;

@@ -1,7 +1,8 @@
-// Which columns of a tile a thread's two rows see: bit 2 i + e of a row is column
-// 8 i + 2 (lane % 4) + e. Needs: OWN, the columns of a tile that a thread has in each row.
+// Which columns of a tile a thread's two rows see. Needs: quad_columns.cuh; OWN, the columns of a
+// tile that a thread has in each row.
 
-constexpr int WORDS = (OWN + 31) / 32;
+typedef QuadColumns<OWN> Own;
+constexpr int WORDS = Own::WORDS;
 struct Visible {
     u32 word[2][WORDS];
 };

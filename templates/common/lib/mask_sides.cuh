@@ -1,17 +1,5 @@
-// The two sides from which kernels look at a mask, and the interface of a mask policy.
+// The two sides from which kernels look at a mask.
 // Needs: mask_row, the query at a row of the tiles.
-//
-// Every mask_*.cuh is a policy and gives, with a Side that is ByQuery or ByKey:
-//   MaskRow, begin_row(kept)         what a thread keeps of its two rows from tile to tile; a new
-//                                    one has begun a row
-//   prefetch_mask<Side>(p, at, row, first)                  what visible needs from memory early;
-//                                    nothing unless MASK_FETCHED
-//   visible<Side>(p, at, row, first, kept, prefetched)      what rows `row` and `row` + 8 see of
-//                                    the tile that begins with column `first`; `at`: which head
-//   MASK_EARLY                       forward passes look before a product begins, while scores
-//                                    need no registers; else the product runs meanwhile
-//   MASK_HEAVY                       looking takes the registers in which other numbers could wait
-// Visible is the answer, and apply_mask, of apply_mask.cuh, hides the rest.
 
 // Rows are queries, columns are keys. Keys past the last one are never visible.
 struct ByQuery {
@@ -36,3 +24,7 @@ struct ByKey {
     FN static i32 key(i32 row, i32) { return row; }
     FN static i32 column_end(i32 end, i32) { return end; }
 };
+
+template <bool KEY_ROWS> struct SideType { typedef ByQuery Type; };
+template <> struct SideType<true> { typedef ByKey Type; };
+template <bool KEY_ROWS> using SideOf = typename SideType<KEY_ROWS>::Type;

@@ -1,8 +1,7 @@
-// Mask policy: the mask's formula decides, pair by pair. See mask_sides.cuh.
-// Needs: pairs.cuh.
+// Mask policy: a row's live columns are a few intervals, whose ends follow from formulas or from
+// data, or the mask's formula decides pair by pair. See mask_policy.cuh.
+// Needs: see_rows of the mask.
 
-constexpr bool MASK_EARLY = true;
-constexpr bool MASK_HEAVY = LONG_FORMULA || QUERY_RUN < 8;
 constexpr bool MASK_FETCHED = false;
 struct MaskRow {};
 FN void begin_row(struct MaskRow &) {}
@@ -13,11 +12,12 @@ FN struct Visible prefetch_mask(const struct Attention &, struct Place, i32, i32
 template <class Side>
 FN struct Visible visible(const struct Attention &p, struct Place at, i32 row, i32 first,
                           struct MaskRow &, const struct Visible &) {
-    const i32 n_q = Side::queries(p), n_kv = p.n_kv, column = first + threadIdx.x % 4 * 2;
+    const i32 n_q = Side::queries(p), n_kv = p.n_kv;
     struct Visible seen = {};
     const i32 rows[2] = {Side::row(p, row), Side::row(p, row + 8)};
+    const i32 inside[2] = {Side::inside(rows[0], n_kv), Side::inside(rows[1], n_kv)};
     const struct Mask mask = load_mask(&p, at.batch, at.head);
-    add_tested<Side>(seen, mask, rows, first, column, n_q, n_kv);
+    see_rows<Side, Own>(seen.word, mask, inside, first, n_q, n_kv);
     hide_keys_past<Side>(seen, rows, n_kv);
     return seen;
 }

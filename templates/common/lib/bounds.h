@@ -1,0 +1,3 @@
+struct Bounds {
+    i32 first, last;  // past the end
+};

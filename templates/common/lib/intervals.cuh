@@ -1,0 +1,25 @@
+// The live columns of a row as bits, where they lie in a few intervals.
+// Needs: bits.cuh, mask_sides.cuh, Own (see quad_columns.cuh); Bounds, INTERVALS and row_bounds of
+// the mask.
+
+// Those before `end`, which counts keys; `only` tells of interval i which bits of word w count.
+template <class Side, class Own, class Only>
+FN void add_intervals(u32 (&word)[Own::WORDS], const struct Mask &mask, i32 row, i32 column,
+                      i32 end, i32 n_q, i32 n_kv, const Only &only) {
+    struct Bounds own[INTERVALS];
+    row_bounds(Side(), own, mask, Side::inside(row, n_kv), n_q, n_kv);
+#pragma unroll
+    for (int i = 0; i < INTERVALS; i++) {
+        const i32 from = Own::before(own[i].first - column);
+        const i32 to = Own::before(Side::column_end(own[i].last, end) - column);
+#pragma unroll
+        for (int w = 0; w < Own::WORDS; w++)
+            word[w] |= bits_from(from - 32 * w) & bits_before(to - 32 * w) & only(i, w);
+    }
+}
+template <class Side, class Own>
+FN void add_intervals(u32 (&word)[Own::WORDS], const struct Mask &mask, i32 row, i32 column,
+                      i32 end, i32 n_q, i32 n_kv) {
+    const auto all = [](int, int) { return ~0u; };
+    add_intervals<Side, Own>(word, mask, row, column, end, n_q, n_kv, all);
+}
