@@ -91,29 +91,50 @@ def through_torch(
         BadOption: torch.func or forward-mode differentiation transforms a tensor.
         MaskcError: see CompiledMask.
     """
-    watched = not _is_plain(q, k, v)
-    if watched:
-        compiling = torch.compiler.is_compiling()
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if isinstance(x, torch.Tensor) and x.is_nested:
-                refuse("nested", name, compiling)
-        kind = q.device.type
-        if kind in _DEVICES and torch.is_autocast_enabled(kind):
-            to = torch.get_autocast_dtype(kind) if dtype is None else getattr(torch, dtype)
-            q, k, v = (_cast(x, to) for x in (q, k, v))
-        watched = compiling or q.is_meta or _watched(q, k, v)
+    plain, watched = _is_plain(q, k, v), False
+    if not plain:
+        q, k, v = _cast_all(q, k, v, dtype)
+        watched = torch.compiler.is_compiling() or q.is_meta or _watched(q, k, v)
     tables = getattr(owner, "trainable", ()) if score is None else score.inputs.trainable
     wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, tables)
     if watched:
-        key = _named(find, owner, q, k, v, wanted, score)
-        return _operator(key, q, k, v, options, deterministic)
-    attn = owner if find is None else find(owner, *_sizes(q, v), q.dtype, _place(q))
-    if not wanted:
-        own = {name: options.pop(name) for name in OPTIONS if name in options}
-        return attn.launch(q, k, v, **own, data=options)
-    if Direction.backward not in attn.target.directions:
-        attn.target.check(attn.bundle.problem, Direction.backward)
-    return _recorded(attn, q, k, v, options, deterministic)
+        attn = _named(find, owner, q, k, v, wanted, score)
+    else:
+        attn = owner if find is None else find(owner, *_sizes(q, v), q.dtype, _place(q))
+        if not wanted:
+            own = {name: options.pop(name) for name in OPTIONS if name in options}
+            return attn.launch(q, k, v, **own, data=options)
+        if Direction.backward not in attn.target.directions:
+            attn.target.check(attn.bundle.problem, Direction.backward)
+    keep_lse = options.pop("return_lse", False)
+    slopes, sinks = options.pop("alibi_slopes", None), options.pop("sink_logits", None)
+    call, data = call_of(options, deterministic, as_operator=watched)
+    if not plain:
+        k, v = _tensor(k, "k"), _tensor(v, "v")
+    if slopes is not None or sinks is not None:
+        slopes, sinks = _tensor(slopes, "alibi_slopes"), _tensor(sinks, "sink_logits")
+    if watched:
+        run = torch.ops.maskc.attention.default
+        out, lse = run(q, k, v, slopes, sinks, data, attn, *call.numbers())
+    else:
+        out, lse = attended(attn, call, q, k, v, slopes, sinks, *data)
+    return (out, lse) if keep_lse else out
+
+
+def _cast_all(q: Any, k: Any, v: Any, dtype: str | None) -> tuple[Any, Any, Any]:
+    """What autocast makes of them, where it is in force.
+
+    Raises:
+        NestedTensor: one is nested.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if isinstance(x, torch.Tensor) and x.is_nested:
+            refuse("nested", name, torch.compiler.is_compiling())
+    kind = q.device.type
+    if kind not in _DEVICES or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    to = torch.get_autocast_dtype(kind) if dtype is None else getattr(torch, dtype)
+    return _cast(q, to), _cast(k, to), _cast(v, to)
 
 
 def _is_plain(q: Any, k: Any, v: Any) -> bool:
@@ -198,30 +219,6 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[st
                 refuse(what, name, torch.compiler.is_compiling())
             found = True
     return found
-
-
-def _recorded(
-    attn: Any, q: Any, k: Any, v: Any, options: dict[str, Any], deterministic: bool
-) -> Any:
-    """The eager call with a node in the autograd graph."""
-    keep_lse = options.pop("return_lse", False)
-    heads = [_tensor(options.pop(name, None), name) for name in _TRAINABLE]
-    call, data = call_of(options, deterministic, as_operator=False)
-    tensors = (q, _tensor(k, "k"), _tensor(v, "v"))
-    out, lse = attended(attn, call, *tensors, *heads, *data)
-    return (out, lse) if keep_lse else out
-
-
-def _operator(
-    key: str, q: Any, k: Any, v: Any, options: dict[str, Any], deterministic: bool
-) -> Any:
-    """The call as one operator, which compilers and dispatch modes see."""
-    keep_lse = options.pop("return_lse", False)
-    heads = [_tensor(options.pop(name, None), name) for name in _TRAINABLE]
-    call, data = call_of(options, deterministic, as_operator=True)
-    tensors = (q, _tensor(k, "k"), _tensor(v, "v"))
-    out, lse = torch.ops.maskc.attention.default(*tensors, *heads, data, key, *call.numbers())
-    return (out, lse) if keep_lse else out
 
 
 def _tensor(x: Any, name: str) -> Any:
