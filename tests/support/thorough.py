@@ -29,8 +29,8 @@ def soon(flags: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def examples(count: int) -> int:
-    """Of a property: `count` where a run is thorough, else a quarter of them, but five at least."""
-    return count if THOROUGH else min(count, max(5, count // 4))
+    """Of a property: `count` where a run is thorough, else a quarter, but three at least."""
+    return count if THOROUGH else min(count, max(3, count // 4))
 
 
 def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def test_modules_learn_it():
     assert other.alpha.grad != 0
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "simt"])
+@pytest.mark.parametrize("target", ["sm_90a", more("sm_80"), "simt"])
 def test_on_gpus(target, monkeypatch):
     from maskc.testing.emulator import machine
 

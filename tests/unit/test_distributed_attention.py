@@ -55,7 +55,8 @@ def together(case: Case, size: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("case", [
     more(case) if case.name in ("two sequences", "sink logits and a cap", "entmax", "dropout",
-                                "global rows and entmax", "global rows in two chunks") else case
+                                "global rows and entmax", "global rows in two chunks",
+                                "global rows and a formula") else case
     for case in MORE
 ], ids=lambda case: case.name)  # fmt: skip
 def test_ranks_agree_with_one_process(case: Case, monkeypatch: pytest.MonkeyPatch):

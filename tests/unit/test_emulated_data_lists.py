@@ -123,7 +123,7 @@ def dense(mask, data, by_head=False):
 @pytest.mark.parametrize(
     ("name", "deterministic"),
     alternating(
-        chiefly(list(MASKS), "padding flags", "padding intervals", "prefix", "tree", "block table"),
+        chiefly(list(MASKS), "padding flags", "prefix", "tree", "block table"),
         [False, True],
     ),
 )

@@ -40,7 +40,7 @@ def in_parts(mask, dim=64, dtype="bfloat16"):
 
 
 @pytest.mark.parametrize(
-    ("name", "deterministic"), alternating([more("both"), "columns", "rows"], [False, True])
+    ("name", "deterministic"), alternating([more("both"), "columns", more("rows")], [False, True])
 )
 def test_both_passes(hopper, name, deterministic):
     mask, attn = MASKS[name], in_parts(MASKS[name])

@@ -42,7 +42,7 @@ def data_of(name, n_kv, seed=0):
 
 @pytest.mark.parametrize(
     ("name", "extras"),
-    alternating(chiefly(list(MASKS), "columns", "rows", "flags", "name"), [False, True]),
+    alternating(chiefly(list(MASKS), "columns", "rows", "flags"), [False, True]),
 )
 def test_both_passes(path, name, extras):  # noqa: F811
     """ALiBi, which is among the extras, runs whole."""

@@ -191,7 +191,7 @@ def test_long_rows(name):
 
 @emulated
 @pytest.mark.parametrize(
-    ("name", "mode"), alternating(["relative table", "twice", "soft-cap"], [None, "apart"])
+    ("name", "mode"), alternating(["relative table", "twice", more("soft-cap")], [None, "apart"])
 )
 def test_small_tiles(name, mode):
     _, ran = judged(BAND, name, 150, form="small", mode=mode)

@@ -58,7 +58,7 @@ def test_masks_of_heads_and_shared_keys(deterministic):
     check(SPARSE, 130, 200, heads=4, kv_heads=2, deterministic=deterministic)
 
 
-@pytest.mark.parametrize(("dim", "deterministic"), alternating([64, 256], [False, True]))
+@pytest.mark.parametrize(("dim", "deterministic"), alternating([64, more(256)], [False, True]))
 def test_features(dim, deterministic):
     both = vectors(["sink_logits", "alibi_slopes"], 2)
     check(BAND, 140, 140, dim, deterministic=deterministic, softcap=3.0, **both)
