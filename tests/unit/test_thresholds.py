@@ -190,8 +190,8 @@ def test_what_is_no_number_comes_last(target, k):
 
 
 @pytest.mark.parametrize(("name", "target"), alternating(
-        chiefly(list(PASSES), "fewer queries", "union", "union that is tested", "some are chosen",
-                "ordered", "documents", "heads", "wide", "rows of 136 and 72"),
+        chiefly(list(PASSES), "one key", "union", "union that is tested", "ordered",
+                "documents", "heads", "wide", "rows of 136 and 72"),
         TARGETS,
     ),
 )  # fmt: skip
