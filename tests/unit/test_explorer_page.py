@@ -62,7 +62,7 @@ def opened(chromium, tmp_path):
     def open_page(model, hash_=""):
         file = tmp_path / f"page{len(pages)}.html"
         file.write_text(html(model), encoding="utf-8")
-        page = chromium.new_page(viewport={"width": 1000, "height": 700})
+        page = chromium.new_page(viewport={"width": 720, "height": 540})
         page.seen, page.wrong = [], []
         page.on("request", lambda request: page.seen.append(request.url))
         page.on("pageerror", lambda error: page.wrong.append(str(error)))
@@ -582,7 +582,7 @@ def test_served_page_gets_the_rest_and_other_settings(chromium):
     server = ExplorerServer(lambda query: make(query, served=True))
     thread = threading.Thread(target=server.serve)
     thread.start()
-    page = chromium.new_page(viewport={"width": 1000, "height": 700})
+    page = chromium.new_page(viewport={"width": 720, "height": 540})
     try:
         asks = []
         page.on("request", lambda request: asks.append(request.url))
