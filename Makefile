@@ -10,7 +10,10 @@ STAMP := $(VENV)/.installed
 HOST := --ignore tests/gpu
 # Tests that ask what NVRTC made of a source, and those that draw more, or compile otherwise, in full.
 ASK_LEDGER := $$(grep -rlE 'support.ledger|test_sm90a_sources' tests/unit)
-THOROUGH := $$(grep -rlE 'import examples|inductor|support.cpu_harness|shared_cases' tests/unit tests/property)
+THOROUGH := $$(grep -rlE 'examples\(|THOROUGH|inductor|support.cpu_harness|shared_cases' tests/unit tests/property)
+
+# To parse every module of what is installed takes longer than to install it: each is when imported.
+QUIETLY := --quiet --no-compile
 
 # Processes that tests start would else parse every module anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,13 +23,13 @@ unexport PYTHONDONTWRITEBYTECODE
 $(STAMP): pyproject.toml
 	@echo "Building a virtual environment in $(VENV), once: a minute or so, most of it downloads."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -e '.[test,figures]' $(EXTRAS)
+	$(BIN)/pip install $(QUIETLY) --upgrade pip
+	$(BIN)/pip install $(QUIETLY) -e '.[test,figures]' $(EXTRAS)
 	touch $@
 
 # What `check` and `docs` need more, once, too.
 $(VENV)/.%: $(STAMP)
-	$(BIN)/pip install --quiet -e '.[$*]'
+	$(BIN)/pip install $(QUIETLY) -e '.[$*]'
 	touch $@
 
 # One mask drawn, compiled for this machine's CPU, run on a real text and checked: some seconds.
@@ -50,7 +53,7 @@ test-gpu: $(STAMP)
 # Every architecture, head dimension and dtype through NVRTC, and again what the ledger
 # in tests/golden (compiled.txt, machine_code.txt) remembers; needs the cuda13 extra, no GPU.
 matrix: $(STAMP)
-	$(BIN)/pip install --quiet -e '.[cuda13]' nvidia-cuda-nvdisasm
+	$(BIN)/pip install $(QUIETLY) -e '.[cuda13]' nvidia-cuda-nvdisasm
 	$(BIN)/python -m pytest -m matrix $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m 'not gpu and not matrix' --thorough $(PYTEST_ARGS) $(THOROUGH)
 	MASKC_COMPILE_ANEW=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(ASK_LEDGER)

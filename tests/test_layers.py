@@ -263,6 +263,10 @@ print(",".join(loaded))
 """
 
 
+def test_the_package_says_that_it_is_typed():
+    assert (PACKAGE / "py.typed").is_file()
+
+
 @pytest.mark.parametrize(
     ("module", "absent"),
     [

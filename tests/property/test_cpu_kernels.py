@@ -16,7 +16,7 @@ from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.reference.attention import attention
 from maskc.testing.strategies import masks
-from tests.support.thorough import examples
+from tests.support.thorough import examples, more
 
 shipped = pytest.mark.shipped_flags
 """Masks drawn at random, whose compilation takes longest, have these flags in a thorough run."""
@@ -61,7 +61,7 @@ def test_no_queries_or_no_keys(n_q, n_kv):
 
 
 @shipped
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [more("float32"), "bfloat16", more("float16")])
 def test_probe_reads_the_mask_back(dtype):
     """Zero q makes every live key weigh the same: one-hot v shows exactly which those are."""
     import ml_dtypes

@@ -150,8 +150,8 @@ def nan_memory():
 
 
 def check(attn, given_tensors, live, data=None, deterministic=False, **features):
-    """Both passes against fp64, in memory full of NaN; then once more: the forward's bits are the
-    same. Returns what was found."""
+    """Both passes against fp64, in memory full of NaN; on a card once more: the forward's bits are
+    the same, as in the emulator test_the_same_bits_in_any_order says. Returns what was found."""
     q, k, v, dout = given_tensors
     dout = dout if BACKWARD else None
     options = {"data": data, "deterministic": deterministic, **features}
@@ -163,8 +163,9 @@ def check(attn, given_tensors, live, data=None, deterministic=False, **features)
     ]
     faults = wrong(found, *sides)
     assert not faults, (tuple(q.shape), tuple(k.shape), str(q.dtype), sorted(features), faults)
-    again = called(attn, q, k, v, **options)
-    assert all(torch.equal(again[name], found[name]) for name in ("out", "lse"))
+    if DEVICE == "cuda":
+        again = called(attn, q, k, v, **options)
+        assert all(torch.equal(again[name], found[name]) for name in ("out", "lse"))
     return found
 
 

@@ -29,8 +29,8 @@ def soon(flags: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def examples(count: int) -> int:
-    """Of a property: `count` where a run is thorough, else a quarter of them, but five at least."""
-    return count if THOROUGH else min(count, max(5, count // 4))
+    """Of a property: `count` where a run is thorough, else a quarter, but three at least."""
+    return count if THOROUGH else min(count, max(3, count // 4))
 
 
 def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +46,15 @@ def more(*values: Any) -> Any:
     """A parameter that only `make matrix` tries: others reach every branch of the text that it
     runs, which differs from theirs in constants."""
     return pytest.param(*values, marks=pytest.mark.matrix)
+
+
+def chiefly(values: Sequence[Any], *usual: Any) -> list[Any]:
+    """The values as parameters: CI tries the `usual` ones, which reach what the others reach;
+    `make matrix` tries all."""
+    missing = [value for value in usual if value not in values]
+    if missing:
+        raise ValueError(f"not among the values: {missing}")
+    return [value if value in usual else more(value) for value in values]
 
 
 def alternating(*axes: Sequence[Any]) -> list[Any]:
@@ -77,12 +86,25 @@ def in_turn(first: Sequence[Any], middle: Sequence[Any], last: Sequence[Any]) ->
     return made
 
 
-def pairwise(*axes: Sequence[Any], never: Sequence[Any] = ()) -> list[Any]:
+def each(*axes: Sequence[Any]) -> list[Any]:
+    """All combinations of the axes' values, as parameters: CI tries each value of the first axis
+    once, with those of the others in turn; `make matrix` tries the rest."""
+    turns = {
+        (value, *(axis[place // step % len(axis)] for step, axis in enumerate(axes[1:], 1)))
+        for place, value in enumerate(axes[0])
+    }
+    return [pytest.param(*x) if x in turns else more(*x) for x in product(*axes)]
+
+
+def pairwise(
+    *axes: Sequence[Any], never: Sequence[Any] = (), tried: Sequence[Any] | None = None
+) -> list[Any]:
     """All combinations of the axes' values, as parameters, but those with both values of a pair of
     `never`.
 
     CI tries enough of them that any value of one axis meets any of another; `make matrix` tries
     the rest. So what goes wrong for two values together shows in CI, and what takes three there.
+    Where values need not meet, as what they decide lies apart, CI has those of `tried` alone.
     """
     every = [
         place for place in product(*map(range, map(len, axes)))
@@ -91,11 +113,14 @@ def pairwise(*axes: Sequence[Any], never: Sequence[Any] = ()) -> list[Any]:
             for one, other in never
         )
     ]  # fmt: skip
-    met = {place: set(combinations(enumerate(place), 2)) for place in every}
-    missing, tried = set().union(*met.values()), set()
-    while missing:
-        best = max(every, key=lambda place: len(met[place] & missing))
-        tried.add(best)
-        missing -= met[best]
-    values = {place: [axis[i] for axis, i in zip(axes, place, strict=True)] for place in every}
-    return [pytest.param(*values[x]) if x in tried else more(*values[x]) for x in every]
+    values = {place: tuple(axis[i] for axis, i in zip(axes, place, strict=True)) for place in every}
+    if tried is None:
+        met = {place: set(combinations(enumerate(place), 2)) for place in every}
+        missing, tried = set().union(*met.values()), []
+        while missing:
+            best = max(every, key=lambda place: len(met[place] & missing))
+            tried.append(values[best])
+            missing -= met[best]
+    elif unknown := [each for each in tried if each not in values.values()]:
+        raise ValueError(f"no such combinations: {unknown}")
+    return [pytest.param(*x) if x in tried else more(*x) for x in values.values()]

@@ -12,6 +12,7 @@ from maskc.runtime import CompiledMask
 torch = pytest.importorskip("torch")
 
 from tests.support.exact_attention import tensors  # noqa: E402
+from tests.support.thorough import chiefly, more  # noqa: E402
 
 CAUSAL = mc.causal()
 ALPHAS = [1.3, 1.0, 1.5, 1.5, 1.5, 2.0, 1.75, 1.02]
@@ -114,7 +115,9 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    "name", chiefly(list(MASKS), "rows without keys", "chosen by groups", "heads")
+)
 def test_masks(name):
     mask, data = MASKS[name]
     check(mask, torch.tensor(ALPHAS), data)
@@ -122,7 +125,12 @@ def test_masks(name):
 
 @pytest.mark.parametrize(
     "options",
-    [{"scale": 0.4}, {"softcap": 2.0}, {"alibi_slopes": torch.rand(8)}, {"deterministic": True}],
+    [
+        more({"scale": 0.4}),
+        {"softcap": 2.0},
+        {"alibi_slopes": torch.rand(8)},
+        {"deterministic": True},
+    ],
     ids=lambda x: " ".join(x),
 )
 def test_options(options):
@@ -189,7 +197,7 @@ def test_modules_learn_it():
     assert other.alpha.grad != 0
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "simt"])
+@pytest.mark.parametrize("target", ["sm_90a", more("sm_80"), "simt"])
 def test_on_gpus(target, monkeypatch):
     from maskc.testing.emulator import machine
 

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from benchmarks import layers  # noqa: E402
 from benchmarks.command import main  # noqa: E402
 from benchmarks.layers import IMPLS, LAYERS, Judge, measured  # noqa: E402
+from tests.support.thorough import more  # noqa: E402
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
@@ -28,7 +29,7 @@ def small(name: str) -> layers.Layer:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", ["gpt_oss_window", "gemma2_full", "gemma3_window"])
+@pytest.mark.parametrize("name", ["gpt_oss_window", "gemma2_full", more("gemma3_window")])
 def test_every_implementation_computes_the_layer(name: str) -> None:
     impls = [impl for impl in IMPLS if impl != "flex"]  # it has no backward pass on a CPU
     rows = measured(small(name), 200, impls, 0, "cpu", "float32")

@@ -156,20 +156,20 @@ def test_phases_in_the_table():
 # ------------------------------------------------------------------ the suite, at small lengths
 
 SMALL = {
-    "topk512_8k": {"mask": lambda: mc.topk(31, mc.causal()), "n": 300},
+    "topk512_8k": {"mask": lambda: mc.topk(31, mc.causal()), "n": 160},
     "blocks16_64_32k": {"n": 1280},
-    "moba512_4_8k": {"mask": lambda: moba(32, 4), "n": 300},
+    "moba512_4_8k": {"mask": lambda: moba(32, 4), "n": 160},
     "dsa2048_32k": {
         "mask": lambda: mc.topk(31, mc.causal(), score="indexer", share="all"),
-        "n": 300, "n_q": 300, "data": lambda: index(4, 300, 300, 16),
+        "n": 160, "n_q": 160, "data": lambda: index(4, 160, 160, 16),
     },
     "dsa2048_128k": {
         "mask": lambda: mc.topk(31, mc.causal(), score="indexer", share="all"),
-        "n": 400, "n_q": 200, "data": lambda: index(4, 200, 400, 16),
+        "n": 200, "n_q": 100, "data": lambda: index(4, 100, 200, 16),
     },
     "dsa2048_32k_e4m3": {
         "mask": lambda: mc.topk(31, mc.causal(), score="indexer", share="all"),
-        "n": 300, "n_q": 300, "data": lambda: index(4, 300, 300, 16, "float8_e4m3fn"),
+        "n": 160, "n_q": 160, "data": lambda: index(4, 160, 160, 16, "float8_e4m3fn"),
     },
 }  # fmt: skip
 

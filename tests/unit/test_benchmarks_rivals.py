@@ -23,6 +23,7 @@ from maskc.verify.case import Case
 from maskc.verify.rivals import Missing
 from maskc.verify.tensors import make_tensors
 from maskc.verify.timing import Timed, lead_for, take_turns
+from tests.support.thorough import more
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 
@@ -62,7 +63,15 @@ def pretended(monkeypatch: pytest.MonkeyPatch):
 
 @needs_torch
 @pytest.mark.parametrize(
-    "mask", [mc.full(), mc.causal(), mc.window.hf(9), mc.window(7, 3), mc.window(None, 5)], ids=str
+    "mask",
+    [
+        more(mc.full()),
+        mc.causal(),
+        more(mc.window.hf(9)),
+        mc.window(7, 3),
+        more(mc.window(None, 5)),
+    ],
+    ids=str,
 )
 def test_fa4_is_asked_for_the_mask(mask: mc.Mask, pretended: None, monkeypatch):
     monkeypatch.setattr("benchmarks.contest.GPU_ONLY", ())

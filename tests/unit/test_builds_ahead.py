@@ -15,7 +15,7 @@ from maskc.runtime import planner
 from maskc.runtime.launch import ahead, kernels
 from tests.support.fake_cuda import Map
 from tests.support.fake_hopper import Machine, Tensor, backward, given
-from tests.support.thorough import examples
+from tests.support.thorough import chiefly, examples, more
 
 pytestmark = pytest.mark.builds_ahead
 STRIDED = mc.window.hf(128) | mc.dilated(mc.n_kv, stride=128)
@@ -89,7 +89,9 @@ def all_lengths(mask, count=MANY):
     return ran
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    "name", [more(x) if x == "wider than 32 bits where long" else x for x in MASKS]
+)
 def test_after_the_first_call_of_each_pass_no_length_builds(machine, begun, name):
     mask = MASKS[name].compile(64, n_heads=4, target="sm_90a")
     both(mask, given(n=300), False)
@@ -101,7 +103,7 @@ def test_after_the_first_call_of_each_pass_no_length_builds(machine, begun, name
     assert len(ran) > 2
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", chiefly(list(MASKS), "heads", "boxes", "16 x 16 tiles"))
 def test_after_warmup_no_length_builds(machine, begun, name):
     mask = MASKS[name].compile(64, n_heads=4, target="sm_90a")
     mask.warmup()

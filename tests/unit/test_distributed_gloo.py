@@ -34,6 +34,13 @@ def test_shards_models_and_disagreements():
     assert not wrong, wrong
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_modules_in_two_processes(kind: str) -> None:
+    from tests.unit.test_nn import gradients_of_two
+
+    assert ranks.run(gradients_of_two, 2, kind, seconds=120) == [None, None]
+
+
 def test_a_rank_that_dies_is_named():
     from tests.support import shared_models
 

@@ -11,6 +11,7 @@ from maskc.reference.attention import attention, gradients
 from maskc.reference.dropout import PARTS, dropped, factors, numbers, philox
 from maskc.reference.scores import ScoreOf
 from tests.support.scores import FORMULAS, close
+from tests.support.thorough import alternating
 
 CAUSAL = mc.causal()
 DROPS = {"dropout_p": 0.3, "dropout_seed": 7}
@@ -110,10 +111,10 @@ def test_numbers_are_uniform():
 # ------------------------------------------------------------------ kernels
 
 
-@pytest.mark.parametrize(
-    "mask", [mc.full(), CAUSAL, mc.window(40) | mc.sinks(3), mc.dilated(40, stride=3)], ids=str
-)  # fmt: skip
-@pytest.mark.parametrize("lengths", [(150, 150), (33, 200), (1, 70)])
+@pytest.mark.parametrize(("mask", "lengths"), alternating(
+    [mc.full(), CAUSAL, mc.window(40) | mc.sinks(3), mc.dilated(40, stride=3)],
+    [(150, 150), (33, 200), (1, 70)],
+))  # fmt: skip
 def test_both_passes(mask, lengths):
     both_passes(mask, *lengths)
 

@@ -14,6 +14,7 @@ from maskc.reference.scores import ScoreOf  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
 from tests.support.scores import FORMULAS, close  # noqa: E402
+from tests.support.thorough import more  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_bits_are_those_of_the_definition(target):
 # ------------------------------------------------------------------ Hopper
 
 
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [more(64), 128])
 def test_hopper(dim):
     attn = judged("sm_90a", "bfloat16", dim, 200, 200, tolerance=0.01)
     assert attn.dropping.target.name == "sm_90a"
@@ -96,7 +97,7 @@ def test_hopper(dim):
 # ------------------------------------------------------------------ sm_80
 
 
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64, more(128)])
 def test_sm_80(dim):
     attn = judged("sm_80", "bfloat16", dim, 130, 150, tolerance=0.01)
     assert attn.dropping.target.name == "sm_80"
@@ -110,7 +111,7 @@ def test_sm_80_entmax_and_the_same_bits():
 # ------------------------------------------------------------------ with everything else
 
 
-@pytest.mark.parametrize("alpha", [1.25, 1.5])
+@pytest.mark.parametrize("alpha", [more(1.25), 1.5])
 def test_hopper_entmax(alpha):
     """Rows of few keys are summed key by key, others tile by tile."""
     judged("sm_90a", "bfloat16", 64, 150, 300, tolerance=0.01, normalizer="entmax", alpha=alpha)

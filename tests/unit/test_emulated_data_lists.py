@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from tests.support.exact_attention import called, tensors  # noqa: E402
 from tests.support.hopper import with_rules  # noqa: E402
-from tests.support.thorough import alternating, pairwise  # noqa: E402
+from tests.support.thorough import alternating, chiefly, more, pairwise  # noqa: E402
 
 CAUSAL, N = mc.causal(), 300
 
@@ -120,7 +120,13 @@ def dense(mask, data, by_head=False):
     return found
 
 
-@pytest.mark.parametrize(("name", "deterministic"), alternating(list(MASKS), [False, True]))
+@pytest.mark.parametrize(
+    ("name", "deterministic"),
+    alternating(
+        chiefly(list(MASKS), "padding flags", "prefix", "tree", "block table"),
+        [False, True],
+    ),
+)
 def test_results(hopper, name, deterministic):
     """Of the device's lists those of the host's, and near fp64's."""
     mask, makers = MASKS[name]
@@ -148,7 +154,13 @@ OF_TARGETS = {
 _SOME = ("padding, documents and a window", "tree", "block table", *OF_TARGETS)
 
 
-@pytest.mark.parametrize(("name", "target"), alternating(_SOME, ["sm_80", "simt"]))
+@pytest.mark.parametrize(
+    ("name", "target"),
+    alternating(
+        chiefly(_SOME, "padding, documents and a window", "tree", "lengths of documents"),
+        ["sm_80", "simt"],
+    ),
+)
 def test_of_every_target(hopper, name, target):
     """On other targets blocks find their work from their index; they have the bits of lists that
     the host made."""
@@ -197,7 +209,17 @@ BY_HEAD = {
 
 @pytest.mark.parametrize(
     ("name", "target", "deterministic"),
-    alternating(list(BY_HEAD), ["sm_90a", "sm_80", "simt"], [False, True]),
+    pairwise(
+        list(BY_HEAD),
+        ["sm_90a", "sm_80", "simt"],
+        [False, True],
+        tried=[
+            ("tables", "sm_90a", True),
+            ("tables of all sequences", "sm_80", False),
+            ("masks", "simt", False),
+            ("two masks", "sm_90a", False),
+        ],
+    ),
 )
 def test_heads_with_lists_of_their_own(hopper, name, target, deterministic):
     mask, makers = BY_HEAD[name]
@@ -264,7 +286,10 @@ SCORED = {
 @pytest.mark.parametrize(
     ("name", "target", "kind"),
     pairwise(["padding, documents and a window", "tree", "documents"], ["sm_90a", "sm_80", "simt"],
-             list(SCORED), never=[("both", "tree"), ("both", "simt")]),
+             list(SCORED), never=[("both", "tree"), ("both", "simt")],
+             tried=[("documents", "sm_90a", "both"), ("tree", "sm_90a", "formula"),
+                    ("tree", "sm_80", "formula"), ("documents", "simt", "formula"),
+                    ("padding, documents and a window", "sm_80", "dropout")]),
 )  # fmt: skip
 def test_formulas_and_dropout(hopper, launched, name, target, kind):
     """The device makes the lists, and keeps them, whatever softmax sees; of what is both, the parts
@@ -409,7 +434,7 @@ def test_values_beyond_32_bits_are_spoilt_and_said(hopper):
     assert torch.equal(attn(*given[:3], x=flags, doc=ids_), fine)
 
 
-@pytest.mark.parametrize("beside", [mc.flags("x"), CAUSAL])
+@pytest.mark.parametrize("beside", [more(mc.flags("x")), CAUSAL])
 def test_lists_that_were_found_right_are_not_doubted_again(hopper, beside):
     """Whatever is of 64 bits may be wrong: results are spoilt by a launch behind the pass, until
     the host has seen that they need not be."""

@@ -13,7 +13,7 @@ from tests.support import cpu_harness
 from tests.support.cpu_harness import TEMPLATE, Call
 from tests.support.cpu_oracle import BF16, F16, F32, kernels, many
 from tests.support.entmax_oracle import Problem
-from tests.support.thorough import alternating
+from tests.support.thorough import each
 
 ALPHAS = (1.00001, 1.25, 1.5, 1.75, 2.0)
 SLOPES = np.array([0.0, 0.02, 0.1, 0.5], dtype=np.float32)
@@ -42,7 +42,7 @@ def same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> bool:
 # ------------------------------------------------------------------ right numbers
 
 
-@pytest.mark.parametrize(("dtype", "alpha"), alternating([F32, BF16, F16], ALPHAS))
+@pytest.mark.parametrize(("alpha", "dtype"), each(ALPHAS, [F32, BF16, F16]))
 def test_alphas_and_types(dtype: DType, alpha: float) -> None:
     check(*many(kernels(dtype), (130, 150), batch=1, alpha=alpha))
 

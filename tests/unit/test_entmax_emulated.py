@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from tests.support.exact_attention import GRADIENTS, called, live_pairs, tensors  # noqa: E402
 from tests.support.exact_entmax import check, check_mask, weights  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import alternating, more, pairwise  # noqa: E402
+from tests.support.thorough import alternating, chiefly, in_turn, more, pairwise  # noqa: E402
 
 CAUSAL = mc.causal()
 MASKS = {
@@ -40,14 +40,19 @@ def driver(monkeypatch):
         yield machine.install(monkeypatch)
 
 
-@pytest.mark.parametrize(("name", "target"), alternating(list(MASKS), TARGETS))
+@pytest.mark.parametrize(
+    ("name", "target"),
+    alternating(
+        chiefly(list(MASKS), "sinks and window", "empty rows", "long rows", "per head"), TARGETS
+    ),
+)
 def test_masks(name, target):
     check_mask(MASKS[name], 270, 270, batch=1, target=target)
 
 
 @pytest.mark.parametrize(
     ("lengths", "target"),
-    alternating([(1, 1), (1, 200), (64, 64), (193, 129), (130, 260)], TARGETS),
+    alternating([(1, 1), (1, 200), more((64, 64)), (193, 129), more((130, 260))], TARGETS),
     ids=str,
 )
 def test_lengths(lengths, target):
@@ -57,7 +62,7 @@ def test_lengths(lengths, target):
 
 @pytest.mark.parametrize(
     ("alpha", "spread", "target"),
-    [*pairwise([1.0001, 1.25, 1.5, 1.75, 2.0], [0.0, 1.0, 4.0], TARGETS),
+    [*in_turn([1.0001, 1.25, 1.5, 1.75, 2.0], [0.0, 1.0, 4.0], TARGETS),
      *(more(*each) for each in product([1.001, 1.05], [0.0, 1.0, 4.0], TARGETS))],
 )  # fmt: skip
 def test_alphas(alpha, spread, target):
@@ -66,17 +71,30 @@ def test_alphas(alpha, spread, target):
     check_mask(CAUSAL, 150, 150, alpha=alpha, spread=spread, **made)
 
 
-@pytest.mark.parametrize(("dim", "deterministic"), alternating([96, 128, 192, 256], [False, True]))
+@pytest.mark.parametrize(
+    ("dim", "deterministic"),
+    alternating(
+        [
+            96,
+            more(128),
+            more(192),
+            256,
+        ],
+        [False, True],
+    ),
+)
 def test_head_dimensions(dim, deterministic):
     check_mask(CAUSAL, 150, 200, dim, dtype=HALF, deterministic=deterministic, **SMALL)
 
 
-@pytest.mark.parametrize("dim", [32, 96, 128, 192, 256])
+@pytest.mark.parametrize("dim", [32, more(96), more(128), more(192), 256])
 def test_head_dimensions_of_sm_80(dim):
     check_mask(CAUSAL, 150, 200, dim, dtype=HALF, target="sm_80", **SMALL)
 
 
-@pytest.mark.parametrize(("dim", "target"), alternating([64, 256, more(128)], TARGETS))
+@pytest.mark.parametrize(
+    ("dim", "target"), pairwise([64, 128, 256], TARGETS, tried=[(64, "sm_80"), (64, "sm_90a")])
+)
 def test_options(dim, target):
     slopes, made = torch.rand(2), {"target": target, **SMALL}
     check_mask(CAUSAL, 140, 140, dim, scale=-0.2, **made)
@@ -86,7 +104,7 @@ def test_options(dim, target):
 
 
 @pytest.mark.parametrize(
-    ("alpha", "spread"), [(1.5, 1), (2.0, 1), (1.5, 0.4), (1.25, 2), (1.75, 6)]
+    ("alpha", "spread"), [(1.5, 1), (2.0, 1), (1.5, 0.4), more(1.25, 2), more(1.75, 6)]
 )
 def test_lists_of_long_rows(driver, alpha, spread):
     """Some are shortened on the way, some given up; tau is a * lse - 1."""
@@ -104,9 +122,8 @@ def test_lists_of_long_rows(driver, alpha, spread):
 
 @pytest.mark.parametrize(
     ("dim", "alpha"),
-    [(64, 1.5), (96, 1.6), (128, 2.0), more(64, 1.6), more(64, 2.0), more(96, 1.5), more(256, 1.6),
-     more(96, 2.0), more(128, 1.5), more(128, 1.6), more(256, 1.5), more(256, 2.0)],
-)  # fmt: skip
+    pairwise([64, 96, 128, 256], [1.5, 1.6, 2.0], tried=[(64, 1.5), (96, 1.6)]),
+)
 def test_values_without_weight_are_not_read(dim, alpha):
     """Where rows have few keys with a weight; tensors lie one token after another."""
     n, a = 500, alpha - 1
@@ -180,7 +197,7 @@ def test_the_same_bits_in_deterministic_mode(driver):
     assert "attention_backward_mean" in dict(driver.launches)
 
 
-@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("name", ["k", more("v")])
 def test_a_poisoned_key_does_not_leave_its_tiles(name):
     """Rows and keys of other tiles keep their bits."""
     attn = CAUSAL.compile(head_dim=64, n_heads=4, target="sm_90a")

@@ -16,9 +16,6 @@ import pytest
 import maskc as mc
 from tests.support import browser as B
 
-for needed in ("jupyterlab", "ipykernel", "anywidget"):
-    pytest.importorskip(needed)
-
 ROOT = Path(__file__).parents[2]
 MASK = mc.causal() & (mc.sinks(4) | mc.window(40))
 CELL = """\
@@ -38,6 +35,8 @@ SHOWN = """(() => {
 @pytest.fixture
 def lab(tmp_path):
     """The address of a server of its own, whose folder has one notebook: two cells, not yet run."""
+    for needed in ("jupyterlab", "ipykernel", "anywidget"):
+        pytest.importorskip(needed)
     cells = [
         {"cell_type": "code", "id": f"cell{i}", "execution_count": None, "metadata": {},
          "outputs": [], "source": source}
@@ -82,6 +81,7 @@ def address(server, tmp_path):
     pytest.fail(f"JupyterLab did not start: {(tmp_path / 'log').read_text()[-2000:]}")
 
 
+@pytest.mark.matrix  # a server takes long to start; test_explorer_page.py shows the same widget
 def test_a_widget_in_jupyterlab(lab, tmp_path):
     """Its pixels are `dense`, keys are its own and not the notebook's, and it follows the theme."""
     with B.started() as chromium:

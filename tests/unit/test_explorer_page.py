@@ -28,6 +28,7 @@ from maskc.viz.explorer.server import ExplorerServer
 from maskc.viz.explorer.sliders import movable, movable_mask
 from tests.support import browser as B
 from tests.support.patterns import FOLDER
+from tests.support.thorough import THOROUGH, chiefly
 
 STREAMING = mc.causal() & (mc.sinks(4) | mc.window(40))
 
@@ -61,7 +62,7 @@ def opened(chromium, tmp_path):
     def open_page(model, hash_=""):
         file = tmp_path / f"page{len(pages)}.html"
         file.write_text(html(model), encoding="utf-8")
-        page = chromium.new_page(viewport={"width": 1000, "height": 700})
+        page = chromium.new_page(viewport={"width": 720, "height": 540})
         page.seen, page.wrong = [], []
         page.on("request", lambda request: page.seen.append(request.url))
         page.on("pageerror", lambda error: page.wrong.append(str(error)))
@@ -125,6 +126,12 @@ def patterns():
         yield file.stem, mask, n, heads, data
 
 
+SHOWN = (
+    "bigbird_etc", "block_diffusion", "causal", "dilated_longformer", "documents", "longnet",
+    "natten_3d", "nsa_selected", "speculative_tree", "vertical_slash",
+)  # fmt: skip
+"""On the page in CI: the formulas of the others are the same text of the shader as the one that
+test_glsl_printer.py compares with `dense` for every pattern."""
 LIVE = """maskcExplorer.counter().pairs(
   0, maskcExplorer.state.n_q, 0, maskcExplorer.state.n_kv)"""
 
@@ -135,6 +142,8 @@ def test_pixels_are_dense_for_every_pattern_at_three_zooms(opened):
     seen = 0
     for name, mask, n, heads, data in patterns():
         if name == "sta":  # made for one size of canvas, whose dense mask takes too long here
+            continue
+        if not THOROUGH and name not in SHOWN:
             continue
         model = {"name": name, "mask": mask_model(mask, n, n_heads=heads, data=data)}
         page.evaluate(B.SHOW, json.loads(json.dumps(model)))
@@ -148,7 +157,7 @@ def test_pixels_are_dense_for_every_pattern_at_three_zooms(opened):
         check_cells(page, dense, 4)
         assert page.evaluate(LIVE) == model["mask"]["sets"][0]["live"] == dense.sum(), name
         seen += 1
-    assert seen >= 38
+    assert seen == len(SHOWN) or seen >= 38
 
 
 def hull_of(mask, n, heads, data):
@@ -508,7 +517,7 @@ CLASSES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", chiefly(list(CLASSES), "strided"))
 def test_tiles_of_residue_classes_on_the_map(opened, name):
     """Parts in their own colours; where they have parameters, sliders move them."""
     mask, n_q, n_kv = CLASSES[name]
@@ -574,7 +583,7 @@ def test_served_page_gets_the_rest_and_other_settings(chromium):
     server = ExplorerServer(lambda query: make(query, served=True))
     thread = threading.Thread(target=server.serve)
     thread.start()
-    page = chromium.new_page(viewport={"width": 1000, "height": 700})
+    page = chromium.new_page(viewport={"width": 720, "height": 540})
     try:
         asks = []
         page.on("request", lambda request: asks.append(request.url))

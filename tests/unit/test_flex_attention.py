@@ -12,6 +12,7 @@ import pytest
 import maskc as mc
 from maskc import flex as module
 from maskc.core.errors import BadOption, BadShape, NotAMask, ScoreModUnsupported
+from tests.support.thorough import chiefly, more
 
 torch = pytest.importorskip("torch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
@@ -126,7 +127,9 @@ FOR_CAUSAL = [relative, table]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mod", FOR_ALL + FOR_CAUSAL)
+@pytest.mark.parametrize(
+    "mod", chiefly(FOR_ALL + FOR_CAUSAL, captured_cap, distance, everything, relative, table)
+)
 def test_score_mods_are_options(mod) -> None:
     q, k, v = tensors(4, 2)
     for block_mask in (made(causal), made(documents), *((None,) if mod in FOR_ALL else ())):
@@ -136,7 +139,7 @@ def test_score_mods_are_options(mod) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mod", [softcap, table])
+@pytest.mark.parametrize("mod", [more(softcap), table])
 def test_score_mods_where_keys_outnumber_queries(mod) -> None:
     """FlexAttention counts queries from the first one, which moves ALiBi's scores by rows."""
     q, k, v = tensors(4, 2)
@@ -195,7 +198,12 @@ FORMULAS = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize(
+    "name",
+    chiefly(
+        list(FORMULAS), "sequences", "a position", "a factor per head", "tanh", "without a mask"
+    ),
+)
 def test_other_score_mods_run_as_formulas(name: str) -> None:
     q, k, v = tensors(4, 4)
     found, wanted = (

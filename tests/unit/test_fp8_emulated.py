@@ -12,6 +12,7 @@ import maskc as mc  # noqa: E402
 from maskc.core import errors  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.fp8 import check, exact, tensors  # noqa: E402
+from tests.support.thorough import alternating, chiefly  # noqa: E402
 
 E4M3 = "float8_e4m3fn"
 CAUSAL = mc.causal()
@@ -38,7 +39,9 @@ def live_of(mask, n_q, n_kv, **data):
     return torch.tensor(mask.dense(n_q, n_kv, **data))
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(
+    "name", chiefly(list(MASKS), "intervals", "pairs", "relative bits", "heads", "documents")
+)
 def test_masks(name):
     mask, n = MASKS[name], (170 if name == "documents" else 130, 170)
     data = {"doc": (torch.arange(170) // 60).int()} if name == "documents" else {}
@@ -46,8 +49,7 @@ def test_masks(name):
     check(mask.compile(64, dtype=E4M3, target="sm_90a"), *n, 64, live, data=data)
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("mode", ["usual", "stream"])
+@pytest.mark.parametrize(("mode", "dim"), alternating(["usual", "stream"], [64, 128, 256]))
 def test_dims_and_modes(hopper, dim, mode):
     """Rows of several tiles of keys, and a tail; q's heads share keys."""
     mask = CAUSAL & mc.window(250)

@@ -13,7 +13,7 @@ from maskc.core import errors  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.exact_attention import called  # noqa: E402
 from tests.support.gathered import check, few, grid, indexer, with_factors  # noqa: E402
-from tests.support.thorough import alternating  # noqa: E402
+from tests.support.thorough import alternating, more  # noqa: E402
 
 CAUSAL = mc.causal()
 UNION = mc.topk(70, CAUSAL - mc.sinks(3), score="given", share="group") | mc.window(5)
@@ -39,7 +39,9 @@ def test_given_scores_with_a_window(heads, target):
     check(UNION, few(40, 20), {"scores": grid((40, 20))}, target=target)
 
 
-@pytest.mark.parametrize(("dims", "target"), alternating([(80, 80), (40, 24), (104, 136)], TARGETS))
+@pytest.mark.parametrize(
+    ("dims", "target"), alternating([more((80, 80)), (40, 24), (104, 136)], TARGETS)
+)
 def test_rows_that_are_filled_up(dims, target):
     """In memory that is full of NaN behind every tensor."""
     q, k, v, dout = few(40, 150, dims[0], heads=6, kv_heads=2)
@@ -49,7 +51,7 @@ def test_rows_that_are_filled_up(dims, target):
     check(UNION, (q, k, v, dout), {"scores": scores}, deterministic=ordered, target=target)
 
 
-@pytest.mark.parametrize(("shape", "target"), alternating([(12, 72), (130, 64)], TARGETS))
+@pytest.mark.parametrize(("shape", "target"), alternating([more((12, 72)), (130, 64)], TARGETS))
 def test_an_indexer(shape, target):
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")
     data = indexer(2, shape[0], 70, 140, shape[1])
@@ -70,7 +72,7 @@ def test_the_rest_below_hopper():
         attn(*made[:3], **narrow)
 
 
-@pytest.mark.parametrize("shape", [(12, 80), (3, 160)])
+@pytest.mark.parametrize("shape", [more((12, 80)), (3, 160)])
 def test_an_indexer_in_e4m3(shape):
     """One slab of a row and two; keys with factors."""
     mask = mc.topk(30, CAUSAL, score="indexer", share="all")

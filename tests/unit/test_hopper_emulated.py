@@ -74,7 +74,9 @@ def test_forms(mode, dim):
     check(attn, given(200, 70, dim), live_pairs(BAND, 200, 70))
 
 
-@pytest.mark.parametrize(("dim", "mode"), [(96, "large"), (96, "small"), (192, None), (256, None)])
+@pytest.mark.parametrize(
+    ("dim", "mode"), [(96, "large"), more(96, "small"), (192, None), (256, None)]
+)
 def test_head_dimensions(dim, mode):
     attn = compiled(BAND, dim, "float16", mode=mode)
     check(attn, given(140, 140, dim, "float16"), live_pairs(BAND, 140, 140))
@@ -95,8 +97,8 @@ def test_intervals_of_rows_behind_floors(mode):
 @pytest.mark.parametrize(
     ("form", "scale"),
     alternating(
-        [("large", 64, "float16"), ("small", 128, "bfloat16"), ("large", 128, "float16"),
-         (None, 256, "bfloat16")],
+        [("large", 64, "float16"), ("small", 128, "bfloat16"), more(("large", 128, "float16")),
+         more((None, 256, "bfloat16"))],
         [0.0, 1e-12, -3.0, 40.0],
     ),
 )  # fmt: skip
@@ -120,7 +122,7 @@ def test_features(form, deterministic):
     check(attn, made, live, deterministic=deterministic, scale=-0.2)
 
 
-@pytest.mark.parametrize("dim", [64, 96, 128])
+@pytest.mark.parametrize("dim", [more(64), more(96), 128])
 def test_gradients_of_queries_apart(dim):
     """In a launch of their own, by tile rows; nothing is added up, in whatever order."""
     attn = compiled(BAND, dim, mode="small apart", most_tiles=2)
@@ -145,7 +147,7 @@ def test_shares_of_columns_side_by_side(hopper):
     assert all(torch.equal(again[name], x) for name, x in first.items())
 
 
-@pytest.mark.parametrize(("mode", "dim"), [("large", 64), ("small", 64), ("large", 128)])
+@pytest.mark.parametrize(("mode", "dim"), [("large", 64), ("small", 64), more("large", 128)])
 def test_the_same_bits_in_any_order(hopper, mode, dim):
     attn, made = compiled(mc.full(), dim, mode=mode), given(200, 300, dim, heads=4)
     first = called(attn, *made, deterministic=True)
@@ -155,10 +157,10 @@ def test_the_same_bits_in_any_order(hopper, mode, dim):
         assert all(torch.equal(again[name], x) for name, x in first.items())
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    ("mask", "mode"), [(ARROW, "large"), (HEADS, "large"), (HEADS, "small")],
-    ids=["one mask", "several", "small tiles"],
+    ("mask", "mode", "deterministic"),
+    [(HEADS, "large", True), (ARROW, "small", False), more(ARROW, "large", False),
+     more(ARROW, "large", True), more(HEADS, "large", False), more(HEADS, "small", True)],
 )  # fmt: skip
 def test_rows_and_columns_in_parts(hopper, mask, mode, deterministic):
     attn = compiled(mask, 64, heads=4, mode=mode, row_tiles=1, most_tiles=1)
@@ -192,12 +194,12 @@ def test_zeros_are_written_while_other_heads_are_computed(monkeypatch, dim):
 @pytest.mark.parametrize(
     ("dim", "mode"),
     [
-        (64, "large"),
+        more(64, "large"),
         more(64, "small"),
-        more(96, "large"),
+        (96, "large"),
         more(128, "large"),
         (128, "small"),
-        (192, None),
+        more(192, None),
     ],
 )
 def test_tiles_of_dq_that_one_column_has(hopper, dim, mode):
@@ -216,8 +218,8 @@ def test_tiles_of_dq_that_one_column_has(hopper, dim, mode):
     ("mask", "in_turn"),
     [
         (mc.window(40), True),
-        (mc.window(9, 9) & mc.where(lambda q, k: k > 20), True),
-        (mc.chunked(256), False),  # columns that begin together wait for each other
+        more(mc.window(9, 9) & mc.where(lambda q, k: k > 20), True),
+        more(mc.chunked(256), False),  # columns that begin together wait for each other
         (mc.window(40) | mc.where(lambda q, k: k % 128 == 0), False),  # many add to the last rows
     ],
     ids=str,
@@ -245,7 +247,7 @@ def test_few_columns_add_to_dq_in_turn(monkeypatch, dim, mask, in_turn):
         more(96, "large"),
         more(128, "large"),
         more(128, "small"),
-        (256, None),
+        more(256, None),
     ],
 )
 def test_several_tiles_of_dq_for_a_row(hopper, monkeypatch, dim, mode):
@@ -299,7 +301,7 @@ def test_heads_packed_into_tiles():
     assert "packed" in {mode for _, mode, _ in attn.all_reports}
 
 
-@pytest.mark.parametrize("dim", [64, more(96), 128, more(192)])
+@pytest.mark.parametrize("dim", [64, more(96), more(128), more(192)])
 def test_packed_rows_in_parts(hopper, monkeypatch, dim):
     """Rows and parts that see nothing; bits that depend neither on who takes how many parts nor on
     who is last; no second launch, and counters that are left as they were found."""
@@ -331,13 +333,13 @@ def in_parts(monkeypatch):
     )  # not remembered
 
 
-@pytest.mark.parametrize("n", [201, 260])
+@pytest.mark.parametrize("n", [201, more(260)])
 def test_residue_classes(in_parts, n):
     mask = mc.window(20) | mc.dilated(20, stride=2) | mc.dilated(20, stride=4)
     check(compiled(mask, 64), given(n, n, 64), live_pairs(mask, n, n))
 
 
-@pytest.mark.parametrize("n", [200, 310])
+@pytest.mark.parametrize("n", [200, more(310)])
 def test_a_part_that_stores_dq(in_parts, n):
     """Of a stride whose classes have one tile of keys; the other part joins its own."""
     mask = mc.causal() & (mc.window(40) | mc.where(lambda q, k: (q - k) % 16 == 0))
@@ -360,14 +362,14 @@ def test_keys_of_a_residue(in_parts, lengths):
     assert not isinstance(attn._last[1], PartedPlan), "distances are not even"
 
 
-@pytest.mark.parametrize("shape", [(20, 5), (9, 10)], ids=["image", "video"])
+@pytest.mark.parametrize("shape", [(20, 5), (4, 10)], ids=["image", "video"])
 def test_boxes_of_a_grid(shape):
     if shape == (20, 5):
         mask = mc.where(
             lambda q, k: (q % 20 - k % 20 <= 3) & (k % 20 - q % 20 < 4) & (q // 20 >= k // 20)
         )
     else:
-        mask = mc.where(lambda q, k: (q % 10 <= k % 10) & (q // 10 % 9 >= k // 10 % 9))
+        mask = mc.where(lambda q, k: (q % 10 <= k % 10) & (q // 10 % 4 >= k // 10 % 4))
     n = 260 if shape == (20, 5) else 270
     attn = compiled(mask, 64, mode="grid")
     check(attn, given(n, n, 64), live_pairs(mask, n, n))

@@ -23,7 +23,7 @@ from maskc.dispatch.constants import arguments_of, constants, extremes_of
 from maskc.emit.c_printer import c_printer
 from maskc.ir.lift import lift
 from maskc.runtime.launch import kernels as built
-from tests.support.thorough import alternating, examples
+from tests.support.thorough import each, examples
 
 torch = pytest.importorskip("torch")
 SLOW = settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
@@ -355,7 +355,7 @@ def digests(mask: mc.Mask, target: str) -> list[str]:
     return [unit.digest for unit in driver.emit_bundle(plan).units]
 
 
-@pytest.mark.parametrize(("name", "target"), alternating([*NUMBERS, *IDS], TARGETS))
+@pytest.mark.parametrize(("name", "target"), each([*NUMBERS, *IDS], TARGETS))
 def test_another_number_builds_nothing(name, target):
     def mask(s):
         return IDS[name](s) if name in IDS else mc.where(NUMBERS[name](s))

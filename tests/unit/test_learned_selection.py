@@ -11,6 +11,7 @@ from maskc.core import errors
 torch = pytest.importorskip("torch")
 
 from tests.support.exact_entmax import weights as entmax_weights  # noqa: E402
+from tests.support.thorough import alternating  # noqa: E402
 
 CAUSAL = mc.causal()
 N, DIM = 70, 16
@@ -154,13 +155,10 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"softcap": 2.0}, {"alibi_slopes": torch.rand(4)}, {"normalizer": "entmax"},
-     {"sink_logits": torch.rand(4)}],
-    ids=lambda x: " ".join(x),
-)  # fmt: skip
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "options"), alternating(list(MASKS), [
+    {}, {"softcap": 2.0}, {"alibi_slopes": torch.rand(4)}, {"normalizer": "entmax"},
+    {"sink_logits": torch.rand(4)},
+]))  # fmt: skip
 def test_values_and_gradients(name, options):
     mask, filtered = MASKS[name]
     q, k, v = given()

@@ -19,7 +19,7 @@ from tests.support.exact_attention import called, live_pairs, results, vectors, 
 from tests.support.exact_entmax import check as check_entmax  # noqa: E402
 from tests.support.hopper import check, nan_memory  # noqa: E402
 from tests.support.ledger import build  # noqa: E402
-from tests.support.thorough import more  # noqa: E402
+from tests.support.thorough import chiefly, more  # noqa: E402
 from tests.unit.test_padded_rows import given  # noqa: E402
 
 BAND = mc.window(50, 20)
@@ -55,14 +55,16 @@ def forward(mask, n_q, n_kv, dims, heads, kv_heads, batch=1, **options):
 # ------------------------------------------------------------------ both passes
 
 
-@pytest.mark.parametrize("dims", [(512, 512), (264, 264), more((320, 512)), (128, 392)], ids=str)
+@pytest.mark.parametrize(
+    "dims", [more((512, 512)), (264, 264), more((320, 512)), (128, 392)], ids=str
+)
 def test_both_passes(dims):
     attn = BAND.compile(dims[0], head_dim_v=dims[1], target="sm_80")
     assert attn.target.name == "sm_80"
     check(attn, given(70, 100, *dims), live_pairs(BAND, 70, 100))
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", chiefly(list(MASKS), "gaps", "empty rows"))
 def test_masks(name):
     mask = MASKS[name]
     attn = mask.compile(512, dtype="float16", target="sm_80")
@@ -129,7 +131,7 @@ def test_they_have_no_backward_pass():
 
 @pytest.mark.parametrize(
     ("n_q", "n_kv", "heads", "dims"),
-    [(1, 700, 128, (576, 512)), (5, 300, 8, (512, 512)), (3, 20, 8, (512, 512)),
+    [more(1, 700, 128, (576, 512)), (5, 300, 8, (512, 512)), (3, 20, 8, (512, 512)),
      (1, 130, 70, (264, 264))],
 )  # fmt: skip
 def test_heads_that_share_keys_are_rows_of_tiles(n_q, n_kv, heads, dims, emulated):

@@ -12,7 +12,6 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import BadOption, BadShape, NotAMask
-from tests.support import ranks
 
 torch = pytest.importorskip("torch")
 
@@ -162,11 +161,6 @@ def gradients_of_two(rank: int, size: int, kind: str) -> None:
     for mine, right in zip(model.parameters(), alone.parameters(), strict=True):
         found = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
         torch.testing.assert_close(found, right.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_processes(kind: str) -> None:
-    assert ranks.run(gradients_of_two, 2, kind, seconds=120) == [None, None]
 
 
 # ---------------------------------------------------------------- SplashAttention

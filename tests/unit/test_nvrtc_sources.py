@@ -16,6 +16,7 @@ from maskc.core.target import TARGETS
 from maskc.ir.heads import fixed_heads
 from tests.support.ledger import build
 from tests.support.patterns import patterns_with_kernels
+from tests.support.thorough import more
 
 pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
 from cupy.cuda import nvrtc
@@ -60,7 +61,7 @@ def test_masks_that_differ_in_constants_share_a_source():
     assert unit(short, 128).digest != unit(long, 128).digest
 
 
-@pytest.mark.parametrize(("head_dim", "arch"), [(64, "sm_80"), (128, "sm_80")])
+@pytest.mark.parametrize(("head_dim", "arch"), [more(64, "sm_80"), (128, "sm_80")])
 def test_patterns_compile_without_spills(head_dim, arch):
     for source in distinct(head_dim):
         check(source, arch)

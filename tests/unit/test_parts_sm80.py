@@ -23,7 +23,7 @@ from tests.support.exact_attention import (  # noqa: E402
     wrong,
 )
 from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+from tests.support.thorough import alternating, chiefly, more  # noqa: E402
 
 CAUSAL = mc.causal()
 MASKS = {
@@ -45,23 +45,24 @@ def emulated(monkeypatch):
         yield machine.install(monkeypatch)
 
 
-def check(mask, n_q, n_kv, dim=64, dtype=torch.bfloat16, **options):
+def check(mask, n_q, n_kv, dim=64, dtype=torch.bfloat16, deterministic=False, **options):
     made = tensors(n_q, n_kv, dim, dtype, batch=2, heads=4, kv_heads=2)
     attn = mask.compile(head_dim=dim, n_heads=4, dtype=dtype, target="sm_80")
     live = live_pairs(mask, n_q, n_kv)
     sides = [results(*made, live, kind, **options) for kind in (torch.float64, dtype)]
-    for deterministic in (False, True):
-        assert not wrong(called(attn, *made, deterministic=deterministic, **options), *sides)
+    assert not wrong(called(attn, *made, deterministic=deterministic, **options), *sides)
     return attn
 
 
-@pytest.mark.parametrize(("name", "n"), alternating(list(MASKS), [130, 201]))
+@pytest.mark.parametrize(
+    ("name", "n"), alternating(chiefly(list(MASKS), *list(MASKS)[1:]), [130, 201])
+)
 def test_parts(name, n):
-    attn = check(MASKS[name], n, n)
+    attn = check(MASKS[name], n, n, deterministic=n == 201)
     assert isinstance(attn._last[1], PartedPlan)
 
 
-@pytest.mark.parametrize("dim", [32, more(128), 256])
+@pytest.mark.parametrize("dim", [32, more(128), more(256)])
 def test_head_dimensions(dim):
     check(MASKS["bands"], 150, 150, dim, torch.float16)
 

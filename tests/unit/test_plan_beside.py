@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ MASKS = {
 }
 
 
+@cache
 def planned(mask: mc.Mask, target: str = "sm_90a"):
     heads = len(mask.children) if mask is MASKS["heads"] else None
     return driver.plan_kernel(mask, driver.problem(64, None, heads, "bfloat16"), TARGETS[target])

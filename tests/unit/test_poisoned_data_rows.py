@@ -12,7 +12,7 @@ from maskc.testing.emulator import machine
 torch = pytest.importorskip("torch")
 
 from tests.support.exact_attention import called, tensors  # noqa: E402
-from tests.support.thorough import alternating  # noqa: E402
+from tests.support.thorough import each  # noqa: E402
 
 N, TILE = 280, 128
 CAUSAL = mc.causal()
@@ -60,7 +60,7 @@ def case(name, target, monkeypatch):
     return mask.compile(head_dim=64, target=target), given, data, live.reshape(-1, N, N)
 
 
-@pytest.mark.parametrize(("name", "target"), alternating(list(MASKS), TARGETS))
+@pytest.mark.parametrize(("name", "target"), each(list(MASKS), TARGETS))
 def test_keys_that_are_nan_reach_who_sees_them(name, target, monkeypatch):
     attn, (q, k, v, _), data, live = case(name, target, monkeypatch)
     clean = attn(q, k, v, **data)
@@ -73,7 +73,7 @@ def test_keys_that_are_nan_reach_who_sees_them(name, target, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), alternating(["padding", "padding and a window", "lengths"], TARGETS)
+    ("name", "target"), each(["padding", "padding and a window", "lengths"], TARGETS)
 )
 def test_dead_tiles_are_never_read(name, target, monkeypatch):
     """In no pass, whatever lies there."""

@@ -14,7 +14,7 @@ from maskc.driver import analyse_heads
 from maskc.ir.id_lists import unveiled, veiled
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.listed import ListedRowsPlan
-from tests.support.thorough import alternating, examples
+from tests.support.thorough import alternating, chiefly, examples, more
 from tests.unit.test_runtime_attention import case, compare, path, quiet  # noqa: F401
 
 IDS = [3, 40, 41, 77, 90, 120]
@@ -40,7 +40,10 @@ def data_of(name, n_kv, seed=0):
     return {"g": np.random.default_rng(seed).random(n_kv) < 0.06}
 
 
-@pytest.mark.parametrize(("name", "extras"), alternating(list(MASKS), [False, True]))
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    alternating(chiefly(list(MASKS), "columns", "rows", "flags"), [False, True]),
+)
 def test_both_passes(path, name, extras):  # noqa: F811
     """ALiBi, which is among the extras, finds its distances by the lists."""
     attn = quiet(mask_of(MASKS[name]), path)
@@ -53,7 +56,7 @@ def test_both_passes(path, name, extras):  # noqa: F811
         assert isinstance(attn._last[1], ListedRowsPlan)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", more("float16")])
 def test_half_precision(dtype):
     compare(mask_of(MASKS["both"], dtype), case(dtype=dtype), MASKS["both"].dense(130, 150), 3e-2)
 

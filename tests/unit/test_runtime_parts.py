@@ -24,7 +24,7 @@ from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import Machine
 from tests.support.fake_hopper import compiled as on_card
 from tests.support.fake_hopper import given as tensors
-from tests.support.thorough import alternating, examples
+from tests.support.thorough import alternating, chiefly, examples, more
 from tests.unit.test_runtime_attention import case, close, compare, path, quiet  # noqa: F401
 
 MASKS = {
@@ -56,7 +56,12 @@ def mask_of(name: str, dtype="float32", dims=(32, 48)) -> CompiledMask:
     return CompiledMask(whole.bundle, "cpu", in_parts=True)
 
 
-@pytest.mark.parametrize(("name", "extras"), alternating(list(MASKS), [False, True]))
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    alternating(
+        chiefly(list(MASKS), "dilated", "both sides", "document or dilated"), [False, True]
+    ),
+)
 def test_both_passes(path, name, extras, always):  # noqa: F811
     mask = quiet(mask_of(name), path)
     for n_q, n_kv in ((130, 130), (61, 93), (93, 61), (20, 20), (1, 40), (40, 12), (130, 154)):
@@ -71,7 +76,7 @@ def test_both_passes(path, name, extras, always):  # noqa: F811
     assert all(isinstance(plan, PartedPlan) for plan in always)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", more("float16")])
 def test_half_precision(dtype, always):
     """Rounded once per part."""
     name = "exponential"

@@ -13,6 +13,7 @@ from maskc.reference.scores import ScoreOf  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
 from tests.support.scores import FORMULAS, close  # noqa: E402
+from tests.support.thorough import more  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +52,14 @@ def judged(name, n=70, deterministic=False, mask=None, **options):
     return found
 
 
-@pytest.mark.parametrize("name", ["relative table", "bias", "gate", "twice", "pieces", "waves"])
+@pytest.mark.parametrize(
+    "name", ["relative table", more("bias"), "gate", more("twice"), "pieces", "waves"]
+)
 def test_formulas(name):
     judged(name)
 
 
-@pytest.mark.parametrize("name", ["buckets", "relative table"])
+@pytest.mark.parametrize("name", [more("buckets"), "relative table"])
 def test_the_same_bits(name):
     """Blocks run in another order every time; exact sums do not show it."""
     one, two = (judged(name, 130, deterministic=True) for _ in range(2))

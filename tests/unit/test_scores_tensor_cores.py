@@ -21,7 +21,7 @@ from maskc.runtime.scored import ScoredMask  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
 from tests.support.scores import FORMULAS, arrays, random_formulas  # noqa: E402
-from tests.support.thorough import alternating, more  # noqa: E402
+from tests.support.thorough import alternating, chiefly, more  # noqa: E402
 
 BAND = mc.causal() & (mc.sinks(3) | mc.window(40))
 
@@ -95,7 +95,9 @@ def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, 
 
 
 @emulated
-@pytest.mark.parametrize("name", list(FORMULAS))
+@pytest.mark.parametrize(
+    "name", chiefly(list(FORMULAS), "relative table", "buckets", "gate", "twice")
+)
 def test_formulas(name):
     judged(mc.causal(), name, 130)
 
@@ -130,7 +132,7 @@ def test_few_pairs(kind):
 
 
 @emulated
-@pytest.mark.parametrize("name", ["relative table", "bias", "pieces", "twice"])
+@pytest.mark.parametrize("name", ["relative table", more("bias"), "pieces", more("twice")])
 def test_heads_packed_into_tiles(name):
     """Rows of a tile are of several heads: each has its query, its head and its distance."""
     for n_kv in (70, 1300):  # whole rows, and rows in parts
@@ -182,14 +184,14 @@ def test_boxes_of_a_grid():
 
 
 @emulated
-@pytest.mark.parametrize("name", ["pieces", "relative table"])
+@pytest.mark.parametrize("name", [more("pieces"), "relative table"])
 def test_long_rows(name):
     judged(BAND, name, 90, dim=128, n_kv=200)
 
 
 @emulated
 @pytest.mark.parametrize(
-    ("name", "mode"), alternating(["relative table", "twice", "soft-cap"], [None, "apart"])
+    ("name", "mode"), alternating(["relative table", "twice", more("soft-cap")], [None, "apart"])
 )
 def test_small_tiles(name, mode):
     _, ran = judged(BAND, name, 150, form="small", mode=mode)
@@ -197,14 +199,14 @@ def test_small_tiles(name, mode):
 
 
 @emulated
-@pytest.mark.parametrize("name", ["soft-cap", "pieces"])
+@pytest.mark.parametrize("name", [more("soft-cap"), "pieces"])
 def test_tiles_of_16(name):
     _, ran = judged(mc.block_diagonal(16), name, 70, form="tiny")
     assert ("sm_90a_tiny_backward", "once") in ran
 
 
 @emulated
-@pytest.mark.parametrize("name", ["buckets", "relative table", "gate"])
+@pytest.mark.parametrize("name", [more("buckets"), "relative table", more("gate")])
 def test_the_same_bits(name):
     """Blocks run in another order every time; exact sums do not show it."""
     one, two = (judged(mc.causal(), name, 130, deterministic=True)[0] for _ in range(2))
@@ -218,7 +220,9 @@ def test_entmax(kind):
 
 
 @emulated
-@pytest.mark.parametrize("name", ["soft-cap", "relative table", "gate", "twice", "pieces"])
+@pytest.mark.parametrize(
+    "name", [*map(more, ("soft-cap", "twice", "pieces")), "relative table", "gate"]
+)
 def test_ampere(name):
     judged(mc.causal(), name, 130, kind="sm_80")
 
@@ -252,13 +256,21 @@ CHOSEN = {
 
 
 @emulated
-@pytest.mark.parametrize("kind", ["sm_90a", "sm_80"])
 @pytest.mark.parametrize(
-    ("chosen", "name"),
-    [("blocks", "relative table"), ("keys", "slopes"), ("keys", "twice"), ("keys", "gate")],
+    ("case", "kind"),
+    alternating(
+        [
+            ("blocks", "relative table"),
+            ("keys", "slopes"),
+            ("keys", "twice"),
+            more(("keys", "gate")),
+        ],
+        ["sm_90a", "sm_80"],
+    ),
 )
-def test_chosen_keys(kind, chosen, name):
+def test_chosen_keys(case, kind):
     """Blocks, and single keys, which are gathered; tables are read by head, by query, by pair."""
+    chosen, name = case
     (mask, block), n = CHOSEN[chosen], 130
     made = name
     if name == "slopes":
@@ -294,8 +306,9 @@ def test_dead_pairs_have_no_slope():
 
 
 @emulated
-@pytest.mark.parametrize("scale", [0.0, -0.4])
-@pytest.mark.parametrize("name", ["relative table", "soft-cap"])
+@pytest.mark.parametrize(
+    ("name", "scale"), alternating(["relative table", "soft-cap"], [0.0, -0.4])
+)
 def test_scales(name, scale):
     """What distance adds stays where scores turn around or vanish."""
     judged(BAND, name, 90, scale=scale)
@@ -309,7 +322,7 @@ def test_moderate_and_large_scores(size):
 
 
 @emulated
-@pytest.mark.parametrize("dim", [64, more(128), 256])
+@pytest.mark.parametrize("dim", [64, more(128), more(256)])
 def test_gradients_by_distance(dim):
     """Tables that are read by distance alone get sums along diagonals."""
     n, slopes = 150, np.float32([0.3, 0.7])

@@ -25,7 +25,7 @@ from tests.support.selected import (  # noqa: E402
     integers,
     work_faults,
 )
-from tests.support.thorough import alternating, more  # noqa: E402
+from tests.support.thorough import alternating, chiefly, more  # noqa: E402
 
 NAN, INF = float("nan"), float("inf")
 
@@ -118,7 +118,24 @@ ALONE = {
 SIZES = [(1, 1), (70, 61), (33, 230)]
 
 
-@pytest.mark.parametrize(("name", "many"), alternating(list(ALONE), [0, 1 << 30]))
+@pytest.mark.parametrize(
+    ("name", "many"),
+    alternating(
+        chiefly(
+            list(ALONE),
+            "products",
+            "shared",
+            "odd",
+            "means of groups",
+            "pairs",
+            "pairs of heads",
+            "pairs of sequences",
+            "indexer",
+            "indexer in e4m3",
+        ),
+        [0, 1 << 30],
+    ),
+)  # fmt: skip)
 def test_the_choice(capture, monkeypatch, name, many):
     """For four blocks of queries at a time and for sixteen."""
     monkeypatch.setattr(choosing, "MANY_BLOCKS", many)
@@ -249,10 +266,11 @@ LISTED = [
         pytest.param("pairs", source, n, name, marks=each.marks)
         for each in alternating([0, -1], list(MIXED))
         for source, name in [each.values]
-        for n in LENGTHS
+        for n in LENGTHS[:1]
     ),
-    *(("all", 0, LENGTHS[0], name) for name in ("without", "two")),
-    *(more("all", 0, n, name) for n in LENGTHS[1:] for name in ("without", "two")),
+    *(more("pairs", source, n, name) for source in (0, -1) for name in MIXED for n in LENGTHS[1:]),
+    ("all", 0, LENGTHS[1], "two"),
+    *(more("all", 0, n, name) for n in LENGTHS[::2] for name in ("without", "two")),
 ]
 """Each mask in large tiles or in small ones, where what masks do is the same text."""
 
@@ -277,8 +295,7 @@ def test_lists(capture, monkeypatch, name, form, source, lengths):
             assert not work_faults(backward, True)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("name", ["union", "heads"])
+@pytest.mark.parametrize(("name", "deterministic"), alternating(["union", "heads"], [False, True]))
 def test_both_passes(name, deterministic):
     """Against fp64, in memory full of NaN."""
     mask = MIXED[name]

@@ -24,6 +24,7 @@ from tests.support.exact_attention import (  # noqa: E402
     wrong,
 )
 from tests.support.hopper import WAYS, check, compiled, modes  # noqa: E402
+from tests.support.thorough import chiefly, more  # noqa: E402
 
 NONE = -torch.inf
 SINKS = torch.tensor([NONE, 0.5, NONE, NONE])
@@ -52,13 +53,13 @@ def judged(attn, made, live, **features):
     return found
 
 
-@pytest.mark.parametrize("mode", WAYS)
+@pytest.mark.parametrize("mode", chiefly(WAYS, "stream", "small usual"))
 def test_forms(hopper, mode):
     attn = compiled(BLIND, 64, heads=4, mode=mode)
     judged(attn, given(140, 200), live_pairs(BLIND, 140, 200))
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [more(False), True])
 def test_rows_in_parts(hopper, deterministic):
     attn = compiled(BLIND, 64, heads=4, mode="large", row_tiles=1, most_tiles=1)
     judged(attn, given(300, 300), live_pairs(BLIND, 300, 300), deterministic=deterministic)
@@ -108,7 +109,7 @@ def test_documents(hopper):
     judged(attn, given(300, 300), live, data={"doc": doc})
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("target", ["sm_80", more("sm_90a")])
 def test_single_keys(hopper, target):
     mask = mc.topk(20, mc.causal() & mc.where(lambda q, k: q % 3 > 0), score="given", share="group")
     scores = gathered.grid((1, 6, 40, 40))

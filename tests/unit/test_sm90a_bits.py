@@ -19,7 +19,7 @@ from maskc.layout.tiles.relative_bits import PAD, distance_count, distance_words
 from maskc.plan.families.sm90a_backward import backward_schedule
 from maskc.plan.runs import run_length
 from tests.support.host_bits import HostBits
-from tests.support.thorough import alternating, in_turn, more
+from tests.support.thorough import alternating, each, more
 
 SM_90A = TARGETS["sm_90a"]
 HEADS = 2
@@ -77,7 +77,7 @@ def bits_of(mask: mc.Mask, dim: int, direction: Direction, packed: int = 1) -> H
 
 @pytest.mark.parametrize(
     ("name", "dim", "direction"),
-    [*in_turn([*BY_DISTANCE, *MIXED, *IN_RUNS, *OTHERWISE], [64, 128, 192], list(Direction)),
+    [*each([*BY_DISTANCE, *MIXED, *IN_RUNS, *OTHERWISE], [64, 128, 192], list(Direction)),
      *(more(name, 256, way) for name in BY_DISTANCE | MIXED | IN_RUNS | OTHERWISE
        for way in Direction)],
 )  # fmt: skip

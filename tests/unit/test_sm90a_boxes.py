@@ -31,7 +31,7 @@ from maskc.plan.families.sm90a_backward import backward_schedule
 from maskc.plan.forms.grid_boxes import boxes_for, grid_masks
 from tests.support.host_bits import HostBits
 from tests.support.ledger import build
-from tests.support.thorough import in_turn
+from tests.support.thorough import more, pairwise
 
 SM_90A = TARGETS["sm_90a"]
 FOLDER = Path(__file__).parents[2] / "patterns"
@@ -77,7 +77,20 @@ def in_boxes(bundle, direction: Direction):
 
 
 @pytest.mark.parametrize(
-    ("name", "dim", "direction"), in_turn(list(MASKS), [64, 128, 192], list(Direction))
+    ("name", "dim", "direction"),
+    pairwise(
+        list(MASKS),
+        [64, 128, 192],
+        list(Direction),
+        tried=[
+            ("image", 64, Direction.forward),
+            ("groups", 128, Direction.backward),
+            ("dilated", 192, Direction.forward),
+            ("windows", 192, Direction.backward),
+            ("video", 128, Direction.forward),
+            ("heads", 64, Direction.backward),
+        ],
+    ),
 )
 def test_bits_are_the_mask(name, dim, direction):
     mask, lengths = MASKS[name]
@@ -109,7 +122,13 @@ IMAGE, VIDEO = FLAT(width=256, kernel=(80, 80)), SOLID(height=48, width=80, kern
 
 @pytest.mark.parametrize(
     ("mask", "dim", "keys"),
-    [(IMAGE, 128, 128), (IMAGE, 192, 64), (VIDEO, 64, 96), (VIDEO, 128, 96), (VIDEO, 192, 96)],
+    [
+        (IMAGE, 128, 128),
+        (IMAGE, 192, 64),
+        more(VIDEO, 64, 96),
+        (VIDEO, 128, 96),
+        more(VIDEO, 192, 96),
+    ],
 )
 def test_tiles_have_as_many_keys_as_suit_the_windows(mask, dim, keys):
     """Fewer where more of the pairs that run are live, by enough to pay for the steps."""
@@ -146,24 +165,27 @@ def test_tiles_with_fewer_keys_compile_without_spills(mask, dim):
                 assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("name", ["axial", "natten_1d", "full", "sta", "longformer"])
+@pytest.mark.parametrize("name", ["axial", "natten_1d", "full", more("sta"), "longformer"])
 def test_others_have_no_boxes(name):
     """STA's tiles are of 384 tokens in a row: tiles of these are never partial."""
     assert not any(each.boxes for each in planned(pattern(name)()).also)
 
 
-def test_boxes_follow_the_windows():
-    """Where groups of queries share their window, no pair of a tile is wasted."""
-    for mask, n, live in (
+@pytest.mark.parametrize(
+    ("mask", "n", "live"),
+    [
         (FLAT(width=256, kernel=(80, 80), stride=(16, 16)), 1 << 16, 6400),
-        (SOLID(height=48, width=80, kernel=(18, 24, 24), stride=(16, 8, 8)), 115200, 10368),
-    ):
-        for plan in planned(mask).also:
-            if plan.boxes:
-                grid = plan.boxes.grid(n)
-                layout = box_layout(plan.boxes, axis_relations(plan.masks[0].axes, grid, {}))
-                assert layout.nnz * plan.tile.q * plan.tile.k == n * live
-                assert (layout.kind == 2).all()
+        more(SOLID(height=48, width=80, kernel=(18, 24, 24), stride=(16, 8, 8)), 115200, 10368),
+    ],
+)
+def test_boxes_follow_the_windows(mask, n, live):
+    """Where groups of queries share their window, no pair of a tile is wasted."""
+    for plan in planned(mask).also:
+        if plan.boxes:
+            grid = plan.boxes.grid(n)
+            layout = box_layout(plan.boxes, axis_relations(plan.masks[0].axes, grid, {}))
+            assert layout.nnz * plan.tile.q * plan.tile.k == n * live
+            assert (layout.kind == 2).all()
 
 
 def test_a_whole_row_of_the_grid_is_no_box():

@@ -18,7 +18,7 @@ from maskc.layout.tiles.chosen_blocks import NONE
 from maskc.plan.explain import explain
 from maskc.plan.families.sm90a_backward import backward_schedule
 from tests.support.host_bits import HostBits
-from tests.support.thorough import in_turn
+from tests.support.thorough import each
 
 SM_90A = TARGETS["sm_90a"]
 HEADS = 2
@@ -88,7 +88,7 @@ def live(mask: mc.Mask, n_q: int, n_kv: int, chosen: dict[str, Chosen]) -> np.nd
 
 @pytest.mark.parametrize(
     ("name", "dim", "source"),
-    in_turn(list(BY_CELLS), [64, 128, 192], ["large", "small", "backward"]),
+    each(list(BY_CELLS), [64, 128, 192], ["large", "small", "backward"]),
 )
 def test_bits_are_the_mask(name, dim, source):
     mask = BY_CELLS[name]

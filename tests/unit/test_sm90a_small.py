@@ -24,6 +24,7 @@ from maskc.plan.explain import explain
 from maskc.plan.families import sm90a
 from maskc.plan.recipe import layout_recipe
 from tests.support.fake_hopper import BACKWARD, FORWARD, Machine, compiled, given
+from tests.support.thorough import chiefly, each
 
 SM_90A = TARGETS["sm_90a"]
 SMALL_DIMS = (64, 96, 128)
@@ -116,8 +117,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("dim", SMALL_DIMS)
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "dim"), each(list(MASKS), SMALL_DIMS))  # fmt: skip
 def test_the_choice_minimises_the_model(name, dim):
     for n in (0, 1, 64, 1000, 4096):
         counted = []
@@ -146,7 +146,7 @@ def test_the_bound_is_one_for_tiles_that_do_not_divide(name):
         assert least.tiles <= few.tiles
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", chiefly(list(MASKS), "streaming", "causal", "lattice"))
 def test_the_bound_is_one(name):
     """What smaller tiles have is never less than what the larger ones tell."""
     for n in (1, 63, 64, 191, 193, 1000, 1537):

@@ -27,7 +27,7 @@ from tests.support.chosen_keys import (  # noqa: E402
     check_nans,
     check_passes,
 )
-from tests.support.thorough import alternating, more  # noqa: E402
+from tests.support.thorough import alternating, chiefly, more  # noqa: E402
 
 N_Q, N_KV, DIM = 130, 700, 64
 
@@ -134,7 +134,7 @@ def scores_of(q, k):
 
 
 @pytest.mark.parametrize(
-    ("k", "target"), alternating([0, 1, 64, 699, 700, 1000, more(350)], TARGETS)
+    ("k", "target"), alternating([0, more(1), more(64), 699, 700, more(1000), more(350)], TARGETS)
 )
 def test_whatever_the_scores(target, k):
     rows = columns(np.random.default_rng(k)).values()
@@ -160,7 +160,7 @@ def test_guesses_that_are_wrong(target, k):
     check(target, k, scores_of(*given[:2]), *given)
 
 
-@pytest.mark.parametrize("k", [3, 200])
+@pytest.mark.parametrize("k", [3, more(200)])
 def test_among_the_keys_that_may_be_chosen(target, k):
     given = inputs(list(columns(np.random.default_rng(7)).values()))
     query, key = np.arange(N_Q)[:, None] + N_KV - N_Q, np.arange(N_KV)[None, :]
@@ -174,7 +174,7 @@ def test_rows_without_candidates(target):
     check(target, 5, scores_of(*given[:2]), *given, mc.where(lambda q, k: q >= 129), allowed)
 
 
-@pytest.mark.parametrize("k", [1, more(5), 30, more(400), 690])
+@pytest.mark.parametrize("k", [1, more(5), more(30), more(400), 690])
 def test_what_is_no_number_comes_last(target, k):
     """A column with infinities: its own rows have them as scores, others what is no number."""
     rng = np.random.default_rng(k)
@@ -189,21 +189,26 @@ def test_what_is_no_number_comes_last(target, k):
 # ------------------------------------------------------------------ what reads thresholds
 
 
-@pytest.mark.parametrize(("name", "target"), alternating(list(PASSES), TARGETS))
+@pytest.mark.parametrize(("name", "target"), alternating(
+        chiefly(list(PASSES), "one key", "union", "union that is tested", "ordered",
+                "documents", "heads", "wide", "rows of 136 and 72"),
+        TARGETS,
+    ),
+)  # fmt: skip
 def test_passes(name, target, monkeypatch):
     machine.install(monkeypatch)
     check_passes(name, target=target)
 
 
 @pytest.mark.parametrize(
-    ("mask", "dim", "target"), alternating(list(BOTH), [64, 128, 256], TARGETS)
+    ("mask", "dim", "target"), alternating(list(BOTH), [64, more(128), more(256)], TARGETS)
 )
 def test_passes_see_the_keys_that_were_chosen(mask, dim, target, monkeypatch):
     machine.install(monkeypatch)
     check_counts(*BOTH[mask], dim, 150, 333, target=target)
 
 
-@pytest.mark.parametrize("name", ["union", "ordered"])
+@pytest.mark.parametrize("name", [more("union"), "ordered"])
 def test_rows_and_columns_that_are_cut(name, monkeypatch):
     machine.install(monkeypatch)
     check_passes(name, most_tiles=1)
@@ -217,7 +222,9 @@ def test_keys_that_are_no_numbers(target, monkeypatch):
 # ------------------------------------------------------------------ sm_80
 
 
-@pytest.mark.parametrize(("dim", "dtype"), alternating([32, 96, 192], ["bfloat16", "float16"]))
+@pytest.mark.parametrize(
+    ("dim", "dtype"), alternating([32, more(96), more(192)], ["bfloat16", "float16"])
+)
 def test_other_head_dimensions(dim, dtype, monkeypatch):
     machine.install(monkeypatch)
     for each in BOTH.values():

@@ -24,7 +24,7 @@ from tests.support.exact_attention import (  # noqa: E402
     wrong,
 )
 from tests.support.hopper import check, compiled, half, modes  # noqa: E402
-from tests.support.thorough import alternating  # noqa: E402
+from tests.support.thorough import alternating, more  # noqa: E402
 
 FORWARD, BACKWARD = ("sm_90a_tiny", "usual"), ("sm_90a_tiny_backward", "once")
 EMPTY = mc.block_diagonal(16) & mc.where(lambda q, k: (q // 16 % 2 == 0) & (q % 5 > 0))
@@ -45,7 +45,7 @@ def given(n_q, n_kv, dim, dtype="bfloat16", seed=0, batch=1, heads=2, kv_heads=1
     return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
 
 
-@pytest.mark.parametrize(("size", "dtype"), alternating([4, 8, 16], ["bfloat16", "float16"]))
+@pytest.mark.parametrize(("size", "dtype"), alternating([4, 8, more(16)], ["bfloat16", "float16"]))
 def test_blocks_of_any_length(size, dtype):
     mask = mc.block_diagonal(size)
     attn = compiled(mask, 64, dtype, mode="tiny")
@@ -57,8 +57,13 @@ def test_blocks_of_any_length(size, dtype):
 @pytest.mark.parametrize(
     ("mask", "lengths"),
     alternating(
-        [EMPTY, GAPS, SHORT, mc.window(3), mc.block_diagonal(32), mc.block_diagonal(12)],
-        [(70, 70), (50, 83), (83, 50), (1, 40), (40, 1)],
+        [
+            EMPTY,
+            GAPS,
+            SHORT,
+            *map(more, (mc.window(3), mc.block_diagonal(32), mc.block_diagonal(12))),
+        ],
+        [(70, 70), (50, 83), more((83, 50)), (1, 40), more((40, 1))],
     ),
     ids=str,
 )
@@ -83,7 +88,7 @@ def test_heads_of_their_own(dim):
     assert modes(attn) == {FORWARD, BACKWARD}
 
 
-@pytest.mark.parametrize("mask", [mc.block_diagonal(16), EMPTY, SHORT], ids=str)
+@pytest.mark.parametrize("mask", [more(mc.block_diagonal(16)), EMPTY, more(SHORT)], ids=str)
 @pytest.mark.parametrize("dim", [64])
 def test_features(mask, dim):
     attn, made = compiled(mask, dim, mode="tiny"), given(52, 52, dim)
@@ -95,7 +100,7 @@ def test_features(mask, dim):
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-12, -3.0, 40.0])
-@pytest.mark.parametrize("mask", [mc.block_diagonal(16), EMPTY, SHORT], ids=str)
+@pytest.mark.parametrize("mask", [more(mc.block_diagonal(16)), more(EMPTY), SHORT], ids=str)
 def test_scales(mask, scale):
     attn, live = compiled(mask, 64, "float16", mode="tiny"), live_pairs(mask, 60, 60)
     check(attn, given(60, 60, 64, "float16"), live, scale=scale)
@@ -121,7 +126,7 @@ def test_any_strides():
     check(attn, made, live)
 
 
-@pytest.mark.parametrize("n", [50, 90])
+@pytest.mark.parametrize("n", [more(50), 90])
 def test_a_part_of_few_keys_joins_the_others(monkeypatch, n):
     """A window, and in residue classes a shorter one."""
     monkeypatch.setattr(planner, "pays", lambda *_: True)

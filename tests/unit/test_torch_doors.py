@@ -27,6 +27,7 @@ from maskc.core.errors import (
 )
 from maskc.core.problem import Direction
 from maskc.core.target import Target
+from tests.support.thorough import more
 from tests.support.torch_oracle import (
     DIM,
     DIM_V,
@@ -381,7 +382,7 @@ class Layer(torch.nn.Module):
 
 
 @pytest.mark.parametrize("way", DOORS)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [more(False), True])
 def test_compile(door, graphs, way: str, dynamic: bool):
     layer = Layer(door(way, MASKS["documents"]))
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic or None)

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tests.support import models  # noqa: E402
+from tests.support.thorough import more  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -98,7 +99,7 @@ def means(model: Any, given: dict[str, Any], seeds: int) -> tuple[Any, Any]:
     return every.mean(0), every.std(0)
 
 
-@pytest.mark.parametrize("kind", ["llama", "bert", "t5"])
+@pytest.mark.parametrize("kind", ["llama", "bert", more("t5")])
 def test_dropout_is_eager_dropout_in_distribution(kind: str) -> None:
     """Logits of a model that trains: the same mean and the same spread over seeds."""
     seeds = 200

@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 import maskc as mc  # noqa: E402
 from maskc.integrations import transformers as hf  # noqa: E402
 from tests.support import models  # noqa: E402
+from tests.support.thorough import more  # noqa: E402
 
 FOLLOWED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 pytestmark = [
@@ -39,7 +40,7 @@ def near(ours: Any, eager: Any) -> None:
     torch.testing.assert_close(ours, eager, atol=2e-6, rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "gemma3", "llama4"])
+@pytest.mark.parametrize("name", [*map(more, ("mistral", "gemma3", "llama4")), "gpt_oss"])
 def test_a_training_step_of_padded_tokens(name: str, graphs: Any) -> None:
     ours, eager = models.decoder(name)
     ids, mask = models.tokens("left")
@@ -57,7 +58,7 @@ def test_a_training_step_of_padded_tokens(name: str, graphs: Any) -> None:
             assert (weight.grad - theirs[label].grad).abs().max() <= 2e-5 * max(scale, 1e-3), label
 
 
-@pytest.mark.parametrize("name", ["gemma3", "llama4"])
+@pytest.mark.parametrize("name", [more("gemma3"), "llama4"])
 def test_packed_sequences(name: str) -> None:
     ours, eager = models.decoder(name)
     ids, positions = models.packed()

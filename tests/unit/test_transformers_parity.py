@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tests.support import models  # noqa: E402
+from tests.support.thorough import alternating  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -69,8 +70,9 @@ def test_gradients(name: str) -> None:
     same_gradients(decoder(name), input_ids=ids, attention_mask=mask, real=mask.bool())
 
 
-@pytest.mark.parametrize("name", models.DECODERS)
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize(
+    ("name", "cache"), alternating(list(models.DECODERS), ["dynamic", "static"])
+)
 def test_generated_tokens(name: str, cache: str) -> None:
     ids, mask = models.tokens("left")
     ours, eager = (

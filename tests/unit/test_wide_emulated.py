@@ -13,7 +13,7 @@ from maskc.core.problem import Feature
 from maskc.testing.emulator import machine
 from tests.support.exact_attention import live_pairs, tensors
 from tests.support.hopper import check, compiled, half
-from tests.support.thorough import alternating
+from tests.support.thorough import alternating, chiefly
 
 TIMES = np.array([-2_000_000_000, 5, 1_900_000_000, 2_000_000_000] * 50)
 IN_RUNS = np.repeat(TIMES[:8], 30)[:200]
@@ -43,7 +43,10 @@ def asked(attn):
     return [features for _, _, features in attn.all_reports]
 
 
-@pytest.mark.parametrize(("name", "mode"), alternating(list(WIDE), ["large", "small"]))
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    alternating(chiefly(list(WIDE), "pairs", "times", "intervals"), ["large", "small"]),
+)
 def test_in_64_bits(name, mode):
     attn = compiled(WIDE[name], 64, mode=mode)
     made = tensors(150, 190, 64, half("bfloat16"), 0, batch=1, heads=2, kv_heads=1)
@@ -51,7 +54,7 @@ def test_in_64_bits(name, mode):
     assert all(Feature.wide in features for features in asked(attn))
 
 
-@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("name", chiefly(list(NARROW), "far limits", "few ids"))
 def test_in_32_bits(name):
     attn = compiled(NARROW[name], 64)
     made = tensors(150, 190, 64, half("bfloat16"), 0, batch=1, heads=2, kv_heads=1)
