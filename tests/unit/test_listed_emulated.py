@@ -65,6 +65,16 @@ def test_features(name, lengths):
     assert isinstance(attn._last[1], ListedRowsPlan)
 
 
+def test_every_so_manieth_key():
+    """Distances of packed columns."""
+    mask = mc.causal() & (mc.window(8) | mc.strided(16))
+    attn = in_parts(mask)
+    for lengths in ((210, 210), (130, 210)):
+        check(attn, given(*lengths), live_pairs(mask, *lengths), softcap=3.0,
+              **vectors(["alibi_slopes"], 2))  # fmt: skip
+    assert any(source.startswith("part1") for source, _, _ in attn.all_reports)
+
+
 @pytest.mark.parametrize("dim", [more(96), more(128), 256])
 def test_head_dimensions(dim):
     mask = MASKS["columns"]
@@ -97,7 +107,8 @@ def test_flags_that_stay_on_the_device(hopper, deterministic):
     made = given(200, 200, batch=2)
     check(attn, made, live[:, None], {"g": torch.tensor(flags)}, deterministic=deterministic)
     own = torch.tensor(flags[0]).to(torch.int64)
-    check(attn, made, live[0], {"g": own}, deterministic=deterministic)
+    check(attn, made, live[0], {"g": own}, deterministic=deterministic,
+          **vectors(["alibi_slopes"], 2))  # fmt: skip
     assert "list_tokens" in {entry for entry, _ in hopper.launches}
 
 

@@ -12,8 +12,12 @@ from maskc.core import expr as E
 from maskc.core.errors import DataRange, MaskcError
 from maskc.driver import analyse_heads
 from maskc.ir.id_lists import unveiled, veiled
+from maskc.reference.attention import attention, gradients
+from maskc.reference.scores import ScoreOf
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.listed import ListedRowsPlan
+from maskc.runtime.scored import ScoredMask
+from tests.support.scores import FORMULAS, close
 from tests.support.thorough import alternating, chiefly, examples, more
 from tests.unit.test_runtime_attention import case, compare, path, quiet  # noqa: F401
 
@@ -54,6 +58,52 @@ def test_both_passes(path, name, extras):  # noqa: F811
         keep = MASKS[name].dense(n_q, n_kv, **data)
         compare(attn, case(n_q, n_kv, extras=extras), keep, 2e-5, **data)
         assert isinstance(attn._last[1], ListedRowsPlan)
+
+
+FORMULA_MASKS = {
+    "both": MASKS["both"],
+    "columns": MASKS["columns"],
+    "every so-manieth": mc.causal() & (mc.window(8) | mc.strided(16)),
+}
+
+
+@pytest.mark.parametrize(
+    ("formula", "name", "deterministic"),
+    alternating(["buckets", "gate", more("bias"), more("pieces")], list(FORMULA_MASKS),
+                [False, True]),
+)  # fmt: skip
+def test_formulas(formula, name, deterministic):
+    """They are given the tokens of lists, tables get gradients from all parts, once."""
+    mask = FORMULA_MASKS[name]
+    for n_q, n_kv in ((130, 130), (61, 130)):
+        score, data = FORMULAS[formula](n_q, n_kv, 2, 2)
+        made = mask.compile(32, dtype="float32", target="cpu", score=score)
+        attn = ScoredMask(
+            made.bundle, "cpu", in_parts=True, held=made.held, inputs=score.inputs
+        )  # fmt: skip
+        rng = np.random.default_rng(0)
+        q, dout = (rng.normal(size=(2, 2, n_q, 32)).astype(np.float32) for _ in range(2))
+        k, v = (rng.normal(size=(2, 1, n_kv, 32)).astype(np.float32) for _ in range(2))
+        out, lse = attn(q, k, v, return_lse=True, **data)
+        exact, live = ScoreOf(score.inputs, data, n_q, n_kv), mask.dense(n_q, n_kv)
+        for found, right in zip((out, lse), attention(q, k, v, live, score=exact), strict=True):
+            close(found, right)
+        right = gradients(q, k, v, live, dout, score=exact)
+        found = attn.backward(q, k, v, out, lse, dout, deterministic=deterministic, **data)
+        own = [f"d {key}" for key in attn.trainable if key in data]
+        for key, gradient in zip(["dq", "dk", "dv", *own], found, strict=True):
+            close(gradient, right[key], key)
+        assert any(source.startswith("part1") for source, _, _ in attn.all_reports)
+
+
+def test_where_formulas_run_whole():
+    """Residue classes of both sides do not tell their tokens, and dropout draws for the call's."""
+    score, _ = FORMULAS["gate"](8, 8, 1, 1)
+    dilated = mc.window(20) | mc.dilated(400, stride=16)
+    assert dilated.compile(32, target="cpu", dtype="float32").bundle.parts
+    assert not dilated.compile(32, target="cpu", dtype="float32", score=score).bundle.parts
+    assert MASKS["both"].compile(32, target="cpu", dtype="float32", score=score).bundle.parts
+    assert not MASKS["both"].compile(32, target="cpu", dtype="float32").dropping.bundle.parts
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", more("float16")])

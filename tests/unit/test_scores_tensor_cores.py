@@ -44,7 +44,8 @@ def near(found, right, name, tolerance):
 
 
 def compiled(mask, score, dim=64, form=None, mode=None, kind="sm_90a"):
-    """A compiled mask, if need be with the sources of one form or the backward mode `apart`."""
+    """A compiled mask, if need be in parts, or with the sources of one form or the backward mode
+    `apart`."""
     attn = mask.compile(dim, dtype="bfloat16", target=kind, score=score)
     assert attn.target.name == kind
     units = attn.bundle.units
@@ -60,8 +61,8 @@ def compiled(mask, score, dim=64, form=None, mode=None, kind="sm_90a"):
             )
         else:
             units = tuple(unit.without("apart") for unit in units)
-    made = replace(attn.bundle, units=units)
-    return ScoredMask(made, kind, held=attn.held, inputs=score.inputs)
+    made, in_parts = replace(attn.bundle, units=units), mode == "parts" or None
+    return ScoredMask(made, kind, in_parts=in_parts, held=attn.held, inputs=score.inputs)
 
 
 def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, n_kv=None,
@@ -281,6 +282,31 @@ def test_chosen_keys(case, kind):
     _, ran = judged(mask, made, n, live=live, kind=kind, deterministic=deterministic, scores=scores)
     assert all(source.startswith(kind) for source, _ in ran)
     assert (f"{kind}_gather", "usual") in ran or chosen == "blocks"
+
+
+@emulated
+@pytest.mark.parametrize("kind", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("name", ["buckets", more("gate")])
+def test_parts_over_listed_tokens(kind, name):
+    mask = mc.window(8, 8) | mc.global_tokens([3, 40, 41, 77, 90, 120])
+    _, ran = judged(mask, name, 140, kind=kind, mode="parts")
+    assert any(source.startswith("part2") for source, _ in ran)
+
+
+@emulated
+def test_tables_read_by_distance_get_gradients_whole():
+    """Kernels of whole tiles add up diagonals."""
+    mask = mc.window(8, 8) | mc.global_tokens(list(range(7, 2048, 128)))
+    score, _ = FORMULAS["buckets"](8, 8, 2, 2)
+    attn = mask.compile(64, dtype="bfloat16", target="sm_90a", score=score)
+    assert attn._sums_diagonals
+    assert not attn._whole._sums_diagonals
+    table = torch.randn(8, 2)
+    q, k, v, dout = (torch.randn(1, 2, 140, 64).bfloat16() for _ in range(4))
+    out, lse = attn(q, k, v, return_lse=True, bias=table)
+    found = attn.backward(q, k, v, out, lse, dout, bias=table)
+    assert found[3].shape == table.shape
+    assert attn._whole.all_reports
 
 
 @emulated
