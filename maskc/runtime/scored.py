@@ -203,7 +203,7 @@ class ScoredMask(CompiledMask):
         if wanted is None:
             wanted = [name for name in self.trainable if name in data and tables[name].view]
         if wanted and self._sums_diagonals:
-            return self._whole.reading(self.inputs).launch_backward(
+            return self._in_no_parts.reading(self.inputs).launch_backward(
                 q, k, v, out, lse, dout, scale, None, None, sink_logits, normalizer, alpha,
                 deterministic, nan_safe, data, into, wanted,
             )  # fmt: skip
@@ -225,7 +225,7 @@ class ScoredMask(CompiledMask):
         return own and self.target.language == "cuda"
 
     @cached_property
-    def _whole(self) -> ScoredMask:
+    def _in_no_parts(self) -> ScoredMask:
         """The same, in no parts."""
         return type(self)(
             self.bundle, self.target.name, self._report, in_parts=False, held=self.held,
