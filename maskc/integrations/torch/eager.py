@@ -84,7 +84,7 @@ class MaskedAttention(torch.autograd.Function):
 _looking: Any = MaskedAttention.apply
 _apply: Any = super(torch.autograd.Function, MaskedAttention).apply
 """What `Function.apply` calls when it has looked at each argument for what torch.func may have left
-there, which takes a third of a node's time."""
+there, which takes some 5 us."""
 
 
 def attended(*call: Any) -> tuple[Any, Any]:
