@@ -19,7 +19,7 @@ from maskc.ir.decompose import decompose
 from maskc.ir.types import Band, Columns, Lattice, MaskIR, Piece, PieceKind, Rows, Segments, Table
 from maskc.layout import Chosen, bind_ranked
 from maskc.testing.strategies import data_for, lengths, masks
-from tests.support.thorough import examples
+from tests.support.thorough import examples, more
 
 SLOW = settings(
     max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -236,7 +236,10 @@ def without_call_data() -> list[str]:
     return [name for name in names if name not in data]
 
 
-@pytest.mark.parametrize("name", without_call_data())
+LONG = ("longnet", "bigbird_etc", "bigbird_itc", "logsparse")  # formulas
+
+
+@pytest.mark.parametrize("name", [more(x) if x in LONG else x for x in without_call_data()])
 def test_pieces_of_published_masks(name):
     defaults, small = pattern_ir(name, {}), pattern_ir(name, SMALL.get(name, {}))
     for sizes in [(1, 1), (48, 48), (61, 61), (20, 70), (70, 20)]:

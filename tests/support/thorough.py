@@ -76,16 +76,6 @@ def alternating(*axes: Sequence[Any]) -> list[Any]:
     return made
 
 
-def in_turn(first: Sequence[Any], middle: Sequence[Any], last: Sequence[Any]) -> list[Any]:
-    """All combinations of three axes' values, as parameters: CI tries each value of the first with
-    each of the last, and those of the middle one after another; `make matrix` tries the rest."""
-    made = []
-    for i, j, k in product(*map(range, map(len, (first, middle, last)))):
-        tried = j == (i + k) % len(middle)
-        made.append((pytest.param if tried else more)(first[i], middle[j], last[k]))
-    return made
-
-
 def each(*axes: Sequence[Any]) -> list[Any]:
     """All combinations of the axes' values, as parameters: CI tries each value of the first axis
     once, with those of the others in turn; `make matrix` tries the rest."""

@@ -117,7 +117,7 @@ def test_hopper_entmax(alpha):
     judged("sm_90a", "bfloat16", 64, 150, 300, tolerance=0.01, normalizer="entmax", alpha=alpha)
 
 
-@pytest.mark.parametrize("target", ["simt", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("target", [more("simt"), "sm_80", "sm_90a"])
 def test_features(target):
     given = {"softcap": 3.0, "alibi_slopes": torch.tensor([0.1, 0.3])}
     judged(target, "bfloat16", 64, 100, 100, tolerance=0.01, **given)
@@ -194,7 +194,7 @@ def test_memory_of_arguments_is_used_again():
     assert not torch.equal(found[0], found[1])
 
 
-@pytest.mark.parametrize("target", ["simt", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("target", [more("simt"), "sm_80", "sm_90a"])
 def test_tables_of_a_score(target):
     """Their gradients see the same pairs dropped as those of q, k and v."""
     n = 100

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from tests.support.exact_attention import GRADIENTS, called, live_pairs, tensors  # noqa: E402
 from tests.support.exact_entmax import check, check_mask, weights  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
-from tests.support.thorough import alternating, chiefly, in_turn, more, pairwise  # noqa: E402
+from tests.support.thorough import alternating, chiefly, each, more, pairwise  # noqa: E402
 
 CAUSAL = mc.causal()
 MASKS = {
@@ -62,8 +62,8 @@ def test_lengths(lengths, target):
 
 @pytest.mark.parametrize(
     ("alpha", "spread", "target"),
-    [*in_turn([1.0001, 1.25, 1.5, 1.75, 2.0], [0.0, 1.0, 4.0], TARGETS),
-     *(more(*each) for each in product([1.001, 1.05], [0.0, 1.0, 4.0], TARGETS))],
+    [*each([1.0001, 1.25, 1.5, 1.75, 2.0], [0.0, 1.0, 4.0], TARGETS),
+     *(more(*x) for x in product([1.001, 1.05], [0.0, 1.0, 4.0], TARGETS))],
 )  # fmt: skip
 def test_alphas(alpha, spread, target):
     """Scores that are alike, so that all keys have a weight, and scores far apart."""
@@ -122,7 +122,7 @@ def test_lists_of_long_rows(driver, alpha, spread):
 
 @pytest.mark.parametrize(
     ("dim", "alpha"),
-    pairwise([64, 96, 128, 256], [1.5, 1.6, 2.0], tried=[(64, 1.5), (96, 1.6)]),
+    pairwise([64, 96, 128, 256], [1.5, 1.6, 2.0], tried=[(96, 1.6)]),
 )
 def test_values_without_weight_are_not_read(dim, alpha):
     """Where rows have few keys with a weight; tensors lie one token after another."""

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
+from tests.support.thorough import alternating  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::maskc.runtime.FallbackWarning"),
@@ -43,8 +44,9 @@ def by_autograd(made, live, scale, kind):
     return [x.double() for x in torch.autograd.grad(out, leaves, dout)]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("scale", [DIM**-0.5, 1.0])
+@pytest.mark.parametrize(
+    ("dtype", "scale"), alternating([torch.bfloat16, torch.float16], [DIM**-0.5, 1.0])
+)
 def test_within_twice_the_error_of_pytorch(dtype, scale):
     attn = MASK.compile(DIM, dtype=dtype, target="cpu")
     generator = torch.Generator().manual_seed(1)

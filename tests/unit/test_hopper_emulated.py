@@ -47,7 +47,7 @@ from tests.support.hopper import (  # noqa: E402
     parts_of,
     with_rules,
 )
-from tests.support.thorough import alternating, more  # noqa: E402
+from tests.support.thorough import alternating, chiefly, more, pairwise  # noqa: E402
 
 ARROW = mc.causal() & (mc.window(30) | mc.global_tokens([3]))
 TESTED = mc.causal() & (mc.strided(7) | mc.window(20)) - mc.global_tokens([60]).rows
@@ -67,7 +67,9 @@ def given(n_q, n_kv, dim, dtype="bfloat16", seed=0, batch=1, heads=2, kv_heads=1
     return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
 
 
-@pytest.mark.parametrize(("mode", "dim"), alternating(WAYS, [64, 128]))
+@pytest.mark.parametrize(
+    ("mode", "dim"), pairwise(WAYS, [64, 128], tried=[("stream", 64), ("small usual", 128)])
+)
 def test_forms(mode, dim):
     attn = compiled(BAND, dim, mode=mode)
     check(attn, given(130, 200, dim, batch=2), live_pairs(BAND, 130, 200))
@@ -403,7 +405,7 @@ FAULTS = {
 """Waits of the forward that are left out."""
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", chiefly(list(FAULTS), *list(FAULTS)[1:3]))
 def test_what_these_tests_would_find(monkeypatch, name):
     whole, (text, instead) = machine.loaded, FAULTS[name]
 

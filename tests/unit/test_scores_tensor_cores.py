@@ -21,7 +21,7 @@ from maskc.runtime.scored import ScoredMask  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
 from tests.support.scores import FORMULAS, arrays, random_formulas  # noqa: E402
-from tests.support.thorough import alternating, chiefly, more  # noqa: E402
+from tests.support.thorough import alternating, chiefly, examples, more  # noqa: E402
 
 BAND = mc.causal() & (mc.sinks(3) | mc.window(40))
 
@@ -104,7 +104,7 @@ def test_formulas(name):
 
 
 @emulated
-@settings(max_examples=4, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(4) - 1, deadline=None, derandomize=True, database=None)
 @given(random_formulas())
 def test_random_formulas(made):
     function, kinds = made
@@ -341,7 +341,7 @@ def test_scales(name, scale):
 
 
 @emulated
-@pytest.mark.parametrize("size", [0.5, 20.0])
+@pytest.mark.parametrize("size", [more(0.5), 20.0])
 def test_moderate_and_large_scores(size):
     """A polynomial stands for tanh where it can, and the tanh itself where it cannot."""
     judged(mc.causal(), (mc.scores.soft_cap(mc.param("cap", 3.0)), {}), 130, scale=size / 8)

@@ -142,7 +142,9 @@ def test_whatever_the_scores(target, k):
     check(target, k, scores_of(*given[:2]), *given)
 
 
-@pytest.mark.parametrize(("k", "target"), alternating([100, 2900, more(1), more(700)], TARGETS))
+@pytest.mark.parametrize(
+    ("k", "target"), alternating([100, more(2900), more(1), more(700)], TARGETS)
+)
 def test_guesses_that_are_wrong(target, k):
     """Longer rows, of which scores as if they were normal tell little: more than fit a list lie
     where the threshold is expected, or it is elsewhere."""

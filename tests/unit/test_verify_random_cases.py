@@ -105,12 +105,14 @@ def own_kind(mask: mc.Mask) -> set[str]:
 
 ALIGNED = {"full", "bigbird_etc", "bigbird_itc", "block_diagonal", "sta"}
 """Made of whole blocks of 64: no tile of the fixed lengths is partial; drawn lengths have some."""
+LONG = {"longnet", "dsa", "moba", "bigbird_itc", "adaptive_local_global_content"}
+"""Take a second or more."""
 EVERYWHERE = {"full", "ast_tree", "axial"}
 """Every tile has a pair: a token in each block of 64 is an ancestor, or in the same column."""
 
 
 @pytest.mark.parametrize(
-    "path", [more(p) if p.stem in ("longnet", "dsa") else p for p in PATTERNS],
+    "path", [more(p) if p.stem in LONG else p for p in PATTERNS],
     ids=lambda path: path.stem,
 )  # fmt: skip
 def test_every_pattern_is_verified_where_it_is_itself(path: Path):
