@@ -406,7 +406,7 @@ class KernelSpec:
         one and the other."""
         if not self.backward:
             return (BY_QUERY,)
-        both = self.target.name != "sm_90a" or getattr(self.schedule, "row_bytes", 0)
+        both = self.target.name != "sm_90a" or getattr(self.schedule, "row_bytes", 0) > 0
         return (BY_KEY, BY_QUERY) if both else (BY_KEY,)
 
     @property
