@@ -55,8 +55,8 @@ FIELDS: tuple[Field, ...] = (
           MAX_ARRAYS),
     Field("array_head", "i64", "elements from one head's array to the next, 0 if shared",
           MAX_ARRAYS),
-    Field("array_row", "i64", "elements from one row of a table to the next; behind the arrays, "
-          "in a part of a mask: see common/lib/tokens_*.cuh", MAX_ARRAYS),
+    Field("array_row", "i64", "elements from one row to the next; of parts see lib/tokens_*.cuh",
+          MAX_ARRAYS),
     Field("q_stride", "i64", "elements between batches, heads, tokens", 3),
     Field("k_stride", "i64", "likewise", 3),
     Field("v_stride", "i64", "likewise", 3),
