@@ -24,6 +24,7 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
 plan     layout from 3 closed-form loops
+plan     partial tiles: bits of 1 interval per row, no pair is tested
 
 target   sm_90a, bfloat16, head_dim 128
 mask     k <= q + n_kv - n_q

@@ -43,6 +43,7 @@ constexpr int GROUP_KEYS = 65536;
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
+#include "common/lib/score_facts.h"
 
 #define FN __device__ __forceinline__
 typedef int i32;
@@ -76,7 +77,7 @@ struct Attention {
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
-    i64 array_row[8];  // elements from one row of a table to the next
+    i64 array_row[8];  // elements from one row to the next; of parts see lib/tokens_*.cuh
     i64 q_stride[3];  // elements between batches, heads, tokens
     i64 k_stride[3];  // likewise
     i64 v_stride[3];  // likewise
@@ -185,6 +186,8 @@ FN struct Tile tile_at(struct TileList list, i32 i) {
 
 #include "common/lib/unpack.cuh"
 
+#include "common/lib/tokens_even.cuh"
+
 #include "sm80/lib/ptx.cuh"
 
 #include "sm80/lib/load.cuh"
@@ -201,6 +204,42 @@ struct Shared {
 };
 
 #include "sm80/lib/softmax.cuh"
+
+#include "common/lib/bits.cuh"
+
+#include "common/lib/quad_columns.cuh"
+
+#include "common/lib/mask_sides.cuh"
+
+[[maybe_unused]] constexpr bool DATA_FIT = true;
+
+// The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
+constexpr int INTERVALS = 1;
+struct Bounds {
+    i32 first, last;  // past the end
+};
+
+// The keys of query ti.
+FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,
+                Integer ti, Integer n_q, Integer n_kv) {
+    (void)n_q; (void)n_kv;
+#pragma unroll
+    for (int i = 0; i < INTERVALS; i++) bounds[i] = {0, 0};
+    bounds[0].first = range_end(0);
+    bounds[0].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
+}
+
+#include "common/lib/intervals.cuh"
+
+// What rows see of the tile that begins with column `first`, as bits of a thread's own columns.
+// Rows lie inside the lengths. Bits of keys past the last one are 0, those past the tile anything.
+template <class Side, class Own, int R>
+FN void see_rows(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
+                 i32 first, i32 n_q, i32 n_kv) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        add_intervals<Side, Own>(word[r], mask, rows[r], first + Own::first(), n_kv, n_q, n_kv);
+}
 
 #include "sm80/lib/logits.cuh"
 
@@ -302,6 +341,8 @@ FN i32 first_key(const struct Tile &packed) {
 #include "sm80/lib/entmax.cuh"
 
 #endif
+// Whether warps pass over tiles of which their rows see nothing; not where all have to take part.
+constexpr bool SKIPS = 1 && !WITH_NAN_SAFE;
 // Of more than two blocks none has the registers that entmax takes.
 constexpr int RESIDENT = WITH_ENTMAX && MIN_BLOCKS > 2 ? 2 : MIN_BLOCKS;
 
@@ -360,15 +401,21 @@ attention_forward(const __grid_constant__ struct Attention p) {
         load_tile<TILE_K, PIECES_V>(v_tile, block.v, p.v_stride, first_k, p.n_kv);
         next = tile_at(block.list, min_i32(i + 1, block.list.count - 1));
         pack(next);
+        const auto load_next = [&] {
+            copy_wait<0>();   // v has arrived, and
+            __syncthreads();  // k is no longer read
+            if (i + 1 < block.list.count)
+                load_tile<TILE_K>(k_tile, block.k, p.k_stride, first_key(next), p.n_kv);
+        };
         if (KEEP_Q && i == 0) keep_query(query);
+        if (SKIPS && masked && !sees_any(seen)) {  // nothing, for the whole warp
+            load_next();
+            continue;
+        }
         score(s, query, k_tile);
-
-        copy_wait<0>();   // v has arrived, and
-        __syncthreads();  // k is no longer read
-        if (i + 1 < block.list.count)
-            load_tile<TILE_K>(k_tile, block.k, p.k_stride, first_key(next), p.n_kv);
+        load_next();
         make_logits(s, &p, block, first_k);
-        if (masked) hide_rest(s, seen);
+        if (masked && !sees_all(seen)) hide_rest(s, seen);
         raise_tops(s, block.logit.unit, top, sum, o);
 #if WITH_NAN_SAFE
         quarantine(o, shared.v, masked ? seen : everything());

@@ -33,7 +33,7 @@ struct Attention {
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
-    i64 array_row[8];  // elements from one row of a table to the next
+    i64 array_row[8];  // elements from one row to the next; of parts see lib/tokens_*.cuh
     i64 q_stride[3];  // elements between batches, heads, tokens
     i64 k_stride[3];  // likewise
     i64 v_stride[3];  // likewise
@@ -82,6 +82,7 @@ struct Attention {
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
+#include "common/lib/score_facts.h"
 
 #include "common/lib/element_bf16.cuh"
 #include "common/lib/device.cuh"
@@ -90,7 +91,7 @@ struct Attention {
 
 // From the score q . k of a pair to its logit.
 // What stands between them is the formula of the score, or that of the options of a call, see
-// score_options.cuh, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
+// score_facts.h, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
 // and for the facts below, and call what follows.
 // Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
@@ -238,6 +239,8 @@ FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
 FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return keep_0(m, q, k, n_q, n_kv);
 }
+
+#include "common/lib/tokens_even.cuh"
 
 #include "sm90a/lib/ptx.cuh"
 
@@ -457,12 +460,20 @@ FN void rescale(Output &o, const struct Softmax &x) {
 
 #include "sm90a/lib/packed_rows.cuh"
 
-#include "sm90a/lib/bits.cuh"
+#include "common/lib/bits.cuh"
 
-#include "sm90a/lib/mask_sides.cuh"
+#include "common/lib/quad_columns.cuh"
+
+#include "common/lib/mask_sides.cuh"
+
+#include "sm90a/lib/mask_policy.cuh"
 
 #include "sm90a/lib/visible.cuh"
+
 #include "sm90a/lib/hide_keys.cuh"
+
+// Beside distances small heads leave too few registers for runs.
+[[maybe_unused]] constexpr bool DATA_FIT = !(HEAD_GRADIENT && HEAD_DIM <= 64);
 
 // The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
 constexpr int INTERVALS = 1;
@@ -480,9 +491,22 @@ FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,
     bounds[0].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
 }
 
-#include "sm90a/lib/intervals.cuh"
+#include "common/lib/intervals.cuh"
 
-#include "sm90a/lib/mask_intervals.cuh"
+// What rows see of the tile that begins with column `first`, as bits of a thread's own columns.
+// Rows lie inside the lengths. Bits of keys past the last one are 0, those past the tile anything.
+template <class Side, class Own, int R>
+FN void see_rows(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
+                 i32 first, i32 n_q, i32 n_kv) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        add_intervals<Side, Own>(word[r], mask, rows[r], first + Own::first(), n_kv, n_q, n_kv);
+}
+
+constexpr bool MASK_EARLY = false;  // intervals are cheap
+constexpr bool MASK_HEAVY = INTERVALS > 2;
+
+#include "sm90a/lib/mask_rows.cuh"
 
 #include "sm90a/lib/apply_mask.cuh"
 
@@ -565,25 +589,28 @@ struct Where {
     struct Row row;
     i32 query_place, key_place;  // of the first element
     struct HeadLogit own;
-    float far;  // the query's position minus the key's
+    struct Steps steps;
     FN void refresh(const struct Attention &) {}
     FN float distance(int i) const {
-        return fabsf(far + (i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
+        return fabsf(steps.at(i / 2 % 2 * 8, i / 4 * 8 + i % 2));
     }
     FN struct HeadLogit head_logit(int) const { return own; }
     FN i32 query(const struct Attention &p, int i) const {
-        return mask_row(p, query_at(query_place + i / 2 % 2 * 8));
+        return query_token(p, row.batch, mask_row(p, query_at(query_place + i / 2 % 2 * 8)));
     }
     FN i32 key(const struct Attention &p, int i) const {
-        return min_i32(key_at(key_place + i / 4 * 8 + i % 2), p.n_kv - 1);
+        return key_token(p, row.batch, key_at(key_place + i / 4 * 8 + i % 2));
+    }
+    FN float apart(const struct Attention &p, int i) const {
+        if (GRID_TILES) return (float)(query(p, i) - key(p, i));
+        return steps.at(i / 2 % 2 * 8, i / 4 * 8 + i % 2);
     }
     FN i32 head(int) const { return row.head; }
     FN i32 batch() const { return row.batch; }
 };
 FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
-    const i32 position = query + p.n_kv - p.n_q;
-    const i32 key = (word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2, far = position - key;
-    return {row, query, key, head_logit_of(p, row.head), (float)far};
+    const i32 key = (word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2;
+    return {row, query, key, head_logit_of(p, row.head), steps_from(p, row.batch, query, key)};
 }
 #endif
 

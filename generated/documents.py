@@ -22,6 +22,8 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR): which tiles live depends on data given at call time
 plan     layout by exact numbers, because it reads data
+plan     partial tiles: bits of 1 interval per row, from the data, run by run where these are alike;
+         pairs are tested where runs are many
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (doc.k[k] == doc.q[q]) & (k <= q + n_kv - n_q)

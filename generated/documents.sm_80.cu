@@ -43,6 +43,7 @@ constexpr int GROUP_KEYS = 65536;
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
+#include "common/lib/score_facts.h"
 
 #define FN __device__ __forceinline__
 typedef int i32;
@@ -76,7 +77,7 @@ struct Attention {
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
-    i64 array_row[8];  // elements from one row of a table to the next
+    i64 array_row[8];  // elements from one row to the next; of parts see lib/tokens_*.cuh
     i64 q_stride[3];  // elements between batches, heads, tokens
     i64 k_stride[3];  // likewise
     i64 v_stride[3];  // likewise
@@ -166,6 +167,8 @@ struct Tile {
 
 #include "common/lib/unpack.cuh"
 
+#include "common/lib/tokens_even.cuh"
+
 #include "sm80/lib/ptx.cuh"
 
 #include "sm80/lib/load.cuh"
@@ -182,6 +185,72 @@ struct Shared {
 };
 
 #include "sm80/lib/softmax.cuh"
+
+#include "common/lib/bits.cuh"
+
+#include "common/lib/quad_columns.cuh"
+
+#include "common/lib/mask_sides.cuh"
+
+[[maybe_unused]] constexpr bool DATA_FIT = true;
+
+struct Bounds {
+    i32 first, last;  // past the end
+};
+
+template <class Side>
+struct DataRows {  // data do not tell
+    static constexpr int INTERVALS = 0;
+};
+template <>
+struct DataRows<ByQuery> {
+    static constexpr int INTERVALS = 1;  // of a row, in a run
+    static constexpr int CONDITIONS = 0;  // on columns alone
+    static constexpr bool RUNS = 1;  // of columns with the same data
+    // The keys of query ti in a run, from its first.
+    FN static void row_bounds(struct Bounds *bounds, struct Mask m, Integer ti,
+                   Integer run, Integer n_q, Integer n_kv) {
+        (void)run, (void)n_q, (void)n_kv;
+        bounds[0].first = range_end(0);
+        bounds[0].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
+        if (!((Integer)m.a0[run] == (Integer)m.a1[ti])) bounds[0].last = 0;
+    }
+    // Whether a column is of another run than the one `before` it.
+    FN static i32 differs(struct Mask m, Integer k, Integer before, Integer n_q,
+                Integer n_kv) {
+        (void)m, (void)k, (void)before, (void)n_q, (void)n_kv;
+        return (Integer)m.a0[before] != (Integer)m.a0[k];
+    }
+    // Which condition the columns of an interval have to meet; -1: none.
+    FN static int condition(int interval) {
+        (void)interval;
+        return -1;
+    }
+    FN static i32 counts(int condition, struct Mask m, Integer k, Integer n_q,
+               Integer n_kv) {
+        (void)condition, (void)m, (void)k, (void)n_q, (void)n_kv;
+        return 1;
+    }
+};
+
+#include "common/lib/data_rows.cuh"
+
+// Aligned runs of so many keys, or queries, are alike.
+constexpr int KEY_RUN = 1, QUERY_RUN = 1;
+// Columns of a turn of the loop: keys of queries, and queries of keys.
+constexpr int KEYS_AT_ONCE = 4, QUERIES_AT_ONCE = 4;
+constexpr bool LONG_FORMULA = 0;  // that takes many registers
+
+#include "common/lib/pairs.cuh"
+
+// What rows see of the tile that begins with column `first`, as bits of a thread's own columns.
+// Rows lie inside the lengths. Bits of keys past the last one are 0, those past the tile anything.
+template <class Side, class Own, int R>
+FN void see_rows(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
+                 i32 first, i32 n_q, i32 n_kv) {
+    if (!DATA_FIT || !add_data<Side, Own>(word, mask, rows, first, n_q, n_kv))
+        add_tested<Side, Own>(word, mask, rows, first, n_q, n_kv);
+}
 
 #include "sm80/lib/logits.cuh"
 
@@ -283,6 +352,8 @@ FN i32 first_key(const struct Tile &packed) {
 #include "sm80/lib/entmax.cuh"
 
 #endif
+// Whether warps pass over tiles of which their rows see nothing; not where all have to take part.
+constexpr bool SKIPS = 1 && !WITH_NAN_SAFE;
 // Of more than two blocks none has the registers that entmax takes.
 constexpr int RESIDENT = WITH_ENTMAX && MIN_BLOCKS > 2 ? 2 : MIN_BLOCKS;
 
@@ -341,15 +412,21 @@ attention_forward(const __grid_constant__ struct Attention p) {
         load_tile<TILE_K, PIECES_V>(v_tile, block.v, p.v_stride, first_k, p.n_kv);
         next = tile_at(block.list, min_i32(i + 1, block.list.count - 1));
         pack(next);
+        const auto load_next = [&] {
+            copy_wait<0>();   // v has arrived, and
+            __syncthreads();  // k is no longer read
+            if (i + 1 < block.list.count)
+                load_tile<TILE_K>(k_tile, block.k, p.k_stride, first_key(next), p.n_kv);
+        };
         if (KEEP_Q && i == 0) keep_query(query);
+        if (SKIPS && masked && !sees_any(seen)) {  // nothing, for the whole warp
+            load_next();
+            continue;
+        }
         score(s, query, k_tile);
-
-        copy_wait<0>();   // v has arrived, and
-        __syncthreads();  // k is no longer read
-        if (i + 1 < block.list.count)
-            load_tile<TILE_K>(k_tile, block.k, p.k_stride, first_key(next), p.n_kv);
+        load_next();
         make_logits(s, &p, block, first_k);
-        if (masked) hide_rest(s, seen);
+        if (masked && !sees_all(seen)) hide_rest(s, seen);
         raise_tops(s, block.logit.unit, top, sum, o);
 #if WITH_NAN_SAFE
         quarantine(o, shared.v, masked ? seen : everything());

@@ -33,7 +33,7 @@ struct Attention {
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
-    i64 array_row[8];  // elements from one row of a table to the next
+    i64 array_row[8];  // elements from one row to the next; of parts see lib/tokens_*.cuh
     i64 q_stride[3];  // elements between batches, heads, tokens
     i64 k_stride[3];  // likewise
     i64 v_stride[3];  // likewise
@@ -82,6 +82,7 @@ struct Attention {
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
+#include "common/lib/score_facts.h"
 
 #include "common/lib/element_bf16.cuh"
 #include "common/lib/device.cuh"
@@ -90,7 +91,7 @@ struct Attention {
 
 // From the score q . k of a pair to its logit.
 // What stands between them is the formula of the score, or that of the options of a call, see
-// score_options.cuh, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
+// score_facts.h, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
 // and for the facts below, and call what follows.
 // Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
@@ -256,6 +257,8 @@ struct Tile {
 };
 
 #include "common/lib/tiles_csr.h"
+
+#include "common/lib/tokens_even.cuh"
 
 #include "sm90a/lib/ptx.cuh"
 
@@ -479,91 +482,106 @@ struct Where {
     struct Place place;
     i32 query_place, key_place;  // of the first element
     struct HeadLogit own;
-    float far;  // the query's position minus the key's
-    FN void refresh(const struct Attention &) { far = anew_float(far); }
+    struct Steps steps;
+    FN void refresh(const struct Attention &) { anew_steps(steps); }
     FN float distance(int i) const {
-        return fabsf(far + (i / 4 * 8 + i % 2 - i / 2 % 2 * 8));
+        return fabsf(steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8));
     }
     FN struct HeadLogit head_logit(int) const { return own; }
     FN i32 query(const struct Attention &p, int i) const {
-        return min_i32(query_at(query_place + i / 4 * 8 + i % 2), p.n_q - 1);
+        return query_token(p, place.batch, query_row(i));
     }
     FN i32 key(const struct Attention &p, int i) const {
-        return min_i32(key_at(key_place + i / 2 % 2 * 8), p.n_kv - 1);
+        return key_token(p, place.batch, key_at(key_place + i / 2 % 2 * 8));
     }
+    FN float apart(const struct Attention &p, int i) const {
+        if (GRID_TILES) return (float)(query(p, i) - key(p, i));
+        return steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8);
+    }
+    FN i32 query_row(int i) const { return query_at(query_place + i / 4 * 8 + i % 2); }
     FN i32 head(int) const { return place.head; }
     FN i32 batch() const { return place.batch; }
 };
 
-#include "sm90a/lib/plain_rows.cuh"
+#include "common/lib/plain_rows.cuh"
 
-#include "sm90a/lib/bits.cuh"
+#include "common/lib/bits.cuh"
 
-#include "sm90a/lib/mask_sides.cuh"
+#include "common/lib/quad_columns.cuh"
+
+#include "common/lib/mask_sides.cuh"
+
+#include "sm90a/lib/mask_policy.cuh"
 
 #include "sm90a/lib/visible.cuh"
+
 #include "sm90a/lib/hide_keys.cuh"
 
-#include "sm90a/lib/data_rows.cuh"
+// Beside distances small heads leave too few registers for runs.
+[[maybe_unused]] constexpr bool DATA_FIT = !(HEAD_GRADIENT && HEAD_DIM <= 64);
 
-// Inside a run of columns with the same data a row's columns are a few intervals. False where runs
-// are so many that a tile does not go run by run.
-FN bool see_data(ByKey, u32 (&seen)[2][WORDS], const struct Mask &m, const i32 (&rows)[2],
-                 i32 first, Integer n_q, Integer n_kv) {
-    constexpr i32 COLUMNS = 4 * OWN;
-    const i32 lane = threadIdx.x % 32, own = first + lane % 4 * 2;
-    (void)n_q; (void)n_kv;
-    u32 starts[COLUMNS / 32];
-    constexpr i32 INTERVALS = 1;  // of a row
-    constexpr i32 MOST_RUNS = (COLUMNS / 16 + INTERVALS - 1) / INTERVALS;
-    i32 runs = 0;
-#pragma unroll
-    for (int j = 0; j < COLUMNS / 32; j++) {
-        const i32 place = first + 32 * j + lane;
-        const Integer q = min_int(place, n_q - 1);
-        const Integer before = min_int(max_i32(place - 1, 0), n_q - 1);
-        starts[j] = __ballot_sync(~0u, (Integer)m.a1[before] != (Integer)m.a1[q]);
-        if (j == 0) starts[j] |= 1;
-        runs += __popc(starts[j]);
+struct Bounds {
+    i32 first, last;  // past the end
+};
+
+template <class Side>
+struct DataRows {  // data do not tell
+    static constexpr int INTERVALS = 0;
+};
+template <>
+struct DataRows<ByKey> {
+    static constexpr int INTERVALS = 1;  // of a row, in a run
+    static constexpr int CONDITIONS = 0;  // on columns alone
+    static constexpr bool RUNS = 1;  // of columns with the same data
+    // The queries of key tj in a run, from its first.
+    FN static void row_bounds(struct Bounds *bounds, struct Mask m, Integer tj,
+                   Integer run, Integer n_q, Integer n_kv) {
+        (void)run, (void)n_q, (void)n_kv;
+        bounds[0].first = range_end(max_int(tj - m.c0, 0));
+        bounds[0].last = range_end(n_q);
+        if (!((Integer)m.a0[tj] == (Integer)m.a1[run])) bounds[0].last = 0;
     }
-    if (runs > MOST_RUNS) return false;
-#pragma unroll 1
-    for (i32 begin = 0, end; begin < COLUMNS; begin = end) {
-        end = COLUMNS;
-#pragma unroll
-        for (int j = COLUMNS / 32 - 1; j >= 0; j--) {
-            const u32 later = starts[j] & bits_from(begin + 1 - 32 * j);
-            end = later ? 32 * j + __ffs(later) - 1 : end;
-        }
-        const Integer run = first + begin;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const Integer tj = rows[r];
-            i32 low, high;
-            low = range_end(max_int(tj - m.c0, 0));
-            high = range_end(n_q);
-            if (!((Integer)m.a0[tj] == (Integer)m.a1[run])) high = 0;
-            low = max_i32(low, first + begin), high = min_i32(high, first + end);
-            low = own_before(low - own), high = own_before(high - own);
-#pragma unroll
-            for (int w = 0; w < WORDS; w++)
-                seen[r][w] |= bits_from(low - 32 * w) & bits_before(high - 32 * w);
-        }
+    // Whether a column is of another run than the one `before` it.
+    FN static i32 differs(struct Mask m, Integer q, Integer before, Integer n_q,
+                Integer n_kv) {
+        (void)m, (void)q, (void)before, (void)n_q, (void)n_kv;
+        return (Integer)m.a1[before] != (Integer)m.a1[q];
     }
-    return true;
-}
+    // Which condition the columns of an interval have to meet; -1: none.
+    FN static int condition(int interval) {
+        (void)interval;
+        return -1;
+    }
+    FN static i32 counts(int condition, struct Mask m, Integer q, Integer n_q,
+               Integer n_kv) {
+        (void)condition, (void)m, (void)q, (void)n_q, (void)n_kv;
+        return 1;
+    }
+};
+
+#include "common/lib/data_rows.cuh"
 
 // Aligned runs of so many keys, or queries, are alike.
 constexpr int KEY_RUN = 1, QUERY_RUN = 1;
-constexpr int PAIRS_AT_ONCE = 4;  // columns of a turn of the loop
+// Columns of a turn of the loop: keys of queries, and queries of keys.
+constexpr int KEYS_AT_ONCE = 4, QUERIES_AT_ONCE = 2;
 constexpr bool LONG_FORMULA = 0;  // that takes many registers
 
-#include "sm90a/lib/pairs.cuh"
+#include "common/lib/pairs.cuh"
 
-constexpr bool DATA_EARLY = 1;  // columns have conditions, or pairs are tested
-constexpr bool DATA_HEAVY = 1;
+// What rows see of the tile that begins with column `first`, as bits of a thread's own columns.
+// Rows lie inside the lengths. Bits of keys past the last one are 0, those past the tile anything.
+template <class Side, class Own, int R>
+FN void see_rows(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
+                 i32 first, i32 n_q, i32 n_kv) {
+    if (!DATA_FIT || !add_data<Side, Own>(word, mask, rows, first, n_q, n_kv))
+        add_tested<Side, Own>(word, mask, rows, first, n_q, n_kv);
+}
 
-#include "sm90a/lib/mask_data_rows.cuh"
+constexpr bool MASK_EARLY = 1;  // columns have conditions, or pairs are tested
+constexpr bool MASK_HEAVY = 1 || LONG_FORMULA || QUERY_RUN < 8;
+
+#include "sm90a/lib/mask_rows.cuh"
 
 #include "sm90a/lib/apply_mask.cuh"
 
@@ -797,8 +815,8 @@ FN struct Where where_of(const struct Place &place, const struct Step &step,
                          const struct Attention &p, i32 tile, i32 group) {
     const struct HeadLogit own = head_logit_of(p, place.head);
     const i32 query = first_query(step.word, group) + (i32)threadIdx.x % 4 * 2;
-    const i32 position = query + p.n_kv - p.n_q, key = first_key(tile, group);
-    return {place, query, key, own, (float)(position - key)};
+    const i32 key = first_key(tile, group);
+    return {place, query, key, own, steps_from(p, place.batch, query, key)};
 }
 
 // dp = dout . v begins before scores become weights, where registers are at hand.

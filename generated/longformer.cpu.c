@@ -23,6 +23,7 @@
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
+#include "common/lib/score_facts.h"
 
 enum {
     HEAD_DIM = 128,  // elements of a row of q and k
@@ -93,7 +94,7 @@ struct Attention {
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
-    i64 array_row[8];  // elements from one row of a table to the next
+    i64 array_row[8];  // elements from one row to the next; of parts see lib/tokens_*.cuh
     i64 q_stride[3];  // elements between batches, heads, tokens
     i64 k_stride[3];  // likewise
     i64 v_stride[3];  // likewise
@@ -202,6 +203,10 @@ struct Tile {
 
 #include "cpu/lib/multiply.h"
 
+// ---------------------------------------------------------------- tokens of rows
+
+#include "cpu/lib/tokens_even.h"
+
 // ---------------------------------------------------------------- scores
 
 // A tile lies transposed, scores[k][q]: the lanes of a vector are queries, so what softmax needs
@@ -226,10 +231,10 @@ FN struct Place place(const struct Attention *p, i32 ti, i32 tj) {
 
 #include "cpu/lib/option_logits.h"
 
-// The mask of a partial tile, in a pass of its own: whatever the formula, a compiler sees a plain
-// loop and vectorises it.
-static __attribute__((noinline)) void live_pairs(const struct Attention *p, struct Mask m,
-                                                 struct Place at, Live live) {
+// The mask's formula, pair by pair, in a pass of its own: whatever it is, a compiler sees a plain
+// loop and may vectorise it.
+static __attribute__((noinline)) void tested_pairs(const struct Attention *p, struct Mask m,
+                                                   struct Place at, Live live) {
     const i32 n_q = p->n_q, n_kv = p->n_kv;
     for (i32 k = 0; k < at.keys; k++) {
         for (i32 q = 0; q < at.queries; q++) {
@@ -237,6 +242,39 @@ static __attribute__((noinline)) void live_pairs(const struct Attention *p, stru
         }
     }
 }
+
+struct Bounds {
+    i32 first, last;  // past the end
+};
+
+enum { INTERVALS = 3, CONDITIONS = 0, RUNS = 0 };
+// The keys of query ti.
+FN void row_bounds(struct Bounds *bounds, struct Mask m, Integer ti, Integer run, Integer n_q,
+                   Integer n_kv) {
+    (void)m, (void)run, (void)n_q, (void)n_kv;
+    for (i32 i = 0; i < INTERVALS; i++) bounds[i] = (struct Bounds){0, 0};
+    switch (m.shape) {
+    case 0:
+        bounds[0].first = range_end(0);
+        bounds[0].last = range_end(m.c0 >= ti && m.c1 + ti >= 0 ? n_kv : bounds[0].first);
+        bounds[1].first = range_end(max_int(ti - m.c2, 0));
+        bounds[1].last = range_end(min_int(n_kv - 1, m.c3 + ti) + 1);
+        bounds[2].first = range_end(0);
+        bounds[2].last = range_end(min_int(n_kv - 1, m.c4) + 1);
+        break;
+    }
+}
+FN i32 differs(struct Mask m, Integer k, Integer before, Integer n_q, Integer n_kv) {
+    (void)m, (void)k, (void)before, (void)n_q, (void)n_kv;
+    return 0;
+}
+FN int condition(int interval) { return (void)interval, -1; }
+FN i32 counts(int condition, struct Mask m, Integer k, Integer n_q, Integer n_kv) {
+    (void)condition, (void)m, (void)k, (void)n_q, (void)n_kv;
+    return 1;
+}
+
+#include "cpu/lib/live_rows.h"
 
 // -inf where the mask says no, so that a dead pair's weight is exactly 0 whatever its score was.
 FN void mask_scores(struct Place at, Live live, Scores scores) {

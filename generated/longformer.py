@@ -28,6 +28,7 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 24 closed-form loops
+plan     partial tiles: bits of 3 intervals per row, no pair is tested
 
 target   sm_90a, bfloat16, head_dim 128
 mask     ((q >= n_q - n_kv) & (q <= n_q - n_kv + 63)) | ((k >= q + n_kv - n_q - 256) & (k <= q +

@@ -23,6 +23,7 @@
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
+#include "common/lib/score_facts.h"
 
 enum {
     HEAD_DIM = 128,  // elements of a row of q and k
@@ -93,7 +94,7 @@ struct Attention {
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
-    i64 array_row[8];  // elements from one row of a table to the next
+    i64 array_row[8];  // elements from one row to the next; of parts see lib/tokens_*.cuh
     i64 q_stride[3];  // elements between batches, heads, tokens
     i64 k_stride[3];  // likewise
     i64 v_stride[3];  // likewise
@@ -205,6 +206,10 @@ struct Tile {
 
 #include "cpu/lib/multiply.h"
 
+// ---------------------------------------------------------------- tokens of rows
+
+#include "cpu/lib/tokens_even.h"
+
 // ---------------------------------------------------------------- scores
 
 // A tile lies transposed, scores[k][q]: the lanes of a vector are queries, so what softmax needs
@@ -229,16 +234,21 @@ FN struct Place place(const struct Attention *p, i32 ti, i32 tj) {
 
 #include "cpu/lib/option_logits.h"
 
-// The mask of a partial tile, in a pass of its own: whatever the formula, a compiler sees a plain
-// loop and vectorises it.
-static __attribute__((noinline)) void live_pairs(const struct Attention *p, struct Mask m,
-                                                 struct Place at, Live live) {
+// The mask's formula, pair by pair, in a pass of its own: whatever it is, a compiler sees a plain
+// loop and may vectorise it.
+static __attribute__((noinline)) void tested_pairs(const struct Attention *p, struct Mask m,
+                                                   struct Place at, Live live) {
     const i32 n_q = p->n_q, n_kv = p->n_kv;
     for (i32 k = 0; k < at.keys; k++) {
         for (i32 q = 0; q < at.queries; q++) {
             live[k][q] = keep(m, at.q0 + q, at.k0 + k, n_q, n_kv);
         }
     }
+}
+
+static __attribute__((noinline)) void live_pairs(const struct Attention *p, struct Mask m,
+                                                 struct Place at, Live live) {
+    tested_pairs(p, m, at, live);
 }
 
 // -inf where the mask says no, so that a dead pair's weight is exactly 0 whatever its score was.

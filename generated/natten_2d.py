@@ -26,6 +26,7 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 7 closed-form loops
+plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= max(min(q % 64, 60), 3)

@@ -33,6 +33,7 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
 plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
+plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (((k // 64 >= (q + n_kv - n_q) // 64 - 1) | (k < 64)) & (k <= q + n_kv - n_q)) |

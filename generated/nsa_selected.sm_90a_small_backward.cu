@@ -33,7 +33,7 @@ struct Attention {
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
-    i64 array_row[8];  // elements from one row of a table to the next
+    i64 array_row[8];  // elements from one row to the next; of parts see lib/tokens_*.cuh
     i64 q_stride[3];  // elements between batches, heads, tokens
     i64 k_stride[3];  // likewise
     i64 v_stride[3];  // likewise
@@ -82,6 +82,7 @@ struct Attention {
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
+#include "common/lib/score_facts.h"
 
 #include "common/lib/element_bf16.cuh"
 #include "common/lib/device.cuh"
@@ -90,7 +91,7 @@ struct Attention {
 
 // From the score q . k of a pair to its logit.
 // What stands between them is the formula of the score, or that of the options of a call, see
-// score_options.cuh, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
+// score_facts.h, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
 // and for the facts below, and call what follows.
 // Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
@@ -265,6 +266,8 @@ struct Tile {
 };
 
 #include "common/lib/tiles_csr.h"
+
+#include "common/lib/tokens_even.cuh"
 
 #include "sm90a/lib/ptx.cuh"
 
@@ -488,27 +491,36 @@ struct Where {
     struct Place place;
     i32 query_place, key_place;  // of the first element
     struct HeadLogit own;
-    float far;  // the query's position minus the key's
-    FN void refresh(const struct Attention &) { far = anew_float(far); }
+    struct Steps steps;
+    FN void refresh(const struct Attention &) { anew_steps(steps); }
     FN float distance(int i) const {
-        return fabsf(far + (i / 4 * 8 + i % 2 - i / 2 % 2 * 8));
+        return fabsf(steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8));
     }
     FN struct HeadLogit head_logit(int) const { return own; }
     FN i32 query(const struct Attention &p, int i) const {
-        return min_i32(query_at(query_place + i / 4 * 8 + i % 2), p.n_q - 1);
+        return query_token(p, place.batch, query_row(i));
     }
     FN i32 key(const struct Attention &p, int i) const {
-        return min_i32(key_at(key_place + i / 2 % 2 * 8), p.n_kv - 1);
+        return key_token(p, place.batch, key_at(key_place + i / 2 % 2 * 8));
     }
+    FN float apart(const struct Attention &p, int i) const {
+        if (GRID_TILES) return (float)(query(p, i) - key(p, i));
+        return steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8);
+    }
+    FN i32 query_row(int i) const { return query_at(query_place + i / 4 * 8 + i % 2); }
     FN i32 head(int) const { return place.head; }
     FN i32 batch() const { return place.batch; }
 };
 
-#include "sm90a/lib/plain_rows.cuh"
+#include "common/lib/plain_rows.cuh"
 
-#include "sm90a/lib/bits.cuh"
+#include "common/lib/bits.cuh"
 
-#include "sm90a/lib/mask_sides.cuh"
+#include "common/lib/quad_columns.cuh"
+
+#include "common/lib/mask_sides.cuh"
+
+#include "sm90a/lib/mask_policy.cuh"
 
 #include "sm90a/lib/visible.cuh"
 #include "sm90a/lib/hide_keys.cuh"
@@ -533,7 +545,7 @@ FN void row_bounds(ByKey, struct Bounds (&bounds)[INTERVALS], struct Mask m,
     bounds[2].last = range_end(n_q);
 }
 
-#include "sm90a/lib/intervals.cuh"
+#include "common/lib/intervals.cuh"
 
 // The table of what was chosen: a row for CHOSEN_Q queries, in it a bit for CHOSEN_K keys.
 constexpr i32 CHOSEN_Q = 1, CHOSEN_K = 64;
@@ -781,8 +793,8 @@ FN struct Where where_of(const struct Place &place, const struct Step &step,
                          const struct Attention &p, i32 tile, i32 group) {
     const struct HeadLogit own = head_logit_of(p, place.head);
     const i32 query = first_query(step.word, group) + (i32)threadIdx.x % 4 * 2;
-    const i32 position = query + p.n_kv - p.n_q, key = first_key(tile, group);
-    return {place, query, key, own, (float)(position - key)};
+    const i32 key = first_key(tile, group);
+    return {place, query, key, own, steps_from(p, place.batch, query, key)};
 }
 
 // dp = dout . v begins before scores become weights, where registers are at hand.

@@ -33,7 +33,7 @@ struct Attention {
     const i32 *array[8];  // data arrays of the mask
     i64 array_batch[8];  // elements from one sequence's array to the next, 0 if shared
     i64 array_head[8];  // elements from one head's array to the next, 0 if shared
-    i64 array_row[8];  // elements from one row of a table to the next
+    i64 array_row[8];  // elements from one row to the next; of parts see lib/tokens_*.cuh
     i64 q_stride[3];  // elements between batches, heads, tokens
     i64 k_stride[3];  // likewise
     i64 v_stride[3];  // likewise
@@ -82,6 +82,7 @@ struct Attention {
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
 #endif
+#include "common/lib/score_facts.h"
 
 #include "common/lib/element_bf16.cuh"
 #include "common/lib/device.cuh"
@@ -90,7 +91,7 @@ struct Attention {
 
 // From the score q . k of a pair to its logit.
 // What stands between them is the formula of the score, or that of the options of a call, see
-// score_options.cuh, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
+// score_facts.h, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
 // and for the facts below, and call what follows.
 // Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
@@ -256,6 +257,8 @@ struct Tile {
 };
 
 #include "common/lib/tiles_csr.h"
+
+#include "common/lib/tokens_even.cuh"
 
 #include "sm90a/lib/ptx.cuh"
 
@@ -479,30 +482,43 @@ struct Where {
     struct Place place;
     i32 query_place, key_place;  // of the first element
     struct HeadLogit own;
-    float far;  // the query's position minus the key's
-    FN void refresh(const struct Attention &) { far = anew_float(far); }
+    struct Steps steps;
+    FN void refresh(const struct Attention &) { anew_steps(steps); }
     FN float distance(int i) const {
-        return fabsf(far + (i / 4 * 8 + i % 2 - i / 2 % 2 * 8));
+        return fabsf(steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8));
     }
     FN struct HeadLogit head_logit(int) const { return own; }
     FN i32 query(const struct Attention &p, int i) const {
-        return min_i32(query_at(query_place + i / 4 * 8 + i % 2), p.n_q - 1);
+        return query_token(p, place.batch, query_row(i));
     }
     FN i32 key(const struct Attention &p, int i) const {
-        return min_i32(key_at(key_place + i / 2 % 2 * 8), p.n_kv - 1);
+        return key_token(p, place.batch, key_at(key_place + i / 2 % 2 * 8));
     }
+    FN float apart(const struct Attention &p, int i) const {
+        if (GRID_TILES) return (float)(query(p, i) - key(p, i));
+        return steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8);
+    }
+    FN i32 query_row(int i) const { return query_at(query_place + i / 4 * 8 + i % 2); }
     FN i32 head(int) const { return place.head; }
     FN i32 batch() const { return place.batch; }
 };
 
-#include "sm90a/lib/plain_rows.cuh"
+#include "common/lib/plain_rows.cuh"
 
-#include "sm90a/lib/bits.cuh"
+#include "common/lib/bits.cuh"
 
-#include "sm90a/lib/mask_sides.cuh"
+#include "common/lib/quad_columns.cuh"
+
+#include "common/lib/mask_sides.cuh"
+
+#include "sm90a/lib/mask_policy.cuh"
 
 #include "sm90a/lib/visible.cuh"
+
 #include "sm90a/lib/hide_keys.cuh"
+
+// Beside distances small heads leave too few registers for runs.
+[[maybe_unused]] constexpr bool DATA_FIT = !(HEAD_GRADIENT && HEAD_DIM <= 64);
 
 // The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
 constexpr int INTERVALS = 2;
@@ -522,9 +538,22 @@ FN void row_bounds(ByKey, struct Bounds (&bounds)[INTERVALS], struct Mask m,
     bounds[1].last = range_end(min_int(n_q - 1, m.c1 + tj) + 1);
 }
 
-#include "sm90a/lib/intervals.cuh"
+#include "common/lib/intervals.cuh"
 
-#include "sm90a/lib/mask_intervals.cuh"
+// What rows see of the tile that begins with column `first`, as bits of a thread's own columns.
+// Rows lie inside the lengths. Bits of keys past the last one are 0, those past the tile anything.
+template <class Side, class Own, int R>
+FN void see_rows(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
+                 i32 first, i32 n_q, i32 n_kv) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        add_intervals<Side, Own>(word[r], mask, rows[r], first + Own::first(), n_kv, n_q, n_kv);
+}
+
+constexpr bool MASK_EARLY = false;  // intervals are cheap
+constexpr bool MASK_HEAVY = INTERVALS > 2;
+
+#include "sm90a/lib/mask_rows.cuh"
 
 #include "sm90a/lib/apply_mask.cuh"
 
@@ -758,8 +787,8 @@ FN struct Where where_of(const struct Place &place, const struct Step &step,
                          const struct Attention &p, i32 tile, i32 group) {
     const struct HeadLogit own = head_logit_of(p, place.head);
     const i32 query = first_query(step.word, group) + (i32)threadIdx.x % 4 * 2;
-    const i32 position = query + p.n_kv - p.n_q, key = first_key(tile, group);
-    return {place, query, key, own, (float)(position - key)};
+    const i32 key = first_key(tile, group);
+    return {place, query, key, own, steps_from(p, place.batch, query, key)};
 }
 
 // dp = dout . v begins before scores become weights, where registers are at hand.
