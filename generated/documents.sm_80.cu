@@ -194,9 +194,7 @@ struct Shared {
 
 [[maybe_unused]] constexpr bool DATA_FIT = true;
 
-struct Bounds {
-    i32 first, last;  // past the end
-};
+#include "common/lib/bounds.h"
 
 template <class Side>
 struct DataRows {  // data do not tell

@@ -520,9 +520,7 @@ struct Where {
 // Beside distances small heads leave too few registers for runs.
 [[maybe_unused]] constexpr bool DATA_FIT = !(HEAD_GRADIENT && HEAD_DIM <= 64);
 
-struct Bounds {
-    i32 first, last;  // past the end
-};
+#include "common/lib/bounds.h"
 
 template <class Side>
 struct DataRows {  // data do not tell

@@ -243,9 +243,7 @@ static __attribute__((noinline)) void tested_pairs(const struct Attention *p, st
     }
 }
 
-struct Bounds {
-    i32 first, last;  // past the end
-};
+#include "common/lib/bounds.h"
 
 enum { INTERVALS = 3, CONDITIONS = 0, RUNS = 0 };
 // The keys of query ti.

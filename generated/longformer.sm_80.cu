@@ -202,9 +202,7 @@ struct Shared {
 
 // The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
 constexpr int INTERVALS = 3;
-struct Bounds {
-    i32 first, last;  // past the end
-};
+#include "common/lib/bounds.h"
 
 // The keys of query ti.
 FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,

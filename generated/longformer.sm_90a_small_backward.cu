@@ -553,9 +553,7 @@ struct Where {
 
 // The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
 constexpr int INTERVALS = 3;
-struct Bounds {
-    i32 first, last;  // past the end
-};
+#include "common/lib/bounds.h"
 
 // The queries of key tj.
 FN void row_bounds(ByKey, struct Bounds (&bounds)[INTERVALS], struct Mask m,

@@ -1,6 +1,6 @@
 // Rows whose columns data bound, as bits: a few intervals, in all of a tile or in runs of columns
 // with the same data. All lanes of a warp have the same columns.
-// Needs: bits.cuh, mask_sides.cuh, Own (see quad_columns.cuh); DataRows of the mask.
+// Needs: bits.cuh, mask_sides.cuh; Own, a type of a thread's columns, DataRows of the mask.
 
 // Which columns meet each condition on columns alone.
 template <class Side, class Own, int CONDITIONS>

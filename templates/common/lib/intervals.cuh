@@ -1,6 +1,6 @@
 // The live columns of a row as bits, where they lie in a few intervals.
-// Needs: bits.cuh, mask_sides.cuh, Own (see quad_columns.cuh); Bounds, INTERVALS and row_bounds of
-// the mask.
+// Needs: bits.cuh, mask_sides.cuh; Own, a type of a thread's columns, Bounds, INTERVALS and
+// row_bounds of the mask.
 
 // Those before `end`, which counts keys; `only` tells of interval i which bits of word w count.
 template <class Side, class Own, class Only>

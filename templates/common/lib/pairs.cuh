@@ -1,7 +1,7 @@
 // The live pairs of a tile by the mask's formula, pair by pair, or one pair for a run of columns
 // that are alike.
-// Needs: bits.cuh, mask_sides.cuh, Own (see quad_columns.cuh); KEY_RUN, QUERY_RUN, KEYS_AT_ONCE,
-// QUERIES_AT_ONCE, LONG_FORMULA, keep of the mask.
+// Needs: bits.cuh, mask_sides.cuh; Own, a type of a thread's columns, KEY_RUN, QUERY_RUN,
+// KEYS_AT_ONCE, QUERIES_AT_ONCE, LONG_FORMULA, keep of the mask.
 
 template <class Side>
 FN u32 is_live(const struct Mask &mask, i32 row, i32 column, i32 n_q, i32 n_kv) {

@@ -10,7 +10,7 @@ FN u32 own_votes(u32 votes) {
     return (votes >> threadIdx.x % 4 * 2 & 0x03030303u) * 0x01041040u >> 24;
 }
 
-// What row_bits.cuh asks of a thread's columns.
+// What data_rows.cuh and its like ask of a thread's columns.
 template <int COLUMNS>
 struct QuadColumns {
     static constexpr int COUNT = COLUMNS, ALL = 4 * COUNT, WORDS = (COUNT + 31) / 32;
