@@ -82,7 +82,8 @@ class Problem:
         """What scores off by `rounding` of the largest may add to errors of dq, dk and dalibi.
 
         The last is a sum over all pairs times their distance. Errors of a row may all have one
-        sign, as its lse's does; those of rows do not know of each other.
+        sign, as its lse's does; those of rows do not know of each other, nor do pairs of what
+        rounding dout . v to fp32 adds.
         """
         q, k, v, dout = (x.astype(np.float64) for x in (self.q, self.k, self.v, self.dout))
         group = q.shape[1] // k.shape[1]
@@ -102,7 +103,9 @@ class Problem:
         mass = np.maximum(u.sum(-1, keepdims=True), 1e-300)
         size = size + (u * size).sum(-1, keepdims=True) / mass
         error = error * size + u * (error * size).sum(-1, keepdims=True) / mass
-        dalibi = np.sqrt(((error * distance).sum(3) ** 2).sum((0, 2)))
+        rounded = 2.0**-24 * u * (np.abs(dout) @ np.abs(v).swapaxes(2, 3))
+        off_by = (error * distance).sum(3) ** 2 + ((rounded * distance) ** 2).sum(3)
+        dalibi = np.sqrt(off_by.sum((0, 2)))
         error *= scale * bend
         dk = error.swapaxes(2, 3) @ np.abs(q)
         dk = dk.reshape(dk.shape[0], self.k.shape[1], group, *dk.shape[2:]).sum(2)
