@@ -360,8 +360,8 @@ def test_keys_of_a_residue(in_parts, lengths):
     made = given(*lengths, 64, batch=2)
     check(attn, made, live, deterministic=True, **vectors(["sink_logits"], 2))
     assert isinstance(attn._last[1], PartedPlan)
-    attn(*made[:3], **vectors(["alibi_slopes"], 2))
-    assert not isinstance(attn._last[1], PartedPlan), "distances are not even"
+    check(attn, made, live, **vectors(["alibi_slopes"], 2))
+    assert isinstance(attn._last[1], PartedPlan)
 
 
 @pytest.mark.parametrize("shape", [(20, 5), (4, 10)], ids=["image", "video"])
@@ -372,7 +372,7 @@ def test_boxes_of_a_grid(shape):
         )
     else:
         mask = mc.where(lambda q, k: (q % 10 <= k % 10) & (q // 10 % 4 >= k // 10 % 4))
-    n = 260 if shape == (20, 5) else 270
+    n = 260 if shape == (20, 5) else 280
     attn = compiled(mask, 64, mode="grid")
     check(attn, given(n, n, 64), live_pairs(mask, n, n))
 
