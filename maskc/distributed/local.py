@@ -100,7 +100,7 @@ class _Localizing:
         return decl.name in self.data
 
     def _documents(self, mask: N.Documents) -> Mask:
-        """The same node: its ids are those of the queries and of the buffer's keys."""
+        """A node of the same name, with ids of the queries and of the buffer's keys."""
         import numpy as np
 
         from maskc.layout import bind_arrays

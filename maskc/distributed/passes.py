@@ -46,7 +46,7 @@ class Step:
     tables: dict[str, Any]
     """What the formula of the score reads."""
     tensors: tuple[str, ...]
-    """Those of them that may require grad."""
+    """The names of inputs that may require grad."""
     return_lse: bool = False
     """Whether results may depend on lse."""
 

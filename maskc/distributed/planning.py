@@ -79,7 +79,7 @@ class Visit:
     """Queries start .. stop - 1, which go to the ranks that hold their keys."""
 
     home: int
-    """Whose they are."""
+    """The rank whose keys they are."""
     start: int
     stop: int
     keys: tuple[tuple[int, int], ...]

@@ -44,11 +44,11 @@ class Times:
     tiles: np.ndarray
     """All of the rank's tiles."""
     compute: np.ndarray
-    """These, with launches, and copies to and from what travels."""
+    """Time of each rank's kernels, with launches, and copies to and from what travels."""
     inner: np.ndarray
-    """Those that run while keys travel."""
+    """Time of the kernels that run while keys travel."""
     travel: np.ndarray
-    """Its messages."""
+    """Time of each rank's messages."""
 
     @property
     def each(self) -> np.ndarray:

@@ -67,8 +67,8 @@ class Call:
     positions: bool
     """Whether the last row is where the last key is, as distances in the kernel have it."""
     first: tuple[int, int] | None
-    """Its first query and its first key in the sequence; None where keys come from several
-    places."""
+    """The first query and the first key of a call, counted in the sequence; None where keys come
+    from several places."""
 
     @property
     def queries(self) -> slice:
@@ -86,7 +86,7 @@ class Guest:
     """Rows that this rank computes over its own keys, as far as those go."""
 
     home: int
-    """Whose rows they are, maybe this rank's."""
+    """The rank whose rows they are, maybe this one."""
     rows: int
     """How many queries of that rank leave."""
     calls: tuple[Call, ...]
@@ -106,7 +106,7 @@ class Work:
     gaps: tuple[tuple[int, int], ...]
     """Tokens of the buffer that nobody needs: zeros, so that nothing of them is ever not finite."""
     calls: tuple[Call, ...]
-    """Those that need nothing of others come first."""
+    """The calls of the kernels; calls that need nothing of others come first."""
     leaving: Pieces
     """Own tokens whose queries go to their keys."""
     hosts: tuple[int, ...]

@@ -249,8 +249,10 @@ def test_sources_below_hopper_compile(dim, arch):
     source = unit(INDEXED, GATHER, dim, kind, target="sm_80", backward=True)
     for features in (NONE, *SINGLE, ALL):
         # Distances of keys that lie anywhere need registers that are not there, and at 256 little
-        # else fits: 116 bytes at most.
-        spilled = 116 if Feature.alibi in features else 8 if dim == 256 else 0
+        # else fits: 108 bytes at most, and 8 more in one case.
+        spilled = 108 if Feature.alibi in features else 8 if dim == 256 else 0
+        if (dim, arch, features) == (128, "sm_90", ALL):
+            spilled = 116
         for mode, _ in source.modes:
             gate_below_hopper(source, arch, features, mode, spilled)
     if dim == 64:
