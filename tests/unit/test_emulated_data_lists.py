@@ -74,7 +74,18 @@ def times(rng):
     return np.arange(N), last + 1
 
 
+def places(rng):
+    """Where tokens stand, in no order."""
+    return rng.permuted(np.tile(np.arange(N), (2, 1)), axis=1)
+
+
+POOL = mc.positions(q="at", k="position")
 MASKS = {
+    "pages of a pool": (
+        mc.documents("x") & mc.causal(at=POOL),
+        {"x": ids, "at": places, "position": places},
+    ),
+    "a window of positions": (mc.window(40, at=POOL), {"at": places, "position": places}),
     "padding flags": (mc.flags("x") & CAUSAL, {"x": padding}),
     "padding of both sides": (mc.flags("x") & mc.flags("x", on="q") & CAUSAL, {"x": padding}),
     "padding intervals": (mc.intervals("x") & CAUSAL, {"x": ends}),
@@ -123,7 +134,7 @@ def dense(mask, data, by_head=False):
 @pytest.mark.parametrize(
     ("name", "deterministic"),
     alternating(
-        chiefly(list(MASKS), "padding flags", "prefix", "tree", "block table"),
+        chiefly(list(MASKS), "pages of a pool", "padding flags", "prefix", "tree", "block table"),
         [False, True],
     ),
 )

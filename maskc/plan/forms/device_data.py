@@ -38,7 +38,8 @@ LAUNCHES = (
 """The last one behind the pass, and only where data may turn out to be wrong."""
 
 _KINDS = (
-    DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.tree, DataKind.table,
+    DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.positions, DataKind.tree,
+    DataKind.table,
 )  # fmt: skip
 _LEAST_BLOCK = 8
 """The fewest tokens that an entry of a table stands for: a tile reads all that it covers."""

@@ -215,6 +215,11 @@ def _flags(call: _Call, given: Any) -> tuple[Source, ...]:
     return (call.vector(given, length, BOOLEAN, tokens=on_queries),) * len(call.decl.arrays)
 
 
+def _positions(call: _Call, given: Any) -> tuple[Source, ...]:
+    length = call.sizes.n_q if call.decl.on_queries else call.sizes.n_kv
+    return (call.vector(given, length, AS_IS, tokens=False),)
+
+
 def _pair(given: Any) -> tuple[Any, Any]:
     if type(given) not in (tuple, list) or len(given) != 2:
         raise _Unreadable
@@ -289,6 +294,7 @@ _READERS = {
     DataKind.documents: _documents,
     DataKind.flags: _flags,
     DataKind.intervals: _intervals,
+    DataKind.positions: _positions,
     DataKind.tree: _tree,
     DataKind.table: _table,
 }

@@ -1,0 +1,123 @@
+"""Sequences whose keys lie in the pages of one pool, beside caches of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+import maskc as mc
+from maskc.runtime.device_lists.lists_launch import ListsPlan
+from maskc.testing.emulator import machine
+
+torch = pytest.importorskip("torch")
+
+HEADS, KV_HEADS, DIM, PAGE, PAGES = 4, 2, 64, 64, 12
+LENGTHS = [200, 1, 130]
+AT = mc.positions(q="at", k="position")
+MASKS = {
+    "all keys": (mc.documents("owner") & mc.causal(at=AT), lambda k, p: k <= p),
+    "a window": (
+        mc.documents("owner") & mc.window(70, at=AT),
+        lambda k, p: (k <= p) & (p - k <= 70),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    return machine.install(monkeypatch)
+
+
+class Pool:
+    """Slots in shuffled pages; `owner` is -1 where a slot is nobody's."""
+
+    def __init__(self) -> None:
+        draw = torch.manual_seed(0)
+        slots = PAGE * PAGES
+        self.k, self.v = (
+            torch.randn(1, KV_HEADS, slots, DIM, generator=draw).bfloat16() for _ in range(2)
+        )
+        self.owner = torch.full((slots,), -1, dtype=torch.int32)
+        self.position = torch.zeros(slots, dtype=torch.int32)
+        self.free = torch.randperm(PAGES, generator=draw).tolist()
+        self.slots: list[list[int]] = [[] for _ in LENGTHS]
+        for owner, length in enumerate(LENGTHS):
+            for _ in range(length):
+                self.append(owner)
+
+    def append(self, owner: int) -> None:
+        own = self.slots[owner]
+        if len(own) % PAGE:
+            own.append(own[-1] + 1)
+        else:
+            own.append(self.free.pop() * PAGE)
+        self.owner[own[-1]], self.position[own[-1]] = owner, len(own) - 1
+
+    def exact(self, q: torch.Tensor, sees) -> torch.Tensor:
+        """fp64 of the queries [B, Hq, 1, D] of the newest tokens."""
+        found = []
+        for one, slots in zip(q.double(), self.slots, strict=True):
+            k, v = (x[0, :, slots].double() for x in (self.k, self.v))
+            k, v = (x.repeat_interleave(HEADS // KV_HEADS, 0) for x in (k, v))
+            scores = one @ k.transpose(-1, -2) * DIM**-0.5
+            live = sees(torch.arange(len(slots)), len(slots) - 1)
+            found.append(torch.softmax(scores.masked_fill(~live, -torch.inf), -1) @ v)
+        return torch.stack(found)
+
+    def newest(self) -> torch.Tensor:
+        """The positions of the queries."""
+        return torch.tensor([len(own) - 1 for own in self.slots], dtype=torch.int32)
+
+
+def side_by_side(attn, q, pool, owners):
+    """The sequences' queries as the rows of one."""
+    out = attn(
+        q.permute(2, 1, 0, 3), pool.k, pool.v, owner=(owners, pool.owner), at=pool.newest(),
+        position=pool.position,
+    )  # fmt: skip
+    return out.permute(2, 1, 0, 3)
+
+
+def a_batch(attn, q, pool, owners):
+    """A sequence each, that share keys, values and what is known of them."""
+    count = len(owners)
+    k, v = (x.expand(count, -1, -1, -1) for x in (pool.k, pool.v))
+    of_keys, position = (x.expand(count, -1) for x in (pool.owner, pool.position))
+    return attn(q, k, v, owner=(owners[:, None], of_keys), at=pool.newest()[:, None],
+                position=position)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "target"),
+    [(a_batch, "all keys", "sm_90a"), (a_batch, "a window", "sm_90a"),
+     (side_by_side, "all keys", "sm_90a"), (a_batch, "a window", "sm_80"),
+     (side_by_side, "all keys", "simt")],
+)  # fmt: skip
+def test_decoding(hopper, form, name, target):
+    """The device finds whose tiles are whose, at every step from the same arrays."""
+    mask, sees = MASKS[name]
+    attn, pool = mask.compile(head_dim=DIM, target=target), Pool()
+    owners = torch.arange(len(LENGTHS), dtype=torch.int32)
+    for step in range(3):
+        q = torch.randn(len(LENGTHS), HEADS, 1, DIM, generator=torch.manual_seed(step)).bfloat16()
+        out = form(attn, q, pool, owners)
+        assert isinstance(attn._last[1], ListsPlan), attn.last_sources
+        torch.testing.assert_close(out.double(), pool.exact(q, sees), atol=2e-2, rtol=2e-2)
+        for owner in range(len(LENGTHS)):
+            pool.append(owner)
+
+
+def test_free_pages_are_not_read(hopper):
+    """Nor is what is left of those that are in use, but for its values, which must be finite."""
+    attn, pool = MASKS["all keys"][0].compile(head_dim=DIM, target="sm_90a"), Pool()
+    q = torch.randn(len(LENGTHS), HEADS, 1, DIM).bfloat16()
+    pool.k[:, :, pool.owner < 0] = torch.nan
+    for page in pool.free:
+        pool.v[:, :, page * PAGE : (page + 1) * PAGE] = torch.nan
+    # The tiles of this kernel are two pages long.
+    alone = [page for page in pool.free if page ^ 1 not in pool.free]
+    for page in alone:
+        pool.v[:, :, page * PAGE : (page + 1) * PAGE] = 0
+    out = a_batch(attn, q, pool, torch.arange(len(LENGTHS), dtype=torch.int32))
+    torch.testing.assert_close(
+        out.double(), pool.exact(q, MASKS["all keys"][1]), atol=2e-2, rtol=2e-2
+    )
