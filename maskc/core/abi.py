@@ -247,7 +247,8 @@ DATA_LISTS_FIELDS: tuple[Field, ...] = (
     Field("parts", "i32", "packed heads: items and parts of a row for which there is room; else 0"),
     Field("most_parts", "i32", "of a row"),
     Field("part_tiles", "i32", "of a part, at least, and of long rows", 2),
-    Field("item_tiles", "i32", "of an item, so many as are wanted, and at most", 2),
+    Field("item_tiles", "i32", "of an item, at most"),
+    Field("blocks", "i32", "of the pass that run at once: each is to have an item"),
     Field("counters", "i32", "of the pass"),
 )  # fmt: skip
 """The arguments of kernels that make lists of tiles from any data. Of two values the first belongs

@@ -52,8 +52,8 @@ from maskc.layout.work.work_list import MAX_ITEMS as MAX_ITEMS
 from maskc.layout.work.work_list import MOST_PARTS as MOST_PARTS
 from maskc.layout.work.work_list import Work as Work
 from maskc.layout.work.work_list import backward_work as backward_work
+from maskc.layout.work.work_list import blocks_at_once as blocks_at_once
 from maskc.layout.work.work_list import forward_work as forward_work
 from maskc.layout.work.work_list import heads_per_group as heads_per_group
 from maskc.layout.work.work_list import packed_work as packed_work
 from maskc.layout.work.work_list import part_bounds as part_bounds
-from maskc.layout.work.work_list import wanted_tiles as wanted_tiles

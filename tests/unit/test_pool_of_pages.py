@@ -79,11 +79,11 @@ def side_by_side(attn, q, pool, owners):
 
 def a_batch(attn, q, pool, owners):
     """A sequence each, that share keys, values and what is known of them."""
-    count = len(owners)
-    k, v = (x.expand(count, -1, -1, -1) for x in (pool.k, pool.v))
-    of_keys, position = (x.expand(count, -1) for x in (pool.owner, pool.position))
-    return attn(q, k, v, owner=(owners[:, None], of_keys), at=pool.newest()[:, None],
-                position=position)  # fmt: skip
+    k, v = (x.expand(len(owners), -1, -1, -1) for x in (pool.k, pool.v))
+    position = pool.position.expand(len(owners), -1)
+    return attn(
+        q, k, v, owner=(owners[:, None], pool.owner), at=pool.newest()[:, None], position=position
+    )
 
 
 @pytest.mark.parametrize(

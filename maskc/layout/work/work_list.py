@@ -154,7 +154,7 @@ def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> 
     count, first = spans.count[:, 0].astype(np.int64), spans.first[:, 0]
     size = part_tiles(count, n_q * rule.heads, rule)
     cut, whole = (size > 0) & (count >= 2 * size), np.maximum(size, 1)
-    share = wanted_tiles(int(count[lists].sum()), rule)
+    share = -(-int(count[lists].sum()) // blocks_at_once(rule))
     most = size.copy()
     while (more := cut & (most < share) & (2 * most <= rule.uneven_tiles)).any():
         most[more] *= 2
@@ -193,9 +193,9 @@ def part_bounds(rows: int, rule: WorkList) -> tuple[int, int]:
     return rule.few_tiles * times, rule.few_tiles * _WIDER
 
 
-def wanted_tiles(tiles: int, rule: WorkList) -> int:
-    """The tiles that an item should have, where all together have so many."""
-    return -(-tiles // (_MULTIPROCESSORS * rule.resident))
+def blocks_at_once(rule: WorkList) -> int:
+    """About the blocks of a launch that run at once: each is to have an item."""
+    return _MULTIPROCESSORS * rule.resident
 
 
 def part_tiles(count: np.ndarray, rows: int, rule: WorkList) -> np.ndarray:

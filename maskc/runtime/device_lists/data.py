@@ -24,7 +24,7 @@ from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import mode_of
 from maskc.dispatch.packing import packed
 from maskc.dispatch.tables import Tables, make_tables
-from maskc.layout import MAX_ITEMS, MOST_PARTS, wanted_tiles
+from maskc.layout import MAX_ITEMS, MOST_PARTS, blocks_at_once
 from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, Unlisted, unknown_work
@@ -88,10 +88,9 @@ class DataMaking(Making):
         block.sharing, block.work_side = self.sharing, self.backward
         block.counters = self.counters
         if self.parts and (rule := self.unit.work) is not None:
-            wanted = wanted_tiles(self.kept * self.shared, rule)
             block.parts, block.most_parts = self.parts, MOST_PARTS
-            block.part_tiles[:] = self.part_bounds
-            block.item_tiles[:] = wanted, rule.uneven_tiles
+            block.part_tiles[:], block.item_tiles = self.part_bounds, rule.uneven_tiles
+            block.blocks = blocks_at_once(rule)
 
     def fill_pass(self, block: Any) -> None:
         """Set elements from one sequence, head and row to the next of arrays as kernels read them;

@@ -176,7 +176,8 @@ class _Call(NamedTuple):
             return 1, 0
         if len(array.shape) != 2 or array.shape[0] not in (1, self.sizes.batch):
             raise _Unreadable
-        return array.shape[0], array.strides[0] if array.shape[0] > 1 else 0
+        step = array.strides[0] if array.shape[0] > 1 else 0
+        return array.shape[0] if step else 1, step
 
     def cumulative(self, given: CuSeqlens, length: int) -> Source:
         """The documents of `length` tokens, from their cumulative lengths."""

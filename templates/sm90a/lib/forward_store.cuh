@@ -115,13 +115,14 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     }
 }
 
-// Rows of tiles without a live pair: the end of the work list.
+// Rows of tiles without a live pair: the end of the work list, behind live items and those of a list
+// made on the device that are left over.
 FN void store_empty(const struct Attention &p) {
     if (p.joins) return;  // they keep what they have
     const i32 thread = threadIdx.x - 128;
     for (i32 index = p.items + p.empty - 1 - blockIdx.x; index >= 0; index -= gridDim.x) {
         const struct Work work = work_at(p, index);
-        if (work.count > 0) return;
+        if (work.count > 0 || work.tile < 0) return;
         const struct Place at = place_of(work.head, p.heads_q);
         const i32 first = work.tile * TILE_Q;
         for (i32 i = thread; i < TILE_Q * (HEAD_DIM / 8); i += 128 * GROUPS) {
