@@ -109,6 +109,9 @@ class Grid(Enum):
     """One block per tile row, head and sequence."""
     items = "items"
     """One block per item of the work list."""
+    rounds = "rounds"
+    """One block per item, but no more than the device runs in some turns: they go on to items
+    beyond. A list made on the device has room for many more items than are live."""
     stream = "stream"
     """As many blocks as the device runs at once, at most one per item; blocks fetch items in
     turn."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import maskc as mc
+from maskc.dispatch import launch_plan
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
+
+from tests.support.hopper import with_rules  # noqa: E402
 
 HEADS, KV_HEADS, DIM, PAGE, PAGES = 4, 2, 64, 64, 12
 LENGTHS = [200, 1, 130]
@@ -121,3 +125,46 @@ def test_free_pages_are_not_read(hopper):
     torch.testing.assert_close(
         out.double(), pool.exact(q, MASKS["all keys"][1]), atol=2e-2, rtol=2e-2
     )
+
+
+@pytest.fixture
+def few_blocks(hopper, monkeypatch):
+    """Three of a card run at once, and no launch has more."""
+    monkeypatch.setattr(launch_plan, "_ROUNDS", 1)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda: 1)
+
+
+def test_blocks_go_on_to_further_items(hopper, few_blocks):
+    attn, pool = MASKS["all keys"][0].compile(head_dim=DIM, target="sm_90a"), Pool()
+    q = torch.randn(len(LENGTHS), HEADS, 1, DIM).bfloat16()
+    out = a_batch(attn, q, pool, torch.arange(len(LENGTHS), dtype=torch.int32))
+    entry, blocks = hopper.launches[-1]
+    assert entry == "attention_forward"
+    assert blocks < len(LENGTHS) * KV_HEADS
+    live = MASKS["all keys"][1]
+    torch.testing.assert_close(out.double(), pool.exact(q, live), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("given", [torch.tensor, np.array])
+@pytest.mark.parametrize(("n_q", "dim"), [(40, 128), (5, 64)])
+def test_blocks_of_cut_rows_go_on(hopper, few_blocks, n_q, dim, given):
+    """Two warpgroups that take turns, or one; rows in parts, and one without keys."""
+    n, batch = 700, 4
+    draw = torch.manual_seed(0)
+    q = torch.randn(batch, HEADS, n_q, dim, generator=draw).bfloat16()
+    k, v = (torch.randn(batch, KV_HEADS, n, dim, generator=draw).bfloat16() for _ in range(2))
+    flags = np.arange(n) < np.array([[n], [0], [130], [600]])
+    attn = with_rules(
+        mc.flags("x").compile(head_dim=dim, target="sm_90a"),
+        {"few_tiles": 1, "uneven_tiles": 2},
+        {},
+    )
+    out = attn(q, k, v, x=given(flags))
+    assert attn.last_sources[-1].endswith("packed")
+    assert hopper.launches[-1][1] <= 3
+    groups = HEADS // KV_HEADS
+    k, v = (x.double().repeat_interleave(groups, 1) for x in (k, v))
+    scores = q.double() @ k.transpose(-1, -2) * dim**-0.5
+    scores = scores.masked_fill(~torch.tensor(flags)[:, None, None], -torch.inf)
+    want = torch.nan_to_num(torch.softmax(scores, -1), 0) @ v
+    torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)

@@ -261,7 +261,8 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     if room[2] <= most:
         modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
     if not problem.dropout:  # it asks which head a row is of, and nobody decodes with it
-        modes.append((PACKED, Mode(usual.launches[:1], "PACKED")))
+        in_rounds = replace(usual.launches[0], grid=Grid.rounds)
+        modes.append((PACKED, Mode((in_rounds,), "PACKED")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1]),
