@@ -127,6 +127,27 @@ def test_free_pages_are_not_read(hopper):
     )
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_tiles_between_whose_owners_a_sequence_is(hopper, target):
+    """Of few queries a tile is read only where a pair of it is live, whatever its bounds say."""
+    tile = 128
+    owner = torch.tensor([0, 2]).repeat_interleave(tile // 2).repeat(2).int()
+    owner[tile:] = 1
+    k, v = (torch.randn(1, 1, 2 * tile, DIM).bfloat16() for _ in range(2))
+    v[:, :, :tile] = torch.nan  # of sequences 0 and 2
+    q = torch.randn(3, 1, 1, DIM).bfloat16()
+    attn = MASKS["all keys"][0].compile(head_dim=DIM, target=target)
+    k_all, v_all = (x.expand(3, -1, -1, -1) for x in (k, v))
+    owners = torch.arange(3, dtype=torch.int32)
+    last, position = torch.full((1,), tile), torch.arange(tile).repeat(2)
+    out = attn(q, k_all, v_all, owner=(owners[:, None], owner), at=last, position=position)
+    assert isinstance(attn._last[1], ListsPlan)
+    weights = torch.softmax(q[1].double() @ k[0, :, tile:].double().mT * DIM**-0.5, -1)
+    torch.testing.assert_close(
+        out[1].double(), weights @ v[0, :, tile:].double(), atol=2e-2, rtol=2e-2
+    )
+
+
 @pytest.fixture
 def few_blocks(hopper, monkeypatch):
     """Three of a card run at once, and no launch has more."""
