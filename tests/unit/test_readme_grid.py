@@ -34,7 +34,8 @@ TESTS = {
     "NATTEN": "sm90a_grid::test_both_passes",
     "tiles of 64": "sm90a_short::test_short_rows_take_small_tiles",
     "long rows": "sm90a_split::test_long_rows_among_short_ones",
-    "scattered": "runtime_listed::test_both_passes sm90a_listed::test_both_passes",
+    "scattered": "runtime_listed::test_both_passes scores::test_parts_over_listed_tokens * "
+                 "sm90a_listed::test_both_passes",
     "padding": "data_lists::test_other_targets * *",
     "`topk` of blocks": "runtime_selecting::test_scores_by_their_definitions "
                         "targets::test_chosen_keys *",
