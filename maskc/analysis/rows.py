@@ -84,9 +84,7 @@ def tiles_alone(tile: TileShape, keep: Expr) -> bool:
 
 
 def _at_defaults(keep: Expr) -> Expr:
-    return E.substitute(
-        keep, {node: E.const(node.default) for node in E.walk(keep) if isinstance(node, E.Param)}
-    )
+    return E.with_params(keep, E.params(keep))
 
 
 def _with(keep: Expr, value: bool) -> Expr:

@@ -25,7 +25,7 @@ class Spread(Enum):
 
 def spread(read: S.Read) -> Spread:
     """The pairs that surely read the same entry."""
-    found = [node for index in read.index for node in S.walk(index)]
+    found = [node for index in read.index for node in E.walk(index)]
     if any(isinstance(node, (S.Score, S.Read)) for node in found):
         return Spread.pair
     by_q, by_k = E.Q in found, E.K in found

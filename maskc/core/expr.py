@@ -9,24 +9,47 @@ conjunctions without duplicates), so equal text means equal formulas.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import chain, product
 from math import gcd, prod
+from typing import Any as Anything
+from typing import TypeVar, cast
 
 
-class Expr:
-    """A formula. Subclasses are frozen values; equality is structural."""
+@dataclass(frozen=True)
+class Term:
+    """A part of a formula, here or in core/score. Subclasses are frozen dataclasses; equality is
+    structural."""
 
     @cached_property
     def key(self) -> str:
         """Text that orders formulas; it is the same in every process."""
         return repr(self)
 
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        """The direct subformulas."""
-        return ()
+    @cached_property
+    def parts(self) -> tuple[Anything, ...]:
+        """The direct subformulas, in the order of the fields."""
+        values = (getattr(self, field.name) for field in fields(self))
+        flat = chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in values)
+        return tuple(x for x in flat if isinstance(x, Term))
+
+    def over(self, change: Callable[[Anything], Anything]) -> Term:
+        """The same kind of node over changed subformulas."""
+        return type(self)(*(_changed(getattr(self, field.name), change) for field in fields(self)))
+
+
+def _changed(value: Anything, change: Callable[[Anything], Anything]) -> Anything:
+    if isinstance(value, tuple):
+        return tuple(_changed(item, change) for item in value)
+    return change(value) if isinstance(value, Term) else value
+
+
+T = TypeVar("T", bound=Term)
+
+
+class Expr(Term):
+    """An integer or a condition."""
 
 
 # ------------------------------------------------------------------ integers
@@ -39,8 +62,9 @@ class Sum(Expr):
     const: int
     terms: tuple[tuple[int, Expr], ...]
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Expr, ...]:
+        """The terms without their coefficients."""
         return tuple(term for _, term in self.terms)
 
 
@@ -71,10 +95,6 @@ class FloorDiv(Expr):
     num: Expr
     den: int
 
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return (self.num,)
-
 
 @dataclass(frozen=True)
 class Mod(Expr):
@@ -83,10 +103,6 @@ class Mod(Expr):
     num: Expr
     den: int
 
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return (self.num,)
-
 
 @dataclass(frozen=True)
 class Min(Expr):
@@ -94,20 +110,12 @@ class Min(Expr):
 
     args: tuple[Expr, ...]
 
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return self.args
-
 
 @dataclass(frozen=True)
 class Max(Expr):
     """The greatest of its arguments."""
 
     args: tuple[Expr, ...]
-
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return self.args
 
 
 @dataclass(frozen=True)
@@ -117,9 +125,18 @@ class Load(Expr):
     array: str
     index: tuple[Expr, ...]
 
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return self.index
+
+@dataclass(frozen=True)
+class Pick(Expr):
+    """The integer `then` where the condition holds, `other` elsewhere.
+
+    In masks it lives while a formula is traced: every comparison becomes two, one for each side.
+    """
+
+    condition: Anything
+    """An Expr, or in formulas of the score a Test of theirs."""
+    then: Expr
+    other: Expr
 
 
 # ------------------------------------------------------------------ booleans
@@ -139,10 +156,6 @@ class Cmp(Expr):
     op: str
     lhs: Expr
 
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return (self.lhs,)
-
 
 @dataclass(frozen=True)
 class Member(Expr):
@@ -152,10 +165,6 @@ class Member(Expr):
     ranges: tuple[tuple[int, int], ...]
     inside: bool = True
 
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return (self.value,)
-
 
 @dataclass(frozen=True)
 class All(Expr):
@@ -163,20 +172,12 @@ class All(Expr):
 
     terms: tuple[Expr, ...]
 
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return self.terms
-
 
 @dataclass(frozen=True)
 class Any(Expr):
     """Disjunction of two or more terms, sorted, none of them an Any."""
 
     terms: tuple[Expr, ...]
-
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return self.terms
 
 
 def is_condition(expr: Expr) -> bool:
@@ -474,10 +475,10 @@ def _each(terms: tuple[Expr, ...], most: int) -> list[list[Expr]] | None:
 # ------------------------------------------------------------------ looking in, rebuilding
 
 
-def walk(expr: Expr) -> Iterator[Expr]:
+def walk(term: T) -> Iterator[T]:
     """The formula and all its subformulas, outermost first."""
-    yield expr
-    for part in expr.parts:
+    yield term
+    for part in term.parts:
         yield from walk(part)
 
 
@@ -497,19 +498,19 @@ def arrays(expr: Expr) -> tuple[str, ...]:
     return tuple(sorted({node.array for node in walk(expr) if isinstance(node, Load)}))
 
 
-def transform(expr: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
+def transform(term: T, leaf: Callable[[Anything], Term | None]) -> T:
     """Rebuild the formula bottom-up through the normalising functions.
 
     `leaf` sees every node first; if it returns a formula, that replaces the whole node.
     """
-    replaced = leaf(expr)
-    if replaced is not None:
-        return replaced
+    found = leaf(term)
+    if found is None:
+        found = _rebuilt(term, lambda part: transform(part, leaf))
+    return cast(T, found)
 
-    def inner(part: Expr) -> Expr:
-        return transform(part, leaf)
 
-    match expr:
+def _rebuilt(term: Term, inner: Callable[[Anything], Anything]) -> Anything:
+    match term:
         case Sum(constant, terms):
             return linear(constant, ((c, inner(t)) for c, t in terms))
         case FloorDiv(num, den):
@@ -520,8 +521,6 @@ def transform(expr: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
             return minimum(*map(inner, args))
         case Max(args):
             return maximum(*map(inner, args))
-        case Load(array, index):
-            return Load(array, tuple(map(inner, index)))
         case Cmp(op, lhs):
             compared = inner(lhs)
             if op == ">=":
@@ -529,24 +528,32 @@ def transform(expr: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
             equal = equals_zero(compared)
             return equal if op == "==" else negate(equal)
         case Member(value, ranges, inside):
-            return _shifted_member(inner(value), ranges, inside)
+            moved = inner(value)
+            known = as_const(moved)
+            if known is None:
+                return Member(moved, ranges, inside)
+            return Truth(any(low <= known <= high for low, high in ranges) == inside)
         case All(terms):
             return conj(*map(inner, terms))
         case Any(terms):
             return disj(*map(inner, terms))
-    return expr
+    return term.over(inner) if term.parts else term
 
 
-def _shifted_member(value: Expr, ranges: tuple[tuple[int, int], ...], inside: bool) -> Expr:
-    constant = as_const(value)
-    if constant is not None:
-        return Truth(any(low <= constant <= high for low, high in ranges) == inside)
-    return Member(value, ranges, inside)
-
-
-def substitute(expr: Expr, values: dict[Expr, Expr]) -> Expr:
+def substitute(expr: Expr, values: Mapping[Expr, Expr]) -> Expr:
     """Replace whole subformulas (usually symbols and parameters)."""
     return transform(expr, values.get)
+
+
+def with_params(expr: Expr, values: Mapping[str, int]) -> Expr:
+    """The formula with numbers in place of the parameters that `values` names."""
+    return substitute(
+        expr,
+        {
+            node: const(values[node.name]) for node in walk(expr)
+            if isinstance(node, Param) and node.name in values
+        },
+    )  # fmt: skip
 
 
 def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
@@ -557,7 +564,7 @@ def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:
     def load(node: Expr) -> Expr | None:
         if not isinstance(node, Load):
             return None
-        index = tuple(transform(part, load) for part in node.index)
+        index = tuple(renamed(part, names) for part in node.index)
         return Load(names.get(node.array, node.array), index)
 
     return transform(expr, load)

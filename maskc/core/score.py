@@ -5,18 +5,18 @@ from the user's function, `analysis/score_slopes` differentiates it, `emit/score
 What passes between these stages is `Formula`: a tree of frozen nodes and the slots that it reads.
 
 Indices and conditions on places are the integer formulas of `core/expr`, here also over the
-sequence b; four nodes that masks lack join them (`Trunc`, `Pick`, `Product`, `Entry`).
+sequence b; three nodes that masks lack join them (`Trunc`, `Product`, `Entry`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from maskc.core import expr as E
-from maskc.core.expr import Expr
+from maskc.core.expr import Expr, Pick, Term, transform, walk
 from maskc.core.expr_text import PYTHON, Printer
 from maskc.core.source import SourceLoc
 from maskc.core.widths import INDEX
@@ -29,11 +29,11 @@ MAX_RANK = 4
 """The most dimensions of a table."""
 
 
-class Real:
-    """A formula whose value is a real number. Subclasses are frozen; equality is structural."""
+class Real(Term):
+    """A formula whose value is a real number."""
 
 
-class Test:
+class Test(Term):
     """A condition that is not one on integers alone."""
 
 
@@ -79,7 +79,7 @@ class Call(Real):
 class Choice(Real):
     """`then` where the condition holds, `other` elsewhere."""
 
-    condition: Expr | Test
+    condition: Term
     then: Real
     other: Real
 
@@ -115,7 +115,7 @@ class Logic(Test):
     """`and` or `or` of two conditions, or `not` of one."""
 
     word: str
-    parts: tuple[Expr | Test, ...]
+    parts: tuple[Term, ...]
 
 
 # ------------------------------------------------------------------ integers that masks lack
@@ -126,15 +126,6 @@ class Trunc(Expr):
     """A real number rounded towards zero."""
 
     value: Real
-
-
-@dataclass(frozen=True)
-class Pick(Expr):
-    """An integer that a condition chooses."""
-
-    condition: Expr | Test
-    then: Expr
-    other: Expr
 
 
 @dataclass(frozen=True)
@@ -177,46 +168,17 @@ class Formula:
     """The place where the user wrote it."""
 
 
-def children(node: Real | Test | Expr) -> tuple[Real | Test | Expr, ...]:
-    """The direct subformulas, of all kinds."""
-    match node:
-        case Whole(number):
-            return (number,)
-        case Read(_, index) | Entry(_, index):
-            return index
-        case Call(_, args):
-            return args
-        case Choice(condition, then, other) | Pick(condition, then, other):
-            return condition, then, other
-        case Less(left, right) | Product(left, right):
-            return left, right
-        case Logic(_, parts):
-            return parts
-        case Trunc(value):
-            return (value,)
-        case Expr():
-            return node.parts
-    return ()
-
-
-def walk(node: Real | Test | Expr) -> Iterator[Real | Test | Expr]:
-    """The formula and all its subformulas, outermost first."""
-    yield node
-    for part in children(node):
-        yield from walk(part)
-
-
 def reads(node: Real) -> tuple[Read, ...]:
     """The entries of tables of real numbers that a formula reads, each once, in order."""
     return tuple(dict.fromkeys(each for each in walk(node) if isinstance(each, Read)))
 
 
-def by_score(node: Real | Test | Expr) -> bool:
+def by_score(node: Term) -> bool:
     """Whether the value depends on the score."""
     return any(isinstance(each, Score) for each in walk(node))
 
 
-def by_distance(node: Real | Test | Expr) -> bool:
+def by_distance(node: Term) -> bool:
     """Whether it has one value for all pairs of a head with the same q - k."""
     if node in (E.Q, E.K):
         return False
@@ -225,7 +187,7 @@ def by_distance(node: Real | Test | Expr) -> bool:
         if own.pop(E.Q, 0) + own.pop(E.K, 0):
             return False
         return all(map(by_distance, own))
-    return all(map(by_distance, children(node)))
+    return all(map(by_distance, node.parts))
 
 
 def shift(logit: Real) -> Real | None:
@@ -245,14 +207,14 @@ def shift(logit: Real) -> Real | None:
 
     if not adds(logit) or not by_distance(logit):
         return None
-    return rebuilt(logit, lambda each: Number(0.0) if isinstance(each, Score) else None)
+    return transform(logit, lambda each: Number(0.0) if isinstance(each, Score) else None)
 
 
 def cap(logit: Real) -> tuple[Real, Real] | None:
     """(height, rate) of a formula height * tanh(rate * s), where both are the same for all pairs of
     a head; None of any other."""
 
-    def steady(node: Real) -> bool:
+    def steady(node: Term) -> bool:
         return not any(isinstance(each, Score) or each in (E.Q, E.K) for each in walk(node))
 
     def factor(node: Real, of: Callable[[Real], bool]) -> tuple[Real, Real] | None:
@@ -275,61 +237,18 @@ def cap(logit: Real) -> tuple[Real, Real] | None:
     return None if inner is None else (outer[0], inner[0])
 
 
-def rebuilt(node: Real, change: Callable[[Any], Any]) -> Real:
-    """The formula with some subformulas replaced: `change` sees each one first, outermost first,
-    and gives what replaces it, or None."""
-
-    def inner(part: Any) -> Any:
-        found = change(part)
-        if found is not None:
-            return found
-        match part:
-            case Whole(number):
-                return Whole(inner(number))
-            case Read(slot, index) | Entry(slot, index):
-                return type(part)(slot, tuple(map(inner, index)))
-            case Call(function, args):
-                return Call(function, tuple(map(inner, args)))
-            case Choice(condition, then, other) | Pick(condition, then, other):
-                return type(part)(inner(condition), inner(then), inner(other))
-            case Less(left, right) | Product(left, right):
-                return type(part)(inner(left), inner(right))
-            case Logic(word, parts):
-                return Logic(word, tuple(map(inner, parts)))
-            case Trunc(value):
-                return Trunc(inner(value))
-            case Expr():
-                return E.transform(part, leaf)
-        return part
-
-    def leaf(part: Any) -> Any:
-        if isinstance(part, (Trunc, Pick, Product, Entry)):
-            return inner(part)
-        return change(part)
-
-    found: Real = inner(node)
-    return found
-
-
 def numbered(formula: Formula) -> tuple[Formula, dict[str, str]]:
     """The formula with slots called table0, table1, ..., and the new names by the old ones."""
     names = {slot.name: f"table{number}" for number, slot in enumerate(formula.slots)}
 
     def change(part: Any) -> Any:
         if isinstance(part, (Read, Entry)):
-            index = tuple(_index(each, change) for each in part.index)
+            index = tuple(transform(each, change) for each in part.index)
             return type(part)(names[part.slot], index)
         return None
 
     slots = tuple(replace(slot, name=names[slot.name]) for slot in formula.slots)
-    return Formula(rebuilt(formula.logit, change), slots, formula.loc), names
-
-
-def _index(index: Expr, change: Callable[[Any], Any]) -> Expr:
-    found = rebuilt(Whole(index), change)
-    if not isinstance(found, Whole):
-        raise TypeError("an index became something else than an integer")
-    return found.number
+    return Formula(transform(formula.logit, change), slots, formula.loc), names
 
 
 # ------------------------------------------------------------------ ranges
@@ -486,9 +405,7 @@ class ScorePrinter(Printer):
         """A function."""
         return f"{function}({', '.join(args)})"
 
-    def choice(
-        self, condition: Expr | Test, then: Real | Expr, other: Real | Expr, integers: bool
-    ) -> tuple[str, int]:
+    def choice(self, condition: Term, then: Term, other: Term, integers: bool) -> tuple[str, int]:
         """`then` or `other`."""
         return f"where({self(condition)}, {self(then)}, {self(other)})", _ATOM
 

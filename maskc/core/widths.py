@@ -45,6 +45,8 @@ def magnitude(expr: Expr) -> Expr:
             return E.maximum(*map(magnitude, args))
         case E.Load(array):
             return E.const(1) if is_list(array) else extreme(array)
+        case E.Pick(_, then, other):
+            return E.maximum(magnitude(then), magnitude(other))
     return expr
 
 

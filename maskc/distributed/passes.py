@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maskc.core import expr as E
 from maskc.core.dropout import FIRST, SQUARE
-from maskc.core.score import rebuilt
 from maskc.core.tensors import out_strides
 from maskc.distributed.exchange import Exchange, Rows, bring, gathered, give_back, spread, unpacked
 from maskc.distributed.stages import Stage
@@ -655,7 +654,7 @@ def _moved(score: Score, first: tuple[int, int], n: int) -> Score:
         return places.get(part) if isinstance(part, E.Sym) else None
 
     formula = score.inputs.formula
-    moved = replace(formula, logit=rebuilt(formula.logit, change))
+    moved = replace(formula, logit=E.transform(formula.logit, change))
     return replace(score, inputs=replace(score.inputs, formula=moved))
 
 

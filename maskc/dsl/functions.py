@@ -18,6 +18,7 @@ from maskc.core.errors import NotTraceable
 from maskc.core.expr import Expr, is_condition
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.source import caller
+from maskc.core.widths import magnitude, number
 from maskc.dsl.tables import read
 from maskc.dsl.traced import (
     Traced,
@@ -189,23 +190,12 @@ def _host(array: Any) -> Any:
 
 _WIDTHS = {"int64": 63, "long": 63, "int32": 31, "int": 31, "int16": 15, "short": 15, "int8": 7,
            "uint8": 8}  # fmt: skip
-_LENGTHS = frozenset({"q", "k", "h", "b", "n_q", "n_kv"})
 
 
 def _magnitude(expr: Expr) -> int:
     """A bound on the absolute value of an integer formula, whatever is captured."""
-    match expr:
-        case E.Sum(constant, terms):
-            return abs(constant) + sum(abs(c) * _magnitude(term) for c, term in terms)
-        case E.Sym() | E.Param():
-            return MAX_LENGTH
-        case E.Mod(_, den):
-            return den
-        case E.FloorDiv(num, den):
-            return 1 + _magnitude(num) // den
-        case E.Load():
-            return 1 << 31
-    return max(map(_magnitude, filter(lambda part: not is_condition(part), expr.parts)), default=1)
+    names = dict.fromkeys((*E.symbols(expr), *E.params(expr)), MAX_LENGTH)
+    return number(magnitude(expr), names | dict.fromkeys(E.arrays(expr), 1 << 31))
 
 
 def _cast(value: Traced, name: str) -> Traced:
@@ -213,12 +203,12 @@ def _cast(value: Traced, name: str) -> Traced:
         return Traced(as_condition(value.expr))
     if name not in _WIDTHS:
         _refuse(f"it converts a traced value to {name}")
-    number = as_integer(value.expr)
-    if number == value.expr and _magnitude(number) >> _WIDTHS[name] and name != "int64":
-        known = isinstance(number, E.Load) and _WIDTHS[name] >= 31  # captured values fit 32 bits
+    made = as_integer(value.expr)
+    if made == value.expr and _magnitude(made) >> _WIDTHS[name] and name != "int64":
+        known = isinstance(made, E.Load) and _WIDTHS[name] >= 31  # captured values fit 32 bits
         if not known:
             _refuse(f"a value that need not fit {name} is converted to it")
-    return Traced(number)
+    return Traced(made)
 
 
 def _dtype_name(dtype: Any) -> str:

@@ -14,7 +14,7 @@ from typing import NoReturn
 from maskc.core import expr as E
 from maskc.core import score as S
 from maskc.core.errors import ScoreDerivative, ScoreHidesPairs
-from maskc.core.expr import Expr, is_condition
+from maskc.core.expr import Expr, Term, is_condition
 from maskc.core.score import Range, of_whole
 from maskc.core.source import SourceLoc
 
@@ -137,7 +137,7 @@ def check_derivative(
     def wrong(part: S.Real, found: str, hint: str) -> NoReturn:
         raise ScoreDerivative(found, hint, at=places.get(part, at))
 
-    for part in S.walk(node):
+    for part in E.walk(node):
         if not (isinstance(part, S.Call) and S.by_score(part)):
             continue
         match part:
@@ -160,11 +160,11 @@ _KEEP_AWAY = "keep it away from 0, as torch.clamp(x, min=1e-6) or sqrt(x * x + 1
 # ------------------------------------------------------------------ hidden pairs
 
 
-def _negated(condition: Expr | S.Test) -> Expr | S.Test:
+def _negated(condition: Term) -> Term:
     return S.Logic("not", (condition,)) if isinstance(condition, S.Test) else E.negate(condition)
 
 
-def _all(parts: list[Expr | S.Test]) -> Expr | S.Test | None:
+def _all(parts: list[Term]) -> Term | None:
     kept = [part for part in parts if part != E.ALWAYS]
     if not kept:
         return None
@@ -177,7 +177,7 @@ def _all(parts: list[Expr | S.Test]) -> Expr | S.Test | None:
 
 def without_hidden(
     node: S.Real, sign: int = -1
-) -> tuple[S.Real, Expr | S.Test | None]:  # fmt: skip
+) -> tuple[S.Real, Term | None]:  # fmt: skip
     """The formula of the pairs that it leaves a weight, and which ones these are; None: all.
 
     Args:
@@ -188,9 +188,7 @@ def without_hidden(
     def hidden(part: S.Real) -> bool:
         return isinstance(part, S.Number) and part.value * sign >= -_HIDDEN
 
-    def joined(
-        function: str, *parts: tuple[S.Real, Expr | S.Test | None]
-    ) -> tuple[S.Real, Expr | S.Test | None]:
+    def joined(function: str, *parts: tuple[S.Real, Term | None]) -> tuple[S.Real, Term | None]:
         kept = _all([of_part or E.ALWAYS for _, of_part in parts])
         return (node if kept is None else S.Call(function, tuple(one for one, _ in parts))), kept
 
@@ -241,8 +239,8 @@ def check_finite(node: S.Real, places: Mapping[object, SourceLoc], at: SourceLoc
     Raises:
         ScoreHidesPairs: an infinite literal, or a huge negative one.
     """
-    for part in S.walk(node):
-        for inner in S.children(part) if isinstance(part, (S.Call, S.Choice)) else (part,):
+    for part in E.walk(node):
+        for inner in part.parts if isinstance(part, (S.Call, S.Choice)) else (part,):
             if isinstance(inner, S.Number) and not _HIDDEN < inner.value < -_HIDDEN:
                 found = f"{inner.value:g} in {S.to_score_text(part)}"
                 raise ScoreHidesPairs(found, _A_MASK, at=places.get(part, at))
@@ -251,15 +249,15 @@ def check_finite(node: S.Real, places: Mapping[object, SourceLoc], at: SourceLoc
 _A_MASK = "keep pairs by a mask: mc.where(lambda q, k: ...) & mask, or mc.from_mask_mod(f)"
 
 
-def mask_formula(kept: Expr | S.Test, at: SourceLoc | None) -> Expr:
+def mask_formula(kept: Term, at: SourceLoc | None) -> Expr:
     """The condition as a mask's formula.
 
     Raises:
         ScoreHidesPairs: it reads tables, the score or b, which no such mask does.
     """
     plain = isinstance(kept, Expr) and is_condition(kept)
-    own = (S.Entry, S.Trunc, S.Pick, S.Product, S.Test, S.Real)
-    if not plain or any(isinstance(part, own) or part == S.B for part in S.walk(kept)):
+    own = (S.Entry, S.Trunc, E.Pick, S.Product, S.Test, S.Real)
+    if not plain or any(isinstance(part, own) or part == S.B for part in E.walk(kept)):
         text = S.to_score_text(kept)
         raise ScoreHidesPairs(f"all but those with {text}", _A_MASK, at=at)
     return kept  # type: ignore[return-value]

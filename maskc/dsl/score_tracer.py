@@ -219,14 +219,12 @@ def _without_params(node: S.Real, registry: Registry) -> S.Real:
             return S.Entry(part.name, ())
         return None
 
-    return S.rebuilt(node, change)
+    return E.transform(node, change)
 
 
-def _finished(
-    node: S.Real, kept: E.Expr | S.Test | None, registry: Registry, at: SourceLoc | None
-) -> Score:
+def _finished(node: S.Real, kept: E.Term | None, registry: Registry, at: SourceLoc | None) -> Score:
     used = dict.fromkeys(
-        each.slot for each in S.walk(node) if isinstance(each, (S.Read, S.Entry))
+        each.slot for each in E.walk(node) if isinstance(each, (S.Read, S.Entry))
     )  # fmt: skip
     slots = tuple(registry.slots[name] for name in used)
     if len(slots) > S.MAX_SLOTS:

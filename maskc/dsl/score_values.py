@@ -19,7 +19,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core import score as S
 from maskc.core.errors import ScoreNotTraceable
-from maskc.core.expr import Expr, is_condition
+from maskc.core.expr import Expr, Term, is_condition
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.traced import Traced
 
@@ -94,10 +94,8 @@ def _collected() -> Registry:
 
 # ------------------------------------------------------------------ lifting
 
-Node = S.Real | S.Test | Expr
 
-
-def lift(value: Any) -> Node:
+def lift(value: Any) -> Term:
     """The formula of anything that may stand in one."""
     if type(value) is Parameter:
         if _registry.get() is None:
@@ -127,12 +125,12 @@ def lift(value: Any) -> Node:
         refuse(f"it uses a {type(value).__name__}")
 
 
-def is_test(node: Node) -> bool:
+def is_test(node: Term) -> bool:
     """Whether a formula is a condition."""
     return isinstance(node, S.Test) or (isinstance(node, Expr) and is_condition(node))
 
 
-def is_whole(node: Node) -> bool:
+def is_whole(node: Term) -> bool:
     """Whether a formula is an integer."""
     return isinstance(node, Expr) and not is_condition(node)
 
@@ -162,7 +160,7 @@ def whole(value: Any, what: str) -> Expr:
     return node
 
 
-def test(value: Any, what: str) -> Expr | S.Test:
+def test(value: Any, what: str) -> Term:
     """The formula as a condition."""
     node = lift(value)
     if isinstance(node, S.Test) or (isinstance(node, Expr) and is_condition(node)):
@@ -212,10 +210,10 @@ def apply(function: str, *values: Any) -> Value:
     return _noted(S.Call(function, args))
 
 
-def _pick(condition: Expr | S.Test, then: Expr, other: Expr) -> Expr:
+def _pick(condition: Term, then: Expr, other: Expr) -> Expr:
     if isinstance(condition, E.Truth):
         return then if condition.value else other
-    return then if then == other else S.Pick(condition, then, other)
+    return then if then == other else E.Pick(condition, then, other)
 
 
 def choose(condition: Any, then: Any, other: Any) -> Value:
@@ -269,7 +267,7 @@ def _compare(
     return compare
 
 
-def _not(part: Expr | S.Test) -> Expr | S.Test:
+def _not(part: Term) -> Term:
     return S.Logic("not", (part,)) if isinstance(part, S.Test) else E.negate(part)
 
 
@@ -313,7 +311,7 @@ class Value:
     of_score = True
     """What integers of masks look for before they take another operand for their own."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Term) -> None:
         self.node = node
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **named: Any) -> Any:
@@ -509,7 +507,7 @@ class Rows:
         return Value(read_array(self._array, known))
 
 
-def read_array(array: Any, index: list[Expr]) -> Node:
+def read_array(array: Any, index: list[Expr]) -> Term:
     """An entry of an array that the function holds."""
     kind = str(array.dtype).rpartition(".")[2]
     integer = kind.startswith(("int", "uint", "bool"))

@@ -10,7 +10,6 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -102,22 +101,6 @@ def _literal(value: object, context: str) -> int:
     return number
 
 
-@dataclass(frozen=True)
-class Select(Expr):
-    """The integer `then` where the condition holds, `other` elsewhere.
-
-    It lives while a formula is traced: every comparison becomes two, one for each side.
-    """
-
-    condition: Expr
-    then: Expr
-    other: Expr
-
-    @property
-    def parts(self) -> tuple[Expr, ...]:
-        return self.condition, self.then, self.other
-
-
 _MOST_SIDES = 64
 """Comparisons that one with integers chosen by conditions may become."""
 
@@ -128,7 +111,7 @@ def settled(atom: Expr) -> Expr:
 
 
 def _settled(atom: Expr, room: list[int]) -> Expr:
-    chosen = next((node for node in E.walk(atom) if isinstance(node, Select)), None)
+    chosen = next((node for node in E.walk(atom) if isinstance(node, E.Pick)), None)
     if chosen is None:
         return atom
     room[0] -= 1
@@ -149,7 +132,7 @@ def choose(condition: Expr, then: Expr, other: Expr) -> Expr:
         return then
     if is_condition(then) and is_condition(other):
         return E.disj(E.conj(condition, then), E.conj(E.negate(condition), other))
-    return Select(condition, as_integer(then), as_integer(other))
+    return E.Pick(condition, as_integer(then), as_integer(other))
 
 
 def as_integer(expr: Expr) -> Expr:

@@ -145,7 +145,7 @@ class CPrinter(S.ScorePrinter):
         return f"score_{function}({', '.join(args)})"
 
     def choice(
-        self, condition: Expr | S.Test, then: S.Real | Expr, other: S.Real | Expr, integers: bool
+        self, condition: E.Term, then: E.Term, other: E.Term, integers: bool
     ) -> tuple[str, int]:
         wide, self._wide = self._wide, False
         asked = self(condition)
@@ -176,7 +176,7 @@ def _leaves(node: Expr) -> bool:
         case E.Cmp(op, lhs):
             left, _, right = compared(op, lhs)
             return _leaves(left) or _leaves(right)
-        case S.Pick(_, then, other):
+        case E.Pick(_, then, other):
             return _leaves(then) or _leaves(other)
         case S.Entry() | S.Trunc():
             return False

@@ -170,11 +170,7 @@ def cache(
     if data := sorted({decl.name for ir in irs for decl in ir.data}):
         raise CacheReadsData(f"the data {', '.join(data)}", at=at)
     values = bound(irs, 0, 0, params).params
-    fixed: dict[str, Expr] = {name: E.const(value) for name, value in values.items()}
-    keeps = tuple(
-        E.transform(ir.keep, lambda x: fixed.get(x.name) if isinstance(x, E.Param) else None)
-        for ir in irs
-    )
+    keeps = tuple(E.with_params(ir.keep, values) for ir in irs)
     try:
         found = retention(keeps, queries)
     except TooHard:

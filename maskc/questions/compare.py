@@ -345,7 +345,7 @@ def _apart(left: MaskIR, right: MaskIR) -> tuple[Expr, tuple[DataDecl, ...]]:
         if decl in clash else decl
         for decl in right.data
     )  # fmt: skip
-    return _renamed(right.keep, renamed), decls
+    return E.renamed(right.keep, renamed), decls
 
 
 def _unpromised(decl: DataDecl) -> DataDecl:
@@ -359,16 +359,6 @@ def _goes_with(decl: DataDecl, known: set[DataDecl]) -> bool:
     return others <= {_unpromised(decl)}
 
 
-def _renamed(keep: Expr, names: Mapping[str, str]) -> Expr:
-    def leaf(node: Expr) -> Expr | None:
-        if not isinstance(node, E.Load):
-            return None
-        index = tuple(_renamed(part, names) for part in node.index)
-        return E.Load(names.get(node.array, node.array), index)
-
-    return E.transform(keep, leaf) if names else keep
-
-
 def _difference(
     sides: Sequence[tuple[Asked, MaskIR, Mapping[str, np.ndarray]]], one_way: bool
 ) -> tuple[Expr, dict[str, np.ndarray]]:
@@ -379,7 +369,7 @@ def _difference(
         old.array: new.array for old, new in zip(_loads(other.keep), _loads(right), strict=True)
     }
     left, right = (
-        _numbers(keep, asked.params) for keep, asked in ((one.keep, first), (right, second))
+        E.with_params(keep, asked.params) for keep, asked in ((one.keep, first), (right, second))
     )
     keep = E.conj(left, E.negate(right)) if one_way else E.xor(left, right)
     return keep, {**own, **{names.get(name, name): array for name, array in others.items()}}
@@ -387,14 +377,6 @@ def _difference(
 
 def _loads(keep: Expr) -> list[E.Load]:
     return [node for node in E.walk(keep) if isinstance(node, E.Load)]
-
-
-def _numbers(keep: Expr, params: Mapping[str, int]) -> Expr:
-    known: dict[Expr, Expr] = {
-        node: E.const(params[node.name]) for node in E.walk(keep)
-        if isinstance(node, E.Param) and node.name in params
-    }  # fmt: skip
-    return E.substitute(keep, known) if known else keep
 
 
 def _first_pair(

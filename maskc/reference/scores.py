@@ -115,7 +115,7 @@ class _Evaluation:
             case S.Trunc(value):
                 return np.trunc(np.nan_to_num(self.real(value).value, nan=0, posinf=2**31 - 1,
                                               neginf=-(2**31))).astype(np.int64)  # fmt: skip
-            case S.Pick(condition, then, other):
+            case E.Pick(condition, then, other):
                 return np.where(self.test(condition), self.whole(then), self.whole(other))
             case S.Product(left, right):
                 return self.whole(left) * self.whole(right)
@@ -123,7 +123,7 @@ class _Evaluation:
                 return self._entry(slot, index)[0].astype(np.int64)
         raise TypeError(f"no meaning for {node!r}")
 
-    def test(self, node: E.Expr | S.Test) -> Array:
+    def test(self, node: E.Term) -> Array:
         match node:
             case E.Truth(value):
                 return np.asarray(value)

@@ -437,7 +437,7 @@ def _restored(kept: tuple[Callable[..., CompiledMask], tuple[Any, ...]], inputs:
 
 def _indices(formula: S.Formula) -> tuple[tuple[str, tuple[E.Expr, ...]], ...]:
     """Every entry that a formula reads: slot and index, each once."""
-    found = (each for each in S.walk(formula.logit) if isinstance(each, (S.Read, S.Entry)))
+    found = (each for each in E.walk(formula.logit) if isinstance(each, (S.Read, S.Entry)))
     return tuple((each.slot, each.index) for each in dict.fromkeys(found) if each.index)
 
 
@@ -445,7 +445,7 @@ def _symbols(index: E.Expr) -> set[object]:
     """What an index depends on, lengths aside."""
     own = (E.Sym, S.Entry, S.Score, S.Read)
     return {
-        each for each in S.walk(index)
+        each for each in E.walk(index)
         if isinstance(each, own) and each not in (E.N_Q, E.N_KV)
     }  # fmt: skip
 

@@ -144,6 +144,4 @@ def _same(
 
 
 def _at_defaults(keep: Expr) -> Expr:
-    return E.transform(
-        keep, lambda node: E.const(node.default) if isinstance(node, E.Param) else None
-    )
+    return E.with_params(keep, E.params(keep))
