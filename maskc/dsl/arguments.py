@@ -8,21 +8,20 @@ from collections.abc import Callable, Sequence
 from maskc.core import expr as E
 from maskc.core.errors import ArgumentOrder, NotTraceable
 from maskc.core.source import SourceLoc
-from maskc.dsl.tables import BATCH
 from maskc.dsl.traced import Traced
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_BY_PLACE: dict[int, tuple[E.Sym, ...]] = {
-    2: (E.Q, E.K), 3: (E.H, E.Q, E.K), 4: (BATCH, E.H, E.Q, E.K),
-}  # fmt: skip
+_BY_PLACE = {2: "qk", 3: "hqk", 4: "bhqk"}
 _STEMS = {
-    "b": BATCH, "batch": BATCH, "h": E.H, "head": E.H, "q": E.Q, "query": E.Q, "k": E.K,
-    "kv": E.K, "key": E.K,
+    "b": "b", "batch": "b", "h": "h", "head": "h", "q": "q", "query": "q", "k": "k", "kv": "k",
+    "key": "k",
 }  # fmt: skip
 _ENDINGS = ("_idx", "_index", "_i", "_id", "_pos", "idx", "i")
+WORDS = {"s": "score", "b": "sequence", "h": "head", "q": "query", "k": "key"}
+"""What messages call them."""
 
 
-def _named(name: str) -> E.Sym | None:
+def named(name: str) -> str | None:
     """The index that a name stands for: `q`, `q_idx`, `kv_idx`, `batch`, `head_index`, ..."""
     name = name.strip("_").lower()
     for ending in ("", *_ENDINGS):
@@ -30,6 +29,31 @@ def _named(name: str) -> E.Sym | None:
         if found is not None:
             return found
     return None
+
+
+def required(function: Callable[..., object]) -> tuple[list[str], bool] | None:
+    """The names of parameters without a default, and whether all are given by place.
+
+    None stands for something that has no signature.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    needed = [p for p in parameters if p.default is p.empty]
+    return [p.name for p in needed], all(p.kind in _POSITIONAL for p in needed)
+
+
+def check_order(
+    names: list[str], found: Sequence[str | None], placed: Sequence[str], at: SourceLoc | None
+) -> None:
+    """Refuse names that contradict their places.
+
+    Raises:
+        ArgumentOrder: with what both say.
+    """
+    if any(role is not None and role != place for role, place in zip(found, placed, strict=True)):
+        raise ArgumentOrder(_reading(names, found), _reading(names, placed), at=at)
 
 
 def arguments(
@@ -47,33 +71,29 @@ def arguments(
         NotTraceable: the function has another number or kind of parameters.
         ArgumentOrder: names and places, both of which are known, disagree.
     """
-    try:
-        parameters = inspect.signature(predicate).parameters.values()
-    except (TypeError, ValueError):
-        raise NotTraceable("it is not a Python function", at=at) from None
-    needed = [p for p in parameters if p.default is p.empty]
-    if not all(p.kind in _POSITIONAL for p in needed):
+    needed = required(predicate)
+    if needed is None:
+        raise NotTraceable("it is not a Python function", at=at)
+    names, plain = needed
+    if not plain:
         what = "it takes * or keyword-only arguments, expected (q, k) or (h, q, k)"
         raise NotTraceable(what, at=at)
-    named = [_named(p.name) for p in needed]
-    placed = _BY_PLACE.get(len(needed))
-    known = [name for name in named if name is not None]
-    whole = len(set(known)) == len(named) in _BY_PLACE
-    if whole and (not by_place or tuple(known) == placed):
-        return tuple(map(Traced, known))
-    if placed is None:
-        found = f"it takes {len(needed)} arguments, expected (q, k) or (h, q, k)"
-        raise NotTraceable(found, at=at)
-    if any(name is not None and name != place for name, place in zip(named, placed, strict=True)):
-        names = [p.name for p in needed]
-        raise ArgumentOrder(_reading(names, named), _reading(names, placed), at=at)
-    return tuple(map(Traced, placed))
+    roles = [named(name) for name in names]
+    placed = _BY_PLACE.get(len(names))
+    known = [role for role in roles if role is not None]
+    whole = len(set(known)) == len(roles) in _BY_PLACE
+    if not whole or (by_place and "".join(known) != placed):
+        if placed is None:
+            found = f"it takes {len(names)} arguments, expected (q, k) or (h, q, k)"
+            raise NotTraceable(found, at=at)
+        check_order(names, roles, placed, at)
+        known = list(placed)
+    return tuple(Traced(E.Sym(role)) for role in known)
 
 
-def _reading(names: list[str], roles: Sequence[E.Sym | None]) -> str:
-    words = {"b": "sequence", "h": "head", "q": "query", "k": "key"}
-    said = [
-        f"{name} is {'unknown' if role is None else 'the ' + words[role.name]}"
+def _reading(names: list[str], roles: Sequence[str | None]) -> str:
+    said = (
+        f"{name} is {'unknown' if role is None else 'the ' + WORDS[role]}"
         for name, role in zip(names, roles, strict=True)
-    ]
+    )
     return ", ".join(said)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 from maskc.core.errors import MaskcError, SeveralErrors
+from maskc.dsl.followed import during
 
 T = TypeVar("T")
 
@@ -35,12 +36,8 @@ def collecting() -> Iterator[list[MaskcError]]:
     Raises:
         SeveralErrors: there was more than one mistake (MC001).
     """
-    noted: list[MaskcError] = []
-    token = _noted.set(noted)
-    try:
+    with during(_noted, list[MaskcError]()) as noted:
         yield noted
-    finally:
-        _noted.reset(token)
     if len(noted) == 1:
         raise noted[0]
     if noted:

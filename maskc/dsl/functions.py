@@ -7,7 +7,6 @@ refused by its name. torch and NumPy hand their calls over (`__torch_function__`
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -19,6 +18,7 @@ from maskc.core.expr import Expr, is_condition
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.source import caller
 from maskc.core.widths import magnitude, number
+from maskc.dsl.followed import canonical, operators
 from maskc.dsl.tables import read
 from maskc.dsl.traced import (
     Traced,
@@ -41,7 +41,7 @@ def _refuse(what: str) -> NoReturn:
 def call(library: str, function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> object:
     """The result of a function that was given traced values."""
     name = getattr(function, "__name__", repr(function))
-    known = _FUNCTIONS.get(name.strip("_"))
+    known = _FUNCTIONS.get(canonical(name.strip("_")))
     if known is None or (library, name) == ("torch", "equal"):  # which asks for a Python bool
         _refuse(f"it uses {library}.{name}")
     try:
@@ -52,78 +52,14 @@ def call(library: str, function: Any, args: tuple[Any, ...], named: Mapping[str,
 
 def method(name: str) -> Function | None:
     """A method of tensors; None where a traced value has none of that name."""
-    return _FUNCTIONS.get(name) if name in _METHODS else None
-
-
-def attribute(value: Traced, name: str) -> object:
-    """The attribute of a tensor without dimensions; None where it has none of this name."""
-    if name == "shape":
-        return ()
-    if name == "ndim":
-        return 0
-    torch = _torch()
-    if torch is None:
-        return None
-    if name == "device":
-        return device()
-    if name == "dtype":
-        return torch.bool if is_condition(value.expr) else torch.int64
-    return None
-
-
-_DEVICES: list[Any] = []
-
-
-def device() -> Any:
-    """The device that traced values claim: tensors moved there stay where they are."""
-    if not _DEVICES:
-        _DEVICES.append(_torch().device("cpu"))
-    return _DEVICES[0]
-
-
-def _torch() -> Any:
-    import sys
-
-    return sys.modules.get("torch")
+    return None if name in _NO_METHODS else _FUNCTIONS.get(canonical(name))
 
 
 # ------------------------------------------------------------------ integers and conditions
 
 
-def _operator(apply: Callable[[Any, Any], object]) -> Function:
-    """A function of two operands that Python has an operator for."""
-
-    def function(input: Any, other: Any) -> object:
-        return apply(_own(input), _own(other))
-
-    return function
-
-
 def _own(value: Any) -> Traced:
     return Traced(lift(value))
-
-
-def _unary(apply: Callable[[Any], object]) -> Function:
-    def function(input: Any) -> object:
-        return apply(_own(input))
-
-    return function
-
-
-def _swapped(apply: Callable[[Any, Any], object]) -> Function:
-    def function(input: Any, other: Any) -> object:
-        return apply(_own(other), _own(input))
-
-    return function
-
-
-def _scaled(apply: Callable[[Any, Any], object]) -> Function:
-    """add and sub: `alpha` multiplies the second operand."""
-
-    def function(input: Any, other: Any, *, alpha: int = 1) -> object:
-        return apply(_own(input), _own(other) if alpha == 1 else _own(other) * alpha)
-
-    return function
 
 
 def _logical(build: Callable[..., Expr]) -> Function:
@@ -134,8 +70,7 @@ def _logical(build: Callable[..., Expr]) -> Function:
 
 
 def _where(condition: Any, input: Any, other: Any) -> Traced:
-    chosen = choose(lift_bool(condition, "where"), lift(input), lift(other))
-    return Traced(chosen)
+    return Traced(choose(lift_bool(condition, "where"), lift(input), lift(other)))
 
 
 def _extreme(build: Callable[..., Expr]) -> Function:
@@ -215,14 +150,10 @@ def _dtype_name(dtype: Any) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def _is_dtype(value: Any) -> bool:
-    return type(value).__name__ == "dtype"
-
-
 def _to(input: Any, *args: Any, **named: Any) -> Traced:
     value = _own(input)
     for each in (*args, *named.values()):
-        if _is_dtype(each):
+        if type(each).__name__ == "dtype":
             value = _cast(value, _dtype_name(each))
         elif type(each) is Traced:
             value = _cast(value, "bool" if is_condition(each.expr) else "int64")
@@ -230,10 +161,7 @@ def _to(input: Any, *args: Any, **named: Any) -> Traced:
 
 
 def _caster(name: str) -> Function:
-    def function(input: Any) -> Traced:
-        return _cast(_own(input), name)
-
-    return function
+    return lambda x: _cast(_own(x), name)
 
 
 def _filled(amount: Any) -> Function:
@@ -254,18 +182,10 @@ def _full(input: Any, size: Any, fill_value: Any, dtype: Any = None, **_: Any) -
     return _filled_with(input, fill_value, dtype)
 
 
-def _full_like(input: Any, fill_value: Any, dtype: Any = None, **_: Any) -> Traced:
-    return _filled_with(input, fill_value, dtype)
-
-
-def _filled_with(like: Any, amount: Any, dtype: Any) -> Traced:
+def _filled_with(like: Any, fill_value: Any, dtype: Any = None, **_: Any) -> Traced:
     if dtype is None:
-        return _to(amount, like)
-    return _cast(_own(amount), _dtype_name(dtype))
-
-
-def _no_dimensions(input: Any) -> int:
-    return 0
+        return _to(fill_value, like)
+    return _cast(_own(fill_value), _dtype_name(dtype))
 
 
 def _same(input: Any, *_: Any, **__: Any) -> Traced:
@@ -274,46 +194,22 @@ def _same(input: Any, *_: Any, **__: Any) -> Traced:
 
 # ------------------------------------------------------------------ the table
 
-_AND, _OR = _operator(operator.and_), _operator(operator.or_)
-_XOR, _NOT = _operator(operator.xor), _unary(operator.invert)
-_SUB, _DIVIDE = _scaled(operator.sub), _divide
 _FUNCTIONS: dict[str, Function] = {
-    "add": _scaled(operator.add), "sub": _SUB, "subtract": _SUB, "rsub": _swapped(operator.sub),
-    "radd": _swapped(operator.add), "rmul": _operator(operator.mul),
-    "mul": _operator(operator.mul), "multiply": _operator(operator.mul),
-    "floor_divide": _operator(operator.floordiv), "floordiv": _operator(operator.floordiv),
-    "rfloordiv": _swapped(operator.floordiv), "remainder": _operator(operator.mod),
-    "mod": _operator(operator.mod), "rmod": _swapped(operator.mod), "fmod": _trunc_remainder,
-    "div": _DIVIDE, "divide": _DIVIDE, "true_divide": _DIVIDE, "truediv": _DIVIDE,
-    "neg": _unary(operator.neg), "negative": _unary(operator.neg),
-    "positive": _same, "pos": _same,
-    "abs": _unary(abs), "absolute": _unary(abs),
-    "minimum": _extreme(E.minimum), "maximum": _extreme(E.maximum),
-    "min": _extreme(E.minimum), "max": _extreme(E.maximum),
-    "clamp": _clamp, "clip": _clamp,
-    "clamp_min": _clamp, "clamp_max": _clamp_max,
-    "where": _where, "isin": _is_in, "fix": _same, "floor": _same, "ceil": _same,
-    "eq": _operator(operator.eq), "equal": _operator(operator.eq),
-    "ne": _operator(operator.ne), "not_equal": _operator(operator.ne),
-    "ge": _operator(operator.ge), "greater_equal": _operator(operator.ge),
-    "gt": _operator(operator.gt), "greater": _operator(operator.gt),
-    "le": _operator(operator.le), "less_equal": _operator(operator.le),
-    "lt": _operator(operator.lt), "less": _operator(operator.lt),
-    "and": _AND, "rand": _AND, "iand": _AND, "bitwise_and": _AND,
-    "or": _OR, "ror": _OR, "ior": _OR, "bitwise_or": _OR,
-    "xor": _XOR, "rxor": _XOR, "ixor": _XOR, "bitwise_xor": _XOR,
-    "invert": _NOT, "bitwise_not": _NOT,
+    **operators(_own),
+    "fmod": _trunc_remainder, "div": _divide, "min": _extreme(E.minimum),
+    "max": _extreme(E.maximum), "clamp": _clamp, "clamp_min": _clamp,
+    "clamp_max": _clamp_max, "where": _where, "isin": _is_in,
+    **dict.fromkeys(("positive", "pos", "fix", "floor", "ceil", "clone", "detach"), _same),
     "logical_and": _logical(E.conj), "logical_or": _logical(E.disj),
     "logical_xor": _logical(E.xor), "logical_not": _logical(E.negate),
-    "to": _to, "type": _to, "type_as": _to, "bool": _caster("bool"), "long": _caster("int64"),
-    "int": _caster("int32"), "short": _caster("int16"),
-    "new_ones": _filled(1), "new_zeros": _filled(0), "new_full": _full,
-    "ones_like": _filled(1), "zeros_like": _filled(0), "full_like": _full_like,
-    "clone": _same, "contiguous": _same, "detach": _same, "cpu": _same, "cuda": _same,
-    "dim": _no_dimensions, "getitem": read,
+    "to": _to, "bool": _caster("bool"), "long": _caster("int64"), "int": _caster("int32"),
+    "short": _caster("int16"), "ones_like": _filled(1), "zeros_like": _filled(0),
+    "new_full": _full, "full_like": _filled_with, "dim": lambda x: 0, "getitem": read,
 }  # fmt: skip
-_METHODS = frozenset(_FUNCTIONS) - {
+"""By canonical names."""
+_NO_METHODS = frozenset({
     "equal", "getitem", "radd", "rmul", "rmod", "rand", "ror", "rxor", "iand", "ior", "ixor",
     "and", "or", "mod", "invert", "pos", "truediv", "floordiv", "rfloordiv", "positive", "fix",
     "ones_like", "zeros_like", "full_like", "where", "isin",
-}  # fmt: skip
+})  # fmt: skip
+"""Names by which functions are called, but no method of a tensor that a formula may use."""

@@ -6,8 +6,8 @@ import inspect
 import keyword
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -22,6 +22,7 @@ from maskc.core.errors import (
     NotPicklable,
 )
 from maskc.core.source import SourceLoc, caller
+from maskc.dsl.followed import during
 from maskc.dsl.mask import Mask
 from maskc.dsl.traced import Traced
 
@@ -164,15 +165,9 @@ def pattern(function: Callable[P, Mask]) -> Pattern[P]:
 _noted: ContextVar[list[Pattern[...]] | None] = ContextVar("maskc_patterns", default=None)
 
 
-@contextmanager
-def noting_patterns() -> Iterator[list[Pattern[...]]]:
+def noting_patterns() -> AbstractContextManager[list[Pattern[...]]]:
     """A list to which every pattern is added that is made meanwhile."""
-    made: list[Pattern[...]] = []
-    token = _noted.set(made)
-    try:
-        yield made
-    finally:
-        _noted.reset(token)
+    return during(_noted, [])
 
 
 _LONGEST = 40

@@ -7,12 +7,9 @@ which is all that plans and kernels know, and beside it the names and arrays tha
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,10 +17,11 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core import score as S
 from maskc.core.data import check_name
-from maskc.core.errors import ArgumentOrder, MaskcError, NotAScore, ScoreNotTraceable
+from maskc.core.errors import MaskcError, NotAScore, ScoreNotTraceable
 from maskc.core.source import SourceLoc, caller, outside, raised_at
 from maskc.dsl import nodes
-from maskc.dsl.arguments import _named
+from maskc.dsl.arguments import WORDS, check_order, named, required
+from maskc.dsl.followed import torch_calls
 from maskc.dsl.mask import Mask
 from maskc.dsl.rebinding import Rebinder
 from maskc.dsl.score_checks import check_derivative, check_finite, mask_formula, without_hidden
@@ -43,7 +41,6 @@ from maskc.dsl.score_values import (
 _PLACES: dict[str, S.Score | E.Expr] = {"s": S.Score(), "q": E.Q, "k": E.K, "h": E.H, "b": S.B}
 _OF_SCORE = tuple("sqkhb")
 _OF_SCORE_MOD = tuple("sbhqk")
-_WORDS = {"s": "score", "q": "query", "k": "key", "h": "head", "b": "sequence"}
 
 
 class ScoreMaskWarning(UserWarning):
@@ -145,54 +142,36 @@ def as_score(given: object) -> Score:
 def _arguments(
     function: Callable[..., object], order: tuple[str, ...], at: SourceLoc | None, whole: bool
 ) -> list[Value]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        raise ScoreNotTraceable("it is no Python function", "write a lambda", at=at) from None
-    needed = [each for each in parameters if each.default is each.empty]
-    wanted = f"({', '.join(_WORDS[role] for role in order)})"
-    plain = all(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in needed)
-    if not plain or not (len(needed) == 5 if whole else 1 <= len(needed) <= 5):
-        found = f"it takes {len(needed)} arguments"
+    needed = required(function)
+    if needed is None:
+        raise ScoreNotTraceable("it is no Python function", "write a lambda", at=at)
+    names, plain = needed
+    if not plain or not (len(names) == 5 if whole else 1 <= len(names) <= 5):
+        found = f"it takes {len(names)} arguments"
+        wanted = f"({', '.join(WORDS[role] for role in order)})"
         hint = f"expected {wanted}" + ("" if whole else ", or the first ones of these")
         raise ScoreNotTraceable(found, hint, at=at)
-    said, right = [], []
-    for each, role in zip(needed, order, strict=False):
-        stem = each.name.strip("_").lower()
-        known = "s" if stem in ("s", "score", "scores") else getattr(_named(stem), "name", None)
-        said.append(f"{each.name} is the {_WORDS[known]}" if known else f"{each.name} is unknown")
-        right.append(f"{each.name} is the {_WORDS[role]}")
-    wrong = [a != b and not a.endswith("unknown") for a, b in zip(said, right, strict=True)]
-    if any(wrong):
-        raise ArgumentOrder(", ".join(said), ", ".join(right), at=at)
-    return [Value(_PLACES[role]) for role in order[: len(needed)]]
+    placed = order[: len(names)]
+    of_score = ("s", "score", "scores")
+    roles = ["s" if name.strip("_").lower() in of_score else named(name) for name in names]
+    check_order(names, roles, placed, at)
+    return [Value(_PLACES[role]) for role in placed]
 
 
-@cache
-def _mode(torch: Any) -> type:
-    """Sees every call of torch, so that plain tensors may be indexed by traced values."""
-
-    def seen(_: object, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
-        named = named or {}
-        if any(map(is_traced, (*args, *named.values()))):
-            return call("torch", function, args, named)
-        return function(*args, **named)
-
-    bases = (torch.overrides.TorchFunctionMode,)
-    return type("TracingScore", bases, {"__torch_function__": seen})
+def _torch_call(function: Any, args: Any, named: Any) -> Any:
+    if is_traced((*args, *named.values())):
+        return call("torch", function, args, named)
+    return function(*args, **named)
 
 
 def _traced(
     function: Callable[..., object], order: tuple[str, ...], at: SourceLoc | None, whole: bool
 ) -> Score:
-    import sys
-
     given = _arguments(function, order, at, whole)
     rebound = Rebinder(WatchedTable, {"min": minimum, "max": maximum}).function(function)
-    torch = sys.modules.get("torch")
     with collecting() as registry:
         try:
-            with _mode(torch)() if torch is not None else nullcontext():
+            with torch_calls(_torch_call):
                 result = rebound(*given)
             node = real(result)
         except MaskcError:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NoReturn
@@ -21,6 +21,7 @@ from maskc.core import score as S
 from maskc.core.errors import ScoreNotTraceable
 from maskc.core.expr import Expr, Term, is_condition
 from maskc.core.source import SourceLoc, caller
+from maskc.dsl.followed import Followed, TableRows, among, attribute, canonical, during, operators
 from maskc.dsl.traced import Traced
 
 _OTHERS = "write it with + - * /, where, min, max, exp, log, tanh, sqrt, sigmoid, abs and tables"
@@ -74,15 +75,9 @@ class Registry:
 _registry: ContextVar[Registry | None] = ContextVar("maskc_score", default=None)
 
 
-@contextmanager
-def collecting() -> Iterator[Registry]:
+def collecting() -> AbstractContextManager[Registry]:
     """While a formula of the score is traced."""
-    registry = Registry()
-    token = _registry.set(registry)
-    try:
-        yield registry
-    finally:
-        _registry.reset(token)
+    return during(_registry, Registry())
 
 
 def _collected() -> Registry:
@@ -304,29 +299,36 @@ def _power(base: Any, exponent: Any) -> Value:
     return found if number >= 0 else apply("div", 1.0, found)
 
 
-class Value:
+def call(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> Any:
+    """The result of a function of torch or NumPy that was given traced values."""
+    name = getattr(function, "__name__", repr(function))
+    own = name.strip("_")
+    known = _FUNCTIONS.get(canonical(own))
+    if known is None:
+        if own in _SUMS:
+            refuse(*_SUMMED)
+        refuse(f"it uses {library}.{name}")
+    try:
+        return known(*args, **named)
+    except TypeError as error:
+        refuse(f"{library}.{name}: {error}")
+
+
+_SUMS = ("dot", "matmul", "sum", "inner")
+_SUMMED = "it sums over a row of a table", "put what is multiplied into q and k, side by side"
+
+
+class Value(Followed):
     """A real number, an integer or a condition as a formula; see the module's header."""
 
     __slots__ = ("node",)
     of_score = True
     """What integers of masks look for before they take another operand for their own."""
+    _called = staticmethod(call)
+    _refused = staticmethod(refuse)
 
     def __init__(self, node: Term) -> None:
         self.node = node
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **named: Any) -> Any:
-        if method != "__call__":
-            refuse(f"it uses numpy.{ufunc.__name__}.{method}")
-        return call("numpy", ufunc, args, named)
-
-    def __array_function__(self, function: Any, types: Any, args: Any, named: Any) -> Any:
-        return call("numpy", function, args, named)
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), named: Any = None
-    ) -> Any:
-        return call("torch", function, args, named or {})
 
     __add__, __radd__ = _arithmetic("add", E.add)
     __sub__, __rsub__ = _arithmetic("sub", E.sub)
@@ -411,10 +413,12 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if (found := _attribute(self, name)) is not None:
+        kinds = ((is_test, "bool"), (is_whole, "int64"))
+        dtype = next((dtype for kind, dtype in kinds if kind(self.node)), "float32")
+        if (found := attribute(name, dtype)) is not None:
             return found
-        if name in _FUNCTIONS:
-            return partial(_FUNCTIONS[name], self)
+        if (function := _FUNCTIONS.get(canonical(name))) is not None:
+            return partial(function, self)
         refuse(f"it uses .{name}")
 
     def __repr__(self) -> str:
@@ -431,39 +435,14 @@ def _divisor(value: Any, symbol: str) -> int:
     return number
 
 
-def _attribute(value: Value, name: str) -> Any:
-    import sys
-
-    if name in ("shape", "ndim"):
-        return () if name == "shape" else 0
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    if name == "device":
-        return torch.device("cpu")
-    if name == "dtype":
-        kinds = ((is_test, torch.bool), (is_whole, torch.int64))
-        return next((dtype for kind, dtype in kinds if kind(value.node)), torch.float32)
-    return None
-
-
 # ------------------------------------------------------------------ tables
 
 
-class Rows:
-    """A table some of whose dimensions are indexed."""
+class Rows(TableRows):
+    """A table some of whose dimensions are indexed, in a formula of the score."""
 
-    __slots__ = ("_array", "_index")
+    __slots__ = ()
     of_score = True
-
-    def __init__(self, array: Any, index: list[Expr | None]) -> None:
-        self._array, self._index = array, index
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The dimensions that are left."""
-        sizes = zip(self._array.shape, self._index, strict=True)
-        return tuple(size for size, index in sizes if index is None)
 
     @classmethod
     def __torch_function__(
@@ -471,10 +450,8 @@ class Rows:
     ) -> Any:
         if getattr(function, "__name__", "") in ("__getitem__", "getitem"):
             return args[0][args[1]]
-        if getattr(function, "__name__", "") in ("dot", "matmul", "sum", "inner"):
-            refuse(
-                "it sums over a row of a table", "put what is multiplied into q and k, side by side"
-            )
+        if getattr(function, "__name__", "") in _SUMS:
+            refuse(*_SUMMED)
         refuse("it computes with a whole row of a table", _TABLE)
 
     def whole(self) -> NoReturn:
@@ -487,11 +464,7 @@ class Rows:
         refuse(f"it uses .{name} of a row of a table", _TABLE)
 
     def __getitem__(self, given: Any) -> Any:
-        parts = list(given) if type(given) is tuple else [given]
-        left = [axis for axis, index in enumerate(self._index) if index is None]
-        dots = [number for number, part in enumerate(parts) if part is Ellipsis]
-        if dots:
-            parts[dots[0] : dots[0] + 1] = [slice(None)] * (len(left) - len(parts) + 1)
+        left, parts = self._placed(given)
         if len(parts) > len(left):
             refuse(f"a table of {len(left)} dimensions is indexed by {len(parts)} numbers", _TABLE)
         index = list(self._index)
@@ -503,7 +476,7 @@ class Rows:
             index[axis] = whole(part, "an index")
         known = [part for part in index if part is not None]
         if len(known) < len(index):
-            return Rows(self._array, index)
+            return Rows(self._array, tuple(index))
         return Value(read_array(self._array, known))
 
 
@@ -574,7 +547,7 @@ class WatchedTable(np.ndarray):
     """A NumPy array that values of a formula may index."""
 
     def __getitem__(self, index: Any) -> Any:
-        if any(map(is_traced, index if type(index) is tuple else (index,))):
+        if is_traced(index):
             return read(self.base if self.base is not None else self, index)
         return super().__getitem__(index)
 
@@ -583,50 +556,19 @@ def read(array: Any, index: Any) -> Any:
     """array[index] with traced indices."""
     if type(array) in (Rows, Table):
         return array[index]
-    return Rows(array, [None] * array.ndim)[index]
+    return Rows(array, (None,) * array.ndim)[index]
 
 
 def is_traced(value: Any) -> bool:
     """Whether torch hands a call over because of this argument."""
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return any(map(is_traced, value))
-    return kind in (Value, Parameter, Rows, Traced)
+    return among(value, (Value, Parameter, Rows, Traced))
 
 
 # ------------------------------------------------------------------ functions of torch and NumPy
 
 
-def call(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> Any:
-    """The result of a function that was given traced values."""
-    name = getattr(function, "__name__", repr(function))
-    known = _FUNCTIONS.get(name.strip("_"))
-    if known is None:
-        if name.strip("_") in ("dot", "matmul", "sum", "inner"):
-            refuse(
-                "it sums over a row of a table", "put what is multiplied into q and k, side by side"
-            )
-        refuse(f"it uses {library}.{name}")
-    try:
-        return known(*args, **named)
-    except TypeError as error:
-        refuse(f"{library}.{name}: {error}")
-
-
 def _value(x: Any) -> Value:
     return Value(lift(x))
-
-
-def _two(build: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def function(input: Any, other: Any, *, alpha: Any = 1) -> Any:
-        second = _value(other) if alpha == 1 else _value(other) * alpha
-        return build(_value(input), second)
-
-    return function
-
-
-def _one(build: Callable[[Any], Any]) -> Callable[..., Any]:
-    return lambda x: build(_value(x))
 
 
 def _real(function: str) -> Callable[..., Any]:
@@ -724,43 +666,21 @@ def _gelu(input: Any, approximate: str = "none") -> Value:
     return apply("gelu", x)
 
 
-def _log_sigmoid(input: Any) -> Value:
-    return -_softplus(-_value(input))
-
-
-def _same(input: Any, *_: Any, **__: Any) -> Value:
-    return _value(input)
-
-
-def _not_of(input: Any) -> Value:
-    return Value(_not(test(_cast(input, "bool"), "not")))
-
-
 def _logical(build: Callable[[Value, Value], Value]) -> Callable[..., Any]:
     return lambda x, other: build(_cast(x, "bool"), _cast(other, "bool"))
 
 
-_ADD, _SUB, _MUL = _two(operator.add), _two(operator.sub), _two(operator.mul)
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("add", "radd"), _ADD),
-    **dict.fromkeys(("sub", "subtract"), _SUB),
-    "rsub": _two(lambda a, b: b - a),
-    **dict.fromkeys(("mul", "multiply", "rmul"), _MUL),
-    **dict.fromkeys(("div", "divide", "true_divide", "truediv"), _divide),
-    "rtruediv": lambda x, other: _divide(other, x),
-    "rdiv": lambda x, other: _divide(other, x),
-    **dict.fromkeys(("floor_divide", "floordiv"), _two(operator.floordiv)),
-    **dict.fromkeys(("remainder", "mod"), _two(operator.mod)),
+    **operators(_value),
+    **{
+        name: _real(name)
+        for name in ("exp", "log", "tanh", "sqrt", "sigmoid", "erf", "sin", "cos", "floor", "sign")
+    },
+    "div": _divide, "fabs": lambda x: abs(_value(x)),
+    **dict.fromkeys(("rtruediv", "rdiv"), lambda x, other: _divide(other, x)),
     **dict.fromkeys(("pow", "power", "float_power"), _power),
     "rpow": lambda x, other: _power(other, x),
     "square": lambda x: _power(x, 2),
-    **dict.fromkeys(("neg", "negative"), _one(operator.neg)),
-    **dict.fromkeys(("abs", "absolute", "fabs"), _one(abs)),
-    **{
-        name: _real(name)
-        for name in ("exp", "log", "tanh", "sqrt", "sigmoid", "erf", "sin", "cos", "floor")
-    },
-    "sign": lambda x: apply("sign", x),
     "exp2": lambda x: apply("exp", apply("mul", x, math.log(2.0))),
     "expm1": lambda x: apply("sub", apply("exp", x), 1.0),
     "log2": lambda x: apply("mul", apply("log", x), 1 / math.log(2.0)),
@@ -770,34 +690,23 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "reciprocal": lambda x: apply("div", 1.0, x),
     "relu": lambda x, **_: maximum(_value(x), 0),
     "silu": lambda x, **_: _value(x) * apply("sigmoid", x),
-    "gelu": _gelu,
-    "softplus": _softplus, "log_sigmoid": _log_sigmoid, "logsigmoid": _log_sigmoid,
+    "gelu": _gelu, "softplus": _softplus,
+    **dict.fromkeys(("log_sigmoid", "logsigmoid"), lambda x: -_softplus(-_value(x))),
     "ceil": lambda x: -apply("floor", -_value(x)),
-    **dict.fromkeys(("min", "minimum", "fmin"), minimum),
-    **dict.fromkeys(("max", "maximum", "fmax"), maximum),
-    **dict.fromkeys(("clamp", "clip"), _clamp),
-    "clamp_min": lambda x, low: _clamp(x, low),
+    **dict.fromkeys(("min", "fmin"), minimum), **dict.fromkeys(("max", "fmax"), maximum),
+    "clamp": _clamp, "clamp_min": lambda x, low: _clamp(x, low),
     "clamp_max": lambda x, high: _clamp(x, None, high),
     "where": choose, "masked_fill": _masked_fill,
-    **dict.fromkeys(("eq", "equal"), _two(operator.eq)),
-    **dict.fromkeys(("ne", "not_equal"), _two(operator.ne)),
-    **dict.fromkeys(("ge", "greater_equal"), _two(operator.ge)),
-    **dict.fromkeys(("gt", "greater"), _two(operator.gt)),
-    **dict.fromkeys(("le", "less_equal"), _two(operator.le)),
-    **dict.fromkeys(("lt", "less"), _two(operator.lt)),
-    **dict.fromkeys(("and", "rand", "bitwise_and"), _two(operator.and_)),
-    **dict.fromkeys(("or", "ror", "bitwise_or"), _two(operator.or_)),
-    **dict.fromkeys(("xor", "rxor", "bitwise_xor"), _two(operator.xor)),
-    **dict.fromkeys(("invert", "bitwise_not"), _one(operator.invert)),
     "logical_and": _logical(operator.and_), "logical_or": _logical(operator.or_),
-    "logical_xor": _logical(operator.xor), "logical_not": _not_of,
-    **dict.fromkeys(("to", "type", "type_as", "astype"), _to),
+    "logical_xor": _logical(operator.xor),
+    "logical_not": lambda x: Value(_not(test(_cast(x, "bool"), "not"))),
+    **dict.fromkeys(("to", "astype"), _to),
     "float": _caster("float32"), "double": _caster("float32"), "long": _caster("int64"),
     "int": _caster("int64"), "bool": _caster("bool"), "half": _caster("float16"),
     "bfloat16": _caster("bfloat16"),
-    **dict.fromkeys(("zeros_like", "new_zeros"), _filled(0)),
-    **dict.fromkeys(("ones_like", "new_ones"), _filled(1)),
+    "zeros_like": _filled(0), "ones_like": _filled(1),
     **dict.fromkeys(("full_like", "new_full"), _filled_with),
-    **dict.fromkeys(("clone", "contiguous", "cpu", "cuda"), _same),
-    "getitem": read, "dim": lambda x: 0, "item": _same,
+    **dict.fromkeys(("clone", "item"), lambda x, *_, **__: _value(x)),
+    "getitem": read, "dim": lambda x: 0,
 }  # fmt: skip
+"""By canonical names."""

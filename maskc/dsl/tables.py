@@ -7,8 +7,7 @@ dimension of sequences or heads that data of a call have, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -20,6 +19,7 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BatchUsed, NotTraceable
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
+from maskc.dsl.followed import TableRows, among, during
 from maskc.dsl.traced import Traced, settled
 
 BATCH = E.Sym("b")
@@ -58,15 +58,9 @@ class Registry:
 _registry: ContextVar[Registry] = ContextVar("maskc_captured")
 
 
-@contextmanager
-def capturing() -> Iterator[Registry]:
+def capturing() -> AbstractContextManager[Registry]:
     """Collects the arrays that are indexed meanwhile."""
-    registry = Registry()
-    token = _registry.set(registry)
-    try:
-        yield registry
-    finally:
-        _registry.reset(token)
+    return during(_registry, Registry())
 
 
 def _place(array: Any) -> tuple[object, ...]:
@@ -81,7 +75,7 @@ class Watched(np.ndarray):
     """A NumPy array that traced values may index."""
 
     def __getitem__(self, index: Any) -> Any:
-        if any(type(part) is Traced for part in (index if type(index) is tuple else (index,))):
+        if among(index, (Traced,)):
             return read(self.view(np.ndarray), index)
         return super().__getitem__(index)
 
@@ -92,20 +86,10 @@ def read(array: Any, index: Any) -> object:
     return rows[index]
 
 
-class Rows:
-    """An array some of whose dimensions are indexed."""
+class Rows(TableRows):
+    """An array some of whose dimensions are indexed, in a formula of a mask."""
 
-    __slots__ = ("_array", "_index")
-
-    def __init__(self, array: Any, index: tuple[Expr | None, ...]) -> None:
-        self._array = array
-        self._index = index
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The dimensions that are left."""
-        sizes = zip(self._array.shape, self._index, strict=True)
-        return tuple(size for size, index in sizes if index is None)
+    __slots__ = ()
 
     @property
     def ndim(self) -> int:
@@ -142,12 +126,8 @@ class Rows:
         _refuse(f"it uses .{name} of a row of a captured array; index it by q or k first")
 
     def __getitem__(self, given: Any) -> object:
-        parts = list(given) if type(given) is tuple else [given]
-        left = [axis for axis, index in enumerate(self._index) if index is None]
-        dots = [number for number, part in enumerate(parts) if part is Ellipsis]
-        if dots:
-            parts[dots[0] : dots[0] + 1] = [_ALL] * (len(left) - len(parts) + 1)
-        if len(parts) > len(left) or len(dots) > 1:
+        left, parts = self._placed(given)
+        if len(parts) > len(left) or any(part is Ellipsis for part in parts):
             _refuse(f"an array of {len(left)} dimensions is indexed by {len(parts)}")
         array, index = self._array, list(self._index)
         for axis, part in reversed(list(zip(left, parts, strict=False))):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -19,6 +19,7 @@ from maskc.core.errors import IntegerTooWide, MaskUsedAsBool, NotAnInteger, NotT
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
 from maskc.core.widths import INT64, widest
+from maskc.dsl.followed import Followed, attribute, during
 
 
 def _refuse(what: str) -> NoReturn:
@@ -31,19 +32,13 @@ Running = list[object]
 _tracing: ContextVar[Running | None] = ContextVar("maskc_tracing", default=None)
 
 
-@contextmanager
-def tracing() -> Iterator[Running]:
+def tracing() -> AbstractContextManager[Running]:
     """While a formula is traced, whatever Python would decide about a traced value is refused.
 
     Yields:
         Where to note the functions in C that the formula calls.
     """
-    running: Running = []
-    token = _tracing.set(running)
-    try:
-        yield running
-    finally:
-        _tracing.reset(token)
+    return during(_tracing, [])
 
 
 def _asked_by_torch(running: Running) -> bool:
@@ -216,34 +211,23 @@ def _multiply(a: Expr, b: Expr) -> Expr:
     _refuse("a product of two varying integers is beyond exact analysis")
 
 
-class Traced:
+def _called(library: str, function: Any, args: Any, named: Any) -> object:
+    from maskc.dsl.functions import call
+
+    return call(library, function, args, named)
+
+
+class Traced(Followed):
     """An integer or a condition as a formula; see the module's header."""
 
     __slots__ = ("expr",)
+    _called = staticmethod(_called)
+    _refused = staticmethod(_refuse)
 
     def __init__(self, expr: Expr) -> None:
         if abs(found := widest(expr)) > INT64:
             raise IntegerTooWide("a formula", found, at=caller())
         self.expr = expr
-
-    # ------------------------------------------------------------ functions of other libraries
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *args: object, **named: object) -> object:
-        if method != "__call__":
-            _refuse(f"it uses numpy.{ufunc.__name__}.{method}")
-        return _called("numpy", ufunc, args, named)
-
-    def __array_function__(
-        self, function: object, types: object, args: tuple[object, ...], named: dict[str, object]
-    ) -> object:
-        return _called("numpy", function, args, named)
-
-    @classmethod
-    def __torch_function__(
-        cls, function: object, types: object, args: tuple[object, ...] = (),
-        named: dict[str, object] | None = None,
-    ) -> object:  # fmt: skip
-        return _called("torch", function, args, named or {})
 
     # ------------------------------------------------------------ arithmetic
 
@@ -351,9 +335,9 @@ class Traced:
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        from maskc.dsl.functions import attribute, method
+        from maskc.dsl.functions import method
 
-        if (found := attribute(self, name)) is not None:
+        if (found := attribute(name, "bool" if is_condition(self.expr) else "int64")) is not None:
             return found
         if (function := method(name)) is not None:
             return partial(function, self)
@@ -371,15 +355,6 @@ class Traced:
 
     def __format__(self, spec: str) -> str:
         return repr(self)
-
-
-def _called(
-    library: str, function: object, args: tuple[object, ...], named: dict[str, object]
-) -> object:
-    """The result of another library's function for traced values."""
-    from maskc.dsl.functions import call
-
-    return call(library, function, args, named)
 
 
 def traced_min(*args: object) -> object:

@@ -12,14 +12,15 @@ import dis
 import operator
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from functools import cache, lru_cache, partial
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from types import CodeType, FrameType
 from typing import Any
 
 from maskc.core.errors import NotTraceable
 from maskc.core.source import located
-from maskc.dsl.functions import call, device
+from maskc.dsl.followed import among, device, torch_calls
+from maskc.dsl.functions import call
 from maskc.dsl.tables import Rows
 from maskc.dsl.traced import Running, Traced, tracing
 
@@ -30,9 +31,8 @@ _DECIDES = (builtins.id, operator.is_, operator.is_not)
 @contextmanager
 def watched() -> Iterator[None]:
     """While a function is traced."""
-    torch = sys.modules.get("torch")
     before: Any = sys.getprofile()
-    with tracing() as running, _mode(torch)() if torch is not None else nullcontext():
+    with tracing() as running, torch_calls(_torch_call):
         sys.setprofile(partial(_entered, running))
         try:
             yield
@@ -42,30 +42,17 @@ def watched() -> Iterator[None]:
                 before.enable()
 
 
-@cache
-def _mode(torch: Any) -> type:
-    """Sees every call of torch, so that plain tensors may be indexed by traced values."""
-    bases = (torch.overrides.TorchFunctionMode,)
-    return type("Tracing", bases, {"__torch_function__": _torch_function})
-
-
-def _torch_function(
-    _: object, function: Any, types: Any, args: Any = (), named: Any = None
-) -> object:
-    named = named or {}
-    if any(map(_is_traced, (*args, *named.values()))):
+def _torch_call(function: Any, args: Any, named: Any) -> object:
+    given = (*args, *named.values())
+    if _is_traced(given):
         return call("torch", function, args, named)
-    moved = getattr(function, "__name__", "") == "to"
-    if moved and any(each is device() for each in (*args, *named.values())):
+    if getattr(function, "__name__", "") == "to" and any(each is device() for each in given):
         return args[0]
     return function(*args, **named)
 
 
 def _is_traced(value: Any) -> bool:
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return any(map(_is_traced, value))
-    return kind is Traced or kind is Rows
+    return among(value, (Traced, Rows))
 
 
 def users(module: object) -> bool:

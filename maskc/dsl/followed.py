@@ -1,0 +1,185 @@
+"""What torch, NumPy and Python ask of values that remember how they were computed.
+
+Both tracers, of masks and of scores, take names of functions, protocols and indices from here;
+what a function means for its values each says itself.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
+
+
+@contextmanager
+def during(variable: ContextVar[Any], value: T) -> Iterator[T]:
+    """Give a variable this value meanwhile, and yield it."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
+
+# ------------------------------------------------------------------ functions by name
+
+_NAMES = {
+    "add": ("radd",), "sub": ("subtract",), "mul": ("multiply", "rmul"),
+    "div": ("divide", "true_divide", "truediv"), "floordiv": ("floor_divide",),
+    "mod": ("remainder",), "neg": ("negative",), "abs": ("absolute",), "min": ("minimum",),
+    "max": ("maximum",), "clamp": ("clip",), "eq": ("equal",), "ne": ("not_equal",),
+    "ge": ("greater_equal",), "gt": ("greater",), "le": ("less_equal",), "lt": ("less",),
+    "and": ("rand", "iand", "bitwise_and"), "or": ("ror", "ior", "bitwise_or"),
+    "xor": ("rxor", "ixor", "bitwise_xor"), "invert": ("bitwise_not",), "to": ("type", "type_as"),
+    "ones_like": ("new_ones",), "zeros_like": ("new_zeros",),
+    "clone": ("contiguous", "cpu", "cuda"),
+}  # fmt: skip
+_CANONICAL = {other: name for name, others in _NAMES.items() for other in others}
+
+
+def canonical(name: str) -> str:
+    """The one name in tables of functions for all by which torch, NumPy and Python call one."""
+    return _CANONICAL.get(name, name)
+
+
+def operators(own: Callable[[Any], Any]) -> dict[str, Callable[..., Any]]:
+    """The functions that Python has operators for, by their canonical names.
+
+    Args:
+        own: makes a value of the tracer of an operand.
+    """
+
+    def one(apply: Callable[[Any], Any]) -> Callable[..., Any]:
+        def function(input: Any) -> Any:
+            return apply(own(input))
+
+        return function
+
+    def two(apply: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+        def function(input: Any, other: Any) -> Any:
+            return apply(own(input), own(other))
+
+        return function
+
+    def swapped(apply: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+        return two(lambda a, b: apply(b, a))
+
+    def scaled(apply: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+        def function(input: Any, other: Any, *, alpha: Any = 1) -> Any:
+            return apply(own(input), own(other) if alpha == 1 else own(other) * alpha)
+
+        return function
+
+    plain = ("mul", "floordiv", "mod", "eq", "ne", "ge", "gt", "le", "lt", "and_", "or_", "xor")
+    return {
+        **{name.strip("_"): two(getattr(operator, name)) for name in plain},
+        "add": scaled(operator.add), "sub": scaled(operator.sub), "rsub": swapped(operator.sub),
+        "rfloordiv": swapped(operator.floordiv), "rmod": swapped(operator.mod),
+        "neg": one(operator.neg), "abs": one(abs), "invert": one(operator.invert),
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------ protocols
+
+
+class Followed:
+    """Hands what torch and NumPy do with a value over to its tracer."""
+
+    __slots__ = ()
+    _called: ClassVar[Callable[..., Any]]
+    """(library, function, positional arguments, named ones) -> the result."""
+    _refused: ClassVar[Callable[..., Any]]
+    """Raises the tracer's error about what was found."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **named: Any) -> Any:
+        if method != "__call__":
+            self._refused(f"it uses numpy.{ufunc.__name__}.{method}")
+        return self._called("numpy", ufunc, args, named)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, named: Any) -> Any:
+        return self._called("numpy", function, args, named)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), named: Any = None
+    ) -> Any:
+        return cls._called("torch", function, args, named or {})
+
+
+def attribute(name: str, dtype: str) -> Any:
+    """The attribute of a tensor without dimensions; None where it has none of this name."""
+    torch = sys.modules.get("torch")
+    match name:
+        case "shape":
+            return ()
+        case "ndim":
+            return 0
+        case "device" if torch is not None:
+            return device()
+        case "dtype" if torch is not None:
+            return getattr(torch, dtype)
+    return None
+
+
+@cache
+def device() -> Any:
+    """The device that traced values claim: tensors moved there stay where they are."""
+    return sys.modules["torch"].device("cpu")
+
+
+def torch_calls(seen: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Meanwhile `seen` answers every call of torch, where torch is loaded: so plain tensors may be
+    indexed by traced values."""
+    torch = sys.modules.get("torch")
+    return nullcontext() if torch is None else _mode(torch, seen)()
+
+
+@cache
+def _mode(torch: Any, seen: Callable[..., Any]) -> type:
+    def answered(_: object, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+        return seen(function, args, named or {})
+
+    bases = (torch.overrides.TorchFunctionMode,)
+    return type("Tracing", bases, {"__torch_function__": answered})
+
+
+def among(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value, or one in a tuple or list, is exactly of one of the kinds."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return any(among(item, kinds) for item in value)
+    return kind in kinds
+
+
+# ------------------------------------------------------------------ rows of tables
+
+
+class TableRows:
+    """A table some of whose dimensions are indexed."""
+
+    __slots__ = ("_array", "_index")
+
+    def __init__(self, array: Any, index: tuple[Any, ...]) -> None:
+        self._array, self._index = array, index
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions that are left."""
+        sizes = zip(self._array.shape, self._index, strict=True)
+        return tuple(size for size, index in sizes if index is None)
+
+    def _placed(self, given: Any) -> tuple[list[int], list[Any]]:
+        """The dimensions that are left, and what indexes them, one for one in front."""
+        parts = list(given) if type(given) is tuple else [given]
+        left = [axis for axis, index in enumerate(self._index) if index is None]
+        for number, part in enumerate(parts):
+            if part is Ellipsis:
+                parts[number : number + 1] = [slice(None)] * (len(left) - len(parts) + 1)
+                break
+        return left, parts
