@@ -31,7 +31,7 @@ from maskc.core.problem import Problem, TileShape
 from maskc.core.score import Formula, Inputs
 from maskc.core.target import SPARE, TARGETS, Target
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import structure
+from maskc.dsl.nodes import TopK, structure, walk
 from maskc.dsl.score_tracer import Score
 from maskc.dsl.slots import emptied
 
@@ -149,9 +149,7 @@ def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) 
 
 def _places(mask: Mask) -> Iterator[object]:
     """The place of every term: equal masks of different places are told apart by these alone."""
-    yield getattr(mask, "loc", None)
-    for child in getattr(mask, "children", ()):
-        yield from _places(child)
+    return (node.loc for node in walk(mask))
 
 
 def problem(
@@ -401,11 +399,7 @@ def cache(mask: Mask, **options: Any) -> KVCache:
 
 def selects(mask: Mask) -> int:
     """Fewest keys that a run-time selection of it chooses together; 0 where it has none."""
-    from maskc.dsl.nodes import TopK
-
-    own = [mask.block] if isinstance(mask, TopK) else []
-    inner = filter(None, map(selects, getattr(mask, "children", ())))
-    return min([*own, *inner], default=0)
+    return min((node.block for node in walk(mask) if isinstance(node, TopK)), default=0)
 
 
 def equals(left: Mask, right: Mask) -> bool | None:

@@ -182,8 +182,8 @@ def _entry(
     name: str, value: Pattern[...] | Mask, settings: dict[str, str]
 ) -> tuple[Entry, set[str]]:
     """The entry with the settings that are its own, and the names it knows."""
+    from maskc.dsl.nodes import default_parameters
     from maskc.dsl.pattern import Pattern
-    from maskc.reference.dense import default_parameters
 
     names: set[str] = set()
     title, pattern, own = name, None, {}

@@ -53,7 +53,7 @@ class Arrays:
 
         Arrays with an entry per token, a query or a key speak of both where nothing else does.
         """
-        from maskc.reference.dense import data_of_calls
+        from maskc.dsl.nodes import data_of_calls
 
         n_q = n_kv = None
         for entry in found:
@@ -76,7 +76,7 @@ def read_all(texts: Sequence[str], found: Sequence[Entry]) -> dict[str, object]:
     Raises:
         UsageMistake: a name that no mask has, or a file that cannot be read (MC603).
     """
-    from maskc.reference.dense import data_of_calls
+    from maskc.dsl.nodes import data_of_calls
 
     declared = {decl.name: decl for entry in found for decl in data_of_calls(entry.mask)}
     known = sorted({name for entry in found for name in names(entry)})

@@ -135,7 +135,7 @@ def _drawn(
     entry: Entry, attn: CompiledMask, heads: int | None, lengths: Lengths, cases: int, seed: int
 ) -> Report:
     """What random cases show."""
-    from maskc.reference.dense import default_parameters
+    from maskc.dsl.nodes import default_parameters
     from maskc.verify.counterexample import script
     from maskc.verify.random_cases import Outcome, Subject, try_cases
 

@@ -242,6 +242,4 @@ def _free(name: str, taken: Mapping[str, int]) -> str:
 
 def _apart(mask: Mask) -> bool:
     """Whether the mask contains what has to stay a node of its own."""
-    if isinstance(mask, (N.Documents, N.TopK, N.PerHead)):
-        return True
-    return any(map(_apart, getattr(mask, "children", ())))
+    return any(isinstance(node, (N.Documents, N.TopK, N.PerHead)) for node in N.walk(mask))

@@ -31,10 +31,9 @@ from maskc.distributed.ranges import RangeSets, union
 from maskc.distributed.reach import Reach, granularity, reach_of
 from maskc.distributed.times import Times, by_calls, by_tiles
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import structure
+from maskc.dsl.nodes import structure, walk
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.layout import to_host
-from maskc.reference.dense import declarations, formulas, walk
 
 if TYPE_CHECKING:
     from maskc.distributed.work import Work
@@ -564,8 +563,8 @@ def _names(mask: Mask) -> set[str]:
     from maskc.core import expr as E
 
     nodes = list(walk(mask))
-    found = {decl.name for node in nodes for decl in declarations(node) if decl.from_caller}
-    return found | {name for node in nodes for part in formulas(node) for name in E.params(part)}
+    found = {decl.name for node in nodes for decl in node.decls if decl.from_caller}
+    return found | {name for node in nodes for part in node.formulas for name in E.params(part)}
 
 
 # ------------------------------------------------------------------ making a plan

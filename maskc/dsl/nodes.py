@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
+from maskc.core import expr as E
 from maskc.core.captured import ANY_LENGTHS, Lengths
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
@@ -27,9 +29,15 @@ class Node(Mask):
 
     @property
     def decls(self) -> tuple[DataDecl, ...]:
-        """The arrays that this node itself reads, but for those that a formula captured."""
+        """The arrays that this node itself reads."""
         decl = getattr(self, "decl", None)
         return () if decl is None else (decl,)
+
+    @property
+    def formulas(self) -> tuple[Expr, ...]:
+        """The formulas that this node itself holds."""
+        held = (getattr(self, part.name) for part in fields(self))
+        return tuple(value for value in held if isinstance(value, Expr))
 
     @cached_property
     def captures(self) -> bool:
@@ -215,6 +223,10 @@ class AtPositions(Node):
         """The positions of queries, and of keys."""
         return self.where.of_q, self.where.of_k
 
+    @property
+    def formulas(self) -> tuple[Expr, ...]:
+        return self.of.formulas
+
 
 @dataclass(frozen=True, repr=False)
 class Tree(Node):
@@ -234,6 +246,10 @@ class Where(Node):
     """Arrays the formula captured, by names of its own: table0, table1, ..."""
     lengths: Lengths = ANY_LENGTHS
     """The queries and keys for which the formula was made; None: as many as a call has."""
+
+    @property
+    def decls(self) -> tuple[DataDecl, ...]:
+        return self.tables
 
     @cached_property
     def captures(self) -> bool:
@@ -296,6 +312,33 @@ class Complement(Node):
     @property
     def children(self) -> tuple[Mask, ...]:
         return (self.of,)
+
+
+def walk(mask: Mask) -> Iterator[Node]:
+    """The mask and, recursively, all masks it is made of."""
+    if isinstance(mask, Node):
+        yield mask
+        for child in mask.children:
+            yield from walk(child)
+
+
+def selects(mask: Mask) -> bool:
+    """Whether the mask contains run-time selections."""
+    return any(isinstance(node, TopK) for node in walk(mask))
+
+
+def data_of_calls(mask: Mask) -> list[DataDecl]:
+    """The arrays that calls give to a mask, each once."""
+    found = (decl for node in walk(mask) for decl in node.decls)
+    return [decl for decl in dict.fromkeys(found) if decl.from_caller]
+
+
+def default_parameters(mask: Mask) -> dict[str, int]:
+    """Names and defaults of the mask's parameters, mc.param(...)."""
+    found: dict[str, int] = {}
+    for part in (part for node in walk(mask) for part in node.formulas):
+        found |= E.params(part)
+    return found
 
 
 def structure(value: object) -> object:

@@ -36,13 +36,9 @@ def print_short(mask: Mask) -> str:
 
 def _entries(mask: Mask) -> int:
     """Entries of all arrays that formulas of the mask captured."""
-    own = mask.tables if isinstance(mask, N.Where) else ()
-    entries = sum(_size(decl) for decl in own)
-    return entries + sum(map(_entries, getattr(mask, "children", ())))
-
-
-def _size(decl: DataDecl) -> int:
-    return prod(decl.shape if isinstance(decl.values, bytes) else decl.values.shape)
+    decls = (decl for node in N.walk(mask) if isinstance(node, N.Where) for decl in node.tables)
+    shapes = (d.shape if isinstance(d.values, bytes) else d.values.shape for d in decls)
+    return sum(map(prod, shapes))
 
 
 def _print(mask: Mask) -> tuple[str, int]:

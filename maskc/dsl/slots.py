@@ -117,13 +117,11 @@ def _candidates(number: int) -> Iterator[str]:
 
 def _names(mask: Mask) -> Iterator[str]:
     """Names that a call gives, or that another part of the mask derives."""
-    if isinstance(mask, N.Node) and not isinstance(mask, N.Where):
-        for decl in mask.decls:
-            yield from (decl.name, *decl.arrays)
-        for child in mask.children:
-            yield from _names(child)
-    for formula in (getattr(mask, name, None) for name in ("formula", "left", "right", "n", "ids")):
-        if isinstance(formula, Expr):
+    for node in N.walk(mask):
+        if not isinstance(node, N.Where):
+            for decl in node.decls:
+                yield from (decl.name, *decl.arrays)
+        for formula in node.formulas:
             yield from E.params(formula)
 
 

@@ -11,7 +11,7 @@ from maskc.core.errors import NoTerms
 from maskc.dsl.combinators import causal, sinks
 from maskc.dsl.mask import Mask
 from maskc.dsl.matrices import DenseWarning, from_bool
-from maskc.dsl.nodes import Algebra, Sinks
+from maskc.dsl.nodes import Algebra, Sinks, walk
 
 _SINKS = 4
 
@@ -34,7 +34,7 @@ def ablations(mask: Mask) -> dict[str, Mask]:
     found = {f"without {term}": rest for term, rest in _without(mask)}
     if not found:
         raise NoTerms(mask)
-    if not _has_sinks(mask):
+    if not any(isinstance(node, Sinks) for node in walk(mask)):
         found[f"with sinks({_SINKS})"] = causal() & (mask | sinks(_SINKS))
     return found
 
@@ -68,10 +68,6 @@ def _union(mask: Mask) -> Iterator[Mask]:
         yield from _union(mask.right)
     else:
         yield mask
-
-
-def _has_sinks(mask: Mask) -> bool:
-    return isinstance(mask, Sinks) or any(map(_has_sinks, getattr(mask, "children", ())))
 
 
 def permuted(mask: Mask, n: int, *, base: Mask | None = None, seed: int = 0) -> Mask:

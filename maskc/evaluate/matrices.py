@@ -13,8 +13,8 @@ import numpy as np
 
 from maskc.api import attention
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import Algebra, TopK
-from maskc.evaluate.selection import Queries, block_of, can_select, combined, selected, selects
+from maskc.dsl.nodes import Algebra, TopK, selects
+from maskc.evaluate.selection import Queries, block_of, can_select, combined, selected
 from maskc.evaluate.tensors import placed, torch_module
 from maskc.ir.names import declared_names
 

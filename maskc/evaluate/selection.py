@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple
 
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import Algebra, TopK
+from maskc.dsl.nodes import Algebra, TopK, selects, walk
 from maskc.evaluate.tensors import torch_module
 
 Made = Callable[[Mask], Any]
@@ -38,15 +39,10 @@ class Queries(NamedTuple):
         return self.q[:, self.first : self.last].float() @ k.transpose(1, 2)
 
 
-def selects(mask: Mask) -> bool:
-    """Whether the mask chooses keys at run time."""
-    return isinstance(mask, TopK) or any(map(selects, getattr(mask, "children", ())))
-
-
 def block_of(mask: Mask) -> int:
     """The least number that the blocks of all selections of the mask divide."""
-    below = (block_of(each) for each in getattr(mask, "children", ()))
-    return math.lcm(*below, *((mask.block, mask.q_block) if isinstance(mask, TopK) else ()))
+    blocks = [(node.block, node.q_block) for node in walk(mask) if isinstance(node, TopK)]
+    return math.lcm(*chain.from_iterable(blocks))
 
 
 def can_select(mask: Mask) -> bool:

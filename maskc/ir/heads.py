@@ -10,18 +10,18 @@ from maskc.dsl.mask import Mask
 
 def differs_by_head(mask: Mask) -> bool:
     """Whether the mask may keep different pairs on different heads."""
-    match mask:
-        case N.PerHead(masks):
-            return any(item != masks[0] for item in masks) or differs_by_head(masks[0])
-        case N.Heads():
-            return True
-        case N.Where(formula):
-            return "h" in E.symbols(formula)
-        case N.BlockTable(decl):
-            return len(decl.shape) == 3
-        case N.Node():
-            return any(map(differs_by_head, mask.children))
-    return False
+
+    def differs(node: N.Node) -> bool:
+        match node:
+            case N.PerHead(masks):
+                return any(item != masks[0] for item in masks)
+            case N.Where(formula):
+                return "h" in E.symbols(formula)
+            case N.BlockTable(decl):
+                return len(decl.shape) == 3
+        return isinstance(node, N.Heads)
+
+    return any(map(differs, N.walk(mask)))
 
 
 HEADS = 8
@@ -42,16 +42,18 @@ def written_heads(mask: Mask) -> int | None:
 
 def head_count(mask: Mask) -> int:
     """A number of heads that shows every set the mask may have, formulas in h aside."""
-    match mask:
-        case N.PerHead(masks):
-            return max(len(masks), *map(head_count, masks))
-        case N.Heads(ids):
-            return max(ids, default=-1) + 2
-        case N.BlockTable(decl) if len(decl.shape) == 3:
-            return decl.shape[0]
-        case N.Node():
-            return max(map(head_count, mask.children), default=1)
-    return 1
+
+    def shown(node: N.Node) -> int:
+        match node:
+            case N.PerHead(masks):
+                return len(masks)
+            case N.Heads(ids):
+                return max(ids, default=-1) + 2
+            case N.BlockTable(decl) if len(decl.shape) == 3:
+                return decl.shape[0]
+        return 1
+
+    return max(map(shown, N.walk(mask)))
 
 
 def fixed_heads(mask: Mask) -> int | None:

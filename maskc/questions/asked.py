@@ -18,7 +18,7 @@ from maskc.core.layout import MAX_LENGTH, BlockLayout
 from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import TopK
+from maskc.dsl.nodes import selects
 from maskc.dsl.slots import with_captured
 from maskc.ir.heads import heads_of
 from maskc.ir.lowered import lowered, on_all_heads
@@ -139,11 +139,6 @@ def ask(
         if head is not None:
             _index("head", head, found.heads)
     return found
-
-
-def selects(mask: Mask) -> bool:
-    """Whether the mask contains run-time selections."""
-    return isinstance(mask, TopK) or any(map(selects, getattr(mask, "children", ())))
 
 
 def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]) -> Asked:

@@ -25,6 +25,7 @@ from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import selects, walk
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.slots import emptied_together, with_held
 from maskc.ir import compare
@@ -34,9 +35,9 @@ from maskc.ir.names import declared_names
 from maskc.ir.types import MaskIR
 from maskc.layout import build, check_lengths
 from maskc.layout.inputs.captured import with_content
-from maskc.questions.asked import Asked, bound, pairs_of, selects
+from maskc.questions.asked import Asked, bound, pairs_of
 from maskc.questions.drawn import data_of, draws, lengths
-from maskc.reference.dense import declarations, row, walk
+from maskc.reference.dense import row
 
 _TRIED_HEADS = 8
 """Heads that are looked at where formulas compute with the head."""
@@ -156,7 +157,7 @@ class Both:
     def decls(self) -> tuple[DataDecl, ...]:
         """Every array that either mask names, on any head, whether its formula reads it or not."""
         every = [decl for pair in self.irs for ir in pair for decl in ir.data]
-        every += [d for mask in self.masks for node in walk(mask) for d in declarations(node)]
+        every += [d for mask in self.masks for node in walk(mask) for d in node.decls]
         first = {decl.name: decl for decl in reversed(every)}
         return tuple(first[name] for name in sorted(first))
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def fixed_lengths(mask: Mask) -> tuple[range, range] | None:
     """The lengths that fit the tables written in a mask; None where it has none."""
     from maskc.core.data import DataKind
-    from maskc.reference.dense import declarations, walk
+    from maskc.dsl.nodes import walk
 
     tables = [
-        decl for node in walk(mask) for decl in declarations(node)
+        decl for node in walk(mask) for decl in node.decls
         if decl.kind is DataKind.table and decl.values
     ]  # fmt: skip
     if not tables:

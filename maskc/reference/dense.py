@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from maskc.core.errors import (
     NoSuchHead,
     WrongHeads,
 )
-from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
@@ -87,7 +86,7 @@ def row(
     Arguments and errors are those of `dense`. A run-time selection looks at all rows, so the whole
     of its mask is made.
     """
-    if any(isinstance(node, N.TopK) for node in walk(mask)):
+    if N.selects(mask):
         rows = dense(mask, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)
         of_query: np.ndarray = rows[q]
         return of_query
@@ -103,7 +102,7 @@ def sequences_given(mask: Mask, data: Mapping[str, object]) -> int:
 
     The number is 1 where no array has a dimension for sequences.
     """
-    wanted, _ = _named(list(walk(mask)))
+    wanted, _ = _named(list(N.walk(mask)))
     own = {name: decl for name, decl in wanted.items() if data.get(name) is not None}
     arrays = {name: given.read(decl, data[name]) for name, decl in own.items()}
     return given.batch_of(own, arrays) or 1
@@ -136,7 +135,7 @@ def _at(
 ) -> _At:  # fmt: skip
     n_q = _length("n_q", n_q)
     n_kv = n_q if n_kv is None else _length("n_kv", n_kv)
-    nodes = list(walk(mask))
+    nodes = list(N.walk(mask))
     wanted, params = _named(nodes)
     ranking = _rankings(nodes, scores, data)
     if ranking:
@@ -232,11 +231,11 @@ def _named(nodes: list[N.Node]) -> tuple[dict[str, DataDecl], set[str]]:
     wanted: dict[str, DataDecl] = {}
     defaults: dict[str, int] = {}
     for node in nodes:
-        for decl in () if isinstance(node, N.Where) else declarations(node):
+        for decl in () if isinstance(node, N.Where) else node.decls:
             known = wanted.setdefault(decl.name, decl)
             if known != decl and not known.kind is decl.kind is DataKind.flags:
                 raise NameClash(decl.name, known.kind.value, decl.kind.value, at=node.loc)
-        for name, default in (pair for f in formulas(node) for pair in E.params(f).items()):
+        for name, default in (pair for f in node.formulas for pair in E.params(f).items()):
             if defaults.setdefault(name, default) != default:
                 both = f"a parameter of default {defaults[name]}", f"one of {default}"
                 raise NameClash(name, *both, at=node.loc)
@@ -245,51 +244,13 @@ def _named(nodes: list[N.Node]) -> tuple[dict[str, DataDecl], set[str]]:
     return {name: decl for name, decl in wanted.items() if decl.from_caller}, set(defaults)
 
 
-def walk(mask: Mask) -> Iterator[N.Node]:
-    """The mask and, recursively, all masks it is made of."""
-    if isinstance(mask, N.Node):
-        yield mask
-        for child in mask.children:
-            yield from walk(child)
-
-
-def declarations(node: N.Node) -> tuple[DataDecl, ...]:
-    """The arrays this node itself reads."""
-    if isinstance(node, N.Where):
-        return node.tables
-    return node.decls
-
-
-def formulas(node: N.Node) -> tuple[Expr, ...]:
-    """The formulas this node itself holds."""
-    if isinstance(node, N.AtPositions):
-        return formulas(node.of)
-    fields = (getattr(node, name, None) for name in ("formula", "left", "right", "n", "ids"))
-    return tuple(field for field in fields if isinstance(field, Expr))
-
-
-def data_of_calls(mask: Mask) -> list[DataDecl]:
-    """The arrays that calls give to a mask, each once."""
-    found = (decl for node in walk(mask) for decl in declarations(node))
-    return [decl for decl in dict.fromkeys(found) if decl.from_caller]
-
-
-def default_parameters(mask: Mask) -> dict[str, int]:
-    """Names and defaults of the mask's parameters, mc.param(...)."""
-    found: dict[str, int] = {}
-    for node in walk(mask):
-        for part in formulas(node):
-            found |= E.params(part)
-    return found
-
-
 Arrays = Mapping[str, given.Read]
 """What calls gave, by name."""
 
 
 def differs_by_head(mask: Mask, data: Arrays, scores: Rankings) -> bool:
     """Whether the result has a dimension of heads."""
-    for node in walk(mask):
+    for node in N.walk(mask):
         match node:
             case N.PerHead(masks) if any(item != masks[0] for item in masks):
                 return True

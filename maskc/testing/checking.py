@@ -12,8 +12,8 @@ from maskc.core.errors import Counterexample, NothingCompared
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import default_parameters
 from maskc.ir.heads import written_heads
-from maskc.reference.dense import default_parameters
 from maskc.runtime.device import default_target, runs
 from maskc.testing.emulator.machine import emulated, installed
 from maskc.verify.counterexample import script

@@ -10,7 +10,6 @@ parameters are those of PARAMS. Masks that differ by head are for HEADS query he
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -18,7 +17,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 import maskc as mc
-from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
 from maskc.dsl import nodes as N
 
@@ -208,31 +206,6 @@ def _one_of_equally(kinds: list[st.SearchStrategy[mc.Mask]]) -> st.SearchStrateg
 # ------------------------------------------------------------------ data
 
 
-def declared(mask: mc.Mask) -> dict[str, DataDecl]:
-    """The arrays a call must give, by name."""
-    found = {}
-    for node in _walk(mask):
-        for decl in filter(lambda each: each.from_caller, getattr(node, "decls", ())):
-            found[decl.name] = decl
-    return found
-
-
-def parameters(mask: mc.Mask) -> dict[str, int]:
-    """Names and defaults of the mask's parameters."""
-    found: dict[str, int] = {}
-    for node in _walk(mask):
-        for name in ("formula", "left", "right", "n", "ids"):
-            if isinstance(field := getattr(node, name, None), E.Expr):
-                found |= E.params(field)
-    return found
-
-
-def _walk(mask: mc.Mask) -> Iterator[mc.Mask]:
-    yield mask
-    for child in getattr(mask, "children", ()):
-        yield from _walk(child)
-
-
 @st.composite
 def data_for(
     draw: st.DrawFn, mask: mc.Mask, n_q: int, n_kv: int, batch: int | None = None
@@ -242,10 +215,10 @@ def data_for(
     With `batch`, some of the arrays have a leading batch dimension.
     """
     given: dict[str, object] = {}
-    for name, default in parameters(mask).items():
+    for name, default in N.default_parameters(mask).items():
         if draw(st.booleans()):
             given[name] = draw(st.integers(0, 2 * default + 3))
-    for name, decl in declared(mask).items():
+    for name, decl in {decl.name: decl for decl in N.data_of_calls(mask)}.items():
         if batch is None or draw(st.booleans()):
             given[name] = draw(_array_for(decl, n_q, n_kv))
             continue

@@ -10,7 +10,7 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import HeadsDoNotDivide, UsageMistake
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
-from maskc.reference.dense import walk
+from maskc.dsl.nodes import walk
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask

@@ -148,8 +148,7 @@ class _Place:
 
 
 def _ranks(subject: Subject) -> bool:
-    from maskc.dsl.nodes import TopK
-    from maskc.reference.dense import walk
+    from maskc.dsl.nodes import TopK, walk
 
     nodes = (node for node in walk(subject.mask) if isinstance(node, TopK))
     return any(node.score in ("qk", "block_mean") for node in nodes)

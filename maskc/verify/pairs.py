@@ -15,11 +15,11 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.core.errors import CheckFailed
 from maskc.core.evaluate import evaluate
+from maskc.dsl.nodes import walk
 from maskc.dsl.slots import with_captured
 from maskc.ir.types import MaskIR
 from maskc.questions.asked import Asked, bound
 from maskc.reference import given
-from maskc.reference.dense import declarations, walk
 from maskc.reference.pairs import Place, keep
 from maskc.verify.case import Case
 
@@ -120,7 +120,7 @@ def defined_rows(case: Case, batch: int, head: int, rows: np.ndarray) -> np.ndar
     Args:
         batch: which sequence of data that have a batch; ignored where they have none.
     """
-    declared = {decl.name: decl for node in walk(case.mask) for decl in declarations(node)}
+    declared = {decl.name: decl for node in walk(case.mask) for decl in node.decls}
     wanted = {name: decl for name, decl in declared.items() if decl.from_caller}
     mine = {
         name: given.for_sequence(decl, given.read(decl, case.data[name]), batch)

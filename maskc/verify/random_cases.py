@@ -272,12 +272,12 @@ def masks_of(case: Drawn, subject: Subject) -> int:
 
 
 def _has_vectors(mask: Mask) -> bool:
-    from maskc.reference.dense import declarations, walk
+    from maskc.dsl.nodes import walk
 
     vectors = (
         DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.positions, DataKind.tree,
     )  # fmt: skip
-    return any(d.kind in vectors for node in walk(mask) for d in declarations(node))
+    return any(d.kind in vectors for node in walk(mask) for d in node.decls)
 
 
 def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:

@@ -8,9 +8,8 @@ import numpy as np
 
 from maskc.core.data import DataDecl, DataKind, Parents
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import TopK
+from maskc.dsl.nodes import TopK, walk
 from maskc.layout import kept_promise
-from maskc.reference.dense import declarations, walk
 from maskc.verify.case import Case
 from maskc.verify.tensors import Tensors, host
 
@@ -27,7 +26,7 @@ def sample_data(mask: Mask, n_q: int, n_kv: int | None = None, seed: int = 0) ->
         Host arrays by name; empty for a mask without data. Parameters keep their defaults.
     """
     n_kv = n_q if n_kv is None else n_kv
-    wanted = {decl.name: decl for node in walk(mask) for decl in declarations(node)}
+    wanted = {decl.name: decl for node in walk(mask) for decl in node.decls}
     rng = np.random.default_rng(seed)
     found = {
         name: _sample(decl, n_q, n_kv, rng)

@@ -7,8 +7,8 @@ from importlib import import_module
 
 from maskc.core.svg import MOST_CELLS, page, panel
 from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import data_of_calls
 from maskc.ir.heads import written_heads as written_heads
-from maskc.reference.dense import data_of_calls
 from maskc.viz import words
 from maskc.viz.lengths import showing
 from maskc.viz.picture import Picture, picture

@@ -8,8 +8,7 @@ import numpy as np
 
 from maskc.driver import selects
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import TopK
-from maskc.reference.dense import walk
+from maskc.dsl.nodes import TopK, walk
 
 _MOST = 1 << 24
 """Scores that are made up, at most; they are a matrix."""

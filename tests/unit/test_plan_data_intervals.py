@@ -15,11 +15,12 @@ from maskc.core.captured import HELD
 from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction, TileShape
 from maskc.core.target import TARGETS
+from maskc.dsl.nodes import default_parameters
 from maskc.dsl.slots import with_captured
 from maskc.ir.lift import lift
 from maskc.layout import bind_arrays, held_arrays, sequence_arrays
 from maskc.plan.data_intervals import RUN, DataIntervals, data_intervals
-from maskc.testing.strategies import data_for, lengths, masks, parameters
+from maskc.testing.strategies import data_for, lengths, masks
 from tests.support.thorough import examples
 
 CAUSAL, FAR = mc.causal(), 2**31 - 1
@@ -54,7 +55,7 @@ def check(mask: mc.Mask, n_q: int, n_kv: int, data: dict[str, object]) -> tuple[
     inner, full = with_captured(mask, data)
     ir = driver.lowered(inner)
     lifted = lift(ir.keep, lists=False)
-    env: dict[str, object] = {n: x for n, x in data.items() if n in parameters(mask)}
+    env: dict[str, object] = {n: x for n, x in data.items() if n in default_parameters(mask)}
     wanted = {decl.name for decl in ir.data if decl.from_caller}
     arrays = {name: value for name, value in full.items() if name in wanted}
     read = bind_arrays(ir.data, arrays, n_q, n_kv)

@@ -13,11 +13,12 @@ import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
 from maskc.core.evaluate import evaluate
+from maskc.dsl.nodes import default_parameters
 from maskc.ir.lift import Lifted, lift
 from maskc.patterns import block_diffusion
 from maskc.plan.intervals import MOST, Interval, intervals
 from maskc.plan.ranges import TileRange
-from maskc.testing.strategies import data_for, lengths, masks, parameters, plain_atoms
+from maskc.testing.strategies import data_for, lengths, masks, plain_atoms
 from tests.support.thorough import examples
 
 SIZES = [(0, 0), (1, 1), (1, 9), (9, 1), (0, 5), (5, 0), (7, 7), (24, 24), (13, 30), (30, 13)]
@@ -54,7 +55,7 @@ def check(mask: mc.Mask, n_q: int, n_kv: int, data: dict[str, object]) -> bool:
         return False
     reads = {name for span in found for formula in formulas(span) for name in E.symbols(formula)}
     assert reads <= {"ti", "tj", "n_q", "n_kv", *(f"c{i}" for i in range(len(lifted.args)))}
-    env = {name: value for name, value in data.items() if name in parameters(mask)}
+    env = {name: value for name, value in data.items() if name in default_parameters(mask)}
     env |= {"n_q": n_q, "n_kv": n_kv}
     env |= arguments(lifted, env)
     dense = mask.dense(n_q, n_kv, **data)
@@ -106,7 +107,7 @@ def test_bands_joined(data, parts, sizes):
     mask = parts[0]
     for part in parts[1:]:
         mask = mask & part if data.draw(st.booleans()) else mask | part
-    params = {name: data.draw(st.integers(0, 9)) for name in parameters(mask)}
+    params = {name: data.draw(st.integers(0, 9)) for name in default_parameters(mask)}
     event(f"has intervals: {check(mask, *sizes, params)}")
 
 

@@ -22,9 +22,9 @@ from maskc.cli.entries import entries
 from maskc.cli.given import Arrays
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
+from maskc.dsl.nodes import default_parameters
 from maskc.ir.heads import written_heads
 from maskc.reference.attention import attention, gradients
-from maskc.reference.dense import default_parameters
 from maskc.runtime import CompiledMask
 from maskc.verify import full_judge as S
 from maskc.verify import random_cases as cases

@@ -20,7 +20,6 @@ from maskc.dsl.pattern import Pattern
 from maskc.dsl.traced import param
 from maskc.ir.compare import equals
 from maskc.ir.lowered import on_all_heads
-from maskc.reference.dense import declarations, formulas, walk
 
 _MOST = 1 << 30
 """The largest parameter of a call."""
@@ -111,9 +110,9 @@ def movable_mask(mask: Mask, taken: Collection[str] = ()) -> Movable:
 def params_of(mask: Mask) -> dict[str, int]:
     """Names and defaults of the parameters of a mask, and names that data have."""
     found: dict[str, int] = {}
-    for node in walk(mask):
-        found |= dict.fromkeys((decl.name for decl in declarations(node)), 0)
-        for part in formulas(node):
+    for node in N.walk(mask):
+        found |= dict.fromkeys((decl.name for decl in node.decls), 0)
+        for part in node.formulas:
             found |= E.params(part)
     return found
 

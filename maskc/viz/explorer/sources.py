@@ -14,6 +14,7 @@ from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
 from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import walk
 from maskc.ir.types import MaskIR
 from maskc.plan.types import KernelPlan
 from maskc.viz import words
@@ -38,7 +39,7 @@ def sources(
     """
     files = []
     if text is not None:
-        lines = {loc.line for loc in _places(mask)}
+        lines = {node.loc.line for node in walk(mask) if node.loc is not None}
         links = [[line, line] for line in sorted(lines)]
         files.append({"name": "pattern", "kind": "pattern", "text": _cut(text), "links": links})
     files.append(_formulas(heads))
@@ -59,7 +60,7 @@ def pattern_text(mask: Mask, expression: str) -> str | None:
     Args:
         expression: the text, where the mask was parsed from one.
     """
-    found = {loc.file for loc in _places(mask)}
+    found = {node.loc.file for node in walk(mask) if node.loc is not None}
     if len(found) != 1:
         return None
     file = found.pop()
@@ -69,14 +70,6 @@ def pattern_text(mask: Mask, expression: str) -> str | None:
         return Path(file).read_text("utf-8")
     except (OSError, ValueError):
         return "".join(linecache.getlines(file)) or None
-
-
-def _places(mask: Mask) -> Iterator[Any]:
-    loc = getattr(mask, "loc", None)
-    if loc is not None:
-        yield loc
-    for child in getattr(mask, "children", ()):
-        yield from _places(child)
 
 
 def _cut(text: str) -> str:
