@@ -1,4 +1,4 @@
-"""Formulas as text: one printer with a table per language, and a reader for the Python form.
+"""Formulas as text: a printer from which languages derive, and a reader for the Python form.
 
 The Python form is what masks print (`where(...)`), what generated modules hold, and what
 `parse_expr` reads back: `(k <= q + 3) & (doc.q[q] == doc.k[k])`.
@@ -8,37 +8,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import Any
 
 from maskc.core import expr as E
 from maskc.core.data import check_name
 from maskc.core.errors import BadExpression
 from maskc.core.expr import Expr
 
-_ATOM, _PRODUCT, _SUM, _COMPARE, _NOT, _AND, _OR = 7, 6, 5, 4, 3, 2, 1
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How one language spells what differs between languages."""
-
-    conj: str
-    disj: str
-    true: str
-    false: str
-    floordiv: Callable[[str, int, bool], tuple[str, int]]
-    """(numerator text, denominator, numerator known >= 0) -> text and its binding strength."""
-    mod: Callable[[str, int, bool], tuple[str, int]]
-    extreme: Callable[[str, list[str]], str]
-    """("min" or "max", arguments) -> text."""
-    symbol: Callable[[str], str]
-    param: Callable[[str, int], str]
-    load: Callable[[str, list[str]], str]
-    member: Callable[[str, E.Member], str]
-    compare_parens: bool
-    """Whether a comparison inside & and | needs parentheses."""
-    counts: frozenset[str] = frozenset()
-    """Further symbols that are never negative."""
+_ATOM, _PRODUCT, _SUM, _COMPARE, _AND, _OR = 7, 6, 5, 4, 2, 1
 
 
 _COUNTS = frozenset({"q", "k", "h", "n_q", "n_kv", "ti", "tj"})
@@ -61,54 +38,87 @@ def nonnegative(expr: Expr, counts: frozenset[str] = frozenset()) -> bool:
 
 
 class Printer:
-    """Prints formulas in one dialect."""
+    """Prints formulas as Python; other languages derive from it and say what they spell otherwise.
 
-    def __init__(self, dialect: Dialect) -> None:
-        self.dialect = dialect
+    Texts come with their binding strengths, by which parentheses are set.
+    """
 
-    def __call__(self, expr: Expr) -> str:
+    conj, disj, negation = "&", "|", "~"
+    true, false = "True", "False"
+    joint = _ATOM
+    """The least strength of operands of conj and disj."""
+    counts: frozenset[str] = frozenset()
+    """Further symbols that are never negative."""
+
+    def __call__(self, expr: Any) -> str:
         return self._print(expr)[0]
 
-    def at(self, expr: Expr, strength: int) -> str:
+    def at(self, expr: Any, strength: int) -> str:
         """The text, in parentheses where it binds less than `strength`."""
         text, own = self._print(expr)
         return text if own >= strength else f"({text})"
 
-    def _print(self, expr: Expr) -> tuple[str, int]:
+    # -------------------------------------------------------------- what languages spell
+
+    def symbol(self, name: str) -> str:
+        """A variable."""
+        return name
+
+    def param(self, name: str, default: int) -> str:
+        """A parameter."""
+        return f"param({name!r}, {default})"
+
+    def load(self, array: str, index: list[str]) -> str:
+        """An element of an array."""
+        return f"{array}[{', '.join(index)}]"
+
+    def floordiv(self, num: str, den: int, nonnegative: bool) -> tuple[str, int]:
+        """A quotient; whether the numerator is certainly not negative is known."""
+        return f"{num} // {den}", _PRODUCT
+
+    def mod(self, num: str, den: int, nonnegative: bool) -> tuple[str, int]:
+        """A remainder, likewise."""
+        return f"{num} % {den}", _PRODUCT
+
+    def extreme(self, name: str, args: list[str]) -> str:
+        """The `min` or `max` of some numbers."""
+        return f"{name}({', '.join(args)})"
+
+    def member(self, value: str, node: E.Member) -> str:
+        """Whether a value is among ranges."""
+        ids = ", ".join(f"({low}, {high})" for low, high in node.ranges)
+        return f"{'' if node.inside else self.negation}member({value}, [{ids}])"
+
+    # -------------------------------------------------------------- the walk
+
+    def _print(self, expr: Any) -> tuple[str, int]:
         match expr:
             case E.Sum():
                 return self._sum(expr)
             case E.Sym(name):
-                return self.dialect.symbol(name), _ATOM
+                return self.symbol(name), _ATOM
             case E.Param(name, default):
-                return self.dialect.param(name, default), _ATOM
+                return self.param(name, default), _ATOM
             case E.FloorDiv(num, den):
-                return self.dialect.floordiv(self.at(num, _ATOM), den, self._counts(num))
+                return self.floordiv(self.at(num, _ATOM), den, nonnegative(num, self.counts))
             case E.Mod(num, den):
-                return self.dialect.mod(self.at(num, _ATOM), den, self._counts(num))
+                return self.mod(self.at(num, _ATOM), den, nonnegative(num, self.counts))
             case E.Min(args) | E.Max(args):
                 name = "min" if isinstance(expr, E.Min) else "max"
-                return self.dialect.extreme(name, [self(arg) for arg in args]), _ATOM
+                return self.extreme(name, list(map(self, args))), _ATOM
             case E.Load(array, index):
-                return self.dialect.load(array, [self(i) for i in index]), _ATOM
-        return self._boolean(expr)
-
-    def _counts(self, expr: Expr) -> bool:
-        return nonnegative(expr, self.dialect.counts)
-
-    def _boolean(self, expr: Expr) -> tuple[str, int]:
-        match expr:
+                return self.load(array, list(map(self, index))), _ATOM
             case E.Truth(value):
-                return (self.dialect.true if value else self.dialect.false), _ATOM
+                return (self.true if value else self.false), _ATOM
             case E.Cmp(op, lhs):
-                return self._compare(op, lhs), _COMPARE
-            case E.Member():
-                return self.dialect.member(self(expr.value), expr), _ATOM
-            case E.All(terms) | E.Any(terms):
-                own = _AND if isinstance(expr, E.All) else _OR
-                word = self.dialect.conj if own == _AND else self.dialect.disj
-                least = _ATOM if self.dialect.compare_parens else _COMPARE
-                return f" {word} ".join(self.at(term, least) for term in terms), own
+                left, word, right = compared(op, lhs)
+                return f"{self.at(left, _SUM)} {word} {self.at(right, _SUM)}", _COMPARE
+            case E.Member(value):
+                return self.member(self(value), expr), _ATOM
+            case E.All(terms):
+                return f" {self.conj} ".join(self.at(term, self.joint) for term in terms), _AND
+            case E.Any(terms):
+                return f" {self.disj} ".join(self.at(term, self.joint) for term in terms), _OR
         raise TypeError(f"no printer for {type(expr).__name__}")
 
     def _sum(self, expr: E.Sum) -> tuple[str, int]:
@@ -127,17 +137,13 @@ class Printer:
             return text, _PRODUCT
         return text, _ATOM if not expr.terms and expr.const >= 0 else _SUM
 
-    def _compare(self, op: str, lhs: Expr) -> str:
-        left, word, right = compared(op, lhs)
-        return f"{self.at(left, _SUM)} {word} {self.at(right, _SUM)}"
-
 
 def compared(op: str, lhs: Expr) -> tuple[Expr, str, Expr]:
     """The two sides of `lhs op 0` as printers write them, and what stands between.
 
     The key, else the query, stands alone: `k <= q + 3` for `q + 3 - k >= 0`.
     """
-    constant, terms = (lhs.const, lhs.terms) if isinstance(lhs, E.Sum) else (0, ((1, lhs),))
+    constant, terms = E.split_linear(lhs)
     alone = next((t for t in (E.K, E.Q) if (1, t) in terms or (-1, t) in terms), None)
     left = [(c, t) for c, t in terms if (t == alone if alone else c > 0)]
     right = [(-c, t) for c, t in terms if (c, t) not in left]
@@ -156,28 +162,13 @@ def compared(op: str, lhs: Expr) -> tuple[Expr, str, Expr]:
     return E.linear(0, left), op, E.linear(limit, right)
 
 
-def _python_member(value: str, node: E.Member) -> str:
-    ids = ", ".join(f"({low}, {high})" for low, high in node.ranges)
-    return f"{'' if node.inside else '~'}member({value}, [{ids}])"
+class _ForPeople(Printer):
+    def param(self, name: str, default: int) -> str:
+        return name
 
 
-PYTHON = Dialect(
-    conj="&",
-    disj="|",
-    true="True",
-    false="False",
-    floordiv=lambda num, den, _: (f"{num} // {den}", _PRODUCT),
-    mod=lambda num, den, _: (f"{num} % {den}", _PRODUCT),
-    extreme=lambda name, args: f"{name}({', '.join(args)})",
-    symbol=lambda name: name,
-    param=lambda name, default: f"param({name!r}, {default})",
-    load=lambda array, index: f"{array}[{', '.join(index)}]",
-    member=_python_member,
-    compare_parens=True,
-)
-
-to_python = Printer(PYTHON)
-to_people = Printer(replace(PYTHON, param=lambda name, default: name))
+to_python = Printer()
+to_people = _ForPeople()
 """The printer for reports: parameters appear by their bare names."""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr, Pick, Term, transform, walk
-from maskc.core.expr_text import PYTHON, Printer
+from maskc.core.expr_text import Printer
 from maskc.core.source import SourceLoc
 from maskc.core.widths import INDEX
 
@@ -335,20 +335,8 @@ class ScorePrinter(Printer):
     """Prints formulas of the score as Python; languages of kernels derive from it."""
 
     infix = {"add": ("+", _SUM), "sub": ("-", _SUM), "mul": ("*", _PRODUCT), "div": ("/", _PRODUCT)}
-    words = {"and": "&", "or": "|", "not": "~"}
-    joint = _ATOM
-    """How tightly operands of & and | must bind."""
-
-    def __init__(self) -> None:
-        super().__init__(PYTHON)
-
-    def __call__(self, node: Any) -> str:
-        return self._print(node)[0]
-
-    def at(self, expr: Any, strength: int) -> str:
-        """The text, in parentheses where it binds less than `strength`."""
-        text, own = self._print(expr)
-        return text if own >= strength else f"({text})"
+    tests = _ATOM
+    """The least strength of operands of a Logic."""
 
     def _print(self, node: Any) -> tuple[str, int]:
         match node:
@@ -378,11 +366,10 @@ class ScorePrinter(Printer):
             case Less(left, right):
                 return f"{self.at(left, _SUM)} < {self.at(right, _SUM)}", _COMPARE
             case Logic("not", (part,)):
-                return f"{self.words['not']}({self(part)})", _ATOM
+                return f"{self.negation}({self(part)})", _ATOM
             case Logic(word, parts):
-                own = _AND if word == "and" else _OR
-                sign = f" {self.words[word]} "
-                return sign.join(self.at(part, self.joint) for part in parts), own
+                sign, own = (self.conj, _AND) if word == "and" else (self.disj, _OR)
+                return f" {sign} ".join(self.at(part, self.tests) for part in parts), own
             case Trunc(value):
                 return self.trunc(value), _ATOM
             case Product(left, right):

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 from maskc.core import expr as E
-from maskc.core.expr_text import Dialect, Printer
+from maskc.core.expr_text import Printer
 from maskc.core.widths import is_list
-
-
-def _floordiv(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
-    return (f"{num} / {den}", 6) if nonnegative else (f"floor_div({_bare(num)}, {den})", 7)
-
-
-def _mod(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
-    return (f"{num} % {den}", 6) if nonnegative else (f"floor_mod({_bare(num)}, {den})", 7)
 
 
 def _bare(text: str) -> str:
@@ -27,62 +21,69 @@ def _bare(text: str) -> str:
     return text[1:-1]
 
 
-def _extreme(name: str, args: list[str]) -> str:
-    text = args[0]
-    for arg in args[1:]:
-        text = f"{name}_int({text}, {arg})"
-    return text
-
-
-def _member(value: str, node: E.Member) -> str:
-    """A chain of comparisons; where there are many ids, kernels read bits instead, see ir/lift."""
-    tests = [
-        f"{value} == {low}" if low == high else f"({low} <= {value} && {value} <= {high})"
-        for low, high in node.ranges
-    ]
-    return f"{'' if node.inside else '!'}({' || '.join(tests)})"
-
-
-def c_printer(
-    arrays: tuple[str, ...], selections: frozenset[str] = frozenset(), tiled: bool = False,
-    counts: frozenset[str] = frozenset(),
-) -> Printer:  # fmt: skip
+class CPrinter(Printer):
     """A printer for predicates over `Mask m`: constants are `m.c0`, arrays `m.a0[...]`.
 
     What it prints is of type Integer, which has 32 bits, or 64 where a call needs them: symbols and
     constants have it, elements of arrays are converted.
-
-    Args:
-        selections: those arrays whose entries are bits, 32 to a word.
-        tiled: whether these are lists instead, of which `m.chosen0` holds the bits of the tile at
-            hand.
-        counts: constants that are never negative.
     """
-    slot = {name: number for number, name in enumerate(arrays)}
 
-    def symbol(name: str) -> str:
+    conj, disj, negation = "&&", "||", "!"
+    true, false = "1", "0"
+    joint = 4
+
+    def __init__(
+        self, arrays: tuple[str, ...] = (), selections: frozenset[str] = frozenset(),
+        tiled: bool = False, counts: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        """Name what the formulas read.
+
+        Args:
+            selections: those arrays whose entries are bits, 32 to a word.
+            tiled: whether these are lists instead, of which `m.chosen0` holds the bits of the tile
+                at hand.
+            counts: constants that are never negative.
+        """
+        self._slot = {name: number for number, name in enumerate(arrays)}
+        self._selections, self._tiled, self.counts = selections, tiled, counts
+
+    def symbol(self, name: str) -> str:
         return f"m.{name}" if name[0] == "c" and name[1:].isdigit() else name
 
-    def load(array: str, index: list[str]) -> str:
+    def param(self, name: str, default: int) -> str:
+        raise TypeError(f"parameter {name} (default {default}) was not bound to an argument")
+
+    def load(self, array: str, index: list[str]) -> str:
         if is_list(array):
             return f"listed(m.l{array.removeprefix('ids.')}, {index[0]})"
-        number = slot[array]
-        if array in selections and tiled:
+        number = self._slot[array]
+        if array in self._selections and self._tiled:
             return f"(m.chosen{number}[q - m.tile_q] >> (k - m.tile_k) & 1)"
         if len(index) == 1:
             return f"(Integer)m.a{number}[{index[0]}]"
         row, column = index
-        if array in selections:
+        if array in self._selections:
             return f"(m.a{number}[({row}) * m.row{number} + {column} / 32] >> {column} % 32 & 1)"
         return f"(Integer)m.a{number}[({row}) * m.row{number} + {column}]"
 
-    def param(name: str, default: int) -> str:
-        raise TypeError(f"parameter {name} (default {default}) was not bound to an argument")
+    def floordiv(self, num: str, den: int, nonnegative: bool) -> tuple[str, int]:
+        return (f"{num} / {den}", 6) if nonnegative else (f"floor_div({_bare(num)}, {den})", 7)
 
-    return Printer(
-        Dialect(
-            conj="&&", disj="||", true="1", false="0",
-            floordiv=_floordiv, mod=_mod, extreme=_extreme, symbol=symbol, param=param,
-            load=load, member=_member, compare_parens=False, counts=counts,
-        )
-    )  # fmt: skip
+    def mod(self, num: str, den: int, nonnegative: bool) -> tuple[str, int]:
+        return (f"{num} % {den}", 6) if nonnegative else (f"floor_mod({_bare(num)}, {den})", 7)
+
+    def function(self, name: str) -> str:
+        """The function that `min` or `max` of two numbers is."""
+        return f"{name}_int"
+
+    def extreme(self, name: str, args: list[str]) -> str:
+        return reduce(lambda text, arg: f"{self.function(name)}({text}, {arg})", args)
+
+    def member(self, value: str, node: E.Member) -> str:
+        """A chain of comparisons; where there are many ids, kernels read bits instead, see
+        ir/lift."""
+        tests = [
+            f"{value} == {low}" if low == high else f"({low} <= {value} && {value} <= {high})"
+            for low, high in node.ranges
+        ]
+        return f"{'' if node.inside else '!'}({' || '.join(tests)})"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
-from maskc.core.expr_text import Dialect, Printer
 from maskc.core.widths import INT32, largest, number, reach
+from maskc.emit.c_printer import CPrinter
 
 WIDEST = INT32 - 1
 """The largest bound for which a shader is exact: ends of ranges are one past the last number."""
@@ -65,50 +65,34 @@ def shader(keep: Expr) -> Shader | None:
     least = dict.fromkeys(["q", "k", "n_q", "n_kv", *params, *arrays], 1)
     if number(bound, least) > WIDEST:  # constants and factors alone
         return None
-    return Shader(glsl_printer(params, arrays, lists)(keep), params, arrays, lists, bound)
+    return Shader(GlslPrinter(params, arrays, lists)(keep), params, arrays, lists, bound)
 
 
-def glsl_printer(
-    params: tuple[str, ...], arrays: tuple[str, ...],
-    lists: tuple[tuple[tuple[int, int], ...], ...] = (),
-) -> Printer:  # fmt: skip
+class GlslPrinter(CPrinter):
     """A printer for predicates; its arguments are the fields of a `Shader`."""
 
-    def param(name: str, default: int) -> str:
-        return f"p{params.index(name)}"
+    true, false = "true", "false"
 
-    def load(array: str, index: list[str]) -> str:
-        return f"a{arrays.index(array)}({', '.join(index)})"
+    def __init__(
+        self, params: tuple[str, ...], arrays: tuple[str, ...],
+        lists: tuple[tuple[tuple[int, int], ...], ...] = (),
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._params, self._arrays, self._lists = params, arrays, lists
 
-    def member(value: str, node: E.Member) -> str:
-        sign = "" if node.inside else "!"
-        if len(node.ranges) > _CHAIN:
-            return f"{sign}in{lists.index(node.ranges)}({value})"
-        tests = [
-            f"{value} == {low}" if low == high else f"({low} <= {value} && {value} <= {high})"
-            for low, high in node.ranges
-        ]
-        return f"{sign}({' || '.join(tests)})"
+    def symbol(self, name: str) -> str:
+        return name
 
-    return Printer(
-        Dialect(
-            conj="&&", disj="||", true="true", false="false",
-            floordiv=_floordiv, mod=_mod, extreme=_extreme, symbol=lambda name: name, param=param,
-            load=load, member=member, compare_parens=False,
-        )
-    )  # fmt: skip
+    def param(self, name: str, default: int) -> str:
+        return f"p{self._params.index(name)}"
 
+    def load(self, array: str, index: list[str]) -> str:
+        return f"a{self._arrays.index(array)}({', '.join(index)})"
 
-def _floordiv(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
-    return (f"{num} / {den}", 6) if nonnegative else (f"floor_div({num}, {den})", 7)
+    def function(self, name: str) -> str:
+        return name
 
-
-def _mod(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
-    return (f"{num} % {den}", 6) if nonnegative else (f"floor_mod({num}, {den})", 7)
-
-
-def _extreme(name: str, args: list[str]) -> str:
-    text = args[0]
-    for arg in args[1:]:
-        text = f"{name}({text}, {arg})"
-    return text
+    def member(self, value: str, node: E.Member) -> str:
+        if len(node.ranges) <= _CHAIN:
+            return super().member(value, node)
+        return f"{'' if node.inside else '!'}in{self._lists.index(node.ranges)}({value})"

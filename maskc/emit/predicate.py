@@ -11,7 +11,7 @@ from maskc.core.data import DataKind
 from maskc.core.expr import Expr
 from maskc.core.expr_text import Printer
 from maskc.core.widths import magnitude, reach
-from maskc.emit.c_printer import c_printer
+from maskc.emit.c_printer import CPrinter
 from maskc.emit.spec import DataEnds, DataRows, PredicateLine
 from maskc.ir.lift import Lifted
 from maskc.ir.types import MaskIR, Origin
@@ -22,14 +22,14 @@ from maskc.plan.ranges import RowRange, TileRange
 def predicate_lines(
     ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...], tiled: bool
 ) -> tuple[PredicateLine, ...]:
-    """The predicate over q, k and `Mask m`; `tiled` as for `c_printer`."""
+    """The predicate over q, k and `Mask m`; `tiled` as for `CPrinter`."""
     return tuple(_Writer(ir, lifted, arrays, tiled).lines(lifted.shape, "", ""))
 
 
 class _Writer:
     def __init__(self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...], tiled: bool) -> None:
         lists = frozenset(d.name for d in ir.data if d.kind is DataKind.selection)
-        self.printer: Printer = c_printer(arrays, lists, tiled, lifted.counts)
+        self.printer: Printer = CPrinter(arrays, lists, tiled, lifted.counts)
         self.mask_of = dict(lifted.sources)
         self.origin_of = dict(ir.origins)
         self.last = ""
@@ -72,13 +72,13 @@ def comment_of(origin: Origin) -> str:
 
 def range_text(row: RowRange, arrays: tuple[str, ...] = ()) -> tuple[str, str, str, str]:
     """C text of a row's first and past-last live tile, and of the same for its full ones."""
-    printer = c_printer(arrays)
+    printer = CPrinter(arrays)
     return (*_ends(row.live, printer, "list.first"), *_ends(row.full, printer, "list.full_first"))
 
 
 def bounds_text(span: TileRange, nothing: str) -> tuple[str, str]:
     """C text of the first and past-last index; the latter is `nothing` where there are none."""
-    return _ends(span, c_printer(()), nothing)
+    return _ends(span, CPrinter(()), nothing)
 
 
 def reach_of(span: TileRange) -> Iterator[Expr]:
@@ -91,7 +91,7 @@ def reach_of(span: TileRange) -> Iterator[Expr]:
 
 def data_rows(data: DataIntervals, arrays: tuple[str, ...], column: str) -> DataRows:
     """C text of intervals whose ends data tell; `column` is the name of a column, k or q."""
-    printer = c_printer(arrays, counts=frozenset({"run", "before"}))
+    printer = CPrinter(arrays, counts=frozenset({"run", "before"}))
     columns = data.columns
     before: dict[Expr, Expr] = {E.Sym(column): E.Sym("before")}
     return DataRows(

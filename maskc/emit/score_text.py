@@ -10,7 +10,6 @@ exact up to 2^24 tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from maskc.analysis.score_places import spread
@@ -20,49 +19,41 @@ from maskc.core.expr import Expr
 from maskc.core.expr_text import compared
 from maskc.core.score import of_whole
 from maskc.core.widths import INT32
-from maskc.emit.c_printer import c_printer
+from maskc.emit.c_printer import CPrinter
 from maskc.emit.predicate import wrapped
 from maskc.emit.spec import EntryText, ScoreText, TableText
 
 _SLOT = "table"
+_SYMBOLS = {"h": "head", "b": "batch", "n_q": "all_queries(p)", "n_kv": "all_keys(p)"}
 _FUNCTIONS = (
     "min", "max", "exp", "log", "tanh", "sqrt", "sigmoid", "erf", "gelu", "sin", "cos",
     "abs", "floor", "sign", "step",
 )  # fmt: skip
 
 
-class CPrinter(S.ScorePrinter):
+class ScoreCPrinter(S.ScorePrinter, CPrinter):
     """Prints formulas as C over q, k, head, batch and the argument block p."""
 
-    words = {"and": "&&", "or": "||", "not": "!"}
-    joint = 5
+    tests = 5
 
     def __init__(self, at: str, fast: bool = False) -> None:
         super().__init__()
         self.at_member, self._wide, self._fast = at, False, fast
         if fast:
             self.infix = {name: sign for name, sign in self.infix.items() if name != "div"}
-        known = {"h": "head", "b": "batch", "n_q": "all_queries(p)", "n_kv": "all_keys(p)"}
 
-        def symbol(name: str) -> str:
-            text = known.get(name, name)
-            return f"(i64){text}" if self._wide else text
+    def symbol(self, name: str) -> str:
+        text = _SYMBOLS.get(name, name)
+        return f"(i64){text}" if self._wide else text
 
-        def extreme(name: str, args: list[str]) -> str:
-            text = args[0]
-            for arg in args[1:]:
-                text = f"{name}_{self._type}({text}, {arg})"
-            return text
+    def function(self, name: str) -> str:
+        return f"{name}_{self._type}"
 
-        def quotient(num: str, den: int, counts: bool) -> tuple[str, int]:
-            return f"quotient_{self._type}({num}, {den})", 7
+    def floordiv(self, num: str, den: int, nonnegative: bool) -> tuple[str, int]:
+        return f"quotient_{self._type}({num}, {den})", 7
 
-        def remainder(num: str, den: int, counts: bool) -> tuple[str, int]:
-            return f"remainder_{self._type}({num}, {den})", 7
-
-        self.dialect = replace(
-            c_printer(()).dialect, symbol=symbol, extreme=extreme, floordiv=quotient, mod=remainder
-        )
+    def mod(self, num: str, den: int, nonnegative: bool) -> tuple[str, int]:
+        return f"remainder_{self._type}({num}, {den})", 7
 
     @property
     def _type(self) -> str:
@@ -208,7 +199,7 @@ def score_text(
     at, params = ("->", "const struct Attention *p") if language == "c" else (
         ".", "const struct Attention &p"
     )  # fmt: skip
-    printer = CPrinter(at, fast)
+    printer = ScoreCPrinter(at, fast)
     # sympy takes longer to import than a mask to compile, and others do without
     from maskc.analysis.score_slopes import slope, table_slopes
 
@@ -237,12 +228,12 @@ def score_text(
     )  # fmt: skip
 
 
-def _lines(printer: CPrinter, shared: tuple[S.Real, ...]) -> Iterator[str]:
+def _lines(printer: ScoreCPrinter, shared: tuple[S.Real, ...]) -> Iterator[str]:
     for number, value in enumerate(shared):
         yield _indented(f"const float x{number} = {printer(value)};")
 
 
-def _place(printer: CPrinter, slot: int, read: S.Read) -> str:
+def _place(printer: ScoreCPrinter, slot: int, read: S.Read) -> str:
     """The place where the gradient of an entry is added."""
     if not read.index:
         return "const i64 place = 0;"

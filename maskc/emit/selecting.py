@@ -8,7 +8,7 @@ from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.core.selection import Score, Selection
 from maskc.core.widths import largest, reach
-from maskc.emit.c_printer import c_printer
+from maskc.emit.c_printer import CPrinter
 from maskc.emit.environment import render
 from maskc.emit.predicate import wrapped
 from maskc.emit.spec import SelectionText, SelectSpec
@@ -53,7 +53,7 @@ def select_unit(plan: KernelPlan) -> SourceUnit:
 def _text(index: int, one: Selection, count: int, params: list[str]) -> SelectionText:
     down, across = class_shape(one.q_block, one.block)
     ways = sum(1 << way for way in range(1 << count) if way >> index & 1)
-    lines = tuple(wrapped(c_printer(())(_with_arguments(one.allowed[0], params))).splitlines())
+    lines = tuple(wrapped(CPrinter(())(_with_arguments(one.allowed[0], params))).splitlines())
     return SelectionText(
         index, min(one.k, _MOST), one.block, one.q_block, _SCORES[one.score], down, across, ways,
         lines,

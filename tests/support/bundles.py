@@ -30,7 +30,7 @@ from maskc.core.expr_text import parse_expr
 from maskc.core.library import inlined
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS
-from maskc.emit.c_printer import c_printer
+from maskc.emit.c_printer import CPrinter
 from maskc.emit.environment import environment, render
 from tests.support.cpu_harness import TEMPLATE, shape, spec
 
@@ -51,7 +51,7 @@ TILE = TileShape(64, 64)
 @cache
 def cpu_unit(dtype: str = "float32", head_dim: int = 32, head_dim_v: int = 48) -> SourceUnit:
     """The CPU source of all formulas."""
-    printer = c_printer(ARRAYS)
+    printer = CPrinter(ARRAYS)
     shapes = [shape(printer(_lifted(parse_expr(text)))) for text in FORMULAS.values()]
     source = spec(
         *shapes, n_args=1, ranks=(1, 1, 2), dtype=DType.parse(dtype), head_dim=head_dim,
@@ -66,7 +66,7 @@ def cuda_unit(head_dim: int = 64, mode: str = "") -> SourceUnit:
 
     With mode `items` or `stream` it reads a work list.
     """
-    printer = c_printer(ARRAYS)
+    printer = CPrinter(ARRAYS)
     shapes = [shape(printer(_lifted(parse_expr(text)))) for text in FORMULAS.values()]
     source = replace(
         spec(

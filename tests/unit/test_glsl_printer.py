@@ -15,7 +15,7 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.core.evaluate import evaluate
 from maskc.core.widths import INT32
-from maskc.emit.glsl_printer import WIDEST, glsl_printer, shader
+from maskc.emit.glsl_printer import WIDEST, GlslPrinter, shader
 from maskc.ir.selecting import hull
 from maskc.questions.asked import bound
 from maskc.reference.dense import dense
@@ -136,7 +136,7 @@ def test_long_lists_are_looked_up_and_short_ones_compared():
 
 
 def test_division_rounds_down():
-    printer = glsl_printer((), ())
+    printer = GlslPrinter((), ())
     assert printer(E.floordiv(E.Q, 3)) == "q / 3"
     assert printer(E.floordiv(E.sub(E.Q, E.K), 3)).startswith("floor_div(")
     assert printer(E.mod(E.sub(E.Q, E.K), 3)).startswith("floor_mod(")

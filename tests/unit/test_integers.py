@@ -20,7 +20,7 @@ from maskc.core.evaluate import evaluate
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import Target
 from maskc.dispatch.constants import arguments_of, constants, extremes_of
-from maskc.emit.c_printer import c_printer
+from maskc.emit.c_printer import CPrinter
 from maskc.ir.lift import lift
 from maskc.runtime.launch import kernels as built
 from tests.support.thorough import each, examples
@@ -142,7 +142,7 @@ def test_bounds_hold_for_everything_that_the_printed_formula_computes(build, lef
     bound = widths.largest(widths.reach(condition))
     env = {"q": SIDE - 1, "k": SIDE - 1, "t": 9, "c0": abs(args[0]), "c1": abs(args[1])}
     most = max(widths.number(bound, env), *env.values())  # what is given fits anyway
-    text = c_printer(("t",))(condition)
+    text = CPrinter(("t",))(condition)
     values = {"c0": args[0], "c1": args[1], "t": TABLE.astype(object)}
     for q in range(SIDE):
         for k in range(SIDE):

@@ -15,7 +15,7 @@ import maskc as mc
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.problem import TileShape
-from maskc.emit.c_printer import c_printer
+from maskc.emit.c_printer import CPrinter
 from maskc.layout import best, build
 from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 from tests.support.thorough import examples
@@ -180,7 +180,7 @@ def test_bits_say_the_same(case):
 def test_kernels_of_gpus_read_the_bits(tmp_path):
     """The text of the predicate, compiled here."""
     keep = E.ne(E.Load("chosen", (E.floordiv(E.Q, 5), E.floordiv(E.K, 16))), E.ZERO)
-    text = c_printer(("chosen",), frozenset(("chosen",)))(keep)
+    text = CPrinter(("chosen",), frozenset(("chosen",)))(keep)
     source = tmp_path / "keep.c"
     source.write_text(
         "int keep(const int *a0, int row0, int q, int k)\n"
