@@ -18,43 +18,79 @@ Scope = dict[str, np.ndarray]
 """int64 values that broadcast to [n_q, n_kv] by symbol and parameter name; arrays by name."""
 
 
-def integer(expr: Expr, scope: Scope, outside: list[np.ndarray] | None = None) -> np.ndarray:
-    """int64, broadcasting to [n_q, n_kv].
+class Values:
+    """The values of formulas in a scope; formulas of the score add nodes of their own."""
 
-    Parameters missing from the scope take their defaults.
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
 
-    Args:
-        outside: where an array is read outside its bounds, the value is any element, and booleans
-            that say so for every pair join this list.
-    """
-    match expr:
-        case E.Sum(constant, ()):
-            return np.asarray(constant, dtype=np.int64)
-        case E.Sum(constant, terms):
-            products = (c * integer(term, scope, outside) for c, term in terms)
-            total: np.ndarray = reduce(np.add, products)
-            return total + constant
-        case E.Sym(name):
-            return scope[name]
-        case E.Param(name, default):
-            return scope.get(name, np.asarray(default, dtype=np.int64))
-        case E.FloorDiv(num, den):
-            quotient: np.ndarray = np.floor_divide(integer(num, scope, outside), den)
-            return quotient
-        case E.Mod(num, den):
-            value = integer(num, scope, outside)
-            rest: np.ndarray = value - den * np.floor_divide(value, den)
-            return rest
-        case E.Min(args) | E.Max(args):
-            pick = np.minimum if isinstance(expr, E.Min) else np.maximum
-            best = integer(args[0], scope, outside)
-            for arg in args[1:]:
-                best = pick(best, integer(arg, scope, outside))
-            return best
-        case E.Load(array, index):
-            read = [integer(part, scope, outside) for part in index]
-            return _element(scope[array], read, [] if outside is None else outside)
-    raise TypeError(f"not an integer formula: {expr!r}")
+    def integer(self, expr: Expr, outside: list[np.ndarray]) -> np.ndarray:
+        """int64, broadcasting to [n_q, n_kv].
+
+        Parameters missing from the scope take their defaults.
+
+        Args:
+            outside: where an array is read outside its bounds, the value is any element, and
+                booleans that say so for every pair join this list.
+        """
+        match expr:
+            case E.Sum(constant, ()):
+                return np.asarray(constant, dtype=np.int64)
+            case E.Sum(constant, terms):
+                total: np.ndarray = reduce(np.add, (c * self.integer(t, outside) for c, t in terms))
+                return total + constant
+            case E.Sym(name):
+                return self.scope[name]
+            case E.Param(name, default):
+                return self.scope.get(name, np.asarray(default, dtype=np.int64))
+            case E.FloorDiv(num, den):
+                quotient: np.ndarray = np.floor_divide(self.integer(num, outside), den)
+                return quotient
+            case E.Mod(num, den):
+                value = self.integer(num, outside)
+                rest: np.ndarray = value - den * np.floor_divide(value, den)
+                return rest
+            case E.Min(args) | E.Max(args):
+                pick = np.minimum if isinstance(expr, E.Min) else np.maximum
+                return reduce(pick, (self.integer(arg, outside) for arg in args))
+            case E.Load(array, index):
+                read = [self.integer(part, outside) for part in index]
+                return _element(self.scope[array], read, outside)
+        raise TypeError(f"not an integer formula: {expr!r}")
+
+    def truth(self, expr: E.Term) -> tuple[np.ndarray, np.ndarray]:
+        """Whether a condition may hold, and whether it must."""
+        if isinstance(expr, (E.All, E.Any)):
+            join = np.logical_and if isinstance(expr, E.All) else np.logical_or
+            may, must = zip(*map(self.truth, expr.terms), strict=True)
+            return reduce(join, may), reduce(join, must)
+        outside: list[np.ndarray] = []
+        holds = self.comparison(expr, outside)
+        unknown: np.ndarray = reduce(np.logical_or, outside, np.zeros((), dtype=bool))
+        return holds | unknown, holds & ~unknown
+
+    def comparison(self, expr: E.Term, outside: list[np.ndarray]) -> np.ndarray:
+        """The truth of a condition that joins no others; `outside` as for `integer`."""
+        match expr:
+            case E.Truth(value):
+                return np.asarray(value)
+            case E.Cmp(">=", lhs):
+                return self.integer(lhs, outside) >= 0
+            case E.Cmp(op, lhs):
+                equal: np.ndarray = np.equal(self.integer(lhs, outside), 0)
+                return equal if op == "==" else ~equal
+            case E.Member(value, ranges, inside):
+                found = self.integer(value, outside)
+                within = np.zeros(np.shape(found), dtype=bool)
+                for low, high in ranges:
+                    within = within | ((low <= found) & (found <= high))
+                return within if inside else ~within
+        raise TypeError(f"not a condition: {expr!r}")
+
+
+def integer(expr: Expr, scope: Scope) -> np.ndarray:
+    """The value of a formula that reads no array, int64, broadcasting to [n_q, n_kv]."""
+    return Values(scope).integer(expr, [])
 
 
 def _element(array: np.ndarray, index: list[np.ndarray], outside: list[np.ndarray]) -> np.ndarray:
@@ -79,7 +115,7 @@ def condition(expr: Expr, scope: Scope, at: SourceLoc | None = None) -> np.ndarr
     """
     if _bits(expr) > 62:
         scope = {name: np.asarray(value).astype(object) for name, value in scope.items()}
-    may, must = (np.asarray(each).astype(bool) for each in _truth(expr, scope))
+    may, must = (np.asarray(each).astype(bool) for each in Values(scope).truth(expr))
     if np.any(may != must):
         where = np.argwhere(np.atleast_2d(may != must))[0]
         found = f"at q = {where[0]}, k = {where[1]} an index is outside, and that decides"
@@ -103,42 +139,3 @@ def _bits(expr: Expr) -> float:
         case E.Param(_, default):
             return max(31, abs(default).bit_length())
     return max(31, *inner) if inner else 31
-
-
-def _truth(expr: Expr, scope: Scope) -> tuple[np.ndarray, np.ndarray]:
-    """Whether it may hold, and whether it must."""
-    if isinstance(expr, (E.All, E.Any)):
-        join = np.logical_and if isinstance(expr, E.All) else np.logical_or
-        may, must = _truth(expr.terms[0], scope)
-        for term in expr.terms[1:]:
-            other = _truth(term, scope)
-            may, must = join(may, other[0]), join(must, other[1])
-        return may, must
-    outside: list[np.ndarray] = []
-    holds = _comparison(expr, scope, outside)
-    unknown: np.ndarray = reduce(np.logical_or, outside, np.zeros((), dtype=bool))
-    return holds | unknown, holds & ~unknown
-
-
-def _is_0(value: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.equal(value, 0)
-    return found
-
-
-def _comparison(expr: Expr, scope: Scope, outside: list[np.ndarray]) -> np.ndarray:
-    match expr:
-        case E.Truth(value):
-            return np.asarray(value)
-        case E.Cmp(">=", lhs):
-            return integer(lhs, scope, outside) >= 0
-        case E.Cmp("==", lhs):
-            return _is_0(integer(lhs, scope, outside))
-        case E.Cmp("!=", lhs):
-            return ~_is_0(integer(lhs, scope, outside))
-        case E.Member(value, ranges, inside):
-            found = integer(value, scope, outside)
-            within = np.zeros(np.shape(found), dtype=bool)
-            for low, high in ranges:
-                within = within | ((low <= found) & (found <= high))
-            return within if inside else ~within
-    raise TypeError(f"not a condition: {expr!r}")

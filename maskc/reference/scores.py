@@ -17,6 +17,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core import score as S
+from maskc.reference.formula import Values
 
 Array = Any
 """A NumPy array or number."""
@@ -91,27 +92,22 @@ def _integer(inputs: S.Inputs, name: str) -> bool:
     return next(slot.integer for slot in inputs.formula.slots if slot.name == name)
 
 
-class _Evaluation:
+class _Evaluation(Values):
     def __init__(self, tables: Mapping[str, Array], places: Mapping[str, object], s: Array) -> None:
-        self._tables, self._places, self._s = tables, places, s
+        super().__init__({name: np.asarray(x, np.int64) for name, x in places.items()})
+        self._tables, self._s = tables, s
         self.read: list[tuple[str, Index]] = []
 
     # -------------------------------------------------------------- integers and conditions
 
     def whole(self, node: E.Expr) -> Array:
-        match node:
-            case E.Sum(constant, terms):
-                return sum((c * self.whole(t) for c, t in terms), np.int64(constant))
-            case E.Sym(name):
-                return np.asarray(self._places[name], np.int64)
-            case E.FloorDiv(num, den):
-                return self.whole(num) // den
-            case E.Mod(num, den):
-                return self.whole(num) % den
-            case E.Min(args):
-                return np.minimum.reduce(np.broadcast_arrays(*map(self.whole, args)))
-            case E.Max(args):
-                return np.maximum.reduce(np.broadcast_arrays(*map(self.whole, args)))
+        return self.integer(node, [])
+
+    def test(self, node: E.Term) -> Array:
+        return self.truth(node)[0]
+
+    def integer(self, expr: E.Expr, outside: list[np.ndarray]) -> Array:
+        match expr:
             case S.Trunc(value):
                 return np.trunc(np.nan_to_num(self.real(value).value, nan=0, posinf=2**31 - 1,
                                               neginf=-(2**31))).astype(np.int64)  # fmt: skip
@@ -121,22 +117,10 @@ class _Evaluation:
                 return self.whole(left) * self.whole(right)
             case S.Entry(slot, index):
                 return self._entry(slot, index)[0].astype(np.int64)
-        raise TypeError(f"no meaning for {node!r}")
+        return super().integer(expr, outside)
 
-    def test(self, node: E.Term) -> Array:
-        match node:
-            case E.Truth(value):
-                return np.asarray(value)
-            case E.Cmp(op, lhs):
-                left = self.whole(lhs)
-                return {">=": left >= 0, "==": left == 0, "!=": left != 0}[op]
-            case E.Member(value, ranges, inside):
-                x = self.whole(value)
-                return np.any([(low <= x) & (x <= high) for low, high in ranges], axis=0) == inside
-            case E.All(terms):
-                return np.logical_and.reduce(np.broadcast_arrays(*map(self.test, terms)))
-            case E.Any(terms):
-                return np.logical_or.reduce(np.broadcast_arrays(*map(self.test, terms)))
+    def comparison(self, expr: E.Term, outside: list[np.ndarray]) -> Array:
+        match expr:
             case S.Less(left, right):
                 return self.real(left).value < self.real(right).value
             case S.Logic("not", (part,)):
@@ -144,7 +128,7 @@ class _Evaluation:
             case S.Logic(word, (one, two)):
                 join = np.logical_and if word == "and" else np.logical_or
                 return join(self.test(one), self.test(two))
-        raise TypeError(f"no meaning for {node!r}")
+        return super().comparison(expr, outside)
 
     def _entry(self, slot: str, index: tuple[E.Expr, ...]) -> tuple[Array, Index]:
         table = self._tables[slot]
