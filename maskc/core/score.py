@@ -118,6 +118,18 @@ class Logic(Test):
     parts: tuple[Term, ...]
 
 
+def negated(condition: Term) -> Term:
+    """The condition that it does not hold."""
+    return E.negate(condition) if isinstance(condition, Expr) else Logic("not", (condition,))
+
+
+def joined(word: str, one: Term, two: Term) -> Term:
+    """The condition that both hold ("and"), or that one of them does ("or")."""
+    if isinstance(one, Expr) and isinstance(two, Expr):
+        return E.conj(one, two) if word == "and" else E.disj(one, two)
+    return Logic(word, (one, two))
+
+
 # ------------------------------------------------------------------ integers that masks lack
 
 

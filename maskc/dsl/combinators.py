@@ -32,8 +32,7 @@ def causal(*, align: str = END, at: Positions | None = None) -> Mask:
     """Keep k <= p: a query sees no key behind its own position.
 
     Args:
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
     Raises:
@@ -59,8 +58,7 @@ class _Window:
     Args:
         left: keys before the query, which is not counted; None is unbounded.
         right: keys behind it; None is unbounded.
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
     Raises:
@@ -123,8 +121,7 @@ def dilated(
         left: how many kept keys lie before the query; the window reaches left * stride back.
         right: how many lie behind it.
         stride: the distance of two kept keys; it shapes the kernel and is a constant.
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
     Raises:
@@ -151,8 +148,7 @@ def offsets(ids: Iterable[int], *, align: str = END) -> Mask:
 
     Args:
         ids: distances; negative ones look ahead.
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
     Raises:
         BadIds: an id is no integer (MC118).
@@ -230,8 +226,7 @@ def global_tokens(
         ids: positions of the global tokens, or how many tokens at the beginning are global. Those
             beyond the length are ignored. A name: calls give flags under it, as for mc.flags, that
             both queries and keys read.
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at_most: with a name: so many tokens of a sequence are flagged at most, see mc.flags.
 
     Raises:
@@ -259,8 +254,7 @@ def block_diagonal(size: int, *, align: str = END, at: Positions | None = None) 
 
     Args:
         size: tokens of a block, a constant.
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
     Raises:
@@ -281,8 +275,7 @@ def chunked(size: int, *, align: str = END, at: Positions | None = None) -> Mask
 
     Args:
         size: tokens of a chunk, a constant.
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
     Raises:
@@ -307,8 +300,7 @@ def random_blocks(block: int, per_row: int, seed: int, *, align: str = END) -> M
         block: tokens of a block, a constant.
         per_row: blocks that are drawn for each query block; more than there are takes all.
         seed: which draw.
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
     Raises:
         NotPositive: the block size is below 1 (MC102).

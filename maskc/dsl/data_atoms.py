@@ -30,8 +30,7 @@ def documents(name: str, *, align: str = nodes.END) -> Mask:
 
     Args:
         name: the keyword under which calls give the ids.
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
@@ -58,8 +57,7 @@ def flags(
     Args:
         name: the keyword under which calls give the flags.
         on: "k" for flag[k], "q" for flag[p].
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at_most: a promise: so many tokens of a sequence are flagged at most. Where more are, a
             call raises DataRange (MC305); on a GPU its results are NaN, and the next call raises.
 
@@ -94,8 +92,7 @@ def intervals(name: str, *, align: str = nodes.END) -> Mask:
 
     Args:
         name: the keyword under which calls give the pair.
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
@@ -142,8 +139,7 @@ def tree(name: str, *, align: str = nodes.END) -> Mask:
 
     Args:
         name: the keyword under which calls give the times.
-        align: "end", where the last query meets the last key, or "start", where the first ones
-            meet.
+        align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial, reduce
 from typing import NoReturn
 
 from maskc.core import expr as E
@@ -160,24 +161,13 @@ _KEEP_AWAY = "keep it away from 0, as torch.clamp(x, min=1e-6) or sqrt(x * x + 1
 # ------------------------------------------------------------------ hidden pairs
 
 
-def _negated(condition: Term) -> Term:
-    return S.Logic("not", (condition,)) if isinstance(condition, S.Test) else E.negate(condition)
+def _all(*parts: Term | None) -> Term | None:
+    """The condition that all hold, of which None holds always."""
+    kept = [part for part in parts if part not in (None, E.ALWAYS)]
+    return reduce(partial(S.joined, "and"), kept) if kept else None
 
 
-def _all(parts: list[Term]) -> Term | None:
-    kept = [part for part in parts if part != E.ALWAYS]
-    if not kept:
-        return None
-    found = kept[0]
-    for part in kept[1:]:
-        plain = isinstance(found, Expr) and isinstance(part, Expr)
-        found = E.conj(found, part) if plain else S.Logic("and", (found, part))  # type: ignore[arg-type]
-    return found
-
-
-def without_hidden(
-    node: S.Real, sign: int = -1
-) -> tuple[S.Real, Term | None]:  # fmt: skip
+def without_hidden(node: S.Real, sign: int = -1) -> tuple[S.Real, Term | None]:
     """The formula of the pairs that it leaves a weight, and which ones these are; None: all.
 
     Args:
@@ -189,25 +179,23 @@ def without_hidden(
         return isinstance(part, S.Number) and part.value * sign >= -_HIDDEN
 
     def joined(function: str, *parts: tuple[S.Real, Term | None]) -> tuple[S.Real, Term | None]:
-        kept = _all([of_part or E.ALWAYS for _, of_part in parts])
+        kept = _all(*(of_part for _, of_part in parts))
         return (node if kept is None else S.Call(function, tuple(one for one, _ in parts))), kept
 
     match node:
         case S.Choice(condition, then, other):
             if hidden(other):
                 inner, kept = without_hidden(then, sign)
-                return inner, _all([condition, kept or E.ALWAYS])
+                return inner, _all(condition, kept)
             if hidden(then):
                 inner, kept = without_hidden(other, sign)
-                return inner, _all([_negated(condition), kept or E.ALWAYS])
+                return inner, _all(S.negated(condition), kept)
             (one, of_one), (two, of_two) = (without_hidden(x, sign) for x in (then, other))
             if of_one is None and of_two is None:
                 return node, None
-            first = _all([condition, of_one or E.ALWAYS]) or E.ALWAYS
-            second = _all([_negated(condition), of_two or E.ALWAYS]) or E.ALWAYS
-            plain = isinstance(first, Expr) and isinstance(second, Expr)
-            kept = E.disj(first, second) if plain else S.Logic("or", (first, second))  # type: ignore[arg-type]
-            return S.Choice(condition, one, two), kept
+            first = _all(condition, of_one) or E.ALWAYS
+            second = _all(S.negated(condition), of_two) or E.ALWAYS
+            return S.Choice(condition, one, two), S.joined("or", first, second)
         case S.Call("add", (left, right)):
             return joined("add", without_hidden(left, sign), without_hidden(right, sign))
         case S.Call("sub", (left, right)):
@@ -224,7 +212,7 @@ def without_hidden(
             if _is_zero(other):
                 return S.Call("log", (then,)), condition
             if _is_zero(then):
-                return S.Call("log", (other,)), _negated(condition)
+                return S.Call("log", (other,)), S.negated(condition)
     return node, None
 
 

@@ -158,7 +158,7 @@ def whole(value: Any, what: str) -> Expr:
 def test(value: Any, what: str) -> Term:
     """The formula as a condition."""
     node = lift(value)
-    if isinstance(node, S.Test) or (isinstance(node, Expr) and is_condition(node)):
+    if is_test(node):
         return node
     refuse(f"{what} needs conditions such as q >= k", _OTHERS)
 
@@ -262,22 +262,15 @@ def _compare(
     return compare
 
 
-def _not(part: Term) -> Term:
-    return S.Logic("not", (part,)) if isinstance(part, S.Test) else E.negate(part)
-
-
-def _joined(word: str, build: Callable[..., Expr]) -> Callable[[Any, Any], Value]:
+def _joined(word: str) -> Callable[[Any, Any], Value]:
     def join(self: Any, other: Any) -> Value:
-        one, two = test(self, word), test(other, word)
-        if isinstance(one, Expr) and isinstance(two, Expr):
-            return Value(build(one, two))
-        return Value(S.Logic(word, (one, two)))
+        return Value(S.joined(word, test(self, word), test(other, word)))
 
     return join
 
 
 def _equal(one: S.Real, two: S.Real) -> S.Test:
-    return S.Logic("and", (_not(S.Less(one, two)), _not(S.Less(two, one))))
+    return S.Logic("and", (S.negated(S.Less(one, two)), S.negated(S.Less(two, one))))
 
 
 def _power(base: Any, exponent: Any) -> Value:
@@ -333,14 +326,14 @@ class Value(Followed):
     __add__, __radd__ = _arithmetic("add", E.add)
     __sub__, __rsub__ = _arithmetic("sub", E.sub)
     __mul__, __rmul__ = _arithmetic("mul", _product)
-    __ge__ = _compare(E.ge, lambda a, b: _not(S.Less(a, b)))  # type: ignore[arg-type, return-value]
-    __le__ = _compare(E.le, lambda a, b: _not(S.Less(b, a)))  # type: ignore[arg-type, return-value]
+    __ge__ = _compare(E.ge, lambda a, b: S.negated(S.Less(a, b)))  # type: ignore[arg-type, return-value]
+    __le__ = _compare(E.le, lambda a, b: S.negated(S.Less(b, a)))  # type: ignore[arg-type, return-value]
     __gt__ = _compare(E.gt, lambda a, b: S.Less(b, a))
     __lt__ = _compare(E.lt, S.Less)
     __eq__ = _compare(E.eq, _equal)  # type: ignore[assignment]
-    __ne__ = _compare(E.ne, lambda a, b: _not(_equal(a, b)))  # type: ignore[assignment, arg-type, return-value]
-    __and__ = __rand__ = _joined("and", E.conj)
-    __or__ = __ror__ = _joined("or", E.disj)
+    __ne__ = _compare(E.ne, lambda a, b: S.negated(_equal(a, b)))  # type: ignore[assignment, arg-type, return-value]
+    __and__ = __rand__ = _joined("and")
+    __or__ = __ror__ = _joined("or")
 
     def __xor__(self, other: Any) -> Value:
         found: Value = (self & ~Value(lift(other))) | (~self & other)
@@ -349,7 +342,7 @@ class Value(Followed):
     __rxor__ = __xor__
 
     def __invert__(self) -> Value:
-        return Value(_not(test(self, "~")))
+        return Value(S.negated(test(self, "~")))
 
     def __truediv__(self, other: Any) -> Value:
         return apply("div", self, other)
@@ -699,7 +692,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "where": choose, "masked_fill": _masked_fill,
     "logical_and": _logical(operator.and_), "logical_or": _logical(operator.or_),
     "logical_xor": _logical(operator.xor),
-    "logical_not": lambda x: Value(_not(test(_cast(x, "bool"), "not"))),
+    "logical_not": lambda x: Value(S.negated(test(_cast(x, "bool"), "not"))),
     **dict.fromkeys(("to", "astype"), _to),
     "float": _caster("float32"), "double": _caster("float32"), "long": _caster("int64"),
     "int": _caster("int64"), "bool": _caster("bool"), "half": _caster("float16"),
