@@ -4,82 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any as Anything
+from typing import Any
 
 import numpy as np
 
-from maskc.core.expr import (
-    All,
-    Any,
-    Cmp,
-    Expr,
-    FloorDiv,
-    Load,
-    Max,
-    Member,
-    Min,
-    Mod,
-    Param,
-    Sum,
-    Sym,
-    Truth,
-)
+from maskc.core import expr as E
+from maskc.core.expr import Expr
 
 _COMPARE = {">=": np.greater_equal, "==": np.equal, "!=": np.not_equal}
 
-Env = Mapping[str, Anything]
+Env = Mapping[str, Any]
 """Values of symbols (q, k, n_q, ...), of parameters, and arrays by name; they broadcast."""
 
 
-def evaluate(expr: Expr, env: Env) -> Anything:
+def evaluate(expr: Expr, env: Env) -> Any:
     """Evaluate; parameters missing from `env` take their defaults.
 
     Exact for |values| < 2^62. With 32-bit arrays as symbols the arithmetic is 32-bit: then the
     caller answers for |values| < 2^31.
     """
     match expr:
-        case Sum(constant, terms):
-            total: Anything = constant
+        case E.Sum(constant, terms):
+            total: Any = constant
             for coefficient, term in terms:
                 value = evaluate(term, env)
                 total = total + (value if coefficient == 1 else coefficient * value)
             return total
-        case Sym(name):
+        case E.Sym(name):
             return env[name]
-        case Param(name, default):
+        case E.Param(name, default):
             return env.get(name, default)
-        case FloorDiv(num, den):
+        case E.FloorDiv(num, den):
             return evaluate(num, env) // den
-        case Mod(num, den):
+        case E.Mod(num, den):
             return evaluate(num, env) % den
-        case Min(args):
+        case E.Min(args):
             return reduce(np.minimum, (evaluate(arg, env) for arg in args))
-        case Max(args):
+        case E.Max(args):
             return reduce(np.maximum, (evaluate(arg, env) for arg in args))
-        case Load(array, index):
+        case E.Load(array, index):
             return _load(env[array], tuple(evaluate(i, env) for i in index))
-    return _boolean(expr, env)
-
-
-def _load(array: Anything, index: tuple[Anything, ...]) -> Anything:
-    """The elements, as wide as their indices: sums of 32-bit elements must not wrap."""
-    narrow = all(getattr(i, "dtype", None) == np.int32 for i in index)
-    return array[index] if narrow else array[index].astype(np.int64)
-
-
-def _boolean(expr: Expr, env: Env) -> Anything:
-    match expr:
-        case Truth(value):
+        case E.Truth(value):
             return np.bool_(value)
-        case Cmp(op, lhs):
+        case E.Cmp(op, lhs):
             return _COMPARE[op](evaluate(lhs, env), 0)
-        case Member(value, ranges, inside):
+        case E.Member(value, ranges, inside):
             found = evaluate(value, env)
             lows, highs = np.array(ranges, dtype=np.int64).T
             slot = np.searchsorted(lows, found, side="right") - 1
             return ((slot >= 0) & (found <= highs[np.maximum(slot, 0)])) == inside
-        case All(terms):
+        case E.All(terms):
             return reduce(np.logical_and, (evaluate(term, env) for term in terms))
-        case Any(terms):
+        case E.Any(terms):
             return reduce(np.logical_or, (evaluate(term, env) for term in terms))
     raise TypeError(f"unknown formula node: {expr!r}")
+
+
+def _load(array: Any, index: tuple[Any, ...]) -> Any:
+    """The elements, as wide as their indices: sums of 32-bit elements must not wrap."""
+    narrow = all(getattr(i, "dtype", None) == np.int32 for i in index)
+    return array[index] if narrow else array[index].astype(np.int64)

@@ -448,28 +448,20 @@ def negate(expr: Expr) -> Expr:
 
 def alternatives(node: Expr, most: int) -> list[Expr] | None:
     """The formula as an `or` of at most `most` formulas without one; None where there are more."""
+    if not isinstance(node, (All, Any)):
+        return [node]
+    of_terms: list[list[Expr]] = []
+    for term in node.terms:
+        own = alternatives(term, most)
+        if own is None:
+            return None
+        of_terms.append(own)
+    counts = map(len, of_terms)
+    if (sum(counts) if isinstance(node, Any) else prod(counts)) > most:
+        return None
     if isinstance(node, Any):
-        parts = _each(node.terms, most)
-        if parts is None or sum(map(len, parts)) > most:
-            return None
-        return [term for part in parts for term in part]
-    if isinstance(node, All):
-        choices = _each(node.terms, most)
-        if choices is None or prod(map(len, choices)) > most:
-            return None
-        return [conj(*chosen) for chosen in product(*choices)]
-    return [node]
-
-
-def _each(terms: tuple[Expr, ...], most: int) -> list[list[Expr]] | None:
-    """The alternatives of every term; None where one of them has too many."""
-    found = []
-    for term in terms:
-        of_term = alternatives(term, most)
-        if of_term is None:
-            return None
-        found.append(of_term)
-    return found
+        return list(chain.from_iterable(of_terms))
+    return [conj(*chosen) for chosen in product(*of_terms)]
 
 
 # ------------------------------------------------------------------ looking in, rebuilding

@@ -84,17 +84,12 @@ def _call(mask: Mask) -> str:
             return _spell("chunked" if causal else "block_diagonal", str(size), align=align)
         case N.RandomBlocks(block, per_row, seed, align):
             return _spell("random_blocks", str(block), str(per_row), str(seed), align=align)
-    return _atom(mask)
-
-
-def _atom(mask: Mask) -> str:
-    match mask:
         case N.BlockTable(decl):
             table = repr(decl.name) if not decl.values else _values(decl)
             return _spell("block_table", table, str(decl.block))
         case N.Flags(decl, on, align):
-            side = ['on="q"'] if on == "q" else []
-            return _spell("flags", repr(decl.name), *side, *_promise(decl), align=align)
+            which = ['on="q"'] if on == "q" else []
+            return _spell("flags", repr(decl.name), *which, *_promise(decl), align=align)
         case N.GlobalFlags(_, N.Flags(decl, _, align), side):
             suffix = "" if side == "both" else f".{side}"
             text = _spell("global_tokens", repr(decl.name), *_promise(decl), align=align)

@@ -82,12 +82,16 @@ class Asked:
         """(head, sequence, how many of these have the same set) of all that may differ."""
         found: dict[object, tuple[int, int, int]] = {}
         for batch, head in product(sequences, heads):
-            ir = self.ir(head)
-            batches, tables = self.extents(ir)
-            key = (ir.keep, batch if batches > 1 else 0, head if tables > 1 else 0)
-            first_head, first_batch, equal = found.get(key, (head, batch, 0))
-            found[key] = (first_head, first_batch, equal + 1)
+            mark = self.mark(head, batch)
+            first_head, first_batch, equal = found.get(mark, (head, batch, 0))
+            found[mark] = (first_head, first_batch, equal + 1)
         yield from found.values()
+
+    def mark(self, head: int, batch: int) -> tuple[Expr, int, int]:
+        """What is equal for heads and sequences that read the same."""
+        ir = self.ir(head)
+        sequences, heads = self.extents(ir)
+        return ir.keep, batch if sequences > 1 else 0, head if heads > 1 else 0
 
     def pairs(self, head: int, batch: int) -> int:
         """Live pairs of one head of one sequence."""

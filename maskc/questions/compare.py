@@ -276,7 +276,7 @@ class Both:
         known: dict[object, tuple[int, tuple[int, int] | None]] = {}
         for batch, head in product(range(sequences), range(heads)):
             sides = [(each, each.ir(head), each.own(head, batch)) for each in (left, right)]
-            marks = tuple((ir.keep, *_marks(each, ir, head, batch)) for each, ir, _ in sides)
+            marks = left.mark(head, batch), right.mark(head, batch)
             if marks not in known:
                 keep, arrays = _difference(sides, self.one_way)
                 count = pairs_of(keep, n_q, n_kv, {}, arrays) if n_q and n_kv else 0
@@ -325,12 +325,6 @@ def _own(mask: Mask, data: Mapping[str, object]) -> dict[str, object]:
     """The part of the data that one of the masks reads."""
     names = declared_names(mask).union(RANKING if selects(mask) else ())
     return {name: value for name, value in data.items() if name in names}
-
-
-def _marks(asked: Asked, ir: MaskIR, head: int, batch: int) -> tuple[int, int]:
-    """Equal for heads and sequences that read the same."""
-    sequences, heads = asked.extents(ir)
-    return batch if sequences > 1 else 0, head if heads > 1 else 0
 
 
 def _apart(left: MaskIR, right: MaskIR) -> tuple[Expr, tuple[DataDecl, ...]]:
