@@ -34,7 +34,7 @@ class _Options:
     softcap: float | None
     slopes: np.ndarray | None
     sinks: np.ndarray | None
-    score: ScoreOf | None = None
+    score: ScoreOf | None
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def attention(
     Returns:
         out float64 [B, Hq, Nq, Dv] and lse float64 [B, Hq, Nq].
     """
-    q, k, v, options = _prepared(q, k, v, scale, alpha, softcap, alibi_slopes, sink_logits)
-    options = replace(options, score=score)
+    q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
+    options = _options(q, scale, alpha, softcap, alibi_slopes, sink_logits, score)
     out = np.zeros((*q.shape[:3], v.shape[3]))
     lse = np.full(q.shape[:3], -np.inf)
     for row in _rows(q, k, mask, options):
@@ -129,9 +129,8 @@ def gradients(
         [Hq] with slopes; all float64. With a formula also the gradients of the real tables that it
         reads, by "d " and their names.
     """
-    q, k, v, options = _prepared(q, k, v, scale, alpha, softcap, alibi_slopes, sink_logits)
-    options = replace(options, score=score)
-    dout = np.asarray(dout).astype(np.float64)
+    q, k, v, dout = (np.asarray(x).astype(np.float64) for x in (q, k, v, dout))
+    options = _options(q, scale, alpha, softcap, alibi_slopes, sink_logits, score)
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     dsink, dalibi = np.zeros(q.shape[1]), np.zeros(q.shape[1])
     tables: dict[str, np.ndarray] = {}
@@ -165,17 +164,15 @@ def _factors(dropout: np.ndarray | None, row: _Row) -> np.ndarray | float:
     return 1.0 if dropout is None else dropout[row.at][row.keys]
 
 
-def _prepared(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None, alpha: float,
-    softcap: float | None, slopes: np.ndarray | None, sinks: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, _Options]:  # fmt: skip
+def _options(
+    q: np.ndarray, scale: float | None, alpha: float, softcap: float | None,
+    slopes: np.ndarray | None, sinks: np.ndarray | None, score: ScoreOf | None,
+) -> _Options:  # fmt: skip
     slopes, sinks = (
         None if x is None else np.asarray(x).astype(np.float64) for x in (slopes, sinks)
     )
-    if scale is None:
-        scale = float(q.shape[-1]) ** -0.5
-    q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
-    return q, k, v, _Options(scale, alpha, softcap or None, slopes, sinks)
+    scale = float(q.shape[-1]) ** -0.5 if scale is None else scale
+    return _Options(scale, alpha, softcap or None, slopes, sinks, score)
 
 
 def _rows(q: np.ndarray, k: np.ndarray, mask: np.ndarray, options: _Options) -> Iterator[_Row]:

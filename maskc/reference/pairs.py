@@ -83,11 +83,11 @@ def _algebra(mask: Mask, at: Place) -> Truths:
             return np.asarray(at.head in ids)
         case N.TopK():
             return _topk(mask, at)
-    return _positions(mask, at)
+    return _atom(mask, at)
 
 
-def _positions(mask: Mask, at: Place) -> Truths:
-    k = at.k
+def _atom(mask: Mask, at: Place) -> Truths:
+    q, k = at.q, at.k
     p = at.position(getattr(mask, "align", N.END))
     found: Truths
     match mask:
@@ -96,7 +96,7 @@ def _positions(mask: Mask, at: Place) -> Truths:
         case N.Causal():
             found = k <= p
         case N.Window(left, right):
-            found = np.ones((len(at.q), at.n_kv), dtype=bool)
+            found = np.ones((len(q), at.n_kv), dtype=bool)
             if left is not None:
                 found = found & (p - k <= integer(left, at.scope))
             if right is not None:
@@ -117,26 +117,10 @@ def _positions(mask: Mask, at: Place) -> Truths:
             found = p // size == k // size
             found = found & (k <= p) if causal else found
         case N.RandomBlocks(block, per_row, seed):
-            found = np.zeros((len(at.q), at.n_kv), dtype=bool)
-            for row in range(len(at.q)):
+            found = np.zeros((len(q), at.n_kv), dtype=bool)
+            for row in range(len(q)):
                 drawn = drawn_columns(seed, int(p[row, 0]) // block, -(-at.n_kv // block), per_row)
                 found[row] = np.isin(k[0] // block, drawn)
-        case _:
-            found = _data_atom(mask, at)
-    return found
-
-
-def _among(tokens: np.ndarray, ids: tuple[int, ...] | Expr, at: Place) -> Truths:
-    """Which of the tokens are global: the listed ones, or the first ones."""
-    if isinstance(ids, Expr):
-        return (tokens >= 0) & (tokens < integer(ids, at.scope))
-    return np.isin(tokens, ids)
-
-
-def _data_atom(mask: Mask, at: Place) -> Truths:
-    q, k = at.q, at.k
-    found: Truths
-    match mask:
         case N.BlockTable(decl):
             found = _table(decl, at)[q // decl.block, k // decl.block]
         case N.Flags(decl, "q"):
@@ -146,7 +130,7 @@ def _data_atom(mask: Mask, at: Place) -> Truths:
         case N.AtPositions(of, where):
             of_q = given.vector(where.of_q.name, at.data[where.of_q.name], at.n_q)[q]
             of_k = given.vector(where.of_k.name, at.data[where.of_k.name], at.n_kv)[k]
-            found = _positions(of, replace(at, scope=at.scope | {"q": of_q, "k": of_k}))
+            found = _atom(of, replace(at, scope=at.scope | {"q": of_q, "k": of_k}))
         case N.Intervals(decl):
             low, high = (
                 given.of_queries(decl, part, at.n_q, at.n_kv)
@@ -176,6 +160,13 @@ def _data_atom(mask: Mask, at: Place) -> Truths:
         case _:
             raise TypeError(f"no meaning for {type(mask).__name__}")
     return found
+
+
+def _among(tokens: np.ndarray, ids: tuple[int, ...] | Expr, at: Place) -> Truths:
+    """Which of the tokens are global: the listed ones, or the first ones."""
+    if isinstance(ids, Expr):
+        return (tokens >= 0) & (tokens < integer(ids, at.scope))
+    return np.isin(tokens, ids)
 
 
 def values(decl: DataDecl) -> np.ndarray:
