@@ -31,7 +31,7 @@ ANY_LENGTHS: Lengths = (None, None)
 class Captured:
     """An integer or boolean array and where the mask reads it first."""
 
-    __slots__ = ("_array", "_digest", "_now", "_source", "_version", "at", "fixed")
+    __slots__ = ("_array", "_digest", "_now", "_version", "at", "fixed", "source")
 
     def __init__(self, source: Any, at: SourceLoc | None = None) -> None:
         """Read the array now; one on a device when somebody asks for it.
@@ -45,7 +45,9 @@ class Captured:
         """
         self.at = at
         watched = hasattr(source, "detach")
-        self._source = source.detach() if watched else None
+        self.source: Any = source.detach() if watched else None
+        """The torch tensor that is watched, or a copy of it that nobody writes into; None where
+        there is none."""
         self.fixed = not watched
         self._version = _version(source) if watched else None
         self._array: np.ndarray | None = None
@@ -58,29 +60,23 @@ class Captured:
     def of(cls, array: np.ndarray, at: SourceLoc | None = None) -> Captured:
         """Make one over an int32 array of any shape that nobody changes."""
         made = cls.__new__(cls)
-        made._array, made._source, made._version, made.at = array, None, None, at
+        made._array, made.source, made._version, made.at = array, None, None, at
         made.fixed, made._now, made._digest = True, None, None
         return made
 
     @property
-    def source(self) -> Any:
-        """The torch tensor that is watched, or a copy of it that nobody writes into; None where
-        there is none."""
-        return self._source
-
-    @property
     def on_device(self) -> bool:
         """Whether reading it on the host waits for a device."""
-        return self._source is not None and self._source.device.type != "cpu"
+        return self.source is not None and self.source.device.type != "cpu"
 
     @property
     def array(self) -> np.ndarray:
         """The present content, int32 in C order, of the shape that was captured."""
         found = self._array
-        if self._source is not None:
-            version = _version(self._source)
+        if self.source is not None:
+            version = _version(self.source)
             if found is None or version is None or version != self._version:
-                found = self._array = _int32(_host(self._source), self.at)
+                found = self._array = _int32(_host(self.source), self.at)
                 self._version = version
         if found is None:
             raise TypeError("neither an array nor a tensor")
@@ -103,8 +99,7 @@ class Captured:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array."""
-        held: Any = self._source if self._array is None else self._array
-        return tuple(held.shape)
+        return tuple((self.source if self._array is None else self._array).shape)
 
     def now(self) -> Captured:
         """The content of this moment, for good; the same object as before where nothing was
@@ -112,10 +107,9 @@ class Captured:
         if self.fixed:
             return self
         if self.on_device:  # a copy there, which waits for nothing
-            source: Any = self._source
-            mark = _version(source)
+            mark = _version(self.source)
             if self._now is None or mark is None or self._now[0] != mark:
-                copy = Captured(source.clone(), self.at)
+                copy = Captured(self.source.clone(), self.at)
                 copy.fixed = True
                 self._now = mark, copy
             return self._now[1]
@@ -139,7 +133,7 @@ class Captured:
 
     def _place(self) -> tuple[object, ...]:
         """The place where the tensor lies, and how often somebody wrote into it."""
-        own: Any = self._source
+        own = self.source
         return own.device, own.data_ptr(), own.stride(), own.dtype, _version(own)
 
     def __hash__(self) -> int:

@@ -132,6 +132,7 @@ def test_random_blocks_draw_the_least_hashes_also_before_the_first_key() -> None
         start = step(step(5) + row % 2**64)
         return sorted(range(columns), key=lambda column: (step(start + column), column))[:2]
 
+    assert step(0) == 0xE220A8397B1DCDAF  # the first output of SplitMix64 from state 0
     mask = mc.random_blocks(3, 2, 5)
     for n_q, n_kv in [(20, 20), (4, 17), (17, 4), (2, 5)]:
         found = dense(mask, n_q, n_kv)

@@ -301,7 +301,7 @@ def test_a_folder_with_the_name_of_a_file(here: Path):
 
 
 @pytest.mark.parametrize(("content", "error"), [
-    (b"", NoPattern), (b"\xef\xbb\xbf", NoPattern), (b"\0", PatternFailed),
+    (b"", NoPattern), (b"x = 3\n", NoPattern), (b"\xef\xbb\xbf", NoPattern), (b"\0", PatternFailed),
     ("import maskc as mc\n".encode("utf-16"), PatternFailed), (b"x = '\xff'\n", PatternFailed),
     (b"# -*- coding: no-such -*-\n", PatternFailed), (b"#\0\n", PatternFailed),
 ])  # fmt: skip

@@ -14,10 +14,8 @@ from maskc.core.errors import (
     BadParameter,
     BadParameterValue,
     BadPatternName,
-    FileMissing,
     MaskcError,
     NegativeWidth,
-    NoPattern,
     NotAMask,
     NotAMaskReturned,
     NotConstant,
@@ -243,15 +241,6 @@ def test_a_pattern_that_fails_names_its_line(tmp_path: Path) -> None:
     with pytest.raises(PatternFailed) as caught:
         mc.load(path)
     assert caught.value.at.line == 4
-
-
-def test_missing_and_empty_files(tmp_path: Path) -> None:
-    with pytest.raises(FileMissing):
-        mc.load(tmp_path / "absent.py")
-    with pytest.raises(FileMissing):
-        mc.load(tmp_path)
-    with pytest.raises(NoPattern):
-        mc.load(write(tmp_path, "none.py", "x = 3\n"))
 
 
 # ------------------------------------------------------------------ text

@@ -23,7 +23,6 @@ from maskc.core.errors import (
 )
 from maskc.reference.attention import attention, gradients, merge
 from maskc.reference.dense import dense
-from maskc.reference.pairs import drawn_columns, splitmix64, step
 from maskc.reference.ranking import select
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -267,22 +266,6 @@ def test_topk_is_a_subset_and_joins_other_masks() -> None:
     assert np.array_equal(joined, found | np.eye(12, dtype=bool))
     shared = dense(mc.topk(2, of, q_block=3, block=2), 12, scores=scores[0], doc=ids)
     assert not (shared & ~allowed).any()
-
-
-# ------------------------------------------------------------------ the draw
-
-
-def test_the_draw_of_random_blocks() -> None:
-    start = 0xE220A8397B1DCDAF  # step(0), the first output of SplitMix64 from state 0
-    assert step(0) == start
-    assert splitmix64(0, 3, 5) == step((step((start + 3) % 2**64) + 5) % 2**64)
-    assert splitmix64(7, -1, 0) == splitmix64(7, 2**64 - 1, 0)
-    assert drawn_columns(0, 0, 4, 9) == [0, 1, 2, 3]
-    assert len(set(drawn_columns(1, 2, 50, 7))) == 7
-    assert drawn_columns(1, 2, 50, 6) == [
-        j for j in drawn_columns(1, 2, 50, 7)
-        if splitmix64(1, 2, j) != max(splitmix64(1, 2, i) for i in drawn_columns(1, 2, 50, 7))
-    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------ refusals
