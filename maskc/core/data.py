@@ -139,6 +139,12 @@ def renamed(decl: DataDecl, name: str) -> DataDecl:
     return decl if decl.name == name else replace(decl, name=name, arrays=(name,))
 
 
+def constant(name: str, rank: int, values: Captured | bytes = b"") -> DataDecl:
+    """The declaration of an array that a formula captured, without its content where a call brings
+    that."""
+    return DataDecl(name, DataKind.constant, (name,), options=(rank,), values=values)
+
+
 @dataclass(frozen=True)
 class Parents:
     """A parent array given where a tree is expected: -1 marks a root. See mc.parents."""

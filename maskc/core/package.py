@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -23,30 +24,25 @@ def pattern_folder() -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / "patterns"
 
 
-def _sources() -> list[Path]:
-    """The files that decide what is compiled; published patterns are input, not code."""
+def _digest(of: Callable[[Path], bytes]) -> str:
+    """A digest of what something says of each file that decides what is compiled; published
+    patterns are input, not code."""
     found = {*_PACKAGE.rglob("*.*"), *template_folder().rglob("*.*")}
-    inputs = pattern_folder()
-    return sorted(file for file in found if inputs not in file.parents)
+    inputs, digest = pattern_folder(), sha256()
+    for file in sorted(found):
+        if file.suffix in _COUNTED and inputs not in file.parents:
+            digest.update(f"{file.name} {file.stat().st_size}".encode() + of(file))
+    return digest.hexdigest()
 
 
 @cache
 def state() -> str:
     """A digest of the sizes and times of all code, data and templates, hexadecimal: another one
     whenever something of them may have changed."""
-    digest = sha256()
-    for file in _sources():
-        if file.suffix in _COUNTED:
-            found = file.stat()
-            digest.update(f"{file.name} {found.st_size} {found.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+    return _digest(lambda file: f" {file.stat().st_mtime_ns}\n".encode())
 
 
 @cache
 def contents() -> str:
     """A digest of all code, data and templates, hexadecimal: the same on every machine."""
-    digest = sha256()
-    for file in _sources():
-        if file.suffix in _COUNTED:
-            digest.update(f"{file.name} {file.stat().st_size}\n".encode() + file.read_bytes())
-    return digest.hexdigest()
+    return _digest(lambda file: b"\n" + file.read_bytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import sha256
 
 import numpy as np
@@ -36,10 +37,7 @@ def documents(name: str, *, align: str = nodes.END) -> Mask:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
         BadAlign: `align` is another word (MC109).
     """
-    at = caller()
-    found, align, options = _name(name, at), *_aligned("documents", align, at)
-    decl = DataDecl(found, DataKind.documents, _arrays(found, align, "q", "k"), options=options)
-    return nodes.Documents(decl, align, loc=at)
+    return _atom(nodes.Documents, DataKind.documents, name, align, "q", "k")
 
 
 def flags(
@@ -76,11 +74,12 @@ def flagged(
     """`flags` as another combinator writes them, `where` being its name."""
     found = _name(name, at)
     on = checked.choice(where, "on", on, ("k", "q"), at)
-    align, options = _aligned(where, align, at)
+    align = checked.align(where, align, at)
     most = None if at_most is None else checked.constant(where, "at_most", at_most, at)
-    of_queries = (1, *options) if on == "q" else (0,)
-    array = f"{found}.start" if of_queries == (1, 1) else found
-    decl = DataDecl(found, DataKind.flags, (array,), options=of_queries, most=most)
+    start = on == "q" and align == nodes.START
+    options = (int(on == "q"), *((1,) if start else ()))
+    array = f"{found}.start" if start else found
+    decl = DataDecl(found, DataKind.flags, (array,), options=options, most=most)
     return nodes.Flags(decl, on, align, loc=at)
 
 
@@ -98,10 +97,7 @@ def intervals(name: str, *, align: str = nodes.END) -> Mask:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
         BadAlign: `align` is another word (MC109).
     """
-    at = caller()
-    found, align, options = _name(name, at), *_aligned("intervals", align, at)
-    decl = DataDecl(found, DataKind.intervals, _arrays(found, align, "lo", "hi"), options=options)
-    return nodes.Intervals(decl, align, loc=at)
+    return _atom(nodes.Intervals, DataKind.intervals, name, align, "lo", "hi")
 
 
 def positions(*, q: str, k: str) -> nodes.Positions:
@@ -145,25 +141,19 @@ def tree(name: str, *, align: str = nodes.END) -> Mask:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
         BadAlign: `align` is another word (MC109).
     """
+    return _atom(nodes.Tree, DataKind.tree, name, align, "tin", "tout", "q")
+
+
+def _atom(
+    node: Callable[..., Mask], kind: DataKind, name: str, align: str, *parts: str
+) -> Mask:  # fmt: skip
+    """The mask over one argument of calls, whose parts formulas read by names of their own: these
+    differ where `align` makes the arrays hold other values."""
     at = caller()
-    found, align, options = _name(name, at), *_aligned("tree", align, at)
-    arrays = _arrays(found, align, "tin", "tout", "q")
-    decl = DataDecl(found, DataKind.tree, arrays, options=options)
-    return nodes.Tree(decl, align, loc=at)
-
-
-def _aligned(where: str, align: str, at: SourceLoc | None) -> tuple[str, tuple[int, ...]]:
-    """(the checked word, what a declaration's options say about it)."""
-    found = checked.align(where, align, at)
-    return found, (1,) if found == nodes.START else ()
-
-
-def _arrays(name: str, align: str, *parts: str) -> tuple[str, ...]:
-    """Names by which formulas read the parts of one argument.
-
-    They differ where `align` makes the arrays hold other values.
-    """
-    return tuple(f"{name}.{part}{'_start' * (align == nodes.START)}" for part in parts)
+    found, align = _name(name, at), checked.align(kind.value, align, at)
+    start = align == nodes.START
+    arrays = tuple(f"{found}.{part}{'_start' * start}" for part in parts)
+    return node(DataDecl(found, kind, arrays, options=(1,) if start else ()), align, loc=at)
 
 
 def block_table(table: object, block: int) -> Mask:

@@ -14,6 +14,9 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
+from maskc.core.errors import MaskcError
+from maskc.core.source import SourceLoc, raised_at
+
 T = TypeVar("T")
 
 
@@ -25,6 +28,19 @@ def during(variable: ContextVar[Any], value: T) -> Iterator[T]:
         yield value
     finally:
         variable.reset(token)
+
+
+@contextmanager
+def told(wrong: type[MaskcError], at: SourceLoc | None, *hint: str) -> Iterator[None]:
+    """What the user's function raises meanwhile is a mistake at its line, or else at `at`."""
+    try:
+        yield
+    except MaskcError:
+        raise
+    except Exception as error:
+        place = raised_at(error, at.file) if at is not None else None
+        found = f"it raised {type(error).__name__}: {error}"
+        raise wrong(found, *hint, at=place or at) from error
 
 
 # ------------------------------------------------------------------ functions by name

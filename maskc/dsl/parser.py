@@ -11,7 +11,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.captured import ANY_LENGTHS, Captured, Lengths
-from maskc.core.data import DataDecl, DataKind
+from maskc.core.data import DataDecl, constant
 from maskc.core.errors import BadExpression, IntegerTooWide, MaskcError
 from maskc.core.expr import Expr
 from maskc.core.expr_text import read_node
@@ -212,10 +212,7 @@ def _loaded(formula: Expr, given: dict[str, Captured]) -> tuple[Expr, tuple[Data
         decls = (d for d in tables if d.rank == rank and d.values == given[name])
         decl = next(decls, None)
         if decl is None:
-            own = f"table{len(tables)}"
-            decl = DataDecl(
-                own, DataKind.constant, (own,), options=(rank,), values=given[name]
-            )  # fmt: skip
+            decl = constant(f"table{len(tables)}", rank, given[name])
             tables.append(decl)
         names[name] = decl.name
     return E.renamed(formula, names), tuple(tables)

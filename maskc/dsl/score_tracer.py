@@ -17,11 +17,11 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core import score as S
 from maskc.core.data import check_name
-from maskc.core.errors import MaskcError, NotAScore, ScoreNotTraceable
-from maskc.core.source import SourceLoc, caller, outside, raised_at
+from maskc.core.errors import NotAScore, ScoreNotTraceable
+from maskc.core.source import SourceLoc, caller, outside
 from maskc.dsl import nodes
 from maskc.dsl.arguments import WORDS, check_order, named, required
-from maskc.dsl.followed import torch_calls
+from maskc.dsl.followed import told, torch_calls
 from maskc.dsl.mask import Mask
 from maskc.dsl.rebinding import Rebinder
 from maskc.dsl.score_checks import check_derivative, check_finite, mask_formula, without_hidden
@@ -39,6 +39,7 @@ from maskc.dsl.score_values import (
 )
 
 _PLACES: dict[str, S.Score | E.Expr] = {"s": S.Score(), "q": E.Q, "k": E.K, "h": E.H, "b": S.B}
+_ONCE = "the function runs once, with values that stand for all pairs"
 _OF_SCORE = tuple("sqkhb")
 _OF_SCORE_MOD = tuple("sbhqk")
 
@@ -170,17 +171,10 @@ def _traced(
     given = _arguments(function, order, at, whole)
     rebound = Rebinder(WatchedTable, {"min": minimum, "max": maximum}).function(function)
     with collecting() as registry:
-        try:
+        with told(ScoreNotTraceable, at, _ONCE):
             with torch_calls(_torch_call):
                 result = rebound(*given)
             node = real(result)
-        except MaskcError:
-            raise
-        except Exception as error:
-            found = f"it raised {type(error).__name__}: {error}"
-            place = raised_at(error, at.file) if at is not None else None
-            hint = "the function runs once, with values that stand for all pairs"
-            raise ScoreNotTraceable(found, hint, at=place or at) from error
         node = _without_params(node, registry)
     kept_node, kept = without_hidden(node)
     check_finite(kept_node, registry.places, at)

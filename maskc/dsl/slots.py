@@ -13,7 +13,7 @@ from math import prod
 
 from maskc.core import expr as E
 from maskc.core.captured import ANY_LENGTHS, HELD, Captured, Held, Reading
-from maskc.core.data import DataDecl, DataKind
+from maskc.core.data import DataDecl, constant
 from maskc.core.expr import Expr
 from maskc.core.expr_text import nonnegative
 from maskc.dsl import nodes as N
@@ -86,11 +86,8 @@ class _Slots:
         self.readings.append(Reading(raw, read, mask.loc, mask.lengths))
         used = set(E.arrays(read))
         ranks = {name: min(len(shape), 2) for name, shape in shapes.items() if name in used}
-        decls = (
-            DataDecl(name, DataKind.constant, (name,), options=(rank,))
-            for name, rank in sorted(ranks.items())
-        )
-        return replace(mask, formula=read, tables=tuple(decls), lengths=ANY_LENGTHS)
+        tables = tuple(constant(name, rank) for name, rank in sorted(ranks.items()))
+        return replace(mask, formula=read, tables=tables, lengths=ANY_LENGTHS)
 
     def _name(self, decl: DataDecl) -> str:
         values = decl.values

@@ -15,7 +15,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.captured import Captured
-from maskc.core.data import DataDecl, DataKind
+from maskc.core.data import DataDecl, constant
 from maskc.core.errors import BatchUsed, NotTraceable
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
@@ -49,8 +49,7 @@ class Registry:
             )  # fmt: skip
             name = next(same, f"table{len(self.tables)}")
             if name not in self.tables:
-                decl = DataDecl(name, DataKind.constant, (name,), options=(rank,), values=values)
-                self.tables[name] = decl
+                self.tables[name] = constant(name, rank, values)
             self._known[mark] = name, array
         return self._known[mark][0]
 

@@ -8,10 +8,11 @@ from maskc.core import expr as E
 from maskc.core.data import DataDecl, renamed
 from maskc.core.errors import BatchUsed, MaskcError, NotTraceable
 from maskc.core.expr import Expr
-from maskc.core.source import SourceLoc, caller, raised_at
+from maskc.core.source import SourceLoc, caller
 from maskc.dsl import nodes
 from maskc.dsl.arguments import arguments
 from maskc.dsl.collect import mistake
+from maskc.dsl.followed import told
 from maskc.dsl.mask import Mask
 from maskc.dsl.rebinding import Rebinder
 from maskc.dsl.tables import BATCH, Registry, capturing
@@ -74,16 +75,8 @@ def trace(
     """
     given = arguments(predicate, at, by_place)
     rebound = Rebinder().function(predicate)
-    with capturing() as registry:
-        try:
-            with watched():
-                result = rebound(*given)
-        except MaskcError:
-            raise
-        except Exception as error:
-            found = f"it raised {type(error).__name__}: {error}"
-            where_it_raised = raised_at(error, at.file) if at is not None else None
-            raise NotTraceable(found, at=where_it_raised or at) from error
+    with capturing() as registry, told(NotTraceable, at), watched():
+        result = rebound(*given)
     formula = lift_bool(result, "the result")
     if BATCH in E.walk(formula):
         raise BatchUsed(at=at)
