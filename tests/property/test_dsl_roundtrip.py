@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.core import expr as E
 from maskc.core.expr_text import parse_expr, to_python
+from maskc.dsl.nodes import data_of_calls, default_parameters
 from maskc.reference.dense import dense
 from maskc.reference.formula import condition
 from maskc.testing.strategies import (
@@ -18,11 +19,9 @@ from maskc.testing.strategies import (
     NAMESPACE,
     condition_texts,
     data_for,
-    declared,
     integer_texts,
     lengths,
     masks,
-    parameters,
 )
 from tests.support.thorough import examples
 
@@ -100,4 +99,4 @@ def test_the_algebra_is_set_algebra(
 
 
 def _names(mask: mc.Mask) -> set[str]:
-    return set(declared(mask)) | set(parameters(mask))
+    return {decl.name for decl in data_of_calls(mask)} | set(default_parameters(mask))
