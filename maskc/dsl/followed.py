@@ -83,20 +83,21 @@ def operators(own: Callable[[Any], Any]) -> dict[str, Callable[..., Any]]:
 
         return function
 
-    def swapped(apply: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-        return two(lambda a, b: apply(b, a))
-
     def scaled(apply: Callable[[Any, Any], Any]) -> Callable[..., Any]:
         def function(input: Any, other: Any, *, alpha: Any = 1) -> Any:
             return apply(own(input), own(other) if alpha == 1 else own(other) * alpha)
 
         return function
 
+    def swapped(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda input, other, **named: function(other, input, **named)  # noqa: A006
+
     plain = ("mul", "floordiv", "mod", "eq", "ne", "ge", "gt", "le", "lt", "and_", "or_", "xor")
     return {
         **{name.strip("_"): two(getattr(operator, name)) for name in plain},
-        "add": scaled(operator.add), "sub": scaled(operator.sub), "rsub": swapped(operator.sub),
-        "rfloordiv": swapped(operator.floordiv), "rmod": swapped(operator.mod),
+        "add": scaled(operator.add), "sub": scaled(operator.sub),
+        "rsub": swapped(scaled(operator.sub)),
+        "rfloordiv": swapped(two(operator.floordiv)), "rmod": swapped(two(operator.mod)),
         "neg": one(operator.neg), "abs": one(abs), "invert": one(operator.invert),
     }  # fmt: skip
 

@@ -95,6 +95,7 @@ FUNCTIONS: dict[str, Mod] = {
     "fmod": lambda b, h, q, k: torch.fmod(q - k, 3) == -2,
     "add_sub_mul": lambda b, h, q, k: torch.add(q, 3) - torch.mul(k, 2) >= torch.sub(1, k),
     "alpha": lambda b, h, q, k: torch.add(q, k, alpha=-2) >= 1,
+    "operands_swapped": lambda b, h, q, k: torch.rsub(q, k) + torch.rsub(k, 9, alpha=2) >= 3,
     "neg": lambda b, h, q, k: torch.neg(q).add(k) <= 0,
     "eq_ne": lambda b, h, q, k: torch.eq(q, k) | torch.ne(q, 3),
     "lt_le_gt_ge": lambda b, h, q, k: torch.lt(q, k) | torch.gt(q, 8) & torch.le(k, 5) | q.ge(11),

@@ -56,6 +56,11 @@ def check(score_mod, *learned, mask=None, score=None, tolerance=2e-5):
 # ------------------------------------------------------------------ gradients
 
 
+def test_what_alpha_multiplies():
+    assert repr(mc.score(lambda s, q: torch.sub(s, q, alpha=2))) == "score(s - 2 * q)"
+    assert repr(mc.score(lambda s, q: torch.rsub(s, q, alpha=2))) == "score(q - s * 2)"
+
+
 def test_captured_tensors_are_learned():
     bias = torch.randn(H, 2 * N, requires_grad=True)
     check(lambda score, b, h, q_idx, kv_idx: score + bias[h, q_idx - kv_idx], bias)
