@@ -101,6 +101,22 @@ def test_random_formulas_differentiate(formula, seed):
                                rtol=1e-4)  # fmt: skip
 
 
+def test_the_reference_chooses_and_joins():
+    """Integers that conditions choose, products of two, and conditions on s beside others."""
+    table = np.arange(10)
+    score = mc.score(
+        lambda s, q, k: (
+            np.where((q > k) | (s < 0.2), (q - k) * 0.1, table[(q * k) % 10] * 1.0)
+            + np.where(q > 3, q, 2 * k) * np.where((q < 2) | (k == 5), s, 3.0)
+        )
+    )
+    rng = np.random.default_rng(0)
+    s, q, k = rng.normal(size=40), rng.integers(0, 12, 40), rng.integers(0, 12, 40)
+    wanted = np.where((q > k) | (s < 0.2), (q - k) * 0.1, table[(q * k) % 10])
+    wanted = wanted + np.where(q > 3, q, 2 * k) * np.where((q < 2) | (k == 5), s, 3.0)
+    np.testing.assert_allclose(ScoreOf(score.inputs, {}, 12, 12)(s, q, k, 0, 0).value, wanted)
+
+
 def test_collisions_and_the_same_bits():
     """Thousands of pairs share eight entries; any number of threads gives the same bits."""
     score, data = FORMULAS["buckets"](200, 200, 2, 2)
@@ -241,6 +257,9 @@ HIDING = {
     "a logarithm of a choice": lambda s, q, k: s + np.log(np.where(k > q, 0.0, 2.0)),
     "both sides": lambda s, q, k: np.where(k > q, -np.inf, np.where(k <= q, s, -np.inf)),
     "the least number": lambda s, q, k: s + np.where(q < k, np.finfo(np.float32).min, 0.0),
+    "either branch": lambda s, q, k: np.where(
+        q < 9, np.where(k <= q, s, -np.inf), np.where(k > q, -np.inf, 2 * s)
+    ),
 }
 
 
