@@ -56,18 +56,33 @@ def test_integer_text_reads_back_equal(text: str, low: int, other: int) -> None:
     assert parse_expr(to_python(mask.formula)) == mask.formula
 
 
+@given(condition_texts(3), st.integers(1, 6))
+def test_alternatives_are_few_and_add_up(text: str, most: int) -> None:
+    keep = mc.where(eval(f"lambda q, k: {text}", dict(NAMESPACE))).formula
+    note(str(keep))
+    found = E.alternatives(keep, most)
+    if found is None:
+        return
+    assert len(found) <= most
+    assert not any(isinstance(node, E.Any) for part in found for node in E.walk(part))
+    assert E.alternatives(keep, len(found)) == found
+    assert len(found) < 2 or E.alternatives(keep, len(found) - 1) is None
+    assert np.array_equal(np.any([_live(part) for part in found], axis=0), _live(keep))
+
+
 @given(condition_texts(3))
 def test_negation_is_an_involution_and_a_complement(text: str) -> None:
     formula = mc.where(eval(f"lambda q, k: {text}", dict(NAMESPACE))).formula
-    scope = {
-        "q": np.arange(8)[:, None], "k": np.arange(8)[None], "n_q": np.int64(8),
-        "n_kv": np.int64(8),
-    }  # fmt: skip
+    assert np.array_equal(_live(formula), ~_live(E.negate(formula)))
+
+
+def _live(formula: E.Expr) -> np.ndarray:
+    """Where a traced formula holds, [8, 8]."""
+    q, k = np.ogrid[:8, :8]
+    scope = {"q": q, "k": k, "n_q": np.int64(8), "n_kv": np.int64(8)}
     scope |= dict.fromkeys(E.arrays(formula), NAMESPACE["VECTOR"])
     scope |= dict.fromkeys(_grids(formula), NAMESPACE["BITS"] * 1)
-    opposite = E.negate(formula)
-    kept = np.broadcast_to(condition(formula, scope), (8, 8))
-    assert np.array_equal(kept, ~np.broadcast_to(condition(opposite, scope), (8, 8)))
+    return np.broadcast_to(condition(formula, scope), (8, 8))
 
 
 def _grids(formula: E.Expr) -> set[str]:
