@@ -358,10 +358,11 @@ def test_tokens_differ():
 
 
 def test_the_tree_of_every_node_is_known():
-    """A node without a tree raises; there is one for each class that formulas are made of."""
+    """A node without a tree raises; there is one for each class that masks' formulas are made of,
+    of which no Pick is left when they are traced."""
     classes = {
         node.name for node in ast.parse(Path(E.__file__).read_text()).body
-        if isinstance(node, ast.ClassDef) and node.name != "Expr"
+        if isinstance(node, ast.ClassDef) and node.name not in ("Term", "Expr", "Pick")
     }  # fmt: skip
     keep = E.conj(
         E.ge(E.minimum(E.Q, E.add(E.maximum(E.K, E.const(3)), E.Param("w", 1))), E.ZERO),
