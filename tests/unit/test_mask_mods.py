@@ -111,6 +111,7 @@ FUNCTIONS: dict[str, Mod] = {
     "scalars": lambda b, h, q, k: torch.ones((), dtype=torch.bool) & (q - torch.tensor(2) < k),
     "to_bool": lambda b, h, q, k: (q % 2).to(torch.bool) & (k % 3).bool(),
     "casts": lambda b, h, q, k: q.long() - k.to(torch.int32).int() < 2,
+    "casts_of_choices": lambda b, h, q, k: torch.where(q < 3, 2, 5).to(torch.int8) > k,
     "condition_as_integer": lambda b, h, q, k: (q >= k).int() + (k < 3).to(torch.int64) == 2,
     "device_and_dtype": lambda b, h, q, k: (
         (q >= k).to(q.device) & torch.tensor(True).to(q.device) & (k.to(q.dtype) < 9)
@@ -196,6 +197,7 @@ REFUSED: dict[str, Mod] = {
     "float": lambda b, h, q, k: q.float() > k,
     "to_float": lambda b, h, q, k: q.to(torch.float32) > k,
     "narrow": lambda b, h, q, k: q.to(torch.int8) > k,
+    "narrow_choice": lambda b, h, q, k: torch.where(q < 3, 2, q).to(torch.int8) > k,
     "item": lambda b, h, q, k: q.item() > k,
     "vector": lambda b, h, q, k: q.new_ones((3,)) > k,
     "whole_array": lambda b, h, q, k: torch.arange(12) + q > k,
