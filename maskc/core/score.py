@@ -115,7 +115,7 @@ class Logic(Test):
     """`and` or `or` of two conditions, or `not` of one."""
 
     word: str
-    parts: tuple[Term, ...]
+    terms: tuple[Term, ...]
 
 
 def negated(condition: Term) -> Term:

@@ -61,6 +61,18 @@ def test_what_alpha_multiplies():
     assert repr(mc.score(lambda s, q: torch.rsub(s, q, alpha=2))) == "score(q - s * 2)"
 
 
+def test_what_values_say_of_themselves():
+    found = []
+
+    def formula(s, q, k):
+        found.append([(x.dtype, x.device.type, x.shape, x.ndim) for x in (s, q, q > k)])
+        return s
+
+    mc.score(formula)
+    kinds = torch.float32, torch.int64, torch.bool
+    assert found == [[(kind, "cpu", (), 0) for kind in kinds]]
+
+
 def test_captured_tensors_are_learned():
     bias = torch.randn(H, 2 * N, requires_grad=True)
     check(lambda score, b, h, q_idx, kv_idx: score + bias[h, q_idx - kv_idx], bias)
