@@ -14,10 +14,10 @@ from maskc.core.evaluate import evaluate
 from maskc.core.problem import TileShape
 from maskc.core.sizes import Sizes
 from maskc.dsl import nodes as N
+from maskc.dsl.nodes import walk
 from maskc.layout import best as best_of_floats
 from maskc.layout import bind_arrays, choose, scores_of, sequence_arrays
 from maskc.reference import ranking
-from maskc.reference.dense import walk
 from maskc.reference.pairs import Place, keep
 from maskc.verify.case import Case
 from maskc.verify.tensors import Tensors, host

@@ -16,7 +16,7 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
-from maskc.reference.dense import walk
+from maskc.dsl.nodes import walk
 from maskc.reference.pairs import Place, keep
 from maskc.verify.case import Case
 from maskc.verify.tensors import Tensors, library, like, wide

@@ -24,6 +24,7 @@ import numpy as np
 import maskc as mc
 from maskc import Mask
 from maskc.core.errors import BudgetUnreachable, MaskcError, OtherStudy
+from maskc.dsl.nodes import selects
 from maskc.evaluate import (
     FAMILIES,
     Candidate,
@@ -41,7 +42,6 @@ from maskc.evaluate.families import ROLES, pairs_of
 from maskc.evaluate.matrices import Matrices, leaves, packed
 from maskc.evaluate.models import load, losses
 from maskc.evaluate.retrieval import trials
-from maskc.evaluate.selection import selects
 from maskc.evaluate.statistics import equivalence, paired_interval, paired_p
 from maskc.evaluate.tensors import torch_module
 from maskc.evaluate.texts import demo_texts, read_text, sequences

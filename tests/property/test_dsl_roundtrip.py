@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-from hypothesis import given, note, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -57,6 +57,8 @@ def test_integer_text_reads_back_equal(text: str, low: int, other: int) -> None:
 
 
 @given(condition_texts(3), st.integers(1, 6))
+@example("((q < 1) | (k < 2) | (q > 5)) & ((k > 6) | (q == 3))", 5)
+@example("((q < 1) | (k < 2) | (q > 5)) & ((k > 6) | (q == 3))", 6)
 def test_alternatives_are_few_and_add_up(text: str, most: int) -> None:
     keep = mc.where(eval(f"lambda q, k: {text}", dict(NAMESPACE))).formula
     note(str(keep))
