@@ -177,7 +177,7 @@ class CompiledMask:
             bound: the call's data.
             sizes: its lengths and heads.
         """
-        return self._binder.arrays(bound, sizes.n_q, sizes.n_kv)
+        return self._binder.completed(bound, sizes.n_q, sizes.n_kv).arrays
 
     def settled(self) -> CompiledMask:
         """A copy that keeps the captured arrays of this moment, whoever writes into them later.

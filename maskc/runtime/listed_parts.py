@@ -23,7 +23,6 @@ from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import with_workspace
 from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, pays, tokens_of
 from maskc.dispatch.packing import packed
-from maskc.dispatch.selector import Arrays
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked
@@ -133,10 +132,10 @@ class ListedParts:
                 return None
         given = Flags((found["q"], found["k"]), Watched.of(asked.data, asked.held))
         params = self._binder.parameters(keywords)
-        return Bound(params, None, (tuple(params.values()), given.key), given)
+        return Bound(params, {}, (tuple(params.values()), given.key), given)
 
     def plan(
-        self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
     ) -> ListedRowsPlan | None:  # fmt: skip
         """How a pass runs over some tokens, None where whole; arguments as in SourceSelector.plan.
@@ -153,18 +152,16 @@ class ListedParts:
                 for number, part in enumerate(self._whole.bundle.parts)
                 if part.listed is not None
             ]
-            return _Planning(self, wanted, bound, arrays, place, outputs, over).plan()
+            return _Planning(self, wanted, bound, place, outputs, over).plan()
+        call = (sizes.n_q, sizes.n_kv, bound.params, bound.arrays)
         found = [
-            _over(number, part.listed, self._tokens(part.listed, sizes, bound, arrays))
+            _over(number, part.listed, tokens_of(part.listed, *call))
             for number, part in enumerate(self._whole.bundle.parts)
             if part.listed is not None
         ]
         if not self._taken(found, unit, sizes, bound):
             return None
-        return _Planning(self, wanted, bound, arrays, place, outputs, found).plan()
-
-    def _tokens(self, listed: Listed, sizes: Sizes, bound: Bound, arrays: Arrays) -> np.ndarray:
-        return tokens_of(listed, sizes.n_q, sizes.n_kv, bound.params, arrays())
+        return _Planning(self, wanted, bound, place, outputs, found).plan()
 
     def _unknown(self, number: int, listed: Listed, sizes: Sizes, given: Flags) -> _Over:
         """A part whose tokens the device lists."""
@@ -238,10 +235,10 @@ class _Planning:
     """One plan while it is made."""
 
     def __init__(
-        self, owner: ListedParts, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+        self, owner: ListedParts, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...], found: list[_Over],
     ) -> None:  # fmt: skip
-        self.owner, self.wanted, self.bound, self.arrays = owner, wanted, bound, arrays
+        self.owner, self.wanted, self.bound = owner, wanted, bound
         self.place, self.outputs = place, outputs
         self.sizes, self.direction = place.sizes, wanted.direction
         self.over = {over.listed.side: over for over in found if over.rows}
@@ -373,12 +370,12 @@ class _Planning:
         over = self.over.get(side)
         features: Features = self.wanted.features - ({Feature.sinks} if side == "k" else set())
         wanted = replace(self.wanted, features=features)
-        sizes, strides, arrays = self.sizes, dict(self.place.strides), self.arrays
+        sizes, strides, arrays = self.sizes, dict(self.place.strides), self.bound.arrays
         instead = {DELTA: Address(DELTA, self.room)}
         if over is not None:
             sizes = replace(sizes, **{"n_q" if side == "q" else "n_kv": over.rows})
             tokens = over.tokens if len(over.tokens) > 1 else over.tokens[0]  # sequences alike
-            arrays = cache(lambda: {**self.arrays(), over.listed.array: tokens})
+            arrays = {**arrays, over.listed.array: tokens}
         for (owner, name), rows in self.rows.items():
             if owner == side:
                 strides[name] = rows.strides
@@ -389,7 +386,7 @@ class _Planning:
             instead |= {POINTERS.index(name): NOWHERE for name in ("sink_logits", "dsink")}
         n_q, n_kv = self.sizes.n_q, self.sizes.n_kv
         params: Mapping[str, int] = {**self.bound.params, **of_all(n_q, n_kv)}
-        bound = replace(self.bound, params=params, key=(self.bound.key, n_q, n_kv))
+        bound = replace(self.bound, params=params, arrays=arrays, key=(self.bound.key, n_q, n_kv))
         known = self.bound.given is None
         built = self.owner.built(0 if over is None else over.number, known)
         source = built.selector.source(self.direction, features)
@@ -397,12 +394,12 @@ class _Planning:
         spared = self.outputs
         if self.direction is Direction.forward:
             spared = (self.outputs[0], singles(0))
-        fit = packed(built.bundle, source, wanted, place, arrays) if side == "q" else None
+        fit = packed(built.bundle, source, wanted, bound, place) if side == "q" else None
         if fit is not None:
             source, place = fit
         else:
-            source = built.selector.choose(source, wanted, sizes, bound, arrays, joins)
-        plan = built.plan(source, wanted, bound, arrays, place, spared)
+            source = built.selector.choose(source, wanted, bound, place)
+        plan = built.plan(source, wanted, bound, place, spared)
         reads = None if over is None else _SIDES.index(side)
         if not known and over is not None and over.lists > 1:
             block = ATTENTION.from_buffer_copy(plan.numbers)

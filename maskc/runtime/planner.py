@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from maskc.build import BuildReport
@@ -32,7 +32,7 @@ from maskc.dispatch.launch_plan import (
 from maskc.dispatch.options import CallOptions, features_named
 from maskc.dispatch.packing import packed
 from maskc.dispatch.residue_split import _ONCE, _sums_last, hold, pays, slices, within
-from maskc.dispatch.selector import Arrays, Form
+from maskc.dispatch.selector import Form
 from maskc.dispatch.tables import NOTHING
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
@@ -241,29 +241,29 @@ class CallPlanner:
             return prepare(idle, None, self.whole.dtype)
         if isinstance(bound.given, Flags):
             own = unit.target == self.target.name
-            plan = self.listed.plan(unit, wanted, bound, dict, place, outputs) if own else None
+            plan = self.listed.plan(unit, wanted, bound, place, outputs) if own else None
             if plan is None:
                 raise Unlisted
             return plan
         if bound.given is not None:
             lists = self.gatherer or self.lister
             return lists.plan(unit, wanted, bound, place, outputs)
-        arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
+        bound = self._binder.completed(bound, sizes.n_q, sizes.n_kv)
         own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
         if own and self.listed.active and self._in_parts is not False:
             with suppress(NotAddressable):
-                plan = self.listed.plan(unit, wanted, bound, arrays, place, outputs)
+                plan = self.listed.plan(unit, wanted, bound, place, outputs)
                 if plan is not None:
                     return plan
-        elif own and self._divides(unit, wanted.features, sizes, bound, arrays):
+        elif own and self._divides(unit, sizes, bound):
             spared = outputs if direction is Direction.backward else (outputs[0], singles(0))
 
             def make(number: int, features: Features, part: Place) -> PreparedLaunch:
                 built, own = self.parts[number], within(bound, bundle.parts[number], sizes.n_kv)
                 source = built.selector.source(direction, features)
                 asked = replace(wanted, features=features)
-                source = built.selector.choose(source, asked, part.sizes, own, arrays, part.joins)
-                return built.plan(source, asked, own, arrays, part, spared)
+                source = built.selector.choose(source, asked, own, part)
+                return built.plan(source, asked, own, part, spared)
 
             # A stride of a class that no tensor map can have: such a call runs whole.
             with suppress(NotAddressable):
@@ -272,14 +272,10 @@ class CallPlanner:
                     bundle.problem.dtype.itemsize, outputs, make,
                 )  # fmt: skip
         if self.chooser is not None:
-            return chosen_plan(
-                self.chooser, self.whole, unit, wanted, bound, arrays, place, outputs
-            )
-        return whole_plan(self.whole, unit, wanted, bound, arrays, place, outputs)
+            return chosen_plan(self.chooser, self.whole, unit, wanted, bound, place, outputs)
+        return whole_plan(self.whole, unit, wanted, bound, place, outputs)
 
-    def _divides(
-        self, unit: SourceUnit, features: Features, sizes: Sizes, bound: Bound, arrays: Arrays
-    ) -> bool:
+    def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
         """Whether a pass of `unit` runs in parts at these lengths."""
         if not self.parts or not hold(self.bundle, sizes.n_q, sizes.n_kv):
             return False
@@ -288,7 +284,7 @@ class CallPlanner:
         key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, bound.key)
         paying = self._paying.get(key)
         if paying is None:
-            paying = pays(self.bundle, unit, sizes, bound.params, arrays)
+            paying = pays(self.bundle, unit, sizes, bound)
             if len(self._paying) >= _REMEMBERED:
                 self._paying.clear()
             self._paying[key] = paying
@@ -356,7 +352,7 @@ def parted_plan(
 
 
 def whole_plan(
-    built: BuiltBundle, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+    built: BuiltBundle, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
     outputs: tuple[Output, ...],
 ) -> PreparedLaunch | PartedPlan:  # fmt: skip
     """The plan of a call that runs whole, by the best source where `unit` is the first of several.
@@ -364,12 +360,12 @@ def whole_plan(
     Sequences become heads, or launches of their own, where its copies need that.
     """
     if unit.by_documents:  # whose tiles do not depend on how many queries there are
-        unit = built.selector.choose(unit, wanted, place.sizes, bound, arrays)
-    fit = packed(built.bundle, unit, wanted, place, arrays)
+        unit = built.selector.choose(unit, wanted, bound, place)
+    fit = packed(built.bundle, unit, wanted, bound, place)
     if fit is not None:
-        return built.plan(fit[0], wanted, bound, arrays, fit[1], outputs)
-    unit = built.selector.choose(unit, wanted, place.sizes, bound, arrays)
-    rest = (unit, wanted, bound, arrays)
+        return built.plan(fit[0], wanted, bound, fit[1], outputs)
+    unit = built.selector.choose(unit, wanted, bound, place)
+    rest = (unit, wanted, bound)
     if unit.boxes is None or not unit.boxes.folds or place.sizes.batch < 2:
         return built.plan(*rest, place, outputs)
     steps = [
@@ -387,7 +383,7 @@ def whole_plan(
 
 def chosen_plan(
     chooser: BuiltBundle, built: BuiltBundle, unit: SourceUnit, wanted: Pass, bound: Bound,
-    arrays: Arrays, place: Place, outputs: tuple[Output, ...],
+    place: Place, outputs: tuple[Output, ...],
 ) -> PartedPlan:  # fmt: skip
     """The plan of a call whose keys are chosen one by one: thresholds first, then the pass.
 
@@ -396,8 +392,8 @@ def chosen_plan(
     first = Pass(Direction.forward, frozenset(), False, wanted.device)
     source = chooser.selector.source(Direction.forward)
     plans = (
-        chooser.plan(source, first, bound, arrays, place, _no_results(wanted.direction)),
-        built.plan(unit, wanted, bound, arrays, place, outputs),
+        chooser.plan(source, first, bound, place, _no_results(wanted.direction)),
+        built.plan(unit, wanted, bound, place, outputs),
     )
     steps = [
         Step(plan, tuple(4 * threshold_words(own, place.sizes) if name == "delta" else 0

@@ -134,7 +134,7 @@ def _bound(attn: CompiledMask, q: Any, k: Any, v: Any, data: Mapping[str, Any]) 
 def lists_of(selection: Selection, bound: Bound, sizes: Sizes) -> np.ndarray:
     """int32 [batch, heads that choose apart, query blocks, width]: blocks of keys, ascending, and
     -1 behind the last one of a row."""
-    chosen: Chosen = (bound.arrays or {})[selection.name]  # type: ignore[assignment]
+    chosen: Chosen = bound.arrays[selection.name]  # type: ignore[assignment]
     groups = sharing(selection.share, sizes)
     lists = chosen.lists
     if lists.shape[1] > 1:

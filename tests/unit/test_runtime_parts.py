@@ -15,6 +15,7 @@ from maskc.analysis import heads
 from maskc.core.bundle import PartBundle
 from maskc.core.problem import Feature
 from maskc.core.sizes import Sizes
+from maskc.dispatch.call import Bound
 from maskc.dispatch.residue_split import slices
 from maskc.ir import relayout
 from maskc.layout import classes
@@ -150,7 +151,7 @@ def test_parts_run_where_they_pay(name, n, parted):
     wide = mc.dilated(63, stride=16).compile(head_dim=32, dtype="float32", target="cpu")
     mask = wide if name == "wide" else mask_of(name)
     sizes = Sizes(1, 1, 1, n, n)
-    found = planner.pays(mask.bundle, mask.unit, sizes, {}, dict)
+    found = planner.pays(mask.bundle, mask.unit, sizes, Bound({}, {}, ()))
     assert found == parted
 
 

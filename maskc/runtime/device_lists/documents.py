@@ -97,7 +97,7 @@ class DocumentLists(ListsMaker):
         longest = longest_promised(decl.name, asked.keywords[decl.name])
         of_q, of_k = given.sources
         key = tuple(params.values()), (of_q.key, of_k.key), longest, of_q is of_k
-        return Bound(params, None, key, given, longest)
+        return Bound(params, {}, key, given, longest)
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
@@ -111,7 +111,7 @@ class DocumentLists(ListsMaker):
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         source, bundle = self._source_of_lists(), self._built.bundle
-        unit = self._built.selector.suited(unit, wanted, place.sizes, bound)
+        unit = self._built.selector.suited(unit, wanted, bound, place)
         kept = self._kept(unit, place.sizes, bound, wanted.direction)
         mode = mode_of(unit, wanted, kept)
         placed = mode == "deterministic"

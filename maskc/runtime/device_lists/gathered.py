@@ -196,7 +196,7 @@ class Gatherer:
         ranking = ranking_on(q.device, selection, data, sizes, self._dtypes)
         nothing = not launches(sizes, options.direction)
         key = tuple(params.values()), ranking.key
-        return Bound(params, None, key, None if nothing else ranking)
+        return Bound(params, {}, key, None if nothing else ranking)
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,

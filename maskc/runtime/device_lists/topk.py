@@ -84,7 +84,7 @@ class TopKLists:
         if given is None or not all(vote.turn for vote in self._votes(sizes, given)):
             return None
         key = tuple(params.values()), tuple(x.key if x else None for x in given)
-        return Bound(params, None, key, given)
+        return Bound(params, {}, key, given)
 
     def _votes(self, sizes: Sizes, given: Given) -> tuple[Vote, ...]:
         bundle = self._built.bundle
@@ -106,7 +106,7 @@ class TopKLists:
         known = unit.target == self._target and not unit.distances and unit.boxes is None
         if os.environ.get("MASKC_CHECK") == "1" or not known or self._unit is None:
             raise Unlisted
-        unit = self._built.selector.foreseen(unit, wanted, place.sizes, bound)
+        unit = self._built.selector.foreseen(unit, wanted, bound, place)
         bundle, kernels, index = self._built.bundle, self._built.kernels, wanted.device[1]
         votes = self._votes(place.sizes, bound.given)
         tables, choosing, classes = self._static(unit, wanted, bound, place, votes)

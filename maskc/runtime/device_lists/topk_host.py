@@ -75,7 +75,7 @@ class TopKOnHost:
         key = (sizes, bound.key, _digest(scores))
         known = self._known.get(key)
         if known is None:
-            found: dict[str, Any] = dict(binder.arrays(bound, sizes.n_q, sizes.n_kv))
+            found: dict[str, Any] = {**binder.completed(bound, sizes.n_q, sizes.n_kv).arrays}
             with np.errstate(all="ignore"):
                 for each, ranked in zip(bundle.selections, scores, strict=True):
                     found[each.name] = choose(each, ranked, sizes, bound.params, found, rank())
