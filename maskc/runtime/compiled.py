@@ -35,8 +35,7 @@ from maskc.runtime.autograd import (
 )
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
-from maskc.runtime.device_lists.call import Asked, DeviceListedPlan, Repeat, Unlisted
-from maskc.runtime.launch.listed import ListedRowsPlan
+from maskc.runtime.device_lists.call import Asked, Unlisted
 from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound, all_reports
@@ -45,6 +44,7 @@ from maskc.runtime.selecting import call_selecting
 _NOTHING: Mapping[str, Any] = {}
 _MOST_REPEATS = 16
 """Kinds of calls whose latest one is remembered."""
+_NO_REPEAT = None, None
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
 
@@ -106,8 +106,10 @@ class CompiledMask:
         self._whole = self._planner.whole
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
-        self._repeats: dict[CallOptions, Repeat] = {}
-        """The latest call with data on a device, for each kind of call."""
+        self._repeats: dict[CallOptions, tuple[object, Any]] = {}
+        """The latest call with data on a device, for each kind of call, and what its q, k, v and
+        others are: a further one with the same arrays of data is known again, whether or not
+        somebody has written into them."""
         self._lock = threading.Lock()
         self._unaligned = self.target.alignment(bundle.problem.dtype) - 1
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
@@ -391,7 +393,7 @@ class CompiledMask:
         else:
             space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(names, places, out=place, lse=unread, delta=space[1])
-        plan.run(plan, sent, pointers, own, stream)
+        plan.run(sent, pointers, own, stream)
         return (out, lse) if return_lse else out
 
     def backward(
@@ -505,53 +507,52 @@ class CompiledMask:
                     made.append(zeros(lib, q, heads))
                     written[name] = made[-1][1]
             pointers = all_pointers(names, places, **written)
-        plan.run(plan, sent, pointers, own, stream)
+        plan.run(sent, pointers, own, stream)
         del delta  # what reuses its memory comes later in the stream
         return tuple(gradient for gradient, _ in made)
 
     def _begin(
-        self, options: CallOptions, given: list[Any], data: Mapping[str, Any],
-        listed: bool = True,
-    ) -> tuple[Runnable, Library, tuple[int, ...]]:  # fmt: skip
+        self, options: CallOptions, given: list[Any], data: Mapping[str, Any]
+    ) -> tuple[Runnable, Library, tuple[int, ...]]:
         """(plan, q's library, addresses of what is given).
 
         Args:
             options: that the plan depends on.
             given: arrays; those of unknown libraries are replaced by what stands for them.
-            listed: whether tile lists may be made on the device.
         """
         lib, kinds, places = read(options.names, given)
         if data or self._needs_data:
-            repeat = self._repeats.get(options)
-            if repeat is not None and not low_bits(places) & self._unaligned:
-                again = repeat.again(kinds, data, self.held)
-                if again is not None:
-                    return again, lib, places
-            listed = listed and self._on_device
-            bound = self._bind(options, given, data, kinds, places, listed)
+            known, call = self._repeats.get(options, _NO_REPEAT)
+            if known == kinds and not low_bits(places) & self._unaligned:
+                watched = call.watched.again(data, self.held)
+                if watched is not None:
+                    if watched is not call.watched:
+                        call = call.changed(watched)
+                        self._repeats[options] = kinds, call
+                    return call, lib, places
+            bound = self._bind(options, given, data, kinds, places, self._on_device)
         else:
             bound = self._default
         signature = kinds, bound.key, options
+        plan: Any  # of the kinds in Planned
         last, plan = self._last
-        if signature != last or plan is None:
+        if signature != last:
             try:
                 plan = self._planned(signature, given, bound)
             except (NotAddressable, Unlisted):
                 if bound.given is None:
                     raise
-                return self._begin(options, given, data, False)
+                bound = self._bind(options, given, data, kinds, places, False)
+                plan = self._planned((kinds, bound.key, options), given, bound)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        if isinstance(plan, DeviceListedPlan) or (
-            isinstance(plan, ListedRowsPlan) and bound.given is not None
-        ):
-            call = plan.called(bound.given)
-        else:
+        if bound.given is None:
             return plan, lib, places
-        if getattr(call, "watched", None) is not None:
+        call = plan.called(bound.given)
+        if call.watched is not None:
             if len(self._repeats) >= _MOST_REPEATS:
                 self._repeats = {}
-            self._repeats[options] = Repeat(kinds, call)
+            self._repeats[options] = kinds, call
         return call, lib, places
 
     def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.dropout import FIRST, PARTS, RATE, SEED, check_rate
@@ -19,8 +18,7 @@ from maskc.dispatch.options import CallOptions
 from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES, Library
 from maskc.runtime.compiled import CompiledMask
-from maskc.runtime.launch.block import BlockLaunch
-from maskc.runtime.launch.prepared import Runnable
+from maskc.runtime.launch.prepared import BlockLaunch, Runnable
 from maskc.runtime.scored import ScoredMask
 
 if TYPE_CHECKING:
@@ -82,13 +80,10 @@ class _Dropping(_Base):
     """Gives every launch the block of its call."""
 
     def _begin(
-        self, options: CallOptions, given: list[Any], data: Mapping[str, Any], listed: bool = True
+        self, options: CallOptions, given: list[Any], data: Any
     ) -> tuple[Runnable, Library, tuple[int, ...]]:
-        if RATE not in data:  # a second look of the same call
-            return super()._begin(options, given, data, listed)
-        rest: Any = data  # made for this call
-        block = _block(given[0], rest.pop(RATE), rest.pop(SEED), rest.pop(FIRST, (0, 0)))
-        plan, lib, places = super()._begin(options, given, rest, listed)
+        block = _block(given[0], data.pop(RATE), data.pop(SEED), data.pop(FIRST, (0, 0)))
+        plan, lib, places = super()._begin(options, given, data)
         return BlockLaunch(plan, block), lib, places
 
 

@@ -41,8 +41,7 @@ from maskc.runtime.arrays.find import library
 from maskc.runtime.arrays.known import LIBRARIES, Library, zeros
 from maskc.runtime.autograd import kind_of
 from maskc.runtime.compiled import CompiledMask
-from maskc.runtime.launch.block import BlockLaunch
-from maskc.runtime.launch.prepared import Runnable
+from maskc.runtime.launch.prepared import BlockLaunch, Runnable
 
 _NOTHING: Mapping[str, Any] = {}
 _SHARED = (1 << 31) - 1
@@ -233,13 +232,10 @@ class ScoredMask(CompiledMask):
         )  # fmt: skip
 
     def _begin(
-        self, options: CallOptions, given: list[Any], data: Mapping[str, Any], listed: bool = True
+        self, options: CallOptions, given: list[Any], data: Any
     ) -> tuple[Runnable, Library, tuple[int, ...]]:
-        plan, lib, places = super()._begin(options, given, data, listed)
-        block = data.block if isinstance(data, _Given) else b""
-        if isinstance(plan, BlockLaunch) or not block:
-            return plan, lib, places
-        return BlockLaunch(plan, block), lib, places
+        plan, lib, places = super()._begin(options, given, data)
+        return BlockLaunch(plan, data.block), lib, places
 
     def _check_options(self, softcap: Any, slopes: Any) -> None:
         if softcap is not None:

@@ -126,7 +126,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class GatherPlan(DeviceListedPlan):
-    """One direction of one signature; what `called` gives stands in for `PreparedLaunch`."""
+    """One direction of one signature; what `called` gives runs."""
 
     chunks: tuple[Chunk, ...]
     room: Room
@@ -150,7 +150,7 @@ class GatherPlan(DeviceListedPlan):
             self.lists.launch(chunk.steps, stream, Arguments(chunk.numbers, _OWN, made))
         sums = base + _INT * room.sums
         seen = (*pointers, *(0,) * len(LISTED_POINTERS), lists, counts, sums)
-        self.own.run(self.own, sent, seen, numbers, stream)
+        self.own.run(sent, seen, numbers, stream)
 
 
 # ------------------------------------------------------------------ plans

@@ -28,7 +28,7 @@ from maskc.dispatch.tables import Slot, Tables
 from maskc.runtime.arrays.known import Library
 from maskc.runtime.arrays.memory import at
 from maskc.runtime.device_lists.call import DELTA as DELTA
-from maskc.runtime.device_lists.call import KEPT, KEPT_AT
+from maskc.runtime.device_lists.call import KEPT, KEPT_AT, DataCall
 from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.arguments import Arguments
 from maskc.runtime.launch.cuda import CudaKernel, Step
@@ -300,7 +300,7 @@ class _Filled(NamedTuple):
     """What they find on the device."""
     tokens: tuple[int, int]
     """Addresses of the lists."""
-    steps: tuple[tuple[Sent | None, Pointers], ...]
+    steps: tuple[tuple[Any, Pointers], ...]
     """The steps of each part; (None, ()) where rows are moved."""
     listing: Arguments | None
     """The launch that makes lists on the device, where there is one."""
@@ -308,7 +308,7 @@ class _Filled(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ListedRowsPlan:
-    """One direction of one signature; stands in for `PreparedLaunch`."""
+    """One direction of one signature."""
 
     lists: PreparedLaunch
     """Brings the lists to the device; it launches nothing."""
@@ -332,9 +332,9 @@ class ListedRowsPlan:
         """Never None: every result is written."""
         return self.lists.kernel
 
-    def called(self, given: Flags) -> ListedRowsCall:
-        """A call with these flags."""
-        return ListedRowsCall(self, given)
+    def called(self, given: Flags) -> DataCall:
+        """A call with these flags; lists are made in every one."""
+        return DataCall(self, given, given.watched)
 
     @property
     def size(self) -> int:
@@ -346,7 +346,7 @@ class ListedRowsPlan:
         """Names of the kernels it runs, in order."""
         return tuple(name for part in self.parts for name in part.plan.sources)
 
-    def place(self, library: Library, q: Any) -> tuple[Sents, int]:
+    def place(self, library: Library, q: Any, watched: Watched | None = None) -> tuple[Sents, int]:
         """What each launch finds on the device, and the stream to launch on; see
         PreparedLaunch.place.
 
@@ -364,11 +364,14 @@ class ListedRowsPlan:
         placed = [plan.place(library, q) for plan in plans]
         return Sents(tuple([sent for sent, _ in placed])), placed[0][1]
 
-    def run(
-        self, _: object, sents: Sents, pointers: Pointers, numbers: Numbers, stream: int,
-        given: Flags | None = None,
-    ) -> None:  # fmt: skip
+    def run(self, sents: Sents, pointers: Pointers, numbers: Numbers, stream: int) -> None:
         """Launch all, in order."""
+        self.enqueue(None, sents, pointers, numbers, stream)
+
+    def enqueue(
+        self, given: Flags | None, sents: Sents, pointers: Pointers, numbers: Numbers, stream: int
+    ) -> None:
+        """Launch all, in order; first what makes the lists from flags that are given."""
         pointers += (0,) * (len(POINTERS) - len(pointers))
         key = pointers, None if given is None else given.places
         known = self.filled.get(key)
@@ -382,7 +385,7 @@ class ListedRowsPlan:
             making.kernel.launch(making.before, stream, listing)
         for step, (sent, own) in zip(self.steps, steps, strict=True):
             if isinstance(step, Part):
-                step.plan.run(step.plan, sent, own, numbers, stream)
+                step.plan.run(sent, own, numbers, stream)
             else:
                 moves, own_numbers = step
                 moves.run(own_numbers, tokens, pointers, stream)
@@ -401,7 +404,7 @@ class ListedRowsPlan:
             tokens = making.tokens(pointers)
             listing = making.arguments(given, tokens, pointers)
         rest = iter(others)
-        steps: list[tuple[Sent | None, tuple[int, ...]]] = []
+        steps: list[tuple[Any, Pointers]] = []
         for step in self.steps:
             if not isinstance(step, Part):
                 steps.append((None, ()))
@@ -413,26 +416,6 @@ class ListedRowsPlan:
                 own += (*KEPT.unpack_from(sent.template, KEPT_AT), tokens[step.reads], 0, 0)
             steps.append((sent, tuple(own)))
         return _Filled(sents, tokens, tuple(steps), listing)
-
-
-class ListedRowsCall:
-    """One call of a plan whose lists the device makes."""
-
-    __slots__ = ("_given", "_plan", "kernel", "outputs", "place", "watched")
-
-    def __init__(self, plan: ListedRowsPlan, given: Flags) -> None:
-        self._plan, self._given, self.watched = plan, given, given.watched
-        self.kernel, self.outputs, self.place = plan.kernel, plan.outputs, plan.place
-
-    def changed(self, watched: Watched) -> ListedRowsCall:
-        """The same after somebody wrote into its flags: lists are made in every call."""
-        return ListedRowsCall(self._plan, self._given._replace(watched=watched))
-
-    def run(
-        self, _: object, sents: Sents, pointers: Pointers, numbers: Numbers, stream: int,
-    ) -> None:  # fmt: skip
-        """Enqueue everything."""
-        self._plan.run(self._plan, sents, pointers, numbers, stream, self._given)
 
 
 def tokens_in(sent: Sent) -> tuple[int, int]:

@@ -136,13 +136,28 @@ class Runnable(Protocol):
     def outputs(self) -> tuple[Output, ...]:
         """The outputs of `LaunchPlan`."""
 
-    @property
-    def place(self) -> Callable[[Library, Any], tuple[Any, int]]:
-        """Gives (what lies on the device for a stream, the stream to launch on)."""
+    def place(self, library: Library, q: Any) -> tuple[Any, int]:
+        """(what lies on the device for a stream, the stream to launch on)."""
 
-    @property
-    def run(self) -> Callable[..., None]:
-        """Runs, or enqueues: (this, what `place` gave, pointers, numbers, stream)."""
+    def run(self, sent: Any, pointers: Pointers, numbers: Numbers, stream: int) -> None:
+        """Run, or enqueue; `sent` and `stream` are what `place` gave."""
+
+
+class BlockLaunch:
+    """A plan with what a call has behind `struct Attention`; several nest, and their blocks follow
+    each other."""
+
+    __slots__ = ("_block", "_held", "_plan", "kernel", "outputs", "run")
+
+    def __init__(self, plan: Runnable, block: bytes, held: object = None) -> None:
+        """`held`: memory that the block points to."""
+        self._plan, self._block, self._held = plan, block, held
+        self.kernel, self.outputs, self.run = plan.kernel, plan.outputs, plan.run
+
+    def place(self, library: Library, q: Any) -> tuple[Any, int]:
+        """What the plan's launches find, with the block."""
+        sent, stream = self._plan.place(library, q)
+        return sent.with_block(self._block), stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,11 +209,6 @@ class PreparedLaunch:
     """CUDA: the tensor maps of the kernel, by pointers; None where it takes none."""
     sent: dict[object, Sent] = field(default_factory=dict)
     """What was sent, by stream."""
-    run: Callable[..., None] = field(init=False)
-    """`Kernel.run`, or nothing."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "run", _nothing if self.kernel is None else self.kernel.run)
 
     @property
     def size(self) -> int:
@@ -223,7 +233,7 @@ class PreparedLaunch:
         """
         kernel = self.kernel
         if kernel is None:
-            return Sent(self.numbers, 0, None, _nothing), 0
+            return Sent(self.numbers, 0, None, lambda: None), 0
         kind, index = self.device
         stream = 0 if kind == "cpu" else library.stream(index)
         key = _thread.token if stream == PER_THREAD else stream
@@ -231,6 +241,12 @@ class PreparedLaunch:
         if sent is None or (stream and kernel.capturing(stream)):  # the default stream, 0, cannot
             sent = self._first(library, q, stream, key, kernel)
         return sent, stream
+
+    def run(self, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int) -> None:
+        """Run one pass, or enqueue it."""
+        kernel = self.kernel
+        if kernel is not None:
+            kernel.run(self, sent, pointers, numbers, stream)
 
     def _first(self, library: Library, q: Any, stream: int, key: object, kernel: Kernel) -> Sent:
         """What a launch reads that is the first of its stream, or one of a CUDA graph's."""
@@ -302,7 +318,3 @@ def prepare(plan: LaunchPlan, kernel: Kernel | None, dtype: str) -> PreparedLaun
     return PreparedLaunch(
         plan.direction, kernel, plan.device, plan.params, plan.tables, plan.numbers, *own
     )
-
-
-def _nothing(*_: object) -> None:
-    """Neither a launch nor a counter."""

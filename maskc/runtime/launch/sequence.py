@@ -66,14 +66,12 @@ class PartedPlan:
         placed = [step.plan.place(library, q) for step in self.steps]
         return Sents(tuple([sent for sent, _ in placed])), placed[0][1] if placed else 0
 
-    def run(
-        self, plan: PartedPlan, sent: Sents, pointers: Pointers, numbers: Numbers, stream: int,
-    ) -> None:  # fmt: skip
+    def run(self, sent: Sents, pointers: Pointers, numbers: Numbers, stream: int) -> None:
         """Launch all, in order."""
         pointers += (0,) * (len(POINTERS) - len(pointers))
         for (own, shifts), there in zip(self.steps, sent.steps, strict=True):
             moved = pointers if shifts == _UNMOVED else _moved(pointers, shifts)
-            own.run(own, there, moved, numbers, stream)
+            own.run(there, moved, numbers, stream)
 
 
 def _moved(pointers: Pointers, shifts: tuple[int | None, ...]) -> Pointers:
