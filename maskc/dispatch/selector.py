@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 from maskc.core.bundle import APART, NOT_ONCE, ONCE, PACKED, Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest, faster
@@ -17,19 +17,16 @@ from maskc.core.target import Target
 from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.constants import lengths_widen
-from maskc.dispatch.launch_plan import (
-    LaunchPlan,
-    apart,
-    few_pairs,
-    launch_plan,
-    mode_of,
-    ordered,
-    packing,
-    uncut,
-)
+from maskc.dispatch.launch_plan import LaunchPlan, few_pairs, launch_plan, mode_of
 from maskc.dispatch.recent import Recent
-from maskc.dispatch.source_choice import Foreseen, Suited
+from maskc.dispatch.source_choice import foreseen, suited
 from maskc.dispatch.tables import Tables, make_tables
+from maskc.layout import beside_documents, runs_side_by_side
+
+_REMEMBERED = 1024
+"""Calls of which it is known which source suits them."""
+_UNCUT = {"most_tiles": 0, "uneven_tiles": 0}
+"""The rule of work lists that cut no row."""
 
 _MOST_TURNS = 64
 """Additions to one small tile of dq up to which blocks may wait for each other: each comes some
@@ -83,8 +80,7 @@ class SourceSelector:
         self.gathers = any(u.gathers and u.target == target.name for u in bundle.units)
         """Whether its sources read lists of single keys, made on the device."""
         self.tables: Recent[Tables] = Recent()
-        self._suited = Suited(bundle)
-        self._foreseen = Foreseen(bundle)
+        self._suited: dict[Hashable, SourceUnit] = {}
         self._lock = threading.Lock()
 
     def source(self, direction: Direction, features: Features = frozenset()) -> SourceUnit:
@@ -185,24 +181,30 @@ class SourceSelector:
             NotAddressable: a stride that no tensor map can have.
         """
         if Feature.entmax in wanted.features and wanted.direction is Direction.forward:
-            unit = uncut(unit)
+            unit = _working(unit, **_UNCUT)  # what entmax makes of parts could not be merged
         if place.packed:
-            unit = packing(unit, place.packed)
+            unit = _working(unit, heads=place.packed)
         if self._runs_apart(unit, wanted, bound, place):
-            unit = apart(unit)
+            unit = _working(unit, apart=True)
         elif wanted.deterministic and wanted.direction is Direction.backward:
-            listed = self._keeps_bits(unit.target)
-            if listed or not self._repeats(unit, wanted, bound, place):
-                unit = self._ordered(unit, listed, wanted)
+            if self._keeps_bits(unit.target) or not self._repeats(unit, wanted, bound, place):
+                unit = self._ordered(unit, wanted)
         elif self._take_turns(unit, wanted, bound, place):
-            unit = self._ordered(unit, False, wanted)
+            unit = self._ordered(unit, wanted)
             wanted = replace(wanted, deterministic=True)
         tables = self._tables_of(unit, wanted, bound, place, lists)
         mode = PACKED if place.packed else mode_of(unit, wanted, tables, place.joins)
         return launch_plan(self.bundle, unit, mode, wanted, place, bound.params, tables, outputs)
 
-    def _ordered(self, unit: SourceUnit, plain: bool, wanted: Pass) -> SourceUnit:
-        return ordered(unit, plain, partial(self._multiprocessors, wanted.device[1]))
+    def _ordered(self, unit: SourceUnit, wanted: Pass) -> SourceUnit:
+        """The source for a deterministic pass; plain where a device may have made the lists, for
+        results have the same bits, whoever makes them."""
+        if unit.work is None or "deterministic" not in dict(unit.modes):
+            return unit
+        if self._keeps_bits(unit.target):
+            return _working(unit, ordered=True, plain=True, **_UNCUT)
+        both_ways = runs_side_by_side(self._multiprocessors(wanted.device[1]))
+        return _working(unit, ordered=True, both_ways=both_ways)
 
     def choose(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
@@ -215,7 +217,7 @@ class SourceSelector:
             return self.suited(unit, wanted, bound, place)
         units = self._choice(unit, wanted, place)
         if len(units) > 1 and self.chooses(unit.target):
-            return self._foreseen.unit(units, bound.params, place.sizes)
+            return self.foreseen(unit, wanted, bound, place)
         if len(units) < 2 or not bound.lasting:
             return unit
 
@@ -232,8 +234,7 @@ class SourceSelector:
             found = cheapest(units, tally, place.sizes.n_kv) if known else unit
             apart = self._runs_apart(found, wanted, bound, place)
             if found.tile.k < unit.tile.k and wanted.deterministic and not apart:
-                turns = self._ordered(found, self._keeps_bits(unit.target), wanted)
-                tables = self._tables_of(turns, wanted, bound, place)
+                tables = self._tables_of(self._ordered(found, wanted), wanted, bound, place)
                 return unit if tables.chain > _MOST_TURNS else found
         except (TooManyTiles, TooMuchWork):  # 2^28 items and more: there alone the batch decides
             return unit
@@ -287,12 +288,44 @@ class SourceSelector:
 
     def foreseen(self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place) -> SourceUnit:
         """The source before blocks of keys are chosen, wherever they will be."""
-        return self._foreseen.unit(self._choice(unit, wanted, place), bound.params, place.sizes)
+        units, sizes = self._choice(unit, wanted, place), place.sizes
+        own = self._params(bound)
+        key = (*own.values(), sizes.n_q, sizes.n_kv)
+        return self._remembered(units, key, lambda: foreseen(self.bundle, units, own, sizes))
 
     def suited(self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place) -> SourceUnit:
         """The source for documents: the one that takes least for those of the length that is
         promised, whichever documents there are."""
-        return self._suited.unit(self._choice(unit, wanted, place), bound.params, bound.longest)
+        units, own = self._choice(unit, wanted, place), self._params(bound)
+
+        def find() -> SourceUnit:
+            beside = beside_documents(self.bundle.variants[0].keep, self.bundle.data)
+            backward = wanted.direction is Direction.backward
+            return suited(units, beside, own, bound.longest, backward)
+
+        return self._remembered(units, (*own.values(), bound.longest), find)
+
+    def _params(self, bound: Bound) -> dict[str, int]:
+        """The parameters of this bundle's masks."""
+        return {name: bound.params[name] for name, _ in self.bundle.params}
+
+    def _remembered(
+        self, units: Sequence[SourceUnit], call: tuple[object, ...], find: Callable[[], SourceUnit]
+    ) -> SourceUnit:
+        """The one of some sources that suits calls which are alike.
+
+        Args:
+            call: what it depends on besides the sources and their costs.
+        """
+        if len(units) == 1:
+            return units[0]
+        key = (tuple((unit.key, unit.costs) for unit in units), call)
+        found = self._suited.get(key)
+        if found is None:
+            if len(self._suited) >= _REMEMBERED:
+                self._suited.clear()
+            found = self._suited[key] = find()
+        return found
 
     def by_hull(
         self, unit: SourceUnit, wanted: Pass, place: Place, tally: Callable[[SourceUnit], Tally]
@@ -330,7 +363,7 @@ class SourceSelector:
         key = (unit.key, unit.work, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
         tables = self.tables.get(key)
         if tables is None:
-            params = {name: bound.params[name] for name, _ in self.bundle.params}
+            params = self._params(bound)
             tables = make_tables(self.bundle, unit, sizes, params, bound.arrays, direction, lists)
             if bound.lasting:
                 with self._lock:
@@ -344,6 +377,11 @@ def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
     if not unit.modes or whole:
         return ("usual",)
     return tuple(name for name, _ in unit.modes if name != ONCE or not features & NOT_ONCE)
+
+
+def _working(unit: SourceUnit, **rule: Any) -> SourceUnit:
+    """The source with other rules of its work list, where it has one."""
+    return unit if unit.work is None else replace(unit, work=replace(unit.work, **rule))
 
 
 def _in_turns(unit: SourceUnit) -> SourceUnit:

@@ -16,6 +16,7 @@ from maskc.core.problem import Direction, Feature, TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.selector import SourceSelector
 from maskc.dispatch.tables import make_tables
 from maskc.layout import build
 from maskc.layout.work.tile_counts import tally_of
@@ -316,6 +317,21 @@ def test_small_tiles_where_blocks_wait_for_each_other(monkeypatch, mask, n, usua
         asked = Pass(Direction.backward, frozenset(), wanted, ("cuda", 0))
         found = selector.choose(first, asked, *call_of(n))
         assert found.form == form
+
+
+def test_the_source_for_documents_does_not_depend_on_earlier_calls():
+    """Deterministic passes have costs of their own."""
+    bundle = mc.documents("doc").compile(head_dim=128, target="sm_90a").bundle
+    first, found = bundle.unit("sm_90a", Direction.backward), []
+    for order in ((False, True), (True, False)):
+        selector = SourceSelector(bundle, SM_90A, lambda device: 132)
+        asked = {each: Pass(Direction.backward, frozenset(), each, ("cuda", 0)) for each in order}
+        found.append({
+            each: selector.suited(first, wanted, *call_of(4096)).costs
+            for each, wanted in asked.items()
+        })  # fmt: skip
+    assert found[0] == found[1]
+    assert found[0][True] != found[0][False]
 
 
 @pytest.mark.parametrize("feature", [Feature.alibi, Feature.sinks])
