@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from maskc.core.dropout import FIRST, PARTS, RATE, SEED, check_rate
 from maskc.core.errors import DropoutSeed, WrongDevice
-from maskc.core.tensors import HOST, Device, torch_of
+from maskc.core.tensors import HOST, torch_of
 from maskc.dispatch.options import CallOptions
-from maskc.runtime.arrays.find import library
-from maskc.runtime.arrays.known import LIBRARIES, Library
+from maskc.runtime.arrays.known import Library, array_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.launch.prepared import BlockLaunch, Runnable
 from maskc.runtime.scored import ScoredMask
@@ -99,9 +98,7 @@ def _block(q: Any, rate: int, seed: Any, first: tuple[int, int]) -> bytes:
 
 def _held(q: Any, seed: Any) -> tuple[int, int]:
     """(address of a seed on the device of q, 0), or (0, the seed) where the host holds it."""
-    known, of_q = library(seed, "dropout_seed"), library(q, "q")
-    view = LIBRARIES[type(known)].view(known, "dropout_seed")
-    here: Device = LIBRARIES[type(of_q)].view(of_q, "q").device
+    view, here = array_of(seed, "dropout_seed"), array_of(q, "q").device
     if view.dtype != "int64" or any(size != 1 for size in view.shape):
         raise DropoutSeed(f"{view.dtype}, {list(view.shape)}", _INTEGER, at="dropout_seed")
     if view.device == here:

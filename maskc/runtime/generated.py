@@ -22,8 +22,7 @@ from maskc.core.problem import TileShape
 from maskc.core.target import Target
 from maskc.layout import check_lengths, extents, sequence_arrays
 from maskc.runtime.alphas import is_by_head
-from maskc.runtime.arrays.find import library
-from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.arrays.known import array_of
 from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout, variant_of
 from maskc.runtime.compiled import CompiledMask, class_for
@@ -84,8 +83,7 @@ class GeneratedMask:
             NotAnArray: q is none.
             WrongDevice: no target of this module runs there.
         """
-        known = library(q, "q")
-        return self._on(LIBRARIES[type(known)].view(known, "q").device)
+        return self._on(array_of(q, "q").device)
 
     def _compiled_for(self, device: tuple[str, int]) -> CompiledMask:
         kind, index = device

@@ -56,10 +56,6 @@ _REMEMBERED = 1024
 """Lengths and data of which it is known whether parts pay."""
 
 
-def _call(job: Callable[[], object]) -> None:
-    job()
-
-
 def _made_by(bundle: Bundle, target: Target) -> Callable[[BuiltBundle, Binder], DeviceLists]:
     """What makes the tile lists of a mask on the device."""
     if bundle.selections:
@@ -88,11 +84,11 @@ class CallPlanner:
         )
         chooser = bundle.chooser
         self.chooser = BuiltBundle(chooser, target) if chooser is not None else None
-        self.gatherer = Gatherer(self.whole) if self.whole.selector.gathers else None
+        self.gatherer = Gatherer(self.whole, binder) if self.whole.selector.gathers else None
         """Makes plans over single keys that are chosen on the device."""
         self.lister: DeviceLists = _made_by(bundle, target)(self.whole, binder)
         """Makes tile lists on the device."""
-        self._on_host = TopKOnHost(bundle, target)
+        self._on_host = TopKOnHost(bundle, binder)
         self.listed = ListedParts(self.whole, self.parts, binder, in_parts)
         """Makes plans in parts over the rows of listed tokens."""
         self._device_readers = [
@@ -163,15 +159,24 @@ class CallPlanner:
 
     def _on_host_bound(self, asked: Asked) -> Bound:
         """What the host reads, and what run-time selections choose there."""
-        keywords, sizes = asked.keywords_of_call, asked.sizes
         if not self.bundle.selections:
-            return self._binder.bind(keywords, sizes.n_q, sizes.n_kv)
+            return self._binder.bind(asked.keywords_of_call, asked.sizes.n_q, asked.sizes.n_kv)
         if self.gatherer is not None:
-            return self.gatherer.bound(self._binder, asked.options, asked.given, keywords)
+            return self.gatherer.bind(asked)
         built, features = self.whole, asked.options.features
         unit = built.selector.source(Direction.forward, features)
-        rank = partial(built.kernels.ranking, unit, features)
-        return self._on_host.bound(self._binder, asked.given, keywords, rank)
+        return self._on_host.bind(asked, partial(built.kernels.ranking, unit, features))
+
+    @property
+    def all_reports(self) -> dict[tuple[str, str, Features], BuildReport]:
+        """What was built so far, by source, mode and features; see CompiledMask.all_reports."""
+        found = dict(self.whole.kernels.all_reports)
+        if self.chooser is not None:
+            found |= self.chooser.kernels.all_reports
+        for number, built in enumerate(self.parts):
+            for (source, mode, features), report in built.kernels.all_reports.items():
+                found[f"part{number}.{source}", mode, features] = report
+        return found
 
     def build_all(self, features: Iterable[Feature | str]) -> None:
         """See CompiledMask.warmup."""
@@ -180,7 +185,7 @@ class CallPlanner:
         jobs = [partial(kernels.get, *form, device) for kernels, form in self._forms(wanted)]
         alone = len(jobs) == 1 or self.target.language == "c"  # what it says, it says to the caller
         with ThreadPoolExecutor(1 if alone else min(len(jobs), 2 * processors())) as pool:
-            for _ in map(_call, jobs) if alone else pool.map(_call, jobs):
+            for _ in (job() for job in jobs) if alone else pool.map(lambda job: job(), jobs):
                 pass
 
     def _forms(
@@ -389,10 +394,11 @@ def chosen_plan(
 
     Both have the same workspace, and are told where the thresholds, which it begins with, end.
     """
+    nothing = (singles(0),) * (3 if wanted.direction is Direction.backward else 2)
     first = Pass(Direction.forward, frozenset(), False, wanted.device)
     source = chooser.selector.source(Direction.forward)
     plans = (
-        chooser.plan(source, first, bound, place, _no_results(wanted.direction)),
+        chooser.plan(source, first, bound, place, nothing),
         built.plan(unit, wanted, bound, place, outputs),
     )
     steps = [
@@ -401,21 +407,3 @@ def chosen_plan(
         for plan, own in zip(plans, (source, unit), strict=True)
     ]  # fmt: skip
     return _in_order(steps, wanted.direction, outputs, False)
-
-
-def _no_results(direction: Direction) -> tuple[Output, ...]:
-    """Empty outputs in place of what comes before the workspace."""
-    return (singles(0),) * (3 if direction is Direction.backward else 2)
-
-
-def all_reports(
-    whole: BuiltBundle, parts: Sequence[BuiltBundle], chooser: BuiltBundle | None = None
-) -> dict[tuple[str, str, Features], BuildReport]:
-    """What was built so far, by source, mode and features; see CompiledMask.all_reports."""
-    found = dict(whole.kernels.all_reports)
-    if chooser is not None:
-        found |= chooser.kernels.all_reports
-    for number, built in enumerate(parts):
-        for (source, mode, features), report in built.kernels.all_reports.items():
-            found[f"part{number}.{source}", mode, features] = report
-    return found

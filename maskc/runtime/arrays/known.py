@@ -333,3 +333,37 @@ _BY_NAME: dict[tuple[str, str], Library] = {
 
 LIBRARIES: dict[type, Library] = {np.ndarray: NUMPY}
 """Known types; `library` adds to it."""
+
+
+def library(x: object, name: str) -> Any:
+    """x itself where its type is known, else the `Foreign` that stands for it.
+
+    Raises:
+        NotAnArray: x has no array interface.
+    """
+    kind = type(x)
+    if kind in LIBRARIES:
+        return x
+    for base in kind.__mro__:
+        known = _BY_NAME.get((base.__module__.partition(".")[0], base.__name__))
+        if known is not None:
+            LIBRARIES[kind] = known
+            return x
+    return _foreign()(x, name)
+
+
+def array_of(x: object, name: str) -> Array:
+    """An array of any library in plain terms.
+
+    Raises:
+        NotAnArray: as `library`.
+    """
+    known = library(x, name)
+    return LIBRARIES[type(known)].view(known, name)
+
+
+@cache
+def _foreign() -> Callable[[Any, str], Any]:
+    from maskc.runtime.arrays.foreign import foreign
+
+    return foreign

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -25,16 +24,13 @@ from maskc.core.selection import FACTORS
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output, singles
 from maskc.core.widths import INT32
-from maskc.dispatch import checks
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.constants import any_int32, arguments_of, reached, too_wide
 from maskc.dispatch.launch_plan import launch_plan, launches
-from maskc.dispatch.options import CallOptions
 from maskc.dispatch.tables import Tables
 from maskc.layout.topk import indexer as G
-from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import DELTA, DeviceListedPlan
+from maskc.runtime.device_lists.call import DELTA, Asked, DeviceListedPlan
 from maskc.runtime.device_lists.indexer_inputs import CODES, Ranking, ranking_on, steps_of
 from maskc.runtime.launch.arguments import Arguments
 from maskc.runtime.launch.built import BuiltBundle
@@ -159,9 +155,10 @@ class GatherPlan(DeviceListedPlan):
 class Gatherer:
     """Makes such plans for one bundle; safe to use from several threads."""
 
-    def __init__(self, built: BuiltBundle) -> None:
+    def __init__(self, built: BuiltBundle, binder: Binder) -> None:
         bundle, target = built.bundle, built.target
         self._bundle, self._target, self._kernels = bundle, target, built.kernels
+        self._binder = binder
         unit = bundle.list_source(target.name)
         if unit is None or unit.gather is None:
             raise TypeError(f"{bundle.name} has no source that lists keys")
@@ -171,30 +168,17 @@ class Gatherer:
         self._dtypes = (bundle.problem.dtype.value, *[E4M3] * in_e4m3)
         """The dtypes of an indexer's queries and keys."""
 
-    def bound(
-        self,
-        binder: Binder,
-        options: CallOptions,
-        given: Sequence[Any],
-        data: Mapping[str, Any],
-    ) -> Bound:
+    def bind(self, asked: Asked) -> Bound:
         """Parameters of a call, and what keys are chosen by.
 
-        Args:
-            options: of the call.
-            given: q, k and v first, of known libraries.
-            data: the caller's keywords.
-
         Raises:
-            MC3xx for data, MC4xx for q, k and v.
+            MC3xx, and WrongDevice, NotContiguous, Misaligned for what ranks.
         """
-        problem = self._bundle.problem
-        q, k, v = (LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False))
-        sizes = checks.check_inputs(q, k, v, problem, self._target)
-        params = binder.parameters(data)
+        data, sizes = asked.keywords_of_call, asked.sizes
+        params = self._binder.parameters(data)
         (selection,) = self._bundle.selections
-        ranking = ranking_on(q.device, selection, data, sizes, self._dtypes)
-        nothing = not launches(sizes, options.direction)
+        ranking = ranking_on(asked.device, selection, data, sizes, self._dtypes)
+        nothing = not launches(sizes, asked.options.direction)
         key = tuple(params.values()), ranking.key
         return Bound(params, {}, key, None if nothing else ranking)
 
