@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +20,11 @@ from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device, Output, Shape, singles
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import with_workspace
-from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, pays, tokens_of
+from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, times, tokens_of
 from maskc.dispatch.packing import packed
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import Asked
+from maskc.runtime.device_lists.call import Asked, words_of_results
 from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import CudaKernel, host_word
@@ -146,27 +145,22 @@ class ListedParts:
         sizes = place.sizes
         if wanted.features & _WHOLE or not sizes.n_kv:
             return None
-        if bound.given is not None:
-            over = [
-                self._unknown(number, part.listed, sizes, bound.given)
-                for number, part in enumerate(self._whole.bundle.parts)
-                if part.listed is not None
-            ]
-            return _Planning(self, wanted, bound, place, outputs, over).plan()
-        call = (sizes.n_q, sizes.n_kv, bound.params, bound.arrays)
-        found = [
-            _over(number, part.listed, tokens_of(part.listed, *call))
+        over = [
+            self._over(number, part.listed, sizes, bound)
             for number, part in enumerate(self._whole.bundle.parts)
             if part.listed is not None
         ]
-        if not self._taken(found, unit, sizes, bound):
+        if bound.given is None and not self._taken(over, unit, sizes, bound):
             return None
-        return _Planning(self, wanted, bound, place, outputs, found).plan()
+        return _Planning(self, wanted, bound, place, outputs, over).plan()
 
-    def _unknown(self, number: int, listed: Listed, sizes: Sizes, given: Flags) -> _Over:
-        """A part whose tokens the device lists."""
+    def _over(self, number: int, listed: Listed, sizes: Sizes, bound: Bound) -> _Over:
+        """A part at the lengths of a call, with its tokens where the host knows them."""
+        if bound.given is None:
+            tokens = tokens_of(listed, sizes.n_q, sizes.n_kv, bound.params, bound.arrays)
+            return _Over(number, listed, tokens, len(tokens))
         length = sizes.n_q if listed.side == "q" else sizes.n_kv
-        array = given.sources[_SIDES.index(listed.side)]
+        array = bound.given.sources[_SIDES.index(listed.side)]
         room = min(self._flags[listed.side].most or length, length)
         lists = 1 if array is None or len(array.shape) == 1 else array.shape[0]
         return _Over(number, listed, np.full((1, room), length - 1, np.int32), lists)
@@ -181,13 +175,8 @@ class ListedParts:
         lists = [over[side].lists if side in over else 0 for side in _SIDES]
         places = [take(_SINGLE * count * each) for count, each in zip(lists, room, strict=True)]
         results = ("dq", "dk", "dv", "dsink", "dslopes") if backward else ("out", "lse")
-        dtype = self._whole.bundle.problem.dtype
-        sizes = [prod(outputs[place].shape) for place in ((0, 1, 2, 4, 4) if backward else (0, 1))]
-        tensors = 3 if backward else 1
-        words = [
-            size * (dtype.itemsize if number < tensors else _SINGLE) // _SINGLE
-            for number, size in enumerate(sizes)
-        ]
+        itemsize = self._whole.bundle.problem.dtype.itemsize
+        words = words_of_results(outputs, backward, itemsize, len(results))
         numbers = flags_numbers(given, (lists[0], lists[1]), (room[0], room[1]), words)
         return Making(
             next(iter(self._flags.values())).name, kernel,
@@ -213,7 +202,8 @@ class ListedParts:
             for over in found
         )
         language = self._whole.target.language
-        return pays(base, tiles, bound.params, language, sizes.n_q, sizes.n_kv)
+        whole, apart = times(base, tiles, bound.params, language, sizes.n_q, sizes.n_kv)
+        return apart < whole
 
     def built(self, number: int, known: bool = True) -> BuiltBundle:
         """A part's sources; `known` tells whether the host knows the tokens."""
@@ -243,8 +233,8 @@ class _Planning:
         self.sizes, self.direction = place.sizes, wanted.direction
         self.over = {over.listed.side: over for over in found if over.rows}
         problem = owner.built(0).bundle.problem
-        self.widths = {"k": problem.head_dim, "q": problem.head_dim, "lse": 1}
-        self.dim_v, self.itemsize = problem.head_dim_v, problem.dtype.itemsize
+        self.dim, self.dim_v = problem.head_dim, problem.head_dim_v
+        self.itemsize = problem.dtype.itemsize
         self.room = 0
         """Bytes of the workspace that packed rows take."""
         self.rows: dict[tuple[str, str], Tensor] = {}
@@ -312,7 +302,7 @@ class _Planning:
         """Elements of a tensor's row."""
         if name == "lse":
             return 1
-        return self.dim_v if name in ("v", "dv", "out", "dout") else self.widths["q"]
+        return self.dim_v if name in ("v", "dv", "out", "dout") else self.dim
 
     def _bytes(self, name: str) -> int:
         """The bytes of an element."""
@@ -406,10 +396,6 @@ class _Planning:
             block.array_batch[built.bundle.arrays.index(over.listed.array)] = over.rows
             plan = replace(plan, numbers=bytes(block))
         return Part(plan, tuple(sorted(instead.items())), reads)
-
-
-def _over(number: int, listed: Listed, tokens: np.ndarray) -> _Over:
-    return _Over(number, listed, tokens, len(tokens))
 
 
 def _flags_of(bundle: Bundle) -> dict[str, DataDecl]:

@@ -48,7 +48,7 @@ from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import current_device
 from maskc.runtime.launch.kernels import Kernels
 from maskc.runtime.launch.listed import Flags, ListedRowsPlan
-from maskc.runtime.launch.prepared import PreparedLaunch, prepare
+from maskc.runtime.launch.prepared import PreparedLaunch, prepared
 from maskc.runtime.launch.sequence import PartedPlan, Step, _in_order
 from maskc.runtime.listed_parts import ListedParts
 
@@ -243,7 +243,7 @@ class CallPlanner:
             idle = launch_plan(
                 bundle, unit, "usual", wanted, place, bound.params, NOTHING, outputs, idle=True
             )
-            return prepare(idle, None, self.whole.dtype)
+            return prepared(idle, None, outputs)
         if isinstance(bound.given, Flags):
             own = unit.target == self.target.name
             plan = self.listed.plan(unit, wanted, bound, place, outputs) if own else None

@@ -32,10 +32,9 @@ from maskc.layout.topk import indexer as G
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import DELTA, Asked, DeviceListedPlan
 from maskc.runtime.device_lists.indexer_inputs import CODES, Ranking, ranking_on, steps_of
-from maskc.runtime.launch.arguments import Arguments
 from maskc.runtime.launch.built import BuiltBundle
-from maskc.runtime.launch.cuda import CudaKernel, Step
-from maskc.runtime.launch.prepared import Sent, prepare
+from maskc.runtime.launch.cuda import Arguments, CudaKernel, Step
+from maskc.runtime.launch.prepared import Sent
 
 GATHERED = abi.structure(abi.GATHERED_FIELDS)
 _OWN = struct.Struct(f"{GATHERED.index_q_stride.offset // 8}Q")
@@ -201,7 +200,7 @@ class Gatherer:
         room = room_for(min(selection.k, sizes.n_kv), recipe, ranking, sizes, bound.params)
         tables = replace(_NO_TABLES, copies={})
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
-        own = prepare(plan, kernel, bundle.problem.dtype.value)
+        own = kernel.prepare(plan)
         dim = self._target.padded(bundle.problem).head_dim
         own = replace(
             own, numbers=_numbers(own.numbers, unit, sizes, ranking, room),

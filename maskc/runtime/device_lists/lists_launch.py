@@ -24,8 +24,7 @@ from maskc.runtime.arrays.known import Library
 from maskc.runtime.device_lists.call import INT, KEPT, KEPT_AT, DataCall, DeviceListedPlan
 from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.device_lists.watched import Watched
-from maskc.runtime.launch.arguments import Arguments
-from maskc.runtime.launch.cuda import Step
+from maskc.runtime.launch.cuda import Arguments, Step
 from maskc.runtime.launch.prepared import Sent
 
 _WRITTEN = {

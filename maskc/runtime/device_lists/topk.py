@@ -44,7 +44,7 @@ from maskc.runtime.device_lists.call import Asked, Unlisted, with_room
 from maskc.runtime.device_lists.topk_launch import Given, Ranked, SelectedPlan
 from maskc.runtime.device_lists.topk_sizes import TYPES, Choosing, Vote, cases_of
 from maskc.runtime.launch.built import BuiltBundle
-from maskc.runtime.launch.prepared import PreparedLaunch, prepare
+from maskc.runtime.launch.prepared import PreparedLaunch
 
 _NAMES = ("scores", "index_q", "index_k", "index_w", FACTORS)
 _LEAST_TILE = 64
@@ -114,8 +114,7 @@ class TopKLists:
         mode = mode_of(unit, wanted, tables)
         kernel = kernels.on_device(unit, mode, features, index)
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
-        own = prepare(plan, kernel, self._built.dtype)
-        own, room = with_room(own, choosing.backward, choosing.places)
+        own, room = with_room(kernel.prepare(plan), choosing.backward, choosing.places)
         lists = kernels.on_device(self._unit, "usual", frozenset(), index)
         names = [each.name for each in bundle.selections]
         order = tuple(map(names.index, bundle.arrays))

@@ -15,8 +15,7 @@ from maskc.core import abi
 from maskc.core.abi import Numbers, Pointers
 from maskc.core.tensors import Array
 from maskc.runtime.device_lists.call import DELTA, INT, KEPT, KEPT_AT, DeviceListedPlan
-from maskc.runtime.launch.arguments import Arguments
-from maskc.runtime.launch.cuda import Step
+from maskc.runtime.launch.cuda import Arguments, Step
 from maskc.runtime.launch.prepared import Sent
 
 SELECTED = abi.structure(abi.SELECTED_FIELDS)

@@ -10,7 +10,7 @@ from maskc.dispatch.selector import SourceSelector
 from maskc.runtime.launch.cuda import multiprocessors
 from maskc.runtime.launch.kernels import Kernels
 from maskc.runtime.launch.numpy_kernel import NumPyKernel
-from maskc.runtime.launch.prepared import PreparedLaunch, prepare
+from maskc.runtime.launch.prepared import PreparedLaunch
 
 
 class BuiltBundle:
@@ -39,4 +39,4 @@ class BuiltBundle:
         kernel = self.kernels.get(plan.unit, plan.mode, plan.features, wanted.device[1])
         if isinstance(kernel, NumPyKernel) and plan.unit.ranges:
             plan = self.selector.plan(*asked, lists=True)
-        return prepare(plan, kernel, self.dtype)
+        return kernel.prepare(plan)

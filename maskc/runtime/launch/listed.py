@@ -30,8 +30,7 @@ from maskc.runtime.arrays.memory import at
 from maskc.runtime.device_lists.call import DELTA as DELTA
 from maskc.runtime.device_lists.call import KEPT, KEPT_AT, DataCall
 from maskc.runtime.device_lists.watched import Watched
-from maskc.runtime.launch.arguments import Arguments
-from maskc.runtime.launch.cuda import CudaKernel, Step
+from maskc.runtime.launch.cuda import Arguments, CudaKernel, Step
 from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent
 from maskc.runtime.launch.sequence import Sents
 

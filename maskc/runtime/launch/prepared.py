@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from threading import local
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Numbers, Pointers, longer
 from maskc.core.errors import TooFewMultiprocessors
@@ -70,30 +71,28 @@ def filled(sent: Sent, pointers: Pointers, numbers: Numbers) -> ctypes.Structure
     return block
 
 
-class Fitted(NamedTuple):
-    """What a kernel adds to a plan."""
-
-    outputs: tuple[Output, ...]
-    """The outputs of `LaunchPlan`, with the workspace of a C kernel."""
-    steps: tuple[Any, ...] = ()
-    """CUDA: the launches, in order."""
-    maps: Any = None
-    """CUDA: the tensor maps, by pointers; None where there are none."""
-
-
-class HostKernel:
+class HostKernel(ABC):
     """What kernels on the host have in common: no streams, and a workspace that they tell."""
+
+    name: str
 
     def workspace(self, block: ctypes.Structure) -> int:
         """fp32 entries that `delta` must have in a backward pass."""
         return 0
 
-    def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
-        """The results with the workspace."""
-        if plan.direction is Direction.forward:
-            return Fitted(plan.outputs)
-        floats = self.workspace(ATTENTION.from_buffer_copy(plan.numbers))
-        return Fitted(with_workspace(plan.outputs, floats))
+    def prepare(self, plan: LaunchPlan) -> PreparedLaunch:
+        """As of Kernel."""
+        outputs = plan.outputs
+        if plan.direction is Direction.backward:
+            floats = self.workspace(ATTENTION.from_buffer_copy(plan.numbers))
+            outputs = with_workspace(outputs, floats)
+        return prepared(plan, self, outputs)
+
+    @abstractmethod
+    def run(
+        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
+    ) -> None:  # fmt: skip
+        """As of Kernel."""
 
     def usable(self, stream: int) -> int:
         """No multiprocessor."""
@@ -110,8 +109,12 @@ class Kernel(Protocol):
     name: str
     """The name of the source, and its mode where there are several."""
 
-    def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
-        """What the launches of a plan need, for tensors of a dtype."""
+    def prepare(self, plan: LaunchPlan) -> PreparedLaunch:
+        """A plan with everything that its launches need.
+
+        Raises:
+            NotAddressable, ExtraMissing: tensor maps cannot be made.
+        """
 
     def usable(self, stream: int) -> int:
         """Multiprocessors that work of a stream may run on."""
@@ -305,16 +308,12 @@ class PreparedLaunch:
         return Sent(bytes(block), lse, owner, counters, lasting=key is not _thread.token)
 
 
-def prepare(plan: LaunchPlan, kernel: Kernel | None, dtype: str) -> PreparedLaunch:
-    """A plan with the kernel that runs it; None where it is idle.
-
-    Args:
-        dtype: of q.
-
-    Raises:
-        NotAddressable, ExtraMissing: tensor maps cannot be made.
-    """
-    own = Fitted(plan.outputs) if kernel is None else kernel.fit(plan, dtype)
+def prepared(
+    plan: LaunchPlan, kernel: Kernel | None, outputs: tuple[Output, ...],
+    steps: tuple[Any, ...] = (), maps: Any = None,
+) -> PreparedLaunch:  # fmt: skip
+    """A plan with the kernel that runs it; None where it is idle."""
     return PreparedLaunch(
-        plan.direction, kernel, plan.device, plan.params, plan.tables, plan.numbers, *own
-    )
+        plan.direction, kernel, plan.device, plan.params, plan.tables, plan.numbers, outputs,
+        steps, maps,
+    )  # fmt: skip
