@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous
-from maskc.core.tensors import HOST, Array, Device, Output, Shape
+from maskc.core.tensors import HOST, Array, Device, Output, Shape, torch_of
 
 
 class Library(Protocol):
@@ -360,6 +360,24 @@ def array_of(x: object, name: str) -> Array:
     """
     known = library(x, name)
     return LIBRARIES[type(known)].view(known, name)
+
+
+def module_of(x: Any) -> Any:
+    """torch, CuPy or NumPy, whichever an array is of; NumPy where it is of none of these."""
+    torch = torch_of(x)
+    if torch is not None:
+        return torch
+    return import_cupy() if type(x).__module__.partition(".")[0] == "cupy" else np
+
+
+def to_fp32(x: Any) -> Any:
+    """An array of torch, CuPy or NumPy in fp32; itself where it is."""
+    return x.float() if torch_of(x) is not None else x.astype(np.float32, copy=False)
+
+
+def cast_like(x: Any, like: Any) -> Any:
+    """An array of torch, CuPy or NumPy in the dtype of another one."""
+    return x.to(like.dtype) if torch_of(x) is not None else x.astype(like.dtype, copy=False)
 
 
 @cache
