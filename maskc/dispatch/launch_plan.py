@@ -182,7 +182,6 @@ def threshold_words(unit: SourceUnit, sizes: Sizes) -> int:
 def _blocks(
     unit: SourceUnit, sizes: Sizes, tables: Tables, launch: Launch, multiprocessors: int
 ) -> int:
-    """How many blocks a launch has; 0 where it is left out."""
     queries, work = _padded(unit, sizes), tables.work
     merged = 0 if work is None else len(work.merges)
     match launch.grid:

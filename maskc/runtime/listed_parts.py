@@ -59,7 +59,6 @@ _FORWARD = 3
 _SINGLE = 4
 """Bytes of an fp32 number."""
 _SIDES = "qk"
-"""The sides of the two lists."""
 _READ = {
     ("k", Direction.forward): ("k", "v"),
     ("k", Direction.backward): ("k", "v"),
@@ -88,7 +87,6 @@ class _Over(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows that are packed."""
         return int(self.tokens.shape[1])
 
 
@@ -215,7 +213,6 @@ class ListedParts:
         return self._open[number]
 
     def mover(self, device: int) -> CudaKernel | HostMoves:
-        """What moves rows."""
         if self._moving is None:
             return HostMoves()
         return self._whole.kernels.on_device(self._moving, "usual", frozenset(), device)
@@ -293,7 +290,6 @@ class _Planning:
     # ------------------------------------------------------------ memory
 
     def _take(self, size: int) -> Address:
-        """Takes so many bytes of the workspace."""
         start = self.room
         self.room += -(-size // ALIGNED) * ALIGNED
         return Address(DELTA, start)
@@ -305,7 +301,6 @@ class _Planning:
         return self.dim_v if name in ("v", "dv", "out", "dout") else self.dim
 
     def _bytes(self, name: str) -> int:
-        """The bytes of an element."""
         return _SINGLE if name == "lse" else self.itemsize
 
     def _heads(self, name: str) -> int:
@@ -325,7 +320,6 @@ class _Planning:
         return self.place.strides[name][:3]
 
     def _given(self, name: str) -> Tensor:
-        """A tensor of the call."""
         return Tensor(Address(POINTERS.index(name)), self._strides(name))
 
     # ------------------------------------------------------------ steps

@@ -12,7 +12,7 @@ from typing import Any
 
 from maskc.build import BuildReport
 from maskc.core.abi import POINTERS
-from maskc.core.bundle import ONCE, PACKED, Bundle, PartBundle, SourceUnit
+from maskc.core.bundle import ONCE, PACKED, Bundle, SourceUnit
 from maskc.core.errors import NotAddressable
 from maskc.core.forms import DATA
 from maskc.core.problem import OF_HEADS, Direction, Feature, Features, Problem
@@ -100,6 +100,7 @@ class CallPlanner:
         """Who may leave data where they are, in the order in which they are asked, and whether that
         is so for sources with entmax, and those that multiply no masked value."""
         self._binder, self._in_parts = binder, in_parts
+        self._itemsize = bundle.problem.dtype.itemsize
         self._paying: dict[object, bool] = {}
         self._ahead: set[tuple[Direction, Features]] = set()
         """Passes whose other sources are built, or being built."""
@@ -261,24 +262,12 @@ class CallPlanner:
                 if plan is not None:
                     return plan
         elif own and self._divides(unit, sizes, bound):
-            spared = outputs if direction is Direction.backward else (outputs[0], singles(0))
-
-            def make(number: int, features: Features, part: Place) -> PreparedLaunch:
-                built, own = self.parts[number], within(bound, bundle.parts[number], sizes.n_kv)
-                source = built.selector.source(direction, features)
-                asked = replace(wanted, features=features)
-                source = built.selector.choose(source, asked, own, part)
-                return built.plan(source, asked, own, part, spared)
-
             # A stride of a class that no tensor map can have: such a call runs whole.
             with suppress(NotAddressable):
-                return parted_plan(
-                    bundle.parts, direction, wanted.features, place,
-                    bundle.problem.dtype.itemsize, outputs, make,
-                )  # fmt: skip
+                return self._parted(wanted, bound, place, outputs)
         if self.chooser is not None:
-            return chosen_plan(self.chooser, self.whole, unit, wanted, bound, place, outputs)
-        return whole_plan(self.whole, unit, wanted, bound, place, outputs)
+            return self._after_choice(self.chooser, unit, wanted, bound, place, outputs)
+        return self._whole(unit, wanted, bound, place, outputs)
 
     def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
         """Whether a pass of `unit` runs in parts at these lengths."""
@@ -294,6 +283,89 @@ class CallPlanner:
                 self._paying.clear()
             self._paying[key] = paying
         return paying
+
+    def _parted(
+        self, wanted: Pass, bound: Bound, place: Place, outputs: tuple[Output, ...]
+    ) -> PartedPlan:
+        """The plan of a call whose mask runs in parts."""
+        steps, unwritten, sizes = [], False, place.sizes
+        backward = wanted.direction is Direction.backward
+        spared = outputs if backward else (outputs[0], singles(0))
+        order: Sequence[int] = range(len(self.parts))
+        if backward and wanted.features.isdisjoint(OF_HEADS):
+            order = _sums_last(self.bundle.parts)
+        for turn, number in enumerate(order):
+            part, built = self.bundle.parts[number], self.parts[number]
+            features = wanted.features - {Feature.sinks} if turn else wanted.features
+            asked, own = replace(wanted, features=features), within(bound, part, sizes.n_kv)
+            first = built.selector.source(wanted.direction, features)
+            rest = (sizes, place.strides, self._itemsize, features)
+            for found in slices(part.stride, *rest, keys=part.keys):
+                no_keys = not found.sizes.n_kv and (backward or turn)
+                if not found.sizes.n_q or no_keys:
+                    unwritten |= backward and not turn
+                    continue
+                rows = replace(found, joins=turn > 0)
+                source = built.selector.choose(first, asked, own, rows)
+                plan = built.plan(source, asked, own, rows, spared)
+                shifts = tuple(
+                    None if turn and name in _ONCE else rows.shifts.get(name, 0)
+                    for name in POINTERS
+                )
+                steps.append(Step(plan, shifts))
+        return _in_order(steps, wanted.direction, outputs, unwritten)
+
+    def _whole(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
+        outputs: tuple[Output, ...],
+    ) -> PreparedLaunch | PartedPlan:  # fmt: skip
+        """The plan of a call that runs whole, by the best source where `unit` is the first of
+        several.
+
+        Sequences become heads, or launches of their own, where its copies need that.
+        """
+        built = self.whole
+        if unit.by_documents:  # whose tiles do not depend on how many queries there are
+            unit = built.selector.choose(unit, wanted, bound, place)
+        fit = packed(built.bundle, unit, wanted, bound, place)
+        if fit is not None:
+            return built.plan(fit[0], wanted, bound, fit[1], outputs)
+        unit = built.selector.choose(unit, wanted, bound, place)
+        if unit.boxes is None or not unit.boxes.folds or place.sizes.batch < 2:
+            return built.plan(unit, wanted, bound, place, outputs)
+        steps = [
+            Step(
+                built.plan(unit, wanted, bound, own, outputs),
+                tuple(own.shifts.get(name, 0) for name in POINTERS),
+            )
+            for own in slices(
+                1, place.sizes, place.strides, self._itemsize, wanted.features, fold=True,
+                by_head=bool(built.bundle.head_variant),
+            )
+        ]  # fmt: skip
+        return _in_order(steps, wanted.direction, outputs, False)
+
+    def _after_choice(
+        self, chooser: BuiltBundle, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
+        outputs: tuple[Output, ...],
+    ) -> PartedPlan:  # fmt: skip
+        """The plan of a call whose keys are chosen one by one: thresholds first, then the pass.
+
+        Both have the same workspace, and are told where the thresholds, which it begins with, end.
+        """
+        nothing = (singles(0),) * (3 if wanted.direction is Direction.backward else 2)
+        first = Pass(Direction.forward, frozenset(), False, wanted.device)
+        source = chooser.selector.source(Direction.forward)
+        plans = (
+            chooser.plan(source, first, bound, place, nothing),
+            self.whole.plan(unit, wanted, bound, place, outputs),
+        )
+        steps = [
+            Step(plan, tuple(4 * threshold_words(own, place.sizes) if name == "delta" else 0
+                             for name in POINTERS))
+            for plan, own in zip(plans, (source, unit), strict=True)
+        ]  # fmt: skip
+        return _in_order(steps, wanted.direction, outputs, False)
 
 
 class Sound:
@@ -320,90 +392,3 @@ class Sound:
             found = sizes, q.device
             self._last = (kinds, found)
         return found
-
-
-Make = Callable[[int, Features, Place], PreparedLaunch]
-"""(number of the part, features, tokens of a launch) -> its plan."""
-
-
-def parted_plan(
-    parts: tuple[PartBundle, ...],
-    direction: Direction,
-    features: Features,
-    whole: Place,
-    itemsize: int,
-    outputs: tuple[Output, ...],
-    make: Make,
-) -> PartedPlan:
-    """The plan of a call whose mask runs in parts; other arguments as in `slices`."""
-    steps, unwritten, backward = [], False, direction is Direction.backward
-    order: Sequence[int] = range(len(parts))
-    if backward and features.isdisjoint(OF_HEADS):
-        order = _sums_last(parts)
-    for turn, number in enumerate(order):
-        part, own = parts[number], features - {Feature.sinks} if turn else features
-        rest = (whole.sizes, whole.strides, itemsize, own)
-        for place in slices(part.stride, *rest, keys=part.keys):
-            no_keys = not place.sizes.n_kv and (backward or turn)
-            if not place.sizes.n_q or no_keys:
-                unwritten |= backward and not turn
-                continue
-            plan = make(number, own, replace(place, joins=turn > 0))
-            shifts = tuple(
-                None if turn and name in _ONCE else place.shifts.get(name, 0) for name in POINTERS
-            )
-            steps.append(Step(plan, shifts))
-    return _in_order(steps, direction, outputs, unwritten)
-
-
-def whole_plan(
-    built: BuiltBundle, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
-    outputs: tuple[Output, ...],
-) -> PreparedLaunch | PartedPlan:  # fmt: skip
-    """The plan of a call that runs whole, by the best source where `unit` is the first of several.
-
-    Sequences become heads, or launches of their own, where its copies need that.
-    """
-    if unit.by_documents:  # whose tiles do not depend on how many queries there are
-        unit = built.selector.choose(unit, wanted, bound, place)
-    fit = packed(built.bundle, unit, wanted, bound, place)
-    if fit is not None:
-        return built.plan(fit[0], wanted, bound, fit[1], outputs)
-    unit = built.selector.choose(unit, wanted, bound, place)
-    rest = (unit, wanted, bound)
-    if unit.boxes is None or not unit.boxes.folds or place.sizes.batch < 2:
-        return built.plan(*rest, place, outputs)
-    steps = [
-        Step(
-            built.plan(*rest, own, outputs),
-            tuple(own.shifts.get(name, 0) for name in POINTERS),
-        )
-        for own in slices(
-            1, place.sizes, place.strides, built.bundle.problem.dtype.itemsize, wanted.features,
-            fold=True, by_head=bool(built.bundle.head_variant),
-        )
-    ]  # fmt: skip
-    return _in_order(steps, wanted.direction, outputs, False)
-
-
-def chosen_plan(
-    chooser: BuiltBundle, built: BuiltBundle, unit: SourceUnit, wanted: Pass, bound: Bound,
-    place: Place, outputs: tuple[Output, ...],
-) -> PartedPlan:  # fmt: skip
-    """The plan of a call whose keys are chosen one by one: thresholds first, then the pass.
-
-    Both have the same workspace, and are told where the thresholds, which it begins with, end.
-    """
-    nothing = (singles(0),) * (3 if wanted.direction is Direction.backward else 2)
-    first = Pass(Direction.forward, frozenset(), False, wanted.device)
-    source = chooser.selector.source(Direction.forward)
-    plans = (
-        chooser.plan(source, first, bound, place, nothing),
-        built.plan(unit, wanted, bound, place, outputs),
-    )
-    steps = [
-        Step(plan, tuple(4 * threshold_words(own, place.sizes) if name == "delta" else 0
-                         for name in POINTERS))
-        for plan, own in zip(plans, (source, unit), strict=True)
-    ]  # fmt: skip
-    return _in_order(steps, wanted.direction, outputs, False)

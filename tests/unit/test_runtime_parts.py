@@ -47,8 +47,10 @@ def always(monkeypatch):
     monkeypatch.setattr(
         driver, "_analyse_heads", driver._analyse_heads.__wrapped__
     )  # not remembered
-    whole = planner.parted_plan
-    monkeypatch.setattr(planner, "parted_plan", lambda *args: made.append(whole(*args)) or made[-1])
+    whole = planner.CallPlanner._parted
+    monkeypatch.setattr(
+        planner.CallPlanner, "_parted", lambda *args: made.append(whole(*args)) or made[-1]
+    )
     return made
 
 
@@ -105,8 +107,10 @@ def test_the_same_bits_whatever_the_threads(always, monkeypatch):
 def test_lengths_that_break_a_class_run_whole(monkeypatch):
     """q - k is a multiple of the stride, but distances are not: parts do not hold."""
     called = []
-    whole = planner.parted_plan
-    monkeypatch.setattr(planner, "parted_plan", lambda *a: called.append(1) or whole(*a))
+    whole = planner.CallPlanner._parted
+    monkeypatch.setattr(
+        planner.CallPlanner, "_parted", lambda *args: called.append(1) or whole(*args)
+    )
     mask = mc.causal() & mc.where(lambda q, k: (q - k) % 64 == 0)
     attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
     for n_kv, parted in ((1024, True), (1088, True), (1025, False)):

@@ -139,7 +139,6 @@ class DataCall:
         return self._plan.place(library, q, self.watched)
 
     def run(self, sent: Any, pointers: Pointers, numbers: Numbers, stream: int) -> None:
-        """Enqueue everything."""
         self._plan.enqueue(self._given, sent, pointers, numbers, stream)
 
 
@@ -154,26 +153,21 @@ class DeviceListedPlan(ABC):
 
     @property
     def size(self) -> int:
-        """Bytes this plan keeps alive."""
         return self.own.size
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the kernels it runs, in order."""
         return (self.lists.name, *self.own.sources)
 
     @property
     def kernel(self) -> object:
-        """As of Runnable."""
         return self.own.kernel
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """As of Runnable."""
         return self.own.outputs
 
     def called(self, given: Any) -> DataCall:
-        """A call with this data."""
         return DataCall(self, given)
 
     def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Any, int]:

@@ -103,7 +103,6 @@ class DataMaking(Making):
             block.array_row[slot] = columns
 
     def blocks(self, launch: Launch, multiprocessors: int) -> int:
-        """How many a launch has."""
         if launch.grid is Grid.tiles:
             return self.first_blocks[-1]
         return super().blocks(launch, multiprocessors)

@@ -37,7 +37,6 @@ class DocumentMaking(Making):
 
     @property
     def capacity(self) -> int:
-        """Tiles for which a list has room."""
         rows, columns = self.tiles
         return room_of(self.kept, rows, columns) if self.unit.by_documents else self.kept
 
@@ -67,7 +66,6 @@ class DocumentMaking(Making):
             block.array_batch[place] = lengths[side] if self.lists > 1 else 0
 
     def blocks(self, launch: Launch, multiprocessors: int) -> int:
-        """How many a launch has."""
         if launch.grid is Grid.columns:
             return self.lists * self.tiles[1] if self.unit.by_documents else 0
         if launch.grid is Grid.tiles:

@@ -128,7 +128,6 @@ class GatherPlan(DeviceListedPlan):
 
     @property
     def size(self) -> int:
-        """Bytes this plan keeps alive."""
         return self.own.size + sum(len(chunk.numbers) for chunk in self.chunks)
 
     def enqueue(
@@ -229,7 +228,6 @@ def _items(unit: SourceUnit, sizes: Sizes) -> int:
 def _with_space(
     outputs: tuple[Output, ...], wanted: Pass, sizes: Sizes, room: Room, dim: int
 ) -> tuple[Output, ...]:
-    """The results of a pass, with its workspace."""
     if wanted.direction is Direction.forward:
         return (*outputs[:2], singles(room.sums))
     rows, heads = sizes.batch * sizes.heads_kv * sizes.n_kv, sizes.heads_q
@@ -240,7 +238,6 @@ def _with_space(
 
 
 def _blocks(unit: SourceUnit, sizes: Sizes, launch: Launch, multiprocessors: int) -> int:
-    """How many a launch has."""
     if launch.grid is Grid.results:
         return multiprocessors * launch.resident
     return min(_items(unit, sizes), multiprocessors * launch.resident)

@@ -133,7 +133,6 @@ class ListsPlan(DeviceListedPlan):
 
     @property
     def size(self) -> int:
-        """Bytes this plan keeps alive."""
         return self.own.size + INT * self.entries * _MOST_KEPT
 
     @cached_property
@@ -143,7 +142,6 @@ class ListsPlan(DeviceListedPlan):
         return tuple(map(POINTERS.index, names))
 
     def called(self, given: Any) -> DataCall:
-        """A call with these data."""
         sources = given.sources
         blank = (0,) * (self.block.sources - len(sources))
         own = (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank)

@@ -42,7 +42,6 @@ class Making(ABC):
     block: Block
     """The launch that makes them."""
     unit: SourceUnit
-    """The unit of the pass."""
     sizes: Sizes
     given: Given
     backward: bool
@@ -70,7 +69,6 @@ class Making(ABC):
 
     @property
     def lists(self) -> int:
-        """The lists of tiles."""
         batches, heads = self.extents
         return batches * heads
 
@@ -81,7 +79,6 @@ class Making(ABC):
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Tile rows and columns."""
         tile, sizes = self.unit.tile, self.sizes
         return -(-sizes.n_q // tile.q), -(-sizes.n_kv // tile.k)
 

@@ -90,7 +90,6 @@ class CpuKernel(HostKernel):
             self._functions[Direction(entry.removeprefix("attention_"))] = function
 
     def workspace(self, block: ctypes.Structure) -> int:
-        """fp32 entries that `delta` must have."""
         return int(self._workspace(ctypes.byref(block)))
 
     def best(self, scores: np.ndarray, live: np.ndarray, k: int) -> np.ndarray:

@@ -148,7 +148,6 @@ class Memory:
         fill_pointers(self.view, pointers)
 
     def arguments(self) -> tuple[bytes, ...]:
-        """What the addresses point to."""
         block, maps = self._sizes
         return bytes(self.view[:block]), *((bytes(self.view[-maps:]),) if maps else ())
 
@@ -174,7 +173,6 @@ class Arguments:
         self._write(self._block, 0, *pointers)
 
     def arguments(self) -> tuple[bytes, ...]:
-        """What the addresses point to."""
         return (self._block.raw,)
 
 

@@ -109,7 +109,6 @@ class Moves:
     """Arguments of the latest calls, by the addresses in them: launches only read these."""
 
     def numbers(self) -> bytes:
-        """`struct Moved` without pointers."""
         block = MOVED()
         for number, each in enumerate(self.moved):
             unit = self._unit(each)
@@ -220,7 +219,6 @@ class Flags(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """All but where they are."""
         return tuple(None if each is None else each[1:] for each in self.sources)
 
     @property
@@ -235,7 +233,6 @@ class Making:
     """How lists are made on the device."""
 
     name: str
-    """The name of the data."""
     kernel: CudaKernel
     before: tuple[Step, ...]
     """The launch that makes the lists."""
@@ -267,7 +264,6 @@ class Making:
 
 
 FLAG_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
-"""The bytes of the flags that kernels read."""
 
 
 def flags_numbers(
@@ -337,12 +333,10 @@ class ListedRowsPlan:
 
     @property
     def size(self) -> int:
-        """Bytes this plan keeps alive."""
         return self.lists.size + sum(part.plan.size for part in self.parts)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the kernels it runs, in order."""
         return tuple(name for part in self.parts for name in part.plan.sources)
 
     def place(self, library: Library, q: Any, watched: Watched | None = None) -> tuple[Sents, int]:
@@ -364,7 +358,6 @@ class ListedRowsPlan:
         return Sents(tuple([sent for sent, _ in placed])), placed[0][1]
 
     def run(self, sents: Sents, pointers: Pointers, numbers: Numbers, stream: int) -> None:
-        """Launch all, in order."""
         self.enqueue(None, sents, pointers, numbers, stream)
 
     def enqueue(

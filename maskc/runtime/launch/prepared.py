@@ -77,11 +77,9 @@ class HostKernel(ABC):
     name: str
 
     def workspace(self, block: ctypes.Structure) -> int:
-        """fp32 entries that `delta` must have in a backward pass."""
         return 0
 
     def prepare(self, plan: LaunchPlan) -> PreparedLaunch:
-        """As of Kernel."""
         outputs = plan.outputs
         if plan.direction is Direction.backward:
             floats = self.workspace(ATTENTION.from_buffer_copy(plan.numbers))
@@ -246,7 +244,6 @@ class PreparedLaunch:
         return sent, stream
 
     def run(self, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int) -> None:
-        """Run one pass, or enqueue it."""
         kernel = self.kernel
         if kernel is not None:
             kernel.run(self, sent, pointers, numbers, stream)
