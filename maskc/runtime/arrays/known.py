@@ -27,11 +27,8 @@ class Library(Protocol):
     ordered: bool
     """Whether `empty` can lay tokens out before heads."""
 
-    def read(self, x: Any) -> tuple[object, int]:
-        """(everything that a plan depends on, hashable; pointer); fast."""
-
     def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-        """(what a plan depends on, in a row; pointers) of several arrays; faster."""
+        """(everything that a plan depends on, hashable and in a row; pointers); fast."""
 
     def view(self, x: Any, name: str) -> Array:
         """The array in plain terms; `name` is for errors."""
@@ -98,9 +95,6 @@ class _Torch:
     """torch.Tensor; autograd neither sees nor blocks what is done through data_ptr()."""
 
     ordered = True
-
-    def read(self, x: Any) -> tuple[object, int]:
-        return (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device), x.data_ptr()
 
     def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         # Shape and contiguity imply all strides that count.
@@ -176,9 +170,6 @@ class _NumPy:
 
     ordered = True
 
-    def read(self, x: Any) -> tuple[object, int]:
-        return (x.shape, x.strides, x.dtype), x.__array_interface__["data"][0]
-
     def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         kinds: list[Any] = []
         places = []
@@ -217,10 +208,6 @@ class _CuPy:
     """cupy.ndarray."""
 
     ordered = True
-
-    def read(self, x: Any) -> tuple[object, int]:
-        memory = x.data
-        return (x.shape, x.strides, x.dtype, memory.device_id), memory.ptr
 
     def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         if len(arrays) == 3:

@@ -36,7 +36,7 @@ def read(
             x = given[number] = library(x, names[number])
             lib = LIBRARIES[type(x)]
         try:
-            shown, place = lib.read(x)
+            shown, (place,) = lib.read_all([x])
         except RuntimeError:
             lib.view(x, names[number])  # says what is wrong with it
             raise

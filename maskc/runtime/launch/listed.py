@@ -12,6 +12,7 @@ import ctypes
 import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -108,7 +109,9 @@ class Moves:
     kept: dict[object, Arguments] = field(default_factory=dict)
     """Arguments of the latest calls, by the addresses in them: launches only read these."""
 
+    @cached_property
     def numbers(self) -> bytes:
+        """`struct Moved` without pointers."""
         block = MOVED()
         for number, each in enumerate(self.moved):
             unit = self._unit(each)
@@ -127,7 +130,7 @@ class Moves:
     def _unit(self, each: Moved) -> int:
         return max(each.element, gcd(self.unit, each.bytes))
 
-    def run(self, numbers: bytes, tokens: tuple[int, int], pointers: Pointers, stream: int) -> None:
+    def run(self, tokens: tuple[int, int], pointers: Pointers, stream: int) -> None:
         """Move all, or enqueue that.
 
         Args:
@@ -141,10 +144,10 @@ class Moves:
         if known is None:
             if len(self.kept) >= _KEPT:
                 self.kept.clear()
-            known = self.kept[pointers, tokens] = self._arguments(numbers, tokens, pointers)
+            known = self.kept[pointers, tokens] = self._arguments(tokens, pointers)
         self.kernel.launch(self.steps, stream, known)
 
-    def _arguments(self, numbers: bytes, tokens: tuple[int, int], pointers: Pointers) -> Arguments:
+    def _arguments(self, tokens: tuple[int, int], pointers: Pointers) -> Arguments:
         rest = (0,) * (MOST_MOVED - len(self.moved))
         lists = [
             *(each.source.at.of(pointers) for each in self.moved), *rest,
@@ -152,7 +155,7 @@ class Moves:
             *(tokens[each.list] for each in self.moved), *rest,
         ]  # fmt: skip
         nothing = (0,) * (_POINTERS.size // 8 - len(lists))
-        return Arguments(numbers, _POINTERS, (*lists, *nothing))
+        return Arguments(self.numbers, _POINTERS, (*lists, *nothing))
 
     def _on_host(self, each: Moved, tokens: int, pointers: Pointers) -> None:
         batch, width = self.sizes.batch, each.bytes // each.element
@@ -307,7 +310,7 @@ class ListedRowsPlan:
 
     lists: PreparedLaunch
     """Brings the lists to the device; it launches nothing."""
-    steps: tuple[Part | tuple[Moves, bytes], ...]
+    steps: tuple[Part | Moves, ...]
     outputs: tuple[Output, ...]
     """The outputs of a `PreparedLaunch`, with a workspace for packed rows and for all launches."""
 
@@ -379,8 +382,7 @@ class ListedRowsPlan:
             if isinstance(step, Part):
                 step.plan.run(sent, own, numbers, stream)
             else:
-                moves, own_numbers = step
-                moves.run(own_numbers, tokens, pointers, stream)
+                step.run(tokens, pointers, stream)
         if making is not None and listing is not None:
             making.kernel.launch(making.after, stream, listing)
 
@@ -430,12 +432,11 @@ def lists_plan(
 def moves(
     moved: Sequence[Moved], sizes: Sizes, shared: tuple[bool, ...],
     kernel: CudaKernel | HostMoves, unit: int,
-) -> tuple[Moves, bytes]:  # fmt: skip
-    """A launch, and its numbers; rows are aligned to multiples of `unit` bytes."""
-    on_device = kernel if isinstance(kernel, CudaKernel) else None
-    steps = () if on_device is None else steps_of(on_device, "move_rows")
-    made = Moves(tuple(moved), sizes, unit, shared, on_device, steps)
-    return made, b"" if on_device is None else made.numbers()
+) -> Moves:  # fmt: skip
+    """A launch; rows are aligned to multiples of `unit` bytes."""
+    if not isinstance(kernel, CudaKernel):
+        return Moves(tuple(moved), sizes, unit, shared, None)
+    return Moves(tuple(moved), sizes, unit, shared, kernel, steps_of(kernel, "move_rows"))
 
 
 def steps_of(kernel: CudaKernel, entry: str, lists: int = 0) -> tuple[Step, ...]:
