@@ -269,11 +269,9 @@ def _restricted(
 
 def _tensor(x: Any, name: str) -> Array:
     """Shape, dtype and device of a tensor with four dimensions."""
-    from maskc.runtime.arrays.find import library
-    from maskc.runtime.arrays.known import LIBRARIES
+    from maskc.runtime.arrays.known import array_of
 
-    known = library(x, name)
-    found = LIBRARIES[type(known)].view(known, name)
+    found = array_of(x, name)
     if len(found.shape) != 4:
         raise BadShape(name, found.shape, "four dimensions", at=name)
     return found

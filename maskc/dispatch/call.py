@@ -54,8 +54,9 @@ class Bound:
 
     params: Mapping[str, int]
     """A value for every parameter."""
-    arrays: Mapping[str, np.ndarray] | None
-    """int32 by the names formulas use; None where lengths alone decide them."""
+    arrays: Mapping[str, np.ndarray]
+    """int32 by the names formulas use; none before lengths are known where these alone decide
+    them, nor where data stay on the device."""
     key: Hashable
     """Equal keys, equal masks at equal lengths; or equal plans, where documents are `given`."""
     given: Any = None

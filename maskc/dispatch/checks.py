@@ -21,7 +21,6 @@ from maskc.core.problem import Problem, TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
 from maskc.core.tensors import Array, Device, contiguous
-from maskc.dispatch import checks
 
 ALIGNMENT = 16
 """Bytes: the kernels that score with an indexer move rows in vectors of this size."""
@@ -136,21 +135,21 @@ def check_call(views: Mapping[str, Array], bundle: Bundle, unit: SourceUnit) -> 
             given.
 
     Raises:
-        MC4xx, BadLength: see `checks`.
+        MC4xx, BadLength.
     """
     target, problem = Target.named(unit.target), bundle.problem
     q = views["q"]
-    sizes = checks.check_inputs(q, views["k"], views["v"], problem, target)
+    sizes = check_inputs(q, views["k"], views["v"], problem, target)
     heads = len(bundle.head_variant) or sizes.heads_q
-    checks.check_heads(q, heads)
+    check_heads(q, heads)
     if "lse" in views:
         shape = (sizes.batch, sizes.heads_q, sizes.n_q, problem.head_dim_v)
         for name in ("out", "dout"):
-            checks.check_like(name, views[name], shape, problem.dtype.value, target, q.device)
-        checks.check_lse(views["lse"], sizes, target, q.device)
+            check_like(name, views[name], shape, problem.dtype.value, target, q.device)
+        check_lse(views["lse"], sizes, target, q.device)
     for name in ("alibi_slopes", "sink_logits"):
         if name in views:
-            checks.check_vector(name, views[name], sizes.heads_q, target, q.device)
+            check_vector(name, views[name], sizes.heads_q, target, q.device)
     if target.language == "cuda":
-        checks.check_grid(sizes, unit.tile, q)
+        check_grid(sizes, unit.tile, q)
     return sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from maskc.core.abi import ATTENTION
@@ -24,7 +24,6 @@ from maskc.core.tensors import Array, Device, Output, Shape, contiguous, out_str
 from maskc.dispatch.call import Pass, Place
 from maskc.dispatch.tables import Tables
 from maskc.dispatch.tensor_maps import Tensor, tensors
-from maskc.layout import runs_side_by_side
 
 _ROUNDS = 8
 """Turns of `Grid.rounds`. Blocks without work take some 6 ns each on an H100: 32,000 of them took
@@ -183,7 +182,6 @@ def threshold_words(unit: SourceUnit, sizes: Sizes) -> int:
 def _blocks(
     unit: SourceUnit, sizes: Sizes, tables: Tables, launch: Launch, multiprocessors: int
 ) -> int:
-    """How many blocks a launch has; 0 where it is left out."""
     queries, work = _padded(unit, sizes), tables.work
     merged = 0 if work is None else len(work.merges)
     match launch.grid:
@@ -218,37 +216,6 @@ def few_pairs(sizes: Sizes) -> bool:
     """Whether a call has so few pairs that dq and dk show how `out` was rounded, and that a sum
     over all of them costs next to nothing."""
     return sizes.batch * sizes.heads_q * sizes.n_q * sizes.n_kv <= _FEW_PAIRS
-
-
-def uncut(unit: SourceUnit) -> SourceUnit:
-    """The source for whole rows: what entmax makes of parts could not be merged."""
-    if unit.work is None:
-        return unit
-    return replace(unit, work=replace(unit.work, most_tiles=0, uneven_tiles=0))
-
-
-def ordered(unit: SourceUnit, plain: bool, multiprocessors: Callable[[], int]) -> SourceUnit:
-    """The source for a deterministic pass; `plain` where a device may have made the lists, for
-    results have the same bits, whoever makes them."""
-    if unit.work is None or "deterministic" not in dict(unit.modes):
-        return unit
-    both_ways = not plain and runs_side_by_side(multiprocessors())
-    work = replace(unit.work, ordered=True, plain=plain, both_ways=both_ways)
-    return replace(unit, work=replace(work, most_tiles=0, uneven_tiles=0) if plain else work)
-
-
-def apart(unit: SourceUnit) -> SourceUnit:
-    """The source for a pass in the mode of that name."""
-    if unit.work is None:
-        return unit
-    return replace(unit, work=replace(unit.work, apart=True))
-
-
-def packing(unit: SourceUnit, heads: int) -> SourceUnit:
-    """The source for a pass in the mode PACKED, with the queries of so many heads a tile."""
-    if unit.work is None:
-        return unit
-    return replace(unit, work=replace(unit.work, heads=heads))
 
 
 def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool = False) -> str:

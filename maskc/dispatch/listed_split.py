@@ -75,28 +75,18 @@ def is_thin(base: LayoutRecipe, params: Mapping[str, int], n_q: int, n_kv: int) 
     return _THIN * layout.nnz <= rows * columns
 
 
-def pays(
-    base: LayoutRecipe, parts: tuple[ListedTiles, ...], params: Mapping[str, int],
-    language: str, n_q: int, n_kv: int,
-) -> bool:  # fmt: skip
-    """Whether the rows of listed tokens take less time in parts of their own.
-
-    Args:
-        base: the mask without its lists.
-        params: of the mask.
-    """
-    whole, apart = times(base, parts, params, language, n_q, n_kv)
-    return apart < whole
-
-
 def times(
     base: LayoutRecipe, parts: tuple[ListedTiles, ...], params: Mapping[str, int],
     language: str, n_q: int, n_kv: int,
 ) -> tuple[float, float]:  # fmt: skip
-    """(whole, in parts).
+    """(whole, with the rows of listed tokens in parts of their own).
 
     Whole, every tile that has a listed key, or query, is live; which of these the mask has anyway
     is known.
+
+    Args:
+        base: the mask without its lists.
+        params: of the mask.
     """
     tile, row = base.tile, ROW[language]
     layout = build(base, n_q, n_kv, params, {})

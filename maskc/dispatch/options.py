@@ -37,9 +37,16 @@ class CallOptions(NamedTuple):
         Raises:
             BadOption: sink logits with entmax.
         """
-        return features_asked(
-            self.names, not self.no_softcap, self.alpha_minus_1 > 0, self.nan_safe
-        )
+        asked = {
+            Feature.softcap: not self.no_softcap,
+            Feature.alibi: "alibi_slopes" in self.names,
+            Feature.sinks: "sink_logits" in self.names,
+            Feature.entmax: self.alpha_minus_1 > 0,
+            Feature.nan_safe: self.nan_safe,
+        }
+        if asked[Feature.entmax] and asked[Feature.sinks]:
+            raise sinks_beside_entmax()
+        return frozenset(feature for feature, wanted in asked.items() if wanted)
 
 
 call_options = lru_cache(maxsize=1024)(CallOptions)
@@ -67,23 +74,10 @@ def alpha_less_1(normalizer: str, alpha: Any) -> float:
     return ctypes.c_float(float(alpha) - 1).value
 
 
-def features_asked(names: tuple[str, ...], softcap: bool, entmax: bool, nan_safe: bool) -> Features:
-    """What a call needs compiled in.
-
-    Raises:
-        BadOption: sink logits with entmax.
-    """
-    asked = {
-        Feature.softcap: softcap,
-        Feature.alibi: "alibi_slopes" in names,
-        Feature.sinks: "sink_logits" in names,
-        Feature.entmax: entmax,
-        Feature.nan_safe: nan_safe,
-    }
-    if entmax and asked[Feature.sinks]:
-        wanted = "left out with normalizer='entmax', which has no denominator"
-        raise BadOption("sink_logits", wanted, "sink logits", at="sink_logits")
-    return frozenset(feature for feature, wanted in asked.items() if wanted)
+def sinks_beside_entmax() -> BadOption:
+    """The error where sink logits are given with entmax."""
+    wanted = "left out with normalizer='entmax', which has no denominator"
+    return BadOption("sink_logits", wanted, "sink logits", at="sink_logits")
 
 
 SOFTCAPS = 1e-30, 1e30

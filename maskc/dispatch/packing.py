@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from maskc.core.bundle import PACKED, Bundle, SourceUnit
 from maskc.core.problem import BY_DISTANCE, Direction, Feature
-from maskc.dispatch.call import Pass, Place
-from maskc.dispatch.selector import Arrays
+from maskc.dispatch.call import Bound, Pass, Place
 
 _FEW = 8
 """Queries of a head that shares its keys with no other, up to which it is packed where a formula of
@@ -16,7 +15,7 @@ _PACKED = ("q", "out", "lse")
 
 
 def packed(
-    bundle: Bundle, unit: SourceUnit, wanted: Pass, place: Place, arrays: Arrays
+    bundle: Bundle, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
 ) -> tuple[SourceUnit, Place] | None:
     """The source and the tokens of a forward pass whose query heads, those of one key/value head,
     fit into the rows of a tile together; None where they do not, or are not to. Where softmax sees
@@ -47,7 +46,7 @@ def packed(
         or Feature.entmax in wanted.features  # which looks at whole rows
         or (units[0].work is None and _whole_only(bundle, wanted, place))
         or not all(_in_line(place, name) for name in _PACKED)
-        or _by_head(bundle, arrays)
+        or _by_head(bundle, bound)
     ):
         return None
     strides = dict(place.strides)
@@ -77,9 +76,8 @@ def _in_line(place: Place, name: str) -> bool:
     return place.sizes.n_q == 1 or head == place.sizes.n_q * token
 
 
-def _by_head(bundle: Bundle, arrays: Arrays) -> bool:
+def _by_head(bundle: Bundle, bound: Bound) -> bool:
     """Whether some table of the mask has a dimension for heads."""
-    tables = [name for decl in bundle.data if decl.rank == 2 for name in decl.arrays]
-    found = arrays() if tables else {}
-    return any(found[name].ndim > 2 and found[name].shape[-3] > 1
-               for name in tables if name in bundle.arrays)  # fmt: skip
+    names = (name for decl in bundle.data if decl.rank == 2 for name in decl.arrays)
+    tables = [bound.arrays[name] for name in names if name in bundle.arrays]
+    return any(table.ndim > 2 and table.shape[-3] > 1 for table in tables)

@@ -6,7 +6,7 @@ lengths decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -187,22 +187,19 @@ def within(bound: Bound, part: PartBundle, n_kv: int) -> Bound:
     return replace(bound, params={**bound.params, N_KV_OF_ALL: n_kv}, key=(bound.key, n_kv))
 
 
-def pays(
-    whole: Bundle, unit: SourceUnit, sizes: Sizes, params: Mapping[str, int],
-    arrays: Callable[[], Mapping[str, np.ndarray]],
-) -> bool:  # fmt: skip
+def pays(whole: Bundle, unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
     """Whether the parts of a bundle, where they hold, take less time than `unit` takes for it
     whole.
 
     Decided by the tiles of one head, so that no bit depends on batch, heads or card.
     """
-    if per_sequence(whole, arrays()):  # else the others of the batch would decide too
+    if per_sequence(whole, bound.arrays):  # else the others of the batch would decide too
         return False
 
     def tiled(bundle: Bundle, own: SourceUnit, stride: int, keys: int | None = None) -> Tiled:
         recipe = bundle.variants[0].recipe(own.tile)
-        mine = {name: params[name] for name, _ in bundle.params if name in params}
-        data = sequence_arrays(recipe, arrays(), 0, 0) if bundle.data else {}
+        mine = {name: bound.params[name] for name, _ in bundle.params if name in bound.params}
+        data = sequence_arrays(recipe, bound.arrays, 0, 0) if bundle.data else {}
         return Tiled(recipe, mine, data, stride, keys)
 
     parts = []

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-
-import numpy as np
+from typing import Any
 
 from maskc.core.bundle import APART, NOT_ONCE, ONCE, PACKED, Bundle, SourceUnit
 from maskc.core.cost import Tally, cheapest, faster
 from maskc.core.errors import TargetNotBuilt, TooManyTiles, TooMuchWork
 from maskc.core.forms import DATA
 from maskc.core.problem import OF_HEADS, Direction, Feature, Features
-from maskc.core.sizes import Sizes
 from maskc.core.target import Target
 from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.constants import lengths_widen
-from maskc.dispatch.launch_plan import (
-    LaunchPlan,
-    apart,
-    few_pairs,
-    launch_plan,
-    mode_of,
-    ordered,
-    packing,
-    uncut,
-)
+from maskc.dispatch.launch_plan import LaunchPlan, few_pairs, launch_plan, mode_of
 from maskc.dispatch.recent import Recent
-from maskc.dispatch.source_choice import Foreseen, Suited
+from maskc.dispatch.source_choice import foreseen, suited
 from maskc.dispatch.tables import Tables, make_tables
+from maskc.layout import beside_documents, runs_side_by_side
 
-Arrays = Callable[[], Mapping[str, np.ndarray]]
-"""The mask's data as int32 arrays, found when asked for."""
+_REMEMBERED = 1024
+"""Calls of which it is known which source suits them."""
+_UNCUT = {"most_tiles": 0, "uneven_tiles": 0}
+"""The rule of work lists that cut no row."""
+
 _MOST_TURNS = 64
 """Additions to one small tile of dq up to which blocks may wait for each other: each comes some
 2 us after the one before (Longformer at 16k, H200: 256 of them .48 ms, 128 to larger tiles .38; 12,
@@ -88,8 +80,7 @@ class SourceSelector:
         self.gathers = any(u.gathers and u.target == target.name for u in bundle.units)
         """Whether its sources read lists of single keys, made on the device."""
         self.tables: Recent[Tables] = Recent()
-        self._suited = Suited(bundle)
-        self._foreseen = Foreseen(bundle)
+        self._suited: dict[Hashable, SourceUnit] = {}
         self._lock = threading.Lock()
 
     def source(self, direction: Direction, features: Features = frozenset()) -> SourceUnit:
@@ -174,14 +165,14 @@ class SourceSelector:
         return features, features | {Feature.wide}
 
     def plan(
-        self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...], lists: bool = False,
     ) -> LaunchPlan:  # fmt: skip
         """How a pass runs over some tokens.
 
         Args:
             unit: its source.
-            bound, arrays: the mask's parameters and data.
+            bound: the mask's parameters and data.
             place: the tokens.
             outputs: of the call.
             lists: whether the kernel reads lists of tiles even where its source needs none.
@@ -189,106 +180,96 @@ class SourceSelector:
         Raises:
             NotAddressable: a stride that no tensor map can have.
         """
-        rest = (wanted, place.sizes, bound, arrays)
         if Feature.entmax in wanted.features and wanted.direction is Direction.forward:
-            unit = uncut(unit)
+            unit = _working(unit, **_UNCUT)  # what entmax makes of parts could not be merged
         if place.packed:
-            unit = packing(unit, place.packed)
-        if self._runs_apart(unit, *rest, place.joins):
-            unit = apart(unit)
+            unit = _working(unit, heads=place.packed)
+        if self._runs_apart(unit, wanted, bound, place):
+            unit = _working(unit, apart=True)
         elif wanted.deterministic and wanted.direction is Direction.backward:
-            listed = self._keeps_bits(unit.target)
-            if listed or not self._repeats(unit, *rest, place.joins):
-                unit = self._ordered(unit, listed, wanted)
-        elif self._take_turns(unit, *rest):
-            unit = self._ordered(unit, False, wanted)
+            if self._keeps_bits(unit.target) or not self._repeats(unit, wanted, bound, place):
+                unit = self._ordered(unit, wanted)
+        elif self._take_turns(unit, wanted, bound, place):
+            unit = self._ordered(unit, wanted)
             wanted = replace(wanted, deterministic=True)
-            rest = (wanted, *rest[1:])
-        tables = self._bound(unit, *rest, lists or not unit.ranges)
+        tables = self._tables_of(unit, wanted, bound, place, lists)
         mode = PACKED if place.packed else mode_of(unit, wanted, tables, place.joins)
         return launch_plan(self.bundle, unit, mode, wanted, place, bound.params, tables, outputs)
 
-    def _ordered(self, unit: SourceUnit, plain: bool, wanted: Pass) -> SourceUnit:
-        return ordered(unit, plain, partial(self._multiprocessors, wanted.device[1]))
+    def _ordered(self, unit: SourceUnit, wanted: Pass) -> SourceUnit:
+        """The source for a deterministic pass; plain where a device may have made the lists, for
+        results have the same bits, whoever makes them."""
+        if unit.work is None or "deterministic" not in dict(unit.modes):
+            return unit
+        if self._keeps_bits(unit.target):
+            return _working(unit, ordered=True, plain=True, **_UNCUT)
+        both_ways = runs_side_by_side(self._multiprocessors(wanted.device[1]))
+        return _working(unit, ordered=True, both_ways=both_ways)
 
     def choose(
-        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
-        joins: bool = False,
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
     ) -> SourceUnit:  # fmt: skip
         """The source of a pass: where `unit` is the first of a choice, the one predicted to take
         least for this mask at these lengths; the first, with the largest tiles, where that would
-        depend on more. `joins` says whether results are joined with others."""
+        depend on more."""
         first = self.bundle.unit(unit.target)
         if first is not None and first.by_documents:
-            return self.suited(unit, wanted, sizes, bound)
-        units = self._choice(unit, wanted, sizes)
+            return self.suited(unit, wanted, bound, place)
+        units = self._choice(unit, wanted, place)
         if len(units) > 1 and self.chooses(unit.target):
-            return self._foreseen.unit(units, bound.params, sizes)
+            return self.foreseen(unit, wanted, bound, place)
         if len(units) < 2 or not bound.lasting:
             return unit
 
-        def tables_of(each: SourceUnit) -> Tables:
-            return self._bound(each, wanted, sizes, bound, arrays, not each.ranges)
-
         def tally(each: SourceUnit) -> Tally:
-            tables = tables_of(each)
+            tables = self._tables_of(each, wanted, bound, place)
             if tables.tally is None:  # of the first source, too: then nothing is compared
                 raise TypeError(f"{each.key} has no tally")
-            if _stores_once(each, wanted, tables, joins):
+            if _stores_once(each, wanted, tables, place.joins):
                 return tables.tally
             return replace(tables.tally, single=False, alone=False)
 
         try:
-            known = tables_of(unit).tally is not None
-            found = cheapest(units, tally, sizes.n_kv) if known else unit
-            apart = self._runs_apart(found, wanted, sizes, bound, arrays, False)
+            known = self._tables_of(unit, wanted, bound, place).tally is not None
+            found = cheapest(units, tally, place.sizes.n_kv) if known else unit
+            apart = self._runs_apart(found, wanted, bound, place)
             if found.tile.k < unit.tile.k and wanted.deterministic and not apart:
-                listed = self._keeps_bits(unit.target)
-                turns = self._ordered(found, listed, wanted)
-                tables = self._bound(turns, wanted, sizes, bound, arrays, not found.ranges)
+                tables = self._tables_of(self._ordered(found, wanted), wanted, bound, place)
                 return unit if tables.chain > _MOST_TURNS else found
         except (TooManyTiles, TooMuchWork):  # 2^28 items and more: there alone the batch decides
             return unit
         return found
 
-    def _runs_apart(
-        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
-        joins: bool,
-    ) -> bool:  # fmt: skip
+    def _runs_apart(self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place) -> bool:
         """Whether a backward pass takes least time with dq made by a launch of its own, which has
         the same bits on every run."""
         if wanted.direction is Direction.forward or APART not in dict(unit.modes):
             return False
-        if wanted.features & OF_HEADS or few_pairs(sizes):
+        if wanted.features & OF_HEADS or few_pairs(place.sizes):
             return False
-        tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
+        tables = self._tables_of(unit, wanted, bound, place)
         tally, adders = tables.tally, tables.adders
-        if tally is None or adders is None or mode_of(unit, wanted, tables, joins) == ONCE:
+        if tally is None or adders is None or mode_of(unit, wanted, tables, place.joins) == ONCE:
             return False
         even = adders.most * adders.rows <= _UNEVEN * tally.tiles
         others = (tally.tiles - adders.most) / max(1, adders.rows - 1)  # a long one of a few
         even &= adders.most <= _UNEVEN * max(others, _SHORT)
         return even and faster(unit, tally) == APART
 
-    def _repeats(
-        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
-        joins: bool,
-    ) -> bool:  # fmt: skip
-        """Whether a backward pass has the same bits on every run anyway: nothing is added up by
-        several blocks."""
-        tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
-        return _stores_once(unit, replace(wanted, deterministic=True), tables, joins)
+    def _repeats(self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place) -> bool:
+        """Whether a deterministic backward pass has the same bits on every run anyway: nothing is
+        added up by several blocks."""
+        tables = self._tables_of(unit, wanted, bound, place)
+        return _stores_once(unit, wanted, tables, place.joins)
 
-    def _take_turns(
-        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays
-    ) -> bool:  # fmt: skip
+    def _take_turns(self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place) -> bool:
         """Whether a backward pass is faster where columns add to dq one after another, although
         nobody asks for the same bits on every run."""
         if wanted.direction is Direction.forward or "deterministic" not in dict(unit.modes):
             return False
         if not bound.lasting or self._keeps_bits(unit.target):
             return False
-        tables = self._bound(unit, wanted, sizes, bound, arrays, not unit.ranges)
+        tables = self._tables_of(unit, wanted, bound, place)
         adders, work = tables.adders, tables.work
         if adders is None or work is None or work.shared:
             return False
@@ -305,56 +286,85 @@ class SourceSelector:
         known = self.bundle.list_source(target) is not None
         return bool(self.bundle.selections) and known and not self.gathers
 
-    def foreseen(
-        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound
-    ) -> SourceUnit:  # fmt: skip
+    def foreseen(self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place) -> SourceUnit:
         """The source before blocks of keys are chosen, wherever they will be."""
-        return self._foreseen.unit(self._choice(unit, wanted, sizes), bound.params, sizes)
+        units, sizes = self._choice(unit, wanted, place), place.sizes
+        own = self._params(bound)
+        key = (*own.values(), sizes.n_q, sizes.n_kv)
+        return self._remembered(units, key, lambda: foreseen(self.bundle, units, own, sizes))
 
-    def suited(
-        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound
-    ) -> SourceUnit:  # fmt: skip
+    def suited(self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place) -> SourceUnit:
         """The source for documents: the one that takes least for those of the length that is
         promised, whichever documents there are."""
-        return self._suited.unit(self._choice(unit, wanted, sizes), bound.params, bound.longest)
+        units, own = self._choice(unit, wanted, place), self._params(bound)
+
+        def find() -> SourceUnit:
+            beside = beside_documents(self.bundle.variants[0].keep, self.bundle.data)
+            backward = wanted.direction is Direction.backward
+            return suited(units, beside, own, bound.longest, backward)
+
+        return self._remembered(units, (*own.values(), bound.longest), find)
+
+    def _params(self, bound: Bound) -> dict[str, int]:
+        """The parameters of this bundle's masks."""
+        return {name: bound.params[name] for name, _ in self.bundle.params}
+
+    def _remembered(
+        self, units: Sequence[SourceUnit], call: tuple[object, ...], find: Callable[[], SourceUnit]
+    ) -> SourceUnit:
+        """The one of some sources that suits calls which are alike.
+
+        Args:
+            call: what it depends on besides the sources and their costs.
+        """
+        if len(units) == 1:
+            return units[0]
+        key = (tuple((unit.key, unit.costs) for unit in units), call)
+        found = self._suited.get(key)
+        if found is None:
+            if len(self._suited) >= _REMEMBERED:
+                self._suited.clear()
+            found = self._suited[key] = find()
+        return found
 
     def by_hull(
-        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, tally: Callable[[SourceUnit], Tally]
+        self, unit: SourceUnit, wanted: Pass, place: Place, tally: Callable[[SourceUnit], Tally]
     ) -> SourceUnit:  # fmt: skip
         """The source for other data on a device: the one that takes least for all that the mask
         could keep, whatever its data are. `tally` counts that."""
         units = tuple(
             each.without(APART)
-            for each in self._choice(unit, wanted, sizes)
+            for each in self._choice(unit, wanted, place)
             if not each.only_once and each.boxes is None
         )
-        return cheapest(units, tally, sizes.n_kv) if len(units) > 1 else unit
+        return cheapest(units, tally, place.sizes.n_kv) if len(units) > 1 else unit
 
-    def _choice(self, unit: SourceUnit, wanted: Pass, sizes: Sizes) -> tuple[SourceUnit, ...]:
+    def _choice(self, unit: SourceUnit, wanted: Pass, place: Place) -> tuple[SourceUnit, ...]:
         """`unit`, and where it is the first of a choice the others that serve the pass."""
         units = self.bundle.choice(unit.target, wanted.direction)
         if unit is not units[0]:
             return (unit,)
-        served = (wanted.features, sizes.n_q, sizes.n_kv)
+        served = (wanted.features, place.sizes.n_q, place.sizes.n_kv)
         others = [each for each in units[1:] if each.serves(*served)]
         if wanted.features & OF_HEADS:
             others = [each.without(APART) for each in others]
         found = (unit, *others)
         return tuple(map(_in_turns, found)) if wanted.deterministic else found
 
-    def _bound(
-        self, unit: SourceUnit, wanted: Pass, sizes: Sizes, bound: Bound, arrays: Arrays,
-        lists: bool,
-    ) -> Tables:  # fmt: skip
-        """The mask at these lengths; calls that differ only in strides or features share it."""
+    def _tables_of(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, lists: bool = False
+    ) -> Tables:
+        """The mask at these lengths; calls that differ only in strides or features share it.
+        `lists` asks for lists of tiles even where the source needs none."""
+        sizes, direction = place.sizes, wanted.direction
+        lists |= not unit.ranges
         by_head = bool(self.bundle.data) or unit.work is not None
         others = (sizes.batch, sizes.heads_q, sizes.heads_kv) if by_head else ()
-        direction = wanted.direction
         key = (unit.key, unit.work, sizes.n_q, sizes.n_kv, others, bound.key, direction, lists)
         tables = self.tables.get(key)
         if tables is None:
-            params = {name: bound.params[name] for name, _ in self.bundle.params}
-            tables = make_tables(self.bundle, unit, sizes, params, arrays(), direction, lists)
+            params = self._params(bound)
+            tables = make_tables(self.bundle, unit, sizes, params, bound.arrays, direction, lists)
             if bound.lasting:
                 with self._lock:
                     self.tables.put(key, tables)
@@ -367,6 +377,11 @@ def modes_of(unit: SourceUnit, features: Features) -> tuple[str, ...]:
     if not unit.modes or whole:
         return ("usual",)
     return tuple(name for name, _ in unit.modes if name != ONCE or not features & NOT_ONCE)
+
+
+def _working(unit: SourceUnit, **rule: Any) -> SourceUnit:
+    """The source with other rules of its work list, where it has one."""
+    return unit if unit.work is None else replace(unit, work=replace(unit.work, **rule))
 
 
 def _in_turns(unit: SourceUnit) -> SourceUnit:

@@ -1,104 +1,56 @@
-"""Which source a pass has whose blocks of keys are chosen at run time."""
+"""Which source a pass has whose mask is known when it runs: chosen blocks of keys, documents."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from maskc.core.bundle import Bundle, LayoutRecipe, SourceUnit
 from maskc.core.cost import Source, Tally, cheapest
 from maskc.core.expr import ALWAYS, Expr
-from maskc.core.problem import Direction, TileShape
+from maskc.core.problem import TileShape
 from maskc.core.selection import Selection
 from maskc.core.sizes import Sizes
-from maskc.layout import beside_documents, tile_codes
+from maskc.layout import tile_codes
 from maskc.layout.tiles.build import build
 from maskc.layout.tiles.document_tiles import document_lists
 from maskc.layout.topk.tile_codes import _FULL
 
 _MOST_TILES = 1 << 20
 """The most larger tiles that are counted; longer sequences have the first source."""
-_REMEMBERED = 256
-"""Lengths and parameters of which it is known which source suits them."""
 
 
-class Foreseen:
-    """The one predicted to take least for choices at random; the same whatever is chosen, and
-    wherever it is."""
+def foreseen(
+    bundle: Bundle, units: Sequence[SourceUnit], params: Mapping[str, int], sizes: Sizes
+) -> SourceUnit:
+    """The source that is predicted to take least for choices at random: the same whatever is
+    chosen, and wherever it is.
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
-        self._known: dict[Hashable, SourceUnit] = {}
+    Args:
+        units: the one with the largest tiles first.
+        params: a value for every parameter.
+        sizes: of the call.
+    """
+    rows, columns = units[0].tiles(sizes.n_q, sizes.n_kv)
+    if rows * columns > _MOST_TILES:
+        return units[0]
 
-    def unit(
-        self, units: Sequence[SourceUnit], params: Mapping[str, int], sizes: Sizes
-    ) -> SourceUnit:  # fmt: skip
-        """One of `units`, the first of which has the largest tiles.
-
-        Args:
-            params: a value for every parameter.
-            sizes: of the call.
-        """
-        first, lengths = units[0], (sizes.n_q, sizes.n_kv)
-        rows, columns = first.tiles(*lengths)
-        if len(units) == 1 or rows * columns > _MOST_TILES:
-            return first
-        own = {name: params[name] for name, _ in self._bundle.params}
-        key = (*(unit.key for unit in units), *own.values(), *lengths)
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            found = cheapest(units, lambda unit: self._tally(unit, own, lengths), sizes.n_kv)
-            self._known[key] = found
-        return found
-
-    def _tally(
-        self, unit: SourceUnit, params: Mapping[str, int], lengths: tuple[int, int]
-    ) -> Tally:
+    def tally(unit: SourceUnit) -> Tally:
         """The tile counts of all masks, as heads have them."""
-        chosen, bundle = self._bundle.selections, self._bundle
-        tallies = [
-            expected(tile_codes(v.keep, chosen, unit.tile, *lengths, params), chosen, unit.tile)
-            for v in bundle.variants
+        rest = (bundle.selections, unit.tile)
+        lengths = (sizes.n_q, sizes.n_kv)
+        masks = [
+            expected(tile_codes(each.keep, *rest, *lengths, params), *rest)
+            for each in bundle.variants
         ]
         return Tally(
-            sum(each.rows for each in tallies),
-            sum(each.tiles for each in tallies),
-            sum(each.masked for each in tallies),
+            sum(each.rows for each in masks),
+            sum(each.tiles for each in masks),
+            sum(each.masked for each in masks),
         )
 
-
-_MOST_PROMISES = 1024
-"""Parameters and promises of which it is known which source suits them."""
-
-
-class Suited:
-    """Which source of a pass documents have; the same for documents on the host and on the device,
-    and whatever surrounds a document."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
-        self._known: dict[Hashable, SourceUnit] = {}
-
-    def unit(
-        self, units: Sequence[SourceUnit], params: Mapping[str, int], longest: int | None
-    ) -> SourceUnit:  # fmt: skip
-        """One of `units`, the first of which has the largest tiles; other arguments as in
-        `suited`."""
-        if len(units) == 1:
-            return units[0]
-        own = {name: params[name] for name, _ in self._bundle.params}
-        key = (*(unit.key for unit in units), *own.values(), longest)
-        found = self._known.get(key)
-        if found is None:
-            beside = beside_documents(self._bundle.variants[0].keep, self._bundle.data)
-            if len(self._known) >= _MOST_PROMISES:
-                self._known.clear()
-            backward = Direction.backward in units[0].directions
-            found = self._known[key] = suited(units, beside, own, longest, backward)
-        return found
+    return cheapest(units, tally, sizes.n_kv)
 
 
 def expected(codes: np.ndarray, selections: tuple[Selection, ...], tile: TileShape) -> Tally:

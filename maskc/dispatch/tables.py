@@ -204,11 +204,18 @@ def make_tables(
         DataShape: a batch or head dimension of data that does not fit the call.
         DataRange: the formula computes something beyond 64 bits.
     """
-    slots = _slots(bundle, unit, sizes, arrays)
+    as_bits = Target.named(unit.target).language == "cuda"
+    slots = tuple(
+        make_slot(name, arrays[name], bundle.data, sizes, as_bits) for name in bundle.arrays
+    )
     cases, of_head = _cases(bundle, slots, sizes)
     values = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-    words, wide = _constants(bundle, unit, cases, slots, values, arrays)
-    parts = [("mask_args", words), *([] if of_head is None else [("head_variant", of_head)])]
+    large = any(slot.values[0, 0].size > INT32 for slot in slots)  # places in them need 64 bits
+    variants = [case.variant for case in cases]
+    made = constants(bundle, unit, variants, values, extremes_of(arrays), large)
+    parts, wide = [("mask_args", made.words)], made.wide
+    if of_head is not None:
+        parts.append(("head_variant", of_head))
     if unit.boxes is not None and unit.work is not None:
         own = _box_tables(unit.work, unit.boxes, parts, cases, of_head, sizes, params, direction)
         return replace(own, wide=wide)
@@ -227,15 +234,15 @@ def make_tables(
         slots = (*slots, Slot(stops))
     elif lists:
         layouts = [_layout(recipe, sizes, params, own) for recipe, own in seen]
-        parts += _lists(layouts, True, backward)
+        parts += _lists(layouts, backward)
         parts = in_turn(parts, sizes.n_q, sizes.heads_q // sizes.heads_kv, unit.work)
     elif slots and sizes.n_kv:
         for recipe, data in seen:
             check_loads(with_values(recipe.keep, values), sizes.n_q, sizes.n_kv, data)
     work = None
     if unit.work is not None or unit.costs:
-        made = None if lists else [_spans(*one, sizes, params, backward) for one in seen]
-        spans = stack_spans(made) if made else list_spans(_ptr(parts, backward))
+        ranges = [] if lists else [_spans(*one, sizes, params, backward) for one in seen]
+        spans = stack_spans(ranges) if ranges else list_spans(_ptr(parts, backward))
         if unit.work is not None:
             work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
             parts += _work_parts(work, unit.work)
@@ -244,25 +251,6 @@ def make_tables(
             tally = tally_of(layouts, direction) if lists else tally_of_spans(spans, adders)
     lists_of = len(cases) if batched else 0
     return Tables(tuple(parts), slots, lists_of, arrays, work, tally, adders, wide)
-
-
-def _constants(
-    bundle: Bundle, unit: SourceUnit, cases: tuple[Case, ...], slots: tuple[Slot, ...],
-    values: Mapping[str, int], arrays: Mapping[str, np.ndarray],
-) -> tuple[np.ndarray, bool]:  # fmt: skip
-    """`mask_args`, and whether formulas are computed in 64 bits: so are places in huge tables."""
-    large = any(slot.values[0, 0].size > INT32 for slot in slots)
-    variants = [case.variant for case in cases]
-    made = constants(bundle, unit, variants, values, extremes_of(arrays), large)
-    return made.words, made.wide
-
-
-def _slots(
-    bundle: Bundle, unit: SourceUnit, sizes: Sizes, arrays: Mapping[str, np.ndarray]
-) -> tuple[Slot, ...]:
-    as_bits = Target.named(unit.target).language == "cuda"
-    names = bundle.arrays
-    return tuple(make_slot(name, arrays[name], bundle.data, sizes, as_bits) for name in names)
 
 
 def _seen(
@@ -291,7 +279,7 @@ def _box_tables(
         for case, layout in zip(cases, layouts, strict=True):
             env = {**params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
             check_layout(layout, case.variant.keep, env, (boxes, grid))
-    parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, True, backward)]
+    parts = [*parts, ("distances", np.concatenate(words)), *_lists(layouts, backward)]
     parts = in_turn(parts, sizes.n_q, sizes.heads_q // sizes.heads_kv, rule)
     spans = list_spans(_ptr(parts, backward))
     work = _work(rule, spans, of_head, len(cases), sizes, backward, parts)
@@ -320,17 +308,12 @@ def _telling(bundle: Bundle) -> set[str]:
     }
 
 
-def _lists(
-    layouts: list[BlockLayout], rows: bool, columns: bool
-) -> Iterator[tuple[str, np.ndarray]]:
-    if rows:
-        row_ptr, row_tiles = kernel_lists(layouts)
-        yield "row_ptr", row_ptr
-        yield "row_tiles", row_tiles
+def _lists(layouts: list[BlockLayout], columns: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """The lists of tile rows, and where these are asked for of columns."""
+    yield from zip(("row_ptr", "row_tiles"), kernel_lists(layouts), strict=True)
     if columns:
-        col_ptr, col_tiles = kernel_lists([layout.transpose() for layout in layouts])
-        yield "col_ptr", col_ptr
-        yield "col_tiles", col_tiles
+        transposed = [layout.transpose() for layout in layouts]
+        yield from zip(("col_ptr", "col_tiles"), kernel_lists(transposed), strict=True)
 
 
 def _work(

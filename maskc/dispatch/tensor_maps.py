@@ -45,8 +45,7 @@ class Tensor:
     """Bytes between neighbours, for all but the first."""
     box: Shape
     """What a copy moves of each."""
-    dtype: str = ""
-    """The dtype, where it is not that of q."""
+    dtype: str
 
 
 def tensor(
@@ -88,8 +87,7 @@ def tensor(
     place = 0 if nothing else POINTERS.index(name)  # of an empty tensor any address does
     box = (ROW // kind.itemsize, *(wanted.box[::-1] or (wanted.rows,)))
     box = (*box, *(1,) * (len(dims) - len(box)))
-    other = "" if kind is problem.dtype else kind.value
-    return Tensor(place, tuple(dims), tuple(steps), box, other)
+    return Tensor(place, tuple(dims), tuple(steps), box, kind.value)
 
 
 def _along(tokens: int, stride: int, boxes: Boxes | None) -> list[tuple[str, int, int]]:

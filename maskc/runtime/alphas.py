@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from maskc.core.errors import BadOption, BadShape
 from maskc.core.selection import Score, Share
 from maskc.core.tensors import torch_of
 from maskc.layout import to_host
+from maskc.runtime.arrays.known import cast_like, module_of, to_fp32
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -127,10 +128,7 @@ def backward(
         sums.add(run, made[1], made[2])
         if slopes is not None:
             dslopes.append(made[3])
-    found = (
-        _joined(runs, dq),
-        *sums.results(),
-    )
+    found = _joined(runs, dq), *sums.results()
     return found if slopes is None else (*found, _joined(runs, dslopes, 0))
 
 
@@ -139,43 +137,22 @@ class _Sums:
 
     def __init__(self, k: Any, v: Any) -> None:
         self._like = k, v
-        self._sums: list[Any] = [None, None]
-        self._only: list[tuple[Any, Any]] = []
+        self._sums: tuple[Any, ...] | None = None
 
-    def add(self, run: Run, dk: Any, dv: Any) -> None:
-        whole = run.kv_heads == slice(0, self._like[0].shape[1])
-        if whole and not self._only and self._sums[0] is None:
-            self._only = [(dk, dv)]
+    def add(self, run: Run, *parts: Any) -> None:
+        if self._sums is None and run.kv_heads == slice(0, self._like[0].shape[1]):
+            self._sums = parts
             return
-        for more, place in [((a, b), slice(None)) for a, b in self._only] + [
-            ((dk, dv), run.kv_heads)
-        ]:
-            for i, part in enumerate(more):
-                if self._sums[i] is None:
-                    self._sums[i] = _zeros(self._like[i])
-                self._sums[i][:, place] += _wide(part)
-        self._only = []
+        sums = map(_zeros, self._like) if self._sums is None else map(to_fp32, self._sums)
+        self._sums = tuple(sums)
+        for total, part in zip(self._sums, parts, strict=True):
+            total[:, run.kv_heads] += to_fp32(part)
 
-    def results(self) -> tuple[Any, Any]:
-        if self._only:
-            return self._only[0]
-        return tuple(
-            _narrow(total, like) for total, like in zip(self._sums, self._like, strict=True)
-        )
+    def results(self) -> tuple[Any, ...]:
+        return tuple(map(cast_like, self._sums or (), self._like))
 
 
 # ------------------------------------------------------------------ arrays of any library
-
-
-def _module(x: Any) -> Any:
-    torch = torch_of(x)
-    if torch is not None:
-        return torch
-    if type(x).__module__.partition(".")[0] == "cupy":
-        import cupy
-
-        return cupy
-    return np
 
 
 def _joined(runs: Sequence[Run], parts: Sequence[Any], axis: int = 1) -> Any:
@@ -183,9 +160,8 @@ def _joined(runs: Sequence[Run], parts: Sequence[Any], axis: int = 1) -> Any:
     if len(parts) == 1:
         return parts[0]
     if not runs[0].picked:
-        join: Callable[..., Any] = (
-            getattr(_module(parts[0]), "cat", None) or _module(parts[0]).concatenate
-        )
+        module = module_of(parts[0])
+        join = module.cat if torch_of(parts[0]) is not None else module.concatenate
         return join(list(parts), axis)
     made = parts[0]
     for run, part in zip(runs[1:], parts[1:], strict=True):
@@ -196,24 +172,16 @@ def _joined(runs: Sequence[Run], parts: Sequence[Any], axis: int = 1) -> Any:
 
 def _only(x: Any, heads: tuple[int, ...]) -> Any:
     """x with zeros on all other heads."""
-    made = _module(x).zeros_like(x)
+    made = module_of(x).zeros_like(x)
     made[:, list(heads)] = x[:, list(heads)]
     return made
 
 
 def _contiguous(x: Any) -> Any:
-    return x.contiguous() if torch_of(x) is not None else _module(x).ascontiguousarray(x)
+    return x.contiguous() if torch_of(x) is not None else module_of(x).ascontiguousarray(x)
 
 
 def _zeros(like: Any) -> Any:
-    module = _module(like)
+    module = module_of(like)
     own = {"device": like.device} if torch_of(like) is not None else {}
     return module.zeros(tuple(like.shape), dtype=module.float32, **own)
-
-
-def _wide(x: Any) -> Any:
-    return x.float() if torch_of(x) is not None else x.astype(np.float32)
-
-
-def _narrow(x: Any, like: Any) -> Any:
-    return x.to(like.dtype) if torch_of(x) is not None else x.astype(like.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class Binder:
         """Whether a call must pass data, or the mask brings what its formulas captured."""
         self.needs_data = self.reads_data or bool(bundle.selections)
         """Whether a call's mask is more than its lengths and parameters."""
-        self.default = Bound({}, None, None) if self.needs_data else self._plain({})
+        self.default = Bound({}, {}, None) if self.needs_data else self._plain({})
         """What a call without keywords means, where it needs no data."""
         self._known: tuple[_Known, ...] = ()  # latest first; only ever replaced as a whole
 
@@ -79,7 +79,7 @@ class Binder:
 
     def _plain(self, keywords: Mapping[str, object]) -> Bound:
         params = self.parameters(keywords)
-        return Bound(params, None, tuple(params.values()))
+        return Bound(params, {}, tuple(params.values()))
 
     def bind(self, keywords: Mapping[str, object], n_q: int, n_kv: int) -> Bound:
         """Parameters, and data as int32 arrays.
@@ -134,11 +134,11 @@ class Binder:
             kept.pop()
         self._known = tuple(kept)
 
-    def arrays(self, bound: Bound, n_q: int, n_kv: int) -> Mapping[str, np.ndarray]:
-        """All arrays of a call, computed ones included."""
-        if bound.arrays is not None:
-            return bound.arrays
-        return bind_arrays(self._bundle.data, {}, n_q, n_kv)
+    def completed(self, bound: Bound, n_q: int, n_kv: int) -> Bound:
+        """The call with the arrays that lengths decide."""
+        if bound.arrays or bound.given is not None or not self._bundle.data:
+            return bound
+        return replace(bound, arrays=bind_arrays(self._bundle.data, {}, n_q, n_kv))
 
     def ranked(
         self, keywords: Mapping[str, object], n_q: int, n_kv: int
@@ -153,8 +153,8 @@ class Binder:
             return bind_ranked(
                 mask.data, mask.params, mask.selections, mask.unread, keywords, n_q, n_kv
             )
-        bound = self.bind(keywords, n_q, n_kv)
-        return bound.params, self.arrays(bound, n_q, n_kv)
+        bound = self.completed(self.bind(keywords, n_q, n_kv), n_q, n_kv)
+        return bound.params, bound.arrays
 
 
 def _own(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
 from maskc.build import BuildReport
 from maskc.core.abi import Pointers
@@ -19,7 +19,13 @@ from maskc.core.sizes import Sizes
 from maskc.core.target import SPARE, Target
 from maskc.core.tensors import Device, torch_of
 from maskc.dispatch.call import Bound
-from maskc.dispatch.options import CallOptions, alpha_less_1, call_options, numbers
+from maskc.dispatch.options import (
+    CallOptions,
+    alpha_less_1,
+    call_options,
+    numbers,
+    sinks_beside_entmax,
+)
 from maskc.dispatch.recent import Recent
 from maskc.runtime.alphas import forward as forward_by_head
 from maskc.runtime.alphas import is_by_head, runs_of
@@ -35,16 +41,16 @@ from maskc.runtime.autograd import (
 )
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
-from maskc.runtime.device_lists.call import Asked, DeviceListedPlan, Repeat, Unlisted
-from maskc.runtime.launch.listed import ListedRowsPlan
+from maskc.runtime.device_lists.call import Asked, Unlisted
 from maskc.runtime.launch.prepared import Runnable
 from maskc.runtime.pickles import pickled, unpickled
-from maskc.runtime.planner import CallPlanner, Planned, Sound, all_reports
+from maskc.runtime.planner import CallPlanner, Planned, Sound
 from maskc.runtime.selecting import call_selecting
 
 _NOTHING: Mapping[str, Any] = {}
 _MOST_REPEATS = 16
 """Kinds of calls whose latest one is remembered."""
+_NO_REPEAT = None, None
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
 
@@ -103,11 +109,12 @@ class CompiledMask:
         self._binder = Binder(bundle)
         self._needs_data, self._default = self._binder.needs_data, self._binder.default
         self._planner = CallPlanner(bundle, self.target, self._binder, in_parts)
-        self._whole = self._planner.whole
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
-        self._repeats: dict[CallOptions, Repeat] = {}
-        """The latest call with data on a device, for each kind of call."""
+        self._repeats: dict[CallOptions, tuple[object, Any]] = {}
+        """The latest call with data on a device, for each kind of call, and what its q, k, v and
+        others are: a further one with the same arrays of data is known again, whether or not
+        somebody has written into them."""
         self._lock = threading.Lock()
         self._unaligned = self.target.alignment(bundle.problem.dtype) - 1
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
@@ -116,14 +123,21 @@ class CompiledMask:
         """These kernels with other captured arrays; plans and binaries are shared."""
         if held is None:
             return self
-        known = self._holding
-        if known is None or known.held is not held:
-            known = object.__new__(type(self))
-            vars(known).update(
-                vars(self), held=held, _last=(None, None), _repeats={}, _holding=None, _on_host=None
-            )
-            self._holding = known
-        return known
+        if self._holding is None or self._holding.held is not held:
+            self._holding = self._like(held=held)
+        return self._holding
+
+    def _like(self, **changed: Any) -> Self:
+        """These kernels for calls of another kind, which remember calls of their own."""
+        found = object.__new__(type(self))
+        anew: dict[str, Any] = {
+            "_last": (None, None),
+            "_repeats": {},
+            "_holding": None,
+            "_on_host": None,
+        }
+        vars(found).update(vars(self), **anew, **changed)
+        return found
 
     @property
     def gathers(self) -> bool:
@@ -135,12 +149,7 @@ class CompiledMask:
         if self.target.language == "c" or not self._on_device:
             return self
         if self._on_host is None:
-            found = object.__new__(type(self))
-            vars(found).update(
-                vars(self), _on_device=False, _last=(None, None), _repeats={}, _plans=Recent(),
-                _holding=None,
-            )  # fmt: skip
-            self._on_host = found
+            self._on_host = self._like(_on_device=False, _plans=Recent())
         return self._on_host
 
     @property
@@ -177,7 +186,7 @@ class CompiledMask:
             bound: the call's data.
             sizes: its lengths and heads.
         """
-        return self._binder.arrays(bound, sizes.n_q, sizes.n_kv)
+        return self._binder.completed(bound, sizes.n_q, sizes.n_kv).arrays
 
     def settled(self) -> CompiledMask:
         """A copy that keeps the captured arrays of this moment, whoever writes into them later.
@@ -275,32 +284,11 @@ class CompiledMask:
             TargetNotBuilt: a gradient is wanted and the target has no backward kernels (MC503).
             MaskcError: a mistake in data (MC3xx), tensors or options (MC4xx), or a build (MC5xx).
         """
-        if dropout_p and (return_selection or indexer_loss or is_by_head(alpha)):
-            wanted = "left out beside return_selection, indexer_loss and an alpha for each head"
-            raise BadOption("dropout_p", wanted, dropout_p, at="dropout_p")
-        if return_selection or indexer_loss:
-            asked: dict[str, Any] = {
-                "scale": scale, "return_lse": return_lse, "softcap": softcap,
-                "alibi_slopes": alibi_slopes, "sink_logits": sink_logits,
-                "normalizer": normalizer, "alpha": alpha, "nan_safe": nan_safe,
-                "deterministic": deterministic,
-            }  # fmt: skip
-            return call_selecting(self, q, k, v, asked, data, return_selection, indexer_loss)
-        if alpha is not None and is_by_head(alpha):
-            return call_by_head(
-                self, q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer,
-                alpha, nan_safe, deterministic, data,
-            )  # fmt: skip
-        if dropout_p:
-            return self._with_dropout(
-                q, k, v, dropout_p, dropout_seed, deterministic,
-                dict(
-                    scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
-                    sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe,
-                    **data,
-                ),
-            )  # fmt: skip
-        if not needs_torch(q, k, v, alibi_slopes, sink_logits, data):
+        if not (
+            dropout_p or return_selection or indexer_loss
+            or (alpha is not None and is_by_head(alpha))
+            or needs_torch(q, k, v, alibi_slopes, sink_logits, data)
+        ):  # fmt: skip
             try:
                 return self.launch(
                     q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer,
@@ -309,35 +297,29 @@ class CompiledMask:
             except UNFIT:
                 if not torch_answers(q):
                     raise
-        if return_lse:
-            data["return_lse"] = True
-        if scale is not None:
-            data["scale"] = scale
-        if softcap is not None:
-            data["softcap"] = softcap
-        if alibi_slopes is not None:
-            data["alibi_slopes"] = alibi_slopes
-        if sink_logits is not None:
-            data["sink_logits"] = sink_logits
-        if normalizer != "softmax" or alpha is not None:
-            data |= {"normalizer": normalizer, "alpha": alpha}
-        if nan_safe:
-            data["nan_safe"] = True
-        dtype = self.bundle.problem.dtype.value
-        return through_torch(None, self, q, k, v, data, deterministic, dtype)
+        options: dict[str, Any] = {
+            "scale": scale, "return_lse": return_lse, "softcap": softcap,
+            "alibi_slopes": alibi_slopes, "sink_logits": sink_logits, "normalizer": normalizer,
+            "alpha": alpha, "nan_safe": nan_safe,
+        }  # fmt: skip
+        by_head = is_by_head(alpha)
+        if dropout_p and (return_selection or indexer_loss or by_head):
+            wanted = "left out beside return_selection, indexer_loss and an alpha for each head"
+            raise BadOption("dropout_p", wanted, dropout_p, at="dropout_p")
+        if return_selection or indexer_loss:
+            options["deterministic"] = deterministic
+            return call_selecting(self, q, k, v, options, data, return_selection, indexer_loss)
+        if by_head:
+            return call_by_head(self, q, k, v, options, deterministic, data)
+        options |= data
+        if dropout_p:
+            from maskc.runtime.dropout import asked
 
-    def _with_dropout(
-        self, q: Any, k: Any, v: Any, p: Any, seed: Any, deterministic: bool,
-        options: dict[str, Any],
-    ) -> Any:  # fmt: skip
-        """The call by the kernels that drop weights."""
-        from maskc.runtime.dropout import asked
-
-        options.update(asked(q, p, seed))
-        if needs_torch(q, k, v, data=options):
-            dtype = self.bundle.problem.dtype.value
-            return through_torch(_dropping, self, q, k, v, options, deterministic, dtype)
-        return self.dropping(q, k, v, **options)
+            options |= asked(q, dropout_p, dropout_seed)
+            if not needs_torch(q, k, v, data=options):
+                return self.dropping(q, k, v, **options)
+        find, dtype = _dropping if dropout_p else None, self._planner.whole.dtype
+        return through_torch(find, self, q, k, v, options, deterministic, dtype)
 
     @property
     def dropping(self) -> CompiledMask:
@@ -391,7 +373,7 @@ class CompiledMask:
         else:
             space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
             pointers = all_pointers(names, places, out=place, lse=unread, delta=space[1])
-        plan.run(plan, sent, pointers, own, stream)
+        plan.run(sent, pointers, own, stream)
         return (out, lse) if return_lse else out
 
     def backward(
@@ -505,53 +487,53 @@ class CompiledMask:
                     made.append(zeros(lib, q, heads))
                     written[name] = made[-1][1]
             pointers = all_pointers(names, places, **written)
-        plan.run(plan, sent, pointers, own, stream)
+        plan.run(sent, pointers, own, stream)
         del delta  # what reuses its memory comes later in the stream
-        return tuple(gradient for gradient, _ in made)
+        gradients, _ = zip(*made, strict=True)
+        return gradients
 
     def _begin(
-        self, options: CallOptions, given: list[Any], data: Mapping[str, Any],
-        listed: bool = True,
-    ) -> tuple[Runnable, Library, tuple[int, ...]]:  # fmt: skip
+        self, options: CallOptions, given: list[Any], data: Mapping[str, Any]
+    ) -> tuple[Runnable, Library, tuple[int, ...]]:
         """(plan, q's library, addresses of what is given).
 
         Args:
             options: that the plan depends on.
             given: arrays; those of unknown libraries are replaced by what stands for them.
-            listed: whether tile lists may be made on the device.
         """
         lib, kinds, places = read(options.names, given)
         if data or self._needs_data:
-            repeat = self._repeats.get(options)
-            if repeat is not None and not low_bits(places) & self._unaligned:
-                again = repeat.again(kinds, data, self.held)
-                if again is not None:
-                    return again, lib, places
-            listed = listed and self._on_device
-            bound = self._bind(options, given, data, kinds, places, listed)
+            known, call = self._repeats.get(options, _NO_REPEAT)
+            if known == kinds and not low_bits(places) & self._unaligned:
+                watched = call.watched.again(data, self.held)
+                if watched is not None:
+                    if watched is not call.watched:
+                        call = call.changed(watched)
+                        self._repeats[options] = kinds, call
+                    return call, lib, places
+            bound = self._bind(options, given, data, kinds, places, self._on_device)
         else:
             bound = self._default
         signature = kinds, bound.key, options
+        plan: Any  # of the kinds in Planned
         last, plan = self._last
-        if signature != last or plan is None:
+        if signature != last:
             try:
                 plan = self._planned(signature, given, bound)
             except (NotAddressable, Unlisted):
                 if bound.given is None:
                     raise
-                return self._begin(options, given, data, False)
+                bound = self._bind(options, given, data, kinds, places, False)
+                plan = self._planned((kinds, bound.key, options), given, bound)
         if self._unaligned and low_bits(places) & self._unaligned:  # which no signature tells
             self._planner.plan(options, given, bound)
-        if isinstance(plan, DeviceListedPlan) or (
-            isinstance(plan, ListedRowsPlan) and bound.given is not None
-        ):
-            call = plan.called(bound.given)
-        else:
+        if bound.given is None:
             return plan, lib, places
-        if getattr(call, "watched", None) is not None:
+        call = plan.called(bound.given)
+        if call.watched is not None:
             if len(self._repeats) >= _MOST_REPEATS:
                 self._repeats = {}
-            self._repeats[options] = Repeat(kinds, call)
+            self._repeats[options] = kinds, call
         return call, lib, places
 
     def _planned(self, signature: tuple[Any, ...], given: list[Any], bound: Bound) -> Planned:
@@ -602,7 +584,7 @@ class CompiledMask:
 
         Where several sources were built for the same features, the report is the forward pass's.
         """
-        return self._whole.kernels.reports
+        return self._planner.whole.kernels.reports
 
     @property
     def all_reports(self) -> Mapping[tuple[str, str, Features], BuildReport]:
@@ -612,7 +594,7 @@ class CompiledMask:
         search for chosen keys and `_backward` for a source of its own. Where a mask runs in parts,
         the part's name comes first.
         """
-        return all_reports(self._whole, self._planner.parts, self._planner.chooser)
+        return self._planner.all_reports
 
     # -------------------------------------------------------------- copies
 
@@ -733,23 +715,20 @@ def class_for(bundle: Bundle) -> type[CompiledMask]:
 
 
 def call_by_head(
-    attn: CompiledMask, q: Any, k: Any, v: Any, scale: Any, return_lse: bool, softcap: Any,
-    alibi_slopes: Any, sink_logits: Any, normalizer: str, alpha: Any, nan_safe: bool,
-    deterministic: bool, data: Mapping[str, Any],
+    attn: CompiledMask, q: Any, k: Any, v: Any, options: dict[str, Any], deterministic: bool,
+    data: Mapping[str, Any],
 ) -> Any:  # fmt: skip
     """A call whose alpha is an array."""
-    options: dict[str, Any] = {
-        "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes, "normalizer": normalizer,
-        "nan_safe": nan_safe,
-    }  # fmt: skip
+    alpha, keep_lse = options.pop("alpha"), options.pop("return_lse")
+    if options.pop("sink_logits") is not None:
+        raise sinks_beside_entmax()
     if torch_of(q) is not None:
-        options |= {"alpha": alpha, "sink_logits": sink_logits, "deterministic": deterministic}
-        found = entmax_by_head(attn, q, k, v, options, data)
+        found = entmax_by_head(attn, q, k, v, alpha, options, deterministic, data)
     else:
         refuse_lost_gradient(q, "alpha", alpha)
-        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], normalizer)
+        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], options["normalizer"])
         found = forward_by_head(attn, runs, q, k, v, options, data)
-    return found if return_lse else found[0]
+    return found if keep_lse else found[0]
 
 
 def _dropping(attn: CompiledMask, *_kernel: Any) -> CompiledMask:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.dropout import FIRST, PARTS, RATE, SEED, check_rate
 from maskc.core.errors import DropoutSeed, WrongDevice
-from maskc.core.tensors import HOST, Device, torch_of
+from maskc.core.tensors import HOST, torch_of
 from maskc.dispatch.options import CallOptions
-from maskc.runtime.arrays.find import library
-from maskc.runtime.arrays.known import LIBRARIES, Library
+from maskc.runtime.arrays.known import Library, array_of
 from maskc.runtime.compiled import CompiledMask
-from maskc.runtime.launch.block import BlockLaunch
-from maskc.runtime.launch.prepared import Runnable
+from maskc.runtime.launch.prepared import BlockLaunch, Runnable
 from maskc.runtime.scored import ScoredMask
 
 if TYPE_CHECKING:
@@ -82,13 +79,10 @@ class _Dropping(_Base):
     """Gives every launch the block of its call."""
 
     def _begin(
-        self, options: CallOptions, given: list[Any], data: Mapping[str, Any], listed: bool = True
+        self, options: CallOptions, given: list[Any], data: Any
     ) -> tuple[Runnable, Library, tuple[int, ...]]:
-        if RATE not in data:  # a second look of the same call
-            return super()._begin(options, given, data, listed)
-        rest: Any = data  # made for this call
-        block = _block(given[0], rest.pop(RATE), rest.pop(SEED), rest.pop(FIRST, (0, 0)))
-        plan, lib, places = super()._begin(options, given, rest, listed)
+        block = _block(given[0], data.pop(RATE), data.pop(SEED), data.pop(FIRST, (0, 0)))
+        plan, lib, places = super()._begin(options, given, data)
         return BlockLaunch(plan, block), lib, places
 
 
@@ -104,9 +98,7 @@ def _block(q: Any, rate: int, seed: Any, first: tuple[int, int]) -> bytes:
 
 def _held(q: Any, seed: Any) -> tuple[int, int]:
     """(address of a seed on the device of q, 0), or (0, the seed) where the host holds it."""
-    known, of_q = library(seed, "dropout_seed"), library(q, "q")
-    view = LIBRARIES[type(known)].view(known, "dropout_seed")
-    here: Device = LIBRARIES[type(of_q)].view(of_q, "q").device
+    view, here = array_of(seed, "dropout_seed"), array_of(q, "q").device
     if view.dtype != "int64" or any(size != 1 for size in view.shape):
         raise DropoutSeed(f"{view.dtype}, {list(view.shape)}", _INTEGER, at="dropout_seed")
     if view.device == here:

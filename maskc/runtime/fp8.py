@@ -17,11 +17,9 @@ from maskc.core.errors import BadOption, BadShape, TargetNotBuilt, WrongDevice, 
 from maskc.core.problem import Feature
 from maskc.core.tensors import contiguous, singles, torch_of
 from maskc.dispatch.options import CallOptions, features_named
-from maskc.runtime.arrays.find import library
-from maskc.runtime.arrays.known import LIBRARIES, Library
+from maskc.runtime.arrays.known import Library, array_of
 from maskc.runtime.compiled import CompiledMask
-from maskc.runtime.launch.block import BlockLaunch
-from maskc.runtime.launch.prepared import Runnable
+from maskc.runtime.launch.prepared import BlockLaunch, Runnable
 
 FACTORS = ("q_descale", "k_descale", "v_descale")
 _BLOCK = struct.Struct("PPPP")
@@ -87,13 +85,10 @@ class FP8Mask(CompiledMask):
         super().warmup(wanted)
 
     def _begin(
-        self, options: CallOptions, given: list[Any], data: Mapping[str, Any], listed: bool = True
+        self, options: CallOptions, given: list[Any], data: Any
     ) -> tuple[Runnable, Library, tuple[int, ...]]:
-        if _OWN not in data:  # a second look of the same call
-            return super()._begin(options, given, data, listed)
-        rest: Any = data  # made for this call
-        factors = rest.pop(_OWN)
-        plan, lib, places = super()._begin(options, given, rest, listed)
+        factors = data.pop(_OWN)
+        plan, lib, places = super()._begin(options, given, data)
         batch, heads, n_kv, dim = given[1].shape
         held = [_placed(given[0], x, name, (batch, heads))
                 for name, x in zip(FACTORS, factors, strict=True)]  # fmt: skip
@@ -150,9 +145,7 @@ def _placed(q: Any, x: Any, name: str, shape: tuple[int, int]) -> tuple[Any, int
             x = x.detach().expand(shape).contiguous()
         except RuntimeError:
             raise BadShape(name, tuple(x.shape), f"{shape}: [B, Hkv]", at=name) from None
-    known, of_q = library(x, name), library(q, "q")
-    view = LIBRARIES[type(known)].view(known, name)
-    device = LIBRARIES[type(of_q)].view(of_q, "q").device
+    view, device = array_of(x, name), array_of(q, "q").device
     if view.dtype != DType.float32.value:
         raise WrongDType(name, view.dtype, DType.float32.value, "convert it to fp32", at=name)
     if view.device != device:

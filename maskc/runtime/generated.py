@@ -14,21 +14,20 @@ from maskc.core.coefficients import priced
 from maskc.core.data import SELECTING
 from maskc.core.dtypes import DType
 from maskc.core.errors import BadPlan, WrongDevice
-from maskc.core.evaluate import evaluate
 from maskc.core.layout import BlockLayout
 from maskc.core.library import expanded
 from maskc.core.plain import from_text
 from maskc.core.problem import TileShape
 from maskc.core.target import Target
-from maskc.layout import check_lengths, extents, sequence_arrays
+from maskc.layout import check_lengths
 from maskc.runtime.alphas import is_by_head
-from maskc.runtime.arrays.find import library
-from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.arrays.known import array_of
 from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout, variant_of
 from maskc.runtime.compiled import CompiledMask, class_for
 from maskc.runtime.device import CUDA, on_this_card, runs
 from maskc.runtime.pickles import Kept, pickled, unpickled
+from maskc.runtime.selecting import Pairs
 
 
 class GeneratedMask:
@@ -84,8 +83,7 @@ class GeneratedMask:
             NotAnArray: q is none.
             WrongDevice: no target of this module runs there.
         """
-        known = library(q, "q")
-        return self._on(LIBRARIES[type(known)].view(known, "q").device)
+        return self._on(array_of(q, "q").device)
 
     def _compiled_for(self, device: tuple[str, int]) -> CompiledMask:
         kind, index = device
@@ -126,20 +124,11 @@ class GeneratedMask:
         """
         n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
         params, arrays = self._binder.ranked(data, n_q, n_kv)
-        recipes = [variant.recipe(self._tile) for variant in self.bundle.variants]
-        batch, heads = map(max, zip(*(extents(recipe, arrays) for recipe in recipes), strict=True))
-        heads = max(heads, len(self.bundle.head_variant))
-        env = {
-            **params, "n_q": n_q, "n_kv": n_kv,
-            "q": np.arange(n_q)[:, None], "k": np.arange(n_kv)[None, :],
-        }  # fmt: skip
-        found = np.empty((batch, heads, n_q, n_kv), dtype=bool)
-        for sequence, head in np.ndindex(batch, heads):
-            variant = variant_of(self.bundle, head)
-            recipe = variant.recipe(self._tile)
-            own = sequence_arrays(recipe, arrays, sequence, head)
-            found[sequence, head] = evaluate(variant.keep, {**env, **own})
-        return found.reshape(tuple(n for n in (batch, heads) if n > 1) + (n_q, n_kv))
+        formulas = tuple(variant.keep for variant in self.bundle.variants)
+        pairs = Pairs(formulas, self.bundle.head_variant, arrays, params, n_q, n_kv)
+        variant_of(self.bundle, pairs.heads - 1)  # as many heads as masks
+        front = tuple(n for n in (pairs.batch, pairs.heads) if n > 1)
+        return pairs.rows(0, n_q).reshape(*front, n_q, n_kv)
 
     def __copy__(self) -> GeneratedMask:
         return self

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +20,11 @@ from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device, Output, Shape, singles
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import with_workspace
-from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, pays, tokens_of
+from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, times, tokens_of
 from maskc.dispatch.packing import packed
-from maskc.dispatch.selector import Arrays
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import Asked
+from maskc.runtime.device_lists.call import Asked, words_of_results
 from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import CudaKernel, host_word
@@ -61,7 +59,6 @@ _FORWARD = 3
 _SINGLE = 4
 """Bytes of an fp32 number."""
 _SIDES = "qk"
-"""The sides of the two lists."""
 _READ = {
     ("k", Direction.forward): ("k", "v"),
     ("k", Direction.backward): ("k", "v"),
@@ -90,7 +87,6 @@ class _Over(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows that are packed."""
         return int(self.tokens.shape[1])
 
 
@@ -133,10 +129,10 @@ class ListedParts:
                 return None
         given = Flags((found["q"], found["k"]), Watched.of(asked.data, asked.held))
         params = self._binder.parameters(keywords)
-        return Bound(params, None, (tuple(params.values()), given.key), given)
+        return Bound(params, {}, (tuple(params.values()), given.key), given)
 
     def plan(
-        self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
     ) -> ListedRowsPlan | None:  # fmt: skip
         """How a pass runs over some tokens, None where whole; arguments as in SourceSelector.plan.
@@ -147,29 +143,22 @@ class ListedParts:
         sizes = place.sizes
         if wanted.features & _WHOLE or not sizes.n_kv:
             return None
-        if bound.given is not None:
-            over = [
-                self._unknown(number, part.listed, sizes, bound.given)
-                for number, part in enumerate(self._whole.bundle.parts)
-                if part.listed is not None
-            ]
-            return _Planning(self, wanted, bound, arrays, place, outputs, over).plan()
-        found = [
-            _over(number, part.listed, self._tokens(part.listed, sizes, bound, arrays))
+        over = [
+            self._over(number, part.listed, sizes, bound)
             for number, part in enumerate(self._whole.bundle.parts)
             if part.listed is not None
         ]
-        if not self._taken(found, unit, sizes, bound):
+        if bound.given is None and not self._taken(over, unit, sizes, bound):
             return None
-        return _Planning(self, wanted, bound, arrays, place, outputs, found).plan()
+        return _Planning(self, wanted, bound, place, outputs, over).plan()
 
-    def _tokens(self, listed: Listed, sizes: Sizes, bound: Bound, arrays: Arrays) -> np.ndarray:
-        return tokens_of(listed, sizes.n_q, sizes.n_kv, bound.params, arrays())
-
-    def _unknown(self, number: int, listed: Listed, sizes: Sizes, given: Flags) -> _Over:
-        """A part whose tokens the device lists."""
+    def _over(self, number: int, listed: Listed, sizes: Sizes, bound: Bound) -> _Over:
+        """A part at the lengths of a call, with its tokens where the host knows them."""
+        if bound.given is None:
+            tokens = tokens_of(listed, sizes.n_q, sizes.n_kv, bound.params, bound.arrays)
+            return _Over(number, listed, tokens, len(tokens))
         length = sizes.n_q if listed.side == "q" else sizes.n_kv
-        array = given.sources[_SIDES.index(listed.side)]
+        array = bound.given.sources[_SIDES.index(listed.side)]
         room = min(self._flags[listed.side].most or length, length)
         lists = 1 if array is None or len(array.shape) == 1 else array.shape[0]
         return _Over(number, listed, np.full((1, room), length - 1, np.int32), lists)
@@ -184,13 +173,8 @@ class ListedParts:
         lists = [over[side].lists if side in over else 0 for side in _SIDES]
         places = [take(_SINGLE * count * each) for count, each in zip(lists, room, strict=True)]
         results = ("dq", "dk", "dv", "dsink", "dslopes") if backward else ("out", "lse")
-        dtype = self._whole.bundle.problem.dtype
-        sizes = [prod(outputs[place].shape) for place in ((0, 1, 2, 4, 4) if backward else (0, 1))]
-        tensors = 3 if backward else 1
-        words = [
-            size * (dtype.itemsize if number < tensors else _SINGLE) // _SINGLE
-            for number, size in enumerate(sizes)
-        ]
+        itemsize = self._whole.bundle.problem.dtype.itemsize
+        words = words_of_results(outputs, backward, itemsize, len(results))
         numbers = flags_numbers(given, (lists[0], lists[1]), (room[0], room[1]), words)
         return Making(
             next(iter(self._flags.values())).name, kernel,
@@ -216,7 +200,8 @@ class ListedParts:
             for over in found
         )
         language = self._whole.target.language
-        return pays(base, tiles, bound.params, language, sizes.n_q, sizes.n_kv)
+        whole, apart = times(base, tiles, bound.params, language, sizes.n_q, sizes.n_kv)
+        return apart < whole
 
     def built(self, number: int, known: bool = True) -> BuiltBundle:
         """A part's sources; `known` tells whether the host knows the tokens."""
@@ -228,7 +213,6 @@ class ListedParts:
         return self._open[number]
 
     def mover(self, device: int) -> CudaKernel | HostMoves:
-        """What moves rows."""
         if self._moving is None:
             return HostMoves()
         return self._whole.kernels.on_device(self._moving, "usual", frozenset(), device)
@@ -238,16 +222,16 @@ class _Planning:
     """One plan while it is made."""
 
     def __init__(
-        self, owner: ListedParts, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+        self, owner: ListedParts, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...], found: list[_Over],
     ) -> None:  # fmt: skip
-        self.owner, self.wanted, self.bound, self.arrays = owner, wanted, bound, arrays
+        self.owner, self.wanted, self.bound = owner, wanted, bound
         self.place, self.outputs = place, outputs
         self.sizes, self.direction = place.sizes, wanted.direction
         self.over = {over.listed.side: over for over in found if over.rows}
         problem = owner.built(0).bundle.problem
-        self.widths = {"k": problem.head_dim, "q": problem.head_dim, "lse": 1}
-        self.dim_v, self.itemsize = problem.head_dim_v, problem.dtype.itemsize
+        self.dim, self.dim_v = problem.head_dim, problem.head_dim_v
+        self.itemsize = problem.dtype.itemsize
         self.room = 0
         """Bytes of the workspace that packed rows take."""
         self.rows: dict[tuple[str, str], Tensor] = {}
@@ -306,7 +290,6 @@ class _Planning:
     # ------------------------------------------------------------ memory
 
     def _take(self, size: int) -> Address:
-        """Takes so many bytes of the workspace."""
         start = self.room
         self.room += -(-size // ALIGNED) * ALIGNED
         return Address(DELTA, start)
@@ -315,10 +298,9 @@ class _Planning:
         """Elements of a tensor's row."""
         if name == "lse":
             return 1
-        return self.dim_v if name in ("v", "dv", "out", "dout") else self.widths["q"]
+        return self.dim_v if name in ("v", "dv", "out", "dout") else self.dim
 
     def _bytes(self, name: str) -> int:
-        """The bytes of an element."""
         return _SINGLE if name == "lse" else self.itemsize
 
     def _heads(self, name: str) -> int:
@@ -338,7 +320,6 @@ class _Planning:
         return self.place.strides[name][:3]
 
     def _given(self, name: str) -> Tensor:
-        """A tensor of the call."""
         return Tensor(Address(POINTERS.index(name)), self._strides(name))
 
     # ------------------------------------------------------------ steps
@@ -373,12 +354,12 @@ class _Planning:
         over = self.over.get(side)
         features: Features = self.wanted.features - ({Feature.sinks} if side == "k" else set())
         wanted = replace(self.wanted, features=features)
-        sizes, strides, arrays = self.sizes, dict(self.place.strides), self.arrays
+        sizes, strides, arrays = self.sizes, dict(self.place.strides), self.bound.arrays
         instead = {DELTA: Address(DELTA, self.room)}
         if over is not None:
             sizes = replace(sizes, **{"n_q" if side == "q" else "n_kv": over.rows})
             tokens = over.tokens if len(over.tokens) > 1 else over.tokens[0]  # sequences alike
-            arrays = cache(lambda: {**self.arrays(), over.listed.array: tokens})
+            arrays = {**arrays, over.listed.array: tokens}
         for (owner, name), rows in self.rows.items():
             if owner == side:
                 strides[name] = rows.strides
@@ -389,7 +370,7 @@ class _Planning:
             instead |= {POINTERS.index(name): NOWHERE for name in ("sink_logits", "dsink")}
         n_q, n_kv = self.sizes.n_q, self.sizes.n_kv
         params: Mapping[str, int] = {**self.bound.params, **of_all(n_q, n_kv)}
-        bound = replace(self.bound, params=params, key=(self.bound.key, n_q, n_kv))
+        bound = replace(self.bound, params=params, arrays=arrays, key=(self.bound.key, n_q, n_kv))
         known = self.bound.given is None
         built = self.owner.built(0 if over is None else over.number, known)
         source = built.selector.source(self.direction, features)
@@ -397,22 +378,18 @@ class _Planning:
         spared = self.outputs
         if self.direction is Direction.forward:
             spared = (self.outputs[0], singles(0))
-        fit = packed(built.bundle, source, wanted, place, arrays) if side == "q" else None
+        fit = packed(built.bundle, source, wanted, bound, place) if side == "q" else None
         if fit is not None:
             source, place = fit
         else:
-            source = built.selector.choose(source, wanted, sizes, bound, arrays, joins)
-        plan = built.plan(source, wanted, bound, arrays, place, spared)
+            source = built.selector.choose(source, wanted, bound, place)
+        plan = built.plan(source, wanted, bound, place, spared)
         reads = None if over is None else _SIDES.index(side)
         if not known and over is not None and over.lists > 1:
             block = ATTENTION.from_buffer_copy(plan.numbers)
             block.array_batch[built.bundle.arrays.index(over.listed.array)] = over.rows
             plan = replace(plan, numbers=bytes(block))
         return Part(plan, tuple(sorted(instead.items())), reads)
-
-
-def _over(number: int, listed: Listed, tokens: np.ndarray) -> _Over:
-    return _Over(number, listed, tokens, len(tokens))
 
 
 def _flags_of(bundle: Bundle) -> dict[str, DataDecl]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from maskc.core.errors import BadShape, MixedLibraries
+from maskc.runtime.arrays.known import cast_like, module_of, to_fp32
 from maskc.runtime.autograd import kind_of
 
 
@@ -39,7 +39,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
             raise BadShape("outs", tuple(out.shape), tuple(outs[0].shape), at="outs")
         if tuple(lse.shape) != tuple(out.shape[:-1]):
             raise BadShape("lses", tuple(lse.shape), tuple(out.shape[:-1]), at="lses")
-    space, single = _namespace(outs[0])
+    space = module_of(outs[0])
     with np.errstate(divide="ignore"):
         top = reduce(space.maximum, lses)
         base = space.where(top == -np.inf, space.zeros_like(top), top)
@@ -48,10 +48,10 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
         lse = space.log(total) + base
     divisor = space.where(total == 0, space.ones_like(total), total)
     terms = [
-        single(out) * (weight / divisor)[..., None]
+        to_fp32(out) * (weight / divisor)[..., None]
         for out, weight in zip(outs, weights, strict=True)
     ]
-    return _like(sum(terms[1:], terms[0]), outs[0]), lse
+    return cast_like(sum(terms[1:], terms[0]), outs[0]), lse
 
 
 def _check_libraries(outs: Sequence[Any], lses: Sequence[Any]) -> None:
@@ -59,19 +59,5 @@ def _check_libraries(outs: Sequence[Any], lses: Sequence[Any]) -> None:
     pieces = (("outs", outs), ("lses", lses))
     (first, given), *others = ((f"{n}[{i}]", x) for n, xs in pieces for i, x in enumerate(xs))
     for name, x in others:
-        if _namespace(x)[0] is not _namespace(given)[0]:
+        if module_of(x) is not module_of(given):
             raise MixedLibraries(first, kind_of(given), name, kind_of(x), at=name)
-
-
-def _namespace(x: Any) -> tuple[Any, Any]:
-    """(module with exp, log, where, ...; conversion to fp32) of an array's library."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        return torch, lambda array: array.float()
-    cupy = sys.modules.get("cupy")
-    space = cupy if cupy is not None and isinstance(x, cupy.ndarray) else np
-    return space, lambda array: array.astype(np.float32)
-
-
-def _like(array: Any, example: Any) -> Any:
-    return array.to(example.dtype) if hasattr(array, "to") else array.astype(example.dtype)

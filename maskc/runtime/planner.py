@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from maskc.build import BuildReport
 from maskc.core.abi import POINTERS
-from maskc.core.bundle import ONCE, PACKED, Bundle, PartBundle, SourceUnit
+from maskc.core.bundle import ONCE, PACKED, Bundle, SourceUnit
 from maskc.core.errors import NotAddressable
 from maskc.core.forms import DATA
 from maskc.core.problem import OF_HEADS, Direction, Feature, Features, Problem
@@ -32,7 +32,7 @@ from maskc.dispatch.launch_plan import (
 from maskc.dispatch.options import CallOptions, features_named
 from maskc.dispatch.packing import packed
 from maskc.dispatch.residue_split import _ONCE, _sums_last, hold, pays, slices, within
-from maskc.dispatch.selector import Arrays, Form
+from maskc.dispatch.selector import Form
 from maskc.dispatch.tables import NOTHING
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
@@ -48,16 +48,12 @@ from maskc.runtime.launch.built import BuiltBundle
 from maskc.runtime.launch.cuda import current_device
 from maskc.runtime.launch.kernels import Kernels
 from maskc.runtime.launch.listed import Flags, ListedRowsPlan
-from maskc.runtime.launch.prepared import PreparedLaunch, prepare
+from maskc.runtime.launch.prepared import PreparedLaunch, prepared
 from maskc.runtime.launch.sequence import PartedPlan, Step, _in_order
 from maskc.runtime.listed_parts import ListedParts
 
 _REMEMBERED = 1024
 """Lengths and data of which it is known whether parts pay."""
-
-
-def _call(job: Callable[[], object]) -> None:
-    job()
 
 
 def _made_by(bundle: Bundle, target: Target) -> Callable[[BuiltBundle, Binder], DeviceLists]:
@@ -88,11 +84,11 @@ class CallPlanner:
         )
         chooser = bundle.chooser
         self.chooser = BuiltBundle(chooser, target) if chooser is not None else None
-        self.gatherer = Gatherer(self.whole) if self.whole.selector.gathers else None
+        self.gatherer = Gatherer(self.whole, binder) if self.whole.selector.gathers else None
         """Makes plans over single keys that are chosen on the device."""
         self.lister: DeviceLists = _made_by(bundle, target)(self.whole, binder)
         """Makes tile lists on the device."""
-        self._on_host = TopKOnHost(bundle, target)
+        self._on_host = TopKOnHost(bundle, binder)
         self.listed = ListedParts(self.whole, self.parts, binder, in_parts)
         """Makes plans in parts over the rows of listed tokens."""
         self._device_readers = [
@@ -104,6 +100,7 @@ class CallPlanner:
         """Who may leave data where they are, in the order in which they are asked, and whether that
         is so for sources with entmax, and those that multiply no masked value."""
         self._binder, self._in_parts = binder, in_parts
+        self._itemsize = bundle.problem.dtype.itemsize
         self._paying: dict[object, bool] = {}
         self._ahead: set[tuple[Direction, Features]] = set()
         """Passes whose other sources are built, or being built."""
@@ -163,15 +160,24 @@ class CallPlanner:
 
     def _on_host_bound(self, asked: Asked) -> Bound:
         """What the host reads, and what run-time selections choose there."""
-        keywords, sizes = asked.keywords_of_call, asked.sizes
         if not self.bundle.selections:
-            return self._binder.bind(keywords, sizes.n_q, sizes.n_kv)
+            return self._binder.bind(asked.keywords_of_call, asked.sizes.n_q, asked.sizes.n_kv)
         if self.gatherer is not None:
-            return self.gatherer.bound(self._binder, asked.options, asked.given, keywords)
+            return self.gatherer.bind(asked)
         built, features = self.whole, asked.options.features
         unit = built.selector.source(Direction.forward, features)
-        rank = partial(built.kernels.ranking, unit, features)
-        return self._on_host.bound(self._binder, asked.given, keywords, rank)
+        return self._on_host.bind(asked, partial(built.kernels.ranking, unit, features))
+
+    @property
+    def all_reports(self) -> dict[tuple[str, str, Features], BuildReport]:
+        """What was built so far, by source, mode and features; see CompiledMask.all_reports."""
+        found = dict(self.whole.kernels.all_reports)
+        if self.chooser is not None:
+            found |= self.chooser.kernels.all_reports
+        for number, built in enumerate(self.parts):
+            for (source, mode, features), report in built.kernels.all_reports.items():
+                found[f"part{number}.{source}", mode, features] = report
+        return found
 
     def build_all(self, features: Iterable[Feature | str]) -> None:
         """See CompiledMask.warmup."""
@@ -180,7 +186,7 @@ class CallPlanner:
         jobs = [partial(kernels.get, *form, device) for kernels, form in self._forms(wanted)]
         alone = len(jobs) == 1 or self.target.language == "c"  # what it says, it says to the caller
         with ThreadPoolExecutor(1 if alone else min(len(jobs), 2 * processors())) as pool:
-            for _ in map(_call, jobs) if alone else pool.map(_call, jobs):
+            for _ in (job() for job in jobs) if alone else pool.map(lambda job: job(), jobs):
                 pass
 
     def _forms(
@@ -238,48 +244,32 @@ class CallPlanner:
             idle = launch_plan(
                 bundle, unit, "usual", wanted, place, bound.params, NOTHING, outputs, idle=True
             )
-            return prepare(idle, None, self.whole.dtype)
+            return prepared(idle, None, outputs)
         if isinstance(bound.given, Flags):
             own = unit.target == self.target.name
-            plan = self.listed.plan(unit, wanted, bound, dict, place, outputs) if own else None
+            plan = self.listed.plan(unit, wanted, bound, place, outputs) if own else None
             if plan is None:
                 raise Unlisted
             return plan
         if bound.given is not None:
             lists = self.gatherer or self.lister
             return lists.plan(unit, wanted, bound, place, outputs)
-        arrays = cache(partial(self._binder.arrays, bound, sizes.n_q, sizes.n_kv))
+        bound = self._binder.completed(bound, sizes.n_q, sizes.n_kv)
         own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
         if own and self.listed.active and self._in_parts is not False:
             with suppress(NotAddressable):
-                plan = self.listed.plan(unit, wanted, bound, arrays, place, outputs)
+                plan = self.listed.plan(unit, wanted, bound, place, outputs)
                 if plan is not None:
                     return plan
-        elif own and self._divides(unit, wanted.features, sizes, bound, arrays):
-            spared = outputs if direction is Direction.backward else (outputs[0], singles(0))
-
-            def make(number: int, features: Features, part: Place) -> PreparedLaunch:
-                built, own = self.parts[number], within(bound, bundle.parts[number], sizes.n_kv)
-                source = built.selector.source(direction, features)
-                asked = replace(wanted, features=features)
-                source = built.selector.choose(source, asked, part.sizes, own, arrays, part.joins)
-                return built.plan(source, asked, own, arrays, part, spared)
-
+        elif own and self._divides(unit, sizes, bound):
             # A stride of a class that no tensor map can have: such a call runs whole.
             with suppress(NotAddressable):
-                return parted_plan(
-                    bundle.parts, direction, wanted.features, place,
-                    bundle.problem.dtype.itemsize, outputs, make,
-                )  # fmt: skip
+                return self._parted(wanted, bound, place, outputs)
         if self.chooser is not None:
-            return chosen_plan(
-                self.chooser, self.whole, unit, wanted, bound, arrays, place, outputs
-            )
-        return whole_plan(self.whole, unit, wanted, bound, arrays, place, outputs)
+            return self._after_choice(self.chooser, unit, wanted, bound, place, outputs)
+        return self._whole(unit, wanted, bound, place, outputs)
 
-    def _divides(
-        self, unit: SourceUnit, features: Features, sizes: Sizes, bound: Bound, arrays: Arrays
-    ) -> bool:
+    def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
         """Whether a pass of `unit` runs in parts at these lengths."""
         if not self.parts or not hold(self.bundle, sizes.n_q, sizes.n_kv):
             return False
@@ -288,11 +278,94 @@ class CallPlanner:
         key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, bound.key)
         paying = self._paying.get(key)
         if paying is None:
-            paying = pays(self.bundle, unit, sizes, bound.params, arrays)
+            paying = pays(self.bundle, unit, sizes, bound)
             if len(self._paying) >= _REMEMBERED:
                 self._paying.clear()
             self._paying[key] = paying
         return paying
+
+    def _parted(
+        self, wanted: Pass, bound: Bound, place: Place, outputs: tuple[Output, ...]
+    ) -> PartedPlan:
+        """The plan of a call whose mask runs in parts."""
+        steps, unwritten, sizes = [], False, place.sizes
+        backward = wanted.direction is Direction.backward
+        spared = outputs if backward else (outputs[0], singles(0))
+        order: Sequence[int] = range(len(self.parts))
+        if backward and wanted.features.isdisjoint(OF_HEADS):
+            order = _sums_last(self.bundle.parts)
+        for turn, number in enumerate(order):
+            part, built = self.bundle.parts[number], self.parts[number]
+            features = wanted.features - {Feature.sinks} if turn else wanted.features
+            asked, own = replace(wanted, features=features), within(bound, part, sizes.n_kv)
+            first = built.selector.source(wanted.direction, features)
+            rest = (sizes, place.strides, self._itemsize, features)
+            for found in slices(part.stride, *rest, keys=part.keys):
+                no_keys = not found.sizes.n_kv and (backward or turn)
+                if not found.sizes.n_q or no_keys:
+                    unwritten |= backward and not turn
+                    continue
+                rows = replace(found, joins=turn > 0)
+                source = built.selector.choose(first, asked, own, rows)
+                plan = built.plan(source, asked, own, rows, spared)
+                shifts = tuple(
+                    None if turn and name in _ONCE else rows.shifts.get(name, 0)
+                    for name in POINTERS
+                )
+                steps.append(Step(plan, shifts))
+        return _in_order(steps, wanted.direction, outputs, unwritten)
+
+    def _whole(
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
+        outputs: tuple[Output, ...],
+    ) -> PreparedLaunch | PartedPlan:  # fmt: skip
+        """The plan of a call that runs whole, by the best source where `unit` is the first of
+        several.
+
+        Sequences become heads, or launches of their own, where its copies need that.
+        """
+        built = self.whole
+        if unit.by_documents:  # whose tiles do not depend on how many queries there are
+            unit = built.selector.choose(unit, wanted, bound, place)
+        fit = packed(built.bundle, unit, wanted, bound, place)
+        if fit is not None:
+            return built.plan(fit[0], wanted, bound, fit[1], outputs)
+        unit = built.selector.choose(unit, wanted, bound, place)
+        if unit.boxes is None or not unit.boxes.folds or place.sizes.batch < 2:
+            return built.plan(unit, wanted, bound, place, outputs)
+        steps = [
+            Step(
+                built.plan(unit, wanted, bound, own, outputs),
+                tuple(own.shifts.get(name, 0) for name in POINTERS),
+            )
+            for own in slices(
+                1, place.sizes, place.strides, self._itemsize, wanted.features, fold=True,
+                by_head=bool(built.bundle.head_variant),
+            )
+        ]  # fmt: skip
+        return _in_order(steps, wanted.direction, outputs, False)
+
+    def _after_choice(
+        self, chooser: BuiltBundle, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
+        outputs: tuple[Output, ...],
+    ) -> PartedPlan:  # fmt: skip
+        """The plan of a call whose keys are chosen one by one: thresholds first, then the pass.
+
+        Both have the same workspace, and are told where the thresholds, which it begins with, end.
+        """
+        nothing = (singles(0),) * (3 if wanted.direction is Direction.backward else 2)
+        first = Pass(Direction.forward, frozenset(), False, wanted.device)
+        source = chooser.selector.source(Direction.forward)
+        plans = (
+            chooser.plan(source, first, bound, place, nothing),
+            self.whole.plan(unit, wanted, bound, place, outputs),
+        )
+        steps = [
+            Step(plan, tuple(4 * threshold_words(own, place.sizes) if name == "delta" else 0
+                             for name in POINTERS))
+            for plan, own in zip(plans, (source, unit), strict=True)
+        ]  # fmt: skip
+        return _in_order(steps, wanted.direction, outputs, False)
 
 
 class Sound:
@@ -319,107 +392,3 @@ class Sound:
             found = sizes, q.device
             self._last = (kinds, found)
         return found
-
-
-Make = Callable[[int, Features, Place], PreparedLaunch]
-"""(number of the part, features, tokens of a launch) -> its plan."""
-
-
-def parted_plan(
-    parts: tuple[PartBundle, ...],
-    direction: Direction,
-    features: Features,
-    whole: Place,
-    itemsize: int,
-    outputs: tuple[Output, ...],
-    make: Make,
-) -> PartedPlan:
-    """The plan of a call whose mask runs in parts; other arguments as in `slices`."""
-    steps, unwritten, backward = [], False, direction is Direction.backward
-    order: Sequence[int] = range(len(parts))
-    if backward and features.isdisjoint(OF_HEADS):
-        order = _sums_last(parts)
-    for turn, number in enumerate(order):
-        part, own = parts[number], features - {Feature.sinks} if turn else features
-        rest = (whole.sizes, whole.strides, itemsize, own)
-        for place in slices(part.stride, *rest, keys=part.keys):
-            no_keys = not place.sizes.n_kv and (backward or turn)
-            if not place.sizes.n_q or no_keys:
-                unwritten |= backward and not turn
-                continue
-            plan = make(number, own, replace(place, joins=turn > 0))
-            shifts = tuple(
-                None if turn and name in _ONCE else place.shifts.get(name, 0) for name in POINTERS
-            )
-            steps.append(Step(plan, shifts))
-    return _in_order(steps, direction, outputs, unwritten)
-
-
-def whole_plan(
-    built: BuiltBundle, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
-    outputs: tuple[Output, ...],
-) -> PreparedLaunch | PartedPlan:  # fmt: skip
-    """The plan of a call that runs whole, by the best source where `unit` is the first of several.
-
-    Sequences become heads, or launches of their own, where its copies need that.
-    """
-    if unit.by_documents:  # whose tiles do not depend on how many queries there are
-        unit = built.selector.choose(unit, wanted, place.sizes, bound, arrays)
-    fit = packed(built.bundle, unit, wanted, place, arrays)
-    if fit is not None:
-        return built.plan(fit[0], wanted, bound, arrays, fit[1], outputs)
-    unit = built.selector.choose(unit, wanted, place.sizes, bound, arrays)
-    rest = (unit, wanted, bound, arrays)
-    if unit.boxes is None or not unit.boxes.folds or place.sizes.batch < 2:
-        return built.plan(*rest, place, outputs)
-    steps = [
-        Step(
-            built.plan(*rest, own, outputs),
-            tuple(own.shifts.get(name, 0) for name in POINTERS),
-        )
-        for own in slices(
-            1, place.sizes, place.strides, built.bundle.problem.dtype.itemsize, wanted.features,
-            fold=True, by_head=bool(built.bundle.head_variant),
-        )
-    ]  # fmt: skip
-    return _in_order(steps, wanted.direction, outputs, False)
-
-
-def chosen_plan(
-    chooser: BuiltBundle, built: BuiltBundle, unit: SourceUnit, wanted: Pass, bound: Bound,
-    arrays: Arrays, place: Place, outputs: tuple[Output, ...],
-) -> PartedPlan:  # fmt: skip
-    """The plan of a call whose keys are chosen one by one: thresholds first, then the pass.
-
-    Both have the same workspace, and are told where the thresholds, which it begins with, end.
-    """
-    first = Pass(Direction.forward, frozenset(), False, wanted.device)
-    source = chooser.selector.source(Direction.forward)
-    plans = (
-        chooser.plan(source, first, bound, arrays, place, _no_results(wanted.direction)),
-        built.plan(unit, wanted, bound, arrays, place, outputs),
-    )
-    steps = [
-        Step(plan, tuple(4 * threshold_words(own, place.sizes) if name == "delta" else 0
-                         for name in POINTERS))
-        for plan, own in zip(plans, (source, unit), strict=True)
-    ]  # fmt: skip
-    return _in_order(steps, wanted.direction, outputs, False)
-
-
-def _no_results(direction: Direction) -> tuple[Output, ...]:
-    """Empty outputs in place of what comes before the workspace."""
-    return (singles(0),) * (3 if direction is Direction.backward else 2)
-
-
-def all_reports(
-    whole: BuiltBundle, parts: Sequence[BuiltBundle], chooser: BuiltBundle | None = None
-) -> dict[tuple[str, str, Features], BuildReport]:
-    """What was built so far, by source, mode and features; see CompiledMask.all_reports."""
-    found = dict(whole.kernels.all_reports)
-    if chooser is not None:
-        found |= chooser.kernels.all_reports
-    for number, built in enumerate(parts):
-        for (source, mode, features), report in built.kernels.all_reports.items():
-            found[f"part{number}.{source}", mode, features] = report
-    return found

@@ -37,12 +37,10 @@ from maskc.core.errors import (
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
 from maskc.core.tensors import HOST, Array, Device, contiguous, singles
 from maskc.dispatch.options import CallOptions
-from maskc.runtime.arrays.find import library
-from maskc.runtime.arrays.known import LIBRARIES, Library, zeros
+from maskc.runtime.arrays.known import LIBRARIES, Library, array_of, library, zeros
 from maskc.runtime.autograd import kind_of
 from maskc.runtime.compiled import CompiledMask
-from maskc.runtime.launch.block import BlockLaunch
-from maskc.runtime.launch.prepared import Runnable
+from maskc.runtime.launch.prepared import BlockLaunch, Runnable
 
 _NOTHING: Mapping[str, Any] = {}
 _SHARED = (1 << 31) - 1
@@ -120,8 +118,7 @@ class ScoredMask(CompiledMask):
         """These kernels with other names and arrays; plans and binaries are shared."""
         if inputs is self.inputs:
             return self
-        found = object.__new__(type(self))
-        vars(found).update(vars(self), _last=(None, None), _holding=None, _copies={})
+        found = self._like(_copies={})
         found._read(inputs)
         return found
 
@@ -233,13 +230,10 @@ class ScoredMask(CompiledMask):
         )  # fmt: skip
 
     def _begin(
-        self, options: CallOptions, given: list[Any], data: Mapping[str, Any], listed: bool = True
+        self, options: CallOptions, given: list[Any], data: Any
     ) -> tuple[Runnable, Library, tuple[int, ...]]:
-        plan, lib, places = super()._begin(options, given, data, listed)
-        block = data.block if isinstance(data, _Given) else b""
-        if isinstance(plan, BlockLaunch) or not block:
-            return plan, lib, places
-        return BlockLaunch(plan, block), lib, places
+        plan, lib, places = super()._begin(options, given, data)
+        return BlockLaunch(plan, data.block), lib, places
 
     def _check_options(self, softcap: Any, slopes: Any) -> None:
         if softcap is not None:
@@ -272,7 +266,7 @@ class ScoredMask(CompiledMask):
     def _table(self, q: Any, name: str, slot: Slot, x: Any) -> Table:
         if slot.rank == 0 and isinstance(x, (int, float, Real)) and not hasattr(x, "data_ptr"):
             return Table(x, None, None, _number(name, slot, x))
-        if slot.rank == 0 and _is_number_of_host(x) and _device(q) != HOST:
+        if slot.rank == 0 and _is_number_of_host(x) and array_of(q, "q").device != HOST:
             return Table(x, None, None, _number(name, slot, x.item()))
         found = library(_converted(x, slot.integer), name)
         lib = LIBRARIES[type(found)]
@@ -290,7 +284,7 @@ class ScoredMask(CompiledMask):
             raise ScoreTable(name, f"of shape {view.shape}", expected, text, at=name)
         if 0 in view.shape:
             raise ScoreTable(name, f"of shape {view.shape}", "entries", text, at=name)
-        here = _device(q)
+        here = array_of(q, "q").device
         if name in self.inputs.captured and view.device == HOST != here and hasattr(x, "astype"):
             return self._moved(q, name, found, view, here)
         if view.device != here:
@@ -486,11 +480,6 @@ def _converted(x: Any, integer: bool) -> Any:
     if torch is not None and isinstance(x, torch.Tensor):
         return x.detach().to(getattr(torch, wanted))
     return x
-
-
-def _device(q: Any) -> Device:
-    known = library(q, "q")
-    return LIBRARIES[type(known)].view(known, "q").device
 
 
 def _shown(device: Device) -> str:

@@ -22,6 +22,7 @@ from maskc.dispatch.options import call_options
 from maskc.layout import extents, sequence_arrays
 from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 from maskc.layout.topk.choose_keys import sharing
+from maskc.runtime.arrays.known import module_of
 from maskc.runtime.arrays.read import read
 from maskc.runtime.autograd import indexer_loss_of, is_traced, kind_of
 from maskc.runtime.device_lists.call import Asked
@@ -134,7 +135,7 @@ def _bound(attn: CompiledMask, q: Any, k: Any, v: Any, data: Mapping[str, Any]) 
 def lists_of(selection: Selection, bound: Bound, sizes: Sizes) -> np.ndarray:
     """int32 [batch, heads that choose apart, query blocks, width]: blocks of keys, ascending, and
     -1 behind the last one of a row."""
-    chosen: Chosen = (bound.arrays or {})[selection.name]  # type: ignore[assignment]
+    chosen: Chosen = bound.arrays[selection.name]  # type: ignore[assignment]
     groups = sharing(selection.share, sizes)
     lists = chosen.lists
     if lists.shape[1] > 1:
@@ -146,14 +147,8 @@ def lists_of(selection: Selection, bound: Bound, sizes: Sizes) -> np.ndarray:
 
 def _like(q: Any, lists: np.ndarray) -> Any:
     """Lists in the library of q, and on its device."""
-    torch = torch_of(q)
-    if torch is not None:
-        return torch.from_numpy(lists).to(q.device)
-    if type(q).__module__.partition(".")[0] == "cupy":
-        import cupy
-
-        return cupy.asarray(lists)
-    return lists
+    module = module_of(q)
+    return module.asarray(lists, **({"device": q.device} if torch_of(q) is not None else {}))
 
 
 # ------------------------------------------------------------------ pairs
@@ -166,23 +161,24 @@ class Pairs:
     """A formula of a mask, pair by pair, for some queries at a time."""
 
     def __init__(
-        self, formulas: tuple[Expr, ...], of_head: tuple[int, ...], bound: Mapping[str, Any],
-        params: Mapping[str, int], sizes: Sizes,
+        self, formulas: tuple[Expr, ...], of_head: tuple[int, ...], arrays: Mapping[str, Any],
+        params: Mapping[str, int], n_q: int, n_kv: int,
     ) -> None:  # fmt: skip
         """Nothing is computed yet.
 
         Args:
             formulas: the distinct ones; of_head: which one a head has, empty where all share one.
-            bound: arrays by name.
+            arrays: by name.
             params: a value for every parameter.
         """
         self._recipes = [LayoutRecipe(_TILE, each, None) for each in formulas]
-        self._of_head, self._arrays, self._params, self._sizes = of_head, bound, params, sizes
-        found = [extents(each, bound) for each in self._recipes]
+        self._of_head, self._arrays, self._n_kv = of_head, arrays, n_kv
+        self._env = {**params, "n_q": n_q, "n_kv": n_kv, "k": np.arange(n_kv)[None, :]}
+        found = [extents(each, arrays) for each in self._recipes]
         self.batch = max(batch for batch, _ in found)
         """1 where sequences are alike."""
-        self.heads = sizes.heads_q if of_head or max(heads for _, heads in found) > 1 else 1
-        """1 where heads are."""
+        self.heads = max(len(of_head), *(heads for _, heads in found))
+        """1 where heads are alike."""
 
     @property
     def all(self) -> bool:
@@ -191,12 +187,8 @@ class Pairs:
 
     def rows(self, first: int, last: int) -> np.ndarray:
         """bool [batch, heads, last - first, n_kv], of queries first .. last - 1."""
-        sizes = self._sizes
-        env = {
-            **self._params, "n_q": sizes.n_q, "n_kv": sizes.n_kv,
-            "q": np.arange(first, last)[:, None], "k": np.arange(sizes.n_kv)[None, :],
-        }  # fmt: skip
-        found = np.empty((self.batch, self.heads, last - first, sizes.n_kv), bool)
+        env = {**self._env, "q": np.arange(first, last)[:, None]}
+        found = np.empty((self.batch, self.heads, last - first, self._n_kv), bool)
         for sequence, head in np.ndindex(self.batch, self.heads):
             recipe = self._recipes[self._of_head[head] if self._of_head else 0]
             own = sequence_arrays(recipe, self._arrays, sequence, head)
@@ -213,7 +205,9 @@ def kept_of_chosen(
     plain = len(one.allowed) == 1 and all(
         each in (one.allowed[0], E.ALWAYS) for each in formulas
     )  # fmt: skip
-    return None if plain else Pairs(formulas, bundle.head_variant, arrays, params, sizes)
+    if plain:
+        return None
+    return Pairs(formulas, bundle.head_variant, arrays, params, sizes.n_q, sizes.n_kv)
 
 
 def pairs_of_call(attn: CompiledMask, q: Any, k: Any, v: Any, data: Mapping[str, Any]) -> Pairs:
@@ -222,7 +216,7 @@ def pairs_of_call(attn: CompiledMask, q: Any, k: Any, v: Any, data: Mapping[str,
     sizes = _sizes(q, k)
     arrays = attn.arrays_of(bound, sizes)
     formulas = tuple(each.keep for each in bundle.variants)
-    return Pairs(formulas, bundle.head_variant, arrays, bound.params, sizes)
+    return Pairs(formulas, bundle.head_variant, arrays, bound.params, sizes.n_q, sizes.n_kv)
 
 
 def allowed_of(
@@ -231,7 +225,7 @@ def allowed_of(
     """The pairs that may be chosen."""
     (one,) = bundle.selections
     of_head = tuple(range(len(one.allowed))) if len(one.allowed) > 1 else ()
-    return Pairs(one.allowed, of_head, arrays, params, sizes)
+    return Pairs(one.allowed, of_head, arrays, params, sizes.n_q, sizes.n_kv)
 
 
 def _as_chosen(keep: Expr, name: str) -> Expr:

@@ -146,7 +146,7 @@ def test_a_graph(driver):
     for n in range(1, 40):  # push the captured tables out of every cache
         mask(*tensors(n), doc=np.zeros(n, int))
     mask._plans._values.clear()
-    mask._whole.selector.tables._values.clear()
+    mask._planner.whole.selector.tables._values.clear()
     graph.replay()
     agrees(out, expected(fresh, pairs("documents", 150, 150, doc=(doc, doc)))[0])
 

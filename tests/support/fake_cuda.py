@@ -54,9 +54,6 @@ class Tensors(Streams):
         super().__init__()
         self._addresses = count(1 << 24, 1 << 12)
 
-    def read(self, x):
-        return x.array[1:], x.array.pointer
-
     def read_all(self, arrays):
         return tuple(x.array[1:] for x in arrays), tuple(x.array.pointer for x in arrays)
 

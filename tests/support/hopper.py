@@ -121,7 +121,7 @@ def way(mode):
 
 def parts_of(attn):
     """Parts of rows in the work lists made so far."""
-    made = (tables.work for tables in attn._whole.selector.tables._values.values())
+    made = (tables.work for tables in attn._planner.whole.selector.tables._values.values())
     return sum(work.parts for work in made if work is not None)
 
 

@@ -244,3 +244,12 @@ def test_refused(alpha, error, text):
         mc.attention(q, k, v, CAUSAL, normalizer="entmax", alpha=alpha)
     with pytest.raises(errors.BadOption, match="softmax"):
         mc.attention(q, k, v, CAUSAL, alpha=torch.tensor(1.5))
+
+
+@pytest.mark.parametrize("as_given", [np.asarray, torch.as_tensor], ids=["NumPy", "torch"])
+def test_sink_logits_are_refused(as_given):
+    """Entmax has no denominator that they could join."""
+    q, k, v = (as_given(np.ones((1, 2, 5, 16), np.float32)) for _ in "qkv")
+    alpha, sinks = as_given(np.float32([1.3, 1.7])), as_given(np.zeros(2, np.float32))
+    with pytest.raises(errors.BadOption, match="sink_logits"):
+        mc.attention(q, k, v, CAUSAL, normalizer="entmax", alpha=alpha, sink_logits=sinks)

@@ -8,7 +8,7 @@ import pytest
 import maskc as mc
 from maskc.core.problem import Direction, TileShape
 from maskc.core.sizes import Sizes
-from maskc.dispatch.source_choice import Foreseen, expected
+from maskc.dispatch.source_choice import expected, foreseen
 from maskc.layout import tile_codes
 
 N = 512
@@ -19,7 +19,7 @@ def bundle_of(mask, dim=64):
     return mask.compile(dim, n_heads=2, target="sm_90a").bundle
 
 
-def foreseen(mask, tile, n=N):
+def tally(mask, tile, n=N):
     bundle = bundle_of(mask)
     (variant,) = bundle.variants
     return expected(tile_codes(variant.keep, bundle.selections, tile, n, n, {}),
@@ -34,9 +34,9 @@ def chosen(k, block, q_block, of=FULL):
 def test_all_or_nothing_is_certain(tile):
     """Where everything is chosen, tiles are those of the mask that limits the choice."""
     rows = N // tile.q
-    found = foreseen(chosen(N, 64, 64, mc.causal()), tile)
+    found = tally(chosen(N, 64, 64, mc.causal()), tile)
     assert (found.rows, found.tiles) == (rows, rows * (rows + 1) // 2)
-    found = foreseen(chosen(0, 64, 64) | mc.window(0), tile)
+    found = tally(chosen(0, 64, 64) | mc.window(0), tile)
     assert (found.rows, found.tiles, found.masked) == (rows, rows, rows)
 
 
@@ -45,7 +45,7 @@ def test_all_or_nothing_is_certain(tile):
 def test_choices_at_random(tile, block, q_block):
     """As many tiles as drawing the blocks gives, on average of many draws."""
     k, rng, counts = 2, np.random.default_rng(0), []
-    found = foreseen(chosen(k, block, q_block), tile)
+    found = tally(chosen(k, block, q_block), tile)
     for _ in range(200):
         scores = rng.random((N // q_block, N // block))
         best = np.argsort(scores, axis=1)[:, :k]
@@ -67,5 +67,5 @@ def test_the_source(block, q_block, small):
     bundle = bundle_of(chosen(16, block, q_block), 128)
     units = bundle.choice("sm_90a", Direction.forward)
     sizes = Sizes(1, 2, 2, 8192, 8192)
-    found = Foreseen(bundle).unit(units, {}, sizes)
+    found = foreseen(bundle, units, {}, sizes)
     assert (found.tile.q == 64) == small

@@ -59,7 +59,7 @@ def kernel() -> object:
     attn = mc.topk(1, mc.full()).compile(16, dtype="float32", target="cpu")
     rng = np.random.default_rng(0)
     attn(*(rng.standard_normal((1, 1, 3, 16), dtype=np.float32) for _ in range(3)))
-    (made,) = attn._whole.kernels._made.values()
+    (made,) = attn._planner.whole.kernels._made.values()
     return made
 
 

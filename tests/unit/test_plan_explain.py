@@ -8,6 +8,7 @@ import maskc as mc
 from maskc import driver
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
+from maskc.dispatch.call import Bound
 from maskc.dispatch.residue_split import hold, pays
 from maskc.plan.explain import explain, parts_choice
 
@@ -99,13 +100,12 @@ def test_the_choice_is_that_of_calls(name, target):
     made = planned(TAKEN[name], target)
     assert made.parts
     bundle = driver.emit_bundle(made)
-    params = dict(bundle.params)
+    bound = Bound(dict(bundle.params), {}, ())
     for n_q, n_kv in ((1, 1), (40, 700), (700, 40), (1024, 1024), (1024, 1088), (4096, 4097),
                       (16384, 16384)):  # fmt: skip
         unit = bundle.unit(target)
-        taken = hold(bundle, n_q, n_kv) and pays(
-            bundle, unit, Sizes(1, 1, 1, n_q, n_kv), params, dict
-        )
+        sizes = Sizes(1, 1, 1, n_q, n_kv)
+        taken = hold(bundle, n_q, n_kv) and pays(bundle, unit, sizes, bound)
         text = " ".join(parts_choice(made, n_q, n_kv))
         assert text.startswith(f"choice   {n_q} x {n_kv}: {'in parts' if taken else 'whole'}")
         tiles = [line for line in lines(explain(made, n_q, n_kv), "choice") if ": tiles" in line]

@@ -15,8 +15,9 @@ from maskc.core.problem import Direction, Feature
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.dispatch import tables as runtime_tables
+from maskc.dispatch.call import Pass, Place
 from maskc.dispatch.residue_split import slices
-from maskc.dispatch.selector import Pass, SourceSelector
+from maskc.dispatch.selector import SourceSelector
 from maskc.dispatch.tables import make_tables
 from maskc.runtime.binding import Binder
 
@@ -101,8 +102,7 @@ def chosen(mask: mc.Mask, n_q: int, n_kv: int, features=NONE, direction=Directio
     first = bundle.unit("sm_90a", direction)
     assert first is not None
     assert first.boxes is None
-    sizes = Sizes(1, 2, 1, n_q, n_kv)
-    return selector.choose(first, wanted, sizes, bound, lambda: binder.arrays(bound, n_q, n_kv))
+    return selector.choose(first, wanted, bound, Place(Sizes(1, 2, 1, n_q, n_kv), {}))
 
 
 WIDE = FLAT(width=128, kernel=(40, 40))

@@ -73,7 +73,7 @@ def test_tables_go_to_every_stream_once():
     for library.current in (7, 7, 9, 7, 9):
         sent, stream = plan.place(library, None)
         assert stream == library.current
-        plan.run(plan, sent, (1, 2, 3, 4, 5), (0.5, None), stream)
+        plan.run(sent, (1, 2, 3, 4, 5), (0.5, None), stream)
     assert library.sent == [7, 9]
     assert [stream for stream, _ in kernel.launched] == [7, 7, 9, 7, 9]
     blocks = [block for _, block in kernel.launched]

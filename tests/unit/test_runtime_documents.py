@@ -359,13 +359,13 @@ def test_a_call_under_way_has_its_lists_alone(counted):
     """Another thread that comes in between, with the same arrays or not, takes others."""
     mask, value = compiled(), ids((300,))
     made_in(counted, mask, value)
-    ((_, repeat),) = mask._repeats.items()
-    call, q = repeat._call, given(n=300)[0]
+    ((_, call),) = mask._repeats.values()
+    q = given(n=300)[0]
     mine, stream = call.place(counted.library, q)
     assert not mine.fresh
     other, fresh = made_in(counted, mask, value)
     assert fresh
-    call.run(None, mine, tuple(range(16, 96, 16)), None, stream)
+    call.run(mine, tuple(range(16, 96, 16)), None, stream)
     assert counted.driver.block.row_ptr not in (0, other)
 
 

@@ -42,7 +42,7 @@ def test_blocks_follow_the_work(machine):
     assert (block.items, block.empty, block.shared_items) == (10 * 4 * 2, 0, 0)
     assert machine.launched() == [("attention_forward", 80, 384)]
     assert block.counter - block.work == 4 * 8 * 80
-    (tables,) = mask._whole.selector.tables._values.values()
+    (tables,) = mask._planner.whole.selector.tables._values.values()
     assert tables.work.mean >= 2
     items = np.ctypeslib.as_array((ctypes.c_int32 * 640).from_address(block.work)).reshape(80, 8)
     np.testing.assert_array_equal(items, tables.work.items)
@@ -54,7 +54,7 @@ def test_short_work_streams(machine):
     mask, arrays = compiled("gaps"), given(n=128)
     mask(*arrays)
     assert machine.built == [("forward", "stream", [])]
-    (tables,) = mask._whole.selector.tables._values.values()
+    (tables,) = mask._planner.whole.selector.tables._values.values()
     assert (tables.work.mean, tables.work.filled, tables.work.empty) == (1.0, 8, 8)
     assert machine.launched() == [("attention_forward", 8, 384)]
     mask(*given(n=128, batch=50))
@@ -87,7 +87,10 @@ def test_rows_in_parts_are_merged(machine):
     mask, arrays = compiled("documents", units=(PARTS,)), given(n=600)
     doc = np.zeros(600, np.int32)
     mask(*arrays, doc=doc)
-    (tables,), (plan,) = mask._whole.selector.tables._values.values(), mask._plans._values.values()
+    (tables,), (plan,) = (
+        mask._planner.whole.selector.tables._values.values(),
+        mask._plans._values.values(),
+    )
     work, block = tables.work, machine.driver.block
     assert (work.parts, len(work.merges)) == (10 * 8 * 3, 10 * 8)
     assert machine.launched() == [("attention_forward", 240, 384), ("attention_merge", 320, 128)]
@@ -137,7 +140,7 @@ def test_ranges_need_no_lists(machine, monkeypatch):
     mask = CompiledMask(made, "sm_90a")
     mask(q, k, v)
     assert not machine.driver.block.row_ptr
-    (tables,) = mask._whole.selector.tables._values.values()
+    (tables,) = mask._planner.whole.selector.tables._values.values()
     np.testing.assert_array_equal(tables.work.items[-1], [0, 7, 0, 1, 0, 0, 1, 0])
     backward(mask, q, k, v)
     assert not machine.driver.block.col_ptr

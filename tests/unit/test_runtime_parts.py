@@ -15,6 +15,7 @@ from maskc.analysis import heads
 from maskc.core.bundle import PartBundle
 from maskc.core.problem import Feature
 from maskc.core.sizes import Sizes
+from maskc.dispatch.call import Bound
 from maskc.dispatch.residue_split import slices
 from maskc.ir import relayout
 from maskc.layout import classes
@@ -46,8 +47,10 @@ def always(monkeypatch):
     monkeypatch.setattr(
         driver, "_analyse_heads", driver._analyse_heads.__wrapped__
     )  # not remembered
-    whole = planner.parted_plan
-    monkeypatch.setattr(planner, "parted_plan", lambda *args: made.append(whole(*args)) or made[-1])
+    whole = planner.CallPlanner._parted
+    monkeypatch.setattr(
+        planner.CallPlanner, "_parted", lambda *args: made.append(whole(*args)) or made[-1]
+    )
     return made
 
 
@@ -104,8 +107,10 @@ def test_the_same_bits_whatever_the_threads(always, monkeypatch):
 def test_lengths_that_break_a_class_run_whole(monkeypatch):
     """q - k is a multiple of the stride, but distances are not: parts do not hold."""
     called = []
-    whole = planner.parted_plan
-    monkeypatch.setattr(planner, "parted_plan", lambda *a: called.append(1) or whole(*a))
+    whole = planner.CallPlanner._parted
+    monkeypatch.setattr(
+        planner.CallPlanner, "_parted", lambda *args: called.append(1) or whole(*args)
+    )
     mask = mc.causal() & mc.where(lambda q, k: (q - k) % 64 == 0)
     attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
     for n_kv, parted in ((1024, True), (1088, True), (1025, False)):
@@ -150,7 +155,7 @@ def test_parts_run_where_they_pay(name, n, parted):
     wide = mc.dilated(63, stride=16).compile(head_dim=32, dtype="float32", target="cpu")
     mask = wide if name == "wide" else mask_of(name)
     sizes = Sizes(1, 1, 1, n, n)
-    found = planner.pays(mask.bundle, mask.unit, sizes, {}, dict)
+    found = planner.pays(mask.bundle, mask.unit, sizes, Bound({}, {}, ()))
     assert found == parted
 
 

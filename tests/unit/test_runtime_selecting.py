@@ -162,7 +162,7 @@ def test_little_of_a_call_is_kept():
     for n in (30, 30, 31):
         attn(normal(1, 2, n, 16), normal(1, 2, n, 16), normal(1, 2, n, 16))
     assert not attn._plans._values
-    assert not attn._whole.selector.tables._values
+    assert not attn._planner.whole.selector.tables._values
     assert attn._last == (None, None)
 
 

@@ -12,7 +12,6 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 
-from maskc.dispatch.source_choice import Foreseen  # noqa: E402
 from maskc.layout.topk.sizes import turn_of  # noqa: E402
 from maskc.runtime.device_lists import topk_sizes as choosing  # noqa: E402
 from maskc.runtime.device_lists.topk_launch import SelectedPlan  # noqa: E402
@@ -278,7 +277,7 @@ LISTED = [
 @pytest.mark.parametrize(("form", "source", "lengths", "name"), LISTED)
 def test_lists(capture, monkeypatch, name, form, source, lengths):
     """Of both passes, with a work list and without one, in large tiles and in small ones."""
-    monkeypatch.setattr(Foreseen, "unit", lambda self, units, *_: units[source])
+    monkeypatch.setattr("maskc.dispatch.selector.foreseen", lambda _, units, *__: units[source])
     mask = MIXED[name]
     attn = compiled(mask, 64, heads=4)
     n_q, n_kv = lengths

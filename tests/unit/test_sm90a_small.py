@@ -15,7 +15,8 @@ from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles
 from maskc.core.problem import Direction, Feature, TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
-from maskc.dispatch.call import Bound, Pass
+from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.selector import SourceSelector
 from maskc.dispatch.tables import make_tables
 from maskc.layout import build
 from maskc.layout.work.tile_counts import tally_of
@@ -290,6 +291,10 @@ def test_data_per_sequence_do_not_choose():
     ).tally == Tally(2, 3, 3)
 
 
+def call_of(n: int) -> tuple[Bound, Place]:
+    return Bound({}, {}, ()), Place(Sizes(1, 2, 2, n, n), {})
+
+
 @pytest.mark.parametrize(
     ("mask", "n", "usual", "deterministic"),
     [
@@ -308,20 +313,34 @@ def test_small_tiles_where_blocks_wait_for_each_other(monkeypatch, mask, n, usua
     attn = mask.compile(head_dim=128, n_heads=2, target="sm_90a")
     selector = attn._planner.whole.selector
     first = selector.bundle.unit("sm_90a", Direction.backward)
-    bound = Bound({}, None, ())
     for wanted, form in ((False, usual), (True, deterministic)):
         asked = Pass(Direction.backward, frozenset(), wanted, ("cuda", 0))
-        found = selector.choose(first, asked, Sizes(1, 2, 2, n, n), bound, dict)
+        found = selector.choose(first, asked, *call_of(n))
         assert found.form == form
+
+
+def test_the_source_for_documents_does_not_depend_on_earlier_calls():
+    """Deterministic passes have costs of their own."""
+    bundle = mc.documents("doc").compile(head_dim=128, target="sm_90a").bundle
+    first, found = bundle.unit("sm_90a", Direction.backward), []
+    for order in ((False, True), (True, False)):
+        selector = SourceSelector(bundle, SM_90A, lambda device: 132)
+        asked = {each: Pass(Direction.backward, frozenset(), each, ("cuda", 0)) for each in order}
+        found.append({
+            each: selector.suited(first, wanted, *call_of(4096)).costs
+            for each, wanted in asked.items()
+        })  # fmt: skip
+    assert found[0] == found[1]
+    assert found[0][True] != found[0][False]
 
 
 @pytest.mark.parametrize("feature", [Feature.alibi, Feature.sinks])
 def test_gradients_of_heads_are_not_made_apart(feature):
     attn = mc.window(40).compile(head_dim=64, n_heads=2, target="sm_90a")
-    selector, sizes = attn._planner.whole.selector, Sizes(1, 2, 2, 8192, 8192)
+    selector, call = attn._planner.whole.selector, call_of(8192)
     first = selector.bundle.unit("sm_90a", Direction.backward)
     for features, apart in ((frozenset(), True), (frozenset({feature}), False)):
         asked = Pass(Direction.backward, features, False, ("cuda", 0))
-        found = selector.choose(first, asked, sizes, Bound({}, None, ()), dict)
+        found = selector.choose(first, asked, *call)
         assert ("apart" in dict(found.modes)) == (apart and found.form == "small")
-        assert selector._runs_apart(found, asked, sizes, Bound({}, None, ()), dict, False) == apart
+        assert selector._runs_apart(found, asked, *call) == apart

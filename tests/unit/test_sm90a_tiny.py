@@ -22,7 +22,7 @@ from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles, modes_with
 from maskc.core.problem import Direction, Feature, TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
-from maskc.dispatch.call import Bound, Pass
+from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import mode_of
 from maskc.dispatch.selector import SourceSelector
 from maskc.plan.cost import choice
@@ -211,10 +211,10 @@ def drawn_selector(name: str) -> SourceSelector:
 def chosen(selector, direction, n_q, n_kv, features=NONE, deterministic=False, joins=False):
     """(source, mode, tables) of a call."""
     asked = Pass(direction, features, deterministic, ("cuda", 0))
-    sizes, bound = Sizes(1, 4, 2, n_q, n_kv), Bound({}, None, ())
+    call = Bound({}, {}, ()), Place(Sizes(1, 4, 2, n_q, n_kv), {}, joins=joins)
     first = selector.bundle.unit("sm_90a", direction)
-    unit = selector.choose(first, asked, sizes, bound, dict, joins)
-    tables = selector._bound(unit, asked, sizes, bound, dict, not unit.ranges)
+    unit = selector.choose(first, asked, *call)
+    tables = selector._tables_of(unit, asked, *call)
     return unit, mode_of(unit, asked, tables, joins), tables
 
 

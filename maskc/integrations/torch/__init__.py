@@ -28,8 +28,7 @@ from maskc.integrations.torch.eager import attended
 from maskc.integrations.torch.handles import check_dimensions, handle, refuse
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
-from maskc.runtime.arrays.find import library
-from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.arrays.known import array_of
 from maskc.runtime.autograd import kind_of, needs_torch, torch_answers
 from maskc.runtime.dropout import asked
 
@@ -238,8 +237,7 @@ def _sizes(q: Any, v: Any) -> tuple[int, int, int]:
 
 def _shape(v: Any) -> tuple[int, ...]:
     """The shape of an array of another library."""
-    known = library(v, "v")
-    return LIBRARIES[type(known)].view(known, "v").shape
+    return array_of(v, "v").shape
 
 
 def _cast(x: Any, dtype: Any) -> Any:

@@ -27,17 +27,18 @@ _NEAR_SOFTMAX = 1e-4
 
 
 def attention_by_head(
-    attn: Any, q: Any, k: Any, v: Any, options: dict[str, Any], data: Mapping[str, Any],
+    attn: Any, q: Any, k: Any, v: Any, alpha: Any, options: Mapping[str, Any],
+    deterministic: bool, data: Mapping[str, Any],
 ) -> tuple[Any, Any]:  # fmt: skip
     """(out, lse) of a call whose alpha is an array.
 
     Args:
-        options: keywords of the call, `alpha` and `deterministic` among them.
+        options: other keywords of the call.
 
     Raises:
         AlphaWithoutGradient: alpha requires grad, and which pairs have weight is known to kernels
             alone.
-        BadOption, BadShape: see `runs_of`; sink logits.
+        BadOption, BadShape: see `runs_of`; the call is traced.
     """
     import torch
 
@@ -45,19 +46,14 @@ def attention_by_head(
         found = "a tensor, whose values decide what runs"
         wanted = "a number inside of torch.compile and torch.jit.trace"
         raise BadOption("alpha", wanted, found, at="alpha")
-    if options.get("sink_logits") is not None:
-        wanted = "left out with normalizer='entmax', which has no denominator"
-        raise BadOption("sink_logits", wanted, "sink logits", at="sink_logits")
-    alpha, slopes = options["alpha"], options["alibi_slopes"]
     learned = isinstance(alpha, torch.Tensor) and alpha.requires_grad and torch.is_grad_enabled()
     if learned and attn.listing is None:
         raise AlphaWithoutGradient(attn.target.name, at="alpha")
     if torch.is_grad_enabled() and Direction.backward not in attn.target.directions:
         attn.target.check(attn.bundle.problem, Direction.backward)
     call = {name: options[name] for name in ("scale", "softcap", "normalizer", "nan_safe")}
-    deterministic = options.get("deterministic", False)
     results: tuple[Any, Any] = _function().apply(
-        attn.settled(), call, deterministic, dict(data), q, k, v, alpha, slopes
+        attn.settled(), call, deterministic, dict(data), q, k, v, alpha, options["alibi_slopes"]
     )
     return results
 

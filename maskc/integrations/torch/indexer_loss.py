@@ -100,7 +100,7 @@ class _Terms:
         if bound is not None:
             found = torch.from_numpy(lists_of(one, bound, sizes))
             lists = found.to(q.device, torch.int64)
-            params, arrays = {**params, **bound.params}, dict(bound.arrays or {})
+            params, arrays = {**params, **bound.params}, dict(bound.arrays)
         else:
             params |= {name: data[name] for name in params if name in data}
         kept = kept_of_chosen(bundle, arrays, params, sizes)

@@ -42,10 +42,6 @@ class _Foreign:
 
     ordered = False
 
-    def read(self, x: Foreign) -> tuple[object, int]:
-        array = x.array
-        return array[1:], array.pointer
-
     def read_all(self, arrays: Sequence[Foreign]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         return tuple([x.array[1:] for x in arrays]), tuple([x.array.pointer for x in arrays])
 

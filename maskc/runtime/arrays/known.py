@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous
-from maskc.core.tensors import HOST, Array, Device, Output, Shape
+from maskc.core.tensors import HOST, Array, Device, Output, Shape, torch_of
 
 
 class Library(Protocol):
@@ -27,11 +27,8 @@ class Library(Protocol):
     ordered: bool
     """Whether `empty` can lay tokens out before heads."""
 
-    def read(self, x: Any) -> tuple[object, int]:
-        """(everything that a plan depends on, hashable; pointer); fast."""
-
     def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-        """(what a plan depends on, in a row; pointers) of several arrays; faster."""
+        """(everything that a plan depends on, hashable and in a row; pointers); fast."""
 
     def view(self, x: Any, name: str) -> Array:
         """The array in plain terms; `name` is for errors."""
@@ -98,9 +95,6 @@ class _Torch:
     """torch.Tensor; autograd neither sees nor blocks what is done through data_ptr()."""
 
     ordered = True
-
-    def read(self, x: Any) -> tuple[object, int]:
-        return (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device), x.data_ptr()
 
     def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         # Shape and contiguity imply all strides that count.
@@ -176,9 +170,6 @@ class _NumPy:
 
     ordered = True
 
-    def read(self, x: Any) -> tuple[object, int]:
-        return (x.shape, x.strides, x.dtype), x.__array_interface__["data"][0]
-
     def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         kinds: list[Any] = []
         places = []
@@ -217,10 +208,6 @@ class _CuPy:
     """cupy.ndarray."""
 
     ordered = True
-
-    def read(self, x: Any) -> tuple[object, int]:
-        memory = x.data
-        return (x.shape, x.strides, x.dtype, memory.device_id), memory.ptr
 
     def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         if len(arrays) == 3:
@@ -333,3 +320,55 @@ _BY_NAME: dict[tuple[str, str], Library] = {
 
 LIBRARIES: dict[type, Library] = {np.ndarray: NUMPY}
 """Known types; `library` adds to it."""
+
+
+def library(x: object, name: str) -> Any:
+    """x itself where its type is known, else the `Foreign` that stands for it.
+
+    Raises:
+        NotAnArray: x has no array interface.
+    """
+    kind = type(x)
+    if kind in LIBRARIES:
+        return x
+    for base in kind.__mro__:
+        known = _BY_NAME.get((base.__module__.partition(".")[0], base.__name__))
+        if known is not None:
+            LIBRARIES[kind] = known
+            return x
+    return _foreign()(x, name)
+
+
+def array_of(x: object, name: str) -> Array:
+    """An array of any library in plain terms.
+
+    Raises:
+        NotAnArray: as `library`.
+    """
+    known = library(x, name)
+    return LIBRARIES[type(known)].view(known, name)
+
+
+def module_of(x: Any) -> Any:
+    """torch, CuPy or NumPy, whichever an array is of; NumPy where it is of none of these."""
+    torch = torch_of(x)
+    if torch is not None:
+        return torch
+    return import_cupy() if type(x).__module__.partition(".")[0] == "cupy" else np
+
+
+def to_fp32(x: Any) -> Any:
+    """An array of torch, CuPy or NumPy in fp32; itself where it is."""
+    return x.float() if torch_of(x) is not None else x.astype(np.float32, copy=False)
+
+
+def cast_like(x: Any, like: Any) -> Any:
+    """An array of torch, CuPy or NumPy in the dtype of another one."""
+    return x.to(like.dtype) if torch_of(x) is not None else x.astype(like.dtype, copy=False)
+
+
+@cache
+def _foreign() -> Callable[[Any, str], Any]:
+    from maskc.runtime.arrays.foreign import foreign
+
+    return foreign

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from maskc.core.abi import POINTERS, Pointers
-from maskc.runtime.arrays.find import library
-from maskc.runtime.arrays.known import LIBRARIES, Library
+from maskc.runtime.arrays.known import LIBRARIES, Library, library
 from maskc.runtime.autograd import refuse_lost_gradient
 
 _BACKWARD = 6
@@ -19,17 +18,11 @@ def read(
     names: tuple[str, ...], given: list[Any]
 ) -> tuple[Library, tuple[Any, ...], tuple[int, ...]]:
     """(q's library, what a plan depends on, addresses); `given` as in CompiledMask._begin."""
-    kind = type(given[0])
-    lib = LIBRARIES.get(kind)
+    lib = LIBRARIES.get(type(given[0]))
     if lib is None:
         given[0] = library(given[0], names[0])
-        kind = type(given[0])
-        lib = LIBRARIES[kind]
-    if len(given) == 3:
-        same = type(given[1]) is kind and type(given[2]) is kind
-    else:
-        same = [type(x) for x in given].count(kind) == len(given)
-    if same:
+        lib = LIBRARIES[type(given[0])]
+    if len(set(map(type, given))) == 1:
         try:
             kinds, places = lib.read_all(given)
             return lib, kinds, places
@@ -43,7 +36,7 @@ def read(
             x = given[number] = library(x, names[number])
             lib = LIBRARIES[type(x)]
         try:
-            shown, place = lib.read(x)
+            shown, (place,) = lib.read_all([x])
         except RuntimeError:
             lib.view(x, names[number])  # says what is wrong with it
             raise

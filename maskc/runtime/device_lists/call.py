@@ -7,6 +7,7 @@ CUDA graphs have nothing in common.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -22,9 +23,10 @@ from maskc.core.tensors import Device, Output, singles
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.options import CallOptions
 from maskc.layout import Work
+from maskc.runtime.arrays.known import Library
 from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.cuda import CudaKernel
-from maskc.runtime.launch.prepared import PreparedLaunch, Sent
+from maskc.runtime.launch.prepared import PreparedLaunch
 
 DELTA = POINTERS.index("delta")
 """The index in a call's pointers of the workspace."""
@@ -97,9 +99,52 @@ class DeviceLists(Protocol):
         """
 
 
+class CallablePlan(Protocol):
+    """One direction of one signature, for data that lie on the device."""
+
+    @property
+    def kernel(self) -> object:
+        """As of Runnable."""
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """As of Runnable."""
+
+    def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Any, int]:
+        """As of Runnable, for a call whose arrays are `watched`; None where nobody can tell whether
+        they change."""
+
+    def enqueue(
+        self, given: Any, sent: Any, pointers: Pointers, numbers: Numbers, stream: int
+    ) -> None:
+        """As `Runnable.run`, with the data that are given."""
+
+
+class DataCall:
+    """One call of such a plan."""
+
+    __slots__ = ("_given", "_plan", "kernel", "outputs", "watched")
+
+    def __init__(self, plan: CallablePlan, given: Any, watched: Watched | None = None) -> None:
+        """`given`, as `enqueue` takes it."""
+        self._plan, self._given, self.watched = plan, given, watched
+        self.kernel, self.outputs = plan.kernel, plan.outputs
+
+    def changed(self, watched: Watched) -> DataCall:
+        """The same after somebody wrote into its arrays."""
+        return DataCall(self._plan, self._given, watched)
+
+    def place(self, library: Library, q: Any) -> tuple[Any, int]:
+        """What the launches find, and the stream to launch on."""
+        return self._plan.place(library, q, self.watched)
+
+    def run(self, sent: Any, pointers: Pointers, numbers: Numbers, stream: int) -> None:
+        self._plan.enqueue(self._given, sent, pointers, numbers, stream)
+
+
 @dataclass(frozen=True, eq=False)
-class DeviceListedPlan:
-    """One direction of one signature; what `called` gives stands in for a PreparedLaunch."""
+class DeviceListedPlan(ABC):
+    """One direction of one signature, whose lists of tiles the device makes."""
 
     own: PreparedLaunch
     """The pass itself. Its tables are what is known before the lists."""
@@ -108,69 +153,32 @@ class DeviceListedPlan:
 
     @property
     def size(self) -> int:
-        """Bytes this plan keeps alive."""
         return self.own.size
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the kernels it runs, in order."""
         return (self.lists.name, *self.own.sources)
 
-    def called(self, given: Any) -> Any:
-        """A call with this data."""
-        return DeviceListedCall(self, given)
+    @property
+    def kernel(self) -> object:
+        return self.own.kernel
 
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return self.own.outputs
+
+    def called(self, given: Any) -> DataCall:
+        return DataCall(self, given)
+
+    def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Any, int]:
+        """What the pass finds; lists lie in the workspace."""
+        return self.own.place(library, q)
+
+    @abstractmethod
     def enqueue(
-        self, given: Any, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
-    ) -> None:  # fmt: skip
+        self, given: Any, sent: Any, pointers: Pointers, numbers: Numbers, stream: int
+    ) -> None:
         """Make the lists and run the pass, in order."""
-        raise TypeError(f"{type(self).__name__} makes no lists")
-
-
-class DeviceListedCall:
-    """One call of a DeviceListedPlan."""
-
-    __slots__ = ("_given", "_plan", "kernel", "outputs", "place")
-
-    def __init__(self, plan: DeviceListedPlan, given: Any) -> None:
-        self._plan, self._given = plan, given
-        self.kernel, self.outputs, self.place = plan.own.kernel, plan.own.outputs, plan.own.place
-
-    def run(
-        self, _: object, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
-    ) -> None:  # fmt: skip
-        """Enqueue everything."""
-        self._plan.enqueue(self._given, sent, pointers, numbers, stream)
-
-
-class WatchedCall(Protocol):
-    """A call with data on the device, whose arrays are told from others."""
-
-    watched: Any
-    """A Watched: calls without are not told from others."""
-
-    def changed(self, watched: Watched) -> WatchedCall:
-        """The call after somebody wrote into its arrays."""
-
-
-class Repeat:
-    """The latest call of its kind, by which the next one is known again: the same arrays of data,
-    whether or not somebody has written into them, with q, k and v alike."""
-
-    __slots__ = ("_call", "_kinds")
-
-    def __init__(self, kinds: tuple[Any, ...], call: WatchedCall) -> None:
-        """`kinds` tells what q, k, v and the others are."""
-        self._kinds, self._call = kinds, call
-
-    def again(self, kinds: tuple[Any, ...], data: Mapping[str, Any], held: Held | None) -> Any:
-        """The call, where it is one more of these, else None."""
-        call = self._call
-        watched = call.watched.again(data, held) if kinds == self._kinds else None
-        if watched is None or watched is call.watched:
-            return None if watched is None else call
-        self._call = call = call.changed(watched)
-        return call
 
 
 def pack_parts(

@@ -103,7 +103,6 @@ class DataMaking(Making):
             block.array_row[slot] = columns
 
     def blocks(self, launch: Launch, multiprocessors: int) -> int:
-        """How many a launch has."""
         if launch.grid is Grid.tiles:
             return self.first_blocks[-1]
         return super().blocks(launch, multiprocessors)
@@ -135,7 +134,7 @@ class DataLists(ListsMaker):
             return None
         params = self._binder.parameters(asked.keywords)
         key = tuple(params.values()), tuple(source.key for source in given.sources)
-        return Bound(params, None, key, given)
+        return Bound(params, {}, key, given)
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
@@ -175,7 +174,7 @@ class DataLists(ListsMaker):
             name: np.broadcast_to(np.int32(0), source.shape)
             for name, source in zip(bundle.arrays, bound.given.sources, strict=True)
         }
-        fit = packed(bundle, unit, wanted, place, lambda: shapes)
+        fit = packed(bundle, unit, wanted, replace(bound, arrays=shapes), place)
         if fit is not None and fit[0].work is not None:
             return fit
 
@@ -183,7 +182,7 @@ class DataLists(ListsMaker):
             found = self._kept(each, place.sizes, bound, wanted.direction, False).tally
             return Tally(0, 0, 0) if found is None else replace(found, single=False, alone=False)
 
-        return selector.by_hull(unit, wanted, place.sizes, tally), place
+        return selector.by_hull(unit, wanted, place, tally), place
 
     def _kept(
         self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction, by_head: bool

@@ -37,7 +37,6 @@ class DocumentMaking(Making):
 
     @property
     def capacity(self) -> int:
-        """Tiles for which a list has room."""
         rows, columns = self.tiles
         return room_of(self.kept, rows, columns) if self.unit.by_documents else self.kept
 
@@ -67,7 +66,6 @@ class DocumentMaking(Making):
             block.array_batch[place] = lengths[side] if self.lists > 1 else 0
 
     def blocks(self, launch: Launch, multiprocessors: int) -> int:
-        """How many a launch has."""
         if launch.grid is Grid.columns:
             return self.lists * self.tiles[1] if self.unit.by_documents else 0
         if launch.grid is Grid.tiles:
@@ -97,7 +95,7 @@ class DocumentLists(ListsMaker):
         longest = longest_promised(decl.name, asked.keywords[decl.name])
         of_q, of_k = given.sources
         key = tuple(params.values()), (of_q.key, of_k.key), longest, of_q is of_k
-        return Bound(params, None, key, given, longest)
+        return Bound(params, {}, key, given, longest)
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
@@ -111,7 +109,7 @@ class DocumentLists(ListsMaker):
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         source, bundle = self._source_of_lists(), self._built.bundle
-        unit = self._built.selector.suited(unit, wanted, place.sizes, bound)
+        unit = self._built.selector.suited(unit, wanted, bound, place)
         kept = self._kept(unit, place.sizes, bound, wanted.direction)
         mode = mode_of(unit, wanted, kept)
         placed = mode == "deterministic"

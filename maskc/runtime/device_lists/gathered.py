@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -25,21 +24,17 @@ from maskc.core.selection import FACTORS
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output, singles
 from maskc.core.widths import INT32
-from maskc.dispatch import checks
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.constants import any_int32, arguments_of, reached, too_wide
 from maskc.dispatch.launch_plan import launch_plan, launches
-from maskc.dispatch.options import CallOptions
 from maskc.dispatch.tables import Tables
 from maskc.layout.topk import indexer as G
-from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import DELTA, DeviceListedPlan
+from maskc.runtime.device_lists.call import DELTA, Asked, DeviceListedPlan
 from maskc.runtime.device_lists.indexer_inputs import CODES, Ranking, ranking_on, steps_of
-from maskc.runtime.launch.arguments import Arguments
 from maskc.runtime.launch.built import BuiltBundle
-from maskc.runtime.launch.cuda import CudaKernel, Step
-from maskc.runtime.launch.prepared import Sent, prepare
+from maskc.runtime.launch.cuda import Arguments, CudaKernel, Step
+from maskc.runtime.launch.prepared import Sent
 
 GATHERED = abi.structure(abi.GATHERED_FIELDS)
 _OWN = struct.Struct(f"{GATHERED.index_q_stride.offset // 8}Q")
@@ -126,14 +121,13 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class GatherPlan(DeviceListedPlan):
-    """One direction of one signature; what `called` gives stands in for `PreparedLaunch`."""
+    """One direction of one signature; what `called` gives runs."""
 
     chunks: tuple[Chunk, ...]
     room: Room
 
     @property
     def size(self) -> int:
-        """Bytes this plan keeps alive."""
         return self.own.size + sum(len(chunk.numbers) for chunk in self.chunks)
 
     def enqueue(
@@ -150,7 +144,7 @@ class GatherPlan(DeviceListedPlan):
             self.lists.launch(chunk.steps, stream, Arguments(chunk.numbers, _OWN, made))
         sums = base + _INT * room.sums
         seen = (*pointers, *(0,) * len(LISTED_POINTERS), lists, counts, sums)
-        self.own.run(self.own, sent, seen, numbers, stream)
+        self.own.run(sent, seen, numbers, stream)
 
 
 # ------------------------------------------------------------------ plans
@@ -159,9 +153,10 @@ class GatherPlan(DeviceListedPlan):
 class Gatherer:
     """Makes such plans for one bundle; safe to use from several threads."""
 
-    def __init__(self, built: BuiltBundle) -> None:
+    def __init__(self, built: BuiltBundle, binder: Binder) -> None:
         bundle, target = built.bundle, built.target
         self._bundle, self._target, self._kernels = bundle, target, built.kernels
+        self._binder = binder
         unit = bundle.list_source(target.name)
         if unit is None or unit.gather is None:
             raise TypeError(f"{bundle.name} has no source that lists keys")
@@ -171,32 +166,19 @@ class Gatherer:
         self._dtypes = (bundle.problem.dtype.value, *[E4M3] * in_e4m3)
         """The dtypes of an indexer's queries and keys."""
 
-    def bound(
-        self,
-        binder: Binder,
-        options: CallOptions,
-        given: Sequence[Any],
-        data: Mapping[str, Any],
-    ) -> Bound:
+    def bind(self, asked: Asked) -> Bound:
         """Parameters of a call, and what keys are chosen by.
 
-        Args:
-            options: of the call.
-            given: q, k and v first, of known libraries.
-            data: the caller's keywords.
-
         Raises:
-            MC3xx for data, MC4xx for q, k and v.
+            MC3xx, and WrongDevice, NotContiguous, Misaligned for what ranks.
         """
-        problem = self._bundle.problem
-        q, k, v = (LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False))
-        sizes = checks.check_inputs(q, k, v, problem, self._target)
-        params = binder.parameters(data)
+        data, sizes = asked.keywords_of_call, asked.sizes
+        params = self._binder.parameters(data)
         (selection,) = self._bundle.selections
-        ranking = ranking_on(q.device, selection, data, sizes, self._dtypes)
-        nothing = not launches(sizes, options.direction)
+        ranking = ranking_on(asked.device, selection, data, sizes, self._dtypes)
+        nothing = not launches(sizes, asked.options.direction)
         key = tuple(params.values()), ranking.key
-        return Bound(params, None, key, None if nothing else ranking)
+        return Bound(params, {}, key, None if nothing else ranking)
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
@@ -217,7 +199,7 @@ class Gatherer:
         room = room_for(min(selection.k, sizes.n_kv), recipe, ranking, sizes, bound.params)
         tables = replace(_NO_TABLES, copies={})
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
-        own = prepare(plan, kernel, bundle.problem.dtype.value)
+        own = kernel.prepare(plan)
         dim = self._target.padded(bundle.problem).head_dim
         own = replace(
             own, numbers=_numbers(own.numbers, unit, sizes, ranking, room),
@@ -246,7 +228,6 @@ def _items(unit: SourceUnit, sizes: Sizes) -> int:
 def _with_space(
     outputs: tuple[Output, ...], wanted: Pass, sizes: Sizes, room: Room, dim: int
 ) -> tuple[Output, ...]:
-    """The results of a pass, with its workspace."""
     if wanted.direction is Direction.forward:
         return (*outputs[:2], singles(room.sums))
     rows, heads = sizes.batch * sizes.heads_kv * sizes.n_kv, sizes.heads_q
@@ -257,7 +238,6 @@ def _with_space(
 
 
 def _blocks(unit: SourceUnit, sizes: Sizes, launch: Launch, multiprocessors: int) -> int:
-    """How many a launch has."""
     if launch.grid is Grid.results:
         return multiprocessors * launch.resident
     return min(_items(unit, sizes), multiprocessors * launch.resident)

@@ -21,8 +21,7 @@ from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device, Shape
 from maskc.dispatch.checks import ALIGNMENT
 from maskc.layout.topk.indexer import INDEXINGS, MOST_HEADS, Indexing
-from maskc.runtime.arrays.find import library
-from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.arrays.known import array_of
 
 CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
 """The codes by which kernels know the elements of weights and of given scores."""
@@ -142,8 +141,7 @@ def _view(name: str, device: Device, data: Mapping[str, Any], dtypes: tuple[str,
     x = data.get(name)
     if x is None:
         raise DataMissing(name, SHAPES[name], at=name)
-    known = library(x, name)
-    found = LIBRARIES[type(known)].view(known, name)
+    found = array_of(x, name)
     if found.device != device:
         where, there = (f"{kind}:{index}" for kind, index in (found.device, device))
         raise WrongDevice(name, where, "this call", there, at=name)

@@ -21,11 +21,10 @@ from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
 from maskc.core.tensors import singles
 from maskc.runtime.arrays.known import Library
-from maskc.runtime.device_lists.call import INT, KEPT, KEPT_AT, DeviceListedPlan
+from maskc.runtime.device_lists.call import INT, KEPT, KEPT_AT, DataCall, DeviceListedPlan
 from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.device_lists.watched import Watched
-from maskc.runtime.launch.arguments import Arguments
-from maskc.runtime.launch.cuda import Step
+from maskc.runtime.launch.cuda import Arguments, Step
 from maskc.runtime.launch.prepared import Sent
 
 _WRITTEN = {
@@ -74,6 +73,7 @@ class Lists:
 
     __slots__ = (
         "arguments", "fresh", "given", "lse", "owner", "places", "sent", "sound", "ticket", "usual",
+        "watched",
     )  # fmt: skip
 
     def __init__(self, usual: Sent, arguments: Arguments, places: list[int], owner: Any) -> None:
@@ -83,6 +83,8 @@ class Lists:
         self.arguments, self.places, self.owner = arguments, places, owner
         self.fresh = True
         """Whether they are still to be made."""
+        self.watched: Watched | None = None
+        """The arrays of the call that has them; None where nobody can tell whether they change."""
         self.given: Any = None
         """What `arguments` say of the arrays that they are made from."""
         self.ticket, self.sound = 0, False
@@ -131,7 +133,6 @@ class ListsPlan(DeviceListedPlan):
 
     @property
     def size(self) -> int:
-        """Bytes this plan keeps alive."""
         return self.own.size + INT * self.entries * _MOST_KEPT
 
     @cached_property
@@ -140,12 +141,11 @@ class ListsPlan(DeviceListedPlan):
         names = _WRITTEN[self.own.direction] if self.after else ()
         return tuple(map(POINTERS.index, names))
 
-    def called(self, given: Any) -> ListsCall:
-        """A call with these data."""
+    def called(self, given: Any) -> DataCall:
         sources = given.sources
         blank = (0,) * (self.block.sources - len(sources))
         own = (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank)
-        return ListsCall(self, own, given.watched)
+        return DataCall(self, own, given.watched)
 
     def check(self) -> None:
         """Raise what an earlier call reported.
@@ -162,7 +162,20 @@ class ListsPlan(DeviceListedPlan):
             hint = "number documents from 0; give the longest length, or leave max_seqlen out"
             raise DataRange(self.names, found, hint, at=self.names)
 
-    def taken(
+    def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Lists, int]:
+        """Lists for a call alone, and the stream to launch on; see PreparedLaunch.place.
+
+        Raises:
+            DataRange: something was wrong with the data of an earlier call.
+        """
+        if self.reports.words[0]:
+            self.check()
+        sent, stream = self.own.place(library, q)
+        lists = self._taken(library, q, sent, stream, watched)
+        lists.sent, lists.watched = lists.usual, watched
+        return lists, stream
+
+    def _taken(
         self, library: Library, q: Any, sent: Sent, stream: int, watched: Watched | None
     ) -> Lists:  # fmt: skip
         """Lists for a call alone: those of its arrays, or some to be made, in memory that no later
@@ -208,17 +221,31 @@ class ListsPlan(DeviceListedPlan):
         usual = replace(sent, template=bytes(template), free={})
         return Lists(usual, Arguments(self.numbers, self.block.own), known, owner)
 
-    def launch(
+    def enqueue(
         self, given: tuple[Pointers, Pointers], lists: Lists, pointers: Pointers,
         numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
-        """Make the lists where that is still to be done, and run the pass; `given`: where arrays
-        lie, and promised lengths.
+        """Enqueue everything that is not there yet; `given`: where arrays lie, and promised
+        lengths."""
+        if lists.fresh or self.after:
+            self._launch(given, lists, pointers, numbers, stream)
+            lists.fresh = False
+        else:
+            self.own.run(lists.sent, pointers, numbers, stream)
+        kept = self.kept.get(stream) if lists.usual.lasting else None
+        if kept is not None and lists.watched is not None:
+            kept[lists.watched] = lists
+
+    def _launch(
+        self, given: tuple[Pointers, Pointers], lists: Lists, pointers: Pointers,
+        numbers: Numbers, stream: int,
+    ) -> None:  # fmt: skip
+        """Make the lists where that is still to be done, and run the pass.
 
         Results are spoilt where data are wrong, until the host has seen that those of lists that
         are kept are not.
         """
-        own, launch, reports = self.own, self.lists.launch, self.reports
+        launch, reports = self.lists.launch, self.reports
         fresh, doubtful = lists.fresh, self.after and not lists.sound
         if doubtful and not fresh and reports.fine(lists.ticket):
             lists.sound, doubtful = True, False
@@ -233,52 +260,6 @@ class ListsPlan(DeviceListedPlan):
             ))  # fmt: skip
         if fresh:
             launch(self.before, stream, lists.arguments)
-        own.run(own, lists.sent, pointers, numbers, stream)
+        self.own.run(lists.sent, pointers, numbers, stream)
         if doubtful:
             launch(self.after, stream, lists.arguments)
-
-
-class ListsCall:
-    """A call with some data."""
-
-    __slots__ = ("_given", "_plan", "kernel", "outputs", "watched")
-
-    def __init__(
-        self, plan: ListsPlan, given: tuple[Pointers, Pointers], watched: Watched | None
-    ) -> None:
-        """`given`: where arrays lie, and promised lengths."""
-        self._plan, self._given, self.watched = plan, given, watched
-        self.kernel, self.outputs = plan.own.kernel, plan.own.outputs
-
-    def changed(self, watched: Watched) -> ListsCall:
-        """The same after somebody wrote into its arrays."""
-        return ListsCall(self._plan, self._given, watched)
-
-    def place(self, library: Library, q: Any) -> tuple[Lists, int]:
-        """Lists for this call, and the stream to launch on; see PreparedLaunch.place.
-
-        Raises:
-            DataRange: something was wrong with the data of an earlier call.
-        """
-        plan = self._plan
-        if plan.reports.words[0]:
-            plan.check()
-        sent, stream = plan.own.place(library, q)
-        lists = plan.taken(library, q, sent, stream, self.watched)
-        lists.sent = lists.usual
-        return lists, stream
-
-    def run(
-        self, _: object, lists: Lists, pointers: Pointers, numbers: Numbers, stream: int,
-    ) -> None:  # fmt: skip
-        """Enqueue everything that is not there yet."""
-        plan, watched = self._plan, self.watched
-        if lists.fresh or plan.after:
-            plan.launch(self._given, lists, pointers, numbers, stream)
-            lists.fresh = False
-        else:
-            own = plan.own
-            own.run(own, lists.sent, pointers, numbers, stream)
-        kept = plan.kept.get(stream) if lists.usual.lasting else None
-        if kept is not None and watched is not None:
-            kept[watched] = lists

@@ -30,7 +30,6 @@ from maskc.runtime.device_lists.data_given import Given
 from maskc.runtime.device_lists.lists_launch import Block, ListsPlan
 from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.launch.built import BuiltBundle
-from maskc.runtime.launch.prepared import prepare
 
 _MOST_TILES = 1 << 26
 """Tiles of a grid; of longer sequences the host lists the few that are live."""
@@ -43,7 +42,6 @@ class Making(ABC):
     block: Block
     """The launch that makes them."""
     unit: SourceUnit
-    """The unit of the pass."""
     sizes: Sizes
     given: Given
     backward: bool
@@ -71,7 +69,6 @@ class Making(ABC):
 
     @property
     def lists(self) -> int:
-        """The lists of tiles."""
         batches, heads = self.extents
         return batches * heads
 
@@ -82,7 +79,6 @@ class Making(ABC):
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Tile rows and columns."""
         tile, sizes = self.unit.tile, self.sizes
         return -(-sizes.n_q // tile.q), -(-sizes.n_kv // tile.k)
 
@@ -282,7 +278,7 @@ class ListsMaker:
         tables = replace(kept, work=work, list_batch=heads if batches > 1 else 0)
         kernel = built.kernels.on_device(unit, mode, kept.features(wanted.features), index)
         plan = launch_plan(built.bundle, unit, mode, wanted, place, bound.params, tables, outputs)
-        own = prepare(plan, kernel, built.dtype)
+        own = kernel.prepare(plan)
         block = ATTENTION.from_buffer_copy(own.numbers)
         making.fill_pass(block)
         lists = built.kernels.on_device(source, "usual", frozenset(), index)

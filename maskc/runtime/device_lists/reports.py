@@ -17,7 +17,6 @@ class Reports:
     was. Who finds another ticket than its own there knows nothing."""
 
     def __init__(self, device: int) -> None:
-        """Nothing has been found yet."""
         self.words = host_words(device, 1 + _PLACES)
         """See the class."""
         self._tickets = count(1)

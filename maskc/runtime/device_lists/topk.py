@@ -44,7 +44,7 @@ from maskc.runtime.device_lists.call import Asked, Unlisted, with_room
 from maskc.runtime.device_lists.topk_launch import Given, Ranked, SelectedPlan
 from maskc.runtime.device_lists.topk_sizes import TYPES, Choosing, Vote, cases_of
 from maskc.runtime.launch.built import BuiltBundle
-from maskc.runtime.launch.prepared import PreparedLaunch, prepare
+from maskc.runtime.launch.prepared import PreparedLaunch
 
 _NAMES = ("scores", "index_q", "index_k", "index_w", FACTORS)
 _LEAST_TILE = 64
@@ -84,7 +84,7 @@ class TopKLists:
         if given is None or not all(vote.turn for vote in self._votes(sizes, given)):
             return None
         key = tuple(params.values()), tuple(x.key if x else None for x in given)
-        return Bound(params, None, key, given)
+        return Bound(params, {}, key, given)
 
     def _votes(self, sizes: Sizes, given: Given) -> tuple[Vote, ...]:
         bundle = self._built.bundle
@@ -106,7 +106,7 @@ class TopKLists:
         known = unit.target == self._target and not unit.distances and unit.boxes is None
         if os.environ.get("MASKC_CHECK") == "1" or not known or self._unit is None:
             raise Unlisted
-        unit = self._built.selector.foreseen(unit, wanted, place.sizes, bound)
+        unit = self._built.selector.foreseen(unit, wanted, bound, place)
         bundle, kernels, index = self._built.bundle, self._built.kernels, wanted.device[1]
         votes = self._votes(place.sizes, bound.given)
         tables, choosing, classes = self._static(unit, wanted, bound, place, votes)
@@ -114,8 +114,7 @@ class TopKLists:
         mode = mode_of(unit, wanted, tables)
         kernel = kernels.on_device(unit, mode, features, index)
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
-        own = prepare(plan, kernel, self._built.dtype)
-        own, room = with_room(own, choosing.backward, choosing.places)
+        own, room = with_room(kernel.prepare(plan), choosing.backward, choosing.places)
         lists = kernels.on_device(self._unit, "usual", frozenset(), index)
         names = [each.name for each in bundle.selections]
         order = tuple(map(names.index, bundle.arrays))

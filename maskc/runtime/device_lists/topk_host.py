@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 from maskc.core.bundle import Bundle
 from maskc.core.dtypes import DType
 from maskc.core.errors import NotAnArray
-from maskc.core.target import Target
 from maskc.core.tensors import HOST, Array
 from maskc.dispatch import checks
 from maskc.dispatch.call import Bound
@@ -21,9 +20,10 @@ from maskc.dispatch.recent import Recent
 from maskc.layout import Rank, choose, scores_of
 from maskc.layout.topk.scores import Scores, floats
 from maskc.runtime.arrays.foreign import Foreign
-from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.arrays.known import array_of
 from maskc.runtime.arrays.memory import CODES, at, load
 from maskc.runtime.binding import Binder
+from maskc.runtime.device_lists.call import Asked
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -42,40 +42,32 @@ class TopKOnHost:
     pass, which is given the same q and k, need not choose again.
     """
 
-    def __init__(self, bundle: Bundle, target: Target) -> None:
-        self._bundle, self._target = bundle, target
+    def __init__(self, bundle: Bundle, binder: Binder) -> None:
+        self._bundle, self._binder = bundle, binder
         self._known: Recent[Remembered] = Recent(most=64, most_bytes=1 << 26)
         self._lock = threading.Lock()
 
-    def bound(
-        self, binder: Binder, given: Sequence[Any], data: Mapping[str, Any],
-        rank: Callable[[], Rank],
-    ) -> Bound:  # fmt: skip
+    def bind(self, asked: Asked, rank: Callable[[], Rank]) -> Bound:
         """Parameters and data of a call, with what its selections choose.
 
         Args:
-            given: q and k, then what else the call has, of known libraries. From a device q and k
-                are copied, which waits for it.
-            data: the mask's data and parameters by name, and what selections rank by.
+            asked: from a device its q and k are copied, which waits for it.
             rank: gives what ranks, built when everything is known to fit.
 
         Raises:
-            MC3xx for data, MC4xx for q, k and v.
+            BadShape: q has not the heads that the mask was compiled for. MC3xx for data.
         """
-        bundle = self._bundle
-        q, k, v = (LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False))
-        sizes = checks.check_inputs(q, k, v, bundle.problem, self._target)
-        checks.check_heads(q, len(bundle.head_variant) or sizes.heads_q)
+        bundle, binder, sizes = self._bundle, self._binder, asked.sizes
+        of_qk = [(n, x, array_of(x, n)) for n, x in zip("qk", asked.given, strict=False)]
+        checks.check_heads(of_qk[0][2], len(bundle.head_variant) or sizes.heads_q)
+        data = asked.keywords_of_call
         bound = binder.bind(data, sizes.n_q, sizes.n_kv)
-        rows = [
-            _floats(name, x, view, bundle.problem.dtype)
-            for name, x, view in zip("qk", given, (q, k), strict=False)
-        ]
+        rows = [_floats(*each, bundle.problem.dtype) for each in of_qk]
         scores = [scores_of(each, data, *rows) for each in bundle.selections]
         key = (sizes, bound.key, _digest(scores))
         known = self._known.get(key)
         if known is None:
-            found: dict[str, Any] = dict(binder.arrays(bound, sizes.n_q, sizes.n_kv))
+            found: dict[str, Any] = {**binder.completed(bound, sizes.n_q, sizes.n_kv).arrays}
             with np.errstate(all="ignore"):
                 for each, ranked in zip(bundle.selections, scores, strict=True):
                     found[each.name] = choose(each, ranked, sizes, bound.params, found, rank())

@@ -15,8 +15,7 @@ from maskc.core import abi
 from maskc.core.abi import Numbers, Pointers
 from maskc.core.tensors import Array
 from maskc.runtime.device_lists.call import DELTA, INT, KEPT, KEPT_AT, DeviceListedPlan
-from maskc.runtime.launch.arguments import Arguments
-from maskc.runtime.launch.cuda import Step
+from maskc.runtime.launch.cuda import Arguments, Step
 from maskc.runtime.launch.prepared import Sent
 
 SELECTED = abi.structure(abi.SELECTED_FIELDS)
@@ -72,7 +71,7 @@ class SelectedPlan(DeviceListedPlan):
         self, given: Given, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Choose, make the lists and run the pass, in order."""
-        own, base = self.own, pointers[DELTA]
+        base = pointers[DELTA]
         made = [base + offset if offset >= 0 else 0 for offset in self.room]
         cases, codes, args, classes, planned, _, of_head, mask_args, *_ = KEPT.unpack_from(
             sent.template, KEPT_AT
@@ -87,7 +86,7 @@ class SelectedPlan(DeviceListedPlan):
             *pointers, *(made[_PLACE[name]] for name in _LISTS), of_head, mask_args, 0, 0,
             *arrays, *[0] * (_ARRAYS - len(arrays)),
         )  # fmt: skip
-        own.run(own, sent, seen, numbers, stream)
+        self.own.run(sent, seen, numbers, stream)
 
 
 def block_of(numbers: dict[str, object]) -> bytes:

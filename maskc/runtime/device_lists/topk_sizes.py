@@ -118,7 +118,6 @@ class Choosing:
     """All selections of a pass, and the lists that it reads."""
 
     unit: SourceUnit
-    """The unit of the pass."""
     votes: tuple[Vote, ...]
     sizes: Sizes
     given: Given
@@ -126,7 +125,6 @@ class Choosing:
     ordered: bool
     """Whether blocks of the pass find their work from their index: there is no work list."""
     strides: tuple[tuple[int, ...], tuple[int, ...]]
-    """The strides of q and of k."""
     head_dim: int
     cases: int
     """The cases: heads with the same mask and choice."""
@@ -138,7 +136,6 @@ class Choosing:
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Tile rows and columns."""
         return self.unit.tiles(self.sizes.n_q, self.sizes.n_kv)
 
     @property
@@ -174,7 +171,6 @@ class Choosing:
         return pack_parts(PARTS, dict(self._parts()), start)
 
     def numbers(self) -> bytes:
-        """`struct Selected` without its pointers."""
         votes, sizes = self.votes, self.sizes
         owners = [vote.owners for vote in votes]
         alone = [vote.heads * vote.rows * vote.words for vote in votes]
@@ -212,7 +208,6 @@ class Choosing:
         )  # fmt: skip
 
     def blocks(self, launch: Launch, _: int) -> int:
-        """How many a launch has."""
         match launch.grid:
             case Grid.keys:
                 return -(-sum(sum(vote.joined) for vote in self.votes) // _WARPS)

@@ -54,6 +54,5 @@ def start(jobs: Sequence[Job]) -> Ahead | None:
 
 def processors() -> int:
     """Processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) or 1
-    return os.cpu_count() or 1
+    known = hasattr(os, "sched_getaffinity")
+    return (len(os.sched_getaffinity(0)) if known else os.cpu_count()) or 1

@@ -6,11 +6,11 @@ from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.target import Target
 from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
-from maskc.dispatch.selector import Arrays, SourceSelector
+from maskc.dispatch.selector import SourceSelector
 from maskc.runtime.launch.cuda import multiprocessors
 from maskc.runtime.launch.kernels import Kernels
 from maskc.runtime.launch.numpy_kernel import NumPyKernel
-from maskc.runtime.launch.prepared import PreparedLaunch, prepare
+from maskc.runtime.launch.prepared import PreparedLaunch
 
 
 class BuiltBundle:
@@ -26,7 +26,7 @@ class BuiltBundle:
         """The dtype of q."""
 
     def plan(
-        self, unit: SourceUnit, wanted: Pass, bound: Bound, arrays: Arrays, place: Place,
+        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
     ) -> PreparedLaunch:  # fmt: skip
         """How a pass runs over some tokens; arguments as in SourceSelector.plan.
@@ -34,9 +34,9 @@ class BuiltBundle:
         Raises:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
-        asked = (unit, wanted, bound, arrays, place, outputs)
+        asked = (unit, wanted, bound, place, outputs)
         plan = self.selector.plan(*asked)
         kernel = self.kernels.get(plan.unit, plan.mode, plan.features, wanted.device[1])
         if isinstance(kernel, NumPyKernel) and plan.unit.ranges:
             plan = self.selector.plan(*asked, lists=True)
-        return prepare(plan, kernel, self.dtype)
+        return kernel.prepare(plan)

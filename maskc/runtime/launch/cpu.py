@@ -16,6 +16,7 @@ from maskc.core.abi import ATTENTION, Numbers, Pointers
 from maskc.core.errors import BuildFailed
 from maskc.core.problem import Direction
 from maskc.layout.tiles.chosen_blocks import NONE
+from maskc.runtime.launch.ahead import processors
 from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent, filled
 
 
@@ -49,11 +50,8 @@ def thread_count() -> int:
     wanted = int(found[1]) if found else 0
     if 0 < wanted <= _FEW:
         return wanted
-    if hasattr(os, "sched_getaffinity"):
-        processors = len(os.sched_getaffinity(0)) or 1
-    else:
-        processors = os.cpu_count() or 1
-    return min(wanted, max(_FEW, 4 * processors)) if wanted else processors
+    most = processors()
+    return min(wanted, max(_FEW, 4 * most)) if wanted else most
 
 
 _NUMBER = re.compile(r"\s*\+?0*([1-9][0-9]{0,15})[0-9]*\s*(?:,|$)", re.ASCII)
@@ -92,7 +90,6 @@ class CpuKernel(HostKernel):
             self._functions[Direction(entry.removeprefix("attention_"))] = function
 
     def workspace(self, block: ctypes.Structure) -> int:
-        """fp32 entries that `delta` must have."""
         return int(self._workspace(ctypes.byref(block)))
 
     def best(self, scores: np.ndarray, live: np.ndarray, k: int) -> np.ndarray:

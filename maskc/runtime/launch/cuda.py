@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,15 +21,14 @@ from maskc.core.problem import Features
 from maskc.core.target import Target
 from maskc.core.tensors import Shape
 from maskc.dispatch.launch_plan import LaunchPlan
-from maskc.dispatch.tensor_maps import Tensor
 from maskc.runtime.launch.prepared import (
     PER_THREAD,
-    Fitted,
     PreparedLaunch,
     Sent,
     fill_numbers,
     fill_pointers,
     fill_scale,
+    prepared,
 )
 from maskc.runtime.launch.tensor_maps import BYTES, Encode, Maps, encode_with
 
@@ -148,9 +148,32 @@ class Memory:
         fill_pointers(self.view, pointers)
 
     def arguments(self) -> tuple[bytes, ...]:
-        """What the addresses point to."""
         block, maps = self._sizes
         return bytes(self.view[:block]), *((bytes(self.view[-maps:]),) if maps else ())
+
+
+class Arguments:
+    """The block of a launch that makes lists or moves rows, as `struct Listed`: its pointers come
+    first."""
+
+    def __init__(
+        self, numbers: bytes, layout: struct.Struct, pointers: tuple[int, ...] = ()
+    ) -> None:
+        """`numbers` is the block without its pointers, which `layout` writes."""
+        self._block = ctypes.create_string_buffer(numbers, len(numbers))
+        self._write = layout.pack_into
+        if pointers:
+            self.fill(pointers)
+        self._places = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
+        self.address = ctypes.addressof(self._places)
+        """The address of the array of addresses that a launch takes."""
+
+    def fill(self, pointers: tuple[int, ...]) -> None:
+        """Write all pointers, while no launch reads them."""
+        self._write(self._block, 0, *pointers)
+
+    def arguments(self) -> tuple[bytes, ...]:
+        return (self._block.raw,)
 
 
 class CudaKernel:
@@ -182,23 +205,16 @@ class CudaKernel:
             if count
         )
 
-    def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
-        """Launches and tensor maps.
+    def prepare(self, plan: LaunchPlan) -> PreparedLaunch:
+        """A plan with its launches and tensor maps.
 
         Raises:
             ExtraMissing: CuPy alone cannot make tensor maps.
         """
-        return Fitted(plan.outputs, self.steps(plan.blocks), self.maps(plan.maps, dtype))
-
-    def maps(self, tensors: tuple[Tensor, ...], dtype: str) -> Maps | None:
-        """What encodes tensor maps; None where there are none.
-
-        Raises:
-            ExtraMissing: CuPy alone cannot.
-        """
-        if not tensors:
-            return None
-        return Maps(tensors, dtype, self._target, self._driver.encoder(self._target))
+        maps = None
+        if plan.maps:
+            maps = Maps(plan.maps, self._target, self._driver.encoder(self._target))
+        return prepared(plan, self, plan.outputs, self.steps(plan.blocks), maps)
 
     def run(
         self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,

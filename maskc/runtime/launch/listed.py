@@ -12,6 +12,7 @@ import ctypes
 import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -28,10 +29,9 @@ from maskc.dispatch.tables import Slot, Tables
 from maskc.runtime.arrays.known import Library
 from maskc.runtime.arrays.memory import at
 from maskc.runtime.device_lists.call import DELTA as DELTA
-from maskc.runtime.device_lists.call import KEPT, KEPT_AT
+from maskc.runtime.device_lists.call import KEPT, KEPT_AT, DataCall
 from maskc.runtime.device_lists.watched import Watched
-from maskc.runtime.launch.arguments import Arguments
-from maskc.runtime.launch.cuda import CudaKernel, Step
+from maskc.runtime.launch.cuda import Arguments, CudaKernel, Step
 from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent
 from maskc.runtime.launch.sequence import Sents
 
@@ -109,6 +109,7 @@ class Moves:
     kept: dict[object, Arguments] = field(default_factory=dict)
     """Arguments of the latest calls, by the addresses in them: launches only read these."""
 
+    @cached_property
     def numbers(self) -> bytes:
         """`struct Moved` without pointers."""
         block = MOVED()
@@ -129,7 +130,7 @@ class Moves:
     def _unit(self, each: Moved) -> int:
         return max(each.element, gcd(self.unit, each.bytes))
 
-    def run(self, numbers: bytes, tokens: tuple[int, int], pointers: Pointers, stream: int) -> None:
+    def run(self, tokens: tuple[int, int], pointers: Pointers, stream: int) -> None:
         """Move all, or enqueue that.
 
         Args:
@@ -143,10 +144,10 @@ class Moves:
         if known is None:
             if len(self.kept) >= _KEPT:
                 self.kept.clear()
-            known = self.kept[pointers, tokens] = self._arguments(numbers, tokens, pointers)
+            known = self.kept[pointers, tokens] = self._arguments(tokens, pointers)
         self.kernel.launch(self.steps, stream, known)
 
-    def _arguments(self, numbers: bytes, tokens: tuple[int, int], pointers: Pointers) -> Arguments:
+    def _arguments(self, tokens: tuple[int, int], pointers: Pointers) -> Arguments:
         rest = (0,) * (MOST_MOVED - len(self.moved))
         lists = [
             *(each.source.at.of(pointers) for each in self.moved), *rest,
@@ -154,7 +155,7 @@ class Moves:
             *(tokens[each.list] for each in self.moved), *rest,
         ]  # fmt: skip
         nothing = (0,) * (_POINTERS.size // 8 - len(lists))
-        return Arguments(numbers, _POINTERS, (*lists, *nothing))
+        return Arguments(self.numbers, _POINTERS, (*lists, *nothing))
 
     def _on_host(self, each: Moved, tokens: int, pointers: Pointers) -> None:
         batch, width = self.sizes.batch, each.bytes // each.element
@@ -221,7 +222,6 @@ class Flags(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """All but where they are."""
         return tuple(None if each is None else each[1:] for each in self.sources)
 
     @property
@@ -236,7 +236,6 @@ class Making:
     """How lists are made on the device."""
 
     name: str
-    """The name of the data."""
     kernel: CudaKernel
     before: tuple[Step, ...]
     """The launch that makes the lists."""
@@ -268,7 +267,6 @@ class Making:
 
 
 FLAG_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
-"""The bytes of the flags that kernels read."""
 
 
 def flags_numbers(
@@ -300,7 +298,7 @@ class _Filled(NamedTuple):
     """What they find on the device."""
     tokens: tuple[int, int]
     """Addresses of the lists."""
-    steps: tuple[tuple[Sent | None, Pointers], ...]
+    steps: tuple[tuple[Any, Pointers], ...]
     """The steps of each part; (None, ()) where rows are moved."""
     listing: Arguments | None
     """The launch that makes lists on the device, where there is one."""
@@ -308,11 +306,11 @@ class _Filled(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ListedRowsPlan:
-    """One direction of one signature; stands in for `PreparedLaunch`."""
+    """One direction of one signature."""
 
     lists: PreparedLaunch
     """Brings the lists to the device; it launches nothing."""
-    steps: tuple[Part | tuple[Moves, bytes], ...]
+    steps: tuple[Part | Moves, ...]
     outputs: tuple[Output, ...]
     """The outputs of a `PreparedLaunch`, with a workspace for packed rows and for all launches."""
 
@@ -332,21 +330,19 @@ class ListedRowsPlan:
         """Never None: every result is written."""
         return self.lists.kernel
 
-    def called(self, given: Flags) -> ListedRowsCall:
-        """A call with these flags."""
-        return ListedRowsCall(self, given)
+    def called(self, given: Flags) -> DataCall:
+        """A call with these flags; lists are made in every one."""
+        return DataCall(self, given, given.watched)
 
     @property
     def size(self) -> int:
-        """Bytes this plan keeps alive."""
         return self.lists.size + sum(part.plan.size for part in self.parts)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the kernels it runs, in order."""
         return tuple(name for part in self.parts for name in part.plan.sources)
 
-    def place(self, library: Library, q: Any) -> tuple[Sents, int]:
+    def place(self, library: Library, q: Any, watched: Watched | None = None) -> tuple[Sents, int]:
         """What each launch finds on the device, and the stream to launch on; see
         PreparedLaunch.place.
 
@@ -364,11 +360,13 @@ class ListedRowsPlan:
         placed = [plan.place(library, q) for plan in plans]
         return Sents(tuple([sent for sent, _ in placed])), placed[0][1]
 
-    def run(
-        self, _: object, sents: Sents, pointers: Pointers, numbers: Numbers, stream: int,
-        given: Flags | None = None,
-    ) -> None:  # fmt: skip
-        """Launch all, in order."""
+    def run(self, sents: Sents, pointers: Pointers, numbers: Numbers, stream: int) -> None:
+        self.enqueue(None, sents, pointers, numbers, stream)
+
+    def enqueue(
+        self, given: Flags | None, sents: Sents, pointers: Pointers, numbers: Numbers, stream: int
+    ) -> None:
+        """Launch all, in order; first what makes the lists from flags that are given."""
         pointers += (0,) * (len(POINTERS) - len(pointers))
         key = pointers, None if given is None else given.places
         known = self.filled.get(key)
@@ -382,10 +380,9 @@ class ListedRowsPlan:
             making.kernel.launch(making.before, stream, listing)
         for step, (sent, own) in zip(self.steps, steps, strict=True):
             if isinstance(step, Part):
-                step.plan.run(step.plan, sent, own, numbers, stream)
+                step.plan.run(sent, own, numbers, stream)
             else:
-                moves, own_numbers = step
-                moves.run(own_numbers, tokens, pointers, stream)
+                step.run(tokens, pointers, stream)
         if making is not None and listing is not None:
             making.kernel.launch(making.after, stream, listing)
 
@@ -401,7 +398,7 @@ class ListedRowsPlan:
             tokens = making.tokens(pointers)
             listing = making.arguments(given, tokens, pointers)
         rest = iter(others)
-        steps: list[tuple[Sent | None, tuple[int, ...]]] = []
+        steps: list[tuple[Any, Pointers]] = []
         for step in self.steps:
             if not isinstance(step, Part):
                 steps.append((None, ()))
@@ -413,26 +410,6 @@ class ListedRowsPlan:
                 own += (*KEPT.unpack_from(sent.template, KEPT_AT), tokens[step.reads], 0, 0)
             steps.append((sent, tuple(own)))
         return _Filled(sents, tokens, tuple(steps), listing)
-
-
-class ListedRowsCall:
-    """One call of a plan whose lists the device makes."""
-
-    __slots__ = ("_given", "_plan", "kernel", "outputs", "place", "watched")
-
-    def __init__(self, plan: ListedRowsPlan, given: Flags) -> None:
-        self._plan, self._given, self.watched = plan, given, given.watched
-        self.kernel, self.outputs, self.place = plan.kernel, plan.outputs, plan.place
-
-    def changed(self, watched: Watched) -> ListedRowsCall:
-        """The same after somebody wrote into its flags: lists are made in every call."""
-        return ListedRowsCall(self._plan, self._given._replace(watched=watched))
-
-    def run(
-        self, _: object, sents: Sents, pointers: Pointers, numbers: Numbers, stream: int,
-    ) -> None:  # fmt: skip
-        """Enqueue everything."""
-        self._plan.run(self._plan, sents, pointers, numbers, stream, self._given)
 
 
 def tokens_in(sent: Sent) -> tuple[int, int]:
@@ -455,12 +432,11 @@ def lists_plan(
 def moves(
     moved: Sequence[Moved], sizes: Sizes, shared: tuple[bool, ...],
     kernel: CudaKernel | HostMoves, unit: int,
-) -> tuple[Moves, bytes]:  # fmt: skip
-    """A launch, and its numbers; rows are aligned to multiples of `unit` bytes."""
-    on_device = kernel if isinstance(kernel, CudaKernel) else None
-    steps = () if on_device is None else steps_of(on_device, "move_rows")
-    made = Moves(tuple(moved), sizes, unit, shared, on_device, steps)
-    return made, b"" if on_device is None else made.numbers()
+) -> Moves:  # fmt: skip
+    """A launch; rows are aligned to multiples of `unit` bytes."""
+    if not isinstance(kernel, CudaKernel):
+        return Moves(tuple(moved), sizes, unit, shared, None)
+    return Moves(tuple(moved), sizes, unit, shared, kernel, steps_of(kernel, "move_rows"))
 
 
 def steps_of(kernel: CudaKernel, entry: str, lists: int = 0) -> tuple[Step, ...]:

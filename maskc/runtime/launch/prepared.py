@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from threading import local
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Numbers, Pointers, longer
 from maskc.core.errors import TooFewMultiprocessors
@@ -70,30 +71,26 @@ def filled(sent: Sent, pointers: Pointers, numbers: Numbers) -> ctypes.Structure
     return block
 
 
-class Fitted(NamedTuple):
-    """What a kernel adds to a plan."""
-
-    outputs: tuple[Output, ...]
-    """The outputs of `LaunchPlan`, with the workspace of a C kernel."""
-    steps: tuple[Any, ...] = ()
-    """CUDA: the launches, in order."""
-    maps: Any = None
-    """CUDA: the tensor maps, by pointers; None where there are none."""
-
-
-class HostKernel:
+class HostKernel(ABC):
     """What kernels on the host have in common: no streams, and a workspace that they tell."""
 
+    name: str
+
     def workspace(self, block: ctypes.Structure) -> int:
-        """fp32 entries that `delta` must have in a backward pass."""
         return 0
 
-    def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
-        """The results with the workspace."""
-        if plan.direction is Direction.forward:
-            return Fitted(plan.outputs)
-        floats = self.workspace(ATTENTION.from_buffer_copy(plan.numbers))
-        return Fitted(with_workspace(plan.outputs, floats))
+    def prepare(self, plan: LaunchPlan) -> PreparedLaunch:
+        outputs = plan.outputs
+        if plan.direction is Direction.backward:
+            floats = self.workspace(ATTENTION.from_buffer_copy(plan.numbers))
+            outputs = with_workspace(outputs, floats)
+        return prepared(plan, self, outputs)
+
+    @abstractmethod
+    def run(
+        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
+    ) -> None:  # fmt: skip
+        """As of Kernel."""
 
     def usable(self, stream: int) -> int:
         """No multiprocessor."""
@@ -110,8 +107,12 @@ class Kernel(Protocol):
     name: str
     """The name of the source, and its mode where there are several."""
 
-    def fit(self, plan: LaunchPlan, dtype: str) -> Fitted:
-        """What the launches of a plan need, for tensors of a dtype."""
+    def prepare(self, plan: LaunchPlan) -> PreparedLaunch:
+        """A plan with everything that its launches need.
+
+        Raises:
+            NotAddressable, ExtraMissing: tensor maps cannot be made.
+        """
 
     def usable(self, stream: int) -> int:
         """Multiprocessors that work of a stream may run on."""
@@ -136,13 +137,28 @@ class Runnable(Protocol):
     def outputs(self) -> tuple[Output, ...]:
         """The outputs of `LaunchPlan`."""
 
-    @property
-    def place(self) -> Callable[[Library, Any], tuple[Any, int]]:
-        """Gives (what lies on the device for a stream, the stream to launch on)."""
+    def place(self, library: Library, q: Any) -> tuple[Any, int]:
+        """(what lies on the device for a stream, the stream to launch on)."""
 
-    @property
-    def run(self) -> Callable[..., None]:
-        """Runs, or enqueues: (this, what `place` gave, pointers, numbers, stream)."""
+    def run(self, sent: Any, pointers: Pointers, numbers: Numbers, stream: int) -> None:
+        """Run, or enqueue; `sent` and `stream` are what `place` gave."""
+
+
+class BlockLaunch:
+    """A plan with what a call has behind `struct Attention`; several nest, and their blocks follow
+    each other."""
+
+    __slots__ = ("_block", "_held", "_plan", "kernel", "outputs", "run")
+
+    def __init__(self, plan: Runnable, block: bytes, held: object = None) -> None:
+        """`held`: memory that the block points to."""
+        self._plan, self._block, self._held = plan, block, held
+        self.kernel, self.outputs, self.run = plan.kernel, plan.outputs, plan.run
+
+    def place(self, library: Library, q: Any) -> tuple[Any, int]:
+        """What the plan's launches find, with the block."""
+        sent, stream = self._plan.place(library, q)
+        return sent.with_block(self._block), stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,11 +210,6 @@ class PreparedLaunch:
     """CUDA: the tensor maps of the kernel, by pointers; None where it takes none."""
     sent: dict[object, Sent] = field(default_factory=dict)
     """What was sent, by stream."""
-    run: Callable[..., None] = field(init=False)
-    """`Kernel.run`, or nothing."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "run", _nothing if self.kernel is None else self.kernel.run)
 
     @property
     def size(self) -> int:
@@ -223,7 +234,7 @@ class PreparedLaunch:
         """
         kernel = self.kernel
         if kernel is None:
-            return Sent(self.numbers, 0, None, _nothing), 0
+            return Sent(self.numbers, 0, None, lambda: None), 0
         kind, index = self.device
         stream = 0 if kind == "cpu" else library.stream(index)
         key = _thread.token if stream == PER_THREAD else stream
@@ -231,6 +242,11 @@ class PreparedLaunch:
         if sent is None or (stream and kernel.capturing(stream)):  # the default stream, 0, cannot
             sent = self._first(library, q, stream, key, kernel)
         return sent, stream
+
+    def run(self, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int) -> None:
+        kernel = self.kernel
+        if kernel is not None:
+            kernel.run(self, sent, pointers, numbers, stream)
 
     def _first(self, library: Library, q: Any, stream: int, key: object, kernel: Kernel) -> Sent:
         """What a launch reads that is the first of its stream, or one of a CUDA graph's."""
@@ -289,20 +305,12 @@ class PreparedLaunch:
         return Sent(bytes(block), lse, owner, counters, lasting=key is not _thread.token)
 
 
-def prepare(plan: LaunchPlan, kernel: Kernel | None, dtype: str) -> PreparedLaunch:
-    """A plan with the kernel that runs it; None where it is idle.
-
-    Args:
-        dtype: of q.
-
-    Raises:
-        NotAddressable, ExtraMissing: tensor maps cannot be made.
-    """
-    own = Fitted(plan.outputs) if kernel is None else kernel.fit(plan, dtype)
+def prepared(
+    plan: LaunchPlan, kernel: Kernel | None, outputs: tuple[Output, ...],
+    steps: tuple[Any, ...] = (), maps: Any = None,
+) -> PreparedLaunch:  # fmt: skip
+    """A plan with the kernel that runs it; None where it is idle."""
     return PreparedLaunch(
-        plan.direction, kernel, plan.device, plan.params, plan.tables, plan.numbers, *own
-    )
-
-
-def _nothing(*_: object) -> None:
-    """Neither a launch nor a counter."""
+        plan.direction, kernel, plan.device, plan.params, plan.tables, plan.numbers, outputs,
+        steps, maps,
+    )  # fmt: skip

@@ -47,17 +47,14 @@ class PartedPlan:
 
     @property
     def kernel(self) -> object:
-        """None where results are to be cleared first."""
         return None if self.unwritten or not self.steps else self.steps[0].plan.kernel
 
     @property
     def size(self) -> int:
-        """Bytes this plan keeps alive."""
         return sum({id(step.plan.tables): step.plan.size for step in self.steps}.values())
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the kernels it runs, in order."""
         return tuple(name for step in self.steps for name in step.plan.sources)
 
     def place(self, library: Library, q: Any) -> tuple[Sents, int]:
@@ -66,14 +63,11 @@ class PartedPlan:
         placed = [step.plan.place(library, q) for step in self.steps]
         return Sents(tuple([sent for sent, _ in placed])), placed[0][1] if placed else 0
 
-    def run(
-        self, plan: PartedPlan, sent: Sents, pointers: Pointers, numbers: Numbers, stream: int,
-    ) -> None:  # fmt: skip
-        """Launch all, in order."""
+    def run(self, sent: Sents, pointers: Pointers, numbers: Numbers, stream: int) -> None:
         pointers += (0,) * (len(POINTERS) - len(pointers))
         for (own, shifts), there in zip(self.steps, sent.steps, strict=True):
             moved = pointers if shifts == _UNMOVED else _moved(pointers, shifts)
-            own.run(own, there, moved, numbers, stream)
+            own.run(there, moved, numbers, stream)
 
 
 def _moved(pointers: Pointers, shifts: tuple[int | None, ...]) -> Pointers:

@@ -31,7 +31,6 @@ class Maps:
     """The maps of a plan, by the addresses of its tensors."""
 
     tensors: tuple[Tensor, ...]
-    dtype: str
     target: str
     encode: Encode
     known: dict[object, bytes] = field(default_factory=dict)
@@ -63,8 +62,7 @@ class Maps:
             name = POINTERS[each.pointer]
             why = "it does not start at a multiple of 16 bytes"
             raise NotAddressable(name, self.target, why, at=name)
-        dtype = each.dtype or self.dtype
-        return encoded(self.encode, address, each.dims, each.strides, each.box, dtype)
+        return encoded(self.encode, address, each.dims, each.strides, each.box, each.dtype)
 
 
 @lru_cache(maxsize=1 << 12)
