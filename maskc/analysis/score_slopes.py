@@ -59,8 +59,8 @@ ones each has half of it."""
 
 def _class(name: str) -> Any:
     def fdiff(self: Any, argindex: int = 1) -> Any:
-        own, *others = (self.args[argindex - 1], *self.args[: argindex - 1], *self.args[argindex:])
-        return _SLOPES[name](self, own, *others)
+        others = (*self.args[: argindex - 1], *self.args[argindex:])
+        return _SLOPES[name](self, self.args[argindex - 1], *others)
 
     return type(name.capitalize(), (_Function,), {"fdiff": fdiff})
 

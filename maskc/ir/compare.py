@@ -43,11 +43,10 @@ def _decide(left: Expr, right: Expr, test: Callable[[isl.Set, isl.Set], bool]) -
     try:
         with budget():
             for values in product((False, True), repeat=len(atoms)):
-                pairs = list(zip(atoms, values, strict=True))
-                assumed: dict[Expr, Expr] = {atom: E.Truth(value) for atom, value in pairs}
-                assumed |= {E.negate(atom): E.Truth(not value) for atom, value in pairs}
-                sets = _sets(E.substitute(left, assumed), E.substitute(right, assumed))
-                if not test(*sets):
+                sides = left, right
+                for atom, value in zip(atoms, values, strict=True):
+                    sides = E.assume(sides[0], atom, value), E.assume(sides[1], atom, value)
+                if not test(*_sets(*sides)):
                     return None if atoms else False
             return True
     except TooHard:

@@ -156,9 +156,7 @@ def _are_lanes(piece: Piece, stride: int, lanes: Mapping[int, Expr]) -> bool:
 def _remaining(ir: MaskIR, rest: tuple[Piece, ...]) -> MaskIR:
     """The mask of some of its pieces."""
     keep = simplified(E.disj(*(piece.keep for piece in rest)))
-    read = set(E.arrays(keep))
-    data = tuple(decl for decl in ir.data if read.intersection(decl.arrays))
-    return MaskIR(keep, data, _spoken_of(keep, ir.origins), ir.declared, rest)
+    return MaskIR(keep, ir.data_of(keep), _spoken_of(keep, ir.origins), ir.declared, rest)
 
 
 def _inner(ir: MaskIR, group: _Group) -> MaskIR:

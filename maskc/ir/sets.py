@@ -162,11 +162,6 @@ def mask_set(
     keep: Expr, opaque: bool | None = None, params: Mapping[str, int] | None = None
 ) -> isl.Set:
     """The mask as a set of [q, k], symbolic in the lengths and in parameters not given."""
-    bound: dict[Expr, Expr] = {
-        node: E.const(params[node.name])
-        for node in E.walk(keep)
-        if params and isinstance(node, E.Param) and node.name in params
-    }
-    keep = E.substitute(keep, bound) if bound else keep
+    keep = E.with_values(keep, params) if params else keep
     universe = token_universe(keep)
     return universe.set(keep, opaque).intersect(domain(universe)).coalesce()

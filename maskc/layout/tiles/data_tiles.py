@@ -32,12 +32,12 @@ class Split(NamedTuple):
 
 def reads_data(expr: Expr) -> bool:
     """Whether a formula reads an array, lists of ids that the formula itself has aside."""
-    return any(isinstance(node, E.Load) and not is_list(node.array) for node in E.walk(expr))
+    return any(not is_list(name) for name in E.arrays(expr))
 
 
 def split(keep: Expr) -> Split:
     """Divide a mask, lifted or not."""
-    terms = keep.terms if isinstance(keep, E.All) else (keep,)
+    terms = E.conjuncts(keep)
     static = E.conj(*(term for term in terms if not reads_data(term)))
     rest = E.conj(*filter(reads_data, terms))
     of_rest = hull(rest)
@@ -71,7 +71,7 @@ def readings_of(
         are only read elsewhere.
     """
     found: dict[tuple[int, int], None] = {}
-    loads = {node for shape in shapes for node in E.walk(shape) if isinstance(node, E.Load)}
+    loads = [load for shape in shapes for load in E.loads(shape)]
     for slot, name in enumerate(reads):
         indices = {load.index for load in loads if load.array == name}
         sides = [side for side, token in enumerate((E.Q, E.K)) if (token,) in indices]

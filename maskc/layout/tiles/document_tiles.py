@@ -45,7 +45,7 @@ def beside_documents(keep: Expr, data: tuple[DataDecl, ...]) -> Expr | None:
         return None
     of_q, of_k = data[0].arrays
     same = E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,)))
-    terms = keep.terms if isinstance(keep, E.All) else (keep,)
+    terms = E.conjuncts(keep)
     rest = tuple(term for term in terms if term != same)
     if len(rest) == len(terms) or any(E.arrays(term) for term in rest):
         return None

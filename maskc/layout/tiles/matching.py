@@ -45,7 +45,7 @@ def scattered(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> bool:
     """Whether bounds of large boxes leave many of them undecided, or cost more than all tiles."""
     refinement = Refinement(mask, n_q, n_kv, tile)
     rows, columns = refinement.grid(1)
-    read = (mask.arrays[node.array] for node in E.walk(mask.keep) if isinstance(node, E.Load))
+    read = (mask.arrays[name] for name in E.arrays(mask.keep))
     if rows * columns <= _MOST_TILES and any(map(_large_table, read)):
         return True
     return refinement.scattered(_SCATTERED)
@@ -187,11 +187,8 @@ class _Grid:
         self.queries = _blocks(slots, tile.q, len(known))
         self.keys = _blocks(np.searchsorted(known, of_key), tile.k, len(known))
         self._index(len(known))
-        equal, other = E.Cmp("==", comparison), E.Cmp("!=", comparison)
-        self.if_same, self.if_other = (
-            E.substitute(mask.keep, {equal: E.Truth(same), other: E.Truth(not same)})
-            for same in (True, False)
-        )
+        equal = E.Cmp("==", comparison)
+        self.if_same, self.if_other = (E.assume(mask.keep, equal, x) for x in (True, False))
 
     def _index(self, ids: int) -> None:
         """The blocks of keys of every id: as bits where there are many, as a list else."""

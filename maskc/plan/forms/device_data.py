@@ -61,11 +61,9 @@ def matches(plan: KernelPlan) -> bool:
     )
     if not decls or not given:
         return False
-    loads = {
-        node for mask in plan.masks for node in E.walk(mask.lifted.shape)
-        if isinstance(node, E.Load) and not is_list(node.array)
-    }  # fmt: skip
-    return len({node.array for node in loads}) <= MAX_ARRAYS and all(map(_readable, loads))
+    every = (load for mask in plan.masks for load in E.loads(mask.lifted.shape))
+    loads = [load for load in every if not is_list(load.array)]
+    return len({load.array for load in loads}) <= MAX_ARRAYS and all(map(_readable, loads))
 
 
 def _readable(load: E.Load) -> bool:
