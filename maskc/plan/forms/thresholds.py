@@ -43,7 +43,7 @@ def by_threshold(heads: Heads, target: Target) -> Selection | None:
     """
     found = {each.name: (ir, each) for ir in heads.masks for each in ir.selections}
     small = [(ir, each) for ir, each in found.values() if each.block < target.least_block]
-    if not small or not family_of(target).thresholds:
+    if not small or (Direction.forward, CHOOSE) not in family_of(target).schedules:
         return None
     ir, one = small[0]
     why = None
