@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
+
 from maskc.core import expr as E
 from maskc.core.expr_text import Dialect, Printer
 from maskc.core.widths import is_list
@@ -27,14 +30,12 @@ def _bare(text: str) -> str:
     return text[1:-1]
 
 
-def _extreme(name: str, args: list[str]) -> str:
-    text = args[0]
-    for arg in args[1:]:
-        text = f"{name}_int({text}, {arg})"
-    return text
+def nested(function: str, args: Iterable[str]) -> str:
+    """Calls of a function of two arguments inside one another."""
+    return reduce(lambda left, right: f"{function}({left}, {right})", args)
 
 
-def _member(value: str, node: E.Member) -> str:
+def chain(value: str, node: E.Member) -> str:
     """A chain of comparisons; where there are many ids, kernels read bits instead, see ir/lift."""
     tests = [
         f"{value} == {low}" if low == high else f"({low} <= {value} && {value} <= {high})"
@@ -82,7 +83,8 @@ def c_printer(
     return Printer(
         Dialect(
             conj="&&", disj="||", true="1", false="0",
-            floordiv=_floordiv, mod=_mod, extreme=_extreme, symbol=symbol, param=param,
-            load=load, member=_member, compare_parens=False, counts=counts,
+            floordiv=_floordiv, mod=_mod, symbol=symbol, param=param,
+            extreme=lambda name, args: nested(f"{name}_int", args),
+            load=load, member=chain, compare_parens=False, counts=counts,
         )
     )  # fmt: skip

@@ -15,6 +15,7 @@ from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.expr_text import Dialect, Printer
 from maskc.core.widths import INT32, largest, number, reach
+from maskc.emit.c_printer import chain, nested
 
 WIDEST = INT32 - 1
 """The largest bound for which a shader is exact: ends of ranges are one past the last number."""
@@ -81,19 +82,14 @@ def glsl_printer(
         return f"a{arrays.index(array)}({', '.join(index)})"
 
     def member(value: str, node: E.Member) -> str:
-        sign = "" if node.inside else "!"
-        if len(node.ranges) > _CHAIN:
-            return f"{sign}in{lists.index(node.ranges)}({value})"
-        tests = [
-            f"{value} == {low}" if low == high else f"({low} <= {value} && {value} <= {high})"
-            for low, high in node.ranges
-        ]
-        return f"{sign}({' || '.join(tests)})"
+        if len(node.ranges) <= _CHAIN:
+            return chain(value, node)
+        return f"{'' if node.inside else '!'}in{lists.index(node.ranges)}({value})"
 
     return Printer(
         Dialect(
             conj="&&", disj="||", true="true", false="false",
-            floordiv=_floordiv, mod=_mod, extreme=_extreme, symbol=lambda name: name, param=param,
+            floordiv=_floordiv, mod=_mod, extreme=nested, symbol=lambda name: name, param=param,
             load=load, member=member, compare_parens=False,
         )
     )  # fmt: skip
@@ -105,10 +101,3 @@ def _floordiv(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
 
 def _mod(num: str, den: int, nonnegative: bool) -> tuple[str, int]:
     return (f"{num} % {den}", 6) if nonnegative else (f"floor_mod({num}, {den})", 7)
-
-
-def _extreme(name: str, args: list[str]) -> str:
-    text = args[0]
-    for arg in args[1:]:
-        text = f"{name}({text}, {arg})"
-    return text

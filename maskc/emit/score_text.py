@@ -20,7 +20,7 @@ from maskc.core.expr import Expr
 from maskc.core.expr_text import compared
 from maskc.core.score import of_whole
 from maskc.core.widths import INT32
-from maskc.emit.c_printer import c_printer
+from maskc.emit.c_printer import c_printer, nested
 from maskc.emit.predicate import wrapped
 from maskc.emit.spec import EntryText, ScoreText, TableText
 
@@ -49,10 +49,7 @@ class CPrinter(S.ScorePrinter):
             return f"(i64){text}" if self._wide else text
 
         def extreme(name: str, args: list[str]) -> str:
-            text = args[0]
-            for arg in args[1:]:
-                text = f"{name}_{self._type}({text}, {arg})"
-            return text
+            return nested(f"{name}_{self._type}", args)
 
         def quotient(num: str, den: int, counts: bool) -> tuple[str, int]:
             return f"quotient_{self._type}({num}, {den})", 7
@@ -81,8 +78,7 @@ class CPrinter(S.ScorePrinter):
         return super()._print(node)
 
     def number(self, value: float) -> str:
-        text = repr(float(value))
-        return f"{text}f"
+        return f"{float(value)!r}f"
 
     def whole(self, number: Expr) -> tuple[str, int]:
         text = self._by_distance(number) if self._fast else None
@@ -112,22 +108,18 @@ class CPrinter(S.ScorePrinter):
                 texts = [self._by_distance(arg) or self._literal(arg) for arg in args]
                 if None in texts or all(map(self._literal, args)):
                     return None
-                name = "fmaxf" if isinstance(number, E.Max) else "fminf"
-                first, *others = map(str, texts)
-                for other in others:
-                    first = f"{name}({first}, {other})"
-                return first
+                return nested("fmaxf" if isinstance(number, E.Max) else "fminf", map(str, texts))
         return None
 
     def _literal(self, number: Expr) -> str | None:
         value = E.as_const(number)
         return None if value is None else self.number(float(value))
 
-    def _own(self, number: Expr) -> str:
-        """An integer of its own width, inside of one that may have another."""
+    def _own(self, node: Any) -> str:
+        """A part with integers of their own width, inside of one that may have another."""
         before, self._wide = self._wide, False
         try:
-            return self(number)
+            return self(node)
         finally:
             self._wide = before
 
@@ -147,16 +139,11 @@ class CPrinter(S.ScorePrinter):
     def choice(
         self, condition: Expr | S.Test, then: S.Real | Expr, other: S.Real | Expr, integers: bool
     ) -> tuple[str, int]:
-        wide, self._wide = self._wide, False
-        asked = self(condition)
-        self._wide = wide
-        return f"({asked} ? {self(then)} : {self(other)})", 7
+        return f"({self._own(condition)} ? {self(then)} : {self(other)})", 7
 
     def trunc(self, value: S.Real) -> str:
-        wide, self._wide = self._wide, False
-        text = f"score_trunc({self(value)})"
-        self._wide = wide
-        return f"(i64){text}" if wide else text
+        text = f"score_trunc({self._own(value)})"
+        return f"(i64){text}" if self._wide else text
 
 
 def _leaves(node: Expr) -> bool:

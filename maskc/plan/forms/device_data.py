@@ -21,8 +21,6 @@ THREADS = 128
 """The threads of a block."""
 BLOCKS = 8
 """The blocks that a multiprocessor has room for: this sets the registers of a thread."""
-RESULTS = 5
-"""The results of a pass: dq, dk, dv and two gradients per head."""
 
 REASON = (
     "given on the device, data are read there: kernels list the tiles that they leave, and nothing "
