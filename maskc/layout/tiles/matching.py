@@ -19,7 +19,7 @@ from maskc.core.expr import Expr
 from maskc.core.layout import FULL, MAX_TILES, PARTIAL
 from maskc.core.problem import TileShape
 from maskc.layout.tiles.elements import FINE, Elements, fine
-from maskc.layout.tiles.expand import RowLists
+from maskc.layout.tiles.expand import RowLists, numbered
 from maskc.layout.tiles.refine import Refinement
 
 _TILES = 1 << 19
@@ -260,7 +260,6 @@ class _Grid:
                     words.view(np.uint8), count=self.columns, bitorder="little"
                 )
         few = self.bit_row[ids] < 0
-        first, size = self.list_ptr[ids[few]], np.diff(self.list_ptr)[ids[few]]
-        entry = np.arange(size.sum()) + np.repeat(first - (np.cumsum(size) - size), size)
-        found[np.repeat(owner[few], size), self.lists[entry]] = True
+        which, place = numbered(np.diff(self.list_ptr)[ids[few]])
+        found[owner[few][which], self.lists[self.list_ptr[ids[few]][which] + place]] = True
         return found
