@@ -12,7 +12,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
-from maskc.ir.sets import TooHard, Universe, budget, domain
+from maskc.ir.sets import TooHard, Universe, budget, domain, isl_names
 
 _FREE_ATOMS = 5
 
@@ -55,7 +55,7 @@ def _decide(left: Expr, right: Expr, test: Callable[[isl.Set, isl.Set], bool]) -
 
 def _sets(left: Expr, right: Expr) -> tuple[isl.Set, isl.Set]:
     names = tuple(sorted({**E.params(left), **E.params(right)}))
-    universe = Universe(("q", "k"), ("n_q", "n_kv", *names), names)
+    universe = Universe(("q", "k"), ("n_q", "n_kv", *isl_names(names)), names)
     inside = domain(universe)
     return universe.set(left).intersect(inside), universe.set(right).intersect(inside)
 

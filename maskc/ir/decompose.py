@@ -209,7 +209,7 @@ class _Decomposer:
             return None
         rows = [part.pairs.project_out(isl.dim_type.set, 1, 1) for part in (left, right)]
         both = left.pairs.union(right.pairs).coalesce()
-        if rows[0].is_disjoint(rows[1]) or not self.space.consecutive_keys(both):
+        if rows[0].is_disjoint(rows[1]) or not self.space.universe.consecutive(both):
             return None
         formula = E.disj(left.formula, right.formula)
         return _Part(both, formula, PieceKind.band, band(both, self.space))

@@ -208,7 +208,7 @@ def _exact_bounds(index: Expr, n_q: int, n_kv: int, arrays: Arrays) -> tuple[int
     elif used == {"k"}:
         values = evaluate(index, {**arrays, "k": np.arange(n_kv)})
     elif (formula := diagonals.of_difference(index)) is not None:
-        values = evaluate(formula, {**arrays, "d": np.arange(1 - n_q, n_kv)})
+        values = evaluate(formula, {**arrays, diagonals.DIFFERENCE.name: np.arange(1 - n_q, n_kv)})
     else:
         return None
     return int(np.min(values)), int(np.max(values))
