@@ -563,8 +563,9 @@ def with_values(expr: Expr, values: Mapping[str, int]) -> Expr:
     """The formula with numbers for the symbols and parameters of these names."""
 
     def number(node: Expr) -> Expr | None:
-        named = isinstance(node, (Sym, Param)) and node.name in values
-        return const(values[node.name]) if named else None
+        if isinstance(node, (Sym, Param)) and node.name in values:
+            return const(values[node.name])
+        return None
 
     return transform(expr, number)
 
