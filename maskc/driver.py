@@ -253,7 +253,7 @@ def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:
     if known and all(each.keep == dense.masks[0].ir.keep for each in masks):
         known, dense = False, plan_kernel(full(), plan.problem, plan.target)
     name = "dense causal attention" if known else "dense attention"
-    return lines(plan, masks, dense, name)
+    return list(lines(plan, masks, dense, name))
 
 
 def order(mask: Mask, n_heads: int | None = None) -> tuple[str, int] | None:

@@ -104,20 +104,9 @@ def _no_empty_row(view: _View) -> bool:
 
 
 def _contiguous(view: _View) -> bool:
-    names = ", ".join(view.universe.params)
-    keys_after = isl.Map(f"[{names}] -> {{ [q, k] -> [q2, k2] : q2 = q and k2 >= k }}")
-    keys_before = isl.Map(f"[{names}] -> {{ [q, k] -> [q2, k2] : q2 = q and k2 <= k }}")
-    if not view.lower.is_equal(view.upper):
-        return False
-    hull = view.lower.apply(keys_after).intersect(view.lower.apply(keys_before))
-    return hull.is_subset(view.lower)
+    return view.lower.is_equal(view.upper) and view.universe.consecutive(view.lower)
 
 
 def _shifts(view: _View) -> bool:
-    if not view.lower.is_equal(view.upper):
-        return False
-    names = ", ".join(view.universe.params)
-    on = isl.Map(f"[{names}] -> {{ [q, k] -> [q + 1, k + 1] }}")
-    moved = view.lower.apply(on).intersect(view.inside)
-    back = view.lower.apply(on.reverse()).intersect(view.inside)
-    return moved.is_subset(view.lower) and back.is_subset(view.lower)
+    same = view.lower.is_equal(view.upper)
+    return same and view.universe.shifts(view.lower, view.inside)

@@ -83,12 +83,7 @@ def analyse_masks(masks: tuple[MaskIR, ...]) -> Heads:
 
 def assume(keep: Expr, selection: Selection, taken: bool) -> Expr:
     """A formula where a selection chose every pair, or none."""
-    return fix(keep, chosen(selection), taken)
-
-
-def fix(keep: Expr, atom: Expr, taken: bool) -> Expr:
-    """A formula where an atom has one value."""
-    return E.substitute(keep, {atom: E.Truth(taken), E.negate(atom): E.Truth(not taken)})
+    return E.assume(keep, chosen(selection), taken)
 
 
 def strides_together(extents: Extents) -> Mapping[int, int]:
@@ -126,9 +121,8 @@ def _widest(heads: Heads, selection: Selection) -> Heads:
     masks = []
     for ir in heads.masks:
         keep = assume(ir.keep, selection, True)
-        read = set(E.arrays(keep))
-        data = tuple(decl for decl in ir.data if read.intersection(decl.arrays))
-        masks.append(decompose(replace(ir, keep=keep, data=data, pieces=(), selections=())))
+        own = replace(ir, keep=keep, data=ir.data_of(keep), pieces=(), selections=())
+        masks.append(decompose(own))
     return _analysed(tuple(masks), heads.of_head)
 
 

@@ -56,12 +56,14 @@ def comes_in(block: TileShape, keep: Expr, data: tuple[DataDecl, ...]) -> bool:
         return False
     if veiled(keep) != keep:
         return False
-    keep = _at_defaults(keep)
+    keep = E.with_values(keep, E.params(keep))
     universe = token_universe(keep)
     try:
         with budget(_OPERATIONS):
             return all(
-                tile_classes(_with(keep, value), block, universe, square=True).partial.is_empty()
+                tile_classes(
+                    E.assume_reads(keep, value), block, universe, square=True
+                ).partial.is_empty()
                 for value in ((True, False) if data else (True,))
             )
     except TooHard:
@@ -73,7 +75,7 @@ def tiles_alone(tile: TileShape, keep: Expr) -> bool:
     as can be proved, of a mask that reads no data."""
     if veiled(keep) != keep:
         return False
-    keep = _at_defaults(keep)
+    keep = E.with_values(keep, E.params(keep))
     try:
         with budget(_OPERATIONS):
             live = tile_classes(keep, tile, token_universe(keep), square=True).live
@@ -81,17 +83,3 @@ def tiles_alone(tile: TileShape, keep: Expr) -> bool:
             return rows.is_single_valued() and rows.is_injective()
     except TooHard:
         return False
-
-
-def _at_defaults(keep: Expr) -> Expr:
-    return E.with_params(keep, E.params(keep))
-
-
-def _with(keep: Expr, value: bool) -> Expr:
-    """The formula where every comparison that reads data has this value."""
-
-    def known(node: Expr) -> Expr | None:
-        reads = isinstance(node, (E.Cmp, E.Member)) and E.arrays(node)
-        return E.Truth(value) if reads else None
-
-    return E.transform(keep, known)

@@ -7,6 +7,7 @@ rules for real and complex numbers, and its habit to rewrite, stay out of what k
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -30,107 +31,45 @@ class _Function(sp.Function):  # type: ignore[misc]
     """A function of real numbers; the name in `core/score` is that of the class, in lower case."""
 
 
-class Exp(_Function):
-    """e^x."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        return self
+def _gelu_slope(_: Any, x: Any) -> Any:
+    below = (1 + _of("erf", sp.Float(math.sqrt(0.5), 17) * x)) / 2
+    return below + sp.Float(1 / math.sqrt(2 * math.pi), 17) * x * _of("exp", -x * x / 2)
 
 
-class Log(_Function):
-    """The natural logarithm."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        return 1 / self.args[0]
-
-
-class Tanh(_Function):
-    """The hyperbolic tangent."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        return 1 - self**2
-
-
-class Sqrt(_Function):
-    """The square root."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        return sp.Rational(1, 2) / self
-
-
-class Sigmoid(_Function):
-    """1 / (1 + e^-x)."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        return self * (1 - self)
+_SLOPES: dict[str, Callable[..., Any]] = {
+    "exp": lambda f, x: f,
+    "log": lambda f, x: 1 / x,
+    "tanh": lambda f, x: 1 - f**2,
+    "sqrt": lambda f, x: sp.Rational(1, 2) / f,
+    "sigmoid": lambda f, x: f * (1 - f),
+    "erf": lambda f, x: sp.Float(2 / math.sqrt(math.pi), 17) * _of("exp", -x * x),
+    "gelu": _gelu_slope,
+    "sin": lambda f, x: _of("cos", x),
+    "cos": lambda f, x: -_of("sin", x),
+    "sign": lambda f, x: sp.Integer(0),
+    "floor": lambda f, x: sp.Integer(0),
+    "step": lambda f, x: sp.Integer(0),
+    "abs": lambda f, x: _of("sign", x),
+    "min": lambda f, here, other: _of("step", other - here),
+    "max": lambda f, here, other: _of("step", here - other),
+}
+"""The derivative of each function f(x), over f and x; of two arguments by the first, and of equal
+ones each has half of it."""
 
 
-class Erf(_Function):
-    """The error function."""
+def _class(name: str) -> Any:
+    def fdiff(self: Any, argindex: int = 1) -> Any:
+        others = (*self.args[: argindex - 1], *self.args[argindex:])
+        return _SLOPES[name](self, self.args[argindex - 1], *others)
 
-    def fdiff(self, argindex: int = 1) -> Any:
-        return sp.Float(2 / math.sqrt(math.pi), 17) * Exp(-self.args[0] * self.args[0])
-
-
-class Gelu(_Function):
-    """x times the share of a normal distribution that lies below x."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        x = self.args[0]
-        below = (1 + Erf(sp.Float(math.sqrt(0.5), 17) * x)) / 2
-        return below + sp.Float(1 / math.sqrt(2 * math.pi), 17) * x * Exp(-x * x / 2)
+    return type(name.capitalize(), (_Function,), {"fdiff": fdiff})
 
 
-class Sin(_Function):
-    """The sine."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        return Cos(self.args[0])
+_CLASSES = {name: _class(name) for name in _SLOPES}
 
 
-class Cos(_Function):
-    """The cosine."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        return -Sin(self.args[0])
-
-
-class Sign(_Function):
-    """-1, 0 or 1."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        return sp.Integer(0)
-
-
-class Floor(Sign):
-    """The largest integer that is not greater."""
-
-
-class Step(Sign):
-    """0 below 0, 1 above, a half at 0."""
-
-
-class Abs(_Function):
-    """|x|."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        return Sign(self.args[0])
-
-
-class Min(_Function):
-    """The lesser of two; of equal ones each has half of the derivative."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        here, other = self.args[argindex - 1], self.args[2 - argindex]
-        return Step(other - here)
-
-
-class Max(_Function):
-    """The greater of two; of equal ones each has half of the derivative."""
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        here, other = self.args[argindex - 1], self.args[2 - argindex]
-        return Step(here - other)
+def _of(name: str, *args: Any) -> Any:
+    return _CLASSES[name](*args)
 
 
 class Choice(_Function):
@@ -140,28 +79,6 @@ class Choice(_Function):
         condition, then, other = self.args
         one, two = then.diff(symbol), other.diff(symbol)
         return one if one == two else Choice(condition, one, two)
-
-
-_CLASSES = {
-    kind.__name__.lower(): kind
-    for kind in (
-        Exp,
-        Log,
-        Tanh,
-        Sqrt,
-        Sigmoid,
-        Erf,
-        Gelu,
-        Sin,
-        Cos,
-        Sign,
-        Floor,
-        Step,
-        Abs,
-        Min,
-        Max,
-    )
-}
 
 
 class _Algebra:

@@ -66,9 +66,8 @@ def solid_tiles(keep: Expr, tile: TileShape, universe: Universe) -> isl.Set:
 
 def _tile_map(tile: TileShape, universe: Universe) -> isl.Map:
     """{ [q, k] -> [ti, tj] : q in tile row ti, k in tile column tj }"""
-    names = ", ".join(universe.params)
     text = (
-        f"[{names}] -> {{ [q, k] -> [ti, tj] : {tile.q}ti <= q < {tile.q}ti + {tile.q} "
+        f"{{ [q, k] -> [ti, tj] : {tile.q}ti <= q < {tile.q}ti + {tile.q} "
         f"and {tile.k}tj <= k < {tile.k}tj + {tile.k} }}"
     )
-    return isl.Map(text)
+    return universe.map(text)

@@ -33,9 +33,10 @@ QUESTION = ("n_q", "n_kv", "n_heads", "block", "head", "batch")
 RESERVED = frozenset({
     "q", "k", "v", "h", "b", "out", "lse", "dout", *CALL, *SELECTING, *CONVENTIONS, *QUESTION,
     "heads_kv", "mask", "self", "min", "max", "abs", "param", "member", "score", "scores",
-    "index_q", "index_k", "index_w",
+    "index_q", "index_k", "index_w", "ti", "tj",
 })  # fmt: skip
-"""Keywords of the calls and of questions, and words of the formula language."""
+"""Keywords of the calls and of questions, and words of the formula language, rows and columns of
+tiles among them."""
 
 
 class DataKind(Enum):

@@ -8,7 +8,7 @@ conjunctions without duplicates), so equal text means equal formulas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import chain, product
@@ -490,6 +490,16 @@ def arrays(expr: Expr) -> tuple[str, ...]:
     return tuple(sorted({node.array for node in walk(expr) if isinstance(node, Load)}))
 
 
+def loads(expr: Expr) -> list[Load]:
+    """The elements that a formula reads, each once, sorted by their text."""
+    return sorted({node for node in walk(expr) if isinstance(node, Load)}, key=lambda x: x.key)
+
+
+def conjuncts(expr: Expr) -> tuple[Expr, ...]:
+    """The conditions that are all to hold: the terms of an `and`, else the formula itself."""
+    return expr.terms if isinstance(expr, All) else (expr,)
+
+
 def transform(term: T, leaf: Callable[[Anything], Term | None]) -> T:
     """Rebuild the formula bottom-up through the normalising functions.
 
@@ -537,15 +547,35 @@ def substitute(expr: Expr, values: Mapping[Expr, Expr]) -> Expr:
     return transform(expr, values.get)
 
 
-def with_params(expr: Expr, values: Mapping[str, int]) -> Expr:
-    """The formula with numbers in place of the parameters that `values` names."""
-    return substitute(
-        expr,
-        {
-            node: const(values[node.name]) for node in walk(expr)
-            if isinstance(node, Param) and node.name in values
-        },
-    )  # fmt: skip
+def with_values(expr: Expr, values: Mapping[str, int]) -> Expr:
+    """The formula with numbers for the symbols and parameters of these names."""
+
+    def number(node: Expr) -> Expr | None:
+        if isinstance(node, (Sym, Param)) and node.name in values:
+            return const(values[node.name])
+        return None
+
+    return transform(expr, number)
+
+
+def assume(expr: Expr, atom: Expr, holds: bool) -> Expr:
+    """The formula where a comparison is known to hold, or not to."""
+    return substitute(expr, {atom: Truth(holds), negate(atom): Truth(not holds)})
+
+
+def assume_reads(expr: Expr, hold: bool, names: Collection[str] | None = None) -> Expr:
+    """The formula as if all comparisons that read an array held, or none did.
+
+    Args:
+        names: of the arrays, if not all of them.
+    """
+
+    def known(node: Expr) -> Expr | None:
+        read = arrays(node) if isinstance(node, (Cmp, Member)) else ()
+        counts = read if names is None else set(read).intersection(names)
+        return Truth(hold) if counts else None
+
+    return transform(expr, known)
 
 
 def renamed(expr: Expr, names: Mapping[str, str]) -> Expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import reduce
 
 from maskc.core import expr as E
@@ -19,6 +20,11 @@ def _bare(text: str) -> str:
         if not depth:  # the first one closes here
             return text
     return text[1:-1]
+
+
+def nested(function: str, args: Iterable[str]) -> str:
+    """Calls of a function of two arguments inside one another."""
+    return reduce(lambda left, right: f"{function}({left}, {right})", args)
 
 
 class CPrinter(Printer):
@@ -77,7 +83,7 @@ class CPrinter(Printer):
         return f"{name}_int"
 
     def extreme(self, name: str, args: list[str]) -> str:
-        return reduce(lambda text, arg: f"{self.function(name)}({text}, {arg})", args)
+        return nested(self.function(name), args)
 
     def member(self, value: str, node: E.Member) -> str:
         """A chain of comparisons; where there are many ids, kernels read bits instead, see

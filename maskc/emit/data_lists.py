@@ -1,21 +1,43 @@
-"""The source that makes tile lists on the device from any data."""
+"""Sources that make lists on the device: of documents, of any data, and of rows to be moved."""
 
 from __future__ import annotations
 
+from maskc.core import abi
 from maskc.core import expr as E
-from maskc.core.bundle import Mode, SourceUnit
-from maskc.core.forms import DATA
-from maskc.core.problem import TileShape
+from maskc.core.bundle import Grid, Launch, Mode, SourceUnit
+from maskc.core.forms import DATA, DOCUMENTS, MOVES
+from maskc.core.problem import Direction, TileShape
 from maskc.core.tile_bounds import Span
 from maskc.emit.environment import render
-from maskc.emit.spec import DataListsSpec, Reading, TileText
+from maskc.emit.spec import DataListsSpec, ListsSpec, TileText
 from maskc.emit.tile_bounds_text import tile_text
 from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
-from maskc.plan.forms import device_data
+from maskc.plan.families.table import family_of
+from maskc.plan.forms import device_data, device_documents
 from maskc.plan.types import KernelPlan
 
+MOVING_THREADS = 256
+"""The threads of a block that moves rows."""
 _TOKENS = [(E.Q,), (E.K,)]
 """Indices of an array that a tile reads at its own queries, or keys."""
+
+
+def banner(
+    what: str, plan: KernelPlan, more: str = "", change: str = "pattern"
+) -> tuple[str, ...]:  # fmt: skip
+    """The comment at the top of a source: what it is, and what to change instead of it."""
+    written = f"Written by `maskc compile`; change the {change}, not this file."
+    return f"{what}: {plan.target.name}{more}.", written
+
+
+def lists_source(
+    plan: KernelPlan, template: str, spec: ListsSpec, launches: tuple[Launch, ...], form: str
+) -> SourceUnit:
+    """A source beside those of the passes, which knows tiles and lengths from calls."""
+    return SourceUnit(
+        plan.target.name, render(template, spec), TileShape(1, 1), False, (),
+        (("usual", Mode(launches)),), form=form,
+    )  # fmt: skip
 
 
 def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
@@ -39,20 +61,47 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
 
     def told(shape: E.Expr) -> TileText:
         found = split(shape)
-        text = tile_text(found.rest, load)
-        return TileText(text.lines, text.may, text.must, found.exact)
+        return tile_text(found.rest, load, found.exact)
 
-    banner = (
-        f"Tile lists of a mask that reads data, made on the device: {plan.target.name}.",
-        "Written by `maskc compile`; change the pattern, not this file.",
-    )
     spec = DataListsSpec(
-        device_data.THREADS, device_data.BLOCKS, CHUNK, device_data.RESULTS,
-        tuple(Reading(*each) for each in readings),
-        max(len(lifted.args) for lifted in every), max(len(lifted.lists) for lifted in every),
-        tuple(map(told, shapes)), banner,
-    )  # fmt: skip
-    return SourceUnit(
-        plan.target.name, render("common/data_lists.cu.j2", spec), TileShape(1, 1), False, (),
-        (("usual", Mode(device_data.LAUNCHES)),), form=DATA,
-    )  # fmt: skip
+        banner=banner("Tile lists of a mask that reads data, made on the device", plan),
+        fields=abi.DATA_LISTS_FIELDS,
+        arguments="DataLists",
+        threads=device_data.THREADS,
+        blocks=device_data.BLOCKS,
+        chunk=CHUNK,
+        readings=readings,
+        n_args=max(len(lifted.args) for lifted in every),
+        n_lists=max(len(lifted.lists) for lifted in every),
+        shapes=tuple(map(told, shapes)),
+    )
+    return lists_source(plan, "common/data_lists.cu.j2", spec, device_data.LAUNCHES, DATA)
+
+
+def documents_unit(plan: KernelPlan) -> SourceUnit:
+    """The source that makes the tile lists of documents; it knows tiles and lengths from calls."""
+    template = family_of(plan.target).template(DOCUMENTS, Direction.forward)
+    spec = ListsSpec(
+        banner=banner("Tile lists of documents, made on the device", plan, change="template"),
+        fields=abi.LISTED_FIELDS,
+        arguments="Listed",
+        threads=device_documents.THREADS,
+        blocks=device_documents.BLOCKS,
+    )
+    return lists_source(plan, template, spec, device_documents.LAUNCHES, DOCUMENTS)
+
+
+def moves_unit(plan: KernelPlan) -> SourceUnit:
+    """The source that packs the rows of listed tokens; the same for all masks."""
+    launches = (
+        Launch("list_tokens", Grid.lists, MOVING_THREADS),
+        Launch("move_rows", Grid.results, MOVING_THREADS, resident=4),
+        Launch("spoil_results", Grid.results, MOVING_THREADS, resident=4),
+    )
+    spec = ListsSpec(
+        banner=banner("Rows of listed tokens, packed and put back", plan, change="template"),
+        fields=abi.MOVED_FIELDS,
+        arguments="Moved",
+        threads=MOVING_THREADS,
+    )
+    return lists_source(plan, "common/move_rows.cu.j2", spec, launches, MOVES)

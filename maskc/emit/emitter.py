@@ -30,15 +30,15 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.dtypes import DType
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
-from maskc.core.forms import CHOOSE, DOCUMENTS, GATHER, MOVES, STEMS, WIDE
+from maskc.core.forms import CHOOSE, GATHER, STEMS, WIDE
 from maskc.core.listed import TOKEN_K, TOKEN_Q
-from maskc.core.problem import Direction, TileShape
+from maskc.core.problem import Direction
 from maskc.core.score import Formula
 from maskc.core.source import SourceLoc
 from maskc.core.target import PIECE, SPARE, Target
 from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
-from maskc.emit.data_lists import data_lists_unit
+from maskc.emit.data_lists import banner, data_lists_unit, documents_unit, moves_unit
 from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import (
@@ -57,8 +57,6 @@ from maskc.emit.spec import (
     Iteration,
     KernelSpec,
     Lists,
-    ListsSpec,
-    MovesSpec,
     PartRows,
     PredicateLine,
     RowPieces,
@@ -66,12 +64,8 @@ from maskc.emit.spec import (
     Shape,
 )
 from maskc.plan.families.table import family_of
-from maskc.plan.forms import device_documents as documents
 from maskc.plan.ranges import TileRange
 from maskc.plan.types import KernelPlan, PlannedMask, PlannedPart, selections
-
-MOVING_THREADS = 256
-"""The threads of a block that moves rows."""
 
 
 def emit(plan: KernelPlan, name: str, part: PlannedPart | None = None) -> Bundle:
@@ -258,46 +252,14 @@ def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
 def _lists_units(plan: KernelPlan, reads: tuple[str, ...]) -> tuple[SourceUnit, ...]:
     """What makes lists on the device, where something does, and moves rows of listed tokens."""
     moves = plan.target.language == "cuda" and any(part.listed for part in plan.parts)
-    moving = (_moves_unit(plan),) if moves else ()
+    moving = (moves_unit(plan),) if moves else ()
     if plan.data_lists:
         return (data_lists_unit(plan, reads), *moving)
     if plan.gathering is not None:
         return (lists_unit(plan, plan.gathering),)
     if plan.documents:
-        return (_lists_unit(plan),)
+        return (documents_unit(plan),)
     return (select_unit(plan),) if plan.selecting else moving
-
-
-def _moves_unit(plan: KernelPlan) -> SourceUnit:
-    """The source that packs the rows of listed tokens; the same for all masks."""
-    banner = (
-        f"Rows of listed tokens, packed and put back: {plan.target.name}.",
-        "Written by `maskc compile`; change the template, not this file.",
-    )
-    launches = (
-        Launch("list_tokens", Grid.lists, MOVING_THREADS),
-        Launch("move_rows", Grid.results, MOVING_THREADS, resident=4),
-        Launch("spoil_results", Grid.results, MOVING_THREADS, resident=4),
-    )
-    text = render("common/move_rows.cu.j2", MovesSpec(MOVING_THREADS, banner))
-    return SourceUnit(
-        plan.target.name, text, TileShape(1, 1), False, (), (("usual", Mode(launches)),),
-        form=MOVES,
-    )  # fmt: skip
-
-
-def _lists_unit(plan: KernelPlan) -> SourceUnit:
-    """The source that makes the tile lists of documents; it knows tiles and lengths from calls."""
-    banner = (
-        f"Tile lists of documents, made on the device: {plan.target.name}.",
-        "Written by `maskc compile`; change the template, not this file.",
-    )
-    spec = ListsSpec(documents.THREADS, documents.BLOCKS, documents.RESULTS, banner)
-    template = family_of(plan.target).template(DOCUMENTS, Direction.forward)
-    return SourceUnit(
-        plan.target.name, render(template, spec), TileShape(1, 1), False, (),
-        (("usual", Mode(documents.LAUNCHES)),), form=DOCUMENTS,
-    )  # fmt: skip
 
 
 def _maps(plan: KernelPlan) -> tuple[TensorMap, ...]:
@@ -386,7 +348,7 @@ def kernel_spec(
         backward=plan.direction is Direction.backward,
         chosen=plan.chosen,
         schedule=plan.schedule,
-        banner=_banner(plan),
+        banner=banner("Attention for one mask", plan, _size(plan)),
         fields=abi.FIELDS
         + (() if score is None else abi.SCORE_FIELDS)
         + (abi.DROPOUT_FIELDS if plan.problem.dropout else ())
@@ -481,14 +443,10 @@ def _array_note(decl: DataDecl, array: str) -> str:
     return f"{_NOTES[decl.kind]}{f', {part}' if part else ''}"
 
 
-def _banner(plan: KernelPlan) -> tuple[str, ...]:
-    p = plan.problem
-    return (
-        f"Attention for one mask: {plan.target.name}, {p.dtype.value}, head_dim {p.head_dim}"
-        + (f"/{p.head_dim_v}" if p.head_dim_v != p.head_dim else "")
-        + f", tiles of {plan.tile.q} queries x {plan.tile.k} keys.",
-        "Written by `maskc compile`; change the pattern, not this file.",
-    )
+def _size(plan: KernelPlan) -> str:
+    p, tile = plan.problem, plan.tile
+    dims = f"{p.head_dim}/{p.head_dim_v}" if p.head_dim_v != p.head_dim else str(p.head_dim)
+    return f", {p.dtype.value}, head_dim {dims}, tiles of {tile.q} queries x {tile.k} keys"
 
 
 def _with_origins(unit: SourceUnit, plan: KernelPlan) -> SourceUnit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from maskc.core import abi
 from maskc.core import expr as E
@@ -13,9 +13,9 @@ from maskc.core.expr_text import to_python
 from maskc.core.forms import LISTS
 from maskc.core.problem import TileShape
 from maskc.core.widths import largest, reach
-from maskc.emit.environment import render
+from maskc.emit.data_lists import banner, lists_source
 from maskc.emit.predicate import bounds_text, predicate_lines, reach_of
-from maskc.emit.spec import PredicateLine
+from maskc.emit.spec import ListsSpec, PredicateLine
 from maskc.ir.types import MaskIR
 from maskc.layout.topk import indexer as G
 from maskc.plan.families import gather
@@ -46,8 +46,8 @@ class _Products:
     products: tuple[Product, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GatherSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherSpec(ListsSpec):
     """What the template of this source reads."""
 
     dtype: DType
@@ -61,8 +61,6 @@ class GatherSpec:
     """Ways to compute an indexer's scores, and slabs of queries in flight."""
     score_threads: int
     """The threads of a block that scores keys."""
-    threads: int
-    """The threads of a block that lists the keys of a query."""
     list_blocks: int
     """How many of these blocks a multiprocessor runs at once."""
     family: str
@@ -70,10 +68,6 @@ class GatherSpec:
     columns: int
     """The heads of queries that a step of a block that scores keys has."""
     schedule: _Products
-    banner: tuple[str, ...]
-    fields: tuple[abi.Field, ...] = field(default=abi.GATHERED_FIELDS)
-    arguments: str = "Gathered"
-    """The argument block's name."""
 
 
 def lists_unit(plan: KernelPlan, made: Gathering) -> SourceUnit:
@@ -101,15 +95,16 @@ def lists_unit(plan: KernelPlan, made: Gathering) -> SourceUnit:
                 Product("multiply_e4m3", gather.SCORE_COLUMNS, elements="e4m3"),
             )
         ),
-        banner=(
-            f"Lists of the keys that queries choose: {target.name}, {plan.problem.dtype.value}.",
-            "Written by `maskc compile`; change the pattern, not this file.",
+        fields=abi.GATHERED_FIELDS,
+        arguments="Gathered",
+        banner=banner(
+            "Lists of the keys that queries choose", plan, f", {plan.problem.dtype.value}"
         ),
     )
-    return SourceUnit(
-        target.name, render("common/gather_lists.cu.j2", spec), TileShape(1, 1), False,
-        (), gather.list_modes(made.selection.score, scoring), form=LISTS,
-        gather=made.recipe, reach=(largest(_reach(made)),),
+    modes = gather.list_modes(made.selection.score, scoring)
+    return replace(
+        lists_source(plan, "common/gather_lists.cu.j2", spec, (), LISTS),
+        modes=modes, gather=made.recipe, reach=(largest(_reach(made)),),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from maskc.core.expr import Expr
 from maskc.core.expr_text import compared
 from maskc.core.score import of_whole
 from maskc.core.widths import INT32
-from maskc.emit.c_printer import CPrinter
+from maskc.emit.c_printer import CPrinter, nested
 from maskc.emit.predicate import wrapped
 from maskc.emit.spec import EntryText, ScoreText, TableText
 
@@ -72,8 +72,7 @@ class ScoreCPrinter(S.ScorePrinter, CPrinter):
         return super()._print(node)
 
     def number(self, value: float) -> str:
-        text = repr(float(value))
-        return f"{text}f"
+        return f"{float(value)!r}f"
 
     def whole(self, number: Expr) -> tuple[str, int]:
         text = self._by_distance(number) if self._fast else None
@@ -103,22 +102,18 @@ class ScoreCPrinter(S.ScorePrinter, CPrinter):
                 texts = [self._by_distance(arg) or self._literal(arg) for arg in args]
                 if None in texts or all(map(self._literal, args)):
                     return None
-                name = "fmaxf" if isinstance(number, E.Max) else "fminf"
-                first, *others = map(str, texts)
-                for other in others:
-                    first = f"{name}({first}, {other})"
-                return first
+                return nested("fmaxf" if isinstance(number, E.Max) else "fminf", map(str, texts))
         return None
 
     def _literal(self, number: Expr) -> str | None:
         value = E.as_const(number)
         return None if value is None else self.number(float(value))
 
-    def _own(self, number: Expr) -> str:
-        """An integer of its own width, inside of one that may have another."""
+    def _own(self, node: Any) -> str:
+        """A part with integers of their own width, inside of one that may have another."""
         before, self._wide = self._wide, False
         try:
-            return self(number)
+            return self(node)
         finally:
             self._wide = before
 
@@ -138,16 +133,11 @@ class ScoreCPrinter(S.ScorePrinter, CPrinter):
     def choice(
         self, condition: E.Term, then: E.Term, other: E.Term, integers: bool
     ) -> tuple[str, int]:
-        wide, self._wide = self._wide, False
-        asked = self(condition)
-        self._wide = wide
-        return f"({asked} ? {self(then)} : {self(other)})", 7
+        return f"({self._own(condition)} ? {self(then)} : {self(other)})", 7
 
     def trunc(self, value: S.Real) -> str:
-        wide, self._wide = self._wide, False
-        text = f"score_trunc({self(value)})"
-        self._wide = wide
-        return f"(i64){text}" if wide else text
+        text = f"score_trunc({self._own(value)})"
+        return f"(i64){text}" if self._wide else text
 
 
 def _leaves(node: Expr) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from maskc.core import abi
 from maskc.core import expr as E
-from maskc.core.bundle import Mode, SourceUnit
+from maskc.core.bundle import SourceUnit
 from maskc.core.expr import Expr
-from maskc.core.problem import TileShape
 from maskc.core.selection import Score, Selection
 from maskc.core.widths import largest, reach
 from maskc.emit.c_printer import CPrinter
-from maskc.emit.environment import render
+from maskc.emit.data_lists import banner, lists_source
 from maskc.emit.predicate import wrapped
 from maskc.emit.spec import SelectionText, SelectSpec
-from maskc.layout.topk.sizes import FORM, class_shape
+from maskc.layout.topk.sizes import FORM, THREADS, class_shape
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_topk as selecting
 from maskc.plan.types import KernelPlan, selections
@@ -33,21 +35,23 @@ def select_unit(plan: KernelPlan) -> SourceUnit:
     params = sorted({name for mask in plan.masks for name in mask.ir.params})
     problem = plan.problem
     spec = SelectSpec(
-        problem.dtype, problem.head_dim, len(params),
-        tuple(_text(i, one, len(found), params) for i, one in enumerate(found)),
-        (
-            f"Run-time selections and their tile lists, made on the device: {plan.target.name}, "
-            f"{problem.dtype.value}, head_dim {problem.head_dim}.",
-            "Written by `maskc compile`; change the pattern, not this file.",
+        dtype=problem.dtype,
+        head_dim=problem.head_dim,
+        n_args=len(params),
+        selections=tuple(_text(i, one, len(found), params) for i, one in enumerate(found)),
+        threads=THREADS,
+        fields=abi.SELECTED_FIELDS,
+        arguments="Selected",
+        banner=banner(
+            "Run-time selections and their tile lists, made on the device",
+            plan,
+            f", {problem.dtype.value}, head_dim {problem.head_dim}",
         ),
-    )  # fmt: skip
-    return SourceUnit(
-        plan.target.name, render("common/select.cu.j2", spec), TileShape(1, 1), False, (),
-        (("usual", Mode(selecting.launches(family_of(plan.target).topk_shared_bytes))),), form=FORM,
-        reach=tuple(
-            largest(reach(_with_arguments(one.allowed[0], params))) for one in found
-        ),
-    )  # fmt: skip
+    )
+    launches = selecting.launches(family_of(plan.target).topk_shared_bytes)
+    made = lists_source(plan, "common/select.cu.j2", spec, launches, FORM)
+    bounds = (largest(reach(_with_arguments(one.allowed[0], params))) for one in found)
+    return replace(made, reach=tuple(bounds))
 
 
 def _text(index: int, one: Selection, count: int, params: list[str]) -> SelectionText:

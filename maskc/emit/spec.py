@@ -11,6 +11,7 @@ from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
 from maskc.core.target import NARROW, SPARE, Target
 from maskc.emit.boxes import BoxText
+from maskc.layout.tiles.data_tiles import Reading
 from maskc.layout.topk import sizes as choosing
 from maskc.plan.types import Schedule
 
@@ -471,46 +472,20 @@ class KernelSpec:
         return 255 if self.schedule is None else self.schedule.row_registers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListsSpec:
-    """The source that makes tile lists on the device: the same for all masks."""
+    """A source that makes lists on the device, or moves rows there."""
 
-    threads: int
-    """Per block."""
-    blocks: int
-    """Blocks that a multiprocessor runs at once: registers beyond what these leave are not used."""
-    results: int
-    """The most results that a pass has."""
     banner: tuple[str, ...]
-    fields: tuple[abi.Field, ...] = field(default=abi.LISTED_FIELDS)
-    arguments: str = "Listed"
+    fields: tuple[abi.Field, ...]
+    arguments: str
     """The argument block's name."""
-
-
-@dataclass(frozen=True, slots=True)
-class MovesSpec:
-    """The source that moves rows of listed tokens: the same for all masks."""
-
     threads: int
     """Per block."""
-    banner: tuple[str, ...]
+    blocks: int = 0
+    """Blocks that a multiprocessor runs at once: registers beyond what these leave are not used."""
     results: int = abi.MOST_RESULTS
     """The most results that a pass has."""
-    fields: tuple[abi.Field, ...] = field(default=abi.MOVED_FIELDS)
-    arguments: str = "Moved"
-    """The argument block's name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """An array as lists read it, see templates/common/data_lists.cu.j2."""
-
-    slot: int
-    """Its place among the data arrays."""
-    side: int
-    """0: at the queries of a tile, 1: at its keys, -1: anywhere."""
-    writes: bool
-    """Whether what is read is written down for the kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,27 +501,17 @@ class TileText:
     """Whether they are about data alone: the static lists tell the rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataListsSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataListsSpec(ListsSpec):
     """The source that makes the tile lists of a mask that reads data."""
 
-    threads: int
-    """Per block."""
-    blocks: int
-    """The blocks that a multiprocessor runs at once."""
     chunk: int
     """Elements that a block reads where no tile has them."""
-    results: int
-    """The most results that a pass has."""
     readings: tuple[Reading, ...]
     n_args: int
     n_lists: int
     shapes: tuple[TileText, ...]
     """The distinct formulas of the heads."""
-    banner: tuple[str, ...]
-    fields: tuple[abi.Field, ...] = field(default=abi.DATA_LISTS_FIELDS)
-    arguments: str = "DataLists"
-    """The argument block's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,8 +537,8 @@ class SelectionText:
     """Lines of one C boolean expression over q, k, n_q, n_kv and `Mask m`."""
 
 
-@dataclass(frozen=True, slots=True)
-class SelectSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectSpec(ListsSpec):
     """The source that makes the selections of a mask and its tile lists on the device."""
 
     dtype: DType
@@ -581,10 +546,5 @@ class SelectSpec:
     n_args: int
     """Parameters of the mask."""
     selections: tuple[SelectionText, ...]
-    banner: tuple[str, ...]
-    threads: int = choosing.THREADS
     rows: int = choosing.ROWS
     chunk: int = choosing.CHUNK
-    fields: tuple[abi.Field, ...] = field(default=abi.SELECTED_FIELDS)
-    arguments: str = "Selected"
-    """The argument block's name."""

@@ -7,13 +7,13 @@ attention kernel needs: bounds are never larger than what a formula may reach.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.tile_bounds import Span, TileBounds, Verdict
 from maskc.core.widths import is_list
+from maskc.emit.spec import TileText
 
 Text = str | int | bool
 
@@ -139,21 +139,10 @@ class TextLeaves:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TileText:
-    """A condition on a tile, as C text."""
-
-    lines: tuple[str, ...]
-    """Declarations, in order."""
-    may: str
-    must: str
-    """Expressions over these."""
-
-
-def tile_text(keep: Expr, load: Load) -> TileText:
+def tile_text(keep: Expr, load: Load, static_part: bool = False) -> TileText:
     """The text of a lifted formula, with `struct Span` and the functions of
     templates/common/lib/tile_bounds.h in scope."""
     do = TextOperations()
     found = TileBounds(do, TextLeaves(do, load)).condition(keep)
     may, must = (str(int(x)) if isinstance(x, bool) else str(x) for x in found)
-    return TileText(tuple(do.lines), may, must)
+    return TileText(tuple(do.lines), may, must, static_part)

@@ -12,7 +12,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
-from maskc.ir.sets import TooHard, Universe, budget, domain
+from maskc.ir.sets import TooHard, Universe, budget, domain, isl_names
 
 _FREE_ATOMS = 5
 
@@ -43,11 +43,10 @@ def _decide(left: Expr, right: Expr, test: Callable[[isl.Set, isl.Set], bool]) -
     try:
         with budget():
             for values in product((False, True), repeat=len(atoms)):
-                pairs = list(zip(atoms, values, strict=True))
-                assumed: dict[Expr, Expr] = {atom: E.Truth(value) for atom, value in pairs}
-                assumed |= {E.negate(atom): E.Truth(not value) for atom, value in pairs}
-                sets = _sets(E.substitute(left, assumed), E.substitute(right, assumed))
-                if not test(*sets):
+                sides = left, right
+                for atom, value in zip(atoms, values, strict=True):
+                    sides = E.assume(sides[0], atom, value), E.assume(sides[1], atom, value)
+                if not test(*_sets(*sides)):
                     return None if atoms else False
             return True
     except TooHard:
@@ -56,7 +55,7 @@ def _decide(left: Expr, right: Expr, test: Callable[[isl.Set, isl.Set], bool]) -
 
 def _sets(left: Expr, right: Expr) -> tuple[isl.Set, isl.Set]:
     names = tuple(sorted({**E.params(left), **E.params(right)}))
-    universe = Universe(("q", "k"), ("n_q", "n_kv", *names), names)
+    universe = Universe(("q", "k"), ("n_q", "n_kv", *isl_names(names)), names)
     inside = domain(universe)
     return universe.set(left).intersect(inside), universe.set(right).intersect(inside)
 

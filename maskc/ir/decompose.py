@@ -39,8 +39,6 @@ _MOST_FLOORS = 6
 _FEW = 8
 """Conjunctions of a mask up to which it is asked whether it is of one kind."""
 
-_ORDER = {kind: rank for rank, kind in enumerate(PieceKind)}
-
 
 def decompose(ir: MaskIR) -> MaskIR:
     """Fill in `pieces`, which are disjoint and whose union is the mask.
@@ -76,17 +74,12 @@ def _rank(kind: PieceKind, detail: Detail | None, keep: Expr) -> _Place:
     stride = detail.stride if isinstance(detail, Lattice) else 0
     stays = isinstance(detail, Band) and not detail.shifts
     text = re.sub(r"\d+", lambda number: number[0].zfill(20), keep.key)
-    return _ORDER[kind], stride, stays, text
+    return kind.rank, stride, stays, text
 
 
 def _certain(keep: Expr) -> Expr:
     """The part of a mask that it keeps whatever its data say."""
-
-    def unknown(node: Expr) -> Expr | None:
-        reads = isinstance(node, (E.Cmp, E.Member)) and E.arrays(node)
-        return E.NEVER if reads else None
-
-    return simplify(E.transform(keep, unknown)) if E.arrays(keep) else keep
+    return simplify(E.assume_reads(keep, False)) if E.arrays(keep) else keep
 
 
 # ------------------------------------------------------------------ without data
@@ -216,7 +209,7 @@ class _Decomposer:
             return None
         rows = [part.pairs.project_out(isl.dim_type.set, 1, 1) for part in (left, right)]
         both = left.pairs.union(right.pairs).coalesce()
-        if rows[0].is_disjoint(rows[1]) or not self.space.consecutive_keys(both):
+        if rows[0].is_disjoint(rows[1]) or not self.space.universe.consecutive(both):
             return None
         formula = E.disj(left.formula, right.formula)
         return _Part(both, formula, PieceKind.band, band(both, self.space))

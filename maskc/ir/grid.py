@@ -49,7 +49,7 @@ def grid_mask(keep: Expr) -> GridMask | None:
     if E.arrays(keep):
         return None
     keep = E.transform(keep, _reduced)
-    terms = keep.terms if isinstance(keep, E.All) else (keep,)
+    terms = E.conjuncts(keep)
     cuts = _cuts([_extent(list(_spans(term))) for term in terms])
     while len(cuts) > MOST_AXES:
         sizes = [high // low for low, high in pairwise(cuts)]

@@ -95,7 +95,7 @@ def _over(ir: MaskIR, listed: Listed, keep: Expr) -> list[Part]:
 
 def _mask(ir: MaskIR, keep: Expr, listed: Listed | None = None) -> MaskIR:
     """A part as a mask of its own."""
-    data = tuple(decl for decl in ir.data if set(decl.arrays) & set(E.arrays(keep)))
+    data = ir.data_of(keep)
     if listed is not None and listed.array in E.arrays(keep):
         data += (DataDecl(listed.array, DataKind.tokens, (listed.array,)),)
     return decompose(MaskIR(keep, data, (), ir.declared))

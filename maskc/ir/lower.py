@@ -19,6 +19,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.printer import print_mask
 from maskc.ir.heads import differs_by_head, fixed_heads
 from maskc.ir.names import declared_names
+from maskc.ir.pieces_data import segment
 from maskc.ir.selecting import chosen, name_of, needed, scoring_of, selection_of, table_of
 from maskc.ir.types import MaskIR, Origin
 
@@ -214,10 +215,8 @@ class _Lowering:
                     decl = replace(decl, arrays=(f"{decl.arrays[0]}.q",))
                 self._declare(decl, mask)
                 return E.ne(E.Load(decl.arrays[0], (E.Q if on == "q" else E.K,)), E.ZERO)
-            case N.Documents(decl):
-                self._declare(decl, mask)
-                of_q, of_k = decl.arrays
-                return E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,)))
+            case N.Documents(decl) | N.Intervals(decl) | N.Tree(decl):
+                return E.conj(*segment(self._declare(decl, mask)))
             case N.AtPositions(of):
                 places = zip(mask.decls, (E.Q, E.K), strict=True)
                 stands: dict[Expr, Expr] = {
@@ -226,17 +225,6 @@ class _Lowering:
                 for decl in mask.decls:
                     self._declare(decl, mask)
                 return E.substitute(self._atom(of), stands)
-            case N.Intervals(decl):
-                self._declare(decl, mask)
-                low, high = (E.Load(name, (E.Q,)) for name in decl.arrays)
-                return E.conj(E.ge(E.K, low), E.lt(E.K, high))
-            case N.Tree(decl):
-                self._declare(decl, mask)
-                tin, tout, of_q = decl.arrays
-                entered = E.Load(of_q, (E.Q,))
-                return E.conj(
-                    E.le(E.Load(tin, (E.K,)), entered), E.lt(entered, E.Load(tout, (E.K,)))
-                )
         raise TypeError(f"no lowering for {type(mask).__name__}")
 
     def _own_head(self, decl: DataDecl, mask: N.BlockTable) -> DataDecl:

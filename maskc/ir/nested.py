@@ -131,7 +131,7 @@ def nested(keep: Expr) -> Nested | None:
 def _distances(term: Expr, distance: Expr) -> _Distances | None:
     """A conjunction of two bounds and at most one residue of the distance."""
     lows, highs, classes = [], [], [(1, 0)]
-    for part in term.terms if isinstance(term, E.All) else (term,):
+    for part in E.conjuncts(term):
         match part:
             case E.Cmp(">=", lhs):
                 constant = E.split_linear(lhs)[0]

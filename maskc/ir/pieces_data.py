@@ -11,8 +11,6 @@ from maskc.ir.types import Detail, MaskIR, Piece, PieceKind, Segments, Table
 _MOST = 12
 """Alternatives up to which they are told apart."""
 
-_ORDER = {kind: rank for rank, kind in enumerate(PieceKind)}
-
 
 def data_pieces(ir: MaskIR, owned: list[Expr]) -> list[Piece]:
     """The pieces that the mask keeps beyond the formulas in `owned`, disjoint from them."""
@@ -20,7 +18,7 @@ def data_pieces(ir: MaskIR, owned: list[Expr]) -> list[Piece]:
     if len(alternatives) > _MOST:
         alternatives = [ir.keep]
     terms = [(*_kind(term, ir.data), term) for term in alternatives]
-    terms.sort(key=lambda found: (_ORDER[found[0]], found[2].key))
+    terms.sort(key=lambda found: (found[0].rank, found[2].key))
     pieces: list[Piece] = []
     left: list[Expr] = []
     for kind, detail, term in terms:
@@ -61,9 +59,7 @@ def _alternatives(keep: Expr) -> list[Expr]:
 
 def _kind(term: Expr, data: tuple[DataDecl, ...]) -> tuple[PieceKind, Detail | None]:
     """The kind of a conjunction, which the data that it reads decide."""
-    literals = [
-        part for part in (term.terms if isinstance(term, E.All) else (term,)) if E.arrays(part)
-    ]
+    literals = [part for part in E.conjuncts(term) if E.arrays(part)]
     read = {name for part in literals for name in E.arrays(part)}
     mine = [decl for decl in data if read.intersection(decl.arrays)]
     if len(mine) != 1:
@@ -75,10 +71,10 @@ def _kind(term: Expr, data: tuple[DataDecl, ...]) -> tuple[PieceKind, Detail | N
         return PieceKind.selection, None
     if decl.kind is DataKind.flags and len(literals) == 1:
         on_queries = decl.on_queries
-        others = E.symbols(E.conj(*(p for p in _parts(term) if p not in literals)))
+        others = E.symbols(E.conj(*(p for p in E.conjuncts(term) if p not in literals)))
         if ("k" if on_queries else "q") not in others:
             return (PieceKind.rows if on_queries else PieceKind.columns), None
-    if set(literals) == set(_segment(decl)):
+    if set(literals) == set(segment(decl)):
         return PieceKind.segments, Segments(decl.arrays)
     return _NONE
 
@@ -86,12 +82,8 @@ def _kind(term: Expr, data: tuple[DataDecl, ...]) -> tuple[PieceKind, Detail | N
 _NONE: tuple[PieceKind, None] = (PieceKind.set, None)
 
 
-def _parts(term: Expr) -> tuple[Expr, ...]:
-    return term.terms if isinstance(term, E.All) else (term,)
-
-
-def _segment(decl: DataDecl) -> tuple[Expr, ...]:
-    """The comparisons that make a segment of these data."""
+def segment(decl: DataDecl) -> tuple[Expr, ...]:
+    """The comparisons that make a segment of documents, intervals or a tree; of other data none."""
     if decl.kind is DataKind.documents:
         of_q, of_k = decl.arrays
         return (E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,))),)

@@ -53,7 +53,7 @@ def _crossing(pairs: isl.Set, space: Space, of: tuple[PieceKind, isl.Set] | None
 
 
 def _band(pairs: isl.Set, space: Space) -> _Kind | None:
-    return (PieceKind.band, band(pairs, space)) if space.consecutive_keys(pairs) else None
+    return (PieceKind.band, band(pairs, space)) if space.universe.consecutive(pairs) else None
 
 
 def _lattice(pairs: isl.Set, space: Space) -> _Kind | None:
@@ -79,7 +79,7 @@ def _lines(pairs: isl.Set, known: isl.Set, space: Space, mine: int) -> _Lines | 
     lasting = space.whatever_lengths(lines).intersect(_line(space.inside, mine))
     if space.few(lasting):
         lines = lasting
-    elif not space.few(lines) and space.together(lines):
+    elif not space.few(lines) and space.universe.consecutive(lines):
         return None
     grid = other.flat_product(lines) if mine == 1 else lines.flat_product(other)
     missing = _line(grid.intersect(space.inside).subtract(pairs), 1 - mine)
@@ -147,7 +147,7 @@ def band(pairs: isl.Set, space: Space) -> Band:
             if not where.is_empty():
                 spans.append(Span(space.queries_formula(where), low, high))
     spans.sort(key=lambda span: (span.first.key, span.last.key, span.rows.key))
-    return Band(tuple(spans), space.shifts(pairs))
+    return Band(tuple(spans), space.universe.shifts(pairs, space.inside))
 
 
 _Bound = tuple[isl.PwAff, Expr]

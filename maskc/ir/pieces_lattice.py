@@ -50,7 +50,7 @@ def lattice(pairs: isl.Set, space: Space) -> Lattice | None:
     for stride in _strides(pairs):
         for way in _groupings(pairs, stride, space):
             grouped = pairs.apply(_coordinates(way, space)).coalesce()
-            if _consecutive(grouped, space):
+            if space.universe.consecutive(grouped):
                 found = _described(way, grouped, space)
                 if not _congruent(found.band):
                     return found
@@ -116,7 +116,7 @@ def _spread(stride: int, by: Expr, phase: int) -> Expr:
 
 def _residues(pairs: isl.Set, value: str, stride: int, space: Space) -> tuple[int, int] | None:
     """(the smallest, how many) residues of a value where they are consecutive and not all."""
-    there = pairs.apply(space.map(f"{{ [q, k] -> [({value}) mod {stride}] }}"))
+    there = pairs.apply(space.universe.map(f"{{ [q, k] -> [({value}) mod {stride}] }}"))
     there = there.project_out(_PARAM, 0, there.dim(_PARAM)).coalesce()
     everything = isl.Set(f"{{ [m] : 0 <= m < {stride} }}")
     least, most = _ends(there)
@@ -145,14 +145,7 @@ def _coordinates(way: _Grouping, space: Space) -> isl.Map:
         query = f"{position} = {s}*t_q + {a} + {lane_q}" if a is not None else "q = t_q"
         query += f" and k = {s}*t_k + {b} + {lane_k}" if b is not None else " and k = t_k"
     inside = f"0 <= c < {way.classes} and 0 <= j < {width}"
-    return space.map(f"{{ [q, k] -> [c, j, t_q, t_k] : {query} and {inside} }}")
-
-
-def _consecutive(grouped: isl.Set, space: Space) -> bool:
-    """Whether the t_k of every c, j and t_q are consecutive."""
-    after = space.map("{ [c, j, a, b] -> [c, j, a, x] : x >= b }")
-    before = space.map("{ [c, j, a, b] -> [c, j, a, x] : x <= b }")
-    return grouped.apply(after).intersect(grouped.apply(before)).is_subset(grouped)
+    return space.universe.map(f"{{ [q, k] -> [c, j, t_q, t_k] : {query} and {inside} }}")
 
 
 def _described(way: _Grouping, grouped: isl.Set, space: Space) -> Lattice:

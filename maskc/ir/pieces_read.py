@@ -6,7 +6,7 @@ import islpy as isl
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
-from maskc.ir.sets import TooHard
+from maskc.ir.sets import TooHard, param_of
 
 
 class Unreadable(Exception):
@@ -100,8 +100,8 @@ class Reader:
 
     def _named(self, value: isl.Aff, index: int) -> Expr:
         name = value.get_dim_name(isl.dim_type.param, index) or ""
-        known = self.defaults.get(name)
-        return E.Sym(name) if known is None else E.Param(name, known)
+        param = param_of(name)
+        return E.Sym(name) if param is None else E.Param(param, self.defaults[param])
 
     def _floor(self, value: isl.Aff) -> Expr:
         if value.is_nan():

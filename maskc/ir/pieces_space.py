@@ -11,7 +11,7 @@ import islpy as isl
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.ir.pieces_read import Reader
-from maskc.ir.sets import TooHard, budget, domain, token_universe
+from maskc.ir.sets import TooHard, budget, domain, isl_names, token_universe
 
 _PARAM, _SET = isl.dim_type.param, isl.dim_type.set
 
@@ -35,14 +35,6 @@ class Space:
         self.reader = Reader(("q", "k"), self.defaults)
         self.of_query, self.of_key = Reader(("q",), self.defaults), Reader(("k",), self.defaults)
         self._patience = _PATIENCE
-        self._maps: dict[str, isl.Map] = {}
-        self._prefix = f"[{', '.join(self.universe.params)}] -> "
-
-    def map(self, text: str) -> isl.Map:
-        """A map over the mask's parameters."""
-        if text not in self._maps:
-            self._maps[text] = isl.Map(self._prefix + text)
-        return self._maps[text]
 
     def ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         """The answer, or `otherwise` where it is too hard or too many questions were."""
@@ -58,7 +50,7 @@ class Space:
     @cached_property
     def square(self) -> isl.Set:
         """The points where lengths are equal."""
-        return isl.Set(self._prefix + "{ : n_q = n_kv }")
+        return isl.Set(self.universe.prefix + "{ : n_q = n_kv }")
 
     @cached_property
     def all_queries(self) -> isl.Set:
@@ -89,24 +81,11 @@ class Space:
 
     # ------------------------------------------------------------ shapes
 
-    def consecutive_keys(self, pairs: isl.Set) -> bool:
-        """Whether the keys of every query are consecutive."""
-        after = self.map("{ [q, k] -> [q, x] : x >= k }")
-        before = self.map("{ [q, k] -> [q, x] : x <= k }")
-        return pairs.apply(after).intersect(pairs.apply(before)).is_subset(pairs)
-
-    def shifts(self, pairs: isl.Set) -> bool:
-        """Whether the pairs depend on q - k alone, inside the lengths."""
-        on = self.map("{ [q, k] -> [q + 1, k + 1] }")
-        moved = pairs.apply(on).intersect(self.inside)
-        back = pairs.apply(on.reverse()).intersect(self.inside)
-        return moved.is_subset(pairs) and back.is_subset(pairs)
-
     def _by_default(self, points: isl.Set) -> isl.Set:
         """The hull of a set, its parameters at their defaults."""
         points = isl.Set.from_basic_set(points.simple_hull())
         for name, default in self.defaults.items():
-            where = points.find_dim_by_name(_PARAM, name)
+            where = points.find_dim_by_name(_PARAM, *isl_names([name]))
             points = points.fix_val(_PARAM, where, isl.Val(default))
         return points
 
@@ -123,7 +102,7 @@ class Space:
         """Whether q - k, or position - k, is bounded, whatever the lengths."""
         hull = self._by_default(pairs)
         for offset in ("n_kv - n_q", "0"):
-            apart = hull.apply(self.map(f"{{ [q, k] -> [q + {offset} - k] }}"))
+            apart = hull.apply(self.universe.map(f"{{ [q, k] -> [q + {offset} - k] }}"))
             apart = apart.project_out(_PARAM, 0, apart.dim(_PARAM))
             if apart.is_empty() or (
                 apart.dim_max_val(0).is_int() and apart.dim_min_val(0).is_int()
@@ -135,11 +114,6 @@ class Space:
         """The points that a set holds at some lengths, at all lengths."""
         some = points.project_out(_PARAM, 0, 2)
         return some.align_params(self.inside.get_space())
-
-    def together(self, points: isl.Set) -> bool:
-        """Whether a set of [x] has no gap."""
-        up, down = self.map("{ [x] -> [y] : y >= x }"), self.map("{ [x] -> [y] : y <= x }")
-        return points.apply(up).intersect(points.apply(down)).is_subset(points)
 
 
 def _known(points: isl.Set, inside: isl.Set) -> isl.Set:

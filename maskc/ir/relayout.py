@@ -29,7 +29,7 @@ from maskc.ir.id_lists import veiled
 from maskc.ir.pieces_data import simplified
 from maskc.ir.pieces_lattice import T_K, T_Q, C, J
 from maskc.ir.pieces_read import Reader, Unreadable, whole
-from maskc.ir.sets import LOCK, TooHard, Universe, budget, domain
+from maskc.ir.sets import LOCK, TooHard, Universe, budget, domain, isl_names
 from maskc.ir.types import Band, Lattice, MaskIR, Origin, Piece, PieceKind
 
 _FEWEST_SLASHES = 4
@@ -142,7 +142,7 @@ def _are_lanes(piece: Piece, stride: int, lanes: Mapping[int, Expr]) -> bool:
         for residue, keep in lanes.items()
     ))  # fmt: skip
     names = tuple(E.params(E.disj(piece.keep, own)))
-    pairs = Universe(("q", "k", "n_q", "n_kv"), names, names)
+    pairs = Universe(("q", "k", "n_q", "n_kv"), isl_names(names), names)
     try:
         with budget():
             every = domain(pairs)
@@ -156,9 +156,7 @@ def _are_lanes(piece: Piece, stride: int, lanes: Mapping[int, Expr]) -> bool:
 def _remaining(ir: MaskIR, rest: tuple[Piece, ...]) -> MaskIR:
     """The mask of some of its pieces."""
     keep = simplified(E.disj(*(piece.keep for piece in rest)))
-    read = set(E.arrays(keep))
-    data = tuple(decl for decl in ir.data if read.intersection(decl.arrays))
-    return MaskIR(keep, data, _spoken_of(keep, ir.origins), ir.declared, rest)
+    return MaskIR(keep, ir.data_of(keep), _spoken_of(keep, ir.origins), ir.declared, rest)
 
 
 def _inner(ir: MaskIR, group: _Group) -> MaskIR:
@@ -282,14 +280,10 @@ class _Line:
 
     def __init__(self, defaults: dict[str, int]) -> None:
         names, self.defaults = tuple(defaults), defaults
-        self.pairs = Universe(("q", "k", "n_q", "n_kv"), names, names)
-        self.line = Universe(("d",), names, names)
+        self.pairs = Universe(("q", "k", "n_q", "n_kv"), isl_names(names), names)
+        self.line = Universe(("d",), isl_names(names), names)
         self.reader = Reader(("d",), defaults)
         self.counts = self.line.set(E.conj(*(E.ge(E.Param(n, 0), E.ZERO) for n in names)))
-        self.prefix = f"[{', '.join(names)}] -> "
-
-    def _map(self, text: str) -> isl.Map:
-        return isl.Map(self.prefix + text)
 
     def _kept(self, keep: Expr) -> isl.Set:
         """The distances that the formula keeps, if nothing but they decide: what it says of the
@@ -322,13 +316,13 @@ class _Line:
         too hard is a no."""
         try:
             with budget():
-                shrink = self._map(f"{{ [d] -> [x] : d = {stride}*x }}")
+                shrink = self.line.map(f"{{ [d] -> [x] : d = {stride}*x }}")
                 near = self._kept(piece.keep).apply(shrink).coalesce()
-                back = self._map(f"{{ [x] -> [q, k, n_q, n_kv] : {_TEXT} = {stride}*x }}")
+                back = self.line.map(f"{{ [x] -> [q, k, n_q, n_kv] : {_TEXT} = {stride}*x }}")
                 kept, moved = self.pairs.set(piece.keep), near.apply(back)
                 every = domain(self.pairs)
                 multiple = f"exists e : n_kv - n_q = {stride}*e"
-                even = isl.Set(f"{self.prefix}{{ [q, k, n_q, n_kv] : {multiple} }}")
+                even = isl.Set(f"{self.line.prefix}{{ [q, k, n_q, n_kv] : {multiple} }}")
                 for aligned, lengths in ((False, every), (True, every.intersect(even))):
                     if kept.intersect(lengths).is_equal(moved.intersect(lengths)):
                         return _Found(piece, stride, near, aligned)
@@ -360,7 +354,7 @@ class _Line:
         """The [d] of all distances stride * d."""
         ratios = {one: one.stride // stride for one in found}
         wider = (
-            one.near.apply(self._map(f"{{ [d] -> [x] : x = {ratio}*d }}"))
+            one.near.apply(self.line.map(f"{{ [d] -> [x] : x = {ratio}*d }}"))
             for one, ratio in ratios.items()
         )
         return reduce(isl.Set.union, wider).coalesce()

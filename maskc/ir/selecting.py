@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from hashlib import sha256
 
 from maskc.core import expr as E
@@ -64,17 +63,5 @@ def place_of(ir: MaskIR, selection: Selection) -> SourceLoc | None:
 
 def hull(ir: MaskIR) -> MaskIR:
     """The pairs that the mask keeps under some choice: every chosen and unchosen block counts."""
-    keep = any_choice(ir.keep, {each.name for each in ir.selections})
-    read = set(E.arrays(keep))
-    data = tuple(decl for decl in ir.data if read.intersection(decl.arrays))
-    return MaskIR(keep, data, ir.origins, ir.declared)
-
-
-def any_choice(keep: Expr, names: Set[str]) -> Expr:
-    """The formula as if every block counted, chosen or not, by the selections of these names."""
-
-    def free(node: Expr) -> Expr | None:
-        reads = isinstance(node, (E.Cmp, E.Member)) and names & set(E.arrays(node))
-        return E.ALWAYS if reads else None
-
-    return E.transform(keep, free)
+    keep = E.assume_reads(ir.keep, True, {each.name for each in ir.selections})
+    return MaskIR(keep, ir.data_of(keep), ir.origins, ir.declared)

@@ -6,7 +6,7 @@ as true, a lower bound as false; without data both are the mask itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from threading import RLock
@@ -68,13 +68,28 @@ def unstopped() -> Iterator[None]:
         isl.Val.zero(context)  # isl counts allocations: this one fails where the budget is spent
 
 
+_MARK = "'"
+"""The end of a parameter's name in isl, where no name of a user can have it: a parameter `x` is not
+the x of a set."""
+
+
+def isl_names(params: Iterable[str]) -> tuple[str, ...]:
+    """The names of a mask's parameters in isl."""
+    return tuple(name + _MARK for name in params)
+
+
+def param_of(name: str) -> str | None:
+    """The parameter that has this name in isl; None where it is a length or a constant."""
+    return name.removesuffix(_MARK) if name.endswith(_MARK) else None
+
+
 class Universe:
     """A space of integer points with named dimensions and parameters, and formulas in it."""
 
     def __init__(
         self, dims: tuple[str, ...], params: tuple[str, ...], counts: tuple[str, ...] = ()
     ) -> None:
-        """`counts` names the parameters that are never negative."""
+        """`params` as isl has them; `counts`: the mask's parameters, which are never negative."""
         self.dims, self.params, self.counts = dims, params, counts
         self.space = isl.Space.create_from_names(
             isl.DEFAULT_CONTEXT, set=list(dims), params=list(params)
@@ -87,6 +102,29 @@ class Universe:
             for kind, names in kinds
             for index, name in enumerate(names)
         }
+        self.prefix = f"[{', '.join(params)}] -> "
+        """What isl's texts of sets and maps over these parameters begin with."""
+        self._maps: dict[str, isl.Map] = {}
+
+    def map(self, text: str) -> isl.Map:
+        """A map over the parameters, from isl's text."""
+        if text not in self._maps:
+            self._maps[text] = isl.Map(self.prefix + text)
+        return self._maps[text]
+
+    def consecutive(self, pairs: isl.Set) -> bool:
+        """Whether the last dimension of a set has no gap, whatever the others are."""
+        *others, last = (f"i{number}" for number in range(pairs.dim(isl.dim_type.set)))
+        line = "".join(f"{name}, " for name in others)
+        text = f"{{ [{line}{last}] -> [{line}x] : x "
+        after, before = (self.map(f"{text}{sign} {last} }}") for sign in (">=", "<="))
+        return pairs.apply(after).intersect(pairs.apply(before)).is_subset(pairs)
+
+    def shifts(self, pairs: isl.Set, inside: isl.Set) -> bool:
+        """Whether pairs [q, k] depend on q - k alone, inside the lengths."""
+        on = self.map("{ [q, k] -> [q + 1, k + 1] }")
+        moved, back = (pairs.apply(way).intersect(inside) for way in (on, on.reverse()))
+        return moved.is_subset(pairs) and back.is_subset(pairs)
 
     def set(self, formula: Expr, opaque: bool | None = None) -> isl.Set:
         """The points where the formula holds.
@@ -132,8 +170,10 @@ class Universe:
                 for coefficient, term in terms:
                     total = total.add(self.integer(term).scale_val(isl.Val(coefficient)))
                 return total
-            case E.Sym(name) | E.Param(name):
+            case E.Sym(name):
                 return self._symbols[name]
+            case E.Param(name):
+                return self._symbols[name + _MARK]
             case E.FloorDiv(num, den):
                 return self.integer(num).scale_down_val(isl.Val(den)).floor()
             case E.Mod(num, den):
@@ -148,7 +188,7 @@ class Universe:
 def token_universe(keep: Expr) -> Universe:
     """The space of pairs [q, k] with the lengths and the formula's parameters."""
     names = tuple(E.params(keep))
-    return Universe(("q", "k"), ("n_q", "n_kv", *names), names)
+    return Universe(("q", "k"), ("n_q", "n_kv", *isl_names(names)), names)
 
 
 def domain(universe: Universe) -> isl.Set:
@@ -162,6 +202,6 @@ def mask_set(
     keep: Expr, opaque: bool | None = None, params: Mapping[str, int] | None = None
 ) -> isl.Set:
     """The mask as a set of [q, k], symbolic in the lengths and in parameters not given."""
-    keep = E.with_params(keep, params or {})
+    keep = E.with_values(keep, params) if params else keep
     universe = token_universe(keep)
     return universe.set(keep, opaque).intersect(domain(universe)).coalesce()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from maskc.core.data import DataDecl
-from maskc.core.expr import Expr, params
+from maskc.core.expr import Expr, arrays, params
 from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
 
@@ -39,6 +39,11 @@ class PieceKind(StrEnum):
     """Pairs that a run-time selection chose."""
     set = "set"
     """The piece is none of these, or not proved to be."""
+
+    @property
+    def rank(self) -> int:
+        """The place of a kind in their order."""
+        return list(PieceKind).index(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,11 @@ class MaskIR:
     """Disjoint, their union is `keep`; empty before decompose."""
     selections: tuple[Selection, ...] = ()
     """The run-time selections it reads, each after those that it needs itself."""
+
+    def data_of(self, keep: Expr) -> tuple[DataDecl, ...]:
+        """What a formula reads of the mask's data."""
+        read = set(arrays(keep))
+        return tuple(decl for decl in self.data if read.intersection(decl.arrays))
 
     @property
     def params(self) -> dict[str, int]:

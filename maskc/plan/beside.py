@@ -58,26 +58,20 @@ class Pairs:
 def pairs_of(ir: MaskIR) -> Pairs | None:
     """The pairs of one mask; of run-time selections the most that they keep. None where other data
     decide, or there is no closed form."""
-    chosen = {each.name: each for each in ir.selections}
-    if not set(E.arrays(ir.keep)) <= set(chosen):
-        return None
-    rest = E.transform(ir.keep, lambda node: _unchosen(node, set(chosen)))
-    form = closed_form(rest)
+    rest = _unchosen(ir)
+    form = None if rest is None else closed_form(rest)
     if form is None:
         return None
-    kept = sum(each.k * each.block for each in chosen.values()) * _N
-    return Pairs(sympy.expand(form.pairs + kept), form.least, form.period, not chosen)
+    kept = sum(each.k * each.block for each in ir.selections) * _N
+    return Pairs(sympy.expand(form.pairs + kept), form.least, form.period, not ir.selections)
 
 
 def kept_at_most(ir: MaskIR, n_q: int, n_kv: int) -> int | None:
     """A bound on the pairs of a head that a mask with run-time selections keeps, parameters at
     their defaults; None where other data decide, or counting is too hard."""
-    chosen = {each.name: each for each in ir.selections}
-    if not set(E.arrays(ir.keep)) <= set(chosen):
-        return None
-    rest = E.transform(ir.keep, lambda node: _unchosen(node, set(chosen)))
-    total = count_pairs(rest, n_q, n_kv, {})
-    for each in chosen.values():
+    rest = _unchosen(ir)
+    total = None if rest is None else count_pairs(rest, n_q, n_kv, {})
+    for each in ir.selections:
         if total is None:
             return None
         most = each.k * each.block * n_q
@@ -87,16 +81,21 @@ def kept_at_most(ir: MaskIR, n_q: int, n_kv: int) -> int | None:
     return total
 
 
-def _unchosen(node: Expr, names: set[str]) -> Expr | None:
-    """What is left of a comparison where nothing is chosen; selections taken away take nothing."""
-    if isinstance(node, E.Cmp) and set(E.arrays(node)) & names:
-        return E.Truth(node.op == "==")
-    return None
+def _unchosen(ir: MaskIR) -> Expr | None:
+    """The mask where nothing is chosen, and what selections take away stays; None where it reads
+    other data."""
+    names = {each.name for each in ir.selections}
+
+    def known(node: Expr) -> Expr | None:
+        reads = isinstance(node, E.Cmp) and names.intersection(E.arrays(node))
+        return E.Truth(node.op == "==") if isinstance(node, E.Cmp) and reads else None
+
+    return E.transform(ir.keep, known) if names.issuperset(E.arrays(ir.keep)) else None
 
 
 def beside_dense(
     plan: KernelPlan, irs: tuple[MaskIR, ...], dense: KernelPlan, name: str
-) -> list[str]:  # fmt: skip
+) -> Iterator[str]:  # fmt: skip
     """Lines that compare a plan with the one of dense attention, for the same problem.
 
     Args:
@@ -104,12 +103,6 @@ def beside_dense(
         dense: the plan of a mask without data, parameters and differences between heads.
         name: what that is.
     """
-    return list(_lines(plan, irs, dense, name))
-
-
-def _lines(
-    plan: KernelPlan, irs: tuple[MaskIR, ...], dense: KernelPlan, name: str
-) -> Iterator[str]:  # fmt: skip
     problem = plan.problem
     whole = pairs_of(dense.masks[0].ir)
     for each in {one.name: one for ir in irs for one in ir.selections}.values():

@@ -81,7 +81,7 @@ def _of_term(term: Expr, along: int, alike: dict[Expr, None]) -> DataInterval | 
     guards: list[Expr] = []
     solved: list[Expr] = []
     alone: list[Expr] = []
-    for part in term.terms if isinstance(term, E.All) else (term,):
+    for part in E.conjuncts(term):
         of_row = row.name in E.symbols(part)
         read = any(column.name in E.symbols(load) for load in _loads(part))
         if read and not of_row:

@@ -22,7 +22,7 @@ from maskc.layout import build
 from maskc.layout.tiles.numbers import Numbers
 from maskc.plan.cost import choice, most_in_small_tiles, smaller, title
 from maskc.plan.predict import milliseconds, part_times
-from maskc.plan.types import KernelPlan, PlannedMask, PlannedPart, selections
+from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 
 def costs(plan: KernelPlan, n_q: int, n_kv: int, head: int = 0) -> Numbers | None:
@@ -140,25 +140,13 @@ def _part_lines(plan: KernelPlan) -> Iterator[str]:
         if len(text) > _LONGEST_PART:
             kinds = Counter(str(piece.kind) for piece in mask.ir.pieces)
             text = ", ".join(k if n == 1 else f"{n} x {k}" for k, n in kinds.items())
-        yield from wrapped("part", f"{where}: {text}; tiles of {_tile(own)}, {lists}")
+        yield from wrapped("part", f"{where}: {text}; {title(own)}, {lists}")
     if plan.parts:
         when = "taken by a call where their tiles take less time than the whole mask's"
-        strides = _aligned(plan.parts)
-        only = f"; only where {_all(strides)} n_kv - n_q" if strides else ""
-        yield from wrapped("parts", when + only)
-
-
-def _tile(plan: KernelPlan) -> str:
-    return f"{plan.tile.q} x {plan.tile.k}"
-
-
-def _aligned(parts: tuple[PlannedPart, ...]) -> list[int]:
-    """The strides that must divide n_kv - n_q."""
-    return [part.stride for part in parts if part.aligned]
-
-
-def _all(strides: list[int]) -> str:
-    return f"{' and '.join(map(str, strides))} {'divide' if len(strides) > 1 else 'divides'}"
+        if strides := [str(part.stride) for part in plan.parts if part.aligned]:
+            verb = "divide" if len(strides) > 1 else "divides"
+            when += f"; only where {' and '.join(strides)} {verb} n_kv - n_q"
+        yield from wrapped("parts", when)
 
 
 HEADS = 16

@@ -76,7 +76,7 @@ def _of_chosen(terms: Iterable[Expr], atom: Expr) -> tuple[Interval, ...] | None
         if term == E.NEVER:
             continue
         wanted = next((taken for taken in (True, False) if _asks(term, atom, taken)), None)
-        static = term if wanted is None else _fixed(term, atom, wanted)
+        static = term if wanted is None else E.assume(term, atom, wanted)
         interval = _interval(static, wanted)
         if interval is None:
             return None
@@ -114,11 +114,7 @@ def _without_floors(term: Expr, token: str) -> Expr:
 
 def _asks(term: Expr, atom: Expr, taken: bool) -> bool:
     """Whether a term is dead but for pairs that were chosen, or that were not."""
-    return bool(E.arrays(term)) and _fixed(term, atom, not taken) == E.NEVER
-
-
-def _fixed(term: Expr, atom: Expr, taken: bool) -> Expr:
-    return E.substitute(term, {atom: E.Truth(taken), E.negate(atom): E.Truth(not taken)})
+    return bool(E.arrays(term)) and E.assume(term, atom, not taken) == E.NEVER
 
 
 def intervals_beside(keep: Expr, lifted: Lifted) -> tuple[Interval, ...] | None:

@@ -51,11 +51,8 @@ class _At:
 
     def fixed(self, formula: Expr) -> Expr:
         """The formula with numbers for lengths and parameters."""
-        values: dict[Expr, Expr] = {E.N_Q: E.const(self.n_q), E.N_KV: E.const(self.n_kv)}
-        for node in E.walk(formula):
-            if isinstance(node, E.Param):
-                values[node] = E.const(self.params.get(node.name, node.default))
-        return E.substitute(formula, values)
+        lengths = {"n_q": self.n_q, "n_kv": self.n_kv}
+        return E.with_values(formula, {**E.params(formula), **self.params, **lengths})
 
 
 def loop_nest(plan: KernelPlan, n_q: int, n_kv: int) -> str:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from maskc.core.bundle import N_KV_OF_ALL, Grid, Mode
 from maskc.core.coefficients import card_of
 from maskc.core.cost import Cost, Tally, modes_with
@@ -22,7 +20,7 @@ from maskc.dispatch.residue_split import Tiled, obstacle, time_in_pairs
 from maskc.layout import views
 from maskc.layout.work.tile_counts import tally_of
 from maskc.plan.cost import costs_of, launch_share, layout_at
-from maskc.plan.types import KernelPlan, PlannedMask, PlannedPart
+from maskc.plan.types import KernelPlan, PlannedMask
 
 Tiles = Callable[[KernelPlan, PlannedMask, int, int], BlockLayout]
 """(plan, one of its masks, n_q, n_kv) -> its live tiles."""
@@ -63,9 +61,12 @@ def part_times(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[float, float] | N
         return None
     if any(part.listed for part in plan.parts):
         tiles = tuple(
-            ListedTiles(part.listed, part.plan.masks[0].recipe, _tokens(part, n_q, n_kv)[0])
-            for part in plan.parts if part.listed is not None
-        )  # fmt: skip
+            ListedTiles(
+                part.listed, part.plan.masks[0].recipe, tokens_of(part.listed, n_q, n_kv, {}, {})[0]
+            )
+            for part in plan.parts
+            if part.listed is not None
+        )
         base, language = plan.parts[0].plan.masks[0].recipe, plan.target.language
         whole_time, parts_time = times(base, tiles, {}, language, n_q, n_kv)
         return parts_time, whole_time
@@ -80,35 +81,27 @@ def part_times(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[float, float] | N
 def _in_parts(
     plan: KernelPlan, direction: Direction, n_q: int, n_kv: int, owners: int
 ) -> _Cycles | None:  # fmt: skip
-    total, launches = 0.0, 0.0
-    tiles = partial(layout_at, params={N_KV_OF_ALL: n_kv})  # masks in parts read no data here
+    cycles, launches = 0.0, 0.0
     for part in plan.parts:
+        runs: list[tuple[int, int, int]] = []
         if part.listed is not None:
-            tokens = _tokens(part, n_q, n_kv)
+            tokens = tokens_of(part.listed, n_q, n_kv, {}, {})  # masks in parts read no data here
             lengths = (tokens.size, n_kv) if part.listed.side == "q" else (n_q, tokens.size)
-            own = partial(layout_at, params=of_all(n_q, n_kv),
-                          arrays={part.listed.array: tokens[0]})  # fmt: skip
-            found = _whole(part.plan, direction, *lengths, owners, own) if tokens.size else (0, 0)
-            if found is None:
-                return None
-            total, launches = total + found[0], launches + found[1] + 1  # and rows are moved
-            continue
-        for each in views(part.stride, part.keys, n_q, n_kv):
-            if not each.n_q or not each.n_kv:
-                continue
-            shares = owners * each.count
-            found = _whole(part.plan, direction, each.n_q, each.n_kv, shares, tiles)
-            if found is None:
-                return None
-            total, launches = total + found[0], launches + found[1]
-    return total, launches
-
-
-def _tokens(part: PlannedPart, n_q: int, n_kv: int) -> np.ndarray:
-    """int32 [1, most]: the tokens of a part over listed rows, of a mask that reads no data."""
-    if part.listed is None:
-        raise TypeError("the part runs over all rows")
-    return tokens_of(part.listed, n_q, n_kv, {}, {})
+            runs.append((*lengths, owners))
+            arrays = {part.listed.array: tokens[0]}
+            tiles = partial(layout_at, params=of_all(n_q, n_kv), arrays=arrays)
+            launches += 1  # which moves rows
+        else:
+            every = views(part.stride, part.keys, n_q, n_kv)
+            runs += ((each.n_q, each.n_kv, owners * each.count) for each in every)
+            tiles = partial(layout_at, params={N_KV_OF_ALL: n_kv})
+        for queries, keys, shares in runs:
+            if queries and keys:
+                found = _whole(part.plan, direction, queries, keys, shares, tiles)
+                if found is None:
+                    return None
+                cycles, launches = cycles + found[0], launches + found[1]
+    return cycles, launches
 
 
 def _whole(

@@ -7,6 +7,7 @@ guards and bounds are read off as formulas over ti, n_q, n_kv and parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import islpy as isl
@@ -18,7 +19,7 @@ from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.core.widths import widest
 from maskc.ir.id_lists import veiled
-from maskc.ir.sets import TooHard, budget, token_universe, unstopped
+from maskc.ir.sets import TooHard, budget, isl_names, param_of, token_universe, unstopped
 
 _COUNTER = "counter"
 """Name of isl's loop counter; no parameter has it as its own."""
@@ -55,7 +56,7 @@ def tile_loops(
     scanned = scanned.set_dim_name(isl.dim_type.param, count, outer)
     names = ", ".join(filter(None, scanned.get_var_names(isl.dim_type.param)))
     inside = f"{tile.q}ti < n_q and ti >= 0" if along == 0 else f"{tile.k}tj < n_kv and tj >= 0"
-    counts = "".join(f" and {name} >= 0" for name in defaults)
+    counts = "".join(f" and {name} >= 0" for name in isl_names(defaults))
     context = isl.Set(f"[{names}] -> {{ : n_q >= 1 and n_kv >= 1 and {inside}{counts} }}")
     schedule = isl.UnionMap.from_map(isl.Map.identity(
         scanned.get_space().map_from_set()).intersect_domain(scanned))  # fmt: skip
@@ -63,10 +64,7 @@ def tile_loops(
     builder = isl.AstBuild.from_context(context).set_iterators(counter)
     with unstopped():
         tree = builder.node_from_schedule_map(schedule)
-        return [
-            TileLoop(guard, first, last, step, full)
-            for guard, first, last, step in _Reader(defaults).loops(tree, E.ALWAYS, {})
-        ]
+        return list(_Reader(defaults, full).loops(tree, E.ALWAYS, {}))
 
 
 _EFFORT = 2600
@@ -164,9 +162,6 @@ def _loops(
     return tuple(loops) if len(loops) <= _MOST_LOOPS else None
 
 
-_Loop = tuple[Expr, Expr, Expr, int]
-
-
 def _name_of(kind: object) -> str:
     """The name of a kind of nodes or operations: islpy's own types call these integers."""
     name: str = getattr(kind, "name", "")
@@ -180,12 +175,14 @@ _SIMPLE: dict[str, Callable[..., Expr]] = {
 
 
 class _Reader:
-    """Reads isl's syntax tree."""
+    """Reads isl's syntax tree, as loops over full tiles or over partial ones."""
 
-    def __init__(self, defaults: dict[str, int]) -> None:
-        self.defaults = defaults
+    def __init__(self, defaults: dict[str, int], full: bool) -> None:
+        self.defaults, self.full = defaults, full
 
-    def loops(self, node: isl.AstNode, guard: Expr, bound: dict[str, _Loop]) -> Iterator[_Loop]:
+    def loops(
+        self, node: isl.AstNode, guard: Expr, bound: dict[str, TileLoop]
+    ) -> Iterator[TileLoop]:
         kind = _name_of(node.get_type())
         if kind == "block":
             children = node.block_get_children()
@@ -207,21 +204,20 @@ class _Reader:
         else:
             raise NotALoop(f"unexpected node {kind}")
 
-    def _user(self, node: isl.AstNode, guard: Expr, bound: dict[str, _Loop]) -> _Loop:
+    def _user(self, node: isl.AstNode, guard: Expr, bound: dict[str, TileLoop]) -> TileLoop:
         call = node.user_get_expr()
         index = call.get_op_arg(1)
         if _name_of(index.get_type()) == "id" and index.get_id().get_name() in bound:
-            _, first, last, step = bound[index.get_id().get_name()]
-            return guard, first, last, step
+            return replace(bound[index.get_id().get_name()], guard=guard)
         if bound:
             raise NotALoop("a loop visits something other than its counter")
         only = self.integer(index)
-        return guard, only, only, 1
+        return TileLoop(guard, only, only, 1, self.full)
 
-    def _range(self, node: isl.AstNode, guard: Expr) -> _Loop:
+    def _range(self, node: isl.AstNode, guard: Expr) -> TileLoop:
         first = self.integer(node.for_get_init())
         if node.for_is_degenerate():
-            return guard, first, first, 1
+            return TileLoop(guard, first, first, 1, self.full)
         test = node.for_get_cond()
         limit = self.integer(test.get_op_arg(1))
         op = _name_of(test.get_op_type())
@@ -232,7 +228,7 @@ class _Reader:
         step = E.as_const(self.integer(node.for_get_inc()))
         if step is None or step < 1:
             raise NotALoop("a loop's step is not a constant")
-        return guard, first, limit, step
+        return TileLoop(guard, first, limit, step, self.full)
 
     def _args(self, expr: isl.AstExpr) -> list[isl.AstExpr]:
         return [expr.get_op_arg(i) for i in range(expr.get_op_n_arg())]
@@ -259,8 +255,8 @@ class _Reader:
             return E.const(int(expr.get_val().to_python()))
         if kind == "id":
             name = expr.get_id().get_name()
-            if name in self.defaults:
-                return E.Param(name, self.defaults[name])
+            if (param := param_of(name)) is not None:
+                return E.Param(param, self.defaults[param])
             if name == _COUNTER:
                 raise NotALoop("a guard inside a loop depends on its counter")
             return E.Sym(name)

@@ -170,7 +170,7 @@ def cache(
     if data := sorted({decl.name for ir in irs for decl in ir.data}):
         raise CacheReadsData(f"the data {', '.join(data)}", at=at)
     values = bound(irs, 0, 0, params).params
-    keeps = tuple(E.with_params(ir.keep, values) for ir in irs)
+    keeps = tuple(E.with_values(ir.keep, values) for ir in irs)
     try:
         found = retention(keeps, queries)
     except TooHard:

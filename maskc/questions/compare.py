@@ -364,7 +364,7 @@ def _difference(
         old.array: new.array for old, new in zip(_loads(other.keep), _loads(right), strict=True)
     }
     left, right = (
-        E.with_params(keep, asked.params) for keep, asked in ((one.keep, first), (right, second))
+        E.with_values(keep, asked.params) for keep, asked in ((one.keep, first), (right, second))
     )
     keep = E.conj(left, E.negate(right)) if one_way else E.xor(left, right)
     return keep, {**own, **{names.get(name, name): array for name, array in others.items()}}

@@ -12,12 +12,14 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.core.expr_text import to_people
 from maskc.core.target import TARGETS
+from maskc.driver import analyse_heads
 from maskc.ir import decompose as decomposing
 from maskc.ir import pieces_space
 from maskc.ir.compare import equals
 from maskc.ir.decompose import decompose
 from maskc.ir.lower import lower
 from maskc.ir.types import Band, Columns, Lattice, Piece, PieceKind, Rows, Segments, Table
+from maskc.layout import distance_words
 from maskc.plan.explain import explain
 
 FOLDER = Path(__file__).parents[2] / "patterns"
@@ -313,3 +315,20 @@ def test_explain_names_kinds(name):
     else:
         assert lines[-1] == "piece    band: 22 more"
         assert len(lines) == 9
+
+
+@pytest.mark.parametrize("name", ["x", "a", "c", "d", "m", "t_q", "q2", "i0", "counter"])
+def test_no_name_of_a_parameter_is_one_of_ours(name):
+    """What is proved does not depend on names: isl and tables have their own."""
+
+    def proved(name):
+        width = mc.param(name, 64)
+        gap = (mc.sinks(width) & mc.causal()) | mc.where(lambda q, k: k == q)
+        for mask in (gap, mc.causal() & (mc.strided(8) | mc.window(width))):
+            (ir,), (facts,) = (heads := analyse_heads(mask)).masks, heads.facts
+            words = distance_words(ir.keep, 70, 90, {name: 33}).tolist()
+            rows = mask.layout(70, 90, block=(16, 16), **{name: 33}).to_dense().tolist()
+            text = repr((ir.pieces, facts, words, rows))
+            yield text.replace(f"Param(name={name!r}", "Param(name=")
+
+    assert list(proved(name)) == list(proved(f"{name}_"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
+from maskc.analysis.score_slopes import slope
 from maskc.core import score as S
 from maskc.core.errors import (
     ArgumentOrder,
@@ -115,6 +117,31 @@ def test_the_reference_chooses_and_joins():
     wanted = np.where((q > k) | (s < 0.2), (q - k) * 0.1, table[(q * k) % 10])
     wanted = wanted + np.where(q > 3, q, 2 * k) * np.where((q < 2) | (k == 5), s, 3.0)
     np.testing.assert_allclose(ScoreOf(score.inputs, {}, 12, 12)(s, q, k, 0, 0).value, wanted)
+
+
+_erf = np.vectorize(math.erf)
+_NAMES = {
+    "min": np.minimum, "max": np.maximum, "abs": np.abs, "exp": np.exp, "log": np.log,
+    "tanh": np.tanh, "sqrt": np.sqrt, "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "erf": _erf,
+    "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2, "sin": np.sin, "cos": np.cos,
+    "floor": np.floor, "sign": np.sign, "step": lambda x: np.heaviside(x, 0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", S.FUNCTIONS)
+def test_functions_differentiate(function):
+    """What kernels print as the slope of every function, against finite differences."""
+    arguments = S.Call("mul", (S.Score(), S.Number(1.5))), S.Call("sub", (S.Number(5.0), S.Score()))
+    s, step = np.linspace(0.313, 4.719, 45), 1e-6
+    for args in (arguments, arguments[::-1]) if S.FUNCTIONS[function] > 1 else (arguments[:1],):
+        node = S.Call(function, args)
+        text, found, names = S.to_score_text(node), slope(node), dict(_NAMES, s=s)
+        after, before = (eval(text, dict(_NAMES, s=s + by)) for by in (step, -step))
+        for number, part in enumerate(found.shared):
+            names[f"x{number}"] = eval(S.to_score_text(part), names)
+        right = (after - before) / (2 * step)
+        own = eval(S.to_score_text(found.results[0]), names) + 0 * s
+        np.testing.assert_allclose(own, right, rtol=1e-6, atol=1e-8)
 
 
 def test_collisions_and_the_same_bits():

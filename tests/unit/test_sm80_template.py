@@ -13,11 +13,12 @@ from maskc.core.bundle import SourceUnit
 from maskc.core.dtypes import DType
 from maskc.core.errors import BuildFailed, SharedMemoryExceeded
 from maskc.core.library import static
-from maskc.core.problem import Feature, Problem, TileShape
+from maskc.core.problem import Direction, Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.emit.environment import render
 from maskc.emit.spec import Iteration, KernelSpec, PredicateLine, Shape
 from maskc.plan.explain import explain
+from maskc.plan.families.ampere import AMPERE
 from maskc.plan.families.sm80 import BLOCK_BYTES, Sm80Schedule, schedule, shared_bytes
 from maskc.plan.types import KernelPlan
 from tests.support import sass
@@ -78,7 +79,7 @@ def test_tiles_divide_among_warps_and_fit_the_smallest_card(dim, short_rows):
     assert plan.tile.k % 16 == 0
     assert 0 < plan.shared_bytes <= LIMIT == SM_80.shared_memory
     if sharing == 1:
-        assert plan.shared_bytes == shared_bytes(plan.tile, dim, plan.park_rows, SM_80)
+        assert plan.shared_bytes == shared_bytes(plan.tile, dim, plan.park_rows)
     assert plan.group_keys * 4 * dim <= 32 * 1024 * 1024
     assert plan.tile.q == (64 if short_rows or dim > 128 else 128)
 
@@ -136,8 +137,10 @@ def test_heads_share_a_tile_and_so_do_equal_masks():
 
 
 def test_tiles_that_do_not_fit_are_refused_with_the_numbers():
+    large = replace(planned(256), shared_bytes=201728)
+    family = replace(AMPERE, by_masks=lambda problem, masks: large)
     with pytest.raises(SharedMemoryExceeded, match="needs 201728 bytes") as found:
-        shared_bytes(TileShape(128, 128), 256, True, SM_80)
+        family.schedule(Problem(256, 256, BF16), (), Direction.forward, "")
     assert str(LIMIT) in str(found.value)
 
 

@@ -61,11 +61,11 @@ def held_arrays(held: Held, params: Mapping[str, int], n_q: int, n_kv: int) -> A
         numbers = {**E.params(reading.raw), **params, "n_q": n_q, "n_kv": n_kv}
         box = _Domain(own, ranks, n_q, n_kv, held.heads)
         shapes = {name: own[name].shape[-ranks[name] :] for name in E.arrays(reading.raw)}
-        raw = _with_values(reading.raw, numbers)
+        raw = E.with_values(reading.raw, numbers)
         if box.inside(raw, shapes):
             continue
         _refuse_decisive(reading, raw, shapes, own, ranks, n_q, n_kv, held)
-        read = _with_values(reading.read, numbers)
+        read = E.with_values(reading.read, numbers)
         needed = _Domain(arrays, ranks, n_q, n_kv, held.heads).needed(read)
         for name, sizes in needed.items():
             if prod(sizes) > _MOST:
@@ -88,8 +88,8 @@ def reads_inside(
     box = _Domain({}, {}, sizes.n_q, sizes.n_kv, sizes.heads_q)
     for reading in held.readings:
         numbers = {**E.params(reading.raw), **params, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
-        raw = _with_values(reading.raw, numbers)
-        loads = [node for node in E.walk(raw) if isinstance(node, E.Load)]
+        raw = E.with_values(reading.raw, numbers)
+        loads = E.loads(raw)
         if any(E.arrays(index) for load in loads for index in load.index):
             return False
         own = {load.array: shapes[load.array][2 - len(load.index) :] for load in loads}
@@ -134,17 +134,6 @@ def _longer(array: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
     return np.pad(array, widths, mode="edge" if array.size else "constant")
 
 
-def _with_values(formula: Expr, numbers: Mapping[str, int]) -> Expr:
-    """Lengths and parameters as numbers."""
-
-    def number(node: Expr) -> Expr | None:
-        if isinstance(node, (E.Sym, E.Param)) and node.name in numbers:
-            return E.const(numbers[node.name])
-        return None
-
-    return E.transform(formula, number)
-
-
 class _Domain(Analyst):
     """Bounds of indices over all pairs and heads; arrays count with all their values."""
 
@@ -168,12 +157,11 @@ class _Domain(Analyst):
         return lambda index: (low, high)
 
     def _indices(self, formula: Expr) -> dict[E.Load, list[tuple[int, int]]]:
-        loads = sorted({n for n in E.walk(formula) if isinstance(n, E.Load)}, key=lambda n: n.key)
         return {
             load: [
                 (self.least(index), int(self.bounds(index, self._box)[1])) for index in load.index
             ]
-            for load in loads
+            for load in E.loads(formula)
         }
 
     def least(self, index: Expr) -> int:
@@ -210,7 +198,7 @@ def below_0(held: Held) -> list[tuple[Reading, Expr]]:
     def sure(index: Expr) -> bool:
         numbers = {**E.params(index), "n_q": 0, "n_kv": 0}
         known = not E.params(index) and not E.symbols(index) & {"n_q", "n_kv"}
-        return known and box.least(_with_values(index, numbers)) >= 0
+        return known and box.least(E.with_values(index, numbers)) >= 0
 
     return [(reading, decisive(reading.raw, None, sure)) for reading in held.readings]
 
@@ -248,7 +236,7 @@ def decisive(
 
     def inside(atom: Expr) -> Expr:
         found = []
-        for load in (node for node in E.walk(atom) if isinstance(node, E.Load)):
+        for load in E.loads(atom):
             found += [E.ge(safe(part), E.ZERO) for part in load.index if not sure(part)]
             if shapes is not None:
                 sizes = zip(load.index, shapes[load.array], strict=True)
@@ -326,9 +314,8 @@ def _said(
 ) -> str:  # fmt: skip
     """Which element the pair reads."""
     q, k = pair
-    for load in sorted({n for n in E.walk(raw) if isinstance(n, E.Load)}, key=lambda n: len(n.key)):
-        inner = any(isinstance(n, E.Load) for part in load.index for n in E.walk(part))
-        if inner:
+    for load in sorted(E.loads(raw), key=lambda load: len(load.key)):
+        if any(map(E.arrays, load.index)):
             continue
         env = {"q": q, "k": k, "h": head}
         index = [int(evaluate(part, env)) for part in load.index]

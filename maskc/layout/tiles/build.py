@@ -82,7 +82,7 @@ def build(
     values = values_of(recipe, n_q, n_kv, params)
     if loops_hold(recipe, values):
         return layout_of(n_q, n_kv, tile, [loop_rows(recipe.loops or (), values, *grid)])
-    keep = _with_values(recipe.keep, values)
+    keep = E.with_values(recipe.keep, values)
     check_loads(keep, n_q, n_kv, arrays)
     check_width(keep, n_q, n_kv, arrays)
     formula = diagonals.of_difference(keep) if n_q + n_kv <= diagonals.MAX_TABLE else None
@@ -122,7 +122,7 @@ def count(
     n_q, n_kv = check_lengths(n_q, n_kv)
     if not n_q or not n_kv:
         return 0
-    keep = _with_values(recipe.keep, values_of(recipe, n_q, n_kv, params))
+    keep = E.with_values(recipe.keep, values_of(recipe, n_q, n_kv, params))
     check_loads(keep, n_q, n_kv, arrays)
     check_width(keep, n_q, n_kv, arrays)
     formula = diagonals.of_difference(keep) if n_q + n_kv <= diagonals.MAX_TABLE else None
@@ -151,17 +151,6 @@ def values_of(
     return {**E.params(recipe.keep), **params, "n_q": n_q, "n_kv": n_kv}
 
 
-def _with_values(keep: Expr, values: Mapping[str, int]) -> Expr:
-    """The formula over q, k and arrays alone."""
-
-    def number(node: Expr) -> Expr | None:
-        if isinstance(node, (E.Sym, E.Param)) and node.name in values:
-            return E.const(values[node.name])
-        return None
-
-    return E.transform(keep, number)
-
-
 # ------------------------------------------------------------------ reads
 
 
@@ -179,7 +168,7 @@ def check_loads(keep: Expr, n_q: int, n_kv: int, arrays: Arrays) -> None:
     """
     domain = whole_box(n_q, n_kv)
     analyst = Analyst(arrays)
-    for load in sorted({n for n in E.walk(keep) if isinstance(n, E.Load)}, key=lambda n: n.key):
+    for load in E.loads(keep):
         if load.array not in arrays:
             raise DataMissing(load.array, f"an array of {len(load.index)} dimensions")
         shape = arrays[load.array].shape
@@ -219,7 +208,7 @@ def _exact_bounds(index: Expr, n_q: int, n_kv: int, arrays: Arrays) -> tuple[int
     elif used == {"k"}:
         values = evaluate(index, {**arrays, "k": np.arange(n_kv)})
     elif (formula := diagonals.of_difference(index)) is not None:
-        values = evaluate(formula, {**arrays, "d": np.arange(1 - n_q, n_kv)})
+        values = evaluate(formula, {**arrays, diagonals.DIFFERENCE.name: np.arange(1 - n_q, n_kv)})
     else:
         return None
     return int(np.min(values)), int(np.max(values))

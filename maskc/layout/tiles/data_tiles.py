@@ -32,12 +32,12 @@ class Split(NamedTuple):
 
 def reads_data(expr: Expr) -> bool:
     """Whether a formula reads an array, lists of ids that the formula itself has aside."""
-    return any(isinstance(node, E.Load) and not is_list(node.array) for node in E.walk(expr))
+    return any(not is_list(name) for name in E.arrays(expr))
 
 
 def split(keep: Expr) -> Split:
     """Divide a mask, lifted or not."""
-    terms = keep.terms if isinstance(keep, E.All) else (keep,)
+    terms = E.conjuncts(keep)
     static = E.conj(*(term for term in terms if not reads_data(term)))
     rest = E.conj(*filter(reads_data, terms))
     of_rest = hull(rest)
@@ -57,24 +57,29 @@ def hull(expr: Expr) -> Expr:
     return E.ALWAYS if reads_data(expr) else expr
 
 
-def readings_of(
-    shapes: Iterable[Expr], reads: tuple[str, ...]
-) -> tuple[tuple[int, int, bool], ...]:
-    """How tiles read the arrays of masks: (slot, side, whether it is the first of its slot).
+class Reading(NamedTuple):
+    """An array as tiles read it, see templates/common/data_lists.cu.j2."""
+
+    slot: int
+    """Its place among the data arrays."""
+    side: int
+    """0: at the queries of a tile, 1: at its keys, -1: elsewhere only."""
+    writes: bool
+    """Whether what is read is written down for the kernels: the first reading of a slot is."""
+
+
+def readings_of(shapes: Iterable[Expr], reads: tuple[str, ...]) -> tuple[Reading, ...]:
+    """How tiles read the arrays of masks.
 
     Args:
         shapes: the masks of all heads, lifted or not.
         reads: their arrays, in the order of the kernels' slots.
-
-    Returns:
-        Side 0 where an array is read at the queries of a tile, 1 at its keys; -1 for arrays that
-        are only read elsewhere.
     """
     found: dict[tuple[int, int], None] = {}
-    loads = {node for shape in shapes for node in E.walk(shape) if isinstance(node, E.Load)}
+    loads = [load for shape in shapes for load in E.loads(shape)]
     for slot, name in enumerate(reads):
         indices = {load.index for load in loads if load.array == name}
         sides = [side for side, token in enumerate((E.Q, E.K)) if (token,) in indices]
         found |= dict.fromkeys((slot, side) for side in sides or [-1])
     first = dict(reversed(found))
-    return tuple((slot, side, first[slot] == side) for slot, side in found)
+    return tuple(Reading(slot, side, first[slot] == side) for slot, side in found)

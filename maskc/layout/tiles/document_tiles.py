@@ -23,6 +23,7 @@ from maskc.core.layout import FULL, MAX_TILES, BlockLayout
 from maskc.core.problem import TileShape
 from maskc.core.sizes import Sizes
 from maskc.layout.tiles.build import build
+from maskc.layout.tiles.expand import numbered
 
 RUNS_PER_COLUMN = 4
 """Most documents per tile column of a list: with more, of which few keys of a tile are, tiles begin
@@ -45,7 +46,7 @@ def beside_documents(keep: Expr, data: tuple[DataDecl, ...]) -> Expr | None:
         return None
     of_q, of_k = data[0].arrays
     same = E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,)))
-    terms = keep.terms if isinstance(keep, E.All) else (keep,)
+    terms = E.conjuncts(keep)
     rest = tuple(term for term in terms if term != same)
     if len(rest) == len(terms) or any(E.arrays(term) for term in rest):
         return None
@@ -97,9 +98,7 @@ def tiles_of(of_q: np.ndarray, of_k: np.ndarray, size: int) -> Tiles:
         bounds = (pick.reduceat(of_k, first) for pick in (np.minimum, np.maximum))
         return Tiles(first, np.full_like(first, -n), *bounds)
     end = np.append(begin[1:], n)
-    count = -(-(end - begin) // size)
-    own = np.repeat(np.arange(len(begin)), count)
-    place = np.arange(len(own)) - (np.cumsum(count) - count)[own]
+    own, place = numbered(-(-(end - begin) // size))
     first = begin[own] + size * place
     return Tiles(first, end[own], of_k[first], of_k[first])
 
@@ -159,8 +158,8 @@ def _beginning(
     follows = np.append(False, same_row & (column[1:] == column[:-1] + 1))
     next_full = np.append(follows[1:] & full[1:], False)
     begin, end = np.searchsorted(tiles.first, (column * size, (column + 1) * size))
-    entry = np.repeat(np.arange(len(row)), end - begin)
-    tile = np.arange(len(entry)) + (end - np.cumsum(end - begin))[entry]
+    entry, place = numbered(end - begin)
+    tile = begin[entry] + place
     whole = full[entry] & (next_full[entry] | (tiles.first[tile] == column[entry] * size))
 
     before = begin - 1  # what reaches in from a column that is dead

@@ -77,6 +77,14 @@ def layout_of(n_q: int, n_kv: int, tile: TileShape, parts: list[RowLists]) -> Bl
     return BlockLayout(n_q, n_kv, tile, frozen(ptr), frozen(col), frozen(kind))
 
 
+def numbered(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(whose it is, its number among these) of all entries, where owner i has counts[i] of them:
+    int64 [sum of counts] each, owner by owner."""
+    ends = np.cumsum(counts)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - (ends - counts)[owner]
+
+
 def expand(runs: Runs, top: int, rows: int, columns: int) -> RowLists:
     """Write the runs of tile rows top .. top + rows - 1 out, ascending in every row.
 

@@ -18,6 +18,7 @@ from maskc.core.boxes import Boxes, boxes_along, steps_of
 from maskc.core.errors import TooManyTiles
 from maskc.core.layout import FULL, MAX_TILES, PARTIAL, BlockLayout, frozen
 from maskc.core.problem import TileShape
+from maskc.layout.tiles.expand import numbered
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +93,9 @@ def _product(outer: _Lists, inner: _Lists) -> _Lists:
     if total > MAX_TILES:
         raise TooManyTiles(total)
     ptr = np.concatenate([[0], np.cumsum(counts)])
-    row = np.repeat(np.arange(len(counts)), counts)
+    row, place = numbered(counts)
     high, low = np.divmod(row, len(inner[0]) - 1)
-    left, right = np.divmod(np.arange(total) - ptr[row], np.diff(inner[0])[low])
+    left, right = np.divmod(place, np.diff(inner[0])[low])
     left += outer[0][high]
     right += inner[0][low]
     col = outer[1][left] * inner[3] + inner[1][right]

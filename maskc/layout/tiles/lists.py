@@ -60,7 +60,7 @@ def _own(array: Chosen, index: int) -> Chosen:
 
 
 def _ranks(recipe: LayoutRecipe) -> dict[str, int]:
-    return {n.array: len(n.index) for n in E.walk(recipe.keep) if isinstance(n, E.Load)}
+    return {load.array: len(load.index) for load in E.loads(recipe.keep)}
 
 
 def build_batch(

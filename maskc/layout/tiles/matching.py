@@ -19,7 +19,7 @@ from maskc.core.expr import Expr
 from maskc.core.layout import FULL, MAX_TILES, PARTIAL
 from maskc.core.problem import TileShape
 from maskc.layout.tiles.elements import FINE, Elements, fine
-from maskc.layout.tiles.expand import RowLists
+from maskc.layout.tiles.expand import RowLists, numbered
 from maskc.layout.tiles.refine import Refinement
 
 _TILES = 1 << 19
@@ -45,7 +45,7 @@ def scattered(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> bool:
     """Whether bounds of large boxes leave many of them undecided, or cost more than all tiles."""
     refinement = Refinement(mask, n_q, n_kv, tile)
     rows, columns = refinement.grid(1)
-    read = (mask.arrays[node.array] for node in E.walk(mask.keep) if isinstance(node, E.Load))
+    read = (mask.arrays[name] for name in E.arrays(mask.keep))
     if rows * columns <= _MOST_TILES and any(map(_large_table, read)):
         return True
     return refinement.scattered(_SCATTERED)
@@ -187,11 +187,8 @@ class _Grid:
         self.queries = _blocks(slots, tile.q, len(known))
         self.keys = _blocks(np.searchsorted(known, of_key), tile.k, len(known))
         self._index(len(known))
-        equal, other = E.Cmp("==", comparison), E.Cmp("!=", comparison)
-        self.if_same, self.if_other = (
-            E.substitute(mask.keep, {equal: E.Truth(same), other: E.Truth(not same)})
-            for same in (True, False)
-        )
+        equal = E.Cmp("==", comparison)
+        self.if_same, self.if_other = (E.assume(mask.keep, equal, x) for x in (True, False))
 
     def _index(self, ids: int) -> None:
         """The blocks of keys of every id: as bits where there are many, as a list else."""
@@ -263,7 +260,6 @@ class _Grid:
                     words.view(np.uint8), count=self.columns, bitorder="little"
                 )
         few = self.bit_row[ids] < 0
-        first, size = self.list_ptr[ids[few]], np.diff(self.list_ptr)[ids[few]]
-        entry = np.arange(size.sum()) + np.repeat(first - (np.cumsum(size) - size), size)
-        found[np.repeat(owner[few], size), self.lists[entry]] = True
+        which, place = numbered(np.diff(self.list_ptr)[ids[few]])
+        found[owner[few][which], self.lists[self.list_ptr[ids[few]][which] + place]] = True
         return found

@@ -64,7 +64,10 @@ def range_spans(
     if loops_hold(recipe, values) and all(loop.step == 1 for loop in recipe.loops or ()):
         first, count = loop_spans(recipe.loops or (), values, *shape)
         full = np.array([loop.full for loop in recipe.loops or ()], dtype=bool)
-        found = (_of_columns if columns else _of_rows)(first, count, full, shape[1])
+        join = _crossed if columns else _joined
+        live, solid = (join(first[:, own], count[:, own], shape[1]) for own in (slice(None), full))
+        if live is not None and solid is not None:
+            found = Spans(*(own[None] for own in (*live, solid[0], solid[0] + solid[1])))
     if found is None:
         layout = build(recipe, n_q, n_kv, params, arrays)
         found = layout_spans(layout.transpose() if columns else layout)
@@ -101,25 +104,15 @@ def layout_spans(layout: BlockLayout) -> Spans:
     return Spans(first[None], count[None], full_first[None], full_last[None])
 
 
-def _of_rows(first: np.ndarray, count: np.ndarray, full: np.ndarray, limit: int) -> Spans | None:
-    """Join the loops of every tile row; None where they leave gaps, or full tiles do.
-
-    Args:
-        first, count: int32 [rows, loops].
-        full: bool [loops].
-        limit: tile columns.
-    """
-    live = _joined(first, count, limit)
-    solid = _joined(first[:, full], count[:, full], limit)
-    if live is None or solid is None:
-        return None
-    return Spans(live[0][None], live[1][None], solid[0][None], (solid[0] + solid[1])[None])
-
-
 def _joined(
     first: np.ndarray, count: np.ndarray, limit: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """First tile and number of tiles of the union of disjoint stretches, if it is one stretch."""
+    """First tile and number of tiles of every tile row, if it is one stretch.
+
+    Args:
+        first, count: int32 [rows, loops] of disjoint loops.
+        limit: tile columns.
+    """
     total = count.sum(axis=1, dtype=np.int64)
     begin = np.where(count > 0, first, limit).min(axis=1, initial=limit).astype(np.int64)
     end = np.where(count > 0, first + count, 0).max(axis=1, initial=0)
@@ -129,19 +122,10 @@ def _joined(
     return np.where(some, begin, 0), total
 
 
-def _of_columns(first: np.ndarray, count: np.ndarray, full: np.ndarray, limit: int) -> Spans | None:
-    """The spans per tile column."""
-    live = _crossed(first, count, limit)
-    solid = _crossed(first[:, full], count[:, full], limit)
-    if live is None or solid is None:
-        return None
-    return Spans(live[0][None], live[1][None], solid[0][None], (solid[0] + solid[1])[None])
-
-
 def _crossed(
     first: np.ndarray, count: np.ndarray, limit: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """First row and number of rows of every column, if its rows are consecutive.
+    """First row and number of rows of every tile column, if its rows are consecutive.
 
     Rows are counted, added and squared per column in differences along the columns: of all sets of
     n different integers with one sum, consecutive ones have the least sum of squares.

@@ -19,19 +19,20 @@ from maskc.layout.tiles.expand import Palette, RowLists, Runs, expand
 MAX_TABLE = 1 << 26
 """Longest table of differences worth making."""
 
-_DIFFERENCE = E.Sym("d")
+DIFFERENCE = E.Sym("k - q")
+"""A name that no parameter and no array can have."""
 
 
 def of_difference(keep: Expr) -> Expr | None:
     """The mask as a formula over d = k - q, or None where it depends on more than that."""
-    shifted = E.substitute(keep, {E.K: E.add(_DIFFERENCE, E.Q)})
+    shifted = E.substitute(keep, {E.K: E.add(DIFFERENCE, E.Q)})
     return None if "q" in E.symbols(shifted) else shifted
 
 
 def live_differences(formula: Expr, env: Mapping[str, object], n_q: int, n_kv: int) -> np.ndarray:
     """bool [n_q + n_kv - 1]: whether the difference d = entry - (n_q - 1) is live."""
     differences = np.arange(1 - n_q, n_kv)
-    live = evaluate(formula, {**env, _DIFFERENCE.name: differences})
+    live = evaluate(formula, {**env, DIFFERENCE.name: differences})
     return np.broadcast_to(live, differences.shape)
 
 

@@ -21,12 +21,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import WorkList
 from maskc.core.errors import TooMuchWork
 from maskc.layout.tiles.spans import Spans, list_spans
 from maskc.layout.work.dq_order_simulation import in_any_turn, in_given_turn
-from maskc.layout.work.work_list import MAX_ITEMS, Work, most_tiles
+from maskc.layout.work.work_list import MAX_ITEMS, Work, divided, fields, merged_rows, most_tiles
 
 BLOCKS = 128
 """Columns that are under way at a time on a card that they occupy, of all heads, where a
@@ -101,9 +100,6 @@ def longest_chain(parts: Mapping[str, np.ndarray]) -> int:
 
     Args:
         parts: int32 tables [elements] by name; see `in_turn`.
-
-    Args:
-        parts: tables by name; see `in_turn`.
     """
     ptr, before = parts.get("row_ptr"), parts.get("row_sums")
     if ptr is None:
@@ -148,7 +144,7 @@ def ordered_work(
     head, column = _order(number, columns, together)
     own = lists[head]
     long = (spans.count > most)[own, column[:, None]].any(axis=1)
-    whole = _fields(len(head))
+    whole = fields(len(head))
     whole[:, 0], whole[:, 1], whole[:, 6] = column, head * size, size
     for each in range(size):
         whole[:, 3] += spans.count[own[:, each], column]
@@ -160,9 +156,8 @@ def ordered_work(
     items = np.concatenate([whole[~long], parts])
     items = items[np.argsort(np.concatenate([np.flatnonzero(~long), rank]), kind="stable")]
     counts = np.bincount(place, minlength=int(long.sum()))
-    merges = _fields(len(counts))
-    merges[:, :2] = whole[long, :2]
-    merges[:, 2], merges[:, 3] = np.cumsum(counts) - counts, counts
+    cut = whole[long]
+    merges = merged_rows(cut[:, 0], cut[:, 1], np.cumsum(counts) - counts, counts)
     return _checked(Work(items, len(items), True, merges))
 
 
@@ -264,10 +259,6 @@ def _checked(work: Work) -> Work:
     return work
 
 
-def _fields(count: int) -> np.ndarray:
-    return np.zeros((count, len(WORK_FIELDS)), np.int32)
-
-
 def _order(heads: int, columns: int, together: int) -> tuple[np.ndarray, np.ndarray]:
     """(key/value head, column) of all, in the order in which they are taken."""
     head, column = (x.ravel() for x in np.indices((heads, columns)))
@@ -287,14 +278,10 @@ def _parts(
     """
     each = np.arange(lists.shape[1])
     count, size = spans.count[lists, column[:, None]], most[lists, column[:, None]]
-    cuts = -(-count // size)
-    source = np.repeat(np.arange(cuts.size), cuts.ravel())
-    ends = np.cumsum(cuts)
-    position = (np.arange(len(source)) - (ends - cuts.ravel())[source]) * size.ravel()[source]
+    source, position, tiles = divided(count.ravel(), size.ravel())
+    source, position, tiles = source[tiles > 0], position[tiles > 0], tiles[tiles > 0]
     place = source // lists.shape[1]
-    items = _fields(len(source))
+    items = fields(len(source))
     items[:, 0], items[:, 1] = column[place], (head[:, None] + each).ravel()[source]
-    items[:, 2] = position
-    items[:, 3] = np.minimum(count.ravel()[source] - position, size.ravel()[source])
-    items[:, 6] = 1
+    items[:, 2], items[:, 3], items[:, 6] = position, tiles, 1
     return items, place

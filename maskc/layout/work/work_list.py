@@ -9,6 +9,7 @@ import numpy as np
 from maskc.core.abi import WORK_FIELDS
 from maskc.core.bundle import WorkList
 from maskc.core.errors import TooMuchWork
+from maskc.layout.tiles.expand import numbered
 from maskc.layout.tiles.spans import Spans
 
 MAX_ITEMS = (1 << 31) // len(WORK_FIELDS) - 1
@@ -31,8 +32,24 @@ _MULTIPROCESSORS = 132
 """About the multiprocessors of a card, for which items are made. Nothing else depends on it."""
 
 
-def _no_rows() -> np.ndarray:
-    return np.zeros((0, len(WORK_FIELDS)), np.int32)
+def fields(count: int) -> np.ndarray:
+    """int32 [count, WORK_FIELDS] of zeros."""
+    return np.zeros((count, len(WORK_FIELDS)), np.int32)
+
+
+def merged_rows(
+    tile: np.ndarray, head: np.ndarray, first: np.ndarray, count: np.ndarray
+) -> np.ndarray:
+    """int32 [rows, WORK_FIELDS]: rows in parts, or columns that are shared, of int64 [rows] each.
+
+    Args:
+        tile: tile rows or columns.
+        head: their first query heads.
+        first, count: the numbers of their parts.
+    """
+    found = fields(len(tile))
+    found[:, 0], found[:, 1], found[:, 2], found[:, 3] = tile, head, first, count
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +62,7 @@ class Work:
     """Items that have tiles."""
     shared: bool
     """Whether some items add to the same column, or compute parts of the same row."""
-    merges: np.ndarray = field(default_factory=_no_rows)
+    merges: np.ndarray = field(default_factory=lambda: fields(0))
     """int32 [rows, WORK_FIELDS]: the rows in parts or the columns shared, see maskc/core/abi.py."""
 
     @property
@@ -164,9 +181,9 @@ def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> 
     if (total := int(pieces.sum())) > MAX_ITEMS:
         raise TooMuchWork(total, MAX_ITEMS)
     parts, rows = np.where(cut, -(-count // whole), 0)[lists], _running(cut[lists])
-    head = np.repeat(np.arange(len(lists)), pieces)
+    head, place = numbered(pieces)
     own = lists[head]
-    begin = (np.arange(total) - (np.cumsum(pieces) - pieces)[head]) * most[own]
+    begin = place * most[own]
     tiles = np.minimum(count[own] - begin, most[own])
     start, is_cut = first[own] + begin, cut[own]
     last = _running(parts)[head] + (begin + tiles - 1) // whole[own]
@@ -178,8 +195,7 @@ def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> 
     )  # fmt: skip
     items = np.stack(columns, axis=1)[np.argsort(-tiles, kind="stable")]
     whose = np.flatnonzero(cut[lists])
-    merges = np.zeros((len(whose), len(WORK_FIELDS)), np.int32)
-    merges[:, 1], merges[:, 2], merges[:, 3] = whose, _running(parts)[whose], parts[whose]
+    merges = merged_rows(np.zeros_like(whose), whose, _running(parts)[whose], parts[whose])
     filled = int(np.count_nonzero(tiles))
     return Work(items.astype(np.int32), filled, bool(len(whose)), merges)
 
@@ -323,17 +339,22 @@ def _most_of_few(spans: Spans, rule: WorkList) -> np.ndarray:
     return most
 
 
+def divided(count: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(which row, the tiles before it, its own) of the pieces of rows of `count` tiles, of at most
+    `most` each; one piece of a row without tiles."""
+    source, place = numbered(np.maximum(-(-count // most), 1))
+    position = place * most[source]
+    return source, position, np.minimum(count[source] - position, most[source])
+
+
 def _pieces(spans: Spans, most: np.ndarray) -> _Pieces:
     """Every list's rows or columns, in pieces of at most `most` tiles."""
     lists, tiles = spans.count.shape
     count, most = spans.count.ravel(), most.ravel()
     cuts = np.maximum(-(-count // most), 1)
-    source = np.repeat(np.arange(lists * tiles), cuts)
-    ends = np.cumsum(cuts)
-    position = (np.arange(len(source)) - (ends - cuts)[source]) * most[source]
+    source, position, size = divided(count, most)
     first = spans.first.ravel()[source] + position
-    size = np.minimum(count[source] - position, most[source])
-    start = np.concatenate([[0], ends[tiles - 1 :: tiles]]) if tiles else np.zeros(lists + 1, int)
+    start = _running(cuts.reshape(lists, tiles).sum(axis=1))
     return _Pieces(
         start=start,
         tile=source % max(tiles, 1),
@@ -374,11 +395,8 @@ def _of_one_list(owners: _Owners, pieces: _Pieces) -> tuple[np.ndarray, np.ndarr
 
 def _of_lists(owners: _Owners, pieces: _Pieces) -> tuple[np.ndarray, np.ndarray]:
     """Every owner has the pieces of its own list."""
-    begin, sizes = pieces.start[owners.list], np.diff(pieces.start)[owners.list]
-    ends = np.cumsum(sizes)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    place = np.arange(ends[-1]) - (ends - sizes)[owner]
-    piece = begin[owner] + place
+    owner, place = numbered(np.diff(pieces.start)[owners.list])
+    piece = pieces.start[owners.list][owner] + place
     cost = pieces.count[piece] * owners.heads[owner]
     major = owners.group[owner] * (cost.max() + 1) + cost.max() - cost
     order = np.lexsort((owner, pieces.place[piece], pieces.tile[piece], major))
@@ -424,11 +442,10 @@ def _in_parts(
     begins = np.flatnonzero(np.diff(rows))
     sizes = np.diff(np.append(parts[begins], parts[-1]))
     some = rows[pieces.start[owners.list + 1]] - rows[starts]
-    whose = np.repeat(np.arange(len(some)), some)
-    row = np.arange(len(whose)) + (rows[starts] - np.cumsum(some) + some)[whose]
-    merges = np.zeros((len(whose), len(WORK_FIELDS)), np.int32)
-    merges[:, 0], merges[:, 1] = pieces.tile[begins[row]], owners.head[whose]
-    merges[:, 2], merges[:, 3] = base[whose] + parts[begins[row]], sizes[row]
+    whose, place = numbered(some)
+    row = rows[starts][whose] + place
+    first = base[whose] + parts[begins[row]]
+    merges = merged_rows(pieces.tile[begins[row]], owners.head[whose], first, sizes[row])
     return replace(work, merges=merges)
 
 
@@ -452,14 +469,12 @@ def _in_columns(work: Work, tiles: int, heads: int, size: int, apart: bool) -> W
     own = items[:, 7] > 0
     column = items[own, 1].astype(np.int64) // size * tiles + items[own, 0]
     shares = np.bincount(column, minlength=heads * tiles)
-    used, places = (shares > 0).astype(np.int64), shares if apart else shares.clip(max=1)
+    places = shares if apart else shares.clip(max=1)
     before = np.cumsum(places) - places
     items[own, 7] = 1 + before[column]
     if apart:
         order = np.lexsort((items[own, 2], items[own, 1], column))
         items[np.flatnonzero(own)[order], 7] = 1 + np.arange(len(order))
-    merges = np.zeros((int(used.sum()), len(WORK_FIELDS)), np.int32)
-    found = np.flatnonzero(used)
-    merges[:, 0], merges[:, 1] = found % tiles, found // tiles * size
-    merges[:, 2], merges[:, 3] = before[found], places[found]
+    found = np.flatnonzero(shares)
+    merges = merged_rows(found % tiles, found // tiles * size, before[found], places[found])
     return replace(work, merges=merges)

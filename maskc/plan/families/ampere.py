@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from maskc.core.forms import CHOOSE, GATHER, THRESHOLDS
-from maskc.core.problem import Direction, Problem
+from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.plan.families import sm80, sm80_backward
 from maskc.plan.families.family import Along, Family
 from maskc.plan.families.gather import SM80_SCORING, sm80_backward_schedule, sm80_schedule
-from maskc.plan.types import Schedule
-
-
-def _gathered(problem: Problem) -> tuple[tuple[str, Direction, Schedule], ...]:
-    return (
-        (GATHER, Direction.forward, sm80_schedule(problem)),
-        (GATHER, Direction.backward, sm80_backward_schedule(problem)),
-    )
-
 
 AMPERE = Family(
     "sm80",
     {
         (Direction.forward, ""): sm80.schedule,
         (Direction.forward, CHOOSE): sm80.choose_schedule,
+        (Direction.forward, GATHER): sm80_schedule,
         (Direction.backward, ""): sm80_backward.backward_schedule,
         (Direction.backward, THRESHOLDS): sm80_backward.backward_schedule,
+        (Direction.backward, GATHER): sm80_backward_schedule,
     },
     along=(Along("sm_80", Direction.backward, ""),),
     limits=sm80.limits,
     by_masks=sm80.for_masks,
-    thresholds=True,
-    gathered=_gathered,
+    gathered=((Direction.forward, GATHER), (Direction.backward, GATHER)),
     scoring=SM80_SCORING,
     device_data=True,
     topk_shared_bytes=TARGETS["sm_80"].shared_memory,

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Direction, Problem
+from maskc.core.target import TARGETS
 from maskc.ir.types import MaskIR
 from maskc.layout.topk.indexer import Indexing
 from maskc.plan.families.limits import Limits
@@ -96,10 +98,8 @@ class Family:
     All families have bits of intervals."""
     grid: Callable[[Problem], tuple[Schedule, ...]] | None = None
     """Forward schedules whose tiles may be boxes of a grid; None: no such kernels."""
-    thresholds: bool = False
-    """Whether kernels keep pairs by thresholds of their scores."""
-    gathered: Callable[[Problem], tuple[tuple[str, Direction, Schedule], ...]] | None = None
-    """(form, pass, schedule) of the sources over gathered keys; None: there are none."""
+    gathered: tuple[tuple[Direction, str], ...] = ()
+    """The sources over gathered keys, the forward pass with the smallest tiles first."""
     scoring: Scoring | None = None
     """How lists of gathered keys are scored."""
     device_documents: bool = False
@@ -115,14 +115,21 @@ class Family:
         """Tile, threads and memory of a source.
 
         Raises:
-            SharedMemoryExceeded: the tiles do not fit.
+            SharedMemoryExceeded: the tiles do not fit; no head dimension of a target does that.
             TileUnsupported: tile or stages were asked for that there are not.
         """
         if problem.names_tile and (direction, form) == (Direction.forward, ""):
             self.limits(problem).check(problem)
         if self.by_masks is not None and (direction, form) == (Direction.forward, ""):
-            return self.by_masks(problem, masks)
-        return self.schedules[direction, form](problem)
+            made = self.by_masks(problem, masks)
+        else:
+            made = self.schedules[direction, form](problem)
+        (target,) = (each for each in TARGETS.values() if each.family == self.name)
+        launches = [launch for _, mode in made.modes for launch in mode.launches]
+        room = max((each.shared_bytes for each in launches), default=made.shared_bytes)
+        if room > target.shared_memory:
+            raise SharedMemoryExceeded(room, target.name, target.shared_memory)
+        return made
 
     def has(self, form: str, problem: Problem) -> bool:
         """Whether there are kernels of a form for a head dimension."""

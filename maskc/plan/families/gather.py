@@ -22,10 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maskc.core.bundle import Grid, Launch, Mode
-from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Problem, TileShape
 from maskc.core.selection import Score
-from maskc.core.target import TARGETS
 from maskc.layout.topk import indexer as G
 from maskc.plan.families import sm80
 from maskc.plan.families.family import Product, Scoring
@@ -71,14 +69,10 @@ of 32 rows, as other masks have, some would spill."""
 
 
 def sm80_schedule(problem: Problem) -> Sm80Schedule:
-    """The schedule of a forward pass over gathered keys below Hopper.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
-    """
-    dim, target = problem.head_dim, TARGETS["sm_80"]
+    """The schedule of a forward pass over gathered keys below Hopper."""
+    dim = problem.head_dim
     tile, blocks, park = TileShape(G.ROWS, G.KEYS), _BLOCKS_80[dim], dim == 256
-    shared = sm80.shared_bytes(tile, dim, park, target) - sm80.BLOCK_BYTES + _BESIDE_80
+    shared = sm80.shared_bytes(tile, dim, park) - sm80.BLOCK_BYTES + _BESIDE_80
     launch = Launch("attention_forward", Grid.stream, 32 * _WARPS_80, shared, resident=blocks)
     return Sm80Schedule(
         tile,
@@ -105,17 +99,11 @@ runs at once."""
 
 
 def sm80_backward_schedule(problem: Problem) -> Sm80Schedule:
-    """The schedule of a backward pass over gathered keys below Hopper: each warp has 16 heads.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
-    """
-    dim, target = problem.head_dim, TARGETS["sm_80"]
+    """The schedule of a backward pass over gathered keys below Hopper: each warp has 16 heads."""
+    dim = problem.head_dim
     heads, keys, blocks = _BACKWARD_80[dim]
     tile, warps = TileShape(heads, keys), heads // 16
     shared = 4 * dim * (heads + keys) + 4 * heads * keys + _BESIDE_80
-    if shared > target.shared_memory:
-        raise SharedMemoryExceeded(shared, target.name, target.shared_memory)
     return Sm80Schedule(
         tile,
         f"backward: tiles of {heads} heads of one query x {keys} of its keys, {warps} warps, "
@@ -152,17 +140,11 @@ def gather_schedule(problem: Problem, wide: bool) -> ForwardSchedule:
 
     Args:
         wide: whether a tile has the rows of 128 heads instead of 64.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
     """
     dim, form = problem.head_dim, (_WIDE if wide else _NARROW)[problem.head_dim]
     tile = TileShape(G.WIDE_ROWS if wide else G.ROWS, G.KEYS)
-    slabs, groups, target = -(-dim // 64), tile.q // 64, TARGETS["sm_90a"]
+    slabs, groups = -(-dim // 64), tile.q // 64
     shared = _SLAB_ROW * slabs * (tile.q + 2 * form.stages * tile.k) + _CONTROL_BYTES
-    most = target.shared_bytes_of(form.blocks)
-    if shared > most:
-        raise SharedMemoryExceeded(shared, target.name, most)
     threads = 128 * (groups + 1)
     launch = Launch("attention_forward", Grid.stream, threads, shared, resident=form.blocks)
     return ForwardSchedule(
@@ -195,18 +177,11 @@ _BACKWARD = {
 
 
 def backward_schedule(problem: Problem) -> ForwardSchedule:
-    """The schedule of a backward pass over gathered keys.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
-    """
+    """The schedule of a backward pass over gathered keys."""
     dim, form = problem.head_dim, _BACKWARD[problem.head_dim]
     tile, slabs = TileShape(G.ROWS, G.KEYS), -(-dim // 64)
     weights, control = 2 * _SLAB_ROW * tile.k, 2 * _CONTROL_BYTES
     shared = _SLAB_ROW * slabs * 2 * (tile.q + form.stages * tile.k) + weights + control
-    most = TARGETS["sm_90a"].shared_memory
-    if shared > most:
-        raise SharedMemoryExceeded(shared, "sm_90a", most)
     return ForwardSchedule(
         tile,
         f"backward: tiles of {tile.q} heads of one query x {tile.k} of its keys, {form.stages} "

@@ -5,23 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from maskc.core.forms import CHOOSE, GATHER, SMALL, THRESHOLDS, TINY, TOGETHER, WIDE
-from maskc.core.problem import Direction, Problem
+from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.plan.families import gather, sm90a, sm90a_mma16
 from maskc.plan.families.family import Along, Family
 from maskc.plan.families.sm90a_backward import backward_schedule, small_backward_schedule
-from maskc.plan.types import Schedule
 
 _FORWARD, _BACKWARD = Direction.forward, Direction.backward
-
-
-def _gathered(problem: Problem) -> tuple[tuple[str, Direction, Schedule], ...]:
-    """The forward pass with the smallest tiles comes first."""
-    return (
-        (GATHER, _FORWARD, gather.gather_schedule(problem, False)),
-        (WIDE, _FORWARD, gather.gather_schedule(problem, True)),
-        (GATHER, _BACKWARD, gather.backward_schedule(problem)),
-    )
 
 
 HOPPER = Family(
@@ -31,11 +21,14 @@ HOPPER = Family(
         (_FORWARD, SMALL): sm90a.small_schedule,
         (_FORWARD, TINY): sm90a_mma16.forward_schedule,
         (_FORWARD, CHOOSE): sm90a.choose_schedule,
+        (_FORWARD, GATHER): partial(gather.gather_schedule, wide=False),
+        (_FORWARD, WIDE): partial(gather.gather_schedule, wide=True),
         (_BACKWARD, ""): backward_schedule,
         (_BACKWARD, THRESHOLDS): partial(backward_schedule, thresholds=True),
         (_BACKWARD, SMALL): small_backward_schedule,
         (_BACKWARD, TOGETHER): partial(small_backward_schedule, apart=False),
         (_BACKWARD, TINY): sm90a_mma16.backward_schedule,
+        (_BACKWARD, GATHER): gather.backward_schedule,
     },
     limits=sm90a.limits,
     along=(
@@ -49,8 +42,7 @@ HOPPER = Family(
     head_dims={SMALL: sm90a.SMALL_HEAD_DIMS, TINY: sm90a_mma16.HEAD_DIMS},
     tables=True,
     grid=sm90a.grid_schedules,
-    thresholds=True,
-    gathered=_gathered,
+    gathered=((_FORWARD, GATHER), (_FORWARD, WIDE), (_BACKWARD, GATHER)),
     scoring=gather.SM90A_SCORING,
     device_documents=True,
     device_data=True,

@@ -55,9 +55,8 @@ from functools import lru_cache
 
 from maskc.analysis.rows import comes_in, longest_row
 from maskc.core.bundle import PACKED, Grid, Launch, Mode
-from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Problem, TileShape
-from maskc.core.target import NARROW, TARGETS, Target
+from maskc.core.target import NARROW
 from maskc.ir.types import MaskIR
 from maskc.plan.families.family import BIN_BYTES, L2_BYTES
 from maskc.plan.families.limits import Limits
@@ -111,9 +110,6 @@ def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
     """The schedule of one problem for the masks of all heads, which share a kernel.
 
     What it asks are facts of the sets at their parameters' defaults: equal masks get equal tiles.
-
-    Raises:
-        SharedMemoryExceeded: see `schedule`.
     """
     if problem.tile is not None:
         return _with_tile(problem, problem.tile)
@@ -142,9 +138,6 @@ def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
 
     `short_rows` asks for tiles of 64 queries also where 128 are the default: better where a row
     sees about a thousand keys or fewer, or where the mask comes in blocks of 64.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
     """
     queries, warps, blocks, keep_q = (_SHORT if short_rows else _LONG)[problem.head_dim]
     keys = 64 if problem.head_dim <= NARROW else WIDE_KEYS
@@ -169,14 +162,14 @@ def _with_tile(problem: Problem, tile: TileShape) -> Sm80Schedule:
 def _schedule(
     problem: Problem, tile: TileShape, warps: int, blocks: int, keep_q: bool
 ) -> Sm80Schedule:  # fmt: skip
-    dim, target = problem.head_dim, TARGETS["sm_80"]
+    dim = problem.head_dim
     rows, park = tile.q // warps, dim == 128
     why = "each fragment of K and V serves them all" if rows == 32 else "out fills the registers"
     if dim > NARROW:
-        rows, shared = 2 * rows, wide_shared_bytes(tile, dim, 32 * warps, target)
+        rows, shared = 2 * rows, wide_shared_bytes(tile, dim, 32 * warps)
         why = "two share rows, each has half of the columns of out"
     else:
-        shared = shared_bytes(tile, dim, park, target)
+        shared = shared_bytes(tile, dim, park)
     return Sm80Schedule(
         tile,
         f"tiles of {tile.q} x {tile.k}, {warps} warps of {rows} rows ({why}), "
@@ -215,15 +208,10 @@ _CHOOSE = {
 def choose_schedule(problem: Problem) -> Sm80Schedule:
     """The schedule of templates/sm80/choose.cu.j2, which finds thresholds of keys that are chosen
     one by one: 16 rows a warp, and two tiles of keys in turn.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
     """
-    dim, target = problem.head_dim, TARGETS["sm_80"]
+    dim = problem.head_dim
     queries, keys, warps = _CHOOSE[dim]
     room = 2 * dim * (queries + 2 * keys) + BIN_BYTES * queries + BLOCK_BYTES
-    if room > target.shared_memory:
-        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
     return Sm80Schedule(
         TileShape(queries, keys),
         f"thresholds by {warps} warps of 16 rows and {keys} keys, {room / 1024:g} KiB of shared "
@@ -235,29 +223,16 @@ def choose_schedule(problem: Problem) -> Sm80Schedule:
     )
 
 
-def shared_bytes(tile: TileShape, head_dim: int, park_rows: bool, target: Target) -> int:
-    """Bytes of struct Shared: a tile each of q, k and v, parked tops and sums, the block's part.
-
-    Raises:
-        SharedMemoryExceeded: more than the target's blocks may use.
-    """
+def shared_bytes(tile: TileShape, head_dim: int, park_rows: bool) -> int:
+    """Bytes of struct Shared: a tile each of q, k and v, parked tops and sums, the block's part."""
     tiles = 2 * head_dim * (tile.q + 2 * tile.k)
     parked = 2 * 4 * 4 * tile.q if park_rows else 0  # two floats for each row and lane of its quad
-    return _checked(tiles + parked + BLOCK_BYTES, target)
+    return tiles + parked + BLOCK_BYTES
 
 
-def wide_shared_bytes(tile: TileShape, head_dim: int, threads: int, target: Target) -> int:
+def wide_shared_bytes(tile: TileShape, head_dim: int, threads: int) -> int:
     """Bytes of shared memory where two warps share rows: q lies where k and v come; halves of
     scores that they exchange.
-
-    Raises:
-        SharedMemoryExceeded: more than the target's blocks may use.
     """
     tiles = 2 * head_dim * max(tile.q, 2 * tile.k)
-    return _checked(tiles + 2 * tile.k * threads + BLOCK_BYTES, target)
-
-
-def _checked(total: int, target: Target) -> int:
-    if total > target.shared_memory:
-        raise SharedMemoryExceeded(total, target.name, target.shared_memory)
-    return total
+    return tiles + 2 * tile.k * threads + BLOCK_BYTES

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maskc.core.bundle import Grid, Launch, Mode
-from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import NARROW, TARGETS
 from maskc.plan.families.family import L2_BYTES
@@ -57,11 +56,7 @@ whose scores are in registers at a time."""
 
 
 def backward_schedule(problem: Problem) -> Sm80BackwardSchedule:
-    """The schedule of a backward pass.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
-    """
+    """The schedule of a backward pass."""
     dim, target = problem.head_dim, TARGETS["sm_80"]
     queries, keys, warps, blocks, at_once = _TILES[dim]
     tile, divided, wide = TileShape(queries, keys), dim > 128, dim > NARROW
@@ -70,8 +65,6 @@ def backward_schedule(problem: Problem) -> Sm80BackwardSchedule:
         room = wide_shared_bytes(tile, dim, at_once)
     elif room > target.shared_memory:
         room, one_place = shared_bytes(tile, dim, True), True
-    if room > target.shared_memory:
-        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
     own = keys // warps * (1 + wide)
     return Sm80BackwardSchedule(
         tile,

@@ -54,7 +54,6 @@ from dataclasses import dataclass, replace
 
 from maskc.core.bundle import PACKED, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.dtypes import DType
-from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.plan.families.family import BIN_BYTES, L2_BYTES, Product
@@ -162,11 +161,7 @@ _GRID_KEYS = (96, 64)
 
 
 def forward_schedule(problem: Problem) -> ForwardSchedule:
-    """The schedule of a forward pass.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
-    """
+    """The schedule of a forward pass."""
     if problem.dtype is DType.float8_e4m3fn:
         return _fp8_schedule(problem, _FP8_FORMS[problem.head_dim])
     usual = _FORMS[problem.head_dim]
@@ -215,11 +210,7 @@ def _asked(problem: Problem, usual: _Form) -> _Form:
 
 
 def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
-    """Schedules of a forward pass over boxes of a grid: the usual one, and with fewer keys a tile.
-
-    Raises:
-        SharedMemoryExceeded: as of `forward_schedule`.
-    """
+    """Schedules of a forward pass over boxes of a grid: the usual one, then with fewer keys."""
     usual = _FORMS[problem.head_dim]
     sizes = (usual.keys, *(keys for keys in _GRID_KEYS if keys < usual.keys))
     stages = (round(usual.stages * usual.keys / keys) for keys in sizes)
@@ -228,26 +219,19 @@ def grid_schedules(problem: Problem) -> tuple[ForwardSchedule, ...]:
 
 
 def small_schedule(problem: Problem) -> ForwardSchedule:
-    """The schedule of a forward pass with small tiles, for one of SMALL_HEAD_DIMS.
-
-    Raises:
-        SharedMemoryExceeded: the blocks of a multiprocessor do not fit.
-    """
+    """The schedule of a forward pass with small tiles, for one of SMALL_HEAD_DIMS."""
     return _schedule(problem, _SMALL_FORMS[problem.head_dim])
 
 
 def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     dim, keys, warpgroups = problem.head_dim, form.keys, form.warpgroups
-    target = TARGETS["sm_90a"]
     tile, slabs = TileShape(64 * warpgroups, keys), -(-dim // SLAB)
     threads = 128 * (warpgroups + 1)
     fp8 = problem.dtype is DType.float8_e4m3fn
     across = -(-slabs // 2) if fp8 else slabs
     sums = 4 * tile.q * dim if fp8 and dim <= 128 else 0
     room = {q: _shared(tile, slabs, form.stages, q, across) + sums for q in (1, 2)}
-    most = target.shared_bytes_of(form.blocks)
-    if room[1] > most:
-        raise SharedMemoryExceeded(room[1], target.name, most)
+    most = TARGETS["sm_90a"].shared_bytes_of(form.blocks)
     values = 2 * SLAB * slabs * form.stages * keys
     lists = min(most - room[1], values) if warpgroups > 1 else 0
     usual = _mode(Grid.items, threads, room[1], form.blocks, "")
@@ -335,18 +319,12 @@ _CHOOSE_FORMS = {
 
 
 def choose_schedule(problem: Problem) -> ForwardSchedule:
-    """The schedule of templates/sm90a/choose.cu.j2, which finds thresholds.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
-    """
-    dim, target = problem.head_dim, TARGETS["sm_90a"]
+    """The schedule of templates/sm90a/choose.cu.j2, which finds thresholds."""
+    dim = problem.head_dim
     form = _CHOOSE_FORMS[dim]
     tile, slabs = TileShape(64 * form.warpgroups, form.keys), -(-dim // SLAB)
     threads = 128 * (form.warpgroups + 1)
     room = 2 * SLAB * slabs * (tile.q + form.stages * tile.k) + BIN_BYTES * tile.q + _CONTROL_BYTES
-    if room > target.shared_memory:
-        raise SharedMemoryExceeded(room, target.name, target.shared_memory)
     launch = Launch("attention_choose", Grid.items, threads, room)
     return ForwardSchedule(
         tile,

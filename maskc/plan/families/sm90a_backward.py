@@ -92,9 +92,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from maskc.core.bundle import APART, ONCE, Grid, Launch, Mode, TensorMap, WorkList
-from maskc.core.errors import SharedMemoryExceeded
 from maskc.core.problem import Feature, Problem, TileShape
-from maskc.core.target import TARGETS
 from maskc.plan.families.family import L2_BYTES, Product
 from maskc.plan.families.score_tables import with_tables
 from maskc.plan.families.sm90a import SLAB
@@ -176,11 +174,7 @@ _SMALL_BLOCKS = 2
 
 
 def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSchedule:
-    """The schedule of a backward pass, with `thresholds` of keys that are chosen one by one or not.
-
-    Raises:
-        SharedMemoryExceeded: the tiles do not fit (no head dimension of the target does that).
-    """
+    """The schedule of a backward pass, or of one that compares with thresholds of chosen keys."""
     tile = _TILES[problem.head_dim]
     split = "keys" if tile.k == 128 else "columns"
     how = f"2 warpgroups that divide the {split} and one that copies"
@@ -190,9 +184,6 @@ def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSch
 def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSchedule:
     """The schedule of a backward pass with small tiles, for one of SMALL_HEAD_DIMS; with the mode
     `apart` or not.
-
-    Raises:
-        SharedMemoryExceeded: the blocks of a multiprocessor do not fit.
     """
     how = f"one warpgroup and one that copies, {_SMALL_BLOCKS} blocks per multiprocessor"
     made = _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
@@ -228,7 +219,7 @@ def _schedule(
     problem: Problem, tile: TileShape, warpgroups: int, split: str, blocks: int,
     registers: tuple[int, int], how: str, thresholds: bool = False,
 ) -> BackwardSchedule:  # fmt: skip
-    dim, target = problem.head_dim, TARGETS["sm_90a"]
+    dim = problem.head_dim
     slabs = -(-dim // SLAB)
     staged = split == "keys" and warpgroups > 1
     shares = warpgroups if dim < 128 else 2  # more than 32 numbers per thread: too few registers
@@ -238,9 +229,6 @@ def _schedule(
                    _key_blocks(dim, tile))  # fmt: skip
     modes = tuple((name, with_tables(mode, problem, tile, THREADS)) for name, mode in modes)
     room = max(launch.shared_bytes for _, mode in modes for launch in mode.launches)
-    most = target.shared_bytes_of(blocks)
-    if room > most:
-        raise SharedMemoryExceeded(room, target.name, most)
     queries = tile.q if split == "keys" else tile.q // 2
     return BackwardSchedule(
         tile,

@@ -21,8 +21,6 @@ THREADS = 128
 """The threads of a block."""
 BLOCKS = 8
 """The blocks that a multiprocessor has room for: this sets the registers of a thread."""
-RESULTS = 5
-"""The results of a pass: dq, dk, dv and two gradients per head."""
 
 REASON = (
     "given on the device, data are read there: kernels list the tiles that they leave, and nothing "
@@ -61,11 +59,9 @@ def matches(plan: KernelPlan) -> bool:
     )
     if not decls or not given:
         return False
-    loads = {
-        node for mask in plan.masks for node in E.walk(mask.lifted.shape)
-        if isinstance(node, E.Load) and not is_list(node.array)
-    }  # fmt: skip
-    return len({node.array for node in loads}) <= MAX_ARRAYS and all(map(_readable, loads))
+    every = (load for mask in plan.masks for load in E.loads(mask.lifted.shape))
+    loads = [load for load in every if not is_list(load.array)]
+    return len({load.array for load in loads}) <= MAX_ARRAYS and all(map(_readable, loads))
 
 
 def _readable(load: E.Load) -> bool:

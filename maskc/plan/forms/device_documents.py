@@ -23,8 +23,6 @@ THREADS = 128
 instead of 33 us for all lists of a causal forward pass."""
 BLOCKS = 8
 """The blocks that a multiprocessor has room for: this sets the registers of a thread."""
-RESULTS = 5
-"""The results of a pass: dq, dk, dv and two gradients per head."""
 
 REASON = (
     "tiles of keys begin with documents where these are packed; given on the device, lists are "

@@ -30,7 +30,7 @@ from maskc.plan.types import Formula, Gathering, KernelPlan
 
 def chooses_keys(masks: tuple[MaskIR, ...], target: Target) -> bool:
     """Whether some selection chooses single keys, on a target that may gather them."""
-    return family_of(target).gathered is not None and any(
+    return bool(family_of(target).gathered) and any(
         each.block == 1 for ir in masks for each in ir.selections
     )
 
@@ -119,8 +119,9 @@ def plan_gathered(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
         raise SelectionNotCompiled(target.name, made, target.least_block, at=at)
     (ir,), (facts,) = heads.masks, heads.facts
     plans = []
-    sources = family_of(target).gathered
-    for form, direction, schedule in sources(target.padded(problem)) if sources else ():
+    family = family_of(target)
+    for direction, form in family.gathered:
+        schedule = family.schedule(target.padded(problem), heads.masks, direction, form)
         mask = mask_for(ir, facts, schedule.tile)
         plans.append(KernelPlan(
             problem, target, schedule, schedule.tile, False, (mask,), heads.facts, heads.of_head,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.analysis.heads import Heads, assume, fix
+from maskc.analysis.heads import Heads, assume
 from maskc.core import expr as E
 from maskc.core.errors import SelectionNotCompiled
 from maskc.core.expr import Expr
@@ -43,7 +43,7 @@ def by_threshold(heads: Heads, target: Target) -> Selection | None:
     """
     found = {each.name: (ir, each) for ir in heads.masks for each in ir.selections}
     small = [(ir, each) for ir, each in found.values() if each.block < target.least_block]
-    if not small or not family_of(target).thresholds:
+    if not small or (Direction.forward, CHOOSE) not in family_of(target).schedules:
         return None
     ir, one = small[0]
     why = None
@@ -72,7 +72,7 @@ def lifted_pair(keep: Expr, one: Selection) -> tuple[Lifted, Expr]:
     atoms = [made for made, source in whole.sources if source == chosen(one)]
     shapes = [whole.shape, whole.shape]
     for atom in atoms:
-        shapes = [fix(s, atom, taken) for s, taken in zip(shapes, (True, False), strict=True)]
+        shapes = [E.assume(s, atom, taken) for s, taken in zip(shapes, (True, False), strict=True)]
     return replace(whole, shape=shapes[0]), shapes[1]
 
 

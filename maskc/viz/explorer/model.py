@@ -25,7 +25,6 @@ from maskc.dsl.printer import print_short
 from maskc.dsl.slots import with_captured
 from maskc.emit.glsl_printer import shader
 from maskc.ir.lower import terms
-from maskc.ir.selecting import any_choice
 from maskc.ir.types import MaskIR
 from maskc.layout import Chosen, check_lengths
 from maskc.questions.asked import pairs_of
@@ -155,7 +154,7 @@ def _terms(
         if loc is not None:
             place = {"file": loc.file, "line": loc.line, "col": loc.col, "end": loc.end_col}
         # Arrays that the simplified mask does not read decide nothing in it, nor do choices.
-        yield depth, text, place, any_choice(formula, unknown)
+        yield depth, text, place, E.assume_reads(formula, True, unknown)
 
 
 _PARAM = re.compile(r"param\('(\w+)', -?\d+\)")

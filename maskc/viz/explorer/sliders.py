@@ -143,4 +143,4 @@ def _same(
 
 
 def _at_defaults(keep: Expr) -> Expr:
-    return E.with_params(keep, E.params(keep))
+    return E.with_values(keep, E.params(keep))
