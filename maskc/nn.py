@@ -31,9 +31,6 @@ from maskc.dsl.tracer import where
 
 __all__ = ["Attention", "SplashAttention"]
 
-_attention: Any = attention
-"""What it returns depends on return_lse, which is only known when it runs."""
-
 
 class Attention(torch.nn.Module):
     """softmax(scale * q k^T, restricted to a mask) v, as a module without projections.
@@ -113,7 +110,7 @@ class Attention(torch.nn.Module):
         Raises:
             MaskcError: as `maskc.attention`.
         """
-        return _attention(
+        return attention(
             q, k, v, self.mask, scale=self.scale, return_lse=return_lse, softcap=self.softcap,
             alibi_slopes=_fp32(self.alibi_slopes), sink_logits=_fp32(self.sink_logits),
             normalizer=self.normalizer, alpha=self.alpha, nan_safe=self.nan_safe,
@@ -209,7 +206,7 @@ class SplashAttention(torch.nn.Module):
         if q.shape[-1] != self.head_dim:
             raise BadShape("q", tuple(q.shape), f"head_dim={self.head_dim}", at="q")
         mask = self.mask(q, k, Q_idx, K_idx)
-        return _attention(
+        return attention(
             q, k, v, mask, scale=self.sm_scale, return_lse=return_lse, normalizer="entmax",
             alpha=self.alpha,
         )  # fmt: skip
