@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from maskc.plan.cost import layout_at
 from maskc.plan.families.table import family_of
 from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan, PlannedMask
+
+if TYPE_CHECKING:
+    from maskc.distributed.setting import Setting
 
 _TARGET = "sm_90a"
 _LONGEST = 1 << 17
@@ -74,9 +78,7 @@ class PassCost:
         return found
 
 
-def shares(
-    mask: Mask, reach: Reach, n: int, problem: Problem, passes: tuple[PassCost, PassCost]
-) -> tuple[float, float]:  # fmt: skip
+def shares(mask: Mask, reach: Reach, n: int, setting: Setting) -> tuple[float, float]:
     """What both passes take, relative to the tiles of the sequence.
 
     Kernels of masks with remainders run over one residue after another, each of which sees few
@@ -89,14 +91,14 @@ def shares(
     if not reach.remainders or not count or driver.selects(mask):
         return 1.0, 1.0
     try:
-        plan = driver.plan_kernel(mask, replace(problem, n_heads=reach.heads), target)
+        plan = driver.plan_kernel(mask, replace(setting.problem, n_heads=reach.heads), target)
         if not plan.parts or any(part.listed is not None for part in plan.parts):
             return 1.0, 1.0
         if count < n:
             reach = reach_of(mask, count, TILE, reach.heads, {})
         block = -(-count // len(reach.tiles))
         found = []
-        for direction, each in zip(Direction, passes, strict=True):
+        for direction, each in zip(Direction, setting.passes, strict=True):
             own = milliseconds(plan, direction, count, count, reach.heads)
             cycles = each.of_blocks(reach, block, direction is Direction.backward).sum()
             if direction is Direction.backward:

@@ -99,7 +99,7 @@ def test_every_pair_is_computed_once(data: st.DataObject):
                 copy.source : copy.source + copy.count
             ]
         came = [x for each in layer.receives(rank) for x in range(each.start, each.stop)]
-        places = [x for each in work.receives for x in range(each.place, each.place + each.count)]
+        places = [x for first, count in work.came.stretches for x in range(first, first + count)]
         buffer[places] = came
         for call in work.calls:
             keys = (own if call.own else buffer)[call.key : call.key + call.keys]
