@@ -34,7 +34,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import structure
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.layout import to_host
-from maskc.reference.dense import declarations, formulas, walk
+from maskc.reference.dense import data_of_calls, default_parameters
 
 if TYPE_CHECKING:
     from maskc.distributed.work import Work
@@ -483,11 +483,7 @@ def _content(name: str, value: Any, update: Callable[[bytes], object]) -> None:
 
 def _names(mask: Mask) -> set[str]:
     """Parameters and data that calls of a mask may give."""
-    from maskc.core import expr as E
-
-    nodes = list(walk(mask))
-    found = {decl.name for node in nodes for decl in declarations(node) if decl.from_caller}
-    return found | {name for node in nodes for part in formulas(node) for name in E.params(part)}
+    return {decl.name for decl in data_of_calls(mask)} | set(default_parameters(mask))
 
 
 # ------------------------------------------------------------------ making a plan
@@ -573,7 +569,7 @@ def plan(
     best: tuple[float, TokenLayout, dict[str, LayerPlan]] | None = None
     tried = {}
     forward, _ = setting.passes
-    weights = sum((x.shares[0] * forward.of_blocks(x, block, False) for x in reaches.values()), 0.0)
+    weights = sum((x.shares[0] * forward.of_blocks(x, block) for x in reaches.values()), 0.0)
     for name in names:
         tokens = layouts.make(name, n, ranks, block, np.asarray(weights))
         made = {

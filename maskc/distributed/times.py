@@ -78,15 +78,14 @@ def by_tiles(layer: LayerPlan, setting: Setting) -> tuple[Times, Times]:
     copied = copied + np.where(layer.scattered, received + layer.span * bytes_each / 2, 0)
     copied = copied / _COPIED + (pieces > 1) * calls * _CALL
     found = []
-    for number, each in enumerate(setting.passes):
-        travel = np.array([network.milliseconds(*x) for x in zip(*traffic[number], strict=True)])
-        share = setting.batch * layer.reach.shares[number]
-        cycles = share * each.of_blocks(layer.reach, layer.block, number == 1)
+    for each, bytes_of, share in zip(setting.passes, traffic, layer.reach.shares, strict=True):
+        travel = np.array([network.milliseconds(*x) for x in zip(*bytes_of, strict=True)])
+        share *= setting.batch
+        cycles = share * each.of_blocks(layer.reach, layer.block)
         compute: Any = np.bincount(layer.block_rank, cycles * layer.stays, minlength=ranks)
         compute = compute + layer.hosted(cycles)
+        compute = compute + share * each.of_rows(layer.layout.tokens, setting.heads.q)
         inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
-        if number == 1:
-            compute = compute + share * each.of_rows(layer.layout.tokens, setting.heads.q)
         launches = calls * each.card.launch_us / 1e3 + copied + answered
         tiles = each.milliseconds(compute)
         found.append(Times(tiles, tiles + launches, each.milliseconds(inner), travel))

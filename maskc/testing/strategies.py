@@ -10,7 +10,6 @@ parameters are those of PARAMS. Masks that differ by head are for HEADS query he
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -18,9 +17,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 import maskc as mc
-from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
 from maskc.dsl import nodes as N
+from maskc.reference.dense import data_of_calls, default_parameters
 
 HEADS = 3
 PARAMS = {"w": 3, "n": 2}
@@ -210,27 +209,12 @@ def _one_of_equally(kinds: list[st.SearchStrategy[mc.Mask]]) -> st.SearchStrateg
 
 def declared(mask: mc.Mask) -> dict[str, DataDecl]:
     """The arrays a call must give, by name."""
-    found = {}
-    for node in _walk(mask):
-        for decl in filter(lambda each: each.from_caller, getattr(node, "decls", ())):
-            found[decl.name] = decl
-    return found
+    return {decl.name: decl for decl in data_of_calls(mask)}
 
 
 def parameters(mask: mc.Mask) -> dict[str, int]:
     """Names and defaults of the mask's parameters."""
-    found: dict[str, int] = {}
-    for node in _walk(mask):
-        for name in ("formula", "left", "right", "n", "ids"):
-            if isinstance(field := getattr(node, name, None), E.Expr):
-                found |= E.params(field)
-    return found
-
-
-def _walk(mask: mc.Mask) -> Iterator[mc.Mask]:
-    yield mask
-    for child in getattr(mask, "children", ()):
-        yield from _walk(child)
+    return default_parameters(mask)
 
 
 @st.composite

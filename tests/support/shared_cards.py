@@ -122,7 +122,7 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
     work = made.work(rank, None, drops or score is not None)
     _, tables = case.drawn(device)
     step = passes.Step(work, Ranks(None, rank, size, ()), options, case.deterministic, dropout,
-                          made.__dict__.setdefault("_kernels", {}), made.n, score, tables,
+                          made.once(("kernels",), dict), made.n, score, tables,
                           tuple(tables))  # fmt: skip
     hq, hkv, dim = case.heads
 
@@ -140,7 +140,7 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
         forward = passes.Forward(step, q, k, k, None, None)
         results = passes.RankOutput(q, q, 2)
         forward.launch(call, q, k, k, results)
-        saved = passes.Saved(q, q, results.lse.zero_(), q, None)
+        saved = passes.Saved(q, q, results.all[1].zero_(), q, None)
         backward = passes.Backward(step, k, k, saved, None, list(tables))
         backward.launch(call, k, k, saved, backward.dq, passes.KeyGradients(k.shape[2]))
         torch.cuda.synchronize(device)
