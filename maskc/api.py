@@ -264,7 +264,7 @@ def _restricted(
     to: conventions.Restriction, mask: Mask, *kernel: Any, score: Score | None = None
 ) -> CompiledMask:
     """The kernel of what keywords leave of a mask."""
-    return _compiled(to.of(mask), *kernel, score=score)
+    return _compiled(conventions.restricted(mask, to), *kernel, score=score)
 
 
 def _compiled(mask: Mask, *kernel: Any, score: Score | None = None) -> CompiledMask:

@@ -41,6 +41,10 @@ class TokenLayout:
         """int64 [ranks]: how many tokens each rank has; some may have none."""
         return self.own.tokens
 
+    def chunk(self, token: np.ndarray | int) -> np.ndarray:
+        """The chunk in which each of these tokens is, of the shape of `token`."""
+        return np.asarray(np.searchsorted(self.edges, token, side="right") - 1)
+
     def indices(self, rank: int) -> np.ndarray:
         """The tokens that a rank holds, in its order: int64 [tokens]."""
         parts = [np.arange(start, stop) for start, stop in self.own.of(rank)]

@@ -198,18 +198,6 @@ class RankPass(ABC):
     def hosted(self, guest: Guest, brought: list[Any]) -> Any:
         """fp32 [B, Hq, rows, columns]: the answer for a guest's rows."""
 
-    def start(self, patient: bool) -> None:
-        """Messages begin; `patient`: kernels that follow leave them time to."""
-        self.messages.start(patient)
-
-    def arrive(self) -> None:
-        """All messages have come; on a GPU only the stream waits."""
-        self.messages.wait()
-
-    def meet(self) -> None:
-        """The present stream waits for the second one."""
-        self.streams.meet()
-
     def send_rows(self) -> None:
         """Rows that leave go to the ranks that hold their keys, and rows of guests come."""
         import torch

@@ -81,10 +81,7 @@ class LayerPlan:
     def block_rank(self) -> np.ndarray:
         """int64 [blocks]: who holds each block of queries."""
         first = np.arange(len(self.reach.keys)) * self.block
-        owner: np.ndarray = self.layout.owner[
-            np.searchsorted(self.layout.edges, first, side="right") - 1
-        ]
-        return owner
+        return np.asarray(self.layout.owner[self.layout.chunk(first)])
 
     @cached_property
     def stays(self) -> np.ndarray:
@@ -112,19 +109,13 @@ class LayerPlan:
     def hosts(self) -> dict[int, tuple[int, np.ndarray]]:
         """Which ranks the queries that move go to, by home: (how many queries, int64 [hosts], the
         ranks that hold keys of them, which may include the home)."""
-        found = {}
+        found, chunk = {}, self.layout.chunk
         for home in dict.fromkeys(each.home for each in self.visits):
             own = [each for each in self.visits if each.home == home]
-            held = np.unique(np.concatenate([self._owners(x) for each in own for x in each.keys]))
+            keys = [x for each in own for x in each.keys]
+            chunks = (slice(int(chunk(low)), int(chunk(high - 1)) + 1) for low, high in keys)
+            held = np.unique(np.concatenate([self.layout.owner[each] for each in chunks]))
             found[home] = sum(each.stop - each.start for each in own), held
-        return found
-
-    def _owners(self, keys: tuple[int, int]) -> np.ndarray:
-        """Who holds a range of keys, chunk by chunk."""
-        first = np.searchsorted(self.layout.edges, keys[0], side="right") - 1
-        found: np.ndarray = self.layout.owner[
-            first : np.searchsorted(self.layout.edges, keys[1], side="left")
-        ]
         return found
 
     def hosted(self, cycles: np.ndarray) -> np.ndarray:
@@ -224,7 +215,7 @@ class LayerPlan:
         found = []
         edges, owner = self.layout.edges, self.layout.owner
         for start, stop in self.halo.of(rank):
-            first = int(np.searchsorted(edges, start, side="right")) - 1
+            first = int(self.layout.chunk(start))
             while start < stop:
                 end = min(stop, int(edges[first + 1]))
                 found.append(Transfer(int(owner[first]), rank, start, end))
@@ -240,15 +231,6 @@ class LayerPlan:
                 start, stop = int(halo.start[place]), int(halo.stop[place])
                 found.append(Transfer(rank, int(owners[place]), max(start, begin), min(stop, end)))
         return _joined(found)
-
-    def traffic(self) -> np.ndarray:
-        """int64 [ranks, ranks]: tokens that travel, receivers by senders."""
-        ranks = self.layout.ranks
-        found = np.zeros((ranks, ranks), np.int64)
-        for rank in range(ranks):
-            for each in self.receives(rank):
-                found[rank, each.sender] += each.stop - each.start
-        return found
 
     @property
     def travels(self) -> bool:

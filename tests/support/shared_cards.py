@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -259,22 +259,3 @@ def everything(rank: int, size: int) -> tuple[dict[str, Any], list[str]]:
         told[case.name], more = compared(case, size, device)
         wrong += more
     return told, wrong
-
-
-def on_host(case: Shared, size: int) -> Shared:
-    """A case for a dry run on CPUs: short and in fp32."""
-    n = min(case.n, 1024)
-    tables = {name: (n,) if name == "key" else x for name, x in case.tables.items()}
-    data = {**case.data, **({"doc": _documents(n, 1)} if "doc" in case.data else {})}
-    return replace(case, n=n, dtype=torch.float32, tables=tables, data=data)
-
-
-def dry(rank: int, size: int) -> list[str]:
-    """All cases on CPUs."""
-    wrong = []
-    for case in CASES:
-        told, more = compared(on_host(case, size), size, torch.device("cpu"))
-        if rank == 0:
-            print(case.name, {k: f"{v:.0e}" for k, v in told.items()}, flush=True)
-        wrong += more
-    return wrong

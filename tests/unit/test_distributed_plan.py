@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import maskc as mc
 from maskc.cli import main
 from maskc.core.errors import MaskcError
-from maskc.distributed import Network, plan
+from maskc.distributed import Network, layouts, plan
 
 HEADS = (32, 8, 128)
 WINDOW = mc.causal() & mc.window(1023)
@@ -36,10 +36,15 @@ def test_causal_is_balanced_by_two_chunks_a_rank():
     assert plan(mc.causal(), 65536, 8, heads=HEADS, layout="balanced").imbalance() < 1.02
 
 
+def test_of_equal_ranks_a_neighbour_takes_a_chunk():
+    made = layouts.make("balanced", 8 * 16, 2, 16, np.ones(8))
+    assert made.owner.tolist() == [0, 1, 1, 0, 0, 1, 1, 0]
+
+
 def test_chunks_that_fit_send_nothing():
     made = plan(mc.chunked(8192), 131072, 8, heads=HEADS)
     assert not made.layer().travels
-    assert made.layer().traffic().sum() == 0
+    assert made.layer().received.sum() == 0
 
 
 def test_one_layout_serves_masks_that_alternate():

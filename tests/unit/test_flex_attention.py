@@ -124,7 +124,7 @@ def everything(score, b, h, q_idx, kv_idx):
 
 
 def factor(score, b, h, q_idx, kv_idx):
-    return 2 * score.to(torch.float32) / 3
+    return torch.rsub(torch.rsub(2 * score.to(torch.float32) / 3, 1), 3)
 
 
 FOR_ALL = [identity, softcap, captured_cap, distance, everything, factor]
@@ -133,7 +133,8 @@ FOR_CAUSAL = [relative, table]
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "mod", chiefly(FOR_ALL + FOR_CAUSAL, captured_cap, distance, everything, relative, table)
+    "mod",
+    chiefly(FOR_ALL + FOR_CAUSAL, captured_cap, distance, everything, factor, relative, table),
 )
 def test_score_mods_are_options(mod) -> None:
     q, k, v = tensors(4, 2)
