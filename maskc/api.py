@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from maskc import conventions
 from maskc.core.dtypes import E4M3
@@ -20,30 +20,20 @@ from maskc.dsl.slots import emptied
 
 if TYPE_CHECKING:
     from maskc.core.difference import Difference
-    from maskc.core.tensors import Array
+    from maskc.core.tensors import Device
     from maskc.runtime.compiled import CompiledMask
     from maskc.runtime.scored import ScoredMask
 
+Sizes = tuple[int, int, int]
+"""(head_dim, head_dim_v, query heads)."""
 
-@overload
-def attention(
-    q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
-    return_lse: Literal[False] = False,
-    softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-    normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-    deterministic: bool = False, is_causal: bool = False,
-    window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
-    layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, score: Score | None = None,
-    dropout_p: float = 0.0, dropout_seed: Any = None,
-    return_selection: Literal[False] = False, indexer_loss: Literal[False] = False, **data: Any,
-) -> Any: ...  # fmt: skip
+
 @overload
 def attention(
     q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
     return_lse: Literal[True],
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-    normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+    normalizer: str = "softmax", alpha: Any = None, nan_safe: bool = False,
     deterministic: bool = False, is_causal: bool = False,
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
@@ -53,19 +43,22 @@ def attention(
 ) -> tuple[Any, Any]: ...  # fmt: skip
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None,
+    q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
     return_lse: bool = False,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-    normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-    deterministic: bool = False, score: Score | None = None, dropout_p: float = 0.0,
-    dropout_seed: Any = None, return_selection: bool = False, indexer_loss: bool = False,
-    **data: Any,
+    normalizer: str = "softmax", alpha: Any = None, nan_safe: bool = False,
+    deterministic: bool = False, is_causal: bool = False,
+    window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
+    layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+    max_seqlen: int | None = None, score: Score | None = None,
+    dropout_p: float = 0.0, dropout_seed: Any = None,
+    return_selection: bool = False, indexer_loss: bool = False, **data: Any,
 ) -> Any: ...  # fmt: skip
 def attention(
     q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
     return_lse: bool = False,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-    normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+    normalizer: str = "softmax", alpha: Any = None, nan_safe: bool = False,
     deterministic: bool = False, is_causal: bool = False,
     window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
     layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
@@ -133,8 +126,10 @@ def attention(
         or layout is not None or cu_seqlens_q is not None or cu_seqlens_k is not None
         or max_seqlen is not None
     ):  # fmt: skip
-        given = is_causal, window_size, enable_gqa, cu_seqlens_q, cu_seqlens_k, max_seqlen
-        return _by_convention(q, k, v, mask, options, deterministic, layout, given, score)
+        keywords = conventions.Keywords(
+            is_causal, window_size, enable_gqa, cu_seqlens_q, cu_seqlens_k, max_seqlen
+        )
+        return _by_convention(q, k, v, mask, options, deterministic, layout, keywords, score)
     if not isinstance(mask, Mask):
         raise not_a_mask("mc.attention", mask, caller() or "mask")
     _hint(q, k)
@@ -163,42 +158,47 @@ def _attention(
     score: Score | None = None,
 ) -> Any:  # fmt: skip
     """The call of tensors [B, H, N, D]; `find` makes or finds the kernel of the mask."""
+    from maskc.runtime.autograd import is_traced
+
     torch = torch_of(q)
-    if score is not None and torch is not None and _is_traced(torch):
-        from maskc.integrations import torch as with_torch
-
-        own_score = as_score(score)
-        return with_torch.attention(find, q, k, v, mask, options, deterministic, own_score)
-    if score is not None or "indexer_loss" in options or hasattr(options["alpha"], "shape"):
-        of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
-        sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
-        if torch is not None and torch.jit.is_tracing():
-            sizes = _counted(sizes)
-        own = {} if score is None else {"score": as_score(score)}
-        attn = find(mask, *sizes, of_q.dtype, of_q.device, **own)
-        return attn(q, k, v, deterministic=deterministic, **options)
-    if torch is not None and isinstance(q, torch.Tensor):
-        if q.dtype is torch.float8_e4m3fn:
+    if score is not None:
+        score = as_score(score)
+        watched = torch is not None and is_traced(torch)
+    elif "indexer_loss" in options or hasattr(options["alpha"], "shape"):
+        watched = False
+    else:
+        watched = torch is not None and isinstance(q, torch.Tensor)
+        if watched and q.dtype is torch.float8_e4m3fn:
             return _scaled(find, torch, q, k, v, mask, options, deterministic)
+    if watched:
         from maskc.integrations import torch as with_torch
 
-        return with_torch.attention(find, q, k, v, mask, options, deterministic)
-    of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
-    sizes = of_q.shape[-1], of_v.shape[-1], of_q.shape[1]
-    return find(mask, *sizes, of_q.dtype, of_q.device)(q, k, v, **options)
+        return with_torch.attention(find, q, k, v, mask, options, deterministic, score)
+    sizes, dtype, place = _kernel_of(q, v)
+    if torch is not None and torch.jit.is_tracing():
+        sizes = _counted(sizes)
+    own = {} if score is None else {"score": score}
+    attn = find(mask, *sizes, dtype, place, **own)
+    return attn(q, k, v, deterministic=deterministic, **options)
 
 
-def _counted(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+def _kernel_of(q: Any, v: Any) -> tuple[Sizes, str, Device]:
+    """((head_dim, head_dim_v, query heads), dtype, device) of a call's tensors [B, H, N, D]."""
+    from maskc.runtime.arrays.known import array_of
+
+    of_q, of_v = array_of(q, "q"), array_of(v, "v")
+    for x, name in ((of_q, "q"), (of_v, "v")):
+        if len(x.shape) != 4:
+            raise BadShape(name, x.shape, "four dimensions", at=name)
+    return (of_q.shape[3], of_v.shape[3], of_q.shape[1]), of_q.dtype, of_q.device
+
+
+def _counted(sizes: Sizes) -> Sizes:
     """Sizes as numbers, which are tensors while torch.jit.trace records."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return tuple(map(int, sizes))
-
-
-def _is_traced(torch: Any) -> bool:
-    from maskc.runtime.autograd import is_traced
-
-    return is_traced(torch)
+        dim, dim_v, heads = map(int, sizes)
+    return dim, dim_v, heads
 
 
 def _scaled(
@@ -209,8 +209,7 @@ def _scaled(
     from maskc.runtime.device import default_target
     from maskc.runtime.fp8 import multiplied_out, refuse_gradients
 
-    of_q, of_v = (_tensor(x, name) for x, name in ((q, "q"), (v, "v")))
-    sizes, place = (of_q.shape[-1], of_v.shape[-1], of_q.shape[1]), of_q.device
+    sizes, _, place = _kernel_of(q, v)
     if place[0] == "cuda" and default_target() == "sm_90a":
         return find(mask, *sizes, E4M3, place)(q, k, v, deterministic=deterministic, **options)
     refuse_gradients(place[0], q, k, v, options)
@@ -224,10 +223,9 @@ def _scaled(
 
 def _by_convention(
     q: Any, k: Any, v: Any, mask: Mask | None, options: dict[str, Any], deterministic: bool,
-    layout: str | None, given: tuple[Any, ...], score: Score | None = None,
+    layout: str | None, keywords: conventions.Keywords, score: Score | None,
 ) -> Any:  # fmt: skip
     """A call with keywords of other libraries, see `maskc.conventions`."""
-    keywords = conventions.Keywords(*given)
     restricts = keywords.is_causal or keywords.window_size is not None
     if mask is None and (restricts or keywords.cu_seqlens_q is not None):
         mask = conventions.EVERYTHING
@@ -254,27 +252,15 @@ def _by_convention(
     keywords.check_heads(q.shape[1], k.shape[1])
     masked = mask is not conventions.EVERYTHING
     to = keywords.restriction(q.shape[2], k.shape[2], masked, options)
-    results = _attention(partial(_restricted, *to), q, k, v, mask, options, deterministic, score)
+    results = _attention(partial(_restricted, to), q, k, v, mask, options, deterministic, score)
     return conventions.tokens_first(results, packed) if swapped else results
 
 
 def _restricted(
-    is_causal: bool, window_size: Any, align: str, packed: str | None, mask: Mask, *kernel: Any,
-    score: Score | None = None,
-) -> CompiledMask:  # fmt: skip
+    to: conventions.Restriction, mask: Mask, *kernel: Any, score: Score | None = None
+) -> CompiledMask:
     """The kernel of what keywords leave of a mask."""
-    to = conventions.Restriction(is_causal, window_size, align, packed)
-    return _compiled(to.of(mask), *kernel, score=score)
-
-
-def _tensor(x: Any, name: str) -> Array:
-    """Shape, dtype and device of a tensor with four dimensions."""
-    from maskc.runtime.arrays.known import array_of
-
-    found = array_of(x, name)
-    if len(found.shape) != 4:
-        raise BadShape(name, found.shape, "four dimensions", at=name)
-    return found
+    return _compiled(conventions.restricted(mask, to), *kernel, score=score)
 
 
 def _compiled(mask: Mask, *kernel: Any, score: Score | None = None) -> CompiledMask:
@@ -283,43 +269,29 @@ def _compiled(mask: Mask, *kernel: Any, score: Score | None = None) -> CompiledM
     A function of its own, as torch.compile takes no cached one for an argument.
     """
     *sizes, (place, _) = kernel
-    if score is not None:
-        mask = mask if score.mask is None else mask & score.mask
-        inner, held = emptied(mask)
-        given = (*sizes, "cpu" if place == "cpu" else None, score.formula)
-        return _remembered_scored(inner, *given).reading(score.inputs).holding(held)
+    if score is not None and score.mask is not None:
+        mask = mask & score.mask
     inner, held = emptied(mask)
-    return _remembered(inner, *sizes, "cpu" if place == "cpu" else None).holding(held)
+    target = "cpu" if place == "cpu" else None
+    if score is None:
+        return _remembered(inner, *sizes, target).holding(held)
+    scored = cast("ScoredMask", _remembered(inner, *sizes, target, score.formula))
+    return scored.reading(score.inputs).holding(held)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def _remembered(
-    mask: Mask, head_dim: int, head_dim_v: int, heads: int, dtype: object, target: str | None
-) -> CompiledMask:
-    from maskc import driver
-    from maskc.ir.heads import differs_by_head
-
-    n_heads = heads if differs_by_head(mask) else None
-    return driver.compile(
-        mask, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype, target=target
-    )
-
-
-@lru_cache(maxsize=256)
-def _remembered_scored(
     mask: Mask, head_dim: int, head_dim_v: int, heads: int, dtype: object, target: str | None,
-    formula: Formula,
-) -> ScoredMask:  # fmt: skip
+    formula: Formula | None = None,
+) -> CompiledMask:  # fmt: skip
     from maskc import driver
     from maskc.ir.heads import differs_by_head
 
-    n_heads = heads if differs_by_head(mask) else None
-    names = tuple(slot.name for slot in formula.slots)
-    found: ScoredMask = driver.compile(  # type: ignore[assignment]
-        mask, head_dim=head_dim, head_dim_v=head_dim_v, n_heads=n_heads, dtype=dtype,
-        target=target, score=Score(Inputs(formula, names)),
+    return driver.compile(
+        mask, head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype, target=target,
+        n_heads=heads if differs_by_head(mask) else None,
+        score=None if formula is None else Score(Inputs.of(formula)),
     )  # fmt: skip
-    return found
 
 
 def diff(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 from maskc.core.data import CuSeqlens
@@ -38,16 +38,11 @@ class Restriction(NamedTuple):
     packed: str | None
     """The name of the data that say which tokens belong together."""
 
-    def of(self, mask: Mask) -> Mask:
-        """The mask and what the keywords say; equal ones are made once."""
-        return _restricted(mask, self)
-
 
 @lru_cache(maxsize=256)
-def _restricted(mask: Mask, to: Restriction) -> Mask:
-    parts = []
-    if mask != EVERYTHING:
-        parts.append(mask)
+def restricted(mask: Mask, to: Restriction) -> Mask:
+    """The mask and what keywords leave of it; equal ones are made once."""
+    parts = [] if mask == EVERYTHING else [mask]
     if to.packed == _INTERVALS:  # which hold the others
         return intervals(_INTERVALS)
     if to.is_causal:
@@ -56,10 +51,7 @@ def _restricted(mask: Mask, to: Restriction) -> Mask:
         parts.append(window.flash(*to.window_size))
     if to.packed is not None:
         parts.append(documents(_DOCUMENTS))
-    found = parts[0] if parts else EVERYTHING
-    for part in parts[1:]:
-        found = found & part
-    return found
+    return reduce(operator.and_, parts) if parts else EVERYTHING
 
 
 class Keywords(NamedTuple):

@@ -2,7 +2,7 @@
 
 | stage       | call             | value that it hands on                                    |
 |-------------|------------------|-----------------------------------------------------------|
-| 1 capture   | `emptied`        | the `Mask` a user wrote, and the arrays that it captured  |
+| 1 capture   | `capture`        | the `Mask` a user wrote, and the arrays that it captured  |
 | 2 lower     | `on_all_heads`   | `MaskIR`: one formula for each head                       |
 | 3 decompose | `decompose`      | `MaskIR` in disjoint pieces                               |
 | 4 analyse   | `analyse_masks`  | `Heads`: the distinct masks with their `MaskFacts`        |
@@ -17,7 +17,7 @@ Stages 2 to 6 are skipped where the disk remembers their bundle.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -39,62 +39,107 @@ if TYPE_CHECKING:
     import numpy as np
 
     from maskc.analysis.heads import Heads
-    from maskc.core.layout import BlockLayout
     from maskc.ir.types import MaskIR
     from maskc.plan.types import KernelPlan
-    from maskc.questions.cache import KVCache
     from maskc.runtime.compiled import CompiledMask
 
 # ------------------------------------------------------------------ the eight stages
 
 
-def compile(
-    mask: Mask,
-    *,
-    head_dim: int,
-    head_dim_v: int | None = None,
-    n_heads: int | None = None,
-    dtype: object = "bfloat16",
-    target: str | None = None,
-    name: str = "mask",
-    score: Score | None = None,
-    dropout: bool = False,
-    tile: object = None,
-    stages: object = None,
-) -> CompiledMask:
-    """All stages; see Mask.compile.
+def compile(mask: Mask, *, score: Score | None = None, **options: Any) -> CompiledMask:
+    """All stages; see Mask.compile. The options are those of `capture`."""
+    recipe, held = capture(mask, score=score, **options)
+    return recipe.bound(held, None if score is None else score.inputs)
+
+
+def capture(
+    mask: Mask, *, head_dim: int, head_dim_v: int | None = None, n_heads: int | None = None,
+    dtype: object = "bfloat16", target: str | None = None, name: str = "mask",
+    score: Score | None = None, dropout: bool = False, tile: object = None, stages: object = None,
+) -> tuple[Recipe, Held | None]:  # fmt: skip
+    """Stage 1: what a call asks for, and the arrays that its formulas captured.
 
     Args:
+        head_dim, head_dim_v, n_heads, dtype, target, score, tile, stages: as in Mask.compile.
+        name: of the bundle.
         dropout: make the kernels that drop weights, see `CompiledMask.dropping`.
     """
-    from maskc.build.bundles import remembered
     from maskc.ir.heads import heads_of
-    from maskc.runtime.compiled import class_for
-    from maskc.runtime.device import default_target, on_this_card
-    from maskc.runtime.dropout import DroppingMask, DroppingScore
-    from maskc.runtime.scored import ScoredMask
+    from maskc.runtime.device import default_target
 
     if score is not None and score.mask is not None:
         mask = mask & score.mask
-    mask, held = emptied(mask)  # 1 capture
+    mask, held = emptied(mask)
     formula = None if score is None else score.formula
-    wanted = problem(
-        head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula, tile, stages
-    )  # fmt: skip
-    if dropout:
-        wanted = replace(wanted, dropout=True)
+    heads = heads_of(mask, n_heads)
+    wanted = problem(head_dim, head_dim_v, heads, dtype, formula, tile, stages, dropout)
     chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
-    recipe = Recipe(mask, wanted, chosen, name)
-    inputs: tuple[object, ...] = (structure(mask), tuple(_places(mask)), wanted, chosen.name, name)
-    if formula is not None:
-        inputs = (*inputs, formula.loc)
-    bundle = on_this_card(remembered(inputs, lambda: emit_bundle(recipe.plan, name)))  # 2 to 6
-    if score is not None:
-        scored = DroppingScore if dropout else ScoredMask
-        return scored(bundle, chosen.name, recipe, held=held, inputs=score.inputs)
-    if dropout:
-        return DroppingMask(bundle, chosen.name, recipe, held=held)
-    return class_for(bundle)(bundle, chosen.name, recipe, held=held)  # 7 build, 8 bind
+    return Recipe(mask, wanted, chosen, name), held
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What a compiled mask is made of: explains it, and makes it again where a pickle is stale."""
+
+    mask: Mask
+    """The mask that was compiled, without what its formulas captured."""
+    problem: Problem
+    target: Target
+    name: str
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy plans anew."""
+        return Recipe, (self.mask, self.problem, self.target, self.name)
+
+    @cached_property
+    def plan(self) -> KernelPlan:
+        """Stages 2 to 5, once."""
+        return plan_kernel(self.mask, self.problem, self.target)
+
+    def __call__(self) -> str:
+        """The text of CompiledMask.explain."""
+        from maskc.plan.explain import explain
+
+        beside = beside_dense(self.mask, self.plan)
+        return explain(self.plan) + "".join(f"{line}\n" for line in beside)
+
+    def bound(self, held: Held | None = None, inputs: Inputs | None = None) -> CompiledMask:
+        """Stages 2 to 8: a callable.
+
+        Args:
+            held: the arrays that formulas of the mask captured.
+            inputs: what a formula of the score reads; None where there is none.
+        """
+        from maskc.build.bundles import remembered
+        from maskc.runtime.compiled import class_for
+        from maskc.runtime.device import on_this_card
+        from maskc.runtime.dropout import DroppingMask, DroppingScore
+        from maskc.runtime.scored import ScoredMask
+
+        problem, target = self.problem, self.target.name
+        key: tuple[object, ...] = (
+            structure(self.mask), tuple(_places(self.mask)), problem, target, self.name
+        )  # fmt: skip
+        if problem.score is not None:
+            key = (*key, problem.score.loc)
+        bundle = on_this_card(remembered(key, lambda: emit_bundle(self.plan, self.name)))
+        if inputs is not None:
+            scored = DroppingScore if problem.dropout else ScoredMask
+            return scored(bundle, target, self, held=held, inputs=inputs)
+        kind = DroppingMask if problem.dropout else class_for(bundle)
+        return kind(bundle, target, self, held=held)
+
+    def compile(self, dropout: bool = False, target: str | None = None) -> CompiledMask:
+        """Compile the mask of a bundle by the package as it is now, perhaps for another target."""
+        wanted = replace(self.problem, dropout=dropout or self.problem.dropout)
+        chosen = _serving(Target.named(target or self.target.name), self.mask, wanted)
+        formula = wanted.score
+        inputs = None if formula is None else Inputs.of(formula)
+        return replace(self, problem=wanted, target=chosen).bound(inputs=inputs)
+
+    def dropping(self) -> CompiledMask:
+        """The kernels of the same mask that drop weights."""
+        return self.compile(dropout=True)
 
 
 def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
@@ -154,7 +199,7 @@ def _places(mask: Mask) -> Iterator[object]:
 
 def problem(
     head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object,
-    score: Formula | None = None, tile: object = None, stages: object = None,
+    score: Formula | None = None, tile: object = None, stages: object = None, dropout: bool = False,
 ) -> Problem:  # fmt: skip
     """The problem a call of compile describes.
 
@@ -163,8 +208,8 @@ def problem(
         BadTile: `tile` is no pair of positive integers, or `stages` no positive integer.
     """
     return Problem(
-        head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads, score, tile=_tile(tile),
-        stages=None if stages is None else _count(stages, "stages", stages),
+        head_dim, head_dim_v or head_dim, DType.parse(dtype), n_heads, score, dropout, _tile(tile),
+        None if stages is None else _count(stages, "stages", stages),
     )  # fmt: skip
 
 
@@ -196,50 +241,6 @@ def tile_choices(problem: Problem, target: Target) -> tuple[Problem, ...]:
     from maskc.plan.families.table import fitting
 
     return tuple(fitting(problem, target))
-
-
-class Recipe:
-    """What a compiled mask was made of: explains it, and makes it again where a pickle is stale."""
-
-    def __init__(self, mask: Mask, problem: Problem, target: Target, name: str) -> None:
-        self._made_of = mask, problem, target, name
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Recipe, self._made_of
-
-    @property
-    def mask(self) -> Mask:
-        """The mask that was compiled, without what its formulas captured."""
-        return self._made_of[0]
-
-    @cached_property
-    def plan(self) -> KernelPlan:
-        """Made once."""
-        return plan_kernel(*self._made_of[:3])
-
-    def __call__(self) -> str:
-        """The text of CompiledMask.explain."""
-        from maskc.plan.explain import explain
-
-        beside = beside_dense(self.mask, self.plan)
-        return explain(self.plan) + "".join(f"{line}\n" for line in beside)
-
-    def compile(self, dropout: bool = False, target: str | None = None) -> CompiledMask:
-        """Compile the mask of a bundle by the package as it is now, perhaps for another target."""
-        mask, wanted, own, name = self._made_of
-        formula = wanted.score
-        score = None
-        if formula is not None:
-            score = Score(Inputs(formula, tuple(slot.name for slot in formula.slots)))
-        return compile(
-            mask, head_dim=wanted.head_dim, head_dim_v=wanted.head_dim_v, n_heads=wanted.n_heads,
-            dtype=wanted.dtype, target=target or own.name, name=name, score=score, tile=wanted.tile,
-            stages=wanted.stages, dropout=dropout or wanted.dropout,
-        )  # fmt: skip
-
-    def dropping(self) -> CompiledMask:
-        """The kernels of the same mask that drop weights."""
-        return self.compile(dropout=True)
 
 
 def beside_dense(mask: Mask, plan: KernelPlan) -> list[str]:
@@ -357,60 +358,12 @@ def dense(
     return reference(mask, n_q, n_kv, n_heads=n_heads, **options)
 
 
-def explained(
-    mask: Mask, *, head_dim: int, head_dim_v: int | None, n_heads: int | None, dtype: object,
-    target: str | None, score: Score | None = None, tile: object = None, stages: object = None,
-) -> str:  # fmt: skip
-    """See Mask.explain."""
-    from maskc.ir.heads import heads_of
-    from maskc.runtime.device import default_target
-
-    if score is not None and score.mask is not None:
-        mask = mask & score.mask
-    mask, _ = emptied(mask)
-    formula = None if score is None else score.formula
-    wanted = problem(
-        head_dim, head_dim_v, heads_of(mask, n_heads), dtype, formula, tile, stages
-    )  # fmt: skip
-    chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
-    return Recipe(mask, wanted, chosen, "mask")()
-
-
-def layout(mask: Mask, n_q: int, n_kv: int | None = None, **options: Any) -> BlockLayout:
-    """See Mask.layout."""
-    from maskc.questions import layout as tiles
-
-    return tiles(mask, n_q, n_kv, **options)
-
-
-def count(mask: Mask, n_q: int, n_kv: int | None = None, **options: Any) -> int:
-    """See Mask.count."""
-    from maskc.questions import count as pairs
-
-    return pairs(mask, n_q, n_kv, **options)
-
-
-def cache(mask: Mask, **options: Any) -> KVCache:
-    """See Mask.cache."""
-    from maskc.questions import cache as kept
-
-    return kept(mask, **options)
+def explained(mask: Mask, **options: Any) -> str:
+    """See Mask.explain; the options are those of `capture`."""
+    recipe, _ = capture(mask, **options)
+    return recipe()
 
 
 def selects(mask: Mask) -> int:
     """Fewest keys that a run-time selection of it chooses together; 0 where it has none."""
     return min((node.block for node in walk(mask) if isinstance(node, TopK)), default=0)
-
-
-def equals(left: Mask, right: Mask) -> bool | None:
-    """See Mask.equals."""
-    from maskc.questions import equals as same
-
-    return same(left, right)
-
-
-def subset_of(left: Mask, right: Mask) -> bool | None:
-    """See Mask.subset_of."""
-    from maskc.questions import subset_of as inside
-
-    return inside(left, right)

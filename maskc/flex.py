@@ -134,7 +134,9 @@ def _with_score_mod(
                 if found.offset is None
                 else f"write abs(q_idx + {late} - kv_idx): the last query meets the last key"
             )
-            other = ScoreModUnsupported("ALiBi is of another distance", hint, at=_place())
+            other = ScoreModUnsupported(
+                "ALiBi is of another distance", hint, at=caller() or "score_mod"
+            )
             return {"scale": scale, "score": _formula(score_mod, other)}, None
         options["alibi_slopes"] = score_mods.per_head(found.slopes, query)
     if isinstance(shift, (int, float)) and shift == 0:
@@ -152,10 +154,6 @@ def _formula(score_mod: Any, refused: ScoreModUnsupported) -> Score:
         return from_score_mod(score_mod)
     except MaskcError as error:
         raise refused from error
-
-
-def _place() -> Any:
-    return caller() or "score_mod"
 
 
 def _is_causal(mask: Mask, late: int) -> bool:

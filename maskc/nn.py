@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -24,15 +23,12 @@ from maskc.core.dropout import check_rate
 from maskc.core.errors import BadOption, BadShape
 from maskc.core.source import caller
 from maskc.dsl.combinators import causal as causal_mask
-from maskc.dsl.combinators import topk
+from maskc.dsl.combinators import full, topk
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.tracer import where
 
 __all__ = ["Attention", "SplashAttention"]
-
-_attention: Any = attention
-"""What it returns depends on return_lse, which is only known when it runs."""
 
 
 class Attention(torch.nn.Module):
@@ -113,7 +109,7 @@ class Attention(torch.nn.Module):
         Raises:
             MaskcError: as `maskc.attention`.
         """
-        return _attention(
+        return attention(
             q, k, v, self.mask, scale=self.scale, return_lse=return_lse, softcap=self.softcap,
             alibi_slopes=_fp32(self.alibi_slopes), sink_logits=_fp32(self.sink_logits),
             normalizer=self.normalizer, alpha=self.alpha, nan_safe=self.nan_safe,
@@ -169,14 +165,12 @@ class SplashAttention(torch.nn.Module):
             BadOption: a number is out of range (MC407).
         """
         super().__init__()
-        if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1:
+        if not _is_positive(head_dim):
             raise BadOption("head_dim", "a positive integer", repr(head_dim), at="head_dim")
         number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
         if not isinstance(alpha, torch.Tensor) and not (number and 1 <= alpha <= 2):
             raise BadOption("alpha", "a number in 1 .. 2", repr(alpha), at="alpha")
-        if k_keep is not None and (
-            isinstance(k_keep, bool) or not isinstance(k_keep, int) or k_keep < 1
-        ):
+        if k_keep is not None and not _is_positive(k_keep):
             raise BadOption("k_keep", "a positive integer or None", repr(k_keep), at="k_keep")
         self.head_dim, self.alpha, self.k_keep, self.causal = head_dim, alpha, k_keep, causal
         self.sm_scale = head_dim**-0.5 if sm_scale is None else sm_scale
@@ -209,18 +203,12 @@ class SplashAttention(torch.nn.Module):
         if q.shape[-1] != self.head_dim:
             raise BadShape("q", tuple(q.shape), f"head_dim={self.head_dim}", at="q")
         mask = self.mask(q, k, Q_idx, K_idx)
-        return _attention(
+        return attention(
             q, k, v, mask, scale=self.sm_scale, return_lse=return_lse, normalizer="entmax",
             alpha=self.alpha,
         )  # fmt: skip
 
-    def mask(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        Q_idx: Any = None,
-        K_idx: Any = None,
-    ) -> Mask:
+    def mask(self, q: torch.Tensor, k: torch.Tensor, Q_idx: Any = None, K_idx: Any = None) -> Mask:
         """The mask of a call; arguments and errors as of `forward`."""
         if (Q_idx is None) != (K_idx is None):
             missing = "K_idx" if K_idx is None else "Q_idx"
@@ -240,10 +228,12 @@ class SplashAttention(torch.nn.Module):
         )
 
 
+def _is_positive(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
 @lru_cache(maxsize=256)
 def _selected(k_keep: int | None, causal: bool) -> Mask:
-    from maskc.dsl.combinators import full
-
     allowed = causal_mask() if causal else full()
     return allowed if k_keep is None else topk(k_keep, of=allowed)
 
@@ -260,12 +250,8 @@ def _check_positions(name: str, x: Any, batch: int, tokens: int) -> None:
     if not isinstance(x, torch.Tensor) or x.is_floating_point() or x.is_complex():
         found = str(x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__
         raise BadOption(name, "a tensor of integers", found, at=name)
-    shape: Sequence[int] = tuple(x.shape)
-    if (
-        len(shape) not in (1, 2)
-        or shape[-1] != tokens
-        or (len(shape) == 2 and shape[0] not in (1, batch))
-    ):
+    shape = tuple(x.shape)
+    if shape not in ((tokens,), (1, tokens), (batch, tokens)):
         raise BadShape(name, shape, f"[{tokens}] or [{batch}, {tokens}]", at=name)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,3 +103,26 @@ def golden(request: pytest.FixtureRequest):
         assert text == file.read_text(), f"{name} changed: --update-golden if that is meant"
 
     return compare
+
+
+@pytest.fixture
+def graphs() -> Iterator[Callable[[], int]]:
+    """The number of graphs that torch.compile has made in the test so far."""
+    import torch._dynamo
+
+    counters = torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    counters.clear()
+    yield lambda: counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A compiled mask that tells what it was called with: what `torch_oracle.spied` gives."""
+    import maskc as mc
+    from tests.support.torch_oracle import DIM, DIM_V, SPIES, Spy
+
+    made = Spy(mc.causal().compile(DIM, DIM_V, dtype="float32", target="cpu"))
+    monkeypatch.setitem(SPIES, "current", made)
+    return made

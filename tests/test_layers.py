@@ -143,7 +143,9 @@ def test_arrows_point_one_way():
                 there = "transformers"
             if there not in ALLOWED and there != "core":
                 continue
-            if path.name == "mask.py" and here == "dsl" and there in ("driver", "viz"):
+            if path.name == "mask.py" and here == "dsl" and there in (
+                "driver", "questions", "viz",
+            ):  # fmt: skip
                 continue  # the public methods of Mask: the one door upwards
             if path.name == "autograd.py" and here == "runtime" and there == "integrations":
                 continue  # calls that torch must see: the one door there

@@ -82,12 +82,12 @@ def _plain(plan: Plan) -> dict[str, Any]:
     layers = []
     for name, layer in plan.layers.items():
         forward, backward = plan.times(name)
-        sent, received = layer.visiting(plan.heads.visit_bytes(plan.dtype.itemsize, plan.batch)[0])
+        travels, _ = plan.traffic(layer)
         layers.append({
             "name": name, "formula": str(layer.mask), "granule": layer.reach.granule,
             "hull_of": list(layer.reach.hull), "imbalance": plan.imbalance(name),
-            "received_bytes": (layer.received * plan.token_bytes + received).tolist(),
-            "sent_bytes": (layer.sent * plan.token_bytes + sent).tolist(),
+            "received_bytes": travels.received.tolist(),
+            "sent_bytes": travels.sent.tolist(),
             "moved_queries": [[each.start, each.stop] for each in layer.visits],
             "forward_ms": forward.total, "backward_ms": backward.total,
             "other_forward_ms": plan.others(name),

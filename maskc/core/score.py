@@ -331,6 +331,11 @@ class Inputs:
     text: str = "s"
     """The formula with the user's names."""
 
+    @classmethod
+    def of(cls, formula: Formula) -> Inputs:
+        """What calls give by the names of the formula's own slots."""
+        return cls(formula, tuple(slot.name for slot in formula.slots))
+
     @property
     def trainable(self) -> tuple[str, ...]:
         """Tables and parameters that may require grad."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskc.core.dropout import SQUARE
 from maskc.core.errors import DataUnknown, MixedLibraries, NotShared
+from maskc.core.tensors import contiguous
 from maskc.distributed.groups import agree, ranks_of
 from maskc.distributed.passes import Step
 from maskc.dsl.score_tracer import Score, as_score
@@ -67,14 +68,10 @@ def attention(
         if not isinstance(x, torch.Tensor):
             raise MixedLibraries("mc.distributed.attention", "torch.Tensor", name,
                                  type(x).__name__, at=name)  # fmt: skip
-    meshes = [x for x in (q, k, v) if hasattr(x, "device_mesh")]
-    if meshes:
-        return _with_dtensors(
-            q, k, v, plan, layer=layer, group=group, scale=scale, return_lse=return_lse,
-            softcap=softcap, alibi_slopes=alibi_slopes, sink_logits=sink_logits,
-            normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, deterministic=deterministic,
-            dropout_p=dropout_p, dropout_seed=dropout_seed, score=score, **tables,
-        )  # fmt: skip
+    mesh = _mesh_of(q, k, v)
+    if mesh is not None:
+        q, k, v = (x.to_local() for x in (q, k, v))
+        group = mesh if group is None else group
     formula = None if score is None else _checked(as_score(score))
     if formula is None and tables:
         raise DataUnknown(next(iter(tables)), "none", "data of the mask go to plan.given()",
@@ -89,8 +86,9 @@ def attention(
     }  # fmt: skip
     # Compilers leave the call alone: what they make of the code around it, they make in two parts.
     run = torch.compiler.disable(_attend) if torch.compiler.is_compiling() else _attend
-    out, lse = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic,
-                   dropout, formula, tables, return_lse)  # fmt: skip
+    found = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic,
+                dropout, formula, tables, return_lse)  # fmt: skip
+    out, lse = found if mesh is None else (_sharded(x, mesh, plan.n) for x in found)
     return (out, lse) if return_lse else out
 
 
@@ -115,7 +113,7 @@ def _attend(
         why = f"pairs are drawn in squares of {SQUARE} tokens, which its chunks cut"
         raise NotShared("dropout_p", why, f"make the plan with block={SQUARE} or a multiple",
                         at="dropout_p")  # fmt: skip
-    known = plan.__dict__.setdefault("_kernels", {})
+    known: dict[object, Any] = plan.once(("kernels",), dict)
     tensors = {name: x for name, x in tables.items() if hasattr(x, "requires_grad")}
     step = Step(work, ranks, options, deterministic, dropout, known, plan.n, score, tables,
                 tuple(tensors), return_lse)  # fmt: skip
@@ -135,13 +133,14 @@ def _checked(score: Score) -> Score:
     return score
 
 
-def _with_dtensors(q: Any, k: Any, v: Any, plan: Plan, **options: Any) -> Any:
-    """The call with DTensors: shards along tokens in, shards along tokens out.
+def _mesh_of(q: Any, k: Any, v: Any) -> Any:
+    """The mesh of DTensors that are sharded along tokens; None where there are none.
 
     Raises:
         NotShared: a DTensor is placed otherwise.
     """
-    import torch
+    if not any(hasattr(x, "device_mesh") for x in (q, k, v)):
+        return None
     from torch.distributed.tensor import DTensor, Shard
 
     mesh = next(x.device_mesh for x in (q, k, v) if isinstance(x, DTensor))
@@ -149,23 +148,19 @@ def _with_dtensors(q: Any, k: Any, v: Any, plan: Plan, **options: Any) -> Any:
         if not isinstance(x, DTensor) or x.device_mesh != mesh or x.placements != (Shard(2),):
             where = getattr(x, "placements", "no DTensor")
             raise NotShared(name, f"it is placed {where}", "place q, k and v as Shard(2)", at=name)
-    if options["group"] is None:
-        options["group"] = mesh
-    of_q, of_k, of_v = (x.to_local() for x in (q, k, v))
-    found = attention(of_q, of_k, of_v, plan, **options)
+    return mesh
 
-    def whole(x: Any) -> Any:
-        shape = list(x.shape)
-        shape[2] = plan.n
-        stride = [1] * len(shape)
-        for axis in range(len(shape) - 2, -1, -1):
-            stride[axis] = stride[axis + 1] * shape[axis + 1]
-        return DTensor.from_local(
-            x.contiguous(), mesh, [Shard(2)], run_check=False, shape=torch.Size(shape),
-            stride=tuple(stride),
-        )  # fmt: skip
 
-    return tuple(map(whole, found)) if isinstance(found, tuple) else whole(found)
+def _sharded(x: Any, mesh: Any, n: int) -> Any:
+    """A DTensor of n tokens along dimension 2, from this rank's shard."""
+    import torch
+    from torch.distributed.tensor import DTensor, Shard
+
+    shape = *x.shape[:2], n, *x.shape[3:]
+    return DTensor.from_local(
+        x.contiguous(), mesh, [Shard(2)], run_check=False, shape=torch.Size(shape),
+        stride=contiguous(shape),
+    )  # fmt: skip
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from maskc.plan.families.table import family_of
 from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan, PlannedMask
 
+if TYPE_CHECKING:
+    from maskc.distributed.setting import Setting
+
 _TARGET = "sm_90a"
 _LONGEST = 1 << 17
 """Tokens at which the shares of longer sequences are reckoned."""
@@ -38,19 +42,20 @@ class PassCost:
     stream: Cost | None = None
     """The cost of rows with few tiles, on average less than `below`."""
     below: int = 0
+    columns: bool = False
+    """Whether the pass goes by columns, with what it costs besides tiles in rows of dq."""
 
     def milliseconds(self, cycles: np.ndarray) -> np.ndarray:
         """The time that work keeps a card busy, of the shape of `cycles`."""
         found: np.ndarray = cycles / (self.card.multiprocessors * self.card.ghz * 1e6)
         return found
 
-    def of_blocks(self, reach: Reach, block: int, columns: bool) -> np.ndarray:
+    def of_blocks(self, reach: Reach, block: int) -> np.ndarray:
         """Count the cycles of every block of queries, for all heads: float [blocks].
 
         Args:
             reach: live and partial tiles of `block` queries and 128 keys.
             block: queries of a block.
-            columns: whether the pass goes by columns, whose own cost is not that of blocks.
         """
         area = block * TILE / (self.tile.q * self.tile.k)
         rows = np.minimum(reach.tiles, reach.heads) * block / self.tile.q
@@ -58,25 +63,19 @@ class PassCost:
         if self.stream is not None and live.sum() < self.below * rows.sum():
             cost = self.stream
         found = cost.tile * live + cost.masked * area * reach.partial
-        return np.asarray(found if columns else found + cost.row * rows)
+        return np.asarray(found if self.columns else found + cost.row * rows)
 
     def of_rows(self, tokens: np.ndarray, heads: int) -> np.ndarray:
-        """Count the cycles that a pass by columns needs besides tiles, those of dq.
+        """Count the cycles that a pass by columns needs besides tiles: float64 [ranks].
 
         Args:
             tokens: int64 [ranks]: the queries of each rank.
             heads: query heads.
-
-        Returns:
-            float64 [ranks].
         """
-        found: np.ndarray = self.cost.row * heads * tokens / self.tile.k
-        return found
+        return np.asarray(self.columns * self.cost.row * heads * tokens / self.tile.k)
 
 
-def shares(
-    mask: Mask, reach: Reach, n: int, problem: Problem, passes: tuple[PassCost, PassCost]
-) -> tuple[float, float]:  # fmt: skip
+def shares(mask: Mask, reach: Reach, n: int, setting: Setting) -> tuple[float, float]:
     """What both passes take, relative to the tiles of the sequence.
 
     Kernels of masks with remainders run over one residue after another, each of which sees few
@@ -89,18 +88,17 @@ def shares(
     if not reach.remainders or not count or driver.selects(mask):
         return 1.0, 1.0
     try:
-        plan = driver.plan_kernel(mask, replace(problem, n_heads=reach.heads), target)
+        plan = driver.plan_kernel(mask, replace(setting.problem, n_heads=reach.heads), target)
         if not plan.parts or any(part.listed is not None for part in plan.parts):
             return 1.0, 1.0
         if count < n:
             reach = reach_of(mask, count, TILE, reach.heads, {})
         block = -(-count // len(reach.tiles))
         found = []
-        for direction, each in zip(Direction, passes, strict=True):
+        for direction, each in zip(Direction, setting.passes, strict=True):
             own = milliseconds(plan, direction, count, count, reach.heads)
-            cycles = each.of_blocks(reach, block, direction is Direction.backward).sum()
-            if direction is Direction.backward:
-                cycles += each.of_rows(np.asarray([count]), reach.heads).sum()
+            cycles = each.of_blocks(reach, block).sum()
+            cycles += each.of_rows(np.asarray([count]), reach.heads).sum()
             of_tiles = float(each.milliseconds(cycles))
             found.append(min(1.0, own / of_tiles) if own and of_tiles else 1.0)
     except MaskcError:  # too many tiles to count
@@ -153,5 +151,5 @@ def pass_costs(problem: Problem) -> tuple[PassCost, PassCost]:
     below = forward.work.stream_below if forward.work else 0
     return (
         PassCost(forward.tile, by_mode["usual"], card, by_mode.get("stream"), below),
-        PassCost(backward.tile, of_columns, card),
+        PassCost(backward.tile, of_columns, card, columns=True),
     )

@@ -47,8 +47,8 @@ class Exchange:
         self._ranks = ranks
         self._ops: list[Any] = []
         self._peers: list[int] = []
+        """Who each message goes to or comes from."""
         self._work: list[Any] = []
-        self._kept: list[Any] = []
         self._scattered: list[tuple[Any, Pieces, Any]] = []
 
     def send(self, rows: Any, peer: int) -> None:
@@ -67,10 +67,9 @@ class Exchange:
     def _add(self, name: str, rows: Any, peer: int) -> None:
         import torch.distributed as dist
 
-        op = getattr(dist, name)
-        self._ops.append(dist.P2POp(op, rows, self._ranks.world[peer], self._ranks.group))
+        op, ranks = getattr(dist, name), self._ranks
+        self._ops.append(dist.P2POp(op, rows, ranks.world[peer], ranks.group))
         self._peers.append(peer)
-        self._kept.append(rows)
 
     def start(self, patient: bool = True) -> None:
         """Start all messages.
@@ -81,16 +80,22 @@ class Exchange:
         Raises:
             RankLost: a rank is already known to be gone (MC705).
         """
+        import torch
         import torch.distributed as dist
 
-        if self._ops:
-            try:
-                self._work = dist.batch_isend_irecv(self._ops)
-            except RuntimeError as error:
-                raise self._lost(0, False, error) from error
-            device = self._kept[0].device
-            if device.type == "cuda" and patient:
-                _hold_back(device)
+        if not self._ops:
+            return
+        try:
+            self._work = dist.batch_isend_irecv(self._ops)
+        except RuntimeError as error:
+            raise self._lost(0, False, error) from error
+        device = self._ops[0].tensor.device
+        if device.type == "cuda" and patient:
+            # Messages are kernels of another stream, and take some microseconds to begin. A kernel
+            # of ours that fills the GPU meanwhile would keep them waiting until its last block has
+            # begun, and with them the ranks that receive them.
+            with torch.cuda.device(device):
+                torch.cuda._sleep(_HELD_BACK)
 
     def _lost(self, number: int, known: bool, error: RuntimeError) -> RankLost:
         """The mistake of a message that failed; where nobody says which one, all are named."""
@@ -113,24 +118,11 @@ class Exchange:
                 raise self._lost(number, known, error) from error
         for buffer, pieces, rows in self._scattered:
             spread(buffer, pieces, rows)
-        self._work, self._ops, self._peers, self._kept, self._scattered = [], [], [], [], []
+        self._work, self._ops, self._peers, self._scattered = [], [], [], []
 
 
 _HELD_BACK = 20_000
 """Cycles of a GPU, about 10 us, that messages get to begin in."""
-
-
-def _hold_back(device: Any) -> None:
-    """Kernels that follow on this stream begin a little later, and messages first.
-
-    Messages are kernels of another stream, and take some microseconds to begin. A kernel of ours
-    that fills the GPU meanwhile would keep them waiting until its last block has begun, and with
-    them the ranks that receive them.
-    """
-    import torch
-
-    with torch.cuda.device(device):
-        torch.cuda._sleep(_HELD_BACK)
 
 
 def _wide(x: Any) -> Any:

@@ -36,12 +36,8 @@ def ranks_of(plan: Plan, group: Any = None) -> Ranks:
     """
     import torch.distributed as dist
 
-    known = plan.__dict__.setdefault("_ranks", {})
-    held = known.get(id(group))
-    if held is None:
-        held = known[id(group)] = group, _ranks_of(plan, dist, group)  # the group stays alive
-    found: Ranks = held[1]
-    return found
+    _, found = plan.once(("ranks", id(group)), lambda: (group, _ranks_of(plan, dist, group)))
+    return found  # and the group stays alive
 
 
 def _ranks_of(plan: Plan, dist: Any, group: Any) -> Ranks:
@@ -86,7 +82,7 @@ def agree(plan: Plan, ranks: Ranks, q: Any, k: Any, v: Any, layer: str | None) -
         (name for name, x in (("q", q), ("k", k), ("v", v))
          if x.shape[2] != plan.tokens(ranks.rank)), None,
     )  # fmt: skip
-    agreed = plan.__dict__.setdefault("_agreed", set())
+    agreed: set[object] = plan.once(("agreed",), set)
     place = id(ranks.group), shapes
     if ranks.size == 1 or place in agreed:
         if wrong is not None:

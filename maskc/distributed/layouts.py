@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,6 +40,10 @@ class TokenLayout:
     def tokens(self) -> np.ndarray:
         """int64 [ranks]: how many tokens each rank has; some may have none."""
         return self.own.tokens
+
+    def chunk(self, token: np.ndarray | int) -> np.ndarray:
+        """The chunk in which each of these tokens is, of the shape of `token`."""
+        return np.asarray(np.searchsorted(self.edges, token, side="right") - 1)
 
     def indices(self, rank: int) -> np.ndarray:
         """The tokens that a rank holds, in its order: int64 [tokens]."""
@@ -111,23 +114,16 @@ def _balanced(blocks: int, ranks: int, cost: np.ndarray) -> tuple[np.ndarray, np
     edges = _even(blocks, ranks * each)
     sums = np.concatenate([[0.0], np.cumsum(cost)])
     chunk = sums[edges[1:]] - sums[edges[:-1]]
-    owner = np.full(ranks * each, -1, dtype=np.int64)
-    room = np.full(ranks, each)
-    load = np.zeros(ranks)
-    heap = [(0.0, rank) for rank in range(ranks)]
+    owner, room = [-1] * (ranks * each), [each] * ranks
+    load = np.zeros(ranks)  # inf where there is no room
     for number in np.argsort(-chunk, kind="stable").tolist():
-        least, rank = heapq.heappop(heap)
+        rank = int(np.argmin(load))
         for beside in (number - 1, number + 1):
-            near = int(owner[beside]) if 0 <= beside < len(owner) else -1
-            if near >= 0 and near != rank and room[near] and load[near] <= least:
-                heapq.heappush(heap, (least, rank))
-                heap.remove((float(load[near]), near))
-                heapq.heapify(heap)
+            near = owner[beside] if 0 <= beside < len(owner) else -1
+            if near not in (-1, rank) and load[near] <= load[rank]:
                 rank = near
                 break
         owner[number] = rank
-        load[rank] += chunk[number]
         room[rank] -= 1
-        if room[rank]:
-            heapq.heappush(heap, (float(load[rank]), rank))
-    return edges, owner
+        load[rank] = load[rank] + chunk[number] if room[rank] else np.inf
+    return edges, np.array(owner)

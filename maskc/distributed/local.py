@@ -8,7 +8,9 @@ with sums in place of q and k: numbers of a call where that leaves the kernel as
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.captured import Captured
@@ -21,6 +23,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.slots import with_captured
 from maskc.ir.heads import differs_by_head, heads_of
 from maskc.ir.lowered import lowered
+from maskc.layout import bind_arrays
 from maskc.questions.asked import bound
 
 
@@ -60,26 +63,27 @@ def localized(
     whole = len(keys) == 1 and (keys[0].start, keys[0].place, keys[0].count) == (0, 0, n)
     if whole and first == 0 and rows == n:
         return LocalMask(mask, data)
-    made = _Localizing(n, n_heads, first, rows, tuple(keys), data)
+    made = _Localizing(n, n_heads, first, rows, keys, data)
     return LocalMask(made.mask(mask), made.passed)
 
 
+@dataclass(eq=False)
 class _Localizing:
-    def __init__(
-        self, n: int, n_heads: int, first: int, rows: int, keys: tuple[Stretch, ...],
-        data: Mapping[str, object],
-    ) -> None:  # fmt: skip
-        self.n, self.n_heads, self.first, self.rows, self.keys = n, n_heads, first, rows, keys
-        self.data = data
-        self.passed: dict[str, object] = {}
+    """The arguments of `localized`, and what a call will pass."""
+
+    n: int
+    n_heads: int
+    first: int
+    rows: int
+    keys: Sequence[Stretch]
+    data: Mapping[str, object]
+    passed: dict[str, object] = field(default_factory=dict)
 
     def mask(self, mask: Mask) -> Mask:
         """The mask with local queries and keys."""
         match mask:
             case N.TopK(of=of):
                 self._check_blocks(mask)
-                from dataclasses import replace
-
                 return replace(mask, of=self.mask(of))
             case N.Algebra(op, left, right) if _apart(mask):
                 return N.Algebra(op, self.mask(left), self.mask(right), loc=mask.loc)
@@ -87,27 +91,18 @@ class _Localizing:
                 return N.Complement(self.mask(of), loc=mask.loc)
             case N.PerHead(masks):
                 return N.PerHead(tuple(map(self.mask, masks)), loc=mask.loc)
-            case N.Documents(decl) if self._one_array(decl):
+            case N.Documents(decl) if decl.name in self.data:
                 return self._documents(mask)
         if differs_by_head(mask):
             count = heads_of(mask, None) or self.n_heads
             return N.PerHead(tuple(self._formula(mask, head) for head in range(count)))
         return self._formula(mask, None)
 
-    # ---------------------------------------------------------- documents
-
-    def _one_array(self, decl: DataDecl) -> bool:
-        return decl.name in self.data
-
     def _documents(self, mask: N.Documents) -> Mask:
         """A node of the same name, with ids of the queries and of the buffer's keys."""
-        import numpy as np
-
-        from maskc.layout import bind_arrays
-
         decl = mask.decl
-        bound_arrays = bind_arrays((decl,), {decl.name: self.data[decl.name]}, self.n, self.n)
-        of_q, of_k = (bound_arrays[name] for name in decl.arrays)
+        arrays = bind_arrays((decl,), {decl.name: self.data[decl.name]}, self.n, self.n)
+        of_q, of_k = (arrays[name] for name in decl.arrays)
         queries = of_q[..., self.first : self.first + self.rows]
         size = self.keys[-1].place + self.keys[-1].count if self.keys else 0
         keys = np.full((*of_k.shape[:-1], size), -1, np.int32)  # gaps are in no document
@@ -117,26 +112,23 @@ class _Localizing:
         self.passed[decl.name] = np.ascontiguousarray(queries), keys
         return mask
 
-    # ---------------------------------------------------------- selections
-
     def _check_blocks(self, mask: N.TopK) -> None:
         """Chosen blocks keep their keys, and queries their blocks.
 
         Raises:
             NotShared.
         """
-        whole = len(self.keys) == 1 and self.keys[0].place == 0
         shift = self.keys[0].start if self.keys else 0
-        if mask.score == "given" or not whole or shift % mask.block or self.first % mask.q_block:
+        if mask.score == "given":
+            why = "its scores are given for the whole sequence"
+        elif len(self.keys) != 1 or self.keys[0].place:
+            why = "its candidates lie in several stretches of keys"
+        elif shift % mask.block or self.first % mask.q_block:
             why = f"keys from {shift} and queries from {self.first} on cut its blocks"
-            if mask.score == "given":
-                why = "its scores are given for the whole sequence"
-            elif not whole:
-                why = "its candidates lie in several stretches of keys"
-            hint = f"choose shards of multiples of {mask.block} keys, or run it on one rank"
-            raise NotShared(str(mask), why, hint, at=mask.loc or "mask")
-
-    # ---------------------------------------------------------- formulas
+        else:
+            return
+        hint = f"choose shards of multiples of {mask.block} keys, or run it on one rank"
+        raise NotShared(str(mask), why, hint, at=mask.loc or "mask")
 
     def _formula(self, mask: Mask, head: int | None) -> Mask:
         """A formula of q and k as one of local queries and keys."""

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from maskc import driver
-from maskc.core.dtypes import DType
-from maskc.distributed.costs import PassCost
-from maskc.distributed.network import Network
 from maskc.distributed.reach import Reach
 from maskc.distributed.times import by_tiles
 
 if TYPE_CHECKING:
-    from maskc.distributed.planning import HeadSizes, LayerPlan
+    from maskc.distributed.planning import LayerPlan
+    from maskc.distributed.setting import Setting
 
 _FEW = 16
 """At most one row of so many moves."""
@@ -29,10 +27,7 @@ _MOST_VISITS = 8
 """Stretches of rows: each is a call of every rank that holds its keys."""
 
 
-def moved(
-    layer: LayerPlan, wanted: bool | None, passes: tuple[PassCost, PassCost], network: Network,
-    heads: HeadSizes, dtype: DType, batch: int,
-) -> LayerPlan:  # fmt: skip
+def moved(layer: LayerPlan, wanted: bool | None, setting: Setting) -> LayerPlan:
     """Move blocks of queries of a layer to their keys, where that pays.
 
     It pays where the busiest rank then sends and receives fewer bytes in both passes together, and
@@ -47,13 +42,10 @@ def moved(
         return layer
 
     def busiest(each: LayerPlan) -> float:
-        size = 2 * heads.token_bytes(dtype.itemsize, batch)
-        rows = [each.visiting(x) for x in heads.visit_bytes(dtype.itemsize, batch)]
-        both = size * (each.sent + each.received) + sum(sum(x) for x in rows)
-        return float(both.max())
+        return float(sum(sent + received for sent, received in setting.traffic(each)).max())
 
     def milliseconds(each: LayerPlan) -> float:
-        return sum(x.total for x in by_tiles(each, passes, network, heads, dtype, batch))
+        return sum(x.total for x in by_tiles(each, setting))
 
     best, most = layer, busiest(layer)
     least: float | None = None

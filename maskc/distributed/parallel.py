@@ -44,12 +44,11 @@ def context_parallel() -> Any:
             if hasattr(module, "set_attn_implementation"):
                 return _adapted(module, self.plan, device_mesh)
             self.plan.layer(self.layer)
-            options = _options_of(module)
 
             def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:
+                options = {**_options_of(module), **given}
                 return attention(
-                    q, k, v, self.plan, layer=self.layer, group=device_mesh,
-                    **{**options(), **given},
+                    q, k, v, self.plan, layer=self.layer, group=device_mesh, **options
                 )  # fmt: skip
 
             module.forward = forward
@@ -58,21 +57,16 @@ def context_parallel() -> Any:
     return ContextParallel
 
 
-def _options_of(module: Any) -> Any:
+def _options_of(module: Any) -> dict[str, Any]:
     """What `mc.nn.Attention` passes besides q, k and v; nothing of other modules."""
+    if not isinstance(getattr(module, "mask", None), Mask):
+        return {}
     names = ("scale", "softcap", "normalizer", "alpha", "nan_safe", "deterministic")
-    heads = ("alibi_slopes", "sink_logits")
-
-    def options() -> dict[str, Any]:
-        if not isinstance(getattr(module, "mask", None), Mask):
-            return {}
-        found = {name: getattr(module, name) for name in names}
-        for name in heads:
-            given = getattr(module, name)
-            found[name] = None if given is None else given.float()
-        return found
-
-    return options
+    found = {name: getattr(module, name) for name in names}
+    for name in ("alibi_slopes", "sink_logits"):
+        given = getattr(module, name)
+        found[name] = None if given is None else given.float()
+    return found
 
 
 def load_balancer(plan: Plan) -> Any:

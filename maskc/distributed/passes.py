@@ -13,6 +13,7 @@ from maskc.core import expr as E
 from maskc.core.dropout import FIRST, SQUARE
 from maskc.core.tensors import out_strides
 from maskc.distributed.exchange import Exchange, Rows, bring, gathered, give_back, spread, unpacked
+from maskc.distributed.pieces import FEW
 from maskc.distributed.stages import Stage
 from maskc.dsl.score_tracer import Score
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 TWO_STREAMS = True
 """Whether rows that read the buffer may run beside the others."""
-_FEW = 4
-"""Gaps of a buffer that are cleared one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +106,7 @@ class Step:
         """
         on = Forward(self, q, k, v, slopes, sinks)
         on.run(self.work.forward)
-        return on.results.out, on.results.lse, on.buffer
+        return *on.results.all, on.buffer
 
     def backward(
         self, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, out: Any, lse: Any, kept: Any,
@@ -198,18 +197,6 @@ class RankPass(ABC):
     def hosted(self, guest: Guest, brought: list[Any]) -> Any:
         """fp32 [B, Hq, rows, columns]: the answer for a guest's rows."""
 
-    def start(self, patient: bool) -> None:
-        """Messages begin; `patient`: kernels that follow leave them time to."""
-        self.messages.start(patient)
-
-    def arrive(self) -> None:
-        """All messages have come; on a GPU only the stream waits."""
-        self.messages.wait()
-
-    def meet(self) -> None:
-        """The present stream waits for the second one."""
-        self.streams.meet()
-
     def send_rows(self) -> None:
         """Rows that leave go to the ranks that hold their keys, and rows of guests come."""
         import torch
@@ -252,7 +239,7 @@ class RankPass(ABC):
 
     def room(self) -> Any:
         """Make an empty buffer [size, width]; with many gaps, all are cleared at once."""
-        make = self.k.new_zeros if len(self.work.gaps) > _FEW else self.k.new_empty
+        make = self.k.new_zeros if len(self.work.gaps) > FEW else self.k.new_empty
         return make((self.work.size, self.rows.width))
 
     def fill(self) -> None:
@@ -263,7 +250,7 @@ class RankPass(ABC):
             own = slice(each.source, each.source + each.count)
             self.rows.keys(part).copy_(self.k[:, :, own])
             self.rows.values(part).copy_(self.v[:, :, own])
-        for start, stop in self.work.gaps if len(self.work.gaps) <= _FEW else ():
+        for start, stop in self.work.gaps if len(self.work.gaps) <= FEW else ():
             buffer[start:stop].zero_()
 
     def keys_of(self, call: Call) -> tuple[Any, Any]:
@@ -324,7 +311,7 @@ class Forward(RankPass):
         total = join(self.answers, self.per_head["sink_logits"])
         for part, place in self.work.leaving.slices():
             own = total[:, :, part]
-            self.results.put(place, own[..., :-1].to(self.q.dtype), own[..., -1], False)
+            self.results.put(place, own[..., :-1].to(self.q.dtype), own[..., -1])
 
 
 class Backward(RankPass):
@@ -368,7 +355,7 @@ class Backward(RankPass):
     def send_gradients(self) -> None:
         """Gradients of keys that came return to their ranks."""
         sums = self.of_buffer
-        parts = (self.k[:, :, :0], self.v[:, :, :0]) if sums.dk is None else sums.parts
+        parts = (self.k[:, :, :0], self.v[:, :, :0]) if sums.dk is None else (sums.dk, sums.dv)
         self.returned = give_back(self.work, self.messages, self.rows, *parts, sums.first)
 
     def add_copies(self) -> None:
@@ -377,8 +364,9 @@ class Backward(RankPass):
         for each in self.work.copies:
             own = slice(each.source, each.source + each.count)
             place = each.place - self.of_buffer.first
-            for total, more in zip((self.dk, self.dv), self.of_buffer.parts, strict=True):
-                total[:, :, own] += more[:, :, place : place + each.count]
+            part = slice(place, place + each.count)
+            self.dk[:, :, own] += self.of_buffer.dk[:, :, part]
+            self.dv[:, :, own] += self.of_buffer.dv[:, :, part]
 
     def add_returned(self) -> None:
         """Gradients that came back are added in the order of the ranks."""
@@ -495,28 +483,24 @@ class RankOutput:
     """out and lse of a rank's rows: those of one call, or put together."""
 
     def __init__(self, q: Any, v: Any, calls: int) -> None:
-        self._q, self._v = q, v
-        self.tokens = q.shape[2]
-        self._made = _empty(q, v) if calls > 1 else None
+        self._like, self._dim = q, v.shape[3]
+        self._made = self._room() if calls > 1 else None
+
+    def _room(self) -> tuple[Any, Any]:
+        import torch
+
+        q = self._like
+        return empty_like(q, q.shape[2], self._dim), q.new_empty(q.shape[:3], dtype=torch.float32)
 
     @property
-    def _all(self) -> tuple[Any, Any]:
+    def all(self) -> tuple[Any, Any]:
+        """out [B, Hq, tokens, Dv] in the order of q, and lse fp32 [B, Hq, tokens]."""
         if self._made is None:
-            self._made = _empty(self._q, self._v)
+            self._made = self._room()
         return self._made
 
-    @property
-    def out(self) -> Any:
-        """[B, Hq, tokens, Dv]."""
-        return self._all[0]
-
-    @property
-    def lse(self) -> Any:
-        """fp32 [B, Hq, tokens]."""
-        return self._all[1]
-
     def _whole(self, own: slice) -> bool:
-        return (own.start, own.stop) == (0, self.tokens)
+        return (own.start, own.stop) == (0, self._like.shape[2])
 
     def place(self, queries: Any, own: slice) -> Any:
         """Find where rows of out may be written at once.
@@ -528,10 +512,12 @@ class RankOutput:
         Returns:
             A view [B, Hq, rows, Dv], or None where the rows lie otherwise.
         """
-        part = None if self._whole(own) else self.out[:, :, own]
-        return part if part is not None and _lies(part, queries) else None
+        if self._whole(own):
+            return None
+        part = self.all[0][:, :, own]
+        return part if _lies(part, queries) else None
 
-    def put(self, own: slice, out: Any, lse: Any, written: bool) -> None:
+    def put(self, own: slice, out: Any, lse: Any, written: bool = False) -> None:
         """Take out [B, Hq, rows, Dv] and lse [B, Hq, rows] of some rows.
 
         Args:
@@ -541,9 +527,10 @@ class RankOutput:
         if self._whole(own):
             self._made = out, lse
             return
+        into, lses = self.all
         if not written:
-            self.out[:, :, own] = out
-        self.lse[:, :, own] = lse
+            into[:, :, own] = out
+        lses[:, :, own] = lse
 
 
 class Parts:
@@ -551,7 +538,7 @@ class Parts:
 
     def __init__(self, q: Any, rows: int, dim_v: int) -> None:
         """Begin without any; the batch and the heads are those of q [B, Hq, tokens, D]."""
-        self._empty = q, (q.shape[0], q.shape[1], rows, dim_v + 1)
+        self._like, self._shape = q, (*q.shape[:2], rows, dim_v + 1)
         self._all: list[Any] = []
 
     def place(self, queries: Any, own: slice) -> Any:
@@ -562,8 +549,7 @@ class Parts:
         """Take a part: out [B, Hq, rows, Dv] and lse [B, Hq, rows] of the rows `own`."""
         import torch
 
-        like, shape = self._empty
-        part = like.new_zeros(shape, dtype=torch.float32)
+        part = self._like.new_zeros(self._shape, dtype=torch.float32)
         part[..., -1] = -torch.inf
         part[:, :, own, :-1], part[:, :, own, -1] = out, lse
         self._all.append(part)
@@ -600,13 +586,9 @@ class KeyGradients:
     def __init__(self, size: int) -> None:
         self.size, self.first = size, 0
         self.dk: Any = None
+        """[B, Hkv, tokens, D] of the tokens from `first` on; None before there are any."""
         self.dv: Any = None
-
-    @property
-    def parts(self) -> tuple[Any, Any]:
-        """The gradients of the tokens from `first` on: [B, Hkv, tokens, D] and [B, Hkv, tokens,
-        Dv]."""
-        return self.dk, self.dv
+        """[B, Hkv, tokens, Dv], likewise."""
 
     def add(self, key: int, dk: Any, dv: Any) -> None:
         """Add gradients [B, Hkv, tokens, D] and [B, Hkv, tokens, Dv] of the tokens from `key` on.
@@ -623,7 +605,7 @@ class KeyGradients:
         elif key < self.first or key + dk.shape[2] > self.first + self.dk.shape[2]:
             before = self.first, self.dk, self.dv  # room for all tokens
             self.first = 0
-            self.dk, self.dv = (_zeros(x, self.size) for x in (dk, dv))
+            self.dk, self.dv = (empty_like(x, self.size).zero_() for x in (dk, dv))
             self._add(*before)
         self._add(*more)
 
@@ -639,7 +621,7 @@ class KeyGradients:
         if self.dk is None:
             return torch.zeros_like(k), torch.zeros_like(v)
         if self.dk.shape[2] != self.size:
-            self.add(0, *(_zeros(x, self.size) for x in (k, v)))
+            self.add(0, *(empty_like(x, self.size).zero_() for x in (k, v)))
         return self.dk, self.dv
 
 
@@ -658,31 +640,20 @@ def _moved(score: Score, first: tuple[int, int], n: int) -> Score:
     return replace(score, inputs=replace(score.inputs, formula=moved))
 
 
-def _zeros(x: Any, tokens: int) -> Any:
-    """Zeros for so many tokens, in the order of x [B, H, N, D]."""
-    batch, heads, _, dim = x.shape
-    if x.stride(1) < x.stride(2):
-        return x.new_zeros((batch, tokens, heads, dim)).transpose(1, 2)
-    return x.new_zeros((batch, heads, tokens, dim))
+def _tokens_first(x: Any) -> bool:
+    """Whether tokens of x [B, H, N, D] lie before heads in memory."""
+    return bool(x.shape[1] > 1 and x.shape[2] > 1 and x.stride(1) < x.stride(2))
+
+
+def empty_like(x: Any, tokens: int, dim: int | None = None) -> Any:
+    """An empty [B, H, tokens, dim], in the order of x [B, H, N, D]; of its dimension where that is
+    None."""
+    shape = *x.shape[:2], tokens, x.shape[3] if dim is None else dim
+    return x.new_empty_strided(shape, out_strides(shape, _tokens_first(x)))
 
 
 def _lies(part: Any, like: Any) -> bool:
     """Whether rows of a result lie as a result of their own would, that goes with `like`."""
-    _, heads, tokens, _ = like.shape
-    swapped = heads > 1 and tokens > 1 and like.stride(1) < like.stride(2)
-    wanted = out_strides(tuple(part.shape), swapped)
+    wanted = out_strides(tuple(part.shape), _tokens_first(like))
     steps = zip(part.shape, part.stride(), wanted, strict=True)
     return all(size == 1 or step == want for size, step, want in steps)
-
-
-def _empty(q: Any, v: Any) -> tuple[Any, Any]:
-    """out and lse of all of the rank's rows; out in the order of q."""
-    import torch
-
-    batch, heads, tokens, _ = q.shape
-    shape = batch, heads, tokens, v.shape[3]
-    if heads > 1 and tokens > 1 and q.stride(1) < q.stride(2):
-        out = q.new_empty((batch, tokens, heads, v.shape[3])).transpose(1, 2)
-    else:
-        out = q.new_empty(shape)
-    return out, torch.empty(shape[:3], dtype=torch.float32, device=q.device)

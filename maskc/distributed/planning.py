@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,48 +19,28 @@ from maskc.core.data import CuSeqlens, Parents
 from maskc.core.dtypes import DType
 from maskc.core.errors import LayerUnknown, PlanArgument, PlanData
 from maskc.core.layout import MAX_LENGTH
-from maskc.core.problem import Problem
 from maskc.core.source import caller
-from maskc.distributed import layouts
-from maskc.distributed.costs import PassCost, pass_costs, shares
+from maskc.distributed import layouts, report, shards
+from maskc.distributed.costs import shares
 from maskc.distributed.layouts import LAYOUTS, TokenLayout
 from maskc.distributed.moving import moved
 from maskc.distributed.network import Network, network_of
 from maskc.distributed.pieces import FEW
 from maskc.distributed.ranges import RangeSets, union
 from maskc.distributed.reach import Reach, granularity, reach_of
+from maskc.distributed.setting import HeadSizes, Setting
 from maskc.distributed.times import Times, by_calls, by_tiles
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import structure, walk
+from maskc.dsl.nodes import data_of_calls, default_parameters, structure
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.layout import to_host
 
 if TYPE_CHECKING:
     from maskc.distributed.work import Work
 
+T = TypeVar("T")
 _WORTH = 0.95
 """A layout with more pieces is taken where it takes less than this share of a simpler one's."""
-
-
-@dataclass(frozen=True)
-class HeadSizes:
-    """Heads and head dimensions of q, k and v."""
-
-    q: int
-    kv: int
-    dim: int
-    dim_v: int
-
-    def token_bytes(self, itemsize: int, batch: int) -> int:
-        """Bytes of one token's keys and values."""
-        return self.kv * (self.dim + self.dim_v) * itemsize * batch
-
-    def visit_bytes(self, itemsize: int, batch: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(bytes that a row takes to a host, and back) of both passes; see
-        maskc.distributed.passes."""
-        each = self.q * batch
-        forward = each * self.dim * itemsize, each * (self.dim_v + 1) * 4
-        return forward, (each * (self.dim + 2 * self.dim_v + 1) * 4, each * self.dim * 4)
 
 
 @dataclass(frozen=True)
@@ -100,10 +80,7 @@ class LayerPlan:
     def block_rank(self) -> np.ndarray:
         """int64 [blocks]: who holds each block of queries."""
         first = np.arange(len(self.reach.keys)) * self.block
-        owner: np.ndarray = self.layout.owner[
-            np.searchsorted(self.layout.edges, first, side="right") - 1
-        ]
-        return owner
+        return np.asarray(self.layout.owner[self.layout.chunk(first)])
 
     @cached_property
     def stays(self) -> np.ndarray:
@@ -131,19 +108,13 @@ class LayerPlan:
     def hosts(self) -> dict[int, tuple[int, np.ndarray]]:
         """Which ranks the queries that move go to, by home: (how many queries, int64 [hosts], the
         ranks that hold keys of them, which may include the home)."""
-        found = {}
+        found, chunk = {}, self.layout.chunk
         for home in dict.fromkeys(each.home for each in self.visits):
             own = [each for each in self.visits if each.home == home]
-            held = np.unique(np.concatenate([self._owners(x) for each in own for x in each.keys]))
+            keys = [x for each in own for x in each.keys]
+            chunks = (slice(int(chunk(low)), int(chunk(high - 1)) + 1) for low, high in keys)
+            held = np.unique(np.concatenate([self.layout.owner[each] for each in chunks]))
             found[home] = sum(each.stop - each.start for each in own), held
-        return found
-
-    def _owners(self, keys: tuple[int, int]) -> np.ndarray:
-        """Who holds a range of keys, chunk by chunk."""
-        first = np.searchsorted(self.layout.edges, keys[0], side="right") - 1
-        found: np.ndarray = self.layout.owner[
-            first : np.searchsorted(self.layout.edges, keys[1], side="left")
-        ]
         return found
 
     def hosted(self, cycles: np.ndarray) -> np.ndarray:
@@ -243,7 +214,7 @@ class LayerPlan:
         found = []
         edges, owner = self.layout.edges, self.layout.owner
         for start, stop in self.halo.of(rank):
-            first = int(np.searchsorted(edges, start, side="right")) - 1
+            first = int(self.layout.chunk(start))
             while start < stop:
                 end = min(stop, int(edges[first + 1]))
                 found.append(Transfer(int(owner[first]), rank, start, end))
@@ -260,28 +231,15 @@ class LayerPlan:
                 found.append(Transfer(rank, int(owners[place]), max(start, begin), min(stop, end)))
         return _joined(found)
 
-    def traffic(self) -> np.ndarray:
-        """int64 [ranks, ranks]: tokens that travel, receivers by senders."""
-        ranks = self.layout.ranks
-        found = np.zeros((ranks, ranks), np.int64)
-        for rank in range(ranks):
-            for each in self.receives(rank):
-                found[rank, each.sender] += each.stop - each.start
-        return found
-
     @property
     def travels(self) -> bool:
         """Whether any rank needs anything of another."""
         return len(self.halo.start) > 0 or bool(self.moved)
 
-    @property
+    @cached_property
     def at_home(self) -> LayerPlan:
         """This layer with every query at home."""
-        return self._at_home if self.moved else self
-
-    @cached_property
-    def _at_home(self) -> LayerPlan:
-        return replace(self, moved=())
+        return replace(self, moved=()) if self.moved else self
 
 
 def _runs(blocks: Sequence[int]) -> list[list[int]]:
@@ -309,7 +267,7 @@ def _joined(found: list[Transfer]) -> list[Transfer]:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(Setting):
     """How ranks share a sequence under one mask, or under several that alternate by layer.
 
     `mc.distributed.plan` makes one. It is a value: every rank makes the same one.
@@ -320,10 +278,6 @@ class Plan:
     layout: TokenLayout
     block: int
     """Tokens that chunks are multiples of."""
-    heads: HeadSizes
-    dtype: DType
-    batch: int
-    network: Network
     data: Mapping[str, object]
     tried: Mapping[str, float]
     """Predicted milliseconds, forward and backward of all masks, of each layout."""
@@ -369,12 +323,12 @@ class Plan:
         Raises:
             MaskcError: a mistake in data (MC301 to MC305).
         """
-        made = {name: replace_reach(each, self.heads.q, data) for name, each in self.layers.items()}
-        rest = self._passes, self.network, self.heads, self.dtype, self.batch
-        return replace(
-            self, data=dict(data),
-            layers={name: moved(each, self.move_rows, *rest) for name, each in made.items()},
-        )  # fmt: skip
+        made = {}
+        for name, each in self.layers.items():
+            reach = _reach(each.mask, self.n, self.block, self.heads.q, data)
+            layer = LayerPlan(each.mask, self.layout, self.block, reach)
+            made[name] = moved(layer, self.move_rows, self)
+        return replace(self, data=dict(data), layers=made)
 
     def data_of(self, layer: LayerPlan) -> dict[str, object]:
         """The data that one mask reads."""
@@ -404,46 +358,33 @@ class Plan:
 
         Args and errors are those of `work`.
         """
-        known: dict[object, bool] = self.__dict__.setdefault("_ends_alike", {})
         asked = layer, one_stretch, at_home
-        if asked not in known:
-            known[asked] = all(
-                call.positions
-                for rank in range(self.layout.ranks)
-                for call in self.work(rank, layer, one_stretch, at_home).calls
-            )
-        return known[asked]
+        return self.once(("ends alike", *asked), lambda: all(
+            call.positions for rank in range(self.ranks) for call in self.work(rank, *asked).calls
+        ))  # fmt: skip
 
     def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> Work:
         """A rank's messages and calls in one layer plan; made once."""
         from maskc.distributed.work import work_of
 
-        known: dict[object, Work] = self.__dict__.setdefault("_work", {})
-        asked = rank, id(own), one_stretch
-        if asked not in known:
-            known[asked] = work_of(self, own, rank, one_stretch)
-        return known[asked]
+        asked = own, rank, one_stretch
+        return self.once(("work", *asked), lambda: work_of(self, *asked))
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
-        return self.heads.token_bytes(self.dtype.itemsize, self.batch)
+    def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """What `make` gives, remembered by a key as long as the plan lives; copies make it anew."""
+        known: dict[object, Any] = self.__dict__.setdefault("_known", {})
+        if key not in known:
+            known[key] = make()
+        found: T = known[key]
+        return found
 
     def received_bytes(self, rank: int, layer: str | None = None) -> int:
         """Bytes that a rank receives in a forward pass; gradients of keys return the same way."""
-        own = self.layer(layer)
-        rows = own.visiting(self.heads.visit_bytes(self.dtype.itemsize, self.batch)[0])[1]
-        return int(own.received[rank]) * self.token_bytes + int(rows[rank])
+        return int(self.traffic(self.layer(layer))[0].received[rank])
 
     def sent_bytes(self, rank: int, layer: str | None = None) -> int:
         """Bytes that a rank sends in a forward pass; gradients of keys return the same way."""
-        own = self.layer(layer)
-        rows = own.visiting(self.heads.visit_bytes(self.dtype.itemsize, self.batch)[0])[0]
-        return int(own.sent[rank]) * self.token_bytes + int(rows[rank])
-
-    @cached_property
-    def _passes(self) -> tuple[PassCost, PassCost]:
-        return pass_costs(Problem(self.heads.dim, self.heads.dim_v, self.dtype))
+        return int(self.traffic(self.layer(layer))[0].sent[rank])
 
     def times(self, layer: str | None = None) -> tuple[Times, Times]:
         """Predicted times of the forward and the backward pass of one layer.
@@ -454,11 +395,7 @@ class Plan:
         return self._times_in(self.layer(layer))
 
     def _times_in(self, own: LayerPlan) -> tuple[Times, Times]:
-        known: dict[int, tuple[Times, Times]] = self.__dict__.setdefault("_times", {})
-        if id(own) not in known:
-            rough = by_tiles(own, self._passes, self.network, self.heads, self.dtype, self.batch)
-            known[id(own)] = by_calls(self, own, rough)
-        return known[id(own)]
+        return self.once(("times", own), lambda: by_calls(self, own, by_tiles(own, self)))
 
     def imbalance(self, layer: str | None = None) -> float:
         """The slowest rank's tiles over the mean's, forward; 1 is perfect."""
@@ -497,11 +434,7 @@ class Plan:
             _content(name, self.data[name], own.update)
         return own.hexdigest()
 
-    def explain(self) -> str:
-        """Who computes what and who sends what to whom, in lines of text."""
-        from maskc.distributed.report import explain
-
-        return explain(self)
+    explain = report.explain
 
     def __getstate__(self) -> dict[str, object]:
         """A copy finds its groups, and makes its work, anew."""
@@ -511,32 +444,10 @@ class Plan:
         names = ", ".join(self.layers)
         return f"Plan({names}: {self.n} tokens on {self.ranks} ranks, {self.layout.name})"
 
-    # -------------------------------------------------------------- tensors, with torch
-
-    def shard(self, x: Any, dim: int = 1, group: Any = None) -> Any:
-        """Take this rank's tokens out of a tensor [.., n, ..]; see maskc.distributed.shard."""
-        from maskc.distributed.shards import shard
-
-        return shard(self, x, dim, group)
-
-    def unshard(self, x: Any, dim: int = 1, group: Any = None) -> Any:
-        """Put the whole tensor [.., n, ..] together from all ranks; see
-        maskc.distributed.unshard."""
-        from maskc.distributed.shards import unshard
-
-        return unshard(self, x, dim, group)
-
-    def roll(self, x: Any, shift: int = -1, dim: int = 1, group: Any = None) -> Any:
-        """Take the shard of the rolled whole, as labels need it; see maskc.distributed.roll."""
-        from maskc.distributed.shards import roll
-
-        return roll(self, x, shift, dim, group)
-
-    def position_ids(self, group: Any = None, device: Any = None) -> Any:
-        """int64 [tokens]: the positions of this rank's tokens in the whole sequence."""
-        from maskc.distributed.shards import position_ids
-
-        return position_ids(self, group, device)
+    shard = shards.shard
+    unshard = shards.unshard
+    roll = shards.roll
+    position_ids = shards.position_ids
 
 
 def _content(name: str, value: Any, update: Callable[[bytes], object]) -> None:
@@ -551,20 +462,9 @@ def _content(name: str, value: Any, update: Callable[[bytes], object]) -> None:
         update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
 
 
-def replace_reach(layer: LayerPlan, n_heads: int, data: Mapping[str, object]) -> LayerPlan:
-    """The plan of a mask with other data."""
-    own = {name: value for name, value in data.items() if name in _names(layer.mask)}
-    found = reach_of(layer.mask, layer.layout.n, layer.block, n_heads, own)
-    return LayerPlan(layer.mask, layer.layout, layer.block, found)
-
-
 def _names(mask: Mask) -> set[str]:
     """Parameters and data that calls of a mask may give."""
-    from maskc.core import expr as E
-
-    nodes = list(walk(mask))
-    found = {decl.name for node in nodes for decl in node.decls if decl.from_caller}
-    return found | {name for node in nodes for part in node.formulas for name in E.params(part)}
+    return {decl.name for decl in data_of_calls(mask)} | set(default_parameters(mask))
 
 
 # ------------------------------------------------------------------ making a plan
@@ -631,7 +531,7 @@ def plan(
     if layout not in ("auto", *LAYOUTS):
         wanted = f"auto or one of {', '.join(LAYOUTS)}"
         raise PlanArgument("layout", repr(layout), wanted, at="layout")
-    found_dtype, found_network = DType.parse(dtype), network_of(network, ranks)
+    setting = Setting(sizes, DType.parse(dtype), batch, network_of(network, ranks))
     given = dict(data or {})
     reaches = {name: _reach(mask, n, block, sizes.q, given) for name, mask in named.items()}
     known = {name for mask in named.values() for name in _names(mask)}
@@ -639,35 +539,33 @@ def plan(
         if name not in known:
             found = f"no mask reads {name!r}"
             raise PlanData(found, f"they read {', '.join(sorted(known)) or 'nothing'}", at="data")
-    problem = Problem(sizes.dim, sizes.dim_v, found_dtype)
-    passes = pass_costs(problem)
     if not given:
         reaches = {
-            name: replace(each, shares=shares(named[name], each, n, problem, passes))
+            name: replace(each, shares=shares(named[name], each, n, setting))
             for name, each in reaches.items()
         }
-    rest = passes, found_network, sizes, found_dtype, batch
     names = LAYOUTS if layout == "auto" else (layout,)
     if ranks == 1:
         names = ("contiguous",) if layout == "auto" else (layout,)
     best: tuple[float, TokenLayout, dict[str, LayerPlan]] | None = None
     tried = {}
-    weights = sum(
-        (x.shares[0] * passes[0].of_blocks(x, block, False) for x in reaches.values()), 0.0
-    )
+    forward, _ = setting.passes
+    weights = sum((x.shares[0] * forward.of_blocks(x, block) for x in reaches.values()), 0.0)
     for name in names:
         tokens = layouts.make(name, n, ranks, block, np.asarray(weights))
         made = {
-            key: moved(LayerPlan(named[key], tokens, block, reaches[key]), move_rows, *rest)
+            key: moved(LayerPlan(named[key], tokens, block, reaches[key]), move_rows, setting)
             for key in named
         }
-        tried[name] = sum(x.total for each in made.values() for x in by_tiles(each, *rest))
+        tried[name] = sum(x.total for each in made.values() for x in by_tiles(each, setting))
         if best is None or tried[name] < _WORTH * best[0]:
             best = tried[name], tokens, made
     if best is None:
         raise PlanArgument("masks", "an empty dict", "one mask or more", at="masks")
-    return Plan(best[2], best[1], block, sizes, found_dtype, batch, found_network, given, tried,
-                move_rows)  # fmt: skip
+    return Plan(
+        sizes, setting.dtype, batch, setting.network, best[2], best[1], block, given, tried,
+        move_rows,
+    )  # fmt: skip
 
 
 def _reach(mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, object]) -> Reach:

@@ -27,7 +27,7 @@ from maskc.layout import build
 from maskc.layout.tiles.build import loops_hold, values_of
 from maskc.layout.tiles.loops import loop_spans
 from maskc.plan.recipe import layout_recipe
-from maskc.questions.asked import Asked, bound
+from maskc.questions.asked import bound
 
 TILE = 128
 """Keys of the tiles that costs are counted in."""
@@ -72,9 +72,7 @@ class _Set:
     """Query heads that have it, on average over the sequences."""
 
 
-def reach_of(
-    mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, object]
-) -> Reach:  # fmt: skip
+def reach_of(mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, object]) -> Reach:
     """What a mask's queries see at n tokens.
 
     Args:
@@ -132,12 +130,10 @@ def _sets(
     asked = bound(irs, n, n, given)
     heads, sequences = range(asked.heads), range(asked.sequences)
     share = n_heads / (len(heads) * len(sequences))
-    return [_own(asked, *each, share) for each in asked.sets(heads, sequences)], ()
-
-
-def _own(asked: Asked, head: int, batch: int, equal: int, share: float) -> _Set:
-    keep, own = asked.ir(head).keep, asked.own(head, batch)
-    return _Set(keep, asked.params, own, equal * share)
+    return [
+        _Set(asked.ir(head).keep, asked.params, asked.own(head, batch), equal * share)
+        for head, batch, equal in asked.sets(heads, sequences)
+    ], ()
 
 
 def _without_data(keep: Expr) -> Expr:

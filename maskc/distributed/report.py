@@ -86,7 +86,7 @@ def _moved(plan: Plan, name: str) -> str:
     rows = ", ".join(f"{each.start}-{each.stop - 1}" for each in layer.visits)
     homes = sorted({each.home for each in layer.visits})
     whose = f"rank{'s' if len(homes) > 1 else ''} {', '.join(map(str, homes))}"
-    there, back = plan.heads.visit_bytes(plan.dtype.itemsize, plan.batch)[0]
+    there, back = plan.visit_bytes[0]
     before = int(layer.at_home.received.max(initial=0)) * plan.token_bytes
     return (
         f"  queries {rows} of {whose} go to their keys ({_bytes(there)} each) and partial results "

@@ -57,10 +57,11 @@ def unshard(plan: Plan, x: Any, dim: int = 1, group: Any = None) -> Any:
         WrongGroup: the group does not fit the plan (MC706).
     """
     ranks = ranks_of(plan, group)
-    _check(plan, ranks.rank, x, dim)
+    if x.shape[dim] != plan.tokens(ranks.rank):
+        raise wrong_length(plan, f"x (dim {dim})", x.shape[dim], ranks.rank)
     if ranks.size == 1:
         return x
-    return _functions()[0].apply(x, plan, ranks, dim)
+    return _function().apply(x, plan, ranks, dim)
 
 
 def roll(plan: Plan, x: Any, shift: int = -1, dim: int = 1, group: Any = None) -> Any:
@@ -95,11 +96,6 @@ def position_ids(plan: Plan, group: Any = None, device: Any = None) -> Any:
     return torch.from_numpy(plan.indices(ranks_of(plan, group).rank)).to(device)
 
 
-def _check(plan: Plan, rank: int, x: Any, dim: int) -> None:
-    if x.shape[dim] != plan.tokens(rank):
-        raise wrong_length(plan, f"x (dim {dim})", x.shape[dim], rank)
-
-
 def _gathered(x: Any, plan: Plan, ranks: Any, dim: int) -> Any:
     """All tokens: shards of equal lengths travel, the shorter ones padded."""
     import torch
@@ -119,8 +115,8 @@ def _gathered(x: Any, plan: Plan, ranks: Any, dim: int) -> Any:
 
 
 @cache
-def _functions() -> tuple[Any]:
-    """The autograd functions; made on first use, as torch is."""
+def _function() -> Any:
+    """The autograd function of `unshard`; made on first use, as torch is."""
     import torch
 
     from maskc.integrations.torch.gradients import once
@@ -143,4 +139,4 @@ def _functions() -> tuple[Any]:
             dist.all_reduce(total, group=ranks.group)
             return shard(plan, total, dim, ranks.group), None, None, None
 
-    return (Unshard,)
+    return Unshard

@@ -78,15 +78,15 @@ def backward(work: Work) -> tuple[Stage, ...]:
 
 def _start(patient: bool = True, beside: bool = False) -> Stage:
     text = "start messages" + (" and give them time to begin" if patient else "")
-    return Stage(text, lambda on: on.start(patient), beside)
+    return Stage(text, lambda on: on.messages.start(patient), beside)
 
 
 def _arrive(beside: bool = False) -> Stage:
-    return Stage("wait for messages", lambda on: on.arrive(), beside)
+    return Stage("wait for messages", lambda on: on.messages.wait(), beside)
 
 
 def _meet() -> Stage:
-    return Stage("wait for the second stream", lambda on: on.meet())
+    return Stage("wait for the second stream", lambda on: on.streams.meet())
 
 
 def _attend(call: Call, beside: bool = False) -> Stage:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError
-from maskc.core.problem import Direction, Problem
-from maskc.distributed.costs import PassCost, of_call
-from maskc.distributed.network import Network
+from maskc.core.problem import Direction
+from maskc.distributed.costs import of_call
+from maskc.distributed.pieces import FEW
 
 if TYPE_CHECKING:
-    from maskc.distributed.planning import HeadSizes, LayerPlan, Plan
+    from maskc.distributed.planning import LayerPlan, Plan
+    from maskc.distributed.setting import Setting
     from maskc.distributed.work import Work
 
 _COPIED = 1.2e9
@@ -33,8 +33,6 @@ _LAUNCH = 0.004
 """Milliseconds of a small copy."""
 _MOST_PAIRS = 64
 """Ranks up to which it is looked at who waits for whom."""
-_FEW_GAPS = 4
-"""More gaps of a buffer than these are cleared with all of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +61,13 @@ class Times:
         return float(self.each.max(initial=0.0))
 
 
-def by_tiles(
-    layer: LayerPlan, passes: tuple[PassCost, PassCost], network: Network, heads: HeadSizes,
-    dtype: DType, batch: int,
-) -> tuple[Times, Times]:  # fmt: skip
+def by_tiles(layer: LayerPlan, setting: Setting) -> tuple[Times, Times]:
     """Predict both passes by the mask's tiles in the cost model of usual kernels."""
-    ranks, bytes_each = layer.layout.ranks, heads.token_bytes(dtype.itemsize, batch)
+    ranks, bytes_each, network = layer.layout.ranks, setting.token_bytes, setting.network
     pieces = np.diff(layer.layout.own.ptr)
     received, sent = layer.received * bytes_each, layer.sent * bytes_each
-    rows = [layer.visiting(x) for x in heads.visit_bytes(dtype.itemsize, batch)]
-    travel = [_travel(network, sent + out, received + back) for out, back in rows]
-    answered = network.microseconds / 1e3 * (rows[0][0] > 0)  # after all else
+    traffic = setting.traffic(layer)
+    answered = network.microseconds / 1e3 * (traffic[0].sent > sent)  # after all else
     edge = np.bincount(layer.block_rank, ~layer.inner, minlength=ranks) > 0
     calls = pieces + edge
     for _, hosts in layer.hosts.values():
@@ -84,22 +78,18 @@ def by_tiles(
     copied = copied + np.where(layer.scattered, received + layer.span * bytes_each / 2, 0)
     copied = copied / _COPIED + (pieces > 1) * calls * _CALL
     found = []
-    for number, each in enumerate(passes):
-        share = batch * layer.reach.shares[number]
-        cycles = share * each.of_blocks(layer.reach, layer.block, number == 1)
+    for each, bytes_of, share in zip(setting.passes, traffic, layer.reach.shares, strict=True):
+        travel = np.array([network.milliseconds(*x) for x in zip(*bytes_of, strict=True)])
+        share *= setting.batch
+        cycles = share * each.of_blocks(layer.reach, layer.block)
         compute: Any = np.bincount(layer.block_rank, cycles * layer.stays, minlength=ranks)
         compute = compute + layer.hosted(cycles)
+        compute = compute + share * each.of_rows(layer.layout.tokens, setting.heads.q)
         inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
-        if number == 1:
-            compute = compute + share * each.of_rows(layer.layout.tokens, heads.q)
         launches = calls * each.card.launch_us / 1e3 + copied + answered
         tiles = each.milliseconds(compute)
-        found.append(Times(tiles, tiles + launches, each.milliseconds(inner), travel[number]))
+        found.append(Times(tiles, tiles + launches, each.milliseconds(inner), travel))
     return found[0], found[1]
-
-
-def _travel(network: Network, sent: np.ndarray, received: np.ndarray) -> np.ndarray:
-    return np.array([network.milliseconds(*x) for x in zip(sent, received, strict=True)])
 
 
 def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[Times, Times]:
@@ -154,13 +144,12 @@ class _Rank:
 
 
 def _of_rank(plan: Plan, work: Work) -> tuple[_Rank, _Rank] | None:
-    problem = Problem(plan.heads.dim, plan.heads.dim_v, plan.dtype)
     found = []
     for direction, (tokens, launches) in zip(Direction, _copied(work), strict=True):
         parts = [0.0, 0.0]
         visits = [(False, call) for guest in work.guests for call in guest.calls]
         for hides, call in [*((call.own, call) for call in work.calls), *visits]:
-            own = of_call(call, problem, direction, plan.heads.q)
+            own = of_call(call, plan.problem, direction, plan.heads.q)
             if own is None:
                 return None
             parts[hides] += plan.batch * own
@@ -176,8 +165,8 @@ def _copied(work: Work) -> tuple[tuple[float, int], tuple[float, int]]:
     sent = sum(pieces.tokens for pieces in distinct)
     apart = sum(pieces.tokens for _, pieces in work.incoming if len(pieces) > 1)
     own = sum(each.count for each in work.copies)
-    cleared = work.size / 2 if len(work.gaps) > _FEW_GAPS else 0
-    buffer, parts = own + apart + cleared, 2 * len(work.copies) + min(len(work.gaps), _FEW_GAPS)
+    cleared = work.size / 2 if len(work.gaps) > FEW else 0
+    buffer, parts = own + apart + cleared, 2 * len(work.copies) + min(len(work.gaps), FEW)
     again = bool(work.mostly_copies and work.size)
     returned = sum(pieces.tokens for _, pieces in work.outgoing)
     later = sorted(call.keys for call in work.calls if not call.own)

@@ -24,22 +24,15 @@ if TYPE_CHECKING:
     from maskc.distributed.planning import LayerPlan, Plan
     from maskc.distributed.stages import Stage
 
+Messages = tuple[tuple[int, Pieces], ...]
+"""(rank, tokens) of each message; what several ranks receive is the same object."""
+
 _ALIGNED = 128
 """Tokens that stretches of a buffer begin at multiples of, as tiles do."""
 _MOST_STRETCHES = 3
 """Stretches of a buffer; with more, the smallest gaps are filled with zeros."""
 _WORTH = 4
 """Rows that need nothing run apart where they are at least 1 / this of their stretch."""
-
-
-@dataclass(frozen=True)
-class Message:
-    """Tokens that a rank sends or receives."""
-
-    peer: int
-    place: int
-    """In the rank's own tokens where it sends, in its buffer where it receives."""
-    count: int
 
 
 @dataclass(frozen=True)
@@ -100,8 +93,12 @@ class Work:
     tokens: int
     size: int
     """Tokens of the buffer; 0 where there is none."""
-    sends: tuple[Message, ...]
-    receives: tuple[Message, ...]
+    outgoing: Messages
+    """What each rank receives, in its place among the rank's own tokens."""
+    incoming: Messages
+    """What each rank sends, in its place in the buffer."""
+    came: Pieces
+    """All that the buffer receives."""
     copies: tuple[Copy, ...]
     gaps: tuple[tuple[int, int], ...]
     """Tokens of the buffer that nobody needs: zeros, so that nothing of them is ever not finite."""
@@ -113,22 +110,6 @@ class Work:
     """The other ranks that hold some of these keys."""
     guests: tuple[Guest, ...]
     """By rank; the rank's own queries that leave are among them where it has keys of theirs."""
-
-    @cached_property
-    def came(self) -> Pieces:
-        """All that the buffer receives."""
-        return Pieces((each.place, each.count) for each in self.receives)
-
-    @cached_property
-    def incoming(self) -> tuple[tuple[int, Pieces], ...]:
-        """What each rank sends, in its place in the buffer; one message each."""
-        return _by_peer(self.receives)
-
-    @cached_property
-    def outgoing(self) -> tuple[tuple[int, Pieces], ...]:
-        """What each rank receives, in its place among the rank's own tokens; what several receive
-        is the same object."""
-        return _by_peer(self.sends)
 
     @cached_property
     def many_sent(self) -> Joined:
@@ -161,11 +142,11 @@ class Work:
         return sum(each.count for each in self.copies) >= 2 * self.came.tokens
 
 
-def _by_peer(messages: Iterable[Message]) -> tuple[tuple[int, Pieces], ...]:
-    """Join messages by rank, ascending."""
+def _by_peer(stretches: Iterable[tuple[int, int, int]]) -> Messages:
+    """One message for each rank, ascending, from (rank, first token, how many)."""
     found: dict[int, list[tuple[int, int]]] = {}
-    for each in messages:
-        found.setdefault(each.peer, []).append((each.place, each.count))
+    for peer, place, count in stretches:
+        found.setdefault(peer, []).append((place, count))
     known: dict[tuple[tuple[int, int], ...], Pieces] = {}
     return tuple(
         (peer, known.setdefault(tuple(own), Pieces(own))) for peer, own in sorted(found.items())
@@ -201,12 +182,13 @@ def work_of(plan: Plan, layer: LayerPlan, rank: int, one_stretch: bool = False) 
         calls.append(_call(plan, layer, row, start, stop, keys_of, False, key))
     size = buffer[-1].place + buffer[-1].count if buffer else 0
     copies, receives, gaps = _filled(layer, rank, own, places, buffer)
-    sends = tuple(
-        Message(each.receiver, _place(own, places, each.start), each.stop - each.start)
+    sends = (
+        (each.receiver, _place(own, places, each.start), each.stop - each.start)
         for each in layer.sends(rank)
     )
+    came = Pieces((place, count) for _, place, count in receives)
     return Work(
-        places[-1], size, sends, receives, copies, gaps, tuple(calls),
+        places[-1], size, _by_peer(sends), _by_peer(receives), came, copies, gaps, tuple(calls),
         *_visits(plan, layer, rank, own, places),
     )  # fmt: skip
 
@@ -360,8 +342,9 @@ def _place(own: list[tuple[int, int]], places: list[int], token: int) -> int:
 def _filled(
     layer: LayerPlan, rank: int, own: list[tuple[int, int]], places: list[int],
     buffer: list[Stretch],
-) -> tuple[tuple[Copy, ...], tuple[Message, ...], tuple[tuple[int, int], ...]]:  # fmt: skip
-    """Find where each part of the buffer comes from: (own tokens, messages, nowhere)."""
+) -> tuple[tuple[Copy, ...], list[tuple[int, int, int]], tuple[tuple[int, int], ...]]:  # fmt: skip
+    """Find where each part of the buffer comes from: own tokens, (rank, place, count) that come,
+    (first, past the last) of nowhere."""
     copies, receives, filled = [], [], []
     size = buffer[-1].place + buffer[-1].count if buffer else 0
     for each in buffer:
@@ -376,11 +359,11 @@ def _filled(
         for each in buffer:
             if each.start <= came.start < each.start + each.count:
                 at = each.place + came.start - each.start
-                receives.append(Message(came.sender, at, came.stop - came.start))
+                receives.append((came.sender, at, came.stop - came.start))
                 filled.append((at, at + came.stop - came.start))
     gaps, last = [], 0
     for start, stop in [*sorted(filled), (size, size)]:
         if last < start:
             gaps.append((last, start))
         last = max(last, stop)
-    return tuple(copies), tuple(receives), tuple(gaps)
+    return tuple(copies), receives, tuple(gaps)

@@ -1,4 +1,4 @@
-"""The public methods of every mask. They call the driver and viz, imported when called."""
+"""The public methods of every mask. What they call is imported when they are called."""
 
 from __future__ import annotations
 
@@ -195,9 +195,9 @@ class Mask:
         Raises:
             MaskcError: as `dense`.
         """
-        from maskc import driver
+        from maskc import questions
 
-        return driver.count(self, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)
+        return questions.count(self, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)
 
     def layout(
         self,
@@ -234,9 +234,9 @@ class Mask:
             NoSuchHead: `head` does not exist (MC113).
             MaskcError: a mistake in data (MC301 to MC305).
         """
-        from maskc import driver
+        from maskc import questions
 
-        return driver.layout(
+        return questions.layout(
             self, n_q, n_kv, block=block, n_heads=n_heads, head=head, batch=batch, **data
         )
 
@@ -253,11 +253,11 @@ class Mask:
         Raises:
             NotAMask: `other` is no mask (MC106).
         """
-        from maskc import driver
+        from maskc import questions
 
         if not isinstance(other, Mask):
             raise not_a_mask("equals", other, caller())
-        return driver.equals(self, other)
+        return questions.equals(self, other)
 
     def subset_of(self, other: Mask) -> bool | None:
         """Whether every pair of this mask is also a pair of `other`, at all lengths.
@@ -271,11 +271,11 @@ class Mask:
         Raises:
             NotAMask: `other` is no mask (MC106).
         """
-        from maskc import driver
+        from maskc import questions
 
         if not isinstance(other, Mask):
             raise not_a_mask("subset_of", other, caller())
-        return driver.subset_of(self, other)
+        return questions.subset_of(self, other)
 
     def cache(
         self, *, queries: int = 1, n_heads: int | None = None, **data: object
@@ -298,9 +298,9 @@ class Mask:
             CacheCall: `queries` is below 1 (MC643).
             MaskcError: as `dense`.
         """
-        from maskc import driver
+        from maskc import questions
 
-        return driver.cache(self, queries=queries, n_heads=n_heads, **data)
+        return questions.cache(self, queries=queries, n_heads=n_heads, **data)
 
     def explain(
         self, *, head_dim: int = 128, head_dim_v: int | None = None, n_heads: int | None = None,

@@ -11,6 +11,7 @@ and a constant. Anything else is refused with its line.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -117,9 +118,8 @@ def _read(terms: Mapping[Atom, Any], at: SourceLoc | None) -> ScoreOptions:
     if len(rest) > 1 or "q" in rest or "k" in rest:
         refuse("it adds another formula of q_idx and kv_idx to the score", _ALIBI)
     (atom, slopes) = rest.popitem()
-    if isinstance(atom, Distance):
-        return ScoreOptions(float(factor), softcap, -slopes, atom.offset, shift)
-    return ScoreOptions(float(factor), softcap, slopes, None, shift)
+    slopes, offset = (-slopes, atom.offset) if isinstance(atom, Distance) else (slopes, None)
+    return ScoreOptions(float(factor), softcap, slopes, offset, shift)
 
 
 class _Batch:
@@ -132,11 +132,6 @@ class _Batch:
         raise ScoreModUnsupported("it indexes with b", _OTHERS, at=caller())
 
 
-def _opposite(x: Any, y: Any) -> bool:
-    """Whether two numbers add up to 0; of tensors that is not asked."""
-    return _is_number(x) and _is_number(y) and bool(x == -y)
-
-
 class ScoreTerm:
     """A sum of symbols with coefficients, which are numbers or tensors with a value for a head."""
 
@@ -145,8 +140,8 @@ class ScoreTerm:
     def __init__(self, terms: Mapping[Atom, Any], heads: int) -> None:
         self._heads = heads
         self.terms = dict(terms)
-        key, query = self.terms.get("k"), self.terms.get("q")
-        if key is not None and query is not None and _opposite(key, query):
+        key, query = self.terms.get("k"), self.terms.get("q")  # of tensors it is not asked
+        if isinstance(key, (int, float)) and isinstance(query, (int, float)) and key == -query:
             self.terms["k - q"] = self.terms.get("k - q", 0) + self.terms.pop("k")
             del self.terms["q"]
         self.terms = {atom: x for atom, x in self.terms.items() if not (_is_number(x) and x == 0)}
@@ -279,33 +274,18 @@ def _call(name: str, args: tuple[Any, ...], named: Any) -> Any:
         _refuse(f"it uses {plain} of the score or positions", _A_MASK)
     if plain not in _FUNCTIONS or named:
         _refuse(f"it uses {plain} of the score or positions")
-    return _FUNCTIONS[plain](*args)
-
-
-def _sum(x: Any, y: Any) -> Any:
-    return x + y if isinstance(x, ScoreTerm) else y + x
-
-
-def _product(x: Any, y: Any) -> Any:
-    return x * y if isinstance(x, ScoreTerm) else y * x
-
-
-def _difference(x: Any, y: Any) -> Any:
-    return x - y if isinstance(x, ScoreTerm) else -y + x
-
-
-def _quotient(x: Any, y: Any) -> Any:
-    return x / y if isinstance(x, ScoreTerm) else y.__rtruediv__(x)
+    term = next(x for x in args if isinstance(x, ScoreTerm))
+    return _FUNCTIONS[plain](term._other(args[0]), *args[1:])
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("add", "radd"), _sum),
-    **dict.fromkeys(("sub", "subtract"), _difference),
-    **dict.fromkeys(("rsub",), lambda x, y: _difference(y, x)),
-    **dict.fromkeys(("mul", "rmul", "multiply"), _product),
-    **dict.fromkeys(("div", "truediv", "divide", "true_divide"), _quotient),
+    **dict.fromkeys(("add", "radd"), operator.add),
+    **dict.fromkeys(("sub", "subtract"), operator.sub),
+    "rsub": lambda x, y: -x + y,
+    **dict.fromkeys(("mul", "rmul", "multiply"), operator.mul),
+    **dict.fromkeys(("div", "truediv", "divide", "true_divide"), operator.truediv),
     **dict.fromkeys(("abs", "absolute"), abs),
-    **dict.fromkeys(("neg", "negative"), lambda x: -x),
+    **dict.fromkeys(("neg", "negative"), operator.neg),
     "tanh": lambda x: x.tanh(),
     **dict.fromkeys(("to", "type"), lambda x, *kind: x._as(*kind)),
     **dict.fromkeys(("float", "double"), lambda x: x),

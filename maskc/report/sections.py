@@ -307,7 +307,7 @@ def _wins_elsewhere(subject: Subject) -> list[str]:
 
 def _cache(subject: Subject) -> str:
     try:
-        kept = driver.cache(subject.mask, n_heads=subject.problem.n_heads)
+        kept = subject.mask.cache(n_heads=subject.problem.n_heads)
     except MaskcError as refusal:
         return f"all of them: {refusal.finding}"
     return f"{kept.slots:,} keys at any length (proved)"
@@ -547,7 +547,7 @@ def _count(subject: Subject, mask: Mask, n: int) -> int:
     data: dict[str, Any] = {
         name: value for name, value in subject.data_at(n).items() if name in read
     }
-    return int(driver.count(mask, n, n_heads=subject.problem.n_heads, **data))
+    return mask.count(n, n_heads=subject.problem.n_heads, **data)
 
 
 def _environment(subject: Subject) -> Iterator[Block]:

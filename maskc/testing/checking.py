@@ -112,16 +112,11 @@ def examine(
     target = Target.named(wanted.target or default_target(Problem(*dims, given, heads)))
     kernels = {
         dtype.value: driver.compile(
-            mask,
-            head_dim=dims[0],
-            head_dim_v=dims[1],
-            n_heads=heads,
-            dtype=dtype.value,
-            target=target.name,
-            name=name,
+            mask, head_dim=dims[0], head_dim_v=dims[1], n_heads=heads, dtype=dtype,
+            target=target.name, name=name,
         )
         for dtype in wanted.dtypes(target)
-    }
+    }  # fmt: skip
     fixed = params or {}
     free = {name: value for name, value in default_parameters(mask).items() if name not in fixed}
     lengths = lengths_for(mask, heads, fixed)

@@ -17,11 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 from tests.support import models  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = models.QUIET
 
 
 def ours(kind: str = "LlamaConfig", auto: str = "AutoModel", **options: Any) -> Any:

@@ -77,7 +77,7 @@ def test_what_travels_is_what_is_seen(data: st.DataObject):
         assert layer.sent[rank] == sum(map(len, away.values()))
         rows_sent = layer.visiting((2 * 64 * 2, 2 * 65 * 4))[0]
         assert made.sent_bytes(rank) == layer.sent[rank] * 2 * 64 * 2 + rows_sent[rank]
-    assert layer.traffic().sum() == layer.received.sum() == layer.sent.sum()
+    assert layer.received.sum() == layer.sent.sum()
 
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
@@ -99,7 +99,7 @@ def test_every_pair_is_computed_once(data: st.DataObject):
                 copy.source : copy.source + copy.count
             ]
         came = [x for each in layer.receives(rank) for x in range(each.start, each.stop)]
-        places = [x for each in work.receives for x in range(each.place, each.place + each.count)]
+        places = [x for first, count in work.came.stretches for x in range(first, first + count)]
         buffer[places] = came
         for call in work.calls:
             keys = (own if call.own else buffer)[call.key : call.key + call.keys]

@@ -5,6 +5,14 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+import pytest
+
+QUIET = [
+    pytest.mark.filterwarnings(f"ignore::{kind}")
+    for kind in ("UserWarning", "FutureWarning", "DeprecationWarning")
+]
+"""What transformers and torch say on the way."""
+
 BASE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
@@ -75,6 +83,16 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
+VIT: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "image_size": 8, "patch_size": 2,
+}  # fmt: skip
+T5: dict[str, Any] = {
+    "vocab_size": 64, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 4,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16,
+    "dropout_rate": 0.0, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
+}  # fmt: skip
+
 
 class Pair(NamedTuple):
     """Two models with equal weights."""
@@ -110,6 +128,22 @@ def pair(kind: str, auto: str, options: dict[str, Any]) -> Pair:
     eager = build(deepcopy(config), attn_implementation="eager")
     eager.load_state_dict(ours.state_dict())
     return Pair(ours.eval(), eager.eval())
+
+
+def same_gradients(pair: Pair) -> list[str]:
+    """Compare the gradients of all weights, up to fp32's rounding; the names of those that have
+    one that is not 0."""
+    theirs, seen = dict(pair.eager.named_parameters()), []
+    for name, weight in pair.ours.named_parameters():
+        grad = theirs[name].grad
+        assert (weight.grad is None) == (grad is None), name
+        if grad is not None:
+            most = grad.abs().max().item()
+            off = (weight.grad - grad).abs().max().item()
+            assert off <= 2e-5 * max(most, 1e-3), name
+            seen += [name] if most else []
+    assert seen
+    return seen
 
 
 def decoder(name: str) -> Pair:

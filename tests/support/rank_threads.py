@@ -6,7 +6,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -25,6 +25,13 @@ class _Received:
         self.into.copy_(self.box.get(timeout=120))
 
 
+class _Op(NamedTuple):
+    op: Any
+    tensor: torch.Tensor
+    peer: int
+    group: Any
+
+
 class _Sent:
     def wait(self) -> None:
         pass
@@ -34,7 +41,7 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention of this process's threads talks through queues."""
     boxes: dict[tuple[int, int], queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
 
-    def start(ops: list[tuple[Any, torch.Tensor, int, Any]]) -> list[Any]:
+    def start(ops: list[_Op]) -> list[Any]:
         me, found = _here.rank, []
         for op, tensor, peer, _ in ops:
             assert tensor.is_contiguous()
@@ -45,7 +52,7 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> None:
                 found.append(_Received(tensor, boxes[peer, me]))
         return found
 
-    monkeypatch.setattr(torch.distributed, "P2POp", lambda *parts: parts)
+    monkeypatch.setattr(torch.distributed, "P2POp", _Op)
     monkeypatch.setattr(torch.distributed, "batch_isend_irecv", start)
     monkeypatch.setattr(attending, "ranks_of", lambda plan, group: _here.ranks)
     monkeypatch.setattr(attending, "agree", lambda *parts: None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,7 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
     work = made.work(rank, None, drops or score is not None)
     _, tables = case.drawn(device)
     step = passes.Step(work, Ranks(None, rank, size, ()), options, case.deterministic, dropout,
-                          made.__dict__.setdefault("_kernels", {}), made.n, score, tables,
+                          made.once(("kernels",), dict), made.n, score, tables,
                           tuple(tables))  # fmt: skip
     hq, hkv, dim = case.heads
 
@@ -140,7 +140,7 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
         forward = passes.Forward(step, q, k, k, None, None)
         results = passes.RankOutput(q, q, 2)
         forward.launch(call, q, k, k, results)
-        saved = passes.Saved(q, q, results.lse.zero_(), q, None)
+        saved = passes.Saved(q, q, results.all[1].zero_(), q, None)
         backward = passes.Backward(step, k, k, saved, None, list(tables))
         backward.launch(call, k, k, saved, backward.dq, passes.KeyGradients(k.shape[2]))
         torch.cuda.synchronize(device)
@@ -259,22 +259,3 @@ def everything(rank: int, size: int) -> tuple[dict[str, Any], list[str]]:
         told[case.name], more = compared(case, size, device)
         wrong += more
     return told, wrong
-
-
-def on_host(case: Shared, size: int) -> Shared:
-    """A case for a dry run on CPUs: short and in fp32."""
-    n = min(case.n, 1024)
-    tables = {name: (n,) if name == "key" else x for name, x in case.tables.items()}
-    data = {**case.data, **({"doc": _documents(n, 1)} if "doc" in case.data else {})}
-    return replace(case, n=n, dtype=torch.float32, tables=tables, data=data)
-
-
-def dry(rank: int, size: int) -> list[str]:
-    """All cases on CPUs."""
-    wrong = []
-    for case in CASES:
-        told, more = compared(on_host(case, size), size, torch.device("cpu"))
-        if rank == 0:
-            print(case.name, {k: f"{v:.0e}" for k, v in told.items()}, flush=True)
-        wrong += more
-    return wrong

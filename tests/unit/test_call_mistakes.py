@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc import driver
+from maskc import driver, questions
 from maskc.core.data import CALL, QUESTION, RESERVED, SELECTING
 from maskc.core.errors import (
     BadOption,
@@ -118,7 +118,8 @@ TAKES_DATA = {
     "compiled layout": CompiledMask.layout, "generated dense": GeneratedMask.dense,
     "generated layout": GeneratedMask.layout, "generated attention": GeneratedMask.attention,
     "dense": mc.Mask.dense, "count": mc.Mask.count, "layout": mc.Mask.layout,
-    "driver dense": driver.dense, "driver count": driver.count, "driver layout": driver.layout,
+    "driver dense": driver.dense, "asked count": questions.count,
+    "asked layout": questions.layout,
 }  # fmt: skip
 """Every callable whose keywords are data, too."""
 

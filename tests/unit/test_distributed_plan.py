@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from click.testing import CliRunner
 import maskc as mc
 from maskc.cli import main
 from maskc.core.errors import MaskcError
-from maskc.distributed import Network, plan
+from maskc.distributed import Network, layouts, plan
 
 HEADS = (32, 8, 128)
 WINDOW = mc.causal() & mc.window(1023)
@@ -36,10 +38,15 @@ def test_causal_is_balanced_by_two_chunks_a_rank():
     assert plan(mc.causal(), 65536, 8, heads=HEADS, layout="balanced").imbalance() < 1.02
 
 
+def test_of_equal_ranks_a_neighbour_takes_a_chunk():
+    made = layouts.make("balanced", 8 * 16, 2, 16, np.ones(8))
+    assert made.owner.tolist() == [0, 1, 1, 0, 0, 1, 1, 0]
+
+
 def test_chunks_that_fit_send_nothing():
     made = plan(mc.chunked(8192), 131072, 8, heads=HEADS)
     assert not made.layer().travels
-    assert made.layer().traffic().sum() == 0
+    assert made.layer().received.sum() == 0
 
 
 def test_one_layout_serves_masks_that_alternate():
@@ -74,6 +81,34 @@ def test_predictions_follow_the_network():
     assert far.others()["all-gather"] > 10 * near.others()["all-gather"]
     assert plan(WINDOW, 1 << 16, 16, heads=HEADS).network.name == "400Gb/s"
     assert plan(WINDOW, 1 << 16, 16, heads=HEADS, network="50GB/s").network.gigabytes == 50
+
+
+def test_a_backward_pass_costs_tiles_and_rows_of_dq():
+    """Its own cost is not that of blocks of queries, as a forward pass's is."""
+    made = plan(mc.causal(), 1024, 2, heads=HEADS)
+    forward, backward = made.passes
+    tokens = np.array([0, 128, 256])
+    assert forward.of_rows(tokens, 32).tolist() == [0, 0, 0]
+    nothing, few, many = backward.of_rows(tokens, 32)
+    assert (nothing, many) == (0, 2 * few)
+    assert few > 0
+    one, two = (replace(made.layer().reach, tiles=np.full(2, 32 * x), partial=np.zeros(2))
+                for x in (1, 2))  # fmt: skip
+    assert np.array_equal(backward.of_blocks(two, 128), 2 * backward.of_blocks(one, 128))
+    assert np.all(forward.of_blocks(two, 128) < 2 * forward.of_blocks(one, 128))
+
+
+def test_work_is_made_once_for_what_is_asked():
+    mask = mc.causal() & (mc.window(30) | mc.sinks(5))
+    made = plan(mask, 2048, 2, heads=(2, 1, 64), layout="contiguous")
+    work = made.work(1)
+    assert made.work(1) is work
+    assert made.work(1, one_stretch=True).size > work.size
+    assert made.work(1, at_home=True) is work  # nothing moves
+    assert made.work(0) is not work
+    copy = pickle.loads(pickle.dumps(made))
+    assert copy.digest == made.digest
+    assert copy.work(1) is not work
 
 
 def test_equal_arguments_give_equal_plans():

@@ -113,13 +113,18 @@ def distance(score, b, h, q_idx, kv_idx):
     return score - SLOPES[h] * (q_idx - kv_idx).abs()
 
 
+def late(score, b, h, q_idx, kv_idx):
+    """ALiBi where the last of 100 queries meets the last key."""
+    return score - SLOPES[h] * (q_idx + 30 - kv_idx).abs()
+
+
 def everything(score, b, h, q_idx, kv_idx):
     capped = 2.5 * torch.tanh(score * 0.7 / 2.5)
     return capped - torch.abs(kv_idx - q_idx) * 0.1 + SLOPES[h] + 1
 
 
 def factor(score, b, h, q_idx, kv_idx):
-    return 2 * score.to(torch.float32) / 3
+    return torch.rsub(torch.rsub(2 * score.to(torch.float32) / 3, 1), 3)
 
 
 FOR_ALL = [identity, softcap, captured_cap, distance, everything, factor]
@@ -128,7 +133,8 @@ FOR_CAUSAL = [relative, table]
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "mod", chiefly(FOR_ALL + FOR_CAUSAL, captured_cap, distance, everything, relative, table)
+    "mod",
+    chiefly(FOR_ALL + FOR_CAUSAL, captured_cap, distance, everything, factor, relative, table),
 )
 def test_score_mods_are_options(mod) -> None:
     q, k, v = tensors(4, 2)
@@ -139,23 +145,12 @@ def test_score_mods_are_options(mod) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mod", [more(softcap), table])
+@pytest.mark.parametrize("mod", [more(softcap), table, distance, late])
 def test_score_mods_where_keys_outnumber_queries(mod) -> None:
     """FlexAttention counts queries from the first one, which moves ALiBi's scores by rows."""
     q, k, v = tensors(4, 2)
-    q = q[:, :, :100]
     block_mask = flex.create_block_mask(causal, None, None, 100, N, device="cpu")
-    given = (q, k, v, mod, block_mask, None, True, True)
-    found, wanted = mc.flex_attention(*given), flex.flex_attention(*given)
-    torch.testing.assert_close(found, wanted, atol=3e-5, rtol=3e-5)
-    given = (q, k, v, distance, block_mask, None, True, True)
-    found, wanted = mc.flex_attention(*given), flex.flex_attention(*given)
-    torch.testing.assert_close(found, wanted, atol=3e-5, rtol=3e-5)
-
-    def late(score, b, h, q_idx, kv_idx):
-        return score - SLOPES[h] * (q_idx + 30 - kv_idx).abs()
-
-    given = (q, k, v, late, block_mask, None, True, True)
+    given = (q[:, :, :100], k, v, mod, block_mask, None, True, True)
     found, wanted = mc.flex_attention(*given), flex.flex_attention(*given)
     torch.testing.assert_close(found, wanted, atol=3e-5, rtol=3e-5)
 

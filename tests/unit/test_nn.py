@@ -15,6 +15,8 @@ from maskc.core.errors import BadOption, BadShape, NotAMask
 
 torch = pytest.importorskip("torch")
 
+from tests.support.exact_entmax import weights  # noqa: E402
+
 N, H, D = 20, 4, 16
 MASK = mc.causal() & (mc.sinks(2) | mc.window(5))
 
@@ -166,18 +168,6 @@ def gradients_of_two(rank: int, size: int, kind: str) -> None:
 # ---------------------------------------------------------------- SplashAttention
 
 
-def entmax(scores: Any, alpha: float) -> Any:
-    """alpha-entmax by bisection, fp64: p = relu((alpha - 1) s - tau)^(1 / (alpha - 1))."""
-    a = alpha - 1
-    z = scores.double() * a
-    low, high = z.amax(-1, keepdim=True) - 1, z.amax(-1, keepdim=True)
-    for _ in range(100):
-        tau = (low + high) / 2
-        total = (z - tau).clamp(min=0).pow(1 / a).sum(-1, keepdim=True)
-        low, high = torch.where(total >= 1, tau, low), torch.where(total >= 1, high, tau)
-    return (z - low).clamp(min=0).pow(1 / a)
-
-
 def splash(q: Any, k: Any, v: Any, keep: Any, k_keep: int | None, alpha: float) -> Any:
     """The definition: the best keys among those that are kept, then entmax."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -185,8 +175,8 @@ def splash(q: Any, k: Any, v: Any, keep: Any, k_keep: int | None, alpha: float) 
     if k_keep is not None:
         best = scores.topk(k_keep, -1).values[..., -1:]
         scores = scores.masked_fill(scores < best, -torch.inf)
-    weights = entmax(scores, alpha).nan_to_num(0.0)
-    return (weights @ v.double()).float()
+    entmax, *_ = weights(scores, alpha)
+    return (entmax @ v.double()).float()
 
 
 @pytest.mark.parametrize("k_keep", [None, 6])

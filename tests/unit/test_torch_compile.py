@@ -11,10 +11,7 @@ import maskc as mc
 from maskc.core.errors import BadShape, DataMissing, TargetNotBuilt
 from maskc.core.problem import Direction
 from tests.support.torch_oracle import (
-    DIM,
-    DIM_V,
     MASKS,
-    SPIES,
     Spy,
     data_of,
     loss_of,
@@ -41,17 +38,6 @@ class Layer(torch.nn.Module):
 
     def forward(self, q, k, v, **options):
         return mc.attention(q * self.scale, k, v, self.mask, **options)
-
-
-@pytest.fixture
-def graphs():
-    """The number of graphs torch.compile made so far."""
-    from torch._dynamo.utils import counters
-
-    torch._dynamo.reset()
-    counters.clear()
-    yield lambda: counters["stats"]["unique_graphs"]
-    torch._dynamo.reset()
 
 
 def same(layer, compiled, inputs, **options) -> None:
@@ -171,14 +157,6 @@ def test_export():
 # ------------------------------------------------------------------ modes and refusals
 
 
-@pytest.fixture
-def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
-    """What `spied` gives."""
-    made = Spy(mc.causal().compile(DIM, DIM_V, dtype="float32", target="cpu"))
-    monkeypatch.setitem(SPIES, "current", made)
-    return made
-
-
 def test_determinism_is_passed_on(graphs, spy: Spy):
     mask = mc.causal() & mc.window(1000)  # a handle that no other test has filled
 
@@ -263,15 +241,3 @@ def test_selective_checkpoints_can_save_it():
     found = torch.autograd.grad(out.square().sum(), inputs)
     assert all(map(torch.equal, found, wanted))
     assert asked
-
-
-def test_fake_tensors_have_shapes_and_gradients():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        shapes = ((2, 4, 9, DIM), (2, 2, 9, DIM), (2, 2, 9, DIM_V))
-        inputs = [torch.empty(shape, requires_grad=True) for shape in shapes]
-        out, lse = mc.attention(*inputs, mc.causal(), return_lse=True)
-        (out.sum() + lse.sum()).backward()
-    assert (out.shape, lse.shape) == ((2, 4, 9, DIM_V), (2, 4, 9))
-    assert [x.grad.shape for x in inputs] == [x.shape for x in inputs]

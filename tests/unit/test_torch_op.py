@@ -29,7 +29,6 @@ from tests.support.torch_oracle import (
     DIM_V,
     HEADS,
     MASKS,
-    SPIES,
     Spy,
     close,
     data_of,
@@ -48,30 +47,6 @@ from maskc.integrations.torch import handles  # noqa: E402
 from maskc.integrations.torch.keywords import call_of  # noqa: E402
 
 # ------------------------------------------------------------------ gradients
-
-
-@pytest.mark.parametrize("parts", ["out", "lse", "out and lse"])
-@pytest.mark.parametrize(
-    ("name", "extras"),
-    [
-        ("causal", False),
-        ("empty rows", True),
-        ("documents", True),
-        ("per head", True),
-    ],
-)
-def test_gradients(name: str, extras: bool, parts: str):
-    n = 13
-    data, options = data_of(name, n), {"softcap": 3.0, **vectors()} if extras else {}
-    inputs = [*tensors(n), *(x for x in options.values() if torch.is_tensor(x))]
-    live = MASKS[name].dense(n, n_heads=HEADS, **data)
-    want = dense(*inputs[:3], live, **options)
-    found = mc.attention(*inputs[:3], MASKS[name], return_lse=True, **options, **data)
-    for a, b in zip(found, want, strict=True):
-        close(a, b)
-    wanted = torch.autograd.grad(loss_of(*want, parts), inputs, allow_unused=True)
-    for a, b in zip(torch.autograd.grad(loss_of(*found, parts), inputs), wanted, strict=True):
-        close(a, torch.zeros_like(a) if b is None else b)
 
 
 def test_queries_at_the_end_of_longer_keys():
@@ -107,14 +82,6 @@ def test_pieces_that_are_merged_have_the_gradients_of_their_union():
         close(a, b)
 
 
-def test_a_second_derivative_is_refused():
-    q, k, v = tensors(6)
-    out = mc.attention(q, k, v, mc.causal())
-    (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        dq.sum().backward()
-
-
 @pytest.mark.parametrize("changed", ["q", "doc"])
 def test_what_changes_before_the_backward_pass_is_noticed(changed: str):
     q, k, v = (x * 1 for x in tensors(10))
@@ -126,39 +93,7 @@ def test_what_changes_before_the_backward_pass_is_noticed(changed: str):
         out.sum().backward()
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint(reentrant: bool):
-    inputs = tensors(11)
-    doc = torch.arange(11) // 4
-
-    def layer(q, k, v):
-        return mc.attention(q.sin(), k, v, MASKS["documents"], doc=doc)
-
-    wanted = torch.autograd.grad(layer(*inputs).square().sum(), inputs)
-    checkpoint(layer, *inputs, use_reentrant=reentrant).square().sum().backward()
-    for x, grad in zip(inputs, wanted, strict=True):
-        torch.testing.assert_close(x.grad, grad, atol=0, rtol=0)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients(mode):
-    inputs = tensors(8)
-    with mode():
-        out = mc.attention(*inputs, mc.causal())
-    assert not out.requires_grad
-    assert out.is_inference() == (mode is torch.inference_mode)
-    assert torch.equal(out, mc.attention(*inputs, mc.causal()))
-
-
 # ------------------------------------------------------------------ layouts, modes
-
-
-@pytest.fixture
-def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
-    """What `spied` gives."""
-    made = Spy(mc.causal().compile(DIM, DIM_V, dtype="float32", target="cpu"))
-    monkeypatch.setitem(SPIES, "current", made)
-    return made
 
 
 @pytest.mark.parametrize("bshd", [False, True])
@@ -332,22 +267,6 @@ def test_no_backward_kernels_is_said_at_the_call(spy: Spy):
     assert torch.equal(found, mc.attention(*inputs, mc.causal()))
 
 
-def test_transforms_are_refused():
-    q, k, v = (x.detach() for x in tensors(6))
-
-    def call(q):
-        return mc.attention(q, k, v, mc.causal())
-
-    with pytest.raises(BadOption, match=r"torch\.func"):
-        torch.func.vmap(call)(torch.stack([q, q]))
-    with pytest.raises(BadOption, match=r"torch\.func"):
-        torch.func.grad(lambda q: call(q).sum())(q)
-    with torch.autograd.forward_ad.dual_level():
-        assert torch.equal(call(q), mc.attention(q, k, v, mc.causal()))
-        with pytest.raises(BadOption, match="forward-mode"):
-            call(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)))
-
-
 def test_a_tensor_that_outlived_its_transform_is_the_one_inside():
     q, k, v = tensors(5)
     left = []
@@ -381,9 +300,3 @@ def test_mistakes_keep_their_codes():
         mc.attention(q, k[..., :8], v, mc.causal())
     with pytest.raises(BadShape, match="four dimensions"):
         mc.attention(q[0], k, v, mc.causal())
-
-
-def test_the_other_libraries_take_the_option():
-    q, k, v = (x.detach().numpy() for x in tensors(6))
-    found = mc.attention(q, k, v, mc.causal(), deterministic=True)
-    np.testing.assert_array_equal(found, mc.attention(q, k, v, mc.causal()))

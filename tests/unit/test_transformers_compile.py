@@ -17,19 +17,9 @@ from tests.support.thorough import more  # noqa: E402
 FOLLOWED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("graphs"),
     pytest.mark.skipif(not FOLLOWED, reason="an older compiler breaks the graph at masks"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def graphs():
-    """The number of graphs that were made."""
-    from torch._dynamo.utils import counters
-
-    torch._dynamo.reset()
-    counters.clear()
-    yield lambda: counters["stats"]["unique_graphs"]
-    torch._dynamo.reset()
 
 
 def compiled(model: Any, backend: str = "aot_eager", **options: Any) -> Any:
@@ -51,11 +41,7 @@ def test_a_training_step_of_padded_tokens(name: str, graphs: Any) -> None:
         losses.append(logits.detach())
         assert model is ours or graphs() == 1
     near(*losses)
-    theirs = dict(eager.named_parameters())
-    for label, weight in ours.named_parameters():
-        if weight.grad is not None:
-            scale = theirs[label].grad.abs().max().item()
-            assert (weight.grad - theirs[label].grad).abs().max() <= 2e-5 * max(scale, 1e-3), label
+    models.same_gradients(models.Pair(ours, eager))
 
 
 @pytest.mark.parametrize("name", [more("gemma3"), "llama4"])
@@ -125,7 +111,7 @@ def test_a_function_that_no_graph_can_follow_breaks_it() -> None:
 
 def test_a_bias_of_positions_is_learned_in_one_graph(graphs: Any) -> None:
     """T5's buckets: encoder, decoder and cross-attention, and the gradient of the embedding."""
-    pair = models.pair("T5Config", "AutoModelForSeq2SeqLM", T5)
+    pair = models.pair("T5Config", "AutoModelForSeq2SeqLM", models.T5)
     ids, mask = models.tokens("right")
     given = {"input_ids": ids, "attention_mask": mask, "labels": models.tokens(n=17)[0]}
     losses = []
@@ -136,19 +122,5 @@ def test_a_bias_of_positions_is_learned_in_one_graph(graphs: Any) -> None:
         losses.append(found.logits.detach())
         assert model is pair.eager or graphs() == 1
     torch.testing.assert_close(*losses, rtol=1e-5, atol=2e-6 * losses[1].abs().max().item())
-    theirs = dict(pair.eager.named_parameters())
-    biases = 0
-    for label, weight in pair.ours.named_parameters():
-        if weight.grad is not None:
-            grad = theirs[label].grad
-            scale = max(grad.abs().max().item(), 1e-3)
-            assert (weight.grad - grad).abs().max().item() <= 2e-5 * scale, label
-            biases += "relative_attention_bias" in label and bool(grad.any())
-    assert biases == 2
-
-
-T5: dict[str, Any] = {
-    "vocab_size": 64, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 4,
-    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16,
-    "dropout_rate": 0.0, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
-}  # fmt: skip
+    biases = [name for name in models.same_gradients(pair) if "relative_attention_bias" in name]
+    assert len(biases) == 2

@@ -61,6 +61,9 @@ FUNCTIONS = {
     "both_ways": hf.sliding_window_bidirectional_mask_function(4),
     "chunked": CHUNKED,
     "images": hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(IMAGES)),
+    "two_images": hf.or_masks(
+        SLIDING, hf.blockwise_overlay(IMAGES), hf.blockwise_overlay(IMAGES.flip(1))
+    ),
     "sliding_images": hf.or_masks(SLIDING, hf.blockwise_overlay(IMAGES)),
     "overlay_alone": hf.sliding_window_overlay(4),
     "or_user": hf.or_masks(hf.causal_mask_function, _user),

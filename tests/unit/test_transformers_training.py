@@ -12,11 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 from tests.support import models  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = models.QUIET
 STEPS, N, BATCH = 50, 64, 4
 TEXT = (Path(__file__).parents[2] / "docs" / "language.md").read_bytes()
 """The language's page, byte by byte."""

@@ -10,8 +10,9 @@ Martins, "Adaptively Sparse Transformers", 2019, write it in p alone.) Towards s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
+
+import torch
 
 from maskc.core.errors import AlphaWithoutGradient, BadOption
 from maskc.core.problem import Direction
@@ -40,8 +41,6 @@ def attention_by_head(
             alone.
         BadOption, BadShape: see `runs_of`; the call is traced.
     """
-    import torch
-
     if is_traced(torch):
         found = "a tensor, whose values decide what runs"
         wanted = "a number inside of torch.compile and torch.jit.trace"
@@ -52,54 +51,51 @@ def attention_by_head(
     if torch.is_grad_enabled() and Direction.backward not in attn.target.directions:
         attn.target.check(attn.bundle.problem, Direction.backward)
     call = {name: options[name] for name in ("scale", "softcap", "normalizer", "nan_safe")}
-    results: tuple[Any, Any] = _function().apply(
+    results: tuple[Any, Any] = _apply(
         attn.settled(), call, deterministic, dict(data), q, k, v, alpha, options["alibi_slopes"]
     )
     return results
 
 
-@cache
-def _function() -> Any:
-    import torch
+class EntmaxByHead(torch.autograd.Function):
+    """out, lse = attention(q, k, v) by an alpha for each head."""
 
-    class EntmaxByHead(torch.autograd.Function):
-        """out, lse = attention(q, k, v) by an alpha for each head."""
+    @staticmethod
+    def forward(
+        ctx: Any, attn: Any, call: dict[str, Any], deterministic: bool, data: Any, q: Any,
+        k: Any, v: Any, alpha: Any, slopes: Any,
+    ) -> Any:  # fmt: skip
+        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], call["normalizer"])
+        own = attn.bundle.selections and not attn.gathers
+        runner = attn.choosing_on_host() if own else attn
+        out, lse = forward(runner, runs, q, k, v, {**call, "alibi_slopes": slopes}, data)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(lse)
+        ctx.own = runner, call, deterministic, data, runs
+        ctx.save_for_backward(q, k, v, out, lse, alpha, slopes)
+        return out, lse
 
-        @staticmethod
-        def forward(
-            ctx: Any, attn: Any, call: dict[str, Any], deterministic: bool, data: Any, q: Any,
-            k: Any, v: Any, alpha: Any, slopes: Any,
-        ) -> Any:  # fmt: skip
-            runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], call["normalizer"])
-            own = attn.bundle.selections and not attn.gathers
-            runner = attn.choosing_on_host() if own else attn
-            out, lse = forward(runner, runs, q, k, v, {**call, "alibi_slopes": slopes}, data)
-            ctx.set_materialize_grads(False)
-            ctx.mark_non_differentiable(lse)
-            ctx.own = runner, call, deterministic, data, runs
-            ctx.save_for_backward(q, k, v, out, lse, alpha, slopes)
-            return out, lse
+    @staticmethod
+    @once
+    def backward(ctx: Any, dout: Any, _: Any) -> Any:
+        nothing = (None,) * 9
+        if dout is None:
+            return nothing
+        attn, call, deterministic, data, runs = ctx.own
+        q, k, v, out, lse, alpha, slopes = ctx.saved_tensors
+        dout = rows(dout)
+        always = deterministic or torch.are_deterministic_algorithms_enabled()
+        options = {**call, "deterministic": always, "alibi_slopes": slopes}
+        dq, dk, dv, *rest = backward(attn, runs, q, k, v, out, lse, dout, options, data)
+        dalpha = None
+        if ctx.needs_input_grad[7]:
+            # where kernels alone know which single keys they chose, the host chooses once more
+            pairs = pairs_of_call(attn.listing, q, k, v, data)
+            dalpha = gradient_of_alpha(attn, q, k, v, lse, dout, alpha, slopes, call, pairs)
+        return *nothing[:4], dq, dk, dv, dalpha, *(rest or (None,))
 
-        @staticmethod
-        @once
-        def backward(ctx: Any, dout: Any, _: Any) -> Any:
-            nothing = (None,) * 9
-            if dout is None:
-                return nothing
-            attn, call, deterministic, data, runs = ctx.own
-            q, k, v, out, lse, alpha, slopes = ctx.saved_tensors
-            dout = rows(dout)
-            always = deterministic or torch.are_deterministic_algorithms_enabled()
-            options = {**call, "deterministic": always, "alibi_slopes": slopes}
-            dq, dk, dv, *rest = backward(attn, runs, q, k, v, out, lse, dout, options, data)
-            dalpha = None
-            if ctx.needs_input_grad[7]:
-                # where kernels alone know which single keys they chose, the host chooses once more
-                pairs = pairs_of_call(attn.listing, q, k, v, data)
-                dalpha = gradient_of_alpha(attn, q, k, v, lse, dout, alpha, slopes, call, pairs)
-            return *nothing[:4], dq, dk, dv, dalpha, *(rest or (None,))
 
-    return EntmaxByHead
+_apply: Any = EntmaxByHead.apply
 
 
 def gradient_of_alpha(
@@ -107,8 +103,6 @@ def gradient_of_alpha(
     options: Mapping[str, Any], pairs: Pairs,
 ) -> Any:  # fmt: skip
     """The gradient, of the shape of alpha, [] or [Hq]; computed in fp64, some queries at a time."""
-    import torch
-
     batch, heads, n_q, dim = q.shape
     n_kv, group = k.shape[2], heads // k.shape[1]
     scale = dim**-0.5 if options["scale"] is None else float(options["scale"])

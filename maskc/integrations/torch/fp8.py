@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from maskc.core.errors import BadShape
 
 _MOST = 448.0
@@ -24,8 +26,6 @@ def to_e4m3(x: Any, heads: int | None = None) -> tuple[Any, Any]:
     Raises:
         BadShape: H is no multiple of heads (MC401).
     """
-    import torch
-
     if x.ndim != 4 or (heads is not None and (heads < 1 or x.shape[1] % heads)):
         raise BadShape("x", tuple(x.shape), f"[B, a multiple of {heads or 1}, N, D]", at="x")
     grouped = x.detach().float().unflatten(1, (heads or x.shape[1], -1))

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
+import torch
+
 from maskc.core.errors import BadOption, BadShape, MaskcError, NestedTensor, NoGradient
 from maskc.core.problem import Direction
 from maskc.integrations.torch.operators import register
@@ -87,7 +89,7 @@ def refuse(what: str, name: str, compiling: bool) -> None:
     raise error
 
 
-# What torch.compiler.assume_constant_result sets, without importing torch here.
+# What torch.compiler.assume_constant_result sets, which imports torch's compiler.
 for _function in (handle, check_dimensions, refuse):
     setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010
 
@@ -100,8 +102,6 @@ def operators() -> tuple[Any, Any]:
     Returns:
         (torch.ops.maskc.attention.default, torch.ops.maskc.attention_backward.default).
     """
-    import torch
-
     with _LOCK:
         register(named)
     return torch.ops.maskc.attention.default, torch.ops.maskc.attention_backward.default

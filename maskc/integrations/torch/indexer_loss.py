@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+from torch.utils.checkpoint import checkpoint
+
 from maskc.core.bundle import Bundle
 from maskc.core.selection import FACTORS, Score, with_factors
 from maskc.core.sizes import Sizes
@@ -46,9 +49,6 @@ def indexer_loss(
     Returns:
         fp32 [B, Nq].
     """
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
     terms = _Terms.of(attn, q, k, lse, options, data, bound)
     ranked = [x for x in terms.ranking.values() if isinstance(x, torch.Tensor)]
     again = torch.is_grad_enabled() and any(x.requires_grad for x in ranked)
@@ -86,8 +86,6 @@ class _Terms:
         data: Mapping[str, Any], bound: Bound | None,
     ) -> _Terms:  # fmt: skip
         """From a call; see `indexer_loss`."""
-        import torch
-
         bundle = attn.bundle
         (one,) = bundle.selections
         batch, heads, n_q, _ = q.shape
@@ -135,8 +133,6 @@ class _Terms:
     def target(self, first: int, last: int) -> tuple[Any, Any]:
         """(chosen keys int64, weights fp32), both [B, G, queries, width]: -1 and 0 where there is
         no more key, and where the mask keeps a chosen one from all heads."""
-        import torch
-
         with torch.no_grad():
             chosen = self._chosen(first, last)
             batch, groups, rows, _ = chosen.shape
@@ -162,8 +158,6 @@ class _Terms:
 
     def _weights(self, scores: Any, keys: Any, first: int, last: int) -> Any:
         """The attention's weights of pairs [B, Hq, queries, width]."""
-        import torch
-
         options, sizes = self.options, self.sizes
         scale, cap, slopes = (options[name] for name in ("scale", "softcap", "alibi_slopes"))
         x = scores * (self.bundle.problem.head_dim**-0.5 if scale is None else float(scale))
@@ -187,8 +181,6 @@ class _Terms:
         """int64 [B, G, queries, width]."""
         if self.lists is not None:
             return self.lists[:, :, first:last]
-        import torch
-
         (one,) = self.bundle.selections
         ranks = self._ranks(list(self.ranking.values()), None, first, last)
         allowed = torch.from_numpy(self.allowed.rows(first, last)).to(ranks.device)[:, :1]
@@ -202,8 +194,6 @@ class _Terms:
     def _ranks(self, ranking: Sequence[Any], keys: Any, first: int, last: int) -> Any:
         """fp32 [B, G, queries, width]: what ranks `keys`, [B, G, queries, width], or all of them
         where that is None."""
-        import torch
-
         tensors = dict(zip(self.ranking, ranking, strict=True))
         batch, rows, groups = self.sizes.batch, last - first, self.groups
         if "scores" in tensors:
@@ -229,8 +219,6 @@ class _Terms:
 
     def loss(self, chosen: Any, target: Any, first: int, last: int, *ranking: Any) -> Any:
         """fp32 [B, queries]."""
-        import torch
-
         ranks = self._ranks(ranking, chosen.clamp(min=0), first, last)
         live = chosen >= 0
         ranks = torch.where(live | ~live.any(-1, keepdim=True), ranks, -torch.inf)

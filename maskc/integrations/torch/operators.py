@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from maskc.core.errors import BadOption
 from maskc.integrations.torch.eager import backward, forward
 from maskc.integrations.torch.gradients import gradients
@@ -39,7 +41,6 @@ def register(named: Callable[[str], Any]) -> None:
     """
     if _registered:
         return
-    import torch
 
     def attention(q: Any, k: Any, v: Any, slopes: Any, sinks: Any, data: Any, mask: str,
                   *numbers: Any) -> Any:  # fmt: skip
@@ -71,8 +72,6 @@ def register(named: Callable[[str], Any]) -> None:
 
 
 def _fake_attention(q: Any, k: Any, v: Any, *_: Any) -> tuple[Any, Any]:
-    import torch
-
     batch, heads, tokens, _d = q.shape
     lse = q.new_empty((batch, heads, tokens), dtype=torch.float32)
     return _like(q, v.shape[-1]), lse
@@ -82,8 +81,6 @@ def _fake_backward(
     q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any, sinks: Any, tables: Any,
     data: Any, *_: Any,
 ) -> list[Any]:  # fmt: skip
-    import torch
-
     shapes = [(q.shape[1],) for x in (sinks, slopes) if x is not None]
     shapes += [data[place].shape for place in tables]
     single = [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
@@ -115,8 +112,6 @@ def _refuse_twice(ctx: Any, *_: Any) -> Any:
 
 
 def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-    import torch
-
     q, k, v, out, lse, slopes, sinks, *data = ctx.saved_tensors
     tables = [place for place, wanted in enumerate(ctx.needs_input_grad[_DATA]) if wanted]
 

@@ -26,13 +26,11 @@ HARMLESS = frozenset({
 EXTRA = "maskc_extra_mask"
 """The attribute of an attention module with a mask of its own, see `set_mask`."""
 
-_NO_MATRIX = "load the model with attn_implementation='eager' to look at attention weights"
 _EAGER = "load the model with attn_implementation='eager'"
 _ADVICE = {
-    "output_attentions": _NO_MATRIX,
+    "output_attentions": _EAGER + " to look at attention weights",
     "indices": "the keys chosen by the model's indexer would be ignored: " + _EAGER,
     "block_indices": "the blocks chosen by the model would be ignored: " + _EAGER,
-    "sinks": _EAGER,
 }
 
 
@@ -104,7 +102,8 @@ def run(
     """
     for name, given in others.items():
         if given is not None and given is not False and name not in HARMLESS:
-            _refuse(module, name, given)
+            shown = f"{name}={given}" if isinstance(given, (bool, int, float, str)) else name
+            raise ModelArgument(_name(module), shown, _ADVICE.get(name, _EAGER))
     if attention_mask is None:
         mask, data = _without(module, query, key, is_causal), dict[str, Any]()
     else:
@@ -134,11 +133,6 @@ def _name(module: Any) -> str:
     """The module and its model, for errors."""
     kind = getattr(getattr(module, "config", None), "model_type", "")
     return type(module).__name__ + (f" of {kind}" if kind else "")
-
-
-def _refuse(module: Any, name: str, given: Any) -> None:
-    shown = f"{name}={given}" if isinstance(given, (bool, int, float, str)) else name
-    raise ModelArgument(_name(module), shown, _ADVICE.get(name, _EAGER))
 
 
 _TENSOR = "pass a mask of two dimensions, [sequences, tokens], or None: maskc makes the rest itself"

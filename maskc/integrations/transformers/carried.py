@@ -8,8 +8,6 @@ from typing import Any
 from maskc.core.errors import MaskNotATensor, ModelNotServed
 from maskc.integrations.transformers.masks import Found, Place, mask_in_graph, mask_of
 
-HINTED = "model_type"
-
 
 def make_mask(
     batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
@@ -49,7 +47,7 @@ def make_mask(
         found = mask_in_graph(mask_function, attention_mask, place)
     if found is None:
         return _LATE.eager(given, mask_function, attention_mask, config)
-    return _carried(found, place, batch_size, _owner(config), attention_mask)
+    return _carrier()(found, place, batch_size, _owner(config), attention_mask)
 
 
 def _eager(given: tuple[Any, ...], mask_function: Any, attention_mask: Any, config: Any) -> Any:
@@ -58,7 +56,7 @@ def _eager(given: tuple[Any, ...], mask_function: Any, attention_mask: Any, conf
         check_served(type(config))
     place = Place(q_length, kv_length, int(q_offset), int(kv_offset))
     found = mask_of(mask_function, attention_mask, place)
-    return _carried(found, place, batch_size, _owner(config), attention_mask)
+    return _carrier()(found, place, batch_size, _owner(config), attention_mask)
 
 
 class _Late:
@@ -81,11 +79,7 @@ def prepare() -> None:
 
 
 def _owner(config: Any) -> str:
-    return getattr(config, HINTED, "") or type(config).__name__
-
-
-def _carried(found: Found, place: Place, batch: int, owner: str, padding: Any) -> Any:
-    return _carrier()(found, place, batch, owner, padding)
+    return getattr(config, "model_type", "") or type(config).__name__
 
 
 def check_served(config: type) -> None:

@@ -104,7 +104,7 @@ def _composed(function: Callable[..., Any], padding: Any, place: Place) -> Found
         raise _Unknown
     if not align:
         data[SHIFT] = shift
-    packed = any([kind == "packing" for kind, _ in tensors.kept])  # noqa: C419
+    packed = "packing" in tensors.kept
     padded = _is_padded(data, padding, place, n_kv)
     return Found(_mask_of_tree(tree, align or SHIFTED, padded), data, n_kv, packed)
 
@@ -213,77 +213,54 @@ def _marking(make: Callable[..., Any], word: str, names: tuple[str, ...]) -> Cal
     return made
 
 
-def _marked(function: Any) -> tuple[str, dict[str, Any]]:
-    """(the word of a mask function, what it captured), where a compiler follows this.
-
-    Raises:
-        _Unknown: it is none of transformers' own.
-    """
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
-
-    if function is causal_mask_function:
-        return "causal", {}
-    if function is bidirectional_mask_function:
-        return "full", {}
-    found: tuple[str, dict[str, Any]] | None = getattr(function, MARK, None)
-    if found is None:
-        raise _Unknown
-    return found
-
-
-def _word(function: Any) -> str:
+def _made_of(function: Any) -> tuple[str, dict[str, Any]]:
+    """(the word of a mask function, what it captured by name); ("", {}) where it is none of
+    transformers' own."""
     import torch
 
     if torch.compiler.is_compiling():
-        return _marked(function)[0]
+        from transformers import masking_utils as hf
+
+        if function is hf.causal_mask_function:
+            return "causal", {}
+        if function is hf.bidirectional_mask_function:
+            return "full", {}
+        found: tuple[str, dict[str, Any]] = getattr(function, MARK, _NOT_KNOWN)
+        return found
     word = _known().get(getattr(function, "__code__", None))
     if word is None:
-        raise _Unknown
-    return word
-
-
-def _cells(function: Any) -> dict[str, Any]:
-    """What a closure captured, by name."""
-    import torch
-
-    if torch.compiler.is_compiling():
-        return _marked(function)[1]
+        return _NOT_KNOWN
     names, cells = function.__code__.co_freevars, function.__closure__ or ()
-    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+    return word, {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+
+
+_NOT_KNOWN: tuple[str, dict[str, Any]] = ("", {})
 
 
 def _packs(function: Any) -> bool:
     """Whether a composition separates packed sequences at its top."""
-    try:
-        word = _word(function)
-    except _Unknown:
-        return False
-    if word == "and":
-        return any(map(_packs, _cells(function)["mask_functions"]))
-    return word == "packing"
+    word, held = _made_of(function)
+    return word == "packing" or (word == "and" and any(map(_packs, held["mask_functions"])))
 
 
 class _Tensors:
     """The tensors that a mask function captured, in the order of the mask's data."""
 
     def __init__(self) -> None:
-        self.kept: list[tuple[str, Any]] = []
-        """(what it is, ids [B, tokens] or Chunks)."""
+        self.kept: dict[str, tuple[str, Any]] = {}
+        """(what it is, ids [B, tokens] or Chunks), by the name of the data."""
 
     def name(self, kind: str, held: Any) -> str:
         """The name of the data; `packing`, then `packing_1` and so on."""
-        before = sum(kind == other for other, _ in self.kept)
-        self.kept.append((kind, held))
-        return f"{kind}_{before}" if before else kind
+        before = sum([kind == other for other, _ in self.kept.values()])
+        name = f"{kind}_{before}" if before else kind
+        self.kept[name] = kind, held
+        return name
 
     def of_call(self, place: Place) -> dict[str, Any] | None:
         """The data by name for the tokens of a call; None where a tensor is too short."""
         data: dict[str, Any] = {}
-        numbers: dict[str, int] = {}
-        for kind, held in self.kept:
-            number = numbers.setdefault(kind, 0)
-            numbers[kind] += 1
-            name = f"{kind}_{number}" if number else kind
+        for name, (kind, held) in self.kept.items():
             ids = _chunk_ids(held, place) if kind == "chunks" else held
             if ids.shape[-1] < max(place.kv_offset + place.n_kv, place.q_offset + place.n_q):
                 return None
@@ -336,7 +313,7 @@ def _read(
             indices.
         segments: ids of packed sequences that stand in a conjunction with the function.
     """
-    word, held = _word(function), _cells(function)
+    word, held = _made_of(function)
     match word:
         case "causal" | "full":
             return (word,)
@@ -353,10 +330,9 @@ def _read(
         case "and":
             parts = held["mask_functions"]
             if positions is None:
-                segments = segments + tuple(
-                    _cells(part)["packed_sequence_mask"]
-                    for part in parts if _is(part, "packing")
-                )  # fmt: skip
+                for kind, inside in map(_made_of, parts):
+                    if kind == "packing":
+                        segments = *segments, inside["packed_sequence_mask"]
             return ("and", *(_read(part, tensors, positions, segments) for part in parts))
         case "or":
             parts = held["mask_functions"]
@@ -371,13 +347,6 @@ def _read(
         case "images" if positions is None:
             return "shown", tensors.name("images", _matrix(held["block_sequence_ids"]))
     raise _Unknown
-
-
-def _is(function: Any, word: str) -> bool:
-    try:
-        return _word(function) == word
-    except _Unknown:
-        return False
 
 
 def _matrix(ids: Any) -> Any:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
+from unittest import mock
 
 from maskc.build.binary import BuildReport
 from maskc.build.toolchain import Gpu
@@ -192,7 +192,10 @@ def install(patch: Patch) -> Driver:
     Raises:
         EmulatorMissing: g++ or PyTorch is missing (MC610).
     """
-    _complain()
+    needed = {"g++": shutil.which("g++"), "PyTorch": find_spec("torch")}
+    missing = [name for name, here in needed.items() if not here]
+    if missing:
+        raise EmulatorMissing(" and ".join(missing))
     import torch
 
     driver = Driver()
@@ -207,14 +210,6 @@ def install(patch: Patch) -> Driver:
     return driver
 
 
-def _complain() -> None:
-    missing = [name for name, here in (
-        ("g++", shutil.which("g++")), ("PyTorch", find_spec("torch")),
-    ) if not here]  # fmt: skip
-    if missing:
-        raise EmulatorMissing(" and ".join(missing))
-
-
 class _Undoable:
     """A patch that a stack undoes."""
 
@@ -222,18 +217,10 @@ class _Undoable:
         self._stack = stack
 
     def setattr(self, target: str, value: object) -> None:
-        module, name = target.rsplit(".", 1)
-        owner = import_module(module)
-        self._stack.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, value)
+        self._stack.enter_context(mock.patch(target, value))
 
     def setitem(self, dic: Any, name: Any, value: object) -> None:
-        before = dict(dic)
-        if name in before:
-            self._stack.callback(dic.__setitem__, name, before[name])
-        else:
-            self._stack.callback(dic.pop, name, None)
-        dic[name] = value
+        self._stack.enter_context(mock.patch.dict(dic, {name: value}))
 
 
 @contextmanager
