@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from maskc.dsl.combinators import causal, sinks
 from maskc.dsl.mask import Mask
 from maskc.dsl.matrices import DenseWarning, from_bool
 from maskc.dsl.nodes import Algebra, Sinks
+from maskc.reference.dense import walk
 
 _SINKS = 4
 
@@ -34,7 +37,7 @@ def ablations(mask: Mask) -> dict[str, Mask]:
     found = {f"without {term}": rest for term, rest in _without(mask)}
     if not found:
         raise NoTerms(mask)
-    if not _has_sinks(mask):
+    if not any(isinstance(node, Sinks) for node in walk(mask)):
         found[f"with sinks({_SINKS})"] = causal() & (mask | sinks(_SINKS))
     return found
 
@@ -47,11 +50,7 @@ def _without(mask: Mask) -> Iterator[tuple[Mask, Mask]]:
         case "|":
             terms = list(_union(mask))
             for index, term in enumerate(terms):
-                rest = [each for place, each in enumerate(terms) if place != index]
-                joined = rest[0]
-                for each in rest[1:]:
-                    joined = joined | each
-                yield term, joined
+                yield term, reduce(or_, terms[:index] + terms[index + 1 :])
         case "&":
             for term, other in _without(mask.left):
                 yield term, other & mask.right
@@ -68,10 +67,6 @@ def _union(mask: Mask) -> Iterator[Mask]:
         yield from _union(mask.right)
     else:
         yield mask
-
-
-def _has_sinks(mask: Mask) -> bool:
-    return isinstance(mask, Sinks) or any(map(_has_sinks, getattr(mask, "children", ())))
 
 
 def permuted(mask: Mask, n: int, *, base: Mask | None = None, seed: int = 0) -> Mask:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import and_, or_, xor
 from typing import Any, NamedTuple
 
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Algebra, TopK
 from maskc.evaluate.tensors import torch_module
+from maskc.reference.dense import walk
 
 Made = Callable[[Mask], Any]
 """From a mask that selects nothing to bool [n, n] or [heads, n, n]."""
@@ -40,13 +42,13 @@ class Queries(NamedTuple):
 
 def selects(mask: Mask) -> bool:
     """Whether the mask chooses keys at run time."""
-    return isinstance(mask, TopK) or any(map(selects, getattr(mask, "children", ())))
+    return any(isinstance(node, TopK) for node in walk(mask))
 
 
 def block_of(mask: Mask) -> int:
     """The least number that the blocks of all selections of the mask divide."""
-    below = (block_of(each) for each in getattr(mask, "children", ()))
-    return math.lcm(*below, *((mask.block, mask.q_block) if isinstance(mask, TopK) else ()))
+    chosen = (node for node in walk(mask) if isinstance(node, TopK))
+    return math.lcm(*(size for node in chosen for size in (node.block, node.q_block)))
 
 
 def can_select(mask: Mask) -> bool:
@@ -82,16 +84,12 @@ def selected(mask: Mask, made: Made, queries: Queries) -> Any:
     return best(queries.products(), allowed[..., rows, :], chosen.k, ranked)
 
 
+_OPERATORS = {"&": and_, "|": or_, "^": xor, "-": lambda left, right: left & ~right}
+
+
 def combined(op: str, left: Any, right: Any) -> Any:
     """What a node of the mask algebra means, on booleans."""
-    match op:
-        case "&":
-            return left & right
-        case "|":
-            return left | right
-        case "-":
-            return left & ~right
-    return left ^ right
+    return _OPERATORS[op](left, right)
 
 
 def _best_blocks(mask: TopK, allowed: Any, queries: Queries) -> Any:

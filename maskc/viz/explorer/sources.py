@@ -13,9 +13,11 @@ from maskc.analysis.heads import Heads
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
+from maskc.core.source import SourceLoc
 from maskc.dsl.mask import Mask
 from maskc.ir.types import MaskIR
 from maskc.plan.types import KernelPlan
+from maskc.reference.dense import walk
 from maskc.viz import words
 
 _FROM_LINE = re.compile(r"// line (\d+):")
@@ -71,16 +73,12 @@ def pattern_text(mask: Mask, expression: str) -> str | None:
         return "".join(linecache.getlines(file)) or None
 
 
-def _places(mask: Mask) -> Iterator[Any]:
-    loc = getattr(mask, "loc", None)
-    if loc is not None:
-        yield loc
-    for child in getattr(mask, "children", ()):
-        yield from _places(child)
+def _places(mask: Mask) -> Iterator[SourceLoc]:
+    return (node.loc for node in walk(mask) if node.loc is not None)
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}\n... cut here"
+    return words.cut(text, _LONGEST, "\n... cut here")
 
 
 def _links(text: str) -> list[list[int]]:
