@@ -39,7 +39,7 @@ import torch.distributed as dist  # noqa: E402
 
 import maskc as mc  # noqa: E402
 from benchmarks.runs import save as replace_file  # noqa: E402
-from benchmarks.sharing import METHODS, SLOW, Case, Piece, Run, kernel, one_tensor  # noqa: E402
+from benchmarks.sharing import METHODS, SLOW, Case, Method, Piece, Run, kernel, one_tensor  # noqa: E402
 from maskc.distributed import exchange, passes  # noqa: E402
 from maskc.dsl.nodes import structure  # noqa: E402
 from maskc.runtime.launch import ahead  # noqa: E402
@@ -143,17 +143,6 @@ class Bench:
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return x.tolist()
 
-    def each(self, value: float) -> list[float]:
-        """The value of every rank."""
-        mine = torch.tensor([value], dtype=torch.float64, device=self.device)
-        found = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(found, mine)
-        return [x.item() for x in found]
-
-    def medians(self, values: list[float]) -> tuple[float, list[float]]:
-        """(of the slowest in each turn, of every rank)."""
-        return statistics.median(self.slowest(values)), self.each(statistics.median(values))
-
     def case(self, name: str, tokens: int) -> Case:
         """A mask at so many tokens a rank."""
         n = tokens * self.size
@@ -228,10 +217,9 @@ def checked(bench: Bench, case: Case, names: Iterable[str], row: dict[str, Any])
     wanted = [want.detach(), *(x.grad for x in leaves)]
     for name, method in runs.items():
         try:
-            own = [_stored(method.own(x)) for x in (*given, dout)]
-            parts = [x.requires_grad_() for x in own[:3]]
+            parts, of_out = shards(method, (*given, dout))
             out = method.run(*parts)
-            out.backward(own[3])
+            out.backward(of_out)
             found = [out.detach(), *(x.grad for x in parts)]
             pairs = zip(found, wanted, strict=True)
             row["errors"][name] = bench.slowest([error(a, method.own(b)) for a, b in pairs])
@@ -241,9 +229,13 @@ def checked(bench: Bench, case: Case, names: Iterable[str], row: dict[str, Any])
         torch.cuda.empty_cache()
 
 
-def _stored(x: torch.Tensor) -> torch.Tensor:
-    """A copy that lies as [1, n, heads, D]."""
-    return x.detach().transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+def shards(
+    method: Method, whole: Iterable[torch.Tensor]
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """A rank's q, k and v, which have gradients, and dout: copies that lie as [1, n, heads, D]."""
+    own = (method.own(x.detach()).transpose(1, 2) for x in whole)
+    *given, dout = (x.clone(memory_format=torch.contiguous_format).transpose(1, 2) for x in own)
+    return [x.requires_grad_() for x in given], dout
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -260,57 +252,34 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def start_row(bench: Bench, case: Case) -> dict[str, Any]:
     """What a row says before anything runs."""
     plan = case.plan
-    times = plan.times()
     return {
         "mask": case.name, "tokens": case.tokens, "ranks": bench.size, "heads": [*bench.heads],
         "layout": plan.layout.name, "moved": [[x.start, x.stop] for x in plan.layer().visits],
         "imbalance": plan.imbalance(),
         "received_MiB": max(plan.received_bytes(r) for r in range(bench.size)) / 2**20,
         "sent_MiB": max(plan.sent_bytes(r) for r in range(bench.size)) / 2**20,
-        "predicted_ms": [x.total for x in times], "predicted_other_ms": plan.others(),
-        "predicted_ranks_ms": [
-            {"compute": x.compute.tolist(), "inner": x.inner.tolist(), "travel": x.travel.tolist()}
-            for x in times
-        ],
-        "errors": {}, "missing": {}, "memory": {}, "times_ms": {}, "ranks_ms": {},
+        "predicted_ms": [x.total for x in plan.times()], "predicted_other_ms": plan.others(),
+        "errors": {}, "missing": {}, "memory": {}, "times_ms": {},
     }  # fmt: skip
 
 
 def timed(bench: Bench, case: Case, row: dict[str, Any]) -> None:
     """One GPU, then all ways by turns."""
     *given, dout = bench.tensors(case.n)
-    row["one_gpu"] = one(bench, [x.requires_grad_() for x in given], dout, case)
+    whole = partial(mc.attention, mask=case.mask, **case.data)
+    leaves = [x.requires_grad_() for x in given]
+    alone = turns(bench, {"": whole}, {"": (leaves, dout)}, bench.row_seconds / 4)
+    row["one_gpu"] = medians(alone[""])
     inputs: dict[str, tuple[list[torch.Tensor], torch.Tensor]] = {}
     runs: dict[str, Run] = {}
     for name in row["errors"]:
         method = case.method(name)
-        own = [_stored(method.own(x.detach())) for x in (*given, dout)]
-        runs[name], inputs[name] = method.run, ([x.requires_grad_() for x in own[:3]], own[3])
-    del given, dout
+        runs[name], inputs[name] = method.run, shards(method, (*given, dout))
+    del given, leaves, dout
     row["memory"] = {key: memory(bench, run, *inputs[key]) for key, run in runs.items()}
-    found = turns(bench, runs, inputs)
-    for name, both in found.items():
-        medians = [bench.medians(x) for x in both]
-        row["times_ms"][name] = [x for x, _ in medians]
-        row["ranks_ms"][name] = [x for _, x in medians]
+    found = turns(bench, runs, inputs, bench.row_seconds)
+    row["times_ms"] = {name: medians(times) for name, times in found.items()}
     row["turns"] = len(next(iter(found.values()))[0]) if found else 0
-
-
-def one(bench: Bench, leaves: list[torch.Tensor], dout: torch.Tensor, case: Case) -> list[float]:
-    """[forward, backward] of the whole sequence on one GPU, the slowest of all that measure it."""
-    found: list[list[float]] = [[], []]
-    began = time.monotonic()
-    for number in range(bench.turns + 2):
-        kept: list[torch.Tensor] = []
-        found[0].append(
-            bench.time(lambda: kept.append(mc.attention(*leaves, case.mask, **case.data)))  # noqa: B023
-        )
-        found[1].append(bench.time(lambda: kept[0].backward(dout)))  # noqa: B023
-        for x in leaves:
-            x.grad = None
-        if number > 1 and bench.late(began + bench.row_seconds / 4):
-            break
-    return [statistics.median(bench.slowest(x[2:])) for x in found]
 
 
 def memory(bench: Bench, run: Any, given: list[torch.Tensor], dout: torch.Tensor) -> dict[str, Any]:
@@ -339,9 +308,13 @@ def memory(bench: Bench, run: Any, given: list[torch.Tensor], dout: torch.Tensor
 
 
 def turns(
-    bench: Bench, runs: dict[str, Run], inputs: dict[str, Any]
+    bench: Bench, runs: dict[str, Run], inputs: dict[str, Any], seconds: float
 ) -> dict[str, list[list[float]]]:
-    """[forward, backward] of each method, taking turns; this rank's."""
+    """[forward, backward] of each method, taking turns for so long; the slowest rank's.
+
+    Args:
+        inputs: what `shards` made for each.
+    """
     found: dict[str, list[list[float]]] = {name: [[], []] for name in runs}
     began = time.monotonic()
     for number in range(bench.turns + _WARM):
@@ -352,9 +325,14 @@ def turns(
             kept: list[torch.Tensor] = []
             found[name][0].append(bench.time(lambda: kept.append(run(*given))))  # noqa: B023
             found[name][1].append(bench.time(lambda: kept[0].backward(dout)))  # noqa: B023
-        if number >= _WARM and bench.late(began + bench.row_seconds):
+        if number >= _WARM and bench.late(began + seconds):
             break
-    return {name: [x[_WARM:] for x in both] for name, both in found.items()}
+    return {name: [bench.slowest(x[_WARM:]) for x in both] for name, both in found.items()}
+
+
+def medians(times: list[list[float]]) -> list[float]:
+    """Of all turns, forward and backward."""
+    return [statistics.median(x) for x in times]
 
 
 def show(row: dict[str, Any]) -> None:
@@ -472,25 +450,16 @@ def held_back(bench: Bench, cases: list[Case]) -> dict[str, Any]:
         passes.TWO_STREAMS = name != "in turn"
         for case in cases:
             method = case.method("planned")
-            run = partial(_in_group, case, group)
-            own = [_stored(method.own(x)) for x in bench.tensors(case.n)]
-            given = [x.requires_grad_() for x in own[:3]]
-            times = turns(bench, {name: run}, {name: (given, own[3])})[name]
-            medians = [bench.medians(x) for x in times]
-            found.setdefault(name, {})[f"{case.name} at {case.tokens}"] = {
-                "times_ms": [x for x, _ in medians], "ranks_ms": [x for _, x in medians],
-            }  # fmt: skip
+            run = partial(mc.distributed.attention, plan=case.plan, group=group)
+            given = {name: shards(method, bench.tensors(case.n))}
+            times = medians(turns(bench, {name: run}, given, bench.row_seconds)[name])
+            found.setdefault(name, {})[f"{case.name} at {case.tokens}"] = {"times_ms": times}
     exchange._HELD_BACK, exchange.Exchange.start = usual, start
     sums = {
         cycles: sum(x["times_ms"][0] for x in found[name].values()) for name, cycles, _ in choices
     }
     exchange._HELD_BACK = min(sums, key=lambda x: (sums[x] > 1.01 * min(sums.values()), x))
     return {"taken": exchange._HELD_BACK, "by cycles": found}
-
-
-def _in_group(case: Case, group: Any, *given: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = mc.distributed.attention(*given, case.plan, group=group)
-    return found
 
 
 # ------------------------------------------------------------------ soak
@@ -681,7 +650,6 @@ def table(bench: Bench, asked: argparse.Namespace, found: dict[str, Any]) -> Non
                 wrong = {key: value for key, value in row["errors"].items() if max(value) > 2e-2}
                 told(f"{case.name} at {case.tokens}: wrong {wrong}, missing {row['missing']}")
     found["rows"] = rows
-    _wait_for(bench, asked.wait_for)
     found["network_ms"] = network(bench)
     told(f"network {found['network_ms']}")
     if asked.held_back:
@@ -702,14 +670,6 @@ def table(bench: Bench, asked: argparse.Namespace, found: dict[str, Any]) -> Non
             show(row)
             save(asked.out, found)
     told("done")
-
-
-def _wait_for(bench: Bench, file: str | None) -> None:
-    """Wait until a file exists, so that other work on these GPUs has ended; they are idle."""
-    bench.sync()
-    while file and not Path(file).exists() and time.monotonic() < bench.ends:
-        time.sleep(0.1)
-    dist.barrier()
 
 
 def save(path: str | None, found: dict[str, Any]) -> None:
@@ -741,7 +701,6 @@ def main() -> None:
     add("--check-seconds", type=float, default=1e9, help="for building and slow ways' results")
     add("--seconds", type=float, default=1e9, help="after which no further row or step begins")
     add("--builders", type=int, default=12, help="threads that build kernels")
-    add("--wait-for", metavar="FILE", help="time nothing before this file exists")
     add("--held-back", action="store_true", help="measure how long kernels should wait to begin")
     add("--soak", type=int, default=0, metavar="STEPS")
     add("--soak-from", type=int, default=0, metavar="STEP", help="the first one")

@@ -7,10 +7,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -102,6 +102,8 @@ class _Line:
 
 
 _line = _Line()
+now, done = _line.show, _line.clear
+"""Say on a terminal's stderr what happens now, until something else does; and that nothing does."""
 
 
 def echo(text: str, nl: bool = True, err: bool = False) -> None:
@@ -127,16 +129,6 @@ def _written() -> Iterator[None]:
         raise UsageMistake(f"cannot print: {error.strerror}", hint, at="stdout") from None
 
 
-def now(text: str) -> None:
-    """Say on a terminal's stderr what happens now, until something else happens."""
-    _line.show(text)
-
-
-def done() -> None:
-    """Nothing happens any more."""
-    _line.clear()
-
-
 def one_by_one(items: Sequence[T], doing: str) -> Iterator[T]:
     """The items, with a line on stderr that says which one, where that is a terminal."""
     try:
@@ -150,7 +142,7 @@ def one_by_one(items: Sequence[T], doing: str) -> Iterator[T]:
 
 
 @contextmanager
-def told() -> Iterator[Teller]:
+def told() -> Iterator[Callable[[str], object]]:
     """A function that shows what happens now: a line on stderr, replaced on a terminal."""
     if not is_terminal(sys.stderr) or _dumb():
         yield lambda text: click.echo(text, err=True)
@@ -159,12 +151,6 @@ def told() -> Iterator[Teller]:
         yield now
     finally:
         done()
-
-
-class Teller(Protocol):
-    """A function that is told, in a few words, what happens next."""
-
-    def __call__(self, text: str, /) -> object: ...
 
 
 class FilePath(click.Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import chain
+from operator import and_, or_, xor
 from typing import Any, NamedTuple
 
 from maskc.dsl.mask import Mask
@@ -41,8 +41,8 @@ class Queries(NamedTuple):
 
 def block_of(mask: Mask) -> int:
     """The least number that the blocks of all selections of the mask divide."""
-    blocks = [(node.block, node.q_block) for node in walk(mask) if isinstance(node, TopK)]
-    return math.lcm(*chain.from_iterable(blocks))
+    chosen = (node for node in walk(mask) if isinstance(node, TopK))
+    return math.lcm(*(size for node in chosen for size in (node.block, node.q_block)))
 
 
 def can_select(mask: Mask) -> bool:
@@ -78,16 +78,12 @@ def selected(mask: Mask, made: Made, queries: Queries) -> Any:
     return best(queries.products(), allowed[..., rows, :], chosen.k, ranked)
 
 
+_OPERATORS = {"&": and_, "|": or_, "^": xor, "-": lambda left, right: left & ~right}
+
+
 def combined(op: str, left: Any, right: Any) -> Any:
     """What a node of the mask algebra means, on booleans."""
-    match op:
-        case "&":
-            return left & right
-        case "|":
-            return left | right
-        case "-":
-            return left & ~right
-    return left ^ right
+    return _OPERATORS[op](left, right)
 
 
 def _best_blocks(mask: TopK, allowed: Any, queries: Queries) -> Any:
