@@ -25,7 +25,6 @@ from maskc.core.errors import CheckFailed, UsageMistake
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
     from maskc.cli.output import Teller
-    from maskc.core.target import Target
     from maskc.verify.case import Case
     from maskc.verify.sweep import Growth
 
@@ -84,7 +83,15 @@ def bench(
     if suite:
         from maskc.cli.seeds import run_seeds
 
-        _refuse_beside_suite(found, plot, arrays)
+        given = {
+            "--tiles": tiles, "FILE or --expr": found, "--plot": plot, "--data": arrays.given
+        }  # fmt: skip
+        for name, value in given.items():
+            if value:
+                hint = "leave one of them out"
+                raise UsageMistake(
+                    f"--suite brings masks of its own; {name} too", hint, at="--suite"
+                )
         cap = click.get_current_context().params["n"]
         run_seeds(how, cap[-1] if cap else None, as_json)
         return
@@ -97,7 +104,7 @@ def bench(
     if plot is not None:
         _check_plot(plot, lengths)
     with told() as progress:
-        result = measured(found, how, lengths, n_kv, arrays, progress)
+        result = measured(found, how, lengths, n_kv, arrays.of, progress)
     if plot is not None:
         _draw(result, plot)
     if as_json:
@@ -130,10 +137,6 @@ class How:
             tile=self.asked.tile, stages=self.asked.stages,
         )  # fmt: skip
 
-    def target(self, entry: Entry) -> Target:
-        """What it is compiled for."""
-        return self.asked.chosen(self.asked.problem(entry.mask), entry.mask)
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -157,12 +160,13 @@ class Measured:
 
 
 def measured(
-    found: Sequence[Entry], how: How, lengths: Sequence[int], n_kv: int | None, arrays: Arrays,
-    progress: Teller, without: Collection[str] = (),
+    found: Sequence[Entry], how: How, lengths: Sequence[int], n_kv: int | None,
+    data_at: Callable[..., dict[str, object]], progress: Teller, without: Collection[str] = (),
 ) -> Measured:  # fmt: skip
     """Time and check masks at all lengths, each with as many keys unless `n_kv` is given.
 
     Args:
+        data_at: the arrays that a mask reads, called as `Arrays.of` is.
         without: rivals to leave out.
     """
     from maskc.verify.environment import environment
@@ -175,12 +179,12 @@ def measured(
     orders: dict[str, tuple[str, int] | None] = {}
     about: dict[str, object] = {}
     for entry in found:
-        target = how.target(entry)
+        target = how.asked.target_for(entry.mask)
         about = about or environment(device_of(target))
 
         def case_at(n: int, entry: Entry = entry) -> Case:
             keys = n if n_kv is None else n_kv
-            return how.case(entry, n, keys, arrays.of(entry, n, keys, quiet=n != lengths[0]))
+            return how.case(entry, n, keys, data_at(entry, n, keys, quiet=n != lengths[0]))
 
         timed, said = sweep(
             case_at, lengths, target, how.directions, how.repeats, progress, nvtx=how.nvtx,
@@ -204,18 +208,6 @@ def refuse_wrong(rows: Sequence[Row]) -> None:
     if wrong:
         cases = ", ".join(dict.fromkeys(f"{row['case']} {row['direction']}" for row in wrong))
         raise CheckFailed(f"{len(wrong)} results of maskc are wrong: {cases}")
-
-
-def _refuse_beside_suite(found: Sequence[Entry], plot: str | None, arrays: Arrays) -> None:
-    given = [
-        (click.get_current_context().params["tiles"], "--tiles"),
-        (bool(found), "FILE or --expr"), (plot is not None, "--plot"),
-        (bool(arrays.given), "--data"),
-    ]  # fmt: skip
-    for is_given, name in given:
-        if is_given:
-            hint = "leave one of them out"
-            raise UsageMistake(f"--suite brings masks of its own; {name} too", hint, at="--suite")
 
 
 def _check_plot(plot: str, lengths: Sequence[int]) -> None:
@@ -279,23 +271,23 @@ def _place(rows: Sequence[Row]) -> Callable[[Row], tuple[int, ...]]:
 _ORDER = ("case", "direction", "n_q", "impl")
 
 
-def _cells(
-    row: Row, mine: dict[tuple[str, str, int], float], swept: bool
-) -> Iterator[str]:  # fmt: skip
+def _cells(row: Row, mine: dict[tuple[str, str, int], float], swept: bool) -> Iterator[str]:
     """A wrong result has no time that counts."""
     from maskc.viz.words import scaled
 
     yield from (row["case"], row["direction"], row["impl"])
     if swept:
         yield f"{row['n_q']:,}"
-    own = mine.get((row["case"], row["direction"], row["n_q"]))
-    peak = row["peak_bytes"]
-    numbers: tuple[Callable[[], str], ...] = (
-        lambda: f"{row['ms']:.4g}", lambda: _thousands(row["tokens_per_s"]),
-        lambda: f"{row['live_tflops']:.4g}", lambda: "-" if peak is None else scaled(peak, "B"),
-        lambda: f"{row['ms'] / own:.3g}" if own and row["impl"] != "maskc" else "",
-    )  # fmt: skip
-    yield from (number() if row["ok"] else "" for number in numbers)
+    if row["ok"]:
+        own = mine.get((row["case"], row["direction"], row["n_q"]))
+        peak = row["peak_bytes"]
+        yield from (
+            f"{row['ms']:.4g}", _thousands(row["tokens_per_s"]), f"{row['live_tflops']:.4g}",
+            "-" if peak is None else scaled(peak, "B"),
+            f"{row['ms'] / own:.3g}" if own and row["impl"] != "maskc" else "",
+        )  # fmt: skip
+    else:
+        yield from [""] * 5
     yield "-" if row["error"] is None else f"{row['error']:.1e}"
     yield "ok" if row["ok"] else "FAILED"
 

@@ -167,17 +167,15 @@ def _summary(
     entry: Entry, asked: Asked, n: int, n_kv: int, data: dict[str, object]
 ) -> dict[str, Any]:
     """What was built for one pattern, and its cost."""
-    from maskc import driver
     from maskc.cli.costs import costs
 
-    problem = asked.problem(entry.mask)
-    plan = driver.plan_kernel(entry.mask, problem, asked.chosen(problem, entry.mask))
+    plan = asked.plan(entry.mask)
     return {
         "name": entry.name,
         "formula": str(entry.mask),
         "target": plan.target.name,
-        "dtype": problem.dtype.value,
-        "head_dim": problem.head_dim,
+        "dtype": plan.problem.dtype.value,
+        "head_dim": plan.problem.head_dim,
         "tile": [plan.tile.q, plan.tile.k],
         **_built(plan, entry.name),
         "costs": costs(entry.mask, plan, n, n_kv, data),

@@ -42,7 +42,10 @@ def doctor(as_json: bool) -> None:
     from maskc.runtime.device import default_target
 
     now("looking for compilers, GPUs and libraries")
-    found = (*probes(), Probe("matplotlib", *_matplotlib()))
+    found = [
+        (probe.name, probe.ok, probe.found, "" if probe.ok else COSTS.get(probe.name, ""))
+        for probe in (*probes(), Probe("matplotlib", *_matplotlib()))
+    ]
     target = default_target()
     if as_json:
         write_json({
@@ -53,23 +56,15 @@ def doctor(as_json: bool) -> None:
                 for capability in CARDS
             },
             "probes": [
-                {
-                    "name": probe.name, "ok": probe.ok, "found": probe.found,
-                    "cost": "" if probe.ok else COSTS.get(probe.name, ""),
-                }
-                for probe in found
+                dict(zip(("name", "ok", "found", "cost"), row, strict=True)) for row in found
             ],
         })  # fmt: skip
         return
     echo(f"maskc {__version__}; kernels are compiled for {target!r} unless you say otherwise\n")
     write_table(
         ("looked for", "", "found", "what the gap costs"),
-        [
-            (probe.name, "ok" if probe.ok else "missing", probe.found,
-             "" if probe.ok else COSTS.get(probe.name, ""))
-            for probe in found
-        ],
-    )  # fmt: skip
+        [(name, "ok" if ok else "missing", *rest) for name, ok, *rest in found],
+    )
     echo("\neach pass takes the first of a card's targets that has a kernel for it:\n")
     write_table(
         ("card", "capability", "targets"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -88,7 +88,7 @@ def entries(
     with redirect_stdout(sys.stderr):  # what a file prints is no result of the command
         found = _from_expr(expr) if expr is not None else _from_files(path or "")
         if pattern is not None:
-            _known(pattern, list(found), "--pattern", "no pattern")
+            check_known(pattern, list(found), "--pattern", "no pattern")
             found = {pattern: found[pattern]}
         made = _with_settings(found, _settings(settings))
     source = shlex.quote(path or "") if expr is None else f"--expr {shlex.quote(expr)}"
@@ -113,11 +113,9 @@ def _place_of(path: str) -> Path:
     if os.path.exists(path) or not path.isidentifier():
         return Path(path)
     if path not in patterns.names():
-        near = get_close_matches(path, patterns.names(), n=2)
-        meant = f"did you mean {' or '.join(near)}? " if near else ""
         raise UsageMistake(
             f"there is neither a file nor a published pattern {path!r}",
-            f"{meant}`maskc patterns` lists them", at="FILE",
+            f"{_meant(path, patterns.names(), 2)}`maskc patterns` lists them", at="FILE",
         )  # fmt: skip
     return patterns.about(path).file
 
@@ -174,7 +172,7 @@ def _with_settings(found: dict[str, Pattern[...] | Mask], settings: dict[str, st
         made.append(entry)
         known |= names
     for name in settings:
-        _known(name, sorted(known), "--set", "no parameter")
+        check_known(name, sorted(known), "--set", "no parameter")
     return made
 
 
@@ -221,10 +219,21 @@ def _integer(name: str, text: str) -> int:
         raise NotAnInteger("--set", name, text, at="--set") from None
 
 
-def _known(name: str, names: list[str], option: str, wrong: str) -> None:
-    if name in names:
-        return
-    near = get_close_matches(name, names, n=3)
-    known = ", ".join(names) or "none"
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise UsageMistake(f"{option}: {wrong} {name!r}", f"{hint}there is: {known}", at=option)
+def check_known(name: str, names: list[str], option: str, wrong: str, most: int = 3) -> None:
+    """Check a name that an option gives.
+
+    Args:
+        most: names that are suggested.
+
+    Raises:
+        UsageMistake: it is none of `names`.
+    """
+    if name not in names:
+        there = f"there is: {', '.join(names) or 'none'}"
+        found = f"{option}: {wrong} {name!r}"
+        raise UsageMistake(found, _meant(name, names, most) + there, at=option)
+
+
+def _meant(name: str, names: Sequence[str], most: int) -> str:
+    near = get_close_matches(name, names, n=most)
+    return f"did you mean {' or '.join(near)}? " if near else ""

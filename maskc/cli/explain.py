@@ -17,7 +17,6 @@ from maskc.cli.options import (
     mask_source,
 )
 from maskc.cli.output import echo, one_by_one, write_json
-from maskc.cli.stages import plan_entry
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
@@ -43,7 +42,7 @@ def explain(
 
     reports = []
     for entry in one_by_one(found, "explaining"):
-        plan = plan_entry(entry, asked)
+        plan = asked.plan(entry.mask)
         cost = costs(entry.mask, plan, n, n_kv, arrays.of(entry, n, n_kv))
         if as_json:
             times = plan_report.predicted(plan, n, n_kv)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,14 @@ import click
 
 from maskc.cli.entries import Entry, entries
 from maskc.cli.given import Arrays
-from maskc.cli.options import Asked, data_options, length_options, mask_source, problem_options
+from maskc.cli.options import (
+    Asked,
+    data_options,
+    length_options,
+    mask_source,
+    problem_options,
+    single,
+)
 from maskc.cli.output import done, echo, now, write_file
 from maskc.core.errors import UsageMistake
 
@@ -83,16 +90,18 @@ def _write(make: Models, path: Path) -> None:
     echo(str(path))
 
 
+@dataclass(frozen=True)
 class Models:
     """Makes the page's model, for other settings, too."""
 
-    def __init__(
-        self, entry: Entry, other: str | None, asked: Asked, arrays: Arrays, n: int | None,
-        n_kv: int | None, ranks: int | None = None,
-    ) -> None:  # fmt: skip
-        self.ranks = ranks
-        self.entry, self.other, self.asked, self.arrays = entry, other, asked, arrays
-        self.lengths = None if n is None or n_kv is None else (n, n_kv)
+    entry: Entry
+    other: str | None
+    """What it is compared with: a pattern's name, or an expression."""
+    asked: Asked
+    arrays: Arrays
+    n: int | None
+    n_kv: int | None
+    ranks: int | None = None
 
     def __call__(self, query: dict[str, list[str]], served: bool = False) -> dict[str, Any]:
         """The model for a query: set=NAME=VALUE, with=E, n, n_kv."""
@@ -102,11 +111,9 @@ class Models:
 
         entry = self._entry(query.get("set", []))
         heads = self.asked.heads_for(entry.mask)
-        n_q, n_kv = self._asked_lengths(query) or self.lengths or showing(
-            entry.mask, heads, entry.params
-        )  # fmt: skip
+        n_q, n_kv = self._lengths(query) or showing(entry.mask, heads, entry.params)
         problem = self.asked.problem(entry.mask)
-        target = Target.named(self.asked.target or "sm_90a")
+        target = Target.named(single(self.asked.targets) or "sm_90a")
         other = query["with"][0] if query.get("with") else self.other
         shown = self._shown(entry, heads, n_q, n_kv)
         beside = None
@@ -132,12 +139,11 @@ class Models:
             own[name] = value
         return replace(self.entry, mask=pattern.with_text(own), settings=own)
 
-    @staticmethod
-    def _asked_lengths(query: dict[str, list[str]]) -> tuple[int, int] | None:
+    def _lengths(self, query: dict[str, list[str]]) -> tuple[int, int] | None:
         try:
             return int(query["n"][0]), int(query["n_kv"][0])
         except (KeyError, ValueError):
-            return None
+            return None if self.n is None or self.n_kv is None else (self.n, self.n_kv)
 
     def _shown(
         self, entry: Entry, heads: int | None, n_q: int, n_kv: int,

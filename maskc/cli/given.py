@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
+from maskc.cli.entries import Entry, check_known
 from maskc.cli.output import echo
 from maskc.core.errors import UsageMistake
 
 if TYPE_CHECKING:
-    from maskc.cli.entries import Entry
     from maskc.core.data import DataDecl
 
 _HOW = "give *.npy, *.npz, *.npz:NAME or *.json, for example --data doc=ids.npy"
@@ -85,11 +85,7 @@ def read_all(texts: Sequence[str], found: Sequence[Entry]) -> dict[str, object]:
         name, equals, source = (part.strip() for part in text.partition("="))
         if not equals or not name or not source:
             raise UsageMistake(f"--data expects NAME=FILE, found {text!r}", _HOW, at="--data")
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            there = f"there is: {', '.join(known) or 'none'}"
-            raise UsageMistake(f"--data: no data {name!r}", meant + there, at="--data")
+        check_known(name, known, "--data", "no data", most=1)
         given[name] = _read(source, declared.get(name))
     return given
 
@@ -105,22 +101,19 @@ def names(entry: Entry) -> list[str]:
 
 
 def _read(source: str, decl: DataDecl | None) -> object:
-    from maskc.core.data import CuSeqlens, Parents
-
-    for prefix, kind in (("cu_seqlens:", CuSeqlens), ("parents:", Parents)):
-        if source.startswith(prefix):
-            return kind(_numbers(source.removeprefix(prefix), decl))
-    return _from_file(source, decl)
-
-
-def _numbers(text: str, decl: DataDecl | None) -> object:
-    """Numbers written on the command line, or those of a file."""
+    """The array of a file; of cumulated lengths and parents also numbers as they are written."""
     import numpy as np
 
+    from maskc.core.data import CuSeqlens, Parents
+
+    name, _, text = source.partition(":")
+    kind = {"cu_seqlens": CuSeqlens, "parents": Parents}.get(name)
+    if kind is None or not text:
+        return _from_file(source, decl)
     try:
-        return np.array([int(part) for part in text.split(",")], dtype=np.int64)
+        return kind(np.array([int(part) for part in text.split(",")], dtype=np.int64))
     except (ValueError, OverflowError):
-        return _from_file(text, decl)
+        return kind(_from_file(text, decl))
 
 
 def _from_file(source: str, decl: DataDecl | None) -> object:
@@ -128,7 +121,7 @@ def _from_file(source: str, decl: DataDecl | None) -> object:
     import numpy as np
 
     path, _, inner = source.partition(".npz:")
-    path, suffix = (f"{path}.npz", ".npz") if inner else (source, _suffix(source))
+    path, suffix = (f"{path}.npz", ".npz") if inner else (source, Path(source).suffix.lower())
     if suffix not in (".json", ".npy", ".npz"):
         raise UsageMistake(f"--data cannot tell what {source!r} holds", _HOW, at="--data")
     try:
@@ -144,11 +137,6 @@ def _from_file(source: str, decl: DataDecl | None) -> object:
         raise UsageMistake(f"cannot read {path}: {reason}", _HOW, at="--data") from None
     except (ValueError, EOFError, BadZipFile) as error:  # lists of several lengths, a pickle, ...
         raise UsageMistake(f"cannot read {path}: {error}", _HOW, at="--data") from None
-
-
-def _suffix(path: str) -> str:
-    dot = path.rfind(".")
-    return path[dot:].lower() if dot >= 0 else ""
 
 
 def _one_or_pair(arrays: dict[str, Any], inner: str, path: str, decl: DataDecl | None) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import wraps
 from itertools import pairwise
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from maskc.core.problem import Problem
     from maskc.core.target import Target
     from maskc.dsl.mask import Mask
+    from maskc.plan.types import KernelPlan
 
     _Type = click.ParamType[object]
 else:  # click had one class for all before 8.3
@@ -142,6 +143,7 @@ class Asked:
     """The options of the command line that describe a kernel."""
 
     targets: tuple[str, ...]
+    """Names of kernel families."""
     head_dim: int
     dtype: str
     heads: int | None
@@ -162,16 +164,7 @@ class Asked:
 
         return self.heads or written_heads(mask)
 
-    @property
-    def target(self) -> str | None:
-        """The one asked for, None where none was.
-
-        Raises:
-            UsageMistake: several were asked for.
-        """
-        return single(self.targets)
-
-    def chosen(self, problem: Problem, mask: Mask) -> Target:
+    def target_for(self, mask: Mask) -> Target:
         """The target asked for, or this machine's, or what stands in for it.
 
         Raises:
@@ -181,8 +174,15 @@ class Asked:
         from maskc.core.target import Target
         from maskc.runtime.device import default_target
 
-        named = Target.named(self.target or default_target(problem))
+        problem = self.problem(mask)
+        named = Target.named(single(self.targets) or default_target(problem))
         return named.serving(problem, driver.selects(mask))
+
+    def plan(self, mask: Mask) -> KernelPlan:
+        """The plan of one mask; errors as of `target_for` and of the compiler."""
+        from maskc import driver
+
+        return driver.plan_kernel(mask, self.problem(mask), self.target_for(mask))
 
 
 def single(targets: tuple[str, ...]) -> str | None:
@@ -196,82 +196,87 @@ def single(targets: tuple[str, ...]) -> str | None:
     return next(iter(targets), None)
 
 
-def problem_options(command: Command) -> Command:
-    """--target, --head-dim, --dtype and --heads; the command gets `asked`."""
-
-    @wraps(command)
-    def wrapped(targets: tuple[str, ...], asked: Asked, **rest: Any) -> Any:
-        return command(asked=replace(asked, targets=targets), **rest)
-
-    return cost_options(target_option(wrapped))
-
-
-def kernel_options(command: Command) -> Command:
-    """Adds the options of `problem_options`, --tile and --stages; the command gets `asked`."""
-
-    @click.option(
+_TARGET = click.option(
+    "--target", "targets", multiple=True, metavar="T",
+    help="cpu, simt, sm_80, sm_90a, or a GPU's own name such as sm_89; this machine's, if not "
+    "given.",
+)  # fmt: skip
+_COSTS = (
+    click.option(
+        "--head-dim", type=click.IntRange(1), default=128, show_default=True, metavar="D",
+        help="Elements per row of q, k and v.",
+    ),
+    click.option(
+        "--dtype", default="bfloat16", show_default=True, metavar="T",
+        help="bfloat16, float16 or float32.",
+    ),
+    click.option(
+        "--heads", type=click.IntRange(1), metavar="H",
+        help="Query heads; where they differ, as the mask is written, else 8.",
+    ),
+)  # fmt: skip
+_TILES = (
+    click.option(
         "--tile", type=Parsed("tile", _tile), metavar="QxK",
         help="Queries and keys of the forward pass's tile, such as 128x64; as planned, if not "
         "given.",
-    )  # fmt: skip
-    @click.option(
+    ),
+    click.option(
         "--stages", type=click.IntRange(1), metavar="S",
         help="Tiles of keys in flight, on Hopper; as planned, if not given.",
-    )  # fmt: skip
-    @wraps(command)
-    def wrapped(
-        asked: Asked, tile: tuple[int, int] | None, stages: int | None, **rest: Any
-    ) -> Any:  # fmt: skip
-        return command(asked=replace(asked, tile=tile, stages=stages), **rest)
+    ),
+)  # fmt: skip
 
-    return problem_options(wrapped)
+
+def _families(targets: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of kernel families, each once; a GPU that runs another's kernels is said on stderr."""
+    from maskc.core.target import Target
+
+    found = {each: Target.named(each).name for each in targets}
+    for each, serving in found.items():
+        if serving != each:
+            echo(f"{each} runs the kernels of {serving}", err=True)
+    return tuple(dict.fromkeys(found.values()))
+
+
+def _asking(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """A decorator that adds these options; the command gets `asked`."""
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def wrapped(
+            head_dim: int, dtype: str, heads: int | None, targets: tuple[str, ...] = (),
+            tile: tuple[int, int] | None = None, stages: int | None = None, **rest: Any,
+        ) -> Any:  # fmt: skip
+            from maskc.core.dtypes import DType
+
+            kind = DType.parse(dtype).value
+            asked = Asked(_families(targets), head_dim, kind, heads, tile, stages)
+            return command(asked=asked, **rest)
+
+        made: Command = wrapped
+        for option in reversed(options):
+            made = option(made)
+        return made
+
+    return decorate
+
+
+cost_options = _asking(*_COSTS)
+"""--head-dim, --dtype and --heads."""
+problem_options = _asking(*_COSTS, _TARGET)
+"""Those, and --target."""
+kernel_options = _asking(*_COSTS, _TARGET, *_TILES)
+"""Those, --tile and --stages."""
 
 
 def target_option(command: Command) -> Command:
-    """--target; the command gets `targets`, names of kernel families.
+    """--target alone; the command gets `targets`, names of kernel families."""
 
-    A GPU that runs the kernels of another architecture is said on stderr.
-    """
-
-    @click.option(
-        "--target", "targets", multiple=True, metavar="T",
-        help="cpu, simt, sm_80, sm_90a, or a GPU's own name such as sm_89; this machine's, if not "
-        "given.",
-    )  # fmt: skip
+    @_TARGET
     @wraps(command)
     def wrapped(targets: tuple[str, ...], **rest: Any) -> Any:
-        from maskc.core.target import Target
-
-        for each in targets:
-            if (serving := Target.named(each).name) != each:
-                echo(f"{each} runs the kernels of {serving}", err=True)
-        named = dict.fromkeys(Target.named(each).name for each in targets)
-        return command(targets=tuple(named), **rest)
-
-    return wrapped
-
-
-def cost_options(command: Command) -> Command:
-    """--head-dim, --dtype and --heads; the command gets `asked`, without a target."""
-
-    @click.option(
-        "--head-dim", type=click.IntRange(1), default=128, show_default=True, metavar="D",
-        help="Elements per row of q, k and v.",
-    )  # fmt: skip
-    @click.option(
-        "--dtype", default="bfloat16", show_default=True, metavar="T",
-        help="bfloat16, float16 or float32.",
-    )  # fmt: skip
-    @click.option(
-        "--heads", type=click.IntRange(1), metavar="H",
-        help="Query heads; where they differ, as the mask is written, else 8.",
-    )  # fmt: skip
-    @wraps(command)
-    def wrapped(head_dim: int, dtype: str, heads: int | None, **rest: Any) -> Any:
-        from maskc.core.dtypes import DType
-
-        asked = Asked((), head_dim, DType.parse(dtype).value, heads)
-        return command(asked=asked, **rest)
+        return command(targets=_families(targets), **rest)
 
     return wrapped
 

@@ -102,6 +102,8 @@ class _Line:
 
 
 _line = _Line()
+now, done = _line.show, _line.clear
+"""Say on a terminal's stderr what happens now, until something else does; and that nothing does."""
 
 
 def echo(text: str, nl: bool = True, err: bool = False) -> None:
@@ -125,16 +127,6 @@ def _written() -> Iterator[None]:
             raise
         hint = "write to a disk with room, or leave the redirection out"
         raise UsageMistake(f"cannot print: {error.strerror}", hint, at="stdout") from None
-
-
-def now(text: str) -> None:
-    """Say on a terminal's stderr what happens now, until something else happens."""
-    _line.show(text)
-
-
-def done() -> None:
-    """Nothing happens any more."""
-    _line.clear()
 
 
 def one_by_one(items: Sequence[T], doing: str) -> Iterator[T]:

@@ -156,11 +156,10 @@ def _subject(
 ) -> Subject:  # fmt: skip
     """The mask with all that was measured of it."""
     from maskc.cli.given import names
-    from maskc.core.target import Target
     from maskc.report import Subject
 
     problem = how.asked.problem(entry.mask)
-    target: Target = how.target(entry)
+    target = how.asked.target_for(entry.mask)
     asked = (n,) if isinstance(n, int) else n
     lengths = asked if asked else _LENGTHS.get(target.name, _OTHER)
     words = _words(entry)
@@ -186,10 +185,10 @@ def _measurement(
     from maskc.report.sections import Measurement
 
     try:
-        result = measured([entry], how, lengths, None, arrays, progress)
+        result = measured([entry], how, lengths, None, arrays.of, progress)
     except MaskcError as refusal:
         return None, f"{refusal.finding} ({refusal.code})"
-    rest = f"--n {','.join(map(str, lengths))} --target {how.target(entry).name}"
+    rest = f"--n {','.join(map(str, lengths))} --target {how.asked.target_for(entry.mask).name}"
     asked = how.asked
     kernel = f"--head-dim {asked.head_dim} --dtype {asked.dtype}"
     heads = f"--heads {asked.heads_for(entry.mask) or HEADS}"

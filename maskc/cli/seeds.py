@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maskc.cli.bench import How, Measured, Row, measured, refuse_wrong
 from maskc.cli.entries import Entry
-from maskc.cli.given import Arrays
 from maskc.cli.output import Teller, echo, told, write_json, write_table
 
 if TYPE_CHECKING:
@@ -33,19 +32,6 @@ class Seed:
     """The least speed over dense attention at each of the lengths."""
     data: Callable[[int], dict[str, object]] = lambda n: {}
     """The arrays that it reads at a length."""
-
-
-@dataclass(frozen=True)
-class _Made(Arrays):
-    """The arrays of a seed, in place of made-up ones."""
-
-    seed_data: Callable[[int], dict[str, object]] = lambda n: {}
-
-    def of(
-        self, entry: Entry, n_q: int, n_kv: int, quiet: bool = False, leave: Collection[str] = ()
-    ) -> dict[str, object]:
-        """The results of one length."""
-        return self.seed_data(n_kv)
 
 
 def seeds() -> tuple[Seed, ...]:
@@ -126,8 +112,12 @@ def _measured(seed: Seed, how: How, cap: int | None, progress: Teller) -> Measur
 
     entry = Entry(seed.name, seed.make(), seed.name)
     asked = sorted({n if cap is None else min(n, cap) for n in seed.lengths})
-    arrays = _Made(0, {}, seed.data)
-    return measured([entry], how, asked, None, arrays, progress, RIVALS.keys() - {"dense"})
+    without = RIVALS.keys() - {"dense"}
+
+    def data_at(entry: Entry, n_q: int, n_kv: int, **_: object) -> dict[str, object]:
+        return seed.data(n_kv)
+
+    return measured([entry], how, asked, None, data_at, progress, without)
 
 
 def judgements(seed: Seed, result: Measured, cap: int | None) -> list[dict[str, Any]]:

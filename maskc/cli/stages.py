@@ -11,7 +11,6 @@ from maskc.cli.options import Asked
 if TYPE_CHECKING:
     from maskc.analysis.heads import Heads
     from maskc.ir.types import MaskIR
-    from maskc.plan.types import KernelPlan
 
 STAGES = ("mask", "ir", "facts", "plan", "loops", "source")
 
@@ -34,7 +33,7 @@ def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> s
     if stage in ("ir", "facts"):
         heads = driver.analyse_heads(entry.mask, asked.heads_for(entry.mask))
         return "\n".join(_per_set(heads, stage)) + "\n"
-    plan = plan_entry(entry, asked)
+    plan = asked.plan(entry.mask)
     if stage == "plan":
         return explain(plan, n_q, n_kv)
     if stage == "loops":
@@ -42,14 +41,6 @@ def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> s
 
         return loop_nest(plan, n_q, n_kv)
     return driver.emit_bundle(plan, entry.name).units[0].text
-
-
-def plan_entry(entry: Entry, asked: Asked) -> KernelPlan:
-    """The plan for what is asked."""
-    from maskc import driver
-
-    problem = asked.problem(entry.mask)
-    return driver.plan_kernel(entry.mask, problem, asked.chosen(problem, entry.mask))
 
 
 def _per_set(heads: Heads, stage: str) -> Iterator[str]:

@@ -39,7 +39,7 @@ def run_tiles(
     about: dict[str, object] = {}
     with told() as progress:
         for entry in found:
-            target = how.target(entry)
+            target = how.asked.target_for(entry.mask)
             about = about or environment(device_of(target))
             case = how.case(entry, n, keys, arrays.of(entry, n, keys))
             timed = bench_tiles(case, target, how.repeats, progress)

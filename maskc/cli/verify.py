@@ -71,11 +71,7 @@ def verify(
 
 
 def _report(
-    entry: Entry,
-    asked: Asked,
-    shape: tuple[int, int] | None,
-    cases: int,
-    arrays: Arrays,
+    entry: Entry, asked: Asked, shape: tuple[int, int] | None, cases: int, arrays: Arrays
 ) -> Report:
     """The checks of one pattern at all lengths that it has, and random cases."""
     from maskc import driver
@@ -83,8 +79,7 @@ def _report(
     from maskc.verify.lengths import Lengths, lengths_for
 
     heads = asked.heads_for(entry.mask)
-    problem = asked.problem(entry.mask)
-    target = asked.chosen(problem, entry.mask)
+    target = asked.target_for(entry.mask)
     attn = driver.compile(
         entry.mask, head_dim=asked.head_dim, n_heads=heads, dtype=asked.dtype, target=target.name,
         name=entry.name, tile=asked.tile, stages=asked.stages,
@@ -161,13 +156,7 @@ def _drawn(
 
 
 def _probe(
-    entry: Entry,
-    attn: CompiledMask,
-    heads: int,
-    n_q: int,
-    n_kv: int,
-    arrays: Arrays,
-    note: str,
+    entry: Entry, attn: CompiledMask, heads: int, n_q: int, n_kv: int, arrays: Arrays, note: str
 ) -> Probe:
     import numpy as np
 
@@ -203,8 +192,6 @@ def _seen(report: Report) -> Iterator[str]:
     found = report["seen"]
     for plain in ("causal", "full"):
         other = [each["case"] for each in found if each["looks"] not in (plain, "full")]
-        if plain == "full":
-            other = [each["case"] for each in found if each["looks"] != "full"]
         if len(other) == len(found):
             continue
         until = f"from {other[0]} on" if other else "at none of these lengths"
@@ -223,8 +210,8 @@ def _cases(report: Report) -> Iterator[str]:
         refused = f", {drawn['refused']} refused ({drawn['reason']})" if drawn["refused"] else ""
         how = "one is wrong" if wrong else "all right"
         yield f"random cases: {drawn['cases']} compared, {how}{refused}"
-    if (drawn["cases"] or drawn["refused"]) and not drawn["shrunk"]:
-        yield "cases do not shrink without Hypothesis: pip install 'maskc[test]'"
+        if not drawn["shrunk"]:
+            yield "cases do not shrink without Hypothesis: pip install 'maskc[test]'"
     if wrong:
         yield f"the smallest wrong case:\n\n{wrong['script']}"
 

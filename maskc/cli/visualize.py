@@ -136,11 +136,10 @@ def _picture(
 
 def _kernel(entry: Entry, asked: Asked) -> KernelTiles | None:
     """The tiles of the kernel; None where no target was named and this machine's has none."""
-    from maskc.cli.stages import plan_entry
     from maskc.viz.picture import KernelTiles
 
     try:
-        plan = plan_entry(entry, asked)
+        plan = asked.plan(entry.mask)
     except MaskcError:
         if asked.targets:
             raise
