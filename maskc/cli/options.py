@@ -196,36 +196,40 @@ def single(targets: tuple[str, ...]) -> str | None:
     return next(iter(targets), None)
 
 
-_TARGET = click.option(
-    "--target", "targets", multiple=True, metavar="T",
-    help="cpu, simt, sm_80, sm_90a, or a GPU's own name such as sm_89; this machine's, if not "
-    "given.",
-)  # fmt: skip
-_COSTS = (
-    click.option(
+_Options = dict[str, Callable[[Command], Command]]
+"""Options by the name of what they give."""
+_COSTS: _Options = {
+    "head_dim": click.option(
         "--head-dim", type=click.IntRange(1), default=128, show_default=True, metavar="D",
         help="Elements per row of q, k and v.",
     ),
-    click.option(
+    "dtype": click.option(
         "--dtype", default="bfloat16", show_default=True, metavar="T",
         help="bfloat16, float16 or float32.",
     ),
-    click.option(
+    "heads": click.option(
         "--heads", type=click.IntRange(1), metavar="H",
         help="Query heads; where they differ, as the mask is written, else 8.",
     ),
-)  # fmt: skip
-_TILES = (
-    click.option(
+}  # fmt: skip
+_TARGETS: _Options = {
+    "targets": click.option(
+        "--target", "targets", multiple=True, metavar="T",
+        help="cpu, simt, sm_80, sm_90a, or a GPU's own name such as sm_89; this machine's, if not "
+        "given.",
+    ),
+}  # fmt: skip
+_TILES: _Options = {
+    "tile": click.option(
         "--tile", type=Parsed("tile", _tile), metavar="QxK",
         help="Queries and keys of the forward pass's tile, such as 128x64; as planned, if not "
         "given.",
     ),
-    click.option(
+    "stages": click.option(
         "--stages", type=click.IntRange(1), metavar="S",
         help="Tiles of keys in flight, on Hopper; as planned, if not given.",
     ),
-)  # fmt: skip
+}  # fmt: skip
 
 
 def _families(targets: tuple[str, ...]) -> tuple[str, ...]:
@@ -239,41 +243,39 @@ def _families(targets: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found.values()))
 
 
-def _asking(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def _asking(options: _Options) -> Callable[[Command], Command]:
     """A decorator that adds these options; the command gets `asked`."""
 
     def decorate(command: Command) -> Command:
         @wraps(command)
-        def wrapped(
-            head_dim: int, dtype: str, heads: int | None, targets: tuple[str, ...] = (),
-            tile: tuple[int, int] | None = None, stages: int | None = None, **rest: Any,
-        ) -> Any:  # fmt: skip
+        def wrapped(**given: Any) -> Any:
             from maskc.core.dtypes import DType
 
-            kind = DType.parse(dtype).value
-            asked = Asked(_families(targets), head_dim, kind, heads, tile, stages)
-            return command(asked=asked, **rest)
+            own = {name: given.pop(name) for name in options}
+            own["dtype"] = DType.parse(own["dtype"]).value
+            own["targets"] = _families(own.get("targets", ()))
+            return command(asked=Asked(**own), **given)
 
         made: Command = wrapped
-        for option in reversed(options):
+        for option in reversed(options.values()):
             made = option(made)
         return made
 
     return decorate
 
 
-cost_options = _asking(*_COSTS)
+cost_options = _asking(_COSTS)
 """--head-dim, --dtype and --heads."""
-problem_options = _asking(*_COSTS, _TARGET)
+problem_options = _asking(_COSTS | _TARGETS)
 """Those, and --target."""
-kernel_options = _asking(*_COSTS, _TARGET, *_TILES)
+kernel_options = _asking(_COSTS | _TARGETS | _TILES)
 """Those, --tile and --stages."""
 
 
 def target_option(command: Command) -> Command:
     """--target alone; the command gets `targets`, names of kernel families."""
 
-    @_TARGET
+    @_TARGETS["targets"]
     @wraps(command)
     def wrapped(targets: tuple[str, ...], **rest: Any) -> Any:
         return command(targets=_families(targets), **rest)
