@@ -115,13 +115,8 @@ class Gate:
             optimizer.step()
             lost.append(loss.detach())
         self.q, self.k = self.q.detach(), self.k.detach()
-        return [
-            float(x)
-            for x in (
-                torch.stack(lost[: len(given)]).mean(),
-                torch.stack(lost[-len(given) :]).mean(),
-            )
-        ]
+        ends = lost[: len(given)], lost[-len(given) :]
+        return [float(torch.stack(some).mean()) for some in ends]
 
 
 def attention_of_blocks(layer: LayerTensors, far: Any, live: Any) -> Any:
@@ -208,83 +203,41 @@ def ways(
     top = most(lambda top: kept_blocks(top, 1), 1)
     gated = most(lambda top: kept_blocks(top, BLOCK), 1)
     inner = most(kept_landmarks, 8)
-    own, content, learned = (
-        "adaptive_local_global",
-        "adaptive_local_global_content",
-        "adaptive_local_global_learned",
-    )
+    own, content, learned = (f"adaptive_local_global{end}" for end in ("", "_content", "_learned"))
     drawn = torch.from_numpy(np.random.default_rng(0).random(n)).to(matrices.device)
-    some = lambda tokens: drawn < ends(tokens).float().mean()  # noqa: E731
-    found = [
+
+    def some(tokens: Any) -> Any:
+        return drawn < ends(tokens).float().mean()
+
+    def bare(of: str, part: str, text: str, keep: Keep) -> Way:
+        return Way(f"{of} without {part}", text, keep, "ablation", of)
+
+    equal = {
+        name: at_budget(FAMILIES[name], share, n, name=name).mask
+        for name in ("window", "streaming", "strided", "longformer")
+    }
+    by_gate = f"sinks {SINKS}, window {window}, {gated} blocks of {BLOCK} for {BLOCK} queries"
+    return [
         Way(own, f"sinks {SINKS}, window {inner}, landmarks", structure(inner)),
-        Way(
-            content,
-            f"sinks {SINKS}, window {window}, {top} blocks of {BLOCK}",
-            blocks(window, top, 1, mean_scores),
+        Way(content, f"sinks {SINKS}, window {window}, {top} blocks of {BLOCK}",
+            blocks(window, top, 1, mean_scores)),
+        Way(learned, by_gate, blocks(window, gated, BLOCK, gate_scores)),
+        *(
+            Way(f"{name} at {share:.1%}", str(mask), lambda *_, m=mask: matrices.of(m, n))
+            for name, mask in equal.items()
         ),
-        Way(
-            learned,
-            f"sinks {SINKS}, window {window}, {gated} blocks of {BLOCK} for {BLOCK} queries",
-            blocks(window, gated, BLOCK, gate_scores),
-        ),
-    ]
-    for name in ("window", "streaming", "strided", "longformer"):
-        mask = at_budget(FAMILIES[name], share, n, name=name).mask
-        found.append(Way(f"{name} at {share:.1%}", str(mask), lambda *_, m=mask: matrices.of(m, n)))
-    found += [
-        Way(
-            "random landmarks",
-            "as many landmarks at random places",
-            structure(inner, some),
-            "control",
-            own,
-        ),
-        Way(
-            "random blocks",
-            "as many blocks at random",
-            blocks(window, gated, BLOCK, random_scores),
-            "control",
-            learned,
-        ),
-        Way(f"{own} without landmarks", str(local(inner)), lambda *_: near(inner), "ablation", own),
-        Way(f"{own} without window", "sinks and landmarks", structure(0), "ablation", own),
-        Way(
-            f"{own} without sinks",
-            "window and landmarks",
-            structure(inner, sinks=0),
-            "ablation",
-            own,
-        ),
-        Way(
-            f"{content} without blocks",
-            str(local(window)),
-            lambda *_: near(window),
-            "ablation",
-            content,
-        ),
-        Way(
-            f"{content} without window",
-            "sinks and blocks",
-            blocks(0, top, 1, mean_scores),
-            "ablation",
-            content,
-        ),
-        Way(
-            f"{content} without sinks",
-            "window and blocks",
-            blocks(window, top, 1, mean_scores, 0),
-            "ablation",
-            content,
-        ),
-        Way(
-            f"{learned} without window",
-            "sinks and blocks",
-            blocks(0, gated, BLOCK, gate_scores),
-            "ablation",
-            learned,
-        ),
-    ]
-    return found
+        Way("random landmarks", "as many landmarks at random places", structure(inner, some),
+            "control", own),
+        Way("random blocks", "as many blocks at random",
+            blocks(window, gated, BLOCK, random_scores), "control", learned),
+        bare(own, "landmarks", str(local(inner)), lambda *_: near(inner)),
+        bare(own, "window", "sinks and landmarks", structure(0)),
+        bare(own, "sinks", "window and landmarks", structure(inner, sinks=0)),
+        bare(content, "blocks", str(local(window)), lambda *_: near(window)),
+        bare(content, "window", "sinks and blocks", blocks(0, top, 1, mean_scores)),
+        bare(content, "sinks", "window and blocks", blocks(window, top, 1, mean_scores, 0)),
+        bare(learned, "window", "sinks and blocks", blocks(0, gated, BLOCK, gate_scores)),
+    ]  # fmt: skip
 
 
 def main() -> None:
@@ -335,20 +288,14 @@ def main() -> None:
     looked = list(range(0, count, asked.every))
     source = f"smollm2, {', '.join(texts)}; the gate has seen {len(others)} other sequences"
     inputs = Inputs(model, tokenizer, ids, names, source, needles, looked, matrices)
-    dense, dense_answers = inputs.dense_losses(), inputs.dense_answers()
+    dense, dense_answers = inputs.dense_losses, inputs.dense_answers
     print("dense is there", flush=True)
     state: dict[str, Any] = {}
-    kept = Losses(
-        {
-            way.name: (
-                lambda layer, b, way=way: way.keep(
-                    layer.layer, state["tokens"], layer.q[b], layer.k[b]
-                )
-            )
-            for way in found
-        },
-        matrices=matrices,
-    )
+
+    def kept_of(way: Way) -> Any:
+        return lambda layer, b: way.keep(layer.layer, state["tokens"], layer.q[b], layer.k[b])
+
+    kept = Losses({way.name: kept_of(way) for way in found}, matrices=matrices)
     for row in ids:
         state["tokens"] = row
         kept.add(capture(model, row[None], looked, matrices.attention))
@@ -368,26 +315,12 @@ def main() -> None:
         )
         # floor is the mean share of a row's keys, not of all pairs
         pairs = int(np.mean([float(_pairs(way, model, row, matrices)) for row in ids]))
-        results.append(
-            Evaluated(
-                way.name,
-                way.text,
-                way.role,
-                way.of,
-                pairs,
-                pairs / whole,
-                share,
-                information[way.name],
-                said,
-                needle.retrieval(needles, dense_answers, repeated),
-            )
-        )
-        kept_of, lost, found_of = (
-            information[way.name].retained.value,
-            said.difference.value,
-            sum(repeated),
-        )
-        print(way.name, f"{pairs / whole:.2%} {kept_of:.3f} {lost:+.3f} {found_of}", flush=True)
+        results.append(Evaluated(
+            way.name, way.text, way.role, way.of, pairs, pairs / whole, share,
+            information[way.name], said, needle.retrieval(needles, dense_answers, repeated),
+        ))  # fmt: skip
+        numbers = information[way.name].retained.value, said.difference.value, sum(repeated)
+        print(way.name, "{:.2%} {:.3f} {:+.3f} {}".format(pairs / whole, *numbers), flush=True)
         command = (
             f"python -m benchmarks.adaptive --n {asked.n} "
             f"--sequences {asked.sequences} --budget {asked.budget:g} --needles {asked.needles} "
@@ -397,17 +330,9 @@ def main() -> None:
         )
         about = tuple((key, str(value)) for key, value in environment(inputs).items())
         result = Evaluation(
-            source,
-            asked.n,
-            len(ids),
-            "causal()",
-            tuple(_corrected(results)),
-            (INFORMATION, UNTRAINED, SCOPE),
-            command,
-            0,
-            2000,
-            about,
-        )
+            source, asked.n, len(ids), "causal()", tuple(_corrected(results)),
+            (INFORMATION, UNTRAINED, SCOPE), command, 0, 2000, about,
+        )  # fmt: skip
         Path(asked.output).write_text(result.to_json(indent=None) + "\n", encoding="utf-8")
 
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -30,6 +29,7 @@ import torch
 
 from benchmarks.batch_rows import ROWS, Data, MaskMod, Row
 from benchmarks.fa4 import installed
+from benchmarks.host_time import per_call
 from benchmarks.prepare import use_caches
 from benchmarks.rivals import make_rival
 from benchmarks.runs import save
@@ -248,15 +248,7 @@ def _lists_alone(attn: Any, call: Callable[[], Any]) -> float | None:
 
 
 def _host_us(call: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(9):
-        torch.cuda.synchronize()
-        start = perf_counter()
-        for _ in range(_CALLS):
-            call()
-        times.append((perf_counter() - start) / _CALLS * 1e6)
-    torch.cuda.synchronize()
-    return median(times)
+    return per_call(call, torch.cuda.synchronize, _CALLS, 8) * 1e3
 
 
 # ------------------------------------------------------------------ one row

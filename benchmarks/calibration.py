@@ -92,6 +92,8 @@ def units(
 
 def _measured(case: Case, ask: Ask, tiny: bool) -> Measured:
     """Rows of a case, one per source and mode, each with its work."""
+    import torch
+
     result = Measured()
     attn = case.compile(ask.target.name)
     tensors = make_tensors(case, "cuda")
@@ -105,7 +107,8 @@ def _measured(case: Case, ask: Ask, tiny: bool) -> Measured:
     for row in result.rows:
         row["work"] = works[row["variant"]]
     result.about = {
-        "mask": str(case.mask), "multiprocessors": _multiprocessors(),
+        "mask": str(case.mask),
+        "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count,
         "bytes_per_cycle": round(gpus()[0].bytes_per_cycle, 1),
     }  # fmt: skip
     return result
@@ -169,9 +172,3 @@ def work_of(case: Case, attn: CompiledMask, unit: SourceUnit, mode: str) -> dict
         "rows": owners * tally.rows, "tiles": owners * tally.tiles,
         "masked": owners * tally.masked, "launches": launches_of(unit.mode(mode)),
     }  # fmt: skip
-
-
-def _multiprocessors() -> int:
-    import torch
-
-    return torch.cuda.get_device_properties(0).multi_processor_count

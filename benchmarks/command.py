@@ -30,19 +30,26 @@ def main() -> None:
     """
 
 
+_REPEATS, _DEVICE, _DTYPE = (
+    click.option("--repeats", type=click.IntRange(1), default=20, show_default=True),
+    click.option("--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True),
+    click.option("--dtype", default="bfloat16", show_default=True),
+)
+
+
+def _file(*names: str, help: str) -> Callable[[Command], Command]:
+    """An option that names a file."""
+    return click.option(*names, type=FilePath(dir_okay=False), metavar="FILE", help=help)
+
+
 def _shown(command: Command) -> Command:
     """--table, --plot and --calibrate: a file in a form of its own instead of text."""
-    options = (
-        click.option("--table", type=FilePath(dir_okay=False), metavar="FILE",
-                     help="Write a table in Markdown."),
-        click.option("--plot", type=FilePath(dir_okay=False), metavar="FILE",
-                     help="Draw the results as PNG or SVG."),
-        click.option("--calibrate", type=FilePath(dir_okay=False), metavar="FILE",
-                     help="Write the cost model's coefficients, from the suite `calibration`."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return json_option(command)
+    table = _file("--table", help="Write a table in Markdown.")
+    plot = _file("--plot", help="Draw the results as PNG or SVG.")
+    calibrate = _file(
+        "--calibrate", help="Write the cost model's coefficients, from the suite `calibration`."
+    )
+    return table(plot(calibrate(json_option(command))))
 
 
 @main.command(short_help="Run a suite.")
@@ -53,18 +60,12 @@ def _shown(command: Command) -> Command:
 @click.option(
     "--direction", type=click.Choice(("fwd", "bwd", "both")), default="both", show_default=True
 )
-@click.option("--repeats", type=click.IntRange(1), default=20, show_default=True)
+@_REPEATS
 @click.option(
     "--minutes", type=click.FloatRange(0, min_open=True), metavar="M", help="No case starts later."
 )
-@click.option(
-    "-o", "--output", type=FilePath(dir_okay=False), metavar="FILE",
-    help="Write the results there after each case.",
-)  # fmt: skip
-@click.option(
-    "--into", type=FilePath(dir_okay=False), metavar="FILE",
-    help="Add the results to a file as one more run, after each case.",
-)  # fmt: skip
+@_file("-o", "--output", help="Write the results there after each case.")
+@_file("--into", help="Add the results to a file as one more run, after each case.")
 @_shown
 def run(
     suite: str, target: str | None, impls: tuple[str, ...], cases: tuple[str, ...], direction: str,
@@ -110,39 +111,21 @@ def show(
 
 @main.command(short_help="Time attention layers of published models.")
 @click.option(
-    "--n",
-    "lengths",
-    type=LENGTH_TYPE,
-    multiple=True,
-    default=("8k", "32k"),
-    show_default=True,
-    metavar="N",
-    help="Tokens: 4096, 8k.",
-)
+    "--n", "lengths", type=LENGTH_TYPE, multiple=True, default=("8k", "32k"), show_default=True,
+    metavar="N", help="Tokens: 4096, 8k.",
+)  # fmt: skip
 @click.option("--layer", default="*", metavar="GLOB", help="Only layers that match.")
 @click.option(
-    "--impl",
-    "impls",
-    multiple=True,
-    metavar="NAME",
+    "--impl", "impls", multiple=True, metavar="NAME",
     help="Among eager, sdpa, flex and maskc; all of them, if not given.",
-)
+)  # fmt: skip
 @click.option(
-    "--repeats",
-    type=click.IntRange(0),
-    default=20,
-    show_default=True,
+    "--repeats", type=click.IntRange(0), default=20, show_default=True,
     help="Rounds of timing; 0 only checks.",
-)
-@click.option("--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True)
-@click.option("--dtype", default="bfloat16", show_default=True)
-@click.option(
-    "-o",
-    "--output",
-    type=FilePath(dir_okay=False),
-    metavar="FILE",
-    help="Write the results there after each layer.",
-)
+)  # fmt: skip
+@_DEVICE
+@_DTYPE
+@_file("-o", "--output", help="Write the results there after each layer.")
 @json_option
 def layers(
     lengths: tuple[int, ...], layer: str, impls: tuple[str, ...], repeats: int, device: str,
@@ -167,16 +150,13 @@ def layers(
         write_json(report)
     else:
         click.echo(as_text(report), nl=False)
-    wrong = [row for row in report["rows"] if row["impl"] == "maskc" and not row["ok"]]
-    if wrong:
-        named = ", ".join(f"{row['case']} at {row['n']}" for row in wrong)
-        raise CheckFailed(f"{len(wrong)} results of maskc are wrong: {named}")
+    _refuse_wrong(report, lambda row: f"{row['case']} at {row['n']}")
 
 
 @main.command(short_help="Check tiny models of transformers on a device.")
 @click.argument("names", nargs=-1, metavar="[MODEL]...")
-@click.option("--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True)
-@click.option("--dtype", default="bfloat16", show_default=True)
+@_DEVICE
+@_DTYPE
 @click.option("--n", type=LENGTH_TYPE, default=300, show_default=True, metavar="N")
 def models(names: tuple[str, ...], device: str, dtype: str, n: int) -> None:
     """Forward, generate and gradients of tiny random models, beside eager attention's.
@@ -218,10 +198,11 @@ def _write(
         write_json(report)
     elif not (calibrate or table or plot):
         click.echo(as_text(report), nl=False)
-    wrong = [
-        row for row in report["rows"]
-        if row["impl"] == "maskc" and not row["ok"] and not row.get("raised")
-    ]  # fmt: skip
-    if wrong:
-        named = ", ".join(f"{row['case']} {row['direction']}" for row in wrong)
-        raise CheckFailed(f"{len(wrong)} results of maskc are wrong: {named}")
+    _refuse_wrong(report, lambda row: f"{row['case']} {row['direction']}")
+
+
+def _refuse_wrong(report: Report, named: Callable[[Report], str]) -> None:
+    """Raise CheckFailed where a result of maskc is wrong; what could not run is no result."""
+    rows = (row for row in report["rows"] if row["impl"] == "maskc" and not row.get("raised"))
+    if wrong := [named(row) for row in rows if not row["ok"]]:
+        raise CheckFailed(f"{len(wrong)} results of maskc are wrong: {', '.join(wrong)}")

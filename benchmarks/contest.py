@@ -22,7 +22,7 @@ from maskc.verify.judge import Judge, Verdict, judged_backward, judged_forward, 
 from maskc.verify.pairs import Pairs
 from maskc.verify.rivals import Contender, Key, Missing, Unavailable
 from maskc.verify.tensors import Tensors, has_torch, like
-from maskc.verify.timing import SECONDS, Timed, take_turns
+from maskc.verify.timing import SECONDS, Timed, peak_bytes, take_turns
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -262,15 +262,9 @@ class Contest:
         """MiB that a call takes beyond its inputs, by PyTorch's allocator; None on a CPU."""
         if self.tensors.device != "cuda":
             return None
-        import torch
-
-        self._wait()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
         with rival.scope():
-            rival.run()
-        self._wait()
-        return short((torch.cuda.max_memory_allocated() - before) / 2**20)
+            most = peak_bytes(rival.run, "cuda")
+        return None if most is None else short(most / 2**20)
 
     def _phases(self, key: Key, rival: Timed) -> dict[str, float]:
         """Milliseconds of choosing and attending, where maskc chooses on a GPU, and where it might

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -73,8 +73,8 @@ def host_time(
     rows = []
     for library, inputs, wait in _inputs(arrays, device, about["notes"]):
         progress(f"host time of calls on {library} arrays")
-        with _one_thread():
-            ms = _per_call(lambda given=inputs: attn(*given), wait, calls, rounds)
+        with patch.dict(os.environ, OMP_NUM_THREADS="1"):  # starting others is not the host's time
+            ms = per_call(lambda given=inputs: attn(*given), wait, calls, rounds)
         error = np.abs(_values(attn(*inputs)) - expected).max() / np.abs(expected).max()
         ok = bool(error < _TOLERANCE and ms * 1e3 <= ALLOWED[library])
         rows.append({
@@ -96,22 +96,8 @@ def host_table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines + [f"note: {note}" for note in report["environment"]["notes"]]) + "\n"
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """CPU kernels run in one thread meanwhile: starting others is not the host's time."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
-
-
-def _per_call(call: Callable[[], Any], wait: Callable[[], None], calls: int, rounds: int) -> float:
-    """Median milliseconds; the first round only warms up."""
+def per_call(call: Callable[[], Any], wait: Callable[[], None], calls: int, rounds: int) -> float:
+    """Median milliseconds of the host; the first round only warms up."""
     times = []
     for _ in range(rounds + 1):
         wait()

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from benchmarks.report import reason
+from benchmarks.report import aligned, reason
 from maskc.api import attention
 from maskc.dsl.combinators import causal, chunked, window
 from maskc.dsl.mask import Mask
@@ -411,11 +411,6 @@ def as_text(report: dict[str, Any]) -> str:
         for word, field in (("forward", "fwd_ms"), ("both", "both_ms")):
             cells = [_cell(found[impl], field) for impl in impls]
             lines.append((name, str(n), word, *cells, _ratio(found, field)))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
     errors = [
         f"{row['case']} at {row['n']}, {row['impl']}: " + (row["why"] or ", ".join(
             f"{name} {times:.2f}" for name, times in row["errors"].items()
@@ -423,7 +418,7 @@ def as_text(report: dict[str, Any]) -> str:
         for row in rows
     ]  # fmt: skip
     about = ", ".join(f"{name} {x}" for name, x in report["environment"].items() if x is not None)
-    return "\n".join([*table, "", *errors, "", about]) + "\n"
+    return "\n".join([*aligned(lines, len(lines[0])), "", *errors, "", about]) + "\n"
 
 
 def _cell(row: dict[str, Any], field: str) -> str:

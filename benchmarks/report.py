@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.runs import notes as notes_of
@@ -50,8 +50,7 @@ def table(report: Report) -> str:
                 (*cell[:4], _number(row.get("predicted_ms"), "{:.4g}"), *cell[4:])
                 for cell, row in zip(cells, rows, strict=True)
             ]
-        widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-        lines += [_line(heads, widths), *(_line(row, widths) for row in cells), ""]
+        lines += [*aligned([heads, *cells], 3), ""]
     lines += [*summary(report), *_ran(rows), *_phases(rows), *_predicted(rows)]
     environment = report["environment"]
     notes = notes_of(report)
@@ -152,11 +151,15 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    left, right = cells[:3], cells[3:]
-    padded = [cell.ljust(width) for cell, width in zip(left, widths, strict=False)]
-    padded += [cell.rjust(width) for cell, width in zip(right, widths[3:], strict=True)]
-    return "  ".join(padded).rstrip()
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Lines of columns, of which the first `left` are flush left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        padded = [x.ljust(w) if i < left else x.rjust(w) for i, (x, w) in enumerate(cells)]
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def summary(report: Report) -> list[str]:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.chosen import ChosenPairs
 from benchmarks.contest import Ask, Contest, Measured
 from benchmarks.report import reason
-from benchmarks.report import summary as summary
-from benchmarks.report import table as table
 from maskc import driver
 from maskc.core.coefficients import card_of
 from maskc.core.errors import MaskcError
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.target import Target
-from maskc.driver import selects
 from maskc.plan.cost import layout_at
 from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan, PlannedMask
@@ -28,9 +25,6 @@ from maskc.verify.case import Case
 from maskc.verify.judge import sample_rows
 from maskc.verify.pairs import Pairs
 from maskc.verify.tensors import Tensors, device_of, has_torch, make_tensors
-
-if TYPE_CHECKING:
-    from maskc.runtime.compiled import CompiledMask
 
 DIRECTIONS = {"fwd": Direction.forward, "bwd": Direction.backward}
 
@@ -80,7 +74,7 @@ def bench_case(case: Case, ask: Ask) -> Measured:
 
 def pairs_of(case: Case, tensors: Tensors) -> Pairs | ChosenPairs:
     """The live pairs of a case; tensors decide them where the mask chooses at run time."""
-    return ChosenPairs(case, tensors) if selects(case.mask) else Pairs(case)
+    return ChosenPairs(case, tensors) if driver.selects(case.mask) else Pairs(case)
 
 
 def _compiled(case: Case, ask: Ask) -> tuple[CompiledMask, float]:
@@ -176,7 +170,7 @@ def predicted_ms(case: Case, attn: CompiledMask, target: Target) -> dict[str, fl
         plan = driver.plan_kernel(case.mask, attn.bundle.problem, target)
         found = {
             name: milliseconds(plan, direction, case.n_q, case.n_kv, owners, tiles)
-            for name, direction in zip(("fwd", "bwd"), Direction, strict=True)
+            for name, direction in DIRECTIONS.items()
         }
     except MaskcError:  # tables too large to count: nothing is predicted
         return {}

@@ -143,17 +143,6 @@ class Bench:
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return x.tolist()
 
-    def each(self, value: float) -> list[float]:
-        """The value of every rank."""
-        mine = torch.tensor([value], dtype=torch.float64, device=self.device)
-        found = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(found, mine)
-        return [x.item() for x in found]
-
-    def medians(self, values: list[float]) -> tuple[float, list[float]]:
-        """(of the slowest in each turn, of every rank)."""
-        return statistics.median(self.slowest(values)), self.each(statistics.median(values))
-
     def case(self, name: str, tokens: int) -> Case:
         """A mask at so many tokens a rank."""
         n = tokens * self.size
@@ -260,19 +249,14 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def start_row(bench: Bench, case: Case) -> dict[str, Any]:
     """What a row says before anything runs."""
     plan = case.plan
-    times = plan.times()
     return {
         "mask": case.name, "tokens": case.tokens, "ranks": bench.size, "heads": [*bench.heads],
         "layout": plan.layout.name, "moved": [[x.start, x.stop] for x in plan.layer().visits],
         "imbalance": plan.imbalance(),
         "received_MiB": max(plan.received_bytes(r) for r in range(bench.size)) / 2**20,
         "sent_MiB": max(plan.sent_bytes(r) for r in range(bench.size)) / 2**20,
-        "predicted_ms": [x.total for x in times], "predicted_other_ms": plan.others(),
-        "predicted_ranks_ms": [
-            {"compute": x.compute.tolist(), "inner": x.inner.tolist(), "travel": x.travel.tolist()}
-            for x in times
-        ],
-        "errors": {}, "missing": {}, "memory": {}, "times_ms": {}, "ranks_ms": {},
+        "predicted_ms": [x.total for x in plan.times()], "predicted_other_ms": plan.others(),
+        "errors": {}, "missing": {}, "memory": {}, "times_ms": {},
     }  # fmt: skip
 
 
@@ -290,9 +274,7 @@ def timed(bench: Bench, case: Case, row: dict[str, Any]) -> None:
     row["memory"] = {key: memory(bench, run, *inputs[key]) for key, run in runs.items()}
     found = turns(bench, runs, inputs)
     for name, both in found.items():
-        medians = [bench.medians(x) for x in both]
-        row["times_ms"][name] = [x for x, _ in medians]
-        row["ranks_ms"][name] = [x for _, x in medians]
+        row["times_ms"][name] = [statistics.median(bench.slowest(x)) for x in both]
     row["turns"] = len(next(iter(found.values()))[0]) if found else 0
 
 
@@ -476,10 +458,8 @@ def held_back(bench: Bench, cases: list[Case]) -> dict[str, Any]:
             own = [_stored(method.own(x)) for x in bench.tensors(case.n)]
             given = [x.requires_grad_() for x in own[:3]]
             times = turns(bench, {name: run}, {name: (given, own[3])})[name]
-            medians = [bench.medians(x) for x in times]
-            found.setdefault(name, {})[f"{case.name} at {case.tokens}"] = {
-                "times_ms": [x for x, _ in medians], "ranks_ms": [x for _, x in medians],
-            }  # fmt: skip
+            medians = [statistics.median(bench.slowest(x)) for x in times]
+            found.setdefault(name, {})[f"{case.name} at {case.tokens}"] = {"times_ms": medians}
     exchange._HELD_BACK, exchange.Exchange.start = usual, start
     sums = {
         cycles: sum(x["times_ms"][0] for x in found[name].values()) for name, cycles, _ in choices
@@ -681,7 +661,6 @@ def table(bench: Bench, asked: argparse.Namespace, found: dict[str, Any]) -> Non
                 wrong = {key: value for key, value in row["errors"].items() if max(value) > 2e-2}
                 told(f"{case.name} at {case.tokens}: wrong {wrong}, missing {row['missing']}")
     found["rows"] = rows
-    _wait_for(bench, asked.wait_for)
     found["network_ms"] = network(bench)
     told(f"network {found['network_ms']}")
     if asked.held_back:
@@ -702,14 +681,6 @@ def table(bench: Bench, asked: argparse.Namespace, found: dict[str, Any]) -> Non
             show(row)
             save(asked.out, found)
     told("done")
-
-
-def _wait_for(bench: Bench, file: str | None) -> None:
-    """Wait until a file exists, so that other work on these GPUs has ended; they are idle."""
-    bench.sync()
-    while file and not Path(file).exists() and time.monotonic() < bench.ends:
-        time.sleep(0.1)
-    dist.barrier()
 
 
 def save(path: str | None, found: dict[str, Any]) -> None:
@@ -741,7 +712,6 @@ def main() -> None:
     add("--check-seconds", type=float, default=1e9, help="for building and slow ways' results")
     add("--seconds", type=float, default=1e9, help="after which no further row or step begins")
     add("--builders", type=int, default=12, help="threads that build kernels")
-    add("--wait-for", metavar="FILE", help="time nothing before this file exists")
     add("--held-back", action="store_true", help="measure how long kernels should wait to begin")
     add("--soak", type=int, default=0, metavar="STEPS")
     add("--soak-from", type=int, default=0, metavar="STEP", help="the first one")

@@ -31,7 +31,6 @@ from benchmarks.prepare import jobs, prepare, use_caches
 from benchmarks.report import reason
 from benchmarks.rivals import IMPLS
 from benchmarks.run import bench_case
-from maskc.build.toolchain import gpus
 from maskc.core.dtypes import DType
 from maskc.core.errors import NoDevice, UsageMistake
 from maskc.core.target import Target
@@ -143,7 +142,7 @@ def run_suite(
     if strange:
         hint = f"there are {', '.join(IMPLS)}"
         raise UsageMistake(f"nothing here is called {strange[0]!r}", hint, at="--impl")
-    chosen = Target.named(target or (suite.target if suite else None) or best_target())
+    chosen = Target.named(target or (suite.target if suite else None) or default_target())
     about = environment(device_of(chosen)) | {"suite": name, "target": chosen.name}
     about |= {} if name == "correctness" else {"repeats": limits.repeats}
     report: Report = {"environment": about | {"cases": {}, "notes": []}, "rows": []}
@@ -164,15 +163,6 @@ def run_suite(
         raise UsageMistake(f"no case of {name} matches {shapes}", "shell patterns match")
     each(report)
     return report
-
-
-def best_target() -> str:
-    """This machine's target; on Hopper its own, once that has kernels."""
-    usual = default_target()
-    found = gpus()
-    hopper = bool(found) and found[0].capability == 90
-    own = usual == "sm_80" and hopper and bool(Target.named("sm_90a").directions)
-    return "sm_90a" if own else usual
 
 
 def _timed(name: str, limits: Limits, target: Target, progress: Progress) -> list[Unit]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -47,11 +49,7 @@ def _without(mask: Mask) -> Iterator[tuple[Mask, Mask]]:
         case "|":
             terms = list(_union(mask))
             for index, term in enumerate(terms):
-                rest = [each for place, each in enumerate(terms) if place != index]
-                joined = rest[0]
-                for each in rest[1:]:
-                    joined = joined | each
-                yield term, joined
+                yield term, reduce(or_, terms[:index] + terms[index + 1 :])
         case "&":
             for term, other in _without(mask.left):
                 yield term, other & mask.right

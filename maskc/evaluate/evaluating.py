@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import exp
 from typing import Any
 
@@ -70,7 +71,6 @@ class Inputs:
     """The layers of which information loss is asked; all of them when None."""
     matrices: Matrices | None = None
     """Where attention is computed by matrices instead of kernels; None: by kernels."""
-    _kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def compute(self) -> Any:
@@ -82,19 +82,16 @@ class Inputs:
         """Tokens of a sequence."""
         return int(self.ids.shape[1])
 
+    @cached_property
     def dense_losses(self) -> np.ndarray:
         """float64 [sequences, n - 1] in nats."""
-        if "losses" not in self._kept:
-            self._kept["losses"] = losses(self.model, self.ids, None, self.compute)
-        found: np.ndarray = self._kept["losses"]
+        found: np.ndarray = losses(self.model, self.ids, None, self.compute)
         return found
 
+    @cached_property
     def dense_answers(self) -> tuple[bool, ...]:
         """Which numbers the model repeats without a mask."""
-        if "answers" not in self._kept:
-            self._kept["answers"] = needle.answers(self.model, self.needles, None, self.compute)
-        found: tuple[bool, ...] = self._kept["answers"]
-        return found
+        return needle.answers(self.model, self.needles, None, self.compute)
 
     def tensors(self) -> Iterable[Tensors]:
         """q, k and v of one sequence at a time: those of all do not fit into memory."""
@@ -150,20 +147,14 @@ def evaluate(
     model = inputs if isinstance(inputs, Inputs) else None
     if model is None and callable(data):
         raise BadTensors(inputs.source, "it has no tokens to make data of", at="data")
-    going = True
     information: dict[str, InformationLoss] = {}
     if "information" in parts and whole:
         masks_of = {one.name: one.mask for one in whole}
         information = _joined(masks_of, inputs, data, resamples, seed, tell)
-    heads = heads_of(inputs)
-    everything = pairs_of(base, inputs.n, base, heads) if wanted else 1
-    for number, one in enumerate(wanted):
-        if not going:
-            break
-        tell(f"{one.name} ({number + 1} of {len(wanted)})")
-        pairs = one.pairs
-        if pairs is None:
-            pairs = mean_pairs(one.mask, inputs, base, data)
+    everything = pairs_of(base, inputs.n, base, heads_of(inputs)) if wanted else 1
+    for number, one in enumerate(wanted, start=1):
+        tell(f"{one.name} ({number} of {len(wanted)})")
+        pairs = mean_pairs(one.mask, inputs, base, data) if one.pairs is None else one.pairs
         found = Evaluated(
             one.name, repr(one.mask), one.role, one.of, pairs,
             pairs / everything, one.budget, information.get(one.name),
@@ -171,10 +162,11 @@ def evaluate(
         if model is not None:
             found = _of_model(found, one, model, data, parts, margin, resamples, seed)
         finished[one.name] = found
-        going = each is None or each(found)
+        if each is not None and not each(found):
+            break
     results = _corrected([finished[one.name] for one in candidates if one.name in finished])
     limits = (INFORMATION, UNTRAINED, SCOPE) if model is not None else (INFORMATION, SCOPE)
-    sequences = len(inputs.ids) if isinstance(inputs, Inputs) else inputs.sequences
+    sequences = inputs.sequences if model is None else len(model.ids)
     about = tuple((key, str(value)) for key, value in (environment or {}).items())
     return Evaluation(
         inputs.source, inputs.n, sequences, str(base), tuple(results), limits, command, seed,
@@ -236,14 +228,14 @@ def _of_model(
 ) -> Evaluated:  # fmt: skip
     masks: Any = one.mask if one.layers is None else dict.fromkeys(one.layers, one.mask)
     if "perplexity" in parts:
-        dense = inputs.dense_losses()
+        dense = inputs.dense_losses
         ours = losses(inputs.model, inputs.ids, masks, inputs.compute, data)
         found = replace(
             found, perplexity=perplexity(dense, ours, inputs.texts, margin, resamples, seed)
         )
     if "retrieval" in parts and inputs.needles:
         ours = needle.answers(inputs.model, inputs.needles, masks, inputs.compute, data)
-        asked = needle.retrieval(inputs.needles, inputs.dense_answers(), ours)
+        asked = needle.retrieval(inputs.needles, inputs.dense_answers, ours)
         found = replace(found, retrieval=asked)
     return found
 

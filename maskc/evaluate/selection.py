@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import chain
+from operator import and_, or_, xor
 from typing import Any, NamedTuple
 
 from maskc.dsl.mask import Mask
@@ -78,16 +79,12 @@ def selected(mask: Mask, made: Made, queries: Queries) -> Any:
     return best(queries.products(), allowed[..., rows, :], chosen.k, ranked)
 
 
+_OPERATORS = {"&": and_, "|": or_, "^": xor, "-": lambda left, right: left & ~right}
+
+
 def combined(op: str, left: Any, right: Any) -> Any:
     """What a node of the mask algebra means, on booleans."""
-    match op:
-        case "&":
-            return left & right
-        case "|":
-            return left | right
-        case "-":
-            return left & ~right
-    return left ^ right
+    return _OPERATORS[op](left, right)
 
 
 def _best_blocks(mask: TopK, allowed: Any, queries: Queries) -> Any:

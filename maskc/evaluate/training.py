@@ -57,11 +57,6 @@ class Task:
     effort: int = 1
     """How many times the recipe's steps: dense models must learn the task before masks can lose."""
 
-    @property
-    def margin(self) -> float:
-        """The difference that counts as none."""
-        return MARGIN
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -242,7 +237,7 @@ def train(
 
     Returns:
         Measures by seed, their mean difference with Student's interval, and the p-value of a
-        difference of at least the task's margin.
+        difference of at least MARGIN.
 
     Raises:
         TooFewValues: there are fewer than two seeds (MC735).
@@ -263,7 +258,7 @@ def compared(
     return Trained(
         task.name, task.measure, steps, steps * recipe.batch * task.n, tuple(seeds),
         tuple(masked), tuple(dense), paired_interval(masked, dense), paired_p(masked, dense),
-        task.margin, equivalence(masked, dense, task.margin), task.chance,
+        MARGIN, equivalence(masked, dense, MARGIN), task.chance,
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from maskc.report.document import Block, Command, Table, Words
 from maskc.viz import words
@@ -24,9 +24,7 @@ def quality_blocks(found: Evaluation) -> Iterator[Block]:
     for text in found.cannot_show:
         yield Words(f"What this cannot show: {text}")
     own = [each for each in found.patterns if each.role != "ablation"]
-    yield from _information(own)
-    yield from _perplexity(own)
-    yield from _retrieval(own)
+    yield from _losses(own)
     yield from _trained(own)
     yield from _layers(own)
     yield Command(found.command or "maskc evaluate")
@@ -41,99 +39,85 @@ def ablation_blocks(found: Evaluation) -> Iterator[Block]:
     names = dict.fromkeys(each.of for each in own)
     whole = [each for each in found.patterns if each.name in names]
     yield Words("The mask first, then without each of its terms:")
-    yield from _information([*whole, *own])
-    yield from _perplexity([*whole, *own])
-    yield from _retrieval([*whole, *own])
+    yield from _losses([*whole, *own])
 
 
 def significance_blocks(found: Evaluation) -> Iterator[Block]:
     """How sure the differences are."""
-    tested = [each for each in found.patterns if each.perplexity is not None]
-    if tested:
-        yield Words(
+    blocks = [
+        *_rows(
+            found.patterns, "perplexity",
             "Paired differences to dense attention on the same tokens, in nats per token: moving "
             f"blocks of tokens inside of whole documents, {found.resamples:,} resamples, 95 % "
             "intervals. p is corrected by Holm's method for all rows. `detectable` is the least "
             "difference that would have been found with a power of 80 %. `as good` is two "
-            "one-sided tests at 5 % against the margin, never the absence of a small p."
-        )
-        yield Table(
+            "one-sided tests at 5 % against the margin, never the absence of a small p.",
             ("pattern", "difference", "p (Holm)", "detectable", "margin", "as good"),
-            [_test_row(each) for each in tested], frozenset({1, 2, 3, 4}),
-        )  # fmt: skip
-    asked = [each for each in found.patterns if each.retrieval is not None]
-    if asked:
-        yield Words("Retrieval beside dense attention on the same trials, McNemar's exact test:")
-        yield Table(
+            lambda each, lost: (
+                each.name, str(lost.difference), f"{lost.p_holm:.3g}", f"{lost.detectable:.3g}",
+                f"{lost.margin:g}", "yes" if lost.equivalent else "not shown",
+            ), frozenset({1, 2, 3, 4}),
+        ),
+        *_rows(
+            found.patterns, "retrieval",
+            "Retrieval beside dense attention on the same trials, McNemar's exact test:",
             ("pattern", "dense only", "pattern only", "p (Holm)"),
-            [
-                (e.name, f"{e.retrieval.only_dense}", f"{e.retrieval.only_masked}",
-                 f"{e.retrieval.p_holm:.3g}")
-                for e in asked if e.retrieval is not None
-            ], frozenset({1, 2, 3}),
-        )  # fmt: skip
-    if not tested and not asked:
+            lambda each, asked: (
+                each.name, f"{asked.only_dense}", f"{asked.only_masked}", f"{asked.p_holm:.3g}"
+            ), frozenset({1, 2, 3}),
+        ),
+    ]  # fmt: skip
+    yield from blocks
+    if not blocks:
         yield Words(
             "Only information loss was asked, which is exact on its inputs: the intervals of the "
             "section on quality speak of other texts, and nothing was tested."
         )
 
 
-def _test_row(each: Evaluated) -> tuple[str, ...]:
-    found = each.perplexity
-    if found is None:
-        return (each.name,)
-    return (
-        each.name, str(found.difference), f"{found.p_holm:.3g}", f"{found.detectable:.3g}",
-        f"{found.margin:g}", "yes" if found.equivalent else "not shown",
+def _rows(
+    patterns: Sequence[Evaluated], part: str, text: str, heads: Sequence[str],
+    row: Callable[[Evaluated, Any], Sequence[str]], numbers: frozenset[int],
+) -> Iterator[Block]:  # fmt: skip
+    """A table of the patterns that have this part of an evaluation; nothing where none has it."""
+    having = [(each, getattr(each, part)) for each in patterns]
+    rows = [row(each, found) for each, found in having if found is not None]
+    if rows:
+        yield Words(text)
+        yield Table(heads, rows, numbers)
+
+
+def _losses(patterns: Sequence[Evaluated]) -> Iterator[Block]:
+    """What attention, predictions and retrieval lose."""
+    yield from _rows(
+        patterns, "information",
+        "Attention mass that stays on kept keys (mean over queries, heads and layers), beside "
+        "what as many random keys and the best keys would keep; relative error of outputs.",
+        ("pattern", "role", "pairs", "retained", "random keys", "best keys", "output error",
+         "KL, nats"),
+        lambda each, found: (
+            each.name, each.role, words.percent(each.share), str(found.retained),
+            f"{found.floor:.4g}", f"{found.ceiling:.4g}", str(found.output_error),
+            f"{found.kl:.3g}",
+        ), frozenset(range(2, 8)),
     )  # fmt: skip
-
-
-def _information(patterns: Sequence[Evaluated]) -> Iterator[Block]:
-    rows = []
-    for each in patterns:
-        if (found := each.information) is not None:
-            rows.append((
-                each.name, each.role, words.percent(each.share), str(found.retained),
-                f"{found.floor:.4g}", f"{found.ceiling:.4g}", str(found.output_error),
-                f"{found.kl:.3g}",
-            ))  # fmt: skip
-    if rows:
-        heads = ("pattern", "role", "pairs", "retained", "random keys", "best keys",
-                 "output error", "KL, nats")  # fmt: skip
-        yield Words(
-            "Attention mass that stays on kept keys (mean over queries, heads and layers), beside "
-            "what as many random keys and the best keys would keep; relative error of outputs."
-        )
-        yield Table(heads, rows, frozenset(range(2, 8)))
-
-
-def _perplexity(patterns: Sequence[Evaluated]) -> Iterator[Block]:
-    rows = []
-    for each in patterns:
-        if (found := each.perplexity) is not None:
-            rows.append((
-                each.name, words.percent(each.share), f"{found.perplexity:.4g}",
-                f"{found.dense:.4g}", str(found.ratio),
-            ))  # fmt: skip
-    if rows:
-        yield Words("Perplexity of a model that was trained without the mask:")
-        heads = ("pattern", "pairs", "perplexity", "dense", "ratio")
-        yield Table(heads, rows, frozenset({1, 2, 3, 4}))
-
-
-def _retrieval(patterns: Sequence[Evaluated]) -> Iterator[Block]:
-    rows = []
-    for each in patterns:
-        if (found := each.retrieval) is not None:
-            rows.append((
-                each.name, f"{found.found} of {found.trials}", str(found.rate),
-                f"{found.dense_found} of {found.trials}",
-            ))  # fmt: skip
-    if rows:
-        yield Words("A number that stands somewhere in a long text, repeated by the model:")
-        heads = ("pattern", "found", "rate", "dense found")
-        yield Table(heads, rows, frozenset({1, 2, 3}))
+    yield from _rows(
+        patterns, "perplexity", "Perplexity of a model that was trained without the mask:",
+        ("pattern", "pairs", "perplexity", "dense", "ratio"),
+        lambda each, found: (
+            each.name, words.percent(each.share), f"{found.perplexity:.4g}",
+            f"{found.dense:.4g}", str(found.ratio),
+        ), frozenset({1, 2, 3, 4}),
+    )  # fmt: skip
+    yield from _rows(
+        patterns, "retrieval",
+        "A number that stands somewhere in a long text, repeated by the model:",
+        ("pattern", "found", "rate", "dense found"),
+        lambda each, found: (
+            each.name, f"{found.found} of {found.trials}", str(found.rate),
+            f"{found.dense_found} of {found.trials}",
+        ), frozenset({1, 2, 3}),
+    )  # fmt: skip
 
 
 def _trained(patterns: Sequence[Evaluated]) -> Iterator[Block]:

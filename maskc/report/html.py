@@ -9,7 +9,7 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
-from maskc.report.document import Block, Code, Command, Document, Figure, Section, Table, Words
+from maskc.report.document import Block, Code, Command, Document, Figure, Table, Words
 from maskc.viz.explorer.page import source
 
 _UNSHOWN = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
@@ -69,16 +69,12 @@ def _body(report: Document) -> Iterator[str]:
     yield "</ol></nav>"
     yield "<main>"
     for each in report.sections:
-        yield from _section(each)
+        yield f'<section id="{each.key}" aria-labelledby="{each.key}-title">'
+        yield f'<h2 id="{each.key}-title">{shown(each.title)}</h2>'
+        for block in each.blocks:
+            yield from _block(block)
+        yield "</section>"
     yield "</main>"
-
-
-def _section(section: Section) -> Iterator[str]:
-    yield f'<section id="{section.key}" aria-labelledby="{section.key}-title">'
-    yield f'<h2 id="{section.key}-title">{shown(section.title)}</h2>'
-    for block in section.blocks:
-        yield from _block(block)
-    yield "</section>"
 
 
 def _block(block: Block) -> Iterator[str]:

@@ -19,19 +19,22 @@ def plain(text: str) -> str:
                   line)  # fmt: skip
 
 
+def _marks(text: str) -> str:
+    """More backticks in a row than the text has."""
+    return "`" * (1 + max(map(len, re.findall(r"`+", text)), default=0))
+
+
 def fenced(text: str) -> str:
     """Lines between fences that none of them can end."""
     kept = _UNSHOWN.sub("\ufffd", text).rstrip("\n")
-    longest = max((len(run) for run in re.findall(r"`+", kept)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = max("```", _marks(kept), key=len)
     return f"{fence}text\n{kept}\n{fence}"
 
 
 def quoted(text: str) -> str:
     """A text on one line in a fixed font."""
     kept = " ".join(_UNSHOWN.sub("\ufffd", text).split())
-    longest = max((len(run) for run in re.findall(r"`+", kept)), default=0)
-    marks = "`" * (longest + 1)
+    marks = _marks(kept)
     space = " " if "`" in kept else ""
     return f"{marks}{space}{kept}{space}{marks}"
 
@@ -59,15 +62,9 @@ def _block(block: Block) -> Iterator[str]:
             yield plain(caption)
             yield fenced(twin)
         case Table(heads, rows, numbers):
-            yield "\n".join(_table(heads, rows, numbers))
+            sides = "|".join("---:" if i in numbers else "---" for i in range(len(heads)))
+            yield "\n".join([_line(heads), f"|{sides}|", *map(_line, rows)])
 
 
-def _table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: frozenset[int]
-) -> Iterator[str]:
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(map(plain, cells))} |"
-
-    yield line(heads)
-    yield f"|{'|'.join('---:' if i in numbers else '---' for i in range(len(heads)))}|"
-    yield from map(line, rows)
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(plain, cells))} |"

@@ -6,6 +6,7 @@ import ast
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from maskc import driver
@@ -28,6 +29,7 @@ from maskc.viz.terminal import render
 
 if TYPE_CHECKING:
     from maskc.evaluate import Evaluation
+    from maskc.layout.tiles.numbers import Numbers
     from maskc.plan.types import KernelPlan
     from maskc.verify.sweep import Growth
 
@@ -77,18 +79,29 @@ class Subject:
     evaluation: Evaluation | None = None
     made_up: Sequence[str] = ()
     """Names of the arrays that were made up."""
-    _kept: dict[str, Any] = field(default_factory=dict, repr=False)
+    _counted: dict[int, Mapping[tuple[int, ...], Numbers]] = field(default_factory=dict, repr=False)
 
+    @cached_property
     def plan(self) -> KernelPlan:
         """What the compiler plans for it.
 
         Raises:
             MaskcError: the target has no such kernel.
         """
-        if "plan" not in self._kept:
-            self._kept["plan"] = driver.plan_kernel(self.mask, self.problem, self.target)
-        found: KernelPlan = self._kept["plan"]
-        return found
+        return driver.plan_kernel(self.mask, self.problem, self.target)
+
+    def numbers(self, n: int) -> Mapping[tuple[int, ...], Numbers]:
+        """Pairs, tiles and costs at a length, of each distinct set of heads.
+
+        Raises:
+            MaskcError: as `plan`, and as `Mask.layout`.
+        """
+        if n not in self._counted:
+            self._counted[n] = numbers_of(
+                self.mask, n, n, tile=(self.plan.tile.q, self.plan.tile.k),
+                n_heads=self.problem.n_heads, problem=self.problem, data=self.data_at(n),
+            )  # fmt: skip
+        return self._counted[n]
 
 
 def document(subject: Subject, progress: Callable[[str], object] = lambda text: None) -> Document:
@@ -128,7 +141,7 @@ def _summary_rows(subject: Subject) -> Iterator[tuple[str, str]]:
     else:
         yield "Pairs of a head for long sequences", "no closed form: data decide"
     try:
-        for heads, found in _numbers(subject, _at(subject)).items():
+        for heads, found in subject.numbers(_at(subject)).items():
             who = f" ({words.heads(heads)})" if heads else ""
             may = ", all that may be chosen" if selects else ""
             yield (
@@ -219,9 +232,9 @@ def _proofs(subject: Subject) -> Iterator[Block]:
 
 
 def _picture(subject: Subject) -> Iterator[Block]:
-    n = _shown_at(subject)
+    n = min(showing(subject.mask, subject.problem.n_heads)[0], 4096)
     try:
-        kernel = KernelTiles(subject.target.name, subject.plan().tile)
+        kernel = KernelTiles(subject.target.name, subject.plan.tile)
     except MaskcError:
         kernel = None
     shown = picture(
@@ -233,7 +246,9 @@ def _picture(subject: Subject) -> Iterator[Block]:
     for panel in shown.panels:
         numbers = panel.numbers
         who = f", {words.heads(panel.heads)}" if panel.heads else ""
-        unit = "pairs" if panel.raster.elements else f"tiles of {shown_tile(numbers.tile)}"
+        unit = (
+            "pairs" if panel.raster.elements else f"tiles of {numbers.tile[0]} x {numbers.tile[1]}"
+        )
         caption = (
             f"N = {n:,}{who}: {unit}; queries go down, keys to the right. "
             f"{words.percent(numbers.live_share)} of all pairs are live. Blue is seen as a whole, "
@@ -249,22 +264,12 @@ _RANKED = ("scores", "index_q", "index_k", "index_w")
 """What selections rank by: pictures make up scores of their own."""
 
 
-def shown_tile(tile: tuple[int, int]) -> str:
-    """`64 x 64`."""
-    return f"{tile[0]} x {tile[1]}"
-
-
-def _shown_at(subject: Subject) -> int:
-    n, _ = showing(subject.mask, subject.problem.n_heads, {})
-    return min(n, 4096)
-
-
 def _loops(subject: Subject) -> Iterator[Block]:
     from maskc.plan.loops import loop_nest
 
     n = _at(subject)
     yield Words(f"The loops that a call runs at N = {n:,} on {subject.target.name}, as planned.")
-    yield Code(loop_nest(subject.plan(), n, n))
+    yield Code(loop_nest(subject.plan, n, n))
     yield Command(f"maskc compile {subject.words} --emit loops --n {n} {_options(subject)}")
 
 
@@ -276,7 +281,7 @@ def _complexity(subject: Subject) -> Iterator[Block]:
         "Of one head, with as many keys as queries. FLOPs count the two products of the forward "
         "pass; the backward pass has 2.5 times as many."
     )
-    lines = [*driver.beside_dense(subject.mask, subject.plan()), *_wins_elsewhere(subject)]
+    lines = [*driver.beside_dense(subject.mask, subject.plan), *_wins_elsewhere(subject)]
     yield Code("\n".join(lines), "Beside dense attention")
     yield Words(
         "Time: every live pair is computed once, and pairs of a live tile that are not live are "
@@ -326,7 +331,7 @@ def _count_rows(subject: Subject, n: int) -> Iterator[tuple[str, ...]]:
         yield from _pairs_alone(subject, n, naive)
         return
     try:
-        found = _numbers(subject, n)
+        found = subject.numbers(n)
     except MaskcError:
         return
     for heads, each in found.items():
@@ -356,18 +361,6 @@ def _pairs_alone(subject: Subject, n: int, naive: str) -> Iterator[tuple[str, ..
             )  # fmt: skip
 
 
-def _numbers(subject: Subject, n: int) -> Mapping[tuple[int, ...], Any]:
-    key = f"numbers {n}"
-    if key not in subject._kept:
-        plan = subject.plan()
-        subject._kept[key] = numbers_of(
-            subject.mask, n, n, tile=(plan.tile.q, plan.tile.k), n_heads=subject.problem.n_heads,
-            problem=subject.problem, data=subject.data_at(n),
-        )  # fmt: skip
-    found: Mapping[tuple[int, ...], Any] = subject._kept[key]
-    return found
-
-
 def _at(subject: Subject) -> int:
     """The length of numbers of which there is one only."""
     measured = [row["n_q"] for row in subject.measurement.rows] if subject.measurement else []
@@ -378,7 +371,7 @@ def _plan(subject: Subject) -> Iterator[Block]:
     from maskc.plan.explain import explain
 
     yield Words("What the compiler chose for this target, and why.")
-    lines = explain(subject.plan()).splitlines()
+    lines = explain(subject.plan).splitlines()
     yield Code("\n".join(line for line in lines if not line.startswith(("proof", "mask"))))
     yield Command(f"maskc explain {subject.words} {_options(subject)}")
 
@@ -491,10 +484,14 @@ def _twin(series: Mapping[str, Mapping[int, float]], say: Callable[[float], str]
 
 
 def _quality(subject: Subject) -> Iterator[Block]:
-    if subject.evaluation is None:
-        yield from _not_evaluated(subject)
-    else:
+    if subject.evaluation is not None:
         yield from quality_blocks(subject.evaluation)
+        return
+    yield Words("Not run here. It needs a model, or q, k and v of one. What would fill this:")
+    yield Code(
+        f"maskc evaluate {subject.words} --ablate -o quality.json\n"
+        f"maskc report {subject.words} --evaluation quality.json -o report.html"
+    )
 
 
 def _ablations(subject: Subject) -> Iterator[Block]:
@@ -510,14 +507,6 @@ def _significance(subject: Subject) -> Iterator[Block]:
         yield Words("Nothing was tested: see the section on quality.")
     else:
         yield from significance_blocks(subject.evaluation)
-
-
-def _not_evaluated(subject: Subject) -> Iterator[Block]:
-    yield Words("Not run here. It needs a model, or q, k and v of one. What would fill this:")
-    yield Code(
-        f"maskc evaluate {subject.words} --ablate -o quality.json\n"
-        f"maskc report {subject.words} --evaluation quality.json -o report.html"
-    )
 
 
 def _terms(subject: Subject) -> Iterator[Block]:
@@ -536,8 +525,8 @@ def _terms(subject: Subject) -> Iterator[Block]:
     rows = []
     for name, other in others.items():
         found = _count(subject, other, n)
-        change = f"{found - whole:+,}"
-        rows.append((name, f"{found:,}", change, words.percent(found / max(1, whole))))
+        share = words.percent(found / max(1, whole))
+        rows.append((name, f"{found:,}", f"{found - whole:+,}", share))
     yield Words(f"Live pairs at N = {n:,}; the mask has {whole:,}.")
     yield Table(("mask", "live pairs", "change", "of the mask's"), rows, frozenset({1, 2, 3}))
 

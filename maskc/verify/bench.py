@@ -234,10 +234,6 @@ def _rivals(
 # ------------------------------------------------------------------ every tile of a target
 
 
-if TYPE_CHECKING:
-    pass
-
-
 @dataclass(frozen=True)
 class Way:
     """A tile and a number of stages, or what the planner chooses."""

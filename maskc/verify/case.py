@@ -21,6 +21,12 @@ Formula = Callable[[Mapping[str, Any]], MaskMod]
 """A function from the mask's arrays, as tensors on the device, by name."""
 
 
+def ranks_by_qk(mask: Mask) -> bool:
+    """Whether q and k decide which pairs a mask keeps."""
+    scores = (node.score for node in walk(mask) if isinstance(node, N.TopK))
+    return any(score in ("qk", "block_mean") for score in scores)
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """One attention problem."""
@@ -70,8 +76,7 @@ class Case:
     @property
     def ranks_by_qk(self) -> bool:
         """Whether q and k decide which pairs the mask keeps."""
-        scores = (node.score for node in walk(self.mask) if isinstance(node, N.TopK))
-        return any(score in ("qk", "block_mean") for score in scores)
+        return ranks_by_qk(self.mask)
 
     @property
     def scale(self) -> float:

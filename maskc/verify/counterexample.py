@@ -9,6 +9,7 @@ import numpy as np
 
 from maskc.core.data import CuSeqlens, Parents
 from maskc.core.dtypes import DType
+from maskc.verify.case import ranks_by_qk
 from maskc.verify.random_cases import (
     GRADIENTS,
     Drawn,
@@ -35,7 +36,7 @@ def script(found: Mismatch, subject: Subject, command: str = "maskc verify") -> 
     cuda = attn.target.language != "c"
     place = _Place(cuda, cuda or case.data_as_tensors, subject.emulated)
     passed = "".join(f", {name}={name}" for name in [*options, *data])
-    ranked = "q, k = np.round(q * 16) / 16, np.round(k * 16) / 16\n" * _ranks(subject)
+    ranked = "q, k = np.round(q * 16) / 16, np.round(k * 16) / 16\n" * ranks_by_qk(subject.mask)
     heads = f", n_heads={case.heads}" if problem.n_heads else ""
     sent = {**(options if place.cuda else {}), **(data if case.data_as_tensors else {})}
     tensors = "".join(
@@ -44,7 +45,7 @@ def script(found: Mismatch, subject: Subject, command: str = "maskc verify") -> 
         if isinstance(value, _ARRAYS)
     )
     dense = "".join(f", {name}={name}" for name in data)
-    if _ranks(subject):
+    if ranks_by_qk(subject.mask):
         dense += ", q=q, k=k"
     return f"""\
 # {command}: {_said(found)}.
@@ -145,13 +146,6 @@ class _Place:
             return name
         device = ".cuda()" if self.cuda and not self.emulated else ""
         return f"torch.from_numpy({name}){device}"
-
-
-def _ranks(subject: Subject) -> bool:
-    from maskc.dsl.nodes import TopK, walk
-
-    nodes = (node for node in walk(subject.mask) if isinstance(node, TopK))
-    return any(node.score in ("qk", "block_mean") for node in nodes)
 
 
 def _imports(dtype: DType, place: _Place) -> str:

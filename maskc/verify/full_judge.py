@@ -318,35 +318,24 @@ class FullJudge:
             return lse_error(found, right), SINGLE
         if 0 in right.shape:
             return 0.0, SINGLE
-        if part in ("dsink", "dalibi"):
-            return self._of_heads(part, np.asarray(found, np.float64), right)
-        own = norms(right)
+        by_head = part in ("dsink", "dalibi")
+        norm = np.abs if by_head else norms
+        own = norm(right)
         size = np.maximum(own, np.sqrt((own**2).mean(-1))[..., None])
         size = np.maximum(size, np.finfo(np.float64).tiny)
-        if self._near is None:
-            allowed = np.maximum(SINGLE, self.expected.single[part] / size)
-        else:
-            theirs = float((norms(getattr(self._near, part) - right) / size).max())
-            near_0 = _SMALLEST[self._dtype] / 2 * right.shape[-1] ** 0.5  # no longer relative there
-            rounded = np.maximum(_EPSILON[self._dtype] * own, near_0)
-            allowed = 2 * theirs + (rounded + _SUMS * self.expected.terms[part]) / size
-        off = norms(found - right) / size
+        allowed = np.maximum(SINGLE, self.expected.single[part] / size)
+        if self._near is not None:
+            epsilon = _EPSILON[self._dtype]
+            theirs = 2 * float((norm(getattr(self._near, part) - right) / size).max())
+            if by_head:
+                deviation = epsilon / 3**0.5 * self.expected.spread[part]
+                allowed = np.maximum(allowed, theirs + 4 * deviation / size)
+            else:
+                near_0 = _SMALLEST[self._dtype] / 2 * right.shape[-1] ** 0.5  # not relative there
+                rounded = np.maximum(epsilon * own, near_0)
+                allowed = theirs + (rounded + _SUMS * self.expected.terms[part]) / size
+        off = norm(np.asarray(found, np.float64) - right) / size
         if not np.isfinite(off).all():
             return float("nan"), float(allowed.max())
         worst = (off / allowed).argmax()
         return float(off.flat[worst]), float(allowed.flat[worst])
-
-    def _of_heads(self, part: str, found: np.ndarray, right: np.ndarray) -> tuple[float, float]:
-        """The worst error of a number for each head, and what is allowed."""
-        size = np.maximum(abs(right), np.sqrt((right**2).mean()))
-        size = np.maximum(size, np.finfo(np.float64).tiny)
-        allowed = np.maximum(SINGLE, self.expected.single[part] / size)
-        if self._near is not None:
-            theirs = float((abs(getattr(self._near, part) - right) / size).max())
-            deviation = _EPSILON[self._dtype] / 3**0.5 * self.expected.spread[part]
-            allowed = np.maximum(allowed, 2 * theirs + 4 * deviation / size)
-        off = abs(found - right) / size
-        if not np.isfinite(off).all():
-            return float("nan"), float(allowed.max())
-        worst = (off / allowed).argmax()
-        return float(off[worst]), float(allowed[worst])

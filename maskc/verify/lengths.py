@@ -57,6 +57,8 @@ def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> L
         n_heads: query heads, where the mask differs between them.
         params: values of its parameters; the others have their defaults.
     """
+    from maskc.driver import selects
+
     found = sorted(set(constants(mask, n_heads, params)))
     fixed = fixed_lengths(mask)
     if fixed:
@@ -64,7 +66,7 @@ def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> L
     reached = [number for number in found if number + number // _BESIDE + MARGIN <= _LONGEST]
     shapes = list(SHORT)
     longest = _past(reached)
-    pairs = _PAIRS_RANKED if _ranks(mask) else _PAIRS
+    pairs = _PAIRS_RANKED if selects(mask) else _PAIRS
     if longest**2 <= pairs:
         shapes += [(longest, longest)] if longest > MARGIN + MARGIN // 2 else []
     else:
@@ -84,12 +86,6 @@ def _past(found: list[int]) -> int:
     largest = max(found, default=0)
     beside = max((number for number in found if number * _BESIDE <= largest), default=0)
     return largest + beside + MARGIN
-
-
-def _ranks(mask: Mask) -> bool:
-    from maskc import driver
-
-    return bool(driver.selects(mask))
 
 
 def _fitting(fixed: tuple[range, range]) -> tuple[Shape, ...]:
@@ -132,16 +128,13 @@ def seen(keep: np.ndarray, case: str) -> Seen:
 
     n_q, n_kv = keep.shape[-2:]
     keep = keep.reshape(-1, n_q, n_kv)
-    causal = np.arange(n_kv)[None, :] <= np.arange(n_q)[:, None] + n_kv - n_q
+    plain = {
+        "full": True, "empty": False,
+        "causal": np.arange(n_kv)[None, :] <= np.arange(n_q)[:, None] + n_kv - n_q,
+    }  # fmt: skip
+    looks = next((name for name, pairs in plain.items() if (keep == pairs).all()), "other")
     rows, columns = np.arange(0, n_q, _TILE), np.arange(0, n_kv, _TILE)
     live = np.add.reduceat(np.add.reduceat(keep, columns, 2, int), rows, 1)
     sizes = np.outer(np.diff([*rows, n_q]), np.diff([*columns, n_kv]))
     full, empty = int((live == sizes).sum()), int((live == 0).sum())
-    if keep.all():
-        looks = "full"
-    elif not keep.any():
-        looks = "empty"
-    else:
-        looks = "causal" if (keep == causal).all() else "other"
-    share = float(keep.mean())
-    return Seen(case, looks, share, full, live.size - full - empty, empty)
+    return Seen(case, looks, float(keep.mean()), full, live.size - full - empty, empty)

@@ -16,7 +16,8 @@ from maskc.core.dtypes import DType
 from maskc.core.problem import Direction
 from maskc.verify.case import Case
 from maskc.verify.full_judge import FullJudge
-from maskc.verify.tensors import Tensors, host, make_tensors
+from maskc.verify.random_cases import reached_wrongly
+from maskc.verify.tensors import Tensors, device_of, host, make_tensors
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -70,7 +71,7 @@ class Probe:
 
         Where q and k decide the mask no other q and k can be tried.
         """
-        device = "cpu" if self.attn.target.language == "c" else "cuda"
+        device = device_of(self.attn.target)
         tensors = make_tensors(self.case, device)
         if self.case.ranks_by_qk:
             yield from self._random(tensors)
@@ -92,9 +93,7 @@ class Probe:
         found = {"forward": {"out": host(out), "lse": host(lse)}}
         if self.backward:
             parts = self.attn.backward(*tensors.qkv, out, lse, tensors.dout, **self.case.data)
-            found["backward"] = {
-                name: host(part) for name, part in zip(("dq", "dk", "dv"), parts, strict=False)
-            }
+            found["backward"] = dict(zip(("dq", "dk", "dv"), map(host, parts), strict=False))
         q, k, v = map(host, tensors.qkv)
         dout = host(tensors.dout) if self.backward else None
         judge = FullJudge(q, k, v, self.keep[None], dout, self.case.dtype)
@@ -133,16 +132,13 @@ class Probe:
         rng = np.random.default_rng(self.seed)
         n_kv = self.case.n_kv
         keys = rng.choice(n_kv, min(_PLANTED, n_kv), replace=False)
-        clean = host(self._call(tensors))[0]
+        clean = host(self._call(tensors))
         spoilt = host(tensors.k if where == "K" else tensors.v).copy()
         spoilt[:, :, keys] = np.nan
         q, k, v = tensors.qkv
         parts = (_like(k, spoilt), v) if where == "K" else (k, _like(v, spoilt))
-        found = host(self._call(Tensors(q, *parts, tensors.dout, tensors.device)))[0]
-        reached = self.keep[:, :, keys].any(axis=2)
-        as_seen = np.isnan(found).all(axis=2) == reached
-        unchanged = (found == clean).all(axis=2) | reached
-        wrong = int(np.count_nonzero(~(as_seen & unchanged)))
+        found = host(self._call(Tensors(q, *parts, tensors.dout, tensors.device)))
+        wrong = reached_wrongly(clean, found, self.keep[:, :, keys].any(axis=2))
         return Check(self.label, f"NaN in {where} stays with its key", wrong, 0, wrong == 0)
 
 

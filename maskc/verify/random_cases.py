@@ -20,7 +20,7 @@ from maskc.core.data import CuSeqlens, DataKind, Parents
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.questions.lengths import fixed_lengths
-from maskc.verify.case import Case
+from maskc.verify.case import Case, ranks_by_qk
 from maskc.verify.full_judge import FullJudge
 from maskc.verify.lengths import MARGIN, Lengths
 from maskc.verify.samples import sample_data, true_mask
@@ -153,7 +153,7 @@ def drawn(draw: Draw, subject: Subject) -> Drawn:
     """A case of a mask: lengths around its constants, small ones first."""
     batch = draw.integer(1, 2)
     heads = subject.heads or draw.one_of((1, 2, 4))
-    kv_heads = draw.one_of([count for count in (heads, heads // 2, 1) if _divides(count, heads)])
+    kv_heads = draw.one_of([n for n in (heads, heads // 2, 1) if n and heads % n == 0])
     n_q, n_kv = _lengths(draw, subject, batch * heads)
     near = (0, *subject.lengths.constants)
     values = tuple(
@@ -168,10 +168,6 @@ def drawn(draw: Draw, subject: Subject) -> Drawn:
         n_q, n_kv, batch, heads, kv_heads, options, strides, by_sequence, seed, values, dtype,
         as_tensors and has_torch(), deterministic, planted,
     )  # fmt: skip
-
-
-def _divides(count: int, heads: int) -> bool:
-    return count > 0 and heads % count == 0
 
 
 def _lengths(draw: Draw, subject: Subject, slices: int) -> tuple[int, int]:
@@ -210,18 +206,15 @@ def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, A
     of_q, of_v = problem.head_dim, problem.head_dim_v
     shapes = [(*rows, of_q), (*columns, of_q), (*columns, of_v), (*rows, of_v)]
     made: list[np.ndarray] = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
-    if _case(case, subject, {}).ranks_by_qk:
+    if ranks_by_qk(subject.mask):
         made[:2] = [np.round(x * 16) / 16 for x in made[:2]]
     slopes = rng.uniform(0.01, 0.2, case.heads).astype(np.float32)
     sinks = rng.standard_normal(case.heads).astype(np.float32)
     scale = SCALES[case.seed % len(SCALES)]
-    all_options = {
-        "softcap": 3.0, "alibi_slopes": slopes, "sink_logits": sinks, "scale": scale
-    }  # fmt: skip
+    known = {"softcap": 3.0, "alibi_slopes": slopes, "sink_logits": sinks, "scale": scale}
     stored = numpy_dtype(problem.dtype.value)
-    return [x.astype(stored).astype(np.float32) for x in made], {
-        name: all_options[name] for name in case.options
-    }
+    rounded = [x.astype(stored).astype(np.float32) for x in made]
+    return rounded, {name: known[name] for name in case.options}
 
 
 def data_for(case: Drawn, subject: Subject) -> dict[str, Any]:
@@ -249,18 +242,14 @@ def _stacked(values: list[Any]) -> Any:
     return np.stack(values) if isinstance(first, np.ndarray) and first.ndim == 1 else first
 
 
-def _case(case: Drawn, subject: Subject, data: dict[str, Any]) -> Case:
+def _truth(case: Drawn, subject: Subject, data: dict[str, Any], q: Any, k: Any) -> np.ndarray:
+    """The mask by the reference, bool [batch, heads, n_q, n_kv]."""
     problem = subject.kernels[case.dtype].bundle.problem
-    return Case(
+    whole = Case(
         subject.name, subject.mask, case.batch, case.heads, case.kv_heads, case.n_q, case.n_kv,
         problem.head_dim, problem.dtype, data,
     )  # fmt: skip
-
-
-def _truth(case: Drawn, subject: Subject, data: dict[str, Any], q: Any, k: Any) -> np.ndarray:
-    """The mask by the reference, bool [batch, heads, n_q, n_kv]."""
-    bench = _case(case, subject, data)
-    keep = true_mask(bench, Tensors(q, k, None, None, "cpu"))
+    keep = true_mask(whole, Tensors(q, k, None, None, "cpu"))
     keep = keep.reshape(masks_of(case, subject), -1, case.n_q, case.n_kv)
     return np.broadcast_to(keep, (case.batch, case.heads, case.n_q, case.n_kv))
 
@@ -268,7 +257,7 @@ def _truth(case: Drawn, subject: Subject, data: dict[str, Any], q: Any, k: Any) 
 def masks_of(case: Drawn, subject: Subject) -> int:
     """The number of sequences that have a mask of their own; 1 where all have the same."""
     by_data = case.data_by_sequence and _has_vectors(subject.mask)
-    return case.batch if by_data or _case(case, subject, {}).ranks_by_qk else 1
+    return case.batch if by_data or ranks_by_qk(subject.mask) else 1
 
 
 def _has_vectors(mask: Mask) -> bool:
@@ -308,7 +297,7 @@ def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
         parts = attn.backward(
             own_q, own_k, own_v, out, lse, sent_dout, deterministic=case.deterministic, **more
         )
-        names = ["dq", "dk", "dv", *(GRADIENTS[name] for name in _BY_HEAD if name in options)]
+        names = ["dq", "dk", "dv", *(x for name, x in GRADIENTS.items() if name in options)]
         found |= {name: host(part) for name, part in zip(names, parts, strict=True)}
     keep = _truth(case, subject, data, q, k)
     sent_back = dout if backward else None
@@ -317,7 +306,7 @@ def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
         error, allowed = judge.error(part, values)
         if not error <= allowed:
             return Mismatch(case, part, error, allowed)
-    if not case.planted or _case(case, subject, {}).ranks_by_qk:
+    if not case.planted or ranks_by_qk(subject.mask):
         return None
     key = case.seed % case.n_kv
     k[:, :, key] = np.nan
@@ -343,7 +332,6 @@ def mismatch_or_raised(case: Drawn, subject: Subject) -> Mismatch | None:
 
 GRADIENTS = {"sink_logits": "dsink", "alibi_slopes": "dalibi"}
 """The gradient of each option that has one."""
-_BY_HEAD = tuple(GRADIENTS)
 
 
 def reached_wrongly(clean: np.ndarray, spoilt: np.ndarray, sees: np.ndarray) -> int:

@@ -10,7 +10,6 @@ import numpy as np
 
 from maskc.core.dtypes import E4M3, DType
 from maskc.core.errors import ExtraMissing, NoDevice
-from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.verify.case import Case
 
@@ -155,14 +154,6 @@ def only_rows(x: Any, rows: np.ndarray) -> Any:
     return kept
 
 
-def target_for(case: Case, name: str | None) -> Target:
-    """The target asked for, or this machine's."""
-    from maskc.runtime.device import default_target
-
-    problem = Problem(case.head_dim, case.head_dim, case.dtype)
-    return Target.named(name or default_target(problem)).serving(problem)
-
-
 def device_of(target: Target) -> str:
     """`cpu` or `cuda`."""
     return "cpu" if target.language == "c" else "cuda"
@@ -177,35 +168,28 @@ STRIDES = ("contiguous", "BSHD", "padded")
 
 def laid(x: np.ndarray, strides: str, dtype: DType, device: str) -> Any:
     """fp32 values [B, H, N, D] as a tensor of this dtype, on this device, with these strides."""
-    kept = x
+    b, heads, n, dim = x.shape
+    if has_torch():
+        import torch
+
+        kind: Any = getattr(torch, dtype.value)
+
+        def blank(*shape: int) -> Any:
+            return torch.empty(shape, dtype=kind, device=device)
+
+        values: Any = torch.from_numpy(np.ascontiguousarray(x))
+    else:
+
+        def blank(*shape: int) -> Any:
+            return np.zeros(shape, numpy_dtype(dtype.value))
+
+        values = x
     if strides == "BSHD":
-        kept = np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
-    elif strides == "padded":
-        kept = np.zeros((*x.shape[:3], x.shape[3] + 16), np.float32)[..., : x.shape[3]]
-        kept[...] = x
-    if not has_torch():
-        return _typed(kept, numpy_dtype(dtype.value))
-    import torch
-
-    given = torch.from_numpy(np.ascontiguousarray(x))
-    whole = torch.empty_strided(
-        x.shape, [stride // 4 for stride in kept.strides], dtype=getattr(torch, dtype.value),
-        device=device,
-    )  # fmt: skip
-    return whole.copy_(given)
-
-
-def _typed(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Another dtype, the same strides in elements."""
-    if dtype == x.dtype:
-        return x
-    base = np.zeros(
-        sum((n - 1) * s // 4 for n, s in zip(x.shape, x.strides, strict=True)) + 1, dtype
-    )
-    size = dtype.itemsize
-    made = np.lib.stride_tricks.as_strided(base, x.shape, [s // 4 * size for s in x.strides])
-    made[...] = x
-    return made
+        kept = blank(b, n, heads, dim).swapaxes(1, 2)
+    else:
+        kept = blank(b, heads, n, dim + 16 * (strides == "padded"))[..., :dim]
+    kept[...] = values
+    return kept
 
 
 def moved(value: Any, device: str) -> Any:

@@ -9,16 +9,12 @@ from typing import Any
 from maskc.viz.canvas import FULL, INK, LINE, QUIET, Page, format_of, style
 from maskc.viz.words import scaled
 
-COLORS = {
-    "maskc": FULL, "dense": "#f0a830", "sdpa_masked": "#8a8f98", "flex": "#3f9e8f",
-    "unfused": "#b5557f", "sparse": "#7a5fb0", "cudnn_flex": "#6b7f2a",
+LOOKS = {
+    "maskc": (FULL, "o"), "dense": ("#f0a830", "s"), "sdpa_masked": ("#8a8f98", "^"),
+    "flex": ("#3f9e8f", "D"), "unfused": ("#b5557f", "v"), "sparse": ("#7a5fb0", "P"),
+    "cudnn_flex": ("#6b7f2a", "X"),
 }  # fmt: skip
-"""The colours by implementation; the first is the one to look at."""
-MARKERS = {
-    "maskc": "o", "dense": "s", "sdpa_masked": "^", "flex": "D", "unfused": "v", "sparse": "P",
-    "cudnn_flex": "X",
-}  # fmt: skip
-"""Shapes, for those who see no colours."""
+"""Colours by implementation, the first is the one to look at; shapes, for those who see none."""
 _LEFT, _TOP, _WIDE, _HIGH = 0.75, 0.75, 3.1, 2.3
 _ACROSS, _DOWN = 0.8, 0.95
 _MEASURES = (("ms", "ms"), ("peak_bytes", "peak memory"))
@@ -65,11 +61,11 @@ def _panel(axes: Any, rows: Sequence[dict[str, Any]], name: str) -> None:
     lengths = sorted({row["n_q"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    for impl, color in COLORS.items():
+    for impl, (color, marker) in LOOKS.items():
         at = {r["n_q"]: r[name] for r in rows if r["impl"] == impl and r[name]}
         if at:
             axes.plot(
-                sorted(at), [at[n] for n in sorted(at)], color=color, marker=MARKERS[impl],
+                sorted(at), [at[n] for n in sorted(at)], color=color, marker=marker,
                 markersize=4, linewidth=2 if impl == "maskc" else 1.2, label=impl,
             )  # fmt: skip
     axes.grid(visible=True, which="major", color=LINE, linewidth=0.4)

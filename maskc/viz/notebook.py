@@ -24,8 +24,7 @@ def html(mask: Mask) -> str:
 
     A mask that reads data shows its text and the names of the data.
     """
-    text = repr(mask)
-    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    text = words.cut(repr(mask), _LONGEST)
     if wanted := data_of_calls(mask):
         given = ", ".join(f"{decl.name}=..." for decl in wanted)
         return page(text, [f"reads data: mask.show(n, {given}) draws it"], [])

@@ -135,13 +135,12 @@ class KernelTiles:
 
 def suitable_tile(n_q: int, n_kv: int) -> TileShape:
     """Tiles that show the structure: 16 to 128 a side, larger only beyond 2048 tiles a side."""
-    return TileShape(_suitable(n_q), _suitable(n_kv))
 
+    def side(length: int) -> int:
+        wanted = 1 << max(0, (length - 1) // _TILES_WANTED).bit_length()
+        return _coarse(min(max(wanted, _SMALLEST), _LARGEST), length)
 
-def _suitable(length: int) -> int:
-    wanted = 1 << max(0, (length - 1) // _TILES_WANTED).bit_length()
-    side = min(max(wanted, _SMALLEST), _LARGEST)
-    return _coarse(side, length)
+    return TileShape(side(n_q), side(n_kv))
 
 
 def _coarse(side: int, length: int) -> int:
@@ -196,7 +195,7 @@ def picture(
         counted = kernel.tile
     else:
         counted, kernel = tile_shape(tile) if tile else suitable_tile(*window.shape), None
-    counted = _coarse_enough(counted, window)
+    counted = TileShape(*map(_coarse, (counted.q, counted.k), window.shape))
     read, notes = with_scores(mask, n_q, n_kv, data or {}, seed)
     found = views(mask, n_q, n_kv, window, n_heads=n_heads, batch=batch, data=read)
     panels = tuple(
@@ -235,11 +234,6 @@ def numbers_of(
     return {
         heads: _numbers(view, view.layout(shape), problem) for heads, view in found.by_heads.items()
     }
-
-
-def _coarse_enough(tile: TileShape, span: Span) -> TileShape:
-    n_q, n_kv = span.shape
-    return TileShape(_coarse(tile.q, n_q), _coarse(tile.k, n_kv))
 
 
 def _panel(

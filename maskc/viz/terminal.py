@@ -217,9 +217,8 @@ def _legend(panel: Panel, drawing: _Drawing, color: bool, gutter: int) -> Iterat
         blank, what = "unseen", "pairs"
     else:
         names = {FULL: "full", PARTIAL: "partial"}
-        names |= (
-            {THIN: "partial, under half its pairs live"} if (drawing.looks == THIN).any() else {}
-        )
+        if (drawing.looks == THIN).any():
+            names[THIN] = "partial, under half its pairs live"
         blank, what = "empty", "tiles"
     swatches = "   ".join(f"{_swatch(look, color)} {name}" for look, name in names.items())
     yield f"{margin}{swatches}   blank: {blank}"

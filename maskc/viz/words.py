@@ -6,6 +6,11 @@ from maskc.layout.tiles.numbers import Numbers
 from maskc.viz.picture import Picture
 
 
+def cut(text: str, most: int, end: str = " ...") -> str:
+    """The text, or its first `most` characters and how it is said that there are more."""
+    return text if len(text) <= most else text[:most] + end
+
+
 def percent(share: float) -> str:
     """`12.3 %`, with as many digits as small shares need; exactly 0 and 100 are said plainly."""
     if share in (0.0, 1.0):

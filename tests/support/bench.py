@@ -9,9 +9,12 @@ from benchmarks.contest import Ask
 from benchmarks.rivals import IMPLS
 from benchmarks.run import bench_case
 from maskc.core.dtypes import DType
+from maskc.core.problem import Problem
+from maskc.core.target import Target
+from maskc.runtime.device import default_target
 from maskc.verify.case import Case
 from maskc.verify.environment import environment
-from maskc.verify.tensors import device_of, target_for
+from maskc.verify.tensors import device_of
 
 
 def bench_pattern(
@@ -25,7 +28,8 @@ def bench_pattern(
         name, mask, batch, heads, kv_heads or heads, n, n_kv or n, head_dim, DType.parse(dtype),
         data or {},
     )  # fmt: skip
-    chosen = target_for(case, target)
+    problem = Problem(head_dim, head_dim, case.dtype)
+    chosen = Target.named(target or default_target(problem)).serving(problem)
     found = bench_case(case, Ask(chosen, directions, tuple(IMPLS), repeats, **ask))
     about = environment(device_of(chosen)) | {"target": chosen.name, "repeats": repeats}
     about |= {"cases": {name: found.about}, "notes": found.notes}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from maskc import driver
+from maskc.core import expr as E
 from maskc.core.errors import MaskcError
+from maskc.core.expr import Expr
+from maskc.core.expr_text import to_people
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.questions import diff, equals, subset_of
-from maskc.viz.explorer.forms import forms, prices, taken
+from maskc.viz.explorer.forms import forms, no_price, prices, taken
 from maskc.viz.explorer.model import Plain, mask_model, tree
 from maskc.viz.explorer.sources import pattern_text, sources
 
@@ -68,7 +70,7 @@ def page_model(
     if quick:
         why = "the compiler is at work"
         return model | {
-            "pending": True, "source": {"files": []}, "price": _no_price(problem, why),
+            "pending": True, "source": {"files": []}, "price": no_price(problem, why),
             "with": other.expression if other else None,
         }  # fmt: skip
     model |= _planned(shown, problem, target, model["mask"])
@@ -79,6 +81,11 @@ def page_model(
         }  # fmt: skip
         model["verdict"] = _verdict(shown, other, model["other"]["name"], problem.n_heads)
     return model
+
+
+def _short(keep: Expr) -> str:
+    text = to_people(keep)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _plain(value: object) -> object:
@@ -102,45 +109,24 @@ def _planned(shown: Shown, problem: Problem, target: Target, mask: Plain) -> Pla
             known = set(each["arrays"])
             each["pieces"] = [
                 {"kind": piece.kind.value, "text": _short(piece.keep), "keep": tree(piece.keep)}
-                for piece in ir.pieces if _reads(piece.keep) <= known
+                for piece in ir.pieces if set(E.arrays(piece.keep)) <= known
             ]  # fmt: skip
     except MaskcError as refusal:
-        return {"source": {"files": []}, "price": _no_price(problem, str(refusal.finding))}
-    plans, why = [], ""
+        return {"source": {"files": []}, "price": no_price(problem, str(refusal.finding))}
+    plans, why = {}, ""
     for each_target in dict.fromkeys((Target.named("cpu"), target)):
         try:
-            plans.append(driver.plan_kernel(shown.written, problem, each_target))
+            plans[each_target] = driver.plan_kernel(shown.written, problem, each_target)
         except MaskcError as refusal:
             why = refusal.finding
-    planned = next((plan for plan in plans if plan.target == target), None)
-    price = _no_price(problem, why) if planned is None else prices(planned)
     text = pattern_text(shown.written, shown.expression)
-    files = sources(shown.written, written, plans, shown.name, text)
-    if planned is None:
-        return {"source": {"files": files}, "price": price}
-    return {
-        "source": {"files": files}, "price": price, "forms": forms(planned, heads),
+    files = sources(shown.written, written, list(plans.values()), shown.name, text)
+    found: Plain = {"source": {"files": files}}
+    if (planned := plans.get(target)) is None:
+        return found | {"price": no_price(problem, why)}
+    return found | {
+        "price": prices(planned), "forms": forms(planned, heads),
         "taken": taken(planned, mask["n_q"], mask["n_kv"]),
-    }  # fmt: skip
-
-
-def _reads(keep: Any) -> set[str]:
-    from maskc.core import expr as E
-
-    return set(E.arrays(keep))
-
-
-def _short(keep: Any) -> str:
-    from maskc.core.expr_text import to_people
-
-    text = to_people(keep)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _no_price(problem: Problem, why: str) -> Plain:
-    return {
-        "tile": [128, 128], "dims": problem.head_dim + problem.head_dim_v,
-        "itemsize": problem.dtype.itemsize, "card": None, "curve": [], "why": why,
     }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from maskc.plan.cost import choice, title
 from maskc.plan.predict import milliseconds, part_times
 from maskc.plan.types import KernelPlan, PlannedPart
 from maskc.viz.explorer.model import tree
+from maskc.viz.words import cut
 
 _LONGEST = 60
 """Characters of a part's formula."""
@@ -114,11 +115,10 @@ def _part(part: PlannedPart, keep: Expr) -> Plain:
         name = f"keys {part.keys}, {part.keys + part.stride}, ..."
     else:
         name = "tokens as they are" if part.stride == 1 else f"classes modulo {part.stride}"
-    text = to_people(keep)
     tile = part.plan.tile
     return {
         "stride": part.stride, "keys": part.keys, "tile": [tile.q, tile.k], "name": name,
-        "text": text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ...",
+        "text": cut(to_people(keep), _LONGEST),
         "keep": tree(keep), "bound": tree(largest([*reach(keep), E.N_Q, E.N_KV])),
     }  # fmt: skip
 
@@ -135,14 +135,20 @@ _PEAKS = {"NVIDIA H200": (989, 4800), "NVIDIA H100": (989, 3350)}
 """The peaks of the data sheets: TFLOP/s of bf16 with fp32 sums, GB/s of memory."""
 
 
+def no_price(problem: Problem, why: str) -> Plain:
+    """What the page says of prices where nothing is planned."""
+    return {
+        "tile": [128, 128], "dims": problem.head_dim + problem.head_dim_v,
+        "itemsize": problem.dtype.itemsize, "card": None, "curve": [], "why": why,
+    }  # fmt: skip
+
+
 def prices(plan: KernelPlan) -> Plain:
     """The plan's tile and, where the compiler predicts times, those of the mask and of `full()`."""
     problem, target = plan.problem, plan.target
-    found: Plain = {
-        "tile": [plan.tile.q, plan.tile.k], "dims": problem.head_dim + problem.head_dim_v,
-        "itemsize": problem.dtype.itemsize, "target": target.name,
-        "heads": problem.n_heads or _HEADS, "card": None, "curve": [],
-        "why": "the compiler predicts no times here",
+    found = no_price(problem, "the compiler predicts no times here") | {
+        "tile": [plan.tile.q, plan.tile.k], "target": target.name,
+        "heads": problem.n_heads or _HEADS,
     }  # fmt: skip
     card = card_of(target.name)
     if card is None:

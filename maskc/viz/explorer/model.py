@@ -30,6 +30,7 @@ from maskc.layout import Chosen, check_lengths
 from maskc.questions.asked import pairs_of
 from maskc.questions.lengths import fixed_lengths
 from maskc.viz.view import hull_asked
+from maskc.viz.words import cut
 
 MOST_BYTES = 1 << 26
 """Bytes of all arrays that a page may hold."""
@@ -37,8 +38,8 @@ _EXACT = (1 << 53) - 1
 """The largest number up to which the page computes exactly."""
 _COUNTED = 1 << 30
 """Pairs up to which tiles are counted where a mask has no closed form."""
-_LONGEST = 400
-"""Characters of a term's text."""
+_LONGEST, _LONGEST_COMPARISON = 400, 200
+"""Characters of a term's text, and of a comparison's."""
 
 Plain = dict[str, Any]
 
@@ -162,8 +163,7 @@ _PARAM = re.compile(r"param\('(\w+)', -?\d+\)")
 
 def _text(term: Mask) -> str:
     """A term for people: parameters by their names, which the page says the values of."""
-    text = _PARAM.sub(r"\1", print_short(term))
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return cut(_PARAM.sub(r"\1", print_short(term)), _LONGEST)
 
 
 def _stored(array: np.ndarray, pool: Plain, stored: dict[bytes, str]) -> str:
@@ -216,7 +216,8 @@ def tree(expr: Expr) -> Any:
         case E.Cmp(op, lhs):
             return [op, tree(lhs), to_people(expr)]
         case E.Member(value, ranges, inside):
-            return ["in", tree(value), [list(pair) for pair in ranges], inside, _short_text(expr)]
+            text = cut(to_people(expr), _LONGEST_COMPARISON)
+            return ["in", tree(value), [list(pair) for pair in ranges], inside, text]
         case E.All(terms):
             return ["and", *map(tree, terms)]
         case E.Any(terms):
@@ -238,12 +239,3 @@ def tree(expr: Expr) -> Any:
         case E.Load(array, index):
             return ["load", array, *map(tree, index)]
     raise TypeError(f"no tree of {type(expr).__name__}")
-
-
-_LONGEST_COMPARISON = 200
-"""Characters of a comparison's text."""
-
-
-def _short_text(expr: Expr) -> str:
-    text = to_people(expr)
-    return text if len(text) <= _LONGEST_COMPARISON else f"{text[:_LONGEST_COMPARISON]} ..."

@@ -13,6 +13,7 @@ from maskc.analysis.heads import Heads
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
+from maskc.core.source import SourceLoc
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import walk
 from maskc.ir.types import MaskIR
@@ -72,8 +73,12 @@ def pattern_text(mask: Mask, expression: str) -> str | None:
         return "".join(linecache.getlines(file)) or None
 
 
+def _places(mask: Mask) -> Iterator[SourceLoc]:
+    return (node.loc for node in walk(mask) if node.loc is not None)
+
+
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}\n... cut here"
+    return words.cut(text, _LONGEST, "\n... cut here")
 
 
 def _links(text: str) -> list[list[int]]:
