@@ -117,7 +117,7 @@ def show(
 @click.option("--layer", default="*", metavar="GLOB", help="Only layers that match.")
 @click.option(
     "--impl", "impls", multiple=True, metavar="NAME",
-    help="Among eager, sdpa, flex and maskc; all of them, if not given.",
+    help="Among eager, sdpa, flex, flex_flash and maskc; all of them, if not given.",
 )  # fmt: skip
 @click.option(
     "--repeats", type=click.IntRange(0), default=20, show_default=True,
@@ -131,7 +131,8 @@ def layers(
     lengths: tuple[int, ...], layer: str, impls: tuple[str, ...], repeats: int, device: str,
     dtype: str, output: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Layers shaped like those of gpt-oss, Gemma 2 and 3, and Llama 4: forward, and both passes.
+    """Layers shaped like those of gpt-oss, Gemma 2 and 3, and Llama 4, and formulas of the score
+    (score_*): forward, and both passes.
 
     Every result is checked against fp64 first. transformers is not needed.
     """

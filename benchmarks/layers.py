@@ -1,4 +1,5 @@
-"""Attention layers of published models: eager, SDPA, FlexAttention and maskc, forward and backward.
+"""Attention layers of published models, and formulas of the score: eager, SDPA, FlexAttention and
+maskc, forward and backward.
 
 A layer is what a model calls its attention function with: q [B, Hq, N, D], k and v [B, Hkv, N, D],
 transposes of tensors [B, N, H, D] as projections give them. Every implementation computes what
@@ -9,22 +10,29 @@ against fp64, on the first and the last group of heads, before anything is timed
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
+from benchmarks import fa4
 from benchmarks.report import aligned, reason
 from maskc.api import attention
 from maskc.dsl.combinators import causal, chunked, window
 from maskc.dsl.mask import Mask
+from maskc.dsl.score_tracer import Score, score, table
+from maskc.scores import alibi, soft_cap, t5
 from maskc.verify.environment import environment
-from maskc.verify.rivals import Unavailable, compiled_flex, quiet, start_anew
+from maskc.verify.rivals import Missing, Unavailable, compiled_flex, quiet, start_anew
 from maskc.verify.timing import Timed, take_turns
 
 Keep = Callable[[Any, Any], Any]
 """Whether query q sees key k; both are integer tensors."""
+Tables = Mapping[str, Any]
+"""What a formula of the score reads, by the keywords of calls."""
+Mod = Callable[..., Any]
+"""A score_mod(s, b, h, q, k) of FlexAttention."""
 Call = Callable[..., Any]
 """A function of (q, k, v), and sink logits where a layer has them, to out [B, Hq, N, D]."""
 
@@ -32,7 +40,6 @@ TIMES_UNFUSED = 2.0
 """How many times those of unfused attention the errors may be, in half precision."""
 FULL_PRECISION = 1e-5
 """The bound of fp32, relative."""
-_NAMES = ("out", "dq", "dk", "dv", "dsinks")
 _ROWS = 1 << 26
 """Scores of a group of heads that the judge holds at a time."""
 
@@ -53,11 +60,25 @@ class Layer:
     softcap: float | None = None
     sinks: bool = False
     """Whether each head has a sink logit in the denominator."""
+    score: Callable[[int], Score] | None = None
+    """The formula of the score for maskc, at a length; without it tables are options of a call."""
+    tables: Callable[[int, int, Any], Tables] = lambda heads, n, device: {}
+    """What the formula reads, for so many heads, at a length and on a device."""
+    formula: Callable[[Tables, int], Mod] | None = None
+    """The formula again, as FlexAttention and the judge read it."""
+    learned: bool = False
+    """Whether tables get gradients."""
 
     @property
     def group(self) -> int:
         """Query heads that share a key/value head."""
         return self.heads // self.kv_heads
+
+    def mod(self, tables: Tables, n: int) -> Mod | None:
+        """What scores become after scaling; None where they stay."""
+        if self.softcap is not None:
+            return _cap(self.softcap)
+        return None if self.formula is None else self.formula(tables, n)
 
 
 def _causal(q: Any, k: Any) -> Any:
@@ -72,7 +93,7 @@ def _chunk(size: int) -> Keep:
     return lambda q, k: (k <= q) & (q // size == k // size)
 
 
-LAYERS = (
+MODELS = (
     Layer("gpt_oss_window", "gpt-oss-120b", 64, 8, 64, window.hf(128), _window(128), 64**-0.5,
           sinks=True),
     Layer("gpt_oss_full", "gpt-oss-120b", 64, 8, 64, causal(), _causal, 64**-0.5, sinks=True),
@@ -84,6 +105,85 @@ LAYERS = (
     Layer("llama4_chunk", "Llama 4 Scout", 40, 8, 128, chunked(8192), _chunk(8192), 128**-0.5),
     Layer("llama4_full", "Llama 4 Scout", 40, 8, 128, causal(), _causal, 128**-0.5),
 )  # fmt: skip
+
+
+# ------------------------------------------------------------------ formulas of the score
+
+_CAP = 30.0
+
+
+def _cap(most: float) -> Mod:
+    import torch
+
+    return lambda s, b, h, q, k: most * torch.tanh(s / most)
+
+
+def _slopes(name: str, heads: int, n: int, device: Any) -> Tables:
+    import torch
+
+    return {name: 2.0 ** (-8 * torch.arange(1, heads + 1, device=device) / heads)}
+
+
+def _biases(wide: bool, heads: int, n: int, device: Any) -> Tables:
+    """[heads, 2 n], or T5's [32, heads]."""
+    import torch
+
+    draw = torch.Generator(device).manual_seed(1)
+    shape = (heads, 2 * n) if wide else (32, heads)
+    return {"bias": torch.randn(shape, device=device, generator=draw)}
+
+
+def _alibi(tables: Tables, n: int) -> Mod:
+    (slopes,) = tables.values()
+    return lambda s, b, h, q, k: s - slopes[h] * (q - k)
+
+
+def _relative(tables: Tables, n: int) -> Mod:
+    return lambda s, b, h, q, k: s + tables["bias"][h, q - k + n]
+
+
+def _t5(tables: Tables, n: int) -> Mod:
+    """T5's own buckets of a decoder: 32, the last one from 128 on."""
+    import torch
+
+    def mod(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        far = torch.clamp(q - k, min=0)
+        large = 16 + (torch.log(torch.clamp(far, min=1).float() / 16) / 2.0794415 * 16).to(q.dtype)
+        return s + tables["bias"][torch.where(far < 16, far, torch.clamp(large, max=31)), h]
+
+    return mod
+
+
+def _relative_score(n: int) -> Score:
+    bias = table("bias")
+    return score(lambda s, q, k, h: s + bias[h, q - k + n])
+
+
+def _formulas(dim: int, end: str) -> Iterator[Layer]:
+    """A causal mask alone and with each formula, as a formula and as an option of a call; with
+    gradients of its tables, too."""
+    plain = Layer(f"score_none{end}", "", 16, 16, dim, causal(), _causal, dim**-0.5)
+
+    def made(name: str, **changes: Any) -> Layer:
+        return replace(plain, name=f"score_{name}{end}", **changes)
+
+    yield plain
+    yield made("cap", score=lambda n: soft_cap(_CAP), formula=lambda tables, n: _cap(_CAP))
+    yield made("cap_option", softcap=_CAP)
+    yield made("alibi_option", tables=partial(_slopes, "alibi_slopes"), formula=_alibi)
+    for learned in (False, True):
+        for name, formula, tables, of_score in (
+            ("alibi", _alibi, partial(_slopes, "slopes"), lambda n: alibi()),
+            ("relative", _relative, partial(_biases, True), _relative_score),
+            ("t5", _t5, partial(_biases, False), lambda n: t5()),
+        ):
+            yield made(
+                name + "_learned" * learned, score=of_score, tables=tables, formula=formula,
+                learned=learned,
+            )  # fmt: skip
+
+
+LAYERS = (*MODELS, *_formulas(128, ""), *_formulas(64, "_d64"))
 
 
 # ------------------------------------------------------------------ implementations
@@ -103,23 +203,22 @@ def _matrix(layer: Layer, n: int, device: Any) -> Any:
     return layer.keep(index[:, None], index[None])
 
 
-def eager(layer: Layer, n: int, device: Any) -> Call:
+def eager(layer: Layer, n: int, device: Any, tables: Tables) -> Call:
     """Products, softmax and products, in the dtype of q; softmax in fp32."""
     import torch
 
-    keep = _matrix(layer, n, device)
+    keep, mod = _matrix(layer, n, device), layer.mod(tables, n)
+    heads, index = (torch.arange(count, device=device) for count in (layer.heads, n))
 
     def call(q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
         k, v = _repeated(layer, k), _repeated(layer, v)
-        scores = _capped(layer, (q @ k.transpose(2, 3)) * layer.scale)
+        scores = (q @ k.transpose(2, 3)) * layer.scale
+        if mod is not None:
+            scores = mod(scores, 0, heads[:, None, None], index[:, None], index[None]).to(q.dtype)
         scores = scores.masked_fill(~keep, -torch.inf)
         return _weighed(scores, v, sinks, torch.float32)
 
     return call
-
-
-def _capped(layer: Layer, scores: Any) -> Any:
-    return scores if layer.softcap is None else (scores / layer.softcap).tanh() * layer.softcap
 
 
 def _weighed(scores: Any, v: Any, sinks: Any, dtype: Any) -> Any:
@@ -133,16 +232,17 @@ def _weighed(scores: Any, v: Any, sinks: Any, dtype: Any) -> Any:
     return weights[..., : v.shape[-2]] @ v
 
 
-def sdpa(layer: Layer, n: int, device: Any) -> Call:
+def sdpa(layer: Layer, n: int, device: Any, tables: Tables) -> Call:
     """scaled_dot_product_attention, by is_causal or a boolean matrix.
 
     Raises:
-        Unavailable: it has no soft-cap and no sink logits.
+        Unavailable: it has no soft-cap, no formulas and no sink logits.
     """
     from torch.nn.functional import scaled_dot_product_attention
 
-    if layer.softcap is not None or layer.sinks:
-        raise Unavailable("SDPA has no soft-cap" if layer.softcap else "SDPA has no sink logits")
+    lacks = {"soft-cap": layer.softcap, "formula": layer.formula, "sink logits": layer.sinks}
+    if missing := [name for name, value in lacks.items() if value]:
+        raise Unavailable(f"SDPA has no {missing[0]}")
     if layer.keep is _causal:
         return partial(
             scaled_dot_product_attention, is_causal=True, scale=layer.scale,
@@ -157,20 +257,24 @@ def sdpa(layer: Layer, n: int, device: Any) -> Call:
     return call
 
 
-def flex(layer: Layer, n: int, device: Any) -> Call:
-    """compile(flex_attention); a sink logit divides by what it adds to the denominator."""
+def flex(layer: Layer, n: int, device: Any, tables: Tables, flash: bool = False) -> Call:
+    """compile(flex_attention); a sink logit divides by what it adds to the denominator.
+
+    Raises:
+        Missing: FlashAttention 4, whose kernels are asked for, is not installed.
+    """
     import torch
     from torch.nn.attention import flex_attention as module
+
+    if flash and not fa4.installed():
+        raise Missing(fa4.MISSING)
 
     def keep(b: Any, h: Any, q: Any, k: Any) -> Any:
         return layer.keep(q, k)
 
-    def capped(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        return layer.softcap * torch.tanh(score / layer.softcap)
-
     compiled = compiled_flex(
-        keep, (None, None, n, n), str(device), layer.group > 1, scale=layer.scale,
-        score_mod=None if layer.softcap is None else capped,
+        keep, (None, None, n, n), str(device), layer.group > 1, flash, scale=layer.scale,
+        score_mod=layer.mod(tables, n),
     )  # fmt: skip
     if not layer.sinks:
         return compiled
@@ -185,48 +289,62 @@ def flex(layer: Layer, n: int, device: Any) -> Call:
     return call
 
 
-def ours(layer: Layer, n: int, device: Any) -> Call:
+def ours(layer: Layer, n: int, device: Any, tables: Tables) -> Call:
     """maskc, as the integration with transformers calls it."""
+    made = None if layer.score is None else layer.score(n)
+    options = {"scale": layer.scale, "softcap": layer.softcap, "score": made, **tables}
 
     def call(q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
-        return attention(
-            q, k, v, layer.mask, scale=layer.scale, softcap=layer.softcap, sink_logits=sinks
-        )
+        return attention(q, k, v, layer.mask, sink_logits=sinks, **options)
 
     return call
 
 
-IMPLS = {"eager": eager, "sdpa": sdpa, "flex": flex, "maskc": ours}
+IMPLS = {
+    "eager": eager, "sdpa": sdpa, "flex": flex, "flex_flash": partial(flex, flash=True),
+    "maskc": ours,
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------ the judge
 
 
-def exact(layer: Layer, given: Sequence[Any], dout: Any, group: int, dtype: Any) -> list[Any]:
-    """Compute (out, dq, dk, dv, and dsinks where there are sinks) of one group of heads, unfused.
+def exact(
+    layer: Layer, given: Sequence[Any], tables: Tables, dout: Any, group: int, dtype: Any
+) -> list[Any]:
+    """Compute (out, dq, dk, dv, dsinks where there are sinks, and gradients of learned tables) of
+    one group of heads, unfused.
 
     Args:
         given: q, k, v [1, H, N, D], and the sink logits [Hq].
         dout: [1, Hq, N, D].
-        dtype: every step is computed in it; fp64 is the truth. Sums over chunks of queries are
-            fp64.
+        dtype: every step is computed in it; fp64 is the truth. Tables stay in fp32 where it is
+            less, and sums over chunks of queries are fp64.
     """
     import torch
 
     q, k, v, *sinks = given
+    n, device = q.shape[2], q.device
     heads = slice(group * layer.group, (group + 1) * layer.group)
     shared = [x[0, group].detach().to(dtype).requires_grad_() for x in (k, v)]
     shared += [x[heads].detach().to(dtype).requires_grad_() for x in sinks]
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    own_tables = {
+        name: x.detach().to(kind).requires_grad_(layer.learned) for name, x in tables.items()
+    }
+    shared += own_tables.values() if layer.learned else ()
+    mod, index = layer.mod(own_tables, n), torch.arange(n, device=device)
+    of_heads = torch.arange(layer.heads, device=device)[heads, None, None]
     queries, slopes = q[0, heads].detach(), dout[0, heads]
-    n = q.shape[2]
-    index = torch.arange(n, device=q.device)
     step = max(_ROWS // (n * layer.group), 1)
     rows: list[list[Any]] = [[], []]
     sums: list[Any] = [0.0] * len(shared)
     for first in range(0, n, step):
         part = slice(first, first + step)
         own = queries[:, part].to(dtype).requires_grad_()
-        scores = _capped(layer, (own @ shared[0].T) * layer.scale)
+        scores = (own @ shared[0].T) * layer.scale
+        if mod is not None:
+            scores = mod(scores, 0, of_heads, index[part, None], index[None])
         scores = scores.masked_fill(~layer.keep(index[part, None], index[None]), -torch.inf)
         out = _weighed(scores, shared[1], shared[2] if sinks else None, dtype)
         slope, *slopes_shared = torch.autograd.grad(out, (own, *shared), slopes[:, part].to(dtype))
@@ -239,14 +357,17 @@ def exact(layer: Layer, given: Sequence[Any], dout: Any, group: int, dtype: Any)
 class Judge:
     """What is right for the tensors of a layer, and how large an error may be."""
 
-    def __init__(self, layer: Layer, given: Sequence[Any], dout: Any) -> None:
+    def __init__(self, layer: Layer, given: Sequence[Any], tables: Tables, dout: Any) -> None:
         import torch
 
         self.layer = layer
         self.groups = sorted({0, layer.kv_heads - 1})
         dtype = given[0].dtype
-        self.truth = [exact(layer, given, dout, g, torch.float64) for g in self.groups]
-        unfused = [[x.to(dtype) for x in exact(layer, given, dout, g, dtype)] for g in self.groups]
+        by_group = partial(exact, layer, given, tables, dout)
+        self.truth = [by_group(group, torch.float64) for group in self.groups]
+        unfused = [[x.to(dtype) for x in by_group(group, dtype)] for group in self.groups]
+        self.names = ["out", "dq", "dk", "dv", *(["dsinks"] if layer.sinks else [])]
+        self.names += [f"d{name}" for name in tables] if layer.learned else []
         full = dtype == torch.float32
         self.allowed = [
             [
@@ -260,14 +381,18 @@ class Judge:
         """The largest error of each result, as a share of what is allowed.
 
         Args:
-            results: out, dq, dk, dv, and dsinks where there are sinks, of all heads.
+            results: out, dq, dk, dv, dsinks where there are sinks, and gradients of learned
+                tables, of all heads.
         """
-        out, dq, dk, dv, *dsinks = results
-        worst = dict.fromkeys(_NAMES[: len(results)], 0.0)
+        out, dq, dk, dv, *more = results
+        worst = dict.fromkeys(self.names, 0.0)
         for group, truth, allowed in zip(self.groups, self.truth, self.allowed, strict=True):
             heads = slice(group * self.layer.group, (group + 1) * self.layer.group)
             found = [out[0, heads], dq[0, heads], dk[0, group], dv[0, group]]
-            found += [x[heads] for x in dsinks]
+            found += [x[heads] for x in more[: self.layer.sinks]]
+            # Entries of a table that the group's heads read are read by no others.
+            found += [x * (true != 0) for x, true in
+                      zip(more[self.layer.sinks :], truth[len(found) :], strict=True)]  # fmt: skip
             for name, x, true, most in zip(worst, found, truth, allowed, strict=True):
                 worst[name] = max(worst[name], _distance(x, true) / most)
         return worst
@@ -286,8 +411,8 @@ def _distance(x: Any, true: Any) -> float:
 # ------------------------------------------------------------------ a run
 
 
-def make_tensors(layer: Layer, n: int, dtype: Any, device: Any) -> tuple[list[Any], Any]:
-    """(q, k, v, and sink logits; dout), views [1, H, N, D] of tensors [1, N, H, D]."""
+def make_tensors(layer: Layer, n: int, dtype: Any, device: Any) -> tuple[list[Any], Any, Tables]:
+    """(q, k, v, and sink logits; dout; tables), views [1, H, N, D] of tensors [1, N, H, D]."""
     import torch
 
     draw = torch.Generator(device).manual_seed(0)
@@ -299,7 +424,11 @@ def make_tensors(layer: Layer, n: int, dtype: Any, device: Any) -> tuple[list[An
 
     given = [tensor(h) for h in (layer.heads, layer.kv_heads, layer.kv_heads)]
     given += [normal(layer.heads).requires_grad_()] if layer.sinks else []
-    return given, tensor(layer.heads).detach()
+    tables = {
+        name: x.requires_grad_(layer.learned)
+        for name, x in layer.tables(layer.heads, n, device).items()
+    }
+    return given, tensor(layer.heads).detach(), tables
 
 
 def measured(
@@ -321,9 +450,10 @@ def measured(
     import torch
 
     start_anew()
-    given, dout = make_tensors(layer, n, getattr(torch, dtype), device)
+    given, dout, tables = make_tensors(layer, n, getattr(torch, dtype), device)
+    learned = [*tables.values()] if layer.learned else []
     progress(f"{layer.name} at {n}: the exact result")
-    judge = Judge(layer, given, dout)
+    judge = Judge(layer, given, tables, dout)
     rows, ready = [], {}
     for impl in impls:
         progress(f"{layer.name} at {n}: {impl}")
@@ -334,8 +464,8 @@ def measured(
         rows.append(row)
         try:
             with quiet():
-                call = IMPLS[impl](layer, n, device)
-                row["errors"] = judge.errors(_both(call, given, dout, True))
+                call = IMPLS[impl](layer, n, device, tables)
+                row["errors"] = judge.errors(_both(call, given, learned, dout, True))
         except Unavailable as error:
             row["why"] = str(error)
         except torch.OutOfMemoryError:
@@ -354,26 +484,29 @@ def measured(
         progress(f"{layer.name} at {n}: timing")
         for field, run in (("fwd_ms", _forward), ("both_ms", _both)):
             rivals = {
-                impl: Timed(partial(run, call, given, dout), quiet) for impl, call in ready.items()
+                impl: Timed(partial(run, call, given, learned, dout), quiet)
+                for impl, call in ready.items()
             }
             for impl, ms in take_turns(rivals, repeats, device).items():
                 next(row for row in rows if row["impl"] == impl)[field] = ms
     return rows
 
 
-def _forward(call: Call, given: Sequence[Any], dout: Any) -> Any:
+def _forward(call: Call, given: Sequence[Any], learned: Sequence[Any], dout: Any) -> Any:
     import torch
 
     with torch.no_grad():
         return call(*given)
 
 
-def _both(call: Call, given: Sequence[Any], dout: Any, keep: bool = False) -> Any:
+def _both(
+    call: Call, given: Sequence[Any], learned: Sequence[Any], dout: Any, keep: bool = False
+) -> Any:
     """A forward and a backward pass; [out, dq, dk, dv, ...] where they are kept."""
     import torch
 
     out = call(*given)
-    gradients = torch.autograd.grad(out, given, dout)
+    gradients = torch.autograd.grad(out, [*given, *learned], dout)
     return [out, *gradients] if keep else None
 
 

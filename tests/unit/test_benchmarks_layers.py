@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch")
 
 from benchmarks import layers  # noqa: E402
 from benchmarks.command import main  # noqa: E402
-from benchmarks.layers import IMPLS, LAYERS, Judge, measured  # noqa: E402
+from benchmarks.layers import IMPLS, LAYERS, MODELS, Judge, measured  # noqa: E402
 from tests.support.thorough import more  # noqa: E402
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+@pytest.mark.parametrize("layer", MODELS, ids=lambda layer: layer.name)
 def test_masks_are_what_flex_and_the_judge_read(layer: layers.Layer) -> None:
     n, index = 9000, torch.arange(9000)
     rows = torch.tensor([0, 1, 127, 128, 1024, 4096, 8191, 8192, 8999])
@@ -29,9 +29,13 @@ def small(name: str) -> layers.Layer:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", ["gpt_oss_window", "gemma2_full", more("gemma3_window")])
+@pytest.mark.parametrize("name", [
+    "gpt_oss_window", "gemma2_full", more("gemma3_window"), "score_alibi_option",
+    "score_relative_learned", more("score_alibi_learned"), more("score_t5_learned"), "score_t5",
+    more("score_cap"),
+])  # fmt: skip
 def test_every_implementation_computes_the_layer(name: str) -> None:
-    impls = [impl for impl in IMPLS if impl != "flex"]  # it has no backward pass on a CPU
+    impls = [impl for impl in IMPLS if "flex" not in impl]  # it has no backward pass on a CPU
     rows = measured(small(name), 200, impls, 0, "cpu", "float32")
     ran = [row for row in rows if not row["why"]]
     assert {row["impl"] for row in ran} >= {"eager", "maskc"}
@@ -41,12 +45,23 @@ def test_every_implementation_computes_the_layer(name: str) -> None:
 
 def test_the_judge_sees_a_sink_that_is_left_out() -> None:
     layer = small("gpt_oss_full")
-    given, dout = layers.make_tensors(layer, 64, torch.float32, "cpu")
-    judge = Judge(layer, given, dout)
-    wrong = list(layers._both(IMPLS["maskc"](layer, 64, "cpu"), given, dout, True))
+    given, dout, tables = layers.make_tensors(layer, 64, torch.float32, "cpu")
+    judge = Judge(layer, given, tables, dout)
+    wrong = list(layers._both(IMPLS["maskc"](layer, 64, "cpu", tables), given, [], dout, True))
     assert max(judge.errors(wrong).values()) <= 1
-    wrong[0] = IMPLS["maskc"](replace(layer, sinks=False), 64, "cpu")(*given[:3])
+    wrong[0] = IMPLS["maskc"](replace(layer, sinks=False), 64, "cpu", tables)(*given[:3])
     assert judge.errors(wrong)["out"] > 100
+
+
+def test_the_judge_sees_a_wrong_entry_of_a_table() -> None:
+    layer = small("score_relative_learned")
+    given, dout, tables = layers.make_tensors(layer, 64, torch.float32, "cpu")
+    judge, call = Judge(layer, given, tables, dout), IMPLS["maskc"](layer, 64, "cpu", tables)
+    found = list(layers._both(call, given, [*tables.values()], dout, True))
+    assert list(judge.errors(found)) == ["out", "dq", "dk", "dv", "dbias"]
+    found[-1] = found[-1].clone()
+    found[-1][3, 70] *= 1.5
+    assert judge.errors(found)["dbias"] > 100
 
 
 def test_layers_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
