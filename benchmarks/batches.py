@@ -17,18 +17,18 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic, perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.batch_rows import ROWS, Data, MaskMod, Row
-from benchmarks.fa4 import installed
 from benchmarks.host_time import per_call
 from benchmarks.prepare import use_caches
 from benchmarks.rivals import make_rival
@@ -36,15 +36,7 @@ from benchmarks.runs import save
 from maskc.core.dtypes import DType
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.verify.case import Case
-from maskc.verify.rivals import (
-    Missing,
-    Unavailable,
-    attend_with,
-    compiled_flex,
-    cudnn_installed,
-    intervals,
-    tokens_first,
-)
+from maskc.verify.rivals import Unavailable
 from maskc.verify.tensors import Tensors
 from maskc.verify.timing import Timed, take_turns
 
@@ -131,89 +123,41 @@ def _patience() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@dataclass(eq=False)
-class _Peers:
-    """Everybody else's way to compute a row."""
+def _peers(row: Row, case: Case, tensors: Tensors, direction: str, said: dict[str, str]) -> Found:
+    """Build everybody else's way to compute a row, and call it once.
 
-    row: Row
-    keep: MaskMod
-    tensors: list[Any]
-    said: dict[str, str] = field(default_factory=dict)
-    """Why one does not run it."""
+    Args:
+        said: gets why one does not run it, by name.
 
-    def all(self, backward: bool) -> dict[str, Timed]:
-        """Build every peer that runs the row and call it once.
-
-        Args:
-            backward: whether gradients are computed.
-
-        Returns:
-            What is timed, by name; `said` tells why the others are left out.
-        """
-        makers = {
-            "flex": self._flex, "flex_flash": self._flash, "cudnn_flex": self._cudnn,
-        }  # fmt: skip
-        if backward and self.row.repeatable:
-            makers["cudnn_flex, same bits"] = partial(self._cudnn, deterministic=True)
-        if self.row.known is not None:
-            makers |= {name: partial(self._known, name) for name in ("cudnn", "fa2", "fa4")}
-        found = {}
-        for name, maker in makers.items():
-            try:
-                print(f"{self.row.name}: {name}{', backward' * backward}", flush=True)
-                with _patience():
-                    made = maker(backward=backward)
-                    with made.scope():
-                        made.run()
-                    torch.cuda.synchronize()
-                found[name] = made
-            except _REFUSALS as error:
-                why = (str(error).splitlines() or [""])[0][:150]
-                self.said[f"{name}, backward" if backward else name] = why
-        return found
-
-    def _flash(self, backward: bool) -> Timed:
-        if not installed():
-            raise Missing("FlashAttention 4 is not installed")
-        return self._flex(backward, flash=True)
-
-    def _flex(self, backward: bool, flash: bool = False) -> Timed:
-        batch, heads, kv_heads, *_ = self.row.sizes
-        sizes = batch, None, *self.row.lengths
-        call = compiled_flex(self.keep, sizes, "cuda", heads > kv_heads, flash)
-        if not backward:
-            return Timed(lambda: call(*self.tensors[:3]), torch.no_grad)
-        leaves = [x.detach().requires_grad_() for x in self.tensors[:3]]
-        out = call(*leaves)
-        return Timed(lambda: torch.autograd.grad(out, leaves, self.tensors[3], retain_graph=True))
-
-    def _cudnn(self, backward: bool, deterministic: bool = False) -> Timed:
-        """cuDNN's flex attention, with its plan made beforehand.
-
-        Raises:
-            Unavailable: it is not installed, or a query has too many intervals of keys.
-        """
-        if not cudnn_installed():
-            raise Missing("nvidia-cudnn-frontend is not installed")
-        ends = intervals(self.keep, self.row.sizes[0], 1, *self.row.lengths, "cuda")
-        given = Tensors(*self.tensors, "cuda")
-        attend = attend_with(ends, given, backward, deterministic)
-        made = tokens_first("cudnn_flex", attend, given, backward)
-        return Timed(partial(made.backward, self.tensors[3]) if backward else made.forward)
-
-    def _known(self, name: str, backward: bool) -> Timed:
-        """One that has a name for the mask."""
-        row = self.row
-        q, k, v, dout = self.tensors
-        if row.last:
-            k, v = (x[:, :, -row.last :] for x in (k, v))
-        n_q, _ = row.lengths
-        heads = row.sizes[:3]
-        case = Case(row.name, row.known(), *heads, n_q, k.shape[2], row.sizes[4], DType.bfloat16)
-        made = make_rival(name, case, Tensors(q, k, v, dout, "cuda"), None, backward)
-        if made is None:
-            raise Unavailable("it has no name for the mask")
-        return Timed(partial(made.backward, dout) if backward else made.forward, made.scope)
+    Returns:
+        What is timed, by name.
+    """
+    backward, known = direction == "bwd", (case, tensors)
+    names = ["flex", "flex_flash", "cudnn_flex"]
+    if row.known is not None:
+        names += ["cudnn", "fa2", "fa4"]
+        keys = row.last or case.n_kv
+        k, v = (x[:, :, -keys:] for x in (tensors.k, tensors.v))
+        known = replace(case, mask=row.known(), n_kv=keys, data={}), replace(tensors, k=k, v=v)
+    shape: Any = SimpleNamespace(batched=bool(case.data), by_head=False)
+    found = {}
+    for name in names:
+        given = known if name in names[3:] else (case, tensors)
+        try:
+            print(f"{row.name}: {name}{', backward' * backward}", flush=True)
+            with _patience():
+                made = make_rival(name, *given, shape, backward)
+                if made is None:
+                    raise Unavailable("it has no name for the mask")
+                timed = Timed(made.call(direction, tensors.dout), made.scope)
+                with timed.scope():
+                    timed.run()
+                torch.cuda.synchronize()
+            found[name] = timed
+        except _REFUSALS as error:
+            why = (str(error).splitlines() or [""])[0][:150]
+            said[f"{name}, backward" if backward else name] = why
+    return found
 
 
 # ------------------------------------------------------------------ maskc
@@ -258,23 +202,21 @@ def _made(row: Row) -> tuple[Found, Callable[[], Found]]:
     """A row that has compiled everything: what is known of it, and what times it."""
     batch, heads, kv_heads, n, dim = row.sizes
     n_q, _ = row.lengths
-    data = {k: _there(v) for k, v in row.data(np.random.default_rng(0), batch, n).items()}
-    # The rivals' own arrays: autograd would mistake a new version of ours for other data.
-    keep = row.mask_mod({
-        name: tuple(x.clone() for x in one) if isinstance(one, tuple) else one.clone()
-        for name, one in data.items()
-    })  # fmt: skip
+    drawn = row.data(np.random.default_rng(0), batch, n)
+    data = {name: _there(one) for name, one in drawn.items()}
+    # The rivals make arrays of their own: autograd would mistake a new version of ours for others.
+    case = Case(row.name, row.mask(), batch, heads, kv_heads, n_q, n, dim, DType.bfloat16, drawn,
+                row.mask_mod)  # fmt: skip
     torch.manual_seed(0)
     tensors = [
         torch.randn(batch, h, tokens, dim, device="cuda", dtype=torch.bfloat16)
         for h, tokens in ((heads, n_q), (kv_heads, n), (kv_heads, n), (heads, n_q))
     ]
     start = perf_counter()
-    attn = row.mask().compile(head_dim=dim, n_heads=heads, dtype="bfloat16", target="sm_90a")
-    attn.warmup()
+    attn = case.warm("sm_90a")
     found: Found = {"row": row.name, "sizes": row.sizes, "build s": perf_counter() - start}
     backward = n_q == n
-    want = _exact(row, keep, tensors, backward)
+    want = _exact(row, row.mask_mod(data), tensors, backward)
     arrays = _arrays(data)
 
     def forward() -> Any:
@@ -293,7 +235,7 @@ def _made(row: Row) -> tuple[Found, Callable[[], Found]]:
 
         return after_writing
 
-    peers, directions = _Peers(row, keep, tensors), []
+    directions, said = [], dict[str, str]()
     for direction, call in (("fwd", forward), ("bwd", gradient))[: 1 + backward]:
         exact = want[direction == "bwd"]
         timed = {"maskc": Timed(call)}
@@ -302,7 +244,7 @@ def _made(row: Row) -> tuple[Found, Callable[[], Found]]:
         if direction == "bwd" and row.repeatable:
             timed["maskc, same bits"] = Timed(partial(gradient, deterministic=True))
         if row.peers:
-            timed |= peers.all(direction == "bwd")
+            timed |= _peers(row, case, Tensors(*tensors, "cuda"), direction, said)
         if n_q == 1:
             timed["copy of k"] = Timed(partial(torch.empty_like(tensors[1]).copy_, tensors[1]))
         errors = {name: _error_of(one, exact) for name, one in timed.items() if "copy" not in name}
@@ -311,7 +253,7 @@ def _made(row: Row) -> tuple[Found, Callable[[], Found]]:
         directions.append((direction, call, timed))
         call()
         found[direction] = {"errors": errors, "kernels": attn.last_sources}
-    found["not run"] = peers.said
+    found["not run"] = said
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 

@@ -492,21 +492,14 @@ def _ends(live: Any) -> Any:
     return found.cummax(1).values  # further intervals are empty ones at the last end
 
 
-def attend_with(
-    ends: Any, tensors: Tensors, backward: bool, deterministic: bool = False
-) -> Callable[..., Any]:
+def attend_with(ends: Any, tensors: Tensors, backward: bool) -> Callable[..., Any]:
     """Attention of tensors like these, in the order [B, N, H, D], with a plan made beforehand.
 
     Args:
         backward: whether the plan is for gradients, too.
-        deterministic: whether these have the same bits on every run.
     """
     from cudnn.flex_attention import create_mask_plan, flex_attn_func  # type: ignore[import-not-found]
 
     own = (x.detach().transpose(1, 2).contiguous() for x in tensors.qkv)
     plan = create_mask_plan(ends, *(x.requires_grad_(backward) for x in own))
-
-    def attend(*inputs: Any) -> Any:
-        return flex_attn_func(*inputs, mask_plan=plan, deterministic=deterministic)
-
-    return attend
+    return partial(flex_attn_func, mask_plan=plan)

@@ -1,6 +1,8 @@
-"""Rows of `benchmarks.batches`: a mask and its mask_mod are one."""
+"""Rows of `benchmarks.batches`: a mask and its mask_mod are one, and peers compute it."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
+from benchmarks import batches  # noqa: E402
 from benchmarks.batch_rows import ROWS  # noqa: E402
+from maskc.core.dtypes import DType  # noqa: E402
+from maskc.reference.attention import attention  # noqa: E402
+from maskc.verify.case import Case  # noqa: E402
+from maskc.verify.tensors import host, make_tensors  # noqa: E402
+from tests.support.thorough import without_inductor  # noqa: E402
 
 SHORT = [row for row in ROWS if row.data(np.random.default_rng(0), 2, 768) and not row.n_q]
 
@@ -31,3 +39,27 @@ def test_the_mask_is_its_mask_mod(row):
         found = keep(torch.tensor(b), torch.tensor(0), tokens[:, None], tokens[None])
         expected = mc.Mask.dense(row.mask(), n, n, **own).reshape(n, n)
         np.testing.assert_array_equal(found.numpy(), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["padding, intervals", "decoding, window 4096 of 32k"])
+def test_peers_compute_the_row(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Those of a CPU; the others say why they do not run."""
+    without_inductor(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    row = next(row for row in ROWS if row.name == name)
+    n = 4224 if row.last else 160
+    row = replace(row, sizes=(2, 4, 2, n, 16))
+    if row.last:  # its formula is of 32k keys
+        row = replace(row, mask_mod=lambda d: lambda b, h, q, k: k >= n - 4096 + 0 * q)
+    drawn, (n_q, _) = row.data(np.random.default_rng(0), 2, n), row.lengths
+    case = Case(row.name, row.mask(), 2, 4, 2, n_q, n, 16, DType.float32, drawn, row.mask_mod)
+    tensors, said = make_tensors(case, "cpu"), dict[str, str]()
+    found = batches._peers(row, case, tensors, "fwd", said)
+    assert set(found) >= {"flex"}
+    assert {"flex_flash", "cudnn_flex"} <= set(said)
+    keep = case.mask.dense(n_q, n, **drawn)
+    right, _ = attention(*map(host, tensors.qkv), keep[:, None] if keep.ndim == 3 else keep)
+    for peer in found.values():
+        with peer.scope():
+            np.testing.assert_allclose(host(peer.run()), right, atol=1e-5)
