@@ -24,7 +24,6 @@ from maskc.core.errors import CheckFailed, UsageMistake
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
-    from maskc.cli.output import Teller
     from maskc.verify.case import Case
     from maskc.verify.sweep import Growth
 
@@ -161,7 +160,8 @@ class Measured:
 
 def measured(
     found: Sequence[Entry], how: How, lengths: Sequence[int], n_kv: int | None,
-    data_at: Callable[..., dict[str, object]], progress: Teller, without: Collection[str] = (),
+    data_at: Callable[..., dict[str, object]], progress: Callable[[str], object],
+    without: Collection[str] = (),
 ) -> Measured:  # fmt: skip
     """Time and check masks at all lengths, each with as many keys unless `n_kv` is given.
 
@@ -169,9 +169,10 @@ def measured(
         data_at: the arrays that a mask reads, called as `Arrays.of` is.
         without: rivals to leave out.
     """
+    from maskc import driver
     from maskc.verify.environment import environment
     from maskc.verify.rivals import RIVALS
-    from maskc.verify.sweep import growths, order_of, sweep
+    from maskc.verify.sweep import growths, sweep
     from maskc.verify.tensors import device_of
 
     rows: list[Row] = []
@@ -193,7 +194,7 @@ def measured(
         rows += [row | {"target": target.name} for row in timed]
         notes += said
         if len(lengths) > 1:
-            orders[entry.name] = order_of(case_at(lengths[0]))
+            orders[entry.name] = driver.order(entry.mask, case_at(lengths[0]).heads)
     about |= {"rivals": RIVALS, "repeats": how.repeats}
     return Measured(rows, notes, growths(rows, orders) if orders else [], about)
 

@@ -91,7 +91,7 @@ def evaluate(found: list[Entry], output: str | None, as_json: bool, **asked: Any
         _write(result)
 
 
-def _inputs(progress: Any, **asked: Any) -> Inputs | Tensors:
+def _inputs(progress: Callable[[str], object], **asked: Any) -> Inputs | Tensors:
     from maskc.evaluate import Inputs, read_npz
     from maskc.evaluate.environment import best_device
     from maskc.evaluate.models import load

@@ -7,10 +7,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -142,7 +142,7 @@ def one_by_one(items: Sequence[T], doing: str) -> Iterator[T]:
 
 
 @contextmanager
-def told() -> Iterator[Teller]:
+def told() -> Iterator[Callable[[str], object]]:
     """A function that shows what happens now: a line on stderr, replaced on a terminal."""
     if not is_terminal(sys.stderr) or _dumb():
         yield lambda text: click.echo(text, err=True)
@@ -151,12 +151,6 @@ def told() -> Iterator[Teller]:
         yield now
     finally:
         done()
-
-
-class Teller(Protocol):
-    """A function that is told, in a few words, what happens next."""
-
-    def __call__(self, text: str, /) -> object: ...
 
 
 class FilePath(click.Path):

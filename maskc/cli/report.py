@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from maskc.core.errors import BadEvaluation, MaskcError, UsageMistake
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
-    from maskc.cli.output import Teller
     from maskc.evaluate import Evaluation
     from maskc.report import Subject
     from maskc.report.sections import Measurement
@@ -152,7 +151,7 @@ def read_evaluation(path: str) -> Evaluation:
 
 def _subject(
     entry: Entry, how: How, n: tuple[int, ...] | int | None, arrays: Arrays,
-    evaluation: Evaluation | None, command: str, progress: Teller,
+    evaluation: Evaluation | None, command: str, progress: Callable[[str], object],
 ) -> Subject:  # fmt: skip
     """The mask with all that was measured of it."""
     from maskc.cli.given import names
@@ -178,8 +177,9 @@ def _subject(
 
 
 def _measurement(
-    entry: Entry, how: How, lengths: tuple[int, ...], arrays: Arrays, words: str, progress: Teller
-) -> tuple[Measurement | None, str]:
+    entry: Entry, how: How, lengths: tuple[int, ...], arrays: Arrays, words: str,
+    progress: Callable[[str], object],
+) -> tuple[Measurement | None, str]:  # fmt: skip
     """(what was measured, why nothing was)."""
     from maskc.ir.heads import HEADS
     from maskc.report.sections import Measurement

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskc.cli.bench import How, Measured, Row, measured, refuse_wrong
 from maskc.cli.entries import Entry
-from maskc.cli.output import Teller, echo, told, write_json, write_table
+from maskc.cli.output import echo, told, write_json, write_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,7 +107,7 @@ def run_seeds(how: How, cap: int | None, as_json: bool) -> None:
     refuse_wrong(rows)
 
 
-def _measured(seed: Seed, how: How, cap: int | None, progress: Teller) -> Measured:
+def _measured(seed: Seed, how: How, cap: int | None, progress: Callable[[str], object]) -> Measured:
     from maskc.verify.rivals import RIVALS
 
     entry = Entry(seed.name, seed.make(), seed.name)

@@ -8,7 +8,6 @@ from itertools import pairwise
 from math import exp, log
 from statistics import linear_regression
 
-from maskc import driver
 from maskc.core.target import Target
 from maskc.verify.bench import Row, bench_mask, short
 from maskc.verify.case import Case
@@ -136,7 +135,7 @@ def growths(rows: Sequence[Row], orders: dict[str, tuple[str, int] | None]) -> l
 
     Args:
         rows: of `sweep`, of several masks perhaps.
-        orders: by case what `order_of` says of its mask.
+        orders: by case what `driver.order` says of its mask.
     """
     found = []
     for case, direction in dict.fromkeys((row["case"], row["direction"]) for row in rows):
@@ -159,12 +158,6 @@ def growths(rows: Sequence[Row], orders: dict[str, tuple[str, int] | None]) -> l
             },
         ))  # fmt: skip
     return found
-
-
-def order_of(case: Case) -> tuple[str, int] | None:
-    """(the order of a mask's live pairs for long sequences, the power of N in it); None where the
-    count has no closed form."""
-    return driver.order(case.mask, case.heads)
 
 
 def exponent(values: dict[int, float]) -> float | None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
 from benchmarks import layers  # noqa: E402
-from benchmarks.command import main  # noqa: E402
 from benchmarks.layers import IMPLS, LAYERS, MODELS, Judge, measured  # noqa: E402
+from tests.support.cli import benchmarks  # noqa: E402
 from tests.support.thorough import more  # noqa: E402
 
 
@@ -66,18 +65,14 @@ def test_the_judge_sees_a_wrong_entry_of_a_table() -> None:
 
 def test_layers_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "LAYERS", (small("gemma3_window"),))
-    options = ["--n", "64", "--impl", "maskc", "--repeats", "0", "--device", "cpu"]
-    result = CliRunner().invoke(main, ["layers", *options, "--dtype", "float32"])
-    assert result.exit_code == 0, result.output
-    assert "gemma3_window at 64, maskc: out" in result.output
-    assert CliRunner().invoke(main, ["layers", "--impl", "nothing"]).exit_code == 2
+    options = "--n 64 --impl maskc --repeats 0 --device cpu --dtype float32".split()
+    assert "gemma3_window at 64, maskc: out" in benchmarks("layers", *options).output
+    benchmarks("layers", "--impl", "nothing", code=2)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_models_on_the_command_line() -> None:
     pytest.importorskip("transformers")
-    options = ["--device", "cpu", "--dtype", "float32", "--n", "150"]
-    result = CliRunner().invoke(main, ["models", "gpt_oss", *options])
-    assert result.exit_code == 0, result.output
-    assert result.output.count(": ok") == 3
+    done = benchmarks("models", "gpt_oss", "--device", "cpu", "--dtype", "float32", "--n", 150)
+    assert done.output.count(": ok") == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from maskc.dsl.matrices import from_bool
 from maskc.evaluate import FAMILIES, Candidate, Inputs, ablations, at_budget, permuted
 from maskc.evaluate.families import pairs_of
 from maskc.ir.names import declared_names
+from tests.support.cli import maskc, maskc_json
 
 N = 64
 
@@ -332,47 +334,34 @@ def test_weights_that_are_not_installed(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_command_on_tensors(tmp_path: Path):
     pytest.importorskip("torch")
-    import json
-
-    from click.testing import CliRunner
-
-    from maskc.cli import main
-
-    rng = np.random.default_rng(0)
+    rng, out = np.random.default_rng(0), tmp_path / "x.json"
     np.savez(tmp_path / "x.npz", **{name: rng.normal(size=(2, 2, N, 8)) for name in "qkv"})
-    words = ["evaluate", "--expr", "causal() & (sinks(2) | window(5))", "--ablate", "--tensors"]
-    words += [str(tmp_path / "x.npz"), "--beside", "window,topk", "-o", str(tmp_path / "x.json")]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("What this cannot show:\n")
-    result = mc.evaluate.Evaluation.from_json((tmp_path / "x.json").read_text())
+    tensors = ("--tensors", tmp_path / "x.npz")
+    words = ("evaluate", "--expr", "causal() & (sinks(2) | window(5))", "--ablate", *tensors,
+             "--beside", "window,topk", "-o", out)  # fmt: skip
+    assert maskc(*words).stdout.startswith("What this cannot show:\n")
+    result = mc.evaluate.Evaluation.from_json(out.read_text())
     names = [one.name for one in result.patterns]
     assert names[:3] == ["mask", "mask, without sinks(2)", "mask, without window(5)"]
     assert [name.split()[0] for name in names[3:]] == ["window", "topk"]
     assert result.patterns[3].pairs <= result.patterns[0].pairs
     assert "maskc" in dict(result.environment)
-    as_json = CliRunner().invoke(main, [*words, "--json"])
-    assert json.loads(as_json.stdout)["n"] == N
-    solved = CliRunner().invoke(
-        main, ["evaluate", "sliding_window", "--tensors", str(tmp_path / "x.npz"), "--budget",
-               "12.5,25%", "--solve", "window", "--beside", "none", "--json"],
+    assert maskc_json(*words)["n"] == N
+    solved = maskc_json(
+        "evaluate", "sliding_window", *tensors, "--budget", "12.5,25%", "--solve", "window",
+        "--beside", "none",
     )  # fmt: skip
-    shares = [one["share"] for one in json.loads(solved.stdout)["patterns"]]
+    shares = [one["share"] for one in solved["patterns"]]
     assert len(shares) == 2
     assert 0.1 < shares[0] <= 0.125 < 0.2 < shares[1] <= 0.25
-    tensors = ["--tensors", str(tmp_path / "x.npz")]
     np.save(tmp_path / "far.npy", far := rng.random(N) < 0.3)
-    words = ["evaluate", "--expr", "causal() & flags('far')", *tensors, "--beside", "window"]
-    read = CliRunner().invoke(main, [*words, "--data", f"far={tmp_path / 'far.npy'}", "--json"])
-    assert read.exit_code == 0, read.output
-    own, beside = json.loads(read.stdout)["patterns"]
+    words = ("evaluate", "--expr", "causal() & flags('far')", *tensors, "--beside", "window")
+    own, beside = maskc_json(*words, "--data", f"far={tmp_path / 'far.npy'}")["patterns"]
     assert own["pairs"] == (far * (N - np.arange(N))).sum() >= beside["pairs"]
-    words = ["evaluate", "--expr", "causal() & window(1)", *tensors, "--beside", "window,bigbird"]
-    few = CliRunner().invoke(main, [*words, "--json"])
-    assert [one["name"].split()[0] for one in json.loads(few.stdout)["patterns"]] == [
-        "mask", "window",
-    ]  # fmt: skip
+    words = ("evaluate", "--expr", "causal() & window(1)", *tensors, "--beside", "window,bigbird")
+    few = maskc(*words, "--json")
+    names = [one["name"].split()[0] for one in json.loads(few.stdout)["patterns"]]
+    assert names == ["mask", "window"]
     assert "left out: no bigbird from " in few.stderr
     for wrong in (["--beside", "no_such"], ["--budget", "0"], ["--solve", "w"], ["--budget", "x"]):
-        failed = CliRunner().invoke(main, ["evaluate", "--expr", "causal()", *tensors, *wrong])
-        assert failed.exit_code == 2, failed.output
+        maskc("evaluate", "--expr", "causal()", *tensors, *wrong, code=2)

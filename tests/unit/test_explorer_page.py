@@ -107,12 +107,16 @@ def check_cells(page, dense, size):
     cell = np.arange(n_q)[:, None] // size, np.arange(n_kv)[None, :] // size
     np.add.at(live, np.broadcast_arrays(*cell), dense)
     np.add.at(area, np.broadcast_arrays(*cell), 1)
-    share = (live / area)[..., None]
-    partial = known["empty"] + (0.45 + 0.55 * share) * (known["partial"] - known["empty"])
-    expected = np.floor(partial + 0.5)
-    expected = np.where(share == 1, known["full"], np.where(share == 0, known["empty"], expected))
+    expected = np.floor(shaded(known, live / area) + 0.5)
     rows, columns = min(rows, found.shape[0]), min(columns, found.shape[1])
     assert (found[:rows, :columns] == expected[:rows, :columns]).all()
+
+
+def shaded(known, share):
+    """The colours of cells of which a share is live."""
+    share = share[..., None]
+    partial = known["empty"] + (0.45 + 0.55 * share) * (known["partial"] - known["empty"])
+    return np.where(share == 1, known["full"], np.where(share == 0, known["empty"], partial))
 
 
 def patterns():
@@ -201,11 +205,7 @@ def test_wide_numbers_are_drawn_without_the_shader(opened):
     known, dense = B.colors(page), mask.dense(100)
     shown = found[: 2 * 100 : 2, : 2 * 100 : 2]
     assert (shown == np.where(dense[..., None], known["full"], known["empty"])).all()
-    beyond = (
-        mc.where(lambda q, k: (q << 55) >= k)
-        if False
-        else mc.where(lambda q, k: (1 << 54) * q >= k)
-    )
+    beyond = mc.where(lambda q, k: (1 << 54) * q >= k)
     page = opened({"name": "beyond", "mask": mask_model(beyond, 100)})
     assert "leave 53 bits" in page.inner_text("footer")
 
@@ -372,12 +372,8 @@ def test_heads_have_their_own_sets(opened):
         edges = 100 * np.arange(side + 1) // side
         dense = np.add.reduceat(mask.dense(100)[head].astype(int), edges[:-1], 0)
         live = np.add.reduceat(dense, edges[:-1], 1)
-        share = (live / np.outer(np.diff(edges), np.diff(edges)))[..., None]
-        partial = known["empty"] + (0.45 + 0.55 * share) * (known["partial"] - known["empty"])
-        expected = np.where(
-            share == 0, known["empty"], np.where(share == 1, known["full"], partial)
-        )
-        assert np.abs(picture - expected).max() <= 1
+        share = live / np.outer(np.diff(edges), np.diff(edges))
+        assert np.abs(picture - shaded(known, share)).max() <= 1
     page.click(".strip button:first-child")
     assert page.evaluate("maskcExplorer.state.set") == 0
 

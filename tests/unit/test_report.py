@@ -200,20 +200,8 @@ def test_hostile_texts_are_shown(tmp_path: Path):
 
 
 HARD = [
-    "a|b",
-    "`",
-    "``x`",
-    "# no",
-    "1. no",
-    "- no",
-    "&lt;",
-    "*x*",
-    "[a](b)",
-    "<b>",
-    "\\",
-    "a\nb",
-    "",
-]
+    "a|b", "`", "``x`", "# no", "1. no", "- no", "&lt;", "*x*", "[a](b)", "<b>", "\\", "a\nb", "",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", HARD)

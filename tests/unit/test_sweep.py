@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc import driver
 from maskc.cli import bench as command
 from maskc.cli import seeds as suite
 from maskc.core.dtypes import DType
@@ -21,7 +22,7 @@ from maskc.verify.bench import bench_mask
 from maskc.verify.case import Case
 from maskc.verify.mask_mod import formula_of
 from maskc.verify.pairs import Pairs
-from maskc.verify.sweep import Crossover, crossover, exponent, growths, order_of, sweep
+from maskc.verify.sweep import Crossover, crossover, exponent, growths, sweep
 from maskc.verify.tensors import make_tensors
 from maskc.verify.timing import peak_bytes
 from tests.support.cli import maskc, maskc_json
@@ -142,13 +143,11 @@ def test_crossovers():
 
 
 def test_orders():
-    def order(mask: mc.Mask) -> tuple[str, int] | None:
-        return order_of(Case("m", mask, 1, 4, 4, 64, 64, 8, DType.float32))
-
-    assert order(mc.causal()) == ("O(N**2)", 2)
-    assert order(mc.causal() & mc.window(mc.param("w", 7))) == ("O(N*w)", 1)
-    assert order(mc.per_head([mc.window(1), mc.full(), mc.sinks(1), mc.sinks(2)]))[1] == 2
-    assert order(mc.documents("doc")) is None
+    assert driver.order(mc.causal(), 4) == ("O(N**2)", 2)
+    assert driver.order(mc.causal() & mc.window(mc.param("w", 7)), 4) == ("O(N*w)", 1)
+    heads = mc.per_head([mc.window(1), mc.full(), mc.sinks(1), mc.sinks(2)])
+    assert driver.order(heads, 4)[1] == 2
+    assert driver.order(mc.documents("doc"), 4) is None
 
 
 def test_rows_become_growth():
