@@ -39,7 +39,7 @@ import torch.distributed as dist  # noqa: E402
 
 import maskc as mc  # noqa: E402
 from benchmarks.runs import save as replace_file  # noqa: E402
-from benchmarks.sharing import METHODS, SLOW, Case, Piece, Run, kernel, one_tensor  # noqa: E402
+from benchmarks.sharing import METHODS, SLOW, Case, Method, Piece, Run, kernel, one_tensor  # noqa: E402
 from maskc.distributed import exchange, passes  # noqa: E402
 from maskc.dsl.nodes import structure  # noqa: E402
 from maskc.runtime.launch import ahead  # noqa: E402
@@ -217,10 +217,9 @@ def checked(bench: Bench, case: Case, names: Iterable[str], row: dict[str, Any])
     wanted = [want.detach(), *(x.grad for x in leaves)]
     for name, method in runs.items():
         try:
-            own = [_stored(method.own(x)) for x in (*given, dout)]
-            parts = [x.requires_grad_() for x in own[:3]]
+            parts, of_out = shards(method, (*given, dout))
             out = method.run(*parts)
-            out.backward(own[3])
+            out.backward(of_out)
             found = [out.detach(), *(x.grad for x in parts)]
             pairs = zip(found, wanted, strict=True)
             row["errors"][name] = bench.slowest([error(a, method.own(b)) for a, b in pairs])
@@ -230,9 +229,13 @@ def checked(bench: Bench, case: Case, names: Iterable[str], row: dict[str, Any])
         torch.cuda.empty_cache()
 
 
-def _stored(x: torch.Tensor) -> torch.Tensor:
-    """A copy that lies as [1, n, heads, D]."""
-    return x.detach().transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+def shards(
+    method: Method, whole: Iterable[torch.Tensor]
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """A rank's q, k and v, which have gradients, and dout: copies that lie as [1, n, heads, D]."""
+    own = (method.own(x.detach()).transpose(1, 2) for x in whole)
+    *given, dout = (x.clone(memory_format=torch.contiguous_format).transpose(1, 2) for x in own)
+    return [x.requires_grad_() for x in given], dout
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -263,36 +266,20 @@ def start_row(bench: Bench, case: Case) -> dict[str, Any]:
 def timed(bench: Bench, case: Case, row: dict[str, Any]) -> None:
     """One GPU, then all ways by turns."""
     *given, dout = bench.tensors(case.n)
-    row["one_gpu"] = one(bench, [x.requires_grad_() for x in given], dout, case)
+    whole = partial(mc.attention, mask=case.mask, **case.data)
+    leaves = [x.requires_grad_() for x in given]
+    alone = turns(bench, {"": whole}, {"": (leaves, dout)}, bench.row_seconds / 4)
+    row["one_gpu"] = medians(alone[""])
     inputs: dict[str, tuple[list[torch.Tensor], torch.Tensor]] = {}
     runs: dict[str, Run] = {}
     for name in row["errors"]:
         method = case.method(name)
-        own = [_stored(method.own(x.detach())) for x in (*given, dout)]
-        runs[name], inputs[name] = method.run, ([x.requires_grad_() for x in own[:3]], own[3])
-    del given, dout
+        runs[name], inputs[name] = method.run, shards(method, (*given, dout))
+    del given, leaves, dout
     row["memory"] = {key: memory(bench, run, *inputs[key]) for key, run in runs.items()}
-    found = turns(bench, runs, inputs)
-    for name, both in found.items():
-        row["times_ms"][name] = [statistics.median(bench.slowest(x)) for x in both]
+    found = turns(bench, runs, inputs, bench.row_seconds)
+    row["times_ms"] = {name: medians(times) for name, times in found.items()}
     row["turns"] = len(next(iter(found.values()))[0]) if found else 0
-
-
-def one(bench: Bench, leaves: list[torch.Tensor], dout: torch.Tensor, case: Case) -> list[float]:
-    """[forward, backward] of the whole sequence on one GPU, the slowest of all that measure it."""
-    found: list[list[float]] = [[], []]
-    began = time.monotonic()
-    for number in range(bench.turns + 2):
-        kept: list[torch.Tensor] = []
-        found[0].append(
-            bench.time(lambda: kept.append(mc.attention(*leaves, case.mask, **case.data)))  # noqa: B023
-        )
-        found[1].append(bench.time(lambda: kept[0].backward(dout)))  # noqa: B023
-        for x in leaves:
-            x.grad = None
-        if number > 1 and bench.late(began + bench.row_seconds / 4):
-            break
-    return [statistics.median(bench.slowest(x[2:])) for x in found]
 
 
 def memory(bench: Bench, run: Any, given: list[torch.Tensor], dout: torch.Tensor) -> dict[str, Any]:
@@ -321,9 +308,13 @@ def memory(bench: Bench, run: Any, given: list[torch.Tensor], dout: torch.Tensor
 
 
 def turns(
-    bench: Bench, runs: dict[str, Run], inputs: dict[str, Any]
+    bench: Bench, runs: dict[str, Run], inputs: dict[str, Any], seconds: float
 ) -> dict[str, list[list[float]]]:
-    """[forward, backward] of each method, taking turns; this rank's."""
+    """[forward, backward] of each method, taking turns for so long; the slowest rank's.
+
+    Args:
+        inputs: what `shards` made for each.
+    """
     found: dict[str, list[list[float]]] = {name: [[], []] for name in runs}
     began = time.monotonic()
     for number in range(bench.turns + _WARM):
@@ -334,9 +325,14 @@ def turns(
             kept: list[torch.Tensor] = []
             found[name][0].append(bench.time(lambda: kept.append(run(*given))))  # noqa: B023
             found[name][1].append(bench.time(lambda: kept[0].backward(dout)))  # noqa: B023
-        if number >= _WARM and bench.late(began + bench.row_seconds):
+        if number >= _WARM and bench.late(began + seconds):
             break
-    return {name: [x[_WARM:] for x in both] for name, both in found.items()}
+    return {name: [bench.slowest(x[_WARM:]) for x in both] for name, both in found.items()}
+
+
+def medians(times: list[list[float]]) -> list[float]:
+    """Of all turns, forward and backward."""
+    return [statistics.median(x) for x in times]
 
 
 def show(row: dict[str, Any]) -> None:
@@ -454,23 +450,16 @@ def held_back(bench: Bench, cases: list[Case]) -> dict[str, Any]:
         passes.TWO_STREAMS = name != "in turn"
         for case in cases:
             method = case.method("planned")
-            run = partial(_in_group, case, group)
-            own = [_stored(method.own(x)) for x in bench.tensors(case.n)]
-            given = [x.requires_grad_() for x in own[:3]]
-            times = turns(bench, {name: run}, {name: (given, own[3])})[name]
-            medians = [statistics.median(bench.slowest(x)) for x in times]
-            found.setdefault(name, {})[f"{case.name} at {case.tokens}"] = {"times_ms": medians}
+            run = partial(mc.distributed.attention, plan=case.plan, group=group)
+            given = {name: shards(method, bench.tensors(case.n))}
+            times = medians(turns(bench, {name: run}, given, bench.row_seconds)[name])
+            found.setdefault(name, {})[f"{case.name} at {case.tokens}"] = {"times_ms": times}
     exchange._HELD_BACK, exchange.Exchange.start = usual, start
     sums = {
         cycles: sum(x["times_ms"][0] for x in found[name].values()) for name, cycles, _ in choices
     }
     exchange._HELD_BACK = min(sums, key=lambda x: (sums[x] > 1.01 * min(sums.values()), x))
     return {"taken": exchange._HELD_BACK, "by cycles": found}
-
-
-def _in_group(case: Case, group: Any, *given: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = mc.distributed.attention(*given, case.plan, group=group)
-    return found
 
 
 # ------------------------------------------------------------------ soak
