@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from maskc.core.target import Target
 from maskc.report import Document, Subject, document
 from maskc.report.document import Code, Command, Figure, Section, Table, Words
 from maskc.report.drawings import growth_chart
+from maskc.report.evidence import significance_blocks
 from maskc.report.html import html
 from maskc.report.markdown import markdown
 from maskc.runtime import CompiledMask
@@ -295,6 +297,20 @@ def test_an_evaluation_is_shown(tmp_path: Path):
         "without sinks(4)", "0.0015", "0.004", "not shown", "0.05", "maskc evaluate mine",
     ):  # fmt: skip
         assert text in found.text, text
+
+
+def test_parts_of_an_evaluation_that_were_not_asked_have_no_table():
+    def tables(**less: Any) -> list[int]:
+        patterns = [replace(each, **less) for each in evaluation().patterns]
+        found = replace(evaluation(), patterns=(*patterns, evaluation().patterns[0]))
+        return [len(x.rows) for x in significance_blocks(found) if isinstance(x, Table)]
+
+    assert tables() == [4, 4]
+    assert tables(retrieval=None) == [4, 1]
+    assert tables(retrieval=None, perplexity=None) == [1, 1]
+    nothing = replace(evaluation(), patterns=())
+    (words,) = significance_blocks(nothing)
+    assert "nothing was tested" in words.text
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"source": 3}', "null", '{"patterns": [{}]}'])
