@@ -166,7 +166,7 @@ def evaluate(
             break
     results = _corrected([finished[one.name] for one in candidates if one.name in finished])
     limits = (INFORMATION, UNTRAINED, SCOPE) if model is not None else (INFORMATION, SCOPE)
-    sequences = inputs.sequences if model is None else len(model.ids)
+    sequences = len(inputs.ids) if isinstance(inputs, Inputs) else inputs.sequences
     about = tuple((key, str(value)) for key, value in (environment or {}).items())
     return Evaluation(
         inputs.source, inputs.n, sequences, str(base), tuple(results), limits, command, seed,

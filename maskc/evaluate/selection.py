@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from operator import and_, or_, xor
 from typing import Any, NamedTuple
 
@@ -41,8 +42,8 @@ class Queries(NamedTuple):
 
 def block_of(mask: Mask) -> int:
     """The least number that the blocks of all selections of the mask divide."""
-    chosen = (node for node in walk(mask) if isinstance(node, TopK))
-    return math.lcm(*(size for node in chosen for size in (node.block, node.q_block)))
+    blocks = [(node.block, node.q_block) for node in walk(mask) if isinstance(node, TopK)]
+    return math.lcm(*chain.from_iterable(blocks))
 
 
 def can_select(mask: Mask) -> bool:
@@ -78,7 +79,12 @@ def selected(mask: Mask, made: Made, queries: Queries) -> Any:
     return best(queries.products(), allowed[..., rows, :], chosen.k, ranked)
 
 
-_OPERATORS = {"&": and_, "|": or_, "^": xor, "-": lambda left, right: left & ~right}
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "&": and_,
+    "|": or_,
+    "^": xor,
+    "-": lambda left, right: left & ~right,
+}
 
 
 def combined(op: str, left: Any, right: Any) -> Any:

@@ -153,9 +153,9 @@ def _summary_rows(subject: Subject) -> Iterator[tuple[str, str]]:
     yield "Keys that decoding must keep", _cache(subject)
     if subject.measurement is not None:
         for growth in subject.measurement.growths:
-            found = [str(each) for each in growth.crossovers if each.rival == "dense"]
-            if found:
-                yield f"Measured here, {growth.direction}", found[0]
+            crossed = [str(each) for each in growth.crossovers if each.rival == "dense"]
+            if crossed:
+                yield f"Measured here, {growth.direction}", crossed[0]
     evaluation = subject.evaluation
     if evaluation is not None and evaluation.patterns:
         first = evaluation.patterns[0]

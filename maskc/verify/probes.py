@@ -138,7 +138,8 @@ class Probe:
         q, k, v = tensors.qkv
         parts = (_like(k, spoilt), v) if where == "K" else (k, _like(v, spoilt))
         found = host(self._call(Tensors(q, *parts, tensors.dout, tensors.device)))
-        wrong = reached_wrongly(clean, found, self.keep[:, :, keys].any(axis=2))
+        sees = np.asarray(self.keep[:, :, keys].any(axis=2))
+        wrong = reached_wrongly(clean, found, sees)
         return Check(self.label, f"NaN in {where} stays with its key", wrong, 0, wrong == 0)
 
 

@@ -65,18 +65,8 @@ def test_the_judge_sees_a_wrong_entry_of_a_table() -> None:
 
 def test_layers_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "LAYERS", (small("gemma3_window"),))
-    options = [
-        "--n",
-        "64",
-        "--impl",
-        "maskc",
-        "--repeats",
-        "0",
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-    ]
+    on_cpu = ("--device", "cpu", "--dtype", "float32")
+    options = ("--n", 64, "--impl", "maskc", "--repeats", 0, *on_cpu)
     assert "gemma3_window at 64, maskc: out" in benchmarks("layers", *options).output
     benchmarks("layers", "--impl", "nothing", code=2)
 

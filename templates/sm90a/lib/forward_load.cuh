@@ -11,7 +11,8 @@ FN i32 part_ends(const struct Work &work, i32 left) {
     return PACKED && (left & (work.tile - 1)) == 0 ? FIRST : 0;
 }
 
-// One thread, from item `first` on. It shares its scheduler with warps that compute: what it does per tile is little.
+// One thread, from item `first` on. It shares its scheduler with warps that compute: what it does
+// per tile is little.
 FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                    i32 first) {
     const u32 group = (u32)p.heads_q / (u32)p.heads_kv;

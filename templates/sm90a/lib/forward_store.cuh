@@ -115,8 +115,8 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     }
 }
 
-// Rows of tiles without a live pair: the end of the work list, behind live items and those of a list
-// made on the device that are left over.
+// Rows of tiles without a live pair: the end of the work list, behind live items and those of a
+// list made on the device that are left over.
 FN void store_empty(const struct Attention &p) {
     if (p.joins) return;  // they keep what they have
     const i32 thread = threadIdx.x - 128;

@@ -6,7 +6,8 @@ FN void barrier_init(u64 &barrier, u32 arrivals) {
                  :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 FN void barrier_end(u64 &barrier) {
-    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(shared_address(&barrier)) : "memory");
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];"
+                 :: "r"(shared_address(&barrier)) : "memory");
 }
 // Makes fresh barriers visible to the copy engine.
 FN void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
