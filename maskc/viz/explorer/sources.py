@@ -13,7 +13,6 @@ from maskc.analysis.heads import Heads
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
-from maskc.core.source import SourceLoc
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import walk
 from maskc.ir.types import MaskIR
@@ -71,10 +70,6 @@ def pattern_text(mask: Mask, expression: str) -> str | None:
         return Path(file).read_text("utf-8")
     except (OSError, ValueError):
         return "".join(linecache.getlines(file)) or None
-
-
-def _places(mask: Mask) -> Iterator[SourceLoc]:
-    return (node.loc for node in walk(mask) if node.loc is not None)
 
 
 def _cut(text: str) -> str:
