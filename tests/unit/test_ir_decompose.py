@@ -332,3 +332,17 @@ def test_no_name_of_a_parameter_is_one_of_ours(name):
             yield text.replace(f"Param(name={name!r}", "Param(name=")
 
     assert list(proved(name)) == list(proved(f"{name}_"))
+
+
+def test_what_is_taken_for_true():
+    """A comparison and its negation, those that read arrays, and numbers for names."""
+    same = E.eq(E.Load("d", (E.Q,)), E.Load("d", (E.K,)))
+    rest = E.le(E.K, E.Param("w", 3))
+    for holds, other in ((True, E.NEVER), (False, rest)):
+        assert E.assume(E.conj(E.negate(same), rest), same, holds) == other
+        assert E.assume(E.disj(same, rest), same, holds) == (E.ALWAYS if holds else rest)
+    assert E.assume_reads(E.conj(same, rest), True) == rest
+    assert E.assume_reads(E.conj(same, rest), False) == E.NEVER
+    assert E.assume_reads(E.conj(same, rest), False, {"other"}) == E.conj(same, rest)
+    assert E.with_values(rest, {"w": 5, "k": 2}) == E.ALWAYS
+    assert E.with_values(rest, {"w": 5}) == E.le(E.K, E.const(5))
