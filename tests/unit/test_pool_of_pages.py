@@ -155,9 +155,10 @@ def few_blocks(hopper, monkeypatch):
     monkeypatch.setattr(hopper, "multiprocessors", lambda: 1)
 
 
-def test_blocks_go_on_to_further_items(hopper, few_blocks):
-    attn, pool = MASKS["all keys"][0].compile(head_dim=DIM, target="sm_90a"), Pool()
-    q = torch.randn(len(LENGTHS), HEADS, 1, DIM).bfloat16()
+def test_blocks_go_on_to_further_items(hopper, few_blocks, monkeypatch):
+    monkeypatch.setitem(globals(), "DIM", 128)
+    attn, pool = MASKS["all keys"][0].compile(head_dim=128, target="sm_90a"), Pool()
+    q = torch.randn(len(LENGTHS), HEADS, 1, 128).bfloat16()
     out = a_batch(attn, q, pool, torch.arange(len(LENGTHS), dtype=torch.int32))
     entry, blocks = hopper.launches[-1]
     assert entry == "attention_forward"
@@ -167,7 +168,7 @@ def test_blocks_go_on_to_further_items(hopper, few_blocks):
 
 
 @pytest.mark.parametrize("given", [torch.tensor, np.array])
-@pytest.mark.parametrize(("n_q", "dim"), [(40, 128), (5, 64)])
+@pytest.mark.parametrize(("n_q", "dim"), [(40, 128), (5, 128)])
 def test_blocks_of_cut_rows_go_on(hopper, few_blocks, n_q, dim, given):
     """Two warpgroups that take turns, or one; rows in parts, and one without keys."""
     n, batch = 700, 4

@@ -11,14 +11,12 @@ FN i32 part_ends(const struct Work &work, i32 left) {
     return PACKED && (left & (work.tile - 1)) == 0 ? FIRST : 0;
 }
 
-// One thread, from item `first` on. It shares its scheduler with warps that compute: what it does
-// per tile is little.
-FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
-                   i32 first) {
+// One thread. It shares its scheduler with warps that compute: what it does per tile is little.
+FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     const u32 group = (u32)p.heads_q / (u32)p.heads_kv;
     Ring<STAGES> stage;
     Ring<Q_TILES> q_place;
-    struct Work work = item(p, first), coming = {};
+    struct Work work = item(p, ROUNDS ? shared.item : blockIdx.x), coming = {};
     i32 word = word_at(p, work, work.count - 1);
     shared.first_word = word;
     arrive(shared.started);
