@@ -95,7 +95,8 @@ class Pool:
             return mc.attention(q, *shared, MASK, **given)
 
         def side_by_side() -> torch.Tensor:
-            out = mc.attention(q.permute(2, 1, 0, 3), *self.keys_values, MASK, **rows)
+            rows_of_q = q.permute(2, 1, 0, 3).contiguous()  # heads become rows of one tile
+            out = mc.attention(rows_of_q, *self.keys_values, MASK, **rows)
             return out.permute(2, 1, 0, 3)
 
         return {
