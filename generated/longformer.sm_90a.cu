@@ -182,8 +182,11 @@ constexpr int SLABS = 2;  // of 64 columns, in every tile
 constexpr int GROUPS = 2;  // warpgroups that compute 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
 constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
-constexpr int COMPUTE_REGISTERS = 240;
-constexpr int COPY_REGISTERS = 24;
+// Packed heads: blocks go on to further items, for which the thread that copies needs registers.
+constexpr int MOVED_REGISTERS = PACKED ? 8 : 0;
+constexpr bool ROUNDS = MOVED_REGISTERS > 0;
+constexpr int COMPUTE_REGISTERS = 240 - MOVED_REGISTERS;
+constexpr int COPY_REGISTERS = 24 + GROUPS * MOVED_REGISTERS;
 // A warpgroup's q stays in registers, where the logits leave room for it.
 #define KEEP_Q (1 && !BENT && !WITH_ENTMAX)
 // A step waits for p v before the logits where they need the registers (0), after the maxima (1),
@@ -568,7 +571,8 @@ struct Shared {
     u64 q_full[Q_TILES], q_free[Q_TILES];
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
     u64 started;
-    i32 first_word;           // of the block's first tile
+    i32 item;                 // that the block begins with
+    i32 first_word;           // of its first tile
     i32 next[STAGES];         // the word of the tile after the one in this stage
     struct Row row[Q_TILES];  // whose q is in this place
 #if PACKED
@@ -600,6 +604,11 @@ FN void initialize(struct Shared &shared) {
         barrier_init(shared.v_free[i], GROUPS);
     }
     barriers_ready();
+}
+// Those of a block that has computed an item, for another one.
+FN void initialize_again(struct Shared &shared) {
+    for (u64 *barrier = shared.q_full; barrier <= &shared.started; barrier++) barrier_end(*barrier);
+    initialize(shared);
 }
 
 // ---------------------------------------------------------------- the warp that copies
@@ -719,7 +728,7 @@ FN void pass_turn(i32 group) {
 }
 
 FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
-                i32 group) {
+                i32 group, bool begun) {
     const bool leader = threadIdx.x % 128 == 0;
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
     const u64 v_tiles = values_operand(shared_address(shared.v[0]));
@@ -734,7 +743,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     struct Softmax softmax;
     start(softmax);
     clear(o);
-    if (GROUPS > 1 && group == 0) arrive_threads(1, 256);
+    if (GROUPS > 1 && group == 0 && !begun) arrive_threads(1, 256);
 
     wait(shared.started, 0);
     i32 word = uniform(shared.first_word);
@@ -904,11 +913,29 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #include "sm90a/lib/entmax.cuh"
 #endif
 
+// Whether a block has another item. Of packed heads a list made on the device has room for many
+// more than are live: to start a block for each would take longer than their work.
+FN bool goes_on(struct Shared &shared, const struct Attention &p) {
+    if (!ROUNDS) return false;
+    const i32 next = shared.item + gridDim.x;
+    if (next >= p.items || work_at(p, next).count == 0) return false;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        initialize_again(shared);
+        shared.item = next;
+    }
+    __syncthreads();
+    return true;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_forward(const __grid_constant__ struct Attention p,
                   const __grid_constant__ struct Maps maps) {
     struct Shared &shared = *(struct Shared *)memory;
-    if (threadIdx.x == 0) initialize(shared);
+    if (threadIdx.x == 0) {
+        initialize(shared);
+        shared.item = blockIdx.x;
+    }
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
@@ -916,14 +943,18 @@ attention_forward(const __grid_constant__ struct Attention p,
 #if WITH_ENTMAX
         if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
 #else
-        if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
+        do {
+            if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
+        } while (goes_on(shared, p));
 #endif
     } else {
         take_registers<COMPUTE_REGISTERS>();
 #if WITH_ENTMAX
         compute_passes(shared, p, maps, group - 1);
 #else
-        compute(shared, p, maps, group - 1);
+        bool begun = false;
+        do compute(shared, p, maps, group - 1, begun);
+        while (begun = goes_on(shared, p), begun);
 #endif
         store_empty(p);
     }
