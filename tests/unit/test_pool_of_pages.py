@@ -34,11 +34,11 @@ def hopper(monkeypatch):
 class Pool:
     """Slots in shuffled pages; `owner` is -1 where a slot is nobody's."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int = DIM) -> None:
         draw = torch.manual_seed(0)
         slots = PAGE * PAGES
         self.k, self.v = (
-            torch.randn(1, KV_HEADS, slots, DIM, generator=draw).bfloat16() for _ in range(2)
+            torch.randn(1, KV_HEADS, slots, dim, generator=draw).bfloat16() for _ in range(2)
         )
         self.owner = torch.full((slots,), -1, dtype=torch.int32)
         self.position = torch.zeros(slots, dtype=torch.int32)
@@ -62,7 +62,7 @@ class Pool:
         for one, slots in zip(q.double(), self.slots, strict=True):
             k, v = (x[0, :, slots].double() for x in (self.k, self.v))
             k, v = (x.repeat_interleave(HEADS // KV_HEADS, 0) for x in (k, v))
-            scores = one @ k.transpose(-1, -2) * DIM**-0.5
+            scores = one @ k.transpose(-1, -2) * k.shape[-1] ** -0.5
             live = sees(torch.arange(len(slots)), len(slots) - 1)
             found.append(torch.softmax(scores.masked_fill(~live, -torch.inf), -1) @ v)
         return torch.stack(found)
@@ -155,9 +155,8 @@ def few_blocks(hopper, monkeypatch):
     monkeypatch.setattr(hopper, "multiprocessors", lambda: 1)
 
 
-def test_blocks_go_on_to_further_items(hopper, few_blocks, monkeypatch):
-    monkeypatch.setitem(globals(), "DIM", 128)
-    attn, pool = MASKS["all keys"][0].compile(head_dim=128, target="sm_90a"), Pool()
+def test_blocks_go_on_to_further_items(hopper, few_blocks):
+    attn, pool = MASKS["all keys"][0].compile(head_dim=128, target="sm_90a"), Pool(128)
     q = torch.randn(len(LENGTHS), HEADS, 1, 128).bfloat16()
     out = a_batch(attn, q, pool, torch.arange(len(LENGTHS), dtype=torch.int32))
     entry, blocks = hopper.launches[-1]
