@@ -277,13 +277,13 @@ def test_with_other_normalizers_and_safe_values(hopper, target, options):
 @pytest.fixture
 def launched(monkeypatch):
     """How often lists were made."""
-    counts, launch = {"data_bounds": 0}, ListsPlan.launch
+    counts, launch = {"data_bounds": 0}, ListsPlan._launch
 
     def counted(self, given, lists, *rest):
         counts["data_bounds"] += lists.fresh
         launch(self, given, lists, *rest)
 
-    monkeypatch.setattr(ListsPlan, "launch", counted)
+    monkeypatch.setattr(ListsPlan, "_launch", counted)
     return counts
 
 

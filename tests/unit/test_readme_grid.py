@@ -41,7 +41,7 @@ TESTS = {
                         "targets::test_chosen_keys *",
     "`topk` of single": "runtime_selecting::test_few_all_and_more_than_all "
                         "targets::test_chosen_keys *",
-    "torch autograd": "torch_op::test_gradients targets::test_in_one_graph * *",
+    "torch autograd": "torch_doors::test_gradients targets::test_in_one_graph * *",
     "one sequence": "distributed_gloo::*",
 }  # fmt: skip
 
