@@ -85,6 +85,10 @@ MASKS = {
         mc.documents("x") & mc.causal(at=POOL),
         {"x": ids, "at": places, "position": places},
     ),
+    "distances off the grid, or flagged keys": (
+        mc.offsets([-280, -211, -140, -73, -5, 64, 139, 201, 283]) | mc.flags("x") & mc.window(20),
+        {"x": lambda rng: rng.random((2, N)) < 0.05},
+    ),
     "a window of positions": (mc.window(40, at=POOL), {"at": places, "position": places}),
     "padding flags": (mc.flags("x") & CAUSAL, {"x": padding}),
     "padding of both sides": (mc.flags("x") & mc.flags("x", on="q") & CAUSAL, {"x": padding}),
@@ -134,7 +138,15 @@ def dense(mask, data, by_head=False):
 @pytest.mark.parametrize(
     ("name", "deterministic"),
     alternating(
-        chiefly(list(MASKS), "pages of a pool", "padding flags", "prefix", "tree", "block table"),
+        chiefly(
+            list(MASKS),
+            "pages of a pool",
+            "distances off the grid, or flagged keys",
+            "padding flags",
+            "prefix",
+            "tree",
+            "block table",
+        ),
         [False, True],
     ),
 )
