@@ -331,7 +331,7 @@ def turns(
 
 
 def medians(times: list[list[float]]) -> list[float]:
-    """Of all turns, forward and backward."""
+    """Median milliseconds over all turns, forward and backward."""
     return [statistics.median(x) for x in times]
 
 

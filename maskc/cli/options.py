@@ -265,11 +265,11 @@ def _asking(options: _Options) -> Callable[[Command], Command]:
 
 
 cost_options = _asking(_COSTS)
-"""--head-dim, --dtype and --heads."""
+"""The options --head-dim, --dtype and --heads."""
 problem_options = _asking(_COSTS | _TARGETS)
-"""Those, and --target."""
+"""The options --head-dim, --dtype, --heads and --target."""
 kernel_options = _asking(_COSTS | _TARGETS | _TILES)
-"""Those, --tile and --stages."""
+"""The options of a problem, --tile and --stages."""
 
 
 def target_option(command: Command) -> Command:

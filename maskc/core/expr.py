@@ -35,7 +35,7 @@ class Term:
         return tuple(x for x in flat if isinstance(x, Term))
 
     def over(self, change: Callable[[Anything], Anything]) -> Term:
-        """The same kind of node over changed subformulas."""
+        """A node of this kind over changed subformulas."""
         return type(self)(*(_changed(getattr(self, field.name), change) for field in fields(self)))
 
 

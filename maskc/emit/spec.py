@@ -78,7 +78,7 @@ class Lists:
     """A data array that holds lists of chosen blocks."""
 
     slot: int
-    """Its place among the data arrays."""
+    """The array's place among the data arrays."""
     q_block: int
     """Queries per list."""
     block: int
@@ -90,7 +90,7 @@ class Cells:
     """A run-time selection that intervals ask for, as bits of a table."""
 
     slot: int
-    """Its place among the data arrays."""
+    """The array's place among the data arrays."""
     q_block: int
     """Queries per row of the table."""
     block: int
@@ -98,7 +98,7 @@ class Cells:
     across: int
     """Keys of a tile whose bit is the same, wherever it begins."""
     down: int
-    """The same of queries; of a backward pass those that a warpgroup has of a tile."""
+    """Queries of a tile whose bit is the same; of a backward pass those that a warpgroup has."""
     chosen: int
     """Bit i is set where interval i is of pairs that were chosen."""
     others: int
@@ -110,10 +110,10 @@ class MaskSide:
     """How a pass looks at a mask, see templates/common/lib/mask_sides.cuh."""
 
     name: str
-    """Its type."""
+    """The policy's type."""
     row: str
     columns: str
-    """What they are, for the reader."""
+    """What rows and columns are, for the reader."""
     variable: str
     """The variable of a row, in bounds of its columns."""
     column: str
