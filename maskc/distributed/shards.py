@@ -96,11 +96,13 @@ def position_ids(plan: Plan, group: Any = None, device: Any = None) -> Any:
     return torch.from_numpy(plan.indices(ranks_of(plan, group).rank)).to(device)
 
 
-def _gathered(x: Any, plan: Plan, ranks: Any, dim: int) -> Any:
+def whole_of(x: Any, plan: Plan, ranks: Any, dim: int) -> Any:
     """All tokens: shards of equal lengths travel, the shorter ones padded."""
     import torch
     import torch.distributed as dist
 
+    if x.element_size() == 1 and x.is_floating_point():  # as bytes, which all groups send
+        return whole_of(x.view(torch.uint8), plan, ranks, dim).view(x.dtype)
     counts = plan.layout.tokens.tolist()
     most = max(counts)
     moved = x.detach().movedim(dim, 0)
@@ -127,7 +129,7 @@ def _function() -> Any:
         @staticmethod
         def forward(ctx: Any, x: Any, plan: Plan, ranks: Any, dim: int) -> Any:
             ctx.made_of = plan, ranks, dim
-            return _gathered(x, plan, ranks, dim)
+            return whole_of(x, plan, ranks, dim)
 
         @staticmethod
         @once
