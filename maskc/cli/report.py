@@ -25,7 +25,7 @@ from maskc.core.errors import BadEvaluation, MaskcError, UsageMistake
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
-    from maskc.evaluate import Evaluation
+    from maskc.evaluate import Evaluated, Evaluation
     from maskc.report import Subject
     from maskc.report.sections import Measurement
 
@@ -80,10 +80,11 @@ def report(
         )  # fmt: skip
     entry = found[0]
     read = None if evaluation is None else read_evaluation(evaluation)
+    row = None if read is None else _row_of(read, entry, str(evaluation))
     directions = ("fwd", "bwd") if direction == "both" else (direction,)
     how = How(asked, None, 1, directions, repeats)
     with told() as progress:
-        subject = _subject(entry, how, n, arrays, read, _command(output), progress)
+        subject = _subject(entry, how, n, arrays, read, row, _command(output), progress)
         from maskc.report import document
 
         page = document(subject, progress)
@@ -142,16 +143,48 @@ def read_evaluation(path: str) -> Evaluation:
         reason = getattr(error, "strerror", None) or str(error)
         raise BadEvaluation(path, reason, at="--evaluation") from None
     try:
-        found = Evaluation.from_json(text)
-        found.to_dict()
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadEvaluation(path, f"it is no evaluation: {error}", at="--evaluation") from None
-    return found
+        return Evaluation.from_json(text)
+    except BadEvaluation as error:
+        raise BadEvaluation(path, error.args[1], at="--evaluation") from None
+
+
+def _row_of(evaluation: Evaluation, entry: Entry, path: str) -> Evaluated:
+    """The row of an evaluation that is about a mask.
+
+    Raises:
+        BadEvaluation: none is of a mask that is proved equal (MC750).
+    """
+    from maskc.evaluate.evaluating import digest_of
+
+    own = digest_of(entry.mask, entry.params)
+    rows = [each for each in evaluation.patterns if each.role != "ablation"]
+    same = [each for each in rows if each.digest == own]
+    for each in same or (each for each in rows if _equal(each.mask, entry)):
+        return each
+    held = "; ".join(f"{each.name} = {each.mask}" for each in rows) or "nothing"
+    what = f"no mask in it is proved equal to {entry.name} = {entry.mask}; it holds {held}"
+    raise BadEvaluation(path, what, at="--evaluation")
+
+
+def _equal(text: str, entry: Entry) -> bool:
+    """Whether a mask as text is proved equal to that of an entry.
+
+    Text shows neither the values of parameters nor captured arrays: nothing is proved of those.
+    """
+    from maskc.dsl.nodes import default_parameters
+    from maskc.dsl.parser import parse
+
+    try:
+        found = parse(text)
+        return not default_parameters(found) and found.equals(entry.mask) is True
+    except MaskcError:
+        return False
 
 
 def _subject(
     entry: Entry, how: How, n: tuple[int, ...] | int | None, arrays: Arrays,
-    evaluation: Evaluation | None, command: str, progress: Callable[[str], object],
+    evaluation: Evaluation | None, row: Evaluated | None, command: str,
+    progress: Callable[[str], object],
 ) -> Subject:  # fmt: skip
     """The mask with all that was measured of it."""
     from maskc.cli.given import names
@@ -172,7 +205,7 @@ def _subject(
 
     return Subject(
         entry.name, entry.mask, entry.title, words, command, problem, target, data_at,
-        _parameters(entry), measurement, why, evaluation, made_up,
+        _parameters(entry), measurement, why, evaluation, row, made_up,
     )  # fmt: skip
 
 

@@ -13,6 +13,9 @@ from maskc.core.data import CuSeqlens, Parents
 from maskc.core.errors import BadTensors, ExtraMissing
 from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
+from maskc.dsl.score_tracer import Score
+from maskc.ir.names import declared_names
+from maskc.reference.scores import ScoreOf
 
 Data = Mapping[str, object] | Callable[[np.ndarray], Mapping[str, object]]
 """Arrays and parameters by name: for every sequence, or from the tokens of each, int64 [N]."""
@@ -64,6 +67,38 @@ class LayerTensors:
     """What the layer sees without a pattern."""
     data: Mapping[str, object] = field(default_factory=dict)
     """Arrays that the base mask reads."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap)."""
+    sinks: Any = None
+    """fp32 tensor [Hq]: a further logit of each head, whose key has no value; masks keep it."""
+    score: Score | None = None
+    """What softmax sees in place of scale * q . k, such as a position bias."""
+    tables: Mapping[str, object] = field(default_factory=dict)
+    """What the formula of the score reads."""
+
+    def logits(self, scores: Any, b: int, first: int) -> Any:
+        """What softmax sees of scores.
+
+        Args:
+            scores: fp32 [Hq, rows, N], scale * q . k of one sequence; b: which one.
+            first: the query of the first row.
+
+        Returns:
+            A new tensor like `scores`; `scores` where softmax sees them as they are.
+        """
+        if self.softcap is not None:
+            return (scores / self.softcap).tanh_().mul_(self.softcap)
+        if self.score is None:
+            return scores
+        torch = torch_module()
+        rows, n = scores.shape[1:]
+        formula = ScoreOf(self.score.inputs, self.tables, n, n)
+        q, k = (x.reshape(-1) for x in np.indices((rows, n)))
+        found = torch.empty_like(scores)
+        for head, own in enumerate(scores):
+            logits = formula(own.double().cpu().numpy().reshape(-1), q + first, k, head, b)
+            found[head] = torch.from_numpy(logits.value.reshape(rows, n).copy())
+        return found
 
 
 @dataclass(frozen=True)
@@ -178,7 +213,8 @@ def capture(
 ) -> Tensors:
     """q, k and v of a model of transformers, as its attention function gets them.
 
-    Rotary embeddings and the scale are the model's; the mask of each layer is what the model says.
+    Rotary embeddings, scale, soft-cap, sink logits and position bias are the model's, as is the
+    mask of each layer: what is found of these tensors speaks of the model's own attention.
 
     Args:
         model: any model that uses transformers' attention interface.
@@ -188,7 +224,8 @@ def capture(
 
     Raises:
         ModelNotServed: the model computes attention by itself (MC605).
-        BadTensors: no such layer called its attention (MC730).
+        BadTensors: no such layer called its attention, layers differ in their lengths, or one has
+            something that is not kept (MC730).
         ExtraMissing: transformers is not installed (MC507).
     """
     from maskc.evaluate.models import attention_of
@@ -196,14 +233,45 @@ def capture(
     torch = torch_module()
     wanted = None if layers is None else set(layers)
     found: list[LayerTensors] = []
+    name = type(model).__name__
 
-    def note(number: int, layer: Any, q: Any, k: Any, v: Any, scale: float) -> None:
+    def note(number: int, q: Any, k: Any, v: Any, mask: Mask, options: Mapping[str, Any]) -> None:
         if wanted is None or number in wanted:
-            found.append(LayerTensors(number, q, k, v, scale, layer.mask, layer.data))
+            found.append(_layer(name, number, q, k, v, mask, **options))
 
     with attention_of(model, note, compute), torch.no_grad():
         model(input_ids=input_ids, use_cache=False)
     if not found:
         asked = "none" if wanted is None else ", ".join(map(str, sorted(wanted)))
-        raise BadTensors(type(model).__name__, f"no attention layer of {asked} ran", at="layers")
-    return Tensors(tuple(found), type(model).__name__)
+        raise BadTensors(name, f"no attention layer of {asked} ran", at="layers")
+    for each in found:
+        n_q, n_kv, n = each.q.shape[2], each.k.shape[2], found[0].q.shape[2]
+        if (n_q, n_kv) != (n, n):
+            what = f"layer {each.layer} has {n_q} queries and {n_kv} keys, and layer"
+            what = f"{what} {found[0].layer} has {n} queries: name layers that are alike"
+            raise BadTensors(name, what, at="layers")
+    return Tensors(tuple(found), name)
+
+
+def _layer(
+    name: str, number: int, q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None,
+    softcap: float | None = None, sink_logits: Any = None, score: Score | None = None,
+    dropout_p: float = 0.0, **data: Any,
+) -> LayerTensors:  # fmt: skip
+    """What one call of `maskc.attention` computes with.
+
+    Raises:
+        BadTensors: the call has a keyword that changes its result and is not kept (MC730).
+    """
+    read = () if score is None else score.inputs.names
+    own = {key: data.pop(key) for key in declared_names(mask) & data.keys()}
+    tables = {key: data.pop(key) for key in read if key in data}
+    other = [key for key, value in data.items() if value is not None]
+    other += ["dropout_p"] * bool(dropout_p) + ["a score that hides pairs"] * (
+        score is not None and score.mask is not None
+    )
+    if other:
+        raise BadTensors(name, f"the attention of layer {number} takes {other[0]}", at="model")
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    sinks = None if sink_logits is None else sink_logits.detach().float()
+    return LayerTensors(number, q, k, v, scale, mask, own, softcap, sinks, score, tables)
