@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _LENGTHS = {"cpu": (128, 256, 512, 1024)}
 """Lengths that are timed where nothing says which, by target."""
 _OTHER = (1024, 4096, 16384)
+_CHECKED = 2
+"""The first ones are checked where nothing is timed."""
 
 
 @click.command(short_help="Write a page about the mask: meaning, cost, speed, quality.")
@@ -50,7 +52,7 @@ _OTHER = (1024, 4096, 16384)
 )
 @click.option(
     "--repeats", type=click.IntRange(0), default=10, show_default=True,
-    help="Rounds of timing; 0 times nothing.",
+    help="Rounds of timing; 0 checks results and times nothing.",
 )  # fmt: skip
 @click.option(
     "--evaluation", type=FilePath(dir_okay=False), metavar="JSON",
@@ -68,8 +70,8 @@ def report(
     It has definition, picture, proofs, pseudocode, complexity, plan, verification, speed on this
     machine, quality, ablations and significance.
 
-    Sections that were not run say so, and which command runs them. Exits with 3 where a result
-    that was timed is wrong; the page is written all the same.
+    Sections that were not run say so, and which command runs them. Exits with 3 where a result is
+    wrong; the page is written all the same.
     """
     writer = _writer(output)
     if len(found) > 1:
@@ -193,11 +195,10 @@ def _subject(
     problem = how.asked.problem(entry.mask)
     target = how.asked.target_for(entry.mask)
     asked = (n,) if isinstance(n, int) else n
-    lengths = asked if asked else _LENGTHS.get(target.name, _OTHER)
+    usual = _LENGTHS.get(target.name, _OTHER)
+    lengths = asked if asked else usual if how.repeats else usual[:_CHECKED]
     words = _words(entry)
-    measurement, why = None, "--repeats 0 was asked for"
-    if how.repeats:
-        measurement, why = _measurement(entry, how, lengths, arrays, words, progress)
+    measurement, why = _measurement(entry, how, lengths, arrays, words, progress)
     made_up = [name for name in names(entry) if name not in arrays.given]
 
     def data_at(length: int) -> Mapping[str, object]:
@@ -221,6 +222,9 @@ def _measurement(
         result = measured([entry], how, lengths, None, arrays.of, progress)
     except MaskcError as refusal:
         return None, f"{refusal.finding} ({refusal.code})"
+    if not how.repeats:
+        about = Measurement(result.rows, result.notes, [], result.about, "")
+        return about, "--repeats 0 was asked for"
     rest = f"--n {','.join(map(str, lengths))} --target {how.asked.target_for(entry.mask).name}"
     asked = how.asked
     kernel = f"--head-dim {asked.head_dim} --dtype {asked.dtype}"

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from maskc.api import attention
-from maskc.core.errors import ExtraMissing, ModelNotServed, WeightsMissing
+from maskc.core.errors import ExtraMissing, ModelNotServed, WeightsMissing, not_imported
 from maskc.dsl.mask import Mask
 from maskc.evaluate.tensors import Data, data_of, placed
 from maskc.ir.names import declared_names
@@ -41,8 +41,8 @@ def load(
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError:
-        raise ExtraMissing("maskc.evaluate", "transformers", "evaluate") from None
+    except ImportError as error:
+        raise not_imported(error, "maskc.evaluate", "transformers", "evaluate") from error
     options: dict[str, Any] = {}
     place = name
     if name in PACKAGES:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from maskc.core.data import CuSeqlens, Parents
-from maskc.core.errors import BadTensors, ExtraMissing
+from maskc.core.errors import BadTensors, not_imported
+from maskc.core.unreadable import UNREADABLE, reason
 from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import Score
@@ -36,8 +37,8 @@ def torch_module() -> Any:
     """
     try:
         import torch
-    except ImportError:
-        raise ExtraMissing("maskc.evaluate", "torch", "evaluate") from None
+    except ImportError as error:
+        raise not_imported(error, "maskc.evaluate", "torch", "evaluate") from error
     return torch
 
 
@@ -121,7 +122,8 @@ class Tensors:
 
 def tensors(
     q: object, k: object, v: object = None, *, base: Mask | None = None,
-    scale: float | None = None, source: str = "tensors", device: object = None,
+    scale: float | None = None, softcap: float | None = None, sink_logits: object = None,
+    source: str = "tensors", device: object = None,
 ) -> Tensors:  # fmt: skip
     """Layers of q, k and v, checked.
 
@@ -131,6 +133,8 @@ def tensors(
         v: as k with any last dimension; k itself when None, so that outputs mean little.
         base: what every layer sees without a pattern; causal() when None.
         scale: factor of q . k; D^-1/2 when None.
+        softcap: scores become softcap * tanh(score / softcap).
+        sink_logits: [layers, Hq] or [Hq], a further logit of each head, whose key has no value.
         source: where they are from, for reports.
         device: where to compute; where the tensors are when None.
 
@@ -143,7 +147,12 @@ def tensors(
     for name, given in (("q", q), ("k", k), ("v", k if v is None else v)):
         if given is None:
             raise BadTensors(source, f"{name} is missing", at=name)
-        x = torch.as_tensor(given) if device is None else torch.as_tensor(given, device=device)
+        try:
+            x = torch.as_tensor(given, device=device)  # type: ignore[call-overload]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BadTensors(
+                source, f"{name} is no array of numbers: {reason(error)}", at=name
+            ) from None
         if x.ndim == 4:
             x = x[None]
         if x.ndim != 5 or 0 in x.shape:
@@ -152,11 +161,19 @@ def tensors(
             raise BadTensors(source, f"{name} holds {x.dtype}, which is no float", at=name)
         found[name] = x
     _check(source, *found.values())
-    dim = found["q"].shape[-1]
+    count, _, heads, _, dim = found["q"].shape
+    sinks: Any = [None] * count
+    if sink_logits is not None:
+        given = torch.as_tensor(sink_logits, device=found["q"].device).float()
+        if tuple(given.shape) not in ((heads,), (count, heads)):
+            what = f"sink_logits has shape {list(given.shape)}, expected [{heads}]"
+            raise BadTensors(source, f"{what} or [{count}, {heads}]", at="sink_logits")
+        sinks = given.expand(count, heads)
     layers = tuple(
         LayerTensors(
             index, found["q"][index], found["k"][index], found["v"][index],
             dim**-0.5 if scale is None else scale, causal() if base is None else base,
+            softcap=softcap, sinks=sinks[index],
         )
         for index in range(len(found["q"]))
     )  # fmt: skip
@@ -175,7 +192,9 @@ def _check(source: str, q: Any, k: Any, v: Any) -> None:
 
 
 def read_npz(path: str | Path, *, base: Mask | None = None, device: object = None) -> Tensors:
-    """Tensors of a file with arrays q, k and, for outputs, v; `scale` where it is not D^-1/2.
+    """Tensors of a file with arrays q, k and, for outputs, v.
+
+    It may have `scale`, where that is not D^-1/2, `softcap` and `sink_logits`, see `tensors`.
 
     Args:
         path: *.npz, as `numpy.savez` writes it; nothing in it is unpickled.
@@ -185,20 +204,38 @@ def read_npz(path: str | Path, *, base: Mask | None = None, device: object = Non
     Raises:
         BadTensors: the file cannot be read, or arrays are missing or do not fit (MC730).
     """
-    from zipfile import BadZipFile
-
     name = str(path)
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files if key in ("q", "k", "v", "scale")}
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError, TypeError) as error:
-        raise BadTensors(name, f"it cannot be read as *.npz: {error}", at=name) from None
+            arrays = {key: file[key] for key in file.files if key in _ARRAYS}
+    except (*UNREADABLE, AttributeError) as error:
+        raise BadTensors(name, f"it cannot be read as *.npz: {reason(error)}", at=name) from None
     for key in ("q", "k"):
         if key not in arrays:
             raise BadTensors(name, f"it has no array {key}", at=name)
-    scale = float(arrays["scale"]) if "scale" in arrays else None
+    scale, softcap = (_number(name, key, arrays.get(key)) for key in ("scale", "softcap"))
     q, k, v = (_readable(arrays.get(key)) for key in "qkv")
-    return tensors(q, k, v, base=base, scale=scale, source=name, device=device)
+    return tensors(
+        q, k, v, base=base, scale=scale, softcap=softcap, sink_logits=arrays.get("sink_logits"),
+        source=name, device=device,
+    )  # fmt: skip
+
+
+_ARRAYS = ("q", "k", "v", "scale", "softcap", "sink_logits")
+
+
+def _number(name: str, key: str, array: Any) -> float | None:
+    """A file's number; None where it has none of this name.
+
+    Raises:
+        BadTensors: it is something else (MC730).
+    """
+    if array is None:
+        return None
+    if array.size != 1 or array.dtype.kind not in "fiu":
+        what = f"{key} is {array.dtype} of shape {list(array.shape)}, expected one number"
+        raise BadTensors(name, what, at=name)
+    return float(array.item())
 
 
 def _readable(array: Any) -> Any:

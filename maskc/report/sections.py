@@ -412,14 +412,15 @@ def _verification(subject: Subject) -> Iterator[Block]:
             for row in found.rows if row["impl"] == "maskc"
         ]  # fmt: skip
         yield Table(("N", "pass", "largest error", "verdict"), rows, frozenset({0, 2}))
-        yield Command(found.command)
+        if found.command:
+            yield Command(found.command)
     yield Words("More lengths, probes with keys of NaN, and random cases:")
     yield Code(f"maskc verify {subject.words} {_options(subject)}\nmaskc test {subject.words}")
 
 
 def _speed(subject: Subject) -> Iterator[Block]:
     found = subject.measurement
-    if found is None:
+    if found is None or all(row["ms"] is None for row in found.rows):
         yield Words(f"Not run: {subject.why_not_measured}.")
         return
     rivals = found.about.get("rivals")

@@ -126,11 +126,13 @@ def test_tokens_of_equal_attention_retain_the_share_of_keys():
 
 def test_a_file_of_tensors(tmp_path: Path):
     q, k, v = drawn()
-    np.savez(tmp_path / "x.npz", q=q, k=k, v=v, scale=0.5)
+    sinks = np.linspace(0, 1, HEADS).astype(np.float32)
+    np.savez(tmp_path / "x.npz", q=q, k=k, v=v, scale=0.5, softcap=3, sink_logits=sinks)
     read = mc.evaluate.read_npz(tmp_path / "x.npz")
     assert (read.n, read.sequences, len(read.layers)) == (N, 2, 2)
     assert read.layers[1].scale == 0.5
-    direct = mc.evaluate.tensors(q, k, v, scale=0.5)
+    assert read.layers[1].softcap == 3
+    direct = mc.evaluate.tensors(q, k, v, scale=0.5, softcap=3.0, sink_logits=sinks)
     got, same = (mc.evaluate.information_loss(MASKS, each) for each in (read, direct))
     assert got == same
 

@@ -229,6 +229,12 @@ def test_sliders_move_map_and_price_without_a_rebuild(opened):
     check_cells(page, moved.dense(500), 4)
 
 
+def shown_in(page, pane, text):
+    """Wait until a pane says something."""
+    where = f"document.querySelector('section[aria-label={pane}]')"
+    B.settled(page, f"{where}.textContent.includes({json.dumps(text)})")
+
+
 @pytest.mark.parametrize("text", [
     "causal() | window(7)", "topk(16, of=causal()) | window(7)",
     "topk(512, of=causal()) | window(127)",
@@ -242,7 +248,7 @@ def test_terms_that_others_absorb_are_drawn(opened, text):
     # the hull of both selections is causal(), which window() exceeds nowhere
     check_pairs(page, mc.causal().dense(300), 0, 0, 1)
     page.evaluate("maskcExplorer.map.point(20, 14)")
-    B.settled(page, "document.querySelector('section[aria-label=Why]').textContent.includes('window(window)')")
+    shown_in(page, "Why", "window(window)")
 
 
 def test_statements_follow_the_parameters(opened):
@@ -257,14 +263,14 @@ def test_statements_follow_the_parameters(opened):
     assert "one head" in page.inner_text(price).lower()
     assert "roofline of 16 heads" in page.inner_text(price).lower()
     page.evaluate("maskcExplorer.map.point(200, 160)")
-    B.settled(page, "document.querySelector('section[aria-label=Why]').textContent.includes('no pair is tested')")
+    shown_in(page, "Why", "no pair is tested")
     page.evaluate("maskcExplorer.setParam('window', 43)")
-    B.settled(page, "document.querySelector('section[aria-label=Compare]').textContent.includes('nothing is proved')")
+    shown_in(page, "Compare", "nothing is proved")
     for text in ("Proved", "at all lengths", "At other lengths"):
         assert text not in page.inner_text(compare)
     assert "a call of these lengths runs" not in page.inner_text(price)
     page.evaluate("maskcExplorer.setParam('window', maskcExplorer.parameters[1].value)")
-    B.settled(page, "document.querySelector('section[aria-label=Compare]').textContent.includes('at all lengths')")
+    shown_in(page, "Compare", "at all lengths")
 
 
 def test_made_up_data_are_called_so(opened):

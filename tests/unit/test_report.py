@@ -306,6 +306,22 @@ def test_an_evaluation_is_shown(tmp_path: Path):
     assert "dense attention. Evaluate it" not in found.text
 
 
+def test_without_timing_results_are_checked_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = ("report", "--expr", "causal() & window(9)", *QUICK, "--n", 40, "-o", tmp_path / "a.md")
+    maskc(*words)
+    text = (tmp_path / "a.md").read_text()
+    verification = text.partition("## Verification")[2].partition("## Speed")[0]
+    assert verification.count("| right |") == 2, verification
+    assert "Not run: --repeats 0 was asked for." in text.partition("## Speed")[2]
+    right = CompiledMask.__call__
+    monkeypatch.setattr(
+        CompiledMask, "__call__", lambda self, *a, **b: (right(self, *a, **b)[0] * 1.01, None)
+    )
+    assert "are wrong" in maskc(*words, "--direction", "fwd", code=3).stderr
+
+
 def test_an_evaluation_of_another_mask_is_refused(tmp_path: Path):
     """Also where a mask of the same name, or one that keeps fewer pairs, is in it."""
     file = tmp_path / "quality.json"

@@ -154,7 +154,8 @@ def no_price(problem: Problem, why: str) -> Plain:
     `others` says whether a call may run something else than `tile`.
     """
     return {
-        "tile": [128, 128], "partial": "some of its pairs are live", "others": False, "dims": problem.head_dim + problem.head_dim_v,
+        "tile": [128, 128], "partial": "some of its pairs are live", "others": False,
+        "dims": problem.head_dim + problem.head_dim_v,
         "itemsize": problem.dtype.itemsize, "card": None, "curve": [], "why": why,
     }  # fmt: skip
 
