@@ -8,8 +8,8 @@ import zlib
 from zipfile import BadZipFile
 
 UNREADABLE: tuple[type[Exception], ...] = (
-    OSError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, RuntimeError,
-    MemoryError, BadZipFile, zlib.error, lzma.LZMAError, struct.error,
+    OSError, ValueError, TypeError, AttributeError, LookupError, EOFError, ArithmeticError,
+    RuntimeError, MemoryError, BadZipFile, zlib.error, lzma.LZMAError, struct.error,
 )  # fmt: skip
 """Of json and of numpy.load: deep nesting is a RecursionError, an encrypted archive a RuntimeError,
 an unknown method of compression a NotImplementedError, a header that claims terabytes a

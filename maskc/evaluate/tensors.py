@@ -148,7 +148,7 @@ def tensors(
         if given is None:
             raise BadTensors(source, f"{name} is missing", at=name)
         try:
-            x = torch.as_tensor(given, device=device)  # type: ignore[call-overload]
+            x = torch.as_tensor(given, device=device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise BadTensors(
                 source, f"{name} is no array of numbers: {reason(error)}", at=name
@@ -208,7 +208,7 @@ def read_npz(path: str | Path, *, base: Mask | None = None, device: object = Non
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files if key in _ARRAYS}
-    except (*UNREADABLE, AttributeError) as error:
+    except UNREADABLE as error:
         raise BadTensors(name, f"it cannot be read as *.npz: {reason(error)}", at=name) from None
     for key in ("q", "k"):
         if key not in arrays:
