@@ -269,6 +269,7 @@ def test_statements_follow_the_parameters(opened):
     for text in ("Proved", "at all lengths", "At other lengths"):
         assert text not in page.inner_text(compare)
     assert "a call of these lengths runs" not in page.inner_text(price)
+    assert "as it was written" in page.inner_text("section[aria-label=Source]")
     page.evaluate("maskcExplorer.setParam('window', maskcExplorer.parameters[1].value)")
     shown_in(page, "Compare", "at all lengths")
 

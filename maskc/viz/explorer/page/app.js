@@ -454,7 +454,7 @@ export class Explorer {
     this.waiting = true;
     requestAnimationFrame(() => setTimeout(() => {
       this.waiting = false;
-      for (const each of [this.why, this.pricing, this.comparing]) each.update();
+      for (const each of [this.why, this.pricing, this.source, this.comparing]) each.update();
       this.#place();
       this.#drawStrip();
       this.#twin();

@@ -215,6 +215,13 @@ export class Source {
     else this.body.replaceChildren(make("p", { class: "aside" }, "no source of this mask"));
   }
 
+  /** What files say is of the mask as the compiler was given it. */
+  update() {
+    const moved = "of the mask as it was written";
+    if (!this.explorer.asBuilt()) this.remark.textContent = moved;
+    else if (this.remark.textContent === moved) this.remark.textContent = "";
+  }
+
   /** links of a file: [line, line of the pattern] pairs. */
   show(index) {
     const file = this.files[index];
