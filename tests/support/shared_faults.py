@@ -157,3 +157,29 @@ def index_tensors(rank: int, size: int) -> list[str]:
         if not torch.allclose(x.grad, made.shard(y.grad, 2), atol=1e-5):
             wrong.append("a gradient")
     return wrong
+
+
+def captured_tables(rank: int, size: int) -> list[str]:
+    """Each rank has its share of the gradient of a table that a formula captures."""
+    q, k, v = tensors(24)
+    table = torch.randn(2, 47, generator=torch.Generator().manual_seed(1))
+
+    def trained(call: Callable[..., Any], given: list[torch.Tensor]) -> torch.Tensor:
+        bias = table.clone().requires_grad_()
+        score = mc.score(lambda s, q, k, h: s + bias[h, q - k + 23])
+        call(*given, score=score).sin().sum().backward()
+        assert bias.grad is not None, "no gradient"
+        return bias.grad
+
+    made = mc.distributed.plan(mc.causal(), 24, size, layout="contiguous", **SMALL)
+    found = trained(
+        lambda *x, **more: mc.distributed.attention(*x, made, **more),
+        [made.shard(x, 2) for x in (q, k, v)],
+    )
+    torch.distributed.all_reduce(found)
+    place = torch.arange(24)
+    bias, q, k, v = (x.double().requires_grad_() for x in (table, q, k, v))
+    scores = q @ k.mT / 4 + bias[:, place[:, None] - place + 23]
+    weights = scores.masked_fill(place[:, None] < place, -torch.inf).softmax(-1)
+    (weights @ v).sin().sum().backward()
+    return [] if torch.allclose(found.double(), bias.grad, atol=1e-5) else ["a captured table"]

@@ -50,7 +50,15 @@ def test_a_rank_that_dies_is_named():
     assert "rank 0" in told[1], told[1]
 
 
-@pytest.mark.parametrize("job", ["calls_that_end_early", "data_of_a_moment", "index_tensors"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        "calls_that_end_early",
+        "captured_tables",
+        "data_of_a_moment",
+        "index_tensors",
+    ],
+)
 def test_two_ranks(job: str):
     from tests.support import shared_faults
 
