@@ -114,9 +114,9 @@ class _Given:
     return_lse: bool
 
     @property
-    def qkv(self) -> dict[str, Any]:
-        """q, k and v by name."""
-        return {"q": self.q, "k": self.k, "v": self.v}
+    def qkv(self) -> tuple[Any, Any, Any]:
+        """q, k and v."""
+        return self.q, self.k, self.v
 
 
 def _shared(given: _Given, plan: Plan, layer: str | None, group: Any) -> tuple[Any, Any]:
@@ -125,9 +125,11 @@ def _shared(given: _Given, plan: Plan, layer: str | None, group: Any) -> tuple[A
     try:
         mesh = _mesh_of(given)
         if mesh is not None:
-            given.q, given.k, given.v = (x.to_local() for x in given.qkv.values())
+            given.q, given.k, given.v = (x.to_local() for x in given.qkv)
             group = mesh if group is None else group
-        _check(given, plan.layer(layer))
+        own = plan.layer(layer)
+        if given.dropout or given.score is not None or given.tables or own.ranking:
+            _check(given, own)
         plan = plan.now()
         ranks = ranks_of(plan, group)
         accord = _accord(given, plan, ranks, layer)
@@ -167,7 +169,7 @@ def _accord(given: _Given, plan: Plan, ranks: Ranks, layer: str | None) -> Accor
     Raises:
         BadShape: q, k or v has not four dimensions (MC401).
     """
-    for name, x in given.qkv.items():
+    for name, x in zip("qkv", given.qkv, strict=True):
         if x.dim() != 4:
             raise BadShape(name, tuple(x.shape), "four dimensions", at=name)
     formula = None if given.score is None else given.score.inputs.text
@@ -207,7 +209,8 @@ def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> Step:
     tensors = tuple(name for name, x in tables.items() if hasattr(x, "requires_grad"))
     step = Step(plan, work, accord, given.options, given.deterministic, dropout, known, score,
                 tables, tensors, plan.layer(layer).ranking, given.return_lse)  # fmt: skip
-    step.build(given.q, given.v)
+    if accord.ranks.size > 1:
+        step.build(given.q, given.v)
     return step
 
 
@@ -256,16 +259,16 @@ def _mesh_of(given: _Given) -> Any:
     """
     import torch
 
-    for name, x in given.qkv.items():
+    for name, x in zip("qkv", given.qkv, strict=True):
         if not isinstance(x, torch.Tensor):
             raise MixedLibraries("mc.distributed.attention", "torch.Tensor", name,
                                  type(x).__name__, at=name)  # fmt: skip
-    if not any(hasattr(x, "device_mesh") for x in given.qkv.values()):
+    if not any(hasattr(x, "device_mesh") for x in given.qkv):
         return None
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh = next(x.device_mesh for x in given.qkv.values() if isinstance(x, DTensor))
-    for name, x in given.qkv.items():
+    mesh = next(x.device_mesh for x in given.qkv if isinstance(x, DTensor))
+    for name, x in zip("qkv", given.qkv, strict=True):
         if not isinstance(x, DTensor) or x.device_mesh != mesh or x.placements != (Shard(2),):
             where = getattr(x, "placements", "no DTensor")
             raise NotShared(name, f"it is placed {where}", "place q, k and v as Shard(2)", at=name)

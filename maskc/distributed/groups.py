@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from maskc.core.errors import RankLost, RankRefused, RanksDisagree, ShardLength, WrongGroup
 from maskc.distributed.exchange import Exchange
@@ -91,7 +91,7 @@ class Own(NamedTuple):
     """The code of the error that ends the rank's call; 0 where there is none."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Accord:
     """What the ranks of one call compare before and behind each pass.
 
@@ -110,7 +110,7 @@ class Accord:
 
     @classmethod
     def of(
-        cls, plan: Plan, ranks: Ranks, tensors: Mapping[str, Any], call: tuple[object, ...]
+        cls, plan: Plan, ranks: Ranks, tensors: Sequence[Any], call: tuple[object, ...]
     ) -> Accord:  # fmt: skip
         """Describe a call.
 
@@ -118,13 +118,14 @@ class Accord:
             tensors: q, k and v of this rank [B, H, tokens, D].
             call: what else ranks must have alike.
         """
-        shapes = tuple((tuple(x.shape[:2]), x.shape[3]) for x in tensors.values())
-        first, *_ = tensors.values()
-        alike = (shapes, str(first.dtype), *call)
-        for number, x in enumerate(tensors.values()):
-            if x.shape[2] != plan.tokens(ranks.rank):
-                return cls(plan, ranks, first.device, alike, number + 1, x.shape[2])
-        return cls(plan, ranks, first.device, alike)
+        shapes, own = [x.shape for x in tensors], plan.tokens(ranks.rank)
+        wrong = next((i for i, shape in enumerate(shapes, 1) if shape[2] != own), 0)
+        tokens = shapes[wrong - 1][2] if wrong else 0
+        first = tensors[0]
+        if ranks.size == 1:
+            return cls(plan, ranks, first.device, (), wrong, tokens)
+        sizes = tuple((*shape[:2], shape[3]) for shape in shapes)
+        return cls(plan, ranks, first.device, (sizes, str(first.dtype), *call), wrong, tokens)
 
     def begin(self, at: Pass = Pass.forward, failure: BaseException | None = None) -> None:
         """See that all ranks begin the same pass of the same call.
@@ -137,13 +138,15 @@ class Accord:
             ShardLength: a tensor is no shard of the plan, on all of them (MC704).
             RankRefused: another rank raised (MC709).
         """
-        agreed: set[object] = self.plan.once(("agreed",), set)
-        kind = id(self.ranks.group), self.call
-        first = at is Pass.forward and (kind not in agreed if self.call else not agreed)
-        if self.ranks.size > 1 and (self._compares or first):
-            self._check(self._exchanged(at, failure))
-            agreed.add(kind)
-        elif self.wrong:
+        if self.ranks.size > 1:
+            agreed: set[object] = self.plan.once(("agreed",), set)
+            kind = id(self.ranks.group), self.call
+            first = at is Pass.forward and (kind not in agreed if self.call else not agreed)
+            if self._compares or first:
+                self._check(self._exchanged(at, failure))
+                agreed.add(kind)
+                return
+        if self.wrong:
             raise wrong_length(self.plan, "qkv"[self.wrong - 1], self.tokens, self.ranks.rank)
 
     def run(self, job: Callable[[], T]) -> T:
@@ -153,20 +156,17 @@ class Accord:
             RankRefused: another rank raised (MC709).
             Exception: what the job raised.
         """
-        failure, found = None, None
+        if not self._compares:
+            return job()
         try:
             found = job()
         except RankLost:
             raise
         except Exception as error:
-            failure = error
-        if self._compares:
-            told = self._exchanged(Pass.end, failure)
-            if failure is None:
-                self._check(told)
-        if failure is not None:
-            raise failure
-        return cast(T, found)
+            self._exchanged(Pass.end, error)
+            raise
+        self._check(self._exchanged(Pass.end, None))
+        return found
 
     @property
     def _compares(self) -> bool:
