@@ -55,6 +55,7 @@ from maskc.dsl.traced import param as param
 from maskc.dsl.tracer import from_mask_mod as from_mask_mod
 from maskc.dsl.tracer import where as where
 from maskc.flex import flex_attention as flex_attention
+from maskc.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from maskc import distributed as distributed

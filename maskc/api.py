@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from maskc import conventions
 from maskc.core.dtypes import E4M3
-from maskc.core.errors import BadOption, BadShape
+from maskc.core.errors import ArgumentsByPlace, BadOption, BadShape
 from maskc.core.score import Formula, Inputs
-from maskc.core.source import caller, outside
+from maskc.core.source import outside
 from maskc.core.tensors import torch_of
 from maskc.dsl.mask import Mask
-from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, as_score
 from maskc.dsl.slots import emptied
 
@@ -55,7 +54,7 @@ def attention(
     return_selection: bool = False, indexer_loss: bool = False, **data: Any,
 ) -> Any: ...  # fmt: skip
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
+    q: Any, k: Any, v: Any, mask: Mask | None = None, *others: Any, scale: float | None = None,
     return_lse: bool = False,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
     normalizer: str = "softmax", alpha: Any = None, nan_safe: bool = False,
@@ -77,6 +76,7 @@ def attention(
             target.
         mask: which query sees which key. It may be left out where is_causal, window_size or
             cu_seqlens_q says so; beside them, a pair must satisfy all.
+        others: none; all further arguments go by name.
         deterministic: torch gradients have the same bits on every run; also whenever
             torch.use_deterministic_algorithms(True) is in force.
         scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe: as of a
@@ -107,12 +107,15 @@ def attention(
     Raises:
         NotAMask: `mask` is something else; a matrix, a function and the like with what to write.
         BadOption: keywords contradict each other (MC407).
+        ArgumentsByPlace: further arguments stand behind the mask (MC439).
         TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
         MaskcError: see CompiledMask.
 
     Warns:
         LayoutWarning: there are more heads than tokens, and no layout is given.
     """
+    if others:
+        raise ArgumentsByPlace("mc.attention", len(others), at="mask")
     options = dict(
         scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
         sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, **data,
@@ -129,9 +132,9 @@ def attention(
         keywords = conventions.Keywords(
             is_causal, window_size, enable_gqa, cu_seqlens_q, cu_seqlens_k, max_seqlen
         )
-        return _by_convention(q, k, v, mask, options, deterministic, layout, keywords, score)
+        return _by_convention(q, k, v, mask, options, data, deterministic, layout, keywords, score)
     if not isinstance(mask, Mask):
-        raise not_a_mask("mc.attention", mask, caller() or "mask")
+        raise conventions.without_mask(mask, data)
     _hint(q, k)
     return _attention(_compiled, q, k, v, mask, options, deterministic, score)
 
@@ -222,15 +225,15 @@ def _scaled(
 
 
 def _by_convention(
-    q: Any, k: Any, v: Any, mask: Mask | None, options: dict[str, Any], deterministic: bool,
-    layout: str | None, keywords: conventions.Keywords, score: Score | None,
+    q: Any, k: Any, v: Any, mask: Mask | None, options: dict[str, Any], data: dict[str, Any],
+    deterministic: bool, layout: str | None, keywords: conventions.Keywords, score: Score | None,
 ) -> Any:  # fmt: skip
     """A call with keywords of other libraries, see `maskc.conventions`."""
     restricts = keywords.is_causal or keywords.window_size is not None
     if mask is None and (restricts or keywords.cu_seqlens_q is not None):
         mask = conventions.EVERYTHING
     if not isinstance(mask, Mask):
-        raise not_a_mask("mc.attention", mask, caller() or "mask")
+        raise conventions.without_mask(mask, data)
     if layout is not None:
         conventions.check_layout(layout)
     if getattr(q, "is_nested", False):  # refused, with what to do

@@ -10,6 +10,7 @@ from maskc.core.errors import (
     BadLength,
     BadOption,
     BadShape,
+    DTypesDiffer,
     HeadsDoNotDivide,
     Misaligned,
     NotContiguous,
@@ -33,7 +34,8 @@ def check_inputs(q: Array, k: Array, v: Array, problem: Problem, target: Target)
     """The sizes of a call, when q, k and v fit each other, the kernel and the target.
 
     Raises:
-        BadShape, HeadsDoNotDivide, BadLength, WrongDType, WrongDevice, NotContiguous, Misaligned.
+        BadShape, HeadsDoNotDivide, BadLength, DTypesDiffer, WrongDType, WrongDevice, NotContiguous,
+            Misaligned.
     """
     for name, array in (("q", q), ("k", k), ("v", v)):
         if len(array.shape) != 4:
@@ -41,14 +43,16 @@ def check_inputs(q: Array, k: Array, v: Array, problem: Problem, target: Target)
     batch, heads_q, n_q, _ = q.shape
     heads_kv, n_kv = k.shape[1], k.shape[2]
     _shape("q", q, (batch, heads_q, n_q, problem.head_dim), "compiled head_dim")
-    _shape("k", k, (batch, heads_kv, n_kv, problem.head_dim), "batch of q, compiled head_dim")
-    _shape("v", v, (batch, heads_kv, n_kv, problem.head_dim_v), "like k, compiled head_dim_v")
+    _shape("k", k, (batch, heads_kv, n_kv, problem.head_dim), "batch and head_dim of q")
+    _shape("v", v, (batch, heads_kv, n_kv, problem.head_dim_v), "batch, heads and tokens of k")
     if heads_q and (not heads_kv or heads_q % heads_kv):
         raise HeadsDoNotDivide(heads_q, heads_kv, at="k")
     for name, length in (("n_q", n_q), ("n_kv", n_kv)):
         if length > MAX_LENGTH:
             raise BadLength(name, MAX_LENGTH, length, at=name)
     for name, array in (("q", q), ("k", k), ("v", v)):
+        if array.dtype != q.dtype == problem.dtype.value:
+            raise DTypesDiffer(q.dtype, name, array.dtype, at=name)
         check_storage(name, array, problem.dtype.value, target, q.device)
     return Sizes(batch, heads_q, heads_kv, n_q, n_kv)
 

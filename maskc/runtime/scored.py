@@ -23,11 +23,11 @@ from maskc.core import score as S
 from maskc.core.abi import SCORE
 from maskc.core.bundle import Bundle
 from maskc.core.captured import Held
+from maskc.core.data import CALL
 from maskc.core.errors import (
     BadOption,
     BadShape,
     DataMissing,
-    DataUnknown,
     MixedLibraries,
     ScoreIndex,
     ScoreOption,
@@ -36,6 +36,7 @@ from maskc.core.errors import (
 )
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
 from maskc.core.tensors import HOST, Array, Device, contiguous, singles
+from maskc.core.unknown import unknown_keyword
 from maskc.dispatch.options import CallOptions
 from maskc.runtime.arrays.known import LIBRARIES, Library, array_of, library, zeros
 from maskc.runtime.autograd import kind_of
@@ -248,8 +249,7 @@ class ScoredMask(CompiledMask):
         given = _Given({name: x for name, x in data.items() if name not in self._slots})
         for name in given:
             if name not in self._own and not self._needs_data:
-                known = ", ".join([*self._slots, *sorted(self._own)]) or "none"
-                raise DataUnknown(name, known, "check the spelling", at=name)
+                raise unknown_keyword(name, [*self._slots, *self._own], CALL)
         for name in self._slots:
             if name in self._own and name in data:  # the mask reads it, too
                 given[name] = data[name]

@@ -115,8 +115,8 @@ def dropping(**options: object) -> None:
 TEXTS = {
     "MC401": (
         lambda: call(k=zeros(2, 2, 7, 16)),
-        "MC401 k  k has shape (2, 2, 7, 16), expected (2, 2, 7, 32) (batch of q, compiled "
-        "head_dim)\n"
+        "MC401 k  k has shape (2, 2, 7, 16), expected (2, 2, 7, 32) (batch and head_dim "
+        "of q)\n"
         "    hint: q is [B, Hq, Nq, D], k is [B, Hkv, Nkv, D], v is [B, Hkv, Nkv, Dv]",
     ),
     "MC402": (
@@ -125,8 +125,8 @@ TEXTS = {
         "    hint: grouped-query attention shares each key/value head among Hq / Hkv query heads",
     ),
     "MC403": (
-        lambda: call(v=np.zeros((2, 2, 7, 48))),
-        "MC403 v  v is float64, but this kernel was compiled for float32\n"
+        lambda: call(q=np.zeros((2, 4, 5, 32))),
+        "MC403 q  q is float64, but this kernel was compiled for float32\n"
         "    hint: convert it to float32: kernels store bfloat16, float16, float32, "
         "float8_e4m3fn, and compute in "
         "fp32",
@@ -240,6 +240,30 @@ TEXTS = {
         "MC432 dropout_p  no kernel drops weights here: a generated module holds the kernels that "
         "it was written with\n"
         "    hint: compile the mask with mask.compile",
+    ),
+    "MC437": (
+        lambda: mc.scaled_dot_product_attention(*3 * [zeros(2, 2, 5, 16)], np.ones((5, 5), int)),
+        "MC437 attn_mask  attn_mask must hold booleans or floating-point numbers, found ndarray of "
+        "int64\n"
+        "    hint: compare first: attn_mask=attn_mask != 0 keeps the pairs of ones",
+    ),
+    "MC438": (
+        lambda: call(v=np.zeros((2, 2, 7, 48))),
+        "MC438 v  q is float32, and v is float64\n"
+        "    hint: convert one to the dtype of the other; torch.autocast converts all three",
+    ),
+    "MC439": (
+        lambda: mc.attention(*3 * [zeros(1, 2, 5, 16)], mc.causal(), 0.0, True),
+        "MC439 mask  mc.attention takes q, k, v and mask by place, and 2 more stand behind "
+        "them\n"
+        "    hint: give them by name, as in scale=0.1; mc.scaled_dot_product_attention takes "
+        "PyTorch's arguments in PyTorch's order",
+    ),
+    "MC440": (
+        lambda: mc.documents("doc").dense(32, doc=np.array([0, 16, 32])),
+        "MC440 doc  'doc' has shape (3,), expected [32]; its values rise from 0 as cumulative "
+        "lengths do\n"
+        "    hint: mark cumulative lengths: doc=mc.cu_seqlens(...)",
     ),
     "MC413": (
         lambda: through_torch(None, None, *[nested()] * 3, {}, False),

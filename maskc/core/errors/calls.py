@@ -312,3 +312,38 @@ class DropoutNotRun(MaskcError):
     code = "MC432"
     message = "no kernel drops weights here: {0}"
     hint = "{1}"
+
+
+class NotAnAttnMask(MaskcError, TypeError):
+    """`mc.scaled_dot_product_attention` was given something else than an array as attn_mask."""
+
+    code = "MC437"
+    message = "attn_mask must hold booleans or floating-point numbers, found {0}"
+    hint = "{1}"
+
+
+class DTypesDiffer(WrongDType):
+    """q, k and v of a call have different dtypes."""
+
+    code = "MC438"
+    message = "q is {0}, and {1} is {2}"
+    hint = "convert one to the dtype of the other; torch.autocast converts all three"
+
+
+class ArgumentsByPlace(MaskcError, TypeError):
+    """Arguments stand behind the mask of a call, where only names tell them apart."""
+
+    code = "MC439"
+    message = "{0} takes q, k, v and mask by place, and {1} more stand behind them"
+    hint = (
+        "give them by name, as in scale=0.1; mc.scaled_dot_product_attention takes PyTorch's "
+        "arguments in PyTorch's order"
+    )
+
+
+class LengthsNotIds(DataShape):
+    """Documents were given as cumulative lengths, without the mark that tells these from ids."""
+
+    code = "MC440"
+    message = "{0!r} has shape {1}, expected {2}; its values rise from 0 as cumulative lengths do"
+    hint = "mark cumulative lengths: {0}=mc.cu_seqlens(...)"
