@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from maskc import conventions
 from maskc.core.dtypes import E4M3
-from maskc.core.errors import ArgumentsByPlace, BadOption, BadShape
+from maskc.core.errors import ArgumentsByPlace, BadOption, WrongRank
 from maskc.core.score import Formula, Inputs
 from maskc.core.source import outside
 from maskc.core.tensors import torch_of
@@ -192,7 +192,7 @@ def _kernel_of(q: Any, v: Any) -> tuple[Sizes, str, Device]:
     of_q, of_v = array_of(q, "q"), array_of(v, "v")
     for x, name in ((of_q, "q"), (of_v, "v")):
         if len(x.shape) != 4:
-            raise BadShape(name, x.shape, "four dimensions", at=name)
+            raise WrongRank(name, x.shape, at=name)
     return (of_q.shape[3], of_v.shape[3], of_q.shape[1]), of_q.dtype, of_q.device
 
 
@@ -249,7 +249,7 @@ def _by_convention(
     for x, name in ((q, "q"), (k, "k")):
         shape = tuple(getattr(x, "shape", (0, 0, 0, 0)))
         if len(shape) != 4:
-            raise BadShape(name, shape, "four dimensions", at=name)
+            raise WrongRank(name, shape, at=name)
     if layout is None and not packed:
         _hint(q, k)
     keywords.check_heads(q.shape[1], k.shape[1])

@@ -165,7 +165,9 @@ class CuSeqlens:
 
 def check_name(name: object, at: SourceLoc | None) -> str:
     """The name itself, or an error when it cannot be a keyword of a call."""
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+    if not isinstance(name, str):
+        raise ReservedName(f"a {type(name).__name__}", "it is no text", at=at)
+    if not name.isidentifier() or keyword.iskeyword(name):
         raise ReservedName(name, "it is not a Python identifier", at=at)
     if name in RESERVED or name.startswith("_"):
         raise ReservedName(name, "it is a word of the language or a keyword of the call", at=at)

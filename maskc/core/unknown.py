@@ -35,6 +35,7 @@ _ELSEWHERE = {
         "write is_causal=True, or the mask mc.causal(), where the last query meets the last key"
     ),
     "cu_seqlens_kv": "cu_seqlens_k= are the cumulative lengths of keys",
+    "data": "each array has its own name: doc=ids, not data={'doc': ids}",
     "dropout": "dropout_p= is the share of weights that are dropped",
     "generator": "dropout_seed= repeats a dropout",
     "key_padding_mask": _PADDING + "~key_padding_mask",
@@ -91,16 +92,23 @@ def unknown_keyword(name: str, known: Iterable[str], options: Iterable[str]) -> 
     return DataUnknown(name, ", ".join(known) or "none", hint, at=name)
 
 
-def wrong_ids(name: str, ids: np.ndarray, expected: str) -> DataShape:
+def wrong_ids(name: str, ids: np.ndarray, tokens: int, expected: str) -> DataShape:
     """The mistake of document ids that are not one per token.
 
     Args:
         name: the keyword of the documents.
         ids: what the call gives.
+        tokens: how many there are.
         expected: shapes that it takes.
     """
     if ids.ndim in (1, 2) and ids.shape[-1] > 1 and ids.dtype.kind in "iu":
         steps = np.diff(ids.astype(np.int64))
         if not ids[..., 0].any() and (steps >= 0).all() and (steps > 1).any():  # ids rise by 1
-            return LengthsNotIds(name, ids.shape, expected, at=name)
+            finding = "rise from 0 as cumulative lengths do"
+            hint = f"mark cumulative lengths: {name}=mc.cu_seqlens(...)"
+            return LengthsNotIds(name, ids.shape, expected, finding, hint, at=name)
+        if ids.sum(-1).max() == tokens and (ids > 0).all():
+            finding = f"add up to {tokens} as lengths do"
+            hint = f"{name}=mc.cu_seqlens(...) takes 0 and the end of each document: their sums"
+            return LengthsNotIds(name, ids.shape, expected, finding, hint, at=name)
     return DataShape(name, ids.shape, expected, at=name)

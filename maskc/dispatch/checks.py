@@ -16,6 +16,7 @@ from maskc.core.errors import (
     NotContiguous,
     WrongDevice,
     WrongDType,
+    WrongRank,
 )
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import Problem, TileShape
@@ -39,7 +40,7 @@ def check_inputs(q: Array, k: Array, v: Array, problem: Problem, target: Target)
     """
     for name, array in (("q", q), ("k", k), ("v", v)):
         if len(array.shape) != 4:
-            raise BadShape(name, array.shape, "4 dimensions [batch, heads, tokens, dim]", at=name)
+            raise WrongRank(name, array.shape, at=name)
     batch, heads_q, n_q, _ = q.shape
     heads_kv, n_kv = k.shape[1], k.shape[2]
     _shape("q", q, (batch, heads_q, n_q, problem.head_dim), "compiled head_dim")
@@ -76,16 +77,16 @@ def check_storage(name: str, array: Array, dtype: str, target: Target, device: D
     `device` is where q lives; everything must be there.
     """
     wanted = "cpu" if target.language == "c" else "cuda"
-    if array.device[0] != wanted:
-        raise WrongDevice(name, _place(array.device), target.name, wanted, at=name)
     if array.device != device:
         raise WrongDevice(name, _place(array.device), "this call", _place(device), at=name)
+    if array.device[0] != wanted:
+        raise WrongDevice(name, _place(array.device), target.name, wanted, at=name)
     if array.dtype != dtype:
-        hint = f"convert it to {dtype}"
+        hint, role = f"convert it to {dtype}", f"reads {dtype} here"
         if name in ("q", "k", "v"):
-            known = array.dtype in DType.__members__
+            known, role = array.dtype in DType.__members__, f"was compiled for {dtype}"
             hint += f", or compile(dtype={array.dtype!r})" if known else _STORED
-        raise WrongDType(name, array.dtype, dtype, hint, at=name)
+        raise WrongDType(name, array.dtype, role, hint, at=name)
     if 0 in array.shape:
         return  # nothing is read; libraries disagree about the strides of nothing
     if array.shape[-1] > 1 and array.strides[-1] != 1:

@@ -20,7 +20,10 @@ def not_a_mask(where: str, value: object, at: SourceLoc | str | None) -> NotAMas
         value: what was given.
         at: the place.
     """
-    return NotAMask(where, _found(value), _hint(value), at=at)
+    hint = _hint(value)
+    if where == "mc.attention" and _is_array(value) and not _of_library(value):
+        hint = f"{_SDPA}; {hint}"
+    return NotAMask(where, _found(value), hint, at=at)
 
 
 def not_an_attn_mask(value: object) -> NotAnAttnMask:
@@ -99,12 +102,12 @@ def _of_array(value: Any) -> str:
     dtype = str(value.dtype)
     if "float" in dtype:
         return (
-            f"{_SDPA}; a bias that is added to scores is no set of pairs: mc.from_bool(bias == 0) "
+            "a bias that is added to scores is no set of pairs: mc.from_bool(bias == 0) "
             "is the mask of a bias of 0 and -inf, score=mc.scores.bias() with bias= adds one, and "
             "ALiBi goes by alibi_slopes="
         )
     return (
-        f"{_SDPA}; mc.from_bool(array) is the mask of a matrix [.., queries, keys] of booleans, "
+        "mc.from_bool(array) is the mask of a matrix [.., queries, keys] of booleans, "
         "mc.block_table(array, block) that of a matrix of blocks, and mc.flags('keep') that of a "
         "vector given at the call"
     )

@@ -133,7 +133,8 @@ def as_score(given: object) -> Score:
     """
     if isinstance(given, Score):
         return given
-    what = "a function" if callable(given) else f"a {type(given).__name__}"
+    is_function = callable(given) and not isinstance(given, Mask)
+    what = "a function" if is_function else f"a {type(given).__name__}"
     raise NotAScore(what, at=caller() or "score")
 
 

@@ -193,7 +193,7 @@ def _ids(name: str, given: Read, length: int) -> np.ndarray:
     if not isinstance(given, CuSeqlens):
         ids = np.asarray(given)
         if ids.shape != (length,):
-            raise wrong_ids(name, ids, f"[{length}]")
+            raise wrong_ids(name, ids, length, f"[{length}]")
         return ids
     array = np.asarray(given.array)
     if array.ndim != 1:

@@ -26,13 +26,13 @@ from maskc.core.captured import Held
 from maskc.core.data import CALL
 from maskc.core.errors import (
     BadOption,
-    BadShape,
     DataMissing,
     MixedLibraries,
     ScoreIndex,
     ScoreOption,
     ScoreTable,
     WrongDevice,
+    WrongRank,
 )
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
 from maskc.core.tensors import HOST, Array, Device, contiguous, singles
@@ -306,7 +306,7 @@ class ScoredMask(CompiledMask):
         of_q, of_k = (tuple(getattr(x, "shape", ())) for x in (q, k))
         for name, shape in (("q", of_q), ("k", of_k)):
             if len(shape) != 4:
-                raise BadShape(name, shape, "four dimensions", at=name)
+                raise WrongRank(name, shape, at=name)
         n_q, n_kv = int(of_q[2]), int(of_k[2])
         return {
             "q": n_q, "k": n_kv, "h": int(of_q[1]), "b": int(of_q[0]), "n_q": n_q, "n_kv": n_kv

@@ -122,7 +122,8 @@ TEXTS = {
     "MC402": (
         lambda: call(k=zeros(2, 3, 7, 32), v=zeros(2, 3, 7, 48)),
         "MC402 k  q has 4 heads and k has 3: the first must be a multiple of the second\n"
-        "    hint: grouped-query attention shares each key/value head among Hq / Hkv query heads",
+        "    hint: grouped-query attention shares each key/value head among Hq / Hkv query heads; "
+        "tensors [B, N, H, D] need layout='bshd'",
     ),
     "MC403": (
         lambda: call(q=np.zeros((2, 4, 5, 32))),
@@ -149,7 +150,7 @@ TEXTS = {
     "MC407": (
         lambda: call(softcap=-1),
         "MC407 softcap  softcap must be a number in 1e-30 .. 1e+30, found -1\n"
-        "    hint: see help(maskc.CompiledMask.__call__)",
+        "    hint: see help(maskc.attention) and help(maskc.CompiledMask.__call__)",
     ),
     "MC408": (
         lambda: on_gpu(pointer=4104),
@@ -264,6 +265,19 @@ TEXTS = {
         "MC440 doc  'doc' has shape (3,), expected [32]; its values rise from 0 as cumulative "
         "lengths do\n"
         "    hint: mark cumulative lengths: doc=mc.cu_seqlens(...)",
+    ),
+    "MC441": (
+        lambda: mc.attention(*3 * [zeros(2, 5, 16)], mc.causal()),
+        "MC441 q  q has shape (2, 5, 16), expected four dimensions\n"
+        "    hint: q is [B, Hq, Nq, D]: q[None] adds a dimension; mc.scaled_dot_product_attention "
+        "also takes [H, N, D] and [N, D], and mc.attention(cu_seqlens_q=) packed tokens "
+        "[tokens, H, D]",
+    ),
+    "MC442": (
+        lambda: mc.causal()(zeros(1, 2, 5, 16)),
+        "MC442 mask  a mask is a set of pairs and no function\n"
+        "    hint: mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a "
+        "function",
     ),
     "MC413": (
         lambda: through_torch(None, None, *[nested()] * 3, {}, False),

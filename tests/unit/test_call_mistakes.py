@@ -18,13 +18,17 @@ from maskc.core.errors import (
     DataUnknown,
     DTypesDiffer,
     LengthsNotIds,
+    MaskCalled,
     MaskcError,
     MixedLibraries,
     NotAMask,
     NotAnAttnMask,
+    NotAScore,
     ReservedName,
     UnknownDType,
+    WrongDevice,
     WrongDType,
+    WrongRank,
 )
 from maskc.runtime import CompiledMask, GeneratedMask
 
@@ -403,6 +407,74 @@ def test_dtypes_that_differ_speak_of_the_tensors(name: str):
                 call(**given)
             assert f"q is float32, and {name} is float16" in str(caught.value)
             assert "compile" not in str(caught.value)
+
+
+def test_a_table_of_another_dtype_is_no_matter_of_compiling():
+    with pytest.raises(WrongDType, match="alibi_slopes is float16, but this kernel reads float32"):
+        mc.attention(Q, Q, Q, mc.causal(), alibi_slopes=np.ones(2, np.float16))
+
+
+def test_a_tensor_elsewhere_is_compared_with_q():
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(Q)
+    with pytest.raises(WrongDevice, match="k lives on meta:0, but this call runs on cpu"):
+        mc.attention(x, x.to("meta"), x, mc.causal())
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (2, 8, 16), (1, 1, 2, 8, 16)])
+def test_other_numbers_of_dimensions(shape: tuple[int, ...]):
+    torch = pytest.importorskip("torch")
+    attn = mc.causal().compile(16, dtype="float32", target="cpu")
+    score = mc.scores.soft_cap(3.0)
+    for x in (np.zeros(shape, np.float32), torch.zeros(shape), torch.zeros(shape).requires_grad_()):
+        for call in (
+            attn,
+            lambda *qkv: mc.attention(*qkv, mc.causal()),
+            lambda *qkv: mc.attention(*qkv, is_causal=True),
+            lambda *qkv: mc.attention(*qkv, mc.causal(), score=score),
+        ):
+            with pytest.raises(WrongRank, match=r"q\[None\] adds a dimension"):
+                call(x, x, x)
+
+
+def test_a_mask_is_called():
+    for mask in (mc.causal(), mc.causal() & mc.window(3), mc.per_head([mc.causal()] * 2)):
+        with pytest.raises(MaskCalled, match=r"mc.attention\(q, k, v, mask\)"):
+            mask(Q, Q, Q)
+
+
+def test_a_mask_in_place_of_a_score():
+    with pytest.raises(NotAScore, match="found a Causal"):
+        mc.attention(Q, Q, Q, mc.full(), score=mc.causal())
+    with pytest.raises(BadOption, match="found a mask, which block_mask= takes"):
+        mc.flex_attention(Q, Q, Q, mc.causal())
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    block_mask = flex.create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 8, 8, device="cpu")
+    with pytest.raises(BadOption, match="found a mask, which block_mask= takes"):
+        mc.flex_attention(Q, Q, Q, block_mask)
+
+
+def test_data_in_place_of_its_name():
+    for wrong in (np.zeros(8, int), None, 3):
+        with pytest.raises(ReservedName, match="calls give the data under this name") as caught:
+            mc.documents(wrong)
+        assert f"a {type(wrong).__name__}" in str(caught.value)
+
+
+def test_data_in_a_dictionary():
+    ids = np.zeros(8, int)
+    with pytest.raises(DataUnknown, match="each array has its own name: doc=ids"):
+        mc.attention(Q, Q, Q, mc.documents("doc"), data={"doc": ids})
+
+
+def test_lengths_in_place_of_ids():
+    mask = mc.documents("doc")
+    for call in (
+        lambda doc: mask.dense(8, doc=doc),
+        lambda doc: mc.attention(Q, Q, Q, mask, doc=doc),
+    ):
+        with pytest.raises(LengthsNotIds, match="add up to 8 as lengths do"):
+            call(np.array([3, 5]))
 
 
 def test_cumulative_lengths_without_their_mark():

@@ -102,7 +102,7 @@ class ReservedName(MaskcError):
 
     code = "MC111"
     message = "{0!r} cannot name data or a parameter: {1}"
-    hint = "choose another identifier, for example 'doc_ids'"
+    hint = "choose another identifier, for example 'doc_ids': calls give the data under this name"
 
 
 class NameClash(MaskcError):

@@ -258,7 +258,7 @@ def _ids(name: str, given: object, length: int, lengths: tuple[int, ...] = ()) -
             wanted = (
                 f"[{length}] of all tokens, or a pair, for queries [{queries}] and keys [{keys}]"
             )
-        raise wrong_ids(name, array, wanted)
+        raise wrong_ids(name, array, length, wanted)
     ends = _integers(name, given.array)
     if ends.ndim not in (1, 2) or ends.shape[-1] < 1:
         expected = "[documents + 1] or [batch, documents + 1]"
