@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from maskc import conventions
 from maskc.core.dtypes import E4M3
-from maskc.core.errors import ArgumentsByPlace, BadOption, WrongRank
+from maskc.core.errors import ArgumentsByPlace, BadOption, UnknownDType, WrongRank
 from maskc.core.score import Formula, Inputs
 from maskc.core.source import outside
 from maskc.core.tensors import torch_of
@@ -276,9 +276,13 @@ def _compiled(mask: Mask, *kernel: Any, score: Score | None = None) -> CompiledM
         mask = mask & score.mask
     inner, held = emptied(mask)
     target = "cpu" if place == "cpu" else None
+    try:
+        found = _remembered(inner, *sizes, target, None if score is None else score.formula)
+    except UnknownDType as error:  # which nobody wrote
+        raise UnknownDType(*error.args, at="q") from None
     if score is None:
-        return _remembered(inner, *sizes, target).holding(held)
-    scored = cast("ScoredMask", _remembered(inner, *sizes, target, score.formula))
+        return found.holding(held)
+    scored = cast("ScoredMask", found)
     return scored.reading(score.inputs).holding(held)
 
 
@@ -373,8 +377,12 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
         (out, lse); a query that is empty in all pieces has out 0 and lse -inf.
 
     Raises:
+        BadOption: outs or lses is no list (MC407).
         BadShape: no pieces, or shapes that differ. MixedLibraries: arrays of several libraries.
     """
     from maskc.runtime.merge import merge as join
 
+    for name, pieces in (("outs", outs), ("lses", lses)):
+        if not isinstance(pieces, Sequence):
+            raise BadOption(name, "a list with an array per piece", type(pieces).__name__, at=name)
     return join(outs, lses)

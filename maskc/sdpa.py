@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from maskc.api import attention
-from maskc.core.errors import BadOption, BadShape, HeadsDoNotDivide
+from maskc.core.errors import BadOption, BadShape, HeadsDoNotDivide, NotAnArray
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import block_table, flags
 from maskc.dsl.mask import Mask
@@ -53,6 +53,7 @@ def scaled_dot_product_attention(
         out [..., Hq, Nq, Dv]. A query without keys has out 0.
 
     Raises:
+        NotAnArray: query, key or value is none (MC406).
         BadShape: shapes do not broadcast (MC401).
         BadOption: heads differ without enable_gqa (MC407).
         HeadsDoNotDivide: query heads are no multiple of those of key or value (MC402).
@@ -65,6 +66,7 @@ def scaled_dot_product_attention(
         front, q, k, v = query.shape[:1], query, key, value
     else:
         front, q, k, v = _four_dimensions((query, key, value), enable_gqa)
+    q, k, v = _with_rows(q), _with_rows(k), _with_rows(v)
     mask: Mask = _EVERY
     options: dict[str, Any] = {}
     if attn_mask is not None:
@@ -124,7 +126,9 @@ def _four_dimensions(tensors: tuple[Any, Any, Any], enable_gqa: bool) -> tuple[A
     """
     shapes = []
     for name, x in zip(_ROLES, tensors, strict=True):
-        shape = tuple(getattr(x, "shape", ()))
+        if not hasattr(x, "shape"):
+            raise NotAnArray(name, type(x).__name__, at=name)
+        shape = tuple(x.shape)
         if len(shape) < 2:
             raise BadShape(name, shape, "[..., heads, tokens, dim] or [tokens, dim]", at=name)
         shapes.append((1, *shape) if len(shape) == 2 else shape)
@@ -149,6 +153,14 @@ def _four_dimensions(tensors: tuple[Any, Any, Any], enable_gqa: bool) -> tuple[A
         _seen(x, shape, front, count)
         for x, shape, count in zip(tensors, shapes, counts, strict=True)
     )
+
+
+def _with_rows(x: Any) -> Any:
+    """The tensor, copied where the elements of its rows lie apart, which kernels refuse."""
+    if hasattr(x, "stride"):
+        return x if x.is_sparse or x.stride(-1) == 1 else x.contiguous()
+    apart = x.strides is not None and x.strides[-1] != x.itemsize
+    return _library(x).ascontiguousarray(x) if apart else x
 
 
 def _common(

@@ -37,6 +37,8 @@ def not_an_attn_mask(value: object) -> NotAnAttnMask:
         hint = "mc.flex_attention(query, key, value, block_mask=...) takes it"
     elif any(base.__name__ == "Mask" for base in kind.__mro__) and _is_ours(kind):
         hint = "mc.attention(query, key, value, mask) takes masks of maskc"
+    elif callable(value):
+        hint = "mc.attention(query, key, value, mc.from_mask_mod(f)) takes a mask_mod"
     else:
         hint = "pass an array that broadcasts to [..., heads, n_q, n_kv]"
     return NotAnAttnMask(_found(value), hint, at="attn_mask")

@@ -15,7 +15,7 @@ from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
-from typing import Generic, ParamSpec
+from typing import Generic, NoReturn, ParamSpec
 
 from maskc.core.errors import (
     BadParameter,
@@ -76,6 +76,13 @@ class Pattern(Generic[P]):
         if not isinstance(mask, Mask):
             raise NotAMaskReturned(self.name, type(mask).__name__, at=self.loc)
         return mask
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say that the mask, which a call gives, has what a pattern has not."""
+        own = "" if name.startswith("__") or not hasattr(Mask, name) else (
+            f"; call it to get its mask: {self.name}().{name}"
+        )  # fmt: skip
+        raise AttributeError(f"a pattern has no attribute {name!r}{own}", name=name, obj=self)
 
     def __copy__(self) -> Pattern[P]:
         return self

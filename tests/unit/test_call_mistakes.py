@@ -444,14 +444,42 @@ def test_a_mask_is_called():
 
 
 def test_a_mask_in_place_of_a_score():
-    with pytest.raises(NotAScore, match="found a Causal"):
-        mc.attention(Q, Q, Q, mc.full(), score=mc.causal())
+    for wrong, hint in (
+        (mc.causal(), "a mask is the fourth argument"),
+        (mc.scores.alibi, r"call it to get a formula: mc.scores.alibi\("),
+        (Q, "score=mc.scores.bias"),
+        (lambda s: s, r"write mc.score\("),
+    ):
+        with pytest.raises(NotAScore, match=hint):
+            mc.attention(Q, Q, Q, mc.full(), score=wrong)
     with pytest.raises(BadOption, match="found a mask, which block_mask= takes"):
         mc.flex_attention(Q, Q, Q, mc.causal())
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     block_mask = flex.create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 8, 8, device="cpu")
     with pytest.raises(BadOption, match="found a mask, which block_mask= takes"):
         mc.flex_attention(Q, Q, Q, block_mask)
+
+
+def test_a_pattern_that_is_not_called():
+    with pytest.raises(AttributeError, match=r"call it to get its mask: near\(\).count"):
+        near.count(8)
+    with pytest.raises(AttributeError, match=r"a pattern has no attribute 'kount'$"):
+        near.kount(8)
+
+
+def test_a_tensor_in_place_of_pieces():
+    out, lse = mc.attention(Q, Q, Q, mc.causal(), return_lse=True)
+    torch = pytest.importorskip("torch")
+    for convert in (np.asarray, torch.as_tensor):
+        with pytest.raises(BadOption, match="outs must be a list with an array per piece"):
+            mc.merge(convert(out), convert(lse))
+
+
+def test_a_dtype_that_nobody_wrote_is_that_of_q():
+    for wrong in (Q.astype(np.int32), Q.astype(">f4")):
+        with pytest.raises(UnknownDType) as caught:
+            mc.attention(wrong, wrong, wrong, mc.causal())
+        assert caught.value.at == "q"
 
 
 def test_data_in_place_of_its_name():

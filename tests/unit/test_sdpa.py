@@ -14,6 +14,7 @@ from maskc.core.errors import (
     BadShape,
     HeadsDoNotDivide,
     NestedTensor,
+    NotAnArray,
     NotAnAttnMask,
 )
 
@@ -188,6 +189,15 @@ def test_torchs_causal_biases() -> None:
         mc.scaled_dot_product_attention(q, k, v, bias.causal_upper_left(9, 12))
 
 
+def test_rows_whose_elements_lie_apart() -> None:
+    q, k, v = (drawn(2, 4, 16, n, seed=n).mT for n in (9, 13, 13))
+    compare(q, k, v, matrix("bool", (9, 13)))
+    compare(q[..., ::2], k[..., ::2], v)
+    arrays = [x.detach().numpy() for x in (q, k, v)]
+    out = mc.scaled_dot_product_attention(*arrays)
+    np.testing.assert_allclose(out, expected(q, k, v).detach(), atol=1e-5)
+
+
 def test_numpy() -> None:
     q, k, v = (drawn(3, 4, n, 16, seed=n, grad=False) for n in (9, 13, 13))
     for mask in (None, matrix("bool", (9, 13)), matrix("bool", (3, 1, 1, 13)),
@@ -278,10 +288,14 @@ def test_what_is_refused() -> None:
         (mc.causal(), "mc.attention(query, key, value, mask)"),
         ([[True]], "pass an array"),
         ("causal", "pass an array"),
+        (lambda b, h, q, k: q >= k, "mc.from_mask_mod(f)"),
     ):
         with pytest.raises(NotAnAttnMask) as caught:
             call(q, k, v, wrong)
         assert hint in str(caught.value)
+    for wrong in (None, [[1.0]]):
+        with pytest.raises(NotAnArray, match="query is a"):
+            call(wrong, k, v)
     nested = torch.nested.nested_tensor([torch.randn(3, 16)], layout=torch.jagged)
     with pytest.raises(NestedTensor):
         call(nested, nested, nested)

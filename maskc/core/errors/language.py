@@ -251,7 +251,7 @@ class NotAScore(MaskcError, TypeError):
 
     code = "MC132"
     message = "score= expects mc.score(...), found {0}"
-    hint = "write mc.score(lambda s, q, k, h, b: ...), or mc.from_score_mod(f) for FlexAttention's"
+    hint = "{1}"
 
 
 # ---------------------------------------------------------------- pattern files
