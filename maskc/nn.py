@@ -42,6 +42,8 @@ class Attention(torch.nn.Module):
 
     alibi_slopes: torch.Tensor | None
     sink_logits: torch.Tensor | None
+    score: Score | None = None  # also of modules that were saved before there were scores
+    _tables: tuple[str, ...] = ()
 
     def __init__(
         self, mask: Mask, *, scale: float | None = None, softcap: float | None = None,

@@ -270,7 +270,7 @@ class ScoredMask(CompiledMask):
             return Table(x, None, None, _number(name, slot, x.item()))
         found = library(_converted(x, slot.integer), name)
         lib = LIBRARIES[type(found)]
-        if getattr(x, "requires_grad", False) and type(found) is not type(q):
+        if getattr(x, "requires_grad", False) and lib is not LIBRARIES[type(library(q, "q"))]:
             raise MixedLibraries("q", kind_of(q), name, kind_of(x), at=name)
         view = lib.view(found, name)
         wanted = "int32" if slot.integer else "float32"
