@@ -60,7 +60,7 @@ def check_dimensions(of_q: int, of_v: int) -> None:
     """Refuse q or v without four dimensions, also from inside a trace.
 
     Raises:
-        MaskcError: with all the text of a BadShape as its only argument, which is what
+        MaskcError: with all the text of a WrongRank as its only argument, which is what
             torch.compile shows of an error.
     """
     for name, found in (("q", of_q), ("v", of_v)):
