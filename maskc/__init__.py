@@ -66,17 +66,19 @@ if TYPE_CHECKING:
     from maskc import testing as testing
     from maskc.integrations.torch.fp8 import to_e4m3 as to_e4m3
     from maskc.runtime.compiled import CompiledMask as CompiledMask
+    from maskc.tuning import clear_tuned as clear_tuned
+    from maskc.tuning import tune as tune
 
 __all__ = [
     "BlockLayout", "CompiledMask", "DenseWarning", "Difference", "LayoutWarning", "Mask",
     "MaskcError", "Pattern", "Score", "ScoreMaskWarning", "SeveralErrors", "attention",
-    "block_diagonal", "block_table", "causal", "chunked", "cu_seqlens", "diff", "dilated",
-    "distributed", "documents", "evaluate", "flags", "flex_attention", "from_block_mask",
-    "from_bool", "from_mask_mod", "from_score_mod", "full", "global_tokens", "heads",
-    "intervals", "load", "merge", "n_kv", "n_q", "offsets", "param", "parents", "parse",
-    "pattern", "patterns", "per_head", "positions", "prefix", "random_blocks",
+    "block_diagonal", "block_table", "causal", "chunked", "clear_tuned", "cu_seqlens", "diff",
+    "dilated", "distributed", "documents", "evaluate", "flags", "flex_attention",
+    "from_block_mask", "from_bool", "from_mask_mod", "from_score_mod", "full", "global_tokens",
+    "heads", "intervals", "load", "merge", "n_kv", "n_q", "offsets", "param", "parents",
+    "parse", "pattern", "patterns", "per_head", "positions", "prefix", "random_blocks",
     "scaled_dot_product_attention", "score", "scores", "show", "sinks", "strided", "table",
-    "testing", "topk", "tree", "where", "window",
+    "testing", "topk", "tree", "tune", "where", "window",
 ]  # fmt: skip
 """The public names that need no extra; `nn` and `to_e4m3` need torch."""
 
@@ -84,6 +86,9 @@ __version__ = "0.1.0"
 _package.state()  # of the code that is loaded now: what it plans is kept under this state
 
 _ROOMS = ("distributed", "evaluate", "nn", "patterns", "testing")
+_LATE = {
+    "CompiledMask": "maskc.runtime.compiled", "clear_tuned": "maskc.tuning", "tune": "maskc.tuning",
+}  # fmt: skip
 _NEED_TORCH = ("nn", "to_e4m3")
 
 
@@ -91,8 +96,8 @@ def __getattr__(name: str) -> object:
     """CompiledMask and whole rooms on demand: importing maskc loads no torch."""
     if name in _ROOMS:
         return import_module(f"maskc.{name}")
-    if name == "CompiledMask":
-        return import_module("maskc.runtime.compiled").CompiledMask
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
     if name == "to_e4m3":
         try:
             return import_module("maskc.integrations.torch.fp8").to_e4m3
