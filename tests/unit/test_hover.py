@@ -11,8 +11,8 @@ import maskc as mc
 from maskc import testing
 from maskc.runtime import CompiledMask
 
-FREE = {"data"}
-"""Keywords of a mask's own: the names of the data that it reads."""
+FREE = {"data", "options"}
+"""Keywords of a mask's own, the names of the data that it reads, and those of another call."""
 SEE_ANOTHER = {
     "CompiledMask.launch", "CompiledMask.launch_backward", "Mask.__call__", "Pattern.__call__",
 }  # fmt: skip
