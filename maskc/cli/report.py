@@ -22,6 +22,7 @@ from maskc.cli.options import (
 )
 from maskc.cli.output import FilePath, echo, told, write_file, write_json
 from maskc.core.errors import BadEvaluation, MaskcError, UsageMistake
+from maskc.dsl.pattern import kind_name
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
@@ -250,6 +251,6 @@ def _parameters(entry: Entry) -> list[tuple[str, str, str]]:
     if entry.pattern is None:
         return [(name, "int", str(value)) for name, value in entry.params.items()]
     return [
-        (name, kind.__name__, entry.settings.get(name, repr(default)))
+        (name, kind_name(kind), entry.settings.get(name, repr(default)))
         for name, kind, default in entry.pattern.parameters
     ]

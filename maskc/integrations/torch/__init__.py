@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from maskc.core.data import OPTIONS
-from maskc.core.errors import BadOption, BadShape, MixedLibraries
+from maskc.core.errors import BadOption, MixedLibraries, WrongRank
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array
 from maskc.dispatch.checks import check_inputs
@@ -234,7 +234,7 @@ def _sizes(q: Any, v: Any) -> tuple[int, int, int]:
     if len(of_q) == 4 == len(of_v):
         return of_q[3], of_v[3], of_q[1]
     name, found = ("v", of_v) if len(of_q) == 4 else ("q", of_q)
-    raise BadShape(name, tuple(found), "four dimensions", at=name)
+    raise WrongRank(name, tuple(found), at=name)
 
 
 def _shape(v: Any) -> tuple[int, ...]:
