@@ -114,7 +114,12 @@ def _leaves(value: Read) -> list[np.ndarray]:
 
 
 def _has_batch(decl: DataDecl, array: np.ndarray) -> bool:
-    return array.ndim == (4 if decl.kind is DataKind.table else 2)
+    return array.ndim == 4 if decl.kind is DataKind.table else array.ndim > 1
+
+
+def _has_heads(decl: DataDecl, array: np.ndarray) -> bool:
+    """Whether an array of one sequence has a dimension of heads in front."""
+    return array.ndim == (3 if decl.kind is DataKind.table else 2)
 
 
 def batch_of(wanted: dict[str, DataDecl], data: Mapping[str, Read]) -> int | None:
@@ -141,6 +146,33 @@ def for_sequence(decl: DataDecl, value: Read, index: int) -> Read:
     if not _has_batch(decl, value):
         return value
     own: np.ndarray = value[index if len(value) > 1 else 0]
+    return own
+
+
+def heads_of(decl: DataDecl, value: Read) -> int:
+    """How many heads the data of a declaration tell apart, 1 where all share them.
+
+    Raises:
+        DataShape: two arrays disagree.
+    """
+    found = 1
+    for array in (array for array in _leaves(value) if array.ndim > 2):
+        own = array.shape[-3 if decl.kind is DataKind.table else -2]
+        if own not in (1, found) and found != 1:
+            raise DataShape(decl.name, array.shape, f"{found} heads", at=decl.name)
+        found = max(found, own)
+    return found
+
+
+def for_head(decl: DataDecl, value: Read, head: int) -> Read:
+    """The part of one head, of data of one sequence."""
+    if isinstance(value, tuple):
+        return tuple(for_head(decl, part, head) for part in value)
+    if isinstance(value, (CuSeqlens, Parents)):
+        return type(value)(for_head(decl, np.asarray(value.array), head))
+    if not _has_heads(decl, value):
+        return value
+    own: np.ndarray = value[head if len(value) > 1 else 0]
     return own
 
 

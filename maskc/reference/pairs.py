@@ -49,6 +49,10 @@ class Place:
         """The keys, int64 [1, n_kv]."""
         return self.scope["k"]
 
+    def read(self, decl: DataDecl) -> given.Read:
+        """The data of a declaration, of this head."""
+        return given.for_head(decl, self.data[decl.name], self.head)
+
     def position(self, align: str) -> np.ndarray:
         """p, the query's position among the keys, [n_q, 1]."""
         return self.q + (self.n_kv - self.n_q if align == N.END else 0)
@@ -124,26 +128,25 @@ def _atom(mask: Mask, at: Place) -> Truths:
         case N.BlockTable(decl):
             found = _table(decl, at)[q // decl.block, k // decl.block]
         case N.Flags(decl, "q"):
-            found = given.of_queries(decl, at.data[decl.name], at.n_q, at.n_kv)[q] != 0
+            found = given.of_queries(decl, at.read(decl), at.n_q, at.n_kv)[q] != 0
         case N.Flags(decl, _):
-            found = given.vector(decl.name, at.data[decl.name], at.n_kv)[k] != 0
+            found = given.vector(decl.name, at.read(decl), at.n_kv)[k] != 0
         case N.AtPositions(of, where):
-            of_q = given.vector(where.of_q.name, at.data[where.of_q.name], at.n_q)[q]
-            of_k = given.vector(where.of_k.name, at.data[where.of_k.name], at.n_kv)[k]
+            of_q = given.vector(where.of_q.name, at.read(where.of_q), at.n_q)[q]
+            of_k = given.vector(where.of_k.name, at.read(where.of_k), at.n_kv)[k]
             found = _atom(of, replace(at, scope=at.scope | {"q": of_q, "k": of_k}))
         case N.Intervals(decl):
             low, high = (
-                given.of_queries(decl, part, at.n_q, at.n_kv)
-                for part in given.parts(at.data[decl.name])
+                given.of_queries(decl, part, at.n_q, at.n_kv) for part in given.parts(at.read(decl))
             )
             found = (low[q] <= k) & (k < high[q])
         case N.Documents(decl):
-            of_q, of_k = given.document_ids(decl, at.data[decl.name], at.n_q, at.n_kv)
+            of_q, of_k = given.document_ids(decl, at.read(decl), at.n_q, at.n_kv)
             found = of_q[q] == of_k[k]
         case N.Tree(decl):
             count = max(at.n_q, at.n_kv)
             q, k = (given.tokens(decl, size, count)[x] for size, x in ((at.n_q, q), (at.n_kv, k)))
-            walked = at.data[decl.name]
+            walked = at.read(decl)
             if not isinstance(walked, Parents):
                 tin, tout = given.pair(decl.name, walked, count)
                 found = (tin[k] <= tin[q]) & (tin[q] < tout[k])
@@ -177,25 +180,25 @@ def values(decl: DataDecl) -> np.ndarray:
 def leading(decl: DataDecl) -> tuple[int, int]:
     """Sequences and heads of a captured array, 1 where it has no such dimension."""
     front = decl.array.shape[: decl.array.ndim - decl.rank]
-    if decl.rank == 1:
-        return (front[0] if front else 1), 1
-    return (front[-2] if len(front) > 1 else 1), (front[-1] if front else 1)
+    if len(front) == 2:
+        return front[0], front[1]
+    one = front[0] if front else 1
+    return (one, 1) if decl.rank == 1 else (1, one)
 
 
 def _own(decl: DataDecl, at: Place) -> np.ndarray:
     """The part of this sequence and head."""
     array = values(decl)
-    if array.ndim == decl.rank + 2:
-        array = array[at.sequence if len(array) > 1 else 0]
-    if array.ndim == decl.rank + 1:
-        here = at.sequence if decl.rank == 1 else at.head
-        array = array[here if len(array) > 1 else 0]
+    by_sequence = array.ndim == decl.rank + 2 or decl.rank == 1
+    for here in (at.sequence, at.head)[0 if by_sequence else 1 :]:
+        if array.ndim > decl.rank:
+            array = array[here if len(array) > 1 else 0]
     return array
 
 
 def _table(decl: DataDecl, at: Place) -> Truths:
     """bool [query blocks, key blocks] of this head."""
-    array = at.data[decl.name] if decl.from_caller else values(decl)
+    array = at.read(decl) if decl.from_caller else values(decl)
     table = np.asarray(array)
     if table.ndim == 3:
         table = table[at.head if len(table) > 1 else 0]

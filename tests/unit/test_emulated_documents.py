@@ -14,7 +14,7 @@ from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 
-from tests.support.exact_attention import called, tensors  # noqa: E402
+from tests.support.exact_attention import called, results, tensors, wrong  # noqa: E402
 from tests.support.hopper import with_rules  # noqa: E402
 
 DOCUMENTS = mc.documents("doc")
@@ -216,3 +216,15 @@ def test_other_data_of_all_tokens(hopper, name):
     scores = (q.double() @ k.double().transpose(-1, -2) * 64**-0.5).masked_fill(~live, -torch.inf)
     exact = torch.softmax(scores, -1) @ v.double()
     torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("mask", [DOCUMENTS & mc.causal(), mc.flags("doc") & mc.causal()], ids=str)
+def test_data_of_every_head(hopper, mask):
+    """Heads with documents, or flags, of their own: the host reads them, wherever they lie."""
+    given = tensors(150, 150, 64, torch.bfloat16, batch=2, heads=2, kv_heads=1, device="cpu")
+    ids = torch.randint(0, 4, (2, 2, 150), generator=torch.Generator().manual_seed(0)).sort().values
+    live = torch.tensor(mask.dense(150, doc=ids))
+    assert live.shape == (2, 2, 150, 150)
+    found = called(compiled(mask), *given, {"doc": ids})
+    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    assert not wrong(found, *sides)

@@ -16,11 +16,14 @@ from maskc.core.captured import HELD
 from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
 from maskc.core.errors import BadLength, DataMissing, DataRange, DataShape, DataType
 from maskc.core.layout import MAX_LENGTH
+from maskc.core.leading import leading
 from maskc.core.selection import SHAPES
 from maskc.layout.inputs import random_draw as random
 from maskc.layout.inputs.host import to_host
 from maskc.layout.inputs.max_seqlen import check_lengths_promised
 
+_DIMENSIONS = (1, 2, 3)
+"""Dimensions of a vector, with sequences and heads in front."""
 LIMIT = 1 << 30
 """Largest magnitude of a parameter or a data value: differences then fit 32 bits."""
 
@@ -138,8 +141,8 @@ def bind_arrays(
         offset: position of query 0 where positions are aligned at the end; n_kv - n_q when None.
 
     Returns:
-        int32 arrays by the names in `DataDecl.arrays`, C-contiguous. Vectors are [N] or
-        [batch, N]; tables [rows, cols], [heads, rows, cols] or [batch, heads, rows, cols].
+        int32 arrays by the names in `DataDecl.arrays`, C-contiguous, with sequences and heads in
+        front as `maskc.core.leading` says.
         Run-time selections are not among them, see `choose`, nor are the captured arrays that
         a mask brings, see `held_arrays`.
 
@@ -160,29 +163,47 @@ def bind_arrays(
             parts = (_random(decl, n_q, n_kv, n_kv - n_q if offset is None else offset),)
         else:
             parts = (_embedded(decl, n_q, n_kv),)
-        made = {id(part): np.ascontiguousarray(part, dtype=np.int32) for part in parts}
+        made = {
+            id(part): np.ascontiguousarray(_without_single_head(decl, part), dtype=np.int32)
+            for part in parts
+        }
         arrays |= {name: made[id(part)] for name, part in zip(decl.arrays, parts, strict=True)}
     _check_batches(decls, arrays)
     return arrays
+
+
+def _without_single_head(decl: DataDecl, array: np.ndarray) -> np.ndarray:
+    """A vector [batch, 1, N] as [batch, N]; any other array as it is."""
+    single = decl.rank == 1 and array.ndim == _DIMENSIONS[-1] and array.shape[1] == 1
+    return array[:, 0] if single else array
 
 
 def _check_batches(decls: tuple[DataDecl, ...], arrays: Arrays) -> None:
     sizes: dict[int, str] = {}
     for decl in decls:
         for name in filter(arrays.__contains__, decl.arrays):
-            shape = arrays[name].shape
-            if len(shape) - decl.rank == 1 + (decl.rank == 2) and shape[0] != 1:
-                sizes.setdefault(shape[0], decl.name)
+            sequences, _ = leading(arrays[name].shape, decl.rank)
+            if sequences != 1:
+                sizes.setdefault(sequences, decl.name)
     if len(sizes) > 1:
         (one, first), (two, second) = list(sizes.items())[:2]
         raise DataShape(second, f"[{two}, ...]", f"batch {one}, like {first!r}", at=second)
 
 
 def _shaped(name: str, array: np.ndarray, length: int) -> np.ndarray:
-    """A vector of the length, with or without a batch in front."""
-    if array.ndim not in (1, 2) or array.shape[-1] != length:
-        raise DataShape(name, array.shape, f"[{length}] or [batch, {length}]", at=name)
+    """A vector of the length, with or without sequences, and heads, in front."""
+    if not _is_vector(array, length):
+        raise DataShape(name, array.shape, _vectors(length), at=name)
     return array
+
+
+def _is_vector(array: np.ndarray, *lengths: int) -> bool:
+    return array.ndim in _DIMENSIONS and array.shape[-1] in lengths
+
+
+def _vectors(length: object) -> str:
+    """The shapes of a vector, for messages."""
+    return f"[{length}], [batch, {length}] or [batch, heads, {length}]"
 
 
 def _side(decl: DataDecl, array: np.ndarray, length: int) -> np.ndarray:
@@ -196,11 +217,10 @@ def _side(decl: DataDecl, array: np.ndarray, length: int) -> np.ndarray:
 def _of_queries(decl: DataDecl, name: str, array: np.ndarray, n_q: int, n_kv: int) -> np.ndarray:
     """A vector with an entry per query, from one of these or, where queries are the fewer, one with
     an entry per token."""
-    if array.ndim in (1, 2) and array.shape[-1] in (n_q, max(n_q, n_kv)):
+    if _is_vector(array, n_q, max(n_q, n_kv)):
         return _side(decl, array, n_q)
-    tokens = f", or [{n_kv}] of all tokens" if n_q < n_kv else ""
-    expected = f"[{n_q}] or [batch, {n_q}]{tokens}"
-    raise DataShape(name, array.shape, expected, at=name)
+    tokens = f", with {n_kv} of all tokens in place of {n_q}" if n_q < n_kv else ""
+    raise DataShape(name, array.shape, f"{_vectors(n_q)}{tokens}", at=name)
 
 
 def _integers(name: str, given: object) -> np.ndarray:
@@ -249,17 +269,17 @@ def _ids(name: str, given: object, length: int, lengths: tuple[int, ...] = ()) -
     """The documents of `length` tokens; `lengths` of queries and keys, where it is for both."""
     if not isinstance(given, CuSeqlens):
         array = _integers(name, given)
-        if len(set(lengths)) < 2 or (array.ndim in (1, 2) and array.shape[-1] == length):
+        if len(set(lengths)) < 2 or _is_vector(array, length):
             return _shaped(name, array, length)
         queries, keys = lengths
         wanted = f"[{length}] of all tokens, or a pair, for queries [{queries}] and keys [{keys}]"
         raise DataShape(name, array.shape, wanted, at=name)
     ends = _integers(name, given.array)
-    if ends.ndim not in (1, 2) or ends.shape[-1] < 1:
-        expected = "[documents + 1] or [batch, documents + 1]"
-        raise DataShape(name, ends.shape, expected, at=name)
-    rows = [_ids_from_ends(name, given, row, length) for row in np.atleast_2d(ends)]
-    return np.stack(rows) if ends.ndim == 2 else rows[0]
+    if ends.ndim not in _DIMENSIONS or ends.shape[-1] < 1:
+        raise DataShape(name, ends.shape, _vectors("documents + 1"), at=name)
+    rows = ends.reshape(-1, ends.shape[-1])
+    ids = [_ids_from_ends(name, given, row, length) for row in rows]
+    return np.reshape(ids, (*ends.shape[:-1], length))
 
 
 def _ids_from_ends(name: str, given: CuSeqlens, ends: np.ndarray, length: int) -> np.ndarray:
@@ -344,10 +364,8 @@ def _times(decl: DataDecl, given: object, length: int) -> tuple[np.ndarray, ...]
     """When the walk enters and leaves each token."""
     if isinstance(given, Parents):
         parents = _shaped(decl.name, _integers(decl.name, given.array), length)
-        if parents.ndim == 1:
-            return walk_times(decl.name, parents)
-        found = [walk_times(decl.name, row) for row in parents]
-        return tuple(np.stack(part) for part in zip(*found, strict=True))
+        walks = [walk_times(decl.name, row) for row in parents.reshape(-1, length)]
+        return tuple(np.reshape(part, parents.shape) for part in zip(*walks, strict=True))
     names = decl.arrays[:2]
     times = tuple(
         _shaped(name, _integers(name, part), length)
