@@ -201,9 +201,10 @@ def document_ids(decl: DataDecl, given: Read, n_q: int, n_kv: int) -> tuple[np.n
     """Ids of the queries [n_q] and of the keys [n_kv]."""
     name = decl.name
     if isinstance(given, tuple):
-        return _ids(name, given[0], n_q), _ids(name, given[1], n_kv)
-    ids = _ids(name, given, max(n_q, n_kv))
-    return ids[tokens(decl, n_q, len(ids))], ids[tokens(decl, n_kv, len(ids))]
+        return _ids(name, given[0], n_q, _NO_QUERY), _ids(name, given[1], n_kv, _NO_KEY)
+    length = max(n_q, n_kv)
+    of_q, of_k = (_ids(name, given, length, nobody) for nobody in (_NO_QUERY, _NO_KEY))
+    return of_q[tokens(decl, n_q, length)], of_k[tokens(decl, n_kv, length)]
 
 
 def tokens(decl: DataDecl, count: int, of: int) -> np.ndarray:
@@ -220,16 +221,20 @@ def of_queries(decl: DataDecl, given: Read, n_q: int, n_kv: int) -> np.ndarray:
     return vector(decl.name, array, n_q)
 
 
-def _ids(name: str, given: Read, length: int) -> np.ndarray:
+_NO_QUERY, _NO_KEY = -(2**63), 1 - 2**63
+"""Ids of queries and of keys behind the last document: no two are equal."""
+
+
+def _ids(name: str, given: Read, length: int, nobody: int) -> np.ndarray:
     if not isinstance(given, CuSeqlens):
         return vector(name, given, length)
     array = np.asarray(given.array)
     if array.ndim != 1:
         raise DataShape(name, array.shape, "[documents + 1]", at=name)
     ends = [int(end) for end in array]
-    if not ends or ends[0] != 0 or ends[-1] != length or ends != sorted(ends):
-        raise DataRange(name, f"{ends} do not rise from 0 to {length}", "", at=name)
-    ids = np.empty(length, dtype=np.int64)
+    if not ends or ends[0] != 0 or ends[-1] > length or ends != sorted(ends):
+        raise DataRange(name, f"{ends} do not rise from 0 to {length} at most", "", at=name)
+    ids = np.full(length, nobody, dtype=np.int64)
     for document in range(len(ends) - 1):
         ids[ends[document] : ends[document + 1]] = document
     return ids

@@ -134,3 +134,50 @@ def test_arrays_of_sequences_and_heads(name, lead, n_q, further, seed):
     best = torch.autograd.grad(right, exact, dout.double())
     for found, wanted in zip((out, *mine), (right, *best), strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=B), st.integers(0, 12),
+    st.integers(0, 5), st.sampled_from(["one", "pair", "mixed"]), st.integers(0, 1 << 16),
+)  # fmt: skip
+def test_cumulative_lengths_that_end_before_the_tokens(rows, further, fewer, kind, seed):
+    """Batches padded to a number of tokens, with documents without tokens: what lies behind the
+    last document sees nothing, and nothing sees it."""
+    width = max(map(len, rows))
+    sizes = np.zeros((len(rows), width), np.int64)
+    for own, row in zip(sizes, rows, strict=True):
+        own[: len(row)] = row
+    ends = np.pad(np.cumsum(sizes, -1), ((0, 0), (1, 0)))
+    n = int(ends.max()) + further
+    n_q = max(1, n - fewer) if kind == "one" else n + fewer
+    rng = np.random.default_rng(seed)
+    of_k, data = ends, mc.cu_seqlens(ends)
+    at_q = np.arange(n_q) + (n - n_q if kind == "one" else 0)
+    of_q = [np.searchsorted(row[1:], at_q, "right") for row in ends]
+    if kind == "mixed":
+        of_q = [rng.choice([-7, 0, 1, 2, 2**30 - 1, 2**30, 2**40], n_q) for _ in ends]
+        data = np.array(of_q), mc.cu_seqlens(ends)
+    elif kind == "pair":
+        data = mc.cu_seqlens(ends), mc.cu_seqlens(ends)
+    live = np.array([
+        [[k < row[-1] and doc == np.searchsorted(row[1:], k, "right") for k in range(n)] for doc in q]
+        for q, row in zip(of_q, of_k, strict=True)
+    ]).reshape(len(ends), n_q, n)  # fmt: skip
+    mask = mc.documents("d")
+    np.testing.assert_array_equal(mask.dense(n_q, n, d=data), live)
+    assert mask.count(n_q, n, d=data) == live.sum()
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((B, H, n_q, DIM), (B, HKV, n, DIM), (B, HKV, n, DIM))
+    given = [torch.randn(size, generator=generator).requires_grad_() for size in shapes]
+    exact = [x.detach().double().requires_grad_() for x in given]
+    out, lse = mc.attention(*given, mask, d=data, return_lse=True)
+    seen = torch.from_numpy(live)[:, None].expand(B, H, n_q, n)
+    assert torch.equal(lse == -torch.inf, ~seen.any(-1))
+    if n:
+        right = dense(*exact, seen)
+        mine, best = (
+            torch.autograd.grad(x.pow(2).sum(), y) for x, y in ((out, given), (right, exact))
+        )
+        for found, wanted in zip((out, *mine), (right, *best), strict=True):
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)

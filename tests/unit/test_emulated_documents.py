@@ -228,3 +228,34 @@ def test_data_of_every_head(hopper, mask):
     found = called(compiled(mask), *given, {"doc": ids})
     sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
     assert not wrong(found, *sides)
+
+
+FLAGGED = DOCUMENTS & mc.flags("f")
+
+
+@pytest.mark.parametrize(
+    ("mask", "lengths"),
+    [
+        *((mask, [64, 3, 0, 70, 0, 0]) for mask in (*MASKS.values(), FLAGGED)),
+        (MASKS["causal"], [0, 0]), (FLAGGED, []),
+    ],
+)  # fmt: skip
+def test_tokens_behind_the_last_document_see_nothing(hopper, mask, lengths):
+    """As in batches that are padded to a number of tokens, and of documents."""
+    attn, given, used = compiled(mask), made(200), sum(lengths)
+    others = {"f": torch.arange(200) % 3 > 0} if mask is FLAGGED else {}
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    live = torch.zeros(200, 200, dtype=torch.bool)
+    if used:
+        own = {"f": others["f"][:used]} if others else {}
+        live[:used, :used] = torch.tensor(mask.dense(used, doc=ids, **own))
+    found = [
+        called(attn, *given, {"doc": where(lengths, None), **others}, deterministic=True)
+        for where in (on_device, on_host)
+    ]
+    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    for each in found:
+        assert not wrong(each, *sides)
+        assert not each["out"][:, :, used:].any()
+    if mask is not FLAGGED:
+        assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())

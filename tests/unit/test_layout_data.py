@@ -170,7 +170,7 @@ def refused(decl: DataDecl, given: object, n_q: int, n_kv: int) -> str:
 
 
 CU_HINT = (
-    "    hint: cumulative lengths are 0, then the end of each document; the last is the length"
+    "    hint: cumulative lengths are 0, then the end of each document; tokens may follow the last"
 )
 TYPE_HINT = "    hint: convert it first; nothing is rounded silently"
 SHAPE_HINT = (
@@ -193,8 +193,8 @@ def vectors(length: object) -> str:
         (DOC, [1, 2], 1, 3,
          "MC303 doc  'doc' has shape (2,), expected [3] of all tokens, or a pair, for queries [1] "
          f"and keys [3]\n{SHAPE_HINT}"),
-        (DOC, CuSeqlens([0, 2]), 1, 3,
-         f"MC305 doc  'doc': cumulative lengths end at 2, not 3\n{CU_HINT}"),
+        (DOC, CuSeqlens([0, 4]), 1, 3,
+         f"MC305 doc  'doc': cumulative lengths end at 4, behind the 3 tokens\n{CU_HINT}"),
         (FLAG_Q, [1], 2, 3,
          f"MC303 flag  'flag' has shape (1,), expected {vectors(2)}, with 3 of all tokens in place "
          f"of 2\n{SHAPE_HINT}"),
@@ -207,8 +207,8 @@ def vectors(length: object) -> str:
          "    hint: number the documents from 0"),
         (DOC, CuSeqlens([1, 4]), 4, 4,
          f"MC305 doc  'doc': cumulative lengths start at 1, not 0\n{CU_HINT}"),
-        (DOC, CuSeqlens([0, 3]), 4, 4,
-         f"MC305 doc  'doc': cumulative lengths end at 3, not 4\n{CU_HINT}"),
+        (DOC, CuSeqlens([0, 5]), 4, 4,
+         f"MC305 doc  'doc': cumulative lengths end at 5, behind the 4 tokens\n{CU_HINT}"),
         (DOC, CuSeqlens([0, 3, 2, 4]), 4, 4,
          f"MC305 doc  'doc': cumulative lengths fall from 3 to 2 at position 2\n{CU_HINT}"),
         (DOC, CuSeqlens(3), 4, 4,

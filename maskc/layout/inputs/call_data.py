@@ -27,6 +27,10 @@ _DIMENSIONS = (1, 2, 3)
 LIMIT = 1 << 30
 """Largest magnitude of a parameter or a data value: differences then fit 32 bits."""
 
+_NO_QUERY, _NO_KEY = LIMIT - 1, LIMIT
+"""Ids of the queries, and of the keys, behind the last of packed documents: they differ, so that
+nothing is seen there. `documents.cu.j2` and `data_lists.cu.j2` write the same ones."""
+
 Arrays = dict[str, np.ndarray]
 
 EXPECTED = {
@@ -251,13 +255,20 @@ def _pair(decl: DataDecl, given: object) -> tuple[object, object]:
 
 def _documents(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
     if isinstance(given, tuple) and len(given) == 2 and not all(map(_is_number, given)):
+        sides = zip(decl.arrays, given, (n_q, n_kv), (_NO_QUERY, _NO_KEY), strict=True)
         of_q, of_k = (
-            _ids(name, part, length)
-            for name, part, length in zip(decl.arrays, given, (n_q, n_kv), strict=True)
+            _ids(name, part, length, nobody=nobody) for name, part, length, nobody in sides
         )
+        kinds = [isinstance(part, CuSeqlens) for part in given]
+        if kinds == [True, False]:
+            of_k = _numbers(of_k)
+        elif kinds == [False, True]:
+            of_q = _numbers(of_q)
     else:
         ids = _ids(decl.name, given, max(n_q, n_kv), (n_q, n_kv))
         of_q, of_k = _side(decl, ids, n_q), _side(decl, ids, n_kv)
+        if isinstance(given, CuSeqlens) and (of_k == _NO_QUERY).any():
+            of_k = np.where(of_k == _NO_QUERY, _NO_KEY, of_k)
     return _small_ids(decl.name, of_q, of_k)
 
 
@@ -265,8 +276,20 @@ def _is_number(part: Any) -> bool:
     return not isinstance(part, CuSeqlens) and np.ndim(part) == 0
 
 
-def _ids(name: str, given: object, length: int, lengths: tuple[int, ...] = ()) -> np.ndarray:
-    """The documents of `length` tokens; `lengths` of queries and keys, where it is for both."""
+def _numbers(ids: np.ndarray) -> np.ndarray:
+    """Ids that are compared with numbers of documents; -1 where they cannot be one."""
+    return np.where((ids < 0) | (ids >= _NO_QUERY), np.int64(-1), ids.astype(np.int64))
+
+
+def _ids(
+    name: str, given: object, length: int, lengths: tuple[int, ...] = (), nobody: int = _NO_QUERY
+) -> np.ndarray:
+    """The documents of `length` tokens.
+
+    Args:
+        lengths: of queries and keys, where the ids are for both.
+        nobody: the id of tokens behind the last document of cumulative lengths.
+    """
     if not isinstance(given, CuSeqlens):
         array = _integers(name, given)
         if len(set(lengths)) < 2 or _is_vector(array, length):
@@ -278,16 +301,18 @@ def _ids(name: str, given: object, length: int, lengths: tuple[int, ...] = ()) -
     if ends.ndim not in _DIMENSIONS or ends.shape[-1] < 1:
         raise DataShape(name, ends.shape, _vectors("documents + 1"), at=name)
     rows = ends.reshape(-1, ends.shape[-1])
-    ids = [_ids_from_ends(name, given, row, length) for row in rows]
+    ids = [_ids_from_ends(name, given, row, length, nobody) for row in rows]
     return np.reshape(ids, (*ends.shape[:-1], length))
 
 
-def _ids_from_ends(name: str, given: CuSeqlens, ends: np.ndarray, length: int) -> np.ndarray:
-    hint = "cumulative lengths are 0, then the end of each document; the last is the length"
+def _ids_from_ends(
+    name: str, given: CuSeqlens, ends: np.ndarray, length: int, nobody: int
+) -> np.ndarray:  # fmt: skip
+    hint = "cumulative lengths are 0, then the end of each document; tokens may follow the last"
     if ends[0] != 0:
         raise DataRange(name, f"cumulative lengths start at {ends[0]}, not 0", hint, at=name)
-    if ends[-1] != length:
-        found = f"cumulative lengths end at {ends[-1]}, not {length}"
+    if ends[-1] > length:
+        found = f"cumulative lengths end at {ends[-1]}, behind the {length} tokens"
         raise DataRange(name, found, hint, at=name)
     outside = (ends < 0) | (ends > length)  # whose differences could leave 64 bits
     if outside.any():
@@ -300,7 +325,8 @@ def _ids_from_ends(name: str, given: CuSeqlens, ends: np.ndarray, length: int) -
         found = f"cumulative lengths fall from {ends[at]} to {ends[at + 1]} at position {at + 1}"
         raise DataRange(name, found, hint, at=name)
     check_lengths_promised(name, given, sizes)
-    return np.repeat(np.arange(len(sizes)), sizes)
+    numbers = np.repeat(np.arange(len(sizes)), sizes)
+    return np.pad(numbers, (0, length - len(numbers)), constant_values=nobody)
 
 
 def _small_ids(name: str, of_q: np.ndarray, of_k: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -198,7 +198,7 @@ def _documents(call: _Call, given: Any) -> tuple[Source, ...]:
     """Of queries and of keys; the same object where one array tells both."""
     sizes, shared = call.sizes, type(given) is not tuple
     pair, equal = (given, given) if shared else given, sizes.n_q == sizes.n_kv
-    if len(pair) != 2:
+    if len(pair) != 2 or (type(pair[0]) is CuSeqlens) != (type(pair[1]) is CuSeqlens):
         raise _Unreadable
     found = []
     for one, length in zip(pair, (sizes.n_q, sizes.n_kv), strict=True):
