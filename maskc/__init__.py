@@ -28,6 +28,7 @@ from maskc.dsl.combinators import sinks as sinks
 from maskc.dsl.combinators import strided as strided
 from maskc.dsl.combinators import topk as topk
 from maskc.dsl.combinators import window as window
+from maskc.dsl.cut_selections import PackedSelectionWarning as PackedSelectionWarning
 from maskc.dsl.data_atoms import block_table as block_table
 from maskc.dsl.data_atoms import cu_seqlens as cu_seqlens
 from maskc.dsl.data_atoms import documents as documents

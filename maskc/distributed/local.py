@@ -121,6 +121,8 @@ class _Localizing:
         shift = self.keys[0].start if self.keys else 0
         if mask.score == "given":
             why = "its scores are given for the whole sequence"
+        elif mask.at is not None:
+            why = "its blocks count from positions of the whole sequence"
         elif len(self.keys) != 1 or self.keys[0].place:
             why = "its candidates lie in several stretches of keys"
         elif shift % mask.block or self.first % mask.q_block:

@@ -70,6 +70,10 @@ class Mask:
         at = caller()
         if not isinstance(right, Mask):
             return mistake(not_a_mask(op, right, at), left)
+        if op == "&":
+            from maskc.dsl.cut_selections import warn_of_cut
+
+            warn_of_cut(left, right)
         return Algebra(op, left, right, loc=at)
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.reference import given
 from maskc.reference.formula import Scope, condition, integer
-from maskc.reference.ranking import select
+from maskc.reference.ranking import blocks_of, select
 
 
 @dataclass(frozen=True)
@@ -219,12 +219,17 @@ def _topk(mask: N.TopK, at: Place) -> Truths:
     allowed = np.stack([keep(mask.of, replace(at, head=h)) for h in sharing])
     ranking = at.scores[mask]
     pairs = (len(at.q), at.n_kv)
-    blocks = (-(-len(at.q) // mask.q_block), -(-at.n_kv // mask.block))
+    places = [given.vector(d.name, at.read(d), n) for d, n in zip(mask.decls, pairs, strict=False)]
+    of_q, of_k = places or (None, None)
+    down = blocks_of(of_q, mask.q_block, pairs[0])
+    across = blocks_of(of_k, mask.block, pairs[1])
+    blocks = pairs if mask.at else (len(down), len(across))
     if ranking.shape[-2:] not in (pairs, blocks):
         raise DataShape("scores", ranking.shape, f"[..., {pairs}] or [..., {blocks}]", at="scores")
     own = ranking[None] if ranking.ndim == 2 else ranking
     scores = np.stack([own[h if len(own) > 1 else 0] for h in sharing])
-    found: Truths = select(allowed, scores, mask.k, mask.block, mask.q_block)
+    whole = mask.at is not None and mask.score == "block_mean"
+    found: Truths = select(allowed, scores, mask.k, down, across, whole)
     return found & keep(mask.of, at)
 
 

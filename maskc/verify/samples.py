@@ -50,7 +50,7 @@ def _ranking(
         shapes["index_k"] = (1, n_kv, _INDEX_DIM)
         shapes["index_w"] = (1, _INDEX_HEADS, n_q)
     if "given" in by:
-        sizes = {(x.q_block, x.block) for x in selections if x.score == "given"}
+        sizes = {x.scored_blocks for x in selections if x.score == "given"}
         q_block, block = sizes.pop() if len(sizes) == 1 else (1, 1)
         shapes["scores"] = (-(-n_q // q_block), -(-n_kv // block))
     return {name: rng.integers(-3, 4, size).astype(np.float32) for name, size in shapes.items()}

@@ -161,8 +161,11 @@ def test_cumulative_lengths_that_end_before_the_tokens(rows, further, fewer, kin
     elif kind == "pair":
         data = mc.cu_seqlens(ends), mc.cu_seqlens(ends)
     live = np.array([
-        [[k < row[-1] and doc == np.searchsorted(row[1:], k, "right") for k in range(n)] for doc in q]
-        for q, row in zip(of_q, of_k, strict=True)
+        [
+            [k < row[-1] and own == np.searchsorted(row[1:], k, "right") for k in range(n)]
+            for own in numbers
+        ]
+        for numbers, row in zip(of_q, of_k, strict=True)
     ]).reshape(len(ends), n_q, n)  # fmt: skip
     mask = mc.documents("d")
     np.testing.assert_array_equal(mask.dense(n_q, n, d=data), live)

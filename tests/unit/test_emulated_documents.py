@@ -259,3 +259,16 @@ def test_tokens_behind_the_last_document_see_nothing(hopper, mask, lengths):
         assert not each["out"][:, :, used:].any()
     if mask is not FLAGGED:
         assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
+
+
+def test_blocks_that_count_from_each_document(hopper):
+    """The host chooses them; kernels read which pairs of query and key were chosen."""
+    lengths = [50, 13, 87]
+    mask, given = mc.patterns.moba(block=16, top=3, packed=True), made(sum(lengths))
+    place = torch.cat([torch.arange(length) for length in lengths])
+    data = {"doc": on_device(lengths, None), "q_position": place, "k_position": place}
+    q, k = (x.float() for x in given[:2])
+    live = torch.tensor(mask.dense(len(place), n_heads=2, heads_kv=1, q=q, k=k, **data))
+    found = called(compiled(mask), *given, data)
+    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    assert not wrong(found, *sides)

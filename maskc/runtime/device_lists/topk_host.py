@@ -63,11 +63,12 @@ class TopKOnHost:
         data = asked.keywords_of_call
         bound = binder.bind(data, sizes.n_q, sizes.n_kv)
         rows = [_floats(*each, bundle.problem.dtype) for each in of_qk]
-        scores = [scores_of(each, data, *rows) for each in bundle.selections]
+        arrays = binder.completed(bound, sizes.n_q, sizes.n_kv).arrays
+        scores = [scores_of(each, data, *rows, arrays) for each in bundle.selections]
         key = (sizes, bound.key, _digest(scores))
         known = self._known.get(key)
         if known is None:
-            found: dict[str, Any] = {**binder.completed(bound, sizes.n_q, sizes.n_kv).arrays}
+            found: dict[str, Any] = {**arrays}
             with np.errstate(all="ignore"):
                 for each, ranked in zip(bundle.selections, scores, strict=True):
                     found[each.name] = choose(each, ranked, sizes, bound.params, found, rank())
