@@ -229,10 +229,8 @@ def lists_on_host(
     beside = beside_documents(bundle.variants[0].keep, bundle.data)
     recipe = LayoutRecipe(tile, E.ALWAYS if beside is None else beside, None)
     layout = build(recipe, sizes.n_q, sizes.n_kv, params, {})
-    made = [
-        document_lists(layout, *(own[name] for name in decl.arrays), aligned=by_head)
-        for _, own in seen
-    ]
+    of_q, of_k = decl.arrays
+    made = [document_lists(layout, own[of_q], own[of_k], by_head) for _, own in seen]
     if os.environ.get("MASKC_CHECK") == "1":
         for lists, (mask, own) in zip(made, seen, strict=True):
             env = {**params, **own, "n_q": sizes.n_q, "n_kv": sizes.n_kv}

@@ -95,15 +95,17 @@ class Blocking:
         """The blocks of one sequence and head."""
         key = sequence if self.batched else 0, head if self.by_head else 0
         if key not in self._known:
-            own = [_own(each, *key) for each in self._positions] or [None, None]
             one, sizes = self._selection, self._sizes
-            q = starts_of(own[0], one.q_block, sizes.n_q)
-            self._known[key] = Blocks(q, starts_of(own[1], one.block, sizes.n_kv), sizes)
+            of_q, of_k = self._own(*key)
+            q = starts_of(of_q, one.q_block, sizes.n_q)
+            self._known[key] = Blocks(q, starts_of(of_k, one.block, sizes.n_kv), sizes)
         return self._known[key]
 
-
-def _own(positions: np.ndarray, sequence: int, head: int) -> np.ndarray:
-    """The positions of one sequence and head, [tokens]."""
-    for index in (sequence, head)[: positions.ndim - 1]:
-        positions = positions[index if len(positions) > 1 else 0]
-    return positions
+    def _own(self, sequence: int, head: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The positions of queries and of keys of one sequence and head, [tokens]."""
+        if not self._positions:
+            return None, None
+        of_q, of_k = self._positions
+        for index in (sequence, head):
+            of_q, of_k = (x[index if len(x) > 1 else 0] if x.ndim > 1 else x for x in (of_q, of_k))
+        return of_q, of_k

@@ -62,9 +62,9 @@ class TopKOnHost:
         checks.check_heads(of_qk[0][2], len(bundle.head_variant) or sizes.heads_q)
         data = asked.keywords_of_call
         bound = binder.bind(data, sizes.n_q, sizes.n_kv)
-        rows = [_floats(*each, bundle.problem.dtype) for each in of_qk]
+        q, k = (_floats(*each, bundle.problem.dtype) for each in of_qk)
         arrays = binder.completed(bound, sizes.n_q, sizes.n_kv).arrays
-        scores = [scores_of(each, data, *rows, arrays) for each in bundle.selections]
+        scores = [scores_of(each, data, q, k, arrays) for each in bundle.selections]
         key = (sizes, bound.key, _digest(scores))
         known = self._known.get(key)
         if known is None:
