@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -190,7 +191,7 @@ def _checked(lengths: Lengths) -> list[int]:
     """
     if np.ndim(lengths) > 1:
         raise DataShape("n", np.shape(lengths), "one length, or [sequences]", at="n")
-    each = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+    each: Any = lengths.tolist() if hasattr(lengths, "tolist") else lengths
     return [check_lengths(length, 0)[0] for length in each]
 
 
