@@ -34,6 +34,7 @@ from maskc.dsl.data_atoms import cu_seqlens as cu_seqlens
 from maskc.dsl.data_atoms import documents as documents
 from maskc.dsl.data_atoms import flags as flags
 from maskc.dsl.data_atoms import intervals as intervals
+from maskc.dsl.data_atoms import key_lists as key_lists
 from maskc.dsl.data_atoms import parents as parents
 from maskc.dsl.data_atoms import positions as positions
 from maskc.dsl.data_atoms import tree as tree

@@ -356,7 +356,6 @@ def make_slot(
         as_bits: whether the kernel reads chosen blocks as bits, not as lists.
     """
     decl = next(decl for decl in decls if name in decl.arrays)
-    own = values.shape[values.ndim - decl.rank :]
     batch, heads = leading(values.shape, decl.rank)
     for found, wanted, what in (
         (heads, sizes.heads_q, "heads of q"),
@@ -366,8 +365,8 @@ def make_slot(
             expected = f"{wanted} (the {what}) or 1 in place of {found}"
             raise DataShape(decl.name, values.shape, expected, at=decl.name)
     if isinstance(values, Chosen):
-        return Slot(values.bits() if as_bits else values.lists)
-    return Slot(values.reshape(batch, heads, *own))
+        values = values.bits() if as_bits else values.lists
+    return Slot(values.reshape(batch, heads, *values.shape[values.ndim - decl.rank :]))
 
 
 def _cases(

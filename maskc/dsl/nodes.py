@@ -153,6 +153,13 @@ class BlockTable(Node):
 
 
 @dataclass(frozen=True, repr=False)
+class KeyLists(Node):
+    """k is in lists[q]."""
+
+    decl: DataDecl
+
+
+@dataclass(frozen=True, repr=False)
 class Flags(Node):
     """flag[k], or flag[p]."""
 

@@ -84,6 +84,8 @@ def _call(mask: Mask) -> str:
             return _spell("chunked" if causal else "block_diagonal", str(size), align=align)
         case N.RandomBlocks(block, per_row, seed, align):
             return _spell("random_blocks", str(block), str(per_row), str(seed), align=align)
+        case N.KeyLists(decl):
+            return _spell("key_lists", repr(decl.name))
         case N.BlockTable(decl):
             table = repr(decl.name) if not decl.values else _values(decl)
             return _spell("block_table", table, str(decl.block))

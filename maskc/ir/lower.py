@@ -211,6 +211,9 @@ class _Lowering:
                 decl = self._declare(self._own_head(decl, mask), mask)
                 row, col = E.floordiv(E.Q, decl.block), E.floordiv(E.K, decl.block)
                 return E.ne(E.Load(decl.name, (row, col)), E.ZERO)
+            case N.KeyLists(decl):
+                self._declare(decl, mask)
+                return E.ne(E.Load(decl.name, (E.Q, E.K)), E.ZERO)
             case N.Flags(decl, on):
                 if on == "q" and decl.name in self.on_both:
                     decl = replace(decl, arrays=(f"{decl.arrays[0]}.q",))

@@ -113,13 +113,17 @@ def _leaves(value: Read) -> list[np.ndarray]:
     return [np.asarray(value.array) if isinstance(value, (CuSeqlens, Parents)) else value]
 
 
+_TABLES = (DataKind.table, DataKind.key_lists)
+"""Kinds with two dimensions of their own, before which heads may stand alone."""
+
+
 def _has_batch(decl: DataDecl, array: np.ndarray) -> bool:
-    return array.ndim == 4 if decl.kind is DataKind.table else array.ndim > 1
+    return array.ndim == 4 if decl.kind in _TABLES else array.ndim > 1
 
 
 def _has_heads(decl: DataDecl, array: np.ndarray) -> bool:
     """Whether an array of one sequence has a dimension of heads in front."""
-    return array.ndim == (3 if decl.kind is DataKind.table else 2)
+    return array.ndim == (3 if decl.kind in _TABLES else 2)
 
 
 def batch_of(wanted: dict[str, DataDecl], data: Mapping[str, Read]) -> int | None:
@@ -157,7 +161,7 @@ def heads_of(decl: DataDecl, value: Read) -> int:
     """
     found = 1
     for array in (array for array in _leaves(value) if array.ndim > 2):
-        own = array.shape[-3 if decl.kind is DataKind.table else -2]
+        own = array.shape[-3 if decl.kind in _TABLES else -2]
         if own not in (1, found) and found != 1:
             raise DataShape(decl.name, array.shape, f"{found} heads", at=decl.name)
         found = max(found, own)
@@ -189,6 +193,21 @@ def vector(name: str, given: Read, length: int) -> np.ndarray:
     if array.shape != (length,):
         raise DataShape(name, array.shape, f"[{length}]", at=name)
     return array
+
+
+def key_lists(name: str, given: Read, n_q: int, n_kv: int) -> np.ndarray:
+    """int64 [n_q, K]: keys, or -1.
+
+    Raises:
+        DataShape, DataRange: another shape, or no key (MC303, MC305).
+    """
+    lists = np.asarray(given)
+    if lists.ndim != 2 or len(lists) != n_q:
+        raise DataShape(name, lists.shape, f"[{n_q}, K]", at=name)
+    if lists.size and (lists.min() < -1 or lists.max() >= n_kv):
+        found = f"lists name keys from {lists.min()} to {lists.max()} of {n_kv}"
+        raise DataRange(name, found, "keys count from 0, and -1 stands for none", at=name)
+    return lists
 
 
 def pair(name: str, given: Read, length: int) -> tuple[np.ndarray, np.ndarray]:

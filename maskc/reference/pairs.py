@@ -127,6 +127,11 @@ def _atom(mask: Mask, at: Place) -> Truths:
                 found[row] = np.isin(k[0] // block, drawn)
         case N.BlockTable(decl):
             found = _table(decl, at)[q // decl.block, k // decl.block]
+        case N.KeyLists(decl):
+            found = np.zeros((len(q), at.n_kv), dtype=bool)
+            lists = given.key_lists(decl.name, at.read(decl), at.n_q, at.n_kv)
+            for row, query in enumerate(q[:, 0]):
+                found[row, [key for key in lists[query] if key >= 0]] = True
         case N.Flags(decl, "q"):
             found = given.of_queries(decl, at.read(decl), at.n_q, at.n_kv)[q] != 0
         case N.Flags(decl, _):

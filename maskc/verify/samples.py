@@ -81,6 +81,8 @@ def _sample(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> ob
             tokens = np.arange(max(n_q, n_kv))
             back = rng.integers(1, 4, len(tokens))
             return Parents(np.maximum(tokens - back, -1))
+        case DataKind.key_lists:
+            return rng.integers(-1, n_kv, (n_q, max(1, n_kv // 8))).astype(np.int32)
     shape = (-(-n_q // decl.block), -(-n_kv // decl.block))
     return rng.random(shape) < 0.3
 

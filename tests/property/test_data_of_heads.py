@@ -24,6 +24,8 @@ MASKS = {
     "intervals": mc.intervals("i"),
     "positions": mc.causal(at=AT) & mc.window(9, at=AT),
     "table": mc.block_table("t", 4) & mc.causal(),
+    "key lists": mc.key_lists("l"),
+    "key lists and others": (mc.key_lists("l") & mc.causal()) | mc.window(2),
     "all": (mc.documents("d") & mc.causal(at=AT)) | (mc.flags("f") & mc.intervals("i")),
 }
 
@@ -41,10 +43,12 @@ def drawn(name: str, lead: tuple[int, ...], n_q: int, n: int, seed: int) -> dict
         "pq": rng.integers(0, n + 3, (*lead, n_q)),
         "pk": rng.integers(0, n + 3, (*lead, n)),
         "t": rng.random(((lead[0], 1) if len(lead) == 1 else lead) + rows) < 0.6,
+        "l": rng.integers(-1, n, ((lead[0], 1) if len(lead) == 1 else lead) + (n_q, seed % 7)),
     }
     read = {
         "documents": "d", "documents of pairs": "d", "flags": "f", "flags on both sides": "f",
         "flagged queries": "f", "intervals": "i", "positions": ("pq", "pk"), "table": "t",
+        "key lists": "l", "key lists and others": "l",
         "all": ("d", "f", "i", "pq", "pk"),
     }[name]  # fmt: skip
     return {key: made[key] for key in ((read,) if isinstance(read, str) else read)}
@@ -71,6 +75,10 @@ def meaning(name: str, data: dict[str, object], n_q: int, n: int) -> np.ndarray:
     if "i" in data:
         inside = (wide(data["i"][0], -1) <= keys) & (keys < wide(data["i"][1], -1))
     apart = wide(data["pq"], -1) - wide(data["pk"], -2) if "pq" in data else None
+    listed = None
+    if "l" in data:
+        lists = data["l"].reshape((1,) * (4 - data["l"].ndim) + data["l"].shape)
+        listed = (lists[..., None] == keys).any(-2)
     match name:
         case "documents":
             live = same & causal
@@ -89,6 +97,10 @@ def meaning(name: str, data: dict[str, object], n_q: int, n: int) -> np.ndarray:
         case "table":
             table = data["t"].reshape((1,) * (4 - data["t"].ndim) + data["t"].shape)
             live = table[..., np.arange(n_q)[:, None] // 4, keys // 4] & causal
+        case "key lists":
+            live = listed
+        case "key lists and others":
+            live = (listed & causal) | (causal & (rows - keys <= 2))
         case _:
             live = (same & (apart >= 0)) | (on_k & inside)
     return np.broadcast_to(live, (B, H, n_q, n))

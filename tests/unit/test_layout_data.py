@@ -17,6 +17,7 @@ FLAG = DataDecl("flag", DataKind.flags, ("flag",), options=(0,))
 FLAG_Q = DataDecl("flag", DataKind.flags, ("flag",), options=(1,))
 SPAN = DataDecl("span", DataKind.intervals, ("span.lo", "span.hi"))
 TREE = DataDecl("ast", DataKind.tree, ("ast.tin", "ast.tout", "ast.q"))
+LISTS = DataDecl("keys", DataKind.key_lists, ("keys",), options=(1,))
 TABLE = DataDecl("table", DataKind.table, ("table",), block=4)
 
 
@@ -235,6 +236,15 @@ def vectors(length: object) -> str:
         (TREE, Parents([-1, 2, 1]), 3, 3,
          "MC305 ast  'ast': token 1 hangs from a cycle of parents\n"
          "    hint: parents are token indices; -1 marks a root"),
+        (LISTS, [[1, 0]], 2, 8,
+         "MC303 keys  'keys' has shape (1, 2), expected [2, K], [heads, 2, K] or [batch, heads, 2, "
+         f"K]\n{SHAPE_HINT}"),
+        (LISTS, [[1, 3]], 1, 3,
+         "MC305 keys  'keys': a list names key 3 of 3\n"
+         "    hint: keys count from 0 to 2, and -1 stands for none"),
+        (LISTS, [[-2, 3]], 1, 3,
+         "MC305 keys  'keys': a list names key -2 of 3\n"
+         "    hint: keys count from 0 to 2, and -1 stands for none"),
         (TABLE, [[1, 0]], 5, 8,
          "MC303 table  'table' has shape (1, 2), expected [2, 2], [heads, 2, 2] or "
          f"[batch, heads, 2, 2]\n{SHAPE_HINT}"),

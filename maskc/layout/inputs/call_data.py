@@ -21,6 +21,7 @@ from maskc.core.selection import SHAPES
 from maskc.layout.inputs import random_draw as random
 from maskc.layout.inputs.host import to_host
 from maskc.layout.inputs.max_seqlen import check_lengths_promised
+from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 
 _DIMENSIONS = (1, 2, 3)
 """Dimensions of a vector, with sequences and heads in front."""
@@ -40,6 +41,7 @@ EXPECTED = {
     DataKind.intervals: "a pair (lo, hi) of integer arrays, one value per query or token",
     DataKind.tree: "a pair (tin, tout) of integer arrays, or mc.parents(x)",
     DataKind.table: "booleans [query blocks, key blocks]",
+    DataKind.key_lists: "integers [n_q, K], the keys of each query, -1 for none",
 }
 
 
@@ -168,7 +170,9 @@ def bind_arrays(
         else:
             parts = (_embedded(decl, n_q, n_kv),)
         made = {
-            id(part): np.ascontiguousarray(_without_single_head(decl, part), dtype=np.int32)
+            id(part): part
+            if isinstance(part, Chosen)
+            else np.ascontiguousarray(_without_single_head(decl, part), dtype=np.int32)
             for part in parts
         }
         arrays |= {name: made[id(part)] for name, part in zip(decl.arrays, parts, strict=True)}
@@ -419,6 +423,26 @@ def _table(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarr
     return (array,)
 
 
+def _key_lists(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[Chosen, ...]:
+    """Lists in order, each key once."""
+    array = _integers(decl.name, given)
+    if array.ndim not in (2, 3, 4) or array.shape[-2] != n_q:
+        rows = f"{n_q}, K]"
+        expected = f"[{rows}, [heads, {rows} or [batch, heads, {rows}"
+        raise DataShape(decl.name, array.shape, expected, at=decl.name)
+    if array.size and not -1 <= (least := int(array.min())) <= int(array.max()) < n_kv:
+        found = int(array.max()) if least >= -1 else least
+        hint = f"keys count from 0 to {n_kv - 1}, and -1 stands for none"
+        raise DataRange(decl.name, f"a list names key {found} of {n_kv}", hint, at=decl.name)
+    lists = np.full((*array.shape[:-1], max(1, array.shape[-1])), NONE)
+    lists[..., : array.shape[-1]] = np.sort(np.where(array < 0, NONE, array), axis=-1)
+    again = lists[..., 1:] == lists[..., :-1]
+    if (again & (lists[..., 1:] != NONE)).any():
+        lists[..., 1:][again] = NONE
+        lists.sort(axis=-1)
+    return (Chosen(lists, n_kv, 1, 1),)
+
+
 def _random(decl: DataDecl, n_q: int, n_kv: int, offset: int) -> np.ndarray:
     per_row, seed = decl.options[:2]
     start = decl.options[2:] == (0,)
@@ -437,13 +461,14 @@ def _embedded(decl: DataDecl, n_q: int, n_kv: int) -> np.ndarray:
     return array
 
 
-_READERS: dict[DataKind, Callable[[DataDecl, object, int, int], tuple[np.ndarray, ...]]] = {
+_READERS: dict[DataKind, Callable[[DataDecl, object, int, int], tuple[Any, ...]]] = {
     DataKind.documents: _documents,
     DataKind.flags: _flags,
     DataKind.positions: _positions,
     DataKind.intervals: _intervals,
     DataKind.tree: _tree,
     DataKind.table: _table,
+    DataKind.key_lists: _key_lists,
 }
 
 

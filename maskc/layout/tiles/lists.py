@@ -33,22 +33,16 @@ def sequence_arrays(
     Args:
         arrays: by name, with any leading batch and heads.
     """
-    chosen: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, rank in _ranks(recipe).items():
-        array = arrays[name]
-        if isinstance(array, Chosen):
-            chosen[name] = _own(_own(array, batch), head)
-            continue
-        sequences, heads = leading(array.shape, rank)
-        place = batch if sequences > 1 else 0, head if heads > 1 else 0
+        array: Any = arrays[name]
+        extents = leading(array.shape, rank)
+        place = [at if size > 1 else 0 for at, size in zip((batch, head), extents, strict=True)]
         front = array.ndim - rank
-        chosen[name] = array[place if front == 2 else place[rank > 1]] if front else array
-    return chosen
-
-
-def _own(array: Chosen, index: int) -> Chosen:
-    """One sequence's part, or one head's."""
-    return array.part(index if array.shape[0] > 1 else 0)
+        for index in place if front == 2 else (place[rank > 1],)[:front]:
+            array = array.part(index) if isinstance(array, Chosen) else array[index]
+        found[name] = array
+    return found
 
 
 def _ranks(recipe: LayoutRecipe) -> dict[str, int]:
