@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -169,7 +170,7 @@ def bind_arrays(
             parts = (_random(decl, n_q, n_kv, n_kv - n_q if offset is None else offset),)
         else:
             parts = (_embedded(decl, n_q, n_kv),)
-        made = {
+        made: dict[int, Any] = {
             id(part): part
             if isinstance(part, Chosen)
             else np.ascontiguousarray(_without_single_head(decl, part), dtype=np.int32)
@@ -207,6 +208,11 @@ def _shaped(name: str, array: np.ndarray, length: int) -> np.ndarray:
 
 def _is_vector(array: np.ndarray, *lengths: int) -> bool:
     return array.ndim in _DIMENSIONS and array.shape[-1] in lengths
+
+
+def _rows(array: np.ndarray) -> np.ndarray:
+    """The vectors of all sequences and heads, one below the other."""
+    return array.reshape(prod(array.shape[:-1]), array.shape[-1])
 
 
 def _vectors(length: object) -> str:
@@ -304,8 +310,7 @@ def _ids(
     ends = _integers(name, given.array)
     if ends.ndim not in _DIMENSIONS or ends.shape[-1] < 1:
         raise DataShape(name, ends.shape, _vectors("documents + 1"), at=name)
-    rows = ends.reshape(-1, ends.shape[-1])
-    ids = [_ids_from_ends(name, given, row, length, nobody) for row in rows]
+    ids = [_ids_from_ends(name, given, row, length, nobody) for row in _rows(ends)]
     return np.reshape(ids, (*ends.shape[:-1], length))
 
 
@@ -394,7 +399,7 @@ def _times(decl: DataDecl, given: object, length: int) -> tuple[np.ndarray, ...]
     """When the walk enters and leaves each token."""
     if isinstance(given, Parents):
         parents = _shaped(decl.name, _integers(decl.name, given.array), length)
-        walks = [walk_times(decl.name, row) for row in parents.reshape(-1, length)]
+        walks = [walk_times(decl.name, row) for row in _rows(parents)]
         return tuple(np.reshape(part, parents.shape) for part in zip(*walks, strict=True))
     names = decl.arrays[:2]
     times = tuple(
