@@ -1,4 +1,4 @@
-"""The full text of every refusal of caches for decoding (MC640 to MC643, MC433)."""
+"""The full text of every refusal of caches for decoding (MC640 to MC643)."""
 
 # ruff: noqa: E501 - messages stand here as they are printed
 
@@ -37,11 +37,6 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: mc.window(3).cache(queries=2).given(9, 3),
         "MC643 n_q  the cache is for calls of 1 to 2 new tokens; this one has 3 of 9 tokens\n"
         "    hint: make it for the longest call, mask.cache(queries=...), and count the new tokens in n",
-    ),
-    "lengths": (
-        lambda: mc.window(3).cache().given([9, 4]),
-        "MC433 n  lengths are from 4 to 9, and the mask of this cache takes one for all sequences\n"
-        "    hint: make it with mask.cache(ragged=True): its mask reads which slots of each were written",
     ),
     "queries": (
         lambda: mc.window(3).cache(queries=0),
