@@ -261,6 +261,18 @@ def test_tokens_behind_the_last_document_see_nothing(hopper, mask, lengths):
         assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_lists_of_keys(hopper, heads):
+    lists = torch.randint(-1, 150, (2, heads, 150, 9), generator=torch.Generator().manual_seed(0))
+    mask = mc.key_lists("keys") & mc.causal()
+    given = tensors(150, 150, 64, torch.bfloat16, batch=2, heads=2, kv_heads=1, device="cpu")
+    live = torch.tensor(mask.dense(150, keys=lists)).reshape(2, heads, 150, 150)
+    live = live.expand(2, 2, 150, 150)
+    found = called(compiled(mask), *given, {"keys": lists.int()})
+    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    assert not wrong(found, *sides)
+
+
 def test_blocks_that_count_from_each_document(hopper):
     """The host chooses them; kernels read which pairs of query and key were chosen."""
     lengths = [50, 13, 87]
