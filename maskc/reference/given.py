@@ -168,6 +168,11 @@ def heads_of(decl: DataDecl, value: Read) -> int:
     return found
 
 
+def is_by_head(decl: DataDecl, value: Read) -> bool:
+    """Whether data of one sequence have rows for several heads."""
+    return any(_has_heads(decl, array) and len(array) > 1 for array in _leaves(value))
+
+
 def for_head(decl: DataDecl, value: Read, head: int) -> Read:
     """The part of one head, of data of one sequence."""
     if isinstance(value, tuple):

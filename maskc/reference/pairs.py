@@ -50,8 +50,9 @@ class Place:
         return self.scope["k"]
 
     def read(self, decl: DataDecl) -> given.Read:
-        """The data of a declaration, of this head."""
-        return given.for_head(decl, self.data[decl.name], self.head)
+        """The data of a declaration, of this head where heads differ."""
+        value = self.data[decl.name]
+        return given.for_head(decl, value, self.head if given.is_by_head(decl, value) else 0)
 
     def position(self, align: str) -> np.ndarray:
         """p, the query's position among the keys, [n_q, 1]."""
