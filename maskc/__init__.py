@@ -88,10 +88,10 @@ def __getattr__(name: str) -> object:
     if name == "to_e4m3":
         try:
             from maskc.integrations.torch.fp8 import to_e4m3
-        except ImportError:
-            from maskc.core.errors import ExtraMissing
+        except ImportError as error:
+            from maskc.core.errors import not_imported
 
-            raise ExtraMissing("mc.to_e4m3", "torch", "torch") from None
+            raise not_imported(error, "mc.to_e4m3", "torch", "torch") from error
         return to_e4m3
     if name == "patterns":
         from importlib import import_module

@@ -13,10 +13,10 @@ from typing import Any
 
 try:
     import torch
-except ImportError:
-    from maskc.core.errors import ExtraMissing
+except ImportError as error:
+    from maskc.core.errors import not_imported
 
-    raise ExtraMissing("maskc.nn", "torch", "torch") from None
+    raise not_imported(error, "maskc.nn", "torch", "torch") from error
 
 from maskc.api import attention
 from maskc.core.dropout import check_rate

@@ -18,7 +18,7 @@ from maskc.build import build
 from maskc.core import errors
 from maskc.core.bundle import SourceUnit, TensorMap
 from maskc.core.dtypes import DType
-from maskc.core.errors import MaskcError, SharedMemoryExceeded
+from maskc.core.errors import MaskcError, SharedMemoryExceeded, not_imported
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.source import SourceLoc
@@ -328,6 +328,21 @@ def surroundings(request, monkeypatch, tmp_path):
         monkeypatch.setenv("CC", "no-such-cc")
     if request.node.name.endswith("[MC507]"):
         monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+
+
+def test_a_package_that_cannot_be_imported():
+    """Its own reason is said, and stays the cause; one that is missing is MC507."""
+    broken = ImportError("operator torchvision::nms does not exist\nsecond line")
+    assert str(not_imported(broken, "mc.x", "transformers", "hf")) == (
+        "MC644  mc.x needs transformers, which is installed and cannot be imported: "
+        "operator torchvision::nms does not exist\n"
+        "    hint: versions of its dependencies may not fit it: pip install --upgrade 'maskc[hf]', "
+        "or see what `import transformers` says by itself"
+    )
+    missing = ModuleNotFoundError("No module named 'transformers'", name="transformers")
+    assert str(not_imported(missing, "mc.x", "transformers", "hf")) == (
+        "MC507  mc.x needs transformers, which is not installed\n    hint: pip install 'maskc[hf]'"
+    )
 
 
 @pytest.mark.parametrize("code", TEXTS)

@@ -58,7 +58,7 @@ def attention(
         As `through_torch`.
     """
     if score is not None:
-        options.update({**_tensors_of(score.inputs.captured), **options})
+        options.update({**captured_by(score), **options})
     if options.get("dropout_p"):
         options.update(asked(q, options.pop("dropout_p"), options.pop("dropout_seed")))
         find = partial(_dropping, find)
@@ -171,9 +171,11 @@ def _dropping(find: Finder, owner: Any, *kernel: Any, **score: Any) -> Any:
     return find(owner, *kernel, **score).dropping
 
 
-def _tensors_of(captured: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that torch must see; kernels find others by themselves."""
-    return {name: x for name, x in captured.items() if isinstance(x, torch.Tensor)}
+def captured_by(score: Any) -> dict[str, Any]:
+    """The tensors that a formula of the score captured, by name: torch must see them, and kernels
+    find arrays of others by themselves."""
+    held: Mapping[str, Any] = score.inputs.captured
+    return {name: x for name, x in held.items() if isinstance(x, torch.Tensor)}
 
 
 def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
