@@ -38,7 +38,7 @@ plan     tile lists in memory (CSR): which tiles live depends on data given at c
 plan     layout by exact numbers, because it reads data
 plan     partial tiles of one document: bits of 1 interval per row; of others pairs are tested
 plan     tiles of keys begin with documents where these are packed; given on the device, lists are
-         made there and nothing waits
+         made there and nothing waits; the host reads arrays by head
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
          2 blocks per multiprocessor: taken by a call where documents of the length that
          mc.cu_seqlens(x, max_seqlen) promises are predicted to take fewer cycles

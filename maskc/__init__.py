@@ -29,11 +29,13 @@ from maskc.dsl.combinators import sinks as sinks
 from maskc.dsl.combinators import strided as strided
 from maskc.dsl.combinators import topk as topk
 from maskc.dsl.combinators import window as window
+from maskc.dsl.cut_selections import PackedSelectionWarning as PackedSelectionWarning
 from maskc.dsl.data_atoms import block_table as block_table
 from maskc.dsl.data_atoms import cu_seqlens as cu_seqlens
 from maskc.dsl.data_atoms import documents as documents
 from maskc.dsl.data_atoms import flags as flags
 from maskc.dsl.data_atoms import intervals as intervals
+from maskc.dsl.data_atoms import key_lists as key_lists
 from maskc.dsl.data_atoms import parents as parents
 from maskc.dsl.data_atoms import positions as positions
 from maskc.dsl.data_atoms import tree as tree

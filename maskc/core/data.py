@@ -56,6 +56,8 @@ class DataKind(Enum):
     """(tin, tout), integers [N]: entry and exit times of a depth-first walk; or mc.parents(x)."""
     table = "table"
     """booleans [query blocks, key blocks], or [heads, query blocks, key blocks]."""
+    key_lists = "key_lists"
+    """integers [n_q, K], or [heads, n_q, K]: the keys of each query, -1 behind the last one."""
     random = "random"
     """computed: the block columns a seeded draw gives each block row."""
     constant = "constant"
@@ -70,6 +72,10 @@ class DataKind(Enum):
 
 _BY_SIDE = (DataKind.flags, DataKind.positions)
 """Kinds whose arrays are of queries or of keys."""
+BY_PAIR = (DataKind.table, DataKind.random, DataKind.selection, DataKind.key_lists)
+"""Kinds that formulas read as a table of queries and keys, or of blocks of them."""
+LISTED = (DataKind.selection, DataKind.key_lists)
+"""Kinds whose tables are lists of what is 1 in each row."""
 _COMPUTED = (DataKind.random, DataKind.constant, DataKind.selection, DataKind.tokens)
 
 
@@ -90,6 +96,7 @@ class DataDecl:
     selection: (queries per block,); a further 1 where an array of documents, flags, intervals or a
     tree has an entry per token and the first query is the first token, instead of the last query
     the last one;
+    key_lists: (1,), as of a selection;
     constant: the number of indices, where `shape` does not tell."""
     values: bytes | Captured = b""
     """constant and compile-time tables: int32, little endian, C order; of a mask's formulas what
@@ -105,7 +112,7 @@ class DataDecl:
         """The number of indices in a formula: 2 for tables, 1 for vectors."""
         if self.kind is DataKind.constant:
             return self.options[0] if self.options else len(self.shape)
-        return 2 if self.kind in (DataKind.table, DataKind.random, DataKind.selection) else 1
+        return 2 if self.kind in BY_PAIR else 1
 
     @property
     def on_queries(self) -> bool:

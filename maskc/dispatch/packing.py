@@ -8,6 +8,7 @@ from maskc.core.bundle import PACKED, Bundle, SourceUnit
 from maskc.core.problem import BY_DISTANCE, Direction, Feature
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.programs import Emitted, Program
+from maskc.dispatch.tables import per_head
 
 _FEW = 8
 """Queries of a head that shares its keys with no other, up to which it is packed where a formula of
@@ -47,7 +48,7 @@ def packed(
         or Feature.entmax in wanted.features  # which looks at whole rows
         or (units[0].work is None and _whole_only(bundle, wanted, place))
         or not all(_in_line(place, name) for name in _PACKED)
-        or _by_head(bundle, bound)
+        or per_head({n: x for n, x in bound.arrays.items() if n in bundle.arrays}, bundle.data)
     ):
         return None
     strides = dict(place.strides)
@@ -76,10 +77,3 @@ def _in_line(place: Place, name: str) -> bool:
     """Whether one head's queries are followed by the next one's."""
     _, head, token = place.strides[name][:3]
     return place.sizes.n_q == 1 or head == place.sizes.n_q * token
-
-
-def _by_head(bundle: Bundle, bound: Bound) -> bool:
-    """Whether some table of the mask has a dimension for heads."""
-    names = (name for decl in bundle.data if decl.rank == 2 for name in decl.arrays)
-    tables = [bound.arrays[name] for name in names if name in bundle.arrays]
-    return any(table.ndim > 2 and table.shape[-3] > 1 for table in tables)

@@ -113,7 +113,9 @@ def _hull_beside(keep: Expr, known: frozenset[str]) -> Expr:
 def _of_selections(
     bundle: Bundle, keep: Expr, tile: TileShape, params: Values, sizes: Sizes
 ) -> Tally:
+    """Return expected tile counts of one mask, as if its other data ruled nothing out."""
     rest = (bundle.selections, tile)
+    keep = _hull_beside(keep, frozenset(each.name for each in bundle.selections))
     return expected(tile_codes(keep, *rest, sizes.n_q, sizes.n_kv, params), *rest)
 
 

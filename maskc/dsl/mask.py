@@ -78,6 +78,10 @@ class Mask:
         at = caller()
         if not isinstance(right, Mask):
             return mistake(not_a_mask(op, right, at), left)
+        if op == "&":
+            from maskc.dsl.cut_selections import warn_of_cut
+
+            warn_of_cut(left, right)
         return Algebra(op, left, right, loc=at)
 
     def __str__(self) -> str:
@@ -286,13 +290,15 @@ class Mask:
         return questions.subset_of(self, other)
 
     def cache(
-        self, *, queries: int = 1, n_heads: int | None = None, **data: object
+        self, *, queries: int = 1, n_heads: int | None = None, ragged: bool = False, **data: object
     ) -> KVCache:  # fmt: skip
         """Which keys decoding must keep, and where: a cache of constant size.
 
         Args:
             queries: the most new tokens of a call.
             n_heads: query heads, as in `dense`.
+            ragged: whether sequences of a batch may have different lengths. The mask over slots
+                then reads which of them each sequence has written, where it else is a number.
             data: values of the parameters that the mask names; their defaults where left out.
 
         Returns:
@@ -308,7 +314,7 @@ class Mask:
         """
         from maskc import questions
 
-        return questions.cache(self, queries=queries, n_heads=n_heads, **data)
+        return questions.cache(self, queries=queries, n_heads=n_heads, ragged=ragged, **data)
 
     def explain(
         self, *, head_dim: int = 128, head_dim_v: int | None = None, n_heads: int | None = None,

@@ -106,6 +106,8 @@ def _selection_text(one: Selection) -> str:
     """What a selection chooses, when q and k are known."""
     keys = "keys" if one.block == 1 else f"blocks of {one.block} keys"
     queries = "each query" if one.q_block == 1 else f"each {one.q_block} queries"
+    if one.at:
+        keys += ", counted from positions,"
     among = "; ".join(dict.fromkeys(map(to_people, one.allowed)))
     return (
         f"{one.name}: the {one.k} best {keys} for {queries} by {SCORES[one.score]} in fp32, "

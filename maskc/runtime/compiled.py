@@ -751,7 +751,7 @@ def call_by_head(
         found = entmax_by_head(attn, q, k, v, alpha, options, deterministic, data)
     else:
         refuse_lost_gradient(q, "alpha", alpha)
-        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], options["normalizer"])
+        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], options["normalizer"], data)
         found = forward_by_head(attn, runs, q, k, v, options, data)
     return found if keep_lse else found[0]
 

@@ -279,6 +279,12 @@ TEXTS = {
         "    hint: mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a "
         "function",
     ),
+    "MC433": (
+        lambda: mc.window(3).cache().given([9, 4]),
+        "MC433 n  lengths are from 4 to 9, and the mask of this cache takes one for all sequences\n"
+        "    hint: make it with mask.cache(ragged=True): its mask reads which slots of each were "
+        "written",
+    ),
     "MC413": (
         lambda: through_torch(None, None, *[nested()] * 3, {}, False),
         "MC413 q  q is a nested tensor\n"

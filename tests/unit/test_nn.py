@@ -311,6 +311,27 @@ def test_splash_attention_with_positions_of_its_own() -> None:
     torch.testing.assert_close(shared, module(q, k, v)[:, :, order_q[0]], rtol=1e-4, atol=1e-5)
 
 
+def test_splash_attention_with_positions_of_every_head() -> None:
+    """Every head has an order of its own: that project expands Q_idx and K_idx to [B, H, N]."""
+    q, k, v = operands()
+    module = mc.nn.SplashAttention(D, k_keep=6)
+    (batch, heads, tokens, _), kv_heads = q.shape, k.shape[1]
+    order_q, order_k = (torch.rand(batch, count, tokens).argsort(-1) for count in (heads, kv_heads))
+
+    def permuted(x: Any, order: Any) -> Any:
+        return x.gather(2, order[..., None].expand(x.shape))
+
+    own = permuted(q, order_q), permuted(k, order_k), permuted(v, order_k)
+    right = permuted(module(q, k, v), order_q)
+    of_queries = order_k.repeat_interleave(heads // kv_heads, 1)
+    for rows in (order_k, of_queries):
+        torch.testing.assert_close(module(*own, order_q, rows), right, rtol=1e-4, atol=1e-5)
+    shared = torch.arange(tokens).expand(batch, heads, tokens)
+    torch.testing.assert_close(module(q, k, v, shared, shared), module(q, k, v))
+    with pytest.raises(BadShape, match="Q_idx"):
+        module(q, k, v, shared[:, :, None], shared)
+
+
 def test_splash_attention_goes_where_modules_go() -> None:
     q, k, v = operands()
     module = mc.nn.SplashAttention(D, alpha=1.5, k_keep=6, sm_scale=0.2)

@@ -71,7 +71,7 @@ def test_what_stays_on_the_device(machine, value, lists, ends):
 @pytest.mark.parametrize(
     "value",
     [
-        np.zeros(300, np.int32), [0] * 300, None, ids((299,)), ids((3, 300)), ids((1, 1, 300)),
+        np.zeros(300, np.int32), [0] * 300, None, ids((299,)), ids((3, 300)), ids((1, 2, 300)),
         ids((300,), "int16"), ids((300,), "float32"), CuSeqlens(np.array([0, 300])),
         CuSeqlens(ids((0,))), (ids((300,)), np.zeros(300, int)), (ids((300,)),) * 3,
     ],

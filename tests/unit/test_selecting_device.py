@@ -340,7 +340,7 @@ def test_who_chooses(hopper):
     told = " ".join(nested.compile(64, n_heads=4, target="sm_90a").explain().split())
     assert "blocks are chosen on the host" in told
     assert "another selection" in told
-    packed = mc.topk(1, mc.causal(), block=32) & mc.documents("doc")
+    packed = mc.topk(1, mc.causal() & mc.documents("doc"), block=32)
     told = " ".join(packed.compile(64, n_heads=4, target="sm_90a").explain().split())
     assert "the mask reads data" in told
     mask = MIXED["union"]

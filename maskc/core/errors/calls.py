@@ -26,7 +26,7 @@ class DataShape(MaskcError):
 
     code = "MC303"
     message = "{0!r} has shape {1}, expected {2}"
-    hint = "lengths follow q and k; a leading batch dimension is allowed"
+    hint = "lengths follow q and k; dimensions of sequences and of heads may stand in front"
 
 
 class DataType(MaskcError):
