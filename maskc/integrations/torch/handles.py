@@ -21,6 +21,20 @@ compiled graph, or the backward half of one, knows its masks by handle only, and
 the last of them goes."""
 
 
+class _Operands:
+    """For each handle the tensors that its mask captured, as an attribute: a compiler follows
+    attributes to the tensors, and so knows which of them its graph writes."""
+
+
+_OPERANDS = _Operands()
+
+
+def operands(key: str) -> tuple[Any, ...]:
+    """The tensors that formulas of a mask captured, and that may change, see `Held.watched`."""
+    found: tuple[Any, ...] = getattr(_OPERANDS, key)
+    return found
+
+
 def handle(
     find: Callable[..., Any] | None, owner_id: int, head_dim: int, head_dim_v: int, heads: int,
     dtype: Any, place: tuple[str, int], wanted: bool, score_id: int = 0,
@@ -50,9 +64,12 @@ def handle(
     except MaskcError as error:
         found, text = error, str(error)
     key = sha256(text.encode()).hexdigest()[:32]
+    held = getattr(found, "held", None)
     with _LOCK:
         register(named)
-        _NAMED.setdefault(key, found)
+        if key not in _NAMED:
+            setattr(_OPERANDS, key, () if held is None else held.watched)
+            _NAMED[key] = found
     return key
 
 
