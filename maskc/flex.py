@@ -15,11 +15,13 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.matrices import from_block_mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, from_score_mod
+from maskc.dsl.slots import emptied
 
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
-_causal: WeakKeyDictionary[Mask, tuple[bool, bool]] = WeakKeyDictionary()
-"""Whether masks keep no key behind their query, counted from the first tokens and the last."""
+_causal: WeakKeyDictionary[Mask, tuple[object, bool, bool]] = WeakKeyDictionary()
+"""For masks the content of what they captured, and whether they keep no key behind their query,
+counted from the first tokens and the last."""
 _FULL = full()
 _ANY = 1 << 30
 """The size of the one block of torch's BlockMask for all lengths."""
@@ -230,12 +232,15 @@ def _formula(score_mod: Any, refused: ScoreModUnsupported) -> Score:
 
 def _is_causal(mask: Mask, late: int) -> bool:
     """Whether every key is at most `late` tokens behind its query, and `late` is not negative."""
+    held = emptied(mask)[1]
+    content = None if held is None else held.now()
     known = _causal.get(mask)
-    if known is None:
+    if known is None or known[0] is not content:
         known = _causal[mask] = (
-            mask.subset_of(causal(align="start")) is True, mask.subset_of(causal()) is True
+            content, mask.subset_of(causal(align="start")) is True, mask.subset_of(causal()) is True
         )  # fmt: skip
-    return known[1] or (known[0] and late >= 0)
+    _, from_start, from_end = known
+    return from_end or (from_start and late >= 0)
 
 
 def mask_of_block_mask(block_mask: Any) -> Mask:

@@ -25,7 +25,7 @@ from maskc.core.problem import Direction
 from maskc.core.tensors import Array
 from maskc.dispatch.checks import check_inputs
 from maskc.integrations.torch.eager import attended
-from maskc.integrations.torch.handles import check_dimensions, handle, operands, refuse
+from maskc.integrations.torch.handles import check_dimensions, handle, in_graph, operands, refuse
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
 from maskc.runtime.arrays.known import array_of
@@ -115,7 +115,8 @@ def through_torch(
     if watched:
         run, captured = torch.ops.maskc.attention.default, operands(attn)
         keep = wanted and len(captured) > 0
-        out, lse, _ = run(q, k, v, slopes, sinks, keep, data, captured, attn, *call.numbers())
+        mask, read = in_graph(attn), captured or None
+        out, lse, _ = run(q, k, v, slopes, sinks, keep, data or None, read, mask, *call.numbers())
     else:
         out, lse = attended(attn, call, q, k, v, slopes, sinks, *data)
     return (out, lse) if keep_lse else out

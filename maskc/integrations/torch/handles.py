@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from hashlib import sha256
@@ -10,9 +11,17 @@ from typing import Any
 
 import torch
 
-from maskc.core.errors import BadOption, BadShape, MaskcError, NestedTensor, NoGradient
+from maskc.core.errors import (
+    BadOption,
+    BadShape,
+    MaskcError,
+    NestedTensor,
+    NoGradient,
+    NotExported,
+)
 from maskc.core.problem import Direction
 from maskc.integrations.torch.operators import register
+from maskc.integrations.torch.portable import from_graph, to_graph
 
 _LOCK = threading.Lock()
 _NAMED: dict[str, Any] = {}
@@ -73,6 +82,41 @@ def handle(
     return key
 
 
+def in_graph(key: str) -> str:
+    """How a graph names the compiled mask of a handle: as text where it may run elsewhere.
+
+    Raises:
+        MaskcError: with the text of NotExported, or of the error met on the way to the mask, see
+            `check_dimensions`.
+    """
+    kind = _leaving()
+    if not kind:
+        return key
+    try:
+        if kind == _ONNX:
+            raise NotExported(kind, "it has no such operator", _HINT_ONNX, at="mask")
+        text = to_graph(named(key), kind)
+    except MaskcError as error:
+        raise MaskcError(str(error)) from error
+    with _LOCK:
+        _NAMED.setdefault(text, _NAMED[key])
+    return text
+
+
+_ONNX = "an ONNX program"
+_HINT_ONNX = "export the model with scaled_dot_product_attention and mask.dense() for ONNX"
+
+
+def _leaving() -> str:
+    """The kind of program that is recorded now, and that other processes may run; or nothing."""
+    onnx = sys.modules.get("torch.onnx")
+    if onnx is not None and onnx.is_in_onnx_export():
+        return _ONNX
+    if torch.compiler.is_exporting():
+        return "an exported program"
+    return "a traced program" if torch._C._get_tracing_state() is not None else ""
+
+
 def check_dimensions(of_q: int, of_v: int) -> None:
     """Refuse q or v without four dimensions, also from inside a trace.
 
@@ -107,7 +151,7 @@ def refuse(what: str, name: str, compiling: bool) -> None:
 
 
 # What torch.compiler.assume_constant_result sets, which imports torch's compiler.
-for _function in (handle, check_dimensions, refuse):
+for _function in (handle, in_graph, check_dimensions, refuse):
     setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010
 
 
@@ -128,12 +172,15 @@ def named(key: str) -> Any:
     """The compiled mask of a handle.
 
     Raises:
-        BadOption: this process never made it: the graph was traced elsewhere.
+        BadOption: this process never made it: the graph was compiled elsewhere.
+        StaleProgram: it is the text of an exported program that another version wrote.
         MaskcError: what making it raised.
     """
     found = _NAMED.get(key)
     if found is None:
-        raise BadOption("mask", "a handle made in this process", repr(key), at="mask")
+        if not key.startswith("["):
+            raise BadOption("mask", "a handle made in this process", repr(key), at="mask")
+        found = _NAMED.setdefault(key, from_graph(key))
     if isinstance(found, MaskcError):
         raise found.with_traceback(None)
     return found

@@ -20,9 +20,10 @@ from maskc.integrations.torch.gradients import gradients
 from maskc.integrations.torch.keywords import Call
 
 _CALL = (
-    "Tensor[] data, Tensor[] captured, str mask, str layout, SymInt[] values, float? scale, float? softcap, "
+    "Tensor[]? data, Tensor[]? captured, str mask, str layout, SymInt[]? values, float? scale, float? softcap, "
     "str normalizer, float? alpha, bool nan_safe, bool deterministic"
 )
+"""Lists may be None, which they are where they are empty: AOTInductor loses empty ones."""
 _HEADS = "Tensor? alibi_slopes, Tensor? sink_logits"
 FORWARD = (
     f"(Tensor q, Tensor k, Tensor v, {_HEADS}, bool keep, {_CALL}) -> (Tensor, Tensor, Tensor[])"
@@ -30,7 +31,7 @@ FORWARD = (
 """`keep`: whether to return copies of the captured tensors."""
 BACKWARD = (
     "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, "
-    f"{_HEADS}, int[] tables, {_CALL}) -> Tensor[]"
+    f"{_HEADS}, int[]? tables, {_CALL}) -> Tensor[]"
 )
 """`tables` are places among the data: of those whose gradients follow the others."""
 
@@ -55,16 +56,17 @@ def register(named: Callable[[str], Any]) -> None:
 
     def attention(q: Any, k: Any, v: Any, slopes: Any, sinks: Any, keep: bool, data: Any,
                   captured: Any, mask: str, *numbers: Any) -> Any:  # fmt: skip
-        kept = [x.clone() for x in captured] if keep else []
+        kept = [x.clone() for x in captured or ()] if keep else []
         attn = reading(mask, captured)
-        return *forward(attn, Call.of(numbers), q, k, v, slopes, sinks, data), kept
+        return *forward(attn, Call.of(numbers), q, k, v, slopes, sinks, data or ()), kept
 
     def attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any,
                            sinks: Any, tables: Any, data: Any, captured: Any, mask: str,
                            *numbers: Any) -> Any:  # fmt: skip
         call = Call.of(numbers)
         names = {place: name for name, place in call.places().items()}
-        args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(names[x] for x in tables))
+        wanted = tuple(names[x] for x in tables or ())
+        args = (q, k, v, out, lse, dout, slopes, sinks, data or (), wanted)
         return list(backward(reading(mask, captured), call, *args))
 
     # Compilers must keep the strides they traced: the layout of results follows that of inputs.
@@ -89,7 +91,7 @@ def _fake_attention(
 ) -> tuple[Any, Any, list[Any]]:
     batch, heads, tokens, _d = q.shape
     lse = q.new_empty((batch, heads, tokens), dtype=torch.float32)
-    return _like(q, v.shape[-1]), lse, [torch.empty_like(x) for x in captured] if keep else []
+    return _like(q, v.shape[-1]), lse, [torch.empty_like(x) for x in captured or ()] if keep else []
 
 
 def _fake_backward(
@@ -97,7 +99,7 @@ def _fake_backward(
     data: Any, *_: Any,
 ) -> list[Any]:  # fmt: skip
     shapes = [(q.shape[1],) for x in (sinks, slopes) if x is not None]
-    shapes += [data[place].shape for place in tables]
+    shapes += [data[place].shape for place in tables or ()]
     single = [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
     return [*(_like(x, x.shape[-1]) for x in (q, k, v)), *single]
 
@@ -120,8 +122,9 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any, list[An
     if Call.of(numbers).entmax:
         ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
-    ctx.captured = len(captured)
-    ctx.save_for_backward(q, k, v, out, lse, slopes, sinks, *(kept if keep else captured), *data)
+    ctx.captured, ctx.empty = len(captured or ()), [[] if x == [] else None for x in (data, captured)]
+    read = kept if keep else captured or ()
+    ctx.save_for_backward(q, k, v, out, lse, slopes, sinks, *read, *(data or ()))
 
 
 def _refuse_twice(ctx: Any, *_: Any) -> Any:
@@ -131,20 +134,22 @@ def _refuse_twice(ctx: Any, *_: Any) -> Any:
 def _differentiate(ctx: Any, dout: Any, dlse: Any, _kept: Any) -> tuple[Any, ...]:
     q, k, v, out, lse, slopes, sinks, *rest = ctx.saved_tensors
     captured, data = rest[: ctx.captured], rest[ctx.captured :]
-    tables = [place for place, wanted in enumerate(ctx.needs_input_grad[_DATA]) if wanted]
+    tables = [place for place, wanted in enumerate(ctx.needs_input_grad[_DATA] or ()) if wanted]
 
     def run(v: Any, out: Any, dout: Any, undropped: bool = False) -> Any:
         mask, *numbers = ctx.rest
         if undropped:
             numbers = list(Call.of(numbers).undropped().numbers())
         return torch.ops.maskc.attention_backward.default(
-            q, k, v, out, lse, dout, slopes, sinks, tables, data, captured, mask, *numbers
-        )
+            q, k, v, out, lse, dout, slopes, sinks, tables or None, data or None, captured or None,
+            mask, *numbers,
+        )  # fmt: skip
 
     found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
     of_data: list[Any] = [None for _ in data]
     for place, gradient in zip(tables, found[_GRADIENTS:], strict=False):
         of_data[place] = gradient.to(data[place].dtype)
     # torch wants an empty list where an empty list came in, of integers too
+    of_lists = (x or y for x, y in zip((of_data, [None for _ in captured]), ctx.empty, strict=True))
     others: Iterator[object] = ([] if x == [] else None for x in ctx.rest)
-    return *found[:_GRADIENTS], None, of_data, [None for _ in captured], *others
+    return *found[:_GRADIENTS], None, *of_lists, *others
