@@ -16,6 +16,7 @@ from maskc.dsl.matrices import from_block_mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, from_score_mod
 from maskc.dsl.slots import emptied
+from maskc.runtime.autograd import outside_of_modes
 
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
@@ -261,7 +262,8 @@ def mask_of_block_mask(block_mask: Any) -> Mask:
     if known is None or known[0] != mark:
         if callable(block_mask):
             raise _refused(block_mask)
-        known = _known[block_mask] = mark, from_block_mask(block_mask)
+        with outside_of_modes(block_mask.kv_num_blocks):
+            known = _known[block_mask] = mark, from_block_mask(block_mask)
     return known[1]
 
 

@@ -115,7 +115,8 @@ def through_torch(
     if watched:
         run, captured = torch.ops.maskc.attention.default, operands(attn)
         keep = wanted and len(captured) > 0
-        mask, read = in_graph(attn), captured or None
+        mask = in_graph(attn, torch.compiler.is_dynamo_compiling())
+        read = (captured if torch.compiler.is_compiling() else _as_fake(q, captured)) or None
         out, lse, _ = run(q, k, v, slopes, sinks, keep, data or None, read, mask, *call.numbers())
     else:
         out, lse = attended(attn, call, q, k, v, slopes, sinks, *data)
@@ -220,6 +221,12 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[st
                 refuse(what, name, torch.compiler.is_compiling())
             found = True
     return found
+
+
+def _as_fake(q: Any, captured: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Captured tensors as a q without content needs them: of its mode."""
+    mode = getattr(q, "fake_mode", None)
+    return captured if mode is None else tuple(map(mode.from_tensor, captured))
 
 
 def _tensor(x: Any, name: str) -> Any:

@@ -82,8 +82,12 @@ def handle(
     return key
 
 
-def in_graph(key: str) -> str:
+def in_graph(key: str, followed: bool) -> str:
     """How a graph names the compiled mask of a handle: as text where it may run elsewhere.
+
+    Args:
+        key: the handle.
+        followed: whether Dynamo follows the call, and so knows where tensors come from.
 
     Raises:
         MaskcError: with the text of NotExported, or of the error met on the way to the mask, see
@@ -95,6 +99,8 @@ def in_graph(key: str) -> str:
     try:
         if kind == _ONNX:
             raise NotExported(kind, "it has no such operator", _HINT_ONNX, at="mask")
+        if not followed:
+            _refuse_state(operands(key), kind)
         text = to_graph(named(key), kind)
     except MaskcError as error:
         raise MaskcError(str(error)) from error
@@ -103,6 +109,25 @@ def in_graph(key: str) -> str:
     return text
 
 
+def _refuse_state(captured: tuple[Any, ...], kind: str) -> None:
+    """Refuse captured tensors that are parts of the exported module, where nobody sees that: the
+    program would hold copies, which writes into the module's own would not reach.
+
+    Raises:
+        NotExported.
+    """
+    mode = torch._guards.detect_fake_mode()
+    converter = getattr(getattr(mode, "fake_tensor_converter", None), "meta_converter", None)
+    known = getattr(getattr(converter, "describer", None), "lookup_tensor", {})
+    if any(x in known for x in captured):
+        found = "a tensor that its mask captured is a buffer of the module"
+        raise NotExported(kind, found, _HINT_STATE, at="mask")
+
+
+_HINT_STATE = (
+    "export with strict=True, which follows the buffer, or name the data in the mask, as in "
+    "mc.documents('doc'), and pass doc=self.buffer"
+)
 _ONNX = "an ONNX program"
 _HINT_ONNX = "export the model with scaled_dot_product_attention and mask.dense() for ONNX"
 
