@@ -73,7 +73,7 @@ def from_graph(text: str) -> Any:
         if of_score is not None:
             names, defaults, of_formula = of_score
             inputs = Inputs(problem.score, names, dict(defaults), {}, of_formula)
-    except (MaskcError, TypeError, ValueError) as error:
+    except (AttributeError, MaskcError, TypeError, ValueError) as error:
         raise StaleProgram(str(error).splitlines()[0], at="mask") from error
     return recipe.bound(held, inputs)
 
