@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from operator import index
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,6 @@ from maskc.dsl.matrices import from_block_mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, from_score_mod
 from maskc.dsl.slots import emptied
-from maskc.runtime.autograd import outside_of_modes
 
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
@@ -88,7 +88,8 @@ def _attention(
     mask = _FULL if block_mask is None else block_mask
     if not isinstance(mask, Mask):
         mask = mask_of_block_mask(block_mask)
-        check_sizes(sizes_of(block_mask), query.shape, key.shape[2])
+        sizes, of_q = sizes_of(block_mask), query.shape
+        check_sizes(sizes, of_q[0], of_q[1], of_q[2], key.shape[2])
     check_heads(query.shape[1], key.shape[1], enable_gqa)
     options: dict[str, Any] = {"scale": scale}
     shift = None
@@ -108,22 +109,31 @@ def _is_traced(query: Any) -> bool:
 
 def _traced(call: tuple[Any, ...]) -> Any:
     """The call as a compiler can follow it; arguments as of `_attention`."""
-    from maskc.integrations.torch import traced_flex
+    from maskc.integrations.torch import making
+    from maskc.integrations.torch.handles import check_dimensions
 
     query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse = call
-    if not (traced_flex.has_place(block_mask) and traced_flex.has_place(score_mod)):
-        return traced_flex.uncompiled(_attention, *call)
+    if not (making.has_place(block_mask) and making.has_place(score_mod)):
+        return making.uncompiled(_attention, *call)
+    check_dimensions(query.dim(), value.dim())
+    batch, heads, n_q, dim = query.shape
     mask = _FULL if block_mask is None else block_mask
     if not isinstance(mask, Mask):
-        mask = traced_flex.mask_of(block_mask, query.shape, key.shape)
-    if not enable_gqa and query.shape[1] != key.shape[1]:
-        traced_flex.refuse_heads(query.shape[1], key.shape[1])
+        mask = making.made(mask_of_block_mask, block_mask)
+        lengths, front = sizes = making.stated(sizes_of, block_mask)
+        other = lengths is not None and (n_q != lengths[0] or key.shape[2] != lengths[1])
+        if other or front[0] not in (1, batch) or front[1] not in (1, heads):
+            making.checked(check_sizes, sizes, *map(index, (batch, heads, n_q, key.shape[2])))
+    if not enable_gqa and heads != key.shape[1]:
+        making.checked(check_heads, *map(index, (heads, key.shape[1])), False)
     options: dict[str, Any] = {"scale": scale}
     shift = 0.0
     if score_mod is not None:
-        score, softcap, factor, shift = traced_flex.rules_of(score_mod, query.shape[1])
+        score, softcap, factor, shift = making.made_of_function(
+            numbers_or_formula, score_mod, heads
+        )
         if factor != 1:
-            scale = (query.shape[-1] ** -0.5 if scale is None else scale) * factor
+            scale = (dim**-0.5 if scale is None else scale) * factor
         options = {"scale": scale, "softcap": softcap, "score": score}
     result = attention(query, key, value, mask, return_lse=return_lse, **options)
     if shift != 0 and return_lse:
@@ -262,7 +272,9 @@ def mask_of_block_mask(block_mask: Any) -> Mask:
     if known is None or known[0] != mark:
         if callable(block_mask):
             raise _refused(block_mask)
-        with outside_of_modes(block_mask.kv_num_blocks):
+        from maskc.integrations import score_mods
+
+        with score_mods.outside_of_modes(block_mask.kv_num_blocks):
             known = _known[block_mask] = mark, from_block_mask(block_mask)
     return known[1]
 
@@ -279,19 +291,19 @@ def sizes_of(block_mask: Any) -> tuple[tuple[int, int] | None, tuple[int, int]]:
 
 
 def check_sizes(
-    sizes: tuple[tuple[int, int] | None, tuple[int, int]], of_q: tuple[int, ...], n_kv: int
-) -> None:
+    sizes: tuple[tuple[int, int] | None, tuple[int, int]], batch: int, heads: int, n_q: int,
+    n_kv: int,
+) -> None:  # fmt: skip
     """Refuse a BlockMask that was made for another call.
 
     Args:
-        sizes: as of `sizes_of`.
-        of_q: [B, Hq, Nq, ...] of the call; n_kv: its keys.
+        sizes: as of `sizes_of`; the others are the call's.
 
     Raises:
         BadShape.
     """
     made, front = sizes
-    call, wanted = (of_q[2], n_kv), tuple(of_q[:2])
+    call, wanted = (n_q, n_kv), (batch, heads)
     if made not in (None, call):
         what = f"{call} for the queries and keys of this call; make it anew for other lengths"
         raise BadShape("block_mask", made, what, at="block_mask")

@@ -130,9 +130,11 @@ class Captured:
             self._now = self.array, Captured.of(self.array, self.at)
         return self._now[1]
 
-    def is_always(self, other: Captured) -> bool:
+    def is_always(self, other: object) -> bool:
         """Whether both hold the same, whatever is written later: one tensor, or equal arrays that
         nobody changes."""
+        if not isinstance(other, Captured):
+            return False
         if self.fixed or other.fixed:
             return self.fixed and other.fixed and self == other
         return self.source is other.source or self._place() == other._place()
@@ -263,7 +265,8 @@ class Held:
         Raises:
             DataRange: a value beyond 32 bits.
         """
-        if all(a is b and a.device.type != "cpu" for a, b in zip(self.watched, tensors, strict=True)):
+        pairs = zip(self.watched, tensors, strict=True)
+        if all(own is now and now.device.type != "cpu" for own, now in pairs):
             return self
         rest = iter(tensors)
         tables = (

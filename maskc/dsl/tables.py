@@ -45,7 +45,7 @@ class Registry:
             values = Captured(array, caller())
             same = (
                 name for name, decl in self.tables.items()
-                if decl.options == (rank,) and decl.values.is_always(values)
+                if decl.options == (rank,) and values.is_always(decl.values)
             )  # fmt: skip
             name = next(same, f"table{len(self.tables)}")
             if name not in self.tables:

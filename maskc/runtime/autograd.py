@@ -6,7 +6,6 @@ torch is never imported here: a process that has torch tensors has it already.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from maskc.core.errors import MixedLibraries, NotAnArray, WrongDevice, WrongDType
@@ -59,16 +58,6 @@ def needs_torch(
 def is_traced(torch: Any) -> bool:
     """Whether torch.compile or torch.jit.trace records what is computed now."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-
-
-def outside_of_modes(x: Any) -> AbstractContextManager[object]:
-    """While it lasts, contents of tensors like x are read as they are: a mode of dispatch, as
-    torch.export's, would answer with a tensor that has none."""
-    torch = torch_of(x)
-    if torch is None or not torch._C._len_torch_dispatch_stack():
-        return nullcontext()
-    found: AbstractContextManager[object] = torch.utils._python_dispatch._disable_current_modes()
-    return found
 
 
 def _wants(x: Any) -> bool:

@@ -417,7 +417,7 @@ def test_writes_into_what_a_mask_mod_reads(graphs) -> None:
 def test_mistakes_in_a_compiled_function(graphs) -> None:
     q, k, v = tensors(4, 2)
     compiled = torch.compile(mc.flex_attention, fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match="MC407 enable_gqa .* query has 4 heads and key 2"):
+    with pytest.raises(Exception, match=r"MC407 enable_gqa .* query has 4 heads and key 2"):
         compiled(q, k, v)
     short = flex.create_block_mask(causal, None, None, 64, N, device="cpu")
     with pytest.raises(Exception, match=r"MC401 block_mask .* has shape \(64, 130\)"):

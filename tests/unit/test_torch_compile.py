@@ -154,7 +154,8 @@ def test_inductor(graphs):
 def dense(inputs, live):
     """Attention in fp64."""
     q, k, v = (x.double() for x in inputs)
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=live, enable_gqa=True)
+    run = torch.nn.functional.scaled_dot_product_attention
+    return run(q, k, v, attn_mask=live, enable_gqa=True)
 
 
 def right(found, inputs, live, grad=None):
@@ -169,7 +170,10 @@ def right(found, inputs, live, grad=None):
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64, torch.bool])
 def test_a_graph_reads_what_it_wrote_itself(graphs, backend: str, kind):
     n, hidden = 9, torch.zeros(9, dtype=kind)
-    mask = mc.from_mask_mod(lambda b, h, q, k: ~(hidden[k] if kind == torch.bool else hidden[k] > 0))
+    if kind == torch.bool:
+        mask = mc.from_mask_mod(lambda b, h, q, k: ~hidden[k])
+    else:
+        mask = mc.from_mask_mod(lambda b, h, q, k: hidden[k] == 0)
 
     @torch.compile(fullgraph=True, backend=backend)
     def twice(q, k, v, place):

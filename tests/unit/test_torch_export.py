@@ -15,7 +15,8 @@ from tests.support.torch_oracle import MASKS, tensors
 
 torch = pytest.importorskip("torch")
 
-from maskc.integrations.torch import handles, portable  # noqa: E402
+from maskc import portable  # noqa: E402
+from maskc.integrations.torch import handles  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -99,7 +100,7 @@ def test_dynamic_lengths(strict: bool):
 
 def test_a_captured_buffer_that_nobody_follows_is_refused():
     given = tuple(x.detach() for x in tensors(N))
-    with pytest.raises(Exception, match="MC420 mask .* is a buffer of the module"):
+    with pytest.raises(Exception, match=r"MC420 mask .* is a buffer of the module"):
         torch.export.export(Counting(), given, strict=False)
 
 
@@ -140,7 +141,7 @@ def test_onnx_says_why_not(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
     given = tuple(x.detach() for x in tensors(N))
-    with pytest.raises(Exception, match="MC420 mask .* an ONNX program: it has no such operator"):
+    with pytest.raises(Exception, match=r"MC420 mask .* an ONNX program: it has no such operator"):
         torch.export.export(Layer(mc.causal()), given)
 
 
@@ -154,8 +155,8 @@ def compiled(mask: mc.Mask, **options):
 @pytest.mark.parametrize(
     "mask",
     [
-        mc.causal(), mc.window(mc.param("w", 3)), mc.documents("doc") & mc.causal(), mc.offsets([1, 2]),
-        mc.topk(4, of=mc.causal()), mc.where(lambda q, k: HOST[q] == HOST[k]),
+        mc.causal(), mc.window(mc.param("w", 3)), mc.documents("doc") & mc.causal(),
+        mc.offsets([1, 2]), mc.topk(4, of=mc.causal()), mc.where(lambda q, k: HOST[q] == HOST[k]),
         mc.where(lambda q, k: q // 3 == k // 3),
     ],
     ids=str,
@@ -168,7 +169,8 @@ def test_a_text_gives_the_same_kernel(mask: mc.Mask):
 
 def test_no_content_of_watched_tensors_is_in_the_text():
     table = torch.full((4096,), 123456)
-    text = portable.to_graph(compiled(mc.from_mask_mod(lambda b, h, q, k: table[k] > q)), "a program")
+    mask = mc.from_mask_mod(lambda b, h, q, k: table[k] > q)
+    text = portable.to_graph(compiled(mask), "a program")
     assert "123456" not in text
     assert len(text) < 1000
     assert __file__ not in text

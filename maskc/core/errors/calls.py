@@ -254,7 +254,7 @@ class StaleProgram(MaskcError):
     """A saved program holds a mask that another version of maskc wrote."""
 
     code = "MC421"
-    message = "the program's mask was written by another version of maskc, or changed: {0}"
+    message = "another version of maskc wrote the program's mask, or somebody changed it"
     hint = "export the model again"
 
 

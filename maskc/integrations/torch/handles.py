@@ -21,7 +21,6 @@ from maskc.core.errors import (
 )
 from maskc.core.problem import Direction
 from maskc.integrations.torch.operators import register
-from maskc.integrations.torch.portable import from_graph, to_graph
 
 _LOCK = threading.Lock()
 _NAMED: dict[str, Any] = {}
@@ -96,6 +95,8 @@ def in_graph(key: str, followed: bool) -> str:
     kind = _leaving()
     if not kind:
         return key
+    from maskc.portable import to_graph
+
     try:
         if kind == _ONNX:
             raise NotExported(kind, "it has no such operator", _HINT_ONNX, at="mask")
@@ -205,6 +206,8 @@ def named(key: str) -> Any:
     if found is None:
         if not key.startswith("["):
             raise BadOption("mask", "a handle made in this process", repr(key), at="mask")
+        from maskc.portable import from_graph
+
         found = _NAMED.setdefault(key, from_graph(key))
     if isinstance(found, MaskcError):
         raise found.with_traceback(None)

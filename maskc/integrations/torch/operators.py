@@ -20,8 +20,8 @@ from maskc.integrations.torch.gradients import gradients
 from maskc.integrations.torch.keywords import Call
 
 _CALL = (
-    "Tensor[]? data, Tensor[]? captured, str mask, str layout, SymInt[]? values, float? scale, float? softcap, "
-    "str normalizer, float? alpha, bool nan_safe, bool deterministic"
+    "Tensor[]? data, Tensor[]? captured, str mask, str layout, SymInt[]? values, float? scale, "
+    "float? softcap, str normalizer, float? alpha, bool nan_safe, bool deterministic"
 )
 """Lists may be None, which they are where they are empty: AOTInductor loses empty ones."""
 _HEADS = "Tensor? alibi_slopes, Tensor? sink_logits"
@@ -122,7 +122,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any, list[An
     if Call.of(numbers).entmax:
         ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
-    ctx.captured, ctx.empty = len(captured or ()), [[] if x == [] else None for x in (data, captured)]
+    ctx.captured = len(captured or ())
+    ctx.empty = [[] if x == [] else None for x in (data, captured)]
     read = kept if keep else captured or ()
     ctx.save_for_backward(q, k, v, out, lse, slopes, sinks, *read, *(data or ()))
 

@@ -1,20 +1,20 @@
-"""`mc.flex_attention` while torch.compile traces: its mask and its formula are made once, then.
+"""What code that torch.compile follows makes once, while it is traced: masks and formulas.
 
-Dynamo cannot follow how a mask or a formula is made. It knows a BlockMask and a score_mod by their
-identity, which it guards, and finds what was made of them as attributes of `_MADE`: masks and
-formulas must have a place, as the tensors that they captured are operands of the graph.
+Dynamo cannot follow how these are made. It knows what they are made of by its identity, which it
+guards, and finds them again as attributes of `_MADE`: they must have a place, as the tensors that
+they captured are operands of the graph.
 """
 
 from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from operator import index
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -29,67 +29,60 @@ class _Made:
 
 _MADE = _Made()
 
-
-class Listed(NamedTuple):
-    """What a trace knows of a BlockMask."""
-
-    name: str
-    """The mask's, see `_MADE`."""
-    lengths: tuple[int, int] | None
-    """Queries and keys that it was made for; None: any."""
-    front: tuple[int, int]
-    """Sequences and heads that it tells apart."""
-
-
 # ------------------------------------------------------------------ what traced code calls
 
 
 def has_place(thing: Any) -> bool:
-    """Whether a BlockMask, a function or None is there before the graph runs."""
+    """Whether an object is there before the graph runs, or is a function without tensors."""
     if isinstance(thing, MethodType):
         return _is_placed(id(thing.__func__)) and _is_placed(id(thing.__self__))
     return _is_placed(id(thing))
 
 
-def mask_of(block_mask: Any, of_q: Any, of_k: Any) -> Any:
-    """The mask of a BlockMask.
-
-    Args:
-        of_q, of_k: the shapes of the call.
+def made(make: Callable[..., Any], thing: Any) -> Any:
+    """`make(thing)`, made once and kept as long as the thing lives.
 
     Raises:
-        MaskcError: with the text of what `mc.flex_attention` raises, see `handles`.
+        MaskcError: with the text of what `make` raises, see `handles.check_dimensions`.
     """
-    name, lengths, front = _listed(id(block_mask))
-    wrong = lengths is not None and (of_q[2] != lengths[0] or of_k[2] != lengths[1])
-    if wrong or front[0] not in (1, of_q[0]) or front[1] not in (1, of_q[1]):
-        _refuse_sizes(id(block_mask), *map(index, of_q[:3]), index(of_k[2]))
-    return getattr(_MADE, name)
+    return getattr(_MADE, _name(make, id(thing)))
 
 
-def refuse_heads(of_q: Any, of_k: Any) -> None:
-    """Refuse grouped heads.
+def stated(make: Callable[..., Any], thing: Any) -> Any:
+    """`make(thing)`, which is a constant of the graph: integers, None and tuples of them."""
+    return _stated(make, id(thing))
+
+
+def checked(check: Callable[..., None], *args: Any) -> None:
+    """Run `check(*args)`, which refuses; integers become constants.
 
     Raises:
-        MaskcError: as of `mask_of`.
+        MaskcError: as of `made`.
     """
-    _refuse_heads(index(of_q), index(of_k))
+    _checked(check, *args)
 
 
-def rules_of(score_mod: Any, heads: Any) -> tuple[Any, float | None, float, float]:
+def made_of_function(
+    make: Callable[..., Any], function: Any, heads: Any
+) -> tuple[Any, float | None, float, float]:
     """(formula or None, soft-cap, factor, shift) of a score_mod.
 
+    Args:
+        make: (score_mod, query) -> a formula, or (soft-cap, factor, shift).
+        function: a score_mod.
+        heads: query heads of the call.
+
     Raises:
-        MaskcError: as of `mask_of`.
+        MaskcError: as of `made`.
     """
-    if isinstance(score_mod, MethodType):
-        function, owner = score_mod.__func__, score_mod.__self__
-        found = _rules(function, index(heads), id(function), id(owner))
+    if isinstance(function, MethodType):
+        inner, owner = function.__func__, function.__self__
+        found = _rules(make, inner, index(heads), id(inner), id(owner))
     else:
-        found = _rules(score_mod, index(heads), id(score_mod))
+        found = _rules(make, function, index(heads), id(function))
     name, softcap, factor, shift = found.split(" ")
-    score = getattr(_MADE, name) if name else None
-    return score, float(softcap) or None, float(factor), float(shift)
+    formula = getattr(_MADE, name) if name else None
+    return formula, float(softcap) or None, float(factor), float(shift)
 
 
 _REASON = (
@@ -99,7 +92,7 @@ _REASON = (
 
 
 @torch.compiler.disable(reason=_REASON)
-def uncompiled(function: Any, *args: Any) -> Any:
+def uncompiled(function: Callable[..., Any], *args: Any) -> Any:
     """The function's result, computed between two graphs."""
     return function(*args)
 
@@ -119,44 +112,37 @@ def _is_placed(identity: int) -> bool:
     return not described or bool(getattr(thing, "is_python_constant", bool)())
 
 
-def _listed(identity: int) -> Listed:
-    from maskc import flex
-
-    block_mask = _object(identity)
+def _name(make: Callable[..., Any], identity: int) -> str:
+    thing = _object(identity)
     with _as_text():
-        mask = flex.mask_of_block_mask(block_mask)
-    return Listed(_keep(mask, block_mask), *flex.sizes_of(block_mask))
+        return _keep(make(thing), thing)
 
 
-def _refuse_sizes(identity: int, batch: int, heads: int, n_q: int, n_kv: int) -> None:
-    from maskc import flex
+def _stated(make: Callable[..., Any], identity: int) -> Any:
+    return make(_object(identity))
 
+
+def _checked(check: Callable[..., None], *args: Any) -> None:
     with _as_text():
-        flex.check_sizes(flex.sizes_of(_object(identity)), (batch, heads, n_q), n_kv)
+        check(*args)
 
 
-def _refuse_heads(of_q: int, of_k: int) -> None:
-    from maskc import flex
-
-    with _as_text():
-        flex.check_heads(of_q, of_k, False)
-
-
-def _rules(function: Any, heads: int, identity: int, of_self: int = 0) -> str:
+def _rules(
+    make: Callable[..., Any], function: Any, heads: int, identity: int, of_self: int = 0
+) -> str:
     """What a score_mod does: the formula's name, or nothing where numbers say everything, then
     soft-cap (0: none), factor and shift. It is one text, as floats would become inputs of a graph.
 
     Args:
+        make: see `made_of_function`.
         function: the function, without what it belongs to as a method.
         heads: query heads of the call.
         identity: of the function, which the trace guards.
         of_self: of what the function belongs to as a method; 0 where it is none.
     """
-    from maskc import flex
-
     whole = MethodType(function, _object(of_self)) if of_self else function
     with _as_text():
-        found = flex.numbers_or_formula(whole, torch.empty(1, heads, 1, 1))
+        found = make(whole, torch.empty(1, heads, 1, 1))
     if isinstance(found, tuple):
         softcap, factor, shift = found
         return f" {softcap or 0.0!r} {factor!r} {shift!r}"
@@ -184,5 +170,5 @@ def _keep(made: Any, owner: Any) -> str:
     return name
 
 
-for _function in (_is_placed, _listed, _refuse_sizes, _refuse_heads, _rules):  # see `handles`
+for _function in (_is_placed, _name, _stated, _checked, _rules):  # see `handles`
     setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010

@@ -16,6 +16,7 @@ from maskc.core.errors import MaskcError, NotExported, StaleProgram
 from maskc.core.plain import from_text, to_text
 from maskc.core.score import Inputs
 from maskc.core.target import Target
+from maskc.driver import Recipe
 from maskc.dsl.parser import parse_emptied
 
 _WHOLE = "compile the mask with mask.compile, or call mc.attention"
@@ -31,8 +32,6 @@ def to_graph(attn: Any, kind: str) -> str:
     Raises:
         NotExported: it is part of a generated module, or holds arrays that are no text.
     """
-    from maskc.driver import Recipe
-
     recipe = attn._report
     if not isinstance(recipe, Recipe):
         raise NotExported(kind, "a generated module is no text", _WHOLE, at="mask")
@@ -63,8 +62,6 @@ def from_graph(text: str) -> Any:
         StaleProgram: the text is not what `to_graph` of this version writes.
         MaskcError: the target is unknown here, see CompiledMask.
     """
-    from maskc.driver import Recipe
-
     try:
         mask, problem, target, name, of_held, of_score = from_text(text)
         recipe = Recipe(parse_emptied(mask), problem, Target.named(target), name)
@@ -74,7 +71,7 @@ def from_graph(text: str) -> Any:
             names, defaults, of_formula = of_score
             inputs = Inputs(problem.score, names, dict(defaults), {}, of_formula)
     except (AttributeError, MaskcError, TypeError, ValueError) as error:
-        raise StaleProgram(str(error).splitlines()[0], at="mask") from error
+        raise StaleProgram(at="mask") from error
     return recipe.bound(held, inputs)
 
 
