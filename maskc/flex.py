@@ -36,8 +36,9 @@ def flex_attention(
     """FlexAttention's call, run by maskc; differentiable on torch tensors, without torch.compile.
 
     The mask of a BlockMask is made when it is seen first, see `mc.from_block_mask`, and again
-    when its lists have been written into. Inside of torch.compile, make it outside:
-    `mc.attention(q, k, v, mc.from_block_mask(block_mask))`.
+    when its lists have been written into. A graph of torch.compile knows the BlockMask and the
+    score_mod by their identity; their lists are read when it is made, and tensors that mask_mod
+    and score_mod read are inputs of the graph.
 
     Args:
         query: [B, Hq, Nq, D]; key: [B, Hkv, Nkv, D]; value: [B, Hkv, Nkv, Dv].
