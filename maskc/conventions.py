@@ -43,9 +43,20 @@ class Restriction(NamedTuple):
     """The name of the data that say which tokens belong together."""
 
 
-@lru_cache(maxsize=256)
 def restricted(mask: Mask, to: Restriction) -> Mask:
-    """The mask and what keywords leave of it; equal ones are made once."""
+    """The mask and what keywords leave of it, made once.
+
+    Equal masks share it, except where they capture arrays: somebody may write into those of one.
+    """
+    if not getattr(mask, "captures", False):
+        return _shared(mask, to)
+    known: dict[Restriction, Mask] = vars(mask).setdefault("_restricted", {})
+    if to not in known:
+        known[to] = _joined(mask, to)
+    return known[to]
+
+
+def _joined(mask: Mask, to: Restriction) -> Mask:
     parts = [] if mask == EVERYTHING else [mask]
     if to.packed == BROUGHT:  # which hold the others
         return intervals(BROUGHT)
@@ -56,6 +67,9 @@ def restricted(mask: Mask, to: Restriction) -> Mask:
     if to.packed is not None:
         parts.append(documents(_DOCUMENTS))
     return reduce(operator.and_, parts) if parts else EVERYTHING
+
+
+_shared = lru_cache(maxsize=256)(_joined)
 
 
 class Keywords(NamedTuple):

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import warnings
+from operator import index
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from maskc.api import attention
 from maskc.core.errors import BadOption, BadShape, MaskcError, NotAMask, ScoreModUnsupported
 from maskc.core.source import caller, outside
+from maskc.core.tensors import torch_of
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.mask import Mask
 from maskc.dsl.matrices import from_block_mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, from_score_mod
+from maskc.dsl.slots import emptied
 
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
-_causal: WeakKeyDictionary[Mask, tuple[bool, bool]] = WeakKeyDictionary()
-"""Whether masks keep no key behind their query, counted from the first tokens and the last."""
+_causal: WeakKeyDictionary[Mask, tuple[object, bool, bool]] = WeakKeyDictionary()
+"""For masks the content of what they captured, and whether they keep no key behind their query,
+counted from the first tokens and the last."""
 _FULL = full()
 _ANY = 1 << 30
 """The size of the one block of torch's BlockMask for all lengths."""
@@ -32,8 +36,9 @@ def flex_attention(
     """FlexAttention's call, run by maskc; differentiable on torch tensors, without torch.compile.
 
     The mask of a BlockMask is made when it is seen first, see `mc.from_block_mask`, and again
-    when its lists have been written into. Inside of torch.compile, make it outside:
-    `mc.attention(q, k, v, mc.from_block_mask(block_mask))`.
+    when its lists have been written into. A graph of torch.compile knows the BlockMask and the
+    score_mod by their identity; their lists are read when it is made, and tensors that mask_mod
+    and score_mod read are inputs of the graph.
 
     Args:
         query: [B, Hq, Nq, D]; key: [B, Hkv, Nkv, D]; value: [B, Hkv, Nkv, Dv].
@@ -69,13 +74,27 @@ def flex_attention(
     if kernel_options:
         text = "kernel_options has no effect: maskc chooses its kernel by the mask"
         warnings.warn(text, UserWarning, stacklevel=outside())
+    call = (query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse)
+    result = _traced(call) if _is_traced(query) else _attention(*call)
+    if return_aux is None:
+        return result
+    from maskc.integrations import score_mods
+
+    out, lse = result if return_lse else (result, None)
+    return out, score_mods.aux_output(lse)
+
+
+def _attention(
+    query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: float | None,
+    enable_gqa: bool, return_lse: bool,
+) -> Any:  # fmt: skip
+    """The call without keywords that only say what is returned."""
     mask = _FULL if block_mask is None else block_mask
     if not isinstance(mask, Mask):
-        mask = _mask_of(block_mask)
-        _check(block_mask, query.shape, key.shape)
-    if not enable_gqa and query.shape[1] != key.shape[1]:
-        wanted = f"True, as query has {query.shape[1]} heads and key {key.shape[1]}"
-        raise BadOption("enable_gqa", wanted, enable_gqa, at="enable_gqa")
+        mask = mask_of_block_mask(block_mask)
+        sizes, of_q = sizes_of(block_mask), query.shape
+        check_sizes(sizes, of_q[0], of_q[1], of_q[2], key.shape[2])
+    check_heads(query.shape[1], key.shape[1], enable_gqa)
     options: dict[str, Any] = {"scale": scale}
     shift = None
     if score_mod is not None:
@@ -83,12 +102,79 @@ def flex_attention(
     result = attention(query, key, value, mask, return_lse=return_lse, **options)
     if shift is not None and return_lse:
         result = result[0], result[1] + shift[None, :, None]
-    if return_aux is None:
-        return result
+    return result
+
+
+def _is_traced(query: Any) -> bool:
+    """Whether torch.compile follows this call."""
+    torch = torch_of(query)
+    return torch is not None and torch.compiler.is_dynamo_compiling()
+
+
+def _traced(call: tuple[Any, ...]) -> Any:
+    """The call as a compiler can follow it; arguments as of `_attention`."""
+    from maskc.integrations.torch import making
+    from maskc.integrations.torch.handles import check_dimensions
+
+    query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse = call
+    if not (making.has_place(block_mask) and making.has_place(score_mod)):
+        return making.uncompiled(_attention, *call)
+    check_dimensions(query.dim(), value.dim())
+    batch, heads, n_q, dim = query.shape
+    mask = _FULL if block_mask is None else block_mask
+    if not isinstance(mask, Mask):
+        mask = making.made(mask_of_block_mask, block_mask)
+        lengths, front = sizes = making.stated(sizes_of, block_mask)
+        other = lengths is not None and (n_q != lengths[0] or key.shape[2] != lengths[1])
+        if other or front[0] not in (1, batch) or front[1] not in (1, heads):
+            making.checked(check_sizes, sizes, *map(index, (batch, heads, n_q, key.shape[2])))
+    if not enable_gqa and heads != key.shape[1]:
+        making.checked(check_heads, *map(index, (heads, key.shape[1])), False)
+    options: dict[str, Any] = {"scale": scale}
+    shift = 0.0
+    if score_mod is not None:
+        score, softcap, factor, shift = making.made_of_function(
+            numbers_or_formula, score_mod, heads
+        )
+        if factor != 1:
+            scale = (dim**-0.5 if scale is None else scale) * factor
+        options = {"scale": scale, "softcap": softcap, "score": score}
+    result = attention(query, key, value, mask, return_lse=return_lse, **options)
+    if shift != 0 and return_lse:
+        result = result[0], result[1] + shift
+    return result
+
+
+def numbers_or_formula(score_mod: Any, query: Any) -> Score | tuple[float | None, float, float]:
+    """A score_mod as (soft-cap, factor, shift), or as a formula where these do not say it.
+
+    Args:
+        query: [B, Hq, Nq, D], of any content.
+
+    Raises:
+        ScoreModUnsupported: it is neither.
+    """
     from maskc.integrations import score_mods
 
-    out, lse = result if return_lse else (result, None)
-    return out, score_mods.aux_output(lse)
+    try:
+        found = score_mods.score_options(score_mod, query)
+    except ScoreModUnsupported as refused:
+        return _formula(score_mod, refused)
+    if found.slopes is None and isinstance(found.shift, (int, float)):
+        return found.softcap, found.factor, float(found.shift)
+    other = ScoreModUnsupported("it adds a tensor", "", at=caller() or "score_mod")
+    return _formula(score_mod, other)
+
+
+def check_heads(of_q: int, of_k: int, enable_gqa: bool) -> None:
+    """Refuse grouped heads that were not asked for.
+
+    Raises:
+        BadOption.
+    """
+    if not enable_gqa and of_q != of_k:
+        wanted = f"True, as query has {of_q} heads and key {of_k}"
+        raise BadOption("enable_gqa", wanted, enable_gqa, at="enable_gqa")
 
 
 def _asks_for_lse(return_aux: Any, return_lse: bool) -> bool:
@@ -161,15 +247,18 @@ def _formula(score_mod: Any, refused: ScoreModUnsupported) -> Score:
 
 def _is_causal(mask: Mask, late: int) -> bool:
     """Whether every key is at most `late` tokens behind its query, and `late` is not negative."""
+    held = emptied(mask)[1]
+    content = None if held is None else held.now()
     known = _causal.get(mask)
-    if known is None:
+    if known is None or known[0] is not content:
         known = _causal[mask] = (
-            mask.subset_of(causal(align="start")) is True, mask.subset_of(causal()) is True
+            content, mask.subset_of(causal(align="start")) is True, mask.subset_of(causal()) is True
         )  # fmt: skip
-    return known[1] or (known[0] and late >= 0)
+    _, from_start, from_end = known
+    return from_end or (from_start and late >= 0)
 
 
-def _mask_of(block_mask: Any) -> Mask:
+def mask_of_block_mask(block_mask: Any) -> Mask:
     """The mask of a BlockMask, remembered while the BlockMask lives and is not written into.
 
     Raises:
@@ -187,7 +276,10 @@ def _mask_of(block_mask: Any) -> Mask:
     if known is None or known[0] != mark:
         if callable(block_mask):
             raise _refused(block_mask)
-        known = _known[block_mask] = mark, from_block_mask(block_mask)
+        from maskc.integrations import score_mods
+
+        with score_mods.outside_of_modes(block_mask.kv_num_blocks):
+            known = _known[block_mask] = mark, from_block_mask(block_mask)
     return known[1]
 
 
@@ -195,17 +287,30 @@ def _refused(given: object) -> NotAMask:
     return not_a_mask("flex_attention", given, caller() or "block_mask")
 
 
-def _check(block_mask: Any, of_q: tuple[int, ...], of_k: tuple[int, ...]) -> None:
+def sizes_of(block_mask: Any) -> tuple[tuple[int, int] | None, tuple[int, int]]:
+    """((queries, keys) of a BlockMask or None where it holds at all, (sequences, heads))."""
+    n_q, n_kv = block_mask.seq_lengths
+    batch, heads = block_mask.kv_num_blocks.shape[:2]
+    return (n_q, n_kv) if min(block_mask.BLOCK_SIZE) < _ANY else None, (batch, heads)
+
+
+def check_sizes(
+    sizes: tuple[tuple[int, int] | None, tuple[int, int]], batch: int, heads: int, n_q: int,
+    n_kv: int,
+) -> None:  # fmt: skip
     """Refuse a BlockMask that was made for another call.
+
+    Args:
+        sizes: as of `sizes_of`; the others are the call's.
 
     Raises:
         BadShape.
     """
-    made, call = tuple(block_mask.seq_lengths), (of_q[2], of_k[2])
-    if made != call and min(block_mask.BLOCK_SIZE) < _ANY:
+    made, front = sizes
+    call, wanted = (n_q, n_kv), (batch, heads)
+    if made not in (None, call):
         what = f"{call} for the queries and keys of this call; make it anew for other lengths"
         raise BadShape("block_mask", made, what, at="block_mask")
-    front, wanted = tuple(block_mask.kv_num_blocks.shape[:2]), tuple(of_q[:2])
     if any(size not in (1, n) for size, n in zip(front, wanted, strict=True)):
         what = f"{wanted} sequences and heads, or 1 of these"
         raise BadShape("block_mask", front, what, at="block_mask")

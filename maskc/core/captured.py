@@ -7,6 +7,7 @@ made. Masks that differ only in such content share a plan and its kernels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b, sha256
@@ -46,9 +47,10 @@ class Captured:
         """
         self.at = at
         watched = hasattr(source, "detach")
-        self.source: Any = source.detach() if watched else None
+        self.source: Any = source if watched else None
         """The torch tensor that is watched, or a copy of it that nobody writes into; None where
-        there is none."""
+        there is none. It is the object that the user holds: a compiler knows a tensor that its
+        graph writes by that."""
         self.fixed = not watched
         self._version = _version(source) if watched else None
         self._array: np.ndarray | None = None
@@ -63,6 +65,19 @@ class Captured:
         made = cls.__new__(cls)
         made._array, made.source, made._version, made.at = array, None, None, at
         made.fixed, made._now, made._digest = True, None, None
+        return made
+
+    @classmethod
+    def at_rest(cls, tensor: Any, at: SourceLoc | None = None) -> Captured:
+        """Make one over a torch tensor that nobody writes into as long as this is used.
+
+        Raises:
+            DataRange: a value beyond 32 bits.
+        """
+        made = cls(tensor, at)
+        if not made.on_device:
+            return cls.of(made.array, at)
+        made.fixed = True
         return made
 
     @property
@@ -110,13 +125,20 @@ class Captured:
         if self.on_device:  # a copy there, which waits for nothing
             mark = _version(self.source)
             if self._now is None or mark is None or self._now[0] != mark:
-                copy = Captured(self.source.clone(), self.at)
-                copy.fixed = True
-                self._now = mark, copy
+                self._now = mark, Captured.at_rest(self.source.detach().clone(), self.at)
             return self._now[1]
         if self._now is None or self._now[0] is not self.array:
             self._now = self.array, Captured.of(self.array, self.at)
         return self._now[1]
+
+    def is_always(self, other: object) -> bool:
+        """Whether both hold the same, whatever is written later: one tensor, or equal arrays that
+        nobody changes."""
+        if not isinstance(other, Captured):
+            return False
+        if self.fixed or other.fixed:
+            return self.fixed and other.fixed and self == other
+        return self.source is other.source or self._place() == other._place()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Captured):
@@ -229,6 +251,29 @@ class Held:
     def fixed(self) -> bool:
         """Whether no content can change."""
         return all(values.fixed for _, _, values in self.tables)
+
+    @cached_property
+    def watched(self) -> tuple[Any, ...]:
+        """The torch tensors whose contents may change, in order: operands of an operator."""
+        return tuple(values.source for _, _, values in self.tables if not values.fixed)
+
+    def over(self, tensors: Sequence[Any]) -> Held:
+        """The same arrays with these tensors, of this moment, in place of `watched`.
+
+        Kernels of compilers write without counting it: what lies on a host is read each time.
+
+        Raises:
+            DataRange: a value beyond 32 bits.
+        """
+        pairs = zip(self.watched, tensors, strict=True)
+        if all(own is now and now.device.type != "cpu" for own, now in pairs):
+            return self
+        rest = iter(tensors)
+        tables = (
+            (name, rank, values if values.fixed else Captured.at_rest(next(rest), values.at))
+            for name, rank, values in self.tables
+        )
+        return replace(self, tables=tuple(tables))
 
     @cached_property
     def identity(self) -> str:

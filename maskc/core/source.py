@@ -15,6 +15,8 @@ from types import FrameType
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _PUBLISHED = os.path.join(_PACKAGE, "patterns", "published") + os.sep
 """Pattern files of an installed wheel: their lines are shown like a user's."""
+_TORCH = os.path.join("", "site-packages", "torch", "")
+"""A part of the paths of torch, which runs this package while it traces a user's call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def caller() -> SourceLoc | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        inside = name.startswith((_PACKAGE, "<string>", "<frozen"))
+        inside = name.startswith((_PACKAGE, "<string>", "<frozen")) or _TORCH in name
         if not inside or name.startswith(_PUBLISHED):
             return _position(frame, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TypeVar
 
 import numpy as np
@@ -66,6 +67,22 @@ def parse(text: str) -> Mask:
         raise BadExpression(f"{error} in {text!r}") from None
     except (RecursionError, MemoryError):
         raise BadExpression("it is nested too deeply") from None
+
+
+_without_content: ContextVar[bool] = ContextVar("without_content", default=False)
+
+
+def parse_emptied(text: str) -> Mask:
+    """Read the text of a mask whose formulas read arrays without content, see `dsl/slots`.
+
+    Raises:
+        As `parse`.
+    """
+    token = _without_content.set(True)
+    try:
+        return parse(text)
+    finally:
+        _without_content.reset(token)
 
 
 def _mask(node: ast.expr) -> Mask:
@@ -202,10 +219,14 @@ def _loaded(formula: Expr, given: dict[str, Captured]) -> tuple[Expr, tuple[Data
         if not isinstance(node, E.Load):
             continue
         rank = ranks.setdefault(node.array, len(node.index))
+        if _without_content.get() and not given:
+            continue
         dims = len(given[node.array].shape) if node.array in given else 0
         if rank != len(node.index) or not rank <= dims <= rank + 1 + (rank > 1):
             known = ", ".join(sorted(given)) or "none"
             raise BadExpression(f"{node.array}[...] is not an array given here; given: {known}")
+    if _without_content.get() and not given:
+        return formula, tuple(constant(name, rank) for name, rank in sorted(ranks.items()))
     names: dict[str, str] = {}
     tables: list[DataDecl] = []
     for name, rank in ((name, ranks[name]) for name in given if name in ranks):

@@ -94,7 +94,7 @@ class _Slots:
         if not isinstance(values, Captured):
             values = Captured.of(decl.array)
         for name, rank, known in self.tables:
-            if rank == decl.rank and known == values:
+            if rank == decl.rank and known.is_always(values):
                 return name
         number = len(self.tables)
         name = next(

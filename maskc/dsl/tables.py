@@ -45,7 +45,7 @@ class Registry:
             values = Captured(array, caller())
             same = (
                 name for name, decl in self.tables.items()
-                if decl.options == (rank,) and decl.values == values
+                if decl.options == (rank,) and values.is_always(decl.values)
             )  # fmt: skip
             name = next(same, f"table{len(self.tables)}")
             if name not in self.tables:
@@ -161,7 +161,8 @@ def _load(array: Any, index: list[Expr]) -> Traced:
     leading = [*of_batch, *of_heads]
     own = [axis for axis in range(len(index)) if axis not in leading]
     order = [*leading, *own]
-    array = array.permute(order) if hasattr(array, "permute") else array.transpose(order)
+    if order != sorted(order):  # a compiler knows the user's tensor itself best
+        array = array.permute(order) if hasattr(array, "permute") else array.transpose(order)
     read_by = tuple(index[axis] for axis in own)
     if of_batch and array.shape[0] == 1:  # one row is everybody's
         array, of_batch = array[0], []

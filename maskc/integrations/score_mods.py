@@ -14,12 +14,14 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple, NoReturn
 
 from maskc.core.errors import MaskcError, ScoreModUnsupported
 from maskc.core.source import SourceLoc, caller, raised_at
+from maskc.core.tensors import torch_of
 
 _OTHERS = (
     "maskc knows score_mods for soft-capping, ALiBi and a factor; run others with torch's "
@@ -310,3 +312,13 @@ def aux_output(lse: Any) -> Any:
     from torch.nn.attention.flex_attention import AuxOutput
 
     return AuxOutput(lse=lse)
+
+
+def outside_of_modes(x: Any) -> AbstractContextManager[object]:
+    """While it lasts, contents of tensors like x are read as they are: a mode of dispatch, as
+    torch.export's, would answer with a tensor that has none."""
+    torch = torch_of(x)
+    if torch is None or not torch._C._len_torch_dispatch_stack():
+        return nullcontext()
+    found: AbstractContextManager[object] = torch.utils._python_dispatch._disable_current_modes()
+    return found

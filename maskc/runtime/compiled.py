@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Self, overload
 
@@ -209,6 +209,18 @@ class CompiledMask:
         A backward pass needs it to read what its forward pass read.
         """
         return self if self.held is None else self.holding(self.held.now())
+
+    def over(self, tensors: Sequence[Any]) -> CompiledMask:
+        """These kernels for one call that reads these tensors in place of captured ones.
+
+        Args:
+            tensors: one for each of `Held.watched`.
+
+        Raises:
+            DataRange: a value beyond 32 bits.
+        """
+        held = None if self.held is None else self.held.over(tensors)
+        return self if held is self.held else self._like(held=held)
 
     # -------------------------------------------------------------- calls
 

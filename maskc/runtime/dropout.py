@@ -61,6 +61,11 @@ def _seed(torch: Any, q: Any, seed: Any) -> Any:
         return torch.randint(-_SIGN, _SIGN - 1, (1,), device=q.device)
     if torch is not None and isinstance(seed, torch.Tensor):
         return seed
+    traced = torch is not None and torch.compiler.is_compiling()
+    if traced and isinstance(seed, int) and not isinstance(seed, bool):
+        # another seed is another input of the graph; the kernel reads it where q is
+        signed = seed - _WORDS if seed >= _SIGN else seed
+        return torch.full((1,), signed, dtype=torch.int64, device=q.device)
     if hasattr(seed, "dtype") and getattr(seed, "shape", ()) != ():
         return seed
     try:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc import portable
 from maskc.build import build
 from maskc.core import errors
 from maskc.core.bundle import SourceUnit, TensorMap
@@ -290,6 +291,17 @@ TEXTS = {
         "MC413 q  q is a nested tensor\n"
         "    hint: pack the sequences into one, [1, heads, tokens, dim], and compile mask & "
         "mc.documents('doc'), called with doc=mc.cu_seqlens(q.offsets())",
+    ),
+    "MC420": (
+        lambda: portable.to_graph(CompiledMask(bundle("band"), "cpu"), "an exported program"),
+        "MC420 mask  attention cannot be a part of an exported program: a generated module is no "
+        "text\n"
+        "    hint: compile the mask with mask.compile, or call mc.attention",
+    ),
+    "MC421": (
+        lambda: portable.from_graph("[]"),
+        "MC421 mask  another version of maskc wrote the program's mask, or somebody changed it\n"
+        "    hint: export the model again",
     ),
     "MC501": (
         lambda: DType.parse("float8"),

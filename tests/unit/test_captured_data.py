@@ -55,6 +55,21 @@ def test_masks_that_differ_in_content_are_one_to_the_planner(monkeypatch) -> Non
         assert mask.count(N) == right(doc).sum()
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_tensors_that_are_equal_at_first_stay_two(parts: int) -> None:
+    torch = pytest.importorskip("torch")
+    ours, theirs = (torch.zeros(N, dtype=torch.int32) for _ in range(2))
+    if parts == 1:
+        mask = mc.from_mask_mod(lambda b, h, q, k: (ours[q] == 0) & (theirs[k] == 0))
+    else:
+        mask = mc.from_mask_mod(lambda b, h, q, k: ours[q] == 0)
+        mask &= mc.from_mask_mod(lambda b, h, q, k: theirs[k] == 0)
+    assert mask.count(N) == N * N
+    theirs[3:] = 1
+    assert mask.count(N) == N * 3
+    close(mask, ((ours == 0)[:, None] & (theirs == 0)).numpy())
+
+
 def test_the_bundle_holds_no_content() -> None:
     doc = np.arange(100_000) // 7
     attn = same(doc).compile(D, dtype="float32")

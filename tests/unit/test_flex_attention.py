@@ -312,3 +312,127 @@ def test_what_is_refused() -> None:
     three = made(causal, 3)
     with pytest.raises(BadShape, match="sequences and heads"):
         mc.flex_attention(q, k, v, block_mask=three, enable_gqa=True)
+
+
+# ------------------------------------------------------------------ while torch.compile traces
+
+
+def alike(function, *options, fullgraph: bool = True, **named) -> None:
+    """Results and gradients of a function of q, k and v, compiled and not, bit for bit."""
+    compiled = torch.compile(function, fullgraph=fullgraph, backend="aot_eager")
+    for _ in range(2):
+        results = []
+        for run in (function, compiled):
+            inputs = tensors(grad=True)
+            out = run(*inputs, *options, **named)
+            first = out[0] if isinstance(out, tuple) else out
+            results.append((out, torch.autograd.grad(first.square().sum(), inputs)))
+        torch.testing.assert_close(*results, atol=0, rtol=0)
+
+
+def soft_cap(score, b, h, q, k):
+    return 20 * torch.tanh(score * 2 / 20) + 0.5
+
+
+class Biased(torch.nn.Module):
+    """score_mods as layers have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.linspace(-1, 1, 2 * N).reshape(2, N))
+
+    def bias(self, score, b, h, q, k):
+        return score + self.table[h, k]
+
+    def forward(self, q, k, v):
+        return mc.flex_attention(q, k, v, self.bias)
+
+    def local(self, q, k, v):
+        def doubled(score, b, h, q, k):
+            return score * 2
+
+        return mc.flex_attention(q, k, v, doubled)
+
+    def reading(self, q, k, v):
+        table = self.table
+
+        def bias(score, b, h, q, k):
+            return score + table[h, k]
+
+        block_mask = made(causal)
+        return mc.flex_attention(q, k, v, bias, block_mask)
+
+
+@pytest.mark.parametrize("mod", [causal, documents, padded])
+def test_block_masks_in_a_compiled_function(graphs, mod) -> None:
+    block_mask = made(mod, 2 if mod is padded else None)
+    alike(lambda q, k, v: mc.flex_attention(q, k, v, block_mask=block_mask, return_lse=True))
+    assert graphs() == 1
+
+
+def test_score_mods_in_a_compiled_function(graphs) -> None:
+    slopes = torch.tensor([0.1, 0.2])
+
+    def alibi(score, b, h, q, k):
+        return score + slopes[h] * (k - q)
+
+    for score_mod in (soft_cap, alibi):
+        alike(lambda q, k, v, own=score_mod: mc.flex_attention(q, k, v, own, return_lse=True))
+    layer = Biased()
+    alike(layer)
+    alike(layer.local)
+    assert graphs() == 4
+
+
+def test_the_function_itself_compiled(graphs) -> None:
+    alike(mc.flex_attention, soft_cap, made(documents))
+    assert graphs() == 1
+
+
+def test_what_a_graph_cannot_hold_runs_between_two(graphs) -> None:
+    alike(Biased().reading, fullgraph=False)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="maskc makes masks and formulas outside of graphs"):
+        alike(Biased().reading)
+
+
+def test_writes_into_what_a_mask_mod_reads(graphs) -> None:
+    """The graph reads the tensor, and again after it wrote into it."""
+    lengths = torch.tensor([40, 130])
+    block_mask = made(lambda b, h, q, k: k < lengths[b], 2)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(q, k, v):
+        lengths.sub_(7)
+        return mc.flex_attention(q, k, v, block_mask=block_mask)
+
+    inputs = tensors()
+    for _ in range(2):
+        found = step(*inputs)
+        live = (torch.arange(N) < lengths[:, None])[:, None, None]
+        want = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=live)
+        torch.testing.assert_close(found, want, atol=2e-5, rtol=2e-5)
+
+
+def test_mistakes_in_a_compiled_function(graphs) -> None:
+    q, k, v = tensors(4, 2)
+    compiled = torch.compile(mc.flex_attention, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"MC407 enable_gqa .* query has 4 heads and key 2"):
+        compiled(q, k, v)
+    short = flex.create_block_mask(causal, None, None, 64, N, device="cpu")
+    with pytest.raises(Exception, match=r"MC401 block_mask .* has shape \(64, 130\)"):
+        compiled(q, k, v, block_mask=short, enable_gqa=True)
+
+
+def test_alibi_over_a_mask_whose_content_changes() -> None:
+    """A distance is only the other way round where no key is behind its query."""
+    ahead, slopes = torch.zeros(N, dtype=torch.int32), torch.tensor([0.5, 0.3])
+    mask = mc.from_mask_mod(lambda b, h, q, k: k <= q + ahead[q])
+    place, inputs = torch.arange(N), tensors()
+    for size in (0, 5):
+        ahead.fill_(size)
+        found = mc.flex_attention(*inputs, lambda s, b, h, q, k: s + slopes[h] * (k - q), mask)
+        bias = slopes[:, None, None] * (place - place[:, None])
+        bias = bias.masked_fill(place > place[:, None] + size, -torch.inf)[None]
+        want = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=bias)
+        torch.testing.assert_close(found, want, atol=2e-5, rtol=2e-5)

@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
 from maskc.integrations import torch as with_torch  # noqa: E402
+from maskc.integrations.torch import handles  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -147,11 +148,143 @@ def test_inductor(graphs):
     assert graphs() == 1
 
 
-def test_export():
-    inputs = [x.detach() for x in tensors(10)]
-    program = torch.export.export(Layer(mc.causal()), tuple(inputs))
-    other = [x.detach() for x in tensors(10, seed=5)]
-    assert torch.equal(program.module()(*other), Layer(mc.causal())(*other))
+# ------------------------------------------------------------------ captured tensors
+
+
+def dense(inputs, live):
+    """Attention in fp64."""
+    q, k, v = (x.double() for x in inputs)
+    run = torch.nn.functional.scaled_dot_product_attention
+    return run(q, k, v, attn_mask=live, enable_gqa=True)
+
+
+def right(found, inputs, live, grad=None):
+    want = dense(inputs, live)
+    torch.testing.assert_close(found.double(), want, atol=1e-5, rtol=1e-5)
+    if grad is not None:
+        (wanted,) = torch.autograd.grad(want.square().sum(), inputs[0])
+        torch.testing.assert_close(grad, wanted.float(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64, torch.bool])
+def test_a_graph_reads_what_it_wrote_itself(graphs, backend: str, kind):
+    n, hidden = 9, torch.zeros(9, dtype=kind)
+    if kind == torch.bool:
+        mask = mc.from_mask_mod(lambda b, h, q, k: ~hidden[k])
+    else:
+        mask = mc.from_mask_mod(lambda b, h, q, k: hidden[k] == 0)
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def twice(q, k, v, place):
+        first = mc.attention(q, k, v, mask)
+        hidden[place] = 1
+        return first, mc.attention(q, k, v, mask)
+
+    q, k, v = (x.detach() for x in tensors(n))
+    for place in (2, 5, 0):
+        before = hidden == 0
+        first, second = twice(q, k, v, torch.tensor([place]))
+        right(first, (q, k, v), before.expand(n, n))
+        right(second, (q, k, v), (hidden == 0).expand(n, n))
+    assert int((hidden != 0).sum()) == 3
+    assert graphs() == 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_backward_pass_reads_what_its_forward_pass_read(graphs, backend: str):
+    n, length = 9, torch.tensor([5])
+    mask = mc.from_mask_mod(lambda b, h, q, k: k < length[b])
+    compiled = torch.compile(Layer(mask), fullgraph=True, backend=backend)
+    inputs = tensors(n)
+    for size in (5, 3):
+        length.fill_(size)
+        out = compiled(*inputs)
+        length.fill_(9)
+        (grad,) = torch.autograd.grad(out.square().sum(), inputs[0])
+        scaled = (inputs[0] * 1.5, *inputs[1:])
+        live = (torch.arange(n) < size).expand(n, n)
+        want = dense(scaled, live)
+        (wanted,) = torch.autograd.grad(want.square().sum(), inputs[0])
+        torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(grad, wanted.float(), atol=1e-4, rtol=1e-4)
+
+
+def test_views_of_a_tensor_that_the_graph_writes(graphs):
+    """The mask reads a column, which is another tensor with the same memory."""
+    n, table = 7, torch.zeros(7, 2, dtype=torch.int32)
+    mask = mc.from_mask_mod(lambda b, h, q, k: (table[k, 1] == 0) | (table[q, 0] == 1))
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def call(q, k, v):
+        table.add_(torch.eye(7, 2, dtype=torch.int32))
+        return mc.attention(q, k, v, mask)
+
+    inputs = [x.detach() for x in tensors(n)]
+    for _ in range(2):
+        found = call(*inputs)
+        right(found, inputs, (table[:, 1] == 0) | (table[:, :1] == 1))
+
+
+def test_masks_over_equal_tensors_stay_two_in_graphs(graphs):
+    """Keywords restrict them; what was made for one is not taken for the other."""
+    n, lengths = 8, [torch.tensor([3]), torch.tensor([3])]
+    masks = [mc.from_mask_mod(lambda b, h, q, k, own=own: k < own[b]) for own in lengths]
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def call(q, k, v, mask):
+        return mc.attention(q, k, v, mask, is_causal=True)
+
+    inputs = [x.detach() for x in tensors(n)]
+    for size in (3, 6):
+        lengths[1].fill_(size)
+        for mask, own in zip(masks, lengths, strict=True):
+            live = (torch.arange(n) < own).expand(n, n).tril()
+            right(call(*inputs, mask), inputs, live)
+
+
+def test_only_watched_tensors_are_operands(graphs):
+    ids = np.arange(6) // 2
+    keys = [
+        handles.handle(mc.api._compiled, id(mask), 16, 16, 4, torch.float32, ("cpu", 0), False)
+        for mask in (
+            mc.where(lambda q, k: ids[q] == ids[k]),
+            mc.from_mask_mod(lambda b, h, q, k: DOCUMENT[q] == DOCUMENT[k]),
+        )
+    ]
+    assert [len(handles.operands(key)) for key in keys] == [0, 1]
+    assert handles.operands(keys[1])[0] is DOCUMENT
+
+
+DOCUMENT = torch.arange(6) // 2
+
+
+def test_fake_tensors_beside_captured_ones():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mask = mc.from_mask_mod(lambda b, h, q, k: DOCUMENT[q] == DOCUMENT[k])
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(x.detach()) for x in tensors(6)]
+        assert mc.attention(*fakes, mask).shape == (2, 4, 6, fakes[2].shape[-1])
+
+
+# ------------------------------------------------------------------ seeds
+
+
+@pytest.mark.parametrize(
+    "seeds", [(1, 2, 3, -5), (2**63, 2**64 - 1, 2**63 + 9)], ids=["signed", "unsigned"]
+)
+def test_another_seed_is_no_other_graph(graphs, seeds: tuple[int, ...]):
+    """The first one is a constant, as every number is that did not change yet."""
+
+    def call(q, k, v, seed):
+        return mc.attention(q, k, v, MASKS["causal"], dropout_p=0.5, dropout_seed=seed)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    inputs = [x.detach() for x in tensors(12)]
+    for seed in seeds:
+        assert torch.equal(compiled(*inputs, seed), call(*inputs, seed))
+    assert graphs() == 2
 
 
 # ------------------------------------------------------------------ modes and refusals

@@ -165,11 +165,13 @@ def test_opcheck(name: str, bshd: bool):
     )
     call, data = call_of(data_of(name, 9), False, as_operator=True)
     heads = [extras.get("alibi_slopes"), extras.get("sink_logits")]
-    rest = (*heads, data, key, *call.numbers())
-    out, lse = torch.ops.maskc.attention(*inputs, *rest)
+    captured = list(handles.operands(key))
+    rest = (*heads, True, data, captured, key, *call.numbers())
+    out, lse, kept = torch.ops.maskc.attention(*inputs, *rest)
     torch.library.opcheck(torch.ops.maskc.attention.default, (*inputs, *rest))
     plain = [x.detach() for x in (*inputs, out, lse, torch.ones_like(out))]
-    rest = (*(None if x is None else x.detach() for x in heads), [], *rest[2:])
+    heads = [None if x is None else x.detach() for x in heads]
+    rest = (*heads, [], data, kept, key, *call.numbers())
     torch.library.opcheck(torch.ops.maskc.attention_backward.default, (*plain, *rest))
 
 

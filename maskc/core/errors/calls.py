@@ -256,6 +256,22 @@ class NestedTensor(MaskcError):
     )
 
 
+class NotExported(MaskcError):
+    """A call of a program that is exported or recorded cannot be written down as text."""
+
+    code = "MC420"
+    message = "attention cannot be a part of {0}: {1}"
+    hint = "{2}"
+
+
+class StaleProgram(MaskcError):
+    """A saved program holds a mask that another version of maskc wrote."""
+
+    code = "MC421"
+    message = "another version of maskc wrote the program's mask, or somebody changed it"
+    hint = "export the model again"
+
+
 class NotPicklable(MaskcError, TypeError):
     """A pattern was made inside a function, where no other process finds it."""
 

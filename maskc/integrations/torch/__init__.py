@@ -25,7 +25,7 @@ from maskc.core.problem import Direction
 from maskc.core.tensors import Array
 from maskc.dispatch.checks import check_inputs
 from maskc.integrations.torch.eager import attended
-from maskc.integrations.torch.handles import check_dimensions, handle, refuse
+from maskc.integrations.torch.handles import check_dimensions, handle, in_graph, operands, refuse
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
 from maskc.runtime.arrays.known import array_of
@@ -113,8 +113,11 @@ def through_torch(
     if slopes is not None or sinks is not None:
         slopes, sinks = _tensor(slopes, "alibi_slopes"), _tensor(sinks, "sink_logits")
     if watched:
-        run = torch.ops.maskc.attention.default
-        out, lse = run(q, k, v, slopes, sinks, data, attn, *call.numbers())
+        run, captured = torch.ops.maskc.attention.default, operands(attn)
+        keep = wanted and len(captured) > 0
+        mask = in_graph(attn, torch.compiler.is_dynamo_compiling())
+        read = (captured if torch.compiler.is_compiling() else _as_fake(q, captured)) or None
+        out, lse, _ = run(q, k, v, slopes, sinks, keep, data or None, read, mask, *call.numbers())
     else:
         out, lse = attended(attn, call, q, k, v, slopes, sinks, *data)
     return (out, lse) if keep_lse else out
@@ -220,6 +223,12 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[st
                 refuse(what, name, torch.compiler.is_compiling())
             found = True
     return found
+
+
+def _as_fake(q: Any, captured: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Captured tensors as a q without content needs them: of its mode."""
+    mode = getattr(q, "fake_mode", None)
+    return captured if mode is None else tuple(map(mode.from_tensor, captured))
 
 
 def _tensor(x: Any, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from hashlib import sha256
@@ -10,7 +11,14 @@ from typing import Any
 
 import torch
 
-from maskc.core.errors import BadOption, MaskcError, NestedTensor, NoGradient, WrongRank
+from maskc.core.errors import (
+    BadOption,
+    MaskcError,
+    NestedTensor,
+    NoGradient,
+    NotExported,
+    WrongRank,
+)
 from maskc.core.problem import Direction
 from maskc.integrations.torch.operators import register
 
@@ -19,6 +27,20 @@ _NAMED: dict[str, Any] = {}
 """Compiled masks, and errors met on the way to one; filled by `handle` alone. Kept for good: a
 compiled graph, or the backward half of one, knows its masks by handle only, and nobody says when
 the last of them goes."""
+
+
+class _Operands:
+    """For each handle the tensors that its mask captured, as an attribute: a compiler follows
+    attributes to the tensors, and so knows which of them its graph writes."""
+
+
+_OPERANDS = _Operands()
+
+
+def operands(key: str) -> tuple[Any, ...]:
+    """The tensors that formulas of a mask captured, and that may change, see `Held.watched`."""
+    found: tuple[Any, ...] = getattr(_OPERANDS, key)
+    return found
 
 
 def handle(
@@ -50,10 +72,75 @@ def handle(
     except MaskcError as error:
         found, text = error, str(error)
     key = sha256(text.encode()).hexdigest()[:32]
+    held = getattr(found, "held", None)
     with _LOCK:
         register(named)
-        _NAMED.setdefault(key, found)
+        if key not in _NAMED:
+            setattr(_OPERANDS, key, () if held is None else held.watched)
+            _NAMED[key] = found
     return key
+
+
+def in_graph(key: str, followed: bool) -> str:
+    """How a graph names the compiled mask of a handle: as text where it may run elsewhere.
+
+    Args:
+        key: the handle.
+        followed: whether Dynamo follows the call, and so knows where tensors come from.
+
+    Raises:
+        MaskcError: with the text of NotExported, or of the error met on the way to the mask, see
+            `check_dimensions`.
+    """
+    kind = _leaving()
+    if not kind:
+        return key
+    from maskc.portable import to_graph
+
+    try:
+        if kind == _ONNX:
+            raise NotExported(kind, "it has no such operator", _HINT_ONNX, at="mask")
+        if not followed:
+            _refuse_state(operands(key), kind)
+        text = to_graph(named(key), kind)
+    except MaskcError as error:
+        raise MaskcError(str(error)) from error
+    with _LOCK:
+        _NAMED.setdefault(text, _NAMED[key])
+    return text
+
+
+def _refuse_state(captured: tuple[Any, ...], kind: str) -> None:
+    """Refuse captured tensors that are parts of the exported module, where nobody sees that: the
+    program would hold copies, which writes into the module's own would not reach.
+
+    Raises:
+        NotExported.
+    """
+    mode = torch._guards.detect_fake_mode()
+    converter = getattr(getattr(mode, "fake_tensor_converter", None), "meta_converter", None)
+    known = getattr(getattr(converter, "describer", None), "lookup_tensor", {})
+    if any(x in known for x in captured):
+        found = "a tensor that its mask captured is a buffer of the module"
+        raise NotExported(kind, found, _HINT_STATE, at="mask")
+
+
+_HINT_STATE = (
+    "export with strict=True, which follows the buffer, or name the data in the mask, as in "
+    "mc.documents('doc'), and pass doc=self.buffer"
+)
+_ONNX = "an ONNX program"
+_HINT_ONNX = "export the model with scaled_dot_product_attention and mask.dense() for ONNX"
+
+
+def _leaving() -> str:
+    """The kind of program that is recorded now, and that other processes may run; or nothing."""
+    onnx = sys.modules.get("torch.onnx")
+    if onnx is not None and onnx.is_in_onnx_export():
+        return _ONNX
+    if torch.compiler.is_exporting():
+        return "an exported program"
+    return "a traced program" if torch._C._get_tracing_state() is not None else ""
 
 
 def check_dimensions(of_q: int, of_v: int) -> None:
@@ -90,7 +177,7 @@ def refuse(what: str, name: str, compiling: bool) -> None:
 
 
 # What torch.compiler.assume_constant_result sets, which imports torch's compiler.
-for _function in (handle, check_dimensions, refuse):
+for _function in (handle, in_graph, check_dimensions, refuse):
     setattr(_function, "_dynamo_marked_constant", True)  # noqa: B010
 
 
@@ -111,12 +198,17 @@ def named(key: str) -> Any:
     """The compiled mask of a handle.
 
     Raises:
-        BadOption: this process never made it: the graph was traced elsewhere.
+        BadOption: this process never made it: the graph was compiled elsewhere.
+        StaleProgram: it is the text of an exported program that another version wrote.
         MaskcError: what making it raised.
     """
     found = _NAMED.get(key)
     if found is None:
-        raise BadOption("mask", "a handle made in this process", repr(key), at="mask")
+        if not key.startswith("["):
+            raise BadOption("mask", "a handle made in this process", repr(key), at="mask")
+        from maskc.portable import from_graph
+
+        found = _NAMED.setdefault(key, from_graph(key))
     if isinstance(found, MaskcError):
         raise found.with_traceback(None)
     return found

@@ -30,14 +30,15 @@ class Call(NamedTuple):
     deterministic: bool
 
     def numbers(self) -> tuple[Any, ...]:
-        """The fields in order, as the operators take them: the layout is JSON."""
-        return _text(self.layout), list(self.values), *self[2:]
+        """The fields in order, as the operators take them: the layout is JSON, and no values are
+        None."""
+        return _text(self.layout), list(self.values) or None, *self[2:]
 
     @classmethod
     def of(cls, numbers: Sequence[Any]) -> Call:
         """The call of `numbers`."""
         layout, values, *rest = numbers
-        return cls(_parsed(layout), tuple(values), *rest)
+        return cls(_parsed(layout), tuple(values or ()), *rest)
 
     @property
     def entmax(self) -> bool:

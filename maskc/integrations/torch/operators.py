@@ -1,7 +1,10 @@
 """`torch.ops.maskc.attention` and `attention_backward`: one operator per pass.
 
 An operator takes tensors, numbers and texts; the mask is a handle (see `handles`), its data are a
-list of tensors and a text that says which keyword each belongs to (see `keywords`).
+list of tensors and a text that says which keyword each belongs to (see `keywords`). Tensors that
+formulas of the mask captured are operands, too: a compiler then knows that it must write them
+before the operator runs. Where a gradient is wanted, the forward pass returns copies of these, and
+the backward pass reads the copies.
 """
 
 from __future__ import annotations
@@ -17,18 +20,24 @@ from maskc.integrations.torch.gradients import gradients
 from maskc.integrations.torch.keywords import Call
 
 _CALL = (
-    "Tensor[] data, str mask, str layout, SymInt[] values, float? scale, float? softcap, "
-    "str normalizer, float? alpha, bool nan_safe, bool deterministic"
+    "Tensor[]? data, Tensor[]? captured, str mask, str layout, SymInt[]? values, float? scale, "
+    "float? softcap, str normalizer, float? alpha, bool nan_safe, bool deterministic"
 )
+"""Lists may be None, which they are where they are empty: AOTInductor loses empty ones."""
 _HEADS = "Tensor? alibi_slopes, Tensor? sink_logits"
-FORWARD = f"(Tensor q, Tensor k, Tensor v, {_HEADS}, {_CALL}) -> (Tensor, Tensor)"
+FORWARD = (
+    f"(Tensor q, Tensor k, Tensor v, {_HEADS}, bool keep, {_CALL}) -> (Tensor, Tensor, Tensor[])"
+)
+"""`keep`: whether to return copies of the captured tensors."""
 BACKWARD = (
     "(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, "
-    f"{_HEADS}, int[] tables, {_CALL}) -> Tensor[]"
+    f"{_HEADS}, int[]? tables, {_CALL}) -> Tensor[]"
 )
 """`tables` are places among the data: of those whose gradients follow the others."""
 
-_DATA = 5
+_GRADIENTS = 5
+"""Tensors of the forward operator before the data."""
+_DATA = 6
 """Arguments of the forward operator before the data."""
 _registered: list[str] = []
 
@@ -42,17 +51,23 @@ def register(named: Callable[[str], Any]) -> None:
     if _registered:
         return
 
-    def attention(q: Any, k: Any, v: Any, slopes: Any, sinks: Any, data: Any, mask: str,
-                  *numbers: Any) -> Any:  # fmt: skip
-        return forward(named(mask), Call.of(numbers), q, k, v, slopes, sinks, data)
+    def reading(mask: str, captured: Any) -> Any:
+        return named(mask).over(captured) if captured else named(mask)
+
+    def attention(q: Any, k: Any, v: Any, slopes: Any, sinks: Any, keep: bool, data: Any,
+                  captured: Any, mask: str, *numbers: Any) -> Any:  # fmt: skip
+        kept = [x.clone() for x in captured or ()] if keep else []
+        attn = reading(mask, captured)
+        return *forward(attn, Call.of(numbers), q, k, v, slopes, sinks, data or ()), kept
 
     def attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any,
-                           sinks: Any, tables: Any, data: Any, mask: str,
+                           sinks: Any, tables: Any, data: Any, captured: Any, mask: str,
                            *numbers: Any) -> Any:  # fmt: skip
         call = Call.of(numbers)
         names = {place: name for name, place in call.places().items()}
-        args = (q, k, v, out, lse, dout, slopes, sinks, data, tuple(names[x] for x in tables))
-        return list(backward(named(mask), call, *args))
+        wanted = tuple(names[x] for x in tables or ())
+        args = (q, k, v, out, lse, dout, slopes, sinks, data or (), wanted)
+        return list(backward(reading(mask, captured), call, *args))
 
     # Compilers must keep the strides they traced: the layout of results follows that of inputs.
     kept = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
@@ -71,10 +86,12 @@ def register(named: Callable[[str], Any]) -> None:
 # ------------------------------------------------------------------ shapes
 
 
-def _fake_attention(q: Any, k: Any, v: Any, *_: Any) -> tuple[Any, Any]:
+def _fake_attention(
+    q: Any, k: Any, v: Any, slopes: Any, sinks: Any, keep: bool, data: Any, captured: Any, *_: Any
+) -> tuple[Any, Any, list[Any]]:
     batch, heads, tokens, _d = q.shape
     lse = q.new_empty((batch, heads, tokens), dtype=torch.float32)
-    return _like(q, v.shape[-1]), lse
+    return _like(q, v.shape[-1]), lse, [torch.empty_like(x) for x in captured or ()] if keep else []
 
 
 def _fake_backward(
@@ -82,7 +99,7 @@ def _fake_backward(
     data: Any, *_: Any,
 ) -> list[Any]:  # fmt: skip
     shapes = [(q.shape[1],) for x in (sinks, slopes) if x is not None]
-    shapes += [data[place].shape for place in tables]
+    shapes += [data[place].shape for place in tables or ()]
     single = [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
     return [*(_like(x, x.shape[-1]) for x in (q, k, v)), *single]
 
@@ -98,35 +115,42 @@ def _like(x: Any, dim: Any) -> Any:
 # ------------------------------------------------------------------ autograd
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
-    q, k, v, slopes, sinks, data, *ctx.rest = inputs
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any, list[Any]]) -> None:
+    q, k, v, slopes, sinks, keep, data, captured, *ctx.rest = inputs
     _, *numbers = ctx.rest
+    out, lse, kept = output
     if Call.of(numbers).entmax:
-        ctx.mark_non_differentiable(output[1])
+        ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output, slopes, sinks, *data)
+    ctx.captured = len(captured or ())
+    ctx.empty = [[] if x == [] else None for x in (data, captured)]
+    read = kept if keep else captured or ()
+    ctx.save_for_backward(q, k, v, out, lse, slopes, sinks, *read, *(data or ()))
 
 
 def _refuse_twice(ctx: Any, *_: Any) -> Any:
     raise BadOption("attention", "differentiated once", "a derivative of its gradients", at="q")
 
 
-def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-    q, k, v, out, lse, slopes, sinks, *data = ctx.saved_tensors
-    tables = [place for place, wanted in enumerate(ctx.needs_input_grad[_DATA]) if wanted]
+def _differentiate(ctx: Any, dout: Any, dlse: Any, _kept: Any) -> tuple[Any, ...]:
+    q, k, v, out, lse, slopes, sinks, *rest = ctx.saved_tensors
+    captured, data = rest[: ctx.captured], rest[ctx.captured :]
+    tables = [place for place, wanted in enumerate(ctx.needs_input_grad[_DATA] or ()) if wanted]
 
     def run(v: Any, out: Any, dout: Any, undropped: bool = False) -> Any:
         mask, *numbers = ctx.rest
         if undropped:
             numbers = list(Call.of(numbers).undropped().numbers())
         return torch.ops.maskc.attention_backward.default(
-            q, k, v, out, lse, dout, slopes, sinks, tables, data, mask, *numbers
-        )
+            q, k, v, out, lse, dout, slopes, sinks, tables or None, data or None, captured or None,
+            mask, *numbers,
+        )  # fmt: skip
 
     found = gradients(run, v, out, lse, slopes, sinks, dout, dlse)
     of_data: list[Any] = [None for _ in data]
-    for place, gradient in zip(tables, found[_DATA:], strict=False):
+    for place, gradient in zip(tables, found[_GRADIENTS:], strict=False):
         of_data[place] = gradient.to(data[place].dtype)
     # torch wants an empty list where an empty list came in, of integers too
+    of_lists = (x or y for x, y in zip((of_data, [None for _ in captured]), ctx.empty, strict=True))
     others: Iterator[object] = ([] if x == [] else None for x in ctx.rest)
-    return *found[:_DATA], of_data, *others
+    return *found[:_GRADIENTS], None, *of_lists, *others
