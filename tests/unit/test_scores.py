@@ -16,6 +16,7 @@ from maskc.core import score as S
 from maskc.core.errors import (
     ArgumentOrder,
     DataMissing,
+    DataRange,
     DataUnknown,
     NotAScore,
     ScoreDerivative,
@@ -234,6 +235,20 @@ def test_integer_tables_and_parameters():
     data = {"bias": np.random.default_rng(5).normal(size=(2, 9)).astype(np.float32)}
     both_passes(score, data)
     both_passes(score, {**data, "shift": 3})
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_integers_of_tables_that_do_not_fit_are_refused(library):
+    """Kernels read int32: 2**32 + 1 would be taken for 1."""
+    torch = pytest.importorskip("torch")
+    ids = np.array([0, 1, 2**32 + 1, 3])
+    score = mc.score(lambda s, q, k: s + mc.table("bias")[mc.table("ids", integer=True)[k] % 4])
+    x = np.zeros((1, 1, 4, 16), np.float32)
+    bias = np.zeros(4, np.float32)
+    if library == "torch":
+        ids, bias, x = map(torch.from_numpy, (ids, bias, x))
+    with pytest.raises(DataRange, match="ids.*reach from 0 to 4294967297, beyond 32 bits"):
+        mc.attention(x, x, x, mc.full(), score=score, ids=ids, bias=bias)
 
 
 # ------------------------------------------------------------------ what is said

@@ -18,7 +18,7 @@ from maskc.core.errors import BadLength, DataMissing, DataRange, DataShape, Data
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.selection import SHAPES
 from maskc.layout.inputs import random_draw as random
-from maskc.layout.inputs.host import to_host
+from maskc.layout.inputs.host import check_int32, to_host
 from maskc.layout.inputs.max_seqlen import check_lengths_promised
 
 LIMIT = 1 << 30
@@ -160,10 +160,20 @@ def bind_arrays(
             parts = (_random(decl, n_q, n_kv, n_kv - n_q if offset is None else offset),)
         else:
             parts = (_embedded(decl, n_q, n_kv),)
-        made = {id(part): np.ascontiguousarray(part, dtype=np.int32) for part in parts}
+        made = {id(part): _narrowed(decl.name, part) for part in parts}
         arrays |= {name: made[id(part)] for name, part in zip(decl.arrays, parts, strict=True)}
     _check_batches(decls, arrays)
     return arrays
+
+
+def _narrowed(name: str, array: np.ndarray) -> np.ndarray:
+    """The integers as kernels read them: int32, C-contiguous.
+
+    Raises:
+        DataRange: one does not fit.
+    """
+    check_int32(name, array)
+    return np.ascontiguousarray(array, dtype=np.int32)
 
 
 def _check_batches(decls: tuple[DataDecl, ...], arrays: Arrays) -> None:
