@@ -285,7 +285,7 @@ def _remembered(
     formula: Formula | None = None,
 ) -> CompiledMask:  # fmt: skip
     from maskc import driver
-    from maskc.ir.heads import differs_by_head
+    from maskc.ir.lower import differs_by_head
 
     return driver.compile(
         mask, head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype, target=target,

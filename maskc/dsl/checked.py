@@ -24,7 +24,7 @@ from maskc.core.source import SourceLoc
 from maskc.core.widths import INT64
 from maskc.dsl.collect import mistake
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import END, START, AtPositions, Node, Positions
+from maskc.dsl.nodes import END, START, AtPositions, Placed, Positions
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.traced import Traced
 
@@ -118,7 +118,7 @@ def align(where: str, value: str, at: SourceLoc | None) -> str:
     return value if value in (END, START) else mistake(BadAlign(where, value, at=at), END)
 
 
-def placed(where: str, made: Node, at: object, loc: SourceLoc | None) -> Mask:
+def placed(where: str, made: Placed, at: object, loc: SourceLoc | None) -> Mask:
     """The mask over positions that calls give, or as it is where `at` is None."""
     if at is None:
         return made
@@ -126,7 +126,7 @@ def placed(where: str, made: Node, at: object, loc: SourceLoc | None) -> Mask:
         return mistake(NotPositions(where, f"found {at!r:.60}", at=loc), made)
     if getattr(made, "align", END) != END:
         mistake(NotPositions(where, "which leave nothing to align", at=loc), made)
-    return AtPositions(replace(made, align=START), at, loc=loc)  # type: ignore[call-arg]
+    return AtPositions(replace(made, align=START), at, loc=loc)
 
 
 def mask(where: str, value: object, at: SourceLoc | None) -> Mask:

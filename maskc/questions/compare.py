@@ -29,7 +29,8 @@ from maskc.dsl.nodes import selects, walk
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.slots import emptied_together, with_held
 from maskc.ir import compare
-from maskc.ir.heads import differs_by_head, fixed_heads, head_count, heads_of, reads_head
+from maskc.ir.heads import fixed_heads, head_count, heads_of
+from maskc.ir.lower import computes_with_head, differs_by_head
 from maskc.ir.lowered import lowered
 from maskc.ir.names import declared_names
 from maskc.ir.types import MaskIR
@@ -137,7 +138,7 @@ class Both:
         if None not in written and written[0] != written[1]:
             raise WrongHeads(written[0], f"the other mask for {written[1]}", at=_place(right))
         differ = any(map(differs_by_head, masks))
-        computed = any(map(reads_head, masks))
+        computed = any(map(computes_with_head, masks))
         asked = next((n for n in (n_heads, *written) if n is not None), None)
         for mask in masks:
             heads_of(mask, asked)

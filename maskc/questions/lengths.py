@@ -34,7 +34,7 @@ def fixed_lengths(mask: Mask) -> tuple[range, range] | None:
 
 def constants(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> Iterator[int]:
     """Positions and distances, in tokens, at which a formula of the mask can change."""
-    from maskc.ir.heads import differs_by_head
+    from maskc.ir.lower import differs_by_head
     from maskc.ir.lowered import lowered
 
     heads = range(n_heads or 1) if differs_by_head(mask) else range(1)

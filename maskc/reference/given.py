@@ -101,13 +101,13 @@ def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
             found = f"{array.max()} does not fit 64 signed bits"
             raise DataRange(decl.name, found, "number tokens and documents from 0", at=decl.name)
         array = np.minimum(array, np.uint64(_MOST))  # beyond all keys, as it was
-    found = array.astype(np.int64)
-    if decl.kind is DataKind.positions and found.size:
-        least, most = int(found.min()), int(found.max())
+    signed = array.astype(np.int64)
+    if decl.kind is DataKind.positions and signed.size:
+        least, most = int(signed.min()), int(signed.max())
         if max(-least, most) > _FARTHEST:
             reached = f"its values reach from {least} to {most}"
             raise DataRange(decl.name, reached, "subtract the smallest one", at=decl.name)
-    return found
+    return signed
 
 
 def parts(value: Read) -> tuple[Read, ...]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -97,6 +98,15 @@ def test_every_kind_of_mask_is_among_them():
         if isinstance(kind, type) and issubclass(kind, nodes.Node) and kind is not nodes.Node
     }
     assert written == {type(node) for mask in MASKS.values() for node in nodes.walk(mask)}
+    assert written == set(get_args(nodes.AnyNode)), "a kind that `match` statements do not know"
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_over_other_masks(name: str):
+    mask = MASKS[name]
+    assert mask.over(lambda part: part) == mask
+    changed = mask.over(lambda part: ~part)
+    assert list(changed.children) == [~part for part in mask.children]
 
 
 def test_a_copied_mask_gives_the_same_bundle():
