@@ -243,6 +243,8 @@ class Mask:
     def equals(self, other: Mask) -> bool | None:
         """Whether both masks are the same set at all lengths.
 
+        Masks that hold at some lengths only, as those of `mc.from_bool` do, are compared at these.
+
         Args:
             other: the mask to compare with; data of the same name are the same data.
 
@@ -261,6 +263,8 @@ class Mask:
 
     def subset_of(self, other: Mask) -> bool | None:
         """Whether every pair of this mask is also a pair of `other`, at all lengths.
+
+        Masks that hold at some lengths only, as those of `mc.from_bool` do, are compared at these.
 
         Args:
             other: the mask that may be greater.

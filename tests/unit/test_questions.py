@@ -149,7 +149,8 @@ UNREAD = {
         mc.block_table("t", 8) | mc.full(), {"t": np.ones((3, 1, 1), bool)}, (3, 8, 8)
     ),
     "a table beside nothing": (
-        mc.block_table("t", 8) & NOTHING | mc.causal(), {"t": np.ones((2, 3, 1, 1), int)}, (2, 3, 8, 8)
+        mc.block_table("t", 8) & NOTHING | mc.causal(), {"t": np.ones((2, 3, 1, 1), int)},
+        (2, 3, 8, 8),
     ),
     "a captured array by head": (BY_HEAD & NOTHING | mc.causal(), {}, (3, 8, 8)),
     "a captured array by sequence": (BY_SEQUENCE | mc.full(), {}, (2, 8, 8)),
