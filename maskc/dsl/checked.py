@@ -84,6 +84,16 @@ def constant(where: str, name: str, value: object, at: SourceLoc | None, least: 
     return _narrow(where, number, least, at)
 
 
+def seed(where: str, value: object, at: SourceLoc | None) -> int:
+    """An integer of 64 bits, with a sign or without."""
+    number = None if isinstance(value, Traced) else _integer(value)
+    if number is None:
+        return mistake(NotConstant(where, "seed", shown(value), at=at), 0)
+    if -INT64 - 1 <= number <= 2 * INT64 + 1:
+        return number
+    return mistake(IntegerTooWide(where, number, at=at), 0)
+
+
 def ids(where: str, values: Any, at: SourceLoc | None, least: int | None = 0) -> tuple[int, ...]:
     """Check ids [count] and return them as a sorted tuple of distinct plain integers.
 

@@ -247,6 +247,7 @@ class _Lowering:
     def _data_atom(self, mask: N.OfData) -> Expr:
         match mask:
             case N.RandomBlocks(block, per_row, seed, align):
+                seed %= 1 << 64
                 name = f"random_{block}_{per_row}_{seed}" + ("_start" if align == N.START else "")
                 options = (per_row, seed, int(align == N.END))
                 self._declare(DataDecl(name, DataKind.random, (name,), block, options), mask)
