@@ -30,8 +30,7 @@ def head_count(mask: Mask) -> int:
 
 
 def heads_of(mask: Mask, n_heads: int | None = None) -> int | None:
-    """The number of query heads: as it is asked for, or else as the mask is written where that
-    decides something.
+    """The number of query heads: as it is asked for, or else as the mask is written.
 
     Raises:
         WrongHeads: it is written for another number, or for several.
@@ -39,4 +38,4 @@ def heads_of(mask: Mask, n_heads: int | None = None) -> int | None:
     written = fixed_heads(mask)
     if None not in (written, n_heads) and written != n_heads:
         raise WrongHeads(written, f"n_heads is {n_heads}", at=getattr(mask, "loc", None))
-    return written if n_heads is None and differs_by_head(mask) else n_heads
+    return written if n_heads is None else n_heads
