@@ -103,6 +103,7 @@ class ScoredMask(CompiledMask):
         super().__init__(bundle, target, report, in_parts=in_parts, held=held)
         self._read(inputs)
         self._own = {decl.name for decl in bundle.data} | {name for name, _ in bundle.params}
+        self._own |= set(bundle.unread)
         self._reads = _indices(inputs.formula)
         self._shifts = S.shift(inputs.formula.logit) is not None
         self._checked: set[object] = set()

@@ -237,6 +237,18 @@ def test_integer_tables_and_parameters():
     both_passes(score, {**data, "shift": 3})
 
 
+def test_data_that_the_mask_does_not_read_may_be_given():
+    """As a call without a score takes them."""
+    mask = mc.causal() | (mc.documents("doc") & mc.tree("walk")) - mc.full()
+    x, ids = np.ones((1, 1, 4, 16), np.float32), np.zeros(4, int)
+    given = {"doc": ids, "walk": mc.parents(ids - 1)}
+    score = mc.score(lambda s: s + mc.table("bias")[0])
+    out = mc.attention(x, x, x, mask, score=score, bias=np.zeros(1, np.float32), **given)
+    assert np.allclose(out, mc.attention(x, x, x, mask, **given))
+    with pytest.raises(DataUnknown, match="named 'docs'"):
+        mc.attention(x, x, x, mask, score=score, bias=np.zeros(1, np.float32), docs=ids)
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_integers_of_tables_that_do_not_fit_are_refused(library):
     """Kernels read int32: 2**32 + 1 would be taken for 1."""
@@ -247,7 +259,7 @@ def test_integers_of_tables_that_do_not_fit_are_refused(library):
     bias = np.zeros(4, np.float32)
     if library == "torch":
         ids, bias, x = map(torch.from_numpy, (ids, bias, x))
-    with pytest.raises(DataRange, match="ids.*reach from 0 to 4294967297, beyond 32 bits"):
+    with pytest.raises(DataRange, match=r"ids.*reach from 0 to 4294967297, beyond 32 bits"):
         mc.attention(x, x, x, mc.full(), score=score, ids=ids, bias=bias)
 
 
