@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Self, cast
+from typing import Any, Never, NoReturn, Self, cast, get_args
 
 from maskc.core import expr as E
 from maskc.core.captured import ANY_LENGTHS, Lengths
@@ -363,13 +363,29 @@ OfData = RandomBlocks | BlockTable | Flags | Intervals | Documents | AtPositions
 OfMasks = Algebra | Complement | GlobalFlags | PerHead | TopK
 """Masks that are made of others."""
 AnyNode = OfTokens | OfData | OfMasks
-"""Every kind of mask: `match` over one ends with `assert_never`, so that a kind without a case is
-a type error."""
+"""Every kind of mask: `match` over one ends with `no_case`, so that a kind without a case is a
+type error."""
+_KINDS = frozenset(get_args(AnyNode))
 
 
 def as_node(mask: Mask) -> AnyNode:
-    """The mask as one of all kinds."""
+    """The mask as one of all kinds.
+
+    Raises:
+        TypeError: AnyNode does not list its kind; a mistake of maskc.
+    """
+    if type(mask) not in _KINDS:
+        raise TypeError(f"maskc.dsl.nodes.AnyNode does not list {type(mask).__name__}")
     return cast(AnyNode, mask)
+
+
+def no_case(node: Never) -> NoReturn:
+    """The end of a `match` over all kinds, as `typing.assert_never`, which would print the mask.
+
+    Raises:
+        TypeError: a kind has no case; a mistake of maskc.
+    """
+    raise TypeError(f"no case for {type(node).__name__}")
 
 
 def fixed_heads(mask: Mask) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import assert_never
 
 from maskc.core import expr as E
 from maskc.core.captured import ANY_LENGTHS, Lengths
@@ -116,7 +115,7 @@ def _call(
             plain = {"score": "qk", "block": 1, "q_block": 1, "share": "head"}
             given = [f"{n}={v!r}" for n, v in extras.items() if v != plain[n]]
             return _spell("topk", str(k), f"of={print_mask(of)}", *given)
-    assert_never(mask)
+    return N.no_case(mask)
 
 
 def _promise(decl: DataDecl) -> list[str]:

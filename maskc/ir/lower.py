@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import assert_never
 
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
@@ -242,7 +241,7 @@ class _Lowering:
                 for decl in tables:
                     self._declare(decl, mask)
                 return formula
-        assert_never(mask)
+        return N.no_case(mask)
 
     def _data_atom(self, mask: N.OfData) -> Expr:
         match mask:
@@ -273,7 +272,7 @@ class _Lowering:
                 for decl in mask.decls:
                     self._declare(decl, mask)
                 return E.substitute(self._atom(of), stands)
-        assert_never(mask)
+        return N.no_case(mask)
 
     def _own_head(self, decl: DataDecl, mask: N.BlockTable) -> DataDecl:
         """A table given per head becomes this head's slice."""

@@ -289,8 +289,7 @@ def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | N
     """The number of query heads; None where nothing says."""
     found = n_heads
     for node in nodes:
-        if isinstance(node, N.PerHead):
-            count = len(node.masks)
+        if (count := node.own_heads) is not None and not node.decls:
             if found is not None and count != found:
                 who = f"n_heads is {n_heads}" if n_heads else f"a part of it for {found}"
                 raise WrongHeads(count, who, at=node.loc)

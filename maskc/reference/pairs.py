@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -177,7 +176,7 @@ def _atom(mask: N.OfTokens | N.OfData, at: Place) -> Truths:
         case N.Heads(ids):
             found = np.asarray(at.head in ids)
         case _:
-            assert_never(mask)
+            N.no_case(mask)
     return found
 
 

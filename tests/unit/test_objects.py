@@ -341,3 +341,16 @@ def test_an_error_keeps_the_line_of_a_file_that_is_gone(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.rstrip("\n") == str(caught.value)
     assert "mask = mc.window(-3)" in done.stdout
+
+
+def test_a_kind_that_is_not_listed_has_no_meaning():
+    """Rather than that of another one, or of head 0."""
+
+    class Unlisted(nodes.Node):
+        pass
+
+    for question in (str, lambda mask: mask.dense(3), lambda mask: mask.count(3)):
+        with pytest.raises(TypeError, match="AnyNode does not list Unlisted"):
+            question(Unlisted())
+    with pytest.raises(TypeError, match="no case for Unlisted"):
+        nodes.no_case(Unlisted())
