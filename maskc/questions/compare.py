@@ -112,10 +112,11 @@ def diff(
     both.check(sizes)
     if sizes is not None and (arrays or not both.reads_data):
         return both.at(*sizes, data)
-    if sizes is None and both.whole is not None:
-        return both.at(*both.whole, {})
     open_heads = both.unproved(sizes, data)
-    found = both.search(open_heads, sizes, data)
+    if sizes is None and both.whole is not None:
+        found, open_heads = both.at(*both.whole, {}), []
+    else:
+        found = both.search(open_heads, sizes, data)
     if found is None and (open_heads or not both.complete):
         raise Undecided("" if sizes is None else f" at {sizes[0]} x {sizes[1]}")
     return found
