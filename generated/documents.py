@@ -52,6 +52,9 @@ choice   documents of at most 640 tokens, as max_seqlen says: tiles of 64 x 64; 
 
 _MASK = GeneratedMask.beside(__file__, REPORT)
 
+SOURCE = _MASK.source
+"""The text of the kernels, as the files beside this one have it, by target."""
+
 
 def attention(
     q,

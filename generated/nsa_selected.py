@@ -69,6 +69,9 @@ plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blo
 
 _MASK = GeneratedMask.beside(__file__, REPORT)
 
+SOURCE = _MASK.source
+"""The text of the kernels, as the files beside this one have it, by target."""
+
 
 def attention(
     q,

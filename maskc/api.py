@@ -292,8 +292,10 @@ def _remembered(
     formula: Formula | None = None,
 ) -> CompiledMask:  # fmt: skip
     from maskc import driver
-    from maskc.ir.heads import differs_by_head
+    from maskc.ir.heads import heads_of
+    from maskc.ir.lower import differs_by_head
 
+    heads_of(mask, heads)  # refuses a mask that is written for another number
     return driver.compile(
         mask, head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype, target=target,
         n_heads=heads if differs_by_head(mask) else None,
@@ -326,6 +328,7 @@ def diff(
 
     Raises:
         Undecided: no difference was found, and no proof that there is none.
+        DataShape: the masks hold at other lengths (MC303).
         NotAMask, WrongHeads, BadLength, and MC3xx for data.
     """
     from maskc.questions import diff as find

@@ -65,6 +65,7 @@ def capture(
         dropout: make the kernels that drop weights, see `CompiledMask.dropping`.
     """
     from maskc.ir.heads import heads_of
+    from maskc.ir.lower import differs_by_head
     from maskc.runtime.device import default_target
 
     if score is not None and score.mask is not None:
@@ -72,6 +73,8 @@ def capture(
     mask, held = emptied(mask)
     formula = None if score is None else score.formula
     heads = heads_of(mask, n_heads)
+    if not differs_by_head(mask):  # kernels serve any number, unless the mask names one
+        heads = heads_of(mask)
     wanted = problem(head_dim, head_dim_v, heads, dtype, formula, tile, stages, dropout)
     chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
     return Recipe(mask, wanted, chosen, name), held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import lcm, prod
 from typing import TYPE_CHECKING
@@ -30,10 +31,18 @@ def count_pairs(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> i
         return None
     if (counted := _count_on_grid(keep, n_q, n_kv, params)) is not None:
         return counted
+    names = E.params(keep)
+    values = tuple((name, params.get(name, names[name])) for name in sorted(names))
+    return _counted(E.with_values(keep, dict(values)), n_q, n_kv)
+
+
+@lru_cache(maxsize=1 << 12)
+def _counted(keep: Expr, n_q: int, n_kv: int) -> int | None:
+    """The number of live pairs of a formula without parameters by isl; None where that is too
+    hard."""
     try:
         with budget():
-            values = {**E.params(keep), **params}
-            found = mask_set(keep, params=values)
+            found = _pairs(keep)
             for name, value in (("n_q", n_q), ("n_kv", n_kv)):
                 index = found.find_dim_by_name(isl.dim_type.param, name)
                 found = found.fix_val(isl.dim_type.param, index, isl.Val(value))
@@ -42,6 +51,12 @@ def count_pairs(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> i
             return None if text is None else int(text)
     except TooHard:
         return None
+
+
+@lru_cache(maxsize=1 << 8)  # objects of islpy leave memory behind: ask once for each formula
+def _pairs(keep: Expr) -> isl.Set:
+    """The pairs of a formula at all lengths. Call it inside `sets.budget()`."""
+    return mask_set(keep)
 
 
 def _count_on_grid(keep: Expr, n_q: int, n_kv: int, params: Mapping[str, int]) -> int | None:

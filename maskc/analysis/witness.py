@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, product
 
 import islpy as isl
@@ -57,7 +58,9 @@ class Question:
     n_q: int | None = None
     n_kv: int | None = None
     """Lengths, where they are given; both or none."""
-    params: Mapping[str, int] | None = None
+    inside: tuple[range | None, range | None] = (None, None)
+    """The queries and keys that both formulas hold for; None: any number."""
+    params: tuple[tuple[str, int], ...] = ()
     """The values of parameters that are given."""
 
 
@@ -68,21 +71,31 @@ def candidates(question: Question) -> Iterator[Candidate]:
     written, and elements from 0 on.
     """
     written = {**E.params(question.left), **E.params(question.right)}
-    given = question.params or {}
+    given = dict(question.params)
     free = bool(set(written).difference(given))
     for (paired, square), as_written in product(
         _ways(question), (True, False) if free else (True,)
     ):  # fmt: skip
-        space = _Space(question, {**(written if as_written else {}), **given}, paired, square)
-        for low in (0, -_LARGEST) if space.fits else ():
-            if (found := space.least(low)) is not None:
+        known = tuple({**(written if as_written else {}), **given}.items())
+        for low in (0, -_LARGEST):
+            if (found := _least(question, known, paired, square, low)) is not None:
                 yield found
                 break
 
 
+@lru_cache(maxsize=1 << 8)  # objects of islpy leave memory behind: ask once for each question
+def _least(
+    question: Question, params: tuple[tuple[str, int], ...], paired: bool, square: bool | None,
+    low: int,
+) -> Candidate | None:  # fmt: skip
+    space = _Space(question, dict(params), paired, square)
+    return space.least(low) if space.fits else None
+
+
+@lru_cache(maxsize=1 << 8)
 def proved(question: Question) -> bool:
     """Whether no lengths, parameters and data tell the formulas apart."""
-    spaces = [_Space(question, question.params or {}, *way) for way in _ways(question)]
+    spaces = [_Space(question, dict(question.params), *way) for way in _ways(question)]
     return all(space.fits and space.empty() for space in spaces)
 
 
@@ -153,6 +166,9 @@ class _Space:
         yield from (E.ge(E.Q, E.ZERO), E.lt(E.Q, n_q), E.ge(E.K, E.ZERO), E.lt(E.K, n_kv))
         if self._square is False:
             yield E.ne(n_q, n_kv)
+        for length, inside in zip((n_q, n_kv), self._question.inside, strict=True):
+            if inside is not None:
+                yield from (E.ge(length, E.const(inside.start)), E.lt(length, E.const(inside.stop)))
         yield from (E.ge(E.Param(name, 0), E.ZERO) for name in self._free)
         decl_of = {name: decl for decl in self._question.decls for name in decl.arrays}
         for cell, (array, index) in self._cells.items():

@@ -122,6 +122,18 @@ def _make(folder: Path) -> None:
             place.mkdir(mode=0o700)
 
 
+def private_folder(folder: Path) -> Path:
+    """The folder, from which code may be loaded: this user's alone, and made where it is missing.
+
+    Raises:
+        NotTrusted: it is not. OSError: it cannot be made.
+    """
+    real = _check_path(folder)
+    _make(real)
+    os.close(_opened(real, "it"))
+    return real
+
+
 # ------------------------------------------------------------------ files
 
 

@@ -145,7 +145,7 @@ def check_call(views: Mapping[str, Array], bundle: Bundle, unit: SourceUnit) -> 
     target, problem = Target.named(unit.target), bundle.problem
     q = views["q"]
     sizes = check_inputs(q, views["k"], views["v"], problem, target)
-    heads = len(bundle.head_variant) or sizes.heads_q
+    heads = len(bundle.head_variant) or bundle.problem.n_heads or sizes.heads_q
     check_heads(q, heads)
     if "lse" in views:
         shape = (sizes.batch, sizes.heads_q, sizes.n_q, problem.head_dim_v)

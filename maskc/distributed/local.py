@@ -21,7 +21,8 @@ from maskc.distributed.reach import divides
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import with_captured
-from maskc.ir.heads import differs_by_head, heads_of
+from maskc.ir.heads import heads_of
+from maskc.ir.lower import differs_by_head
 from maskc.ir.lowered import lowered
 from maskc.layout import bind_arrays
 from maskc.questions.asked import bound

@@ -24,7 +24,7 @@ from maskc.core.source import SourceLoc
 from maskc.core.widths import INT64
 from maskc.dsl.collect import mistake
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import END, START, AtPositions, Node, Positions
+from maskc.dsl.nodes import END, START, AtPositions, Placed, Positions
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.traced import Traced
 
@@ -84,6 +84,16 @@ def constant(where: str, name: str, value: object, at: SourceLoc | None, least: 
     return _narrow(where, number, least, at)
 
 
+def seed(where: str, value: object, at: SourceLoc | None) -> int:
+    """An integer of 64 bits, with a sign or without."""
+    number = None if isinstance(value, Traced) else _integer(value)
+    if number is None:
+        return mistake(NotConstant(where, "seed", shown(value), at=at), 0)
+    if -INT64 - 1 <= number <= 2 * INT64 + 1:
+        return number
+    return mistake(IntegerTooWide(where, number, at=at), 0)
+
+
 def ids(where: str, values: Any, at: SourceLoc | None, least: int | None = 0) -> tuple[int, ...]:
     """Check ids [count] and return them as a sorted tuple of distinct plain integers.
 
@@ -118,14 +128,14 @@ def align(where: str, value: str, at: SourceLoc | None) -> str:
     return value if value in (END, START) else mistake(BadAlign(where, value, at=at), END)
 
 
-def placed(where: str, made: Node, at: object, loc: SourceLoc | None) -> Mask:
+def placed(where: str, made: Placed, at: object, loc: SourceLoc | None) -> Mask:
     """The mask over positions that calls give, or as it is where `at` is None."""
     found = positions(where, at, loc)
     if found is None:
         return made
     if getattr(made, "align", END) != END:
         mistake(NotPositions(where, "which leave nothing to align", at=loc), made)
-    return AtPositions(replace(made, align=START), found, loc=loc)  # type: ignore[call-arg]
+    return AtPositions(replace(made, align=START), found, loc=loc)
 
 
 def positions(where: str, at: object, loc: SourceLoc | None) -> Positions | None:

@@ -299,18 +299,19 @@ def random_blocks(block: int, per_row: int, seed: int, *, align: str = END) -> M
     Args:
         block: tokens of a block, a constant.
         per_row: blocks that are drawn for each query block; more than there are takes all.
-        seed: which draw.
+        seed: which draw, an integer of 64 bits; a negative one counts modulo 2^64.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
     Raises:
         NotPositive: the block size is below 1 (MC102).
         NotConstant: an argument is no plain integer (MC104).
+        IntegerTooWide: the seed needs more than 64 bits (MC120).
     """
     at = caller()
     return nodes.RandomBlocks(
         checked.constant("random_blocks", "block", block, at),
         checked.constant("random_blocks", "per_row", per_row, at, least=0),
-        checked.constant("random_blocks", "seed", seed, at, least=0),
+        checked.seed("random_blocks", seed, at),
         checked.align("random_blocks", align, at),
         loc=at,
     )

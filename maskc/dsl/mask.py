@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from maskc.core.errors import MaskCalled, MaskUsedAsBool
+from maskc.core.errors import MaskArithmetic, MaskCalled, MaskUsedAsBool
 from maskc.core.source import caller
 from maskc.dsl.collect import mistake
 from maskc.dsl.not_a_mask import not_a_mask
@@ -48,6 +48,19 @@ class Mask:
         return mistake(not_a_mask("a mask operator", other, caller()), self)
 
     __rand__ = __ror__ = __rsub__ = __rxor__ = _reflected
+
+    def __add__(self, other: object) -> Mask:
+        return self._no_set_operator("+", "| keeps the pairs that either mask keeps", other)
+
+    def __mul__(self, other: object) -> Mask:
+        return self._no_set_operator("*", "& keeps the pairs that both masks keep", other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def _no_set_operator(self, op: str, hint: str, other: object) -> Mask:
+        if isinstance(other, Mask) or (isinstance(other, int) and other == 0):  # sum(masks)
+            return mistake(MaskArithmetic(op, hint, at=caller()), self)
+        return mistake(not_a_mask(op, other, caller()), self)
 
     def __invert__(self) -> Mask:
         from maskc.dsl.nodes import Complement
@@ -255,6 +268,8 @@ class Mask:
     def equals(self, other: Mask) -> bool | None:
         """Whether both masks are the same set at all lengths.
 
+        Masks that hold at some lengths only, as those of `mc.from_bool` do, are compared at these.
+
         Args:
             other: the mask to compare with; data of the same name are the same data.
 
@@ -273,6 +288,8 @@ class Mask:
 
     def subset_of(self, other: Mask) -> bool | None:
         """Whether every pair of this mask is also a pair of `other`, at all lengths.
+
+        Masks that hold at some lengths only, as those of `mc.from_bool` do, are compared at these.
 
         Args:
             other: the mask that may be greater.

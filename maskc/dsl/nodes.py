@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any, Never, NoReturn, Self, cast, get_args
 
 from maskc.core import expr as E
 from maskc.core.captured import ANY_LENGTHS, Lengths
 from maskc.core.data import DataDecl
+from maskc.core.errors import WrongHeads
 from maskc.core.expr import Expr
 from maskc.core.source import SourceLoc
 from maskc.dsl.mask import Mask
@@ -32,6 +34,27 @@ class Node(Mask):
         """The arrays that this node itself reads."""
         decl = getattr(self, "decl", None)
         return () if decl is None else (decl,)
+
+    @property
+    def own_heads(self) -> int | None:
+        """The number of query heads that this node itself is written for; None: any number."""
+        return None
+
+    @property
+    def least_heads(self) -> int:
+        """A number of heads that shows every set of this node itself, formulas in h aside."""
+        return self.own_heads or 1
+
+    def over(self, change: Callable[[Mask], Mask]) -> Self:
+        """The node over changed masks."""
+        changed: dict[str, Any] = {}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if isinstance(value, Mask):
+                changed[part.name] = change(value)
+            elif isinstance(value, tuple) and any(isinstance(item, Mask) for item in value):
+                changed[part.name] = tuple(map(change, value))
+        return replace(self, **changed)
 
     @property
     def formulas(self) -> tuple[Expr, ...]:
@@ -151,6 +174,11 @@ class BlockTable(Node):
 
     decl: DataDecl
 
+    @property
+    def own_heads(self) -> int | None:
+        """The first dimension of an array of three."""
+        return self.decl.shape[0] if len(self.decl.shape) > 2 else None
+
 
 @dataclass(frozen=True, repr=False)
 class KeyLists(Node):
@@ -221,8 +249,7 @@ class Positions:
 class AtPositions(Node):
     """A mask of positions over those that calls give, q standing at of_q[q] and k at of_k[k]."""
 
-    of: Node
-    """Causal, Window, Dilated or BlockDiagonal."""
+    of: Placed
     where: Positions
 
     @property
@@ -270,6 +297,11 @@ class PerHead(Node):
     masks: tuple[Mask, ...]
 
     @property
+    def own_heads(self) -> int:
+        """As many as there are masks."""
+        return len(self.masks)
+
+    @property
     def children(self) -> tuple[Mask, ...]:
         return self.masks
 
@@ -279,6 +311,11 @@ class Heads(Node):
     """Every pair, on these heads only."""
 
     ids: tuple[int, ...]
+
+    @property
+    def least_heads(self) -> int:
+        """One more head than the last one that is named."""
+        return max(self.ids, default=-1) + 2
 
 
 @dataclass(frozen=True, repr=False)
@@ -332,6 +369,59 @@ class Complement(Node):
     @property
     def children(self) -> tuple[Mask, ...]:
         return (self.of,)
+
+
+Placed = Causal | Window | Dilated | BlockDiagonal
+"""Masks of positions, which may be those that calls give."""
+OfTokens = (
+    Full | Causal | Window | Dilated | Offsets | Strided | Sinks | Prefix | GlobalTokens
+    | BlockDiagonal | Heads | Where
+)  # fmt: skip
+"""Masks whose pairs a formula of q, k, h and lengths says."""
+OfData = RandomBlocks | BlockTable | Flags | Intervals | Documents | AtPositions | Tree
+"""Masks that read an array."""
+OfMasks = Algebra | Complement | GlobalFlags | PerHead | TopK
+"""Masks that are made of others."""
+AnyNode = OfTokens | OfData | OfMasks
+"""Every kind of mask: `match` over one ends with `no_case`, so that a kind without a case is a
+type error."""
+_KINDS = frozenset(get_args(AnyNode))
+
+
+def as_node(mask: Mask) -> AnyNode:
+    """The mask as one of all kinds.
+
+    Raises:
+        TypeError: AnyNode does not list its kind; a mistake of maskc.
+    """
+    if type(mask) not in _KINDS:
+        raise TypeError(f"maskc.dsl.nodes.AnyNode does not list {type(mask).__name__}")
+    return cast(AnyNode, mask)
+
+
+def no_case(node: Never) -> NoReturn:
+    """The end of a `match` over all kinds, as `typing.assert_never`, which would print the mask.
+
+    Raises:
+        TypeError: a kind has no case; a mistake of maskc.
+    """
+    raise TypeError(f"no case for {type(node).__name__}")
+
+
+def fixed_heads(mask: Mask) -> int | None:
+    """The number of heads that a mask is written for; None where any number fits.
+
+    Raises:
+        WrongHeads: its parts are written for several.
+    """
+    known: int | None = None
+    for node in walk(mask):
+        if (own := node.own_heads) is None:
+            continue
+        if known not in (None, own):
+            raise WrongHeads(known, f"a part of it for {own}", at=node.loc)
+        known = own
+    return known
 
 
 def walk(mask: Mask) -> Iterator[Node]:

@@ -112,6 +112,10 @@ def _read(node: ast.expr) -> Mask:
             return _mask(left) - _mask(right)
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             return ~_mask(operand)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _mask(left) + _mask(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _mask(left) * _mask(right)
         case ast.BoolOp():
             raise BadExpression("`and` and `or` drop a mask; use & and |")
         case ast.Attribute(value=value, attr="rows" | "columns" as side):

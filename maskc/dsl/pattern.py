@@ -27,6 +27,7 @@ from maskc.core.errors import (
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.followed import during
 from maskc.dsl.mask import Mask
+from maskc.dsl.meant import closest
 from maskc.dsl.traced import Traced
 
 P = ParamSpec("P")
@@ -69,7 +70,10 @@ class Pattern(Generic[P]):
         given: list[tuple[str, object]] = [*zip(known, placed, strict=False), *values.items()]
         for name, value in given:
             if name not in known:
-                raise BadParameter(self.name, name, ", ".join(known) or "none", at=self.loc)
+                near = closest(name, known)
+                meant = f"did you mean {near}? " if near else ""
+                named = ", ".join(known) or "none"
+                raise BadParameter(self.name, name, named, meant, at=self.loc)
             if not _fits(value, known[name]):
                 raise BadParameterValue(self.name, name, kind_name(known[name]), value, at=self.loc)
         mask: object = self.function(*placed, **values)

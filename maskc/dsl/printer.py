@@ -42,13 +42,14 @@ def _entries(mask: Mask) -> int:
 
 
 def _print(mask: Mask) -> tuple[str, int]:
-    match mask:
+    node = N.as_node(mask)
+    match node:
         case N.Algebra(op, left, right):
             own = _STRENGTH[op]
             return f"{_at(left, own)} {op} {_at(right, own + 1)}", own
         case N.Complement(of):
             return f"~{_at(of, _STRENGTH['~'])}", _STRENGTH["~"]
-    return _call(mask), _STRENGTH["call"]
+    return _call(node), _STRENGTH["call"]
 
 
 def _at(mask: Mask, strength: int) -> str:
@@ -56,7 +57,9 @@ def _at(mask: Mask, strength: int) -> str:
     return text if own >= strength else f"({text})"
 
 
-def _call(mask: Mask) -> str:
+def _call(
+    mask: N.OfTokens | N.OfData | N.GlobalFlags | N.PerHead | N.TopK,
+) -> str:
     match mask:
         case N.Full():
             return "full()"
@@ -99,7 +102,7 @@ def _call(mask: Mask) -> str:
         case N.Documents(decl, align) | N.Intervals(decl, align) | N.Tree(decl, align):
             return _spell(decl.kind.value, repr(decl.name), align=align)
         case N.AtPositions(of, where):
-            text = _call(replace(of, align=N.END))  # type: ignore[call-arg]
+            text = _call(replace(of, align=N.END))
             comma = "" if text.endswith("()") else ", "
             return f"{text[:-1]}{comma}{_places(where)})"
         case N.Where(formula, tables, lengths):
@@ -114,7 +117,7 @@ def _call(mask: Mask) -> str:
             given = [f"{n}={v!r}" for n, v in extras.items() if v != plain[n]]
             given += [] if where is None else [_places(where)]
             return _spell("topk", str(k), f"of={print_mask(of)}", *given)
-    raise TypeError(f"no printer for {type(mask).__name__}")
+    return N.no_case(mask)
 
 
 def _places(where: N.Positions) -> str:

@@ -67,16 +67,7 @@ class _Slots:
         """The mask over arrays without content."""
         if not (isinstance(mask, N.Node) and mask.captures):
             return mask
-        match mask:
-            case N.Where():
-                return self._where(mask)
-            case N.PerHead(masks):
-                return replace(mask, masks=tuple(map(self.mask, masks)))
-            case N.TopK(of=of) | N.Complement(of):
-                return replace(mask, of=self.mask(of))
-            case N.Algebra(_, left, right):
-                return replace(mask, left=self.mask(left), right=self.mask(right))
-        raise TypeError(f"{type(mask).__name__} holds no formula")
+        return self._where(mask) if isinstance(mask, N.Where) else mask.over(self.mask)
 
     def _where(self, mask: N.Where) -> N.Where:
         names = {decl.name: self._name(decl) for decl in mask.tables}

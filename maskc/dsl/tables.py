@@ -149,15 +149,18 @@ def _load(array: Any, index: list[Expr]) -> Traced:
     """An element: sequences and heads in front, as `Held` lays arrays out."""
     kind = str(array.dtype).rpartition(".")[2]
     if kind != "bool" and not kind.startswith(("int", "uint")):
-        _refuse(f"a captured array holds {kind}, which a mask cannot compare exactly")
+        what = f"a captured array holds {kind}, which a mask cannot compare exactly"
+        _refuse(f"{what}: make integers of it, as .long() does")
+    index = [  # one row is every head's
+        E.ZERO if each == E.H and size == 1 else each
+        for each, size in zip(index, array.shape, strict=True)
+    ]
     of_batch = [axis for axis, each in enumerate(index) if each == BATCH]
     if len(of_batch) > 1 or any(
         BATCH.name in E.symbols(each) for axis, each in enumerate(index) if axis not in of_batch
     ):
         raise BatchUsed(at=caller())
-    of_heads = [axis for axis, each in enumerate(index) if each == E.H and array.shape[axis] > 1][
-        :1
-    ]
+    of_heads = [axis for axis, each in enumerate(index) if each == E.H][:1]
     leading = [*of_batch, *of_heads]
     own = [axis for axis in range(len(index)) if axis not in leading]
     order = [*leading, *own]

@@ -15,7 +15,13 @@ from typing import Any, NoReturn, cast
 
 from maskc.core import expr as E
 from maskc.core.data import check_name
-from maskc.core.errors import IntegerTooWide, MaskUsedAsBool, NotAnInteger, NotTraceable
+from maskc.core.errors import (
+    IntegerTooWide,
+    MaskUsedAsBool,
+    MissingParentheses,
+    NotAnInteger,
+    NotTraceable,
+)
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
 from maskc.core.widths import INT64, widest
@@ -162,7 +168,7 @@ def _compare(symbol: str, build: _Build) -> _Binary:
 
 def _logic(symbol: str, build: _Build) -> _Binary:
     def combine(self: Traced, other: object) -> Traced:
-        return Traced(build(lift_bool(self, symbol), lift_bool(other, symbol)))
+        return Traced(build(*_conditions(symbol, self, other)))
 
     return combine
 
@@ -173,7 +179,19 @@ def _and(self: Traced, other: object) -> Traced:
     for value, bits in ((left, E.as_const(right)), (right, E.as_const(left))):
         if bits is not None and not is_condition(value):
             return Traced(_masked(value, bits))
-    return Traced(E.conj(lift_bool(self, "&"), lift_bool(other, "&")))
+    return Traced(E.conj(*_conditions("&", self, other)))
+
+
+def _conditions(symbol: str, one: object, other: object) -> tuple[Expr, Expr]:
+    """Both sides, which must be conditions.
+
+    Raises:
+        MissingParentheses: both are integers that vary, as of a comparison without parentheses.
+    """
+    known = (is_condition(x) or E.as_const(x) is not None for x in (lift(one), lift(other)))
+    if not any(known):
+        raise MissingParentheses(symbol, at=caller())
+    return lift_bool(one, symbol), lift_bool(other, symbol)
 
 
 def _masked(value: Expr, bits: int) -> Expr:

@@ -144,7 +144,7 @@ def pairs_of(
     else:
         found = both.count(n, n_heads=n_heads)
     if n_heads and n_heads > 1:
-        from maskc.ir.heads import differs_by_head
+        from maskc.ir.lower import differs_by_head
 
         return found // n_heads if differs_by_head(both) else found
     return found

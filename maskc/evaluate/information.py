@@ -14,7 +14,7 @@ from maskc.evaluate.results import InformationLoss, LayerLoss
 from maskc.evaluate.selection import Queries, can_select, selected
 from maskc.evaluate.statistics import bootstrap
 from maskc.evaluate.tensors import LayerTensors, Tensors, torch_module
-from maskc.ir.heads import differs_by_head
+from maskc.ir.lower import differs_by_head
 from maskc.ir.names import declared_names
 
 _ELEMENTS, _ELEMENTS_GPU = 1 << 25, 1 << 27

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from itertools import product
 
@@ -19,24 +19,22 @@ _FREE_ATOMS = 5
 
 def equals(left: Expr, right: Expr) -> bool | None:
     """Whether both hold for the same pairs at all lengths; None when undecided."""
-    if left == right:
-        return True
-    return _decide(left, right, isl.Set.is_equal)
+    return True if left == right else _decide(left, right, False)
 
 
 def subset(left: Expr, right: Expr) -> bool | None:
     """Whether every pair of `left` is one of `right`; None when undecided."""
-    if left == right:
-        return True
-    return _decide(left, right, isl.Set.is_subset)
+    return True if left == right else _decide(left, right, True)
 
 
-def _decide(left: Expr, right: Expr, test: Callable[[isl.Set, isl.Set], bool]) -> bool | None:
+@lru_cache(maxsize=1 << 10)  # objects of islpy leave memory behind: ask once for each pair
+def _decide(left: Expr, right: Expr, one_way: bool) -> bool | None:
     """Decide a comparison in which conditions that read data are free booleans.
 
     If it is true under every assignment, that is a proof. If it fails under one, that refutes only
     masks without data, because data may never take that assignment.
     """
+    test = isl.Set.is_subset if one_way else isl.Set.is_equal
     atoms = sorted({a for side in (left, right) for a in _data_atoms(side)}, key=lambda a: a.key)
     if len(atoms) > _FREE_ATOMS:
         return None

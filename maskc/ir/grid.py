@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import pairwise
 
 from maskc.core import expr as E
@@ -40,7 +40,7 @@ class _Span:
     """A multiple of low; None: t // low."""
 
 
-@cache
+@lru_cache(maxsize=1 << 10)
 def grid_mask(keep: Expr) -> GridMask | None:
     """The mask as a product over two or three axes; None where the formula does not show one.
 

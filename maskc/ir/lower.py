@@ -17,9 +17,8 @@ from maskc.dsl import nodes as N
 from maskc.dsl.data_atoms import captured
 from maskc.dsl.mask import Mask
 from maskc.dsl.printer import print_mask
-from maskc.ir.heads import differs_by_head, fixed_heads
+from maskc.dsl.slots import emptied
 from maskc.ir.names import declared_names
-from maskc.ir.pieces_data import segment
 from maskc.ir.selecting import chosen, name_of, needed, scoring_of, selection_of, table_of
 from maskc.ir.types import MaskIR, Origin
 
@@ -34,10 +33,10 @@ def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> Ma
     Raises:
         HeadsUnknown, NoSuchHead, NameClash.
     """
-    if head is None and differs_by_head(mask):
-        raise HeadsUnknown(at=getattr(mask, "loc", None))
-    state = _Lowering(head or 0, n_heads, _on_both_sides(mask))
+    state = _Lowering(head, n_heads, _on_both_sides(mask))
     keep = state.formula(mask)
+    if head is None and state.reads_head:
+        raise HeadsUnknown(at=getattr(mask, "loc", None))
     selections = needed(keep, state.selections)
     formulas = [keep, *(formula for each in selections for formula in each.allowed)]
     used = {name for formula in formulas for name in E.arrays(formula)}
@@ -49,6 +48,25 @@ def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> Ma
     _check_names(mask, data, formulas)
     ordered = tuple(sorted(data, key=lambda decl: (decl.name, decl.arrays)))
     return MaskIR(keep, ordered, origins, declared_names(mask), selections=selections)
+
+
+def differs_by_head(mask: Mask) -> bool:
+    """Whether lowering the mask reads the head, so that it may keep different pairs on others."""
+    return _head_use(mask)[0]
+
+
+def computes_with_head(mask: Mask) -> bool:
+    """Whether some formula computes with h, so that no number of heads shows all its sets."""
+    return _head_use(mask)[1]
+
+
+def _head_use(mask: Mask) -> tuple[bool, bool]:
+    known: tuple[bool, bool] | None = vars(mask).get("_head_use")
+    if known is None:
+        state = _Lowering(None, None, _on_both_sides(mask))
+        state.formula(emptied(mask)[0])
+        known = vars(mask)["_head_use"] = state.reads_head, state.computes_with_head
+    return known
 
 
 def terms(mask: Mask, head: int, n_heads: int | None) -> Iterator[tuple[int, Mask, Expr]]:
@@ -100,8 +118,10 @@ def _within(value: Expr, low: Expr | None, high: Expr | None) -> Expr:
 class _Lowering:
     """Carries the data declarations and origins met on the way."""
 
-    def __init__(self, head: int, n_heads: int | None, on_both: frozenset[str]) -> None:
-        self.head = head
+    def __init__(self, head: int | None, n_heads: int | None, on_both: frozenset[str]) -> None:
+        """`head`: None to find out whether anything reads it."""
+        self._head = head
+        self.reads_head = self.computes_with_head = False
         self.n_heads = n_heads
         self.on_both = on_both
         """Flags that queries read as well as keys."""
@@ -109,21 +129,47 @@ class _Lowering:
         self.origins: dict[Expr, Origin] = {}
         self.selections: dict[str, Selection] = {}
 
+    @property
+    def head(self) -> int:
+        """The head, for what differs by head."""
+        self.reads_head = True
+        return self._head or 0
+
     def formula(self, mask: Mask) -> Expr:
-        match mask:
+        node = N.as_node(mask)
+        match node:
             case N.Algebra(op, left, right):
                 return _ALGEBRA[op](self.formula(left), self.formula(right))
             case N.Complement(of):
                 return self._noted(mask, E.negate(self.formula(of)))
             case N.GlobalFlags():
-                return E.disj(*map(self.formula, mask.children))
+                return E.disj(*map(self.formula, node.children))
             case N.PerHead(masks):
-                self._check_head(len(masks), mask)
-                return self.formula(masks[self.head])
+                return self._per_head(node, masks)
             case N.TopK(of=of):
                 allowed = self.formula(of)
-                return E.conj(allowed, self._noted(mask, self._chosen(mask, allowed)))
-        return self._noted(mask, self._atom(mask))
+                return E.conj(allowed, self._noted(node, self._chosen(node, allowed)))
+            case (
+                N.RandomBlocks() | N.BlockTable() | N.Flags() | N.Intervals() | N.Documents()
+                | N.AtPositions() | N.Tree()
+            ):  # fmt: skip
+                return self._noted(node, self._here(self._data_atom(node)))
+        return self._noted(node, self._here(self._atom(node)))
+
+    def _per_head(self, node: N.PerHead, masks: tuple[Mask, ...]) -> Expr:
+        self._check_head(len(masks), node)
+        if all(mask == masks[0] for mask in masks):
+            return self.formula(masks[0])
+        if self._head is None:  # the other masks may compute with it
+            self.computes_with_head |= any(map(computes_with_head, masks))
+        return self.formula(masks[self.head])
+
+    def _here(self, formula: Expr) -> Expr:
+        """A formula on this head."""
+        if "h" not in E.symbols(formula):
+            return formula
+        self.computes_with_head = True
+        return E.substitute(formula, {E.H: E.const(self.head)})
 
     def _chosen(self, mask: N.TopK, allowed: Expr) -> Expr:
         """The atom of a selection among `allowed` on this head, and its like on the others."""
@@ -135,9 +181,9 @@ class _Lowering:
         return chosen(self.selections[name_of(mask)])
 
     def _on_all_heads(self, of: Mask, own: Expr) -> tuple[Expr, ...]:
-        if not differs_by_head(of):
+        if self._head is None or not differs_by_head(of):
             return (own,)
-        count = self.n_heads or fixed_heads(of)
+        count = self.n_heads or N.fixed_heads(of)
         if count is None:
             raise HeadsUnknown(at=getattr(of, "loc", None))
         found = []
@@ -161,10 +207,10 @@ class _Lowering:
     def _check_head(self, count: int, mask: Mask) -> None:
         if self.n_heads is not None and self.n_heads != count:
             raise WrongHeads(count, f"n_heads is {self.n_heads}", at=getattr(mask, "loc", None))
-        if self.head >= count:
-            raise NoSuchHead(self.head, count, at=getattr(mask, "loc", None))
+        if self._head is not None and self._head >= count:
+            raise NoSuchHead(self._head, count, at=getattr(mask, "loc", None))
 
-    def _atom(self, mask: Mask) -> Expr:
+    def _atom(self, mask: N.OfTokens) -> Expr:
         match mask:
             case N.Full():
                 return E.ALWAYS
@@ -195,12 +241,13 @@ class _Lowering:
             case N.Where(formula, tables):
                 for decl in tables:
                     self._declare(decl, mask)
-                return E.substitute(formula, {E.H: E.const(self.head)})
-        return self._data_atom(mask)
+                return formula
+        return N.no_case(mask)
 
-    def _data_atom(self, mask: Mask) -> Expr:
+    def _data_atom(self, mask: N.OfData) -> Expr:
         match mask:
             case N.RandomBlocks(block, per_row, seed, align):
+                seed %= 1 << 64
                 name = f"random_{block}_{per_row}_{seed}" + ("_start" if align == N.START else "")
                 options = (per_row, seed, int(align == N.END))
                 self._declare(DataDecl(name, DataKind.random, (name,), block, options), mask)
@@ -229,7 +276,7 @@ class _Lowering:
                 for decl in mask.decls:
                     self._declare(decl, mask)
                 return E.substitute(self._atom(of), stands)
-        raise TypeError(f"no lowering for {type(mask).__name__}")
+        return N.no_case(mask)
 
     def _own_head(self, decl: DataDecl, mask: N.BlockTable) -> DataDecl:
         """A table given per head becomes this head's slice."""
@@ -246,6 +293,21 @@ class _Lowering:
                     decl.name, known.kind.value, decl.kind.value, at=getattr(mask, "loc", None)
                 )
         return self.data.setdefault(decl.arrays, decl)
+
+
+def segment(decl: DataDecl) -> tuple[Expr, ...]:
+    """The comparisons that make a segment of documents, intervals or a tree; of other data none."""
+    if decl.kind is DataKind.documents:
+        of_q, of_k = decl.arrays
+        return (E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,))),)
+    if decl.kind is DataKind.intervals:
+        low, high = (E.Load(name, (E.Q,)) for name in decl.arrays)
+        return E.ge(E.K, low), E.lt(E.K, high)
+    if decl.kind is DataKind.tree:
+        tin, tout, of_q = decl.arrays
+        entered = E.Load(of_q, (E.Q,))
+        return E.le(E.Load(tin, (E.K,)), entered), E.lt(entered, E.Load(tout, (E.K,)))
+    return ()
 
 
 def _on_both_sides(mask: Mask) -> frozenset[str]:

@@ -9,8 +9,8 @@ from maskc.core.errors import HeadsUnknown, NameClash
 from maskc.core.widths import settled
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import emptied
-from maskc.ir.heads import differs_by_head, heads_of
-from maskc.ir.lower import lower
+from maskc.ir.heads import heads_of
+from maskc.ir.lower import differs_by_head, lower
 from maskc.ir.simplify import simplify
 from maskc.ir.types import MaskIR
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr
+from maskc.ir.lower import segment
 from maskc.ir.simplify import simplify
 from maskc.ir.types import Detail, MaskIR, Piece, PieceKind, Segments, Table
 
@@ -80,18 +81,3 @@ def _kind(term: Expr, data: tuple[DataDecl, ...]) -> tuple[PieceKind, Detail | N
 
 
 _NONE: tuple[PieceKind, None] = (PieceKind.set, None)
-
-
-def segment(decl: DataDecl) -> tuple[Expr, ...]:
-    """The comparisons that make a segment of documents, intervals or a tree; of other data none."""
-    if decl.kind is DataKind.documents:
-        of_q, of_k = decl.arrays
-        return (E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,))),)
-    if decl.kind is DataKind.intervals:
-        low, high = (E.Load(name, (E.Q,)) for name in decl.arrays)
-        return E.ge(E.K, low), E.lt(E.K, high)
-    if decl.kind is DataKind.tree:
-        tin, tout, of_q = decl.arrays
-        entered = E.Load(of_q, (E.Q,))
-        return E.le(E.Load(tin, (E.K,)), entered), E.lt(entered, E.Load(tout, (E.K,)))
-    return ()

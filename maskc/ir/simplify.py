@@ -7,6 +7,8 @@ stays as it is.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import islpy as isl
 
 from maskc.core import expr as E
@@ -16,6 +18,7 @@ from maskc.ir.nested import nested
 from maskc.ir.sets import TooHard, Universe, budget, domain, token_universe
 
 
+@lru_cache(maxsize=1 << 10)  # objects of islpy leave memory behind: ask once for each formula
 def simplify(keep: Expr) -> Expr:
     """An equivalent formula without redundant terms."""
     keep = veiled(keep)

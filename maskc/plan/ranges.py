@@ -8,7 +8,7 @@ that holds everywhere, and the result is the same to the bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import islpy as isl
 
@@ -58,7 +58,7 @@ def one_range(shape: Expr, tile: TileShape, along: int) -> RowRange | None:
     return None if found is None else found[0]
 
 
-@cache
+@lru_cache(maxsize=1 << 10)
 def _ranges(shape: Expr, tile: TileShape, sides: tuple[int, ...]) -> tuple[RowRange, ...] | None:
     if E.arrays(shape):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 
 import islpy as isl
 
@@ -110,7 +110,7 @@ _MOST_LOOPS = 40
 """A longer recipe is slower than the numbers."""
 
 
-@cache
+@lru_cache(maxsize=1 << 10)
 def layout_recipe(keep: Expr, tile: TileShape) -> LayoutRecipe:
     """How lengths become tiles: closed forms where isl finds them in its budget.
 

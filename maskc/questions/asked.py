@@ -35,7 +35,7 @@ from maskc.layout import (
 )
 from maskc.layout import count as count_by_tiles
 from maskc.plan.recipe import layout_recipe
-from maskc.reference.dense import sequences_given
+from maskc.reference.dense import axes_given
 
 _ANY_TILE = TileShape(128, 128)
 
@@ -205,9 +205,12 @@ def count(
 ) -> int:  # fmt: skip
     """See Mask.count."""
     asked = ask(mask, n_q, n_kv, data, n_heads, head)
-    heads = range(asked.heads) if head is None else (head,)
-    shown = max(asked.sequences, sequences_given(mask, data))
-    sequences = range(shown) if batch is None else (_sequence(asked, batch),)
+    axes = axes_given(mask, data)
+    told = max(asked.heads, axes[1])
+    shown = range((n_heads or told) if told > 1 else 1)
+    heads = shown if head is None else (head,)
+    all_sequences = range(max(asked.sequences, axes[0]))
+    sequences = all_sequences if batch is None else (_sequence(asked, batch),)
     return sum(equal * asked.pairs(own, of) for own, of, equal in asked.sets(heads, sequences))
 
 

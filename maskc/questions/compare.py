@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +18,14 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import Held
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.difference import Difference
-from maskc.core.errors import BadLength, CheckFailed, MaskcError, Undecided, WrongHeads
+from maskc.core.errors import (
+    BadLength,
+    CheckFailed,
+    DataShape,
+    MaskcError,
+    Undecided,
+    WrongHeads,
+)
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH
@@ -30,7 +38,8 @@ from maskc.dsl.nodes import selects, walk
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.slots import emptied_together, with_held
 from maskc.ir import compare
-from maskc.ir.heads import differs_by_head, fixed_heads, head_count, heads_of, reads_head
+from maskc.ir.heads import fixed_heads, head_count, heads_of
+from maskc.ir.lower import computes_with_head, differs_by_head
 from maskc.ir.lowered import lowered
 from maskc.ir.names import declared_names
 from maskc.ir.types import MaskIR
@@ -38,6 +47,7 @@ from maskc.layout import build, check_lengths
 from maskc.layout.inputs.captured import with_content
 from maskc.questions.asked import Asked, bound, pairs_of
 from maskc.questions.drawn import data_of, draws, lengths
+from maskc.questions.lengths import ANY_LENGTH, lengths_of
 from maskc.reference.dense import row
 
 _TRIED_HEADS = 8
@@ -65,15 +75,16 @@ def _answer(left: Mask, right: Mask, one_way: bool) -> bool | None:
         both = Both.of(left, right, None, one_way)
     except WrongHeads:  # no number of heads suits both
         return False
-    open_heads = []
-    test = compare.subset if one_way else compare.equals
-    for head, (one, other) in enumerate(both.irs):
-        found = test(one.keep, _apart(one, other)[0])
-        if found is False:
-            return False
-        open_heads += [head] * (found is None)
-    if all(proved(both.question(head)) for head in open_heads):
+    if not all(both.lengths):  # no lengths suit both
+        return left == right
+    answers = [both.at_all_lengths(head) for head in range(len(both.irs))]
+    if False in answers and both.lengths == (ANY_LENGTH, ANY_LENGTH):
+        return False
+    open_heads = both.unproved()
+    if not open_heads:
         return True if both.complete else None
+    if (sizes := both.whole) is not None:
+        return False if both.at(*sizes, {}) is not None else True if both.complete else None
     return None if both.search(open_heads) is None else False
 
 
@@ -99,12 +110,14 @@ def diff(
     if n is None and (arrays or n_kv is not None):
         raise BadLength("n", MAX_LENGTH, "None", at="n")
     sizes = None if n is None else check_lengths(n, n if n_kv is None else n_kv)
+    both.check(sizes)
     if sizes is not None and (arrays or not both.reads_data):
         return both.at(*sizes, data)
-    heads = range(len(both.irs))
-    asked = [both.question(head, sizes, data) for head in heads]
-    open_heads = [head for head in heads if not proved(asked[head])]
-    found = both.search(open_heads, sizes, data)
+    open_heads = both.unproved(sizes, data)
+    if sizes is None and both.whole is not None:
+        found, open_heads = both.at(*both.whole, {}), []
+    else:
+        found = both.search(open_heads, sizes, data)
     if found is None and (open_heads or not both.complete):
         raise Undecided("" if sizes is None else f" at {sizes[0]} x {sizes[1]}")
     return found
@@ -137,18 +150,19 @@ class Both:
         written = [fixed_heads(mask) for mask in masks]
         if None not in written and written[0] != written[1]:
             raise WrongHeads(written[0], f"the other mask for {written[1]}", at=_place(right))
-        differ = any(map(differs_by_head, masks))
-        computed = any(map(reads_head, masks))
-        asked = next((n for n in (n_heads, *written) if n is not None), None)
+        computed = any(map(computes_with_head, masks))
+        inner, held = emptied_together(left, right)
+        of_left, of_right = inner
+        captured = None if held is None or held.extents[1] == 1 else held.extents[1]
+        differ = captured is not None or any(map(differs_by_head, masks))
+        asked = next((n for n in (n_heads, *written, captured) if n is not None), None)
         for mask in masks:
             heads_of(mask, asked)
         least = _TRIED_HEADS if computed else 1
         count = asked or max(least, *map(head_count, masks))
-        inner, held = emptied_together(left, right)
-        of_left, of_right = inner
         pairs = (
-            (_filled(lowered(of_left, head, count), held),
-             _filled(lowered(of_right, head, count), held))
+            (_filled(lowered(of_left, head, count), held, head),
+             _filled(lowered(of_right, head, count), held, head))
             for head in range(count if differ else 1)
         )  # fmt: skip
         complete = asked is not None or not computed or left == right
@@ -184,7 +198,52 @@ class Both:
         every = (decl for pair in self.irs for ir in pair for decl in ir.data)
         return self.ranks or any(decl.from_caller for decl in every)
 
+    # -------------------------------------------------------------- lengths
+
+    @cached_property
+    def lengths(self) -> tuple[range, range]:
+        """The queries and keys that both masks hold for."""
+        return lengths_of(*self.masks)
+
+    @property
+    def whole(self) -> tuple[int, int] | None:
+        """The lengths at which one look at all pairs answers every question; None where other
+        lengths, parameters or data are possible."""
+        queries, keys = self.lengths
+        if len(queries) == len(keys) == 1 and not self.reads_data and not self.params:
+            return queries[0], keys[0]
+        return None
+
+    def check(self, sizes: tuple[int, int] | None) -> None:
+        """Refuse lengths that one of the masks does not hold for; None: any that both hold for.
+
+        Raises:
+            DataShape.
+        """
+        first, second = map(lengths_of, self.masks)
+        if sizes is None and not all(self.lengths):
+            raise DataShape("the mask", _spelled(second), _spelled(first), at=_place(self.masks[1]))
+        exact = [range(n, n + 1) for n in sizes or ()]
+        for mask, fitting in zip(self.masks, (first, second), strict=True):
+            if sizes and not all(n in inside for n, inside in zip(sizes, fitting, strict=True)):
+                raise DataShape("the mask", _spelled(fitting), _spelled(exact), at=_place(mask))
+
     # -------------------------------------------------------------- what isl is asked
+
+    def at_all_lengths(self, head: int) -> bool | None:
+        """What is proved of one head at all lengths, whether or not the masks hold for them."""
+        one, other = self.irs[head]
+        test = compare.subset if self.one_way else compare.equals
+        return test(one.keep, _apart(one, other)[0])
+
+    def unproved(
+        self, sizes: tuple[int, int] | None = None, params: Mapping[str, Any] = _NOTHING
+    ) -> list[int]:
+        """The heads without a proof that nothing tells the masks apart."""
+        return [
+            head for head in range(len(self.irs))
+            if not self.at_all_lengths(head) and not proved(self.question(head, sizes, params))
+        ]  # fmt: skip
 
     def question(
         self, head: int, sizes: tuple[int, int] | None = None,
@@ -195,10 +254,12 @@ class Both:
         right_keep, apart = _apart(left, right)
         decls = {decl.arrays: decl for decl in (*left.data, *apart)}
         n_q, n_kv = sizes or (None, None)
-        given = {name: int(x) for name, x in params.items() if name in self.params}
+        given = tuple((name, int(x)) for name, x in params.items() if name in self.params)
+        inside = [None if fitting == ANY_LENGTH else fitting for fitting in self.lengths]
         return Question(
-            left.keep, right_keep, tuple(decls.values()), self.one_way, n_q, n_kv, given
-        )
+            left.keep, right_keep, tuple(decls.values()), self.one_way, n_q, n_kv,
+            (inside[0], inside[1]), given,
+        )  # fmt: skip
 
     # -------------------------------------------------------------- searching
 
@@ -213,9 +274,9 @@ class Both:
                 if (found := self._confirmed(candidate, head)) is not None:
                     return found
         keeps = [ir.keep for head in heads for ir in self.irs[head]]
-        tried = lengths(keeps, self.decls) if sizes is None else [sizes]
+        tried = lengths(keeps, self.decls, self.lengths) if sizes is None else [sizes]
         for n_q, n_kv in tried if heads else ():
-            for data in draws(self.decls, self.ranks, n_q, n_kv):
+            for data in draws(self.decls, sorted(self.params), self.ranks, n_q, n_kv):
                 if n_q * n_kv <= _MOST_PAIRS:
                     found = self._tried(n_q, n_kv, {**data, **params})
                     if found is not None:
@@ -309,12 +370,30 @@ class Both:
         return bound(irs, n_q, n_kv, own)
 
 
-def _filled(ir: MaskIR, held: Held | None) -> MaskIR:
-    """The mask with the content of its captured arrays, where all sequences and heads share it."""
+def _filled(ir: MaskIR, held: Held | None, head: int) -> MaskIR:
+    """The mask of a head with the content of its captured arrays, where sequences share it."""
     if held is None:
         return ir
-    filled = [(decl, with_content(decl, held)) for decl in ir.data]
+    filled = [(decl, _of_head(with_content(decl, held), head)) for decl in ir.data]
     return replace(ir, data=tuple(x if len(x.shape) == decl.rank else decl for decl, x in filled))
+
+
+def _of_head(decl: DataDecl, head: int) -> DataDecl:
+    """A captured array of one sequence as this head reads it; any other one as it is."""
+    heads = decl.shape[-3] if decl.rank > 1 and len(decl.shape) > 2 else 1
+    if heads == 1 or prod(decl.shape[:-3]) > 1:
+        return decl
+    own = decl.array.reshape(heads, *decl.shape[-2:])[head]
+    return replace(decl, options=(), values=own.tobytes(), shape=own.shape)
+
+
+def _spelled(lengths: Sequence[range]) -> str:
+    """Lengths as an error names them."""
+    sides = [
+        "any" if n == ANY_LENGTH else str(n.start) if len(n) == 1 else f"{n.start}..{n.stop - 1}"
+        for n in lengths
+    ]
+    return f"({', '.join(sides)}), queries and keys"
 
 
 def _place(mask: Mask) -> SourceLoc | None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from maskc.analysis.witness import Candidate
 from maskc.core import expr as E
+from maskc.core.captured import Captured
 from maskc.core.data import DataDecl, DataKind, Parents
 from maskc.core.expr import Expr
 from maskc.layout import kept_promise
@@ -105,13 +106,18 @@ _ROUNDS = 4
 """Draws of the same lengths."""
 
 
-def lengths(formulas: Sequence[Expr], decls: Sequence[DataDecl]) -> list[tuple[int, int]]:
-    """Lengths to try: small ones, those that captured tables fit, and some beyond all constants."""
+def lengths(
+    formulas: Sequence[Expr], decls: Sequence[DataDecl], inside: tuple[range, range]
+) -> list[tuple[int, int]]:
+    """Lengths to try: small ones, those that captured tables fit, and some beyond all constants.
+
+    Args:
+        inside: the queries and keys that the masks hold for.
+    """
     found = list(_LENGTHS)
     for decl in decls:
-        if decl.values:
-            rows, columns = (decl.shape[0], decl.shape[-1])
-            found += [(rows * decl.block, columns * decl.block)]
+        if decl.values and (shape := _shape(decl)):
+            found += [(shape[0] * decl.block, shape[-1] * decl.block)]
     constants = {
         abs(node.const) for keep in formulas for node in E.walk(keep) if isinstance(node, E.Sum)
     }
@@ -121,24 +127,37 @@ def lengths(formulas: Sequence[Expr], decls: Sequence[DataDecl]) -> list[tuple[i
     }  # fmt: skip
     for reach in sorted(constants, reverse=True)[:_REACHES]:
         found += [(reach + 1, reach + 1), (2 * reach + 3, 2 * reach + 3), (reach, 2 * reach + 1)]
+    fitting = [tuple(map(_nearest, sizes, inside)) for sizes in found]
     usable = [
-        (n_q, n_kv) for n_q, n_kv in found if min(n_q, n_kv) > 0 and max(n_q, n_kv) <= _LONGEST
+        (n_q, n_kv) for n_q, n_kv in fitting if min(n_q, n_kv) > 0 and max(n_q, n_kv) <= _LONGEST
     ]
     return sorted(dict.fromkeys(usable), key=lambda sizes: (max(sizes), sizes[0] != sizes[1]))
 
 
+def _nearest(length: int, inside: range) -> int:
+    return min(max(length, inside.start), inside.stop - 1)
+
+
+def _shape(decl: DataDecl) -> tuple[int, ...]:
+    """The shape of a captured array, which is not read for it."""
+    return decl.values.shape if isinstance(decl.values, Captured) else decl.shape
+
+
 def draws(
-    decls: Sequence[DataDecl], ranks: bool, n_q: int, n_kv: int
+    decls: Sequence[DataDecl], params: Sequence[str], ranks: bool, n_q: int, n_kv: int
 ) -> Iterator[dict[str, object]]:
     """Random data, the same ones each time; a single draw where nothing is given.
 
     Args:
+        params: names of parameters; the first draw leaves them at their defaults.
         ranks: whether run-time selections need `scores`.
     """
     named = [decl for decl in decls if decl.from_caller and decl.kind is not DataKind.scoring]
-    for seed in range(_ROUNDS if named or ranks else 1):
+    for seed in range(_ROUNDS if named or ranks or params else 1):
         rng = np.random.default_rng([n_q, n_kv, seed])
         data = {decl.name: _drawn(decl, n_q, n_kv, rng) for decl in named}
+        if seed:
+            data |= {name: int(rng.integers(0, max(n_q, n_kv) + 1)) for name in params}
         if ranks:
             data["scores"] = rng.permutation(n_q * n_kv).reshape(n_q, n_kv).astype(np.float32)
         yield data

@@ -7,10 +7,36 @@ from typing import TYPE_CHECKING
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
+from maskc.core.layout import MAX_LENGTH
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask
     from maskc.ir.types import MaskIR
+
+
+ANY_LENGTH = range(MAX_LENGTH + 1)
+
+
+def lengths_of(*masks: Mask) -> tuple[range, range]:
+    """The numbers of queries and of keys that masks hold for, all of them together.
+
+    A range is empty where no number fits, and ANY_LENGTH where every one does.
+    """
+    from maskc.dsl.nodes import Where, walk
+
+    sides = [ANY_LENGTH, ANY_LENGTH]
+    for mask in masks:
+        if (fitting := fixed_lengths(mask)) is not None:
+            sides = list(map(_common, sides, fitting))
+        for node in walk(mask):
+            made = node.lengths if isinstance(node, Where) else (None, None)
+            exact = (ANY_LENGTH if n is None else range(n, n + 1) for n in made)
+            sides = list(map(_common, sides, exact))
+    return sides[0], sides[1]
+
+
+def _common(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
 def fixed_lengths(mask: Mask) -> tuple[range, range] | None:
@@ -34,7 +60,7 @@ def fixed_lengths(mask: Mask) -> tuple[range, range] | None:
 
 def constants(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> Iterator[int]:
     """Positions and distances, in tokens, at which a formula of the mask can change."""
-    from maskc.ir.heads import differs_by_head
+    from maskc.ir.lower import differs_by_head
     from maskc.ir.lowered import lowered
 
     heads = range(n_heads or 1) if differs_by_head(mask) else range(1)

@@ -67,14 +67,17 @@ def dense(
         NotAnArray, HeadsUnknown, NoSuchHead.
     """
     at = _at(mask, n_q, n_kv, n_heads, heads_kv, scores, data)
-    shown = _asked("head", head, at.place.n_heads if at.by_head else 1, at.heads)
-    sequences = []
-    for b in _asked("batch", batch, at.sequences or 1, at.sequences):
-        here = at.sequence(b)
-        own = [keep(mask, replace(here, head=h)) for h in shown]
-        sequences.append(np.stack(own) if at.by_head and head is None else own[0])
+    _check_index("head", head, at.heads)
+    _check_index("batch", batch, at.sequences)
+    found = []
+    for b in range(at.sequences or 1) if batch is None else (batch,):
+        here = replace(at.sequence(b), own_head=0 if at.heads is None else head or 0)
+        heads = [keep(mask, here)]
+        if by_head := at.differs_by_head() and head is None:
+            heads += [keep(mask, replace(here, own_head=h)) for h in range(1, here.n_heads)]
+        found.append(np.stack(heads) if by_head else heads[0])
     alone = at.sequences is None or batch is not None
-    return sequences[0] if alone else np.stack(sequences)
+    return found[0] if alone else np.stack(found)
 
 
 def row(
@@ -93,19 +96,24 @@ def row(
     at = _at(mask, n_q, n_kv, n_heads, None, None, data)
     here = at.sequence(batch)
     scope = {**here.scope, "q": np.array([[q]], dtype=np.int64)}
-    only: np.ndarray = keep(mask, replace(here, head=head, scope=scope))[0]
+    only: np.ndarray = keep(mask, replace(here, own_head=head, scope=scope))[0]
+    at.differs_by_head()
     return only
 
 
-def sequences_given(mask: Mask, data: Mapping[str, object]) -> int:
-    """How many sequences the arrays of a question have, whether or not the set depends on them.
+def axes_given(mask: Mask, data: Mapping[str, object]) -> tuple[int, int]:
+    """The sequences and heads that arrays and scores of a question tell apart.
 
-    The number is 1 where no array has a dimension for sequences.
+    An array counts whether or not the set depends on it; a number is 1 where no array has such a
+    dimension.
     """
-    wanted, _ = _named(list(N.walk(mask)))
-    own = {name: decl for name, decl in wanted.items() if data.get(name) is not None}
-    arrays = {name: given.read(decl, data[name]) for name, decl in own.items()}
-    return given.batch_of(own, arrays) or 1
+    nodes = list(N.walk(mask))
+    named, _ = _named(nodes)
+    wanted = {name: decl for name, decl in named.items() if data.get(name) is not None}
+    arrays = {name: given.read(decl, data[name]) for name, decl in wanted.items()}
+    ranking = {} if data.get("scores") is None else _rankings(nodes, data["scores"], data)
+    told = (count for node in nodes for count in _heads_told(node, arrays, ranking))
+    return _sequences(nodes, wanted, arrays, ranking) or 1, max(told, default=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +127,17 @@ class _At:
     """The number of sequences; None where no array has a batch dimension."""
     heads: int | None
     """The number of heads; None where nothing says."""
-    by_head: bool
+
+    def differs_by_head(self) -> bool:
+        """Whether a node of the mask read the head, once one head was evaluated.
+
+        Raises:
+            HeadsUnknown: one did, and nothing says how many heads there are.
+        """
+        reads = self.place.reads_of_head
+        if reads and self.heads is None:
+            raise HeadsUnknown(at=reads[0])
+        return bool(reads)
 
     def sequence(self, b: int) -> Place:
         """The place of one sequence."""
@@ -143,42 +161,51 @@ def _at(
     given.check_names(wanted, params, data)
     arrays = {name: given.read(decl, data[name]) for name, decl in wanted.items()}
     heads = _heads(nodes, arrays, ranking, n_heads)
-    count = given.batch_of(wanted, arrays)
-    captured = [
-        leading(decl) for node in nodes if isinstance(node, N.Where) for decl in node.tables
-    ]
-    if any(sequences > 1 for sequences, _ in captured):
-        count = max(count or 1, *(sequences for sequences, _ in captured))
-    for each in ranking.values():
-        count = max(count or 1, len(each)) if each.ndim == 4 else count
     scope = _scope(n_q, n_kv, params, data)
     place = Place(n_q, n_kv, 0, heads or 1, heads_kv, arrays, scope, ranking)
-    return _At(place, wanted, count, heads, differs_by_head(mask, arrays, ranking))
+    return _At(place, wanted, _sequences(nodes, wanted, arrays, ranking), heads)
 
 
-def _asked(name: str, index: int | None, differ: int, known: int | None) -> range:
-    """The heads, or sequences, that are computed, where `differ` of them have sets of their own.
+def _sequences(
+    nodes: list[N.Node], wanted: dict[str, DataDecl], arrays: Arrays, ranking: Rankings
+) -> int | None:
+    """The number of sequences; None where no array has a dimension for them."""
+    count = given.batch_of(wanted, arrays)
+    captured = [leading(decl)[0] for node in nodes for decl in _captured(node)]
+    if any(sequences > 1 for sequences in captured):
+        count = max(count or 1, *captured)
+    for scores in ranking.values():
+        count = max(count or 1, len(scores)) if scores.ndim == 4 else count
+    return count
+
+
+def _captured(node: N.Node) -> tuple[DataDecl, ...]:
+    """The arrays that a formula captured."""
+    return node.tables if isinstance(node, N.Where) else ()
+
+
+def _check_index(name: str, index: int | None, known: int | None) -> None:
+    """Check the head, or the sequence, that is asked for.
 
     Args:
         name: "head" or "batch", for messages.
-        index: the one that was asked for; None: all.
-        differ: how many have sets of their own.
+        index: None: all.
         known: how many there are, where that is known.
 
     Raises:
         NoSuchHead: there is no head of that index.
         DataRange: there is no sequence of that index.
     """
-    if index is None:
-        return range(differ)
-    if not 0 <= index < (index + 1 if known is None else known):
-        if name == "head":
-            raise NoSuchHead(index, known, at=name)
-        found = f"no sequence {index} among {known or 'all'}"
-        raise DataRange(name, found, "sequences count from 0", at=name)
-    return range(index, index + 1) if differ > 1 else range(1)
+    if index is None or 0 <= index < (index + 1 if known is None else known):
+        return
+    if name == "head":
+        raise NoSuchHead(index, known, at=name)
+    found = f"no sequence {index} among {known or 'all'}"
+    raise DataRange(name, found, "sequences count from 0", at=name)
 
 
+Arrays = Mapping[str, given.Read]
+"""What calls gave, by name."""
 Rankings = Mapping[N.TopK, np.ndarray]
 """The scores by which each selection ranks."""
 
@@ -244,44 +271,29 @@ def _named(nodes: list[N.Node]) -> tuple[dict[str, DataDecl], set[str]]:
     return {name: decl for name, decl in wanted.items() if decl.from_caller}, set(defaults)
 
 
-Arrays = Mapping[str, given.Read]
-"""What calls gave, by name."""
-
-
-def differs_by_head(mask: Mask, data: Arrays, scores: Rankings) -> bool:
-    """Whether the result has a dimension of heads."""
-    for node in N.walk(mask):
-        match node:
-            case N.PerHead(masks) if any(item != masks[0] for item in masks):
-                return True
-            case N.Heads():
-                return True
-            case N.Where(formula, tables) if "h" in E.symbols(formula) or any(
-                leading(decl)[1] > 1 for decl in tables
-            ):
-                return True
-            case N.TopK(share=share) if share != "all" and _ranked_heads(scores[node]):
-                return True
-        if any(count > 1 for _, count in _heads_of_data(node, data)):
-            return True
-    return False
+def _heads_told(node: N.Node, data: Arrays, scores: Rankings) -> Iterator[int]:
+    """The heads that the arrays and scores of a node tell apart."""
+    yield from (leading(decl)[1] for decl in _captured(node))
+    yield from (count for _, count in _heads_of_data(node, data))
+    if isinstance(node, N.TopK) and node in scores and node.share != "all":
+        yield _ranked_heads(scores[node]) or 1
 
 
 def _heads_of_data(node: N.Node, data: Arrays) -> Iterator[tuple[DataDecl, int]]:
     """The data of calls and the tables that a node reads, and the heads that these tell apart."""
     for decl in () if isinstance(node, N.Where) else node.decls:
         if decl.from_caller:
-            yield decl, given.heads_of(decl, data[decl.name])
+            if decl.name in data:
+                yield decl, given.heads_of(decl, data[decl.name])
         elif decl.kind is DataKind.table:
             yield decl, decl.shape[-3] if len(decl.shape) > 2 else 1
 
 
 def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | None) -> int | None:
-    """The number of query heads; None where nothing depends on it."""
+    """The number of query heads; None where nothing says."""
     found = n_heads
     for node in nodes:
-        if isinstance(node, N.PerHead):
-            count = len(node.masks)
+        if (count := node.own_heads) is not None and not node.decls:
             if found is not None and count != found:
                 who = f"n_heads is {n_heads}" if n_heads else f"a part of it for {found}"
                 raise WrongHeads(count, who, at=node.loc)
@@ -292,7 +304,7 @@ def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | N
             found = found or (count if count > 1 else None)
             if count not in (1, found):
                 raise DataShape(decl.name, f"{count} heads", f"{found} heads")
-        for decl in node.tables if isinstance(node, N.Where) else ():
+        for decl in _captured(node):
             if (count := leading(decl)[1]) > 1:
                 found = found or count
                 if count < found:
@@ -304,8 +316,6 @@ def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | N
             if own != found:
                 raise DataShape("scores", scores[node].shape, f"[{found}, n_q, n_kv]", at="scores")
     for node in nodes:
-        if found is None and differs_by_head(node, data, scores):
-            raise HeadsUnknown(at=node.loc)
         if isinstance(node, N.Heads) and found is not None and max(node.ids, default=-1) >= found:
             raise NoSuchHead(node.ids[-1], found, at=node.loc)
     return found

@@ -84,13 +84,15 @@ def _array(decl: DataDecl, raw: object) -> np.ndarray:
 
 
 _MOST = 2**63 - 1
+_FARTHEST = 2**62 - 1
+"""Positions are subtracted from each other: larger ones could leave 64 bits."""
 
 
 def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
     """int64 of the same meaning: nothing wraps.
 
     Raises:
-        DataRange: an id, a time or a parent beyond 64 signed bits.
+        DataRange: an id, a time or a parent beyond 64 signed bits, or a position beyond 63.
     """
     if array.dtype == bool or decl.kind in (DataKind.flags, DataKind.table):
         truths: np.ndarray = array != 0
@@ -100,7 +102,13 @@ def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
             found = f"{array.max()} does not fit 64 signed bits"
             raise DataRange(decl.name, found, "number tokens and documents from 0", at=decl.name)
         array = np.minimum(array, np.uint64(_MOST))  # beyond all keys, as it was
-    return array.astype(np.int64)
+    signed = array.astype(np.int64)
+    if decl.kind is DataKind.positions and signed.size:
+        least, most = int(signed.min()), int(signed.max())
+        if max(-least, most) > _FARTHEST:
+            reached = f"its values reach from {least} to {most}"
+            raise DataRange(decl.name, reached, "subtract the smallest one", at=decl.name)
+    return signed
 
 
 def parts(value: Read) -> tuple[Read, ...]:

@@ -6,16 +6,18 @@ a column of fewer queries gives their rows of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from maskc.core import expr as E
 from maskc.core.captured import check_lengths
 from maskc.core.data import DataDecl, Parents
 from maskc.core.errors import DataShape
 from maskc.core.expr import Expr
+from maskc.core.source import SourceLoc
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.reference import given
@@ -29,7 +31,8 @@ class Place:
 
     n_q: int
     n_kv: int
-    head: int
+    own_head: int
+    """The head; nodes read it as `head`."""
     n_heads: int
     heads_kv: int | None
     data: Mapping[str, given.Read]
@@ -38,6 +41,14 @@ class Place:
     """The scores by which each selection ranks: [heads, rows, columns] or, where heads share,
     without heads."""
     sequence: int = 0
+    reads_of_head: list[SourceLoc | None] = field(default_factory=list)
+    """Where nodes read the head: a mask none of whose nodes does is the same on all heads."""
+
+    @property
+    def head(self) -> int:
+        """The head, for what differs by head."""
+        self.reads_of_head.append(None)
+        return self.own_head
 
     @property
     def q(self) -> np.ndarray:
@@ -65,33 +76,37 @@ Truths = npt.NDArray[np.bool_]
 def keep(mask: Mask, at: Place) -> Truths:
     """bool [n_q, n_kv], or the rows of the queries that the scope's q lists."""
     result = _algebra(mask, at)
+    if at.reads_of_head and at.reads_of_head[-1] is None:
+        at.reads_of_head[-1] = getattr(mask, "loc", None)
     return np.array(np.broadcast_to(result, (len(at.q), at.n_kv)))
 
 
 def _algebra(mask: Mask, at: Place) -> Truths:
-    match mask:
-        case N.Algebra("&", left, right):
-            return keep(left, at) & keep(right, at)
-        case N.Algebra("|", left, right):
-            return keep(left, at) | keep(right, at)
-        case N.Algebra("-", left, right):
-            return keep(left, at) & ~keep(right, at)
-        case N.Algebra("^", left, right):
-            return keep(left, at) ^ keep(right, at)
+    node = N.as_node(mask)
+    match node:
+        case N.Algebra(op, left, right):
+            return _JOINED[op](keep(left, at), keep(right, at))
         case N.Complement(of):
             return ~keep(of, at)
         case N.GlobalFlags():
-            return np.asarray(np.any([keep(child, at) for child in mask.children], axis=0), bool)
+            return np.asarray(np.any([keep(child, at) for child in node.children], axis=0), bool)
         case N.PerHead(masks):
-            return keep(masks[at.head], at)
-        case N.Heads(ids):
-            return np.asarray(at.head in ids)
+            differ = any(other != masks[0] for other in masks)
+            return keep(masks[at.head if differ else 0], at)
         case N.TopK():
-            return _topk(mask, at)
-    return _atom(mask, at)
+            return _topk(node, at)
+    return _atom(node, at)
 
 
-def _atom(mask: Mask, at: Place) -> Truths:
+_JOINED: dict[str, Callable[[Truths, Truths], Truths]] = {
+    "&": np.logical_and,
+    "|": np.logical_or,
+    "-": lambda left, right: left & ~right,
+    "^": np.logical_xor,
+}
+
+
+def _atom(mask: N.OfTokens | N.OfData, at: Place) -> Truths:
     q, k = at.q, at.k
     p = at.position(getattr(mask, "align", N.END))
     found: Truths
@@ -165,9 +180,12 @@ def _atom(mask: Mask, at: Place) -> Truths:
             held = {decl.name: _own(decl, at) for decl in tables}
             places = (getattr(decl.values, "at", None) for decl in tables)
             place = next(filter(None, places), mask.loc)
-            found = condition(formula, at.scope | held | {"h": np.asarray(at.head)}, place)
+            head = {"h": np.asarray(at.head)} if "h" in E.symbols(formula) else {}
+            found = condition(formula, at.scope | held | head, place)
+        case N.Heads(ids):
+            found = np.asarray(at.head in ids)
         case _:
-            raise TypeError(f"no meaning for {type(mask).__name__}")
+            N.no_case(mask)
     return found
 
 
@@ -196,9 +214,10 @@ def _own(decl: DataDecl, at: Place) -> np.ndarray:
     """The part of this sequence and head."""
     array = values(decl)
     by_sequence = array.ndim == decl.rank + 2 or decl.rank == 1
-    for here in (at.sequence, at.head)[0 if by_sequence else 1 :]:
-        if array.ndim > decl.rank:
-            array = array[here if len(array) > 1 else 0]
+    if by_sequence and array.ndim > decl.rank:
+        array = array[at.sequence if len(array) > 1 else 0]
+    if array.ndim > decl.rank:
+        array = array[at.head if len(array) > 1 else 0]
     return array
 
 
@@ -216,14 +235,16 @@ def _table(decl: DataDecl, at: Place) -> Truths:
 
 
 def _topk(mask: N.TopK, at: Place) -> Truths:
+    ranking = at.scores[mask]
+    own = ranking[None] if ranking.ndim == 2 else ranking
+    head = at.head if len(own) > 1 and mask.share != "all" else at.own_head
     per_group = at.n_heads // (at.heads_kv or at.n_heads)
     sharing = {
-        "head": [at.head],
-        "group": [h for h in range(at.n_heads) if h // per_group == at.head // per_group],
+        "head": [head],
+        "group": [h for h in range(at.n_heads) if h // per_group == head // per_group],
         "all": list(range(at.n_heads)),
     }[mask.share]
-    allowed = np.stack([keep(mask.of, replace(at, head=h)) for h in sharing])
-    ranking = at.scores[mask]
+    allowed = np.stack([keep(mask.of, replace(at, own_head=h)) for h in sharing])
     pairs = (len(at.q), at.n_kv)
     places = [given.vector(d.name, at.read(d), n) for d, n in zip(mask.decls, pairs, strict=False)]
     of_q, of_k = places or (None, None)
@@ -232,7 +253,6 @@ def _topk(mask: N.TopK, at: Place) -> Truths:
     blocks = pairs if mask.at else (len(down), len(across))
     if ranking.shape[-2:] not in (pairs, blocks):
         raise DataShape("scores", ranking.shape, f"[..., {pairs}] or [..., {blocks}]", at="scores")
-    own = ranking[None] if ranking.ndim == 2 else ranking
     scores = np.stack([own[h if len(own) > 1 else 0] for h in sharing])
     whole = mask.at is not None and mask.score == "block_mean"
     found: Truths = select(allowed, scores, mask.k, down, across, whole)

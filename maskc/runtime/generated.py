@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from maskc.core.bundle import Bundle
+from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.coefficients import priced
 from maskc.core.data import SELECTING
 from maskc.core.dtypes import DType
@@ -29,13 +31,17 @@ from maskc.runtime.device import CUDA, on_this_card, runs
 from maskc.runtime.pickles import Kept, pickled, unpickled
 from maskc.runtime.selecting import Pairs
 
+_NO_FILES: Mapping[str, str] = MappingProxyType({})
+
 
 class GeneratedMask:
     """A compiled mask for all of its targets: arrays on the CPU run there, others on their GPU."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, source: Mapping[str, str] = _NO_FILES) -> None:
         """Nothing is built before the first call."""
         self.bundle = bundle
+        self.source = source
+        """The text of the files with kernels, by target; of several files one after the other."""
         self._binder = Binder(bundle)
         self._on = cache(self._compiled_for)
 
@@ -51,8 +57,10 @@ class GeneratedMask:
             BadPlan: the plan is missing or was written by another version.
         """
         file = Path(module)
-        bundle = _with_sources(_plan_of(file.with_suffix(".plan.json")), file.parent)
-        return cls(replace(on_this_card(priced(bundle)), report=report))
+        files: _Files = {}
+        bundle = _with_sources(_plan_of(file.with_suffix(".plan.json")), file.parent, files)
+        source = {target: "".join(texts.values()) for target, texts in files.items()}
+        return cls(replace(on_this_card(priced(bundle)), report=report), MappingProxyType(source))
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """See CompiledMask.__call__."""
@@ -138,15 +146,15 @@ class GeneratedMask:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Its bundle, as a CompiledMask has it."""
-        return _restored, (pickled(self.bundle),)
+        return _restored, (pickled(self.bundle), dict(self.source))
 
     def explain(self) -> str:
         """See CompiledMask.explain."""
         return self.bundle.report
 
 
-def _restored(kept: Kept) -> GeneratedMask:
-    return GeneratedMask(unpickled(kept, "a generated module"))
+def _restored(kept: Kept, source: Mapping[str, str] = _NO_FILES) -> GeneratedMask:
+    return GeneratedMask(unpickled(kept, "a generated module"), source)
 
 
 def _placed(mask: GeneratedMask, *kernel: Any) -> CompiledMask:
@@ -169,13 +177,22 @@ def _plan_of(file: Path) -> Bundle:
     return found
 
 
-def _with_sources(bundle: Bundle, folder: Path) -> Bundle:
-    """The bundle with the text of files in place of their names."""
+_Files = dict[str, dict[str, str]]
+"""The text of files by target, then by name."""
+
+
+def _with_sources(bundle: Bundle, folder: Path, files: _Files) -> Bundle:
+    """The bundle with the text of files in place of their names; what is read joins `files`."""
+
+    def read(unit: SourceUnit) -> SourceUnit:
+        name = Path(unit.text).name
+        text = (folder / name).read_text("utf-8")
+        files.setdefault(unit.target, {})[name] = text
+        return replace(unit, text=expanded(text))
+
     try:
-        units = tuple(
-            replace(unit, text=expanded((folder / Path(unit.text).name).read_text("utf-8")))
-            for unit in bundle.units
-        )
+        units = tuple(map(read, bundle.units))
     except OSError as error:
         raise BadPlan(f"{bundle.name}.plan.json", error, at=str(folder)) from None
-    return replace(bundle, units=units).with_inner(partial(_with_sources, folder=folder))
+    inner = partial(_with_sources, folder=folder, files=files)
+    return replace(bundle, units=units).with_inner(inner)

@@ -38,6 +38,7 @@ from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
 from maskc.core.tensors import HOST, Array, Device, contiguous, singles
 from maskc.core.unknown import unknown_keyword
 from maskc.dispatch.options import CallOptions
+from maskc.layout import check_int32, to_host
 from maskc.runtime.arrays.known import LIBRARIES, Library, array_of, library, zeros
 from maskc.runtime.autograd import kind_of
 from maskc.runtime.compiled import CompiledMask
@@ -103,6 +104,7 @@ class ScoredMask(CompiledMask):
         super().__init__(bundle, target, report, in_parts=in_parts, held=held)
         self._read(inputs)
         self._own = {decl.name for decl in bundle.data} | {name for name, _ in bundle.params}
+        self._own |= set(bundle.unread)
         self._reads = _indices(inputs.formula)
         self._shifts = S.shift(inputs.formula.logit) is not None
         self._checked: set[object] = set()
@@ -268,7 +270,7 @@ class ScoredMask(CompiledMask):
             return Table(x, None, None, _number(name, slot, x))
         if slot.rank == 0 and _is_number_of_host(x) and array_of(q, "q").device != HOST:
             return Table(x, None, None, _number(name, slot, x.item()))
-        found = library(_converted(x, slot.integer), name)
+        found = library(_converted(name, x, slot.integer), name)
         lib = LIBRARIES[type(found)]
         if getattr(x, "requires_grad", False) and lib is not LIBRARIES[type(library(q, "q"))]:
             raise MixedLibraries("q", kind_of(q), name, kind_of(x), at=name)
@@ -465,15 +467,21 @@ def _is_number_of_host(x: Any) -> bool:
     return on_host and x.ndim == 0 and not getattr(x, "requires_grad", True)
 
 
-def _converted(x: Any, integer: bool) -> Any:
-    """The array in the dtype that kernels read; itself where it has that."""
-    name = str(getattr(x, "dtype", "")).rpartition(".")[2]
+def _converted(name: str, x: Any, integer: bool) -> Any:
+    """The array in the dtype that kernels read; itself where it has that.
+
+    Raises:
+        DataRange: an integer on the host does not fit 32 bits. Integers on a device are not read.
+    """
+    dtype = str(getattr(x, "dtype", "")).rpartition(".")[2]
     wanted = "int32" if integer else "float32"
     fits = (
-        name.startswith(("int", "uint", "bool")) if integer else name.startswith(("float", "bfl"))
+        dtype.startswith(("int", "uint", "bool")) if integer else dtype.startswith(("float", "bfl"))
     )
-    if name == wanted or not fits:
+    if dtype == wanted or not fits:
         return x
+    if integer and array_of(x, name).device == HOST:
+        check_int32(name, to_host(x, name))
     if hasattr(x, "astype"):
         return x.astype(wanted)
     torch = sys.modules.get("torch")

@@ -29,7 +29,7 @@ TEXTS = {
     "MC304": (
         lambda: DOC.dense(4, doc=np.zeros(4)),
         "MC304 doc  'doc' has dtype float64, expected integers\n"
-        "    hint: convert it first; nothing is rounded silently",
+        "    hint: convert it first, as x.long() or x.bool() do; nothing is rounded silently",
     ),
     "MC305": (
         lambda: DOC.dense(4, doc=np.full(4, 1 << 63, np.uint64)),

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import BadLength, DataMissing, DataUnknown, NotAMask, Undecided, WrongHeads
+from maskc.core.errors import (
+    BadLength,
+    DataMissing,
+    DataShape,
+    DataUnknown,
+    NotAMask,
+    Undecided,
+    WrongHeads,
+)
 
 W = 1024
 IMAGE = mc.documents("image") & mc.flags("shown")
@@ -145,6 +154,98 @@ def test_no_difference_is_a_proof(name):
     assert a.subset_of(b) is True
     assert mc.diff(a, b) is None
     assert mc.diff(b, a) is None
+
+
+def test_ids_that_isl_alone_proves():
+    """`equals` takes what it reads as free conditions; `diff` knows what `equals` knows."""
+    ids = mc.global_tokens([4, 11, 21, 63, 65, 68]).columns
+    other = mc.documents("d", align="start") | mc.tree("t")
+    same = (ids & other) | (ids - other)
+    assert ids.equals(same) is True
+    assert mc.diff(ids, same) is None
+
+
+def test_arrays_that_fall_out_of_the_formula():
+    values = np.arange(90) % 7
+    unread = mc.from_mask_mod(lambda b, h, q, k: values[q] == values[k]) - mc.full()
+    a, b = mc.random_blocks(8, 1, 0) | unread, mc.random_blocks(8, 1, 1)
+    assert a.equals(b) is False
+    assert a.subset_of(b) is False
+    shown(a, b, mc.diff(a, b))
+    assert (unread | mc.causal()).equals(mc.causal()) is True
+    assert mc.diff(unread | mc.block_table("t", 8) & ~mc.full() | mc.causal(), mc.causal()) is None
+
+
+def test_heads_of_captured_arrays_are_all_that_there_are():
+    widths = np.array([3, 6, 2])
+    by_head = mc.from_mask_mod(lambda b, h, q, k: q - k <= widths[h])
+    a, b = by_head & mc.where(lambda h, q, k: q - k <= 2 * h + 3), by_head
+    assert a.subset_of(b) is True
+    found = mc.diff(a, b)
+    assert (found.kept_by, found.head, found.n_heads) == ("b", 1, 3)
+
+
+# ------------------------------------------------------------------ masks of some lengths only
+
+
+def of_matrix(matrix: np.ndarray) -> mc.Mask:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mc.DenseWarning)
+        return mc.from_bool(matrix)
+
+
+TRIANGLE = of_matrix(np.tri(20, dtype=bool))
+EVERY_OTHER = of_matrix(np.indices((20, 20)).sum(0) % 2 == 0)
+TALL = of_matrix(np.ones((21, 20), bool) & (np.arange(21)[:, None] > 3))
+AT_20 = EVERY_OTHER | ~EVERY_OTHER
+PADDED = of_matrix(np.arange(20)[None] < 15)
+
+
+def test_masks_of_fixed_lengths_are_compared_at_these():
+    assert TRIANGLE.equals(CAUSAL) is True
+    assert CAUSAL.equals(TRIANGLE) is True
+    assert mc.diff(TRIANGLE, CAUSAL) is None
+    assert TRIANGLE.equals(EVERY_OTHER) is False
+    assert (TRIANGLE & EVERY_OTHER).subset_of(EVERY_OTHER) is True
+    assert TRIANGLE.subset_of(mc.window(5)) is False
+    assert (mc.window(30) & AT_20).equals(CAUSAL) is True, "they differ at other lengths only"
+    found = mc.diff(TRIANGLE, EVERY_OTHER)
+    assert (found.n_q, found.n_kv, found.q, found.k, found.kept_by) == (20, 20, 0, 2, "b")
+    differ = np.tri(20, dtype=bool) != (np.indices((20, 20)).sum(0) % 2 == 0)
+    assert found.pairs == differ.sum()
+
+
+def test_data_beside_fixed_lengths():
+    assert (TRIANGLE & DOC).subset_of(CAUSAL) is True
+    assert (TRIANGLE & DOC).equals(CAUSAL & DOC) is not False
+    assert (EVERY_OTHER & DOC).equals(EVERY_OTHER) is False
+    assert (EVERY_OTHER & mc.window(mc.param("w", 40))).equals(EVERY_OTHER & CAUSAL) is False
+    shown(EVERY_OTHER & DOC, EVERY_OTHER, mc.diff(EVERY_OTHER & DOC, EVERY_OTHER))
+
+
+def test_lengths_that_one_side_fixes():
+    """A row of padding holds for 20 keys and any number of queries."""
+    assert (PADDED & CAUSAL).subset_of(mc.prefix(15)) is True
+    assert PADDED.equals(mc.prefix(15)) is True
+    assert PADDED.equals(mc.prefix(16)) is False
+    assert mc.diff(PADDED, mc.prefix(16)).n_kv == 20
+
+
+def test_tables_hold_at_a_range_of_lengths():
+    table = mc.block_table(np.tri(3, dtype=bool), 8)
+    assert (table | mc.window(7)).equals(table | mc.causal()) is True
+    assert (table & CAUSAL).equals(table) is False
+    assert (table | mc.window(40)).equals(table | CAUSAL) is True, "at most 24 queries"
+
+
+def test_lengths_that_contradict():
+    assert TALL.equals(TRIANGLE) is False
+    assert TALL.subset_of(TRIANGLE) is False
+    with pytest.raises(DataShape, match=r"\(20, 20\), queries and keys, expected \(21, 20\)"):
+        mc.diff(TALL, TRIANGLE)
+    with pytest.raises(DataShape, match=r"\(20, 20\), queries and keys, expected \(21, 21\)"):
+        mc.diff(TRIANGLE, CAUSAL, n=21)
+    assert mc.diff(TRIANGLE, CAUSAL, n=20) is None
 
 
 def test_subsets():

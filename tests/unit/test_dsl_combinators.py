@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import DataRange
+from maskc.core.errors import (
+    BadParameter,
+    BadShape,
+    DataRange,
+    DataType,
+    MaskArithmetic,
+    MissingParentheses,
+    NotAMask,
+    NotTraceable,
+    WrongHeads,
+)
 from maskc.reference.dense import dense
 
 SIZES = [(0, 0), (0, 3), (3, 0), (1, 1), (9, 9), (16, 16), (3, 14), (14, 5)]
@@ -252,3 +263,74 @@ def test_tables_by_head() -> None:
     expected = [[[True, True, False]] * 2, [[False, False, True]] * 2]
     assert np.array_equal(dense(mc.block_table("t", 2), 2, 3, t=table), expected)
     assert np.array_equal(dense(mc.block_table(table, 2), 2, 3), expected)
+
+
+# ------------------------------------------------------------------ what people type
+
+
+def test_masks_are_joined_by_the_operators_of_sets() -> None:
+    with pytest.raises(MaskArithmetic, match=r"masks have no \+(.|\n)*\| keeps the pairs"):
+        mc.causal() + mc.window(3)
+    with pytest.raises(MaskArithmetic, match=r"masks have no \*(.|\n)*& keeps the pairs"):
+        mc.causal() * mc.window(3)
+    with pytest.raises(MaskArithmetic):
+        sum([mc.causal(), mc.window(3)])
+    with pytest.raises(NotAMask, match="from_bool"):
+        mc.causal() + np.ones((3, 3), bool)
+    with pytest.raises(NotAMask):
+        np.ones((3, 3), bool) * mc.causal()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda q, k: q >= k & q - k < 3,
+        lambda q, k: q >= k | k < 3,
+        lambda q, k: q == k ^ q - 1 == k,
+    ],
+)
+def test_comparisons_need_parentheses(function: Any) -> None:
+    with pytest.raises(MissingParentheses, match="put each comparison in parentheses"):
+        mc.where(function)
+
+
+def test_a_row_of_one_is_every_head_s() -> None:
+    row, one, table = np.array([[1, 0, 1, 0]]), np.array([2]), np.tri(4, dtype=int)[None, None]
+    mods = (
+        (lambda b, h, q, k: row[h, q] == row[h, k], row[0][:, None] == row[0]),
+        (lambda b, h, q, k: q - k < one[h], np.arange(4)[:, None] - np.arange(4) < 2),
+        (lambda b, h, q, k: table[b, h, q, k] > 0, np.tri(4, dtype=bool)),
+    )
+    x = np.zeros((1, 3, 4, 16), np.float32)
+    v = np.broadcast_to(np.eye(4, 16, dtype=np.float32), x.shape)
+    for mod, live in mods:
+        mask = mc.from_mask_mod(mod)
+        assert np.array_equal(mask.dense(4), live)
+        assert mask.count(4, n_heads=3) == live.sum()
+        out = mc.attention(x, x, v, mask)
+        assert np.array_equal(out[..., :4] > 0, np.broadcast_to(live, (1, 3, 4, 4)))
+
+
+def test_masks_per_head_are_for_so_many_heads() -> None:
+    """Also where they are equal: three masks do not serve two heads."""
+    mask, x = mc.per_head([mc.causal()] * 3), np.zeros((1, 2, 4, 16), np.float32)
+    with pytest.raises(WrongHeads, match="for 3 query heads"):
+        mc.attention(x, x, x, mask)
+    with pytest.raises(BadShape, match="expected 3 heads"):
+        mask.compile(16, dtype="float32", target="cpu")(x, x, x)
+    x = np.zeros((1, 3, 4, 16), np.float32)
+    assert mc.attention(x, x, x, mask).shape == x.shape
+    assert mc.causal().compile(16, n_heads=2, dtype="float32", target="cpu")(x, x, x).shape
+
+
+def test_a_pattern_says_which_parameter_was_meant() -> None:
+    with pytest.raises(BadParameter, match="did you mean window"):
+        mc.patterns.longformer(windw=3)
+
+
+def test_integers_are_wanted_where_floats_are_given() -> None:
+    lengths = np.array([2.0, 3.0])
+    with pytest.raises(DataType, match=r"x\.long\(\)"):
+        mc.documents("doc").count(2, doc=lengths)
+    with pytest.raises(NotTraceable, match=r"as \.long\(\) does"):
+        mc.from_mask_mod(lambda b, h, q, k: k < lengths[b])

@@ -14,6 +14,7 @@ from maskc.core.errors import (
     BadParameter,
     BadParameterValue,
     BadPatternName,
+    MaskArithmetic,
     MaskcError,
     NegativeWidth,
     NotAMask,
@@ -280,7 +281,7 @@ def test_arrays_in_text_have_any_name() -> None:
 
 
 REFUSED = [
-    "", "causal(", "causal", "3", "causal() and full()", "not causal()", "causal() + full()",
+    "", "causal(", "causal", "3", "causal() and full()", "not causal()",
     "unknown(3)", "__import__('os').system('true')", "open('x')", "causal.__class__()",
     "window(*[1, 2])", "window(**{'left': 3})", "causal(1)", "window(left=1, middle=2)",
     "[causal()]", "causal() if 1 else full()", "(lambda: causal())()",
@@ -316,6 +317,9 @@ def test_text_outside_the_language_is_refused(text: str) -> None:
         ("topk(4, of=5)", NotAMask),
         ("topk(4, of=window(-1))", NegativeWidth),
         ("per_head([3])", NotAMask),
+        ("causal() + full()", MaskArithmetic),
+        ("causal() * full()", MaskArithmetic),
+        ("causal() + 3", BadExpression),
         ('where(lambda q, k: q > param("x; y", 3))', ReservedName),
         ('window(param("softcap", 3))', ReservedName),
     ],

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from maskc.testing.emulator import machine
+from maskc.build.cache import CacheWarning
+from maskc.testing.emulator import built, machine
 from maskc.testing.emulator.translate import Unknown, translated
 
 SHARED = """
@@ -146,3 +150,54 @@ def test_faults(name):
 def test_instructions_nobody_knows():
     with pytest.raises(Unknown, match="brkpt"):
         translated('FN void stop() { asm volatile("brkpt;"); }')
+
+
+# ------------------------------------------------------------------ the folder of what is built
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """The folder that is chosen for a place named `there`, and for the temporary directory."""
+
+    def chosen(there=None):
+        if there is None:
+            monkeypatch.delenv("MASKC_EMULATOR_DIR", raising=False)
+        else:
+            monkeypatch.setenv("MASKC_EMULATOR_DIR", str(there))
+        return built._folder.__wrapped__()
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return chosen
+
+
+def test_folders_of_ones_own_are_made_and_used(folder, tmp_path):
+    found = folder(tmp_path / "mine")
+    assert found == tmp_path / "mine" / "maskc-emulator"
+    assert found.stat().st_mode & 0o777 == 0o700
+    assert folder(tmp_path / "mine") == found
+    assert folder() == tmp_path / f"maskc-emulator-{os.geteuid()}"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
+def test_code_is_not_loaded_from_folders_that_others_may_write_to(folder, tmp_path, mode):
+    shared = tmp_path / "shared" / "maskc-emulator"
+    shared.mkdir(parents=True)
+    shared.chmod(mode)
+    with pytest.warns(CacheWarning, match="others may write to it"):
+        found = folder(tmp_path / "shared")
+    assert found != shared
+    assert found.stat().st_mode & 0o777 == 0o700
+    assert shared.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to(path.parent / "gone")])
+def test_what_others_put_in_place_of_the_folder(folder, tmp_path, make, monkeypatch):
+    place = tmp_path / f"maskc-emulator-{os.geteuid()}"
+    make(place)
+    if place.is_symlink():  # of another user: this one's own are followed
+        monkeypatch.setattr(os, "geteuid", lambda: 1 + os.stat(tmp_path).st_uid)
+        place.rename(tmp_path / f"maskc-emulator-{os.geteuid()}")
+    with pytest.warns(CacheWarning, match="unusable"):
+        found = folder()
+    assert found.is_dir()
+    assert not found.is_symlink()

@@ -173,7 +173,7 @@ def refused(decl: DataDecl, given: object, n_q: int, n_kv: int) -> str:
 CU_HINT = (
     "    hint: cumulative lengths are 0, then the end of each document; tokens may follow the last"
 )
-TYPE_HINT = "    hint: convert it first; nothing is rounded silently"
+TYPE_HINT = "    hint: convert it first, as x.long() or x.bool() do; nothing is rounded silently"
 SHAPE_HINT = (
     "    hint: lengths follow q and k; dimensions of sequences and of heads may stand in front"
 )
@@ -339,10 +339,10 @@ def test_a_call_is_split_into_parameters_and_data() -> None:
          "    hint: pass it by name: attn(q, k, v, doc=...)"),
         ({"doc": [1], "width": 2.0},
          "MC304 width  'width' has dtype float, expected an integer\n"
-         "    hint: convert it first; nothing is rounded silently"),
+         "    hint: convert it first, as x.long() or x.bool() do; nothing is rounded silently"),
         ({"doc": [1], "width": True},
          "MC304 width  'width' has dtype bool, expected an integer\n"
-         "    hint: convert it first; nothing is rounded silently"),
+         "    hint: convert it first, as x.long() or x.bool() do; nothing is rounded silently"),
         ({"doc": [1], "width": 2**31},
          "MC305 width  'width': 2147483648 is outside 0..1073741824\n"
          "    hint: parameters count tokens; None in the pattern means unbounded"),

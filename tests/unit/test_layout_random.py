@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import maskc as mc
+from maskc.core.errors import IntegerTooWide
 from maskc.layout.inputs.random_draw import draw, first_row, splitmix64, step, table_rows
 
 WORD = 2**64
@@ -54,3 +56,20 @@ def test_equal_hashes_go_to_the_lower_column(monkeypatch: pytest.MonkeyPatch) ->
 def test_rows_cover_the_positions_of_the_queries(offset: int, n_q: int) -> None:
     reached = {(q + offset) // 8 - first_row(offset, 8) for q in range(n_q)}
     assert reached == set(range(table_rows(n_q, offset, 8)))
+
+
+@pytest.mark.parametrize("seed", [-(2**63), -1, 2**63, 2**64 - 1])
+def test_seeds_are_integers_of_64_bits(seed: int) -> None:
+    mask = mc.random_blocks(2, 1, seed)
+    for row, live in enumerate(mask.dense(12)[::2, ::2]):
+        assert live.argmax() == min(range(6), key=lambda j: plain_hash(seed, row, j))
+    assert mask.count(12) == 24
+    assert np.array_equal(mask.layout(12, block=(2, 2)).to_dense() > 0, mask.dense(12)[::2, ::2])
+    assert mc.parse(str(mask)) == mask
+    assert mask.equals(mc.random_blocks(2, 1, seed % 2**64)) is True
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64])
+def test_other_seeds_are_refused(seed: int) -> None:
+    with pytest.raises(IntegerTooWide, match="random_blocks"):
+        mc.random_blocks(2, 1, seed)

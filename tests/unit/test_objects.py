@@ -13,6 +13,7 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -98,6 +99,15 @@ def test_every_kind_of_mask_is_among_them():
         if isinstance(kind, type) and issubclass(kind, nodes.Node) and kind is not nodes.Node
     }
     assert written == {type(node) for mask in MASKS.values() for node in nodes.walk(mask)}
+    assert written == set(get_args(nodes.AnyNode)), "a kind that `match` statements do not know"
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_over_other_masks(name: str):
+    mask = MASKS[name]
+    assert mask.over(lambda part: part) == mask
+    changed = mask.over(lambda part: ~part)
+    assert list(changed.children) == [~part for part in mask.children]
 
 
 def test_a_copied_mask_gives_the_same_bundle():
@@ -332,3 +342,16 @@ def test_an_error_keeps_the_line_of_a_file_that_is_gone(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.rstrip("\n") == str(caught.value)
     assert "mask = mc.window(-3)" in done.stdout
+
+
+def test_a_kind_that_is_not_listed_has_no_meaning():
+    """Rather than that of another one, or of head 0."""
+
+    class Unlisted(nodes.Node):
+        pass
+
+    for question in (str, lambda mask: mask.dense(3), lambda mask: mask.count(3)):
+        with pytest.raises(TypeError, match="AnyNode does not list Unlisted"):
+            question(Unlisted())
+    with pytest.raises(TypeError, match="no case for Unlisted"):
+        nodes.no_case(Unlisted())

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import DataMissing, DataShape, DataType, NotPositions, ReservedName
+from maskc.core.errors import (
+    DataMissing,
+    DataRange,
+    DataShape,
+    DataType,
+    NotPositions,
+    ReservedName,
+)
 from maskc.dsl.parser import parse
 
 AT = mc.positions(q="pq", k="pk")
@@ -128,7 +135,46 @@ def test_kernels_of_gpus(monkeypatch, target):
     check(mask.compile(64, dtype="float16", target=target), tensors_of, live, given)
 
 
+@pytest.mark.parametrize("name", MASKS)
+def test_positions_at_both_ends_of_32_bits(name):
+    """Their differences need 33 bits, which the 64-bit form of the formula has."""
+    mask, rule = MASKS[name]
+    ends = np.array([-(2**31), -(2**31) + 1, -1, 0, 3, 2**31 - 2, 2**31 - 1])
+    data = {"pq": ends[::-1].copy(), "pk": ends}
+    live = by_hand(rule, data)
+    assert np.array_equal(mask.dense(7, **data), live)
+    assert mask.count(7, **data) == live.sum()
+    assert np.array_equal(mask.layout(7, block=(1, 1), **data).to_dense() > 0, live)
+    q = np.zeros((1, 1, 7, 16), np.float32)
+    v = np.eye(7, 16, dtype=np.float32)[None, None]
+    out = mask.compile(16, dtype="float32", target="cpu")(q, q, v, **data)[0, 0, :, :7]
+    assert np.array_equal(out > 0, live)
+
+
 # ------------------------------------------------------------------ mistakes
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.uint32])
+def test_positions_beyond_32_bits(dtype):
+    """Time stamps: `dense` knows them, kernels and layouts refuse them with the numbers."""
+    stamps = np.array([0, 5, 2**31, 2**31 + 4], dtype)
+    data = {"pq": stamps, "pk": stamps}
+    mask = mc.causal(at=AT)
+    assert np.array_equal(mask.dense(4, **data), np.tri(4, dtype=bool))
+    x = np.zeros((1, 1, 4, 16), np.float32)
+    for call in (
+        lambda: mask.count(4, **data),
+        lambda: mask.layout(4, **data),
+        lambda: mc.attention(x, x, x, mask, **data),
+    ):
+        with pytest.raises(DataRange, match=r"reach from 0 to 2147483652, beyond 32 bits"):
+            call()
+
+
+def test_positions_whose_differences_leave_64_bits():
+    far = np.array([-(2**62), 2**62])
+    with pytest.raises(DataRange, match="subtract the smallest one"):
+        mc.causal(at=AT).dense(2, pq=far, pk=far)
 
 
 @pytest.mark.parametrize("at", ["pq", 3, ("pq", "pk"), mc.causal()])

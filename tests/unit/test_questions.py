@@ -137,3 +137,57 @@ def test_sets_that_heads_and_sequences_share_are_counted_once_a_set(monkeypatch)
     mask = mc.per_head([mc.causal(), mc.documents("doc")] * 4)
     assert mask.count(7, doc=IDS) == 3 * 4 * 28 + 4 * (4 + 9 + 4 + 49 + 7)
     assert len(made) == 1 + 3
+
+
+WIDTHS = np.array([1, 2, 3])
+NOTHING = ~mc.full()
+BY_HEAD = mc.from_mask_mod(lambda b, h, q, k: q - k <= WIDTHS[h])
+ROWS = np.arange(16).reshape(2, 8)
+BY_SEQUENCE = mc.from_mask_mod(lambda b, h, q, k: ROWS[b, q] >= ROWS[b, k])
+UNREAD = {
+    "a table beside everything": (
+        mc.block_table("t", 8) | mc.full(), {"t": np.ones((3, 1, 1), bool)}, (3, 8, 8)
+    ),
+    "a table beside nothing": (
+        mc.block_table("t", 8) & NOTHING | mc.causal(), {"t": np.ones((2, 3, 1, 1), int)},
+        (2, 3, 8, 8),
+    ),
+    "a captured array by head": (BY_HEAD & NOTHING | mc.causal(), {}, (3, 8, 8)),
+    "a captured array by sequence": (BY_SEQUENCE | mc.full(), {}, (2, 8, 8)),
+    "scores by head": (
+        mc.topk(3, of=mc.causal(), score="given") | mc.full(), {"scores": np.zeros((3, 8, 8))},
+        (3, 8, 8),
+    ),
+    "scores by sequence and head": (
+        mc.topk(3, of=mc.causal(), score="given", share="all") | mc.full(),
+        {"scores": np.zeros((2, 3, 8, 8))}, (2, 8, 8),
+    ),
+    "the head itself": (
+        mc.where(lambda h, q, k: q - k <= h) & NOTHING | mc.causal(), {"n_heads": 5}, (5, 8, 8)
+    ),
+    "heads by name": (mc.heads(1) & NOTHING | mc.causal(), {"n_heads": 5}, (5, 8, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_heads_and_sequences_that_have_no_say_are_counted_as_they_are_shown(name):
+    mask, given, shape = UNREAD[name]
+    shown = mask.dense(8, **given)
+    assert shown.shape == shape
+    assert mask.count(8, **given) == shown.sum()
+
+
+def test_fewer_heads_than_a_captured_array_has_rows():
+    table = np.arange(24).reshape(1, 3, 8)
+    by_head = mc.from_mask_mod(lambda b, h, q, k: table[0, h, q] >= k)
+    for mask in (by_head, by_head & NOTHING | mc.causal()):
+        shown = mask.dense(8, n_heads=2)
+        assert shown.shape == (2, 8, 8)
+        assert mask.count(8, n_heads=2) == shown.sum()
+        assert mask.count(8, n_heads=2, head=1) == shown[1].sum()
+
+
+def test_equal_masks_per_head_are_one():
+    mask = mc.per_head([mc.causal()] * 3) & mc.window(3)
+    assert mask.dense(8).shape == (8, 8)
+    assert mask.count(8) == mask.dense(8).sum()

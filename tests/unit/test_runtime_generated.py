@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import pickle
 from dataclasses import replace
 from inspect import signature
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,6 +147,25 @@ def test_a_module_computes(tmp_path):
     assert len(made.backward(q, k, v, out, lse, out, w=9)) == 3
     assert made.on(q) is made.on(k)
     assert made.explain() == "by hand"
+
+
+def test_the_sources_of_a_module_are_the_files_beside_it(tmp_path):
+    module = imported(tmp_path, bundle("band"))
+    assert {"cpu": next(tmp_path.glob("*.c")).read_text()} == module.SOURCE
+    assert copy.copy(module._MASK).source == module.SOURCE
+    assert pickle.loads(pickle.dumps(module._MASK)).source == module.SOURCE
+    with pytest.raises(TypeError):
+        module.SOURCE["cpu"] = ""
+
+
+def test_all_files_of_a_target_are_among_its_sources():
+    from generated import longformer
+
+    folder = Path(longformer.__file__).parent
+    files = [file.read_text() for file in folder.glob("longformer.sm_90a*.cu")]
+    assert len(files) > 1
+    assert all(text in longformer.SOURCE["sm_90a"] for text in files)
+    assert set(longformer.SOURCE) == {"cpu", "sm_90a", "sm_80"}
 
 
 def test_no_target_for_a_device(monkeypatch):

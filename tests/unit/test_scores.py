@@ -16,6 +16,7 @@ from maskc.core import score as S
 from maskc.core.errors import (
     ArgumentOrder,
     DataMissing,
+    DataRange,
     DataUnknown,
     NotAScore,
     ScoreDerivative,
@@ -234,6 +235,32 @@ def test_integer_tables_and_parameters():
     data = {"bias": np.random.default_rng(5).normal(size=(2, 9)).astype(np.float32)}
     both_passes(score, data)
     both_passes(score, {**data, "shift": 3})
+
+
+def test_data_that_the_mask_does_not_read_may_be_given():
+    """As a call without a score takes them."""
+    mask = mc.causal() | (mc.documents("doc") & mc.tree("walk")) - mc.full()
+    x, ids = np.ones((1, 1, 4, 16), np.float32), np.zeros(4, int)
+    given = {"doc": ids, "walk": mc.parents(ids - 1)}
+    score = mc.score(lambda s: s + mc.table("bias")[0])
+    out = mc.attention(x, x, x, mask, score=score, bias=np.zeros(1, np.float32), **given)
+    assert np.allclose(out, mc.attention(x, x, x, mask, **given))
+    with pytest.raises(DataUnknown, match="named 'docs'"):
+        mc.attention(x, x, x, mask, score=score, bias=np.zeros(1, np.float32), docs=ids)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_integers_of_tables_that_do_not_fit_are_refused(library):
+    """Kernels read int32: 2**32 + 1 would be taken for 1."""
+    torch = pytest.importorskip("torch")
+    ids = np.array([0, 1, 2**32 + 1, 3])
+    score = mc.score(lambda s, q, k: s + mc.table("bias")[mc.table("ids", integer=True)[k] % 4])
+    x = np.zeros((1, 1, 4, 16), np.float32)
+    bias = np.zeros(4, np.float32)
+    if library == "torch":
+        ids, bias, x = map(torch.from_numpy, (ids, bias, x))
+    with pytest.raises(DataRange, match=r"ids.*reach from 0 to 4294967297, beyond 32 bits"):
+        mc.attention(x, x, x, mc.full(), score=score, ids=ids, bias=bias)
 
 
 # ------------------------------------------------------------------ what is said

@@ -34,7 +34,7 @@ class DataType(MaskcError):
 
     code = "MC304"
     message = "{0!r} has dtype {1}, expected {2}"
-    hint = "convert it first; nothing is rounded silently"
+    hint = "convert it first, as x.long() or x.bool() do; nothing is rounded silently"
 
 
 class DataRange(MaskcError):

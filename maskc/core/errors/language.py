@@ -182,6 +182,22 @@ class IntegerTooWide(MaskcError):
     hint = "integers of masks lie between -2^63 and 2^63; leave a bound out where there is none"
 
 
+class MissingParentheses(NotTraceable):
+    """`&`, `|` or `^` of a formula joins two integers, because it binds before comparisons."""
+
+    code = "MC122"
+    message = "{0} binds before comparisons do, and joins two integers here"
+    hint = "put each comparison in parentheses: (q >= k) & (q - k < 3)"
+
+
+class MaskArithmetic(MaskcError, TypeError):
+    """Masks are joined by an operator that sets do not have, such as +."""
+
+    code = "MC123"
+    message = "masks have no {0}"
+    hint = "{1}"
+
+
 class ArgumentOrder(MaskcError):
     """The names of a function's arguments contradict their places."""
 
@@ -287,7 +303,7 @@ class BadParameter(MaskcError):
     code = "MC204"
     exit_code = 2
     message = "{0} has no parameter {1!r}; it has: {2}"
-    hint = "give one of these with --set name=value or as a keyword"
+    hint = "{3}give one of these with --set name=value or as a keyword"
 
 
 class BadParameterValue(MaskcError):

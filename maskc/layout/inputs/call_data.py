@@ -21,7 +21,7 @@ from maskc.core.leading import leading
 from maskc.core.selection import SHAPES
 from maskc.core.unknown import unknown_keyword, wrong_ids
 from maskc.layout.inputs import random_draw as random
-from maskc.layout.inputs.host import to_host
+from maskc.layout.inputs.host import check_int32, to_host
 from maskc.layout.inputs.max_seqlen import check_lengths_promised
 from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 
@@ -171,21 +171,23 @@ def bind_arrays(
             parts = (_random(decl, n_q, n_kv, n_kv - n_q if offset is None else offset),)
         else:
             parts = (_embedded(decl, n_q, n_kv),)
-        made: dict[int, Any] = {
-            id(part): part
-            if isinstance(part, Chosen)
-            else np.ascontiguousarray(_without_single_head(decl, part), dtype=np.int32)
-            for part in parts
-        }
+        made = {id(part): _narrowed(decl, part) for part in parts}
         arrays |= {name: made[id(part)] for name, part in zip(decl.arrays, parts, strict=True)}
     _check_batches(decls, arrays)
     return arrays
 
 
-def _without_single_head(decl: DataDecl, array: np.ndarray) -> np.ndarray:
-    """A vector [batch, 1, N] as [batch, N]; any other array as it is."""
+def _narrowed(decl: DataDecl, array: Any) -> Any:
+    """The integers as kernels read them: int32, C-contiguous; a vector [batch, 1, N] as [batch, N].
+
+    Raises:
+        DataRange: one does not fit.
+    """
+    if isinstance(array, Chosen):
+        return array
+    check_int32(decl.name, array)
     single = decl.rank == 1 and array.ndim == _DIMENSIONS[-1] and array.shape[1] == 1
-    return array[:, 0] if single else array
+    return np.ascontiguousarray(array[:, 0] if single else array, dtype=np.int32)
 
 
 def _check_batches(decls: tuple[DataDecl, ...], arrays: Arrays) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskc.core.errors import DataType, NotAnArray
+from maskc.core.errors import DataRange, DataType, NotAnArray
+from maskc.core.widths import INT32
 
 _KNOWN = {kind.__name__.rstrip("_") for kind in np.sctypeDict.values()}
 """Element types that NumPy has."""
@@ -45,3 +46,18 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
     if host.dtype == object:
         raise NotAnArray(name, type(given).__name__)
     return host
+
+
+def check_int32(name: str, array: np.ndarray) -> None:
+    """Check that kernels, which read int32, can have an array of integers or booleans.
+
+    Raises:
+        DataRange: a value does not fit.
+    """
+    if np.can_cast(array.dtype, np.int32) or not array.size:
+        return
+    least, most = int(array.min()), int(array.max())
+    if not -INT32 - 1 <= least <= most <= INT32:
+        found = f"its values reach from {least} to {most}, beyond 32 bits"
+        hint = "subtract the smallest one, count in a larger unit, or number them anew"
+        raise DataRange(name, found, hint, at=name)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-import stat
 import subprocess
 import tempfile
+import warnings
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+
+from maskc.build.cache import CacheWarning, private_folder
 
 
 class Refused(Exception):
@@ -22,20 +24,26 @@ def _folder() -> Path:
     """The folder of what is built: CI starts with nothing, a developer with what the last run has
     built.
 
-    Code is loaded from here. So a folder in the temporary directory that is not this user's alone
-    is not used, but a new one for this process.
+    Code is loaded from here. So the rules of the binary cache apply: a folder that is not this
+    user's alone is not used, but a new one for this process.
     """
-    if own := os.environ.get("MASKC_EMULATOR_DIR"):
-        place = Path(own) / "maskc-emulator"
-        place.mkdir(parents=True, exist_ok=True)
-        return place
-    place = Path(tempfile.gettempdir()) / f"maskc-emulator-{os.geteuid()}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    about = place.lstat()
-    others_write = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or others_write:
-        return Path(tempfile.mkdtemp(prefix="maskc-emulator-"))
-    return place
+    own = os.environ.get("MASKC_EMULATOR_DIR")
+    place = (
+        Path(own) / "maskc-emulator"
+        if own
+        else Path(tempfile.gettempdir()) / f"maskc-emulator-{os.geteuid()}"
+    )
+    try:
+        return private_folder(place)
+    except OSError as error:
+        made = Path(tempfile.mkdtemp(prefix="maskc-emulator-"))
+        warnings.warn(
+            f"the folder {place} is unusable ({error.strerror or error}): what the emulator builds "
+            f"is kept in {made}; set MASKC_EMULATOR_DIR to a directory of your own",
+            CacheWarning,
+            stacklevel=2,
+        )
+        return made
 
 
 @cache

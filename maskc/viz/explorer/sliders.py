@@ -96,12 +96,8 @@ def movable_mask(mask: Mask, taken: Collection[str] = ()) -> Movable:
                 return replace(node, n=free(n, type(node).__name__.lower()))
             case N.GlobalTokens(ids) if isinstance(ids, Expr):
                 return replace(node, ids=free(ids, "global_tokens"))
-            case N.PerHead(masks):
-                return replace(node, masks=tuple(map(inside, masks)))
-            case N.Algebra(_, left, right):
-                return replace(node, left=inside(left), right=inside(right))
-            case N.Complement(of):
-                return replace(node, of=inside(of))
+            case N.PerHead() | N.Algebra() | N.Complement():
+                return node.over(inside)
         return node
 
     return Movable(inside(mask), labels, ())
