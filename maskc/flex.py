@@ -7,13 +7,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from maskc.api import attention
-from maskc.core.errors import BadOption, BadShape, MaskcError, NotAMask, ScoreModUnsupported
+from maskc.core.errors import BadOption, BadShape, NotAMask
 from maskc.core.source import caller, outside
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.mask import Mask
 from maskc.dsl.matrices import from_block_mask
 from maskc.dsl.not_a_mask import not_a_mask
-from maskc.dsl.score_tracer import Score, from_score_mod
+from maskc.dsl.score_tracer import from_score_mod
 
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
@@ -54,7 +54,8 @@ def flex_attention(
         with return_aux. A query without keys has out 0 and lse -inf.
 
     Raises:
-        ScoreModUnsupported: score_mod is no such formula (MC128).
+        ScoreNotTraceable, ScoreDerivative, ScoreHidesPairs: see `mc.from_score_mod` (MC129 to
+            MC131).
         NotAMask: block_mask is something else, such as a mask_mod (MC106).
         BadShape: the BlockMask was made for other lengths, sequences or heads (MC401).
         BadOption: query has more heads than key, and enable_gqa is False; or return_aux is not
@@ -112,14 +113,14 @@ def _with_score_mod(
     meets the last key: that moves all scores of a row, so only its log-sum-exp changes.
 
     Raises:
-        ScoreModUnsupported.
+        As `from_score_mod`.
     """
     from maskc.integrations import score_mods
 
     try:
         found = score_mods.score_options(score_mod, query)
-    except ScoreModUnsupported as refused:
-        return {"scale": scale, "score": _formula(score_mod, refused)}, None
+    except score_mods.NoOption:
+        return {"scale": scale, "score": from_score_mod(score_mod)}, None
     options: dict[str, Any] = {"softcap": found.softcap, "scale": scale}
     if found.factor != 1:
         options["scale"] = (query.shape[-1] ** -0.5 if scale is None else scale) * found.factor
@@ -128,32 +129,12 @@ def _with_score_mod(
         late = n_kv - query.shape[2]
         if found.offset is None and _is_causal(mask, late):
             shift = shift + found.slopes * late
-        elif found.offset != late:
-            hint = (
-                "slopes[h] * (kv_idx - q_idx) needs a mask without keys behind their query"
-                if found.offset is None
-                else f"write abs(q_idx + {late} - kv_idx): the last query meets the last key"
-            )
-            other = ScoreModUnsupported(
-                "ALiBi is of another distance", hint, at=caller() or "score_mod"
-            )
-            return {"scale": scale, "score": _formula(score_mod, other)}, None
+        elif found.offset != late:  # another distance than that of maskc's ALiBi
+            return {"scale": scale, "score": from_score_mod(score_mod)}, None
         options["alibi_slopes"] = score_mods.per_head(found.slopes, query)
     if isinstance(shift, (int, float)) and shift == 0:
         return options, None
     return options, score_mods.per_head(shift, query)
-
-
-def _formula(score_mod: Any, refused: ScoreModUnsupported) -> Score:
-    """The score_mod as a formula of the score, where it is no option of a call.
-
-    Raises:
-        ScoreModUnsupported: it is no formula, either.
-    """
-    try:
-        return from_score_mod(score_mod)
-    except MaskcError as error:
-        raise refused from error
 
 
 def _is_causal(mask: Mask, late: int) -> bool:

@@ -99,6 +99,8 @@ class _Algebra:
     def of(self, node: S.Real) -> Any:
         """The formula in sympy."""
         match node:
+            case S.Number(value) if math.isinf(value):  # sympy's infinities are not IEEE's
+                return self._symbol("n", node)
             case S.Number(value):
                 return sp.Integer(int(value)) if value == int(value) else sp.Float(value, 17)
             case S.Whole():

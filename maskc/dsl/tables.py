@@ -146,7 +146,18 @@ class Rows(TableRows):
 
 
 def _load(array: Any, index: list[Expr]) -> Traced:
-    """An element: sequences and heads in front, as `Held` lays arrays out."""
+    """An element, which is a condition where the array holds booleans."""
+    load = element(array, index)
+    return Traced(settled(E.ne(load, E.ZERO)) if str(array.dtype).endswith("bool") else load)
+
+
+def element(array: Any, index: list[Expr]) -> Expr:
+    """An element as an integer: sequences and heads in front, as `Held` lays arrays out.
+
+    Raises:
+        NotTraceable: the array holds something else than integers and booleans (MC107).
+        BatchUsed: the index computes with b (MC108).
+    """
     kind = str(array.dtype).rpartition(".")[2]
     if kind != "bool" and not kind.startswith(("int", "uint")):
         _refuse(f"a captured array holds {kind}, which a mask cannot compare exactly")
@@ -172,6 +183,4 @@ def _load(array: Any, index: list[Expr]) -> Traced:
         array, read_by = array[(_ALL,) * axis + (None,)], (E.ZERO, *read_by)
     if of_batch and not of_heads and len(read_by) > 1:
         array = array[:, None]
-    rank = len(read_by)
-    load = E.Load(_registry.get().name(array, rank), read_by)
-    return Traced(settled(E.ne(load, E.ZERO)) if kind == "bool" else load)
+    return E.Load(_registry.get().name(array, len(read_by)), read_by)

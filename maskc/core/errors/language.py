@@ -214,14 +214,6 @@ class BadMatrix(MaskcError):
     hint = "{2}"
 
 
-class ScoreModUnsupported(MaskcError):
-    """`mc.flex_attention` was given a score_mod that is no option of a call."""
-
-    code = "MC128"
-    message = "score_mod cannot be run: {0}"
-    hint = "{1}"
-
-
 class ScoreNotTraceable(MaskcError):
     """A formula of the score does something that cannot be followed exactly."""
 
