@@ -36,6 +36,7 @@ from maskc.dsl.data_atoms import intervals as intervals
 from maskc.dsl.data_atoms import parents as parents
 from maskc.dsl.data_atoms import positions as positions
 from maskc.dsl.data_atoms import tree as tree
+from maskc.dsl.evaluated import EvaluatedMaskWarning as EvaluatedMaskWarning
 from maskc.dsl.loader import load as load
 from maskc.dsl.mask import Mask as Mask
 from maskc.dsl.matrices import DenseWarning as DenseWarning

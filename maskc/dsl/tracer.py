@@ -12,6 +12,7 @@ from maskc.core.source import SourceLoc, caller
 from maskc.dsl import nodes
 from maskc.dsl.arguments import arguments
 from maskc.dsl.collect import mistake
+from maskc.dsl.evaluated import evaluated
 from maskc.dsl.followed import told
 from maskc.dsl.mask import Mask
 from maskc.dsl.rebinding import Rebinder
@@ -40,27 +41,37 @@ def where(predicate: Callable[..., object]) -> Mask:
     return _traced(predicate, caller(), by_place=False)
 
 
-def from_mask_mod(mask_mod: Callable[..., object]) -> Mask:
-    """A FlexAttention mask_mod(b, h, q_idx, kv_idx) as a mask, traced exactly or refused.
+def from_mask_mod(mask_mod: Callable[..., object], *, exact: bool = False) -> Mask:
+    """A FlexAttention mask_mod(b, h, q_idx, kv_idx) as a mask.
 
     It follows the rules of `where`, except that arguments go by place, as FlexAttention calls it.
+    A function that cannot be followed, and runs under torch.vmap as FlexAttention runs it, is
+    evaluated for the lengths of each call and compressed to tiles, with a warning: its pairs are
+    exact, but nothing is known of other lengths.
 
     Args:
         mask_mod: the function; what it captures becomes data or constants of the mask.
+        exact: refuse a function that cannot be followed.
 
     Raises:
         ArgumentOrder: the names say something else than the places (MC121).
-        NotTraceable: the function cannot be followed exactly (MC107).
-        BatchUsed: the function computes with b (MC108).
+        NotTraceable: the function cannot be followed exactly (MC107), and neither evaluated.
+        BatchUsed: the function computes with b (MC108), with exact=True.
+
+    Warns:
+        EvaluatedMaskWarning: the function is evaluated for the lengths of each call.
     """
-    return _traced(mask_mod, caller(), by_place=True)
+    return _traced(mask_mod, caller(), by_place=True, exact=exact)
 
 
-def _traced(predicate: Callable[..., object], at: SourceLoc | None, by_place: bool) -> Mask:
+def _traced(
+    predicate: Callable[..., object], at: SourceLoc | None, by_place: bool, exact: bool = True
+) -> Mask:
     try:
         formula, tables = trace(predicate, at, by_place)
     except MaskcError as error:
-        return mistake(error, nodes.Full(loc=at))
+        found = None if exact else evaluated(predicate, error, at)
+        return mistake(error, nodes.Full(loc=at)) if found is None else found
     return nodes.Where(formula, tables, loc=at)
 
 

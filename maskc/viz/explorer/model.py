@@ -22,7 +22,7 @@ from maskc.core.widths import largest, reach
 from maskc.driver import selects
 from maskc.dsl.mask import Mask
 from maskc.dsl.printer import print_short
-from maskc.dsl.slots import with_captured
+from maskc.dsl.slots import emptied
 from maskc.emit.glsl_printer import shader
 from maskc.ir.lower import terms
 from maskc.ir.types import MaskIR
@@ -66,7 +66,7 @@ def mask_model(
     asked = hull_asked(mask, n_q, n_kv, n_heads, data)
     arrays = {name: _plain(array) for name, array in asked.arrays.items()}
     asked = replace(asked, arrays=arrays)
-    inner, _ = with_captured(mask, data, n_heads)
+    inner, _ = emptied(mask)
     params = {name: asked.params[name] for ir in asked.irs for name in ir.params}
     stored: dict[bytes, str] = {}
     pool: Plain = {}
