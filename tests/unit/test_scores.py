@@ -471,6 +471,22 @@ def test_calls_that_are_refused():
         CAUSAL.compile(16, target="cpu", score=lambda s: s)
 
 
+def test_data_that_fall_out_of_a_mask_are_taken_as_without_a_formula():
+    """Of a mask that declares what its formula turned out not to need."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(1, 2, 20, 16)).astype(np.float32) for _ in range(3))
+    for mask, data in (
+        (mc.full() | mc.flags("keep"), {"keep": np.ones(20, bool)}),
+        (mc.causal() | (mc.causal() & mc.documents("doc")), {"doc": np.zeros(20, np.int32)}),
+        (mc.causal() & (mc.full() | mc.window(mc.param("far", 3))), {"far": 5}),
+    ):
+        plain = mc.attention(q, k, v, mask, **data)
+        score = mc.score(lambda s, q: s + 0 * mc.table("t")[q])
+        close(mc.attention(q, k, v, mask, score=score, t=np.ones(20, np.float32), **data), plain)
+        with pytest.raises(DataUnknown):
+            mc.attention(q, k, v, mask, score=score, t=np.ones(20, np.float32), other=1)
+
+
 def test_pickles_and_copies():
     score, data = FORMULAS["relative table"](20, 20, 2, 1)
     attn = CAUSAL.compile(16, dtype="float32", target="cpu", score=score)
