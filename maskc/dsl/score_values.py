@@ -659,6 +659,12 @@ def _gelu(input: Any, approximate: str = "none") -> Value:
     return apply("gelu", x)
 
 
+def _elu(input: Any, height: float, width: float = 1.0) -> Value:
+    x = _value(input)
+    below = height * (apply("exp", apply("min", x / width, 0.0)) - 1)
+    return choose(x > 0, x, below)
+
+
 def _logical(build: Callable[[Value, Value], Value]) -> Callable[..., Any]:
     return lambda x, other: build(_cast(x, "bool"), _cast(other, "bool"))
 
@@ -681,8 +687,20 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log1p": lambda x: apply("log", apply("add", 1.0, x)),
     "rsqrt": lambda x: apply("div", 1.0, apply("sqrt", x)),
     "reciprocal": lambda x: apply("div", 1.0, x),
-    "relu": lambda x, **_: maximum(_value(x), 0),
-    "silu": lambda x, **_: _value(x) * apply("sigmoid", x),
+    "relu": lambda x, *_, **__: maximum(_value(x), 0),
+    "silu": lambda x, *_, **__: _value(x) * apply("sigmoid", x),
+    "mish": lambda x, *_, **__: _value(x) * apply("tanh", _softplus(x)),
+    "hardsigmoid": lambda x, *_, **__: _clamp(_value(x) + 3, 0, 6) / 6,
+    "hardswish": lambda x, *_, **__: _value(x) * (_clamp(_value(x) + 3, 0, 6) / 6),
+    "relu6": lambda x, *_, **__: _clamp(x, 0, 6),
+    "hardtanh": lambda x, min_val=-1.0, max_val=1.0, *_, **__: _clamp(x, min_val, max_val),
+    "leaky_relu": lambda x, negative_slope=0.01, *_, **__: choose(
+        _value(x) > 0, x, _value(x) * negative_slope
+    ),
+    "elu": lambda x, alpha=1.0, *_, **__: _elu(x, alpha),
+    "celu": lambda x, alpha=1.0, *_, **__: _elu(x, alpha, alpha),
+    "selu": lambda x, *_, **__: 1.0507009873554805 * _elu(x, 1.6732632423543772),
+    "softsign": lambda x, *_, **__: _value(x) / (1 + abs(_value(x))),
     "gelu": _gelu, "softplus": _softplus,
     **dict.fromkeys(("log_sigmoid", "logsigmoid"), lambda x: -_softplus(-_value(x))),
     "ceil": lambda x: -apply("floor", -_value(x)),

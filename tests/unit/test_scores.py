@@ -124,7 +124,7 @@ _NAMES = {
     "min": np.minimum, "max": np.maximum, "abs": np.abs, "exp": np.exp, "log": np.log,
     "tanh": np.tanh, "sqrt": np.sqrt, "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "erf": _erf,
     "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2, "sin": np.sin, "cos": np.cos,
-    "floor": np.floor, "sign": np.sign, "step": lambda x: np.heaviside(x, 0.5),
+    "floor": np.floor, "sign": np.sign, "step": lambda x: np.heaviside(x, 0.5), "where": np.where,
 }  # fmt: skip
 
 
