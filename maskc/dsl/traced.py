@@ -160,26 +160,35 @@ def _compare(symbol: str, build: _Build) -> _Binary:
     return _arithmetic(symbol, lambda a, b: settled(build(a, b)))[0]
 
 
-def _logic(symbol: str, build: _Build) -> _Binary:
+def _bitwise(symbol: str, of_conditions: _Build, of_bits: Callable[[Expr, int], Expr]) -> _Binary:
+    """Two conditions, or the bits of an integer and a plain one."""
+
     def combine(self: Traced, other: object) -> Traced:
-        return Traced(build(lift_bool(self, symbol), lift_bool(other, symbol)))
+        if getattr(type(other), "of_score", False):  # a formula of the score goes on with it
+            return cast("Traced", NotImplemented)
+        left, right = lift(self), lift(other)
+        for value, bits in ((left, E.as_const(right)), (right, E.as_const(left))):
+            if bits is not None and not is_condition(value):
+                return Traced(of_bits(value, bits))
+        return Traced(of_conditions(lift_bool(self, symbol), lift_bool(other, symbol)))
 
     return combine
 
 
-def _and(self: Traced, other: object) -> Traced:
-    """Two conditions, or the bits of an integer that a plain integer names."""
-    left, right = lift(self), lift(other)
-    for value, bits in ((left, E.as_const(right)), (right, E.as_const(left))):
-        if bits is not None and not is_condition(value):
-            return Traced(_masked(value, bits))
-    return Traced(E.conj(lift_bool(self, "&"), lift_bool(other, "&")))
+def either(value: Expr, bits: int) -> Expr:
+    """value | bits."""
+    return E.sub(E.add(value, E.const(bits)), masked(value, bits))
 
 
-def _masked(value: Expr, bits: int) -> Expr:
+def differing(value: Expr, bits: int) -> Expr:
+    """value ^ bits."""
+    return E.sub(E.add(value, E.const(bits)), E.scale(2, masked(value, bits)))
+
+
+def masked(value: Expr, bits: int) -> Expr:
     """value & bits, for every integer: each run of ones is a quotient's residue."""
     if bits < 0:
-        return E.sub(value, _masked(value, ~bits))
+        return E.sub(value, masked(value, ~bits))
     found: Expr = E.ZERO
     low = 0
     while bits >> low:
@@ -240,9 +249,9 @@ class Traced(Followed):
     __lt__ = _compare("<", E.lt)
     __eq__ = _equality("==", E.eq, lambda a, b: E.negate(E.xor(a, b)))
     __ne__ = _equality("!=", E.ne, E.xor)
-    __and__ = __rand__ = _and
-    __or__ = __ror__ = _logic("|", E.disj)
-    __xor__ = __rxor__ = _logic("^", E.xor)
+    __and__ = __rand__ = _bitwise("&", E.conj, masked)
+    __or__ = __ror__ = _bitwise("|", E.disj, either)
+    __xor__ = __rxor__ = _bitwise("^", E.xor, differing)
 
     def __floordiv__(self, other: object) -> Traced:
         return Traced(E.floordiv(lift_int(self, "//"), self._divisor(other, "//")))
@@ -287,7 +296,9 @@ class Traced(Followed):
         return Traced(E.absolute(lift_int(self, "abs")))
 
     def __invert__(self) -> Traced:
-        return Traced(E.negate(lift_bool(self, "~")))
+        if not is_condition(self.expr):
+            return Traced(E.sub(E.const(-1), self.expr))
+        return Traced(E.negate(self.expr))
 
     def __divmod__(self, other: object) -> tuple[Traced, Traced]:
         return self // other, self % other

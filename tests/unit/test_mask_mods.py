@@ -291,6 +291,25 @@ def test_attention_by_sequences_and_heads() -> None:
         torch.testing.assert_close(mc.attention(q, q, q, mask), wanted, atol=1e-5, rtol=1e-5)
 
 
+WIDTHS, TURN = [3, 7], [[0, 2], 5]
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda b, h, q, k: (q | 5) > (k ^ 3),
+        lambda b, h, q, k: ((q & 6) | 1) != (~k & 3),
+        lambda b, h, q, k: torch.bitwise_or(q, 2) <= torch.bitwise_left_shift(k, 1),
+        lambda b, h, q, k: (q >> 1) == (torch.bitwise_right_shift(k, 2) ^ -2),
+        lambda b, h, q, k: q - k < WIDTHS[h],
+        lambda b, h, q, k: (q >= k) & (q - k < WIDTHS[b]) & (k != TURN[0][0]),
+    ],
+)
+def test_bits_and_lists(mod: Mod) -> None:
+    """Bits that a plain integer names are formulas, for all lengths; lists are arrays."""
+    check(mod)
+
+
 # ------------------------------------------------------------------ evaluated
 
 CHANCE = torch.rand(12, generator=torch.Generator().manual_seed(0))
