@@ -732,6 +732,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("rtruediv", "rdiv"), lambda x, other: _divide(other, x)),
     **dict.fromkeys(("pow", "power", "float_power"), _power),
     "rpow": lambda x, other: _power(other, x),
+    "tan": lambda x: apply("sin", x) / apply("cos", x),
     "square": lambda x: _power(x, 2),
     "exp2": lambda x: apply("exp", apply("mul", x, math.log(2.0))),
     "expm1": lambda x: apply("sub", apply("exp", x), 1.0),
