@@ -380,10 +380,10 @@ class _Planning:
             spared = (self.outputs[0], singles(0))
         fit = packed(built.bundle, source, wanted, bound, place) if side == "q" else None
         if fit is not None:
-            source, place = fit
+            program, place = fit
         else:
-            source = built.selector.choose(source, wanted, bound, place)
-        plan = built.plan(source, wanted, bound, place, spared)
+            program = built.selector.choose(source, wanted, bound, place)
+        plan = built.plan(program, wanted, bound, place, spared)
         reads = None if over is None else _SIDES.index(side)
         if not known and over is not None and over.lists > 1:
             block = ATTENTION.from_buffer_copy(plan.numbers)

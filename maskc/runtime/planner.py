@@ -306,8 +306,8 @@ class CallPlanner:
                     unwritten |= backward and not turn
                     continue
                 rows = replace(found, joins=turn > 0)
-                source = built.selector.choose(first, asked, own, rows)
-                plan = built.plan(source, asked, own, rows, spared)
+                program = built.selector.choose(first, asked, own, rows)
+                plan = built.plan(program, asked, own, rows, spared)
                 shifts = tuple(
                     None if turn and name in _ONCE else rows.shifts.get(name, 0)
                     for name in POINTERS
@@ -326,16 +326,17 @@ class CallPlanner:
         """
         built = self.whole
         if unit.by_documents:  # whose tiles do not depend on how many queries there are
-            unit = built.selector.choose(unit, wanted, bound, place)
+            unit = built.selector.choose(unit, wanted, bound, place).unit
         fit = packed(built.bundle, unit, wanted, bound, place)
         if fit is not None:
             return built.plan(fit[0], wanted, bound, fit[1], outputs)
-        unit = built.selector.choose(unit, wanted, bound, place)
-        if unit.boxes is None or not unit.boxes.folds or place.sizes.batch < 2:
-            return built.plan(unit, wanted, bound, place, outputs)
+        program = built.selector.choose(unit, wanted, bound, place)
+        boxes = program.unit.boxes
+        if boxes is None or not boxes.folds or place.sizes.batch < 2:
+            return built.plan(program, wanted, bound, place, outputs)
         steps = [
             Step(
-                built.plan(unit, wanted, bound, own, outputs),
+                built.plan(program, wanted, bound, own, outputs),
                 tuple(own.shifts.get(name, 0) for name in POINTERS),
             )
             for own in slices(
@@ -356,9 +357,13 @@ class CallPlanner:
         nothing = (singles(0),) * (3 if wanted.direction is Direction.backward else 2)
         first = Pass(Direction.forward, frozenset(), False, wanted.device)
         source = chooser.selector.source(Direction.forward)
+        programs = (
+            chooser.selector.choose(source, first, bound, place, alone=True),
+            self.whole.selector.choose(unit, wanted, bound, place, alone=True),
+        )
         plans = (
-            chooser.plan(source, first, bound, place, nothing),
-            self.whole.plan(unit, wanted, bound, place, outputs),
+            chooser.plan(programs[0], first, bound, place, nothing),
+            self.whole.plan(programs[1], wanted, bound, place, outputs),
         )
         steps = [
             Step(plan, tuple(4 * threshold_words(own, place.sizes) if name == "delta" else 0
