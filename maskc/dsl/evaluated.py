@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.captured import Captured, Computed, version_of
+from maskc.core.captured import Computed
 from maskc.core.data import constant
 from maskc.core.errors import (
     BatchUsed,
@@ -33,13 +33,12 @@ from maskc.core.errors import (
 from maskc.core.source import SourceLoc, outside
 from maskc.dsl import nodes
 from maskc.dsl.bit_tiles import TILE, kept_by_tiles, tiles_of
+from maskc.dsl.evaluation import Evaluated
 
 BEYOND_TRACING = (BatchUsed, DataRange, IntegerTooWide, MaskUsedAsBool, NotTraceable)
 """Why a formula is not known, although the function may run."""
 _PAIRS = 1 << 22
 """Pairs that are evaluated at once."""
-_MOST_KNOWN = 4
-"""Calls whose tiles are kept."""
 
 
 class EvaluatedMaskWarning(UserWarning):
@@ -78,7 +77,7 @@ def evaluated(
 
 @dataclass
 class _Reading:
-    """What a function reads while it runs once, with two sequences and two heads."""
+    """Tensors that a function reads while it runs once, with two sequences and two heads."""
 
     places: dict[str, Any] = field(default_factory=dict)
     """The values that stand for b and h."""
@@ -165,7 +164,7 @@ def _tried(mask_mod: Callable[..., object], at: SourceLoc | None) -> EvaluatedMo
             return None
         by = tuple(step != 0 for step in found.stride()[:2])
         sizes = tuple(seen[1].sizes.get(name) for name in "bh")
-        return EvaluatedMod(mask_mod, tensors, str(device), by, sizes, at)  # type: ignore[arg-type]
+        return EvaluatedMod(mask_mod, tensors, str(device), by, sizes, at)
     return None
 
 
@@ -190,20 +189,25 @@ def _on_all_pairs(torch: Any, mask_mod: Callable[..., object]) -> Callable[..., 
 # ------------------------------------------------------------------ evaluation
 
 
-@dataclass(eq=False)
-class EvaluatedMod:
+class EvaluatedMod(Evaluated):
     """A mask_mod with the tensors that it reads."""
 
-    mask_mod: Callable[..., object]
-    tensors: tuple[Any, ...]
-    """The tensors that the function reads and does not make itself."""
-    device: str
-    by: tuple[bool, bool]
-    """Whether its pairs differ by sequence, and by head."""
-    sizes: tuple[int | None, int | None]
-    """The sequences and heads that its tensors have, where they tell."""
-    at: SourceLoc | None
-    _present: Moment | None = None
+    def __init__(
+        self, mask_mod: Callable[..., object], tensors: tuple[Any, ...], device: str,
+        by: tuple[bool, ...], sizes: tuple[int | None, ...], at: SourceLoc | None,
+    ) -> None:  # fmt: skip
+        """Evaluate nothing yet.
+
+        Args:
+            mask_mod: the function.
+            tensors: those that the function reads and does not make itself.
+            device: where it runs.
+            by: whether its pairs differ by sequence, and by head.
+            sizes: the sequences and heads that its tensors have, where they tell.
+            at: the place of what cannot be followed.
+        """
+        super().__init__(tensors, at)
+        self._mask_mod, self._device, self._by, self._sizes = mask_mod, device, by, sizes
 
     @property
     def sequences(self) -> int:
@@ -212,9 +216,9 @@ class EvaluatedMod:
         Raises:
             SequencesUnknown: nothing says how many there are (MC134).
         """
-        if self.by[0] and self.sizes[0] is None:
+        if self._by[0] and self._sizes[0] is None:
             raise SequencesUnknown(at=self.at)
-        return (self.sizes[0] or 1) if self.by[0] else 1
+        return (self._sizes[0] or 1) if self._by[0] else 1
 
     @property
     def heads(self) -> int:
@@ -223,20 +227,13 @@ class EvaluatedMod:
         Raises:
             HeadsUnknown: nothing says how many there are.
         """
-        if self.by[1] and self.sizes[1] is None:
+        if self._by[1] and self._sizes[1] is None:
             raise HeadsUnknown(at=self.at)
-        return (self.sizes[1] or 1) if self.by[1] else 1
+        return (self._sizes[1] or 1) if self._by[1] else 1
 
-    def now(self) -> Moment:
-        """The function with what its tensors hold at this moment."""
-        versions = tuple(map(version_of, self.tensors))
-        if self._present is None or None in versions or self._present.versions != versions:
-            self._present = Moment(self, versions)
-        return self._present
-
-    def arrays(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[Captured, ...]:
-        """Numbers of tiles, and rows of the tiles, at this moment."""
-        return self.now().arrays(batch, heads, n_q, n_kv)
+    def what_decides(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[int, ...]:
+        """The lengths, and the sequences and heads where these have pairs of their own."""
+        return batch if self._by[0] else 1, heads if self._by[1] else 1, n_q, n_kv
 
     def evaluate(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
         """Numbers of tiles [sequences, heads, rows, columns], and rows of the tiles [.., 64].
@@ -246,8 +243,9 @@ class EvaluatedMod:
         """
         if 0 in (batch, heads, n_q, n_kv):
             return np.zeros((1, 1, 1, 1), np.int32), np.zeros((2 * TILE, TILE), np.int32)
+        call = self.what_decides(batch, heads, n_q, n_kv)
         try:
-            kinds, tiles = tiles_of(self._stretches(batch, heads, n_q, n_kv))
+            kinds, tiles = tiles_of(self._stretches(*call))
         except Exception as error:
             found = f"{type(error).__name__}: {error}".splitlines()[0]
             raise MaskModFailed(found, batch, heads, n_q, n_kv, at=self.at) from error
@@ -256,57 +254,10 @@ class EvaluatedMod:
     def _stretches(self, batch: int, heads: int, n_q: int, n_kv: int) -> Iterator[np.ndarray]:
         """Booleans [sequences, heads, queries, n_kv] of one stretch of queries after the other."""
         torch = sys.modules["torch"]
-        sizes = batch if self.by[0] else 1, heads if self.by[1] else 1, n_kv
-        b, h, k = (torch.arange(size, device=self.device) for size in sizes)
-        step = max(1, _PAIRS // (sizes[0] * sizes[1] * n_kv) // TILE) * TILE
-        run = _on_all_pairs(torch, self.mask_mod)
+        b, h, k = (torch.arange(size, device=self._device) for size in (batch, heads, n_kv))
+        step = max(1, _PAIRS // (batch * heads * n_kv) // TILE) * TILE
+        run = _on_all_pairs(torch, self._mask_mod)
         with torch.no_grad():
             for first in range(0, n_q, step):
-                q = torch.arange(first, min(first + step, n_q), device=self.device)
+                q = torch.arange(first, min(first + step, n_q), device=self._device)
                 yield run(b, h, q, k).cpu().numpy()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_present": None}
-
-
-@dataclass(eq=False)
-class Moment:
-    """A mask_mod with what its tensors held when it was made: for calls that began then."""
-
-    mod: EvaluatedMod
-    versions: tuple[int | None, ...]
-    known: dict[tuple[int, ...], tuple[Captured, ...]] = field(default_factory=dict)
-
-    @property
-    def at(self) -> SourceLoc | None:
-        """The place of what cannot be followed."""
-        return self.mod.at
-
-    @property
-    def sequences(self) -> int:
-        """The sequences that the function tells apart."""
-        return self.mod.sequences
-
-    @property
-    def heads(self) -> int:
-        """The heads that the function tells apart."""
-        return self.mod.heads
-
-    def now(self) -> Moment:
-        """This object."""
-        return self
-
-    def arrays(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[Captured, ...]:
-        """Numbers of tiles, and rows of the tiles; remembered for a few calls."""
-        call = batch if self.mod.by[0] else 1, heads if self.mod.by[1] else 1, n_q, n_kv
-        found = self.known.get(call)
-        if found is None:
-            made = self.mod.evaluate(batch, heads, n_q, n_kv)
-            found = tuple(Captured(array, self.at) for array in made)
-            if len(self.known) >= _MOST_KNOWN:
-                del self.known[next(iter(self.known))]
-            self.known[call] = found
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "known": {}}

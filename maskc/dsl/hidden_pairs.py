@@ -129,7 +129,7 @@ Kept = tuple[Expr, tuple[DataDecl, ...]]
 def split(
     kept: Term, captured: Mapping[str, Any], defaults: Mapping[str, float | int]
 ) -> tuple[Kept | None, Term | None]:
-    """What a mask says of a condition, and what is left of it; None: nothing.
+    """The part of a condition that a mask states, and the rest of it; None: nothing.
 
     Args:
         kept: the pairs that keep a weight.

@@ -20,6 +20,7 @@ from maskc.core.errors import BatchUsed, NotTraceable
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
 from maskc.dsl.followed import TableRows, among, during
+from maskc.dsl.tabled import tabled, tabling_now, torch_method
 from maskc.dsl.traced import Traced, settled
 
 BATCH = E.Sym("b")
@@ -53,6 +54,14 @@ class Registry:
             self._known[mark] = name, array
         return self._known[mark][0]
 
+    def array_of(self, name: str) -> tuple[Any, int] | None:
+        """An array by its name, and how many indices a formula gives; None where there is none."""
+        found = self.tables.get(name)
+        if found is None or not isinstance(found.values, Captured):
+            return None
+        held = found.values
+        return (held.array if held.source is None else held.source), found.rank
+
 
 _registry: ContextVar[Registry] = ContextVar("maskc_captured")
 
@@ -85,6 +94,9 @@ def read(array: Any, index: Any) -> object:
     return rows[index]
 
 
+_ROW = "it computes with a whole row of a captured array; index it by q or k first"
+
+
 class Rows(TableRows):
     """An array some of whose dimensions are indexed, in a formula of a mask."""
 
@@ -110,18 +122,21 @@ class Rows(TableRows):
     ) -> object:
         if getattr(function, "__name__", "") == "__getitem__":
             return read(*args)
-        _refuse("it computes with a whole row of a captured array; index it by q or k first")
+        return tabled(function, args, named or {}, NotTraceable(_ROW, at=caller()))
 
     def _whole(self, *_: object) -> NoReturn:
-        _refuse("it computes with a whole row of a captured array; index it by q or k first")
+        _refuse(_ROW)
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _whole
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __iter__ = __bool__ = _whole
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __invert__ = __contains__ = _whole
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if tabling_now():
+            refused = NotTraceable(_ROW, at=caller())
+            return lambda *args, **named: tabled(torch_method(name), (self, *args), named, refused)
         _refuse(f"it uses .{name} of a row of a captured array; index it by q or k first")
 
     def __getitem__(self, given: Any) -> object:

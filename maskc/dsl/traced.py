@@ -20,6 +20,7 @@ from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
 from maskc.core.widths import INT64, widest
 from maskc.dsl.followed import Followed, attribute, during
+from maskc.dsl.tabled import operators_by_name, or_tabled, tabling_now, torch_method
 
 
 def _refuse(what: str) -> NoReturn:
@@ -351,7 +352,9 @@ class Traced(Followed):
         if (found := attribute(name, "bool" if is_condition(self.expr) else "int64")) is not None:
             return found
         if (function := method(name)) is not None:
-            return partial(function, self)
+            return partial(or_tabled(function, torch_method(name)), self)
+        if tabling_now():
+            return partial(or_tabled(partial(_refused_method, name), torch_method(name)), self)
         _refuse(f"it uses the method .{name}")
 
     def __repr__(self) -> str:
@@ -366,6 +369,15 @@ class Traced(Followed):
 
     def __format__(self, spec: str) -> str:
         return repr(self)
+
+
+def _refused_method(name: str, *_: object, **__: object) -> NoReturn:
+    _refuse(f"it uses the method .{name}")
+
+
+for _name, _function in operators_by_name():
+    if (_own := Traced.__dict__.get(_name)) is not None:
+        setattr(Traced, _name, or_tabled(_own, _function))
 
 
 def traced_min(*args: object) -> object:

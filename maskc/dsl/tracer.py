@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from maskc.core import expr as E
-from maskc.core.data import DataDecl, renamed
+from maskc.core.data import DataDecl, constant, renamed
 from maskc.core.errors import BatchUsed, MaskcError, NotTraceable
 from maskc.core.expr import Expr
 from maskc.core.source import SourceLoc, caller
@@ -16,6 +17,7 @@ from maskc.dsl.evaluated import evaluated
 from maskc.dsl.followed import told
 from maskc.dsl.mask import Mask
 from maskc.dsl.rebinding import Rebinder
+from maskc.dsl.tabled import Tables, tabling
 from maskc.dsl.tables import BATCH, Registry, capturing
 from maskc.dsl.traced import lift_bool
 from maskc.dsl.watching import watched
@@ -70,15 +72,33 @@ def _traced(
     try:
         formula, tables = trace(predicate, at, by_place)
     except MaskcError as error:
-        found = None if exact else evaluated(predicate, error, at)
+        found = None if exact else _computed(predicate, at)
+        if found is None and not exact:
+            found = evaluated(predicate, error, at)
         return mistake(error, nodes.Full(loc=at)) if found is None else found
     return nodes.Where(formula, tables, loc=at)
 
 
+def _computed(predicate: Callable[..., object], at: SourceLoc | None) -> Mask | None:
+    """The mask of a mask_mod, where tables of one index are enough to follow it."""
+    try:
+        formula, tables = trace(predicate, at, True, computing=True)
+    except MaskcError:
+        return None
+    return nodes.Where(formula, tables, loc=at)
+
+
 def trace(
-    predicate: Callable[..., object], at: SourceLoc | None, by_place: bool = False
-) -> tuple[Expr, tuple[DataDecl, ...]]:
+    predicate: Callable[..., object], at: SourceLoc | None, by_place: bool = False,
+    computing: bool = False,
+) -> tuple[Expr, tuple[DataDecl, ...]]:  # fmt: skip
     """The formula of a predicate, and the arrays that it captured.
+
+    Args:
+        predicate: the function.
+        at: where it was given.
+        by_place: whether its arguments go by place.
+        computing: whether values of one index may be computed into tables.
 
     Raises:
         BatchUsed: the formula computes with the batch index (MC108).
@@ -86,9 +106,14 @@ def trace(
     """
     given = arguments(predicate, at, by_place)
     rebound = Rebinder().function(predicate)
-    with capturing() as registry, told(NotTraceable, at), watched():
-        result = rebound(*given)
+    with capturing() as registry:
+        values = tabling(Tables(registry.array_of)) if computing else nullcontext()
+        with values as tables, told(NotTraceable, at), watched():
+            result = rebound(*given)
     formula = lift_bool(result, "the result")
+    if tables is not None:
+        made = {name: constant(name, 1, values) for name, values in tables.made.items()}
+        registry.tables.update(made)
     if BATCH in E.walk(formula):
         raise BatchUsed(at=at)
     return numbered(formula, registry)

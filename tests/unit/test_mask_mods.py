@@ -310,6 +310,55 @@ def test_bits_and_lists(mod: Mod) -> None:
     check(mod)
 
 
+# ------------------------------------------------------------------ tables of one index
+
+TABLED: dict[str, Mod] = {
+    "bits": lambda b, h, q, k: ((q ^ (q >> 1)) & 3) == ((k | (k << 2)) & 3),
+    "products": lambda b, h, q, k: q * q % 7 <= k * k % 5,
+    "rounded roots": lambda b, h, q, k: (q.float() * 3).sqrt().floor().long() >= k // 2,
+    "division": lambda b, h, q, k: torch.ceil(q / 3).int() == torch.ceil(k / 3).int(),
+    "sum of a row": lambda b, h, q, k: BIAS[0, 0, q].sum() % 12 > k,
+    "any of a row": lambda b, h, q, k: (DOC[0] == q // 4).any() & (q >= k),
+    "unsqueeze": lambda b, h, q, k: (q.unsqueeze(-1) == torch.tensor([1, 4, 7])).any(-1) | (q == k),
+    "a table at a table": lambda b, h, q, k: DOC[0, q * q % 12] == DOC[b, k],
+    "powers": lambda b, h, q, k: 2 ** (q % 3) > k % 4,
+    "chosen": lambda b, h, q, k: torch.where(q < 5, q * q, q).clamp(max=20) > k,
+    "real numbers": lambda b, h, q, k: (CHANCE[q] > 0.5) ^ (k % 2 == 0),
+}
+
+
+@pytest.mark.parametrize("name", TABLED)
+def test_what_one_index_decides_is_a_table(name: str) -> None:
+    """It is data, made for the lengths of a question; nothing is warned about."""
+    mod = TABLED[name]
+    with pytest.raises(MaskcError):
+        mc.from_mask_mod(mod, exact=True)
+    mask = mc.from_mask_mod(mod)
+    for n_q, n_kv in ((12, 12), (7, 12), (5, 3)):
+        right = all_pairs(mod, n_q, n_kv).numpy()
+        dense = mask.dense(n_q, n_kv)
+        dense = dense[:, None] if dense.ndim == 3 else dense
+        np.testing.assert_array_equal(np.broadcast_to(dense, right.shape), right)
+    q, k, v = (torch.randn(SEQUENCES, HEADS, n, 16) for n in (7, 12, 12))
+    scores = (q @ k.mT / 4).masked_fill(~all_pairs(mod, 7, 12), -torch.inf)
+    wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ v
+    torch.testing.assert_close(mc.attention(q, k, v, mask), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_tables_of_one_index_keep_what_is_proved() -> None:
+    mask = mc.from_mask_mod(lambda b, h, q, k: (q >= k) & ((q ^ (q >> 1)) % 3 == 0))
+    assert mask.subset_of(mc.causal(align="start")) is True
+    assert mask.equals(mc.causal(align="start")) is not True
+
+
+def test_tables_of_one_index_are_computed_again_where_somebody_writes() -> None:
+    limits = torch.full((12,), 2.5)
+    mask = mc.from_mask_mod(lambda b, h, q, k: (limits[q].ceil().long() >= k) & (k >= 0))
+    assert mask.count(12) == 12 * 4
+    limits[3] = 6.5
+    assert mask.count(12) == 12 * 4 + 4
+
+
 # ------------------------------------------------------------------ evaluated
 
 CHANCE = torch.rand(12, generator=torch.Generator().manual_seed(0))
@@ -319,10 +368,9 @@ EVALUATED: dict[str, Mod] = {
     "products": lambda b, h, q, k: q * k % 5 < 3,
     "division": lambda b, h, q, k: q / 3 > k - 1.5,
     "sin": lambda b, h, q, k: torch.sin(q + 0.5 * k) > 0,
-    "float": lambda b, h, q, k: q.float().sqrt() > k - 2,
+    "float": lambda b, h, q, k: (q + k).float().sqrt() > k - 2,
     "float_table": lambda b, h, q, k: CHANCE[q] > CHANCE[k],
     "a row": lambda b, h, q, k: (DOC[b] == k).any() | (q >= k),
-    "unsqueeze": lambda b, h, q, k: (q.unsqueeze(-1) == torch.tensor([1, 4, 7])).any(-1) | (q == k),
     "gather": lambda b, h, q, k: DOC[b].gather(0, q[None])[0] == DOC[b, k],
     "stack": lambda b, h, q, k: torch.stack([q, k]).max() < 9,
     "the sequence": lambda b, h, q, k: (b == 1) | (q >= k),
