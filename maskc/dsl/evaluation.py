@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +16,24 @@ from maskc.core.source import SourceLoc
 
 _MOST_KNOWN = 4
 """Calls whose arrays are kept."""
+
+
+def _apart(evaluate: Callable[[], tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    """The arrays, computed in a thread of their own, on the caller's stream of a GPU.
+
+    Operators, compilers' modes and autocast are states of a thread in which torch.vmap may not run.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    stream = cuda.current_stream() if cuda is not None and cuda.is_initialized() else None
+
+    def run() -> tuple[np.ndarray, ...]:
+        if cuda is None or stream is None:
+            return evaluate()
+        with cuda.stream(stream):
+            return evaluate()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
 
 
 class Evaluated(ABC):
@@ -93,7 +114,7 @@ class Moment:
         call = self.of.what_decides(batch, heads, n_q, n_kv)
         found = self.known.get(call)
         if found is None:
-            made = self.of.evaluate(batch, heads, n_q, n_kv)
+            made = _apart(lambda: self.of.evaluate(batch, heads, n_q, n_kv))
             found = tuple(Captured(array, self.at) for array in made)
             if len(self.known) >= _MOST_KNOWN:
                 del self.known[next(iter(self.known))]

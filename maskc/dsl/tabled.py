@@ -19,7 +19,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.captured import Computed
-from maskc.core.errors import NotTraceable
+from maskc.core.errors import NeedsLengths, NotTraceable
 from maskc.core.expr import Expr
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.evaluation import Evaluated
@@ -298,6 +298,14 @@ class OfIndex(Evaluated):
     ) -> None:
         super().__init__(tensors, at)
         self._symbol, self._run, self._device = symbol, run, device
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to leave the process: a trace made what it runs.
+
+        Raises:
+            NeedsLengths: always (MC133).
+        """
+        raise NeedsLengths(at=self.at)
 
     def what_decides(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[int, ...]:
         """The number of queries, or of keys."""

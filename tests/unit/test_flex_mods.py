@@ -271,6 +271,8 @@ MASK_MODS: dict[str, Callable[..., Any]] = {
     "nothing": lambda b, h, q, k: q < 0,
     "minimum": lambda b, h, q, k: torch.minimum(q, k) < 3,
     "bits of a number": lambda b, h, q, k: (q & 3) == (k & 3),
+    "any of a row": lambda b, h, q, k: (TABLE_OF_TABLES[:4] == k).any() | (q == k),
+    "Morton order": lambda b, h, q, k: ((q | (q << 2)) & 51) >= ((k | (k << 2)) & 51),
 }
 EVALUATED_MODS: dict[str, Callable[..., Any]] = {
     "every other sequence": lambda b, h, q, k: (q >= k) & (b % 2 == 0),
@@ -279,7 +281,6 @@ EVALUATED_MODS: dict[str, Callable[..., Any]] = {
     "a circle": lambda b, h, q, k: (
         torch.sqrt(((q // SIDE - k // SIDE) ** 2 + (q % SIDE - k % SIDE) ** 2).float()) < 2.5
     ),
-    "any of a row": lambda b, h, q, k: (TABLE_OF_TABLES[:4] == k).any() | (q == k),
     "a product": lambda b, h, q, k: (q * k) % 4 != 1,
 }
 

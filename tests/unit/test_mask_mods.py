@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -347,6 +349,9 @@ def test_what_one_index_decides_is_a_table(name: str) -> None:
 
 def test_tables_of_one_index_keep_what_is_proved() -> None:
     mask = mc.from_mask_mod(lambda b, h, q, k: (q >= k) & ((q ^ (q >> 1)) % 3 == 0))
+    assert copy.deepcopy(mask) == mask
+    with pytest.raises(NeedsLengths):
+        pickle.dumps(mask)
     assert mask.subset_of(mc.causal(align="start")) is True
     assert mask.equals(mc.causal(align="start")) is not True
 
@@ -481,6 +486,25 @@ def test_what_evaluated_masks_refuse() -> None:
     assert mask.subset_of(mc.full()) is True
     with pytest.raises(MaskUsedAsBool):  # neither traced nor evaluated
         mc.from_mask_mod(lambda b, h, q, k: bool(q >= k))
+
+
+@pytest.mark.filterwarnings("ignore::maskc.EvaluatedMaskWarning")
+@pytest.mark.parametrize("name", ["bits", "products"])
+def test_in_one_graph(name: str) -> None:
+    """Inside of torch.compile, where an operator runs and torch.vmap does not."""
+    mask = mc.from_mask_mod({**EVALUATED, "products": TABLED["products"]}[name])
+    found = [torch.randn(1, HEADS, 20, 16, requires_grad=True) for _ in range(3)]
+
+    def run(q, k, v):
+        return mc.attention(q * 2, k, v, mask).sin()
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    out, wanted = compiled(*found), run(*found)
+    torch.testing.assert_close(out, wanted)
+    for one, two in zip(
+        torch.autograd.grad(out.sum(), found), torch.autograd.grad(wanted.sum(), found), strict=True
+    ):
+        torch.testing.assert_close(one, two)
 
 
 def test_evaluated_block_masks() -> None:
