@@ -175,10 +175,10 @@ def _backward(
     once = _why_not_once(unit, wanted, facts, joins)
     usual = ""
     if wanted.deterministic and DETERMINISTIC in dict(unit.modes):
-        usual = "atomic additions have another order on every run"
+        usual = "not for deterministic=True: atomic additions have no fixed order"
     ordered = ""
     if not wanted.deterministic and not facts.adds_in_steps:
-        ordered = "nobody asks for the same bits on every run, and columns would wait"
+        ordered = "only for deterministic=True: columns would wait for each other"
     apart = _why_not_apart(wanted, facts, sizes) or ("" if once else "dq needs no sum")
     return {ONCE: once, DETERMINISTIC: ordered, USUAL: usual, APART: apart}
 
@@ -190,7 +190,7 @@ def _why_not_once(unit: Source, wanted: Pass, facts: Facts, joins: bool) -> str:
     if wanted.features & NOT_ONCE:
         return "its kernel lacks a feature of the call"
     if facts.adders is None:
-        return "nobody knows how many tiles a row has"
+        return "the number of tiles of a row is unknown"
     if facts.adders.most > 1:
         return "some rows have several tiles"
     if wanted.deterministic and facts.shared:
@@ -208,7 +208,7 @@ def _why_not_apart(wanted: Pass, facts: Facts, sizes: Sizes) -> str:
     if few_pairs(sizes):
         return "there are few pairs"
     if tally is None or adders is None:
-        return "nobody knows how many tiles a row has"
+        return "the number of tiles of a row is unknown"
     others = (tally.tiles - adders.most) / max(1, adders.rows - 1)  # a long one of a few
     even = adders.most * adders.rows <= _UNEVEN * tally.tiles
     if not even or adders.most > _UNEVEN * max(others, _SHORT):

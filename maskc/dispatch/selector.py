@@ -51,6 +51,16 @@ Form = tuple[SourceUnit, str, Features]
 """A source, the mode it runs in, and the features it is built with."""
 
 
+PARTS = "parts"
+"""The name of the program that runs a mask in parts."""
+
+
+def tuning_key(direction: Direction, deterministic: bool, n_q: int, n_kv: int) -> str:
+    """What a measured choice depends on. Neither batch nor heads: bits must not depend on them."""
+    same_bits = ", deterministic" if deterministic and direction is Direction.backward else ""
+    return f"{direction.value} {n_q} x {n_kv}{same_bits}"
+
+
 class SourceSelector:
     """Which source of a bundle runs a pass, in which mode and with which tables: from shapes,
     parameters and data on the host alone. Safe to use from several threads."""
@@ -64,6 +74,8 @@ class SourceSelector:
         self.gathers = any(u.gathers and u.target == target.name for u in bundle.units)
         """Whether its sources read lists of single keys, made on the device."""
         self.tables: Recent[Tables] = Recent()
+        self.tuned: dict[str, str] = {}
+        """Measured choices: `tuning_key` -> name of a program, or PARTS."""
         self._counts: dict[Hashable, Tally | None] = {}
         self._lock = threading.Lock()
 
@@ -204,6 +216,10 @@ class SourceSelector:
         counted = partial(self._counted, wanted, bound, place)
         expected = partial(self._expected, wanted, bound, place)
         stands_in = len(units) > 1 and self._stands_in(unit, bound)
+        if self.tuned and not alone:
+            measured = self._measured(units, wanted, place, programs, counted)
+            if measured is not None:
+                return measured
         try:
             best = cheapest(units, programs, expected if stands_in else counted, place.sizes.n_kv)
             if stands_in:
@@ -216,6 +232,28 @@ class SourceSelector:
             if self._tables_of(ordered, wanted, bound, place).chain > _MOST_TURNS:
                 return least(programs(unit, counted(unit)))
         return best
+
+    def _measured(
+        self, units: Sequence[SourceUnit], wanted: Pass, place: Place,
+        programs: Callable[[SourceUnit, Facts], list[Emitted]],
+        counted: Callable[[SourceUnit], Facts],
+    ) -> Emitted | None:  # fmt: skip
+        """The measured program; None where none was measured, or it cannot run."""
+        sizes = place.sizes
+        key = tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv)
+        source, _, mode = self.tuned.get(key, "").rpartition(" ")
+        for unit in units:
+            if unit.key == source:
+                for program in programs(unit, counted(unit)):
+                    if program.mode == mode and not program.obstacle:
+                        return program
+        return None
+
+    def in_parts(self, wanted: Pass, place: Place) -> bool | None:
+        """Whether a pass was measured to be faster in parts; None where nobody measured it."""
+        sizes = place.sizes
+        key = tuning_key(wanted.direction, wanted.deterministic, sizes.n_q, sizes.n_kv)
+        return self.tuned[key] == PARTS if key in self.tuned else None
 
     def _programs(
         self, wanted: Pass, place: Place, unit: SourceUnit, facts: Facts

@@ -27,8 +27,8 @@ from maskc.plan.families.table import family_of
 from maskc.plan.types import KernelPlan, PlannedMask
 
 WHEN = (
-    "taken by a call when the exact tiles of its lengths are predicted to take fewer cycles "
-    "(never for data given per sequence)"
+    "taken by a call when the tiles of its lengths are predicted to take fewer cycles; where data "
+    "decide, the tiles of typical data"
 )
 
 
@@ -153,19 +153,25 @@ def most_in_small_tiles(plan: KernelPlan) -> int | None:
 
 
 def choice(
-    plan: KernelPlan, n_q: int, n_kv: int
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction | None = None
 ) -> tuple[Program[Candidate], list[Program[Candidate]]] | None:
     """(the program that a call takes, all programs with predicted cycles); None where there is no
     choice, or it depends on data.
 
     Cycles count every distinct mask once.
+
+    Args:
+        plan: of the forward pass, or of the pass itself.
+        n_q, n_kv: lengths.
+        direction: the pass; that of the plan when None.
     """
-    sources = candidates(plan, plan.direction, n_q, n_kv)
-    if len(sources) == 1 or any(mask.ir.data for mask in plan.masks):
+    direction = direction or plan.direction
+    sources = candidates(plan, direction, n_q, n_kv)
+    if len(sources) < 2 or any(mask.ir.data for mask in plan.masks):
         return None
     programs = []
     for each in sources:
         layouts = [layout_at(each.plan, mask, n_q, n_kv) for mask in each.plan.masks]
-        tally = tally_of(layouts, plan.direction)
+        tally = tally_of(layouts, direction)
         programs += programs_at(each, tally, adders_of(layouts), n_q, n_kv)
     return least(programs), programs

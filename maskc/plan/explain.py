@@ -196,19 +196,22 @@ def _cost_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
     times = part_times(plan, n_q, n_kv)
     yield from _parts_choice(plan, n_q, n_kv, times)
     in_parts = times is not None and times[0] < times[1]
-    chosen = None if in_parts else choice(plan, n_q, n_kv)
-    if chosen is not None:
-        yield from _program_lines(*chosen, n_q, n_kv)
+    for direction in () if in_parts else Direction:
+        chosen = choice(plan, n_q, n_kv, direction)
+        if chosen is not None:
+            yield from _program_lines(*chosen, direction, n_q, n_kv)
     yield from time_lines(plan, n_q, n_kv)
 
 
 def _program_lines(
-    taken: Program[Candidate], programs: list[Program[Candidate]], n_q: int, n_kv: int
-) -> Iterator[str]:
+    taken: Program[Candidate], programs: list[Program[Candidate]], direction: Direction, n_q: int,
+    n_kv: int,
+) -> Iterator[str]:  # fmt: skip
     """Every way a call could run: predicted cycles of one head, or why it cannot."""
-    yield f"choice   {n_q} x {n_kv}: {taken.name}; cycles of one head by program:"
+    which = "backward, " if direction is Direction.backward else ""
+    yield f"choice   {which}{n_q} x {n_kv}: {taken.name}; cycles of one head by program:"
     for program in sorted(programs, key=lambda each: (bool(each.obstacle), each.cycles)):
-        what = program.obstacle or f"{program.cycles:,.0f}"
+        what = f"not: {program.obstacle}" if program.obstacle else f"{program.cycles:,.0f}"
         yield f"         {program.name:<28} {what}"
 
 

@@ -133,9 +133,12 @@ class ListedParts:
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
-        outputs: tuple[Output, ...],
+        outputs: tuple[Output, ...], measured: bool | None = None,
     ) -> ListedRowsPlan | None:  # fmt: skip
         """How a pass runs over some tokens, None where whole; arguments as in SourceSelector.plan.
+
+        Args:
+            measured: whether parts were measured to be faster; None where nobody measured it.
 
         Raises:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
@@ -148,7 +151,7 @@ class ListedParts:
             for number, part in enumerate(self._whole.bundle.parts)
             if part.listed is not None
         ]
-        if bound.given is None and not self._taken(over, unit, sizes, bound):
+        if bound.given is None and not measured and not self._taken(over, unit, sizes, bound):
             return None
         return _Planning(self, wanted, bound, place, outputs, over).plan()
 

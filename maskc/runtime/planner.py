@@ -51,6 +51,7 @@ from maskc.runtime.launch.listed import Flags, ListedRowsPlan
 from maskc.runtime.launch.prepared import PreparedLaunch, prepared
 from maskc.runtime.launch.sequence import PartedPlan, Step, _in_order
 from maskc.runtime.listed_parts import ListedParts
+from maskc.runtime.tuned import stored
 
 _REMEMBERED = 1024
 """Lengths and data of which it is known whether parts pay."""
@@ -77,6 +78,7 @@ class CallPlanner:
         """`in_parts`: as CompiledMask has it."""
         self.bundle, self.target = bundle, target
         self.whole = BuiltBundle(bundle, target)
+        self.whole.selector.tuned.update(stored(bundle, target))
         self.parts = tuple(
             BuiltBundle(part.bundle, target)
             for part in (bundle.parts if in_parts is not False else ())
@@ -256,12 +258,13 @@ class CallPlanner:
             return lists.plan(unit, wanted, bound, place, outputs)
         bound = self._binder.completed(bound, sizes.n_q, sizes.n_kv)
         own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
-        if own and self.listed.active and self._in_parts is not False:
+        measured = self.whole.selector.in_parts(wanted, place) if self.parts else None
+        if own and self.listed.active and self._in_parts is not False and measured is not False:
             with suppress(NotAddressable):
-                plan = self.listed.plan(unit, wanted, bound, place, outputs)
+                plan = self.listed.plan(unit, wanted, bound, place, outputs, measured)
                 if plan is not None:
                     return plan
-        elif own and self._divides(unit, sizes, bound):
+        elif own and self._divides(unit, sizes, bound, measured):
             # A stride of a class that no tensor map can have: such a call runs whole.
             with suppress(NotAddressable):
                 return self._parted(wanted, bound, place, outputs)
@@ -269,12 +272,19 @@ class CallPlanner:
             return self._after_choice(self.chooser, unit, wanted, bound, place, outputs)
         return self._whole(unit, wanted, bound, place, outputs)
 
-    def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
-        """Whether a pass of `unit` runs in parts at these lengths."""
+    def _divides(
+        self, unit: SourceUnit, sizes: Sizes, bound: Bound, measured: bool | None
+    ) -> bool:  # fmt: skip
+        """Whether a pass of `unit` runs in parts at these lengths.
+
+        Args:
+            measured: whether that was measured to be faster; None where nobody measured it.
+        """
         if not self.parts or not hold(self.bundle, sizes.n_q, sizes.n_kv):
             return False
-        if self._in_parts is not None:
-            return self._in_parts
+        asked = measured if self._in_parts is None else self._in_parts
+        if asked is not None:
+            return asked
         key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, bound.key)
         paying = self._paying.get(key)
         if paying is None:
