@@ -39,6 +39,7 @@ from maskc.dsl.data_atoms import key_lists as key_lists
 from maskc.dsl.data_atoms import parents as parents
 from maskc.dsl.data_atoms import positions as positions
 from maskc.dsl.data_atoms import tree as tree
+from maskc.dsl.evaluated import EvaluatedMaskWarning as EvaluatedMaskWarning
 from maskc.dsl.loader import load as load
 from maskc.dsl.mask import Mask as Mask
 from maskc.dsl.matrices import DenseWarning as DenseWarning

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from maskc.api import attention
-from maskc.core.errors import BadOption, BadShape, MaskcError, NotAMask, ScoreModUnsupported
+from maskc.core.errors import BadOption, BadShape, NotAMask
 from maskc.core.source import caller, outside
 from maskc.core.tensors import torch_of
 from maskc.dsl.combinators import causal, full
@@ -59,7 +59,8 @@ def flex_attention(
         with return_aux. A query without keys has out 0 and lse -inf.
 
     Raises:
-        ScoreModUnsupported: score_mod is no such formula (MC128).
+        ScoreNotTraceable, ScoreDerivative, ScoreHidesPairs: see `mc.from_score_mod` (MC129 to
+            MC131).
         NotAMask: block_mask is something else, such as a mask_mod (MC106).
         BadShape: the BlockMask was made for other lengths, sequences or heads (MC401).
         BadOption: query has more heads than key, and enable_gqa is False; or return_aux is not
@@ -152,18 +153,17 @@ def numbers_or_formula(score_mod: Any, query: Any) -> Score | tuple[float | None
         query: [B, Hq, Nq, D], of any content.
 
     Raises:
-        ScoreModUnsupported: it is neither.
+        As `from_score_mod`.
     """
     from maskc.integrations import score_mods
 
     try:
         found = score_mods.score_options(score_mod, query)
-    except ScoreModUnsupported as refused:
-        return _formula(score_mod, refused)
+    except score_mods.NoOption:
+        return from_score_mod(score_mod)
     if found.slopes is None and isinstance(found.shift, (int, float)):
         return found.softcap, found.factor, float(found.shift)
-    other = ScoreModUnsupported("it adds a tensor", "", at=caller() or "score_mod")
-    return _formula(score_mod, other)
+    return from_score_mod(score_mod)
 
 
 def check_heads(of_q: int, of_k: int, enable_gqa: bool) -> None:
@@ -201,14 +201,14 @@ def _with_score_mod(
     meets the last key: that moves all scores of a row, so only its log-sum-exp changes.
 
     Raises:
-        ScoreModUnsupported.
+        As `from_score_mod`.
     """
     from maskc.integrations import score_mods
 
     try:
         found = score_mods.score_options(score_mod, query)
-    except ScoreModUnsupported as refused:
-        return {"scale": scale, "score": _formula(score_mod, refused)}, None
+    except score_mods.NoOption:
+        return {"scale": scale, "score": from_score_mod(score_mod)}, None
     options: dict[str, Any] = {"softcap": found.softcap, "scale": scale}
     if found.factor != 1:
         options["scale"] = (query.shape[-1] ** -0.5 if scale is None else scale) * found.factor
@@ -217,32 +217,12 @@ def _with_score_mod(
         late = n_kv - query.shape[2]
         if found.offset is None and _is_causal(mask, late):
             shift = shift + found.slopes * late
-        elif found.offset != late:
-            hint = (
-                "slopes[h] * (kv_idx - q_idx) needs a mask without keys behind their query"
-                if found.offset is None
-                else f"write abs(q_idx + {late} - kv_idx): the last query meets the last key"
-            )
-            other = ScoreModUnsupported(
-                "ALiBi is of another distance", hint, at=caller() or "score_mod"
-            )
-            return {"scale": scale, "score": _formula(score_mod, other)}, None
+        elif found.offset != late:  # another distance than that of maskc's ALiBi
+            return {"scale": scale, "score": from_score_mod(score_mod)}, None
         options["alibi_slopes"] = score_mods.per_head(found.slopes, query)
     if isinstance(shift, (int, float)) and shift == 0:
         return options, None
     return options, score_mods.per_head(shift, query)
-
-
-def _formula(score_mod: Any, refused: ScoreModUnsupported) -> Score:
-    """The score_mod as a formula of the score, where it is no option of a call.
-
-    Raises:
-        ScoreModUnsupported: it is no formula, either.
-    """
-    try:
-        return from_score_mod(score_mod)
-    except MaskcError as error:
-        raise refused from error
 
 
 def _is_causal(mask: Mask, late: int) -> bool:

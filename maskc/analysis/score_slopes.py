@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import sympy as sp
 
+from maskc.core import expr as E
 from maskc.core import score as S
+from maskc.dsl.score_ranges import is_at_least
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class _Algebra:
     def of(self, node: S.Real) -> Any:
         """The formula in sympy."""
         match node:
+            case S.Number(value) if math.isinf(value):  # sympy's infinities are not IEEE's
+                return self._symbol("n", node)
             case S.Number(value):
                 return sp.Integer(int(value)) if value == int(value) else sp.Float(value, 17)
             case S.Whole():
@@ -205,11 +209,28 @@ class _Algebra:
 def slope(logit: S.Real) -> Slopes:
     """d logit / d s."""
     algebra = _Algebra(logit)
-    return algebra.shared([algebra.by(None)])
+    return _where_live(logit, algebra.shared([algebra.by(None)]))
 
 
 @lru_cache(maxsize=64)
 def table_slopes(logit: S.Real) -> Slopes:
     """d logit / d (entry of a table), one for each of `reads(logit)`."""
     algebra = _Algebra(logit)
-    return algebra.shared([algebra.by(read) for read in S.reads(logit)])
+    return _where_live(logit, algebra.shared([algebra.by(read) for read in S.reads(logit)]))
+
+
+_LEAST = -3.4e38
+"""No finite logit of fp32 is less, rounding aside."""
+
+
+def _where_live(logit: S.Real, found: Slopes) -> Slopes:
+    """The derivatives, and 0 where a logarithm of 0 leaves a pair no weight: its own derivative is
+    infinite there, and 0 times infinity is not a number."""
+    calls = (part for part in E.walk(logit) if isinstance(part, S.Call))
+    if all(is_at_least(call.args[0], 0, True) for call in calls if call.function == "log"):
+        return found
+    dead = S.Less(logit, S.Number(_LEAST))
+    return replace(found, results=tuple(
+        one if isinstance(one, S.Number) else S.Choice(dead, S.Number(0.0), one)
+        for one in found.results
+    ))  # fmt: skip

@@ -2,7 +2,8 @@
 
 A captured array is known by its content. A torch tensor stays alive and is read again when its
 version says that somebody wrote into it; arrays of other libraries are copied when the mask is
-made. Masks that differ only in such content share a plan and its kernels.
+made. Masks that differ only in such content share a plan and its kernels. An array may also be
+computed of the user's function, anew for the lengths of each call.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b, sha256
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from maskc.core.errors import DataRange, DataShape
+from maskc.core.errors import DataRange, DataShape, NeedsLengths
 from maskc.core.expr import Expr
 from maskc.core.leading import leading
 from maskc.core.source import SourceLoc
@@ -52,7 +53,7 @@ class Captured:
         there is none. It is the object that the user holds: a compiler knows a tensor that its
         graph writes by that."""
         self.fixed = not watched
-        self._version = _version(source) if watched else None
+        self._version = version_of(source) if watched else None
         self._array: np.ndarray | None = None
         self._digest: bytes | None = None
         if not self.on_device:
@@ -90,7 +91,7 @@ class Captured:
         """The present content, int32 in C order, of the shape that was captured."""
         found = self._array
         if self.source is not None:
-            version = _version(self.source)
+            version = version_of(self.source)
             if found is None or version is None or version != self._version:
                 found = self._array = _int32(_host(self.source), self.at)
                 self._version = version
@@ -117,13 +118,29 @@ class Captured:
         """The shape of the array."""
         return tuple((self.source if self._array is None else self._array).shape)
 
+    def sequences(self, rank: int) -> int:
+        """The number of sequences that the array tells apart; 1 where it has no such dimension.
+
+        Args:
+            rank: the indices that a formula gives.
+        """
+        return leading(self.shape, rank)[0]
+
+    def heads(self, rank: int) -> int:
+        """The number of query heads that the array tells apart, as `sequences`."""
+        return leading(self.shape, rank)[1]
+
+    def of_call(self, batch: int, heads: int, n_q: int, n_kv: int) -> Captured:
+        """The array in a call of so many sequences, query heads, queries and keys."""
+        return self
+
     def now(self) -> Captured:
         """The content of this moment, for good; the same object as before where nothing was
         written."""
         if self.fixed:
             return self
         if self.on_device:  # a copy there, which waits for nothing
-            mark = _version(self.source)
+            mark = version_of(self.source)
             if self._now is None or mark is None or self._now[0] != mark:
                 self._now = mark, Captured.at_rest(self.source.detach().clone(), self.at)
             return self._now[1]
@@ -157,7 +174,7 @@ class Captured:
     def _place(self) -> tuple[object, ...]:
         """The place where the tensor lies, and how often somebody wrote into it."""
         own = self.source
-        return own.device, own.data_ptr(), own.stride(), own.dtype, _version(own)
+        return own.device, own.data_ptr(), own.stride(), own.dtype, version_of(own)
 
     def __hash__(self) -> int:
         return hash(self.shape)
@@ -176,7 +193,107 @@ class Captured:
         return Captured.of, (self.array, self.at)
 
 
-def _version(tensor: Any) -> int | None:
+class Evaluation(Protocol):
+    """Computes arrays of a user's function for the lengths of a call."""
+
+    @property
+    def at(self) -> SourceLoc | None:
+        """The place of what cannot be followed."""
+
+    @property
+    def sequences(self) -> int:
+        """The sequences that the function tells apart, where nobody says how many there are."""
+
+    @property
+    def heads(self) -> int:
+        """The query heads that it tells apart, where nobody says how many there are."""
+
+    def arrays(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[Captured, ...]:
+        """The arrays for so many sequences, query heads, queries and keys; remembered."""
+
+    def now(self) -> Evaluation:
+        """This object with what the function reads at this moment; itself where nothing was
+        written since."""
+
+
+_ANY_SIZE = 1 << 30
+"""Stands for a dimension whose size lengths decide."""
+
+
+class Computed(Captured):
+    """An array that an Evaluation computes for the lengths of a call."""
+
+    __slots__ = ("_evaluation", "_number", "_present", "_rank")
+
+    def __init__(self, evaluation: Evaluation, number: int, rank: int) -> None:
+        """Compute nothing yet.
+
+        Args:
+            number: of the array among those that the evaluation gives.
+            rank: the indices that a formula gives.
+        """
+        self._evaluation, self._number, self._rank = evaluation, number, rank
+        self.source, self.fixed, self.at = None, False, evaluation.at
+        self._present: Computed = self
+
+    @property
+    def on_device(self) -> bool:
+        """Its content is on the host."""
+        return False
+
+    @property
+    def array(self) -> np.ndarray:
+        """There is none without lengths.
+
+        Raises:
+            NeedsLengths: always (MC133).
+        """
+        raise NeedsLengths(at=self.at)
+
+    digest = array  # type: ignore[assignment]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes that stand for any."""
+        return (_ANY_SIZE,) * self._rank
+
+    def sequences(self, rank: int) -> int:
+        """The sequences that the function tells apart."""
+        return self._evaluation.sequences
+
+    def heads(self, rank: int) -> int:
+        """The query heads that the function tells apart."""
+        return self._evaluation.heads
+
+    def of_call(self, batch: int, heads: int, n_q: int, n_kv: int) -> Captured:
+        """The array in a call of so many sequences, query heads, queries and keys."""
+        return self._evaluation.arrays(batch, heads, n_q, n_kv)[self._number]
+
+    def now(self) -> Captured:
+        """The array of what the function reads at this moment."""
+        present = self._evaluation.now()
+        if self._present._evaluation is not present:
+            same = present is self._evaluation
+            self._present = self if same else Computed(present, self._number, self._rank)
+        return self._present
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Computed):
+            return False
+        same = self._evaluation is other._evaluation
+        return same and (self._number, self._rank) == (other._number, other._rank)
+
+    def __hash__(self) -> int:
+        return hash((id(self._evaluation), self._number))
+
+    def __repr__(self) -> str:
+        return f"Computed({self._number}, {self.at})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Computed, (self._evaluation, self._number, self._rank)
+
+
+def version_of(tensor: Any) -> int | None:
     """The counter that grows when somebody writes into the tensor.
 
     It is None where nothing counts, as in inference mode.
@@ -255,7 +372,7 @@ class Held:
     @cached_property
     def watched(self) -> tuple[Any, ...]:
         """The torch tensors whose contents may change, in order: operands of an operator."""
-        return tuple(values.source for _, _, values in self.tables if not values.fixed)
+        return tuple(v.source for _, _, v in self.tables if not v.fixed and v.source is not None)
 
     def over(self, tensors: Sequence[Any]) -> Held:
         """The same arrays with these tensors, of this moment, in place of `watched`.
@@ -270,10 +387,16 @@ class Held:
             return self
         rest = iter(tensors)
         tables = (
-            (name, rank, values if values.fixed else Captured.at_rest(next(rest), values.at))
+            (name, rank, values if values.fixed or values.source is None
+             else Captured.at_rest(next(rest), values.at))
             for name, rank, values in self.tables
-        )
+        )  # fmt: skip
         return replace(self, tables=tuple(tables))
+
+    @cached_property
+    def computed(self) -> bool:
+        """Whether lengths decide what an array holds."""
+        return any(isinstance(values, Computed) for _, _, values in self.tables)
 
     @cached_property
     def identity(self) -> str:
@@ -298,17 +421,21 @@ class Held:
         made = self.__dict__["_now"] = replace(self, tables=tables)
         return made
 
-    def of_call(self, batch: int, heads: int) -> Held:
-        """The contents of this moment for so many sequences and query heads.
+    def of_call(self, batch: int, heads: int, n_q: int, n_kv: int) -> Held:
+        """The contents of this moment for so many sequences, query heads, queries and keys.
 
         Raises:
             DataShape: an array has fewer rows for sequences or heads than there are.
         """
         here = self.now()
+        call = (batch, heads, n_q, n_kv) if here.computed else (batch, heads)
         known = here.__dict__.get("_of_call")
-        if known is None or known[0] != (batch, heads):
-            tables = tuple((n, r, _fitting(v, r, batch, heads)) for n, r, v in here.tables)
-            known = (batch, heads), replace(here, tables=tables, heads=heads)
+        if known is None or known[0] != call:
+            tables = tuple(
+                (name, rank, _fitting(values.of_call(batch, heads, n_q, n_kv), rank, batch, heads))
+                for name, rank, values in here.tables
+            )
+            known = call, replace(here, tables=tables, heads=heads)
             here.__dict__["_of_call"] = known
         return known[1]
 
@@ -324,9 +451,22 @@ class Held:
     @property
     def extents(self) -> tuple[int, int]:
         """How many sequences and heads the arrays tell apart; 1 where all share theirs."""
-        extents = [leading(values.shape, rank) for _, rank, values in self.tables]
-        batch, heads = zip(*extents, strict=True)
-        return max(batch), max(heads)
+        return self.sequences, max(values.heads(rank) for _, rank, values in self.tables)
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences the arrays tell apart; 1 where all share theirs."""
+        return max(values.sequences(rank) for _, rank, values in self.tables)
+
+    def of_question(self, n_heads: int | None, n_q: int, n_kv: int) -> Held:
+        """The contents of this moment for all sequences and heads that they tell apart.
+
+        Args:
+            n_heads: the query heads, where somebody says.
+            n_q: queries; n_kv: keys.
+        """
+        heads = n_heads or self.extents[1]
+        return self.of_call(self.sequences, heads, n_q, n_kv)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Held, (self.tables, self.readings, self.heads)

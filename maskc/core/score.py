@@ -395,7 +395,7 @@ class ScorePrinter(Printer):
 
     def number(self, value: float) -> str:
         """A literal."""
-        return repr(int(value)) if value.is_integer() and abs(value) < 1e6 else repr(value)
+        return repr(int(value)) if abs(value) < 1e6 and value.is_integer() else repr(value)
 
     def whole(self, number: Expr) -> tuple[str, int]:
         """An integer as a real number."""

@@ -134,6 +134,6 @@ def _shown(frame: FrameType) -> str:
 def outside() -> int:
     """The stack level of the user's own code, counted from the function that asks."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("maskc."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("maskc."):
         frame, level = frame.f_back, level + 1
     return level

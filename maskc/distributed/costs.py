@@ -122,7 +122,7 @@ def of_call(call: Call, problem: Problem, direction: Direction, heads: int) -> f
         return 0.0
     plan = driver.plan_kernel(inner, replace(problem, n_heads=heads), Target.named(_TARGET))
     lengths = call.rows, call.keys
-    arrays = {} if held is None else held_arrays(held.of_call(1, heads), params, *lengths)
+    arrays = {} if held is None else held_arrays(held.of_call(1, heads, *lengths), params, *lengths)
 
     def tiles(each: KernelPlan, mask: PlannedMask, n_q: int, n_kv: int) -> BlockLayout:
         return layout_at(each, mask, n_q, n_kv, params, arrays)

@@ -135,7 +135,7 @@ class _Localizing:
 
     def _formula(self, mask: Mask, head: int | None) -> Mask:
         """A formula of q and k as one of local queries and keys."""
-        inner, given = with_captured(mask, self.data, self.n_heads)
+        inner, given = with_captured(mask, self.data, self.n_heads, self.n, self.n)
         ir = lowered(inner, head, self.n_heads if head is not None else None)
         names = {decl.name for decl in ir.data if decl.from_caller} | set(ir.params) | {"_captured"}
         own = {name: value for name, value in given.items() if name in names}

@@ -112,7 +112,7 @@ def _sets(
     mask: Mask, n: int, n_heads: int, data: Mapping[str, object]
 ) -> tuple[list[_Set], tuple[str, ...]]:
     """The distinct sets of all heads, and the names of data that nobody gave."""
-    inner, given = with_captured(mask, data, n_heads)
+    inner, given = with_captured(mask, data, n_heads, n, n)
     irs = on_all_heads(inner, heads_of(inner, None) or n_heads)
     wanted = {
         decl.name for ir in irs for decl in ir.data

@@ -53,6 +53,7 @@ _NAMES = {
     "ge": ("greater_equal",), "gt": ("greater",), "le": ("less_equal",), "lt": ("less",),
     "and": ("rand", "iand", "bitwise_and"), "or": ("ror", "ior", "bitwise_or"),
     "xor": ("rxor", "ixor", "bitwise_xor"), "invert": ("bitwise_not",), "to": ("type", "type_as"),
+    "lshift": ("ilshift", "bitwise_left_shift"), "rshift": ("irshift", "bitwise_right_shift"),
     "ones_like": ("new_ones",), "zeros_like": ("new_zeros",),
     "clone": ("contiguous", "cpu", "cuda"),
 }  # fmt: skip
@@ -92,7 +93,10 @@ def operators(own: Callable[[Any], Any]) -> dict[str, Callable[..., Any]]:
     def swapped(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda input, other, **named: function(other, input, **named)  # noqa: A006
 
-    plain = ("mul", "floordiv", "mod", "eq", "ne", "ge", "gt", "le", "lt", "and_", "or_", "xor")
+    plain = (
+        "mul", "floordiv", "mod", "eq", "ne", "ge", "gt", "le", "lt", "and_", "or_", "xor",
+        "lshift", "rshift",
+    )  # fmt: skip
     return {
         **{name.strip("_"): two(getattr(operator, name)) for name in plain},
         "add": scaled(operator.add), "sub": scaled(operator.sub),

@@ -15,9 +15,10 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.captured import Lengths
-from maskc.core.errors import BadMatrix, MaskcError
+from maskc.core.errors import BadMatrix, HeadsUnknown, MaskcError, SequencesUnknown
 from maskc.core.source import SourceLoc, caller, outside
 from maskc.dsl import nodes
+from maskc.dsl.bit_tiles import TILE, tiles_of
 from maskc.dsl.collect import mistake
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
@@ -31,7 +32,6 @@ class DenseWarning(UserWarning):
     """A matrix leaves so little out that dense attention would be as fast."""
 
 
-_TILE = 64
 _DENSE = 0.75
 """The share of live tiles above which skipping the others gains next to nothing."""
 
@@ -87,11 +87,11 @@ def from_bool(matrix: object) -> Mask:
     lengths = (None if n_q == 1 else n_q, None if n_kv == 1 else n_kv)
     if None in lengths:
         return _where(lambda: _of_vector(given), lengths, at)
-    kinds, tiles = _tiles(given)
+    kinds, tiles = tiles_of((given,))
     live = float((kinds > 0).mean())
     if live > _DENSE:
         warnings.warn(
-            f"from_bool: {live:.0%} of the blocks of {_TILE} x {_TILE} have pairs, so dense "
+            f"from_bool: {live:.0%} of the blocks of {TILE} x {TILE} have pairs, so dense "
             "attention, such as scaled_dot_product_attention with the matrix, would be as fast",
             DenseWarning,
             stacklevel=outside(),
@@ -143,34 +143,12 @@ def _runs(given: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
     return low, high, bool((high - low == count).all())
 
 
-def _tiles(given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of tiles [sequences, heads, rows, columns], and the tiles [numbers, 64, 64].
-
-    Number 0 is the empty tile and 1 the full one. What is beyond the matrix never counts, so a
-    tile at its end is full where all of its pairs are kept.
-    """
-    *front, n_q, n_kv = given.shape
-    rows, columns = -(-n_q // _TILE), -(-n_kv // _TILE)
-    more = ((0, 0), (0, 0), (0, rows * _TILE - n_q), (0, columns * _TILE - n_kv))
-    cut = np.pad(given, more).reshape(*front, rows, _TILE, columns, _TILE).swapaxes(-3, -2)
-    real = np.pad(np.ones((1, 1, n_q, n_kv), bool), more)
-    real = real.reshape(1, 1, rows, _TILE, columns, _TILE).swapaxes(-3, -2)
-    some, full = cut.any((-2, -1)), (cut == real).all((-2, -1))
-    kinds = np.where(full, 1, np.where(some, 2, 0))
-    packed = np.packbits(cut[kinds == 2].reshape(-1, _TILE * _TILE), axis=1)
-    distinct, which = np.unique(packed, axis=0, return_inverse=True)
-    kinds[kinds == 2] = 2 + which.reshape(-1)
-    constant = np.stack([np.zeros((_TILE, _TILE), bool), np.ones((_TILE, _TILE), bool)])
-    partial = np.unpackbits(distinct, axis=1).reshape(-1, _TILE, _TILE).astype(bool)
-    return kinds, np.concatenate([constant, partial])
-
-
 def _of_tiles(kinds: np.ndarray, tiles: np.ndarray) -> Any:
-    number = _element(kinds, _Q // _TILE, _K // _TILE)
+    number = _element(kinds, _Q // TILE, _K // TILE)
     if len(tiles) == 2:
         return number == 1
-    rows = tiles.reshape(-1, _TILE)
-    pair = read(rows, (number * _TILE + _Q % _TILE, _K % _TILE))
+    rows = tiles.reshape(-1, TILE)
+    pair = read(rows, (number * TILE + _Q % TILE, _K % TILE))
     return (number >= 1) & ((number == 1) | pair)
 
 
@@ -193,7 +171,10 @@ class _Blocks:
         """Whether the lists say no more than the rule does: all of its pairs are listed, and
         blocks without a rule have all of theirs."""
         _, held = emptied(rule)
-        batch, heads = (1, 1) if held is None else held.extents
+        try:
+            batch, heads = (1, 1) if held is None else held.extents
+        except (SequencesUnknown, HeadsUnknown):  # of an evaluated mask_mod
+            return False
         sequences, of_heads = self.partial.shape[:2]
         by_head = "h" in E.symbols(rule.formula)  # type: ignore[attr-defined]
         q, k = (max(1, min(pair)) for pair in zip(self.size, self.lengths, strict=True))
@@ -229,7 +210,10 @@ def from_block_mask(block_mask: object) -> Mask:
 
     Raises:
         NotAMask: it is something else (MC106).
-        NotTraceable, BatchUsed, ArgumentOrder: as `from_mask_mod`, of its mask_mod.
+        NotTraceable, ArgumentOrder: as `from_mask_mod`, of its mask_mod.
+
+    Warns:
+        EvaluatedMaskWarning: as `from_mask_mod`.
     """
     at = caller()
     known = ("kv_num_blocks", "kv_indices", "mask_mod", "seq_lengths", "BLOCK_SIZE")

@@ -378,7 +378,9 @@ OfTokens = (
     | BlockDiagonal | Heads | Where
 )  # fmt: skip
 """Masks whose pairs a formula of q, k, h and lengths says."""
-OfData = RandomBlocks | BlockTable | Flags | Intervals | Documents | AtPositions | Tree
+OfData = (
+    RandomBlocks | BlockTable | Flags | Intervals | Documents | AtPositions | Tree | KeyLists
+)  # fmt: skip
 """Masks that read an array."""
 OfMasks = Algebra | Complement | GlobalFlags | PerHead | TopK
 """Masks that are made of others."""

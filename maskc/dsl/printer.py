@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from maskc.core import expr as E
-from maskc.core.captured import ANY_LENGTHS, Lengths
+from maskc.core.captured import ANY_LENGTHS, Computed, Lengths
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_python
@@ -145,4 +145,6 @@ def _where(formula: Expr, tables: tuple[DataDecl, ...], lengths: Lengths) -> str
 
 
 def _values(decl: DataDecl) -> str:
+    if isinstance(decl.values, Computed):  # lengths decide, and no text says it
+        return "..."
     return str(decl.array.tolist())

@@ -18,6 +18,7 @@ import numpy as np
 
 from maskc.core.errors import NotTraceable
 from maskc.core.source import caller
+from maskc.dsl.followed import Followed
 from maskc.dsl.tables import Rows, Watched
 from maskc.dsl.traced import Traced, traced_max, traced_min
 from maskc.dsl.watching import users
@@ -133,6 +134,8 @@ class Rebinder:
     def _container(self, value: Any) -> Any:
         if len(value) > _LARGEST:
             return value
+        if type(value) is list and value and all(map(_is_number, value)):
+            return self._kept(value, _Listed(self._watched, value))
         if not any(map(_matters, value.values() if type(value) is dict else value)):
             return value
         if type(value) is tuple:
@@ -168,6 +171,23 @@ class Rebinder:
         with suppress(TypeError):  # slots, or a class that nothing may derive from
             copy.__class__ = made(kind.__name__, (kind,), {**own, "__module__": "maskc"})
         return copy
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (bool, int, float)
+
+
+class _Listed(list[Any]):
+    """Numbers in a list that traced values may index, as `[4, 9][b]`."""
+
+    def __init__(self, watched: type[np.ndarray], values: Any) -> None:
+        super().__init__(values)
+        self._watched = watched
+
+    def __getitem__(self, index: Any) -> Any:
+        if issubclass(type(index), Followed):
+            return np.array(self).view(self._watched)[index]
+        return super().__getitem__(index)
 
 
 def _matters(value: object) -> bool:

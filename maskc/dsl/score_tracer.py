@@ -7,6 +7,7 @@ which is all that plans and kernels know, and beside it the names and arrays tha
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ from maskc.core.source import SourceLoc, caller, outside
 from maskc.dsl import nodes
 from maskc.dsl.arguments import WORDS, check_order, named, required
 from maskc.dsl.followed import told, torch_calls
+from maskc.dsl.hidden_pairs import check_finite, split, without_hidden
 from maskc.dsl.mask import Mask
 from maskc.dsl.rebinding import Rebinder
-from maskc.dsl.score_checks import check_derivative, check_finite, mask_formula, without_hidden
+from maskc.dsl.score_checks import check_derivative
 from maskc.dsl.score_values import (
     Registry,
     Table,
@@ -188,7 +190,12 @@ def _traced(
     kept_node, kept = without_hidden(node)
     check_finite(kept_node, registry.places, at)
     check_derivative(kept_node, registry.places, at)
-    return _finished(kept_node, kept, registry, at)
+    if kept is None:
+        return _finished(kept_node, None, registry, at)
+    said, left = split(kept, _arrays(registry), registry.defaults)
+    if left is not None:
+        kept_node = S.Choice(left, kept_node, S.Number(-math.inf))
+    return _finished(kept_node, said and nodes.Where(*said, loc=at), registry, at)
 
 
 def _without_params(node: S.Real, registry: Registry) -> S.Real:
@@ -204,7 +211,11 @@ def _without_params(node: S.Real, registry: Registry) -> S.Real:
     return E.transform(node, change)
 
 
-def _finished(node: S.Real, kept: E.Term | None, registry: Registry, at: SourceLoc | None) -> Score:
+def _arrays(registry: Registry) -> dict[str, Any]:
+    return {name: _plain(array) for name, array in registry.captured.items()}
+
+
+def _finished(node: S.Real, mask: Mask | None, registry: Registry, at: SourceLoc | None) -> Score:
     used = dict.fromkeys(
         each.slot for each in E.walk(node) if isinstance(each, (S.Read, S.Entry))
     )  # fmt: skip
@@ -213,15 +224,13 @@ def _finished(node: S.Real, kept: E.Term | None, registry: Registry, at: SourceL
         found = f"it reads {len(slots)} tables and parameters"
         raise ScoreNotTraceable(found, f"at most {S.MAX_SLOTS} are known", at=at)
     formula, _ = S.numbered(S.Formula(node, slots, at))
-    mask = None
-    if kept is not None:
-        mask = nodes.Where(mask_formula(kept, at), (), loc=at)
+    if mask is not None:
         warnings.warn(
             f"{at}: the formula hides pairs, which became a mask: {mask!r}", ScoreMaskWarning,
             stacklevel=outside(),
         )  # fmt: skip
     defaults = {name: value for name, value in registry.defaults.items() if name in used}
-    captured = {name: _plain(each) for name, each in registry.captured.items() if name in used}
+    captured = {name: array for name, array in _arrays(registry).items() if name in used}
     text = S.to_score_text(node)
     return Score(S.Inputs(formula, tuple(used), defaults, captured, text), mask)
 

@@ -22,7 +22,7 @@ from maskc.core.errors import ScoreNotTraceable
 from maskc.core.expr import Expr, Term, is_condition
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.followed import Followed, TableRows, among, attribute, canonical, during, operators
-from maskc.dsl.traced import Traced
+from maskc.dsl.traced import Traced, masked
 
 _OTHERS = "write it with + - * /, where, min, max, exp, log, tanh, sqrt, sigmoid, abs and tables"
 _TABLE = "index it with integer formulas of q, k, h and b, one for each dimension"
@@ -262,11 +262,44 @@ def _compare(
     return compare
 
 
-def _joined(word: str) -> Callable[[Any, Any], Value]:
+def _joined(
+    word: str, of_bits: Callable[[Expr, Expr], Expr]
+) -> tuple[Callable[[Any, Any], Value], Callable[[Any, Any], Value]]:
+    """Two conditions, or the bits of two integers."""
+
     def join(self: Any, other: Any) -> Value:
+        one, two = lift(self), lift(other)
+        if is_whole(one) and is_whole(two):
+            return Value(of_bits(whole(self, word), whole(other, word)))
         return Value(S.joined(word, test(self, word), test(other, word)))
 
-    return join
+    return join, join
+
+
+_BITS = 31
+
+
+def _common(one: Expr, two: Expr) -> Expr:
+    """The bits that both integers have: of a literal by residues, else one by one."""
+    for value, literal in ((one, E.as_const(two)), (two, E.as_const(one))):
+        if literal is not None:
+            return masked(value, literal)
+    if min(S.of_whole(one)[0], S.of_whole(two)[0]) < 0:
+        refuse("it takes bits of integers that may be below 0", "keep them at 0 or above")
+
+    def product(bit: int) -> Expr:
+        left, right = (E.mod(E.floordiv(value, 1 << bit), 2) for value in (one, two))
+        return E.scale(1 << bit, _product(left, right))
+
+    return E.add(*map(product, range(_BITS)))
+
+
+def _either(one: Expr, two: Expr) -> Expr:
+    return E.sub(E.add(one, two), _common(one, two))
+
+
+def _differing(one: Expr, two: Expr) -> Expr:
+    return E.sub(E.add(one, two), E.scale(2, _common(one, two)))
 
 
 def _equal(one: S.Real, two: S.Real) -> S.Test:
@@ -332,17 +365,28 @@ class Value(Followed):
     __lt__ = _compare(E.lt, S.Less)
     __eq__ = _compare(E.eq, _equal)  # type: ignore[assignment]
     __ne__ = _compare(E.ne, lambda a, b: S.negated(_equal(a, b)))  # type: ignore[assignment, arg-type, return-value]
-    __and__ = __rand__ = _joined("and")
-    __or__ = __ror__ = _joined("or")
+    __and__, __rand__ = _joined("and", _common)
+    __or__, __ror__ = _joined("or", _either)
 
     def __xor__(self, other: Any) -> Value:
-        found: Value = (self & ~Value(lift(other))) | (~self & other)
+        two = lift(other)
+        if is_whole(self.node) and is_whole(two):
+            return Value(_differing(whole(self, "^"), whole(other, "^")))
+        found: Value = (self & ~Value(two)) | (~self & other)
         return found
 
     __rxor__ = __xor__
 
     def __invert__(self) -> Value:
+        if is_whole(self.node):
+            return Value(E.sub(E.const(-1), whole(self, "~")))
         return Value(S.negated(test(self, "~")))
+
+    def __lshift__(self, bits: Any) -> Value:
+        return Value(E.scale(1 << _literal(bits, "<<"), whole(self, "<<")))
+
+    def __rshift__(self, bits: Any) -> Value:
+        return Value(E.floordiv(whole(self, ">>"), 1 << _literal(bits, ">>")))
 
     def __truediv__(self, other: Any) -> Value:
         return apply("div", self, other)
@@ -419,6 +463,13 @@ class Value(Followed):
 
 
 _LIBRARY = "use the functions of torch, NumPy or mc.scores: exp, log, tanh, sqrt, sigmoid, where"
+
+
+def _literal(value: Any, symbol: str) -> int:
+    number = E.as_const(whole(value, symbol))
+    if number is None or not 0 <= number < _BITS:
+        refuse(f"{symbol} needs a plain integer from 0 to {_BITS - 1}")
+    return number
 
 
 def _divisor(value: Any, symbol: str) -> int:
@@ -571,7 +622,9 @@ def _real(function: str) -> Callable[..., Any]:
 def _extreme(name: str, build: Callable[..., Expr]) -> Callable[..., Any]:
     def function(*values: Any) -> Any:
         items = (
-            tuple(values[0]) if len(values) == 1 and type(values[0]) in (list, tuple) else values
+            tuple(values[0])
+            if len(values) == 1 and isinstance(values[0], (list, tuple))
+            else values
         )
         if not any(map(is_traced, items)):
             return {"min": min, "max": max}[name](items)
@@ -659,6 +712,12 @@ def _gelu(input: Any, approximate: str = "none") -> Value:
     return apply("gelu", x)
 
 
+def _elu(input: Any, height: float, width: float = 1.0) -> Value:
+    x = _value(input)
+    below = height * (apply("exp", apply("min", x / width, 0.0)) - 1)
+    return choose(x > 0, x, below)
+
+
 def _logical(build: Callable[[Value, Value], Value]) -> Callable[..., Any]:
     return lambda x, other: build(_cast(x, "bool"), _cast(other, "bool"))
 
@@ -673,6 +732,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("rtruediv", "rdiv"), lambda x, other: _divide(other, x)),
     **dict.fromkeys(("pow", "power", "float_power"), _power),
     "rpow": lambda x, other: _power(other, x),
+    "tan": lambda x: apply("sin", x) / apply("cos", x),
     "square": lambda x: _power(x, 2),
     "exp2": lambda x: apply("exp", apply("mul", x, math.log(2.0))),
     "expm1": lambda x: apply("sub", apply("exp", x), 1.0),
@@ -681,8 +741,20 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log1p": lambda x: apply("log", apply("add", 1.0, x)),
     "rsqrt": lambda x: apply("div", 1.0, apply("sqrt", x)),
     "reciprocal": lambda x: apply("div", 1.0, x),
-    "relu": lambda x, **_: maximum(_value(x), 0),
-    "silu": lambda x, **_: _value(x) * apply("sigmoid", x),
+    "relu": lambda x, *_, **__: maximum(_value(x), 0),
+    "silu": lambda x, *_, **__: _value(x) * apply("sigmoid", x),
+    "mish": lambda x, *_, **__: _value(x) * apply("tanh", _softplus(x)),
+    "hardsigmoid": lambda x, *_, **__: _clamp(_value(x) + 3, 0, 6) / 6,
+    "hardswish": lambda x, *_, **__: _value(x) * (_clamp(_value(x) + 3, 0, 6) / 6),
+    "relu6": lambda x, *_, **__: _clamp(x, 0, 6),
+    "hardtanh": lambda x, min_val=-1.0, max_val=1.0, *_, **__: _clamp(x, min_val, max_val),
+    "leaky_relu": lambda x, negative_slope=0.01, *_, **__: choose(
+        _value(x) > 0, x, _value(x) * negative_slope
+    ),
+    "elu": lambda x, alpha=1.0, *_, **__: _elu(x, alpha),
+    "celu": lambda x, alpha=1.0, *_, **__: _elu(x, alpha, alpha),
+    "selu": lambda x, *_, **__: 1.0507009873554805 * _elu(x, 1.6732632423543772),
+    "softsign": lambda x, *_, **__: _value(x) / (1 + abs(_value(x))),
     "gelu": _gelu, "softplus": _softplus,
     **dict.fromkeys(("log_sigmoid", "logsigmoid"), lambda x: -_softplus(-_value(x))),
     "ceil": lambda x: -apply("floor", -_value(x)),

@@ -6,7 +6,7 @@ a plan and its kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 from math import prod
@@ -40,21 +40,50 @@ def emptied_together(*masks: Mask) -> tuple[tuple[Mask, ...], Held | None]:
 
 
 def with_captured(
-    mask: Mask, data: Mapping[str, object], n_heads: int | None = None
+    mask: Mask, data: Mapping[str, object], n_heads: int | None, n_q: int, n_kv: int
 ) -> tuple[Mask, dict[str, object]]:
     """The mask over arrays without content, and the data of a question with the content."""
     inner, held = emptied(mask)
-    return inner, with_held(data, held, n_heads)
+    return inner, with_held(data, held, n_heads, n_q, n_kv)
 
 
 def with_held(
-    data: Mapping[str, object], held: Held | None, n_heads: int | None = None
+    data: Mapping[str, object], held: Held | None, n_heads: int | None, n_q: int, n_kv: int
 ) -> dict[str, object]:
     """The data of a question, with the content of captured arrays."""
     if held is None:
         return dict(data)
-    batch, heads = held.extents
-    return {**data, HELD: held.of_call(batch, n_heads or heads)}
+    return {**data, HELD: held.of_question(n_heads, n_q, n_kv)}
+
+
+def at_lengths(mask: Mask, n_q: int, n_kv: int, n_heads: int | None) -> Mask:
+    """The mask with arrays that lengths decide as they are at these; others as they are."""
+    _, held = emptied(mask)
+    if held is None or not held.computed:
+        return mask
+    heads = n_heads or held.extents[1]
+    return _computed(mask, (held.sequences, heads, n_q, n_kv))
+
+
+def _computed(mask: Mask, call: tuple[int, int, int, int]) -> Mask:
+    def change(node: N.Where) -> Mask:
+        tables = tuple(
+            replace(decl, values=decl.values.of_call(*call))
+            if isinstance(decl.values, Captured) else decl
+            for decl in node.tables
+        )  # fmt: skip
+        return replace(node, tables=tables, lengths=call[2:])
+
+    return _changed(mask, change)
+
+
+def _changed(mask: Mask, change: Callable[[N.Where], Mask]) -> Mask:
+    """The mask with other formulas."""
+    if not (isinstance(mask, N.Node) and mask.captures):
+        return mask
+    if isinstance(mask, N.Where):
+        return change(mask)
+    return mask.over(lambda child: _changed(child, change))
 
 
 class _Slots:
@@ -65,9 +94,7 @@ class _Slots:
 
     def mask(self, mask: Mask) -> Mask:
         """The mask over arrays without content."""
-        if not (isinstance(mask, N.Node) and mask.captures):
-            return mask
-        return self._where(mask) if isinstance(mask, N.Where) else mask.over(self.mask)
+        return _changed(mask, self._where)
 
     def _where(self, mask: N.Where) -> N.Where:
         names = {decl.name: self._name(decl) for decl in mask.tables}

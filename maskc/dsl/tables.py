@@ -20,6 +20,7 @@ from maskc.core.errors import BatchUsed, NotTraceable
 from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
 from maskc.dsl.followed import TableRows, among, during
+from maskc.dsl.tabled import tabled, tabling_now, torch_method
 from maskc.dsl.traced import Traced, settled
 
 BATCH = E.Sym("b")
@@ -53,6 +54,14 @@ class Registry:
             self._known[mark] = name, array
         return self._known[mark][0]
 
+    def array_of(self, name: str) -> tuple[Any, int] | None:
+        """An array by its name, and how many indices a formula gives; None where there is none."""
+        found = self.tables.get(name)
+        if found is None or not isinstance(found.values, Captured):
+            return None
+        held = found.values
+        return (held.array if held.source is None else held.source), found.rank
+
 
 _registry: ContextVar[Registry] = ContextVar("maskc_captured")
 
@@ -85,6 +94,9 @@ def read(array: Any, index: Any) -> object:
     return rows[index]
 
 
+_ROW = "it computes with a whole row of a captured array; index it by q or k first"
+
+
 class Rows(TableRows):
     """An array some of whose dimensions are indexed, in a formula of a mask."""
 
@@ -110,18 +122,21 @@ class Rows(TableRows):
     ) -> object:
         if getattr(function, "__name__", "") == "__getitem__":
             return read(*args)
-        _refuse("it computes with a whole row of a captured array; index it by q or k first")
+        return tabled(function, args, named or {}, NotTraceable(_ROW, at=caller()))
 
     def _whole(self, *_: object) -> NoReturn:
-        _refuse("it computes with a whole row of a captured array; index it by q or k first")
+        _refuse(_ROW)
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _whole
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __iter__ = __bool__ = _whole
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __invert__ = __contains__ = _whole
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if tabling_now():
+            refused = NotTraceable(_ROW, at=caller())
+            return lambda *args, **named: tabled(torch_method(name), (self, *args), named, refused)
         _refuse(f"it uses .{name} of a row of a captured array; index it by q or k first")
 
     def __getitem__(self, given: Any) -> object:
@@ -146,7 +161,18 @@ class Rows(TableRows):
 
 
 def _load(array: Any, index: list[Expr]) -> Traced:
-    """An element: sequences and heads in front, as `Held` lays arrays out."""
+    """An element, which is a condition where the array holds booleans."""
+    load = element(array, index)
+    return Traced(settled(E.ne(load, E.ZERO)) if str(array.dtype).endswith("bool") else load)
+
+
+def element(array: Any, index: list[Expr]) -> Expr:
+    """An element as an integer: sequences and heads in front, as `Held` lays arrays out.
+
+    Raises:
+        NotTraceable: the array holds something else than integers and booleans (MC107).
+        BatchUsed: the index computes with b (MC108).
+    """
     kind = str(array.dtype).rpartition(".")[2]
     if kind != "bool" and not kind.startswith(("int", "uint")):
         what = f"a captured array holds {kind}, which a mask cannot compare exactly"
@@ -176,6 +202,4 @@ def _load(array: Any, index: list[Expr]) -> Traced:
         array, read_by = array[(_ALL,) * axis + (None,)], (E.ZERO, *read_by)
     if of_batch and not of_heads and len(read_by) > 1:
         array = array[:, None]
-    rank = len(read_by)
-    load = E.Load(_registry.get().name(array, rank), read_by)
-    return Traced(settled(E.ne(load, E.ZERO)) if kind == "bool" else load)
+    return E.Load(_registry.get().name(array, len(read_by)), read_by)

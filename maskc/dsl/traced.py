@@ -26,6 +26,7 @@ from maskc.core.expr import Expr, is_condition
 from maskc.core.source import caller
 from maskc.core.widths import INT64, widest
 from maskc.dsl.followed import Followed, attribute, during
+from maskc.dsl.tabled import operators_by_name, or_tabled, tabling_now, torch_method
 
 
 def _refuse(what: str) -> NoReturn:
@@ -166,20 +167,19 @@ def _compare(symbol: str, build: _Build) -> _Binary:
     return _arithmetic(symbol, lambda a, b: settled(build(a, b)))[0]
 
 
-def _logic(symbol: str, build: _Build) -> _Binary:
+def _bitwise(symbol: str, of_conditions: _Build, of_bits: Callable[[Expr, int], Expr]) -> _Binary:
+    """Two conditions, or the bits of an integer and a plain one."""
+
     def combine(self: Traced, other: object) -> Traced:
-        return Traced(build(*_conditions(symbol, self, other)))
+        if getattr(type(other), "of_score", False):  # a formula of the score goes on with it
+            return cast("Traced", NotImplemented)
+        left, right = lift(self), lift(other)
+        for value, bits in ((left, E.as_const(right)), (right, E.as_const(left))):
+            if bits is not None and not is_condition(value):
+                return Traced(of_bits(value, bits))
+        return Traced(of_conditions(*_conditions(symbol, self, other)))
 
     return combine
-
-
-def _and(self: Traced, other: object) -> Traced:
-    """Two conditions, or the bits of an integer that a plain integer names."""
-    left, right = lift(self), lift(other)
-    for value, bits in ((left, E.as_const(right)), (right, E.as_const(left))):
-        if bits is not None and not is_condition(value):
-            return Traced(_masked(value, bits))
-    return Traced(E.conj(*_conditions("&", self, other)))
 
 
 def _conditions(symbol: str, one: object, other: object) -> tuple[Expr, Expr]:
@@ -194,10 +194,20 @@ def _conditions(symbol: str, one: object, other: object) -> tuple[Expr, Expr]:
     return lift_bool(one, symbol), lift_bool(other, symbol)
 
 
-def _masked(value: Expr, bits: int) -> Expr:
+def either(value: Expr, bits: int) -> Expr:
+    """value | bits."""
+    return E.sub(E.add(value, E.const(bits)), masked(value, bits))
+
+
+def differing(value: Expr, bits: int) -> Expr:
+    """value ^ bits."""
+    return E.sub(E.add(value, E.const(bits)), E.scale(2, masked(value, bits)))
+
+
+def masked(value: Expr, bits: int) -> Expr:
     """value & bits, for every integer: each run of ones is a quotient's residue."""
     if bits < 0:
-        return E.sub(value, _masked(value, ~bits))
+        return E.sub(value, masked(value, ~bits))
     found: Expr = E.ZERO
     low = 0
     while bits >> low:
@@ -258,9 +268,9 @@ class Traced(Followed):
     __lt__ = _compare("<", E.lt)
     __eq__ = _equality("==", E.eq, lambda a, b: E.negate(E.xor(a, b)))
     __ne__ = _equality("!=", E.ne, E.xor)
-    __and__ = __rand__ = _and
-    __or__ = __ror__ = _logic("|", E.disj)
-    __xor__ = __rxor__ = _logic("^", E.xor)
+    __and__ = __rand__ = _bitwise("&", E.conj, masked)
+    __or__ = __ror__ = _bitwise("|", E.disj, either)
+    __xor__ = __rxor__ = _bitwise("^", E.xor, differing)
 
     def __floordiv__(self, other: object) -> Traced:
         return Traced(E.floordiv(lift_int(self, "//"), self._divisor(other, "//")))
@@ -305,7 +315,9 @@ class Traced(Followed):
         return Traced(E.absolute(lift_int(self, "abs")))
 
     def __invert__(self) -> Traced:
-        return Traced(E.negate(lift_bool(self, "~")))
+        if not is_condition(self.expr):
+            return Traced(E.sub(E.const(-1), self.expr))
+        return Traced(E.negate(self.expr))
 
     def __divmod__(self, other: object) -> tuple[Traced, Traced]:
         return self // other, self % other
@@ -358,7 +370,9 @@ class Traced(Followed):
         if (found := attribute(name, "bool" if is_condition(self.expr) else "int64")) is not None:
             return found
         if (function := method(name)) is not None:
-            return partial(function, self)
+            return partial(or_tabled(function, torch_method(name)), self)
+        if tabling_now():
+            return partial(or_tabled(partial(_refused_method, name), torch_method(name)), self)
         _refuse(f"it uses the method .{name}")
 
     def __repr__(self) -> str:
@@ -373,6 +387,15 @@ class Traced(Followed):
 
     def __format__(self, spec: str) -> str:
         return repr(self)
+
+
+def _refused_method(name: str, *_: object, **__: object) -> NoReturn:
+    _refuse(f"it uses the method .{name}")
+
+
+for _name, _function in operators_by_name():
+    if (_own := Traced.__dict__.get(_name)) is not None:
+        setattr(Traced, _name, or_tabled(_own, _function))
 
 
 def traced_min(*args: object) -> object:

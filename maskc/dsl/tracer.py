@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from maskc.core import expr as E
-from maskc.core.data import DataDecl, renamed
+from maskc.core.data import DataDecl, constant, renamed
 from maskc.core.errors import BatchUsed, MaskcError, NotTraceable
 from maskc.core.expr import Expr
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl import nodes
 from maskc.dsl.arguments import arguments
 from maskc.dsl.collect import mistake
+from maskc.dsl.evaluated import evaluated
 from maskc.dsl.followed import told
 from maskc.dsl.mask import Mask
 from maskc.dsl.rebinding import Rebinder
+from maskc.dsl.tabled import Tables, tabling
 from maskc.dsl.tables import BATCH, Registry, capturing
 from maskc.dsl.traced import lift_bool
 from maskc.dsl.watching import watched
@@ -40,34 +43,62 @@ def where(predicate: Callable[..., object]) -> Mask:
     return _traced(predicate, caller(), by_place=False)
 
 
-def from_mask_mod(mask_mod: Callable[..., object]) -> Mask:
-    """A FlexAttention mask_mod(b, h, q_idx, kv_idx) as a mask, traced exactly or refused.
+def from_mask_mod(mask_mod: Callable[..., object], *, exact: bool = False) -> Mask:
+    """A FlexAttention mask_mod(b, h, q_idx, kv_idx) as a mask.
 
     It follows the rules of `where`, except that arguments go by place, as FlexAttention calls it.
+    A function that cannot be followed, and runs under torch.vmap as FlexAttention runs it, is
+    evaluated for the lengths of each call and compressed to tiles, with a warning: its pairs are
+    exact, but nothing is known of other lengths.
 
     Args:
         mask_mod: the function; what it captures becomes data or constants of the mask.
+        exact: refuse a function that cannot be followed.
 
     Raises:
         ArgumentOrder: the names say something else than the places (MC121).
-        NotTraceable: the function cannot be followed exactly (MC107).
-        BatchUsed: the function computes with b (MC108).
+        NotTraceable: the function cannot be followed exactly (MC107), and neither evaluated.
+        BatchUsed: the function computes with b (MC108), with exact=True.
+
+    Warns:
+        EvaluatedMaskWarning: the function is evaluated for the lengths of each call.
     """
-    return _traced(mask_mod, caller(), by_place=True)
+    return _traced(mask_mod, caller(), by_place=True, exact=exact)
 
 
-def _traced(predicate: Callable[..., object], at: SourceLoc | None, by_place: bool) -> Mask:
+def _traced(
+    predicate: Callable[..., object], at: SourceLoc | None, by_place: bool, exact: bool = True
+) -> Mask:
     try:
         formula, tables = trace(predicate, at, by_place)
     except MaskcError as error:
-        return mistake(error, nodes.Full(loc=at))
+        found = None if exact else _computed(predicate, at)
+        if found is None and not exact:
+            found = evaluated(predicate, error, at)
+        return mistake(error, nodes.Full(loc=at)) if found is None else found
+    return nodes.Where(formula, tables, loc=at)
+
+
+def _computed(predicate: Callable[..., object], at: SourceLoc | None) -> Mask | None:
+    """The mask of a mask_mod, where tables of one index are enough to follow it."""
+    try:
+        formula, tables = trace(predicate, at, True, computing=True)
+    except MaskcError:
+        return None
     return nodes.Where(formula, tables, loc=at)
 
 
 def trace(
-    predicate: Callable[..., object], at: SourceLoc | None, by_place: bool = False
-) -> tuple[Expr, tuple[DataDecl, ...]]:
+    predicate: Callable[..., object], at: SourceLoc | None, by_place: bool = False,
+    computing: bool = False,
+) -> tuple[Expr, tuple[DataDecl, ...]]:  # fmt: skip
     """The formula of a predicate, and the arrays that it captured.
+
+    Args:
+        predicate: the function.
+        at: where it was given.
+        by_place: whether its arguments go by place.
+        computing: whether values of one index may be computed into tables.
 
     Raises:
         BatchUsed: the formula computes with the batch index (MC108).
@@ -75,9 +106,14 @@ def trace(
     """
     given = arguments(predicate, at, by_place)
     rebound = Rebinder().function(predicate)
-    with capturing() as registry, told(NotTraceable, at), watched():
-        result = rebound(*given)
+    with capturing() as registry:
+        values = tabling(Tables(registry.array_of)) if computing else nullcontext()
+        with values as tables, told(NotTraceable, at), watched():
+            result = rebound(*given)
     formula = lift_bool(result, "the result")
+    if tables is not None:
+        made = {name: constant(name, 1, values) for name, values in tables.made.items()}
+        registry.tables.update(made)
     if BATCH in E.walk(formula):
         raise BatchUsed(at=at)
     return numbered(formula, registry)

@@ -21,6 +21,7 @@ from maskc.core.errors import NotTraceable
 from maskc.core.source import located
 from maskc.dsl.followed import among, device, torch_calls
 from maskc.dsl.functions import call
+from maskc.dsl.tabled import Opaque
 from maskc.dsl.tables import Rows
 from maskc.dsl.traced import Running, Traced, tracing
 
@@ -52,7 +53,7 @@ def _torch_call(function: Any, args: Any, named: Any) -> object:
 
 
 def _is_traced(value: Any) -> bool:
-    return among(value, (Traced, Rows))
+    return among(value, (Traced, Rows, Opaque))
 
 
 def users(module: object) -> bool:

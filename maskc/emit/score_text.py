@@ -9,6 +9,7 @@ exact up to 2^24 tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,6 +73,9 @@ class ScoreCPrinter(S.ScorePrinter, CPrinter):
         return super()._print(node)
 
     def number(self, value: float) -> str:
+        if math.isinf(value):
+            infinite = "INFINITE" if self.at_member == "->" else "PLUS_INFINITY"
+            return infinite if value > 0 else f"-{infinite}"
         return f"{float(value)!r}f"
 
     def whole(self, number: Expr) -> tuple[str, int]:

@@ -6,7 +6,7 @@ written, with their gradients. What comes back is read as
 
     factor * score, or cap * tanh(factor * score),  plus  slope[h] * (k - q) or -slope[h] * |q - k|
 
-and a constant. Anything else is refused with its line.
+and a constant. Anything else is no option of a call, but a formula of the score.
 """
 
 from __future__ import annotations
@@ -19,20 +19,11 @@ from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple, NoReturn
 
-from maskc.core.errors import MaskcError, ScoreModUnsupported
-from maskc.core.source import SourceLoc, caller, raised_at
 from maskc.core.tensors import torch_of
 
-_OTHERS = (
-    "maskc knows score_mods for soft-capping, ALiBi and a factor; run others with torch's "
-    "flex_attention"
-)
-_A_MASK = (
-    "a score_mod that hides pairs is a mask_mod: "
-    "mc.from_mask_mod(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx) & mask"
-)
-_ALIBI = "write ALiBi as score + slopes[h] * (kv_idx - q_idx), or score - slopes[h] * abs(...)"
-_CAP = "write soft-capping as cap * torch.tanh(score / cap) with a number, and ALiBi behind it"
+
+class NoOption(Exception):
+    """A score_mod is no option of a call."""
 
 
 class Distance(NamedTuple):
@@ -72,9 +63,9 @@ def score_options(score_mod: Callable[..., Any], query: Any) -> ScoreOptions:
         query: [B, Hq, Nq, D]; its heads, library and device.
 
     Raises:
-        ScoreModUnsupported: it does something else (MC128).
+        NoOption: it does something else.
     """
-    at, heads = caller(), query.shape[1]
+    heads = query.shape[1]
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(query, torch.Tensor):
         h = torch.arange(heads, dtype=torch.int32, device=query.device)
@@ -85,53 +76,47 @@ def score_options(score_mod: Callable[..., Any], query: Any) -> ScoreOptions:
     score, q, k = (ScoreTerm({name: 1}, heads) for name in ("score", "q", "k"))
     try:
         result = score_mod(score, _Batch(), h, q, k)
-    except MaskcError:
-        raise
-    except Exception as error:
-        where = raised_at(error, at.file) if at is not None else None
-        raise ScoreModUnsupported(
-            f"it raised {type(error).__name__}: {error}", _OTHERS, at=where or at
-        ) from error
-    if not isinstance(result, ScoreTerm):
-        raise ScoreModUnsupported(f"it returns {type(result).__name__}", _OTHERS, at=at)
-    return _read(result.terms, at)
+    except Exception as error:  # whatever it is, the formula's trace meets and tells it
+        raise NoOption from error
+    return _read(result.terms) if isinstance(result, ScoreTerm) else _refuse()
 
 
-def _read(terms: Mapping[Atom, Any], at: SourceLoc | None) -> ScoreOptions:
-    def refuse(found: str, hint: str = _OTHERS) -> NoReturn:
-        raise ScoreModUnsupported(found, hint, at=at)
-
+def _read(terms: Mapping[Atom, Any]) -> ScoreOptions:
     rest = dict(terms)
     shift = rest.pop("", 0.0)
     capped = [atom for atom in rest if isinstance(atom, Capped)]
-    scores = len(capped) + ("score" in rest)
-    if scores != 1:
-        refuse("it adds the score several times" if scores else "it leaves the score out")
+    if len(capped) + ("score" in rest) != 1:
+        _refuse()
     softcap = None
     factor = rest.pop(capped[0] if capped else "score")
-    if not isinstance(factor, (int, float)):
-        refuse("it multiplies scores by a tensor", "multiply q by it before the call")
+    if not _is_number(factor) or not isfinite(factor):
+        _refuse()
+    if _is_number(shift) and not isfinite(shift):
+        _refuse()
     if capped:
         softcap, factor = float(factor), capped[0].factor * factor
         if not softcap > 0 or not isfinite(softcap):
-            refuse(f"it caps scores at {softcap:g}", _CAP)
+            _refuse()
     if not rest:
         return ScoreOptions(float(factor), softcap, None, None, shift)
     if len(rest) > 1 or "q" in rest or "k" in rest:
-        refuse("it adds another formula of q_idx and kv_idx to the score", _ALIBI)
+        _refuse()
     (atom, slopes) = rest.popitem()
     slopes, offset = (-slopes, atom.offset) if isinstance(atom, Distance) else (slopes, None)
     return ScoreOptions(float(factor), softcap, slopes, offset, shift)
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise NoOption
 
 
 class _Batch:
     """The batch index, which no option of a call depends on."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise ScoreModUnsupported("it uses b", _OTHERS, at=caller())
+        _refuse()
 
-    def __index__(self) -> NoReturn:
-        raise ScoreModUnsupported("it indexes with b", _OTHERS, at=caller())
+    __index__ = _refuse
 
 
 class ScoreTerm:
@@ -153,15 +138,14 @@ class ScoreTerm:
         if isinstance(value, ScoreTerm):
             return value
         if isinstance(value, _Batch):
-            _refuse("it uses b")
+            _refuse()
         if isinstance(value, (bool, int, float)):
             return ScoreTerm({"": value}, self._heads)
         shape = tuple(getattr(value, "shape", ("?",)))
         if shape == () and getattr(value, "requires_grad", False) is False and _on_host(value):
             return ScoreTerm({"": float(value)}, self._heads)
         if shape not in ((), (1,), (self._heads,)):
-            shown = f"shape {shape}" if hasattr(value, "shape") else type(value).__name__
-            _refuse(f"it computes with a value of {shown}, which is not one for each head")
+            _refuse()
         return ScoreTerm({"": value}, self._heads)
 
     def _constant(self) -> Any:
@@ -190,7 +174,7 @@ class ScoreTerm:
         sum_, factor = (right, self) if self._constant() is not None else (self, right)
         times = factor._constant()
         if times is None:
-            _refuse("it multiplies the score or positions with each other")
+            _refuse()
         return ScoreTerm({atom: x * times for atom, x in sum_.terms.items()}, self._heads)
 
     __rmul__ = __mul__
@@ -198,30 +182,29 @@ class ScoreTerm:
     def __truediv__(self, other: Any) -> ScoreTerm:
         by = self._other(other)._constant()
         if by is None:
-            _refuse("it divides by the score or a position")
+            _refuse()
         return ScoreTerm({atom: x / by for atom, x in self.terms.items()}, self._heads)
 
-    def __rtruediv__(self, other: Any) -> NoReturn:
-        _refuse("it divides by the score or a position")
+    __rtruediv__ = _refuse
 
     def __abs__(self) -> ScoreTerm:
         terms = dict(self.terms)
         factor, offset = terms.pop("k - q", None), terms.pop("", 0)
         if terms or not (_is_number(factor) and _is_number(offset)):
-            _refuse("it takes abs of something else than q_idx - kv_idx", _ALIBI)
+            _refuse()
         return ScoreTerm({Distance(-offset / factor): abs(factor)}, self._heads)
 
     def tanh(self) -> ScoreTerm:
         """A soft-cap's middle part."""
         factor = self.terms.get("score")
         if factor is None or len(self.terms) != 1 or not _is_number(factor):
-            _refuse("it takes tanh of something else than score / cap", _CAP)
+            _refuse()
         return ScoreTerm({Capped(float(factor)): 1}, self._heads)
 
     def _as(self, *kind: Any) -> ScoreTerm:
         """Scores are fp32, and positions are exact."""
         if any("16" in str(each) for each in kind):
-            _refuse("it rounds to half precision", _OTHERS)
+            _refuse()
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -229,7 +212,7 @@ class ScoreTerm:
             raise AttributeError(name)
         if name in _FUNCTIONS:
             return partial(_FUNCTIONS[name], self)
-        return _refuse(f"it uses .{name}")
+        return _refuse()
 
     @classmethod
     def __torch_function__(
@@ -240,18 +223,11 @@ class ScoreTerm:
     def __array_ufunc__(self, function: Any, method: str, *args: Any, **named: Any) -> Any:
         return _call(function.__name__, args, named)
 
-    def _compared(self, *_: Any) -> NoReturn:
-        _refuse("it compares the score or positions", _A_MASK)
-
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
     __hash__ = object.__hash__
-
-    def _decided(self, *_: Any) -> NoReturn:
-        _refuse("it needs a number where every score and position has its own")
-
-    __bool__ = __float__ = __int__ = __index__ = __len__ = __iter__ = _decided
-    __getitem__ = __pow__ = __rpow__ = __mod__ = __floordiv__ = __rmod__ = __rfloordiv__ = _decided
-    __and__ = __or__ = __invert__ = _decided
+    __bool__ = __float__ = __int__ = __index__ = __len__ = __iter__ = _refuse
+    __getitem__ = __pow__ = __rpow__ = __mod__ = __floordiv__ = __rmod__ = __rfloordiv__ = _refuse
+    __and__ = __or__ = __invert__ = _refuse
 
 
 def _is_number(x: Any) -> bool:
@@ -263,19 +239,11 @@ def _on_host(value: Any) -> bool:
     return str(getattr(device, "type", device)) == "cpu"
 
 
-def _refuse(found: str, hint: str = _OTHERS) -> NoReturn:
-    raise ScoreModUnsupported(found, hint, at=caller())
-
-
 def _call(name: str, args: tuple[Any, ...], named: Any) -> Any:
     """A function of torch or NumPy with one of our terms among its arguments."""
     plain = name.strip("_")
-    if plain in ("getitem", "index_select", "take", "gather"):
-        _refuse("it reads a table at positions")
-    if plain in ("where", "masked_fill", "lt", "le", "gt", "ge", "eq", "ne", "less", "greater"):
-        _refuse(f"it uses {plain} of the score or positions", _A_MASK)
     if plain not in _FUNCTIONS or named:
-        _refuse(f"it uses {plain} of the score or positions")
+        _refuse()
     term = next(x for x in args if isinstance(x, ScoreTerm))
     return _FUNCTIONS[plain](term._other(args[0]), *args[1:])
 

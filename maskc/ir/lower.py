@@ -151,7 +151,7 @@ class _Lowering:
                 return E.conj(allowed, self._noted(node, self._chosen(node, allowed)))
             case (
                 N.RandomBlocks() | N.BlockTable() | N.Flags() | N.Intervals() | N.Documents()
-                | N.AtPositions() | N.Tree()
+                | N.AtPositions() | N.Tree() | N.KeyLists()
             ):  # fmt: skip
                 return self._noted(node, self._here(self._data_atom(node)))
         return self._noted(node, self._here(self._atom(node)))

@@ -134,7 +134,7 @@ def ask(
     n_heads = heads_of(mask, n_heads)
     if head is not None:
         head = _index("head", head, n_heads)
-    mask, data = with_captured(mask, data, n_heads)
+    mask, data = with_captured(mask, data, n_heads, n_q, n_kv)
     irs = on_all_heads(mask, n_heads) if head is None else [lowered(mask, head, n_heads)]
     if selects(mask):
         data = {**data, "n_heads": n_heads}

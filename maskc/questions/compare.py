@@ -362,7 +362,7 @@ class Both:
 
     def _bound(self, side: int, n_q: int, n_kv: int, data: Mapping[str, object]) -> Asked:
         irs = [pair[side] for pair in self.irs]
-        own = with_held(_own(self.masks[side], data), self.held, self.n_heads)
+        own = with_held(_own(self.masks[side], data), self.held, self.n_heads, n_q, n_kv)
         if any(ir.selections for ir in irs):
             own["n_heads"] = self.n_heads
         else:

@@ -24,6 +24,7 @@ from maskc.core.errors import (
 from maskc.core.layout import MAX_LENGTH
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
+from maskc.dsl.slots import at_lengths
 from maskc.reference import given
 from maskc.reference.formula import Scope
 from maskc.reference.pairs import Place, keep, leading
@@ -66,6 +67,9 @@ def dense(
         BadLength, NameClash, DataMissing, DataUnknown, DataShape, DataType, DataRange,
         NotAnArray, HeadsUnknown, NoSuchHead.
     """
+    n_q = _length("n_q", n_q)
+    n_kv = n_q if n_kv is None else _length("n_kv", n_kv)
+    mask = at_lengths(mask, n_q, n_kv, n_heads)
     at = _at(mask, n_q, n_kv, n_heads, heads_kv, scores, data)
     _check_index("head", head, at.heads)
     _check_index("batch", batch, at.sequences)
@@ -93,6 +97,7 @@ def row(
         rows = dense(mask, n_q, n_kv, n_heads=n_heads, head=head, batch=batch, **data)
         of_query: np.ndarray = rows[q]
         return of_query
+    mask = at_lengths(mask, n_q, n_kv, n_heads)
     at = _at(mask, n_q, n_kv, n_heads, None, None, data)
     here = at.sequence(batch)
     scope = {**here.scope, "q": np.array([[q]], dtype=np.int64)}
@@ -148,11 +153,9 @@ class _At:
 
 
 def _at(
-    mask: Mask, n_q: int, n_kv: int | None, n_heads: int | None, heads_kv: int | None,
+    mask: Mask, n_q: int, n_kv: int, n_heads: int | None, heads_kv: int | None,
     scores: object, data: Mapping[str, object],
 ) -> _At:  # fmt: skip
-    n_q = _length("n_q", n_q)
-    n_kv = n_q if n_kv is None else _length("n_kv", n_kv)
     nodes = list(N.walk(mask))
     wanted, params = _named(nodes)
     ranking = _rankings(nodes, scores, data)

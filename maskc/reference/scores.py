@@ -79,13 +79,17 @@ class ScoreOf:
         found = _Evaluation(self._tables, {**self._lengths, "q": q, "k": k, "h": h, "b": b}, s)
         dual = found.real(self._logit)
         value = np.broadcast_to(dual.value, s.shape)
-        slope = np.broadcast_to(dual.by.get("s", 0.0), s.shape)
+
+        def slope(by: object) -> Array:
+            """The derivative; 0 where a pair has no weight."""
+            return np.where(np.isneginf(value), 0.0, dual.by.get(by, 0.0))
+
         shares = tuple(
-            Share(self._names[slot], index, np.broadcast_to(dual.by[number], s.shape))
+            Share(self._names[slot], index, slope(number))
             for number, (slot, index) in enumerate(found.read)
             if number in dual.by
         )
-        return Logits(value, slope, shares)
+        return Logits(value, slope("s"), shares)
 
 
 def _integer(inputs: S.Inputs, name: str) -> bool:

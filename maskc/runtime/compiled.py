@@ -723,7 +723,8 @@ class CompiledMask:
             MaskcError: a mistake in data (MC301 to MC305).
         """
         if self.held is not None:
-            data[HELD] = self.held.of_call(*self.held.extents)
+            n_heads = self.bundle.problem.n_heads
+            data[HELD] = self.held.of_question(n_heads, n_q, n_q if n_kv is None else n_kv)
         return mask_layout(self.bundle, self._binder, self.unit.tile, n_q, n_kv, block, head, batch,
                            data)  # fmt: skip
 

@@ -103,8 +103,8 @@ class ScoredMask(CompiledMask):
         """The arguments are CompiledMask's; `inputs` are the formula's."""
         super().__init__(bundle, target, report, in_parts=in_parts, held=held)
         self._read(inputs)
-        self._own = {decl.name for decl in bundle.data} | {name for name, _ in bundle.params}
-        self._own |= set(bundle.unread)
+        params = (name for name, _ in bundle.params)
+        self._own = {decl.name for decl in bundle.data}.union(params, bundle.unread)
         self._reads = _indices(inputs.formula)
         self._shifts = S.shift(inputs.formula.logit) is not None
         self._checked: set[object] = set()

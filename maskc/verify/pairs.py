@@ -90,7 +90,7 @@ class Pairs:
         return params, {name: asked.arrays[name] for name in E.arrays(ir.keep)}
 
     def _bound(self, n_q: int, n_kv: int) -> Asked:
-        _, data = with_captured(self.case.mask, self.case.data, self.case.heads)
+        _, data = with_captured(self.case.mask, self.case.data, self.case.heads, n_q, n_kv)
         return bound([self.masks[i] for i in self.of_head or (0,)], n_q, n_kv, data)
 
     def _oracle(self) -> np.ndarray:

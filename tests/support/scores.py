@@ -65,6 +65,12 @@ FORMULAS: dict[str, Callable[[int, int, int, int], Made]] = {
         )
     ),
     "without s": _made(lambda s, q, k: mc.table("t")[q - k], t="r"),
+    "hidden": _made(
+        lambda s, q, k: np.where(
+            (mc.table("t")[q, k] > 0) & (s > -0.5), s / 2 + mc.table("t")[q, k], -np.inf
+        ),
+        t="qk",
+    ),
 }  # fmt: skip
 
 

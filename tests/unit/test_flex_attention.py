@@ -11,7 +11,7 @@ import pytest
 
 import maskc as mc
 from maskc import flex as module
-from maskc.core.errors import BadOption, BadShape, NotAMask, ScoreModUnsupported
+from maskc.core.errors import BadOption, BadShape, MaskcError, NotAMask
 from tests.support.thorough import chiefly, more
 
 torch = pytest.importorskip("torch")
@@ -210,16 +210,17 @@ def test_other_score_mods_run_as_formulas(name: str) -> None:
 @pytest.mark.parametrize(
     ("mod", "found", "hint"),
     [
-        (lambda s, b, h, q, k: s.to(torch.bfloat16), "rounds to half", "run others"),
-        (lambda s, b, h, q, k: s * 2 if q else s, "needs a number", "run others"),
-        (lambda s, b, h, q, k: 1 / s, "divides by the score or a position", "run others"),
-        (lambda s, b, h, q, k: None, "returns NoneType", "run others"),
-        (lambda s, b, h, q: s, "raised TypeError", "run others"),
+        (lambda s, b, h, q, k: s.to(torch.bfloat16), "MC129.*rounds to bfloat16", "float32"),
+        (lambda s, b, h, q, k: s * 2 if q else s, "MC129.*Python has to decide", "torch.where"),
+        (lambda s, b, h, q, k: 1 / s, "MC130.*division by s", "away from 0"),
+        (lambda s, b, h, q, k: None, "MC129.*uses a NoneType", "write it with"),
+        (lambda s, b, h, q: s, "MC129.*takes 4 arguments", "expected"),
+        (lambda s, b, h, q, k: s * torch.inf, "MC131.*inf", "where"),
     ],
 )
-def test_other_score_mods_are_refused_at_their_line(mod, found: str, hint: str) -> None:
+def test_score_mods_without_a_formula_are_refused_at_their_line(mod, found: str, hint: str) -> None:
     q, k, v = tensors(4, 4)
-    with pytest.raises(ScoreModUnsupported, match=found) as refused:
+    with pytest.raises(MaskcError, match=found) as refused:
         mc.flex_attention(q, k, v, mod)
     assert hint in str(refused.value)
     assert "test_flex_attention.py:" in str(refused.value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,10 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
-from maskc.core.errors import BatchUsed, NotTraceable
+from maskc import driver
+from maskc.core.errors import (
+    BatchUsed,
+    HeadsUnknown,
+    MaskcError,
+    MaskModFailed,
+    MaskUsedAsBool,
+    NeedsLengths,
+    NotTraceable,
+    SequencesUnknown,
+)
+from maskc.dsl import evaluated
 from tests.support.thorough import examples
 
 torch = pytest.importorskip("torch")
+flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
 N, HEADS, SEQUENCES = 12, 2, 2
 Mod = Callable[..., object]
@@ -213,7 +228,7 @@ REFUSED: dict[str, Mod] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_torch_would_do_otherwise_is_refused(name: str) -> None:
     with pytest.raises(NotTraceable):
-        mc.from_mask_mod(REFUSED[name])
+        mc.from_mask_mod(REFUSED[name], exact=True)
 
 
 # ------------------------------------------------------------------ captured tensors
@@ -265,7 +280,7 @@ def test_b_may_only_index() -> None:
         lambda b, h, q, k: BIAS[b, 0][b, q] == 1,
     ):
         with pytest.raises(BatchUsed):
-            mc.from_mask_mod(mod)
+            mc.from_mask_mod(mod, exact=True)
 
 
 def test_attention_by_sequences_and_heads() -> None:
@@ -276,6 +291,230 @@ def test_attention_by_sequences_and_heads() -> None:
         scores = (q @ q.mT / 4).masked_fill(~right, -torch.inf)
         wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ q
         torch.testing.assert_close(mc.attention(q, q, q, mask), wanted, atol=1e-5, rtol=1e-5)
+
+
+WIDTHS, TURN = [3, 7], [[0, 2], 5]
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda b, h, q, k: (q | 5) > (k ^ 3),
+        lambda b, h, q, k: ((q & 6) | 1) != (~k & 3),
+        lambda b, h, q, k: torch.bitwise_or(q, 2) <= torch.bitwise_left_shift(k, 1),
+        lambda b, h, q, k: (q >> 1) == (torch.bitwise_right_shift(k, 2) ^ -2),
+        lambda b, h, q, k: q - k < WIDTHS[h],
+        lambda b, h, q, k: (q >= k) & (q - k < WIDTHS[b]) & (k != TURN[0][0]),
+    ],
+)
+def test_bits_and_lists(mod: Mod) -> None:
+    """Bits that a plain integer names are formulas, for all lengths; lists are arrays."""
+    check(mod)
+
+
+# ------------------------------------------------------------------ tables of one index
+
+TABLED: dict[str, Mod] = {
+    "bits": lambda b, h, q, k: ((q ^ (q >> 1)) & 3) == ((k | (k << 2)) & 3),
+    "products": lambda b, h, q, k: q * q % 7 <= k * k % 5,
+    "rounded roots": lambda b, h, q, k: (q.float() * 3).sqrt().floor().long() >= k // 2,
+    "division": lambda b, h, q, k: torch.ceil(q / 3).int() == torch.ceil(k / 3).int(),
+    "sum of a row": lambda b, h, q, k: BIAS[0, 0, q].sum() % 12 > k,
+    "any of a row": lambda b, h, q, k: (DOC[0] == q // 4).any() & (q >= k),
+    "unsqueeze": lambda b, h, q, k: (q.unsqueeze(-1) == torch.tensor([1, 4, 7])).any(-1) | (q == k),
+    "a table at a table": lambda b, h, q, k: DOC[0, q * q % 12] == DOC[b, k],
+    "powers": lambda b, h, q, k: 2 ** (q % 3) > k % 4,
+    "chosen": lambda b, h, q, k: torch.where(q < 5, q * q, q).clamp(max=20) > k,
+    "real numbers": lambda b, h, q, k: (CHANCE[q] > 0.5) ^ (k % 2 == 0),
+}
+
+
+@pytest.mark.parametrize("name", TABLED)
+def test_what_one_index_decides_is_a_table(name: str) -> None:
+    """It is data, made for the lengths of a question; nothing is warned about."""
+    mod = TABLED[name]
+    with pytest.raises(MaskcError):
+        mc.from_mask_mod(mod, exact=True)
+    mask = mc.from_mask_mod(mod)
+    for n_q, n_kv in ((12, 12), (7, 12), (5, 3)):
+        right = all_pairs(mod, n_q, n_kv).numpy()
+        dense = mask.dense(n_q, n_kv)
+        dense = dense[:, None] if dense.ndim == 3 else dense
+        np.testing.assert_array_equal(np.broadcast_to(dense, right.shape), right)
+    q, k, v = (torch.randn(SEQUENCES, HEADS, n, 16) for n in (7, 12, 12))
+    scores = (q @ k.mT / 4).masked_fill(~all_pairs(mod, 7, 12), -torch.inf)
+    wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ v
+    torch.testing.assert_close(mc.attention(q, k, v, mask), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_tables_of_one_index_keep_what_is_proved() -> None:
+    mask = mc.from_mask_mod(lambda b, h, q, k: (q >= k) & ((q ^ (q >> 1)) % 3 == 0))
+    assert copy.deepcopy(mask) == mask
+    with pytest.raises(NeedsLengths):
+        pickle.dumps(mask)
+    assert mask.subset_of(mc.causal(align="start")) is True
+    assert mask.equals(mc.causal(align="start")) is not True
+
+
+def test_tables_of_one_index_are_computed_again_where_somebody_writes() -> None:
+    limits = torch.full((12,), 2.5)
+    mask = mc.from_mask_mod(lambda b, h, q, k: (limits[q].ceil().long() >= k) & (k >= 0))
+    assert mask.count(12) == 12 * 4
+    limits[3] = 6.5
+    assert mask.count(12) == 12 * 4 + 4
+
+
+# ------------------------------------------------------------------ evaluated
+
+CHANCE = torch.rand(12, generator=torch.Generator().manual_seed(0))
+EVALUATED: dict[str, Mod] = {
+    "bits": lambda b, h, q, k: ((q ^ k) & (q | k)) % 3 == 0,
+    "shifts": lambda b, h, q, k: ((1 << (q % 4)) & k) != 0,
+    "products": lambda b, h, q, k: q * k % 5 < 3,
+    "division": lambda b, h, q, k: q / 3 > k - 1.5,
+    "sin": lambda b, h, q, k: torch.sin(q + 0.5 * k) > 0,
+    "float": lambda b, h, q, k: (q + k).float().sqrt() > k - 2,
+    "float_table": lambda b, h, q, k: CHANCE[q] > CHANCE[k],
+    "a row": lambda b, h, q, k: (DOC[b] == k).any() | (q >= k),
+    "gather": lambda b, h, q, k: DOC[b].gather(0, q[None])[0] == DOC[b, k],
+    "stack": lambda b, h, q, k: torch.stack([q, k]).max() < 9,
+    "the sequence": lambda b, h, q, k: (b == 1) | (q >= k),
+    "the next sequence": lambda b, h, q, k: DOC[(b + 1) % 2, q] == DOC[b, k],
+    "the head": lambda b, h, q, k: (q * h >= k) | (q == k),
+    "nothing": lambda b, h, q, k: q * q < -1 - k,
+    "everything": lambda b, h, q, k: q * q >= -k,
+}
+
+
+def all_pairs(mod: Mod, n_q: int, n_kv: int) -> torch.Tensor:
+    """What FlexAttention's create_mask makes of it."""
+    return flex.create_mask(mod, SEQUENCES, HEADS, n_q, n_kv, device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore::maskc.EvaluatedMaskWarning")
+@pytest.mark.parametrize("name", EVALUATED)
+def test_mask_mods_that_cannot_be_followed_are_evaluated(name: str) -> None:
+    mod = EVALUATED[name]
+    with pytest.raises(MaskcError):
+        mc.from_mask_mod(mod, exact=True)
+    mask = mc.from_mask_mod(mod)
+    assert mask.equals(mc.causal()) in (None, False)
+    for n_q, n_kv in ((12, 12), (7, 12)):  # other lengths, one mask
+        right = all_pairs(mod, n_q, n_kv)
+        q, k, v = (torch.randn(SEQUENCES, HEADS, n, 16) for n in (n_q, n_kv, n_kv))
+        scores = (q @ k.mT / 4).masked_fill(~right, -torch.inf)
+        wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ v
+        torch.testing.assert_close(mc.attention(q, k, v, mask), wanted, atol=1e-5, rtol=1e-5)
+        if "sequence" in name:
+            continue
+        dense = mask.dense(n_q, n_kv, n_heads=HEADS)
+        if dense.ndim == 3 and (right == right[:, :1]).all():
+            dense = dense[:, None]
+        np.testing.assert_array_equal(np.broadcast_to(dense, right.shape), right)
+        assert mask.count(n_q, n_kv, n_heads=HEADS) == dense.sum()
+
+
+@pytest.mark.filterwarnings("ignore::maskc.EvaluatedMaskWarning")
+def test_evaluated_masks_of_many_tiles() -> None:
+    """In stretches of queries, beside other masks, and with gradients."""
+    mask = mc.from_mask_mod(lambda b, h, q, k: (q ^ k) % 7 < 4 + h) & mc.causal()
+    right = all_pairs(lambda b, h, q, k: ((q ^ k) % 7 < 4 + h) & (q >= k), 200, 200)
+    with patch.object(evaluated, "_PAIRS", 1 << 15):
+        np.testing.assert_array_equal(mask.dense(200, n_heads=HEADS), right[0])
+        found = [torch.randn(SEQUENCES, HEADS, 200, 16, requires_grad=True) for _ in range(3)]
+        out = mc.attention(*found, mask)
+    q, k, v = found
+    scores = (q @ k.mT / 4).masked_fill(~right, -torch.inf)
+    wanted = torch.nan_to_num(torch.softmax(scores, -1)) @ v
+    dout = torch.randn_like(wanted)
+    for one, two in zip(
+        (out, *torch.autograd.grad(out, found, dout)),
+        (wanted, *torch.autograd.grad(wanted, found, dout)), strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(one, two, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore::maskc.EvaluatedMaskWarning", "ignore::maskc.DenseWarning")
+def test_evaluated_masks_are_evaluated_once_until_somebody_writes() -> None:
+    limits, ran = torch.tensor([2.5, 8.5]), []
+
+    def mod(b, h, q, k):
+        ran.append(1)
+        return (q * 1.5 > k) & (k < limits[b])
+
+    mask, x = mc.from_mask_mod(mod), torch.randn(SEQUENCES, HEADS, 12, 16)
+    before = mc.attention(x, x, x, mask)
+    count = len(ran)
+    assert torch.equal(mc.attention(x, x, x, mask), before)
+    assert len(ran) == count
+    learned = x.clone().requires_grad_()
+    out = mc.attention(learned, x, x, mask)
+    limits[0] = 7.5
+    (gradient,) = torch.autograd.grad(out.sum(), learned)  # as the forward pass read it
+    (same,) = torch.autograd.grad(
+        mc.attention(learned, x, x, mc.from_bool(mask_of(2.5, 8.5))).sum(), learned
+    )
+    torch.testing.assert_close(gradient, same)
+    after = mc.attention(x, x, x, mask)
+    torch.testing.assert_close(after, mc.attention(x, x, x, mc.from_bool(mask_of(7.5, 8.5))))
+    assert not torch.equal(after, before)
+
+
+def mask_of(*limits: float) -> torch.Tensor:
+    """The mask of the test above."""
+    i = torch.arange(12)
+    seen = torch.stack([i[None] < limit for limit in limits]) & (i[:, None] * 1.5 > i[None])
+    return seen[:, None]
+
+
+@pytest.mark.filterwarnings("ignore::maskc.EvaluatedMaskWarning")
+def test_what_evaluated_masks_refuse() -> None:
+    short = torch.rand(5)
+    mask = mc.from_mask_mod(lambda b, h, q, k: short[q] > short[k])
+    assert mask.count(5) == 10
+    with pytest.raises(MaskModFailed, match="7 queries and 7 keys"):
+        mask.count(7)
+    by_sequence = mc.from_mask_mod(EVALUATED["the sequence"])
+    with pytest.raises(SequencesUnknown):
+        by_sequence.count(12)
+    with pytest.raises(HeadsUnknown):
+        mc.from_mask_mod(EVALUATED["the head"]).count(12)
+    recipe, _ = driver.capture(mask, head_dim=16, target="cpu")
+    with pytest.raises(NeedsLengths):  # a module holds what formulas captured
+        driver.generate(mask, "module", [recipe.plan], "")
+    assert "table0=..." in str(mask)
+    assert mask.subset_of(mc.full()) is True
+    with pytest.raises(MaskUsedAsBool):  # neither traced nor evaluated
+        mc.from_mask_mod(lambda b, h, q, k: bool(q >= k))
+
+
+@pytest.mark.filterwarnings("ignore::maskc.EvaluatedMaskWarning")
+@pytest.mark.parametrize("name", ["bits", "products"])
+def test_in_one_graph(name: str) -> None:
+    """Inside of torch.compile, where an operator runs and torch.vmap does not."""
+    mask = mc.from_mask_mod({**EVALUATED, "products": TABLED["products"]}[name])
+    found = [torch.randn(1, HEADS, 20, 16, requires_grad=True) for _ in range(3)]
+
+    def run(q, k, v):
+        return mc.attention(q * 2, k, v, mask).sin()
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    out, wanted = compiled(*found), run(*found)
+    torch.testing.assert_close(out, wanted)
+    for one, two in zip(
+        torch.autograd.grad(out.sum(), found), torch.autograd.grad(wanted.sum(), found), strict=True
+    ):
+        torch.testing.assert_close(one, two)
+
+
+def test_evaluated_block_masks() -> None:
+    mod = EVALUATED["bits"]
+    block_mask = flex.create_block_mask(mod, None, None, 200, 200, device="cpu")
+    x = torch.randn(SEQUENCES, HEADS, 200, 16)
+    with pytest.warns(mc.EvaluatedMaskWarning):
+        out = mc.flex_attention(x, x, x, block_mask=block_mask)
+    scores = (x @ x.mT / 4).masked_fill(~all_pairs(mod, 200, 200), -torch.inf)
+    torch.testing.assert_close(out, torch.softmax(scores, -1) @ x)
 
 
 # ------------------------------------------------------------------ transformers

@@ -6,6 +6,7 @@ documentation and its paged attention come with torch.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -114,18 +115,35 @@ def test_attention_with_masks_of_attention_gym(name: str) -> None:
     attends(*gym()[name]())  # type: ignore[arg-type]
 
 
-def test_what_is_refused_of_attention_gym_names_its_line() -> None:
-    """Bits of two varying integers, and a search in a row that was chosen."""
+def beyond_tracing() -> dict[str, tuple[Mod, int, str]]:
+    """(mask_mod, length, the line that cannot be followed) of attention-gym's other mask files."""
     m = pytest.importorskip("attn_gym.masks")
-    chosen = torch.zeros(1, 1, 4, 2, dtype=torch.int32)
-    for mod, line in (
-        (m.generate_morton_natten(8, 8, 3, 3), "code = (code | (code >> 1)) & 0x33333333"),
-        (m.generate_vsa_mask_mod(chosen, 6), "kv_tile.unsqueeze(-1)"),
-    ):
-        with pytest.raises(NotTraceable) as caught:
-            mc.from_mask_mod(mod)
-        assert line in str(caught.value)
-        assert "hint:" in str(caught.value)
+    chosen = torch.tensor([[0, 1], [1, 0], [2, 0], [3, 3]], dtype=torch.int32)
+    return {
+        "morton_natten": (
+            m.generate_morton_natten(8, 8, 3, 3), 64, "code = (code | (code >> 1)) & 0x33333333",
+        ),
+        "vsa": (
+            m.generate_vsa_mask_mod(chosen[None, None].expand(SEQUENCES, HEADS, -1, -1), 6), 24,
+            "kv_tile.unsqueeze(-1)",
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["morton_natten", "vsa"])
+def test_what_cannot_be_followed_of_attention_gym_is_computed(name: str) -> None:
+    """Bits of an integer become tables; a search in a row that was chosen is evaluated."""
+    mod, n, line = beyond_tracing()[name]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        check(mod, n)
+        attends(mod, n)
+    assert len(told) == (0 if name == "morton_natten" else 2)
+    assert all("exact=True refuses it" in str(each.message) for each in told)
+    with pytest.raises(NotTraceable) as caught:
+        mc.from_mask_mod(mod, exact=True)
+    assert line in str(caught.value)
+    assert "hint:" in str(caught.value)
 
 
 def test_every_case_of_attention_gym_is_run() -> None:

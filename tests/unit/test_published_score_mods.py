@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 mods = pytest.importorskip("attn_gym.mods")
 
 import maskc as mc  # noqa: E402
-from tests.unit.test_scores_torch import B, H, N, check  # noqa: E402
+from tests.unit.test_scores_torch import B, H, N, check, tensors  # noqa: E402
 
 W = 8
 
@@ -41,6 +41,37 @@ def test_graphormer():
 def test_activations_in_place_of_softmax(name):
     """The logarithm of an activation: softmax's numerator is the activation."""
     check(mods.generate_activation_score_mod(getattr(torch, name), 1.5))
+
+
+ACTIVATIONS = (
+    "celu", "elu", "gelu", "hardsigmoid", "hardswish", "leaky_relu", "mish", "relu",
+    "relu6", "silu", "softplus", "softsign", "tanh",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_that_stay_above_minus_1(name):
+    """No score makes log(f + 1) undefined: SiLU's least value is -0.2785."""
+    check(mods.generate_activation_score_mod(getattr(torch.nn.functional, name), 1.0))
+
+
+def test_an_activation_of_0_has_no_weight():
+    """Also where its logarithm's derivative is infinite: nothing of it reaches a gradient."""
+    score = mc.from_score_mod(mods.generate_activation_score_mod(torch.relu, 0.0))
+    (q, k, v), dout = tensors()
+    out = mc.attention(q, k, v, mc.causal(), score=score)
+    found = torch.autograd.grad(out, (q, k, v), dout)
+    scores = (q.double() @ k.double().mT / q.shape[-1] ** 0.5).tril().relu()
+    total = scores.sum(-1, keepdim=True)
+    wanted = (scores / torch.where(total == 0, 1, total)) @ v.double()
+    right = torch.autograd.grad(wanted, (q, k, v), dout.double())
+    for one, two in zip((out, *found), (wanted, *right), strict=True):
+        torch.testing.assert_close(one.double(), two.double(), atol=2e-4, rtol=2e-4)
+
+
+def test_an_activation_below_its_logarithm_is_refused():
+    with pytest.raises(mc.MaskcError, match=r"MC130.*may be below 0"):
+        mc.from_score_mod(mods.generate_activation_score_mod(torch.selu, 1.0))
 
 
 def test_gelu_in_place_of_softmax():

@@ -125,7 +125,7 @@ _NAMES = {
     "min": np.minimum, "max": np.maximum, "abs": np.abs, "exp": np.exp, "log": np.log,
     "tanh": np.tanh, "sqrt": np.sqrt, "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "erf": _erf,
     "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2, "sin": np.sin, "cos": np.cos,
-    "floor": np.floor, "sign": np.sign, "step": lambda x: np.heaviside(x, 0.5),
+    "floor": np.floor, "sign": np.sign, "step": lambda x: np.heaviside(x, 0.5), "where": np.where,
 }  # fmt: skip
 
 
@@ -296,10 +296,6 @@ def test_hidden_pairs_become_a_mask():
         added = mc.score(lambda s, q, k: s * 0.5 + np.where(q < k, -np.inf, 0.0))
     assert added.formula == mc.score(lambda s: s * 0.5 + 0.0).formula or added.mask is not None
     both_passes(score, {}, mask=mc.full())
-    with pytest.raises(ScoreHidesPairs, match="-inf"):
-        mc.score(lambda s, q, k: np.maximum(s, np.where(k <= q, 0.0, -np.inf)))
-    with pytest.raises(ScoreHidesPairs, match="all but"):
-        mc.score(lambda s: np.where(s > 0, s, -np.inf))
 
 
 HIDING = {
@@ -310,7 +306,6 @@ HIDING = {
     "a logarithm of a condition": lambda s, q, k: s + np.log((k <= q) * 1.0),
     "a logarithm of a choice": lambda s, q, k: s + np.log(np.where(k > q, 0.0, 2.0)),
     "both sides": lambda s, q, k: np.where(k > q, -np.inf, np.where(k <= q, s, -np.inf)),
-    "the least number": lambda s, q, k: s + np.where(q < k, np.finfo(np.float32).min, 0.0),
     "either branch": lambda s, q, k: np.where(
         q < 9, np.where(k <= q, s, -np.inf), np.where(k > q, -np.inf, 2 * s)
     ),
@@ -326,22 +321,106 @@ def test_however_pairs_are_hidden(name):
     both_passes(score, {}, mask=mc.full())
 
 
-NOT_A_MASK = {
+IDS = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 3], np.int64).repeat(7)
+PREFIX = np.array([5, 30])
+EVEN = np.arange(70) % 2 == 0
+BY_TABLE = {
+    "documents": lambda s, b, h, q, k: np.where((q >= k) & (IDS[q] == IDS[k]), s, -np.inf),
+    "the other order": lambda s, b, h, q, k: np.where(IDS[q] != IDS[k], -np.inf, 2 * s),
+    "nested": lambda s, b, h, q, k: np.where(
+        q >= k, np.where(IDS[q] == IDS[k], s, -np.inf) + 0.1 * q, -np.inf
+    ),
+    "by sequence": lambda s, b, h, q, k: np.where((k < PREFIX[b]) | (q >= k), s, -np.inf),
+    "by head": lambda s, b, h, q, k: np.where(q - k < PREFIX[h], s, -np.inf),
+    "booleans": lambda s, b, h, q, k: np.where(EVEN[k] & EVEN[q], s, -np.inf),
+    "added": lambda s, b, h, q, k: s + np.where(EVEN[k], 0.0, -np.inf) + 0.5 * h,
+    "chosen": lambda s, b, h, q, k: np.where(np.where(EVEN[k], 3, IDS[q]) == 3, s, -np.inf),
+    "a table by a table": lambda s, b, h, q, k: np.where(PREFIX[IDS[k] % 2] > q, s, -np.inf),
+    "against a real number": lambda s, b, h, q, k: np.where(
+        (q - k < 20.5) & (k - q < 4.5), s, -np.inf
+    ),
+    "a parameter": lambda s, b, h, q, k: np.where(q - k < mc.param("far", 30), s, -np.inf),
+}  # fmt: skip
+
+
+def by_number(s, b, h, q, k):
+    return np.where(q - k < 30, s, -np.inf)
+
+
+def of_all_pairs(function, batch=2, heads=2, n=70):
+    """The function's condition on all pairs: where a score of 0 is not -inf."""
+    places = np.meshgrid(*map(np.arange, (batch, heads, n, n)), indexing="ij")
+    return ~np.isneginf(function(np.zeros((batch, heads, n, n)), *places))
+
+
+@pytest.mark.parametrize("name", BY_TABLE)
+def test_pairs_hidden_by_what_a_function_holds_become_a_mask(name):
+    function = BY_TABLE[name]
+    with pytest.warns(mc.ScoreMaskWarning):
+        score = mc.from_score_mod(function)
+    assert "inf" not in str(score).partition("hides")[0]
+    right = of_all_pairs(function if name != "a parameter" else by_number)
+    dense = score.mask.dense(70, n_heads=2)
+    if dense.ndim == 3:
+        dense = dense[:, None] if (right == right[:, :1]).all() else dense[None]
+    np.testing.assert_array_equal(np.broadcast_to(dense, right.shape), right)
+    function = by_number if name == "a parameter" else function
+    q, k, v = (np.random.default_rng(i).normal(size=(2, 2, 70, 8)) for i in range(3))
+    places = np.meshgrid(*map(np.arange, (2, 2, 70, 70)), indexing="ij")
+    logits = function(q @ k.swapaxes(-1, -2) / 8**0.5, *places)
+    top = logits.max(-1, keepdims=True)
+    weights = np.exp(logits - np.where(np.isneginf(top), 0, top))
+    total = weights.sum(-1, keepdims=True)
+    out = mc.attention(*(x.astype(np.float32) for x in (q, k, v)), mc.full(), score=score)
+    close(out, weights @ v / np.where(total == 0, 1, total))
+
+
+BY_VALUE = {
     "of the score": lambda s: np.where(s > 0, s, -np.inf),
-    "of a table": lambda s, q, k: np.where(mc.table("t")[q, k] > 0, s, -np.inf),
+    "of a table of a call": lambda s, q, k: np.where(mc.table("t")[q, k] > 0, s, -np.inf),
+    "of b": lambda s, q, k, h, b: np.where((b == 1) | (k <= q), s, -np.inf),
+    "of products": lambda s, q, k: np.where(q * k % 3 == 0, s, -np.inf),
     "under another function": lambda s, q, k: np.exp(np.where(k <= q, s, -np.inf)),
-    "a product": lambda s, q, k: s + (k > q) * -np.inf,
+    "of two": lambda s, q, k: np.maximum(s, np.where(k <= q, 0.0, -np.inf)),
+    "nothing is left": lambda s, q, k: np.where((s > 100) & (q > k), s, -np.inf),
+    "both": lambda s, q, k: np.where((k <= q) & (s > 0), s, -np.inf),
+    "the least number": lambda s, q, k: s + np.where(q < k, np.finfo(np.float32).min, 0.0),
     "a huge factor": lambda s, q, k: s + (k > q) * -1e38,
+}
+
+
+@pytest.mark.filterwarnings("ignore::maskc.ScoreMaskWarning")
+@pytest.mark.parametrize("name", BY_VALUE)
+def test_scores_of_minus_infinity_have_no_weight(name):
+    """Whatever made them: such pairs have no gradient, and rows of them are empty."""
+    score = mc.score(BY_VALUE[name])
+    table = np.random.default_rng(3).normal(size=(70, 70)).astype(np.float32)
+    table[7] = -1
+    data = {"t": table} if "table" in name else {}
+    both_passes(score, data, mask=mc.full())
+
+
+def test_both_a_mask_and_values():
+    """A mask says what it can, and skips tiles; values say the rest."""
+    with pytest.warns(mc.ScoreMaskWarning, match="k <= q"):
+        score = mc.score(BY_VALUE["both"])
+    assert score.mask.equals(mc.causal(align="start"))
+    assert str(score).startswith("score(where(0 < s, s, -inf), which hides")
+
+
+NOT_A_MASK = {
+    "a product": lambda s, q, k: s + (k > q) * -np.inf,
     "everything": lambda s: s - np.inf,
     "the other infinity": lambda s, q, k: np.where(k <= q, s, np.inf),
+    "not a number": lambda s, q, k: np.where(k <= q, s, np.nan),
 }
 
 
 @pytest.mark.parametrize("name", NOT_A_MASK)
-def test_hidden_pairs_that_no_mask_says(name):
+def test_infinities_without_a_plain_meaning(name):
     with pytest.raises(ScoreHidesPairs) as caught:
         mc.score(NOT_A_MASK[name])
-    assert "mc.where(lambda q, k: ...) & mask" in str(caught.value)
+    assert "where(condition, s, -inf)" in str(caught.value)
     assert "test_scores.py" in str(caught.value)
 
 
@@ -417,6 +496,22 @@ def test_calls_that_are_refused():
             attn(x, x, x, **options)
     with pytest.raises(NotAScore):
         CAUSAL.compile(16, target="cpu", score=lambda s: s)
+
+
+def test_data_that_fall_out_of_a_mask_are_taken_as_without_a_formula():
+    """Of a mask that declares what its formula turned out not to need."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(1, 2, 20, 16)).astype(np.float32) for _ in range(3))
+    for mask, data in (
+        (mc.full() | mc.flags("keep"), {"keep": np.ones(20, bool)}),
+        (mc.causal() | (mc.causal() & mc.documents("doc")), {"doc": np.zeros(20, np.int32)}),
+        (mc.causal() & (mc.full() | mc.window(mc.param("far", 3))), {"far": 5}),
+    ):
+        plain = mc.attention(q, k, v, mask, **data)
+        score = mc.score(lambda s, q: s + 0 * mc.table("t")[q])
+        close(mc.attention(q, k, v, mask, score=score, t=np.ones(20, np.float32), **data), plain)
+        with pytest.raises(DataUnknown):
+            mc.attention(q, k, v, mask, score=score, t=np.ones(20, np.float32), other=1)
 
 
 def test_pickles_and_copies():

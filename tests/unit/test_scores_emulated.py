@@ -53,7 +53,7 @@ def judged(name, n=70, deterministic=False, mask=None, **options):
 
 
 @pytest.mark.parametrize(
-    "name", ["relative table", more("bias"), "gate", more("twice"), "pieces", "waves"]
+    "name", ["relative table", more("bias"), "gate", more("twice"), "pieces", "waves", "hidden"]
 )
 def test_formulas(name):
     judged(name)

@@ -36,8 +36,10 @@ emulated = pytest.mark.usefixtures("device")
 
 
 def near(found, right, name, tolerance):
-    """Within a share of the largest number."""
+    """Within a share of the largest number; infinite where that is right."""
     found = found.float().numpy().astype(np.float64)
+    same = found == right
+    found, right = (np.where(same & np.isinf(right), 0, x) for x in (found, right))
     error = np.abs(found - right).max()
     assert np.isfinite(found).all(), name
     assert error < tolerance * max(1, np.abs(right).max()), name
@@ -97,7 +99,7 @@ def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, 
 
 @emulated
 @pytest.mark.parametrize(
-    "name", chiefly(list(FORMULAS), "relative table", "buckets", "gate", "twice")
+    "name", chiefly(list(FORMULAS), "relative table", "buckets", "gate", "twice", "hidden")
 )
 def test_formulas(name):
     judged(mc.causal(), name, 130)

@@ -226,6 +226,34 @@ def test_attention_gym(name):
     check(made)
 
 
+SCALES, NEAR = [0.5, 1.0, 1.5, 2.0], [3, 9]
+BITS = {
+    "conditions": lambda s, b, h, q, k: torch.where((q > k) ^ (h == 0), s, 0.5 * s),
+    "of a literal": lambda s, b, h, q, k: torch.where(((q ^ k) & 5) == 0, s, 0.5 * s),
+    "of two": lambda s, b, h, q, k: s + 0.01 * ((q | 3) - (k & q)) + ((q >> 2) ^ (k << 1)) / 480,
+    "turned": lambda s, b, h, q, k: s + 0.1 * (~k & 7),
+}
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_bits(name):
+    check(BITS[name])
+
+
+def test_lists_of_numbers():
+    """What a list holds is indexed by heads and sequences, as a tensor of the same numbers is."""
+    found, wanted = (
+        mc.attention(*tensors()[0], mc.causal(), score=mc.from_score_mod(score_mod))
+        for score_mod in (
+            lambda s, b, h, q, k: torch.where(q - k <= NEAR[b], s * SCALES[h], s - 1),
+            lambda s, b, h, q, k: torch.where(
+                q - k <= torch.tensor(NEAR)[b], s * torch.tensor(SCALES)[h], s - 1
+            ),
+        )
+    )
+    torch.testing.assert_close(found, wanted)
+
+
 def test_a_dot_product_of_rows_is_refused():
     """attention-gym's latent attention adds a second dot product: that belongs into q and k."""
     rope = torch.randn(B, H, N, 8)

@@ -230,14 +230,6 @@ class BadMatrix(MaskcError):
     hint = "{2}"
 
 
-class ScoreModUnsupported(MaskcError):
-    """`mc.flex_attention` was given a score_mod that is no option of a call."""
-
-    code = "MC128"
-    message = "score_mod cannot be run: {0}"
-    hint = "{1}"
-
-
 class ScoreNotTraceable(MaskcError):
     """A formula of the score does something that cannot be followed exactly."""
 
@@ -268,6 +260,33 @@ class NotAScore(MaskcError, TypeError):
     code = "MC132"
     message = "score= expects mc.score(...), found {0}"
     hint = "{1}"
+
+
+class NeedsLengths(MaskcError):
+    """A mask_mod is evaluated for the lengths of a call, and something needs its pairs without."""
+
+    code = "MC133"
+    message = "this mask_mod is evaluated for the lengths of a call: without them there is no mask"
+    hint = (
+        "write it so that it can be followed, see the warning of mc.from_mask_mod; or fix its "
+        "lengths with mc.from_bool(create_mask(mask_mod, B, H, n_q, n_kv))"
+    )
+
+
+class SequencesUnknown(MaskcError):
+    """A mask_mod computes with b, and a question does not know how many sequences there are."""
+
+    code = "MC134"
+    message = "this mask_mod computes with b, so nobody knows how many sequences there are"
+    hint = "let b index a tensor, which says how many; or ask about mc.from_bool(create_mask(...))"
+
+
+class MaskModFailed(MaskcError):
+    """A mask_mod raised when it was evaluated for the lengths of a call."""
+
+    code = "MC135"
+    message = "the mask_mod raised {0}, for {1} sequences, {2} heads, {3} queries and {4} keys"
+    hint = "a tensor that it reads may have fewer entries than the call has tokens, heads or rows"
 
 
 # ---------------------------------------------------------------- pattern files

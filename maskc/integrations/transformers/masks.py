@@ -136,7 +136,7 @@ def _traced(function: Callable[..., Any], padding: Any, place: Place) -> Found:
     def absolute(b: Any, h: Any, q: Any, k: Any) -> Any:
         return function(b, h, q + q_offset, k + kv_offset)
 
-    mask = from_mask_mod(absolute if q_offset or kv_offset else function)
+    mask = from_mask_mod(absolute if q_offset or kv_offset else function, exact=True)
     data: dict[str, Any] = {}
     if _is_padded(data, padding, place, place.n_kv):
         mask = mask & _PADDING

@@ -16,7 +16,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.captured import Held, Reading
+from maskc.core.captured import Computed, Held, Reading
 from maskc.core.data import DataDecl
 from maskc.core.errors import DataRange
 from maskc.core.evaluate import evaluate
@@ -101,10 +101,10 @@ def reads_inside(
 
 def with_content(decl: DataDecl, held: Held) -> DataDecl:
     """The declaration of a captured array with what it holds; any other one as it is."""
-    found = {name: (rank, values.array) for name, rank, values in held.tables}.get(decl.name)
-    if found is None or not decl.held:
+    found = {name: (rank, values) for name, rank, values in held.tables}.get(decl.name)
+    if found is None or not decl.held or isinstance(found[1], Computed):
         return decl
-    array = _flat(found[1], found[0])
+    array = _flat(found[1].array, found[0])
     own = decl.options if array.ndim > decl.rank else ()
     content = np.ascontiguousarray(array, dtype="<i4").tobytes()
     return replace(decl, options=own, values=content, shape=array.shape)

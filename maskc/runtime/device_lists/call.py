@@ -76,7 +76,9 @@ class Asked(NamedTuple):
         """
         if self.held is None:
             return self.data
-        return {**self.data, HELD: self.held.of_call(self.sizes.batch, self.sizes.heads_q)}
+        sizes = self.sizes
+        held = self.held.of_call(sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv)
+        return {**self.data, HELD: held}
 
 
 class DeviceLists(Protocol):

@@ -23,7 +23,7 @@ from maskc.driver import selects
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import default_parameters
 from maskc.dsl.printer import print_short
-from maskc.dsl.slots import with_captured
+from maskc.dsl.slots import emptied
 from maskc.emit.glsl_printer import shader
 from maskc.ir.lower import terms
 from maskc.ir.types import MaskIR
@@ -67,7 +67,7 @@ def mask_model(
     asked = hull_asked(mask, n_q, n_kv, n_heads, data)
     arrays = {name: _plain(array) for name, array in asked.arrays.items()}
     asked = replace(asked, arrays=arrays)
-    inner, _ = with_captured(mask, data, n_heads)
+    inner, _ = emptied(mask)
     # Terms may read parameters that the whole mask does not: what causal() absorbs, for example.
     own = {name: int(data.get(name, value)) for name, value in default_parameters(inner).items()}  # type: ignore[call-overload]
     params = own | {name: asked.params[name] for ir in asked.irs for name in ir.params}

@@ -1,0 +1,125 @@
+"""Arrays that a user's function computes for lengths, with its tensors as they are at a moment."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from maskc.core.captured import Captured, version_of
+from maskc.core.source import SourceLoc
+
+_MOST_KNOWN = 4
+"""Calls whose arrays are kept."""
+
+
+def _apart(evaluate: Callable[[], tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    """The arrays, computed in a thread of their own, on the caller's stream of a GPU.
+
+    Operators, compilers' modes and autocast are states of a thread in which torch.vmap may not run.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    stream = cuda.current_stream() if cuda is not None and cuda.is_initialized() else None
+
+    def run() -> tuple[np.ndarray, ...]:
+        if cuda is None or stream is None:
+            return evaluate()
+        with cuda.stream(stream):
+            return evaluate()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
+
+
+class Evaluated(ABC):
+    """Computes arrays, again when somebody has written into the tensors that it reads."""
+
+    def __init__(self, tensors: tuple[Any, ...], at: SourceLoc | None) -> None:
+        """Compute nothing yet.
+
+        Args:
+            tensors: what it reads.
+            at: the place of what cannot be followed.
+        """
+        self.tensors, self.at = tensors, at
+        self._present: Moment | None = None
+
+    @property
+    @abstractmethod
+    def sequences(self) -> int:
+        """The sequences that it tells apart."""
+
+    @property
+    @abstractmethod
+    def heads(self) -> int:
+        """The heads that it tells apart."""
+
+    @abstractmethod
+    def what_decides(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[int, ...]:
+        """The numbers of a call that decide what arrays hold."""
+
+    @abstractmethod
+    def evaluate(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
+        """The arrays at this moment."""
+
+    def now(self) -> Moment:
+        """This object with what its tensors hold at this moment."""
+        versions = tuple(map(version_of, self.tensors))
+        if self._present is None or None in versions or self._present.versions != versions:
+            self._present = Moment(self, versions)
+        return self._present
+
+    def arrays(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[Captured, ...]:
+        """The arrays of a call at this moment, remembered for a few."""
+        return self.now().arrays(batch, heads, n_q, n_kv)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_present": None}
+
+
+@dataclass(eq=False)
+class Moment:
+    """The arrays that an Evaluated computes for calls that began at one moment."""
+
+    of: Evaluated
+    versions: tuple[int | None, ...]
+    known: dict[tuple[int, ...], tuple[Captured, ...]] = field(default_factory=dict)
+
+    @property
+    def at(self) -> SourceLoc | None:
+        """The place of what cannot be followed."""
+        return self.of.at
+
+    @property
+    def sequences(self) -> int:
+        """The sequences that it tells apart."""
+        return self.of.sequences
+
+    @property
+    def heads(self) -> int:
+        """The heads that it tells apart."""
+        return self.of.heads
+
+    def now(self) -> Moment:
+        """This object."""
+        return self
+
+    def arrays(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[Captured, ...]:
+        """The arrays of a call, remembered for a few."""
+        call = self.of.what_decides(batch, heads, n_q, n_kv)
+        found = self.known.get(call)
+        if found is None:
+            made = _apart(lambda: self.of.evaluate(batch, heads, n_q, n_kv))
+            found = tuple(Captured(array, self.at) for array in made)
+            if len(self.known) >= _MOST_KNOWN:
+                del self.known[next(iter(self.known))]
+            self.known[call] = found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "known": {}}

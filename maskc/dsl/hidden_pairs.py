@@ -1,0 +1,239 @@
+"""The pairs that a formula of the score hides: a mask where integers say which, else weights of 0.
+
+A score of -inf has the weight 0, whatever made it. `where(condition, s, -inf)` is split into the
+condition and the score of the other pairs. What a mask can say of the condition becomes a mask,
+which skips tiles: comparisons of integer formulas over places, lengths, parameters and captured
+arrays of integers. The rest stays in the formula, which gives -inf to those pairs itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, reduce
+from typing import Any, NoReturn
+
+from maskc.core import expr as E
+from maskc.core import score as S
+from maskc.core.data import DataDecl
+from maskc.core.errors import MaskcError, ScoreHidesPairs
+from maskc.core.expr import Expr, Term, is_condition
+from maskc.core.source import SourceLoc
+from maskc.dsl.tables import Registry, capturing, element
+from maskc.dsl.traced import Traced, settled
+from maskc.dsl.tracer import numbered
+
+_INFINITE = math.inf
+
+
+# ------------------------------------------------------------------ what a formula hides
+
+
+def _all(*parts: Term | None) -> Term | None:
+    """The condition that all hold; None holds always."""
+    kept = [part for part in parts if part not in (None, E.ALWAYS)]
+    return reduce(partial(S.joined, "and"), kept) if kept else None
+
+
+def without_hidden(node: S.Real, sign: int = -1) -> tuple[S.Real, Term | None]:
+    """The formula of the pairs that it leaves a weight, and which ones these are; None: all.
+
+    Args:
+        node: a formula, or a part of one.
+        sign: of the infinity that hides a pair there.
+    """
+
+    def hidden(part: S.Real) -> bool:
+        return isinstance(part, S.Number) and part.value == sign * _INFINITE
+
+    def joined(function: str, *parts: tuple[S.Real, Term | None]) -> tuple[S.Real, Term | None]:
+        kept = _all(*(of_part for _, of_part in parts))
+        return (node if kept is None else S.Call(function, tuple(one for one, _ in parts))), kept
+
+    match node:
+        case S.Choice(condition, then, other):
+            if hidden(other):
+                inner, kept = without_hidden(then, sign)
+                return inner, _all(condition, kept)
+            if hidden(then):
+                inner, kept = without_hidden(other, sign)
+                return inner, _all(S.negated(condition), kept)
+            (one, of_one), (two, of_two) = (without_hidden(x, sign) for x in (then, other))
+            if of_one is None and of_two is None:
+                return node, None
+            first = _all(condition, of_one) or E.ALWAYS
+            second = _all(S.negated(condition), of_two) or E.ALWAYS
+            return S.Choice(condition, one, two), S.joined("or", first, second)
+        case S.Call("add", (left, right)):
+            return joined("add", without_hidden(left, sign), without_hidden(right, sign))
+        case S.Call("sub", (left, right)):
+            return joined("sub", without_hidden(left, sign), without_hidden(right, -sign))
+        case S.Call("neg", (value,)):
+            return joined("neg", without_hidden(value, -sign))
+        case S.Call("mul", (S.Number(factor) as number, value)) if 0 < abs(factor) < _INFINITE:
+            own = without_hidden(value, sign if factor > 0 else -sign)
+            return joined("mul", (number, None), own)
+        case S.Call("mul", (value, S.Number(factor) as number)) if 0 < abs(factor) < _INFINITE:
+            own = without_hidden(value, sign if factor > 0 else -sign)
+            return joined("mul", own, (number, None))
+        case S.Call("log", (S.Choice(condition, then, other),)) if sign < 0:
+            if _is_zero(other):
+                return S.Call("log", (then,)), condition
+            if _is_zero(then):
+                return S.Call("log", (other,)), S.negated(condition)
+    return node, None
+
+
+def _is_zero(part: S.Real) -> bool:
+    """Whether its logarithm hides a pair."""
+    return part == S.Number(0.0) or (isinstance(part, S.Whole) and part.number == E.ZERO)
+
+
+def check_finite(node: S.Real, places: Mapping[object, SourceLoc], at: SourceLoc | None) -> None:
+    """Refuse infinite literals whose meaning is not plain.
+
+    A choice may have -inf for one of its sides, as softmax gives such a score no weight.
+
+    Raises:
+        ScoreHidesPairs: with the line of the part.
+    """
+    _check_number(node, node, places.get(node, at))
+    for part in E.walk(node):
+        for inner in part.parts:
+            _check_number(inner, part, places.get(part, at))
+
+
+def _check_number(number: Term, of: Term, at: SourceLoc | None) -> None:
+    if not isinstance(number, S.Number) or math.isfinite(number.value):
+        return
+    if not (isinstance(of, S.Choice) and number.value < 0):
+        raise ScoreHidesPairs(f"{number.value:g} in {S.to_score_text(of)}", _HINT, at=at)
+
+
+_HINT = (
+    "write where(condition, s, -inf), or keep pairs by a mask: mc.where(lambda q, k: ...) & mask"
+)
+
+
+# ------------------------------------------------------------------ as a mask
+
+
+class _NoMask(Exception):
+    """A mask cannot say it."""
+
+
+Kept = tuple[Expr, tuple[DataDecl, ...]]
+"""A mask's formula and the arrays that it captures."""
+
+
+def split(
+    kept: Term, captured: Mapping[str, Any], defaults: Mapping[str, float | int]
+) -> tuple[Kept | None, Term | None]:
+    """The part of a condition that a mask states, and the rest of it; None: nothing.
+
+    Args:
+        kept: the pairs that keep a weight.
+        captured: arrays that the formula holds, by the names of slots.
+        defaults: the parameters' values, by the names of slots.
+    """
+    said: list[Expr] = []
+    left: list[Term] = []
+    with capturing() as registry:
+        for part in _conjuncts(kept):
+            try:
+                said.append(_Masks(captured, defaults).formula(part))
+            except (_NoMask, MaskcError):
+                left.append(part)
+    return (_numbered(said, registry) if said else None), _all(*left)
+
+
+def _numbered(said: list[Expr], registry: Registry) -> Kept:
+    return numbered(E.conj(*said), registry)
+
+
+def _conjuncts(condition: Term) -> Iterator[Term]:
+    """The conditions that must all hold."""
+    match condition:
+        case E.All(terms) | S.Logic("and", terms):
+            for term in terms:
+                yield from _conjuncts(term)
+        case _:
+            yield condition
+
+
+class _Masks:
+    """Conditions of a formula of the score as a mask's formulas."""
+
+    def __init__(self, captured: Mapping[str, Any], defaults: Mapping[str, float | int]) -> None:
+        self._captured, self._defaults = captured, defaults
+
+    def formula(self, condition: Term) -> Expr:
+        """The condition as a mask states it.
+
+        Raises:
+            _NoMask: it computes with more than a mask knows.
+            MaskcError: a captured array is none of a mask's.
+        """
+        found = self._condition(condition)
+        if S.B in E.walk(found):
+            raise _NoMask
+        return Traced(found).expr  # which refuses integers beyond 64 bits
+
+    def _condition(self, condition: Term) -> Expr:
+        match condition:
+            case S.Less(left, right):
+                return self._less(left, right)
+            case S.Logic("not", (part,)):
+                return E.negate(self._condition(part))
+            case S.Logic(word, parts):
+                build: Callable[..., Expr] = E.conj if word == "and" else E.disj
+                return build(*map(self._condition, parts))
+            case Expr() if is_condition(condition):
+                return E.transform(condition, self._part)
+        raise _NoMask
+
+    def _less(self, left: S.Real, right: S.Real) -> Expr:
+        """Integers that are compared with real numbers that are none."""
+        match left, right:
+            case S.Whole(one), S.Whole(two):
+                found = E.lt(self._integer(one), self._integer(two))
+            case S.Whole(one), S.Number(limit) if math.isfinite(limit):
+                found = E.lt(self._integer(one), E.const(math.ceil(limit)))
+            case S.Number(limit), S.Whole(two) if math.isfinite(limit):
+                found = E.gt(self._integer(two), E.const(math.floor(limit)))
+            case _:
+                raise _NoMask
+        return settled(found)
+
+    def _integer(self, number: Expr) -> Expr:
+        return E.transform(number, self._part)
+
+    def _part(self, node: Any) -> Expr | None:
+        match node:
+            case S.Entry(slot, index):
+                return self._entry(slot, index)
+            case E.Pick(condition, then, other):
+                return E.Pick(self._condition(condition), *map(self._integer, (then, other)))
+            case E.Cmp(op, lhs) if any(isinstance(part, (S.Entry, E.Pick)) for part in E.walk(lhs)):
+                rebuilt = self._integer(lhs)
+                compared = E.at_least_zero(rebuilt) if op == ">=" else E.equals_zero(rebuilt)
+                return settled(compared if op != "!=" else E.negate(compared))
+            case S.Product() | S.Trunc() | S.Test() | S.Real():
+                raise _NoMask
+        return None
+
+    def _entry(self, slot: str, index: tuple[Expr, ...]) -> Expr:
+        """An element of a captured array, or a parameter that calls give."""
+        array = self._captured.get(slot)
+        if array is not None:
+            places = [self._integer(part) for part in index] or [E.ZERO] * array.ndim
+            shared = zip(array.shape, places, strict=True)
+            return element(array, [E.ZERO if size == 1 else part for size, part in shared])
+        default = self._defaults.get(slot)
+        if index or not isinstance(default, int):
+            return _refuse()
+        return E.Param(slot, default)
+
+
+def _refuse() -> NoReturn:
+    raise _NoMask

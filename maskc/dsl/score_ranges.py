@@ -1,0 +1,193 @@
+"""Ranges of the values that formulas of the score may have, by interval arithmetic.
+
+q, k, h and b count tokens, heads and sequences; tables and parameters may hold anything. A part may
+be given: then many of its ranges are followed at once, which keeps apart what a sum of ranges
+mixes, as in x * sigmoid(x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core import score as S
+from maskc.core.expr import Term
+from maskc.core.score import of_whole
+
+Array = Any
+"""float64, one number for each range that is followed."""
+_TINY = 5e-324
+"""The least positive number: the end of a range that is open at 0."""
+_REACH = 64.0
+"""The largest score, either way, for which something is proved by parts."""
+_CELLS = 1 << 13
+
+
+class Span(NamedTuple):
+    """All numbers from `low` to `high`."""
+
+    low: Array
+    high: Array
+
+
+def _span(low: float, high: float) -> Span:
+    return Span(np.float64(low), np.float64(high))
+
+
+_ALL = _span(-np.inf, np.inf)
+
+
+def is_at_least(node: S.Real, least: float, strictly: bool = False) -> bool:
+    """Whether a formula is proved to be at least so much for scores from -64 to 64, or to be more.
+
+    What is inside of a table or a sum of positions may have any value; so may everything, where the
+    formula's own range is enough.
+    """
+
+    def holds(span: Span) -> bool:
+        return bool(np.all(span.low > least if strictly else span.low >= least))
+
+    if holds(Ranges({}).of(node)):
+        return True
+    ends = np.linspace(-_REACH, _REACH, _CELLS + 1)
+    cells = Span(ends[:-1], ends[1:])
+    return any(holds(Ranges({part: cells}).of(node)) for part in _carriers(node))
+
+
+def _carriers(node: S.Real) -> Iterator[S.Real]:
+    """Proper parts on which alone the formula depends."""
+    for part in dict.fromkeys(E.walk(node)):
+        if isinstance(part, S.Real) and part != node and _varies(part):
+            rest = E.transform(node, {part: S.Number(0.0)}.get)
+            if not _varies(rest):
+                yield part
+
+
+def _varies(node: Term) -> bool:
+    return any(isinstance(each, (S.Score, S.Read, S.Whole)) for each in E.walk(node))
+
+
+class Ranges:
+    """Ranges where those of some parts are given."""
+
+    def __init__(self, known: Mapping[Term, Span]) -> None:
+        """Arrays of `known` have one number for each range that is followed."""
+        self._known = known
+
+    @np.errstate(all="ignore")
+    def of(self, node: S.Real) -> Span:
+        """The values that a formula may have."""
+        known = self._known.get(node)
+        if known is not None:
+            return known
+        match node:
+            case S.Number(value):
+                return _span(value, value)
+            case S.Whole(number):
+                return _span(*of_whole(number))
+            case S.Choice(condition, then, other):
+                return self._chosen(condition, self.of(then), self.of(other))
+            case S.Call("mul", (left, right)) if left == right:
+                low, high = self.of(left)
+                ends = low * low, high * high
+                least = np.where((low <= 0) & (high >= 0), 0.0, np.minimum(*ends))
+                return Span(least, np.maximum(*ends))
+            case S.Call(function, args):
+                return _of_call(function, [self.of(arg) for arg in args])
+        return _ALL
+
+    def _chosen(self, condition: Term, then: Span, other: Span) -> Span:
+        always, never = self._decided(condition)
+        ends = zip(then, other, (np.minimum, np.maximum), strict=True)
+        return Span(*(
+            np.where(never, two, np.where(always, one, both(one, two))) for one, two, both in ends
+        ))  # fmt: skip
+
+    def _decided(self, condition: Term) -> tuple[Array, Array]:
+        """(surely true, surely false)."""
+        match condition:
+            case S.Less(left, right):
+                one, two = self.of(left), self.of(right)
+                return one.high < two.low, one.low >= two.high
+            case S.Logic("not", (part,)):
+                always, never = self._decided(part)
+                return never, always
+            case S.Logic(word, (left, right)):
+                (a, not_a), (b, not_b) = self._decided(left), self._decided(right)
+                return (a & b, not_a | not_b) if word == "and" else (a | b, not_a & not_b)
+        return np.bool_(False), np.bool_(False)
+
+
+def _product(a: Array, b: Array) -> Array:
+    return np.where((a == 0) | (b == 0), 0.0, a * b)
+
+
+def _times(a: Span, b: Span) -> Span:
+    ends = [_product(x, y) for x in a for y in b]
+    return Span(np.minimum.reduce(np.broadcast_arrays(*ends)),
+                np.maximum.reduce(np.broadcast_arrays(*ends)))  # fmt: skip
+
+
+def _over(a: Span, b: Span) -> Span:
+    through = (b.low <= 0) & (b.high >= 0)
+    found = _times(a, Span(1 / b.high, 1 / b.low))
+    positive = (a.low > 0) & (b.low > 0)
+    low = np.where(positive, np.maximum(found.low, _TINY), found.low)
+    return Span(np.where(through, -np.inf, low), np.where(through, np.inf, found.high))
+
+
+def _rising(function: Any, x: Span) -> Span:
+    return Span(function(x.low), function(x.high))
+
+
+def _log(x: Array) -> Array:
+    return np.where(x <= 0, -np.inf, np.log(np.maximum(x, _TINY)))
+
+
+def _gelu(x: Span) -> Span:
+    return Span(np.full_like(np.float64(x.low), -0.17), np.maximum(x.high, 0.0))
+
+
+def _of_call(function: str, args: list[Span]) -> Span:
+    x, *rest = args
+    match function:
+        case "add":
+            return Span(x.low + rest[0].low, x.high + rest[0].high)
+        case "sub":
+            return Span(x.low - rest[0].high, x.high - rest[0].low)
+        case "mul":
+            return _times(*args)
+        case "div":
+            return _over(*args)
+        case "min":
+            return Span(np.minimum(x.low, rest[0].low), np.minimum(x.high, rest[0].high))
+        case "max":
+            return Span(np.maximum(x.low, rest[0].low), np.maximum(x.high, rest[0].high))
+        case "neg":
+            return Span(-x.high, -x.low)
+        case "abs":
+            ends = abs(x.low), abs(x.high)
+            through = (x.low <= 0) & (x.high >= 0)
+            return Span(np.where(through, 0.0, np.minimum(*ends)), np.maximum(*ends))
+        case "exp":
+            return Span(np.maximum(np.exp(x.low), _TINY), np.maximum(np.exp(x.high), _TINY))
+        case "log":
+            return _rising(_log, x)
+        case "tanh":
+            return _rising(np.tanh, x)
+        case "sqrt":
+            return _rising(lambda end: np.sqrt(np.maximum(end, 0.0)), x)
+        case "sigmoid":
+            return _rising(lambda end: np.clip(1 / (1 + np.exp(-end)), _TINY, 1.0), x)
+        case "erf" | "sign" | "sin" | "cos":
+            return _span(-1.0, 1.0)
+        case "gelu":
+            return _gelu(x)
+        case "step":
+            return _span(0.0, 1.0)
+        case "floor":
+            return _rising(np.floor, x)
+    return _ALL
