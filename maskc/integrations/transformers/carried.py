@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from maskc.core.errors import MaskNotATensor, ModelNotServed
+from maskc.core.errors import MaskNotATensor, ModelNotServed, PartNotServed
 from maskc.integrations.transformers.masks import Found, Place, mask_in_graph, mask_of
 
 
@@ -89,7 +89,7 @@ def check_served(config: type) -> None:
         ModelNotServed: their module never asks for an attention function (MC605).
     """
     if (why := _why_not(config)) is not None:
-        raise ModelNotServed(config.__name__.removesuffix("Config"), why)
+        raise not_served(config.__name__.removesuffix("Config"), why, config)
 
 
 @cache
@@ -116,6 +116,53 @@ def can_be_set(kind: Any) -> bool:
     """Whether a class of models takes the attention function that its configuration names."""
     ask = getattr(kind, "_can_set_attn_implementation", None)
     return True if ask is None else bool(ask())
+
+
+@cache
+def refuse_by_name(kind: type, implementation: str) -> None:
+    """Let tables of attention classes refuse an implementation in our words.
+
+    Some modules look the class of a layer up by the implementation's name, where an unknown name
+    is a KeyError.
+
+    Args:
+        kind: a class of models; all tables of its module get an entry.
+        implementation: the name.
+    """
+    import sys
+
+    for table in vars(sys.modules[kind.__module__]).values():
+        if isinstance(table, dict) and "eager" in table and isinstance(table["eager"], type):
+            table.setdefault(implementation, _refused_class)
+
+
+_KEYS: dict[type, str] = {}
+"""The key of a configuration in the one it is part of."""
+
+
+def note_parts(config: Any) -> None:
+    """Remember under which keys a configuration holds others, for hints."""
+    for key in getattr(config, "sub_configs", ()):
+        _KEYS[type(getattr(config, key, None))] = key
+
+
+def _refused_class(config: Any, *_: Any, **__: Any) -> Any:
+    """Stands for the class of a layer.
+
+    Raises:
+        ModelNotServed, PartNotServed.
+    """
+    kind = type(config)
+    raise not_served(kind.__name__.removesuffix("Config"), BY_NAME, kind)
+
+
+BY_NAME = "it has an attention class for each implementation it knows, and none that calls maskc"
+
+
+def not_served(name: str, why: str, config: type) -> ModelNotServed:
+    """Return the error of a model; of a part, the key under which another one holds it is known."""
+    key = _KEYS.get(config)
+    return PartNotServed(name, why, key) if key else ModelNotServed(name, why)
 
 
 def _carrier() -> Any:
