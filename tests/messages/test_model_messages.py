@@ -136,7 +136,7 @@ TEXTS = {
     "a_part": (
         sam,
         "MC614  SamVision cannot run with attn_implementation='maskc': it has an attention class for each implementation it knows, and none that calls maskc\n"
-        '    hint: give this part another implementation: attn_implementation={"": "maskc", "vision_config": "eager"}',
+        "    hint: give this part another implementation: attn_implementation={'': 'maskc', 'prompt_encoder_config': 'maskc', 'mask_decoder_config': 'maskc', 'vision_config': 'eager'}",
     ),
     "lengths": (
         other_lengths,

@@ -18,7 +18,7 @@ class PartNotServed(ModelNotServed):
     itself; the rest may run on maskc."""
 
     code = "MC614"
-    hint = 'give this part another implementation: attn_implementation={{"": "maskc", "{2}": "eager"}}'
+    hint = "give this part another implementation: attn_implementation={2}"
 
 
 class ModelArgument(MaskcError):

@@ -14,6 +14,7 @@ from maskc.dsl.data_atoms import cu_seqlens, documents
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import score as score_of
 from maskc.dsl.score_tracer import table
+from maskc.integrations.transformers.carried import reads_is_causal
 from maskc.integrations.transformers.masks import name_of_both, named
 from maskc.integrations.transformers.tensor_masks import misfit, parts_of
 from maskc.scores import tanh
@@ -174,7 +175,7 @@ def _with_tensor(
 def _without(module: Any, query: Any, key: Any, is_causal: bool | None) -> Mask:
     """The mask of a call that brings none: full, or causal where the module says so."""
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", False)
+        is_causal = getattr(module, "is_causal", False) and reads_is_causal(type(module))
     n_q, n_kv = query.shape[2], key.shape[2]
     if not is_causal or n_q == 1:
         return _FULL
@@ -200,7 +201,8 @@ def _with(
     """The mask, its data, and the keys and values that can be seen."""
     found, place = carried.found, carried.place
     n_q, n_kv = query.shape[2], key.shape[2]
-    if (n_q, n_kv) != place[:2]:
+    # A mask for one query broadcasts, as a tensor would.
+    if (n_q, n_kv) != place[:2] and (place.n_q, place.n_kv, found.alike) != (1, n_kv, True):
         what = f"{n_q} queries and {n_kv} keys, and a mask for {place.n_q} and {place.n_kv}"
         raise ModelMask(_name(module), what, _EAGER)
     if position_ids is not None and not found.packed and place.q_offset == place.kv_offset:
