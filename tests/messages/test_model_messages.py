@@ -81,7 +81,7 @@ def no_mask() -> None:
 def as_tensor() -> None:
     from maskc.integrations.transformers.carried import make_mask
 
-    torch.where(make_mask(1, 3, 3, config=transformers.LlamaConfig()), 1, 0)
+    torch.add(make_mask(1, 3, 3, config=transformers.LlamaConfig()), 1)
 
 
 IDS = torch.arange(3, 27)[None]
@@ -115,12 +115,12 @@ TEXTS = {
     ),
     "deepseek_v32": (
         deepseek,
-        "MC607  deepseek_v32 takes elements ([...]) of its attention mask, which maskc keeps as a set and not as a tensor\n"
-        "    hint: this model computes with masks by itself: load it with attn_implementation='eager'",
+        "MC606  DeepseekV32Attention of deepseek_v32 calls its attention with indices, which maskc does not compute\n"
+        "    hint: the keys chosen by the model's indexer would be ignored: load the model with attn_implementation='eager'",
     ),
     "torch_function": (
         as_tensor,
-        "MC607  llama takes torch.where of its attention mask, which maskc keeps as a set and not as a tensor\n"
+        "MC607  llama takes torch.add of its attention mask, which maskc keeps as a set and not as a tensor\n"
         "    hint: this model computes with masks by itself: load it with attn_implementation='eager'",
     ),
     "packed_with_a_cache": (

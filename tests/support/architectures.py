@@ -760,7 +760,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 _MEANING = {
     RIGHT: "equals the judge",
     PARTLY: "equals it, with one part on eager attention",
-    NOTHING: "has no attention that asks for an implementation",
+    NOTHING: "never asks for an implementation, and is right",
     REFUSED: "raises an error that names the model and the reason",
     WRONG: "differs",
     CRASHED: "ends in another error",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import maskc as mc
-from maskc.core.errors import ModelMask, ModelNotServed, PartNotServed
+from maskc.core.errors import MaskNotATensor, ModelMask, ModelNotServed, PartNotServed
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 from maskc.integrations import transformers as hf  # noqa: E402
 from maskc.integrations.transformers import attention, tensor_masks  # noqa: E402
 from maskc.integrations.transformers.attention import layers, run  # noqa: E402
+from maskc.integrations.transformers.carried import make_mask  # noqa: E402
 from maskc.integrations.transformers.tensor_masks import parts_of  # noqa: E402
 from tests.support import models  # noqa: E402
 
@@ -231,6 +232,65 @@ def test_a_vision_tower_that_makes_its_mask() -> None:
         found = ours(images).last_hidden_state
     torch.testing.assert_close(found, eager(images).last_hidden_state)
     assert [layer.mask for layer in seen] == [mc.intervals("model_runs")] * 2
+
+
+# ---------------------------------------------------------------- models that compute with masks
+
+
+class Unknown(transformers.PretrainedConfig):
+    """The configuration of a model that is not transformers' own."""
+
+
+def test_a_model_that_runs_on_sdpa_may_take_elements_of_its_mask() -> None:
+    """They are SDPA's booleans. What eager attention does with its mask is refused."""
+    padding = torch.ones(B, N_KV, dtype=torch.bool)
+    padding[0, :3] = False
+    assert transformers.LlamaModel
+    config = transformers.LlamaConfig()
+    mask = make_mask(B, N_Q, N_KV, N_KV - N_Q, attention_mask=padding, config=config)
+    keep = (CAUSAL & padding[:, None, None]).expand(B, 1, N_Q, N_KV)
+    assert torch.equal(mask[:, :, -1:], keep[:, :, -1:])
+    assert torch.equal(~mask, ~keep)
+    assert torch.equal(torch.cat([mask, ~mask], dim=-1), torch.cat([keep, ~keep], dim=-1))
+    assert (mask.dtype, mask.device) == (torch.bool, keep.device)
+    for compute in (
+        lambda: mask + 1,
+        lambda: 1 - mask,
+        lambda: torch.add(mask, 1),
+        lambda: mask.sum(),
+    ):
+        with pytest.raises(MaskNotATensor):
+            compute()
+    for other in (Unknown(), transformers.BridgeTowerConfig()):  # eager attention alone
+        assert transformers.BridgeTowerModel
+        with pytest.raises(MaskNotATensor):
+            make_mask(B, N_Q, N_KV, config=other)[:, :, -1:]
+
+
+def test_a_mask_of_one_query_serves_many() -> None:
+    """BridgeTower makes such masks; only where all queries see the same keys."""
+    q, k, v = qkv()
+    padding = PADDING[:, 0, 0]
+    hide = make_mask(
+        B, 1, N_KV, mask_function=transformers.masking_utils.bidirectional_mask_function,
+        attention_mask=padding,
+    )  # fmt: skip
+    out, _ = run(torch.nn.Module(), q, k, v, hide)
+    torch.testing.assert_close(out.double(), right(q, k, v, PADDING), atol=3e-6, rtol=1e-5)
+    with pytest.raises(ModelMask, match="12 queries and 17 keys, and a mask for 1 and 17"):
+        run(torch.nn.Module(), q, k, v, make_mask(B, 1, N_KV, N_KV - 1))
+
+
+def test_no_mask_is_full_where_only_eager_attention_runs() -> None:
+    from transformers.models.bridgetower.modeling_bridgetower import BridgeTowerSelfAttention
+
+    config = transformers.BridgeTowerTextConfig(hidden_size=64, num_attention_heads=4)
+    layer = BridgeTowerSelfAttention(config, is_causal=True)
+    q, k, v = qkv()
+    k, v = k[:, :, :N_Q], v[:, :, :N_Q]
+    out, _ = run(layer, q, k, v, None)
+    everything = torch.ones(N_Q, N_Q, dtype=torch.bool)
+    torch.testing.assert_close(out.double(), right(q, k, v, everything), atol=3e-6, rtol=1e-5)
 
 
 # ---------------------------------------------------------------- what is no mask

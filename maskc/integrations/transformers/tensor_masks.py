@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import block_table, flags, intervals
 from maskc.dsl.mask import Mask
@@ -138,11 +140,11 @@ def _kept(bias: Any, look: bool) -> tuple[Any, bool]:
     import torch
 
     lowest = torch.finfo(bias.dtype).min
-    hidden = bias <= lowest  # NaN hides nothing
-    keep = ~(hidden & ((bias < lowest) | ~hidden.all(-1, keepdim=True)))
-    if not look:
-        return keep, True
-    return keep, bool(bias.masked_fill(~keep, 0).any())
+    keep = (bias <= lowest).logical_not_()  # NaN hides nothing
+    rows = keep.any(-1, keepdim=True)
+    if not look or not bool(rows.all()):
+        keep |= (bias == lowest) & ~rows
+    return keep, not look or bool((bias != 0).logical_and_(keep).any())
 
 
 def _recognised(keep: Any) -> tuple[Mask, dict[str, Any]] | None:
@@ -150,13 +152,13 @@ def _recognised(keep: Any) -> tuple[Mask, dict[str, Any]] | None:
     have gaps."""
     import torch
 
-    n_q, n_kv = keep.shape[1:]
-    first, count = keep.to(torch.uint8).argmax(-1), keep.sum(-1)
-    last = n_kv - 1 - keep.flip(-1).to(torch.uint8).argmax(-1)
-    if not bool(((last - first + 1 == count) | (count == 0)).all()):
+    kept = keep.numpy()  # whose argmax of booleans stops at the first
+    n_q, n_kv = kept.shape[1:]
+    first, count = kept.argmax(-1), np.count_nonzero(kept, axis=-1)
+    last = n_kv - 1 - kept[..., ::-1].argmax(-1)
+    if not ((last - first + 1 == count) | (count == 0)).all():
         return None
     end = first + count
-    positions = torch.arange(n_kv - n_q, n_kv)
-    if not bool(first.any()) and torch.equal(end, (positions + 1).clamp(0).expand_as(end)):
+    if not first.any() and (end == np.arange(n_kv - n_q + 1, n_kv + 1).clip(0)).all():
         return _CAUSAL, {}
-    return _RUNS, {RUNS: (first.to(torch.int32), end.to(torch.int32))}
+    return _RUNS, {RUNS: tuple(torch.as_tensor(x, dtype=torch.int32) for x in (first, end))}
