@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.support import architectures, models  # noqa: E402
-from tests.support.architectures import NOTHING, REFUSED, RIGHT, Outcome, examine  # noqa: E402
+from tests.support import architectures, models
+from tests.support.architectures import NOTHING, REFUSED, RIGHT, Outcome, examine
 
 pytestmark = [*models.QUIET, pytest.mark.filterwarnings("ignore")]
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from maskc.api import attention
 from maskc.core.errors import ModelArgument, ModelMask, PackingLost
 from maskc.dsl.combinators import causal, full
@@ -17,7 +19,6 @@ from maskc.dsl.score_tracer import table
 from maskc.integrations.transformers.carried import reads_is_causal
 from maskc.integrations.transformers.masks import name_of_both, named
 from maskc.integrations.transformers.tensor_masks import misfit, parts_of
-from maskc.scores import tanh
 
 HARMLESS = frozenset({
     "sliding_window", "use_cache", "output_router_logits", "output_hidden_states", "deterministic",
@@ -190,7 +191,7 @@ _BIAS, _SOFTCAP = "position_bias", "model_softcap"
 _BIASED = score_of(lambda s, q, k, h, b: s + table(_BIAS)[b, h, q, k])
 _CAPPED = score_of(
     lambda s, q, k, h, b: (
-        table(_SOFTCAP)[0] * tanh(s / table(_SOFTCAP)[0]) + table(_BIAS)[b, h, q, k]
+        table(_SOFTCAP)[0] * np.tanh(s / table(_SOFTCAP)[0]) + table(_BIAS)[b, h, q, k]
     )
 )
 
