@@ -13,10 +13,10 @@ from typing import Any
 
 try:
     import torch
-except ImportError:
-    from maskc.core.errors import ExtraMissing
+except ImportError as error:
+    from maskc.core.errors import not_imported
 
-    raise ExtraMissing("maskc.nn", "torch", "torch") from None
+    raise not_imported(error, "maskc.nn", "torch", "torch") from error
 
 from maskc.api import attention
 from maskc.core.dropout import check_rate
@@ -24,9 +24,10 @@ from maskc.core.errors import BadOption, BadShape
 from maskc.core.source import caller
 from maskc.dsl.combinators import causal as causal_mask
 from maskc.dsl.combinators import full, topk
+from maskc.dsl.data_atoms import positions
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
-from maskc.dsl.tracer import where
+from maskc.dsl.score_tracer import Score, as_score
 
 __all__ = ["Attention", "SplashAttention"]
 
@@ -36,18 +37,21 @@ class Attention(torch.nn.Module):
 
     The mask belongs to the module as a number does: copies share it, `torch.save` of the whole
     module keeps it, and a state dict does not. Give each layer a module of its own, with the mask
-    of that layer. Sink logits that are learned and slopes are part of the state dict.
+    of that layer. Sink logits that are learned, slopes and tables are part of the state dict.
     """
 
     alibi_slopes: torch.Tensor | None
     sink_logits: torch.Tensor | None
+    score: Score | None = None  # also of modules that were saved before there were scores
+    _tables: tuple[str, ...] = ()
 
     def __init__(
         self, mask: Mask, *, scale: float | None = None, softcap: float | None = None,
         n_heads: int | None = None, sink_logits: torch.Tensor | bool = False,
         alibi_slopes: torch.Tensor | bool = False, normalizer: str = "softmax",
         alpha: float | torch.Tensor | None = None, nan_safe: bool = False,
-        deterministic: bool = False, dropout: float = 0.0,
+        deterministic: bool = False, dropout: float = 0.0, score: Score | None = None,
+        **tables: torch.Tensor,
     ) -> None:  # fmt: skip
         """Make the module; kernels are built by the first call.
 
@@ -65,10 +69,15 @@ class Attention(torch.nn.Module):
             nan_safe: non-finite rows of v never reach a query that does not see them.
             deterministic: gradients have the same bits on every run.
             dropout: the share of weights that are dropped while the module trains.
+            score: what softmax sees in place of scale * q . k, see `mc.score`. Tensors that the
+                formula holds belong to the module from now on.
+            tables: tensors that the score or the mask reads, by name: a torch.nn.Parameter is
+                trained, another tensor is a buffer. Calls need not give these.
 
         Raises:
             NotAMask: `mask` is no mask (MC106).
-            BadOption: a number of heads is needed or contradicted (MC407).
+            NotAScore: `score` is no formula of the score (MC132).
+            BadOption: a number of heads is needed or contradicted, or a table is no tensor (MC407).
             DropoutRate: `dropout` is no number in 0 .. 1 (MC430).
         """
         super().__init__()
@@ -87,6 +96,28 @@ class Attention(torch.nn.Module):
             self.register_parameter("alibi_slopes", slopes)
         else:
             self.register_buffer("alibi_slopes", slopes)
+        self.score = None if score is None else as_score(score)
+        captured = {} if self.score is None else self.score.inputs.captured
+        held = {name: x for name, x in captured.items() if isinstance(x, torch.Tensor)}
+        self._tables = (*held, *tables)
+        for name, values in {**held, **tables}.items():
+            self._keep(name, values)
+
+    def _keep(self, name: str, values: Any) -> None:
+        """Make a tensor a parameter or a buffer.
+
+        Raises:
+            BadOption: it is no tensor, or modules have something of this name.
+        """
+        if not isinstance(values, torch.Tensor):
+            raise BadOption(name, "a tensor", type(values).__name__, at=name)
+        if hasattr(self, name):
+            wanted = "named otherwise: torch.nn.Module has an attribute of this name"
+            raise BadOption(name, wanted, name, at=name)
+        if isinstance(values, torch.nn.Parameter):
+            self.register_parameter(name, values)
+        else:
+            self.register_buffer(name, values)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool = False,
@@ -101,7 +132,8 @@ class Attention(torch.nn.Module):
             return_lse: also return the log-sum-exp of every row.
             dropout_seed: decides which weights are dropped in training; None takes a seed from
                 the default generator of the device.
-            **data: the mask's data and parameters by name.
+            **data: the mask's and the score's data and parameters by name; they take the place of
+                the module's tables.
 
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with lse fp32 [B, Hq, Nq].
@@ -109,11 +141,13 @@ class Attention(torch.nn.Module):
         Raises:
             MaskcError: as `maskc.attention`.
         """
+        for name in self._tables:
+            data.setdefault(name, getattr(self, name))
         return attention(
             q, k, v, self.mask, scale=self.scale, return_lse=return_lse, softcap=self.softcap,
             alibi_slopes=_fp32(self.alibi_slopes), sink_logits=_fp32(self.sink_logits),
-            normalizer=self.normalizer, alpha=self.alpha, nan_safe=self.nan_safe,
-            deterministic=self.deterministic, dropout_seed=dropout_seed,
+            score=self.score, normalizer=self.normalizer, alpha=self.alpha,
+            nan_safe=self.nan_safe, deterministic=self.deterministic, dropout_seed=dropout_seed,
             dropout_p=self.dropout if self.training else 0.0, **data,
         )  # fmt: skip
 
@@ -123,6 +157,8 @@ class Attention(torch.nn.Module):
         for name in ("scale", "softcap", "alpha"):
             if getattr(self, name) is not None:
                 parts.append(f"{name}={_shown(getattr(self, name))}")
+        if self.score is not None:
+            parts.append(f"score={self.score}")
         if self.normalizer != "softmax":
             parts.append(f"normalizer={self.normalizer!r}")
         if self.dropout:
@@ -186,10 +222,10 @@ class SplashAttention(torch.nn.Module):
             q: [B, Hq, Nq, head_dim].
             k: [B, Hkv, Nkv, head_dim].
             v: [B, Hkv, Nkv, Dv].
-            Q_idx: positions of the queries, integers [Nq] or [B, Nq], where the rows of q are not
-                the last tokens in their order; with K_idx.
-            K_idx: positions of the keys, [Nkv] or [B, Nkv]. With both, a query sees the keys with
-                K_idx[k] <= Q_idx[q].
+            Q_idx: positions of the queries, integers [Nq], [B, Nq] or [B, Hq, Nq], where the rows
+                of q are not the last tokens in their order; with K_idx.
+            K_idx: positions of the keys, [Nkv], [B, Nkv], [B, Hkv, Nkv] or [B, Hq, Nkv]. With
+                both, a query sees the keys with K_idx[k] <= Q_idx[q].
             return_lse: also return the log-sum-exp of every row.
 
         Returns:
@@ -202,23 +238,29 @@ class SplashAttention(torch.nn.Module):
         """
         if q.shape[-1] != self.head_dim:
             raise BadShape("q", tuple(q.shape), f"head_dim={self.head_dim}", at="q")
-        mask = self.mask(q, k, Q_idx, K_idx)
+        positions = self._positions(q, k, Q_idx, K_idx)
         return attention(
-            q, k, v, mask, scale=self.sm_scale, return_lse=return_lse, normalizer="entmax",
-            alpha=self.alpha,
+            q, k, v, self.mask(by_positions=bool(positions)), scale=self.sm_scale,
+            return_lse=return_lse, normalizer="entmax", alpha=self.alpha, **positions,
         )  # fmt: skip
 
-    def mask(self, q: torch.Tensor, k: torch.Tensor, Q_idx: Any = None, K_idx: Any = None) -> Mask:
-        """The mask of a call; arguments and errors as of `forward`."""
-        if (Q_idx is None) != (K_idx is None):
-            missing = "K_idx" if K_idx is None else "Q_idx"
+    def mask(self, *, by_positions: bool = False) -> Mask:
+        """The mask of a call; with `by_positions` it reads the data Q_idx and K_idx."""
+        return _selected(self.k_keep, self.causal, by_positions)
+
+    def _positions(
+        self, q: torch.Tensor, k: torch.Tensor, q_idx: Any, k_idx: Any
+    ) -> dict[str, Any]:
+        """The data of a call, none where all keys or those before a query count."""
+        if (q_idx is None) != (k_idx is None):
+            missing = "K_idx" if k_idx is None else "Q_idx"
             raise BadOption(missing, "given where the other one is", "None", at=missing)
-        if Q_idx is None or not self.causal:
-            return _selected(self.k_keep, self.causal)
-        for name, x, tokens in (("Q_idx", Q_idx, q.shape[2]), ("K_idx", K_idx, k.shape[2])):
-            _check_positions(name, x, q.shape[0], tokens)
-        allowed = _allowed(Q_idx, K_idx)
-        return allowed if self.k_keep is None else topk(self.k_keep, of=allowed)
+        if q_idx is None or not self.causal:
+            return {}
+        return {
+            name: _checked_positions(name, idx, x, q.shape[1])
+            for name, idx, x in ((_Q_IDX, q_idx, q), (_K_IDX, k_idx, k))
+        }
 
     def extra_repr(self) -> str:
         """The numbers."""
@@ -232,27 +274,31 @@ def _is_positive(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
+_Q_IDX, _K_IDX = "Q_idx", "K_idx"
+
+
 @lru_cache(maxsize=256)
-def _selected(k_keep: int | None, causal: bool) -> Mask:
-    allowed = causal_mask() if causal else full()
+def _selected(k_keep: int | None, causal: bool, by_positions: bool) -> Mask:
+    at = positions(q=_Q_IDX, k=_K_IDX) if by_positions else None
+    allowed = causal_mask(at=at) if causal else full()
     return allowed if k_keep is None else topk(k_keep, of=allowed)
 
 
-def _allowed(q_idx: Any, k_idx: Any) -> Mask:
-    """Keep K_idx[k] <= Q_idx[q], with positions that sequences may have for themselves."""
-    if q_idx.ndim == 1 and k_idx.ndim == 1:
-        return where(lambda q, k: k_idx[k] <= q_idx[q])
-    q_rows, k_rows = (x if x.ndim == 2 else x[None] for x in (q_idx, k_idx))
-    return where(lambda b, h, q, k: k_rows[b, k] <= q_rows[b, q])
-
-
-def _check_positions(name: str, x: Any, batch: int, tokens: int) -> None:
-    if not isinstance(x, torch.Tensor) or x.is_floating_point() or x.is_complex():
-        found = str(x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__
+def _checked_positions(name: str, idx: Any, x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Positions of the tokens of x [B, H, N, D], with a row for each query head where heads
+    differ."""
+    if not isinstance(idx, torch.Tensor) or idx.is_floating_point() or idx.is_complex():
+        found = str(idx.dtype) if isinstance(idx, torch.Tensor) else type(idx).__name__
         raise BadOption(name, "a tensor of integers", found, at=name)
-    shape = tuple(x.shape)
-    if shape not in ((tokens,), (1, tokens), (batch, tokens)):
-        raise BadShape(name, shape, f"[{tokens}] or [{batch}, {tokens}]", at=name)
+    batch, own_heads, tokens = x.shape[:3]
+    shape = tuple(idx.shape)
+    front = ((), (1,), (batch,), *((b, h) for b in (1, batch) for h in (1, own_heads, heads)))
+    if shape[-1:] != (tokens,) or shape[:-1] not in front:
+        expected = f"[{tokens}], [{batch}, {tokens}] or [{batch}, {heads}, {tokens}]"
+        raise BadShape(name, shape, expected, at=name)
+    if len(shape) == 3 and shape[1] not in (1, heads):
+        return idx.repeat_interleave(heads // own_heads, 1)
+    return idx
 
 
 # ------------------------------------------------------------------ values per head

@@ -76,7 +76,7 @@ def analyse_masks(masks: tuple[MaskIR, ...]) -> Heads:
     hulls = tuple(
         Hull(each, _widest(heads, each), _candidates(heads, each))
         for each in dict.fromkeys(each for ir in distinct for each in ir.selections)
-        if each.block == 1 and each.q_block == 1 and each.score is Score.qk
+        if each.block == 1 and each.q_block == 1 and each.score is Score.qk and not each.at
     )
     return replace(heads, parts=_parts(distinct), hulls=hulls)
 

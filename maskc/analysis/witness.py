@@ -16,7 +16,7 @@ import islpy as isl
 import numpy as np
 
 from maskc.core import expr as E
-from maskc.core.data import DataDecl, DataKind
+from maskc.core.data import BY_PAIR, DataDecl, DataKind
 from maskc.core.expr import Expr
 from maskc.ir.sets import TooHard, Universe, budget
 
@@ -264,7 +264,7 @@ class _Space:
 
 def _values(decl: DataDecl) -> tuple[int, int]:
     """The smallest and the largest element that a call may give."""
-    if decl.kind in (DataKind.flags, DataKind.table, DataKind.random, DataKind.selection):
+    if decl.kind is DataKind.flags or decl.kind in BY_PAIR:
         return 0, 1
     return -_LARGEST, _LARGEST
 

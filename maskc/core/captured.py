@@ -16,6 +16,7 @@ import numpy as np
 
 from maskc.core.errors import DataRange, DataShape
 from maskc.core.expr import Expr
+from maskc.core.leading import leading
 from maskc.core.source import SourceLoc
 
 HELD = "_captured"
@@ -218,9 +219,8 @@ class Held:
     """All captured arrays of a mask, by the names that its formulas use."""
 
     tables: tuple[tuple[str, int, Captured], ...]
-    """(name, indices that a formula gives, values). Vectors are [N] or [sequences, N]; tables
-    [rows, cols], [heads, rows, cols] or [sequences, heads, rows, cols]; likewise with more
-    indices."""
+    """(name, indices that a formula gives, values), with sequences and heads in front as
+    `maskc.core.leading` says."""
     readings: tuple[Reading, ...]
     heads: int = 1
     """Query heads of the call, where formulas compute with them."""
@@ -279,24 +279,18 @@ class Held:
     @property
     def extents(self) -> tuple[int, int]:
         """How many sequences and heads the arrays tell apart; 1 where all share theirs."""
-        leading = [_leading(values, rank) for _, rank, values in self.tables]
-        batch, heads = zip(*leading, strict=True)
+        extents = [leading(values.shape, rank) for _, rank, values in self.tables]
+        batch, heads = zip(*extents, strict=True)
         return max(batch), max(heads)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Held, (self.tables, self.readings, self.heads)
 
 
-def _leading(values: Captured, rank: int) -> tuple[int, int]:
-    """(sequences, heads) of an array, 1 where it has no such dimension."""
-    front = (1, 1, *values.shape[: len(values.shape) - rank])
-    return (front[-2], front[-1]) if rank > 1 else (front[-1], 1)
-
-
 def _fitting(values: Captured, rank: int, batch: int, heads: int) -> Captured:
     """The array without the rows of sequences and heads that a call does not have."""
     front = values.shape[: len(values.shape) - rank]
-    wanted = (batch, heads)[2 - len(front) :] if rank > 1 else (batch,)[1 - len(front) :]
+    wanted = (batch, heads) if len(front) > 1 else (batch if rank == 1 else heads,)[: len(front)]
     for size, least in zip(front, wanted, strict=True):
         if 1 != size < least:
             what = f"{least} of the call in place of {size}, one row for each sequence or head"

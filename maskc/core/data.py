@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 
 from maskc.core.captured import Captured
-from maskc.core.errors import DataUnknown, ReservedName
+from maskc.core.errors import ReservedName
 from maskc.core.source import SourceLoc
 
 OPTIONS = (
@@ -27,6 +26,8 @@ CONVENTIONS = (
     "max_seqlen",
 )  # fmt: skip
 """Keywords of mc.attention that other libraries have, too."""
+BROUGHT = "cu_seqlens_q_and_k"
+"""The name of the data that two arrays of cumulative lengths bring; nobody gives it."""
 QUESTION = ("n_q", "n_kv", "n_heads", "block", "head", "batch")
 """Keywords of questions about a mask: dense, count, layout."""
 
@@ -55,6 +56,8 @@ class DataKind(Enum):
     """(tin, tout), integers [N]: entry and exit times of a depth-first walk; or mc.parents(x)."""
     table = "table"
     """booleans [query blocks, key blocks], or [heads, query blocks, key blocks]."""
+    key_lists = "key_lists"
+    """integers [n_q, K], or [heads, n_q, K]: the keys of each query, -1 behind the last one."""
     random = "random"
     """computed: the block columns a seeded draw gives each block row."""
     constant = "constant"
@@ -69,6 +72,10 @@ class DataKind(Enum):
 
 _BY_SIDE = (DataKind.flags, DataKind.positions)
 """Kinds whose arrays are of queries or of keys."""
+BY_PAIR = (DataKind.table, DataKind.random, DataKind.selection, DataKind.key_lists)
+"""Kinds that formulas read as a table of queries and keys, or of blocks of them."""
+LISTED = (DataKind.selection, DataKind.key_lists)
+"""Kinds whose tables are lists of what is 1 in each row."""
 _COMPUTED = (DataKind.random, DataKind.constant, DataKind.selection, DataKind.tokens)
 
 
@@ -89,6 +96,7 @@ class DataDecl:
     selection: (queries per block,); a further 1 where an array of documents, flags, intervals or a
     tree has an entry per token and the first query is the first token, instead of the last query
     the last one;
+    key_lists: (1,), as of a selection;
     constant: the number of indices, where `shape` does not tell."""
     values: bytes | Captured = b""
     """constant and compile-time tables: int32, little endian, C order; of a mask's formulas what
@@ -104,7 +112,7 @@ class DataDecl:
         """The number of indices in a formula: 2 for tables, 1 for vectors."""
         if self.kind is DataKind.constant:
             return self.options[0] if self.options else len(self.shape)
-        return 2 if self.kind in (DataKind.table, DataKind.random, DataKind.selection) else 1
+        return 2 if self.kind in BY_PAIR else 1
 
     @property
     def on_queries(self) -> bool:
@@ -162,25 +170,11 @@ class CuSeqlens:
     """The most tokens of a document, an integer; None where nothing is promised."""
 
 
-def unknown_keyword(name: str, known: Iterable[str], options: Iterable[str]) -> DataUnknown:
-    """The mistake of a keyword that is neither data, nor a parameter, nor an option.
-
-    Args:
-        known: names of data and parameters.
-        options: names of all other keywords.
-    """
-    from difflib import get_close_matches
-
-    known, options = sorted(known), tuple(options)
-    close = get_close_matches(name, [*known, *options], 1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    hint += f"options are {', '.join(options)}"
-    return DataUnknown(name, ", ".join(known) or "none", hint, at=name)
-
-
 def check_name(name: object, at: SourceLoc | None) -> str:
     """The name itself, or an error when it cannot be a keyword of a call."""
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+    if not isinstance(name, str):
+        raise ReservedName(f"a {type(name).__name__}", "it is no text", at=at)
+    if not name.isidentifier() or keyword.iskeyword(name):
         raise ReservedName(name, "it is not a Python identifier", at=at)
     if name in RESERVED or name.startswith("_"):
         raise ReservedName(name, "it is a word of the language or a keyword of the call", at=at)

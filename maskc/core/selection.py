@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from maskc.core.errors import DataType
-from maskc.core.expr import Expr
+from maskc.core.expr import Expr, arrays
 
 
 class Score(Enum):
@@ -87,7 +87,8 @@ class Selection:
     """
 
     name: str
-    """The name by which formulas read it, as a table [query blocks, key blocks] of 0 and 1."""
+    """The name by which formulas read it, as a table [query blocks, key blocks] of 0 and 1;
+    [queries, keys] where blocks count from positions."""
     k: int
     score: Score
     block: int
@@ -96,3 +97,17 @@ class Selection:
     allowed: tuple[Expr, ...]
     """Over q, k, lengths, parameters and arrays, the selections before this one among them; one
     formula per query head, or one for all."""
+    at: tuple[str, ...] = ()
+    """The arrays of positions of queries and of keys from which blocks count, see `mc.topk`; none
+    where they count from the first token."""
+
+    @property
+    def table(self) -> tuple[int, int]:
+        """Queries and keys of an entry of the table: blocks, or tokens where blocks count from
+        positions."""
+        return (1, 1) if self.at else (self.q_block, self.block)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The arrays that decide what is chosen."""
+        return frozenset(self.at).union(*map(arrays, self.allowed))

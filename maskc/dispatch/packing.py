@@ -7,6 +7,8 @@ from dataclasses import replace
 from maskc.core.bundle import PACKED, Bundle, SourceUnit
 from maskc.core.problem import BY_DISTANCE, Direction, Feature
 from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.programs import Emitted, Program
+from maskc.dispatch.tables import per_head
 
 _FEW = 8
 """Queries of a head that shares its keys with no other, up to which it is packed where a formula of
@@ -16,8 +18,8 @@ _PACKED = ("q", "out", "lse")
 
 def packed(
     bundle: Bundle, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
-) -> tuple[SourceUnit, Place] | None:
-    """The source and the tokens of a forward pass whose query heads, those of one key/value head,
+) -> tuple[Emitted, Place] | None:
+    """The program and the tokens of a forward pass whose query heads, those of one key/value head,
     fit into the rows of a tile together; None where they do not, or are not to. Where softmax sees
     a formula, one head's few queries are enough.
 
@@ -46,7 +48,7 @@ def packed(
         or Feature.entmax in wanted.features  # which looks at whole rows
         or (units[0].work is None and _whole_only(bundle, wanted, place))
         or not all(_in_line(place, name) for name in _PACKED)
-        or _by_head(bundle, bound)
+        or per_head({n: x for n, x in bound.arrays.items() if n in bundle.arrays}, bundle.data)
     ):
         return None
     strides = dict(place.strides)
@@ -55,7 +57,8 @@ def packed(
         strides[name] = (batch, heads * head, head if sizes.n_q == 1 else token)
     own = replace(sizes, heads_q=sizes.heads_kv)
     smallest = min(units, key=lambda each: each.tile.q)
-    return smallest, replace(place, sizes=own, strides=strides, packed=heads)
+    packed_place = replace(place, sizes=own, strides=strides, packed=heads)
+    return Program(smallest, PACKED), packed_place
 
 
 def _whole_only(bundle: Bundle, wanted: Pass, place: Place) -> bool:
@@ -74,10 +77,3 @@ def _in_line(place: Place, name: str) -> bool:
     """Whether one head's queries are followed by the next one's."""
     _, head, token = place.strides[name][:3]
     return place.sizes.n_q == 1 or head == place.sizes.n_q * token
-
-
-def _by_head(bundle: Bundle, bound: Bound) -> bool:
-    """Whether some table of the mask has a dimension for heads."""
-    names = (name for decl in bundle.data if decl.rank == 2 for name in decl.arrays)
-    tables = [bound.arrays[name] for name in names if name in bundle.arrays]
-    return any(table.ndim > 2 and table.shape[-3] > 1 for table in tables)

@@ -5,7 +5,7 @@ data arrays. Host memory only; launching decides where it goes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from maskc.core.data import DataDecl
 from maskc.core.errors import DataShape
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.layout import BlockLayout
+from maskc.core.leading import leading
 from maskc.core.listed import TOKEN_K, TOKEN_Q
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.sizes import Sizes
@@ -107,9 +108,8 @@ class Tables:
     work: Work | None = None
     """The work list, where the kernel reads one: members `work` and `counter`."""
     tally: Tally | None = None
-    """What the distinct lists have, where a call may choose its source by it: not where sequences
-    bring data of their own, whose choice would depend on the others of the batch, nor where tiles
-    begin with documents."""
+    """Counts of the distinct lists; None where the source has no coefficients, or tiles begin with
+    documents."""
     adders: Adders | None = None
     """Who adds to tiles of dq in a backward pass; None where that is not known."""
     wide: bool = False
@@ -229,7 +229,8 @@ def make_tables(
     seen = _seen(cases, unit, arrays, sizes.batch if batched else 1)
     backward, tally, adders = direction is Direction.backward, None, None
     if lists and unit.by_documents:
-        ptr, words, stops = lists_on_host(bundle, unit.tile, sizes, params, seen)
+        by_head = any(slot.head for slot in slots)
+        ptr, words, stops = lists_on_host(bundle, unit.tile, sizes, params, seen, by_head)
         parts += [("row_ptr", ptr), ("row_tiles", words)]
         slots = (*slots, Slot(stops))
     elif lists:
@@ -247,8 +248,9 @@ def make_tables(
             work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
             parts += _work_parts(work, unit.work)
         adders = (adders_of(layouts) if lists else adders_of_spans(spans)) if backward else None
-        if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
-            tally = tally_of(layouts, direction) if lists else tally_of_spans(spans, adders)
+        if unit.costs and not unit.by_documents:
+            queries = unit.tiles(sizes.n_q, sizes.n_kv)[0] if backward else 0
+            tally = tally_of(layouts, direction) if lists else tally_of_spans(spans, queries)
     lists_of = len(cases) if batched else 0
     return Tables(tuple(parts), slots, lists_of, arrays, work, tally, adders, wide)
 
@@ -295,10 +297,20 @@ def _work_parts(work: Work, rule: WorkList) -> list[tuple[str, np.ndarray]]:
 
 
 def per_sequence(bundle: Bundle, arrays: Mapping[str, np.ndarray]) -> bool:
-    """Whether data have a dimension for sequences, be it of length one: vectors [batch, N], tables
-    [batch, heads, rows, cols]."""
+    """Whether data have a dimension for sequences, be it of length one: vectors [batch, N] or
+    [batch, heads, N], tables [batch, heads, rows, cols]."""
     ranks = {name: decl.rank for decl in bundle.data for name in decl.arrays}
     return any(arrays[name].ndim >= 2 * ranks[name] for name in _telling(bundle))
+
+
+def per_head(arrays: Mapping[str, np.ndarray], decls: Iterable[DataDecl]) -> bool:
+    """Whether some of these data have a dimension for heads; those that are not there have none."""
+    return any(
+        leading(arrays[name].shape, decl.rank)[1] > 1
+        for decl in decls
+        for name in decl.arrays
+        if name in arrays
+    )
 
 
 def _telling(bundle: Bundle) -> set[str]:
@@ -338,15 +350,13 @@ def _work(
 def make_slot(
     name: str, values: np.ndarray, decls: tuple[DataDecl, ...], sizes: Sizes, as_bits: bool = False
 ) -> Slot:
-    """Put batch and heads in front: tables are [heads, ...] or [batch, heads, ...].
+    """Put batch and heads in front, see `maskc.core.leading`.
 
     Args:
         as_bits: whether the kernel reads chosen blocks as bits, not as lists.
     """
     decl = next(decl for decl in decls if name in decl.arrays)
-    own = values.shape[values.ndim - decl.rank :]
-    leading = values.shape[: values.ndim - decl.rank]
-    batch, heads = (1, 1, *leading)[-2:] if decl.rank == 2 else ((1, *leading)[-1], 1)
+    batch, heads = leading(values.shape, decl.rank)
     for found, wanted, what in (
         (heads, sizes.heads_q, "heads of q"),
         (batch, sizes.batch, "sequences of q"),
@@ -355,8 +365,8 @@ def make_slot(
             expected = f"{wanted} (the {what}) or 1 in place of {found}"
             raise DataShape(decl.name, values.shape, expected, at=decl.name)
     if isinstance(values, Chosen):
-        return Slot(values.bits() if as_bits else values.lists)
-    return Slot(values.reshape(batch, heads, *own))
+        values = values.bits() if as_bits else values.lists
+    return Slot(values.reshape(batch, heads, *values.shape[values.ndim - decl.rank :]))
 
 
 def _cases(

@@ -121,6 +121,8 @@ class _Localizing:
         shift = self.keys[0].start if self.keys else 0
         if mask.score == "given":
             why = "its scores are given for the whole sequence"
+        elif mask.at is not None:
+            why = "its blocks count from positions of the whole sequence"
         elif len(self.keys) != 1 or self.keys[0].place:
             why = "its candidates lie in several stretches of keys"
         elif shift % mask.block or self.first % mask.q_block:
@@ -144,6 +146,10 @@ class _Localizing:
                 f"call plan.given({missing[0]}=...) with the data of all tokens, step by step",
                 at="plan",
             )
+        if lists := [decl.name for decl in ir.data if decl.kind is DataKind.key_lists]:
+            hint = "run it on one rank, or give a mask_mod or a table of blocks"
+            why = f"{lists[0]} names keys of the whole sequence"
+            raise NotShared(str(mask), why, hint, at=getattr(mask, "loc", None) or "mask")
         asked = bound([ir], self.n, self.n, own)
         keep = E.substitute(ir.keep, {E.N_Q: E.const(self.n), E.N_KV: E.const(self.n)})
         self.passed |= {name: asked.params[name] for name in E.params(keep)}

@@ -120,13 +120,19 @@ def align(where: str, value: str, at: SourceLoc | None) -> str:
 
 def placed(where: str, made: Node, at: object, loc: SourceLoc | None) -> Mask:
     """The mask over positions that calls give, or as it is where `at` is None."""
-    if at is None:
+    found = positions(where, at, loc)
+    if found is None:
         return made
-    if not isinstance(at, Positions):
-        return mistake(NotPositions(where, f"found {at!r:.60}", at=loc), made)
     if getattr(made, "align", END) != END:
         mistake(NotPositions(where, "which leave nothing to align", at=loc), made)
-    return AtPositions(replace(made, align=START), at, loc=loc)  # type: ignore[call-arg]
+    return AtPositions(replace(made, align=START), found, loc=loc)  # type: ignore[call-arg]
+
+
+def positions(where: str, at: object, loc: SourceLoc | None) -> Positions | None:
+    """Positions that calls give; None where there are none."""
+    if at is None or isinstance(at, Positions):
+        return at
+    return mistake(NotPositions(where, f"found {at!r:.60}", at=loc), None)
 
 
 def mask(where: str, value: object, at: SourceLoc | None) -> Mask:

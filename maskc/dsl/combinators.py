@@ -357,8 +357,9 @@ _SHARES = ("head", "group", "all")
 
 
 def topk(
-    k: int, of: Mask, score: str = "qk", block: int = 1, q_block: int = 1, share: str = "head"
-) -> Mask:
+    k: int, of: Mask, score: str = "qk", block: int = 1, q_block: int = 1, share: str = "head", *,
+    at: Positions | None = None,
+) -> Mask:  # fmt: skip
     """Keep the k best-scored keys among those `of` allows, for each query: a run-time selection.
 
     Of equal scores the lower index wins. The choice has no gradient; the chosen pairs do.
@@ -372,18 +373,24 @@ def topk(
         block: keys per chosen block.
         q_block: queries that choose together.
         share: which heads choose together: each "head", each key/value "group", or "all".
+        at: positions that calls give, from `mc.positions`. Blocks then count from position 0:
+            neighbouring keys whose positions ascend between two multiples of `block` are a block,
+            and likewise queries. Where positions begin at 0 in each of several packed documents,
+            each selects as it would alone.
 
     Raises:
+        NotPositions: `at` is something else (MC492).
         NotAMask: `of` is no mask (MC106).
         BadChoice: `score` or `share` is none of these words (MC119).
         NotPositive: `block` or `q_block` is below 1 (MC102).
         NotConstant: a number is no plain integer (MC104).
     """
-    at = caller()
+    loc = caller()
     return nodes.TopK(
-        checked.constant("topk", "k", k, at, least=0), checked.mask("topk", of, at),
-        checked.choice("topk", "score", score, _SCORES, at),
-        checked.constant("topk", "block", block, at),
-        checked.constant("topk", "q_block", q_block, at),
-        checked.choice("topk", "share", share, _SHARES, at), loc=at,
+        checked.constant("topk", "k", k, loc, least=0), checked.mask("topk", of, loc),
+        checked.choice("topk", "score", score, _SCORES, loc),
+        checked.constant("topk", "block", block, loc),
+        checked.constant("topk", "q_block", q_block, loc),
+        checked.choice("topk", "share", share, _SHARES, loc),
+        checked.positions("topk", at, loc), loc=loc,
     )  # fmt: skip

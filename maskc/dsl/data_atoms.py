@@ -185,6 +185,24 @@ def block_table(table: object, block: int) -> Mask:
     return nodes.BlockTable(captured(array != 0, DataKind.table, size), loc=at)
 
 
+def key_lists(name: str) -> Mask:
+    """Keep the keys that each query brings: k is in lists[q].
+
+    At call time give `name=lists`, integers [n_q, K], [H, n_q, K] or [B, H or 1, n_q, K], in any
+    order, with -1 for no key. A key that is named twice counts once. An indexer's choice, as of
+    DeepSeek's sparse attention, or what a retrieval returns has this form.
+
+    Args:
+        name: the keyword under which calls give the lists.
+
+    Raises:
+        ReservedName: the name is a keyword of calls, or no identifier (MC111).
+    """
+    at = caller()
+    found = _name(name, at)
+    return nodes.KeyLists(DataDecl(found, DataKind.key_lists, (found,), options=(1,)), loc=at)
+
+
 def captured(array: np.ndarray, kind: DataKind, block: int = 1) -> DataDecl:
     """Declare an array of integers, of any shape, whose values are known now; its content names it.
 

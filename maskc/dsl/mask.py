@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from maskc.core.errors import MaskUsedAsBool
+from maskc.core.errors import MaskCalled, MaskUsedAsBool
 from maskc.core.source import caller
 from maskc.dsl.collect import mistake
 from maskc.dsl.not_a_mask import not_a_mask
@@ -60,6 +60,14 @@ class Mask:
     def __deepcopy__(self, memo: object) -> Mask:
         return self  # a value: compiled graphs know it by identity
 
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Say what to call instead, as a mask is no function.
+
+        Raises:
+            MaskCalled: always (MC442).
+        """
+        raise MaskCalled(at="mask")
+
     def __bool__(self) -> bool:
         return mistake(MaskUsedAsBool("mask", at=caller()), True)
 
@@ -70,6 +78,10 @@ class Mask:
         at = caller()
         if not isinstance(right, Mask):
             return mistake(not_a_mask(op, right, at), left)
+        if op == "&":
+            from maskc.dsl.cut_selections import warn_of_cut
+
+            warn_of_cut(left, right)
         return Algebra(op, left, right, loc=at)
 
     def __str__(self) -> str:
@@ -278,13 +290,15 @@ class Mask:
         return questions.subset_of(self, other)
 
     def cache(
-        self, *, queries: int = 1, n_heads: int | None = None, **data: object
+        self, *, queries: int = 1, n_heads: int | None = None, ragged: bool = False, **data: object
     ) -> KVCache:  # fmt: skip
         """Which keys decoding must keep, and where: a cache of constant size.
 
         Args:
             queries: the most new tokens of a call.
             n_heads: query heads, as in `dense`.
+            ragged: whether sequences of a batch may have different lengths. The mask over slots
+                then reads which of them each sequence has written, where it else is a number.
             data: values of the parameters that the mask names; their defaults where left out.
 
         Returns:
@@ -300,7 +314,7 @@ class Mask:
         """
         from maskc import questions
 
-        return questions.cache(self, queries=queries, n_heads=n_heads, **data)
+        return questions.cache(self, queries=queries, n_heads=n_heads, ragged=ragged, **data)
 
     def explain(
         self, *, head_dim: int = 128, head_dim_v: int | None = None, n_heads: int | None = None,

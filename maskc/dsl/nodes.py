@@ -153,6 +153,13 @@ class BlockTable(Node):
 
 
 @dataclass(frozen=True, repr=False)
+class KeyLists(Node):
+    """k is in lists[q]."""
+
+    decl: DataDecl
+
+
+@dataclass(frozen=True, repr=False)
 class Flags(Node):
     """flag[k], or flag[p]."""
 
@@ -284,6 +291,19 @@ class TopK(Node):
     block: int = 1
     q_block: int = 1
     share: str = "head"
+    at: Positions | None = None
+    """Positions from which blocks count; None: they count from the first token."""
+
+    @property
+    def decls(self) -> tuple[DataDecl, ...]:
+        """The positions of queries, and of keys, where there are some."""
+        return () if self.at is None else (self.at.of_q, self.at.of_k)
+
+    @property
+    def scored_blocks(self) -> tuple[int, int]:
+        """The queries and keys of a block for which a call may give a score, besides single
+        pairs."""
+        return (self.q_block, self.block) if self.at is None else (1, 1)
 
     @property
     def children(self) -> tuple[Mask, ...]:

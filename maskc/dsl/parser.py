@@ -31,7 +31,7 @@ _CALLS: dict[str, Callable[..., Mask]] = {
     for function in (
         C.full, C.causal, C.dilated, C.offsets, C.strided, C.sinks, C.prefix, C.global_tokens,
         C.block_diagonal, C.chunked, C.random_blocks, C.per_head, C.heads, C.topk, D.documents,
-        D.flags, D.intervals, D.tree, D.block_table,
+        D.flags, D.intervals, D.tree, D.block_table, D.key_lists,
     )
 } | {"window": C.window}  # fmt: skip
 _CALLS |= {

@@ -84,6 +84,8 @@ def _call(mask: Mask) -> str:
             return _spell("chunked" if causal else "block_diagonal", str(size), align=align)
         case N.RandomBlocks(block, per_row, seed, align):
             return _spell("random_blocks", str(block), str(per_row), str(seed), align=align)
+        case N.KeyLists(decl):
+            return _spell("key_lists", repr(decl.name))
         case N.BlockTable(decl):
             table = repr(decl.name) if not decl.values else _values(decl)
             return _spell("block_table", table, str(decl.block))
@@ -98,21 +100,25 @@ def _call(mask: Mask) -> str:
             return _spell(decl.kind.value, repr(decl.name), align=align)
         case N.AtPositions(of, where):
             text = _call(replace(of, align=N.END))  # type: ignore[call-arg]
-            names = f'q="{where.of_q.name}", k="{where.of_k.name}"'
             comma = "" if text.endswith("()") else ", "
-            return f"{text[:-1]}{comma}at=positions({names}))"
+            return f"{text[:-1]}{comma}{_places(where)})"
         case N.Where(formula, tables, lengths):
             return _where(formula, tables, lengths)
         case N.PerHead(masks):
             return f"per_head([{', '.join(map(print_mask, masks))}])"
         case N.Heads(ids):
             return _spell("heads", *map(str, ids))
-        case N.TopK(k, of, score, block, q_block, share):
+        case N.TopK(k, of, score, block, q_block, share, where):
             extras = {"score": score, "block": block, "q_block": q_block, "share": share}
             plain = {"score": "qk", "block": 1, "q_block": 1, "share": "head"}
             given = [f"{n}={v!r}" for n, v in extras.items() if v != plain[n]]
+            given += [] if where is None else [_places(where)]
             return _spell("topk", str(k), f"of={print_mask(of)}", *given)
     raise TypeError(f"no printer for {type(mask).__name__}")
+
+
+def _places(where: N.Positions) -> str:
+    return f'at=positions(q="{where.of_q.name}", k="{where.of_k.name}")'
 
 
 def _promise(decl: DataDecl) -> list[str]:

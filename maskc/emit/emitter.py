@@ -26,7 +26,7 @@ from maskc.core.bundle import (
     TensorMap,
     Variant,
 )
-from maskc.core.data import DataDecl, DataKind
+from maskc.core.data import LISTED, DataDecl, DataKind
 from maskc.core.dtypes import DType
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
@@ -330,7 +330,7 @@ def kernel_spec(
         selections=tuple(
             Lists(slot, decl_of[name].options[0], decl_of[name].block)
             for slot, name in enumerate(reads)
-            if decl_of[name].kind is DataKind.selection and _reads_lists(plan)
+            if decl_of[name].kind in LISTED and _reads_lists(plan)
         ),
         cells=_cells(plan, reads),
         by_query=None if by_query is None else data_rows(by_query, reads, "k"),
@@ -431,6 +431,7 @@ _NOTES = {
     DataKind.intervals: "bounds of a query's keys",
     DataKind.tree: "times of a depth-first walk",
     DataKind.table: "block table",
+    DataKind.key_lists: "keys of each query",
     DataKind.random: "drawn block table",
     DataKind.constant: "captured table",
     DataKind.selection: "chosen blocks of keys",

@@ -41,6 +41,7 @@ _ABOUT = {
     DataKind.positions: "integers, one per query or per key, as the mask says",
     DataKind.intervals: "(lo, hi), integers [n_q]: query q sees keys lo[q] to hi[q] - 1",
     DataKind.tree: "(tin, tout), integers [N]; or mc.parents(x)",
+    DataKind.key_lists: "integers [n_q, K], the keys of each query; -1 for none",
     DataKind.table: "booleans [query blocks, key blocks]; heads, or batch and heads, in front",
 }
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from maskc.core import expr as E
-from maskc.core.data import DataKind
+from maskc.core.data import LISTED
 from maskc.core.expr import Expr
 from maskc.core.expr_text import Printer
 from maskc.core.widths import magnitude, reach
@@ -28,7 +28,7 @@ def predicate_lines(
 
 class _Writer:
     def __init__(self, ir: MaskIR, lifted: Lifted, arrays: tuple[str, ...], tiled: bool) -> None:
-        lists = frozenset(d.name for d in ir.data if d.kind is DataKind.selection)
+        lists = frozenset(d.name for d in ir.data if d.kind in LISTED)
         self.printer: Printer = CPrinter(arrays, lists, tiled, lifted.counts)
         self.mask_of = dict(lifted.sources)
         self.origin_of = dict(ir.origins)

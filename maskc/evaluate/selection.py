@@ -52,7 +52,8 @@ def can_select(mask: Mask) -> bool:
         return True
     if isinstance(mask, Algebra):
         return can_select(mask.left) and can_select(mask.right)
-    if not isinstance(mask, TopK) or selects(mask.of) or mask.share != "head":
+    known = isinstance(mask, TopK) and mask.share == "head" and mask.at is None
+    if not isinstance(mask, TopK) or not known or selects(mask.of):
         return False
     return mask.score == "block_mean" or (mask.score, mask.block, mask.q_block) == ("qk", 1, 1)
 

@@ -42,6 +42,7 @@ def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> Ma
     formulas = [keep, *(formula for each in selections for formula in each.allowed)]
     used = {name for formula in formulas for name in E.arrays(formula)}
     used |= {decl.name for each in selections for decl in scoring_of(each)}
+    used |= {name for each in selections for name in each.at}
     data = [d for d in state.data.values() if used.intersection((d.name, *d.arrays))]
     live = set(E.walk(keep))
     origins = tuple((atom, origin) for atom, origin in state.origins.items() if atom in live)
@@ -128,7 +129,7 @@ class _Lowering:
         """The atom of a selection among `allowed` on this head, and its like on the others."""
         if name_of(mask) not in self.selections:
             found = selection_of(mask, self._on_all_heads(mask.of, allowed))
-            for decl in (table_of(found), *scoring_of(found)):
+            for decl in (table_of(found), *scoring_of(found), *mask.decls):
                 self._declare(decl, mask)
             self.selections[found.name] = found
         return chosen(self.selections[name_of(mask)])
@@ -210,6 +211,9 @@ class _Lowering:
                 decl = self._declare(self._own_head(decl, mask), mask)
                 row, col = E.floordiv(E.Q, decl.block), E.floordiv(E.K, decl.block)
                 return E.ne(E.Load(decl.name, (row, col)), E.ZERO)
+            case N.KeyLists(decl):
+                self._declare(decl, mask)
+                return E.ne(E.Load(decl.name, (E.Q, E.K)), E.ZERO)
             case N.Flags(decl, on):
                 if on == "q" and decl.name in self.on_both:
                     decl = replace(decl, arrays=(f"{decl.arrays[0]}.q",))

@@ -23,16 +23,14 @@ def selection_of(mask: N.TopK, allowed: tuple[Expr, ...]) -> Selection:
     """The selection among the pairs that `allowed` holds for, per head or on all."""
     return Selection(
         name_of(mask), mask.k, Score(mask.score), mask.block, mask.q_block, Share(mask.share),
-        allowed,
+        allowed, tuple(decl.arrays[0] for decl in mask.decls),
     )  # fmt: skip
 
 
 def table_of(selection: Selection) -> DataDecl:
     """The array of a selection as formulas read it: a table over blocks of queries and of keys."""
-    name = selection.name
-    return DataDecl(
-        name, DataKind.selection, (name,), selection.block, options=(selection.q_block,)
-    )
+    name, (q_block, block) = selection.name, selection.table
+    return DataDecl(name, DataKind.selection, (name,), block, options=(q_block,))
 
 
 def scoring_of(selection: Selection) -> tuple[DataDecl, ...]:
@@ -42,7 +40,8 @@ def scoring_of(selection: Selection) -> tuple[DataDecl, ...]:
 
 def chosen(selection: Selection) -> Expr:
     """The pairs in chosen blocks, whether or not they are allowed."""
-    index = E.floordiv(E.Q, selection.q_block), E.floordiv(E.K, selection.block)
+    q_block, block = selection.table
+    index = E.floordiv(E.Q, q_block), E.floordiv(E.K, block)
     return E.ne(E.Load(selection.name, index), E.ZERO)
 
 
@@ -51,7 +50,7 @@ def needed(keep: Expr, known: dict[str, Selection]) -> tuple[Selection, ...]:
     read = set(E.arrays(keep))
     for selection in reversed(known.values()):
         if selection.name in read:
-            read.update(name for formula in selection.allowed for name in E.arrays(formula))
+            read |= selection.reads
     return tuple(selection for name, selection in known.items() if name in read)
 
 

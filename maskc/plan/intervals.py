@@ -60,7 +60,7 @@ def intervals(shape: Expr, atom: Expr | None = None) -> tuple[Interval, ...] | N
 def chosen_atom(ir: MaskIR, lifted: Lifted) -> Expr | None:
     """The comparison that reads the mask's selection, where it has one alone, of blocks whose cells
     are whole bits of every thread's columns."""
-    if len(ir.selections) != 1 or ir.selections[0].block % CELL:
+    if len(ir.selections) != 1 or ir.selections[0].table[1] % CELL:
         return None
     source = chosen(ir.selections[0])
     for made, found in lifted.sources:

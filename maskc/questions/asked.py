@@ -15,6 +15,7 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.errors import DataRange, DataShape, HeadsUnknown, NoSuchHead, OneOfSeveral
 from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH, BlockLayout
+from maskc.core.leading import leading
 from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING
 from maskc.dsl.mask import Mask
@@ -102,9 +103,11 @@ class Asked:
         """The heads that differ, those with the same set in this sequence together."""
         found: dict[object, list[int]] = {}
         for head in range(self.heads):
-            own = self.own(head, batch).items()
-            tables = tuple((name, _content(array)) for name, array in own if array.ndim > 1)
-            found.setdefault((self.ir(head).keep, tables), []).append(head)
+            ir = self.ir(head)
+            differ = self.extents(ir)[1] > 1
+            own = self.own(head, batch).items() if differ else ()
+            tables = tuple((name, _content(array)) for name, array in own)
+            found.setdefault((ir.keep, tables), []).append(head)
         return list(map(tuple, found.values()))
 
 
@@ -165,17 +168,17 @@ def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]
 
 
 def _check_heads(asked: Asked, n_heads: int | None) -> None:
-    """Check that all tables that tell heads apart have the same number of heads.
+    """Check that all arrays that tell heads apart have the same number of heads.
 
     Raises:
-        DataShape: a table has another number of heads.
+        DataShape: an array has another number of heads.
     """
     wanted = n_heads or (len(asked.irs) if len(asked.irs) > 1 else asked.heads)
-    for decl in (decl for ir in asked.irs for decl in ir.data if decl.rank > 1):
+    for decl in (decl for ir in asked.irs for decl in ir.data):
         for name in filter(asked.arrays.__contains__, decl.arrays):
-            shape = asked.arrays[name].shape
-            if len(shape) > 2 and shape[-3] not in (1, wanted):
-                raise DataShape(name, f"{shape[-3]} heads", f"{wanted} heads", at=name)
+            heads = leading(asked.arrays[name].shape, decl.rank)[1]
+            if heads not in (1, wanted):
+                raise DataShape(name, f"{heads} heads", f"{wanted} heads", at=name)
 
 
 def _index(name: str, value: Any, count: int | None) -> int:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from maskc.analysis.retention import Unbounded, retention
 from maskc.core import expr as E
-from maskc.core.errors import CacheCall, CacheReadsData, CacheUnbounded, CacheUndecided
+from maskc.core.errors import (
+    CacheCall,
+    CacheNotRagged,
+    CacheReadsData,
+    CacheUnbounded,
+    CacheUndecided,
+    DataShape,
+)
 from maskc.core.evaluate import evaluate
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
 from maskc.dsl.combinators import prefix
-from maskc.dsl.data_atoms import block_table
+from maskc.dsl.data_atoms import block_table, flags
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import emptied
 from maskc.dsl.traced import param
@@ -25,6 +33,8 @@ from maskc.layout import check_lengths
 from maskc.questions.asked import bound
 
 _WRITTEN, _SEEN = "written", "seen"
+Lengths = int | Sequence[int] | np.ndarray
+"""Tokens so far: of all sequences, or of each, [B]."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,9 @@ class KVCache:
     """Whether a new query sees every slot that was written, so that `mask` needs no table."""
     keeps: tuple[Expr, ...] = field(repr=False)
     """Formulas of the mask over q, k, n_q and n_kv: one for each head, or a single one."""
+    ragged: bool = False
+    """Whether sequences of a batch may have different lengths, so that `mask` reads of each which
+    slots were written."""
 
     @property
     def slots(self) -> int:
@@ -59,7 +72,9 @@ class KVCache:
     @property
     def mask(self) -> Mask:
         """The mask over slots in place of keys; it reads what `given` returns."""
-        return prefix(param(_WRITTEN, self.slots)) if self.all_seen else block_table(_SEEN, 1)
+        if not self.all_seen:
+            return block_table(_SEEN, 1)
+        return flags(_SEEN) if self.ragged else prefix(param(_WRITTEN, self.slots))
 
     def slot(self, k: object) -> np.ndarray:
         """The slot of a key, or of each of several; a key takes the slot of one nobody needs.
@@ -79,12 +94,16 @@ class KVCache:
             before += last - first + 1
         return found
 
-    def positions(self, n: int) -> np.ndarray:
+    def positions(self, n: Lengths) -> np.ndarray:
         """Which key each slot holds, once the first n were written.
 
         Returns:
-            int64 [slots]; -1 where a slot holds none that a query may see.
+            int64 [slots], or [B, slots] for a length of each sequence; -1 where a slot holds none
+            that a query may see.
         """
+        if np.ndim(n):
+            each = [self.positions(length) for length in _checked(n)]
+            return np.array(each, np.int64).reshape(-1, self.slots)
         n = check_lengths(n, n)[0]
         start = self.first_of_ring
         runs = [np.arange(first, last + 1) for first, last in self.fixed]
@@ -93,20 +112,25 @@ class KVCache:
         free = (held >= 0) & (held < n)
         return np.where(free & (self.slot(held) == np.arange(self.slots)), held, -1)
 
-    def seen(self, n: int, n_q: int = 1) -> np.ndarray:
+    def seen(self, n: Lengths, n_q: int = 1) -> np.ndarray:
         """What the last n_q of n tokens see of the slots, by the positions of their keys.
 
         Args:
-            n: tokens so far, the new ones included; their keys are in their slots.
+            n: tokens so far, the new ones included; their keys are in their slots. One length for
+                all sequences, or integers [B], one for each.
             n_q: new tokens, which are the queries.
 
         Returns:
-            bool [n_q, slots]; [heads, n_q, slots] where heads differ.
+            bool [n_q, slots]; [heads, n_q, slots] where heads differ. For a length of each sequence
+            [B, heads or 1, n_q, slots].
 
         Raises:
             CacheCall: there are more new tokens than the cache is for, or than tokens (MC643).
             BadLength: a length is no integer, or out of range (MC306).
         """
+        if np.ndim(n):
+            each = [self.seen(length, n_q) for length in _checked(n)]
+            return np.array(each, bool).reshape(len(each), -1, n_q, self.slots)
         n_q, n = check_lengths(n_q, n)
         if not 1 <= n_q <= min(n, self.queries):
             raise CacheCall(self.queries, n_q, n, at="n_q")
@@ -118,14 +142,23 @@ class KVCache:
         ]
         return found[0] if len(found) == 1 else np.stack(found)
 
-    def given(self, n: int, n_q: int = 1) -> Mapping[str, object]:
-        """The data of `mask` for a call; arguments and errors as of `seen`."""
+    def given(self, n: Lengths, n_q: int = 1) -> Mapping[str, object]:
+        """The data of `mask` for a call; arguments and errors as of `seen`.
+
+        Raises:
+            CacheNotRagged: lengths differ, and the cache was made for equal ones (MC433).
+        """
         if not self.all_seen:
             return {_SEEN: self.seen(n, n_q)}
-        n_q, n = check_lengths(n_q, n)
-        if n_q != 1 or n < 1:
-            raise CacheCall(self.queries, n_q, n, at="n_q")
-        return {_WRITTEN: min(n, self.slots)}
+        lengths = _checked(n) if np.ndim(n) else [check_lengths(n_q, n)[1]]
+        n_q = check_lengths(n_q, 0)[0]
+        if n_q != 1 or min(lengths, default=1) < 1:
+            raise CacheCall(self.queries, n_q, min(lengths), at="n_q")
+        if self.ragged:
+            return {_SEEN: self.positions(n) >= 0}
+        if len(set(lengths)) > 1:
+            raise CacheNotRagged(min(lengths), max(lengths), at="n")
+        return {_WRITTEN: min(lengths[0] if lengths else 0, self.slots)}
 
     def __str__(self) -> str:
         """How many slots, which key goes where, and why."""
@@ -149,8 +182,22 @@ class KVCache:
         return "\n".join(lines)
 
 
+def _checked(lengths: Lengths) -> list[int]:
+    """The lengths of all sequences.
+
+    Raises:
+        BadLength: a length is no integer, or out of range (MC306).
+        DataShape: there are rows of lengths (MC303).
+    """
+    if np.ndim(lengths) > 1:
+        raise DataShape("n", np.shape(lengths), "one length, or [sequences]", at="n")
+    each: Any = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+    return [check_lengths(length, 0)[0] for length in each]
+
+
 def cache(
-    mask: Mask, *, queries: int = 1, n_heads: int | None = None, **params: object
+    mask: Mask, *, queries: int = 1, n_heads: int | None = None, ragged: bool = False,
+    **params: object,
 ) -> KVCache:  # fmt: skip
     """See Mask.cache.
 
@@ -179,4 +226,5 @@ def cache(
         raise CacheUnbounded(found.reason, at=at)
     in_order = all(first == 0 for first, _ in found.forever)  # then key k goes to slot k at first
     own = keeps if len(set(keeps)) > 1 else keeps[:1]
-    return KVCache(queries, found.forever, found.newest, found.all_seen and in_order, own)
+    all_seen = found.all_seen and in_order
+    return KVCache(queries, found.forever, found.newest, all_seen, own, ragged)

@@ -35,7 +35,18 @@ def _with_cells(decl: DataDecl, found: Candidate) -> object:
         case DataKind.table:
             shape = (-(-n_q // decl.block), -(-n_kv // decl.block))
             return _filled(shape, *cells) != 0
+        case DataKind.key_lists:
+            return _lists(_filled((n_q, n_kv), *cells) != 0)
     return _filled((n_q if decl.on_queries else n_kv,), *cells) != 0
+
+
+def _lists(table: np.ndarray) -> np.ndarray:
+    """The columns that hold in each row, int64 [rows, most], -1 behind the last one."""
+    lists = np.full((len(table), int(table.sum(axis=1).max(initial=0))), -1)
+    for own, row in zip(lists, table, strict=True):
+        columns = np.flatnonzero(row)
+        own[: len(columns)] = columns
+    return lists
 
 
 def _filled(shape: tuple[int, ...], *cells: Mapping[tuple[int, ...], int]) -> np.ndarray:
@@ -149,4 +160,6 @@ def _drawn(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> obj
             return rng.integers(-2, tokens + 2, count)
         case DataKind.table:
             return rng.random((-(-n_q // decl.block), -(-n_kv // decl.block))) < 0.5
+        case DataKind.key_lists:
+            return rng.integers(-1, n_kv, (n_q, rng.integers(0, 2 * n_kv + 1)))
     return kept_promise(decl, rng.random(n_q if decl.on_queries else n_kv) < rng.random())

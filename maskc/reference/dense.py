@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,8 +48,8 @@ def dense(
         mask: any mask, run-time selections included.
         n_q: queries; n_kv: keys, n_q when None.
         n_heads: query heads; needed where the mask differs between heads by a formula or by
-            `heads`. Where it has a mask per head, that many are there; where only a table or the
-            scores differ, their own leading dimension tells.
+            `heads`. Where it has a mask per head, that many are there; where only arrays or the
+            scores differ, their own dimension of heads tells.
         heads_kv: key/value heads, for topk(share="group"); n_heads when None.
         scores: what every topk ranks: float [n_q, n_kv], [heads, n_q, n_kv] or [batch, heads,
             n_q, n_kv]; or per block already, with [query blocks, key blocks] at the end. Where
@@ -260,16 +260,20 @@ def differs_by_head(mask: Mask, data: Arrays, scores: Rankings) -> bool:
                 leading(decl)[1] > 1 for decl in tables
             ):
                 return True
-            case N.BlockTable(decl) if _table_heads(decl, data):
-                return True
             case N.TopK(share=share) if share != "all" and _ranked_heads(scores[node]):
                 return True
+        if any(count > 1 for _, count in _heads_of_data(node, data)):
+            return True
     return False
 
 
-def _table_heads(decl: DataDecl, data: Arrays) -> int | None:
-    shape = np.asarray(data[decl.name]).shape if decl.from_caller else decl.shape
-    return shape[-3] if len(shape) > 2 and shape[-3] > 1 else None
+def _heads_of_data(node: N.Node, data: Arrays) -> Iterator[tuple[DataDecl, int]]:
+    """The data of calls and the tables that a node reads, and the heads that these tell apart."""
+    for decl in () if isinstance(node, N.Where) else node.decls:
+        if decl.from_caller:
+            yield decl, given.heads_of(decl, data[decl.name])
+        elif decl.kind is DataKind.table:
+            yield decl, decl.shape[-3] if len(decl.shape) > 2 else 1
 
 
 def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | None) -> int | None:
@@ -284,10 +288,10 @@ def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | N
             found = count
     own: int | None
     for node in nodes:
-        if isinstance(node, N.BlockTable) and (own := _table_heads(node.decl, data)):
-            found = found or own
-            if own != found:
-                raise DataShape(node.decl.name, f"{own} heads", f"{found} heads")
+        for decl, count in _heads_of_data(node, data):
+            found = found or (count if count > 1 else None)
+            if count not in (1, found):
+                raise DataShape(decl.name, f"{count} heads", f"{found} heads")
         for decl in node.tables if isinstance(node, N.Where) else ():
             if (count := leading(decl)[1]) > 1:
                 found = found or count

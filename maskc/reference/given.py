@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.data import QUESTION, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
+from maskc.core.data import QUESTION, CuSeqlens, DataDecl, DataKind, Parents
 from maskc.core.errors import DataMissing, DataRange, DataShape, DataType, NotAnArray
+from maskc.core.unknown import unknown_keyword, wrong_ids
 
 Read = np.ndarray | CuSeqlens | Parents | tuple["Read", ...]
 """What `read` makes of the data of one declaration."""
@@ -113,8 +114,17 @@ def _leaves(value: Read) -> list[np.ndarray]:
     return [np.asarray(value.array) if isinstance(value, (CuSeqlens, Parents)) else value]
 
 
+_TABLES = (DataKind.table, DataKind.key_lists)
+"""Kinds with two dimensions of their own, before which heads may stand alone."""
+
+
 def _has_batch(decl: DataDecl, array: np.ndarray) -> bool:
-    return array.ndim == (4 if decl.kind is DataKind.table else 2)
+    return array.ndim == 4 if decl.kind in _TABLES else array.ndim > 1
+
+
+def _has_heads(decl: DataDecl, array: np.ndarray) -> bool:
+    """Whether an array of one sequence has a dimension of heads in front."""
+    return array.ndim == (3 if decl.kind in _TABLES else 2)
 
 
 def batch_of(wanted: dict[str, DataDecl], data: Mapping[str, Read]) -> int | None:
@@ -144,6 +154,38 @@ def for_sequence(decl: DataDecl, value: Read, index: int) -> Read:
     return own
 
 
+def heads_of(decl: DataDecl, value: Read) -> int:
+    """How many heads the data of a declaration tell apart, 1 where all share them.
+
+    Raises:
+        DataShape: two arrays disagree.
+    """
+    found = 1
+    for array in (array for array in _leaves(value) if array.ndim > 2):
+        own = array.shape[-3 if decl.kind in _TABLES else -2]
+        if own not in (1, found) and found != 1:
+            raise DataShape(decl.name, array.shape, f"{found} heads", at=decl.name)
+        found = max(found, own)
+    return found
+
+
+def is_by_head(decl: DataDecl, value: Read) -> bool:
+    """Whether data of one sequence have rows for several heads."""
+    return any(_has_heads(decl, array) and len(array) > 1 for array in _leaves(value))
+
+
+def for_head(decl: DataDecl, value: Read, head: int) -> Read:
+    """The part of one head, of data of one sequence."""
+    if isinstance(value, tuple):
+        return tuple(for_head(decl, part, head) for part in value)
+    if isinstance(value, (CuSeqlens, Parents)):
+        return type(value)(for_head(decl, np.asarray(value.array), head))
+    if not _has_heads(decl, value):
+        return value
+    own: np.ndarray = value[head if len(value) > 1 else 0]
+    return own
+
+
 # ------------------------------------------------------------------ one sequence
 
 
@@ -159,6 +201,21 @@ def vector(name: str, given: Read, length: int) -> np.ndarray:
     return array
 
 
+def key_lists(name: str, given: Read, n_q: int, n_kv: int) -> np.ndarray:
+    """int64 [n_q, K]: keys, or -1.
+
+    Raises:
+        DataShape, DataRange: another shape, or no key (MC303, MC305).
+    """
+    lists = np.asarray(given)
+    if lists.ndim != 2 or len(lists) != n_q:
+        raise DataShape(name, lists.shape, f"[{n_q}, K]", at=name)
+    if lists.size and (lists.min() < -1 or lists.max() >= n_kv):
+        found = f"lists name keys from {lists.min()} to {lists.max()} of {n_kv}"
+        raise DataRange(name, found, "keys count from 0, and -1 stands for none", at=name)
+    return lists
+
+
 def pair(name: str, given: Read, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Two int64 [length]."""
     first, second = parts(given)
@@ -169,9 +226,10 @@ def document_ids(decl: DataDecl, given: Read, n_q: int, n_kv: int) -> tuple[np.n
     """Ids of the queries [n_q] and of the keys [n_kv]."""
     name = decl.name
     if isinstance(given, tuple):
-        return _ids(name, given[0], n_q), _ids(name, given[1], n_kv)
-    ids = _ids(name, given, max(n_q, n_kv))
-    return ids[tokens(decl, n_q, len(ids))], ids[tokens(decl, n_kv, len(ids))]
+        return _ids(name, given[0], n_q, _NO_QUERY), _ids(name, given[1], n_kv, _NO_KEY)
+    length = max(n_q, n_kv)
+    of_q, of_k = (_ids(name, given, length, nobody) for nobody in (_NO_QUERY, _NO_KEY))
+    return of_q[tokens(decl, n_q, length)], of_k[tokens(decl, n_kv, length)]
 
 
 def tokens(decl: DataDecl, count: int, of: int) -> np.ndarray:
@@ -188,16 +246,23 @@ def of_queries(decl: DataDecl, given: Read, n_q: int, n_kv: int) -> np.ndarray:
     return vector(decl.name, array, n_q)
 
 
-def _ids(name: str, given: Read, length: int) -> np.ndarray:
+_NO_QUERY, _NO_KEY = -(2**63), 1 - 2**63
+"""Ids of queries and of keys behind the last document: no two are equal."""
+
+
+def _ids(name: str, given: Read, length: int, nobody: int) -> np.ndarray:
     if not isinstance(given, CuSeqlens):
-        return vector(name, given, length)
+        ids = np.asarray(given)
+        if ids.shape != (length,):
+            raise wrong_ids(name, ids, length, f"[{length}]")
+        return ids
     array = np.asarray(given.array)
     if array.ndim != 1:
         raise DataShape(name, array.shape, "[documents + 1]", at=name)
     ends = [int(end) for end in array]
-    if not ends or ends[0] != 0 or ends[-1] != length or ends != sorted(ends):
-        raise DataRange(name, f"{ends} do not rise from 0 to {length}", "", at=name)
-    ids = np.empty(length, dtype=np.int64)
+    if not ends or ends[0] != 0 or ends[-1] > length or ends != sorted(ends):
+        raise DataRange(name, f"{ends} do not rise from 0 to {length} at most", "", at=name)
+    ids = np.full(length, nobody, dtype=np.int64)
     for document in range(len(ends) - 1):
         ids[ends[document] : ends[document + 1]] = document
     return ids

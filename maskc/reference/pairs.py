@@ -20,7 +20,7 @@ from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.reference import given
 from maskc.reference.formula import Scope, condition, integer
-from maskc.reference.ranking import select
+from maskc.reference.ranking import blocks_of, select
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class Place:
     def k(self) -> np.ndarray:
         """The keys, int64 [1, n_kv]."""
         return self.scope["k"]
+
+    def read(self, decl: DataDecl) -> given.Read:
+        """The data of a declaration, of this head where heads differ."""
+        value = self.data[decl.name]
+        return given.for_head(decl, value, self.head if given.is_by_head(decl, value) else 0)
 
     def position(self, align: str) -> np.ndarray:
         """p, the query's position among the keys, [n_q, 1]."""
@@ -123,27 +128,31 @@ def _atom(mask: Mask, at: Place) -> Truths:
                 found[row] = np.isin(k[0] // block, drawn)
         case N.BlockTable(decl):
             found = _table(decl, at)[q // decl.block, k // decl.block]
+        case N.KeyLists(decl):
+            found = np.zeros((len(q), at.n_kv), dtype=bool)
+            lists = given.key_lists(decl.name, at.read(decl), at.n_q, at.n_kv)
+            for row, query in enumerate(q[:, 0]):
+                found[row, [key for key in lists[query] if key >= 0]] = True
         case N.Flags(decl, "q"):
-            found = given.of_queries(decl, at.data[decl.name], at.n_q, at.n_kv)[q] != 0
+            found = given.of_queries(decl, at.read(decl), at.n_q, at.n_kv)[q] != 0
         case N.Flags(decl, _):
-            found = given.vector(decl.name, at.data[decl.name], at.n_kv)[k] != 0
+            found = given.vector(decl.name, at.read(decl), at.n_kv)[k] != 0
         case N.AtPositions(of, where):
-            of_q = given.vector(where.of_q.name, at.data[where.of_q.name], at.n_q)[q]
-            of_k = given.vector(where.of_k.name, at.data[where.of_k.name], at.n_kv)[k]
+            of_q = given.vector(where.of_q.name, at.read(where.of_q), at.n_q)[q]
+            of_k = given.vector(where.of_k.name, at.read(where.of_k), at.n_kv)[k]
             found = _atom(of, replace(at, scope=at.scope | {"q": of_q, "k": of_k}))
         case N.Intervals(decl):
             low, high = (
-                given.of_queries(decl, part, at.n_q, at.n_kv)
-                for part in given.parts(at.data[decl.name])
+                given.of_queries(decl, part, at.n_q, at.n_kv) for part in given.parts(at.read(decl))
             )
             found = (low[q] <= k) & (k < high[q])
         case N.Documents(decl):
-            of_q, of_k = given.document_ids(decl, at.data[decl.name], at.n_q, at.n_kv)
+            of_q, of_k = given.document_ids(decl, at.read(decl), at.n_q, at.n_kv)
             found = of_q[q] == of_k[k]
         case N.Tree(decl):
             count = max(at.n_q, at.n_kv)
             q, k = (given.tokens(decl, size, count)[x] for size, x in ((at.n_q, q), (at.n_kv, k)))
-            walked = at.data[decl.name]
+            walked = at.read(decl)
             if not isinstance(walked, Parents):
                 tin, tout = given.pair(decl.name, walked, count)
                 found = (tin[k] <= tin[q]) & (tin[q] < tout[k])
@@ -177,25 +186,25 @@ def values(decl: DataDecl) -> np.ndarray:
 def leading(decl: DataDecl) -> tuple[int, int]:
     """Sequences and heads of a captured array, 1 where it has no such dimension."""
     front = decl.array.shape[: decl.array.ndim - decl.rank]
-    if decl.rank == 1:
-        return (front[0] if front else 1), 1
-    return (front[-2] if len(front) > 1 else 1), (front[-1] if front else 1)
+    if len(front) == 2:
+        return front[0], front[1]
+    one = front[0] if front else 1
+    return (one, 1) if decl.rank == 1 else (1, one)
 
 
 def _own(decl: DataDecl, at: Place) -> np.ndarray:
     """The part of this sequence and head."""
     array = values(decl)
-    if array.ndim == decl.rank + 2:
-        array = array[at.sequence if len(array) > 1 else 0]
-    if array.ndim == decl.rank + 1:
-        here = at.sequence if decl.rank == 1 else at.head
-        array = array[here if len(array) > 1 else 0]
+    by_sequence = array.ndim == decl.rank + 2 or decl.rank == 1
+    for here in (at.sequence, at.head)[0 if by_sequence else 1 :]:
+        if array.ndim > decl.rank:
+            array = array[here if len(array) > 1 else 0]
     return array
 
 
 def _table(decl: DataDecl, at: Place) -> Truths:
     """bool [query blocks, key blocks] of this head."""
-    array = at.data[decl.name] if decl.from_caller else values(decl)
+    array = at.read(decl) if decl.from_caller else values(decl)
     table = np.asarray(array)
     if table.ndim == 3:
         table = table[at.head if len(table) > 1 else 0]
@@ -216,12 +225,17 @@ def _topk(mask: N.TopK, at: Place) -> Truths:
     allowed = np.stack([keep(mask.of, replace(at, head=h)) for h in sharing])
     ranking = at.scores[mask]
     pairs = (len(at.q), at.n_kv)
-    blocks = (-(-len(at.q) // mask.q_block), -(-at.n_kv // mask.block))
+    places = [given.vector(d.name, at.read(d), n) for d, n in zip(mask.decls, pairs, strict=False)]
+    of_q, of_k = places or (None, None)
+    down = blocks_of(of_q, mask.q_block, pairs[0])
+    across = blocks_of(of_k, mask.block, pairs[1])
+    blocks = pairs if mask.at else (len(down), len(across))
     if ranking.shape[-2:] not in (pairs, blocks):
         raise DataShape("scores", ranking.shape, f"[..., {pairs}] or [..., {blocks}]", at="scores")
     own = ranking[None] if ranking.ndim == 2 else ranking
     scores = np.stack([own[h if len(own) > 1 else 0] for h in sharing])
-    found: Truths = select(allowed, scores, mask.k, mask.block, mask.q_block)
+    whole = mask.at is not None and mask.score == "block_mean"
+    found: Truths = select(allowed, scores, mask.k, down, across, whole)
     return found & keep(mask.of, at)
 
 

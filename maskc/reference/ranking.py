@@ -1,9 +1,10 @@
 """The scores by which topk ranks, from q and k, each by its definition in fp64.
 
-A candidate is a block of `block` keys. The queries of a block of `q_block`, on all the heads that
-share, select together: a candidate's score is the mean of the scores of those of its pairs that
-the mask allows, and a candidate with no such pair is none. NaN ranks below every number, -inf
-included; equal scores (and NaN among NaN) go to the lower index.
+A candidate is a block of `block` keys; where blocks count from positions, neighbouring keys whose
+positions ascend between two multiples of `block`. The queries of a block of `q_block`, on all the
+heads that share, select together: a candidate's score is the mean of the scores of those of its
+pairs that the mask allows, and a candidate with no such pair is none. NaN ranks below every number,
+-inf included; equal scores (and NaN among NaN) go to the lower index.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ def needs(mask: N.TopK) -> tuple[str, ...]:
 def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
     """One score per pair, or per block of queries and of keys for "block_mean".
 
+    Where blocks count from positions it is per pair, too: the mean of a block's products is the
+    product of its means.
+
     Args:
         tensors: q [batch, heads, n_q, D] and k [batch, heads_kv, n_kv, D]; for "indexer" index_q
             [batch, index heads, n_q, Di], index_k [batch, n_kv, Di], or a pair of that and of
@@ -43,7 +47,7 @@ def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
     match mask.score:
         case "qk" | "block_mean":
             q, k = (_wide(name, tensors) for name in ("q", "k"))
-            if mask.score == "block_mean":
+            if mask.score == "block_mean" and mask.at is None:
                 q, k = _means(q, mask.q_block), _means(k, mask.block)
             k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
             products: np.ndarray = q @ k.swapaxes(2, 3)
@@ -79,42 +83,63 @@ def _means(x: np.ndarray, block: int) -> np.ndarray:
 # ------------------------------------------------------------------ choosing
 
 
-def select(allowed: np.ndarray, scores: np.ndarray, k: int, block: int, q_block: int) -> np.ndarray:
+def blocks_of(positions: np.ndarray | None, block: int, count: int) -> list[slice]:
+    """The blocks of `count` tokens: of consecutive ones, or by their positions [count]."""
+    if positions is None:
+        return [slice(first, min(first + block, count)) for first in range(0, count, block)]
+    found: list[slice] = []
+    for token in range(count):
+        before, here = positions[token - 1], positions[token]
+        if token and before < here and before // block == here // block:
+            found[-1] = slice(found[-1].start, token + 1)
+        else:
+            found.append(slice(token, token + 1))
+    return found
+
+
+def select(
+    allowed: np.ndarray, scores: np.ndarray, k: int, down: list[slice], across: list[slice],
+    whole: bool = False,
+) -> np.ndarray:  # fmt: skip
     """The pairs in the `k` best candidates of each block of queries.
 
     Args:
         allowed: bool [heads, n_q, n_kv], the heads that select together.
         scores: float64, one per pair [heads, n_q, n_kv] or, where blocks were scored already,
             [heads, query blocks, key blocks].
+        down, across: the blocks of queries, and of keys.
+        whole: whether scores of all pairs of a block count, not of the allowed ones alone.
 
     Returns:
         bool [n_q, n_kv]; the caller intersects it with what each head allows.
     """
     heads, n_q, n_kv = allowed.shape
     chosen = np.zeros((n_q, n_kv), dtype=bool)
-    if heads == block == q_block == 1:  # candidates are pairs: there is nothing to average
+    if heads == 1 and (len(down), len(across)) == (
+        n_q,
+        n_kv,
+    ):  # candidates are pairs: there is nothing to average
         for row in range(n_q):
             (keys,) = np.nonzero(allowed[0, row])
             values = scores[0, row, keys]
             none = np.isnan(values)
             chosen[row, keys[np.lexsort((keys, np.where(none, 0.0, -values), none))[:k]]] = True
         return chosen
-    for top in range(0, n_q, q_block):
-        rows = slice(top, top + q_block)
+    for row, rows in enumerate(down):
         ranked = []
-        for left in range(0, n_kv, block):
-            columns = slice(left, left + block)
+        for column, columns in enumerate(across):
             live = allowed[:, rows, columns]
             if not live.any():
                 continue
             if scores.shape == allowed.shape:
-                score = _mean(scores[:, rows, columns][live])
+                of_heads = live.any(axis=(1, 2), keepdims=True) if whole else live
+                counts = np.broadcast_to(of_heads, live.shape)
+                score = _mean(scores[:, rows, columns][counts])
             else:
-                cells = scores[:, top // q_block, left // block]
-                score = _mean(cells[live.any(axis=(1, 2))])
-            ranked.append((math.isnan(score), 0.0 if math.isnan(score) else -score, left))
-        for _, _, left in sorted(ranked)[:k]:
-            chosen[rows, left : left + block] = True
+                score = _mean(scores[:, row, column][live.any(axis=(1, 2))])
+            ranked.append((math.isnan(score), 0.0 if math.isnan(score) else -score, column))
+        for _, _, column in sorted(ranked)[:k]:
+            chosen[rows, across[column]] = True
     return chosen
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from maskc.core.bundle import Bundle
-from maskc.core.data import DataKind
+from maskc.core.data import CuSeqlens, DataKind, Parents
 from maskc.core.errors import BadOption, BadShape
 from maskc.core.selection import Score, Share
 from maskc.core.tensors import torch_of
@@ -22,7 +22,7 @@ _ALIKE = frozenset({
     DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.tree, DataKind.random,
     DataKind.selection,
 })  # fmt: skip
-"""Data that do not differ by head."""
+"""Data that do not differ by head, unless a call gives rows for heads."""
 
 
 class Run(NamedTuple):
@@ -40,8 +40,13 @@ def is_by_head(alpha: Any) -> bool:
     return hasattr(alpha, "shape") and not isinstance(alpha, np.generic)
 
 
-def runs_of(bundle: Bundle, alpha: Any, heads: int, heads_kv: int, normalizer: str) -> list[Run]:
+def runs_of(
+    bundle: Bundle, alpha: Any, heads: int, heads_kv: int, normalizer: str, data: Mapping[str, Any]
+) -> list[Run]:
     """What a call consists of. The host reads alpha, which waits for the device that it is on.
+
+    Args:
+        data: of the mask, as the call gives them.
 
     Raises:
         BadOption: alpha is not in 1 .. 2, or not of entmax.
@@ -58,7 +63,7 @@ def runs_of(bundle: Bundle, alpha: Any, heads: int, heads_kv: int, normalizer: s
             raise BadOption("alpha", "numbers in 1 .. 2", value, at="alpha")
     if len(set(values)) == 1:
         return [Run(slice(0, heads), slice(0, heads_kv), values[0])]
-    if not _apart(bundle):
+    if not _apart(bundle, data):
         whole = slice(0, heads), slice(0, heads_kv)
         return [
             Run(*whole, value, tuple(h for h in range(heads) if values[h] == value))
@@ -79,8 +84,11 @@ def runs_of(bundle: Bundle, alpha: Any, heads: int, heads_kv: int, normalizer: s
     return found
 
 
-def _apart(bundle: Bundle) -> bool:
+def _apart(bundle: Bundle, data: Mapping[str, Any]) -> bool:
     """Whether some heads of a call may run without the others."""
+    alike = (decl.name for decl in bundle.data if decl.kind in _ALIKE and decl.from_caller)
+    if any(_gives_heads(data.get(name)) for name in alike):
+        return False
     shared = any(each.share is not Share.head and each.score is not Score.indexer
                  for each in bundle.selections)  # fmt: skip
     indexed = all(each.score is Score.indexer for each in bundle.selections)
@@ -88,6 +96,16 @@ def _apart(bundle: Bundle) -> bool:
     if indexed:
         kinds -= {DataKind.scoring}
     return not (bundle.head_variant or shared or kinds)
+
+
+def _gives_heads(value: Any) -> bool:
+    """Whether data have rows for several heads, [B, H, N]."""
+    if isinstance(value, tuple):
+        return any(map(_gives_heads, value))
+    if isinstance(value, (CuSeqlens, Parents)):
+        return _gives_heads(value.array)
+    shape = value.shape if hasattr(value, "shape") else np.shape(value)
+    return len(shape) > 2 and shape[1] > 1
 
 
 def forward(

@@ -21,6 +21,7 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.dispatch.call import Bound
 from maskc.layout import (
+    Chosen,
     bind_arrays,
     bind_ranked,
     build,
@@ -160,7 +161,10 @@ class Binder:
 def _own(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Copies, as the caller may write into what some of them are; one that has two names stays
     one."""
-    made = {id(values): values.copy() for values in arrays.values()}
+    made = {
+        id(values): values if isinstance(values, Chosen) else values.copy()
+        for values in arrays.values()
+    }
     return {name: made[id(values)] for name, values in arrays.items()}
 
 
@@ -168,7 +172,8 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
     digest = hashlib.blake2b(digest_size=32)
     for name, values in arrays.items():
         digest.update(f"{name}{values.shape}".encode())
-        digest.update(np.ascontiguousarray(values).data)
+        content = values.lists if isinstance(values, Chosen) else values
+        digest.update(np.ascontiguousarray(content).data)
     return digest.digest()
 
 

@@ -22,6 +22,7 @@ from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import with_workspace
 from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, times, tokens_of
 from maskc.dispatch.packing import packed
+from maskc.dispatch.tables import per_head
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, words_of_results
@@ -102,6 +103,7 @@ class ListedParts:
         movable = self._moving is not None or whole.target.language == "c"
         self.active = bool(parts) and movable and any(p.listed for p in whole.bundle.parts)
         """Whether the mask has such parts."""
+        self._listing = _listing(whole.bundle)
         self._flags = _flags_of(whole.bundle) if self.active and self._moving else {}
         self.on_device = bool(self._flags) and in_parts is not False
         """Whether the device may make the lists, from flags of which the mask promises how many
@@ -133,22 +135,27 @@ class ListedParts:
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
-        outputs: tuple[Output, ...],
+        outputs: tuple[Output, ...], measured: bool | None = None,
     ) -> ListedRowsPlan | None:  # fmt: skip
         """How a pass runs over some tokens, None where whole; arguments as in SourceSelector.plan.
+
+        A list has the same tokens for all heads, so flags by head run whole.
+
+        Args:
+            measured: whether parts were measured to be faster; None where nobody measured it.
 
         Raises:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         sizes = place.sizes
-        if wanted.features & _WHOLE or not sizes.n_kv:
+        if wanted.features & _WHOLE or not sizes.n_kv or per_head(bound.arrays, self._listing):
             return None
         over = [
             self._over(number, part.listed, sizes, bound)
             for number, part in enumerate(self._whole.bundle.parts)
             if part.listed is not None
         ]
-        if bound.given is None and not self._taken(over, unit, sizes, bound):
+        if bound.given is None and not measured and not self._taken(over, unit, sizes, bound):
             return None
         return _Planning(self, wanted, bound, place, outputs, over).plan()
 
@@ -380,16 +387,22 @@ class _Planning:
             spared = (self.outputs[0], singles(0))
         fit = packed(built.bundle, source, wanted, bound, place) if side == "q" else None
         if fit is not None:
-            source, place = fit
+            program, place = fit
         else:
-            source = built.selector.choose(source, wanted, bound, place)
-        plan = built.plan(source, wanted, bound, place, spared)
+            program = built.selector.choose(source, wanted, bound, place)
+        plan = built.plan(program, wanted, bound, place, spared)
         reads = None if over is None else _SIDES.index(side)
         if not known and over is not None and over.lists > 1:
             block = ATTENTION.from_buffer_copy(plan.numbers)
             block.array_batch[built.bundle.arrays.index(over.listed.array)] = over.rows
             plan = replace(plan, numbers=bytes(block))
         return Part(plan, tuple(sorted(instead.items())), reads)
+
+
+def _listing(bundle: Bundle) -> tuple[DataDecl, ...]:
+    """Return the data that say which tokens are listed."""
+    read = {name for part in bundle.parts if part.listed for name in E.arrays(part.listed.among)}
+    return tuple(decl for decl in bundle.data if read.intersection(decl.arrays))
 
 
 def _flags_of(bundle: Bundle) -> dict[str, DataDecl]:

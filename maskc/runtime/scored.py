@@ -23,19 +23,20 @@ from maskc.core import score as S
 from maskc.core.abi import SCORE
 from maskc.core.bundle import Bundle
 from maskc.core.captured import Held
+from maskc.core.data import CALL
 from maskc.core.errors import (
     BadOption,
-    BadShape,
     DataMissing,
-    DataUnknown,
     MixedLibraries,
     ScoreIndex,
     ScoreOption,
     ScoreTable,
     WrongDevice,
+    WrongRank,
 )
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
 from maskc.core.tensors import HOST, Array, Device, contiguous, singles
+from maskc.core.unknown import unknown_keyword
 from maskc.dispatch.options import CallOptions
 from maskc.runtime.arrays.known import LIBRARIES, Library, array_of, library, zeros
 from maskc.runtime.autograd import kind_of
@@ -248,8 +249,7 @@ class ScoredMask(CompiledMask):
         given = _Given({name: x for name, x in data.items() if name not in self._slots})
         for name in given:
             if name not in self._own and not self._needs_data:
-                known = ", ".join([*self._slots, *sorted(self._own)]) or "none"
-                raise DataUnknown(name, known, "check the spelling", at=name)
+                raise unknown_keyword(name, [*self._slots, *self._own], CALL)
         for name in self._slots:
             if name in self._own and name in data:  # the mask reads it, too
                 given[name] = data[name]
@@ -270,7 +270,7 @@ class ScoredMask(CompiledMask):
             return Table(x, None, None, _number(name, slot, x.item()))
         found = library(_converted(x, slot.integer), name)
         lib = LIBRARIES[type(found)]
-        if getattr(x, "requires_grad", False) and type(found) is not type(q):
+        if getattr(x, "requires_grad", False) and lib is not LIBRARIES[type(library(q, "q"))]:
             raise MixedLibraries("q", kind_of(q), name, kind_of(x), at=name)
         view = lib.view(found, name)
         wanted = "int32" if slot.integer else "float32"
@@ -306,7 +306,7 @@ class ScoredMask(CompiledMask):
         of_q, of_k = (tuple(getattr(x, "shape", ())) for x in (q, k))
         for name, shape in (("q", of_q), ("k", of_k)):
             if len(shape) != 4:
-                raise BadShape(name, shape, "four dimensions", at=name)
+                raise WrongRank(name, shape, at=name)
         n_q, n_kv = int(of_q[2]), int(of_k[2])
         return {
             "q": n_q, "k": n_kv, "h": int(of_q[1]), "b": int(of_q[0]), "n_q": n_q, "n_kv": n_kv

@@ -161,7 +161,8 @@ def data_atoms() -> st.SearchStrategy[mc.Mask]:
     return st.sampled_from([
         mc.documents("doc"), mc.flags("seen"), mc.flags("awake", on="q"), mc.intervals("span"),
         mc.tree("walk"), mc.block_table("grid1", 1), mc.block_table("grid3", 3),
-        mc.block_table("grid4", 4), mc.causal(at=at), mc.window(3, 1, at=at),
+        mc.block_table("grid4", 4), mc.key_lists("listed"),
+        mc.causal(at=at), mc.window(3, 1, at=at),
         mc.dilated(2, 1, stride=3, at=at), mc.chunked(4, at=at),
     ]) | st.sampled_from([
         mc.documents("doc"), mc.tree("walk"), mc.documents("late", align="start"),
@@ -223,13 +224,17 @@ def data_for(
             given[name] = draw(_array_for(decl, n_q, n_kv))
             continue
         one: list[Any] = [draw(_array_for(decl, n_q, n_kv, plain=True)) for _ in range(batch)]
-        if decl.kind is DataKind.table:
+        if decl.kind in (DataKind.table, DataKind.key_lists):
             given[name] = np.stack(one)[:, None]
         elif isinstance(one[0], tuple):
             given[name] = tuple(np.stack(part) for part in zip(*one, strict=True))
         else:
             given[name] = np.stack(one)
     return given
+
+
+_LISTED = 3
+"""Keys that a query lists."""
 
 
 def _vector(low: int, high: int, length: int) -> st.SearchStrategy[np.ndarray]:
@@ -254,6 +259,8 @@ def _array_for(draw: st.DrawFn, decl: DataDecl, n_q: int, n_kv: int, plain: bool
         case DataKind.tree:
             parents = draw(_parents(max(n_q, n_kv)))
             return walk_times(parents) if plain or draw(st.booleans()) else mc.parents(parents)
+        case DataKind.key_lists:
+            return draw(_vector(-1, n_kv - 1, n_q * _LISTED)).reshape(n_q, _LISTED)
     rows, columns = -(-n_q // decl.block), -(-n_kv // decl.block)
     return draw(_vector(0, 1, rows * columns)).reshape(rows, columns) != 0
 
@@ -270,7 +277,8 @@ def _documents(draw: st.DrawFn, n_q: int, n_kv: int, plain: bool) -> object:
         kind = draw(st.sampled_from(["any", "sorted", "cu_seqlens"]))
         if kind == "cu_seqlens" and not plain:
             ends = sorted(draw(st.lists(st.integers(0, length), max_size=4)))
-            return mc.cu_seqlens(np.array([0, *ends, length], dtype=np.int32))
+            last = [length] if draw(st.booleans()) else []  # or tokens follow
+            return mc.cu_seqlens(np.array([0, *ends, *last], dtype=np.int32))
         return np.sort(ids) if kind == "sorted" else ids
 
     if not plain and draw(st.booleans()):

@@ -50,7 +50,7 @@ def _ranking(
         shapes["index_k"] = (1, n_kv, _INDEX_DIM)
         shapes["index_w"] = (1, _INDEX_HEADS, n_q)
     if "given" in by:
-        sizes = {(x.q_block, x.block) for x in selections if x.score == "given"}
+        sizes = {x.scored_blocks for x in selections if x.score == "given"}
         q_block, block = sizes.pop() if len(sizes) == 1 else (1, 1)
         shapes["scores"] = (-(-n_q // q_block), -(-n_kv // block))
     return {name: rng.integers(-3, 4, size).astype(np.float32) for name, size in shapes.items()}
@@ -81,6 +81,8 @@ def _sample(decl: DataDecl, n_q: int, n_kv: int, rng: np.random.Generator) -> ob
             tokens = np.arange(max(n_q, n_kv))
             back = rng.integers(1, 4, len(tokens))
             return Parents(np.maximum(tokens - back, -1))
+        case DataKind.key_lists:
+            return rng.integers(-1, n_kv, (n_q, max(1, n_kv // 8))).astype(np.int32)
     shape = (-(-n_q // decl.block), -(-n_kv // decl.block))
     return rng.random(shape) < 0.3
 

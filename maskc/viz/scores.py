@@ -36,7 +36,7 @@ def with_scores(
         return dict(data), ()
     if n_q * n_kv > _MOST:
         return dict(data), ("all that topk may choose",)
-    sizes = {(x.q_block, x.block) for x in walk(mask) if isinstance(x, TopK) and x.score == "given"}
+    sizes = {x.scored_blocks for x in walk(mask) if isinstance(x, TopK) and x.score == "given"}
     q_block, block = sizes.pop() if len(sizes) == 1 else (1, 1)
     q, k = np.arange(0, n_q, q_block) + n_kv - n_q, np.arange(0, n_kv, block)
     scores = made_up(q, k, seed)

@@ -24,7 +24,7 @@ TEXTS = {
     "MC303": (
         lambda: DOC.dense(4, doc=np.zeros(3, int)),
         "MC303 doc  'doc' has shape (3,), expected [4]\n"
-        "    hint: lengths follow q and k; a leading batch dimension is allowed",
+        "    hint: lengths follow q and k; dimensions of sequences and of heads may stand in front",
     ),
     "MC304": (
         lambda: DOC.dense(4, doc=np.zeros(4)),

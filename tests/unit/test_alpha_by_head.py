@@ -253,3 +253,22 @@ def test_sink_logits_are_refused(as_given):
     alpha, sinks = as_given(np.float32([1.3, 1.7])), as_given(np.zeros(2, np.float32))
     with pytest.raises(errors.BadOption, match="sink_logits"):
         mc.attention(q, k, v, CAUSAL, normalizer="entmax", alpha=alpha, sink_logits=sinks)
+
+
+def test_documents_of_every_head_beside_an_alpha_of_every_head():
+    """Heads with one alpha run alone elsewhere; here the rows of all heads come with the call."""
+    ids = torch.randint(0, 3, (2, 4, 20), generator=torch.Generator().manual_seed(0)).sort().values
+    q, k, v = (torch.randn(2, heads, 20, 16) for heads in (4, 2, 2))
+    alpha, mask = torch.tensor([1.0, 1.5, 1.5, 2.0]), mc.documents("d") & mc.causal()
+    for found in (
+        mc.attention(q, k, v, mask, normalizer="entmax", alpha=alpha, d=ids),
+        torch.from_numpy(mc.attention(
+            *(x.numpy() for x in (q, k, v)), mask, normalizer="entmax", alpha=alpha.numpy(), d=ids
+        )),
+    ):  # fmt: skip
+        for head in range(4):
+            own = q[:, [head]], k[:, [head // 2]], v[:, [head // 2]]
+            one = mc.attention(
+                *own, mask, normalizer="entmax", alpha=float(alpha[head]), d=ids[:, head]
+            )
+            torch.testing.assert_close(found[:, [head]], one)

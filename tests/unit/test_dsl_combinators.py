@@ -173,6 +173,16 @@ def test_flags_intervals_and_tables() -> None:
     assert np.array_equal(dense(mc.block_table(table, 3), 5, 4), expected)
 
 
+def test_lists_of_keys() -> None:
+    lists = np.array([[2, -1, 2], [-1, -1, -1], [0, 3, 1]])
+    found = dense(mc.key_lists("keys"), 3, 4, keys=lists)
+    assert [np.flatnonzero(row).tolist() for row in found] == [[2], [], [0, 1, 3]]
+    several = np.stack([lists, lists[::-1]])
+    assert np.array_equal(dense(mc.key_lists("keys"), 3, 4, keys=several), [found, found[::-1]])
+    with pytest.raises(DataRange):
+        dense(mc.key_lists("keys"), 3, 3, keys=lists)
+
+
 def test_a_tree_sees_ancestors_whichever_way_it_is_given() -> None:
     parent = np.array([2, -1, 1, 2, 1, -1])
     above = [{0, 2, 1}, {1}, {2, 1}, {3, 2, 1}, {4, 1}, {5}]

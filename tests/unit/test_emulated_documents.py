@@ -14,7 +14,7 @@ from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 
-from tests.support.exact_attention import called, tensors  # noqa: E402
+from tests.support.exact_attention import called, results, tensors, wrong  # noqa: E402
 from tests.support.hopper import with_rules  # noqa: E402
 
 DOCUMENTS = mc.documents("doc")
@@ -216,3 +216,71 @@ def test_other_data_of_all_tokens(hopper, name):
     scores = (q.double() @ k.double().transpose(-1, -2) * 64**-0.5).masked_fill(~live, -torch.inf)
     exact = torch.softmax(scores, -1) @ v.double()
     torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("mask", [DOCUMENTS & mc.causal(), mc.flags("doc") & mc.causal()], ids=str)
+def test_data_of_every_head(hopper, mask):
+    """Heads with documents, or flags, of their own: the host reads them, wherever they lie."""
+    given = tensors(150, 150, 64, torch.bfloat16, batch=2, heads=2, kv_heads=1, device="cpu")
+    ids = torch.randint(0, 4, (2, 2, 150), generator=torch.Generator().manual_seed(0)).sort().values
+    live = torch.tensor(mask.dense(150, doc=ids))
+    assert live.shape == (2, 2, 150, 150)
+    found = called(compiled(mask), *given, {"doc": ids})
+    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    assert not wrong(found, *sides)
+
+
+FLAGGED = DOCUMENTS & mc.flags("f")
+
+
+@pytest.mark.parametrize(
+    ("mask", "lengths"),
+    [
+        *((mask, [64, 3, 0, 70, 0, 0]) for mask in (*MASKS.values(), FLAGGED)),
+        (MASKS["causal"], [0, 0]), (FLAGGED, []),
+    ],
+)  # fmt: skip
+def test_tokens_behind_the_last_document_see_nothing(hopper, mask, lengths):
+    """As in batches that are padded to a number of tokens, and of documents."""
+    attn, given, used = compiled(mask), made(200), sum(lengths)
+    others = {"f": torch.arange(200) % 3 > 0} if mask is FLAGGED else {}
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    live = torch.zeros(200, 200, dtype=torch.bool)
+    if used:
+        own = {"f": others["f"][:used]} if others else {}
+        live[:used, :used] = torch.tensor(mask.dense(used, doc=ids, **own))
+    found = [
+        called(attn, *given, {"doc": where(lengths, None), **others}, deterministic=True)
+        for where in (on_device, on_host)
+    ]
+    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    for each in found:
+        assert not wrong(each, *sides)
+        assert not each["out"][:, :, used:].any()
+    if mask is not FLAGGED:
+        assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_lists_of_keys(hopper, heads):
+    lists = torch.randint(-1, 150, (2, heads, 150, 9), generator=torch.Generator().manual_seed(0))
+    mask = mc.key_lists("keys") & mc.causal()
+    given = tensors(150, 150, 64, torch.bfloat16, batch=2, heads=2, kv_heads=1, device="cpu")
+    live = torch.tensor(mask.dense(150, keys=lists)).reshape(2, heads, 150, 150)
+    live = live.expand(2, 2, 150, 150)
+    found = called(compiled(mask), *given, {"keys": lists.int()})
+    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    assert not wrong(found, *sides)
+
+
+def test_blocks_that_count_from_each_document(hopper):
+    """The host chooses them; kernels read which pairs of query and key were chosen."""
+    lengths = [50, 13, 87]
+    mask, given = mc.patterns.moba(block=16, top=3, packed=True), made(sum(lengths))
+    place = torch.cat([torch.arange(length) for length in lengths])
+    data = {"doc": on_device(lengths, None), "q_position": place, "k_position": place}
+    q, k = (x.float() for x in given[:2])
+    live = torch.tensor(mask.dense(len(place), n_heads=2, heads_kv=1, q=q, k=k, **data))
+    found = called(compiled(mask), *given, data)
+    sides = [results(*given, live, kind) for kind in (torch.float64, torch.bfloat16)]
+    assert not wrong(found, *sides)

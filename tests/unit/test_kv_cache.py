@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import CacheCall, CacheReadsData, CacheUnbounded, DataUnknown
+from maskc.core.errors import (
+    CacheCall,
+    CacheNotRagged,
+    CacheReadsData,
+    CacheUnbounded,
+    DataShape,
+    DataUnknown,
+)
 
 BOUNDED = {
     "window": (mc.window(5), 0, 6),
@@ -148,3 +155,53 @@ def test_calls_that_the_cache_is_not_for():
     for n, n_q in ((5, 2), (0, 1), (5, 0)):
         with pytest.raises(CacheCall):
             cache.given(n, n_q)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_sequences_of_different_lengths(name: str):
+    """Each decodes as it would alone, in slots of its own."""
+    mask, rng, lengths = BOUNDED[name][0], np.random.default_rng(0), np.array([4, 11, 7])
+    cache = mask.cache(ragged=True)
+    q, k, v = (rng.standard_normal((3, h, 20, 32), dtype=np.float32) for h in (4, 2, 2))
+    whole = mask.compile(32, dtype="float32", target="cpu")
+    ring = cache.mask.compile(32, dtype="float32", target="cpu")
+    keys, values = (np.zeros((3, 2, cache.slots, 32), np.float32) for _ in range(2))
+    for b, held in enumerate(cache.positions(lengths)):
+        keys[b, :, held >= 0] = k[b, :, held[held >= 0]]
+        values[b, :, held >= 0] = v[b, :, held[held >= 0]]
+    for _ in range(8):
+        lengths += 1
+        rows, slots = np.arange(3), cache.slot(lengths - 1)
+        keys[rows, :, slots], values[rows, :, slots] = (x[rows, :, lengths - 1] for x in (k, v))
+        new = q[rows, :, lengths - 1][:, :, None]
+        out = ring(np.ascontiguousarray(new), keys, values, **cache.given(lengths))
+        for b, n in enumerate(lengths):
+            own = (np.ascontiguousarray(x[b : b + 1, :, :n]) for x in (k, v))
+            right = whole(np.ascontiguousarray(new[b : b + 1]), *own)
+            np.testing.assert_allclose(out[b : b + 1], right, rtol=2e-6, atol=2e-6)
+
+
+def test_lengths_of_sequences_and_heads_that_differ():
+    mask = mc.per_head([mc.window(3), mc.chunked(4)])
+    cache = mask.cache(queries=2)
+    seen = cache.seen([9, 5, 2], 2)
+    assert seen.shape == (3, 2, 2, cache.slots)
+    for b, n in enumerate([9, 5, 2]):
+        assert np.array_equal(seen[b], cache.seen(n, 2))
+    assert cache.positions([9, 5]).tolist() == [cache.positions(n).tolist() for n in (9, 5)]
+    shared = mc.dilated(3, stride=2).cache()
+    assert shared.seen([9, 5]).shape == (2, 1, 1, shared.slots)
+    assert shared.given(np.array([9, 5]))["seen"].shape == (2, 1, 1, shared.slots)
+
+
+def test_a_cache_of_equal_lengths_refuses_others():
+    cache = mc.window(5).cache()
+    assert cache.given([8, 8]) == cache.given(8)
+    with pytest.raises(
+        CacheNotRagged, match=r"lengths are from 4 to 9, and the mask of this cache"
+    ):
+        cache.given([9, 4])
+    with pytest.raises(DataShape, match="'n' has shape"):
+        cache.given([[9, 4]])
+    with pytest.raises(CacheCall):
+        mc.window(5).cache(ragged=True).given([9, 0])

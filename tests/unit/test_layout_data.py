@@ -17,6 +17,7 @@ FLAG = DataDecl("flag", DataKind.flags, ("flag",), options=(0,))
 FLAG_Q = DataDecl("flag", DataKind.flags, ("flag",), options=(1,))
 SPAN = DataDecl("span", DataKind.intervals, ("span.lo", "span.hi"))
 TREE = DataDecl("ast", DataKind.tree, ("ast.tin", "ast.tout", "ast.q"))
+LISTS = DataDecl("keys", DataKind.key_lists, ("keys",), options=(1,))
 TABLE = DataDecl("table", DataKind.table, ("table",), block=4)
 
 
@@ -170,27 +171,36 @@ def refused(decl: DataDecl, given: object, n_q: int, n_kv: int) -> str:
 
 
 CU_HINT = (
-    "    hint: cumulative lengths are 0, then the end of each document; the last is the length"
+    "    hint: cumulative lengths are 0, then the end of each document; tokens may follow the last"
 )
 TYPE_HINT = "    hint: convert it first; nothing is rounded silently"
-SHAPE_HINT = "    hint: lengths follow q and k; a leading batch dimension is allowed"
+SHAPE_HINT = (
+    "    hint: lengths follow q and k; dimensions of sequences and of heads may stand in front"
+)
+
+
+ENDS = "documents + 1"
+
+
+def vectors(length: object) -> str:
+    return f"[{length}], [batch, {length}] or [batch, heads, {length}]"
 
 
 @pytest.mark.parametrize(
     ("decl", "given", "n_q", "n_kv", "message"),
     [
         (DOC, [1, 2], 3, 3,
-         f"MC303 doc  'doc' has shape (2,), expected [3] or [batch, 3]\n{SHAPE_HINT}"),
+         f"MC303 doc  'doc' has shape (2,), expected {vectors(3)}\n{SHAPE_HINT}"),
         (DOC, [1, 2], 1, 3,
          "MC303 doc  'doc' has shape (2,), expected [3] of all tokens, or a pair, for queries [1] "
          f"and keys [3]\n{SHAPE_HINT}"),
-        (DOC, CuSeqlens([0, 2]), 1, 3,
-         f"MC305 doc  'doc': cumulative lengths end at 2, not 3\n{CU_HINT}"),
+        (DOC, CuSeqlens([0, 4]), 1, 3,
+         f"MC305 doc  'doc': cumulative lengths end at 4, behind the 3 tokens\n{CU_HINT}"),
         (FLAG_Q, [1], 2, 3,
-         "MC303 flag  'flag' has shape (1,), expected [2] or [batch, 2], or [3] of all tokens\n"
-         f"{SHAPE_HINT}"),
+         f"MC303 flag  'flag' has shape (1,), expected {vectors(2)}, with 3 of all tokens in place "
+         f"of 2\n{SHAPE_HINT}"),
         (DOC, ([1, 2], [1]), 1, 1,
-         f"MC303 doc.q  'doc.q' has shape (2,), expected [1] or [batch, 1]\n{SHAPE_HINT}"),
+         f"MC303 doc.q  'doc.q' has shape (2,), expected {vectors(1)}\n{SHAPE_HINT}"),
         (DOC, [1.0, 2.0], 2, 2,
          f"MC304 doc  'doc' has dtype float64, expected integers\n{TYPE_HINT}"),
         (DOC, np.array([2**63, 0], dtype=np.uint64), 2, 2,
@@ -198,20 +208,19 @@ SHAPE_HINT = "    hint: lengths follow q and k; a leading batch dimension is all
          "    hint: number the documents from 0"),
         (DOC, CuSeqlens([1, 4]), 4, 4,
          f"MC305 doc  'doc': cumulative lengths start at 1, not 0\n{CU_HINT}"),
-        (DOC, CuSeqlens([0, 3]), 4, 4,
-         f"MC305 doc  'doc': cumulative lengths end at 3, not 4\n{CU_HINT}"),
+        (DOC, CuSeqlens([0, 5]), 4, 4,
+         f"MC305 doc  'doc': cumulative lengths end at 5, behind the 4 tokens\n{CU_HINT}"),
         (DOC, CuSeqlens([0, 3, 2, 4]), 4, 4,
          f"MC305 doc  'doc': cumulative lengths fall from 3 to 2 at position 2\n{CU_HINT}"),
         (DOC, CuSeqlens(3), 4, 4,
-         "MC303 doc  'doc' has shape (), expected [documents + 1] or [batch, documents + 1]\n"
-         f"{SHAPE_HINT}"),
+         f"MC303 doc  'doc' has shape (), expected {vectors(ENDS)}\n{SHAPE_HINT}"),
         (DOC, [[1, 2], [3]], 2, 2,
          "MC406  doc is a list, not an array\n"
          "    hint: pass a torch, CuPy or NumPy array, or anything with __dlpack__"),
         (FLAG, [0.5], 1, 1,
          f"MC304 flag  'flag' has dtype float64, expected booleans or integers\n{TYPE_HINT}"),
         (FLAG, [1, 0], 2, 3,
-         f"MC303 flag  'flag' has shape (2,), expected [3] or [batch, 3]\n{SHAPE_HINT}"),
+         f"MC303 flag  'flag' has shape (2,), expected {vectors(3)}\n{SHAPE_HINT}"),
         (SPAN, [1, 2, 3], 3, 3,
          "MC303 span  'span' has shape 3 parts, expected a pair (lo, hi) of integer arrays, one "
          f"value per query or token\n{SHAPE_HINT}"),
@@ -227,6 +236,15 @@ SHAPE_HINT = "    hint: lengths follow q and k; a leading batch dimension is all
         (TREE, Parents([-1, 2, 1]), 3, 3,
          "MC305 ast  'ast': token 1 hangs from a cycle of parents\n"
          "    hint: parents are token indices; -1 marks a root"),
+        (LISTS, [[1, 0]], 2, 8,
+         "MC303 keys  'keys' has shape (1, 2), expected [2, K], [heads, 2, K] or [batch, heads, 2, "
+         f"K]\n{SHAPE_HINT}"),
+        (LISTS, [[1, 3]], 1, 3,
+         "MC305 keys  'keys': a list names key 3 of 3\n"
+         "    hint: keys count from 0 to 2, and -1 stands for none"),
+        (LISTS, [[-2, 3]], 1, 3,
+         "MC305 keys  'keys': a list names key -2 of 3\n"
+         "    hint: keys count from 0 to 2, and -1 stands for none"),
         (TABLE, [[1, 0]], 5, 8,
          "MC303 table  'table' has shape (1, 2), expected [2, 2], [heads, 2, 2] or "
          f"[batch, heads, 2, 2]\n{SHAPE_HINT}"),

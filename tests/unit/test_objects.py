@@ -49,6 +49,7 @@ MASKS = {
     "global_flags": mc.global_tokens("seen", at_most=4).columns,
     "random_blocks": mc.random_blocks(4, 2, 7),
     "block_table": mc.block_table(TABLE, 8),
+    "key_lists": mc.key_lists("keys"),
     "flags": mc.flags("keep", on="q"),
     "intervals": mc.intervals("span"),
     "documents": mc.documents("doc"),

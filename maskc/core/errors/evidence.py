@@ -40,6 +40,14 @@ class CacheCall(MaskcError):
     hint = "make it for the longest call, mask.cache(queries=...), and count the new tokens in n"
 
 
+class CacheNotRagged(MaskcError):
+    """Sequences of a batch have different lengths, and the cache is for equal ones."""
+
+    code = "MC433"
+    message = "lengths are from {0} to {1}, and the mask of this cache takes one for all sequences"
+    hint = "make it with mask.cache(ragged=True): its mask reads which slots of each were written"
+
+
 # ---------------------------------------------------------------- the explorer
 
 

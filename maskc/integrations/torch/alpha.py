@@ -65,7 +65,7 @@ class EntmaxByHead(torch.autograd.Function):
         ctx: Any, attn: Any, call: dict[str, Any], deterministic: bool, data: Any, q: Any,
         k: Any, v: Any, alpha: Any, slopes: Any,
     ) -> Any:  # fmt: skip
-        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], call["normalizer"])
+        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], call["normalizer"], data)
         own = attn.bundle.selections and not attn.gathers
         runner = attn.choosing_on_host() if own else attn
         out, lse = forward(runner, runs, q, k, v, {**call, "alibi_slopes": slopes}, data)

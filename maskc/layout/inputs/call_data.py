@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from maskc.core.captured import HELD
-from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
+from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents
 from maskc.core.errors import BadLength, DataMissing, DataRange, DataShape, DataType
 from maskc.core.layout import MAX_LENGTH
+from maskc.core.leading import leading
 from maskc.core.selection import SHAPES
+from maskc.core.unknown import unknown_keyword, wrong_ids
 from maskc.layout.inputs import random_draw as random
 from maskc.layout.inputs.host import to_host
 from maskc.layout.inputs.max_seqlen import check_lengths_promised
+from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 
+_DIMENSIONS = (1, 2, 3)
+"""Dimensions of a vector, with sequences and heads in front."""
 LIMIT = 1 << 30
 """Largest magnitude of a parameter or a data value: differences then fit 32 bits."""
+
+_NO_QUERY, _NO_KEY = LIMIT - 1, LIMIT
+"""Ids of the queries, and of the keys, behind the last of packed documents: they differ, so that
+nothing is seen there. `documents.cu.j2` and `data_lists.cu.j2` write the same ones."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -33,6 +43,7 @@ EXPECTED = {
     DataKind.intervals: "a pair (lo, hi) of integer arrays, one value per query or token",
     DataKind.tree: "a pair (tin, tout) of integer arrays, or mc.parents(x)",
     DataKind.table: "booleans [query blocks, key blocks]",
+    DataKind.key_lists: "integers [n_q, K], the keys of each query, -1 for none",
 }
 
 
@@ -138,8 +149,8 @@ def bind_arrays(
         offset: position of query 0 where positions are aligned at the end; n_kv - n_q when None.
 
     Returns:
-        int32 arrays by the names in `DataDecl.arrays`, C-contiguous. Vectors are [N] or
-        [batch, N]; tables [rows, cols], [heads, rows, cols] or [batch, heads, rows, cols].
+        int32 arrays by the names in `DataDecl.arrays`, C-contiguous, with sequences and heads in
+        front as `maskc.core.leading` says.
         Run-time selections are not among them, see `choose`, nor are the captured arrays that
         a mask brings, see `held_arrays`.
 
@@ -160,29 +171,54 @@ def bind_arrays(
             parts = (_random(decl, n_q, n_kv, n_kv - n_q if offset is None else offset),)
         else:
             parts = (_embedded(decl, n_q, n_kv),)
-        made = {id(part): np.ascontiguousarray(part, dtype=np.int32) for part in parts}
+        made: dict[int, Any] = {
+            id(part): part
+            if isinstance(part, Chosen)
+            else np.ascontiguousarray(_without_single_head(decl, part), dtype=np.int32)
+            for part in parts
+        }
         arrays |= {name: made[id(part)] for name, part in zip(decl.arrays, parts, strict=True)}
     _check_batches(decls, arrays)
     return arrays
+
+
+def _without_single_head(decl: DataDecl, array: np.ndarray) -> np.ndarray:
+    """A vector [batch, 1, N] as [batch, N]; any other array as it is."""
+    single = decl.rank == 1 and array.ndim == _DIMENSIONS[-1] and array.shape[1] == 1
+    return array[:, 0] if single else array
 
 
 def _check_batches(decls: tuple[DataDecl, ...], arrays: Arrays) -> None:
     sizes: dict[int, str] = {}
     for decl in decls:
         for name in filter(arrays.__contains__, decl.arrays):
-            shape = arrays[name].shape
-            if len(shape) - decl.rank == 1 + (decl.rank == 2) and shape[0] != 1:
-                sizes.setdefault(shape[0], decl.name)
+            sequences, _ = leading(arrays[name].shape, decl.rank)
+            if sequences != 1:
+                sizes.setdefault(sequences, decl.name)
     if len(sizes) > 1:
         (one, first), (two, second) = list(sizes.items())[:2]
         raise DataShape(second, f"[{two}, ...]", f"batch {one}, like {first!r}", at=second)
 
 
 def _shaped(name: str, array: np.ndarray, length: int) -> np.ndarray:
-    """A vector of the length, with or without a batch in front."""
-    if array.ndim not in (1, 2) or array.shape[-1] != length:
-        raise DataShape(name, array.shape, f"[{length}] or [batch, {length}]", at=name)
+    """A vector of the length, with or without sequences, and heads, in front."""
+    if not _is_vector(array, length):
+        raise DataShape(name, array.shape, _vectors(length), at=name)
     return array
+
+
+def _is_vector(array: np.ndarray, *lengths: int) -> bool:
+    return array.ndim in _DIMENSIONS and array.shape[-1] in lengths
+
+
+def _rows(array: np.ndarray) -> np.ndarray:
+    """The vectors of all sequences and heads, one below the other."""
+    return array.reshape(prod(array.shape[:-1]), array.shape[-1])
+
+
+def _vectors(length: object) -> str:
+    """The shapes of a vector, for messages."""
+    return f"[{length}], [batch, {length}] or [batch, heads, {length}]"
 
 
 def _side(decl: DataDecl, array: np.ndarray, length: int) -> np.ndarray:
@@ -196,11 +232,10 @@ def _side(decl: DataDecl, array: np.ndarray, length: int) -> np.ndarray:
 def _of_queries(decl: DataDecl, name: str, array: np.ndarray, n_q: int, n_kv: int) -> np.ndarray:
     """A vector with an entry per query, from one of these or, where queries are the fewer, one with
     an entry per token."""
-    if array.ndim in (1, 2) and array.shape[-1] in (n_q, max(n_q, n_kv)):
+    if _is_vector(array, n_q, max(n_q, n_kv)):
         return _side(decl, array, n_q)
-    tokens = f", or [{n_kv}] of all tokens" if n_q < n_kv else ""
-    expected = f"[{n_q}] or [batch, {n_q}]{tokens}"
-    raise DataShape(name, array.shape, expected, at=name)
+    tokens = f", with {n_kv} of all tokens in place of {n_q}" if n_q < n_kv else ""
+    raise DataShape(name, array.shape, f"{_vectors(n_q)}{tokens}", at=name)
 
 
 def _integers(name: str, given: object) -> np.ndarray:
@@ -231,13 +266,20 @@ def _pair(decl: DataDecl, given: object) -> tuple[object, object]:
 
 def _documents(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
     if isinstance(given, tuple) and len(given) == 2 and not all(map(_is_number, given)):
+        sides = zip(decl.arrays, given, (n_q, n_kv), (_NO_QUERY, _NO_KEY), strict=True)
         of_q, of_k = (
-            _ids(name, part, length)
-            for name, part, length in zip(decl.arrays, given, (n_q, n_kv), strict=True)
+            _ids(name, part, length, nobody=nobody) for name, part, length, nobody in sides
         )
+        kinds = [isinstance(part, CuSeqlens) for part in given]
+        if kinds == [True, False]:
+            of_k = _numbers(of_k)
+        elif kinds == [False, True]:
+            of_q = _numbers(of_q)
     else:
         ids = _ids(decl.name, given, max(n_q, n_kv), (n_q, n_kv))
         of_q, of_k = _side(decl, ids, n_q), _side(decl, ids, n_kv)
+        if isinstance(given, CuSeqlens) and (of_k == _NO_QUERY).any():
+            of_k = np.where(of_k == _NO_QUERY, _NO_KEY, of_k)
     return _small_ids(decl.name, of_q, of_k)
 
 
@@ -245,29 +287,46 @@ def _is_number(part: Any) -> bool:
     return not isinstance(part, CuSeqlens) and np.ndim(part) == 0
 
 
-def _ids(name: str, given: object, length: int, lengths: tuple[int, ...] = ()) -> np.ndarray:
-    """The documents of `length` tokens; `lengths` of queries and keys, where it is for both."""
+def _numbers(ids: np.ndarray) -> np.ndarray:
+    """Ids that are compared with numbers of documents; -1 where they cannot be one."""
+    return np.where((ids < 0) | (ids >= _NO_QUERY), np.int64(-1), ids.astype(np.int64))
+
+
+def _ids(
+    name: str, given: object, length: int, lengths: tuple[int, ...] = (), nobody: int = _NO_QUERY
+) -> np.ndarray:
+    """The documents of `length` tokens.
+
+    Args:
+        lengths: of queries and keys, where the ids are for both.
+        nobody: the id of tokens behind the last document of cumulative lengths.
+    """
     if not isinstance(given, CuSeqlens):
         array = _integers(name, given)
-        if len(set(lengths)) < 2 or (array.ndim in (1, 2) and array.shape[-1] == length):
-            return _shaped(name, array, length)
-        queries, keys = lengths
-        wanted = f"[{length}] of all tokens, or a pair, for queries [{queries}] and keys [{keys}]"
-        raise DataShape(name, array.shape, wanted, at=name)
+        if _is_vector(array, length):
+            return array
+        wanted = _vectors(length)
+        if len(set(lengths)) == 2:
+            queries, keys = lengths
+            wanted = (
+                f"[{length}] of all tokens, or a pair, for queries [{queries}] and keys [{keys}]"
+            )
+        raise wrong_ids(name, array, length, wanted)
     ends = _integers(name, given.array)
-    if ends.ndim not in (1, 2) or ends.shape[-1] < 1:
-        expected = "[documents + 1] or [batch, documents + 1]"
-        raise DataShape(name, ends.shape, expected, at=name)
-    rows = [_ids_from_ends(name, given, row, length) for row in np.atleast_2d(ends)]
-    return np.stack(rows) if ends.ndim == 2 else rows[0]
+    if ends.ndim not in _DIMENSIONS or ends.shape[-1] < 1:
+        raise DataShape(name, ends.shape, _vectors("documents + 1"), at=name)
+    ids = [_ids_from_ends(name, given, row, length, nobody) for row in _rows(ends)]
+    return np.reshape(ids, (*ends.shape[:-1], length))
 
 
-def _ids_from_ends(name: str, given: CuSeqlens, ends: np.ndarray, length: int) -> np.ndarray:
-    hint = "cumulative lengths are 0, then the end of each document; the last is the length"
+def _ids_from_ends(
+    name: str, given: CuSeqlens, ends: np.ndarray, length: int, nobody: int
+) -> np.ndarray:  # fmt: skip
+    hint = "cumulative lengths are 0, then the end of each document; tokens may follow the last"
     if ends[0] != 0:
         raise DataRange(name, f"cumulative lengths start at {ends[0]}, not 0", hint, at=name)
-    if ends[-1] != length:
-        found = f"cumulative lengths end at {ends[-1]}, not {length}"
+    if ends[-1] > length:
+        found = f"cumulative lengths end at {ends[-1]}, behind the {length} tokens"
         raise DataRange(name, found, hint, at=name)
     outside = (ends < 0) | (ends > length)  # whose differences could leave 64 bits
     if outside.any():
@@ -280,7 +339,8 @@ def _ids_from_ends(name: str, given: CuSeqlens, ends: np.ndarray, length: int) -
         found = f"cumulative lengths fall from {ends[at]} to {ends[at + 1]} at position {at + 1}"
         raise DataRange(name, found, hint, at=name)
     check_lengths_promised(name, given, sizes)
-    return np.repeat(np.arange(len(sizes)), sizes)
+    numbers = np.repeat(np.arange(len(sizes)), sizes)
+    return np.pad(numbers, (0, length - len(numbers)), constant_values=nobody)
 
 
 def _small_ids(name: str, of_q: np.ndarray, of_k: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -344,10 +404,8 @@ def _times(decl: DataDecl, given: object, length: int) -> tuple[np.ndarray, ...]
     """When the walk enters and leaves each token."""
     if isinstance(given, Parents):
         parents = _shaped(decl.name, _integers(decl.name, given.array), length)
-        if parents.ndim == 1:
-            return walk_times(decl.name, parents)
-        found = [walk_times(decl.name, row) for row in parents]
-        return tuple(np.stack(part) for part in zip(*found, strict=True))
+        walks = [walk_times(decl.name, row) for row in _rows(parents)]
+        return tuple(np.reshape(part, parents.shape) for part in zip(*walks, strict=True))
     names = decl.arrays[:2]
     times = tuple(
         _shaped(name, _integers(name, part), length)
@@ -375,6 +433,26 @@ def _table(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.ndarr
     return (array,)
 
 
+def _key_lists(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[Chosen, ...]:
+    """Lists in order, each key once."""
+    array = _integers(decl.name, given)
+    if array.ndim not in (2, 3, 4) or array.shape[-2] != n_q:
+        rows = f"{n_q}, K]"
+        expected = f"[{rows}, [heads, {rows} or [batch, heads, {rows}"
+        raise DataShape(decl.name, array.shape, expected, at=decl.name)
+    if array.size and not -1 <= (least := int(array.min())) <= int(array.max()) < n_kv:
+        found = int(array.max()) if least >= -1 else least
+        hint = f"keys count from 0 to {n_kv - 1}, and -1 stands for none"
+        raise DataRange(decl.name, f"a list names key {found} of {n_kv}", hint, at=decl.name)
+    lists = np.full((*array.shape[:-1], max(1, array.shape[-1])), NONE)
+    lists[..., : array.shape[-1]] = np.sort(np.where(array < 0, NONE, array), axis=-1)
+    again = lists[..., 1:] == lists[..., :-1]
+    if (again & (lists[..., 1:] != NONE)).any():
+        lists[..., 1:][again] = NONE
+        lists.sort(axis=-1)
+    return (Chosen(lists, n_kv, 1, 1),)
+
+
 def _random(decl: DataDecl, n_q: int, n_kv: int, offset: int) -> np.ndarray:
     per_row, seed = decl.options[:2]
     start = decl.options[2:] == (0,)
@@ -393,13 +471,14 @@ def _embedded(decl: DataDecl, n_q: int, n_kv: int) -> np.ndarray:
     return array
 
 
-_READERS: dict[DataKind, Callable[[DataDecl, object, int, int], tuple[np.ndarray, ...]]] = {
+_READERS: dict[DataKind, Callable[[DataDecl, object, int, int], tuple[Any, ...]]] = {
     DataKind.documents: _documents,
     DataKind.flags: _flags,
     DataKind.positions: _positions,
     DataKind.intervals: _intervals,
     DataKind.tree: _tree,
     DataKind.table: _table,
+    DataKind.key_lists: _key_lists,
 }
 
 

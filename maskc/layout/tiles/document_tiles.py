@@ -82,10 +82,11 @@ class Tiles:
     """The greatest id of its keys."""
 
 
-def tiles_of(of_q: np.ndarray, of_k: np.ndarray, size: int) -> Tiles:
+def tiles_of(of_q: np.ndarray, of_k: np.ndarray, size: int, aligned: bool = False) -> Tiles:
     """Find the tiles of all keys.
 
     Args:
+        aligned: whether tiles begin where tile columns do, whatever the documents are.
         of_q, of_k: int32 [n_q] and [n_kv]: ids of queries and of keys, of one sequence; there is at
             least one key.
         size: keys of a tile.
@@ -93,7 +94,7 @@ def tiles_of(of_q: np.ndarray, of_k: np.ndarray, size: int) -> Tiles:
     n = len(of_k)
     begin = np.flatnonzero(np.diff(of_k, prepend=of_k[0] - 1))
     ascending = all((ids[1:] >= ids[:-1]).all() for ids in (of_q, of_k))
-    if not ascending or len(begin) > most_runs(-(-n // size)):
+    if aligned or not ascending or len(begin) > most_runs(-(-n // size)):
         first = np.arange(0, n, size)
         bounds = (pick.reduceat(of_k, first) for pick in (np.minimum, np.maximum))
         return Tiles(first, np.full_like(first, -n), *bounds)
@@ -115,10 +116,13 @@ class DocumentLists:
     """int32 [n_kv]: for a first key as in `Tiles`, elsewhere 0."""
 
 
-def document_lists(layout: BlockLayout, of_q: np.ndarray, of_k: np.ndarray) -> DocumentLists:
+def document_lists(
+    layout: BlockLayout, of_q: np.ndarray, of_k: np.ndarray, aligned: bool = False
+) -> DocumentLists:  # fmt: skip
     """List the live tiles of every tile row.
 
     Args:
+        aligned: see `tiles_of`.
         layout: of the mask without its documents.
         of_q, of_k: int32 [n_q] and [n_kv]: ids of one sequence.
 
@@ -132,7 +136,7 @@ def document_lists(layout: BlockLayout, of_q: np.ndarray, of_k: np.ndarray) -> D
     if not layout.nnz:
         return DocumentLists(np.zeros(rows + 1, np.int32), np.zeros(0, np.int32), stops)
     of_q, of_k = of_q.astype(np.int64), of_k.astype(np.int64)
-    tiles = tiles_of(of_q, of_k, size)
+    tiles = tiles_of(of_q, of_k, size, aligned)
     stops[tiles.first] = tiles.stop
     row, tile, full = _beginning(layout, tiles, size)
     first_query = np.arange(0, layout.n_q, layout.tile.q)
@@ -201,7 +205,7 @@ def check_documents(
 
 def lists_on_host(
     bundle: Bundle, tile: TileShape, sizes: Sizes, params: Mapping[str, int],
-    seen: Sequence[tuple[LayoutRecipe, Mapping[str, np.ndarray]]],
+    seen: Sequence[tuple[LayoutRecipe, Mapping[str, np.ndarray]]], by_head: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """Tiles that begin with documents.
 
@@ -209,11 +213,13 @@ def lists_on_host(
         bundle: of a mask of documents and something that reads no data.
         tile: of the kernel.
         params: a value for every parameter.
-        seen: the mask and its ids, by sequence.
+        seen: the mask and its ids, by sequence; by sequence and head where heads differ.
+        by_head: whether heads have documents of their own. Kernels look up where a document ends
+            by sequence alone, so tiles of all heads then begin where tile columns do.
 
     Returns:
         int32 `row_ptr`, `row_tiles`, and where documents end [lists, 1, n_kv], as DocumentLists
-        has them.
+        has them; [1, 1, n_kv] where heads differ.
 
     Raises:
         TooManyTiles: more than 2^30 in all.
@@ -223,7 +229,8 @@ def lists_on_host(
     beside = beside_documents(bundle.variants[0].keep, bundle.data)
     recipe = LayoutRecipe(tile, E.ALWAYS if beside is None else beside, None)
     layout = build(recipe, sizes.n_q, sizes.n_kv, params, {})
-    made = [document_lists(layout, *(own[name] for name in decl.arrays)) for _, own in seen]
+    of_q, of_k = decl.arrays
+    made = [document_lists(layout, own[of_q], own[of_k], by_head) for _, own in seen]
     if os.environ.get("MASKC_CHECK") == "1":
         for lists, (mask, own) in zip(made, seen, strict=True):
             env = {**params, **own, "n_q": sizes.n_q, "n_kv": sizes.n_kv}
@@ -234,5 +241,5 @@ def lists_on_host(
     return (
         np.stack([lists.row_ptr for lists in made]) + starts[:-1, None].astype(np.int32),
         np.concatenate([lists.words for lists in made]),
-        np.stack([lists.stops for lists in made])[:, None],
+        np.stack([lists.stops for lists in made[: 1 if by_head else None]])[:, None],
     )

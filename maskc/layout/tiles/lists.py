@@ -11,24 +11,17 @@ from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.errors import TooManyTiles
 from maskc.core.layout import FULL, MAX_TILES, BlockLayout
+from maskc.core.leading import leading
 from maskc.layout.tiles.build import build
 from maskc.layout.tiles.chosen_blocks import Chosen
 
 
 def extents(recipe: LayoutRecipe, arrays: Mapping[str, np.ndarray]) -> tuple[int, int]:
-    """How many sequences and heads the arrays tell apart; 1 where all share theirs.
-
-    A vector [batch, N] has one dimension more than its index, a table [heads, rows, cols] or
-    [batch, heads, rows, cols] one or two.
-    """
+    """How many sequences and heads the arrays tell apart; 1 where all share theirs."""
     batch = heads = 1
     for name, rank in _ranks(recipe).items():
-        leading = arrays[name].shape[: arrays[name].ndim - rank]
-        if rank > 1 and leading:
-            heads = max(heads, leading[-1])
-            leading = leading[:-1]
-        if leading:
-            batch = max(batch, leading[0])
+        sequences, own_heads = leading(arrays[name].shape, rank)
+        batch, heads = max(batch, sequences), max(heads, own_heads)
     return batch, heads
 
 
@@ -40,23 +33,16 @@ def sequence_arrays(
     Args:
         arrays: by name, with any leading batch and heads.
     """
-    chosen: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, rank in _ranks(recipe).items():
-        array = arrays[name]
-        if isinstance(array, Chosen):
-            chosen[name] = _own(_own(array, batch), head)
-            continue
-        if rank > 1 and array.ndim > rank:
-            array = np.take(array, head if array.shape[-rank - 1] > 1 else 0, axis=-rank - 1)
-        if array.ndim > rank:
-            array = array[batch if array.shape[0] > 1 else 0]
-        chosen[name] = array
-    return chosen
-
-
-def _own(array: Chosen, index: int) -> Chosen:
-    """One sequence's part, or one head's."""
-    return array.part(index if array.shape[0] > 1 else 0)
+        array: Any = arrays[name]
+        extents = leading(array.shape, rank)
+        place = [at if size > 1 else 0 for at, size in zip((batch, head), extents, strict=True)]
+        front = array.ndim - rank
+        for index in place if front == 2 else (place[rank > 1],)[:front]:
+            array = array.part(index) if isinstance(array, Chosen) else array[index]
+        found[name] = array
+    return found
 
 
 def _ranks(recipe: LayoutRecipe) -> dict[str, int]:

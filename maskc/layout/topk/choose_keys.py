@@ -24,6 +24,7 @@ from maskc.layout.inputs.call_data import bind_arrays, split_call_data
 from maskc.layout.inputs.captured import held_arrays
 from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 from maskc.layout.tiles.lists import extents, sequence_arrays
+from maskc.layout.topk.blocks import Blocking, Blocks
 from maskc.layout.topk.scores import Scores, given
 
 _PAIRS = 1 << 21
@@ -103,26 +104,48 @@ def choose(
 
     Returns:
         Lists [batch or 1, heads or 1, query blocks, min(k, key blocks)], at least 1 wide; of the
-        heads that share, all have the same.
+        heads that share, all have the same. Where blocks count from positions, lists of the keys of
+        chosen blocks for every query.
     """
-    rows, columns = -(-extent.n_q // selection.q_block), -(-extent.n_kv // selection.block)
-    groups = sharing(selection.share, extent)
-    allowed = _Allowed(selection, extent, params, data)
+    (q_step, k_step), groups = selection.table, sharing(selection.share, extent)
+    rows, columns = -(-extent.n_q // q_step), -(-extent.n_kv // k_step)
+    blocking = Blocking(selection, extent, data)
+    allowed = _Allowed(selection, extent, params, data, blocking)
     batch = extent.batch if scores.batched or allowed.batched else 1
     own = scores.by_head or allowed.by_head
     differ = len(groups) > 1 and own
     heads = extent.heads_q if differ else 1
-    lists = np.full((batch, heads, rows, max(1, min(selection.k, columns))), NONE)
+    width = min(selection.k * (selection.block // k_step), columns)
+    lists = np.full((batch, heads, rows, max(1, width)), NONE)
     step = max(1, _PAIRS // max(1, selection.q_block * extent.n_kv * len(groups[0])))
     anything = selection.k and columns and extent.heads_q
-    for sequence in range(batch):
-        for top in range(0, rows, step) if anything else ():
-            span = slice(top, min(top + step, rows))
-            for group in groups if differ else [groups[0] if own else groups[0][:1]]:
-                asked = _Rows(selection, extent, sequence, group, span)
+    for sequence in range(batch) if anything else ():
+        own_groups = groups if differ else [groups[0] if own else groups[0][:1]]
+        blocks = [blocking.of(sequence, group[0]) for group in own_groups]
+        for top in range(0, max(len(each.q) for each in blocks), step):
+            for group, each in zip(own_groups, blocks, strict=True):
+                if top >= len(each.q):
+                    continue  # other heads have more blocks
+                span = slice(top, min(top + step, len(each.q)))
+                asked = _Rows(each, sequence, group, span)
                 found = rank(*_candidates(asked, scores, allowed), selection.k)
-                lists[sequence, group if differ else [0], span, : found.shape[1]] = found
-    return Chosen(lists, columns, selection.block, selection.q_block)
+                for head in group if differ else [0]:
+                    _enter(lists[sequence, head], found, asked, bool(selection.at))
+    return Chosen(lists, columns, k_step, q_step)
+
+
+def _enter(lists: np.ndarray, found: np.ndarray, asked: _Rows, by_keys: bool) -> None:
+    """Write what some blocks of queries chose into the lists of a head.
+
+    Args:
+        by_keys: whether lists are those of queries, and have keys.
+    """
+    if not by_keys:
+        lists[asked.span, : found.shape[1]] = found
+        return
+    query, key = asked.blocks.keys_of(found, asked.span)
+    first = np.searchsorted(query, query)
+    lists[query, np.arange(len(query)) - first] = key
 
 
 def sharing(share: Share, extent: Sizes) -> list[list[int]]:
@@ -177,8 +200,7 @@ def _ascending(scores: np.ndarray) -> np.ndarray:
 class _Rows:
     """Some blocks of queries of one sequence, on heads that select together."""
 
-    selection: Selection
-    extent: Sizes
+    blocks: Blocks
     sequence: int
     group: Sequence[int]
     span: slice
@@ -187,14 +209,15 @@ class _Rows:
     @property
     def queries(self) -> tuple[int, int]:
         """The first query, and the one past the last."""
-        step = self.selection.q_block
-        return self.span.start * step, min(self.span.stop * step, self.extent.n_q)
+        return self.blocks.queries(self.span)
 
     def sums(self, values: np.ndarray, dtype: type) -> np.ndarray:
         """Sums of values [queries, n_kv] over blocks; the values where blocks are pairs."""
-        for axis, size in ((1, self.selection.block), (0, self.selection.q_block)):
-            if size > 1:  # along rows first: the other way round takes five times as long
-                starts = np.arange(0, values.shape[axis], size)
+        rows = self.blocks.q[self.span] - self.queries[0]
+        for axis, starts in ((1, self.blocks.k), (0, rows)):
+            if (
+                len(starts) < values.shape[axis]
+            ):  # rows first: the other way takes five times as long
                 values = np.add.reduceat(values, starts, axis=axis, dtype=dtype)
         return values
 
@@ -224,15 +247,15 @@ class _Allowed:
 
     def __init__(
         self, selection: Selection, extent: Sizes, params: Mapping[str, int],
-        data: Mapping[str, np.ndarray],
+        data: Mapping[str, np.ndarray], blocking: Blocking,
     ) -> None:  # fmt: skip
         self._n_kv, self._data = extent.n_kv, data
         self._values = {**params, "n_q": extent.n_q, "n_kv": extent.n_kv}
         self._masks = [LayoutRecipe(_ANY_TILE, each, None) for each in selection.allowed]
         sizes = [extents(mask, data) for mask in self._masks]
-        self.batched = max(batch for batch, _ in sizes) > 1
+        self.batched = blocking.batched or max(batch for batch, _ in sizes) > 1
         """Whether sequences differ."""
-        self._tables = max(heads for _, heads in sizes) > 1
+        self._tables = blocking.by_head or max(heads for _, heads in sizes) > 1
         self.by_head = self._tables or len(self._masks) > 1
         """Whether heads differ."""
         self._known: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}

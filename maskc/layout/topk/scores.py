@@ -10,7 +10,9 @@ import numpy as np
 from maskc.core.dtypes import E4M3
 from maskc.core.errors import DataMissing, DataShape, DataType
 from maskc.core.selection import FACTORS, SHAPES, Score, Selection, with_factors
+from maskc.core.sizes import Sizes
 from maskc.layout.inputs.host import to_host
+from maskc.layout.topk.blocks import Blocking, Starts
 
 
 class Scores(Protocol):
@@ -45,6 +47,29 @@ class Products:
     def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
         keys = self._k[sequence, head // self._group]
         found: np.ndarray = self._q[sequence, head, first:last] @ keys.T
+        return found
+
+
+class Means:
+    """q . k of the means of blocks that count from positions."""
+
+    cells = batched = by_head = True
+
+    def __init__(self, q: np.ndarray, k: np.ndarray, blocking: Blocking) -> None:
+        """q float32 [batch, heads_q, n_q, D], k float32 [batch, heads_kv, n_kv, D]."""
+        self._q, self._k, self._blocking = q, k, blocking
+        self._group = q.shape[1] // max(1, k.shape[1])
+        self._known: tuple[tuple[int, int], np.ndarray, np.ndarray] | None = None
+        self.content = q, k
+
+    def rows(self, sequence: int, head: int, first: int, last: int) -> np.ndarray:
+        if self._known is None or self._known[0] != (sequence, head):
+            blocks = self._blocking.of(sequence, head)
+            keys = self._k[sequence, head // self._group]
+            means = _means(self._q[sequence, head], blocks.q), _means(keys, blocks.k)
+            self._known = (sequence, head), *means
+        _, of_q, of_k = self._known
+        found: np.ndarray = of_q[first:last] @ of_k.T
         return found
 
 
@@ -89,12 +114,15 @@ class Given:
 
 def block_means(x: np.ndarray, block: int) -> np.ndarray:
     """Means of blocks of rows of float32 [..., rows, D]; the last block may have fewer."""
-    rows = x.shape[-2]
-    if block == 1 or not rows:
+    return x if block == 1 else _means(x, np.arange(0, x.shape[-2], block))
+
+
+def _means(x: np.ndarray, starts: Starts) -> np.ndarray:
+    """Means of blocks of rows, float32 [..., blocks, D], that begin at `starts`."""
+    if not len(starts):
         return x
-    starts = np.arange(0, rows, block)
     sums = np.add.reduceat(x, starts, axis=-2, dtype=np.float64)
-    sizes = np.minimum(block, rows - starts)
+    sizes = np.diff(starts, append=x.shape[-2])
     means: np.ndarray = (sums / sizes[:, None]).astype(np.float32)
     return means
 
@@ -135,7 +163,8 @@ def given(
         DataMissing, DataShape, DataType, NotAnArray.
     """
     scores = floats("scores", tensors)
-    blocks = -(-n_q // selection.q_block), -(-n_kv // selection.block)
+    (q_block, block) = selection.table
+    blocks = -(-n_q // q_block), -(-n_kv // block)
     leading = (1, 1, *scores.shape[:-2])[-2:]
     if (
         scores.ndim not in (2, 3, 4)
@@ -180,13 +209,15 @@ def floats(
 
 
 def scores_of(
-    selection: Selection, tensors: Mapping[str, object], q: np.ndarray, k: np.ndarray
-) -> Scores:
+    selection: Selection, tensors: Mapping[str, object], q: np.ndarray, k: np.ndarray,
+    arrays: Mapping[str, np.ndarray],
+) -> Scores:  # fmt: skip
     """What a selection ranks by in a call.
 
     Args:
         tensors: the caller's, by name.
         q: float32 [batch, heads_q, n_q, D]; k: float32 [batch, heads_kv, n_kv, D].
+        arrays: the data of the mask, positions among them.
 
     Raises:
         DataMissing, DataShape, DataType, NotAnArray.
@@ -196,6 +227,9 @@ def scores_of(
     match selection.score:
         case Score.qk:
             return Products(q, k)
+        case Score.block_mean if selection.at:
+            sizes = Sizes(batch, heads, k.shape[1], n_q, n_kv)
+            return Means(q, k, Blocking(selection, sizes, arrays))
         case Score.block_mean:
             means = block_means(q, selection.q_block), block_means(k, selection.block)
             return Products(*means, cells=True)

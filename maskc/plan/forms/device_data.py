@@ -24,7 +24,7 @@ BLOCKS = 8
 
 REASON = (
     "given on the device, data are read there: kernels list the tiles that they leave, and nothing "
-    "waits; lists are kept while the arrays stay as they are"
+    "waits; lists are kept while the arrays stay as they are; the host reads arrays by head"
 )
 
 LAUNCHES = (

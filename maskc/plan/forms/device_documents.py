@@ -26,7 +26,7 @@ BLOCKS = 8
 
 REASON = (
     "tiles of keys begin with documents where these are packed; given on the device, lists are "
-    "made there and nothing waits"
+    "made there and nothing waits; the host reads arrays by head"
 )
 WHEN = (
     "taken by a call where documents of the length that mc.cu_seqlens(x, max_seqlen) promises are "

@@ -60,7 +60,7 @@ def gathering(masks: tuple[MaskIR, ...]) -> Gathering | str:
 def _obstacle(ir: MaskIR, one: Selection) -> str:
     """What no kernel is there for."""
     own = {one.name}
-    reads = set(E.arrays(ir.keep)).union(*map(E.arrays, one.allowed)) - own
+    reads = one.reads.union(E.arrays(ir.keep)) - own
     if one.score not in (Score.given, Score.indexer):
         return f"by {one.score.value}"
     if one.score is Score.given and one.share is Share.head:

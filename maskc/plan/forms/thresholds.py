@@ -47,7 +47,7 @@ def by_threshold(heads: Heads, target: Target) -> Selection | None:
         return None
     ir, one = small[0]
     why = None
-    if one.block > 1 or one.q_block > 1 or one.score is not Score.qk:
+    if one.block > 1 or one.q_block > 1 or one.score is not Score.qk or one.at:
         return None  # an error says so where blocks are looked at
     if len(found) > 1:
         why = "single keys besides another selection"

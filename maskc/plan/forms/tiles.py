@@ -7,7 +7,7 @@ from math import gcd
 from maskc.analysis.heads import Heads
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
-from maskc.core.data import DataKind
+from maskc.core.data import LISTED, DataKind
 from maskc.core.errors import SelectionNotCompiled, TileUnsupported, TooManyArrays
 from maskc.core.forms import TINY
 from maskc.core.problem import Direction, Problem
@@ -101,7 +101,8 @@ def _of_data(
         run: aligned columns that the mask treats alike.
     """
     ir, shape = masks[0].ir, masks[0].lifted.shape
-    if ir.selections or run >= CELL or any(mask.lifted.shape != shape for mask in masks):
+    listed = any(decl.kind in LISTED for decl in ir.data)
+    if listed or run >= CELL or any(mask.lifted.shape != shape for mask in masks):
         return None
     found = data_intervals(shape, along)
     walks = {name for decl in ir.data if decl.kind is DataKind.tree for name in decl.arrays}

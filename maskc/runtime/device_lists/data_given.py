@@ -9,6 +9,7 @@ import numpy as np
 
 from maskc.core.captured import Held
 from maskc.core.data import CuSeqlens, DataDecl, DataKind
+from maskc.core.leading import pair_of
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device
 from maskc.layout import NO_PROMISE, promised
@@ -171,10 +172,10 @@ class _Call(NamedTuple):
         )  # fmt: skip
 
     def _batch(self, array: Array) -> tuple[int, int]:
-        """(sequences, elements from one to the next) of a vector."""
+        """(sequences, elements from one to the next) of a vector, which all heads share."""
         if len(array.shape) == 1:
             return 1, 0
-        if len(array.shape) != 2 or array.shape[0] not in (1, self.sizes.batch):
+        if array.shape[1:-1] not in ((), (1,)) or array.shape[0] not in (1, self.sizes.batch):
             raise _Unreadable
         step = array.strides[0] if array.shape[0] > 1 else 0
         return array.shape[0] if step else 1, step
@@ -197,7 +198,7 @@ def _documents(call: _Call, given: Any) -> tuple[Source, ...]:
     """Of queries and of keys; the same object where one array tells both."""
     sizes, shared = call.sizes, type(given) is not tuple
     pair, equal = (given, given) if shared else given, sizes.n_q == sizes.n_kv
-    if len(pair) != 2:
+    if len(pair) != 2 or (type(pair[0]) is CuSeqlens) != (type(pair[1]) is CuSeqlens):
         raise _Unreadable
     found = []
     for one, length in zip(pair, (sizes.n_q, sizes.n_kv), strict=True):
@@ -274,8 +275,9 @@ def _held(call: _Call, given: Any) -> tuple[Source, ...]:
     array = call.view(given.source_of(call.decl.name))
     front, own = array.shape[: len(array.shape) - rank], array.shape[len(array.shape) - rank :]
     over, inner = array.strides[: len(front)], array.strides[len(front) :]
-    batch, heads = (1, 1, *front)[-2:] if rank > 1 else ((1, *front)[-1], 1)
-    steps = (0, 0, *over)[-2:] if rank > 1 else ((0, *over)[-1], 0)
+    (batch, heads), steps = pair_of(front, rank, 1), pair_of(over, rank, 0)
+    if rank == 1 and heads > 1:
+        raise _Unreadable  # blocks of a vector are those of all heads
     wanted = (sizes.batch, sizes.heads_q)
     if any(1 != n < least for n, least in zip((batch, heads), wanted, strict=True)) or 0 in own:
         raise _Unreadable

@@ -156,8 +156,8 @@ class ListsPlan(DeviceListedPlan):
         if self.reports.wrong():
             found = (
                 "in an earlier call, whose results are NaN, a value did not fit 32 bits, or "
-                "cumulative lengths did not ascend from 0 to the length, or a document had more "
-                "tokens than max_seqlen promised"
+                "cumulative lengths did not ascend from 0 to the length at most, or a document had "
+                "more tokens than max_seqlen promised"
             )
             hint = "number documents from 0; give the longest length, or leave max_seqlen out"
             raise DataRange(self.names, found, hint, at=self.names)

@@ -62,12 +62,13 @@ class TopKOnHost:
         checks.check_heads(of_qk[0][2], len(bundle.head_variant) or sizes.heads_q)
         data = asked.keywords_of_call
         bound = binder.bind(data, sizes.n_q, sizes.n_kv)
-        rows = [_floats(*each, bundle.problem.dtype) for each in of_qk]
-        scores = [scores_of(each, data, *rows) for each in bundle.selections]
+        q, k = (_floats(*each, bundle.problem.dtype) for each in of_qk)
+        arrays = binder.completed(bound, sizes.n_q, sizes.n_kv).arrays
+        scores = [scores_of(each, data, q, k, arrays) for each in bundle.selections]
         key = (sizes, bound.key, _digest(scores))
         known = self._known.get(key)
         if known is None:
-            found: dict[str, Any] = {**binder.completed(bound, sizes.n_q, sizes.n_kv).arrays}
+            found: dict[str, Any] = {**arrays}
             with np.errstate(all="ignore"):
                 for each, ranked in zip(bundle.selections, scores, strict=True):
                     found[each.name] = choose(each, ranked, sizes, bound.params, found, rank())
