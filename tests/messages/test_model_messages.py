@@ -1,4 +1,4 @@
-"""The full text of every refusal around models of transformers (MC605 to MC609, MC613)."""
+"""The full text of every refusal around models of transformers (MC605 to MC609, MC613, MC614)."""
 
 # ruff: noqa: E501 - messages stand here as they are printed
 
@@ -44,6 +44,16 @@ def deepseek() -> None:
     )(input_ids=IDS)  # fmt: skip
 
 
+def sam() -> None:
+    """A model whose vision tower looks a class up by the implementation's name."""
+    vision = {
+        "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 16,
+        "patch_size": 4, "window_size": 2, "global_attn_indexes": [0], "output_channels": 8,
+        "mlp_dim": 64,
+    }  # fmt: skip
+    ours("SamConfig", vision_config=vision)
+
+
 def biased() -> None:
     """A bias of positions, and a soft-cap whose order with it nobody settled."""
     from maskc.integrations.transformers.attention import run
@@ -71,7 +81,7 @@ def no_mask() -> None:
 def as_tensor() -> None:
     from maskc.integrations.transformers.carried import make_mask
 
-    torch.where(make_mask(1, 3, 3, config=transformers.LlamaConfig()), 1, 0)
+    torch.add(make_mask(1, 3, 3, config=transformers.LlamaConfig()), 1)
 
 
 IDS = torch.arange(3, 27)[None]
@@ -105,12 +115,12 @@ TEXTS = {
     ),
     "deepseek_v32": (
         deepseek,
-        "MC607  deepseek_v32 takes elements ([...]) of its attention mask, which maskc keeps as a set and not as a tensor\n"
-        "    hint: this model computes with masks by itself: load it with attn_implementation='eager'",
+        "MC606  DeepseekV32Attention of deepseek_v32 calls its attention with indices, which maskc does not compute\n"
+        "    hint: the keys chosen by the model's indexer would be ignored: load the model with attn_implementation='eager'",
     ),
     "torch_function": (
         as_tensor,
-        "MC607  llama takes torch.where of its attention mask, which maskc keeps as a set and not as a tensor\n"
+        "MC607  llama takes torch.add of its attention mask, which maskc keeps as a set and not as a tensor\n"
         "    hint: this model computes with masks by itself: load it with attn_implementation='eager'",
     ),
     "packed_with_a_cache": (
@@ -118,10 +128,15 @@ TEXTS = {
         "MC608  LlamaAttention of llama gets position_ids that start anew at token 10 of sequence 0, and a mask without packed sequences, so tokens would see other sequences\n"
         "    hint: transformers packs only without a cache and without a mask: pass use_cache=False and attention_mask=None, also in training; some models never pack, so give them one sequence a row",
     ),
-    "four_dimensions": (
-        lambda: llama(attention_mask=torch.ones(1, 1, 24, 24, dtype=torch.bool)),
-        "MC609  LlamaAttention of llama calls its attention with a mask of shape (1, 1, 24, 24), made outside of transformers' mask functions\n"
-        "    hint: pass a mask of two dimensions, [sequences, tokens], or None: maskc makes the rest itself",
+    "integers": (
+        lambda: llama(attention_mask=torch.ones(1, 1, 24, 24, dtype=torch.long)),
+        "MC609  LlamaAttention of llama calls its attention with a mask of shape (1, 1, 24, 24) and torch.int64\n"
+        "    hint: masks are booleans that keep pairs, or numbers that are added to scores, and broadcast to the scores; where a model made this one: load the model with attn_implementation='eager'",
+    ),
+    "a_part": (
+        sam,
+        "MC614  SamVision cannot run with attn_implementation='maskc': it has an attention class for each implementation it knows, and none that calls maskc\n"
+        "    hint: give this part another implementation: attn_implementation={'': 'maskc', 'prompt_encoder_config': 'maskc', 'mask_decoder_config': 'maskc', 'vision_config': 'eager'}",
     ),
     "lengths": (
         other_lengths,

@@ -13,6 +13,14 @@ class ModelNotServed(MaskcError):
     hint = "load it with attn_implementation='eager'"
 
 
+class PartNotServed(ModelNotServed):
+    """A part of a model of transformers, such as its vision tower, computes its attention by
+    itself; the rest may run on maskc."""
+
+    code = "MC614"
+    hint = "give this part another implementation: attn_implementation={2}"
+
+
 class ModelArgument(MaskcError):
     """A model passes something to its attention that would change the result and is not served."""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import Any
 
-from maskc.core.errors import BadOption, LibraryTooOld, ModelNotServed, not_imported
+from maskc.core.errors import BadOption, LibraryTooOld, not_imported
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.integrations.transformers.asked import Check as Check
@@ -20,7 +20,15 @@ from maskc.integrations.transformers.asked import attention_modules
 from maskc.integrations.transformers.asked import check as check
 from maskc.integrations.transformers.asked import mask_of as mask_of
 from maskc.integrations.transformers.attention import EXTRA, run
-from maskc.integrations.transformers.carried import NEVER_ASKS, can_be_set, make_mask, prepare
+from maskc.integrations.transformers.carried import (
+    NEVER_ASKS,
+    can_be_set,
+    make_mask,
+    not_served,
+    note_parts,
+    prepare,
+    refuse_by_name,
+)
 from maskc.integrations.transformers.masks import mark
 
 NAME = "maskc"
@@ -70,8 +78,11 @@ def _refuse_others(kind: Any) -> None:
     def get_correct_attn_implementation(
         self: Any, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
-        if requested_attention == NAME and not can_be_set(type(self)):
-            raise ModelNotServed(type(self).__name__, NEVER_ASKS)
+        note_parts(self.config)
+        if requested_attention == NAME:
+            if not can_be_set(type(self)):
+                raise not_served(type(self).__name__, NEVER_ASKS, type(self.config))
+            refuse_by_name(type(self), NAME)
         found: str = choose(self, requested_attention, is_init_check)
         return found
 

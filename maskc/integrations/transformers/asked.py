@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from maskc.core.dtypes import DType
-from maskc.core.errors import BadOption, ModelNotServed
+from maskc.core.errors import BadOption
 from maskc.core.problem import Problem
 from maskc.dsl.mask import Mask
 from maskc.integrations.transformers.attention import Layer, layers
-from maskc.integrations.transformers.carried import NEVER_ASKS, can_be_set
+from maskc.integrations.transformers.carried import NEVER_ASKS, can_be_set, not_served
 from maskc.runtime.device import default_target
 
 _TOKENS = 24
+_SILENT = "no layer of it called the attention interface"
 _HALF = 2e-2
 """The tolerance of half precision."""
 
@@ -190,11 +191,11 @@ def _seen(model: Any, inputs: dict[str, Any]) -> tuple[list[Layer], Any]:
     import torch
 
     if not can_be_set(type(model)):
-        raise ModelNotServed(type(model).__name__, NEVER_ASKS)
+        raise not_served(type(model).__name__, NEVER_ASKS, type(model.config))
     with _implementation(model, "maskc"), torch.no_grad(), layers() as seen:
         output = _output(model(**(inputs or _made_up(model))))
     if not seen:
-        raise ModelNotServed(type(model).__name__, "no layer of it called the attention interface")
+        raise not_served(type(model).__name__, _SILENT, type(model.config))
     return seen, output
 
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from maskc.api import attention
 from maskc.core.errors import ModelArgument, ModelMask, PackingLost
 from maskc.dsl.combinators import causal, full
@@ -14,7 +16,9 @@ from maskc.dsl.data_atoms import cu_seqlens, documents
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import score as score_of
 from maskc.dsl.score_tracer import table
+from maskc.integrations.transformers.carried import reads_is_causal
 from maskc.integrations.transformers.masks import name_of_both, named
+from maskc.integrations.transformers.tensor_masks import misfit, parts_of
 
 HARMLESS = frozenset({
     "sliding_window", "use_cache", "output_router_logits", "output_hidden_states", "deterministic",
@@ -77,7 +81,9 @@ def run(
     Args:
         module: the attention module; its class and layer index name it in errors.
         query: [B, Hq, n_q, D]; key: [B, Hkv, n_kv, D]; value: [B, Hkv, n_kv, Dv]; any strides.
-        attention_mask: what `make_mask` made, or None where the model has no mask.
+        attention_mask: what `make_mask` made; or a tensor that broadcasts to [B, Hq, n_q, n_kv],
+            booleans that keep pairs or numbers that are added to scores; or None where the model
+            has no mask.
         scaling: factor of the scores; D^-1/2 when None.
         dropout: the share of weights that are dropped, by the default generator of the device.
         softcap: scores become softcap * tanh(score / softcap).
@@ -96,7 +102,7 @@ def run(
 
     Raises:
         ModelArgument: an argument would change the result and is not computed (MC606).
-        ModelMask: the mask is a tensor, missing, or of other lengths (MC609).
+        ModelMask: the mask is missing, of other lengths, or no mask (MC609).
         PackingLost: position_ids describe packed sequences that the mask ignores (MC608).
         MaskcError: see CompiledMask.
     """
@@ -104,12 +110,13 @@ def run(
         if given is not None and given is not False and name not in HARMLESS:
             shown = f"{name}={given}" if isinstance(given, (bool, int, float, str)) else name
             raise ModelArgument(_name(module), shown, _ADVICE.get(name, _EAGER))
+    bias = position_bias
     if attention_mask is None:
         mask, data = _without(module, query, key, is_causal), dict[str, Any]()
-    else:
-        if not getattr(attention_mask, "carries_a_mask", False):
-            raise ModelMask(_name(module), _described(attention_mask), _TENSOR)
+    elif getattr(attention_mask, "carries_a_mask", False):
         mask, data, key, value = _with(module, attention_mask, query, key, value, position_ids)
+    else:
+        mask, data, bias = _with_tensor(module, attention_mask, query, key, position_bias)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         mask, data = _segmented(module, mask, data, query, key, cu_seq_lens_q, cu_seq_lens_k)
     if (extra := module.__dict__.get(EXTRA)) is not None:
@@ -118,10 +125,12 @@ def run(
     sinks = None if s_aux is None else s_aux.reshape(-1).float()
     _note(module, query, key, value, mask, data, softcap, sinks)
     score = None
-    if position_bias is not None:
-        if softcap is not None:
+    if bias is not None:
+        if softcap is not None and position_bias is not None:
             raise ModelArgument(_name(module), "position_bias and softcap", _EAGER)
-        score, data = _BIASED, {**data, _BIAS: position_bias[..., : key.shape[2]]}
+        score, data = _BIASED, {**data, _BIAS: bias[..., : key.shape[2]]}
+        if softcap is not None:  # a mask of numbers is added behind it
+            score, data[_SOFTCAP], softcap = _CAPPED, _vector(softcap, key), None
     out = (compute or attention)(
         query, key, value, mask, scale=scaling, softcap=softcap, sink_logits=sinks, score=score,
         dropout_p=dropout, **data,
@@ -135,19 +144,39 @@ def _name(module: Any) -> str:
     return type(module).__name__ + (f" of {kind}" if kind else "")
 
 
-_TENSOR = "pass a mask of two dimensions, [sequences, tokens], or None: maskc makes the rest itself"
+def _vector(number: float, like: Any) -> Any:
+    """A number on the device of a tensor, in fp32."""
+    import torch
+
+    return torch.full((1,), number, device=like.device)
 
 
-def _described(mask: Any) -> str:
-    shape = getattr(mask, "shape", None)
-    what = f"a mask of shape {tuple(shape)}" if shape is not None else f"a {type(mask).__name__}"
-    return f"{what}, made outside of transformers' mask functions"
+_TENSOR = (
+    "masks are booleans that keep pairs, or numbers that are added to scores, and broadcast to the "
+    "scores; where a model made this one: " + _EAGER
+)
+
+
+def _with_tensor(
+    module: Any, tensor: Any, query: Any, key: Any, position_bias: Any
+) -> tuple[Mask, dict[str, Any], Any]:
+    """(the mask of a tensor, its data, what is added to scores or None)."""
+    if not hasattr(tensor, "is_floating_point"):
+        raise ModelMask(_name(module), f"a {type(tensor).__name__} for a mask", _TENSOR)
+    batch, heads, n_q, _ = query.shape
+    if wrong := misfit(tensor, (batch, heads, n_q, key.shape[2])):
+        raise ModelMask(_name(module), wrong, _TENSOR)
+    mask, data, has_bias = parts_of(tensor)
+    if not has_bias:
+        return mask, data, position_bias
+    bias = tensor.reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
+    return mask, data, bias if position_bias is None else position_bias + bias
 
 
 def _without(module: Any, query: Any, key: Any, is_causal: bool | None) -> Mask:
     """The mask of a call that brings none: full, or causal where the module says so."""
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", False)
+        is_causal = getattr(module, "is_causal", False) and reads_is_causal(type(module))
     n_q, n_kv = query.shape[2], key.shape[2]
     if not is_causal or n_q == 1:
         return _FULL
@@ -158,8 +187,13 @@ def _without(module: Any, query: Any, key: Any, is_causal: bool | None) -> Mask:
 
 
 _FULL, _CAUSAL = full(), causal()
-_BIAS = "position_bias"
+_BIAS, _SOFTCAP = "position_bias", "model_softcap"
 _BIASED = score_of(lambda s, q, k, h, b: s + table(_BIAS)[b, h, q, k])
+_CAPPED = score_of(
+    lambda s, q, k, h, b: (
+        table(_SOFTCAP)[0] * np.tanh(s / table(_SOFTCAP)[0]) + table(_BIAS)[b, h, q, k]
+    )
+)
 
 
 def _with(
@@ -168,7 +202,8 @@ def _with(
     """The mask, its data, and the keys and values that can be seen."""
     found, place = carried.found, carried.place
     n_q, n_kv = query.shape[2], key.shape[2]
-    if (n_q, n_kv) != place[:2]:
+    # A mask for one query broadcasts, as a tensor would.
+    if (n_q, n_kv) != place[:2] and (place.n_q, place.n_kv, found.alike) != (1, n_kv, True):
         what = f"{n_q} queries and {n_kv} keys, and a mask for {place.n_q} and {place.n_kv}"
         raise ModelMask(_name(module), what, _EAGER)
     if position_ids is not None and not found.packed and place.q_offset == place.kv_offset:
@@ -228,7 +263,7 @@ _SEGMENTS = documents("segments")
 
 def _with_extra(module: Any, mask: Mask, extra: Mask, carried: Any) -> Mask:
     """The model's mask and the one that `set_mask` gave the layer."""
-    if carried is not None and carried.place.kv_offset:
+    if getattr(carried, "carries_a_mask", False) and carried.place.kv_offset:
         what = "keys that a sliding cache has dropped, beside the mask that set_mask gave it"
         raise ModelMask(_name(module), what, "generate with a DynamicCache without a config")
     return _joined(mask, extra)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any
 
-from maskc.core.errors import MaskNotATensor, ModelNotServed
+from maskc.core.errors import MaskNotATensor, ModelNotServed, PartNotServed
 from maskc.integrations.transformers.masks import Found, Place, mask_in_graph, mask_of
 
 
 def make_mask(
     batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
     mask_function: Any = None, attention_mask: Any = None, config: Any = None, device: Any = None,
-    **_: Any,
+    use_vmap: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """The mask of all layers of one type, as `AttentionMaskInterface` asks for it.
 
@@ -26,9 +27,11 @@ def make_mask(
         attention_mask: bool [B, tokens], False where a token is padding; or None.
         config: of the model.
         device: of the model.
+        use_vmap: how transformers' own function would evaluate the mask function.
 
     Returns:
         A `BlockMask` in name, which holds a Mask and its data and refuses to be used as a tensor.
+        Models that treat a BlockMask in another way than a tensor get SDPA's booleans.
 
     Raises:
         ModelNotServed: the model never calls the attention function (MC605).
@@ -39,24 +42,44 @@ def make_mask(
 
     mask_function = mask_function or causal_mask_function
     given = batch_size, q_length, kv_length, q_offset, kv_offset
+    how = {"device": device, "use_vmap": use_vmap}
     if not torch.compiler.is_compiling():
-        return _LATE.eager(given, mask_function, attention_mask, config)
+        return _LATE.eager(given, mask_function, attention_mask, config, how)
     found = None
     if not isinstance(q_offset, torch.Tensor) and not isinstance(kv_offset, torch.Tensor):
         place = Place(q_length, kv_length, q_offset, kv_offset)
         found = mask_in_graph(mask_function, attention_mask, place)
     if found is None:
-        return _LATE.eager(given, mask_function, attention_mask, config)
+        return _LATE.eager(given, mask_function, attention_mask, config, how)
     return _carrier()(found, place, batch_size, _owner(config), attention_mask)
 
 
-def _eager(given: tuple[Any, ...], mask_function: Any, attention_mask: Any, config: Any) -> Any:
+def _eager(
+    given: tuple[Any, ...], mask_function: Any, attention_mask: Any, config: Any,
+    how: dict[str, Any],
+) -> Any:  # fmt: skip
     batch_size, q_length, kv_length, q_offset, kv_offset = given
     if config is not None:
         check_served(type(config))
     place = Place(q_length, kv_length, int(q_offset), int(kv_offset))
     found = mask_of(mask_function, attention_mask, place)
-    return _carrier()(found, place, batch_size, _owner(config), attention_mask)
+    carried = _carrier()(found, place, batch_size, _owner(config), attention_mask)
+    if config is not None and _takes_booleans(type(config)):
+        carried.booleans = cache(lambda: _booleans(given, mask_function, attention_mask, how))
+        if _asks_for_type(type(config)):
+            return carried.booleans()
+    return carried
+
+
+def _booleans(
+    given: tuple[Any, ...], mask_function: Any, attention_mask: Any, how: dict[str, Any]
+) -> Any:
+    """The mask as SDPA takes it: booleans [sequences, 1, queries, keys]."""
+    from transformers.masking_utils import sdpa_mask
+
+    return sdpa_mask(
+        *given, mask_function, attention_mask, allow_is_causal_skip=False, **how
+    )  # fmt: skip
 
 
 class _Late:
@@ -89,24 +112,70 @@ def check_served(config: type) -> None:
         ModelNotServed: their module never asks for an attention function (MC605).
     """
     if (why := _why_not(config)) is not None:
-        raise ModelNotServed(config.__name__.removesuffix("Config"), why)
+        raise not_served(config.__name__.removesuffix("Config"), why, config)
+
+
+def _module(config: type) -> Any:
+    """The module of the models of a configuration class, where it is transformers' own."""
+    import sys
+
+    if not config.__module__.startswith("transformers.models."):
+        return None
+    return sys.modules.get(config.__module__.replace("configuration_", "modeling_"))
+
+
+@cache
+def _asks_for_type(config: type) -> bool:
+    """Whether models of a configuration class treat a BlockMask in another way than a tensor.
+
+    Doge leaves a BlockMask out of the bias that it computes, and would lose what ours says.
+    """
+    import inspect
+
+    module = _module(config)
+    return module is not None and ", BlockMask)" in inspect.getsource(module)
+
+
+@cache
+def _takes_booleans(config: type) -> bool:
+    """Whether models of a configuration class are transformers' own and run on SDPA: then their
+    code copes with masks that are tensors of booleans, which eager attention's numbers are not."""
+    kinds = [] if (module := _module(config)) is None else _kinds(module)
+    of_config = [kind for kind in kinds if kind.config_class is config] or kinds
+    return bool(of_config) and all(kind._supports_sdpa for kind in of_config)
 
 
 @cache
 def _why_not(config: type) -> str | None:
-    import sys
+    module = _module(config)
+    return None if module is None or all(map(can_be_set, _kinds(module))) else NEVER_ASKS
 
-    module = sys.modules.get(config.__module__.replace("configuration_", "modeling_"))
-    if module is None or not config.__module__.startswith("transformers.models."):
-        return None
+
+def _kinds(module: Any) -> list[Any]:
+    """The classes of models that a module defines."""
     from transformers import PreTrainedModel
 
-    kinds = [
+    return [
         kind for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, PreTrainedModel)
         and kind.__module__ == module.__name__
     ]  # fmt: skip
-    return None if all(map(can_be_set, kinds)) else NEVER_ASKS
+
+
+@cache
+def reads_is_causal(layer: type) -> bool:
+    """Whether anything but maskc reads `is_causal` of a class of attention layers.
+
+    Eager attention takes a missing mask for full attention, whatever the layer says. SDPA does not,
+    so models that SDPA never ran say things that nobody has tried: BridgeTower's image layers.
+    """
+    import sys
+
+    module = sys.modules.get(layer.__module__)
+    if module is None or not layer.__module__.startswith("transformers.models."):
+        return True
+    kinds = _kinds(module)
+    return not kinds or any(kind._supports_sdpa for kind in kinds)
 
 
 NEVER_ASKS = "it computes attention by itself and never calls transformers' attention interface"
@@ -116,6 +185,97 @@ def can_be_set(kind: Any) -> bool:
     """Whether a class of models takes the attention function that its configuration names."""
     ask = getattr(kind, "_can_set_attn_implementation", None)
     return True if ask is None else bool(ask())
+
+
+@cache
+def refuse_by_name(kind: type, implementation: str) -> None:
+    """Let tables of attention classes refuse an implementation in our words.
+
+    Some modules look the class of a layer up by the implementation's name, where an unknown name
+    is a KeyError.
+
+    Args:
+        kind: a class of models; all tables of its module get an entry.
+        implementation: the name.
+    """
+    import sys
+
+    for table in vars(sys.modules[kind.__module__]).values():
+        if isinstance(table, dict) and "eager" in table and isinstance(table["eager"], type):
+            table.setdefault(implementation, _refused_class)
+
+
+_WITHOUT: dict[type, dict[str, Any]] = {}
+"""How the model that was made last runs without a part, by the part's class of configuration."""
+
+
+def note_parts(config: Any) -> None:
+    """Remember of which parts a model is made, for hints; of a part the whole is known already."""
+    if type(config) not in _WITHOUT:
+        _WITHOUT.clear()
+        _WITHOUT.update(_without_each(config))
+
+
+def _without_each(config: Any) -> dict[type, dict[str, Any]]:
+    """For each part of a configuration, implementations of all parts, with "eager" for this one."""
+    keys = [key for key in getattr(config, "sub_configs", ()) if getattr(config, key, None)]
+    found: dict[type, dict[str, Any]] = {}
+    for key in keys:
+        part = getattr(config, key)
+        others = {"": "maskc", **dict.fromkeys(keys, "maskc")}
+        found[type(part)] = others | {key: "eager"}
+        for kind, inside in _without_each(part).items():
+            found.setdefault(kind, others | {key: inside})
+    return found
+
+
+def _refused_class(config: Any, *_: Any, **__: Any) -> Any:
+    """Stands for the class of a layer.
+
+    Raises:
+        ModelNotServed, PartNotServed.
+    """
+    kind = type(config)
+    raise not_served(kind.__name__.removesuffix("Config"), BY_NAME, kind)
+
+
+BY_NAME = "it has an attention class for each implementation it knows, and none that calls maskc"
+
+
+def not_served(name: str, why: str, config: type) -> ModelNotServed:
+    """Return the error of a model, or of a part of one, with what lets the rest run."""
+    without = _WITHOUT.get(config)
+    return PartNotServed(name, why, str(without)) if without else ModelNotServed(name, why)
+
+
+_OF_BOOLEANS = frozenset({
+    "cat", "where", "logical_and", "logical_or", "logical_not", "masked_fill",
+})  # fmt: skip
+"""Functions of torch that compute with booleans or keep them as they are."""
+
+
+def _attribute(carried: Any, name: str) -> Any:
+    return getattr(carried._tensor(f".{name}"), name)
+
+
+def _plain(value: Any, shown: str) -> Any:
+    """Arguments with booleans in the place of what is carried."""
+    if isinstance(value, dict):
+        return {name: _plain(part, shown) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(part, shown) for part in value)
+    return value._tensor(shown) if getattr(value, "carries_a_mask", False) else value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What nested arguments hold."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
 
 
 def _carrier() -> Any:
@@ -136,6 +296,8 @@ def carrier() -> Any:
         """A Mask and its data. transformers lets a BlockMask with four dimensions through."""
 
         carries_a_mask = True
+        booleans: Any = None
+        """Makes the mask as SDPA takes it; None in graphs and where models may not cope with it."""
 
         def __init__(
             self, found: Found, place: Place, batch: int, owner: str, padding: Any
@@ -162,6 +324,11 @@ def carrier() -> Any:
             """The mask itself: data are moved when they are read."""
             return self
 
+        def _tensor(self, shown: str) -> Any:
+            if self.booleans is None:
+                raise MaskNotATensor(self.owner, shown)
+            return self.booleans()
+
         def __repr__(self) -> str:
             return f"<mask {self.found.mask} of {self.owner}>"
 
@@ -178,14 +345,23 @@ def carrier() -> Any:
 
         return method
 
+    def of_booleans(name: str, shown: str) -> Any:
+        def method(self: Any, *args: Any) -> Any:
+            return getattr(self._tensor(shown), name)(*args)
+
+        return method
+
+    for name in ("getitem", "invert", "and", "rand", "or", "ror"):
+        shown = "elements ([...])" if name == "getitem" else f"the operator __{name}__"
+        setattr(CarriedMask, f"__{name}__", of_booleans(f"__{name}__", shown))
     operators = (
-        "getitem", "setitem", "len", "iter", "bool", "invert", "neg", "abs", "add", "radd", "sub",
-        "rsub", "mul", "rmul", "truediv", "rtruediv", "and", "rand", "or", "ror", "lt", "le", "gt",
-        "ge",
+        "setitem", "len", "iter", "bool", "neg", "abs", "add", "radd", "sub", "rsub", "mul", "rmul",
+        "truediv", "rtruediv", "lt", "le", "gt", "ge",
     )  # fmt: skip
     for name in operators:
-        shown = "elements ([...])" if name == "getitem" else f"the operator __{name}__"
-        setattr(CarriedMask, f"__{name}__", refused(shown))
+        setattr(CarriedMask, f"__{name}__", refused(f"the operator __{name}__"))
+    for name in ("dtype", "device"):
+        setattr(CarriedMask, name, property(partial(_attribute, name=name)))
     kept = {*vars(CarriedMask)}
     for name in vars(BlockMask):
         if name not in kept and not name.startswith("__"):
@@ -197,8 +373,11 @@ def carrier() -> Any:
     def torch_function(
         cls: Any, function: Any, types: Any, args: tuple[Any, ...] = (), named: Any = None
     ) -> Any:
-        mine = next(x for x in (*args, *(named or {}).values()) if isinstance(x, cls))
-        raise MaskNotATensor(mine.owner, f"torch.{getattr(function, '__name__', function)}")
+        name = getattr(function, "__name__", str(function))
+        if name in _OF_BOOLEANS:
+            return function(*_plain(args, f"torch.{name}"), **_plain(named or {}, f"torch.{name}"))
+        mine = next(x for x in _leaves((args, named or {})) if isinstance(x, cls))
+        raise MaskNotATensor(mine.owner, f"torch.{name}")
 
     setattr(CarriedMask, "__torch_function__", torch_function)  # noqa: B010
     return CarriedMask

@@ -44,6 +44,8 @@ class Found(NamedTuple):
     """Keys that are not all behind the last query; the others are dead and may be cut off."""
     packed: bool
     """Whether the mask separates packed sequences."""
+    alike: bool
+    """Whether all queries see the same keys."""
 
 
 class _Unknown(Exception):
@@ -106,7 +108,8 @@ def _composed(function: Callable[..., Any], padding: Any, place: Place) -> Found
         data[SHIFT] = shift
     packed = "packing" in tensors.kept
     padded = _is_padded(data, padding, place, n_kv)
-    return Found(_mask_of_tree(tree, align or SHIFTED, padded), data, n_kv, packed)
+    mask = _mask_of_tree(tree, align or SHIFTED, padded)
+    return Found(mask, data, n_kv, packed, tree == _FULL)
 
 
 def _is_padded(data: dict[str, Any], padding: Any, place: Place, n_kv: int) -> bool:
@@ -140,7 +143,7 @@ def _traced(function: Callable[..., Any], padding: Any, place: Place) -> Found:
     data: dict[str, Any] = {}
     if _is_padded(data, padding, place, place.n_kv):
         mask = mask & _PADDING
-    return Found(mask, data, place.n_kv, _packs(function))
+    return Found(mask, data, place.n_kv, _packs(function), alike=False)
 
 
 # ------------------------------------------------------------------ reading closures
