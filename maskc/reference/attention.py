@@ -54,6 +54,8 @@ class _Row:
     pull: np.ndarray
     """float64 [seen]: d lse / d score."""
     lse: float
+    of_sink: float
+    """The weight of the sink."""
     slope_of_cap: np.ndarray | float
     """d softcap(x) / dx at each score, or of the formula."""
     distance: np.ndarray
@@ -140,8 +142,7 @@ def gradients(
         dweights = factors * (v[row.kv][row.keys] @ dout[row.at])
         delta = row.pull @ dweights
         dscores = row.slopes * (dweights - delta)
-        if options.sinks is not None and row.lse > -np.inf:
-            dsink[head] -= np.exp(options.sinks[head] - row.lse) * delta
+        dsink[head] -= row.of_sink * delta
         dalibi[head] -= dscores @ row.distance
         for share in row.shares:
             shape = score.shape(share.name) if score is not None else ()
@@ -217,11 +218,22 @@ def _row(
         used = weights != 0
         weights, slopes, keys, distance = (x[used] for x in (weights, slopes, keys, distance))
         bent = np.broadcast_to(slope_of_cap, used.shape)[used]
-        return _Row(at, kv, keys, weights, slopes, slopes / slopes.sum(), lse, bent, distance)
-    sinks = options.sinks
-    lse = log_sum_exp(scores if sinks is None else np.append(scores, sinks[at[1]]))
-    weights = np.zeros(len(keys)) if lse == -np.inf else np.exp(scores - lse)
-    return _Row(at, kv, keys, weights, weights, weights, lse, slope_of_cap, distance)
+        return _Row(at, kv, keys, weights, slopes, slopes / slopes.sum(), lse, 0.0, bent, distance)
+    sink = -np.inf if options.sinks is None else options.sinks[at[1]]
+    *own, of_sink = _softmax(np.append(scores, sink))
+    weights, lse = np.array(own), log_sum_exp(np.append(scores, sink))
+    return _Row(at, kv, keys, weights, weights, weights, lse, of_sink, slope_of_cap, distance)
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    """The weights of scores, float64 [count]; all 0 where all scores are -inf.
+
+    They do not come from the log-sum-exp, in which scores far from 0 leave no digits for the sum.
+    """
+    top = np.max(scores)
+    weights = np.zeros(len(scores)) if top == -np.inf else np.exp(scores - top)
+    total = np.sum(weights)
+    return weights if total == 0 else weights / total
 
 
 def log_sum_exp(values: np.ndarray) -> float:
