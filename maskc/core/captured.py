@@ -134,7 +134,7 @@ class Captured:
     def _place(self) -> tuple[object, ...]:
         """The place where the tensor lies, and how often somebody wrote into it."""
         own = self.source
-        return own.device, own.data_ptr(), own.stride(), own.dtype, _version(own)
+        return own.device, own.data_ptr(), own.stride(), own.is_neg(), own.dtype, _version(own)
 
     def __hash__(self) -> int:
         return hash(self.shape)
@@ -166,7 +166,7 @@ def _version(tensor: Any) -> int | None:
 
 
 def _host(tensor: Any) -> np.ndarray:
-    array: np.ndarray = tensor.detach().cpu().numpy()
+    array: np.ndarray = tensor.numpy(force=True)
     return array
 
 

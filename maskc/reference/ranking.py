@@ -66,7 +66,7 @@ def _wide(name: str, tensors: Mapping[str, object]) -> np.ndarray:
     if x is None:
         raise DataMissing("scores", f"what topk ranks, or {name}", at="scores")
     if hasattr(x, "detach"):
-        x = x.detach().double().cpu()
+        x = x.double().numpy(force=True)
     return np.asarray(x).astype(np.float64)
 
 

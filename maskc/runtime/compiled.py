@@ -29,7 +29,7 @@ from maskc.dispatch.options import (
 from maskc.dispatch.recent import Recent
 from maskc.runtime.alphas import forward as forward_by_head
 from maskc.runtime.alphas import is_by_head, runs_of
-from maskc.runtime.arrays.known import Library, zeros
+from maskc.runtime.arrays.known import Library, plain, zeros
 from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
 from maskc.runtime.autograd import (
     UNFIT,
@@ -554,6 +554,7 @@ class CompiledMask:
         """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
+        data = {name: plain(x) for name, x in data.items()}
         sizes, device = self._sound.sizes(given, kinds, places)
         return self._planner.bind(Asked(options, given, data, self.held, sizes, device), listed)
 

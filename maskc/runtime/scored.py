@@ -37,7 +37,14 @@ from maskc.core.errors import (
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
 from maskc.core.tensors import HOST, Array, Device, contiguous, singles
 from maskc.dispatch.options import CallOptions
-from maskc.runtime.arrays.known import LIBRARIES, Library, array_of, library, zeros
+from maskc.runtime.arrays.known import (
+    LIBRARIES,
+    Library,
+    array_of,
+    library,
+    library_of,
+    zeros,
+)
 from maskc.runtime.autograd import kind_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.launch.prepared import BlockLaunch, Runnable
@@ -270,7 +277,7 @@ class ScoredMask(CompiledMask):
             return Table(x, None, None, _number(name, slot, x.item()))
         found = library(_converted(x, slot.integer), name)
         lib = LIBRARIES[type(found)]
-        if getattr(x, "requires_grad", False) and type(found) is not type(q):
+        if getattr(x, "requires_grad", False) and lib is not library_of(type(q)):
             raise MixedLibraries("q", kind_of(q), name, kind_of(x), at=name)
         view = lib.view(found, name)
         wanted = "int32" if slot.integer else "float32"

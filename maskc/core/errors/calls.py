@@ -188,6 +188,17 @@ class MixedLibraries(MaskcError, TypeError):
     hint = "convert one of them, so that both are of the same library"
 
 
+class ShardedTensor(MaskcError):
+    """A torch tensor is a DTensor: it lies on several ranks, and a kernel sees those of its own."""
+
+    code = "MC424"
+    message = "{0} is a DTensor"
+    hint = (
+        "pass {0}.full_tensor(), or {0}.to_local() where this rank needs its own part alone; "
+        "mc.distributed.attention takes q, k and v that are sharded along their tokens"
+    )
+
+
 class NoGradient(MaskcError):
     """An array that `topk` ranks by requires grad, and selection has no derivative."""
 

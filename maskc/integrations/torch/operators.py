@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from maskc.core.errors import BadOption
 from maskc.integrations.torch.eager import backward, forward
-from maskc.integrations.torch.gradients import gradients
+from maskc.integrations.torch.gradients import gradients, refused_twice
 from maskc.integrations.torch.keywords import Call
 
 _CALL = (
@@ -108,7 +107,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> Non
 
 
 def _refuse_twice(ctx: Any, *_: Any) -> Any:
-    raise BadOption("attention", "differentiated once", "a derivative of its gradients", at="q")
+    raise refused_twice()
 
 
 def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:

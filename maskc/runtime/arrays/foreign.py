@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -42,8 +41,11 @@ class _Foreign:
 
     ordered = False
 
-    def read_all(self, arrays: Sequence[Foreign]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    def read_all(self, arrays: list[Foreign]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         return tuple([x.array[1:] for x in arrays]), tuple([x.array.pointer for x in arrays])
+
+    def plain(self, x: Foreign) -> Foreign:
+        return x
 
     def view(self, x: Foreign, name: str) -> Array:
         return x.array
