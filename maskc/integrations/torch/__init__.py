@@ -94,7 +94,7 @@ def through_torch(
     """
     plain, watched = _is_plain(q, k, v, options), False
     if not plain:
-        q, k, v = _cast_all(q, k, v, dtype)
+        q, k, v = cast_all(q, k, v, dtype)
         watched = torch.compiler.is_compiling() or q.is_meta or _watched(q, k, v, options)
     tables = getattr(owner, "trainable", ()) if score is None else score.inputs.trainable
     wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, tables)
@@ -122,8 +122,11 @@ def through_torch(
     return (out, lse) if keep_lse else out
 
 
-def _cast_all(q: Any, k: Any, v: Any, dtype: str | None) -> tuple[Any, Any, Any]:
+def cast_all(q: Any, k: Any, v: Any, dtype: str | None = None) -> tuple[Any, Any, Any]:
     """What autocast makes of them, where it is in force.
+
+    Args:
+        dtype: what it casts to; None: what it casts operands of scaled_dot_product_attention to.
 
     Raises:
         NestedTensor: one is nested.

@@ -16,6 +16,7 @@ import torch
 
 from maskc.core.errors import AlphaWithoutGradient, BadOption
 from maskc.core.problem import Direction
+from maskc.integrations.torch import cast_all
 from maskc.integrations.torch.gradients import once, refuse_transforms, rows
 from maskc.runtime.alphas import backward, forward, runs_of
 from maskc.runtime.autograd import is_traced
@@ -45,6 +46,7 @@ def attention_by_head(
         found = "a tensor, whose values decide what runs"
         wanted = "a number inside of torch.compile and torch.jit.trace"
         raise BadOption("alpha", wanted, found, at="alpha")
+    q, k, v = cast_all(q, k, v, attn.bundle.problem.dtype.value)
     refuse_transforms({"q": q, "k": k, "v": v, "alpha": alpha, **options, **data})
     learned = isinstance(alpha, torch.Tensor) and alpha.requires_grad and torch.is_grad_enabled()
     if learned and attn.listing is None:
