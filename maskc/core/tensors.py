@@ -69,6 +69,25 @@ def out_strides(shape: Shape, tokens_first: bool) -> Shape:
     return b, h, n, d
 
 
+def tokens_major(lse: Any) -> Any:
+    """The log-sum-exps [.., H, N] of a call whose tensors have tokens first.
+
+    Where there are as many tokens as heads, no shape tells how they go with `out`: memory does
+    then, in which tokens come before heads.
+    """
+    if lse.shape[-1] != lse.shape[-2] or lse.shape[-1] < 2:
+        return lse
+    turned = lse.swapaxes(-1, -2)
+    copy = turned.contiguous() if hasattr(turned, "contiguous") else turned.copy()
+    return copy.swapaxes(-1, -2)
+
+
+def is_tokens_major(lse: Any) -> bool:
+    """Whether memory holds tokens before heads, see `tokens_major`."""
+    strides = lse.stride() if hasattr(lse, "stride") else lse.strides
+    return bool(strides[-2] < strides[-1])
+
+
 def torch_of(x: Any) -> Any:
     """PyTorch where x, an array of any shape and library, may be one of its tensors, else None.
 

@@ -179,7 +179,7 @@ class ScoredMask(CompiledMask):
     ) -> Any:  # fmt: skip
         """The forward pass alone; see CompiledMask."""
         self._check_options(softcap, alibi_slopes)
-        given, tables = self._split(q, data)
+        given, tables = self._split(q, k, data)
         given.block = self._block(q, k, tables, {})
         return super().launch(
             q, k, v, scale, return_lse, None, None, sink_logits, normalizer, alpha, nan_safe, given,
@@ -203,7 +203,7 @@ class ScoredMask(CompiledMask):
             the tables, in the order in which the formula reads them.
         """
         self._check_options(softcap, alibi_slopes)
-        given, tables = self._split(q, data)
+        given, tables = self._split(q, k, data)
         if wanted is None:
             wanted = [name for name in self.trainable if name in data and tables[name].view]
         if wanted and self._sums_diagonals:
@@ -250,7 +250,7 @@ class ScoredMask(CompiledMask):
 
     # -------------------------------------------------------------- what a call gives
 
-    def _split(self, q: Any, data: Mapping[str, Any]) -> tuple[_Given, dict[str, Table]]:
+    def _split(self, q: Any, k: Any, data: Mapping[str, Any]) -> tuple[_Given, dict[str, Table]]:
         """The keywords of the mask, and the tables by the names of slots."""
         given = _Given({name: x for name, x in data.items() if name not in self._slots})
         for name in given:
@@ -267,10 +267,10 @@ class ScoredMask(CompiledMask):
                 raise DataMissing(
                     name, f"the formula of the score reads {self.inputs.text}", at=name
                 )
-            tables[name] = self._table(q, name, slot, values[name])
+            tables[name] = self._table(q, k, name, slot, values[name])
         return given, tables
 
-    def _table(self, q: Any, name: str, slot: Slot, x: Any) -> Table:
+    def _table(self, q: Any, k: Any, name: str, slot: Slot, x: Any) -> Table:
         if slot.rank == 0 and isinstance(x, (int, float, Real)) and not hasattr(x, "data_ptr"):
             return Table(x, None, None, _number(name, slot, x))
         if slot.rank == 0 and _is_number_of_host(x) and array_of(q, "q").device != HOST:
@@ -289,7 +289,7 @@ class ScoredMask(CompiledMask):
         if len(view.shape) > slot.rank and slot.rank:
             expected = f"at most {slot.rank} dimensions"
             raise ScoreTable(name, f"of shape {view.shape}", expected, text, at=name)
-        if 0 in view.shape:
+        if 0 in view.shape and all(self._extents(q, k).values()):
             raise ScoreTable(name, f"of shape {view.shape}", "entries", text, at=name)
         here = array_of(q, "q").device
         if name in self.inputs.captured and view.device == HOST != here and hasattr(x, "astype"):

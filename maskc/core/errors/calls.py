@@ -96,6 +96,17 @@ class BadShape(MaskcError):
     hint = "q is [B, Hq, Nq, D], k is [B, Hkv, Nkv, D], v is [B, Hkv, Nkv, Dv]"
 
 
+class PiecesDiffer(BadShape):
+    """Pieces that `mc.merge` joins do not have the shapes of one call's results."""
+
+    code = "MC425"
+    message = "{0} has shape {1}, expected {2}"
+    hint = (
+        "pieces are what mc.attention returned: out [B, H, N, Dv], or tokens first [B, N, H, Dv] "
+        "or [tokens, H, Dv], and lse [B, H, N] or [H, tokens]"
+    )
+
+
 class HeadsDoNotDivide(MaskcError):
     """The query heads are not a multiple of the key/value heads."""
 
