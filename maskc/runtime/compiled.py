@@ -29,7 +29,7 @@ from maskc.dispatch.options import (
 from maskc.dispatch.recent import Recent
 from maskc.runtime.alphas import forward as forward_by_head
 from maskc.runtime.alphas import is_by_head, runs_of
-from maskc.runtime.arrays.known import Library, plain, zeros
+from maskc.runtime.arrays.known import Library, expanded, plain, summed, zeros
 from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
 from maskc.runtime.autograd import (
     UNFIT,
@@ -490,6 +490,10 @@ class CompiledMask:
         plan.run(sent, pointers, own, stream)
         del delta  # what reuses its memory comes later in the stream
         gradients, _ = zip(*made, strict=True)
+        _, k, v, *_ = given
+        if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:  # which sequences share
+            dq, dk, dv, *others = gradients
+            return dq, summed(dk, k), summed(dv, v), *others
         return gradients
 
     def _begin(
@@ -556,6 +560,8 @@ class CompiledMask:
             return self._binder.bind(data, 0, 0)
         data = {name: plain(x) for name, x in data.items()}
         sizes, device = self._sound.sizes(given, kinds, places)
+        if self.bundle.selections:  # which read q and k
+            given = [given[0], *(expanded(x, sizes.batch) for x in given[1:3]), *given[3:]]
         return self._planner.bind(Asked(options, given, data, self.held, sizes, device), listed)
 
     # -------------------------------------------------------------- kernels

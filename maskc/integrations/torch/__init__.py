@@ -23,7 +23,7 @@ from maskc.core.data import OPTIONS
 from maskc.core.errors import BadShape, MixedLibraries
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array
-from maskc.dispatch.checks import check_inputs
+from maskc.dispatch.checks import check_inputs, of_every_sequence
 from maskc.integrations.torch.eager import attended
 from maskc.integrations.torch.gradients import refuse_transforms
 from maskc.integrations.torch.handles import check_dimensions, handle, refuse
@@ -194,7 +194,7 @@ def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
               here if x.is_meta else _place(x))
         for x in (q, _tensor(k, "k"), _tensor(v, "v"))
     )  # fmt: skip
-    check_inputs(of_q, of_k, of_v, attn.bundle.problem, attn.target)
+    check_inputs(*of_every_sequence(of_q, of_k, of_v), attn.bundle.problem, attn.target)
 
 
 def _place(q: Any) -> tuple[str, int]:

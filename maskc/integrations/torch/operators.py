@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from maskc.core.tensors import order_of
 from maskc.integrations.torch.eager import backward, forward
 from maskc.integrations.torch.gradients import gradients, refused_twice
 from maskc.integrations.torch.keywords import Call
@@ -87,11 +88,13 @@ def _fake_backward(
 
 
 def _like(x: Any, dim: Any) -> Any:
-    """A new [B, H, N, dim] for x [B, H, N, D], tokens before heads in memory where x has them."""
-    batch, heads, tokens, _ = x.shape
-    if heads > 1 and tokens > 1 and x.stride(1) < x.stride(2):
-        return x.new_empty((batch, tokens, heads, dim)).transpose(1, 2)
-    return x.new_empty((batch, heads, tokens, dim))
+    """A new [B, H, N, dim] for x [B, H, N, D], in the order that x has in memory."""
+    shape = x.shape
+    order = order_of(shape, x.stride())
+    if order == (0, 1, 2):
+        return x.new_empty((*shape[:3], dim))
+    made = x.new_empty((*(shape[axis] for axis in order), dim))
+    return made.permute(*(order.index(axis) for axis in range(3)), 3)
 
 
 # ------------------------------------------------------------------ autograd

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maskc.core.errors import NotAnArray
-from maskc.core.tensors import HOST, Array, Device, Output, contiguous
+from maskc.core.tensors import HOST, Array, Device, Output, Shape, contiguous
 from maskc.runtime.arrays.known import (
     CUPY,
     LIBRARIES,
@@ -31,6 +31,11 @@ class Foreign(NamedTuple):
     """What the caller gave."""
     held: Any
     """Keeps the exported memory alive."""
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the array."""
+        return self.array.shape
 
 
 class _Foreign:
@@ -60,7 +65,7 @@ class _Foreign:
             return made, foreign(made, "the result").array.pointer
         dtype = numpy_dtype(wanted.dtype or x.array.dtype)
         if kind == "cuda":
-            return cupy_empty(index, wanted.shape, dtype, False)
+            return cupy_empty(index, Output(wanted.shape), dtype)
         made = np.empty(wanted.shape, dtype)
         return made, made.ctypes.data
 

@@ -204,11 +204,10 @@ class _NumPy:
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         dtype = _dtype_named(wanted.dtype) if wanted.dtype else x.dtype
-        if wanted.tokens_first:
-            b, h, n, d = wanted.shape
-            made = np.empty((b, n, h, d), dtype).transpose(0, 2, 1, 3)
-        else:
-            made = np.empty(wanted.shape, dtype)
+        shape, axes = wanted.in_memory
+        made = np.empty(shape, dtype)
+        if axes:
+            made = made.transpose(axes)
         return made, made.__array_interface__["data"][0]
 
     def clear(self, made: Any) -> None:
@@ -256,7 +255,7 @@ class _CuPy:
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         dtype = _dtype_named(wanted.dtype) if wanted.dtype else x.dtype
-        return cupy_empty(x.data.device_id, wanted.shape, dtype, wanted.tokens_first)
+        return cupy_empty(x.data.device_id, wanted, dtype)
 
     def clear(self, made: Any) -> None:
         made.fill(0)
@@ -286,17 +285,17 @@ def cupy_stream(device: int) -> int:
     return int(_cupy_calls()[0](device).ptr)
 
 
-def cupy_empty(device: int, shape: Shape, dtype: Any, tokens_first: bool) -> tuple[Any, int]:
+def cupy_empty(device: int, wanted: Output, dtype: Any) -> tuple[Any, int]:
     """A new CuPy array on a device, and its pointer."""
     _, current, array = _cupy_calls()
-    order = (shape[0], shape[2], shape[1], shape[3]) if tokens_first else shape
+    shape, axes = wanted.in_memory
     if current() == device:
-        made = array(order, dtype)
+        made = array(shape, dtype)
     else:
         with import_cupy().cuda.Device(device):
-            made = array(order, dtype)
-    if tokens_first:
-        made = made.transpose(0, 2, 1, 3)
+            made = array(shape, dtype)
+    if axes:
+        made = made.transpose(axes)
     return made, made.data.ptr
 
 
@@ -398,6 +397,24 @@ def to_fp32(x: Any) -> Any:
 def cast_like(x: Any, like: Any) -> Any:
     """An array of torch, CuPy or NumPy in the dtype of another one."""
     return x.to(like.dtype) if torch_of(x) is not None else x.astype(like.dtype, copy=False)
+
+
+def expanded(x: Any, sequences: int) -> Any:
+    """An array [1, ..] as one of so many sequences, in the same memory; any other as it is."""
+    one, *rest = x.shape
+    if one != 1 or sequences == 1:
+        return x
+    if hasattr(x, "array"):  # a Foreign
+        steps = 0, *x.array.strides[1:]
+        return x._replace(array=x.array._replace(shape=(sequences, *rest), strides=steps))
+    return module_of(x).broadcast_to(x, (sequences, *rest))
+
+
+def summed(gradient: Any, like: Any) -> Any:
+    """The gradient of an array [1, ..] that served all sequences; of any other as it is."""
+    if like.shape[0] == gradient.shape[0]:
+        return gradient
+    return cast_like(to_fp32(gradient).sum(0)[None], gradient)
 
 
 @cache
