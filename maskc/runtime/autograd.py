@@ -59,6 +59,12 @@ def needs_torch(
     )
 
 
+def is_compiling(q: Any) -> bool:
+    """Whether torch.compile traces a call with q."""
+    torch = torch_of(q)
+    return torch is not None and torch.compiler.is_dynamo_compiling()
+
+
 def is_traced(torch: Any) -> bool:
     """Whether torch.compile or torch.jit.trace records what is computed now."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None

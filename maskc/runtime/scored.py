@@ -121,6 +121,10 @@ class ScoredMask(CompiledMask):
             name: x for name, x in inputs.captured.items() if hasattr(x, "data_ptr")
         }
 
+    def _sharing(self, other: CompiledMask) -> CompiledMask:
+        other = super()._sharing(other)
+        return other.reading(self.inputs) if isinstance(other, ScoredMask) else other
+
     def reading(self, inputs: Inputs) -> ScoredMask:
         """These kernels with other names and arrays; plans and binaries are shared."""
         if inputs is self.inputs:
@@ -178,6 +182,11 @@ class ScoredMask(CompiledMask):
         data: Mapping[str, Any] = _NOTHING, into: Any = None,
     ) -> Any:  # fmt: skip
         """The forward pass alone; see CompiledMask."""
+        if self._of_dtypes is not None and (attn := self.serving(q)) is not self:
+            return attn.launch(
+                q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha,
+                nan_safe, data, into,
+            )  # fmt: skip
         self._check_options(softcap, alibi_slopes)
         given, tables = self._split(q, k, data)
         given.block = self._block(q, k, tables, {})
@@ -202,6 +211,13 @@ class ScoredMask(CompiledMask):
             (dq, dk, dv), dsink_logits where sinks are given, then fp32 gradients in the shapes of
             the tables, in the order in which the formula reads them.
         """
+        if self._of_dtypes is not None and (attn := self.serving(q)) is not self:
+            same: Any = attn  # has this formula, too
+            results: tuple[Any, ...] = same.launch_backward(
+                q, k, v, out, lse, dout, scale, softcap, alibi_slopes, sink_logits, normalizer,
+                alpha, deterministic, nan_safe, data, into, wanted,
+            )  # fmt: skip
+            return results
         self._check_options(softcap, alibi_slopes)
         given, tables = self._split(q, k, data)
         if wanted is None:
@@ -430,10 +446,11 @@ class ScoredMask(CompiledMask):
 def _restored(kept: tuple[Callable[..., CompiledMask], tuple[Any, ...]], inputs: Inputs) -> Any:
     make, args = kept
     plain = make(*args)
-    return ScoredMask(
+    made = ScoredMask(
         plain.bundle, plain.target.name, plain._report, in_parts=plain._in_parts, held=plain.held,
         inputs=inputs,
     )  # fmt: skip
+    return made if plain._of_dtypes is None else made.of_any_dtype()
 
 
 def _indices(formula: S.Formula) -> tuple[tuple[str, tuple[E.Expr, ...]], ...]:

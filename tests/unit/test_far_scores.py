@@ -29,7 +29,7 @@ ROWS = {
 
 
 def in_fp32(score: ScoreOf):
-    """The formula with its logits rounded as fp32 does, in which a bias of 1e9 leaves s no digit."""
+    """The formula with logits rounded to fp32, in which a bias of 1e9 leaves s no digit."""
 
     def rounded(*pairs):
         logits = score(*pairs)

@@ -381,6 +381,19 @@ def array_of(x: object, name: str) -> Array:
     return LIBRARIES[type(known)].view(known, name)
 
 
+def dtype_of_call(q: Any) -> object:
+    """The dtype that kernels of a call with q have: q's, or what autocast casts it to."""
+    dtype = getattr(q, "dtype", None)
+    if dtype is None:
+        return array_of(q, "q").dtype
+    torch = torch_of(q)
+    if torch is not None and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
+        kind = q.device.type
+        if torch.is_autocast_enabled(kind) and q.is_floating_point() and dtype != torch.float64:
+            return torch.get_autocast_dtype(kind)
+    return dtype
+
+
 def module_of(x: Any) -> Any:
     """torch, CuPy or NumPy, whichever an array is of; NumPy where it is of none of these."""
     torch = torch_of(x)
