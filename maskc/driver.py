@@ -51,6 +51,11 @@ USUAL = DType.bfloat16
 
 def compile(mask: Mask, *, score: Score | None = None, **options: Any) -> CompiledMask:
     """All stages; see Mask.compile. The options are those of `capture`."""
+    from maskc.double import is_double
+
+    if options.get("target") == "cpu" and is_double(options.get("dtype")):
+        recipe, held = capture(mask, score=score, **{**options, "dtype": DType.float32})
+        return recipe.double(held, None if score is None else score.inputs)
     recipe, held = capture(mask, score=score, **options)
     return recipe.bound(held, None if score is None else score.inputs)
 
@@ -136,6 +141,16 @@ class Recipe:
             kind = DroppingMask if problem.dropout else class_for(bundle)
             made = kind(bundle, target, self, held=held)
         return made.of_any_dtype() if self.any_dtype else made
+
+    def double(self, held: Held | None = None, inputs: Inputs | None = None) -> CompiledMask:
+        """What serves calls in float64, on a CPU: the reference."""
+        from maskc.double import DoubleMask
+
+        fp32 = replace(self.problem, dtype=DType.float32)
+        single = replace(self, problem=fp32, any_dtype=False).bound(held, inputs)
+        if inputs is None and self.problem.score is not None:
+            inputs = Inputs.of(self.problem.score)
+        return DoubleMask(single, inputs)
 
     def compile(
         self, dropout: bool = False, target: str | None = None, dtype: DType | None = None

@@ -120,11 +120,12 @@ def gradients(
     alpha: float = 1.0,
     score: ScoreOf | None = None,
     dropout: np.ndarray | None = None,
+    dlse: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """The gradients of sum(out * dout).
+    """The gradients of sum(out * dout), and of sum(lse * dlse).
 
     Args:
-        dout: [B, Hq, Nq, Dv]; the others as for `attention`.
+        dout: [B, Hq, Nq, Dv]; dlse: [B, Hq, Nq]; the others as for `attention`.
 
     Returns:
         "dq", "dk", "dv" with the shapes of q, k, v; "dsink" [Hq] with sink logits and "dalibi"
@@ -141,8 +142,9 @@ def gradients(
         factors = _factors(dropout, row)
         dweights = factors * (v[row.kv][row.keys] @ dout[row.at])
         delta = row.pull @ dweights
-        dscores = row.slopes * (dweights - delta)
-        dsink[head] -= row.of_sink * delta
+        through_lse = 0.0 if dlse is None else dlse[row.at]
+        dscores = row.slopes * (dweights - delta) + row.pull * through_lse
+        dsink[head] += row.of_sink * (through_lse - delta)
         dalibi[head] -= dscores @ row.distance
         for share in row.shares:
             shape = score.shape(share.name) if score is not None else ()

@@ -180,7 +180,8 @@ class CompiledMask:
         try:
             kind = DType.parse(dtype)
         except UnknownDType:
-            return None
+            double = str(dtype).endswith("float64") and self.target.language == "c"
+            return recipe.double() if double and hasattr(recipe, "double") else None
         own = kind is self.bundle.problem.dtype or kind is DType.float8_e4m3fn
         return None if own or not hasattr(recipe, "compile") else recipe.compile(dtype=kind)
 

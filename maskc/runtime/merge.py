@@ -10,7 +10,7 @@ import numpy as np
 
 from maskc.core.errors import BadOption, MixedLibraries, PiecesDiffer
 from maskc.core.tensors import is_tokens_major, tokens_major
-from maskc.runtime.arrays.known import cast_like, module_of, to_fp32
+from maskc.runtime.arrays.known import cast_like, module_of, widened
 from maskc.runtime.autograd import kind_of
 
 
@@ -59,7 +59,7 @@ def _merged(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
         lse = space.log(total) + base
     divisor = space.where(total == 0, space.ones_like(total), total)
     terms = [
-        to_fp32(out) * (weight / divisor)[..., None]
+        widened(out) * (weight / divisor)[..., None]
         for out, weight in zip(outs, weights, strict=True)
     ]
     return cast_like(sum(terms[1:], terms[0]), outs[0]), lse

@@ -123,7 +123,9 @@ class ScoredMask(CompiledMask):
 
     def _sharing(self, other: CompiledMask) -> CompiledMask:
         other = super()._sharing(other)
-        return other.reading(self.inputs) if isinstance(other, ScoredMask) else other
+        reads: Any = other  # a formula of the score, too
+        shared: CompiledMask = reads.reading(self.inputs)
+        return shared
 
     def reading(self, inputs: Inputs) -> ScoredMask:
         """These kernels with other names and arrays; plans and binaries are shared."""

@@ -142,7 +142,7 @@ KINDS = {
         x.reshape(2 * N, N), freeze=False
     ).weight.view(2, N, N),
     "a buffer": lambda x: Layer(x).bias,
-    "a non-leaf": lambda x: (2 * torch.nn.Parameter(x / 2)),
+    "a non-leaf": lambda x: 2 * torch.nn.Parameter(x / 2),
     "a subclass": lambda x: x.as_subclass(Plain),
     "a subclass that requires grad": lambda x: x.as_subclass(Plain).requires_grad_(),
     "a wrapper": Wrapped,

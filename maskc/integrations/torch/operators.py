@@ -73,7 +73,7 @@ def register(named: Callable[[str], Any]) -> None:
 
 def _fake_attention(q: Any, k: Any, v: Any, *_: Any) -> tuple[Any, Any]:
     batch, heads, tokens, _d = q.shape
-    lse = q.new_empty((batch, heads, tokens), dtype=torch.float32)
+    lse = q.new_empty((batch, heads, tokens), dtype=_wide(q))
     return _like(q, v.shape[-1]), lse
 
 
@@ -83,8 +83,13 @@ def _fake_backward(
 ) -> list[Any]:  # fmt: skip
     shapes = [(q.shape[1],) for x in (sinks, slopes) if x is not None]
     shapes += [data[place].shape for place in tables]
-    single = [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
+    single = [q.new_empty(shape, dtype=_wide(q)) for shape in shapes]
     return [*(_like(x, x.shape[-1]) for x in (q, k, v)), *single]
+
+
+def _wide(q: Any) -> Any:
+    """The dtype of log-sum-exps, and of gradients of tables and of what heads have."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 def _like(x: Any, dim: Any) -> Any:

@@ -407,6 +407,11 @@ def to_fp32(x: Any) -> Any:
     return x.float() if torch_of(x) is not None else x.astype(np.float32, copy=False)
 
 
+def widened(x: Any) -> Any:
+    """An array of torch, CuPy or NumPy in fp32; itself where it is of fp64."""
+    return x if str(x.dtype).endswith("float64") else to_fp32(x)
+
+
 def cast_like(x: Any, like: Any) -> Any:
     """An array of torch, CuPy or NumPy in the dtype of another one."""
     return x.to(like.dtype) if torch_of(x) is not None else x.astype(like.dtype, copy=False)
@@ -427,7 +432,7 @@ def summed(gradient: Any, like: Any) -> Any:
     """The gradient of an array [1, ..] that served all sequences; of any other as it is."""
     if like.shape[0] == gradient.shape[0]:
         return gradient
-    return cast_like(to_fp32(gradient).sum(0)[None], gradient)
+    return cast_like(widened(gradient).sum(0)[None], gradient)
 
 
 @cache
