@@ -32,8 +32,6 @@ from maskc.verify.pairs import Pairs
 from maskc.verify.rivals import Contender
 from maskc.verify.tensors import Tensors, make_tensors
 
-_ALWAYS = 1 << 30
-"""Tiles per row below which every pass streams."""
 _MODES = ("usual", "stream", APART)
 """Modes whose coefficients are fitted."""
 
@@ -134,11 +132,10 @@ def variant(unit: SourceUnit, mode: str) -> str:
 def forced(attn: CompiledMask, unit: SourceUnit, mode: str) -> CompiledMask:
     """The mask made to run one source in one mode, rows whole."""
     main = attn.bundle.units[0] if Direction.backward in unit.directions else unit
-    rule, first = {"stream_below": _ALWAYS if mode == "stream" else 0, "uneven_tiles": 0}, main
-    if main.work is not None:
-        first = replace(main, work=replace(main.work, **rule))
-    own = replace(unit, costs=(Cost(mode, 1, 0, 0),)) if mode == APART else unit.without(APART)
-    kept = (first,) if main is unit else (first, own)
+    only = replace(unit, costs=(Cost(mode, 1, 0, 0),))
+    if only.work is not None:
+        only = replace(only, work=replace(only.work, uneven_tiles=0))
+    kept = (only,) if main is unit else (main, only)
     bundle = replace(attn.bundle, units=kept, parts=())
     return CompiledMask(bundle, unit.target, held=attn.held)
 

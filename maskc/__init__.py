@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from maskc import nn as nn
     from maskc.integrations.torch.fp8 import to_e4m3 as to_e4m3
     from maskc.runtime.compiled import CompiledMask as CompiledMask
+    from maskc.tuning import clear_tuned as clear_tuned
+    from maskc.tuning import tune as tune
 
 __version__ = "0.1.0"
 _package.state()  # of the code that is loaded now: what it plans is kept under this state
@@ -77,6 +79,10 @@ def __getattr__(name: str) -> object:
         from maskc.runtime.compiled import CompiledMask
 
         return CompiledMask
+    if name in ("tune", "clear_tuned"):
+        from maskc import tuning
+
+        return getattr(tuning, name)
     if name == "to_e4m3":
         try:
             from maskc.integrations.torch.fp8 import to_e4m3

@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "flex": {"dsl", "api", "integrations"},
     "transformers": {"dsl", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
+    "tuning": {"dispatch", "runtime", "verify"},
     "viz": {
         "dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "emit", "driver",
         "runtime",

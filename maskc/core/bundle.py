@@ -168,6 +168,12 @@ class Launch:
     entry; None where every call has it."""
 
 
+USUAL = "usual"
+"""The default mode, which every source but those of ONCE alone has."""
+STREAM = "stream"
+"""The mode of a forward pass in which persistent blocks go from one tile row to the next."""
+DETERMINISTIC = "deterministic"
+"""The mode of a backward pass in which tile columns add to dq in a fixed order."""
 PACKED = "packed"
 """The mode in which the query heads of a key/value head are rows of one tile."""
 APART = "apart"
@@ -222,8 +228,6 @@ class WorkList:
     """Tokens per group of heads: groups have as many heads as fit, at least one."""
     most_tiles: int = 0
     """The most tiles of an item; longer rows or columns become several items. 0: never cut."""
-    stream_below: int = 0
-    """Mean tiles per item below which blocks stream through items (mode `stream`)."""
     uneven_tiles: int = 0
     """The most tiles of an item of a row or column that is far longer than the others of its list,
     or some powers of two as many, see maskc/layout/work/work_list.py. 0: as of any other."""

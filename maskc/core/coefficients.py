@@ -137,7 +137,14 @@ def costs(
     """
     found = measured(target, gpu).get(source_name(direction, form), {}).get(str(head_dim), {})
     return tuple(
-        Cost(mode, own["row"], round(size * own["tile"]), round(size * own["masked"]))
+        Cost(
+            mode,
+            own["row"],
+            round(size * own["tile"]),
+            round(size * own["masked"]),
+            own.get("lone", 0),
+            own.get("query", 0),
+        )
         for mode, own in found.items()
         if mode in modes
     )
@@ -150,8 +157,7 @@ def unpriced(bundle: Bundle) -> Bundle:
 
 
 def priced(bundle: Bundle, gpu: Gpu | None = None) -> Bundle:
-    """A bundle with costs, as planning gives it, or with those of a card: sources have them where a
-    call chooses between several of a pass."""
+    """A bundle with the costs of its sources, as planning gives it, or with those of a card."""
     units = tuple(replace(unit, costs=_costs(unit, bundle, gpu)) for unit in bundle.units)
     return replace(bundle, units=units).with_inner(partial(priced, gpu=gpu))
 
@@ -160,9 +166,7 @@ def _costs(unit: SourceUnit, bundle: Bundle, gpu: Gpu | None) -> tuple[Cost, ...
     direction = next(iter(unit.directions), None)
     if direction is None:
         return ()
-    first, *others = bundle.choice(unit.target, direction)
-    if not any(each.form for each in others):
-        return ()
+    first = bundle.choice(unit.target, direction)[0]
     boxes = unit.boxes is not None and direction is Direction.forward
     size = step_size(unit.tile.k, first.tile.k) if boxes else 1.0
     modes = [name for name, _ in unit.modes]

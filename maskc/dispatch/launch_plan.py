@@ -7,18 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from maskc.core.abi import ATTENTION
-from maskc.core.bundle import (
-    APART,
-    APART_FLOATS,
-    NOT_ONCE,
-    ONCE,
-    PACKED,
-    Bundle,
-    Grid,
-    Launch,
-    SourceUnit,
-)
-from maskc.core.problem import Direction, Feature, Features
+from maskc.core.bundle import APART_FLOATS, PACKED, Bundle, Grid, Launch, SourceUnit
+from maskc.core.problem import Direction, Features
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import (
     Array,
@@ -31,16 +21,13 @@ from maskc.core.tensors import (
     singles,
 )
 from maskc.dispatch.call import Pass, Place
+from maskc.dispatch.programs import few_pairs
 from maskc.dispatch.tables import Tables
 from maskc.dispatch.tensor_maps import Tensor, tensors
 
 _ROUNDS = 8
 """Turns of `Grid.rounds`. Blocks without work take some 6 ns each on an H100: 32,000 of them took
 twice as long as the work of 64 sequences with 1024 keys."""
-_FEW_PAIRS = 1 << 14
-"""Queries times keys of all heads and sequences up to which a backward pass sums over all pairs to
-find delta: 25 us where one block has them all. With some thirty rows and more the rounding of `out`
-is no longer what errors of dq and dk come from."""
 _PART_BLOCKS = 256
 """Blocks among which rows of packed heads are shared out: twice the multiprocessors of a large
 card, so that what they leave for merging stays small whatever the batch."""
@@ -219,30 +206,6 @@ def _blocks(
         case Grid.stream if work is not None:
             return max(1, min(work.filled, multiprocessors * launch.resident))
     return queries // unit.tile.q
-
-
-def few_pairs(sizes: Sizes) -> bool:
-    """Whether a call has so few pairs that dq and dk show how `out` was rounded, and that a sum
-    over all of them costs next to nothing."""
-    return sizes.batch * sizes.heads_q * sizes.n_q * sizes.n_kv <= _FEW_PAIRS
-
-
-def mode_of(unit: SourceUnit, wanted: Pass, tables: Tables, joins: bool = False) -> str:
-    """The name of the mode a call runs in; `joins` says whether results are joined with others."""
-    names = dict(unit.modes)
-    if wanted.direction is Direction.backward:
-        if unit.work is not None and unit.work.apart:
-            return APART
-        once = tables.adders is not None and tables.adders.most <= 1
-        ordered = unit.work is not None and unit.work.ordered
-        if once and ONCE in names and not (joins or wanted.features & NOT_ONCE or ordered):
-            return ONCE
-        return "deterministic" if wanted.deterministic and "deterministic" in names else "usual"
-    if Feature.entmax in wanted.features:
-        return "usual"
-    work, rule = tables.work, unit.work
-    short = work is not None and rule is not None and work.mean < rule.stream_below
-    return "stream" if short and "stream" in names else "usual"
 
 
 def launches(sizes: Sizes, direction: Direction) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from maskc.core.bundle import PACKED, Bundle, SourceUnit
 from maskc.core.problem import BY_DISTANCE, Direction, Feature
 from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.programs import Emitted, Program
 
 _FEW = 8
 """Queries of a head that shares its keys with no other, up to which it is packed where a formula of
@@ -16,8 +17,8 @@ _PACKED = ("q", "out", "lse")
 
 def packed(
     bundle: Bundle, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
-) -> tuple[SourceUnit, Place] | None:
-    """The source and the tokens of a forward pass whose query heads, those of one key/value head,
+) -> tuple[Emitted, Place] | None:
+    """The program and the tokens of a forward pass whose query heads, those of one key/value head,
     fit into the rows of a tile together; None where they do not, or are not to. Where softmax sees
     a formula, one head's few queries are enough.
 
@@ -55,7 +56,8 @@ def packed(
         strides[name] = (batch, heads * head, head if sizes.n_q == 1 else token)
     own = replace(sizes, heads_q=sizes.heads_kv)
     smallest = min(units, key=lambda each: each.tile.q)
-    return smallest, replace(place, sizes=own, strides=strides, packed=heads)
+    packed_place = replace(place, sizes=own, strides=strides, packed=heads)
+    return Program(smallest, PACKED), packed_place
 
 
 def _whole_only(bundle: Bundle, wanted: Pass, place: Place) -> bool:

@@ -107,9 +107,8 @@ class Tables:
     work: Work | None = None
     """The work list, where the kernel reads one: members `work` and `counter`."""
     tally: Tally | None = None
-    """What the distinct lists have, where a call may choose its source by it: not where sequences
-    bring data of their own, whose choice would depend on the others of the batch, nor where tiles
-    begin with documents."""
+    """Counts of the distinct lists; None where the source has no coefficients, or tiles begin with
+    documents."""
     adders: Adders | None = None
     """Who adds to tiles of dq in a backward pass; None where that is not known."""
     wide: bool = False
@@ -247,8 +246,9 @@ def make_tables(
             work = _work(unit.work, spans, of_head, len(cases), sizes, backward, parts)
             parts += _work_parts(work, unit.work)
         adders = (adders_of(layouts) if lists else adders_of_spans(spans)) if backward else None
-        if unit.costs and not unit.by_documents and not per_sequence(bundle, arrays):
-            tally = tally_of(layouts, direction) if lists else tally_of_spans(spans, adders)
+        if unit.costs and not unit.by_documents:
+            queries = unit.tiles(sizes.n_q, sizes.n_kv)[0] if backward else 0
+            tally = tally_of(layouts, direction) if lists else tally_of_spans(spans, queries)
     lists_of = len(cases) if batched else 0
     return Tables(tuple(parts), slots, lists_of, arrays, work, tally, adders, wide)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from maskc import driver
+from maskc.core.bundle import STREAM, USUAL
 from maskc.core.coefficients import card_of, costs, measured
 from maskc.core.cost import Card, Cost
 from maskc.core.errors import MaskcError
@@ -37,11 +38,9 @@ class PassCost:
     """One pass of the kernels that predictions are of."""
 
     tile: TileShape
-    cost: Cost
+    costs: tuple[Cost, ...]
+    """The cost of each mode; a pass runs in the cheapest."""
     card: Card
-    stream: Cost | None = None
-    """The cost of rows with few tiles, on average less than `below`."""
-    below: int = 0
     columns: bool = False
     """Whether the pass goes by columns, with what it costs besides tiles in rows of dq."""
 
@@ -59,11 +58,11 @@ class PassCost:
         """
         area = block * TILE / (self.tile.q * self.tile.k)
         rows = np.minimum(reach.tiles, reach.heads) * block / self.tile.q
-        cost, live = self.cost, area * reach.tiles
-        if self.stream is not None and live.sum() < self.below * rows.sum():
-            cost = self.stream
-        found = cost.tile * live + cost.masked * area * reach.partial
-        return np.asarray(found if self.columns else found + cost.row * rows)
+        live, partial = area * reach.tiles, area * reach.partial
+        cycles = [cost.tile * live + cost.masked * partial + cost.row * rows for cost in self.costs]
+        number = min(range(len(cycles)), key=lambda i: float(cycles[i].sum()))
+        found = cycles[number] - self.columns * self.costs[number].row * rows
+        return np.asarray(found)
 
     def of_rows(self, tokens: np.ndarray, heads: int) -> np.ndarray:
         """Count the cycles that a pass by columns needs besides tiles: float64 [ranks].
@@ -72,7 +71,9 @@ class PassCost:
             tokens: int64 [ranks]: the queries of each rank.
             heads: query heads.
         """
-        return np.asarray(self.columns * self.cost.row * heads * tokens / self.tile.k)
+        cost = self.costs[0]
+        each = cost.row / self.tile.k + cost.query / self.tile.q
+        return np.asarray(self.columns * each * heads * tokens)
 
 
 def shares(mask: Mask, reach: Reach, n: int, setting: Setting) -> tuple[float, float]:
@@ -143,13 +144,9 @@ def pass_costs(problem: Problem) -> tuple[PassCost, PassCost]:
     forward, backward = (
         family_of(target).schedule(like, (), direction, "") for direction in Direction
     )
-    by_mode = {
-        cost.mode: cost
-        for cost in costs(_TARGET, Direction.forward, "", dim, {"usual", "stream"})
-    }  # fmt: skip
-    (of_columns,) = costs(_TARGET, Direction.backward, "", dim, {"usual"})
-    below = forward.work.stream_below if forward.work else 0
+    of_rows = costs(_TARGET, Direction.forward, "", dim, {USUAL, STREAM})
+    of_columns = costs(_TARGET, Direction.backward, "", dim, {USUAL})
     return (
-        PassCost(forward.tile, by_mode["usual"], card, by_mode.get("stream"), below),
+        PassCost(forward.tile, of_rows, card),
         PassCost(backward.tile, of_columns, card, columns=True),
     )

@@ -158,16 +158,13 @@ def _together_only(plan: KernelPlan) -> KernelPlan:
 
 
 def _with_choice(main: KernelPlan, others: Sequence[KernelPlan]) -> KernelPlan:
-    """The plan and those that go along, with costs where a call chooses between two of a pass."""
-    chosen = {each.direction for each in others if each.form}
+    """The plan and those that go along, with what their modes cost."""
     also = tuple(
-        replace(each, costs=costs_of(each))
-        if each.target == main.target and each.direction in chosen else each
+        replace(each, costs=costs_of(each)) if each.target == main.target else each
         for each in others
     )  # fmt: skip
     reasons = (*main.reasons, *(_why_other(each) for each in also if each.form))
-    costs = costs_of(main) if main.direction in chosen else ()
-    return replace(main, also=also, costs=costs, reasons=reasons)
+    return replace(main, also=also, costs=costs_of(main), reasons=reasons)
 
 
 def _why_other(plan: KernelPlan) -> str:

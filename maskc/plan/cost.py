@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from maskc.core import coefficients
-from maskc.core.boxes import axis_relations
+from maskc.core.boxes import Boxes, axis_relations
+from maskc.core.bundle import ONCE, Mode
 from maskc.core.coefficients import source_name, step_size
-from maskc.core.cost import Cost, cheapest, cycles
+from maskc.core.cost import Cost, Tally
 from maskc.core.forms import SMALL
 from maskc.core.layout import BlockLayout
-from maskc.core.problem import Direction
+from maskc.core.problem import Direction, TileShape
+from maskc.core.sizes import Sizes
+from maskc.core.tensors import HOST
+from maskc.dispatch.call import Pass
+from maskc.dispatch.programs import Facts, Program, least, programs_of
+from maskc.dispatch.stand_ins import LONGEST, SAMPLE, of_documents
+from maskc.layout.inputs.max_seqlen import promises
 from maskc.layout.tiles.document_tiles import beside_documents
-from maskc.layout.work.tile_counts import tally_of
+from maskc.layout.work.tile_counts import Adders, adders_of, tally_of
 from maskc.plan.families.table import family_of
 from maskc.plan.types import KernelPlan, PlannedMask
 
 WHEN = (
-    "taken by a call when the exact tiles of its lengths are predicted to take fewer cycles "
-    "(never for data given per sequence)"
+    "taken by a call when the tiles of its lengths are predicted to take fewer cycles; where data "
+    "decide, the tiles of typical data"
 )
 
 
@@ -68,42 +76,102 @@ def smaller(plan: KernelPlan) -> Iterator[KernelPlan]:
     return (e for e in plan.also if e.form == SMALL and e.direction is plan.direction)
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A plan as a source that programs are made of."""
+
+    plan: KernelPlan
+
+    @property
+    def tile(self) -> TileShape:
+        return self.plan.tile
+
+    @property
+    def modes(self) -> tuple[tuple[str, Mode], ...]:
+        return self.plan.schedule.modes
+
+    @property
+    def costs(self) -> tuple[Cost, ...]:
+        return self.plan.costs or costs_of(self.plan)
+
+    @property
+    def boxes(self) -> Boxes | None:
+        return self.plan.boxes
+
+    @property
+    def only_once(self) -> bool:
+        return [name for name, _ in self.modes] == [ONCE]
+
+
+def candidates(
+    plan: KernelPlan, direction: Direction, n_q: int, n_kv: int
+) -> tuple[Candidate, ...]:
+    """The sources that may run a pass at these lengths, the one with the largest tiles first."""
+    plans = [
+        each for each in (plan, *plan.also)
+        if each.target == plan.target and each.direction is direction
+    ]  # fmt: skip
+    others = (
+        each for each in plans[1:]
+        if each.form and (each.boxes is None or each.boxes.hold(n_q, n_kv))
+    )  # fmt: skip
+    return tuple(map(Candidate, (*plans[:1], *others)))
+
+
+def programs_at(
+    candidate: Candidate, tally: Tally, adders: Adders | None, n_q: int, n_kv: int
+) -> list[Program[Candidate]]:
+    """The programs of a planned source for one head with these tiles."""
+    wanted = Pass(candidate.plan.direction, frozenset(), False, HOST)
+    sizes = Sizes(_MANY, 1, 1, n_q, n_kv)
+    return list(programs_of(candidate, wanted, Facts(tally, adders), sizes))
+
+
+_MANY = 1 << 20
+"""Sequences of a call that keeps a card busy."""
+
+
 def most_in_small_tiles(plan: KernelPlan) -> int | None:
     """The greatest `max_seqlen` with which documents run in the smaller tiles, parameters at their
     defaults; 0 where none does, None where there is no such choice."""
-    from maskc.dispatch.source_choice import LONGEST, suited
-    from maskc.layout.inputs.max_seqlen import promises
-
     small = tuple(smaller(plan))
-    if not plan.documents or not small:
-        return None
     ir = plan.masks[0].ir
-    beside = beside_documents(ir.keep, tuple(ir.data))
-    found = (each for each in reversed(promises(LONGEST))
-             if suited((plan, *small), beside, ir.params, each) is not plan)  # fmt: skip
+    beside = beside_documents(ir.keep, tuple(ir.data)) if plan.documents and small else None
+    if beside is None:
+        return None
+
+    def cycles(candidate: Candidate, longest: int) -> float:
+        tally = of_documents(candidate.tile, beside, ir.params, longest, plan.direction)
+        return least(programs_at(candidate, tally, None, SAMPLE, SAMPLE)).cycles
+
+    large, others = Candidate(plan), tuple(map(Candidate, small))
+    found = (
+        each for each in reversed(promises(LONGEST))
+        if min(cycles(other, each) for other in others) < cycles(large, each)
+    )  # fmt: skip
     return next(found, 0)
 
 
-def choice(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[KernelPlan, dict[str, float]] | None:
-    """(the plan whose source a call takes, predicted cycles of each by its tiles); None where there
-    is no choice, or it depends on data.
+def choice(
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction | None = None
+) -> tuple[Program[Candidate], list[Program[Candidate]]] | None:
+    """(the program that a call takes, all programs with predicted cycles); None where there is no
+    choice, or it depends on data.
 
     Cycles count every distinct mask once.
+
+    Args:
+        plan: of the forward pass, or of the pass itself.
+        n_q, n_kv: lengths.
+        direction: the pass; that of the plan when None.
     """
-    plans = [
-        plan,
-        *(each for each in plan.also
-          if each.form and each.direction is plan.direction and (each.boxes is None or
-          each.boxes.hold(n_q, n_kv))),
-    ]  # fmt: skip
-    if len(plans) == 1 or any(mask.ir.data for mask in plan.masks):
+    direction = direction or plan.direction
+    sources = candidates(plan, direction, n_q, n_kv)
+    if len(sources) < 2 or any(mask.ir.data for mask in plan.masks):
         return None
-    found = {
-        each.form: tally_of(
-            (layout_at(each, mask, n_q, n_kv) for mask in each.masks), plan.direction
-        )
-        for each in plans
-    }
-    taken = cheapest(plans, lambda each: found[each.form], n_kv)
-    named = {title(p): cycles(p, found[p.form]) for p in plans}
-    return taken, named
+    programs = []
+    for each in sources:
+        layouts = [layout_at(each.plan, mask, n_q, n_kv) for mask in each.plan.masks]
+        tally = tally_of(layouts, direction)
+        programs += programs_at(each, tally, adders_of(layouts), n_q, n_kv)
+    return least(programs), programs

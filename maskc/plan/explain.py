@@ -16,11 +16,12 @@ from maskc.core.expr_text import to_people
 from maskc.core.problem import Direction
 from maskc.core.score import Formula, to_score_text
 from maskc.core.selection import Score, Selection, Share
+from maskc.dispatch.programs import Program
 from maskc.dispatch.residue_split import obstacle
 from maskc.ir.types import Piece
 from maskc.layout import build
 from maskc.layout.tiles.numbers import Numbers
-from maskc.plan.cost import choice, most_in_small_tiles, smaller, title
+from maskc.plan.cost import Candidate, choice, most_in_small_tiles, smaller, title
 from maskc.plan.predict import milliseconds, part_times
 from maskc.plan.types import KernelPlan, PlannedMask, selections
 
@@ -195,12 +196,23 @@ def _cost_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
     times = part_times(plan, n_q, n_kv)
     yield from _parts_choice(plan, n_q, n_kv, times)
     in_parts = times is not None and times[0] < times[1]
-    chosen = None if in_parts else choice(plan, n_q, n_kv)
-    if chosen is not None:
-        taken, cycles = chosen
-        each = ", ".join(f"{count} by {tiles}" for tiles, count in cycles.items())
-        yield from wrapped("choice", f"{n_q} x {n_kv}: {title(taken)}; cycles: {each}")
+    for direction in () if in_parts else Direction:
+        chosen = choice(plan, n_q, n_kv, direction)
+        if chosen is not None:
+            yield from _program_lines(*chosen, direction, n_q, n_kv)
     yield from time_lines(plan, n_q, n_kv)
+
+
+def _program_lines(
+    taken: Program[Candidate], programs: list[Program[Candidate]], direction: Direction, n_q: int,
+    n_kv: int,
+) -> Iterator[str]:  # fmt: skip
+    """Every way a call could run: predicted cycles of one head, or why it cannot."""
+    which = "backward, " if direction is Direction.backward else ""
+    yield f"choice   {which}{n_q} x {n_kv}: {taken.name}; cycles of one head by program:"
+    for program in sorted(programs, key=lambda each: (bool(each.obstacle), each.cycles)):
+        what = f"not: {program.obstacle}" if program.obstacle else f"{program.cycles:,.0f}"
+        yield f"         {program.name:<28} {what}"
 
 
 def parts_choice(plan: KernelPlan, n_q: int, n_kv: int) -> list[str]:

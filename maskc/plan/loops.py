@@ -23,7 +23,7 @@ from maskc.core.listed import Listed
 from maskc.core.problem import Direction
 from maskc.dispatch.residue_split import obstacle
 from maskc.layout import views
-from maskc.layout.work.tile_counts import tally_of
+from maskc.layout.work.tile_counts import adders_of
 from maskc.plan.cost import choice, layout_at
 from maskc.plan.families.table import family_of
 from maskc.plan.predict import part_times
@@ -96,7 +96,7 @@ def _taken(plan: KernelPlan, at: _At, direction: Direction) -> KernelPlan | None
     if first is None or at.params or not at.n_q or not at.n_kv:
         return first
     found = choice(replace(first, also=plan.also), at.n_q, at.n_kv)
-    return first if found is None else found[0]
+    return first if found is None else found[0].unit.plan
 
 
 def _in_parts(plan: KernelPlan, at: _At, direction: Direction) -> Iterator[str]:
@@ -215,7 +215,7 @@ def _backward_body(main: KernelPlan, plan: KernelPlan, at: _At) -> Iterator[str]
     once = "once" in dict(plan.schedule.modes) and not any(mask.ir.data for mask in plan.masks)
     if once and at.n_q and at.n_kv:
         tiles = (layout_at(plan, mask, at.n_q, at.n_kv, at.params) for mask in plan.masks)
-        once = all(tally_of([each], Direction.backward).single for each in tiles)
+        once = adders_of(tiles).most <= 1
     yield "delta[q] = dout[q] . out[q]"
     yield _said(f"for each sequence b, key/value head g, tj in {columns}:", "in parallel")
     yield _said("    dk, dv = 0, 0", "of each key of tj")

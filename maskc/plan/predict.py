@@ -6,20 +6,20 @@ Predictions print beside what is measured; no choice depends on them, see maskc/
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from maskc.core.bundle import N_KV_OF_ALL, Grid, Mode
 from maskc.core.coefficients import card_of
-from maskc.core.cost import Cost, Tally, modes_with
+from maskc.core.cost import Cost
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.dispatch.listed_split import ListedTiles, of_all, times, tokens_of
+from maskc.dispatch.programs import least
 from maskc.dispatch.residue_split import Tiled, obstacle, time_in_pairs
 from maskc.layout import views
-from maskc.layout.work.tile_counts import tally_of
-from maskc.plan.cost import costs_of, launch_share, layout_at
+from maskc.layout.work.tile_counts import adders_of, tally_of
+from maskc.plan.cost import candidates, launch_share, layout_at, programs_at
 from maskc.plan.types import KernelPlan, PlannedMask
 
 Tiles = Callable[[KernelPlan, PlannedMask, int, int], BlockLayout]
@@ -82,7 +82,9 @@ def _in_parts(
     plan: KernelPlan, direction: Direction, n_q: int, n_kv: int, owners: int
 ) -> _Cycles | None:  # fmt: skip
     cycles, launches = 0.0, 0.0
-    for part in plan.parts:
+    for number, part in enumerate(plan.parts):
+        if number and direction is Direction.forward and part.listed is None:
+            cycles += owners * n_q * _joining(part.plan)
         runs: list[tuple[int, int, int]] = []
         if part.listed is not None:
             tokens = tokens_of(part.listed, n_q, n_kv, {}, {})  # masks in parts read no data here
@@ -104,29 +106,39 @@ def _in_parts(
     return cycles, launches
 
 
+def _joining(plan: KernelPlan) -> float:
+    """Cycles to read a row of out again, which the launch of another part has written."""
+    card = card_of(plan.target.name)
+    size = plan.problem.head_dim_v * plan.problem.dtype.itemsize
+    return size / card.bytes_per_cycle if card is not None and card.bytes_per_cycle else 0.0
+
+
 def _whole(
     plan: KernelPlan, direction: Direction, n_q: int, n_kv: int, owners: int, tiles: Tiles
 ) -> _Cycles | None:
     """The cost of the source that takes fewest cycles, in the mode that it then runs in."""
     found = []
-    for each in (plan, *plan.also):
-        served = each.boxes is None or each.boxes.hold(n_q, n_kv)
-        if each.target != plan.target or each.direction is not direction or not served:
+    for candidate in candidates(plan, direction, n_q, n_kv):
+        each = candidate.plan
+        layouts = [tiles(each, mask, n_q, n_kv) for mask in each.masks]
+        tallies = [tally_of([layout], direction) for layout in layouts]
+        rest = (adders_of(layouts), n_q, n_kv)
+        own = [least(programs_at(candidate, tally, *rest)) for tally in tallies]
+        if not candidate.costs or any(one.obstacle for one in own):
             continue
-        tallies = [tally_of([tiles(each, mask, n_q, n_kv)], direction) for mask in each.masks]
-        joint = Tally(0, 0, 0, *(all(getattr(tally, name) for tally in tallies)
-                                 for name in ("single", "alone")))  # fmt: skip
-        if costs := modes_with(each.costs or costs_of(each), joint):
-            own = [_cost(each, costs, tally) for tally in tallies]
-            if direction is Direction.backward:
-                # what a column costs besides its tiles is mostly what dq costs, which goes by rows:
-                # the masks that were fitted to have as many of them as of columns
-                tallies = [replace(x, rows=-(-n_q // each.tile.k)) for x in tallies]
-            heads = _heads(each, owners)
-            total = sum(n * x.cycles(y) for n, x, y in zip(heads, own, tallies, strict=True))
-            launches = launches_of(dict(each.schedule.modes)[own[0].mode])
-            found.append((total, launch_share(each) * launches))
+        costs = {cost.mode: cost for cost in candidate.costs}
+        total = sum(
+            heads * costs.get(program.mode, _default(costs)).cycles(tally)
+            for heads, program, tally in zip(_heads(each, owners), own, tallies, strict=True)
+        )
+        launches = launches_of(dict(each.schedule.modes)[own[0].mode])
+        found.append((total, launch_share(each) * launches))
     return min(found) if found else None
+
+
+def _default(costs: Mapping[str, Cost]) -> Cost:
+    """The cost of the default mode, which modes without a cost of their own are close to."""
+    return next(iter(costs.values()))
 
 
 def launches_of(mode: Mode) -> int:
@@ -141,14 +153,3 @@ def _heads(plan: KernelPlan, owners: int) -> list[float]:
         return [float(owners)]
     count = Counter(plan.of_head)
     return [owners * count[number] / len(plan.of_head) for number in range(len(plan.masks))]
-
-
-def _cost(plan: KernelPlan, costs: tuple[Cost, ...], tally: Tally) -> Cost:
-    """Of the mode that the runtime takes: rows of few tiles stream, dq is made apart where that
-    takes less."""
-    if plan.direction is Direction.backward:
-        return min(costs, key=lambda cost: cost.cycles(tally))
-    known = {cost.mode: cost for cost in costs}
-    below = plan.schedule.work.stream_below if plan.schedule.work else 0
-    short = tally.tiles < below * max(1, tally.rows)
-    return known.get("stream" if short else "usual", costs[0])

@@ -19,6 +19,7 @@ from maskc.core.errors import (
     UnknownDType,
     UnknownTarget,
 )
+from maskc.core.forms import GRID
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
 from maskc.core.sizes import Sizes
@@ -49,7 +50,9 @@ from maskc.runtime.autograd import (
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.device_lists.call import Asked, Unlisted
+from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.prepared import Runnable
+from maskc.runtime.launch.sequence import PartedPlan
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound
 from maskc.runtime.selecting import call_selecting
@@ -148,6 +151,18 @@ class CompiledMask:
         }
         vars(found).update(vars(self), **anew, **changed)
         return found
+
+    @property
+    def tuned(self) -> dict[str, str]:
+        """Measured choices of programs, see `maskc.tune`: pass and lengths -> program."""
+        return self._planner.whole.selector.tuned
+
+    def forget_plans(self) -> None:
+        """Plan calls again, after `tuned` has changed."""
+        with self._lock:
+            self._plans = Recent()
+            self._last = (None, None)
+            self._repeats.clear()
 
     @property
     def gathers(self) -> bool:
@@ -712,6 +727,16 @@ class CompiledMask:
         """
         plan = self._last[1]
         return () if plan is None else plan.sources
+
+    @property
+    def ran_in_parts(self) -> bool:
+        """Whether the latest call ran the mask in parts, see `explain`."""
+        plan = self._last[1]
+        if isinstance(plan, ListedRowsPlan):
+            return True
+        launches = isinstance(plan, PartedPlan) and self.bundle.chooser is None
+        boxes = any(GRID in source for source in self.last_sources)
+        return launches and bool(self.bundle.parts) and not boxes
 
     def __repr__(self) -> str:
         """The mask where it is known, and the kernel."""

@@ -133,9 +133,12 @@ class ListedParts:
 
     def plan(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
-        outputs: tuple[Output, ...],
+        outputs: tuple[Output, ...], measured: bool | None = None,
     ) -> ListedRowsPlan | None:  # fmt: skip
         """How a pass runs over some tokens, None where whole; arguments as in SourceSelector.plan.
+
+        Args:
+            measured: whether parts were measured to be faster; None where nobody measured it.
 
         Raises:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
@@ -148,7 +151,7 @@ class ListedParts:
             for number, part in enumerate(self._whole.bundle.parts)
             if part.listed is not None
         ]
-        if bound.given is None and not self._taken(over, unit, sizes, bound):
+        if bound.given is None and not measured and not self._taken(over, unit, sizes, bound):
             return None
         return _Planning(self, wanted, bound, place, outputs, over).plan()
 
@@ -380,10 +383,10 @@ class _Planning:
             spared = (self.outputs[0], singles(0))
         fit = packed(built.bundle, source, wanted, bound, place) if side == "q" else None
         if fit is not None:
-            source, place = fit
+            program, place = fit
         else:
-            source = built.selector.choose(source, wanted, bound, place)
-        plan = built.plan(source, wanted, bound, place, spared)
+            program = built.selector.choose(source, wanted, bound, place)
+        plan = built.plan(program, wanted, bound, place, spared)
         reads = None if over is None else _SIDES.index(side)
         if not known and over is not None and over.lists > 1:
             block = ATTENTION.from_buffer_copy(plan.numbers)

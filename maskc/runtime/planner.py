@@ -51,6 +51,7 @@ from maskc.runtime.launch.listed import Flags, ListedRowsPlan
 from maskc.runtime.launch.prepared import PreparedLaunch, prepared
 from maskc.runtime.launch.sequence import PartedPlan, Step, _in_order
 from maskc.runtime.listed_parts import ListedParts
+from maskc.runtime.tuned import stored
 
 _REMEMBERED = 1024
 """Lengths and data of which it is known whether parts pay."""
@@ -77,6 +78,7 @@ class CallPlanner:
         """`in_parts`: as CompiledMask has it."""
         self.bundle, self.target = bundle, target
         self.whole = BuiltBundle(bundle, target)
+        self.whole.selector.tuned.update(stored(bundle, target))
         self.parts = tuple(
             BuiltBundle(part.bundle, target)
             for part in (bundle.parts if in_parts is not False else ())
@@ -258,12 +260,13 @@ class CallPlanner:
             return lists.plan(unit, wanted, bound, place, outputs)
         bound = self._binder.completed(bound, sizes.n_q, sizes.n_kv)
         own = unit.target == self.target.name and not wanted.alpha_minus_1  # parts join by softmax
-        if own and self.listed.active and self._in_parts is not False:
+        measured = self.whole.selector.in_parts(wanted, place) if self.parts else None
+        if own and self.listed.active and self._in_parts is not False and measured is not False:
             with suppress(NotAddressable):
-                plan = self.listed.plan(unit, wanted, bound, place, outputs)
+                plan = self.listed.plan(unit, wanted, bound, place, outputs, measured)
                 if plan is not None:
                     return plan
-        elif own and self._divides(unit, sizes, bound):
+        elif own and self._divides(unit, sizes, bound, measured):
             # A stride of a class that no tensor map can have: such a call runs whole.
             with suppress(NotAddressable):
                 return self._parted(wanted, bound, place, outputs)
@@ -271,12 +274,19 @@ class CallPlanner:
             return self._after_choice(self.chooser, unit, wanted, bound, place, outputs)
         return self._whole(unit, wanted, bound, place, outputs)
 
-    def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound) -> bool:
-        """Whether a pass of `unit` runs in parts at these lengths."""
+    def _divides(
+        self, unit: SourceUnit, sizes: Sizes, bound: Bound, measured: bool | None
+    ) -> bool:  # fmt: skip
+        """Whether a pass of `unit` runs in parts at these lengths.
+
+        Args:
+            measured: whether that was measured to be faster; None where nobody measured it.
+        """
         if not self.parts or not hold(self.bundle, sizes.n_q, sizes.n_kv):
             return False
-        if self._in_parts is not None:
-            return self._in_parts
+        asked = measured if self._in_parts is None else self._in_parts
+        if asked is not None:
+            return asked
         key = (unit.key, unit.directions, sizes.n_q, sizes.n_kv, bound.key)
         paying = self._paying.get(key)
         if paying is None:
@@ -308,8 +318,8 @@ class CallPlanner:
                     unwritten |= backward and not turn
                     continue
                 rows = replace(found, joins=turn > 0)
-                source = built.selector.choose(first, asked, own, rows)
-                plan = built.plan(source, asked, own, rows, spared)
+                program = built.selector.choose(first, asked, own, rows)
+                plan = built.plan(program, asked, own, rows, spared)
                 shifts = tuple(
                     None if turn and name in _ONCE else rows.shifts.get(name, 0)
                     for name in POINTERS
@@ -328,16 +338,17 @@ class CallPlanner:
         """
         built = self.whole
         if unit.by_documents:  # whose tiles do not depend on how many queries there are
-            unit = built.selector.choose(unit, wanted, bound, place)
+            unit = built.selector.choose(unit, wanted, bound, place).unit
         fit = packed(built.bundle, unit, wanted, bound, place)
         if fit is not None:
             return built.plan(fit[0], wanted, bound, fit[1], outputs)
-        unit = built.selector.choose(unit, wanted, bound, place)
-        if unit.boxes is None or not unit.boxes.folds or place.sizes.batch < 2:
-            return built.plan(unit, wanted, bound, place, outputs)
+        program = built.selector.choose(unit, wanted, bound, place)
+        boxes = program.unit.boxes
+        if boxes is None or not boxes.folds or place.sizes.batch < 2:
+            return built.plan(program, wanted, bound, place, outputs)
         steps = [
             Step(
-                built.plan(unit, wanted, bound, own, outputs),
+                built.plan(program, wanted, bound, own, outputs),
                 tuple(own.shifts.get(name, 0) for name in POINTERS),
             )
             for own in slices(
@@ -358,9 +369,13 @@ class CallPlanner:
         nothing = (singles(0),) * (3 if wanted.direction is Direction.backward else 2)
         first = Pass(Direction.forward, frozenset(), False, wanted.device)
         source = chooser.selector.source(Direction.forward)
+        programs = (
+            chooser.selector.choose(source, first, bound, place, alone=True),
+            self.whole.selector.choose(unit, wanted, bound, place, alone=True),
+        )
         plans = (
-            chooser.plan(source, first, bound, place, nothing),
-            self.whole.plan(unit, wanted, bound, place, outputs),
+            chooser.plan(programs[0], first, bound, place, nothing),
+            self.whole.plan(programs[1], wanted, bound, place, outputs),
         )
         steps = [
             Step(plan, tuple(4 * threshold_words(own, place.sizes) if name == "delta" else 0

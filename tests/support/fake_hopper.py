@@ -28,7 +28,7 @@ FORWARD = SourceUnit(
         ("usual", mode(Launch("attention_forward", Grid.items, 384, 1000))),
         ("stream", mode(Launch("attention_forward", Grid.stream, 384, 2000), macro="STREAM")),
     ),
-    QKVO, WorkList(1 << 16, 0, 2),
+    QKVO, WorkList(1 << 16),
 )  # fmt: skip
 MAIN = Launch("attention_backward", Grid.items, 256, 3000)
 BACKWARD = SourceUnit(

@@ -83,13 +83,12 @@ def compiled(
         if found != {False, True}:
             pytest.skip(f"no {mode} tiles at head dimension {dim}")
         if mode.endswith(APART):
-            units = tuple(
-                replace(u, costs=(Cost(APART, 1, 0, 0),)) if _backward(u) else u for u in units
-            )
+            units = tuple(_only(u, APART) if _backward(u) else u for u in units)
         else:
             units = tuple(unit.without(APART) for unit in units)
         if not mode.endswith((APART, "small", "large", "grid", "tiny")):
-            forward["stream_below"] = 1 << 30 if mode.endswith("stream") else 0
+            name = "stream" if mode.endswith("stream") else "usual"
+            units = tuple(u if _backward(u) else _only(u, name) for u in units)
     if row_tiles is not None:
         forward["most_tiles"] = row_tiles
     if most_tiles is not None:
@@ -107,6 +106,11 @@ def with_rules(attn, forward, backward):
         for unit in attn.bundle.units
     )
     return CompiledMask(replace(attn.bundle, units=units), TARGET, held=attn.held)
+
+
+def _only(unit, mode):
+    """The source as one that prefers a mode whatever its tiles are."""
+    return replace(unit, costs=(Cost(mode, 1, 0, 0),))
 
 
 def _backward(unit):

@@ -1,4 +1,4 @@
-"""Which tiles a mask has whose blocks of keys are still to be chosen, and which source suits it."""
+"""Expected tiles of masks whose data the host has not read, and the program that suits them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pytest
 import maskc as mc
 from maskc.core.problem import Direction, TileShape
 from maskc.core.sizes import Sizes
-from maskc.dispatch.source_choice import expected, foreseen
+from maskc.core.target import Target
+from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.selector import SourceSelector
+from maskc.dispatch.stand_ins import expected, expected_tally
 from maskc.layout import tile_codes
 
 N = 512
@@ -24,6 +27,15 @@ def tally(mask, tile, n=N):
     (variant,) = bundle.variants
     return expected(tile_codes(variant.keep, bundle.selections, tile, n, n, {}),
                     bundle.selections, tile)  # fmt: skip
+
+
+def program(bundle, direction, n):
+    """What a call takes whose data lie on a device."""
+    selector = SourceSelector(bundle, Target.named("sm_90a"), lambda device: 132)
+    wanted = Pass(direction, frozenset(), False, ("cuda", 0))
+    place = Place(Sizes(1, 2, 2, n, n), {})
+    given = Bound({}, {}, (), given="on the device")
+    return selector.choose(selector.source(direction), wanted, given, place)
 
 
 def chosen(k, block, q_block, of=FULL):
@@ -64,8 +76,44 @@ def test_choices_at_random(tile, block, q_block):
 )
 def test_the_source(block, q_block, small):
     """Small tiles where blocks are as small; large ones where either holds all that there is."""
-    bundle = bundle_of(chosen(16, block, q_block), 128)
-    units = bundle.choice("sm_90a", Direction.forward)
-    sizes = Sizes(1, 2, 2, 8192, 8192)
-    found = foreseen(bundle, units, {}, sizes)
-    assert (found.tile.q == 64) == small
+    taken = program(bundle_of(chosen(16, block, q_block), 128), Direction.forward, 8192)
+    assert (taken.unit.tile.q == 64) == small
+
+
+# ------------------------------------------------------------------ tables
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize(("block", "side"), [(64, 64), (128, 128)])
+def test_tables_run_in_tiles_of_their_blocks(block, side, direction):
+    """A table's own blocks as tiles skip every dead block; larger tiles hold live and dead ones."""
+    bundle = bundle_of(mc.block_table("live", block), 128)
+    taken = program(bundle, direction, 8192)
+    assert taken.unit.tile.k == side
+
+
+def test_counts_of_a_table():
+    """An eighth of the blocks is expected to be live, each a full tile of its size."""
+    bundle = bundle_of(mc.block_table("live", 64))
+    sizes = Sizes(1, 2, 2, 4096, 4096)
+    tile = TileShape(64, 64)
+    tally = expected_tally(bundle, tile, {}, sizes, Direction.forward, None)
+    assert tally.tiles == pytest.approx(64 * 64 / 8, rel=0.1)
+    assert tally.masked == 0
+    causal = bundle_of(mc.block_table("live", 64) & mc.causal())
+    half = expected_tally(causal, tile, {}, sizes, Direction.forward, None)
+    assert half.tiles < 0.6 * tally.tiles
+
+
+def test_other_data_count_as_all_that_they_could_keep():
+    bundle = bundle_of(mc.flags("real") & mc.causal())
+    sizes = Sizes(1, 2, 2, 640, 640)
+    tally = expected_tally(bundle, TileShape(64, 64), {}, sizes, Direction.backward, None)
+    assert (tally.rows, tally.tiles, tally.queries) == (10, 55, 10)
+
+
+def test_what_is_expected_depends_on_shapes_alone():
+    """Two selectors, and two calls of one, take the same program."""
+    bundle = bundle_of(mc.block_table("live", 64), 128)
+    taken = [program(bundle, Direction.forward, 4096) for _ in range(2)]
+    assert taken[0] == taken[1]

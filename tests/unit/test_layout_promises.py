@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,8 +12,8 @@ from maskc.core.cost import Cost
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import DataRange, DataType
 from maskc.core.expr import ALWAYS, K, Q, conj, const, le, sub
-from maskc.core.problem import TileShape
-from maskc.dispatch.source_choice import LONGEST, SAMPLE, _packed, suited
+from maskc.core.problem import Direction, TileShape
+from maskc.dispatch.stand_ins import LONGEST, SAMPLE, _packed, of_documents
 from maskc.layout import bind_arrays, longest_promised, promised
 from maskc.layout.inputs.max_seqlen import NO_PROMISE, promises, rounded
 
@@ -92,23 +90,40 @@ def test_few_plans_for_many_promises():
 # ------------------------------------------------------------------ what suits
 
 
-LARGE = SimpleNamespace(tile=TileShape(128, 128), costs=(Cost("usual", 4128, 2336, 0),), boxes=None)
-LOW = SimpleNamespace(tile=TileShape(64, 64), costs=(Cost("usual", 2437, 699, 0),), boxes=None)
+COSTS = {128: Cost("usual", 4128, 2336, 0), 64: Cost("usual", 2437, 699, 0)}
+"""By the side of a square tile."""
+
+
+def cheapest_tile(longest, beside=ALWAYS):
+    """The side of the tiles that take fewer cycles for documents of one length."""
+
+    def cycles(side):
+        tally = of_documents(TileShape(side, side), beside, {}, longest, Direction.forward)
+        return COSTS[side].cycles(tally)
+
+    return min(COSTS, key=cycles)
 
 
 def test_short_documents_have_small_tiles():
-    def tile(longest, beside=ALWAYS):
-        return suited((LARGE, LOW), beside, {}, longest).tile.q
-
-    assert [tile(n) for n in (80, 200, 1024, None)] == [64, 64, 128, 128]
+    assert [cheapest_tile(n) for n in (80, 200, 1024, None)] == [64, 64, 128, 128]
     causal = le(sub(K, Q), const(0))
-    assert [tile(n, causal) for n in (80, 1024, None)] == [64, 128, 128]
+    assert [cheapest_tile(n, causal) for n in (80, 1024, None)] == [64, 128, 128]
 
 
 def test_a_window_makes_rows_short_whatever_is_promised():
     ahead = sub(Q, K)
     near = conj(le(const(0), ahead), le(ahead, const(63)))
-    assert suited((LARGE, LOW), near, {}, None) is LOW
+    assert cheapest_tile(None, near) == 64
+
+
+def test_counts_of_documents():
+    """Tiles of one document that is longer than the sample: those of a dense mask."""
+    tile = TileShape(64, 64)
+    forward = of_documents(tile, ALWAYS, {}, LONGEST, Direction.forward)
+    rows = LONGEST // 64
+    assert (forward.rows, forward.tiles, forward.lone, forward.queries) == (rows, rows**2, 0, 0)
+    backward = of_documents(tile, ALWAYS, {}, LONGEST, Direction.backward)
+    assert (backward.rows, backward.tiles, backward.queries) == (rows, rows**2, rows)
 
 
 @given(st.integers(1, LONGEST))

@@ -40,7 +40,7 @@ def measured() -> dict[str, float]:
 
 
 def test_against_what_was_measured():
-    """Masks without data; the farthest runs in parts, whose joining is not reckoned."""
+    """Masks without data; the farthest runs in parts."""
     shares, known = {}, measured()
     for anchor in ANCHORS:
         if anchor.name in known and anchor.data is dict:

@@ -102,7 +102,7 @@ def chosen(mask: mc.Mask, n_q: int, n_kv: int, features=NONE, direction=Directio
     first = bundle.unit("sm_90a", direction)
     assert first is not None
     assert first.boxes is None
-    return selector.choose(first, wanted, bound, Place(Sizes(1, 2, 1, n_q, n_kv), {}))
+    return selector.choose(first, wanted, bound, Place(Sizes(1, 2, 1, n_q, n_kv), {})).unit
 
 
 WIDE = FLAT(width=128, kernel=(40, 40))

@@ -108,12 +108,12 @@ GRADIENTS = ["attention_backward_prepare", "attention_backward", "attention_back
 def test_launches_of_a_forward_pass(machine):
     compiled()(*given(n=300), doc=ids((2, 300)))
     assert machine.launched() == [
-        ("documents_tiles", 2 * (2 + 3), 128), ("documents_starts", 2 * 3, 128),
-        ("documents_counts", 2 * 2, 128), ("documents_lists", 2 * 2, 128),
-        ("attention_forward", 2 * 4 * 2, 512),
+        ("documents_tiles", 2 * (5 + 5), 128), ("documents_starts", 2 * 5, 128),
+        ("documents_counts", 2 * 5, 128), ("documents_lists", 2 * 5, 128),
+        ("attention_forward", 2 * 4 * 5, 256),
     ]  # fmt: skip
     made, block = machine.driver.listed, machine.driver.block
-    assert (block.items, block.empty, block.shared_items) == (16, 0, 0)
+    assert (block.items, block.empty, block.shared_items) == (40, 0, 0)
     assert list(block.array)[:3] == [made.ids[1], made.ids[0], made.stops]
     assert list(block.array_batch)[:3] == [300, 300, 300]
     assert (block.row_ptr, block.row_tiles) == (made.ptr[0], made.tiles[0])
@@ -244,12 +244,13 @@ def rows_of(machine: Machine) -> int:
 
 def test_short_documents_run_in_small_tiles(machine):
     mask, arrays = compiled(), given(n=300)
-    for value, rows in ((promise(80), 64), (promise(None), 192), (ids((300,)), 192)):
+    cases = (promise(80), 64), (promise(None), 64), (promise(16000), 192), (ids((300,)), 64)
+    for value, rows in cases:
         mask(*arrays, doc=value)
         assert rows_of(machine) == rows
     mask(*arrays, doc=(promise(80), promise(90, 8 << 20)))
     assert rows_of(machine) == 64
-    mask(*arrays, doc=(promise(80), promise(None)))
+    mask(*arrays, doc=(promise(80), promise(16000)))
     assert rows_of(machine) == 192
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import maskc as mc
 from maskc.core.bundle import WorkList
+from maskc.core.cost import Cost
 from maskc.core.errors import BadOption, TargetNotBuilt
 from maskc.core.problem import Feature
 from maskc.reference.attention import attention, gradients
@@ -160,7 +161,8 @@ def test_a_hopper_runs_whole_rows(machine) -> None:
 
 
 def test_a_hopper_streams_no_entmax(machine) -> None:
-    mask, tensors = on_card("band"), given(n=60)  # rows of one tile
+    stream = replace(FORWARD, costs=(Cost("usual", 50, 3, 0), Cost("stream", 5, 4, 0)))
+    mask, tensors = on_card("band", units=(stream, BACKWARD, SPARE)), given(n=60)
     mask(*tensors)
     mask(*tensors, normalizer="entmax")
     assert [name for _, name, _ in machine.built] == ["stream", "usual"]

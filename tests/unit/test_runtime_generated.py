@@ -19,6 +19,7 @@ from maskc.core.bundle import (
     TileLoop,
     WorkList,
 )
+from maskc.core.coefficients import priced
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BadLength, BadPlan, DataMissing, NoSuchHead, WrongDevice
 from maskc.core.expr_text import parse_expr
@@ -63,7 +64,7 @@ def hopper_units():
         replace(
             base, modes=(("usual", Mode((forward,))), ("stream", streamed)),
             maps=(TensorMap("q", 128), TensorMap("k", 176), TensorMap("q", 64)),
-            work=WorkList(1 << 17, stream_below=12),
+            work=WorkList(1 << 17, 12),
         ),
         replace(
             base, text="// backward\n", tile=TileShape(64, 128), ranges=False,
@@ -81,7 +82,7 @@ def hopper_units():
 
 def test_launches_survive_being_written_down(tmp_path):
     half = {"dtype": "bfloat16", "head_dim": 64, "head_dim_v": 64}
-    made = bundle("band", units=(cpu_unit("bfloat16", 64, 64), *hopper_units()), **half)
+    made = priced(bundle("band", units=(cpu_unit("bfloat16", 64, 64), *hopper_units()), **half))
     again = imported(tmp_path, made)._MASK.bundle
     assert sorted(path.name for path in tmp_path.glob("by_hand.*")) == [
         "by_hand.cpu.c", "by_hand.plan.json", "by_hand.py", "by_hand.sm_80.cu",

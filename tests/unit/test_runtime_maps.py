@@ -119,7 +119,6 @@ def test_tensors_without_elements_borrow_an_address(machine):
     assert [one[1] for one in machine.driver.encoded[:2]] == [1 << 20, 1 << 20]
     assert machine.driver.encoded[1][2] == (64, 1, 1, 1)
     assert (machine.driver.block.items, machine.driver.block.empty) == (0, 8)
-    assert machine.launched() == [("attention_forward", 1, 384)]
 
 
 def test_a_forward_pass_no_map_describes_runs_elsewhere(machine):

@@ -12,6 +12,7 @@ import maskc as mc
 
 torch = pytest.importorskip("torch")
 
+from maskc.dispatch.selector import SourceSelector  # noqa: E402
 from maskc.layout.topk.sizes import turn_of  # noqa: E402
 from maskc.runtime.device_lists import topk_sizes as choosing  # noqa: E402
 from maskc.runtime.device_lists.topk_launch import SelectedPlan  # noqa: E402
@@ -274,10 +275,19 @@ LISTED = [
 """Each mask in large tiles or in small ones, where what masks do is the same text."""
 
 
+def only(number):
+    """A choice between sources in which one of them is alone."""
+
+    def choice(self, unit, wanted, place):
+        return (self.bundle.choice(unit.target, wanted.direction)[number],)
+
+    return choice
+
+
 @pytest.mark.parametrize(("form", "source", "lengths", "name"), LISTED)
 def test_lists(capture, monkeypatch, name, form, source, lengths):
     """Of both passes, with a work list and without one, in large tiles and in small ones."""
-    monkeypatch.setattr("maskc.dispatch.selector.foreseen", lambda _, units, *__: units[source])
+    monkeypatch.setattr(SourceSelector, "_choice", only(source))
     mask = MIXED[name]
     attn = compiled(mask, 64, heads=4)
     n_q, n_kv = lengths

@@ -238,7 +238,7 @@ def test_explain_names_the_boxes():
     q, k = next((" x ".join(map(str, side)) for side in (each.boxes.q, each.boxes.k))
                 for each in plan.also if each.boxes)  # fmt: skip
     assert f"or boxes of a grid, {q} queries x {k} keys of N x 256" in words
-    assert "choice 65536 x 65536: boxes of 128 x 128; cycles:" in words
+    assert "choice 65536 x 65536: boxes of 128 x 128; cycles of one head by program:" in words
 
 
 def test_a_generated_module_has_the_boxes(tmp_path, monkeypatch):

@@ -11,11 +11,12 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.core.bundle import Grid
-from maskc.core.cost import Cost, Tally, at_least, cheapest, cycles
+from maskc.core.cost import Cost, Tally, at_least
 from maskc.core.problem import Direction, Feature, TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.programs import Facts, cheapest, programs_of
 from maskc.dispatch.selector import SourceSelector
 from maskc.dispatch.tables import make_tables
 from maskc.layout import build
@@ -86,7 +87,7 @@ def test_which_sources_a_bundle_has():
         for unit in found:
             names = [cost.mode for cost in unit.costs]
             asked = [name for name, _ in unit.modes if name != "packed"]  # taken wherever it fits
-            assert names == (asked if len(found) > 1 else [])
+            assert names == asked
             assert bundle.variants[0].recipe(unit.tile) in bundle.variants[0].recipes
             assert f"{unit.tile.q} queries x {unit.tile.k} keys" in unit.text
 
@@ -103,6 +104,11 @@ def tallies(mask: mc.Mask, n: int, dim: int) -> list[tuple[object, Tally]]:
         (unit, tally_of([layout], Direction.forward))
         for unit, layout in zip(units, layouts, strict=True)
     ]
+
+
+def programs(unit, facts):
+    wanted = Pass(Direction.forward, frozenset(), False, ("cuda", 0))
+    return list(programs_of(unit, wanted, facts, Sizes(1, 1, 1, 4096, 4096)))
 
 
 MASKS = {
@@ -135,10 +141,10 @@ def test_the_choice_minimises_the_model(name, dim):
             counted.append(unit.key)
             return found[unit]
 
-        taken = cheapest(units, tally, n)
-        least = min(cycles(unit, tally) for unit, tally in found.items())
-        assert cycles(taken, found[taken]) == least
-        assert taken is next(u for u, t in found.items() if cycles(u, t) == least)
+        taken = cheapest(units, programs, lambda unit: Facts(tally(unit)), n)
+        everything = [each for u, t in found.items() for each in programs(u, Facts(t))]
+        assert taken.cycles == min(each.cycles for each in everything)
+        assert taken == next(each for each in everything if each.cycles == taken.cycles)
         assert len(counted) == len(set(counted))
 
 
@@ -163,6 +169,7 @@ def test_the_bound_is_one(name):
             assert least.rows <= few.rows
             assert least.tiles <= few.tiles
             assert least.masked <= few.masked
+            assert least.lone == 0
 
 
 def test_the_bound_spares_counting():
@@ -173,13 +180,13 @@ def test_the_bound_spares_counting():
         assert unit is units[0], "the small tiles of a full mask need not be counted"
         return shape[unit.key]
 
-    assert cheapest(units, tally, 4096) is units[0]
+    assert cheapest(units, programs, lambda unit: Facts(tally(unit)), 4096).unit is units[0]
 
 
 @pytest.mark.parametrize("dim", SMALL_DIMS)
 def test_what_anchors_take(dim):
     def taken(mask, n):
-        return choice(planned(mask, dim), n, n)[0].form
+        return choice(planned(mask, dim), n, n)[0].unit.plan.form
 
     assert taken(streaming(16, 64), 4096) == "small"
     assert taken(mc.block_diagonal(16), 4096) == ("tiny" if dim == 64 else "small")
@@ -190,12 +197,9 @@ def test_what_anchors_take(dim):
 
 
 def test_cycles_of_a_tally():
-    class Source:
-        tile = TileShape(64, 64)
-        costs = (Cost("usual", 100, 10, 1), Cost("stream", 10, 11, 2))
-
-    assert cycles(Source, Tally(1, 200, 3)) == 100 + 2000 + 3
-    assert cycles(Source, Tally(1, 2, 2)) == 10 + 22 + 4
+    cost = Cost("usual", 100, 10, 1, lone=7, query=1000)
+    assert cost.cycles(Tally(1, 200, 3)) == 100 + 2000 + 3
+    assert cost.cycles(Tally(1, 2, 2, lone=1, queries=4)) == 100 + 20 + 2 + 7 + 4000
 
 
 def test_explain_names_both():
@@ -203,8 +207,9 @@ def test_explain_names_both():
     assert "tiles of 128 x 128, 2 warpgroups" in text
     assert "or tiles of 64 x 64, one warpgroup" in text
     assert "2 blocks per multiprocessor: taken by a call when" in text
-    assert "choice 4096 x 4096: tiles of 64 x 64; cycles: " in text
-    assert "choice 16384 x 16384: tiles of 128 x 128;" in " ".join(
+    assert "choice 4096 x 4096: 64 x 64" in text
+    assert "cycles of one head by program: 64 x 64" in text
+    assert "choice 16384 x 16384: 128 x 128;" in " ".join(
         explain(planned(mc.causal(), 128), 16384).split()
     )
 
@@ -236,7 +241,7 @@ def test_calls_take_the_cheaper_source(machine):
     assert machine.driver.block.tile_rows == 4
     machine.built.clear()
     mask(*given(n=1200))  # many tiles: two of 32 for one of 64 and more
-    assert machine.built == [("forward", "usual", [])]
+    assert machine.built == [("forward", "stream", [])]
     assert machine.driver.block.tile_rows == 19
     machine.built.clear()
     compiled("gaps", units=(LARGE, BACKWARD))(*given(n=128))
@@ -281,14 +286,19 @@ def test_data_per_sequence_do_not_choose():
     doc = np.arange(256, dtype=np.int32) // 16
     sizes = Sizes(2, 4, 4, 256, 256)
     unit = bundle.unit("sm_90a")
-    for shape, known in (((256,), True), ((1, 256), False), ((2, 256), False)):
-        given_doc = np.ascontiguousarray(np.broadcast_to(doc, shape))
-        arrays = {"doc.q": given_doc, "doc.k": given_doc}
-        tables = make_tables(bundle, unit, sizes, {}, arrays, Direction.forward, True)
-        assert (tables.tally is not None) == known
-    assert make_tables(
-        bundle, unit, sizes, {}, {"doc.q": doc, "doc.k": doc}, Direction.forward, True
-    ).tally == Tally(2, 3, 3)
+    selector = SourceSelector(bundle, SM_90A, lambda device: 132)
+    wanted = Pass(Direction.forward, frozenset(), False, ("cuda", 0))
+    for ids in (doc, np.zeros_like(doc)):  # one document, or sixteen
+        taken = set()
+        for shape in ((1, 256), (2, 256)):
+            given_doc = np.ascontiguousarray(np.broadcast_to(ids, shape))
+            arrays = {"doc.q": given_doc, "doc.k": given_doc}
+            bound = Bound({}, arrays, ids.tobytes())
+            taken.add(selector.choose(unit, wanted, bound, Place(sizes, {})).unit.key)
+        assert len(taken) == 1
+    arrays = {"doc.q": doc, "doc.k": doc}
+    tables = make_tables(bundle, unit, sizes, {}, arrays, Direction.forward, True)
+    assert tables.tally == Tally(2, 3, 3, lone=1)
 
 
 def call_of(n: int) -> tuple[Bound, Place]:
@@ -299,7 +309,7 @@ def call_of(n: int) -> tuple[Bound, Place]:
     ("mask", "n", "usual", "deterministic"),
     [
         (mc.window(10) | mc.global_tokens(4), 262144, "small", ""),
-        (mc.window(10) | mc.global_tokens(4), 8192, "small", "small"),
+        (mc.window(10) | mc.global_tokens(4), 8192, "", ""),
         (mc.causal() & (mc.sinks(16) | mc.window(63)), 8192, "small", "small"),
         (mc.causal(), 16384, "", ""),
         (mc.window(511), 8192, "small", "small"),
@@ -316,22 +326,21 @@ def test_small_tiles_where_blocks_wait_for_each_other(monkeypatch, mask, n, usua
     for wanted, form in ((False, usual), (True, deterministic)):
         asked = Pass(Direction.backward, frozenset(), wanted, ("cuda", 0))
         found = selector.choose(first, asked, *call_of(n))
-        assert found.form == form
+        assert found.unit.form == form
 
 
 def test_the_source_for_documents_does_not_depend_on_earlier_calls():
-    """Deterministic passes have costs of their own."""
     bundle = mc.documents("doc").compile(head_dim=128, target="sm_90a").bundle
     first, found = bundle.unit("sm_90a", Direction.backward), []
+    on_device, place = Bound({}, {}, (), given="ids"), call_of(4096)[1]
     for order in ((False, True), (True, False)):
         selector = SourceSelector(bundle, SM_90A, lambda device: 132)
         asked = {each: Pass(Direction.backward, frozenset(), each, ("cuda", 0)) for each in order}
         found.append({
-            each: selector.suited(first, wanted, *call_of(4096)).costs
-            for each, wanted in asked.items()
+            each: selector.choose(first, wanted, on_device, place) for each, wanted in asked.items()
         })  # fmt: skip
     assert found[0] == found[1]
-    assert found[0][True] != found[0][False]
+    assert [found[0][each].mode for each in (False, True)] == ["usual", "deterministic"]
 
 
 @pytest.mark.parametrize("feature", [Feature.alibi, Feature.sinks])
@@ -342,5 +351,4 @@ def test_gradients_of_heads_are_not_made_apart(feature):
     for features, apart in ((frozenset(), True), (frozenset({feature}), False)):
         asked = Pass(Direction.backward, features, False, ("cuda", 0))
         found = selector.choose(first, asked, *call)
-        assert ("apart" in dict(found.modes)) == (apart and found.form == "small")
-        assert selector._runs_apart(found, asked, *call) == apart
+        assert (found.mode == "apart") == apart

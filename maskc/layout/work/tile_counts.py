@@ -14,27 +14,32 @@ from maskc.layout.tiles.spans import Spans
 
 
 def tally_of(layouts: Iterable[BlockLayout], direction: Direction) -> Tally:
-    """The counts of lists by tile rows, whichever way the pass goes through them."""
-    rows = tiles = full = 0
-    single = backward = direction is Direction.backward
+    """Return the counts of lists by tile rows, whichever way the pass goes through them."""
+    rows = tiles = full = lone = queries = 0
     for layout in layouts:
-        if backward:
-            rows += len(np.unique(layout.col))
-            single = single and adders_of([layout]).most <= 1
+        if direction is Direction.backward:
+            counts = np.bincount(layout.col, minlength=1)
+            queries += layout.shape[0]
         else:
-            rows += int(np.count_nonzero(np.diff(layout.row_ptr)))
+            counts = np.diff(layout.row_ptr)
+        rows += int(np.count_nonzero(counts))
+        lone += int(np.count_nonzero(counts == 1))
         tiles += layout.nnz
         full += int(np.count_nonzero(layout.kind == FULL))
-    return Tally(rows, tiles, tiles - full, single, single and rows == tiles)
+    return Tally(rows, tiles, tiles - full, lone, queries)
 
 
-def tally_of_spans(spans: Spans, adders: Adders | None = None) -> Tally:
-    """The counts of closed-form ranges, whose rows are already those of the pass; `adders` of a
-    backward one."""
+def tally_of_spans(spans: Spans, queries: int = 0) -> Tally:
+    """Return the counts of closed-form ranges, whose rows are already those of the pass.
+
+    Args:
+        spans: of all lists.
+        queries: tile rows of a list, for a backward pass.
+    """
     full = int((spans.full_last - spans.full_first).clip(0).sum())
     rows, tiles = int(np.count_nonzero(spans.count)), int(spans.count.sum())
-    single = adders is not None and adders.most <= 1
-    return Tally(rows, tiles, tiles - full, single, single and rows == tiles)
+    lone, lists = int(np.count_nonzero(spans.count == 1)), len(spans.count)
+    return Tally(rows, tiles, tiles - full, lone, lists * queries)
 
 
 @dataclass(frozen=True, slots=True)

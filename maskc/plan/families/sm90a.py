@@ -62,9 +62,6 @@ from maskc.plan.types import Schedule
 
 SLAB = 64
 """Columns of a slab: a tile in shared memory lies as slabs of 128-byte rows."""
-STREAM_BELOW = 40
-"""Mean key tiles per tile row below which blocks stream: they gain about 4000 cycles a row and
-lose about 90 a tile."""
 LONG_KEYS = 2048
 """Keys of an item of a row far longer than the others, which is not to be the last one that
 runs. Reckoned with 132 blocks: Longformer (16k, 12 heads, D 64) has 82 tiles for each; the last one
@@ -278,7 +275,6 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         ),
         work=WorkList(
             L2_BYTES // (2 * (dim + problem.head_dim_v)),
-            stream_below=STREAM_BELOW,
             uneven_tiles=LONG_KEYS // keys,
             few_tiles=1 << (FEW_KEYS // keys).bit_length() - 1,
             most_tiles=0 if sums or not fp8 else SUM_KEYS // keys,

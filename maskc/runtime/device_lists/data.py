@@ -14,15 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.bundle import PACKED, Bundle, Grid, Launch, SourceUnit
-from maskc.core.cost import Tally
+from maskc.core.bundle import DETERMINISTIC, Bundle, Grid, Launch, SourceUnit
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction, Feature
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
-from maskc.dispatch.launch_plan import mode_of
 from maskc.dispatch.packing import packed
+from maskc.dispatch.programs import Emitted
 from maskc.dispatch.tables import Tables, make_tables
 from maskc.layout import MAX_ITEMS, MOST_PARTS, blocks_at_once
 from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
@@ -147,11 +146,11 @@ class DataLists(ListsMaker):
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         source, bundle, given = self._source_of_lists(), self._built.bundle, bound.given
-        unit, place = self._source(unit, wanted, bound, place)
+        program, place = self._program(unit, wanted, bound, place)
+        unit, mode = program.unit, program.mode
         by_head = bool(bundle.head_variant) or any(x.shape[1] > 1 for x in given.sources)
         kept = self._kept(unit, place.sizes, bound, wanted.direction, by_head)
-        mode = PACKED if place.packed else mode_of(unit, wanted, kept)
-        placed = unit.work is None or mode == "deterministic"
+        placed = unit.work is None or mode == DETERMINISTIC
         ptr = dict(kept.parts)["row_ptr"]
         making = DataMaking(
             block=DATA, unit=unit, sizes=place.sizes, given=given, readings=self._readings,
@@ -164,25 +163,19 @@ class DataLists(ListsMaker):
             raise Unlisted
         return self._plan(source, making, mode, kept, wanted, bound, place, outputs, _arrays)
 
-    def _source(
+    def _program(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
-    ) -> tuple[SourceUnit, Place]:  # fmt: skip
-        """The source, and the tokens: heads as rows of one tile where they fit; else what takes
-        least for all that the mask could keep."""
+    ) -> tuple[Emitted, Place]:  # fmt: skip
+        """The program, and the tokens: heads as rows of one tile where they fit."""
         bundle, selector = self._built.bundle, self._built.selector
         shapes = {
             name: np.broadcast_to(np.int32(0), source.shape)
             for name, source in zip(bundle.arrays, bound.given.sources, strict=True)
         }
         fit = packed(bundle, unit, wanted, replace(bound, arrays=shapes), place)
-        if fit is not None and fit[0].work is not None:
+        if fit is not None and fit[0].unit.work is not None:
             return fit
-
-        def tally(each: SourceUnit) -> Tally:
-            found = self._kept(each, place.sizes, bound, wanted.direction, False).tally
-            return Tally(0, 0, 0) if found is None else replace(found, single=False, alone=False)
-
-        return selector.by_hull(unit, wanted, place, tally), place
+        return selector.choose(unit, wanted, bound, place), place
 
     def _kept(
         self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction, by_head: bool

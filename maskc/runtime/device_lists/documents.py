@@ -11,13 +11,12 @@ from operator import itemgetter
 from typing import Any
 
 from maskc.core import expr as E
-from maskc.core.bundle import Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import DETERMINISTIC, Bundle, Grid, Launch, SourceUnit
 from maskc.core.layout import MAX_TILES
 from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
-from maskc.dispatch.launch_plan import mode_of
 from maskc.dispatch.tables import Tables, make_tables
 from maskc.layout import MAX_ITEMS, beside_documents, longest_promised, most_runs, room_of
 from maskc.runtime.binding import Binder
@@ -109,10 +108,10 @@ class DocumentLists(ListsMaker):
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         source, bundle = self._source_of_lists(), self._built.bundle
-        unit = self._built.selector.suited(unit, wanted, bound, place)
+        program = self._built.selector.choose(unit, wanted, bound, place)
+        unit, mode = program.unit, program.mode
         kept = self._kept(unit, place.sizes, bound, wanted.direction)
-        mode = mode_of(unit, wanted, kept)
-        placed = mode == "deterministic"
+        placed = mode == DETERMINISTIC
         order = tuple(map(bundle.data[0].arrays.index, bundle.arrays))
         making = DocumentMaking(
             block=DOCUMENTS, unit=unit, sizes=place.sizes, given=bound.given, order=order,

@@ -25,7 +25,7 @@ from maskc.core.tensors import Array, Device, Output
 from maskc.core.widths import INT32
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.constants import constants, reached
-from maskc.dispatch.launch_plan import launch_plan, mode_of
+from maskc.dispatch.launch_plan import launch_plan
 from maskc.dispatch.tables import Tables
 from maskc.layout import (
     MAX_ITEMS,
@@ -106,12 +106,12 @@ class TopKLists:
         known = unit.target == self._target and not unit.distances and unit.boxes is None
         if os.environ.get("MASKC_CHECK") == "1" or not known or self._unit is None:
             raise Unlisted
-        unit = self._built.selector.foreseen(unit, wanted, bound, place)
+        program = self._built.selector.choose(unit, wanted, bound, place)
+        unit, mode = program.unit, program.mode
         bundle, kernels, index = self._built.bundle, self._built.kernels, wanted.device[1]
         votes = self._votes(place.sizes, bound.given)
         tables, choosing, classes = self._static(unit, wanted, bound, place, votes)
         features = tables.features(wanted.features)
-        mode = mode_of(unit, wanted, tables)
         kernel = kernels.on_device(unit, mode, features, index)
         plan = launch_plan(bundle, unit, mode, wanted, place, bound.params, tables, outputs)
         own, room = with_room(kernel.prepare(plan), choosing.backward, choosing.places)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from maskc.core.bundle import Bundle, SourceUnit
+from maskc.core.bundle import Bundle
 from maskc.core.target import Target
 from maskc.core.tensors import Output
 from maskc.dispatch.call import Bound, Pass, Place
+from maskc.dispatch.programs import Emitted
 from maskc.dispatch.selector import SourceSelector
 from maskc.runtime.launch.cuda import multiprocessors
 from maskc.runtime.launch.kernels import Kernels
@@ -26,15 +27,15 @@ class BuiltBundle:
         """The dtype of q."""
 
     def plan(
-        self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
+        self, program: Emitted, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
     ) -> PreparedLaunch:  # fmt: skip
-        """How a pass runs over some tokens; arguments as in SourceSelector.plan.
+        """Plan a pass over some tokens; arguments as in SourceSelector.plan.
 
         Raises:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
-        asked = (unit, wanted, bound, place, outputs)
+        asked = (program, wanted, bound, place, outputs)
         plan = self.selector.plan(*asked)
         kernel = self.kernels.get(plan.unit, plan.mode, plan.features, wanted.device[1])
         if isinstance(kernel, NumPyKernel) and plan.unit.ranges:

@@ -55,7 +55,7 @@ def taken(plan: KernelPlan, n_q: int, n_kv: int) -> Plain | None:
         form, name = "classes", "residue classes"
     else:
         chosen = choice(plan, n_q, n_kv)
-        own = plan if chosen is None else chosen[0]
+        own = plan if chosen is None else chosen[0].unit.plan
         form, name = ("boxes" if own.boxes else "tiles"), title(own)
     return {"n_q": n_q, "n_kv": n_kv, "form": form, "said": f"a call of these lengths runs {name}"}
 

@@ -1,0 +1,415 @@
+"""`python -m benchmarks.choices [--out FILE] [CASE ...]`: does a call take the fastest program?
+
+Every program that can run a call is forced and timed, next to the program that the call takes by
+itself. Regret is the time of the chosen program divided by the time of the fastest one. Processes
+compile the cases side by side; then one case after the other has the card for itself. The output of
+every program is compared with the output of the chosen one, and that with attention in fp64 on the
+last head.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import BrokenBarrierError
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+import maskc as mc
+from benchmarks.runs import save
+from maskc.core.bundle import ONCE, PACKED, SourceUnit
+from maskc.core.coefficients import source_name
+from maskc.core.cost import Cost
+from maskc.core.problem import Direction
+from maskc.dsl.mask import Mask
+from maskc.runtime.compiled import CompiledMask
+
+TARGET = "sm_90a"
+Data = dict[str, Any]
+Row = dict[str, Any]
+_WORKERS, _ROUNDS, _SECONDS = 15, 10, 0.08
+_TOLERANCE = 2e-2
+"""Relative difference from which two outputs are called different."""
+_READY = 240.0
+"""Seconds until cases that still compile are left out."""
+
+
+# ------------------------------------------------------------------ cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mask and the sizes of a call."""
+
+    name: str
+    mask: Callable[[], Mask]
+    batch: int
+    heads: int
+    kv_heads: int
+    n_q: int
+    n_kv: int
+    dim: int
+    data: Callable[[np.random.Generator], Data] = field(default=lambda rng: {})
+    """Draws the arrays that a call gives."""
+    backward: bool = True
+
+
+def _plain(name: str, mask: Callable[[], Mask], sizes: tuple[int, ...], *dims: int) -> list[Case]:
+    """A mask without data at some head dimensions, of (sequences, heads, queries[, keys])."""
+    batch, heads, n_q, *rest = sizes
+    n_kv = rest[0] if rest else n_q
+    return [Case(f"{name}_d{dim}", mask, batch, heads, heads, n_q, n_kv, dim) for dim in dims]
+
+
+def _lengths(rng: np.random.Generator, mean: int, total: int) -> np.ndarray:
+    """Document ids int32 [total], of random lengths around a mean."""
+    lengths = rng.integers(mean // 2, mean * 3 // 2, 2 + 2 * total // mean)
+    return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[:total]
+
+
+def _documents(mean: int, n: int, heads: tuple[int, int], dim: int) -> Case:
+    return Case(
+        f"documents{mean}_d{dim}", lambda: mc.causal() & mc.documents("doc"), 1, *heads, n, n, dim,
+        lambda rng: {"doc": _lengths(rng, mean, n)},
+    )  # fmt: skip
+
+
+def _table(block: int, share: float, by_head: bool, n: int, heads: int, dim: int) -> Case:
+    def data(rng: np.random.Generator) -> Data:
+        blocks = n // block
+        shape = (1, heads, blocks, blocks) if by_head else (blocks, blocks)
+        return {"live": (rng.random(shape) < share) | np.eye(blocks, dtype=bool)}
+
+    name = f"table{block}_{share:g}{'_by_head' * by_head}_d{dim}"
+    return Case(name, lambda: mc.block_table("live", block), 1, heads, heads, n, n, dim, data)
+
+
+def _padded(rng: np.random.Generator) -> Data:
+    lengths = rng.integers(64, 513, 64)
+    return {"real": np.arange(512) < lengths[:, None]}
+
+
+def _ragged(rng: np.random.Generator) -> Data:
+    """Each query of a chunk of 512 sees its sequence's cache and its own chunk up to itself."""
+    lengths = np.array([4096, 8192, 12288, 16384, 24576, 32768])
+    end = lengths[:, None] - 511 + np.arange(512)
+    return {"span": (np.zeros_like(end, dtype=np.int32), end.astype(np.int32))}
+
+
+def _bigbird(blocks: int) -> Mask:
+    return mc.window(64, 64) | mc.random_blocks(64, 3, seed=1) | mc.global_tokens(64)
+
+
+def _cases() -> Iterator[Case]:
+    hf = mc.window.hf
+    yield from _plain("causal_512", mc.causal, (32, 16, 512), 64, 96, 128)
+    yield from _plain("causal_1k", mc.causal, (8, 16, 1024), 64, 96, 128)
+    yield from _plain("causal_4k", mc.causal, (2, 16, 4096), 64, 96, 128, 256)
+    yield from _plain("causal_16k", mc.causal, (1, 8, 16384), 64, 96, 128)
+    yield from _plain("full_197", mc.full, (64, 16, 197), 64)
+    yield from _plain("full_384", mc.full, (64, 8, 384), 32, 64)
+    yield from _plain("full_729", mc.full, (32, 16, 729), 72, 64, 128)
+    yield from _plain("full_1k", mc.full, (8, 16, 1024), 64, 96, 128)
+    yield from _plain("full_4k", mc.full, (1, 16, 4096), 64, 96, 128)
+    yield from _plain("cross_4k_77", mc.full, (8, 10, 4096, 77), 64, 128)
+    yield from _plain("cross_1k_256", mc.full, (16, 16, 1024, 256), 64, 128)
+    yield from _plain("cross_256_4k", mc.full, (8, 16, 256, 4096), 64, 128)
+    for width in (64, 128, 256, 512, 1024):
+        yield from _plain(f"window{width}", lambda w=width: hf(w), (1, 8, 16384), 64, 96, 128)
+    yield from _plain("window2047", lambda: hf(2047), (1, 32, 8192), 96, 128)
+    yield from _plain("both_256", lambda: mc.window(256, 256), (1, 8, 16384), 64, 128)
+    streaming = mc.causal() & (mc.sinks(16) | hf(256))
+    yield from _plain("sinks16_window256", lambda: streaming, (1, 16, 8192), 64, 128)
+    longformer = mc.window(128, 128) | mc.global_tokens(64)
+    yield from _plain("longformer", lambda: longformer, (1, 12, 16384), 64, 128)
+    yield from _plain("bigbird", lambda: _bigbird(64), (1, 12, 8192), 64, 128)
+    for size in (64, 128, 512):
+        yield from _plain(f"blocks{size}", lambda s=size: mc.block_diagonal(s), (1, 16, 16384), 64)
+    yield from _plain("blocks512", lambda: mc.block_diagonal(512), (1, 16, 16384), 128)
+    yield from _plain("chunked2k", lambda: mc.chunked(2048), (1, 16, 16384), 96, 128)
+    prefix = mc.causal() | mc.prefix(1024)
+    yield from _plain("prefix1k", lambda: prefix, (1, 16, 4096), 64, 128)
+    yield from _plain(
+        "strided", lambda: mc.patterns.sparse_transformer_strided(), (1, 8, 16384), 128
+    )
+    yield from _plain("dilated8", lambda: mc.dilated(63, stride=8), (1, 8, 16384), 64, 128)
+    yield from _plain("axial64", lambda: mc.patterns.axial(width=64), (1, 8, 4096), 64)
+    for width in (7, 13, 25):
+        natten = mc.patterns.natten_2d(width=64, kernel=(width, width))
+        yield from _plain(f"natten64_{width}", lambda m=natten: m, (4, 8, 4096), 64, 128)
+    yield from _plain("swin64", lambda: mc.patterns.swin(), (4, 8, 4096), 64, 128)
+    yield _documents(300, 16384, (32, 8), 128)
+    yield _documents(900, 16384, (32, 8), 128)
+    yield _documents(400, 16384, (16, 16), 72)
+    yield _documents(1500, 16384, (16, 16), 64)
+    yield _documents(6000, 32768, (16, 4), 128)
+    yield _table(64, 0.05, True, 16384, 16, 128)
+    yield _table(64, 0.25, False, 8192, 16, 128)
+    yield _table(64, 0.05, True, 8192, 16, 64)
+    yield _table(128, 0.1, False, 16384, 16, 128)
+    yield Case("padded_512_d64", lambda: mc.flags("real"), 64, 12, 12, 512, 512, 64, _padded)
+    yield Case("ragged_prefill_d128", lambda: mc.intervals("span"), 6, 32, 8, 512, 32768, 128,
+               _ragged, backward=False)  # fmt: skip
+
+
+CASES = tuple(_cases())
+
+
+# ------------------------------------------------------------------ programs
+
+
+def only(attn: CompiledMask, unit: SourceUnit, mode: str) -> CompiledMask:
+    """The mask made to run one source in one mode, whole."""
+    (direction,) = unit.directions
+    modes = tuple(item for item in unit.modes if item[0] not in {ONCE, PACKED} - {mode})
+    forced = replace(unit, modes=modes, costs=(Cost(mode, 1, 0, 0),))
+    units: list[SourceUnit] = []
+    for other in attn.bundle.units:
+        if other.target != unit.target or direction not in other.directions:
+            units.append(other)
+        elif not any(one is forced for one in units):
+            units.append(forced)
+    return CompiledMask(replace(attn.bundle, units=tuple(units), parts=()), TARGET, held=attn.held)
+
+
+def variants(attn: CompiledMask, direction: Direction) -> dict[str, CompiledMask]:
+    """Every program of a pass by name: source and mode; `parts` where the mask has parts."""
+    made = {
+        f"{'boxes' if unit.boxes else source_name(direction, unit.form)} {mode}": only(
+            attn, unit, mode
+        )
+        for unit in attn.bundle.choice(TARGET, direction)
+        for mode, _ in unit.modes
+        if mode != PACKED
+    }
+    if attn.bundle.parts:
+        made["parts"] = CompiledMask(attn.bundle, TARGET, in_parts=True, held=attn.held)
+    return made
+
+
+def _name_of(attn: CompiledMask, direction: Direction) -> str:
+    """The program of the last call: `parts`, or source and mode."""
+    units = {unit.key: unit for unit in attn.bundle.choice(TARGET, direction)}
+    ran = [source.rpartition(" ") for source in attn.last_sources]
+    own = [(units[key], mode) for key, _, mode in ran if key in units]
+    if len(own) != 1:
+        return "parts"
+    ((unit, mode),) = own
+    return f"{'boxes' if unit.boxes else source_name(direction, unit.form)} {mode}"
+
+
+# ------------------------------------------------------------------ one case
+
+
+class Prepared:
+    """A case with all of its programs compiled."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.attn = case.mask().compile(case.dim, n_heads=case.heads, target=TARGET)
+        self.directions = (Direction.forward, Direction.backward)[: 1 + case.backward]
+        self.programs = {each: variants(self.attn, each) for each in self.directions}
+        self.attn.warmup()
+
+    def times(self) -> Row:
+        """Milliseconds of every program, after a check."""
+        import torch
+
+        from maskc.verify.timing import Timed, take_turns
+
+        case, torch_data = self.case, {}
+        rng = np.random.default_rng(0)
+        for name, value in case.data(rng).items():
+            several = isinstance(value, tuple)
+            torch_data[name] = (
+                tuple(torch.tensor(x, device="cuda") for x in value) if several
+                else torch.tensor(value, device="cuda")
+            )  # fmt: skip
+        torch.manual_seed(0)
+        shapes = [(case.heads, case.n_q), (case.kv_heads, case.n_kv), (case.kv_heads, case.n_kv)]
+        q, k, v = (
+            torch.randn(case.batch, h, n, case.dim, device="cuda", dtype=torch.bfloat16)
+            for h, n in shapes
+        )
+        dout = torch.randn_like(q)
+        row: Row = {"case": case.name}
+
+        def call(attn: CompiledMask, direction: Direction) -> Callable[[], Any]:
+            if direction is Direction.forward:
+                return lambda: attn(q, k, v, return_lse=True, **torch_data)
+            return lambda: attn.backward(q, k, v, out, lse, dout, **torch_data)
+
+        out, lse = call(self.attn, Direction.forward)()
+        for direction in self.directions:
+            run = call(self.attn, direction)
+            self.attn._repeats.clear()  # or a repeated call would name the other pass's plan
+            want = run()
+            found: Row = {"chosen": _name_of(self.attn, direction), "errors": {}}
+            timed = {"chosen": Timed(run)}
+            for name, program in self.programs[direction].items():
+                run = call(program, direction)
+                try:
+                    got = run()
+                except Exception as error:  # a program that cannot run this call
+                    found.setdefault("refused", {})[name] = f"{type(error).__name__}: {error}"[:160]
+                    continue
+                ran = _name_of(program, direction)
+                if name != "parts" and ran != name:
+                    found.setdefault("other", {})[name] = ran
+                    continue
+                error = max(_difference(a, b) for a, b in zip(got, want, strict=True))
+                found["errors"][name] = round(error, 5)
+                if error < _TOLERANCE:
+                    timed[name] = Timed(run)
+            torch.cuda.synchronize()
+            ms = take_turns(timed, _ROUNDS, "cuda", _SECONDS)
+            found["ms"] = {name: round(x, 5) for name, x in ms.items()}
+            row[direction.value] = found
+        return row
+
+
+def _difference(a: Any, b: Any) -> float:
+    """Relative difference of two results; rows without keys have an lse of -inf in both."""
+    a, b = a.double().nan_to_num(neginf=0.0), b.double().nan_to_num(neginf=0.0)
+    return float((a - b).norm() / b.norm().clamp_min(1e-30))
+
+
+def _work(numbers: list[int], ready: Any, lock: Any, pipe: Any) -> None:
+    """Prepare some cases; when all have been, time them one by one."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    prepared: list[Prepared] = []
+    for number in numbers:
+        try:
+            prepared.append(Prepared(CASES[number]))
+        except Exception as error:  # also a defect of maskc is a result here
+            pipe.send({"case": CASES[number].name, "raised": repr(error)[:300]})
+    with suppress(BrokenBarrierError):  # others are late: go on without them
+        ready.wait(_READY)
+    for one in prepared:
+        with lock:
+            try:
+                pipe.send(one.times())
+            except Exception as error:
+                pipe.send({"case": one.case.name, "raised": repr(error)[:300]})
+    pipe.send(None)
+
+
+def measure(names: list[str], path: Path) -> None:
+    """Time all cases whose names begin with one of some, and save the rows."""
+    import torch
+
+    numbers = [i for i, case in enumerate(CASES) if not names or case.name.startswith(tuple(names))]
+    context = multiprocessing.get_context("spawn")
+    count = min(_WORKERS, len(set(map(_kernels, numbers))))
+    ready, lock, (mine, its) = context.Barrier(count), context.Lock(), context.Pipe(False)
+    send_lock = context.Lock()
+    workers = []
+    for share in _shares(numbers, count):
+        args = (share, ready, lock, _Sender(its, send_lock))
+        workers.append(context.Process(target=_work, args=args, daemon=True))
+        workers[-1].start()
+    report: Row = {
+        "card": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "command": "python -m benchmarks.choices", "rows": [],
+    }  # fmt: skip
+    ended = 0
+    while ended < count:
+        row = mine.recv()
+        if row is None:
+            ended += 1
+            continue
+        report["rows"].append(row)
+        save(path, report)
+        print(f"{monotonic():.0f} {_line(row)}", flush=True)
+    print(summary(report["rows"]))
+
+
+def _kernels(number: int) -> tuple[str, int]:
+    """What tells the kernels of a case: those of one mask with other numbers are the same."""
+    case = CASES[number]
+    return re.sub(r"(?<=[a-z])\d+", "", case.name), case.dim
+
+
+def _shares(numbers: list[int], count: int) -> list[list[int]]:
+    """The cases of each worker; those with the same kernels stay together."""
+    shares: list[list[int]] = [[] for _ in range(count)]
+    for place, kernels in enumerate(dict.fromkeys(map(_kernels, numbers))):
+        shares[place % count] += [number for number in numbers if _kernels(number) == kernels]
+    return shares
+
+
+class _Sender:
+    """One end of a pipe that several processes share."""
+
+    def __init__(self, pipe: Any, lock: Any) -> None:
+        self._pipe, self._lock = pipe, lock
+
+    def send(self, value: Any) -> None:
+        with self._lock:
+            self._pipe.send(value)
+
+
+# ------------------------------------------------------------------ regret
+
+
+def regrets(rows: list[Row]) -> Iterator[tuple[str, str, float, str, str]]:
+    """(case, pass, regret, the chosen program, the fastest one) of every measured pass."""
+    for row in rows:
+        for direction in ("forward", "backward"):
+            ms = row.get(direction, {}).get("ms", {})
+            if len(ms) > 1:
+                fastest = min((name for name in ms if name != "chosen"), key=lambda n: ms[n])
+                regret = max(1.0, ms["chosen"] / ms[fastest])
+                yield row["case"], direction, regret, row[direction]["chosen"], fastest
+
+
+def summary(rows: list[Row]) -> str:
+    """Geometric mean and worst regret of each pass."""
+    lines = []
+    for direction in ("forward", "backward"):
+        own = [(r[2], r) for r in regrets(rows) if r[1] == direction]
+        if own:
+            mean = math.exp(sum(math.log(regret) for regret, _ in own) / len(own))
+            worst, (case, _, _, chosen, fastest) = max(own)
+            lines.append(
+                f"{direction}: regret {mean:.3f} (geometric mean of {len(own)}), worst {worst:.2f} "
+                f"({case}: {chosen}, fastest {fastest})"
+            )
+    return "\n".join(lines)
+
+
+def _line(row: Row) -> str:
+    if "raised" in row:
+        return f"{row['case']}: {row['raised']}"
+    parts = [f"{one[1]} {one[2]:.2f} ({one[3]}, fastest {one[4]})" for one in regrets([row])]
+    return f"{row['case']}: {'; '.join(parts)}"
+
+
+def main() -> None:
+    """Measure, or summarise a file."""
+    parser = argparse.ArgumentParser(prog="benchmarks.choices")
+    parser.add_argument("--out", type=Path, default=Path("choices.json"))
+    parser.add_argument("--summary", type=Path, metavar="FILE")
+    parser.add_argument("names", nargs="*", metavar="CASE")
+    asked = parser.parse_args()
+    if asked.summary is None:
+        measure(asked.names, asked.out)
+        return
+    rows = json.loads(asked.summary.read_text())["rows"]
+    for row in rows:
+        print(_line(row))
+    print(summary(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""Programs: the complete ways to run one pass over the tokens of a call, and what each would cost.
+
+A program is a source in one of its modes. `programs_of` lists them for one source, with the reason
+where a program cannot run; `cheapest` is the only place that compares them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from maskc.core.boxes import Boxes
+from maskc.core.bundle import (
+    APART,
+    DETERMINISTIC,
+    NOT_ONCE,
+    ONCE,
+    PACKED,
+    STREAM,
+    USUAL,
+    Mode,
+    SourceUnit,
+)
+from maskc.core.cost import Cost, Tally, at_least
+from maskc.core.problem import OF_HEADS, Direction, Feature, TileShape
+from maskc.core.sizes import Sizes
+from maskc.dispatch.call import Pass
+from maskc.layout.work.tile_counts import Adders
+
+_FEW_PAIRS = 1 << 14
+"""Queries times keys of all heads and sequences up to which a backward pass sums over all pairs to
+find delta: 25 us where one block has them all. With some thirty rows and more the rounding of `out`
+is no longer what errors of dq and dk come from."""
+
+_UNEVEN = 4
+"""Rows with more than this many times the mean number of tiles are long. `separate_dq` never cuts
+rows, so a long one would run alone at the end."""
+
+_SHORT = 32
+"""A row with at most this many tiles is never long, however few the others have."""
+
+_TURNS = 1.05
+"""Cost of adding to dq in a fixed order, relative to atomic additions (dense masks and windows 1.02
+to 1.11, sinks 1.2)."""
+
+_FEW_ADDERS, _MANY_COLUMNS = 3, 32
+"""Limits of `adds_in_steps`."""
+
+_STEPS = 0.95
+"""Cost of a fixed order where `adds_in_steps` holds (windows at 16k, 16 heads, D 128, H200: 2
+columns 0.86 and 0.91, 3 columns 0.97, 5 columns 1.03; D 64, small tiles: 0.93, 0.98 and 1.03)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the choice between programs of one source depends on."""
+
+    tally: Tally | None
+    """The tile counts, exact or expected; None where nothing is known."""
+    adders: Adders | None = None
+    """Who adds to tiles of dq in a backward pass; None where that is not known."""
+    listed: bool = False
+    """Whether the host makes the work list."""
+    shared: bool = False
+    """Whether several items of the work list add to the same tile column."""
+
+    @property
+    def adds_in_steps(self) -> bool:
+        """Whether few columns add to a tile of dq, each from a later row on than the one before.
+
+        A fixed order of additions then takes less time than writing the zeros that atomic additions
+        start from. There must be so many columns that waiting at the start does not count.
+        """
+        adders = self.adders
+        if adders is None or not self.listed or self.shared:
+            return False
+        return 1 < adders.most <= _FEW_ADDERS and adders.in_steps >= _MANY_COLUMNS
+
+
+class Source(Protocol):
+    """A kernel source, planned or emitted, that runs a pass in one of several modes."""
+
+    @property
+    def tile(self) -> TileShape:
+        """The tile that one step computes."""
+
+    @property
+    def modes(self) -> tuple[tuple[str, Mode], ...]:
+        """Its modes by name; empty where there is one only."""
+
+    @property
+    def costs(self) -> tuple[Cost, ...]:
+        """The cost of each mode; empty where nothing is known."""
+
+    @property
+    def boxes(self) -> Boxes | None:
+        """The boxes, where tiles are boxes of a grid."""
+
+    @property
+    def only_once(self) -> bool:
+        """Whether it only serves backward passes that store dq."""
+
+
+S = TypeVar("S", bound=Source)
+
+
+@dataclass(frozen=True)
+class Program(Generic[S]):
+    """One complete way to run one pass."""
+
+    unit: S
+    mode: str
+    """The mode of the source that is launched."""
+    cycles: float = 0.0
+    """Predicted cycles on one multiprocessor; each distinct list of tiles counts once."""
+    obstacle: str = ""
+    """Why it cannot run; empty where it can."""
+
+    @property
+    def name(self) -> str:
+        """Its name in reports: the tile and the mode."""
+        tile = self.unit.tile
+        boxes = "boxes of " if self.unit.boxes is not None else ""
+        return f"{boxes}{tile.q} x {tile.k} {MODE_NAMES[self.mode]}".strip()
+
+
+MODE_NAMES = {
+    USUAL: "", STREAM: "persistent", PACKED: "pack_gqa", DETERMINISTIC: "in order",
+    ONCE: "exclusive dq", APART: "separate dq",
+}  # fmt: skip
+"""Names of modes in reports."""
+
+
+def few_pairs(sizes: Sizes) -> bool:
+    """Return whether a call has so few pairs that dq and dk show how `out` was rounded.
+
+    A sum over all pairs then costs next to nothing.
+    """
+    return sizes.batch * sizes.heads_q * sizes.n_q * sizes.n_kv <= _FEW_PAIRS
+
+
+def programs_of(
+    unit: S, wanted: Pass, facts: Facts, sizes: Sizes, joins: bool = False
+) -> Iterator[Program[S]]:
+    """List the programs of one source, with predicted cycles.
+
+    Of equal ones the first is preferred.
+
+    Args:
+        unit: the source.
+        wanted: the pass.
+        facts: the tiles of the pass.
+        sizes: of the call.
+        joins: whether results are joined with those of another launch.
+    """
+    modes = dict(unit.modes) or {USUAL: Mode(())}
+    backward = wanted.direction is Direction.backward
+    sharing = sizes.heads_kv / sizes.heads_q if backward and sizes.heads_q else 1.0
+    obstacles = _backward(unit, wanted, facts, sizes, joins) if backward else _forward(wanted)
+    for mode, obstacle in obstacles.items():
+        if mode in modes:
+            yield Program(unit, mode, _cycles(unit, mode, facts, sharing), obstacle)
+
+
+def _forward(wanted: Pass) -> dict[str, str]:
+    whole_rows = Feature.entmax in wanted.features
+    return {USUAL: "", STREAM: "entmax looks at whole rows" if whole_rows else ""}
+
+
+def _backward(
+    unit: Source, wanted: Pass, facts: Facts, sizes: Sizes, joins: bool
+) -> dict[str, str]:
+    once = _why_not_once(unit, wanted, facts, joins)
+    usual = ""
+    if wanted.deterministic and DETERMINISTIC in dict(unit.modes):
+        usual = "not for deterministic=True: atomic additions have no fixed order"
+    ordered = ""
+    if not wanted.deterministic and not facts.adds_in_steps:
+        ordered = "only for deterministic=True: columns would wait for each other"
+    apart = _why_not_apart(wanted, facts, sizes) or ("" if once else "dq needs no sum")
+    return {ONCE: once, DETERMINISTIC: ordered, USUAL: usual, APART: apart}
+
+
+def _why_not_once(unit: Source, wanted: Pass, facts: Facts, joins: bool) -> str:
+    """Why a pass does not store dq instead of adding to it; empty where it may."""
+    if joins:
+        return "dq is added to that of another launch"
+    if wanted.features & NOT_ONCE:
+        return "its kernel lacks a feature of the call"
+    if facts.adders is None:
+        return "the number of tiles of a row is unknown"
+    if facts.adders.most > 1:
+        return "some rows have several tiles"
+    if wanted.deterministic and facts.shared:
+        return "several items share a tile column"
+    if unit.only_once and not (facts.tally is not None and facts.tally.lone == facts.tally.tiles):
+        return "some columns have several tiles"
+    return ""
+
+
+def _why_not_apart(wanted: Pass, facts: Facts, sizes: Sizes) -> str:
+    """Why dq is not made in a launch of its own; empty where it may be."""
+    tally, adders = facts.tally, facts.adders
+    if wanted.features & OF_HEADS:
+        return "its kernel lacks gradients of slopes and sink logits"
+    if few_pairs(sizes):
+        return "there are few pairs"
+    if tally is None or adders is None:
+        return "the number of tiles of a row is unknown"
+    others = (tally.tiles - adders.most) / max(1, adders.rows - 1)  # a long one of a few
+    even = adders.most * adders.rows <= _UNEVEN * tally.tiles
+    if not even or adders.most > _UNEVEN * max(others, _SHORT):
+        return "one row is far longer than the others"
+    return ""
+
+
+def _cycles(unit: Source, mode: str, facts: Facts, sharing: float) -> float:
+    """Predict the cycles of a program.
+
+    Args:
+        unit, mode: the program.
+        facts: its tiles.
+        sharing: key heads for each query head, in a backward pass: tile columns are theirs.
+
+    Returns:
+        0 where the source has no coefficients or nothing is known of the tiles; infinite for a mode
+        that has no coefficients.
+    """
+    tally = facts.tally
+    if not unit.costs:
+        return 0.0
+    costs = {cost.mode: cost for cost in unit.costs}
+    factor = 1.0
+    if mode == DETERMINISTIC and mode not in costs:
+        mode, factor = USUAL, _STEPS if facts.adds_in_steps else _TURNS
+    elif mode == ONCE and mode not in costs:
+        mode = USUAL
+    cost = costs.get(mode)
+    if cost is None:
+        return math.inf
+    if tally is None:
+        return 0.0
+    columns = (1 - sharing) * (cost.row * tally.rows + cost.lone * tally.lone)
+    return factor * (cost.cycles(tally) - columns)
+
+
+def cheapest(
+    units: Sequence[S],
+    programs: Callable[[S, Facts], Sequence[Program[S]]],
+    facts_of: Callable[[S], Facts],
+    n_kv: int,
+) -> Program[S]:
+    """Return the program that can run and has the fewest predicted cycles; of equal ones the first.
+
+    Tiles are counted only for sources that might beat a program that is known. The count of boxes
+    of a grid cannot be bounded by that of other tiles.
+
+    Args:
+        units: the sources, the one with the largest tiles first, which are no boxes.
+        programs: lists the programs of a source.
+        facts_of: counts the tiles of a source.
+        n_kv: keys.
+    """
+    first = facts_of(units[0])
+    best = least(programs(units[0], first))
+    if first.tally is None:
+        return best
+    for unit in units[1:]:
+        if unit.boxes is None:
+            bound = at_least(first.tally, units[0].tile, unit.tile, n_kv)
+            if _cycles_at_least(unit, bound) >= best.cycles:
+                continue
+        other = least(programs(unit, facts_of(unit)), best)
+        if other.cycles < best.cycles:
+            best = other
+    return best
+
+
+def _cycles_at_least(unit: Source, bound: Tally) -> float:
+    """A lower bound of the cycles of every program of a source with at least these tiles."""
+    if not bound.queries:
+        return min((cost.cycles(bound) for cost in unit.costs), default=0.0)
+    # of a backward pass; columns count less where query heads share them
+    found = (cost.tile * bound.tiles + cost.query * bound.queries for cost in unit.costs)
+    return _STEPS * min(found, default=0.0)
+
+
+def least(programs: Sequence[Program[S]], otherwise: Program[S] | None = None) -> Program[S]:
+    """Return the program that can run and has the fewest cycles.
+
+    Args:
+        programs: of one source.
+        otherwise: the result where none can run; None takes the first program.
+    """
+    able = [program for program in programs if not program.obstacle]
+    fallback = programs[0] if otherwise is None else otherwise
+    return min(able, key=lambda program: program.cycles, default=fallback)
+
+
+Emitted = Program[SourceUnit]
+"""A program of a bundle."""

@@ -1,0 +1,35 @@
+"""Choices that were measured, in the cache folder: one entry for each mask and card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+
+from maskc.build.cache import content_key, open_cache
+from maskc.build.toolchain import gpus
+from maskc.core.bundle import Bundle
+from maskc.core.target import Target
+
+
+def stored(bundle: Bundle, target: Target) -> dict[str, str]:
+    """Return the stored choices of a mask on this card: pass and lengths -> program."""
+    payload = open_cache().get(_key(bundle, target))
+    if payload is None:
+        return {}
+    with suppress(ValueError):  # written by another version
+        choices = json.loads(payload)
+        if isinstance(choices, dict):
+            return {str(key): str(name) for key, name in choices.items()}
+    return {}
+
+
+def remember(bundle: Bundle, target: Target, choices: Mapping[str, str]) -> None:
+    """Store the choices of a mask on this card."""
+    payload = json.dumps(dict(choices), sort_keys=True).encode()
+    open_cache().put(_key(bundle, target), payload)
+
+
+def _key(bundle: Bundle, target: Target) -> str:
+    cards = gpus() if target.language == "cuda" else ()
+    return content_key("tuned", bundle.digest, target.name, cards[0].name if cards else "")
