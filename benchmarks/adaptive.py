@@ -34,6 +34,7 @@ from maskc.evaluate.selection import best as best_of
 from maskc.evaluate.selection import cells, means
 from maskc.evaluate.tensors import LayerTensors, capture
 from maskc.evaluate.texts import demo_texts, read_text, sequences
+from maskc.patterns import adaptive_local_global
 
 SINKS, BLOCK = 4, 32
 ENDS = (".", ":", ";", "\n", "\n\n", ".\n")
@@ -218,7 +219,7 @@ def ways(
     }
     by_gate = f"sinks {SINKS}, window {window}, {gated} blocks of {BLOCK} for {BLOCK} queries"
     return [
-        Way(own, f"sinks {SINKS}, window {inner}, landmarks", structure(inner)),
+        Way(own, str(adaptive_local_global(n_sinks=SINKS, window=inner)), structure(inner)),
         Way(content, f"sinks {SINKS}, window {window}, {top} blocks of {BLOCK}",
             blocks(window, top, 1, mean_scores)),
         Way(learned, by_gate, blocks(window, gated, BLOCK, gate_scores)),

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
 from threading import BrokenBarrierError
 from time import monotonic
@@ -26,12 +27,19 @@ from typing import Any
 import numpy as np
 
 import maskc as mc
+from benchmarks.fitting import Sample, card, fits, line_of, with_fits
 from benchmarks.runs import save
+from maskc.build.toolchain import gpus
 from maskc.core.bundle import ONCE, PACKED, SourceUnit
 from maskc.core.coefficients import source_name
-from maskc.core.cost import Cost
+from maskc.core.cost import Cost, Tally
 from maskc.core.problem import Direction
+from maskc.dispatch.stand_ins import tally_of_documents
 from maskc.dsl.mask import Mask
+from maskc.layout import beside_documents, build, extents, sequence_arrays
+from maskc.layout.work.tile_counts import tally_of
+from maskc.plan.predict import launches_of
+from maskc.runtime.binding import Binder
 from maskc.runtime.compiled import CompiledMask
 
 TARGET = "sm_90a"
@@ -318,9 +326,11 @@ def measure(names: list[str], path: Path) -> None:
         args = (share, ready, lock, _Sender(its, send_lock))
         workers.append(context.Process(target=_work, args=args, daemon=True))
         workers[-1].start()
+    gpu = gpus()[0]
     report: Row = {
-        "card": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "command": "python -m benchmarks.choices", "rows": [],
+        "card": gpu.name, "torch": torch.__version__, "command": "python -m benchmarks.choices",
+        "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count,
+        "bytes_per_cycle": round(gpu.bytes_per_cycle, 1), "rows": [],
     }  # fmt: skip
     ended = 0
     while ended < count:
@@ -357,6 +367,77 @@ class _Sender:
     def send(self, value: Any) -> None:
         with self._lock:
             self._pipe.send(value)
+
+
+# ------------------------------------------------------------------ coefficients
+
+
+def samples(rows: list[Row]) -> list[Sample]:
+    """The work of every program that was timed, for the fit of the cost model."""
+    times = {row["case"]: row for row in rows}
+    found: list[Sample] = []
+    for case in CASES:
+        row = times.get(case.name, {})
+        passes = [each for each in Direction if each.value in row]
+        if passes:
+            attn = case.mask().compile(case.dim, n_heads=case.heads, target=TARGET)
+            if any(unit.boxes for unit in attn.bundle.units):
+                continue  # partial tiles are tested pair by pair, which the model does not know
+            for direction in passes:
+                found += _samples(case, attn, direction, row[direction.value]["ms"])
+    return found
+
+
+def _samples(
+    case: Case, attn: CompiledMask, direction: Direction, ms: dict[str, float]
+) -> Iterator[Sample]:
+    backward = direction is Direction.backward
+    dim = attn.target.padded(attn.bundle.problem).head_dim
+    for unit in attn.bundle.choice(TARGET, direction):
+        if unit.boxes is not None or not unit.costs:
+            continue
+        tallies = _tallies(case, attn, unit, direction)
+        heads = case.batch * case.heads / len(tallies)
+        columns = case.batch * (case.kv_heads if backward else case.heads) / len(tallies)
+        source = source_name(direction, unit.form)
+        for mode, made in unit.modes:
+            if f"{source} {mode}" in ms:
+                yield Sample(
+                    source, dim, mode, round(columns * sum(each.rows for each in tallies)),
+                    round(heads * sum(each.tiles for each in tallies)),
+                    round(heads * sum(each.masked for each in tallies)), launches_of(made),
+                    ms[f"{source} {mode}"], round(columns * sum(each.lone for each in tallies)),
+                    round(heads * sum(each.queries for each in tallies)),
+                )  # fmt: skip
+
+
+def _tallies(case: Case, attn: CompiledMask, unit: SourceUnit, direction: Direction) -> list[Tally]:
+    """Tile counts of every distinct list of a case, with the data that were timed."""
+    bundle, binder = attn.bundle, Binder(attn.bundle)
+    data = case.data(np.random.default_rng(0))
+    bound = binder.completed(binder.bind(data, case.n_q, case.n_kv), case.n_q, case.n_kv)
+    recipe = bundle.variants[0].recipe(unit.tile)
+    if unit.by_documents:
+        beside, ids = beside_documents(recipe.keep, bundle.data), data["doc"]
+        if beside is None:
+            raise TypeError(f"{case.name}: not a mask of documents")
+        return [tally_of_documents(unit.tile, beside, bound.params, ids, direction)]
+    batches, heads = extents(recipe, bound.arrays)
+    layouts = (
+        build(recipe, case.n_q, case.n_kv, bound.params,
+              sequence_arrays(recipe, bound.arrays, sequence, head))
+        for sequence in range(batches) for head in range(heads)
+    )  # fmt: skip
+    return [tally_of([layout], direction) for layout in layouts]
+
+
+def calibrate(report: Row, path: Path) -> str:
+    """Fit the cost model to measured programs, write it to a file, and return a line per fit."""
+    found = fits(samples(report["rows"]), report["multiprocessors"])
+    measured = card(report["card"], report["multiprocessors"], found, report["bytes_per_cycle"])
+    before = path if path.is_file() else files("maskc.core") / "cost.toml"
+    path.write_text(with_fits(before.read_text("utf-8"), TARGET, found, measured))
+    return "".join(f"{line_of(fit)}\n" for fit in found)
 
 
 # ------------------------------------------------------------------ regret
@@ -399,13 +480,18 @@ def main() -> None:
     """Measure, or summarise a file."""
     parser = argparse.ArgumentParser(prog="benchmarks.choices")
     parser.add_argument("--out", type=Path, default=Path("choices.json"))
-    parser.add_argument("--summary", type=Path, metavar="FILE")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="print the regrets of a file")
+    parser.add_argument("--calibrate", type=Path, metavar="TOML", help="fit a file's times")
     parser.add_argument("names", nargs="*", metavar="CASE")
     asked = parser.parse_args()
     if asked.summary is None:
         measure(asked.names, asked.out)
         return
-    rows = json.loads(asked.summary.read_text())["rows"]
+    report = json.loads(asked.summary.read_text())
+    if asked.calibrate is not None:
+        print(calibrate(report, asked.calibrate))
+        return
+    rows = report["rows"]
     for row in rows:
         print(_line(row))
     print(summary(rows))

@@ -1,8 +1,10 @@
 """Coefficients of the cost model from measured times, and the file that keeps them.
 
-A pass of `rows` tile rows, `tiles` tiles and `masked` tiles with dead pairs is to take
+The model says that a pass with `rows` tile rows, `tiles` tiles, `masked` tiles with dead pairs,
+`lone` rows with one tile and `queries` tile rows of dq takes
 
-    launches * launch + (row * rows + tile * tiles + masked * more) / (multiprocessors * clock).
+    launches * launch + (row * rows + tile * tiles + more * masked + alone * lone + query * queries)
+        / (multiprocessors * clock).
 
 They are found by least squares of relative errors, none of them negative. What a launch takes is
 the card's and not a source's: the same in all fits, where the sum of all squares is least.
@@ -32,7 +34,7 @@ mean anything."""
 _LAUNCHES = tuple(i / 10 for i in range(500))
 """Microseconds among which those of a launch are looked for."""
 _FEWEST = 5
-"""Times from which coefficients of a mode are found: there are four of them."""
+"""Times from which coefficients of a mode are found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Sample:
     masked: int
     launches: int
     ms: float
+    lone: int = 0
+    queries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +99,12 @@ def _fit(samples: Sequence[Sample], multiprocessors: int, launch_us: float) -> F
     """The coefficients of one mode, beside what a launch costs."""
     per_cycle = 1 / (multiprocessors * GHZ * 1e6)
     ms = np.array([each.ms for each in samples])
-    work = np.array([[each.launches / 1e3, *(per_cycle * x for x in (each.rows, each.tiles,
-                                                                    each.masked))]
-                     for each in samples])  # fmt: skip
-    shares = work / ms[:, None]
-    row, tile, masked = (
-        round(x) for x in non_negative(shares[:, 1:], 1 - launch_us * shares[:, 0])
-    )
-    errors = shares @ np.array([launch_us, row, tile, masked]) - 1
-    first, cost = samples[0], Cost(samples[0].mode, row, tile, masked)
+    counts = [[each.rows, each.tiles, each.masked, each.lone, each.queries] for each in samples]
+    launches = np.array([each.launches / 1e3 for each in samples])
+    shares = np.column_stack([launches, per_cycle * np.array(counts, float)]) / ms[:, None]
+    found = [round(x) for x in non_negative(shares[:, 1:], 1 - launch_us * shares[:, 0])]
+    errors = shares @ np.array([launch_us, *found]) - 1
+    first, cost = samples[0], Cost(samples[0].mode, *found)
     worst, squares = float(np.abs(errors).max()), float(errors @ errors)
     return Fit(first.source, first.head_dim, cost, launch_us, worst, squares)
 
@@ -115,10 +116,10 @@ def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
         matrix: float64 [rows, columns]; columns are few, so all subsets of them are tried.
         target: float64 [rows].
     """
-    count = matrix.shape[1]
-    best, least = np.zeros(count), float(np.inf)
-    for chosen in chain.from_iterable(combinations(range(count), n) for n in range(1, count + 1)):
-        found = np.zeros(count)
+    size, columns = matrix.shape[1], np.flatnonzero(matrix.any(axis=0))
+    best, least = np.zeros(size), float(np.inf)
+    for chosen in chain.from_iterable(combinations(columns, n) for n in range(1, len(columns) + 1)):
+        found = np.zeros(size)
         found[list(chosen)] = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0]
         error = float(((matrix @ found - target) ** 2).sum())
         if (found >= 0).all() and error < least:
@@ -165,10 +166,11 @@ def calibrate(report: Mapping[str, Any], path: str) -> str:
     file = Path(path)
     before = file if file.is_file() else files("maskc.core") / "cost.toml"
     file.write_text(with_fits(before.read_text("utf-8"), about["target"], found, measured))
-    return "".join(f"{_line(fit)}\n" for fit in found)
+    return "".join(f"{line_of(fit)}\n" for fit in found)
 
 
-def _line(fit: Fit) -> str:
+def line_of(fit: Fit) -> str:
+    """A fit in words."""
     cost = fit.cost
     return (
         f"{fit.source} {fit.head_dim} {cost.mode}: row {cost.row}, tile {cost.tile}, masked "
@@ -197,7 +199,10 @@ def with_fits(text: str, target: str, found: Sequence[Fit], measured: Card) -> s
         if fit.source in BY_HAND:
             continue
         cost = fit.cost
-        entry = f"{{ row = {cost.row}, tile = {cost.tile}, masked = {cost.masked} }}"
+        entry = (
+            f"{{ row = {cost.row}, tile = {cost.tile}, masked = {cost.masked}, lone = {cost.lone}, "
+            f"query = {cost.query} }}"
+        )
         wanted.setdefault(fit.source, {})[f"{fit.head_dim}.{cost.mode}"] = entry
     lines: list[str] = []
     section = ""

@@ -14,11 +14,12 @@ import numpy as np
 
 import maskc as mc
 from maskc.reference.attention import attention as dense_attention
-from maskc.viz.figure import save
-from maskc.viz.terminal import draw
+from maskc.viz.figure import write
+from maskc.viz.picture import KernelTiles, picture
+from maskc.viz.terminal import render
 
 HERE = Path(__file__).parent
-HEADS, HEAD_DIM, TOKENS = 4, 64, 2048
+HEADS, HEAD_DIM, TOKENS, DTYPE = 4, 64, 2048, "float32"
 
 
 def text_as_qkv(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -42,12 +43,14 @@ def say(step: int, text: str) -> None:
 
 def main() -> None:
     mask = mc.causal() & (mc.sinks(16) | mc.window(255))
+    attn = mask.compile(head_dim=HEAD_DIM, dtype=DTYPE, target="cpu")
+    tiles = KernelTiles(attn.target.name, attn.unit.tile)
+    shown = picture(mask, TOKENS, kernel=tiles, head_dim=HEAD_DIM, dtype=DTYPE)
     say(1, f"Drawing the mask {mask}: 16 keys that all see, and the 256 nearest.")
-    print(draw(mask, TOKENS))
+    print(render(shown))
 
     say(2, "Planning a kernel, writing it in C and compiling it for this CPU.")
     start = perf_counter()
-    attn = mask.compile(head_dim=HEAD_DIM, dtype="float32", target="cpu")
     attn.warmup()
     print(f"compiled in {perf_counter() - start:.2f} s (cached builds take milliseconds)")
     print(attn.explain())
@@ -71,9 +74,9 @@ def main() -> None:
     if not error < 1e-5:
         raise SystemExit("the kernel disagrees with dense attention")
 
-    picture = HERE.parent / "demo.png"
-    say(4, f"Drawing the mask into {picture.name}.")
-    save(mask, picture, n_q=TOKENS)
+    file = HERE.parent / "demo.png"
+    say(4, f"Drawing the mask into {file.name}.")
+    write(shown, file)
     print(
         "Next: `maskc patterns` lists published masks, `maskc init` writes a file to start from,\n"
         f"and docs/tutorial.md goes on. The programs are in {Path(sys.executable).parent}."

@@ -59,11 +59,11 @@ plan     blocks are chosen and tile lists made on the device, in the call's own 
          waits; on the host, which waits, with nan_safe or entmax, and where scores are given
          elsewhere
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
-         2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
-         predicted to take fewer cycles (never for data given per sequence)
+         2 blocks per multiprocessor: taken by a call when the tiles of its lengths are predicted to
+         take fewer cycles; where data decide, the tiles of typical data
 plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
-         multiprocessor, 106.5 KiB of shared memory: taken by a call when the exact tiles of its
-         lengths are predicted to take fewer cycles (never for data given per sequence)
+         multiprocessor, 106.5 KiB of shared memory: taken by a call when the tiles of its lengths
+         are predicted to take fewer cycles; where data decide, the tiles of typical data
 """
 """What `explain()` returns."""
 

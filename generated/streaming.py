@@ -45,12 +45,12 @@ plan     tile lists in memory (CSR): some rows have gaps between their live tile
 plan     layout from 9 closed-form loops
 plan     partial tiles: bits of 2 intervals per row, no pair is tested
 plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
-         2 blocks per multiprocessor: taken by a call when the exact tiles of its lengths are
-         predicted to take fewer cycles (never for data given per sequence)
+         2 blocks per multiprocessor: taken by a call when the tiles of its lengths are predicted to
+         take fewer cycles; where data decide, the tiles of typical data
 plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
          multiprocessor, 106.5 KiB of shared memory, dq in a launch of its own where that takes
-         less: taken by a call when the exact tiles of its lengths are predicted to take fewer
-         cycles (never for data given per sequence)
+         less: taken by a call when the tiles of its lengths are predicted to take fewer cycles;
+         where data decide, the tiles of typical data
 """
 """What `explain()` returns."""
 

@@ -1,5 +1,6 @@
 """maskc: write an attention mask as a set; get a proved layout and a specialised kernel."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from maskc import scores as scores
@@ -55,46 +56,63 @@ from maskc.dsl.traced import param as param
 from maskc.dsl.tracer import from_mask_mod as from_mask_mod
 from maskc.dsl.tracer import where as where
 from maskc.flex import flex_attention as flex_attention
+from maskc.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from maskc import distributed as distributed
     from maskc import evaluate as evaluate
     from maskc import nn as nn
+    from maskc import patterns as patterns
+    from maskc import testing as testing
     from maskc.integrations.torch.fp8 import to_e4m3 as to_e4m3
     from maskc.runtime.compiled import CompiledMask as CompiledMask
     from maskc.tuning import clear_tuned as clear_tuned
     from maskc.tuning import tune as tune
 
+__all__ = [
+    "BlockLayout", "CompiledMask", "DenseWarning", "Difference", "LayoutWarning", "Mask",
+    "MaskcError", "Pattern", "Score", "ScoreMaskWarning", "SeveralErrors", "attention",
+    "block_diagonal", "block_table", "causal", "chunked", "clear_tuned", "cu_seqlens", "diff",
+    "dilated", "distributed", "documents", "evaluate", "flags", "flex_attention",
+    "from_block_mask", "from_bool", "from_mask_mod", "from_score_mod", "full", "global_tokens",
+    "heads", "intervals", "load", "merge", "n_kv", "n_q", "offsets", "param", "parents",
+    "parse", "pattern", "patterns", "per_head", "positions", "prefix", "random_blocks",
+    "scaled_dot_product_attention", "score", "scores", "show", "sinks", "strided", "table",
+    "testing", "topk", "tree", "tune", "where", "window",
+]  # fmt: skip
+"""The public names that need no extra; `nn` and `to_e4m3` need torch."""
+
 __version__ = "0.1.0"
 _package.state()  # of the code that is loaded now: what it plans is kept under this state
+
+_ROOMS = ("distributed", "evaluate", "nn", "patterns", "testing")
+_LATE = {
+    "CompiledMask": "maskc.runtime.compiled", "clear_tuned": "maskc.tuning", "tune": "maskc.tuning",
+}  # fmt: skip
+_NEED_TORCH = ("nn", "to_e4m3")
 
 
 def __getattr__(name: str) -> object:
     """CompiledMask and whole rooms on demand: importing maskc loads no torch."""
-    if name in ("nn", "distributed", "evaluate"):
-        from importlib import import_module
-
+    if name in _ROOMS:
         return import_module(f"maskc.{name}")
-    if name == "CompiledMask":
-        from maskc.runtime.compiled import CompiledMask
-
-        return CompiledMask
-    if name in ("tune", "clear_tuned"):
-        from maskc import tuning
-
-        return getattr(tuning, name)
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
     if name == "to_e4m3":
         try:
-            from maskc.integrations.torch.fp8 import to_e4m3
-        except ImportError:
-            from maskc.core.errors import ExtraMissing
+            return import_module("maskc.integrations.torch.fp8").to_e4m3
+        except ImportError as error:
+            from maskc.core.errors import not_imported
 
-            raise ExtraMissing("mc.to_e4m3", "torch", "torch") from None
-        return to_e4m3
-    if name == "patterns":
-        from importlib import import_module
-
-        return import_module("maskc.patterns")
+            raise not_imported(error, "mc.to_e4m3", "torch", "torch") from error
     from maskc.dsl.meant import meant
 
-    raise AttributeError(f"module 'maskc' has no attribute {name!r}{meant(name, globals())}")
+    raise AttributeError(f"module 'maskc' has no attribute {name!r}{meant(name, __dir__())}")
+
+
+def __dir__() -> list[str]:
+    """The public names, which are those of this machine: without torch no `nn`."""
+    from importlib.util import find_spec
+
+    more = () if find_spec("torch") is None else _NEED_TORCH
+    return sorted([*__all__, *more, "__version__"])

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from maskc import conventions
 from maskc.core.dtypes import E4M3
-from maskc.core.errors import BadOption, BadShape
+from maskc.core.errors import ArgumentsByPlace, BadOption, UnknownDType, WrongRank
 from maskc.core.score import Formula, Inputs
-from maskc.core.source import caller, outside
+from maskc.core.source import outside
 from maskc.core.tensors import torch_of
 from maskc.dsl.mask import Mask
-from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, as_score
 from maskc.dsl.slots import emptied
 
@@ -55,7 +54,7 @@ def attention(
     return_selection: bool = False, indexer_loss: bool = False, **data: Any,
 ) -> Any: ...  # fmt: skip
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
+    q: Any, k: Any, v: Any, mask: Mask | None = None, *others: Any, scale: float | None = None,
     return_lse: bool = False,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
     normalizer: str = "softmax", alpha: Any = None, nan_safe: bool = False,
@@ -77,6 +76,7 @@ def attention(
             target.
         mask: which query sees which key. It may be left out where is_causal, window_size or
             cu_seqlens_q says so; beside them, a pair must satisfy all.
+        others: none; all further arguments go by name.
         deterministic: torch gradients have the same bits on every run; also whenever
             torch.use_deterministic_algorithms(True) is in force.
         scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe: as of a
@@ -107,12 +107,15 @@ def attention(
     Raises:
         NotAMask: `mask` is something else; a matrix, a function and the like with what to write.
         BadOption: keywords contradict each other (MC407).
+        ArgumentsByPlace: further arguments stand behind the mask (MC439).
         TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
         MaskcError: see CompiledMask.
 
     Warns:
         LayoutWarning: there are more heads than tokens, and no layout is given.
     """
+    if others:
+        raise ArgumentsByPlace("mc.attention", len(others), at="mask")
     options = dict(
         scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
         sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, **data,
@@ -129,9 +132,9 @@ def attention(
         keywords = conventions.Keywords(
             is_causal, window_size, enable_gqa, cu_seqlens_q, cu_seqlens_k, max_seqlen
         )
-        return _by_convention(q, k, v, mask, options, deterministic, layout, keywords, score)
+        return _by_convention(q, k, v, mask, options, data, deterministic, layout, keywords, score)
     if not isinstance(mask, Mask):
-        raise not_a_mask("mc.attention", mask, caller() or "mask")
+        raise conventions.without_mask(mask, data)
     _hint(q, k)
     return _attention(_compiled, q, k, v, mask, options, deterministic, score)
 
@@ -194,7 +197,7 @@ def _kernel_of(q: Any, v: Any) -> tuple[Sizes, str, Device]:
     of_q, of_v = array_of(q, "q"), array_of(v, "v")
     for x, name in ((of_q, "q"), (of_v, "v")):
         if len(x.shape) != 4:
-            raise BadShape(name, x.shape, "four dimensions", at=name)
+            raise WrongRank(name, x.shape, at=name)
     return (of_q.shape[3], of_v.shape[3], of_q.shape[1]), of_q.dtype, of_q.device
 
 
@@ -227,15 +230,15 @@ def _scaled(
 
 
 def _by_convention(
-    q: Any, k: Any, v: Any, mask: Mask | None, options: dict[str, Any], deterministic: bool,
-    layout: str | None, keywords: conventions.Keywords, score: Score | None,
+    q: Any, k: Any, v: Any, mask: Mask | None, options: dict[str, Any], data: dict[str, Any],
+    deterministic: bool, layout: str | None, keywords: conventions.Keywords, score: Score | None,
 ) -> Any:  # fmt: skip
     """A call with keywords of other libraries, see `maskc.conventions`."""
     restricts = keywords.is_causal or keywords.window_size is not None
     if mask is None and (restricts or keywords.cu_seqlens_q is not None):
         mask = conventions.EVERYTHING
     if not isinstance(mask, Mask):
-        raise not_a_mask("mc.attention", mask, caller() or "mask")
+        raise conventions.without_mask(mask, data)
     if layout is not None:
         conventions.check_layout(layout)
     if getattr(q, "is_nested", False):  # refused, with what to do
@@ -251,7 +254,7 @@ def _by_convention(
     for x, name in ((q, "q"), (k, "k")):
         shape = tuple(getattr(x, "shape", (0, 0, 0, 0)))
         if len(shape) != 4:
-            raise BadShape(name, shape, "four dimensions", at=name)
+            raise WrongRank(name, shape, at=name)
     if layout is None and not packed:
         _hint(q, k)
     keywords.check_heads(q.shape[1], k.shape[1])
@@ -278,9 +281,13 @@ def _compiled(mask: Mask, *kernel: Any, score: Score | None = None) -> CompiledM
         mask = mask & score.mask
     inner, held = emptied(mask)
     target = "cpu" if place == "cpu" else None
+    try:
+        found = _remembered(inner, *sizes, target, None if score is None else score.formula)
+    except UnknownDType as error:  # which nobody wrote
+        raise UnknownDType(*error.args, at="q") from None
     if score is None:
-        return _remembered(inner, *sizes, target).holding(held)
-    scored = cast("ScoredMask", _remembered(inner, *sizes, target, score.formula))
+        return found.holding(held)
+    scored = cast("ScoredMask", found)
     return scored.reading(score.inputs).holding(held)
 
 
@@ -375,8 +382,12 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
         (out, lse); a query that is empty in all pieces has out 0 and lse -inf.
 
     Raises:
+        BadOption: outs or lses is no list (MC407).
         BadShape: no pieces, or shapes that differ. MixedLibraries: arrays of several libraries.
     """
     from maskc.runtime.merge import merge as join
 
+    for name, pieces in (("outs", outs), ("lses", lses)):
+        if not isinstance(pieces, Sequence):
+            raise BadOption(name, "a list with an array per piece", type(pieces).__name__, at=name)
     return join(outs, lses)

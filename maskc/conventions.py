@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Mapping
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
-from maskc.core.data import CuSeqlens
-from maskc.core.errors import BadOption
+from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens
+from maskc.core.errors import BadOption, NotAMask
+from maskc.core.source import caller
 from maskc.core.tensors import tokens_major, torch_of
+from maskc.core.unknown import meant_keyword
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.data_atoms import documents, intervals
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import END, START
+from maskc.dsl.not_a_mask import not_a_mask
 
 EVERYTHING = full()
 LAYOUTS = ("bhsd", "bshd")
-_DOCUMENTS, _INTERVALS = "cu_seqlens", "cu_seqlens_q_and_k"
+_DOCUMENTS = "cu_seqlens"
 
 
 class LayoutWarning(UserWarning):
@@ -43,8 +47,8 @@ class Restriction(NamedTuple):
 def restricted(mask: Mask, to: Restriction) -> Mask:
     """The mask and what keywords leave of it; equal ones are made once."""
     parts = [] if mask == EVERYTHING else [mask]
-    if to.packed == _INTERVALS:  # which hold the others
-        return intervals(_INTERVALS)
+    if to.packed == BROUGHT:  # which hold the others
+        return intervals(BROUGHT)
     if to.is_causal:
         parts.append(causal(align=to.align))
     if to.window_size is not None and to.window_size != (-1, -1):
@@ -107,7 +111,7 @@ class Keywords(NamedTuple):
                     wanted = "given with cu_seqlens_q, the cumulative lengths of queries"
                     raise BadOption(name, wanted, "it alone", at=name)
             return None
-        for name in (_DOCUMENTS, _INTERVALS):
+        for name in (_DOCUMENTS, BROUGHT):
             if name in data:
                 raise BadOption(name, "left out beside cu_seqlens_q", "it", at=name)
         if of_k is None or of_k is of_q:
@@ -123,8 +127,8 @@ class Keywords(NamedTuple):
                 "window_size then count inside of each sequence"
             )
             raise BadOption("mask", wanted, "a mask", at="mask")
-        data[_INTERVALS] = _keys_of_queries(of_q, of_k, n_q, is_causal, sides)
-        return _INTERVALS
+        data[BROUGHT] = _keys_of_queries(of_q, of_k, n_q, is_causal, sides)
+        return BROUGHT
 
 
 def _truth(name: str, value: object) -> bool:
@@ -171,6 +175,34 @@ def _keys_of_queries(
     first = low if left < 0 else xp.maximum(low, position - left)
     last = high if right < 0 else xp.minimum(high, position + right + 1)
     return first, xp.where(token < of_q[-1], xp.maximum(first, last), first)
+
+
+# ------------------------------------------------------------------ calls without a mask
+
+_OF_MASKS = ("attn_mask", "attn_bias", "block_mask", "mask_mod")
+"""Keywords under which other libraries take what their masks are."""
+
+
+def without_mask(mask: object, data: Mapping[str, object]) -> NotAMask:
+    """The mistake of a call whose mask is none, with a hint for what stands in its place.
+
+    Args:
+        mask: what the call gives as its mask.
+        data: its keywords that are no options.
+    """
+    where, at = "mc.attention", caller() or "mask"
+    if mask is not None:
+        return not_a_mask(where, mask, at)
+    for name, value in data.items():
+        if isinstance(value, Mask):
+            hint = f"mask= takes it: mc.attention(q, k, v, mask={name})"
+            return NotAMask(where, f"it under another name, {name}=", hint, at=at)
+        if name in _OF_MASKS and value is not None:
+            return not_a_mask(where, value, at)
+        hint = meant_keyword(name, (), (*CALL, *CONVENTIONS))
+        hint = hint or f'data belong to a mask that names them, as mc.documents("{name}") does'
+        return NotAMask(where, f"None, and {name}=", hint, at=at)
+    return not_a_mask(where, None, at)
 
 
 # ------------------------------------------------------------------ layouts of tensors

@@ -61,6 +61,9 @@ def flex_attention(
             AuxRequest(lse=True), or return_lse was given, too (MC407).
         MaskcError: see `mc.from_block_mask` and CompiledMask.
     """
+    if isinstance(score_mod, Mask) or hasattr(score_mod, "kv_num_blocks"):
+        found = "a mask, which block_mask= takes"
+        raise BadOption("score_mod", "a function", found, at="score_mod")
     if return_aux is not None:
         return_lse = _asks_for_lse(return_aux, return_lse)
     if kernel_options:

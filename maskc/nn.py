@@ -13,10 +13,10 @@ from typing import Any
 
 try:
     import torch
-except ImportError:
-    from maskc.core.errors import ExtraMissing
+except ImportError as error:
+    from maskc.core.errors import not_imported
 
-    raise ExtraMissing("maskc.nn", "torch", "torch") from None
+    raise not_imported(error, "maskc.nn", "torch", "torch") from error
 
 from maskc.api import attention
 from maskc.core.dropout import check_rate
@@ -26,6 +26,7 @@ from maskc.dsl.combinators import causal as causal_mask
 from maskc.dsl.combinators import full, topk
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
+from maskc.dsl.score_tracer import Score, as_score
 from maskc.dsl.tracer import where
 
 __all__ = ["Attention", "SplashAttention"]
@@ -36,18 +37,21 @@ class Attention(torch.nn.Module):
 
     The mask belongs to the module as a number does: copies share it, `torch.save` of the whole
     module keeps it, and a state dict does not. Give each layer a module of its own, with the mask
-    of that layer. Sink logits that are learned and slopes are part of the state dict.
+    of that layer. Sink logits that are learned, slopes and tables are part of the state dict.
     """
 
     alibi_slopes: torch.Tensor | None
     sink_logits: torch.Tensor | None
+    score: Score | None = None  # also of modules that were saved before there were scores
+    _tables: tuple[str, ...] = ()
 
     def __init__(
         self, mask: Mask, *, scale: float | None = None, softcap: float | None = None,
         n_heads: int | None = None, sink_logits: torch.Tensor | bool = False,
         alibi_slopes: torch.Tensor | bool = False, normalizer: str = "softmax",
         alpha: float | torch.Tensor | None = None, nan_safe: bool = False,
-        deterministic: bool = False, dropout: float = 0.0,
+        deterministic: bool = False, dropout: float = 0.0, score: Score | None = None,
+        **tables: torch.Tensor,
     ) -> None:  # fmt: skip
         """Make the module; kernels are built by the first call.
 
@@ -65,10 +69,15 @@ class Attention(torch.nn.Module):
             nan_safe: non-finite rows of v never reach a query that does not see them.
             deterministic: gradients have the same bits on every run.
             dropout: the share of weights that are dropped while the module trains.
+            score: what softmax sees in place of scale * q . k, see `mc.score`. Tensors that the
+                formula holds belong to the module from now on.
+            tables: tensors that the score or the mask reads, by name: a torch.nn.Parameter is
+                trained, another tensor is a buffer. Calls need not give these.
 
         Raises:
             NotAMask: `mask` is no mask (MC106).
-            BadOption: a number of heads is needed or contradicted (MC407).
+            NotAScore: `score` is no formula of the score (MC132).
+            BadOption: a number of heads is needed or contradicted, or a table is no tensor (MC407).
             DropoutRate: `dropout` is no number in 0 .. 1 (MC430).
         """
         super().__init__()
@@ -87,6 +96,28 @@ class Attention(torch.nn.Module):
             self.register_parameter("alibi_slopes", slopes)
         else:
             self.register_buffer("alibi_slopes", slopes)
+        self.score = None if score is None else as_score(score)
+        captured = {} if self.score is None else self.score.inputs.captured
+        held = {name: x for name, x in captured.items() if isinstance(x, torch.Tensor)}
+        self._tables = (*held, *tables)
+        for name, values in {**held, **tables}.items():
+            self._keep(name, values)
+
+    def _keep(self, name: str, values: Any) -> None:
+        """Make a tensor a parameter or a buffer.
+
+        Raises:
+            BadOption: it is no tensor, or modules have something of this name.
+        """
+        if not isinstance(values, torch.Tensor):
+            raise BadOption(name, "a tensor", type(values).__name__, at=name)
+        if hasattr(self, name):
+            wanted = "named otherwise: torch.nn.Module has an attribute of this name"
+            raise BadOption(name, wanted, name, at=name)
+        if isinstance(values, torch.nn.Parameter):
+            self.register_parameter(name, values)
+        else:
+            self.register_buffer(name, values)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool = False,
@@ -101,7 +132,8 @@ class Attention(torch.nn.Module):
             return_lse: also return the log-sum-exp of every row.
             dropout_seed: decides which weights are dropped in training; None takes a seed from
                 the default generator of the device.
-            **data: the mask's data and parameters by name.
+            **data: the mask's and the score's data and parameters by name; they take the place of
+                the module's tables.
 
         Returns:
             out [B, Hq, Nq, Dv], or (out, lse) with lse fp32 [B, Hq, Nq].
@@ -109,11 +141,13 @@ class Attention(torch.nn.Module):
         Raises:
             MaskcError: as `maskc.attention`.
         """
+        for name in self._tables:
+            data.setdefault(name, getattr(self, name))
         return attention(
             q, k, v, self.mask, scale=self.scale, return_lse=return_lse, softcap=self.softcap,
             alibi_slopes=_fp32(self.alibi_slopes), sink_logits=_fp32(self.sink_logits),
-            normalizer=self.normalizer, alpha=self.alpha, nan_safe=self.nan_safe,
-            deterministic=self.deterministic, dropout_seed=dropout_seed,
+            score=self.score, normalizer=self.normalizer, alpha=self.alpha,
+            nan_safe=self.nan_safe, deterministic=self.deterministic, dropout_seed=dropout_seed,
             dropout_p=self.dropout if self.training else 0.0, **data,
         )  # fmt: skip
 
@@ -123,6 +157,8 @@ class Attention(torch.nn.Module):
         for name in ("scale", "softcap", "alpha"):
             if getattr(self, name) is not None:
                 parts.append(f"{name}={_shown(getattr(self, name))}")
+        if self.score is not None:
+            parts.append(f"score={self.score}")
         if self.normalizer != "softmax":
             parts.append(f"normalizer={self.normalizer!r}")
         if self.dropout:

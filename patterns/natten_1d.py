@@ -18,6 +18,7 @@ Self-attention: as many queries as keys.
 from __future__ import annotations
 
 import maskc as mc
+from maskc.core.errors import BadParameterValue
 
 
 def near(q, k, length, kernel, dilation, stride, causal):
@@ -33,6 +34,18 @@ def near(q, k, length, kernel, dilation, stride, causal):
         first, final = centre - before, centre + after
     j = k // dilation
     return (k % dilation == residue) & (first <= j) & (j <= final)
+
+
+def per_axis(count, **values):
+    """The keywords of `near` for each axis, from values for all axes or tuples of one for each."""
+    for name, value in values.items():
+        if isinstance(value, tuple) and len(value) != count:
+            wanted = f"{count} values, one for each axis, or one for all"
+            raise BadParameterValue(f"natten_{count}d", name, wanted, value)
+    return [
+        {name: x[axis] if isinstance(x, tuple) else x for name, x in values.items()}
+        for axis in range(count)
+    ]
 
 
 @mc.pattern

@@ -4,12 +4,13 @@ Ali Hassani, Steven Walton, Jiachen Li, Shen Li, Humphrey Shi, "Neighborhood Att
 2022, with the dilation and stride of its successors (see natten_1d.py).
 
 Definition, on tokens in row-major order: the row of k is in the 1-D neighborhood of the row of q
-among n // width rows, and the column likewise among `width` columns.
+among n // width rows, and the column likewise among `width` columns. Each of `kernel`, `dilation`,
+`stride` and `causal` is one value for both axes, or (rows, columns).
 """
 
 from __future__ import annotations
 
-from natten_1d import near
+from natten_1d import near, per_axis
 
 import maskc as mc
 
@@ -18,18 +19,17 @@ import maskc as mc
 def natten_2d(
     *,
     width: int = 64,
-    kernel: tuple[int, ...] = (7, 7),
-    dilation: tuple[int, ...] = (1, 1),
-    stride: tuple[int, ...] = (1, 1),
-    causal: bool = False,
+    kernel: int | tuple[int, ...] = (7, 7),
+    dilation: int | tuple[int, ...] = (1, 1),
+    stride: int | tuple[int, ...] = (1, 1),
+    causal: bool | tuple[bool, ...] = False,
 ) -> mc.Mask:
     """A rectangle of kernel[0] rows and kernel[1] columns around the query."""
+    rows, columns = per_axis(2, kernel=kernel, dilation=dilation, stride=stride, causal=causal)
 
     def inside(q, k):
-        rows = near(
-            q // width, k // width, mc.n_kv // width, kernel[0], dilation[0], stride[0], causal
-        )
-        return rows & near(q % width, k % width, width, kernel[1], dilation[1], stride[1], causal)
+        among_rows = near(q // width, k // width, mc.n_kv // width, **rows)
+        return among_rows & near(q % width, k % width, width, **columns)
 
     return mc.where(inside)
 

@@ -5,12 +5,13 @@ Ali Hassani, Steven Walton, Jiachen Li, Shen Li, Humphrey Shi, "Neighborhood Att
 
 Definition, on tokens ordered by frame, then row, then column: each of the three coordinates of k is
 in the 1-D neighborhood of that of q, among n // (height * width) frames, `height` rows and `width`
-columns.
+columns. Each of `kernel`, `dilation`, `stride` and `causal` is one value for all axes, or
+(frames, rows, columns).
 """
 
 from __future__ import annotations
 
-from natten_1d import near
+from natten_1d import near, per_axis
 
 import maskc as mc
 
@@ -20,20 +21,23 @@ def natten_3d(
     *,
     height: int = 16,
     width: int = 16,
-    kernel: tuple[int, ...] = (5, 5, 5),
-    dilation: tuple[int, ...] = (1, 1, 1),
-    stride: tuple[int, ...] = (1, 1, 1),
-    causal: bool = False,
+    kernel: int | tuple[int, ...] = (5, 5, 5),
+    dilation: int | tuple[int, ...] = (1, 1, 1),
+    stride: int | tuple[int, ...] = (1, 1, 1),
+    causal: bool | tuple[bool, ...] = False,
 ) -> mc.Mask:
     """A box of kernel[0] frames, kernel[1] rows and kernel[2] columns around the query."""
+    axes = per_axis(3, kernel=kernel, dilation=dilation, stride=stride, causal=causal)
 
     def coordinates(token):
         return token // (height * width), token // width % height, token % width
 
     def inside(q, k):
         lengths = mc.n_kv // (height * width), height, width
-        axes = zip(coordinates(q), coordinates(k), lengths, kernel, dilation, stride, strict=True)
-        frames, rows, columns = (near(*axis, causal) for axis in axes)
+        pairs = zip(coordinates(q), coordinates(k), lengths, axes, strict=True)
+        frames, rows, columns = (
+            near(of_q, of_k, length, **own) for of_q, of_k, length, own in pairs
+        )
         return frames & rows & columns
 
     return mc.where(inside)

@@ -8,7 +8,8 @@ depth-first walk.
 
 Data: `tree`, a pair (tin, tout) or mc.parents of every token's parent. The context is part of the
 tree, a chain above the first draft tokens. With a key/value cache, n_kv keys for n_q draft queries,
-the arrays have n_kv entries and query q is token q: put the draft's keys first, the cache behind.
+the arrays have n_kv entries and query q is token q + n_kv - n_q: the draft's keys lie behind the
+cache.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "scores": {"dsl"},
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver", "viz"},
     "flex": {"dsl", "api", "integrations"},
+    "sdpa": {"dsl", "scores", "api"},
     "transformers": {"dsl", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
     "tuning": {"dispatch", "runtime", "verify"},

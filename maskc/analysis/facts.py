@@ -60,22 +60,55 @@ _Test = Callable[[_View], bool]
 def analyse(ir: MaskIR) -> MaskFacts:
     """Decide the facts of one head's mask."""
     keep = veiled(ir.keep)
+    exact, views = not E.arrays(keep), _Views(keep)
     return MaskFacts(
-        _fact(keep, "causal", "mask - {k <= p} is empty", _causal),
-        _fact(keep, "no empty row", "rows - projection(mask) is empty", _no_empty_row),
-        _fact(keep, "contiguous rows", "row hull - mask is empty", _contiguous),
-        _fact(keep, "translation invariant", "mask shifted by (1, 1) stays in mask", _shifts),
-    )
+        _fact(views, exact, "causal", "mask - {k <= p} is empty", _causal),
+        _fact(views, exact, "no empty row", "rows - projection(mask) is empty", _no_empty_row),
+        _fact(views, exact, "contiguous rows", "row hull - mask is empty", _contiguous),
+        _fact(
+            views, exact, "translation invariant", "mask shifted by (1, 1) stays in mask", _shifts
+        ),
+    )  # fmt: skip
 
 
-def _fact(keep: Expr, name: str, proof: str, test: _Test) -> Fact:
-    """Try all lengths, then equal ones; a refutation needs a mask without data."""
-    exact = not E.arrays(keep)
+class _Views:
+    """A mask's sets at all lengths and at equal ones, made once for all facts."""
+
+    def __init__(self, keep: Expr) -> None:
+        self._keep = keep
+        self._made: dict[bool, _View | None] = {}
+
+    def at(self, square: bool) -> _View:
+        """The sets at all lengths >= 1, or at equal ones only.
+
+        Raises:
+            TooHard: isl needs too many operations.
+        """
+        if square not in self._made:
+            self._made[square] = None  # unless it succeeds
+            with budget():
+                self._made[square] = _view(self._keep, square)
+        view = self._made[square]
+        if view is None:
+            raise TooHard
+        return view
+
+
+def _fact(views: _Views, exact: bool, name: str, proof: str, test: _Test) -> Fact:
+    """Try all lengths, then equal ones.
+
+    Args:
+        views: of the mask.
+        exact: whether the mask reads no data: only then a failed test is a refutation.
+        name, proof: what the fact says.
+        test: decides it.
+    """
     answer: bool | None = None
     for where, square in (("all lengths", False), ("n_q = n_kv", True)):
         try:
+            view = views.at(square)
             with budget():
-                answer = test(_view(keep, square)) or (False if exact else None)
+                answer = test(view) or (False if exact else None)
         except TooHard:
             answer = None
         if answer:

@@ -14,7 +14,7 @@ from maskc.build.binary import Binary, BuildReport
 from maskc.build.cache import content_key, open_cache
 from maskc.build.diagnostics import build_failed
 from maskc.core.bundle import SourceUnit
-from maskc.core.errors import ExtraMissing
+from maskc.core.errors import ExtraMissing, not_imported
 from maskc.core.problem import Feature, Features
 
 FLAGS = ("-std=c++17", "-default-device", "--ptxas-options=-v")
@@ -66,8 +66,8 @@ def build_cuda(
 def _nvrtc(target: str) -> ModuleType:
     try:
         from cupy.cuda import nvrtc
-    except ImportError:
-        raise ExtraMissing(f"target {target}", "CuPy", "cuda13") from None
+    except ImportError as error:
+        raise not_imported(error, f"target {target}", "CuPy", "cuda13") from error
     found: ModuleType = nvrtc
     return found
 
@@ -122,8 +122,8 @@ def _headers() -> str:
     """The folder of cuda_fp16.h and its like, from the nvidia-cuda-runtime wheel."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory
-    except ImportError:
-        raise ExtraMissing("this kernel", "cuda-pathfinder", "cuda13") from None
+    except ImportError as error:
+        raise not_imported(error, "this kernel", "cuda-pathfinder", "cuda13") from error
     folder: str | None = find_nvidia_header_directory("cudart")
     if folder is None:
         raise ExtraMissing("this kernel", "nvidia-cuda-runtime", "cuda13")

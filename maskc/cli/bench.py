@@ -193,7 +193,7 @@ def measured(
         )  # fmt: skip
         rows += [row | {"target": target.name} for row in timed]
         notes += said
-        if len(lengths) > 1:
+        if len(lengths) > 1 and how.repeats:
             orders[entry.name] = driver.order(entry.mask, case_at(lengths[0]).heads)
     about |= {"rivals": RIVALS, "repeats": how.repeats}
     return Measured(rows, notes, growths(rows, orders) if orders else [], about)

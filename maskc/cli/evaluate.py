@@ -48,9 +48,12 @@ _PARTS = ("information", "perplexity", "retrieval")
 )  # fmt: skip
 @click.option(
     "--budget", "budgets", metavar="PERCENT,...",
-    help="Shares of live pairs, such as 12.5,25; that of the mask itself, if not given.",
+    help="Shares of live pairs that a parameter of the pattern is solved for, such as 12.5,25.",
 )  # fmt: skip
-@click.option("--solve", metavar="NAME", help="The pattern's parameter that meets --budget.")
+@click.option(
+    "--solve", metavar="NAME",
+    help="The pattern's parameter that meets --budget.  [default: window, or its only number]",
+)  # fmt: skip
 @click.option("--ablate", is_flag=True, help="Also the mask without each of its terms.")
 @click.option(
     "--needles", type=click.IntRange(0), default=0, show_default=True,
@@ -75,6 +78,8 @@ def evaluate(found: list[Entry], output: str | None, as_json: bool, **asked: Any
     from maskc.evaluate.environment import environment
 
     parts, data = asked["parts"] or _PARTS, read_all(asked["files"], found)
+    for entry in found:
+        data |= entry.params
     with told() as progress:
         inputs = _inputs(progress, **asked)
         candidates = list(_candidates(found, inputs, data, progress, **asked))
@@ -148,19 +153,20 @@ def _candidates(
         raise UsageMistake(f"--budget: {budgets} is not from 0 to 100", hint, at="--budget")
     if solve and not shares:
         raise UsageMistake("--solve was given without --budget", "give both", at="--solve")
+    solved_by = {entry.name: _parameter(entry, solve) for entry in found} if shares else {}
     heads, n, seen = heads_of(inputs), inputs.n, set[tuple[str, float]]()
     dense = pairs_of(causal(), n, causal())
     for entry in found:
         own: list[tuple[str, Any, float]] = []
-        for share in shares if solve else ():
-            family = _family(entry, str(solve))
-            solved = at_budget(family, share, n, n_heads=heads, low=1, name=str(solve))
+        for share in shares:
+            name = solved_by[entry.name]
+            solved = at_budget(_family(entry, name), share, n, n_heads=heads, low=1, name=name)
             own.append((f"{entry.name} {share:.4g}", solved.mask, share))
         if not own:
             share = mean_pairs(entry.mask, inputs, causal(), data) / dense
             own.append((entry.name, entry.mask, share))
         for title, mask, share in own:
-            yield Candidate(title, mask, budget=share if solve else None)
+            yield Candidate(title, mask, budget=share if shares else None)
             if ablate:
                 for change, variant in ablations(mask).items():
                     yield Candidate(f"{title}, {change}", variant, "ablation", title)
@@ -177,13 +183,34 @@ def _candidates(
                     yield Candidate(title, solved.mask, ROLES.get(name, "pattern"), "", share)
 
 
-def _family(entry: Entry, parameter: str) -> Any:
-    pattern = entry.pattern
-    known = [name for name, kind, _ in pattern.parameters if kind is int] if pattern else []
-    if pattern is None or parameter not in known:
+def _parameter(entry: Entry, asked: str | None) -> str:
+    """The parameter of a pattern that is solved for --budget.
+
+    Raises:
+        UsageMistake: the pattern has no such parameter, or several that could be meant (MC603).
+    """
+    known = [name for name, kind, _ in entry.pattern.parameters if kind is int] if (
+        entry.pattern
+    ) else []  # fmt: skip
+    if asked is not None and asked not in known:
         hint = f"there is: {', '.join(known) or 'none'}"
-        wrong = f"--solve: {entry.name} has no whole number {parameter!r}"
+        wrong = f"--solve: {entry.name} has no whole number {asked!r}"
         raise UsageMistake(wrong, hint, at="--solve")
+    if asked is not None:
+        return asked
+    if "window" in known or len(known) == 1:
+        return "window" if "window" in known else known[0]
+    if known:
+        wrong = f"--budget: {entry.name} has several whole numbers that could meet it"
+        hint = f"say which one: --solve {' or --solve '.join(known)}"
+    else:
+        wrong = f"--budget: {entry.name} has no parameter that could meet it"
+        hint = "leave --budget out: the others then get as many pairs as the mask has"
+    raise UsageMistake(wrong, hint, at="--budget")
+
+
+def _family(entry: Entry, parameter: str) -> Any:
+    pattern: Any = entry.pattern
     others: dict[str, Any] = pattern.read(entry.settings)
     call: Any = pattern
     return lambda value: call(**(others | {parameter: value}))
@@ -193,6 +220,8 @@ def _family(entry: Entry, parameter: str) -> Any:
 
 
 def _write(result: Evaluation) -> None:
+    from maskc.report.evidence import dense_words
+
     echo("What this cannot show:")
     for text in result.cannot_show:
         echo(f"- {text}")
@@ -209,6 +238,9 @@ def _write(result: Evaluation) -> None:
             cells += show(part) if part is not None else [""] * len(titles)
         rows.append(cells)
     write_table(heads, rows, numbers=range(1, len(heads)))
+    for each in result.patterns:
+        if each.is_dense:
+            echo(f"\n{dense_words(each, result)}")
 
 
 def _role(each: Evaluated) -> str:

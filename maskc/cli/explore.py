@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from maskc.cli.entries import Entry, entries
-from maskc.cli.given import Arrays
+from maskc.cli.given import Arrays, names
 from maskc.cli.options import (
     Asked,
     data_options,
@@ -21,6 +21,7 @@ from maskc.cli.options import (
 )
 from maskc.cli.output import done, echo, now, write_file
 from maskc.core.errors import UsageMistake
+from maskc.core.selection import SCORING, Score
 
 if TYPE_CHECKING:
     from maskc.viz.explorer.build import Shown
@@ -159,9 +160,14 @@ class Models:
             made = movable(entry.pattern, entry.pattern.read(entry.settings), heads, taken)
         source = shlex.split(entry.source)[-1]  # a path, a name, or what follows --expr
         labels = {n: f"{x} of {entry.name}" if taken else x for n, x in made.labels.items()}
+        made_up = tuple(
+            name for name in names(entry)
+            if name not in self.arrays.given and name not in SCORING[Score.indexer]  # not shown
+        )  # fmt: skip
         return Shown(
             entry.name, made.mask, "" if entry.title == entry.name else entry.title, source,
-            self.arrays.of(entry, n_q, n_kv), labels, made.stuck, entry.settings, entry.mask,
+            self.arrays.of(entry, n_q, n_kv), made_up, labels, made.stuck, entry.settings,
+            entry.mask,
         )  # fmt: skip
 
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 from maskc.cli.entries import Entry, check_known
 from maskc.cli.output import echo
 from maskc.core.errors import UsageMistake
+from maskc.core.unreadable import UNREADABLE, reason
 
 if TYPE_CHECKING:
     from maskc.core.data import DataDecl
@@ -132,11 +132,8 @@ def _from_file(source: str, decl: DataDecl | None) -> object:
         if isinstance(value, dict):
             return _one_or_pair(value, inner, path, decl)
         return np.asarray(value)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UsageMistake(f"cannot read {path}: {reason}", _HOW, at="--data") from None
-    except (ValueError, EOFError, BadZipFile) as error:  # lists of several lengths, a pickle, ...
-        raise UsageMistake(f"cannot read {path}: {error}", _HOW, at="--data") from None
+    except UNREADABLE as error:  # lists of several lengths, a pickle, ...
+        raise UsageMistake(f"cannot read {path}: {reason(error)}", _HOW, at="--data") from None
 
 
 def _one_or_pair(arrays: dict[str, Any], inner: str, path: str, decl: DataDecl | None) -> object:

@@ -22,16 +22,19 @@ from maskc.cli.options import (
 )
 from maskc.cli.output import FilePath, echo, told, write_file, write_json
 from maskc.core.errors import BadEvaluation, MaskcError, UsageMistake
+from maskc.dsl.pattern import kind_name
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
-    from maskc.evaluate import Evaluation
+    from maskc.evaluate import Evaluated, Evaluation
     from maskc.report import Subject
     from maskc.report.sections import Measurement
 
 _LENGTHS = {"cpu": (128, 256, 512, 1024)}
 """Lengths that are timed where nothing says which, by target."""
 _OTHER = (1024, 4096, 16384)
+_CHECKED = 2
+"""The first ones are checked where nothing is timed."""
 
 
 @click.command(short_help="Write a page about the mask: meaning, cost, speed, quality.")
@@ -50,7 +53,7 @@ _OTHER = (1024, 4096, 16384)
 )
 @click.option(
     "--repeats", type=click.IntRange(0), default=10, show_default=True,
-    help="Rounds of timing; 0 times nothing.",
+    help="Rounds of timing; 0 checks results and times nothing.",
 )  # fmt: skip
 @click.option(
     "--evaluation", type=FilePath(dir_okay=False), metavar="JSON",
@@ -68,8 +71,8 @@ def report(
     It has definition, picture, proofs, pseudocode, complexity, plan, verification, speed on this
     machine, quality, ablations and significance.
 
-    Sections that were not run say so, and which command runs them. Exits with 3 where a result
-    that was timed is wrong; the page is written all the same.
+    Sections that were not run say so, and which command runs them. Exits with 3 where a result is
+    wrong; the page is written all the same.
     """
     writer = _writer(output)
     if len(found) > 1:
@@ -80,10 +83,11 @@ def report(
         )  # fmt: skip
     entry = found[0]
     read = None if evaluation is None else read_evaluation(evaluation)
+    row = None if read is None else _row_of(read, entry, str(evaluation))
     directions = ("fwd", "bwd") if direction == "both" else (direction,)
     how = How(asked, None, 1, directions, repeats)
     with told() as progress:
-        subject = _subject(entry, how, n, arrays, read, _command(output), progress)
+        subject = _subject(entry, how, n, arrays, read, row, _command(output), progress)
         from maskc.report import document
 
         page = document(subject, progress)
@@ -142,16 +146,48 @@ def read_evaluation(path: str) -> Evaluation:
         reason = getattr(error, "strerror", None) or str(error)
         raise BadEvaluation(path, reason, at="--evaluation") from None
     try:
-        found = Evaluation.from_json(text)
-        found.to_dict()
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadEvaluation(path, f"it is no evaluation: {error}", at="--evaluation") from None
-    return found
+        return Evaluation.from_json(text)
+    except BadEvaluation as error:
+        raise BadEvaluation(path, error.args[1], at="--evaluation") from None
+
+
+def _row_of(evaluation: Evaluation, entry: Entry, path: str) -> Evaluated:
+    """The row of an evaluation that is about a mask.
+
+    Raises:
+        BadEvaluation: none is of a mask that is proved equal (MC750).
+    """
+    from maskc.evaluate.evaluating import digest_of
+
+    own = digest_of(entry.mask, entry.params)
+    rows = [each for each in evaluation.patterns if each.role != "ablation"]
+    same = [each for each in rows if each.digest == own]
+    for each in same or (each for each in rows if _equal(each.mask, entry)):
+        return each
+    held = "; ".join(f"{each.name} = {each.mask}" for each in rows) or "nothing"
+    what = f"no mask in it is proved equal to {entry.name} = {entry.mask}; it holds {held}"
+    raise BadEvaluation(path, what, at="--evaluation")
+
+
+def _equal(text: str, entry: Entry) -> bool:
+    """Whether a mask as text is proved equal to that of an entry.
+
+    Text shows neither the values of parameters nor captured arrays: nothing is proved of those.
+    """
+    from maskc.dsl.nodes import default_parameters
+    from maskc.dsl.parser import parse
+
+    try:
+        found = parse(text)
+        return not default_parameters(found) and found.equals(entry.mask) is True
+    except MaskcError:
+        return False
 
 
 def _subject(
     entry: Entry, how: How, n: tuple[int, ...] | int | None, arrays: Arrays,
-    evaluation: Evaluation | None, command: str, progress: Callable[[str], object],
+    evaluation: Evaluation | None, row: Evaluated | None, command: str,
+    progress: Callable[[str], object],
 ) -> Subject:  # fmt: skip
     """The mask with all that was measured of it."""
     from maskc.cli.given import names
@@ -160,11 +196,10 @@ def _subject(
     problem = how.asked.problem(entry.mask)
     target = how.asked.target_for(entry.mask)
     asked = (n,) if isinstance(n, int) else n
-    lengths = asked if asked else _LENGTHS.get(target.name, _OTHER)
+    usual = _LENGTHS.get(target.name, _OTHER)
+    lengths = asked if asked else usual if how.repeats else usual[:_CHECKED]
     words = _words(entry)
-    measurement, why = None, "--repeats 0 was asked for"
-    if how.repeats:
-        measurement, why = _measurement(entry, how, lengths, arrays, words, progress)
+    measurement, why = _measurement(entry, how, lengths, arrays, words, progress)
     made_up = [name for name in names(entry) if name not in arrays.given]
 
     def data_at(length: int) -> Mapping[str, object]:
@@ -172,7 +207,7 @@ def _subject(
 
     return Subject(
         entry.name, entry.mask, entry.title, words, command, problem, target, data_at,
-        _parameters(entry), measurement, why, evaluation, made_up,
+        _parameters(entry), measurement, why, evaluation, row, made_up,
     )  # fmt: skip
 
 
@@ -188,6 +223,9 @@ def _measurement(
         result = measured([entry], how, lengths, None, arrays.of, progress)
     except MaskcError as refusal:
         return None, f"{refusal.finding} ({refusal.code})"
+    if not how.repeats:
+        about = Measurement(result.rows, result.notes, [], result.about, "")
+        return about, "--repeats 0 was asked for"
     rest = f"--n {','.join(map(str, lengths))} --target {how.asked.target_for(entry.mask).name}"
     asked = how.asked
     kernel = f"--head-dim {asked.head_dim} --dtype {asked.dtype}"
@@ -213,6 +251,6 @@ def _parameters(entry: Entry) -> list[tuple[str, str, str]]:
     if entry.pattern is None:
         return [(name, "int", str(value)) for name, value in entry.params.items()]
     return [
-        (name, kind.__name__, entry.settings.get(name, repr(default)))
+        (name, kind_name(kind), entry.settings.get(name, repr(default)))
         for name, kind, default in entry.pattern.parameters
     ]

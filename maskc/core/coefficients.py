@@ -83,7 +83,7 @@ def _bytes_per_cycle(tables: Tables) -> float:
 
 def _over(main: Any, own: Any) -> Any:
     """The numbers of a card, and where there are none those of the main one."""
-    if not isinstance(main, Mapping):
+    if not isinstance(main, Mapping) or "tile" in own:  # one mode was fitted as a whole
         return own
     names = (*main, *(name for name in own if name not in main))
     return {

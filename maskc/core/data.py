@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 
 from maskc.core.captured import Captured
-from maskc.core.errors import DataUnknown, ReservedName
+from maskc.core.errors import ReservedName
 from maskc.core.source import SourceLoc
 
 OPTIONS = (
@@ -27,6 +26,8 @@ CONVENTIONS = (
     "max_seqlen",
 )  # fmt: skip
 """Keywords of mc.attention that other libraries have, too."""
+BROUGHT = "cu_seqlens_q_and_k"
+"""The name of the data that two arrays of cumulative lengths bring; nobody gives it."""
 QUESTION = ("n_q", "n_kv", "n_heads", "block", "head", "batch")
 """Keywords of questions about a mask: dense, count, layout."""
 
@@ -162,25 +163,11 @@ class CuSeqlens:
     """The most tokens of a document, an integer; None where nothing is promised."""
 
 
-def unknown_keyword(name: str, known: Iterable[str], options: Iterable[str]) -> DataUnknown:
-    """The mistake of a keyword that is neither data, nor a parameter, nor an option.
-
-    Args:
-        known: names of data and parameters.
-        options: names of all other keywords.
-    """
-    from difflib import get_close_matches
-
-    known, options = sorted(known), tuple(options)
-    close = get_close_matches(name, [*known, *options], 1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    hint += f"options are {', '.join(options)}"
-    return DataUnknown(name, ", ".join(known) or "none", hint, at=name)
-
-
 def check_name(name: object, at: SourceLoc | None) -> str:
     """The name itself, or an error when it cannot be a keyword of a call."""
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+    if not isinstance(name, str):
+        raise ReservedName(f"a {type(name).__name__}", "it is no text", at=at)
+    if not name.isidentifier() or keyword.iskeyword(name):
         raise ReservedName(name, "it is not a Python identifier", at=at)
     if name in RESERVED or name.startswith("_"):
         raise ReservedName(name, "it is a word of the language or a keyword of the call", at=at)

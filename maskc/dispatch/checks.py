@@ -10,11 +10,13 @@ from maskc.core.errors import (
     BadLength,
     BadOption,
     BadShape,
+    DTypesDiffer,
     HeadsDoNotDivide,
     Misaligned,
     NotContiguous,
     WrongDevice,
     WrongDType,
+    WrongRank,
 )
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import Problem, TileShape
@@ -44,22 +46,25 @@ def check_inputs(q: Array, k: Array, v: Array, problem: Problem, target: Target)
     """The sizes of a call, when q, k and v fit each other, the kernel and the target.
 
     Raises:
-        BadShape, HeadsDoNotDivide, BadLength, WrongDType, WrongDevice, NotContiguous, Misaligned.
+        BadShape, HeadsDoNotDivide, BadLength, DTypesDiffer, WrongDType, WrongDevice, NotContiguous,
+            Misaligned.
     """
     for name, array in (("q", q), ("k", k), ("v", v)):
         if len(array.shape) != 4:
-            raise BadShape(name, array.shape, "4 dimensions [batch, heads, tokens, dim]", at=name)
+            raise WrongRank(name, array.shape, at=name)
     batch, heads_q, n_q, _ = q.shape
     heads_kv, n_kv = k.shape[1], k.shape[2]
     _shape("q", q, (batch, heads_q, n_q, problem.head_dim), "compiled head_dim")
-    _shape("k", k, (batch, heads_kv, n_kv, problem.head_dim), "batch of q or 1, compiled head_dim")
-    _shape("v", v, (batch, heads_kv, n_kv, problem.head_dim_v), "like k, compiled head_dim_v")
+    _shape("k", k, (batch, heads_kv, n_kv, problem.head_dim), "batch of q or 1, head_dim of q")
+    _shape("v", v, (batch, heads_kv, n_kv, problem.head_dim_v), "batch, heads and tokens of k")
     if heads_q and (not heads_kv or heads_q % heads_kv):
         raise HeadsDoNotDivide(heads_q, heads_kv, at="k")
     for name, length in (("n_q", n_q), ("n_kv", n_kv)):
         if length > MAX_LENGTH:
             raise BadLength(name, MAX_LENGTH, length, at=name)
     for name, array in (("q", q), ("k", k), ("v", v)):
+        if array.dtype != q.dtype == problem.dtype.value:
+            raise DTypesDiffer(q.dtype, name, array.dtype, at=name)
         check_storage(name, array, problem.dtype.value, target, q.device)
     return Sizes(batch, heads_q, heads_kv, n_q, n_kv)
 
@@ -83,16 +88,16 @@ def check_storage(name: str, array: Array, dtype: str, target: Target, device: D
     `device` is where q lives; everything must be there.
     """
     wanted = "cpu" if target.language == "c" else "cuda"
-    if array.device[0] != wanted:
-        raise WrongDevice(name, _place(array.device), target.name, wanted, at=name)
     if array.device != device:
         raise WrongDevice(name, _place(array.device), "this call", _place(device), at=name)
+    if array.device[0] != wanted:
+        raise WrongDevice(name, _place(array.device), target.name, wanted, at=name)
     if array.dtype != dtype:
-        hint = f"convert it to {dtype}"
+        hint, role = f"convert it to {dtype}", f"reads {dtype} here"
         if name in ("q", "k", "v"):
-            known = array.dtype in DType.__members__
+            known, role = array.dtype in DType.__members__, f"was compiled for {dtype}"
             hint += f", or compile(dtype={array.dtype!r})" if known else _STORED
-        raise WrongDType(name, array.dtype, dtype, hint, at=name)
+        raise WrongDType(name, array.dtype, role, hint, at=name)
     if 0 in array.shape:
         return  # nothing is read; libraries disagree about the strides of nothing
     if array.shape[-1] > 1 and array.strides[-1] != 1:

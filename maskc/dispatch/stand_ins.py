@@ -171,6 +171,18 @@ def of_documents(
         direction: a backward pass goes through tile columns.
     """
     ids = _packed(min(longest or TYPICAL, LONGEST))
+    return tally_of_documents(tile, beside, params, ids, direction)
+
+
+def tally_of_documents(
+    tile: TileShape, beside: Expr, params: Values, ids: np.ndarray, direction: Direction
+) -> Tally:
+    """Return the tile counts of packed documents, whose tiles begin where documents do.
+
+    Args:
+        tile, beside, params, direction: see `of_documents`.
+        ids: int32 [tokens], the document of each token.
+    """
     layout = build(LayoutRecipe(tile, beside, None), len(ids), len(ids), params, {})
     lists = document_lists(layout, ids, ids)
     backward = direction is Direction.backward

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.dropout import SQUARE
-from maskc.core.errors import DataUnknown, MixedLibraries, NotShared
+from maskc.core.errors import (
+    BadShape,
+    DataMissing,
+    DataUnknown,
+    MaskcError,
+    MixedLibraries,
+    NoGradient,
+    NotShared,
+)
+from maskc.core.selection import SHAPES
 from maskc.core.tensors import contiguous
-from maskc.distributed.groups import agree, ranks_of
+from maskc.distributed.groups import Accord, Pass, ranks_of
 from maskc.distributed.passes import Step
 from maskc.dsl.score_tracer import Score, as_score
 
 if TYPE_CHECKING:
-    from maskc.distributed.planning import Plan
+    from maskc.distributed.groups import Ranks
+    from maskc.distributed.planning import LayerPlan, Plan
 
 
 def attention(
@@ -44,7 +57,8 @@ def attention(
         dropout_seed: likewise, and the same on every rank: then what is dropped is what one GPU
             drops. It must be given.
         score: as in `mc.attention`; its q and k are places in the whole sequence.
-        tables: tables and parameters of the formula, whole on every rank.
+        tables: tables and parameters of the formula, whole on every rank; and the tensors that the
+            mask's selections rank by (index_q, index_k, index_w), this rank's tokens of them.
 
     Returns:
         out [B, Hq, tokens, Dv], or (out, lse) with lse fp32 [B, Hq, tokens].
@@ -53,6 +67,8 @@ def attention(
         RanksDisagree: ranks have different plans or shapes (MC703), on all of them.
         ShardLength: a tensor has another number of tokens than the rank (MC704).
         RankLost: a message did not come (MC705).
+        RankRefused: another rank's call raised, on all of them (MC709). On GPUs the others are told
+            in first calls only, as nothing waits for a device in later ones.
         WrongGroup: the group does not fit the plan (MC706).
         PlanData: the mask reads data that the plan was not given (MC702).
         NotShared: ALiBi where a rank's rows do not end where its keys do; dropout where chunks of
@@ -62,50 +78,126 @@ def attention(
     """
     import torch
 
-    from maskc.runtime.dropout import asked
-
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise MixedLibraries("mc.distributed.attention", "torch.Tensor", name,
-                                 type(x).__name__, at=name)  # fmt: skip
-    mesh = _mesh_of(q, k, v)
-    if mesh is not None:
-        q, k, v = (x.to_local() for x in (q, k, v))
-        group = mesh if group is None else group
-    formula = None if score is None else _checked(as_score(score))
-    if formula is None and tables:
-        raise DataUnknown(next(iter(tables)), "none", "data of the mask go to plan.given()",
-                          at=next(iter(tables)))  # fmt: skip
-    dropout = asked(None, dropout_p, dropout_seed) if dropout_p else {}
-    options = {
-        name: value for name, value in (
-            ("scale", scale), ("softcap", softcap), ("alpha", alpha),
-            ("normalizer", None if normalizer == "softmax" else normalizer),
-            ("nan_safe", nan_safe or None),
-        ) if value is not None
-    }  # fmt: skip
     # Compilers leave the call alone: what they make of the code around it, they make in two parts.
-    run = torch.compiler.disable(_attend) if torch.compiler.is_compiling() else _attend
-    found = run(q, k, v, alibi_slopes, sink_logits, plan, layer, group, options, deterministic,
-                dropout, formula, tables, return_lse)  # fmt: skip
-    out, lse = found if mesh is None else (_sharded(x, mesh, plan.n) for x in found)
+    run = torch.compiler.disable(_shared) if torch.compiler.is_compiling() else _shared
+    options = {
+        "scale": scale, "softcap": softcap, "alpha": alpha,
+        "normalizer": None if normalizer == "softmax" else normalizer,
+        "nan_safe": nan_safe or None,
+    }  # fmt: skip
+    given = _Given(
+        q, k, v, alibi_slopes, sink_logits, tables, score,
+        {"p": dropout_p, "seed": dropout_seed} if dropout_p else {},
+        {name: value for name, value in options.items() if value is not None}, deterministic,
+        return_lse,
+    )  # fmt: skip
+    out, lse = run(given, plan, layer, group)
     return (out, lse) if return_lse else out
 
 
-def _attend(
-    q: Any, k: Any, v: Any, slopes: Any, sinks: Any, plan: Plan, layer: str | None, group: Any,
-    options: dict[str, Any], deterministic: bool, dropout: dict[str, Any], score: Score | None,
-    tables: dict[str, Any], return_lse: bool,
-) -> tuple[Any, Any]:  # fmt: skip
-    """out and lse; messages start and end inside it."""
-    ranks = ranks_of(plan, group)
-    agree(plan, ranks, q, k, v, layer)
+@dataclass(eq=False)
+class _Given:
+    """The keywords of a call."""
+
+    q: Any
+    k: Any
+    v: Any
+    slopes: Any
+    sinks: Any
+    tables: dict[str, Any]
+    """What the formula of the score reads, and what selections rank by."""
+    score: Score | None
+    dropout: dict[str, Any]
+    """dropout_p and dropout_seed, then as kernels take them; empty without."""
+    options: dict[str, Any]
+    deterministic: bool
+    return_lse: bool
+
+    @property
+    def qkv(self) -> tuple[Any, Any, Any]:
+        """q, k and v."""
+        return self.q, self.k, self.v
+
+
+def _shared(given: _Given, plan: Plan, layer: str | None, group: Any) -> tuple[Any, Any]:
+    """out, lse; messages start and end inside it, and all ranks end it together."""
+    accord = None
+    try:
+        mesh = _mesh_of(given)
+        if mesh is not None:
+            given.q, given.k, given.v = (x.to_local() for x in given.qkv)
+            group = mesh if group is None else group
+        own = plan.layer(layer)
+        if given.dropout or given.score is not None or given.tables or own.ranking:
+            _check(given, own)
+        plan = plan.now()
+        ranks = ranks_of(plan, group)
+        accord = _accord(given, plan, ranks, layer)
+        step = _step(given, plan, accord, layer)
+    except Exception as error:
+        _tell(given.q, plan, group, accord, error)
+        raise
+    accord.begin()
+    step.gather_ranking()
+    tensors = (step.tables[name] for name in step.tensors)
+    heads = given.slopes, given.sinks
+    found = _function().apply(step, given.q, given.k, given.v, *heads, *tensors)
+    out, lse = found if mesh is None else (_sharded(x, mesh, plan.n) for x in found)
+    return out, lse
+
+
+def _check(given: _Given, layer: LayerPlan) -> None:
+    """Refuse keywords that no rank could take, and add what the formula captured.
+
+    Raises:
+        DropoutRate, DropoutSeed, NotAScore, NotShared, and as `_check_names`.
+    """
+    from maskc.integrations.torch import captured_by
+    from maskc.runtime.dropout import asked
+
+    if given.dropout:
+        given.dropout = asked(None, **given.dropout)
+    if given.score is not None:
+        given.score = _checked(as_score(given.score))
+        given.tables = {**captured_by(given.score), **given.tables}
+    _check_names(given.tables, layer, given.score)
+
+
+def _accord(given: _Given, plan: Plan, ranks: Ranks, layer: str | None) -> Accord:
+    """What ranks compare of this call.
+
+    Raises:
+        BadShape: q, k or v has not four dimensions (MC401).
+    """
+    for name, x in zip("qkv", given.qkv, strict=True):
+        if x.dim() != 4:
+            raise BadShape(name, tuple(x.shape), "four dimensions", at=name)
+    formula = None if given.score is None else given.score.inputs.text
+    options = *given.options, bool(given.dropout), given.slopes is None, given.sinks is None
+    alike = layer, formula, options, tuple(given.tables), given.return_lse
+    return Accord.of(plan, ranks, given.qkv, alike)
+
+
+def _tell(q: Any, plan: Plan, group: Any, accord: Accord | None, error: Exception) -> None:
+    """Tell the other ranks that this one's call raises, where they wait to hear of it."""
+    import torch
+
+    with suppress(MaskcError, RuntimeError):
+        if accord is None:
+            place = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
+            accord = Accord(plan, ranks_of(plan, group), place)
+        accord.begin(failure=error)
+
+
+def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> Step:
+    """This rank's part of the call; whatever can be refused is refused here, before any message."""
+    dropout, score, tables = given.dropout, given.score, given.tables
     # distances count from a call's last key, and only parts of a softmax can be put together
-    at_home = slopes is not None or "normalizer" in options
+    at_home = given.slopes is not None or "normalizer" in given.options
     one_stretch = bool(dropout) or score is not None
-    work = plan.work(ranks.rank, layer, one_stretch, at_home)
+    work = plan.work(accord.ranks.rank, layer, one_stretch, at_home)
     # All ranks ask about all of them: one that went on alone would wait for the others.
-    if slopes is not None and not plan.ends_alike(layer, one_stretch, at_home):
+    if given.slopes is not None and not plan.ends_alike(layer, one_stretch, at_home):
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
                         at="alibi_slopes")  # fmt: skip
@@ -114,11 +206,36 @@ def _attend(
         raise NotShared("dropout_p", why, f"make the plan with block={SQUARE} or a multiple",
                         at="dropout_p")  # fmt: skip
     known: dict[object, Any] = plan.once(("kernels",), dict)
-    tensors = {name: x for name, x in tables.items() if hasattr(x, "requires_grad")}
-    step = Step(work, ranks, options, deterministic, dropout, known, plan.n, score, tables,
-                tuple(tensors), return_lse)  # fmt: skip
-    found: tuple[Any, Any] = _function().apply(step, q, k, v, slopes, sinks, *tensors.values())
-    return found
+    tensors = tuple(name for name, x in tables.items() if hasattr(x, "requires_grad"))
+    step = Step(plan, work, accord, given.options, given.deterministic, dropout, known, score,
+                tables, tensors, plan.layer(layer).ranking, given.return_lse)  # fmt: skip
+    if accord.ranks.size > 1:
+        step.build(given.q, given.v)
+    return step
+
+
+def _check_names(tables: Mapping[str, Any], layer: LayerPlan, score: Score | None) -> None:
+    """See that the call gives what the formula reads and what selections rank by, and nothing else.
+
+    Raises:
+        DataUnknown, DataMissing: a name too many or too few.
+        NoGradient: what selections rank by requires grad.
+    """
+    inputs = None if score is None else score.inputs
+    read = () if inputs is None else inputs.names
+    for name in tables:
+        if name not in read and name not in layer.ranking:
+            listed = ", ".join((*read, *layer.ranking)) or "none"
+            raise DataUnknown(name, listed, "data of the mask go to plan.given()", at=name)
+    for name in layer.ranking:
+        if tables.get(name) is None:
+            raise DataMissing(name, f"this rank's tokens of {SHAPES[name]}", at=name)
+        if getattr(tables[name], "requires_grad", False):
+            raise NoGradient(name, at=name)
+    known = () if inputs is None else (*inputs.defaults, *inputs.captured, *tables)
+    for name in read:
+        if inputs is not None and name not in known:
+            raise DataMissing(name, f"the formula of the score reads {inputs.text}", at=name)
 
 
 def _checked(score: Score) -> Score:
@@ -133,18 +250,25 @@ def _checked(score: Score) -> Score:
     return score
 
 
-def _mesh_of(q: Any, k: Any, v: Any) -> Any:
+def _mesh_of(given: _Given) -> Any:
     """The mesh of DTensors that are sharded along tokens; None where there are none.
 
     Raises:
+        MixedLibraries: q, k or v is no torch tensor.
         NotShared: a DTensor is placed otherwise.
     """
-    if not any(hasattr(x, "device_mesh") for x in (q, k, v)):
+    import torch
+
+    for name, x in zip("qkv", given.qkv, strict=True):
+        if not isinstance(x, torch.Tensor):
+            raise MixedLibraries("mc.distributed.attention", "torch.Tensor", name,
+                                 type(x).__name__, at=name)  # fmt: skip
+    if not any(hasattr(x, "device_mesh") for x in given.qkv):
         return None
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh = next(x.device_mesh for x in (q, k, v) if isinstance(x, DTensor))
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    mesh = next(x.device_mesh for x in given.qkv if isinstance(x, DTensor))
+    for name, x in zip("qkv", given.qkv, strict=True):
         if not isinstance(x, DTensor) or x.device_mesh != mesh or x.placements != (Shard(2),):
             where = getattr(x, "placements", "no DTensor")
             raise NotShared(name, f"it is placed {where}", "place q, k and v as Shard(2)", at=name)
@@ -177,7 +301,8 @@ def _function() -> Any:
         def forward(
             ctx: Any, step: Step, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, *tables: Any
         ) -> Any:
-            out, lse, buffer = step.of_graph(tables).forward(q, k, v, slopes, sinks)
+            own = step.of_graph(tables)
+            out, lse, buffer = step.accord.run(lambda: own.forward(q, k, v, slopes, sinks))
             ctx.set_materialize_grads(False)
             ctx.step = step
             if step.options.get("normalizer"):
@@ -192,7 +317,9 @@ def _function() -> Any:
             saved, tables = kept[:8], kept[8:]
             asked = ctx.needs_input_grad[6:]
             wanted = [name for name, own in zip(ctx.step.tensors, asked, strict=True) if own]
-            found = ctx.step.of_graph(tables).backward(*saved, dout, dlse, wanted)
+            own, accord = ctx.step.of_graph(tables), ctx.step.accord
+            accord.begin(Pass.backward)
+            found = accord.run(lambda: own.backward(*saved, dout, dlse, wanted))
             rest = iter(found[5:])
             return None, *found[:5], *(next(rest) if own else None for own in asked)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from maskc.core.errors import RanksDisagree, ShardLength, WrongGroup
+from maskc.core.errors import RankLost, RankRefused, RanksDisagree, ShardLength, WrongGroup
+from maskc.distributed.exchange import Exchange
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import Plan
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,51 +67,166 @@ def _ranks_of(plan: Plan, dist: Any, group: Any) -> Ranks:
     return Ranks(given, dist.get_rank(given), size, world)
 
 
-def agree(plan: Plan, ranks: Ranks, q: Any, k: Any, v: Any, layer: str | None) -> None:
-    """See that all ranks have the same plan and call it with shapes that fit; once for each shape.
+class Pass(IntEnum):
+    """Where in a call a rank compares itself with the others."""
 
-    Later calls check only themselves: nothing is sent.
+    forward = 0
+    backward = 1
+    end = 2
 
-    Args:
-        q, k, v: this rank's tensors [B, H, tokens, D].
-        layer: which mask of the plan is meant; None where there is one.
+
+class Own(NamedTuple):
+    """What a rank says of its call; all integers, so that they travel together."""
+
+    at: int
+    """A `Pass`."""
+    plan: int
+    call: int
+    """Shapes, dtype, layer and the names of options."""
+    wrong: int
+    """1 to 3 where q, k or v is no shard of the plan."""
+    tokens: int
+    """Of that tensor."""
+    code: int = 0
+    """The code of the error that ends the rank's call; 0 where there is none."""
+
+
+@dataclass(eq=False, slots=True)
+class Accord:
+    """What the ranks of one call compare before and behind each pass.
+
+    Tensors of a CPU are compared in each call: no message is under way where one rank's call ends,
+    and all others end theirs. On a GPU that would wait for the device. There, only the first call
+    of its kind is compared, and a rank whose call fails later still sends what the others wait for.
+    """
+
+    plan: Plan
+    ranks: Ranks
+    device: Any
+    call: tuple[object, ...] = ()
+    """What is equal where ranks make the same call; empty where this rank's is none."""
+    wrong: int = 0
+    tokens: int = 0
+
+    @classmethod
+    def of(
+        cls, plan: Plan, ranks: Ranks, tensors: Sequence[Any], call: tuple[object, ...]
+    ) -> Accord:  # fmt: skip
+        """Describe a call.
+
+        Args:
+            tensors: q, k and v of this rank [B, H, tokens, D].
+            call: what else ranks must have alike.
+        """
+        shapes, own = [x.shape for x in tensors], plan.tokens(ranks.rank)
+        wrong = next((i for i, shape in enumerate(shapes, 1) if shape[2] != own), 0)
+        tokens = shapes[wrong - 1][2] if wrong else 0
+        first = tensors[0]
+        if ranks.size == 1:
+            return cls(plan, ranks, first.device, (), wrong, tokens)
+        sizes = tuple((*shape[:2], shape[3]) for shape in shapes)
+        return cls(plan, ranks, first.device, (sizes, str(first.dtype), *call), wrong, tokens)
+
+    def begin(self, at: Pass = Pass.forward, failure: BaseException | None = None) -> None:
+        """See that all ranks begin the same pass of the same call.
+
+        Args:
+            failure: what this rank will raise instead, which the others are told.
+
+        Raises:
+            RanksDisagree: ranks have other plans, layers or shapes, on all of them (MC703).
+            ShardLength: a tensor is no shard of the plan, on all of them (MC704).
+            RankRefused: another rank raised (MC709).
+        """
+        if self.ranks.size > 1:
+            agreed: set[object] = self.plan.once(("agreed",), set)
+            kind = id(self.ranks.group), self.call
+            first = at is Pass.forward and (kind not in agreed if self.call else not agreed)
+            if self._compares or first:
+                self._check(self._exchanged(at, failure))
+                agreed.add(kind)
+                return
+        if self.wrong:
+            raise wrong_length(self.plan, "qkv"[self.wrong - 1], self.tokens, self.ranks.rank)
+
+    def run(self, job: Callable[[], T]) -> T:
+        """Run this rank's part of a pass, and see that all ranks ended theirs.
+
+        Raises:
+            RankRefused: another rank raised (MC709).
+            Exception: what the job raised.
+        """
+        if not self._compares:
+            return job()
+        try:
+            found = job()
+        except RankLost:
+            raise
+        except Exception as error:
+            self._exchanged(Pass.end, error)
+            raise
+        self._check(self._exchanged(Pass.end, None))
+        return found
+
+    @property
+    def _compares(self) -> bool:
+        """Whether ranks are compared in each call."""
+        return self.ranks.size > 1 and self.device.type == "cpu"
+
+    def _exchanged(self, at: Pass, failure: BaseException | None) -> list[Own]:
+        """What each rank says, by rank."""
+        code = 0 if failure is None else int(getattr(failure, "code", "MC000")[2:]) or -1
+        known = _number(self.plan.digest), _number(repr(self.call))
+        own = Own(at, *known, self.wrong, self.tokens, code)
+        return [Own(*each) for each in exchanged(self.ranks, self.device, own)]
+
+    def _check(self, told: Sequence[Own]) -> None:
+        refused = [rank for rank, each in enumerate(told) if each.code]
+        if refused:
+            codes = ", ".join(dict.fromkeys(_shown(told[rank].code) for rank in refused))
+            raise RankRefused(_listed(refused), codes, at="group")
+        for what, number in (("the pass", 0), ("the plan", 1),
+                             ("shapes, dtype, layer or options", 2)):  # fmt: skip
+            others = [rank for rank, each in enumerate(told) if each[number] != told[0][number]]
+            if others:
+                found = f"rank 0 has another one than {_listed(others)}"
+                raise RanksDisagree(what, found, at="plan")
+        for rank, each in enumerate(told):
+            if each.wrong:
+                raise wrong_length(self.plan, "qkv"[each.wrong - 1], each.tokens, rank)
+
+
+def exchanged(ranks: Ranks, device: Any, own: Sequence[int]) -> list[list[int]]:
+    """Integers of all ranks, by rank.
 
     Raises:
-        RanksDisagree: ranks have other plans, layers or shapes, on all of them (MC703).
-        ShardLength: a tensor is no shard of the plan, on all of them (MC704).
+        RankLost: a rank is gone (MC705).
     """
-    shapes = tuple(
-        (tuple(x.shape[:2]), x.shape[3]) for x in (q, k, v)
-    ), str(q.dtype), layer  # fmt: skip
-    wrong = next(
-        (name for name, x in (("q", q), ("k", k), ("v", v))
-         if x.shape[2] != plan.tokens(ranks.rank)), None,
-    )  # fmt: skip
-    agreed: set[object] = plan.once(("agreed",), set)
-    place = id(ranks.group), shapes
-    if ranks.size == 1 or place in agreed:
-        if wrong is not None:
-            tokens = {"q": q, "k": k, "v": v}[wrong].shape[2]
-            raise wrong_length(plan, wrong, tokens, ranks.rank)
-        return
     import torch
     import torch.distributed as dist
 
-    longest = 0 if wrong is None else "qkv".index(wrong) + 1
-    own = [_number(plan.digest), _number(repr(shapes)), longest, (q, k, v)[longest - 1].shape[2]]
-    mine = torch.tensor(own, dtype=torch.int64, device=q.device)
+    mine = torch.tensor(own, dtype=torch.int64, device=device)
     found = [torch.empty_like(mine) for _ in range(ranks.size)]
-    dist.all_gather(found, mine, group=ranks.group)
-    told = [each.tolist() for each in found]
-    for number, what in ((0, "the plan"), (1, "shapes, dtype or layer")):
-        others = [rank for rank, each in enumerate(told) if each[number] != told[0][number]]
-        if others:
-            listed = ", ".join(map(str, others[:8])) + (" ..." if len(others) > 8 else "")
-            raise RanksDisagree(what, f"rank 0 has another one than {listed}", at="plan")
-    for rank, (_, _, bad, tokens) in enumerate(told):
-        if bad:
-            raise wrong_length(plan, "qkv"[bad - 1], tokens, rank)
-    agreed.add(place)
+    if device.type == "cpu":  # one by one, so that a rank that is gone is named
+        found[ranks.rank] = mine
+        messages = Exchange(ranks)
+        for rank in range(ranks.size):
+            if rank != ranks.rank:
+                messages.send(mine, rank)
+                messages.receive(found[rank], rank)
+        messages.start()
+        messages.wait()
+    else:
+        dist.all_gather(found, mine, group=ranks.group)
+    return [each.tolist() for each in found]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+
+
+def _shown(code: int) -> str:
+    return f"MC{code}" if code > 0 else "another error"
 
 
 def wrong_length(plan: Plan, name: str, tokens: int, rank: int) -> ShardLength:

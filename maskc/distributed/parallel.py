@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from maskc.core.errors import ExtraMissing, LayerUnknown, ModelArgument, ModelNotServed, NotShared
+from maskc.core.errors import LayerUnknown, ModelArgument, ModelNotServed, NotShared, not_imported
 from maskc.distributed.attending import attention
 from maskc.distributed.groups import ranks_of
 from maskc.dsl.combinators import causal, chunked, window
@@ -219,8 +219,8 @@ def _register() -> None:
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError:
-        raise ExtraMissing("maskc.distributed", "transformers", "transformers") from None
+    except ImportError as error:
+        raise not_imported(error, "maskc.distributed", "transformers", "transformers") from error
     if NAME not in AttentionMaskInterface._global_mapping:
         AttentionMaskInterface.register(NAME, _no_mask)
         AttentionInterface.register(NAME, _run)

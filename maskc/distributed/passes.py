@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maskc.core import expr as E
 from maskc.core.dropout import FIRST, SQUARE
+from maskc.core.errors import RankLost
 from maskc.core.tensors import order_of, out_strides
 from maskc.distributed.exchange import Exchange, Rows, bring, gathered, give_back, spread, unpacked
 from maskc.distributed.pieces import FEW
+from maskc.distributed.shards import whole_of
 from maskc.distributed.stages import Stage
 from maskc.dsl.score_tracer import Score
 
 if TYPE_CHECKING:
-    from maskc.distributed.groups import Ranks
+    from maskc.distributed.groups import Accord
     from maskc.distributed.pieces import Pieces
+    from maskc.distributed.planning import Plan
     from maskc.distributed.work import Call, Guest, Work
 
 TWO_STREAMS = True
@@ -30,21 +33,22 @@ TWO_STREAMS = True
 class Step:
     """One call of attention on one rank."""
 
+    plan: Plan
     work: Work
-    ranks: Ranks
+    accord: Accord
     options: dict[str, Any]
     deterministic: bool
     dropout: dict[str, Any]
     """What calls say of it besides their places; empty without."""
     kernels: dict[object, Any]
     """Compiled masks by call and problem."""
-    n: int
-    """Tokens of the sequence."""
     score: Score | None
     tables: dict[str, Any]
-    """What the formula of the score reads."""
+    """What the formula of the score reads, and what selections rank by."""
     tensors: tuple[str, ...]
-    """The names of inputs that may require grad."""
+    """The names of tensors among them, which a graph keeps."""
+    ranking: tuple[str, ...] = ()
+    """The names of what selections rank by."""
     return_lse: bool = False
     """Whether results may depend on lse."""
 
@@ -62,20 +66,41 @@ class Step:
 
             place = q.device.type, q.device.index or 0
             rest = q.shape[3], v.shape[3], q.shape[1], q.dtype, place
-            score = None if self.score is None else _moved(self.score, call.first or (0, 0), self.n)
-            found = _compiled(call.local.mask, *rest, score=score)
+            first = call.first or (0, 0)
+            score = None if self.score is None else _moved(self.score, first, self.plan.n)
+            # both passes read what captured tensors held when the plan looked at them
+            found = _compiled(call.local.mask, *rest, score=score).settled()
             found = self.kernels[key] = found.dropping if drops else found
         return found
 
     def data(self, call: Call, plain: bool = False) -> dict[str, Any]:
         """The arrays and numbers that a call passes beside q, k and v, by name."""
         given = {**call.local.data, **self.tables}
+        for name in self.ranking:
+            given[name] = _ranked(name, given[name], call)
         if not self.dropout or plain:
             return given
         given |= self.dropout
         if call.first is not None:
             given[FIRST] = tuple(x // SQUARE for x in call.first)
         return given
+
+    def build(self, q: Any, v: Any) -> None:
+        """Build the kernels of all calls, before any message: what cannot be built is refused."""
+        sizes = q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device
+        kind = id(self.work), sizes, bool(self.dropout), self.score
+        if kind not in self.kernels:
+            for call in (*self.work.calls, *(x for own in self.work.guests for x in own.calls)):
+                self.kernel(call, q, v)
+            self.kernels[kind] = True
+
+    def gather_ranking(self) -> None:
+        """Bring the keys that selections rank to every rank: those of whoever may be chosen."""
+        if "index_k" in self.ranking and self.accord.ranks.size > 1:
+            own = self.tables["index_k"]
+            parts = own if isinstance(own, tuple) else (own,)
+            whole = tuple(whole_of(x, self.plan, self.accord.ranks, 1) for x in parts)
+            self.tables["index_k"] = whole if isinstance(own, tuple) else whole[0]
 
     def of_graph(self, tensors: Sequence[Any]) -> Step:
         """Replace the tables by those of a graph, in the order of `tensors`."""
@@ -161,10 +186,12 @@ class RankPass(ABC):
     """Columns of what a host answers, for each row and head."""
 
     def __init__(self, step: Step, q: Any, k: Any, v: Any) -> None:
-        self.step, self.work, self.rank = step, step.work, step.ranks.rank
+        self.step, self.work, self.rank = step, step.work, step.accord.ranks.rank
+        self.failure: Exception | None = None
+        """What a stage raised; the others' messages still go and come."""
         self.q, self.k, self.v = q, k, v
         self.rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
-        self.messages = Exchange(step.ranks)
+        self.messages = Exchange(step.accord.ranks)
         self.streams = Streams(q.device)
         self.buffer: Any = None
         """[size, width]: keys and values that came, and copies of own ones."""
@@ -176,10 +203,28 @@ class RankPass(ABC):
         """fp32 [hosts, B, Hq, rows, columns] of the rows that left, by rank, when all have come."""
 
     def run(self, stages: Sequence[Stage]) -> None:
-        """Run stages, each on its stream."""
+        """Run stages, each on its stream.
+
+        Where one raises, those with messages still run, and send NaN for what was not computed: no
+        other rank waits for this one, and no message is left for a later call.
+
+        Raises:
+            Exception: what a stage raised, when all messages have gone and come.
+        """
         for stage in stages:
-            with self.streams.of(stage.beside):
-                stage.run(self)
+            if self.failure is not None and not stage.travels:
+                continue
+            try:
+                with self.streams.of(stage.beside):
+                    stage.run(self)
+            except RankLost:
+                raise
+            except Exception as error:
+                if self.failure is not None:
+                    raise
+                self.failure = error
+        if self.failure is not None:
+            raise self.failure
 
     @abstractmethod
     def attend(self, call: Call) -> None:
@@ -221,10 +266,7 @@ class RankPass(ABC):
 
         work = self.work
         results = [
-            self.hosted(
-                each, [x.permute(1, 2, 0, 3).contiguous() for x in rows.split(self.widths, 3)]
-            )
-            for each, rows in zip(work.guests, self.brought, strict=True)
+            self._answer(each, rows) for each, rows in zip(work.guests, self.brought, strict=True)
         ]
         ranks = sorted({*work.hosts, *(x.home for x in work.guests if x.home == self.rank)})
         shape = *self.q.shape[:2], work.leaving.tokens, self.answer_width
@@ -236,6 +278,20 @@ class RankPass(ABC):
                 self.messages.send(result.contiguous(), guest.home)
         for host in work.hosts:
             self.messages.receive(self.answers[ranks.index(host)], host)
+
+    def _answer(self, guest: Guest, rows: Any) -> Any:
+        """fp32 [B, Hq, rows, columns] for a guest's rows; NaN behind a failure."""
+        import torch
+
+        if self.failure is None:
+            parts = rows.split(self.widths, 3)
+            try:
+                return self.hosted(guest, [x.permute(1, 2, 0, 3).contiguous() for x in parts])
+            except Exception as error:
+                self.failure = error
+
+        shape = *self.q.shape[:2], guest.rows, self.answer_width
+        return self.q.new_full(shape, torch.nan, dtype=torch.float32)
 
     def room(self) -> Any:
         """Make an empty buffer [size, width]; with many gaps, all are cleared at once."""
@@ -356,6 +412,10 @@ class Backward(RankPass):
         """Gradients of keys that came return to their ranks."""
         sums = self.of_buffer
         parts = (self.k[:, :, :0], self.v[:, :, :0]) if sums.dk is None else (sums.dk, sums.dv)
+        if self.failure is not None:
+            nothing = float("nan")
+            parts = tuple(empty_like(x, self.work.size).fill_(nothing) for x in (self.k, self.v))
+            sums = KeyGradients(self.work.size)
         self.returned = give_back(self.work, self.messages, self.rows, *parts, sums.first)
 
     def add_copies(self) -> None:
@@ -623,6 +683,21 @@ class KeyGradients:
         if self.dk.shape[2] != self.size:
             self.add(0, *(empty_like(x, self.size).zero_() for x in (k, v)))
         return self.dk, self.dv
+
+
+def _ranked(name: str, x: Any, call: Call) -> Any:
+    """What a call ranks by: index_q and index_w of its queries, index_k of its keys.
+
+    Args:
+        x: index_q and index_w have the rank's tokens along dimension 2, scores likewise; index_k,
+            or each of a pair, has all tokens along dimension 1.
+    """
+    if isinstance(x, tuple):
+        return tuple(_ranked(name, part, call) for part in x)
+    if name == "index_k":
+        _, first = call.first or (0, 0)
+        return x[:, first : first + call.keys]
+    return x[:, :, call.queries]
 
 
 def _moved(score: Score, first: tuple[int, int], n: int) -> Score:

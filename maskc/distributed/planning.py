@@ -6,7 +6,7 @@ the keys that a rank's queries see, less those that it holds, are its halo.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from maskc.core.captured import Held
 from maskc.core.data import CuSeqlens, Parents
 from maskc.core.dtypes import DType
 from maskc.core.errors import LayerUnknown, PlanArgument, PlanData
 from maskc.core.layout import MAX_LENGTH
+from maskc.core.selection import SCORING
+from maskc.core.selection import Score as ByScore
 from maskc.core.source import caller
 from maskc.distributed import layouts, report, shards
 from maskc.distributed.costs import shares
@@ -31,8 +34,9 @@ from maskc.distributed.reach import Reach, granularity, reach_of
 from maskc.distributed.setting import HeadSizes, Setting
 from maskc.distributed.times import Times, by_calls, by_tiles
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import data_of_calls, default_parameters, structure
+from maskc.dsl.nodes import TopK, data_of_calls, default_parameters, structure, walk
 from maskc.dsl.not_a_mask import not_a_mask
+from maskc.dsl.slots import emptied
 from maskc.layout import to_host
 
 if TYPE_CHECKING:
@@ -75,6 +79,14 @@ class LayerPlan:
     reach: Reach
     moved: tuple[int, ...] = ()
     """Blocks of queries that go to their keys, ascending; the keys of all others come to them."""
+    held: Held | None = None
+    """The content of the tensors that the mask captured, as `reach` has it; None where nobody can
+    write into them."""
+
+    @cached_property
+    def ranking(self) -> tuple[str, ...]:
+        """The tensors by which the mask chooses keys: each call gives its rank's tokens of them."""
+        return _ranking(self.mask)
 
     @cached_property
     def block_rank(self) -> np.ndarray:
@@ -318,17 +330,47 @@ class Plan(Setting):
         """Bind the plan to other data in the same layout: what travels is found anew, and is exact.
 
         Args:
-            data: the arrays and parameters that the masks name, for all tokens.
+            data: the arrays and parameters that the masks name, for all tokens. The plan keeps
+                copies: what is written into them later changes nothing.
 
         Raises:
+            PlanData: no mask reads data of such a name (MC702).
             MaskcError: a mistake in data (MC301 to MC305).
         """
-        made = {}
-        for name, each in self.layers.items():
-            reach = _reach(each.mask, self.n, self.block, self.heads.q, data)
-            layer = LayerPlan(each.mask, self.layout, self.block, reach)
-            made[name] = moved(layer, self.move_rows, self)
-        return replace(self, data=dict(data), layers=made)
+        _check_names((each.mask for each in self.layers.values()), data)
+        read = _copied(data)
+        made = {name: self._over(each, read) for name, each in self.layers.items()}
+        return replace(self, data=read, layers=made)
+
+    def now(self) -> Plan:
+        """Return the plan for what captured tensors hold now; itself where nobody wrote into them.
+
+        Every rank must have the same content. Reading it again is exact, as `given` is.
+        """
+        if not self._watches:
+            return self
+        present: Plan = self.__dict__.get("_present", self)
+        changed = {
+            name: each for name, each in present.layers.items() if _held(each.mask) != each.held
+        }
+        if not changed:
+            return present
+        made = {name: present._over(each, self.data) for name, each in changed.items()}
+        present = replace(present, layers={**present.layers, **made})
+        self.__dict__["_present"] = present
+        return present
+
+    @cached_property
+    def _watches(self) -> bool:
+        """Whether somebody may write into what a mask captured."""
+        return any(each.held is not None for each in self.layers.values())
+
+    def _over(self, layer: LayerPlan, data: Mapping[str, object]) -> LayerPlan:
+        """A layer in the same layout, with other data or other content of captured tensors."""
+        held = _held(layer.mask)
+        reach = _reach(layer.mask, self.n, self.block, self.heads.q, data)
+        made = LayerPlan(layer.mask, self.layout, self.block, reach, held=held)
+        return moved(made, self.move_rows, self)
 
     def data_of(self, layer: LayerPlan) -> dict[str, object]:
         """The data that one mask reads."""
@@ -429,6 +471,8 @@ class Plan(Setting):
             for array in (each.needs.ptr, each.needs.start, each.needs.stop):
                 own.update(array.tobytes())
             own.update(repr(each.moved).encode())
+            for _, _, values in () if each.held is None else each.held.tables:
+                own.update(values.digest)
         for name in sorted(self.data):
             own.update(name.encode())
             _content(name, self.data[name], own.update)
@@ -460,6 +504,53 @@ def _content(name: str, value: Any, update: Callable[[bytes], object]) -> None:
     else:
         array = np.ascontiguousarray(to_host(value, name))
         update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
+
+
+def _copied(data: Mapping[str, object]) -> dict[str, object]:
+    """Data of a plan, into which nobody else can write."""
+    return {name: _copy(name, value) for name, value in data.items()}
+
+
+def _copy(name: str, value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(_copy(name, part) for part in value)
+    if isinstance(value, (CuSeqlens, Parents)):
+        return replace(value, array=_copy(name, value.array))
+    if hasattr(value, "detach"):
+        return value.detach().clone()
+    if hasattr(value, "shape") or hasattr(value, "__dlpack__"):
+        return value.copy() if hasattr(value, "copy") else to_host(value, name).copy()
+    return value
+
+
+def _held(mask: Mask) -> Held | None:
+    """The present content of what a mask captured; None where nobody can write into it."""
+    _, held = emptied(mask)
+    return None if held is None or held.fixed else held.now()
+
+
+def _check_names(masks: Iterable[Mask], data: Mapping[str, object]) -> None:
+    """Refuse data that no mask reads.
+
+    Raises:
+        PlanData.
+    """
+    asked = tuple(masks)
+    known = {name for mask in asked for name in _names(mask)}
+    for name in data:
+        if any(name in _ranking(mask) for mask in asked):
+            found = f"{name} ranks keys: calls give it, a plan reads none of it"
+            hint = f"mc.distributed.attention(q, k, v, plan, {name}=...), this rank's tokens of it"
+            raise PlanData(found, hint, at=name)
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "nothing"
+            raise PlanData(f"no mask reads {name!r}", f"they read {listed}", at=name)
+
+
+def _ranking(mask: Mask) -> tuple[str, ...]:
+    """The tensors that calls give for the mask to choose keys by."""
+    chosen = (node for node in walk(mask) if isinstance(node, TopK))
+    return tuple(dict.fromkeys(name for node in chosen for name in SCORING[ByScore(node.score)]))
 
 
 def _names(mask: Mask) -> set[str]:
@@ -532,13 +623,10 @@ def plan(
         wanted = f"auto or one of {', '.join(LAYOUTS)}"
         raise PlanArgument("layout", repr(layout), wanted, at="layout")
     setting = Setting(sizes, DType.parse(dtype), batch, network_of(network, ranks))
-    given = dict(data or {})
+    _check_names(named.values(), data or {})
+    given = _copied(data or {})
+    held = {name: _held(mask) for name, mask in named.items()}
     reaches = {name: _reach(mask, n, block, sizes.q, given) for name, mask in named.items()}
-    known = {name for mask in named.values() for name in _names(mask)}
-    for name in given:
-        if name not in known:
-            found = f"no mask reads {name!r}"
-            raise PlanData(found, f"they read {', '.join(sorted(known)) or 'nothing'}", at="data")
     if not given:
         reaches = {
             name: replace(each, shares=shares(named[name], each, n, setting))
@@ -554,9 +642,12 @@ def plan(
     for name in names:
         tokens = layouts.make(name, n, ranks, block, np.asarray(weights))
         made = {
-            key: moved(LayerPlan(named[key], tokens, block, reaches[key]), move_rows, setting)
+            key: moved(
+                LayerPlan(named[key], tokens, block, reaches[key], held=held[key]), move_rows,
+                setting,
+            )
             for key in named
-        }
+        }  # fmt: skip
         tried[name] = sum(x.total for each in made.values() for x in by_tiles(each, setting))
         if best is None or tried[name] < _WORTH * best[0]:
             best = tried[name], tokens, made

@@ -114,7 +114,10 @@ def _sets(
     """The distinct sets of all heads, and the names of data that nobody gave."""
     inner, given = with_captured(mask, data, n_heads)
     irs = on_all_heads(inner, heads_of(inner, None) or n_heads)
-    wanted = {decl.name for ir in irs for decl in ir.data if decl.from_caller}
+    wanted = {
+        decl.name for ir in irs for decl in ir.data
+        if decl.from_caller and decl.kind is not DataKind.scoring  # all candidates count
+    }  # fmt: skip
     missing = tuple(sorted(wanted.difference(given)))
     drawn = -(-n // min((d.block for ir in irs for d in ir.data if d.kind is DataKind.random),
                         default=n or 1)) > _MOST_TABLE  # fmt: skip

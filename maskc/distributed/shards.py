@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from maskc.core.errors import ShardLength
-from maskc.distributed.groups import ranks_of, wrong_length
+from maskc.distributed.groups import exchanged, ranks_of, wrong_length
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import Plan
@@ -57,8 +57,12 @@ def unshard(plan: Plan, x: Any, dim: int = 1, group: Any = None) -> Any:
         WrongGroup: the group does not fit the plan (MC706).
     """
     ranks = ranks_of(plan, group)
-    if x.shape[dim] != plan.tokens(ranks.rank):
-        raise wrong_length(plan, f"x (dim {dim})", x.shape[dim], ranks.rank)
+    held = {ranks.rank: x.shape[dim]}
+    if ranks.size > 1 and x.device.type == "cpu":  # where one would raise, the others would wait
+        held = dict(enumerate(own for (own,) in exchanged(ranks, x.device, [x.shape[dim]])))
+    for rank, tokens in held.items():
+        if tokens != plan.tokens(rank):
+            raise wrong_length(plan, f"x (dim {dim})", tokens, rank)
     if ranks.size == 1:
         return x
     return _function().apply(x, plan, ranks, dim)
@@ -96,11 +100,13 @@ def position_ids(plan: Plan, group: Any = None, device: Any = None) -> Any:
     return torch.from_numpy(plan.indices(ranks_of(plan, group).rank)).to(device)
 
 
-def _gathered(x: Any, plan: Plan, ranks: Any, dim: int) -> Any:
+def whole_of(x: Any, plan: Plan, ranks: Any, dim: int) -> Any:
     """All tokens: shards of equal lengths travel, the shorter ones padded."""
     import torch
     import torch.distributed as dist
 
+    if x.element_size() == 1 and x.is_floating_point():  # as bytes, which all groups send
+        return whole_of(x.view(torch.uint8), plan, ranks, dim).view(x.dtype)
     counts = plan.layout.tokens.tolist()
     most = max(counts)
     moved = x.detach().movedim(dim, 0)
@@ -127,7 +133,7 @@ def _function() -> Any:
         @staticmethod
         def forward(ctx: Any, x: Any, plan: Plan, ranks: Any, dim: int) -> Any:
             ctx.made_of = plan, ranks, dim
-            return _gathered(x, plan, ranks, dim)
+            return whole_of(x, plan, ranks, dim)
 
         @staticmethod
         @once

@@ -24,6 +24,8 @@ class Stage:
     """Enqueues its messages, kernels or copies, given the pass."""
     beside: bool = False
     """Whether it runs on the second stream, beside what the present one has to do."""
+    travels: bool = False
+    """Whether it has to do with messages: other ranks wait for it."""
 
     def __str__(self) -> str:
         return self.text + (", on the second stream" if self.beside else "")
@@ -39,7 +41,7 @@ def forward(work: Work) -> tuple[Stage, ...]:
     copied = f"copy {_copied(work)} own keys into the buffer of {work.size}"
     return (
         *([_send_rows(work)] if work.moves else []),
-        Stage(keys, lambda on: on.send_keys()),
+        Stage(keys, lambda on: on.send_keys(), travels=True),
         _start(),
         *([Stage(copied, lambda on: on.fill(), beside=True)] if work.size else []),
         *(_attend(call) for call in work.calls if call.own),
@@ -63,7 +65,7 @@ def backward(work: Work) -> tuple[Stage, ...]:
         *([Stage(buffer, lambda on: on.remake())] if work.size else []),
         *(_attend(call) for call in work.calls if not call.own),
         *([_arrive(), _host_rows(work)] if work.moves else []),
-        Stage(keys, lambda on: on.send_gradients()),
+        Stage(keys, lambda on: on.send_gradients(), travels=True),
         _start(),
         *(_attend(call) for call in work.calls if call.own),
         Stage(f"add gradients of {_copied(work)} copies of keys", lambda on: on.add_copies()),
@@ -78,11 +80,11 @@ def backward(work: Work) -> tuple[Stage, ...]:
 
 def _start(patient: bool = True, beside: bool = False) -> Stage:
     text = "start messages" + (" and give them time to begin" if patient else "")
-    return Stage(text, lambda on: on.messages.start(patient), beside)
+    return Stage(text, lambda on: on.messages.start(patient), beside, travels=True)
 
 
 def _arrive(beside: bool = False) -> Stage:
-    return Stage("wait for messages", lambda on: on.messages.wait(), beside)
+    return Stage("wait for messages", lambda on: on.messages.wait(), beside, travels=True)
 
 
 def _meet() -> Stage:
@@ -99,12 +101,13 @@ def _attend(call: Call, beside: bool = False) -> Stage:
 def _send_rows(work: Work) -> Stage:
     hosts = ", ".join(map(str, work.hosts))
     sent = f"{work.leaving.tokens} each to {hosts}" if hosts else "none"
-    return Stage(f"send rows: {sent}; receive {_guests(work)}", lambda on: on.send_rows())
+    text = f"send rows: {sent}; receive {_guests(work)}"
+    return Stage(text, lambda on: on.send_rows(), travels=True)
 
 
 def _host_rows(work: Work, beside: bool = False) -> Stage:
     text = f"attend rows of guests to own keys: {_guests(work)}; answers travel"
-    return Stage(text, lambda on: on.host_rows(), beside)
+    return Stage(text, lambda on: on.host_rows(), beside, travels=True)
 
 
 def _join_rows(work: Work) -> Stage:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from maskc.core.errors import MaskUsedAsBool
+from maskc.core.errors import MaskCalled, MaskUsedAsBool
 from maskc.core.source import caller
 from maskc.dsl.collect import mistake
 from maskc.dsl.not_a_mask import not_a_mask
@@ -59,6 +59,14 @@ class Mask:
 
     def __deepcopy__(self, memo: object) -> Mask:
         return self  # a value: compiled graphs know it by identity
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Say what to call instead, as a mask is no function.
+
+        Raises:
+            MaskCalled: always (MC442).
+        """
+        raise MaskCalled(at="mask")
 
     def __bool__(self) -> bool:
         return mistake(MaskUsedAsBool("mask", at=caller()), True)

@@ -51,7 +51,7 @@ def raised_text(error: BaseException) -> str:
     if isinstance(error, AttributeError) and isinstance(error.obj, ours.Mask) and error.name:
         if near := closest(error.name, dir(error.obj)):
             return f"{text}; did you mean {near!r}?"
-        if near := closest(error.name, vars(ours)):
+        if near := closest(error.name, dir(ours)):
             return f"{text}; did you mean 'mc.{near}'?"
     return text
 

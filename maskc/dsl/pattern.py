@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import operator
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
-from typing import Generic, ParamSpec
+from types import UnionType
+from typing import Generic, NoReturn, ParamSpec
 
 from maskc.core.errors import (
     BadParameter,
@@ -28,6 +31,8 @@ from maskc.dsl.traced import Traced
 
 P = ParamSpec("P")
 """The parameters of a decorated function."""
+Kind = type | UnionType
+"""The type of a parameter; a union where it takes one value or several, as in int | tuple."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Pattern(Generic[P]):
 
     name: str
     function: Callable[P, Mask] = field(compare=False)
-    parameters: tuple[tuple[str, type, object], ...]
+    parameters: tuple[tuple[str, Kind, object], ...]
     """(name, type, default) of each, in order."""
     loc: SourceLoc | None = field(default=None, compare=False)
 
@@ -66,11 +71,18 @@ class Pattern(Generic[P]):
             if name not in known:
                 raise BadParameter(self.name, name, ", ".join(known) or "none", at=self.loc)
             if not _fits(value, known[name]):
-                raise BadParameterValue(self.name, name, known[name].__name__, value, at=self.loc)
+                raise BadParameterValue(self.name, name, kind_name(known[name]), value, at=self.loc)
         mask: object = self.function(*placed, **values)
         if not isinstance(mask, Mask):
             raise NotAMaskReturned(self.name, type(mask).__name__, at=self.loc)
         return mask
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say that the mask, which a call gives, has what a pattern has not."""
+        own = "" if name.startswith("__") or not hasattr(Mask, name) else (
+            f"; call it to get its mask: {self.name}().{name}"
+        )  # fmt: skip
+        raise AttributeError(f"a pattern has no attribute {name!r}{own}", name=name, obj=self)
 
     def __copy__(self) -> Pattern[P]:
         return self
@@ -151,7 +163,7 @@ def pattern(function: Callable[P, Mask]) -> Pattern[P]:
         if parameter.default is parameter.empty:
             raise BadParameterValue(name, label, "a default value", "none", at=at)
         if not _fits(parameter.default, kind):
-            raise BadParameterValue(name, label, kind.__name__, parameter.default, at=at)
+            raise BadParameterValue(name, label, kind_name(kind), parameter.default, at=at)
         parameters.append((label, kind, parameter.default))
     made = Pattern(name, function, tuple(parameters), at)
     object.__setattr__(made, "__doc__", function.__doc__)
@@ -191,12 +203,29 @@ def check_pattern_name(name: object, at: SourceLoc | str | None) -> None:
 _KINDS = {"int": int, "str": str, "bool": bool, "float": float, "tuple": tuple}
 
 
-def _kind(hint: object, default: object) -> type:
-    name = hint if isinstance(hint, str) else getattr(hint, "__name__", "")
-    return _KINDS.get(name.partition("[")[0], type(default))
+def kind_name(kind: Kind) -> str:
+    """The type of a parameter as annotations write it."""
+    return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
-def _fits(value: object, kind: type) -> bool:
+def _kind(hint: object, default: object) -> Kind:
+    """The type that an annotation stands for, of its text or of itself."""
+    text = hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
+    names = [part.partition("[")[0].strip() for part in text.split("|")]
+    if not all(name in _KINDS for name in names):
+        return type(default)
+    return reduce(operator.or_, (_KINDS[name] for name in names))
+
+
+def _alternatives(kind: Kind) -> tuple[type, ...]:
+    return (kind,) if isinstance(kind, type) else kind.__args__
+
+
+def _fits(value: object, kind: Kind) -> bool:
+    return any(_is_of(value, each) for each in _alternatives(kind))
+
+
+def _is_of(value: object, kind: type) -> bool:
     if kind is int:
         return isinstance(value, (int, Traced)) and not isinstance(value, bool)
     if kind is float:
@@ -204,12 +233,23 @@ def _fits(value: object, kind: type) -> bool:
     return isinstance(value, kind)
 
 
-def _read(owner: Pattern[...], name: str, kind: type, text: str) -> object:
-    try:
-        if kind is bool:
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        if kind is tuple:
-            return tuple(int(item) for item in text.strip("()[] ").split(",") if item.strip())
-        return kind(text)
-    except (ValueError, KeyError):
-        raise BadParameterValue(owner.name, name, kind.__name__, text, at=owner.loc) from None
+def _read(owner: Pattern[...], name: str, kind: Kind, text: str) -> object:
+    for each in _alternatives(kind):
+        try:
+            return _value(each, text)
+        except (ValueError, KeyError):
+            continue
+    raise BadParameterValue(owner.name, name, kind_name(kind), text, at=owner.loc)
+
+
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _value(kind: type, text: str) -> object:
+    """The value of a type that a text stands for; ValueError or KeyError where it has none."""
+    if kind is bool:
+        return _TRUTH[text.lower()]
+    if kind is tuple:
+        items = (item.strip().lower() for item in text.strip("()[] ").split(",") if item.strip())
+        return tuple(_TRUTH[item] if item.isalpha() else int(item) for item in items)
+    return kind(text)

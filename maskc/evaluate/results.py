@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from math import isfinite
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from maskc.core.errors import BadEvaluation
 
 T = TypeVar("T")
 
@@ -27,14 +29,26 @@ class Result:
 
     @classmethod
     def from_dict(cls: type[T], found: dict[str, Any]) -> T:
-        """The result that `to_dict` was asked of."""
-        read: T = _read(cls, found)
+        """The result that `to_dict` was asked of.
+
+        Raises:
+            BadEvaluation: a field is missing, or of another type (MC750).
+        """
+        read: T = _read(cls, found, "")
         return read
 
     @classmethod
     def from_json(cls: type[T], text: str) -> T:
-        """The result that `to_json` was asked of."""
-        read: T = _read(cls, json.loads(text))
+        """The result that `to_json` was asked of.
+
+        Raises:
+            BadEvaluation: it is no JSON, or a field is missing or of another type (MC750).
+        """
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise BadEvaluation("the text", f"it is no JSON: {error}") from None
+        read: T = _read(cls, found, "")
         return read
 
 
@@ -48,26 +62,58 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _read(kind: Any, value: Any) -> Any:
-    """A value of JSON as the type that a field is annotated with."""
+def _read(kind: Any, value: Any, place: str) -> Any:
+    """A value of JSON as the type that a field is annotated with.
+
+    Args:
+        place: where it is in the JSON, for errors.
+
+    Raises:
+        BadEvaluation: it is of another type.
+    """
     if get_origin(kind) in (Union, UnionType):
         if value is None and type(None) in get_args(kind):
             return None
         kind = next(each for each in get_args(kind) if each is not type(None))
-    if is_dataclass(kind) and isinstance(value, dict):
-        hints = get_type_hints(kind)
-        names = {each.name for each in fields(kind)}
-        own = {name: _read(hints[name], item) for name, item in value.items() if name in names}
-        make: Any = kind
-        return make(**own)
-    if get_origin(kind) is tuple and isinstance(value, list):
-        inner = get_args(kind)
-        if inner[1:] == (...,):
-            return tuple(_read(inner[0], item) for item in value)
-        return tuple(_read(each, item) for each, item in zip(inner, value, strict=True))
+    if is_dataclass(kind):
+        return _read_object(kind, value, place)
+    if get_origin(kind) is tuple:
+        inner, many = get_args(kind), isinstance(value, list)
+        if many and inner[1:] == (...,):
+            inner = (inner[0],) * len(value)
+        if not many or len(value) != len(inner):
+            wanted = "a list" if inner[1:] == (...,) else f"a list of {len(inner)}"
+            raise _wrong(place, value, wanted)
+        pairs = enumerate(zip(inner, value, strict=True))
+        return tuple(_read(own, item, f"{place}[{i}]") for i, (own, item) in pairs)
     if kind is float and value is None:
         return float("nan")
+    taken = (int, float) if kind is float else kind
+    if not isinstance(value, taken) or (isinstance(value, bool) and kind is not bool):
+        raise _wrong(place, value, _JSON[kind])
     return float(value) if kind is float else value
+
+
+def _read_object(kind: Any, value: Any, place: str) -> Any:
+    if not isinstance(value, dict):
+        raise _wrong(place, value, "an object")
+    hints, own = get_type_hints(kind), {}
+    for each in fields(kind):
+        where = f"{place}.{each.name}" if place else each.name
+        if each.name in value:
+            own[each.name] = _read(hints[each.name], value[each.name], where)
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise BadEvaluation("the text", f"{where} is missing")
+    return kind(**own)
+
+
+_JSON = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _wrong(place: str, value: Any, wanted: str) -> BadEvaluation:
+    shown = json.dumps(value, default=str)
+    shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
+    return BadEvaluation("the text", f"{place or 'all of it'} is {shown}, expected {wanted}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +138,8 @@ class LayerLoss(Result):
 
     layer: int
     retained: tuple[float, ...]
-    """Mean over queries of the dense attention probability that lies on kept keys, 0 to 1."""
+    """Mean over queries of the dense attention probability that lies on kept keys, 0 to 1; that of
+    a sink logit is kept."""
     output_error: tuple[float, ...]
     """Mean over queries of |o_sparse - o_dense| / |o_dense|."""
     cosine: tuple[float, ...]
@@ -228,6 +275,14 @@ class Evaluated(Result):
     perplexity: Perplexity | None = None
     retrieval: Retrieval | None = None
     trained: tuple[Trained, ...] = ()
+    digest: str = ""
+    """sha256 of the mask, content of captured arrays and parameters included, see `digest_of`."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the mask keeps every pair of the base mask at this length: nothing was lost, and
+        nothing was measured."""
+        return self.share == 1
 
 
 @dataclass(frozen=True, slots=True)

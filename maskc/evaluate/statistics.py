@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.errors import ExtraMissing, TooFewValues
+from maskc.core.errors import TooFewValues, not_imported
 from maskc.evaluate.results import Interval
 
 BLOCK = 64
@@ -24,8 +24,8 @@ def distributions() -> Any:
     """
     try:
         from scipy import stats
-    except ImportError:
-        raise ExtraMissing("this statistic", "scipy", "evaluate") from None
+    except ImportError as error:
+        raise not_imported(error, "this statistic", "scipy", "evaluate") from error
     return stats
 
 

@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 
 from maskc.core.data import CuSeqlens, Parents
-from maskc.core.errors import BadTensors, ExtraMissing
+from maskc.core.errors import BadTensors, not_imported
+from maskc.core.unreadable import UNREADABLE, reason
 from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
+from maskc.dsl.score_tracer import Score
+from maskc.ir.names import declared_names
+from maskc.reference.scores import ScoreOf
 
 Data = Mapping[str, object] | Callable[[np.ndarray], Mapping[str, object]]
 """Arrays and parameters by name: for every sequence, or from the tokens of each, int64 [N]."""
@@ -33,8 +37,8 @@ def torch_module() -> Any:
     """
     try:
         import torch
-    except ImportError:
-        raise ExtraMissing("maskc.evaluate", "torch", "evaluate") from None
+    except ImportError as error:
+        raise not_imported(error, "maskc.evaluate", "torch", "evaluate") from error
     return torch
 
 
@@ -64,6 +68,38 @@ class LayerTensors:
     """What the layer sees without a pattern."""
     data: Mapping[str, object] = field(default_factory=dict)
     """Arrays that the base mask reads."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap)."""
+    sinks: Any = None
+    """fp32 tensor [Hq]: a further logit of each head, whose key has no value; masks keep it."""
+    score: Score | None = None
+    """What softmax sees in place of scale * q . k, such as a position bias."""
+    tables: Mapping[str, object] = field(default_factory=dict)
+    """What the formula of the score reads."""
+
+    def logits(self, scores: Any, b: int, first: int) -> Any:
+        """What softmax sees of scores.
+
+        Args:
+            scores: fp32 [Hq, rows, N], scale * q . k of one sequence; b: which one.
+            first: the query of the first row.
+
+        Returns:
+            A new tensor like `scores`; `scores` where softmax sees them as they are.
+        """
+        if self.softcap is not None:
+            return (scores / self.softcap).tanh_().mul_(self.softcap)
+        if self.score is None:
+            return scores
+        torch = torch_module()
+        rows, n = scores.shape[1:]
+        formula = ScoreOf(self.score.inputs, self.tables, n, n)
+        q, k = (x.reshape(-1) for x in np.indices((rows, n)))
+        found = torch.empty_like(scores)
+        for head, own in enumerate(scores):
+            logits = formula(own.double().cpu().numpy().reshape(-1), q + first, k, head, b)
+            found[head] = torch.from_numpy(logits.value.reshape(rows, n).copy())
+        return found
 
 
 @dataclass(frozen=True)
@@ -86,7 +122,8 @@ class Tensors:
 
 def tensors(
     q: object, k: object, v: object = None, *, base: Mask | None = None,
-    scale: float | None = None, source: str = "tensors", device: object = None,
+    scale: float | None = None, softcap: float | None = None, sink_logits: object = None,
+    source: str = "tensors", device: object = None,
 ) -> Tensors:  # fmt: skip
     """Layers of q, k and v, checked.
 
@@ -96,6 +133,8 @@ def tensors(
         v: as k with any last dimension; k itself when None, so that outputs mean little.
         base: what every layer sees without a pattern; causal() when None.
         scale: factor of q . k; D^-1/2 when None.
+        softcap: scores become softcap * tanh(score / softcap).
+        sink_logits: [layers, Hq] or [Hq], a further logit of each head, whose key has no value.
         source: where they are from, for reports.
         device: where to compute; where the tensors are when None.
 
@@ -108,7 +147,12 @@ def tensors(
     for name, given in (("q", q), ("k", k), ("v", k if v is None else v)):
         if given is None:
             raise BadTensors(source, f"{name} is missing", at=name)
-        x = torch.as_tensor(given) if device is None else torch.as_tensor(given, device=device)
+        try:
+            x = torch.as_tensor(given, device=device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BadTensors(
+                source, f"{name} is no array of numbers: {reason(error)}", at=name
+            ) from None
         if x.ndim == 4:
             x = x[None]
         if x.ndim != 5 or 0 in x.shape:
@@ -117,11 +161,19 @@ def tensors(
             raise BadTensors(source, f"{name} holds {x.dtype}, which is no float", at=name)
         found[name] = x
     _check(source, *found.values())
-    dim = found["q"].shape[-1]
+    count, _, heads, _, dim = found["q"].shape
+    sinks: Any = [None] * count
+    if sink_logits is not None:
+        given = torch.as_tensor(sink_logits, device=found["q"].device).float()
+        if tuple(given.shape) not in ((heads,), (count, heads)):
+            what = f"sink_logits has shape {list(given.shape)}, expected [{heads}]"
+            raise BadTensors(source, f"{what} or [{count}, {heads}]", at="sink_logits")
+        sinks = given.expand(count, heads)
     layers = tuple(
         LayerTensors(
             index, found["q"][index], found["k"][index], found["v"][index],
             dim**-0.5 if scale is None else scale, causal() if base is None else base,
+            softcap=softcap, sinks=sinks[index],
         )
         for index in range(len(found["q"]))
     )  # fmt: skip
@@ -140,7 +192,9 @@ def _check(source: str, q: Any, k: Any, v: Any) -> None:
 
 
 def read_npz(path: str | Path, *, base: Mask | None = None, device: object = None) -> Tensors:
-    """Tensors of a file with arrays q, k and, for outputs, v; `scale` where it is not D^-1/2.
+    """Tensors of a file with arrays q, k and, for outputs, v.
+
+    It may have `scale`, where that is not D^-1/2, `softcap` and `sink_logits`, see `tensors`.
 
     Args:
         path: *.npz, as `numpy.savez` writes it; nothing in it is unpickled.
@@ -150,20 +204,38 @@ def read_npz(path: str | Path, *, base: Mask | None = None, device: object = Non
     Raises:
         BadTensors: the file cannot be read, or arrays are missing or do not fit (MC730).
     """
-    from zipfile import BadZipFile
-
     name = str(path)
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files if key in ("q", "k", "v", "scale")}
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError, TypeError) as error:
-        raise BadTensors(name, f"it cannot be read as *.npz: {error}", at=name) from None
+            arrays = {key: file[key] for key in file.files if key in _ARRAYS}
+    except UNREADABLE as error:
+        raise BadTensors(name, f"it cannot be read as *.npz: {reason(error)}", at=name) from None
     for key in ("q", "k"):
         if key not in arrays:
             raise BadTensors(name, f"it has no array {key}", at=name)
-    scale = float(arrays["scale"]) if "scale" in arrays else None
+    scale, softcap = (_number(name, key, arrays.get(key)) for key in ("scale", "softcap"))
     q, k, v = (_readable(arrays.get(key)) for key in "qkv")
-    return tensors(q, k, v, base=base, scale=scale, source=name, device=device)
+    return tensors(
+        q, k, v, base=base, scale=scale, softcap=softcap, sink_logits=arrays.get("sink_logits"),
+        source=name, device=device,
+    )  # fmt: skip
+
+
+_ARRAYS = ("q", "k", "v", "scale", "softcap", "sink_logits")
+
+
+def _number(name: str, key: str, array: Any) -> float | None:
+    """A file's number; None where it has none of this name.
+
+    Raises:
+        BadTensors: it is something else (MC730).
+    """
+    if array is None:
+        return None
+    if array.size != 1 or array.dtype.kind not in "fiu":
+        what = f"{key} is {array.dtype} of shape {list(array.shape)}, expected one number"
+        raise BadTensors(name, what, at=name)
+    return float(array.item())
 
 
 def _readable(array: Any) -> Any:
@@ -178,7 +250,8 @@ def capture(
 ) -> Tensors:
     """q, k and v of a model of transformers, as its attention function gets them.
 
-    Rotary embeddings and the scale are the model's; the mask of each layer is what the model says.
+    Rotary embeddings, scale, soft-cap, sink logits and position bias are the model's, as is the
+    mask of each layer: what is found of these tensors speaks of the model's own attention.
 
     Args:
         model: any model that uses transformers' attention interface.
@@ -188,7 +261,8 @@ def capture(
 
     Raises:
         ModelNotServed: the model computes attention by itself (MC605).
-        BadTensors: no such layer called its attention (MC730).
+        BadTensors: no such layer called its attention, layers differ in their lengths, or one has
+            something that is not kept (MC730).
         ExtraMissing: transformers is not installed (MC507).
     """
     from maskc.evaluate.models import attention_of
@@ -196,14 +270,45 @@ def capture(
     torch = torch_module()
     wanted = None if layers is None else set(layers)
     found: list[LayerTensors] = []
+    name = type(model).__name__
 
-    def note(number: int, layer: Any, q: Any, k: Any, v: Any, scale: float) -> None:
+    def note(number: int, q: Any, k: Any, v: Any, mask: Mask, options: Mapping[str, Any]) -> None:
         if wanted is None or number in wanted:
-            found.append(LayerTensors(number, q, k, v, scale, layer.mask, layer.data))
+            found.append(_layer(name, number, q, k, v, mask, **options))
 
     with attention_of(model, note, compute), torch.no_grad():
         model(input_ids=input_ids, use_cache=False)
     if not found:
         asked = "none" if wanted is None else ", ".join(map(str, sorted(wanted)))
-        raise BadTensors(type(model).__name__, f"no attention layer of {asked} ran", at="layers")
-    return Tensors(tuple(found), type(model).__name__)
+        raise BadTensors(name, f"no attention layer of {asked} ran", at="layers")
+    for each in found:
+        n_q, n_kv, n = each.q.shape[2], each.k.shape[2], found[0].q.shape[2]
+        if (n_q, n_kv) != (n, n):
+            what = f"layer {each.layer} has {n_q} queries and {n_kv} keys, and layer"
+            what = f"{what} {found[0].layer} has {n} queries: name layers that are alike"
+            raise BadTensors(name, what, at="layers")
+    return Tensors(tuple(found), name)
+
+
+def _layer(
+    name: str, number: int, q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None,
+    softcap: float | None = None, sink_logits: Any = None, score: Score | None = None,
+    dropout_p: float = 0.0, **data: Any,
+) -> LayerTensors:  # fmt: skip
+    """What one call of `maskc.attention` computes with.
+
+    Raises:
+        BadTensors: the call has a keyword that changes its result and is not kept (MC730).
+    """
+    read = () if score is None else score.inputs.names
+    own = {key: data.pop(key) for key in declared_names(mask) & data.keys()}
+    tables = {key: data.pop(key) for key in read if key in data}
+    other = [key for key, value in data.items() if value is not None]
+    other += ["dropout_p"] * bool(dropout_p) + ["a score that hides pairs"] * (
+        score is not None and score.mask is not None
+    )
+    if other:
+        raise BadTensors(name, f"the attention of layer {number} takes {other[0]}", at="model")
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    sinks = None if sink_logits is None else sink_logits.detach().float()
+    return LayerTensors(number, q, k, v, scale, mask, own, softcap, sinks, score, tables)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from maskc.core.errors import TextTooShort, UsageMistake
+from maskc.core.unreadable import UNREADABLE, reason
 
 _MODULES = ("argparse", "decimal", "doctest", "pathlib", "tarfile", "tokenize", "typing", "zipfile")
 
@@ -36,9 +37,9 @@ def read_text(path: str) -> str:
         data = Path(path).read_bytes()
         if path.endswith((".dz", ".gz")):
             data = gzip.decompress(data)
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         hint = "give a file of text, such as --text book.txt"
-        raise UsageMistake(f"cannot read {path}: {error}", hint, at="--text") from None
+        raise UsageMistake(f"cannot read {path}: {reason(error)}", hint, at="--text") from None
     return data.decode("utf-8", errors="replace")
 
 

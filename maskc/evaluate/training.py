@@ -202,10 +202,10 @@ def digits() -> Task:
     """
     try:
         from sklearn.datasets import load_digits
-    except ImportError:
-        from maskc.core.errors import ExtraMissing
+    except ImportError as error:
+        from maskc.core.errors import not_imported
 
-        raise ExtraMissing("the task of digits", "scikit-learn", "evaluate") from None
+        raise not_imported(error, "the task of digits", "scikit-learn", "evaluate") from error
     images, labels = load_digits(return_X_y=True)
     pixels, labels = images.astype(np.int64), labels.astype(np.int64)
     held = np.arange(len(labels)) % 5 == 0

@@ -39,6 +39,10 @@ class RowRange:
     full: TileRange
 
 
+_OPERATIONS = 200_000
+"""isl operations worth spending on ranges. Masks of grids ask for three at most that do not exist,
+each of which takes a second with five times as many."""
+
 NOTHING = TileRange(E.ALWAYS, E.ZERO, E.ZERO)
 
 
@@ -61,7 +65,7 @@ def _ranges(shape: Expr, tile: TileShape, sides: tuple[int, ...]) -> tuple[RowRa
     names = sorted(E.symbols(shape) - {"q", "k", "n_q", "n_kv"}, key=lambda name: int(name[1:]))
     universe = Universe(("q", "k"), ("n_q", "n_kv", *names))
     try:
-        with budget():
+        with budget(_OPERATIONS):
             live = tile_classes(shape, tile, universe).live
             full = solid_tiles(shape, tile, universe)
             return tuple(

@@ -15,7 +15,7 @@ from maskc.analysis.witness import Candidate, Question, candidates, proved
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import Held
-from maskc.core.data import DataDecl, DataKind, unknown_keyword
+from maskc.core.data import DataDecl, DataKind
 from maskc.core.difference import Difference
 from maskc.core.errors import BadLength, CheckFailed, MaskcError, Undecided, WrongHeads
 from maskc.core.evaluate import evaluate
@@ -24,6 +24,7 @@ from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING
 from maskc.core.source import SourceLoc, caller
+from maskc.core.unknown import unknown_keyword
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import selects, walk
 from maskc.dsl.not_a_mask import not_a_mask

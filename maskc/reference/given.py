@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.data import QUESTION, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
+from maskc.core.data import QUESTION, CuSeqlens, DataDecl, DataKind, Parents
 from maskc.core.errors import DataMissing, DataRange, DataShape, DataType, NotAnArray
+from maskc.core.unknown import unknown_keyword, wrong_ids
 
 Read = np.ndarray | CuSeqlens | Parents | tuple["Read", ...]
 """What `read` makes of the data of one declaration."""
@@ -190,7 +191,10 @@ def of_queries(decl: DataDecl, given: Read, n_q: int, n_kv: int) -> np.ndarray:
 
 def _ids(name: str, given: Read, length: int) -> np.ndarray:
     if not isinstance(given, CuSeqlens):
-        return vector(name, given, length)
+        ids = np.asarray(given)
+        if ids.shape != (length,):
+            raise wrong_ids(name, ids, length, f"[{length}]")
+        return ids
     array = np.asarray(given.array)
     if array.ndim != 1:
         raise DataShape(name, array.shape, "[documents + 1]", at=name)

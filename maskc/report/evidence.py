@@ -15,31 +15,44 @@ _SHOWN_LAYERS = 40
 """Layers that are shown one by one; of more, every second."""
 
 
-def quality_blocks(found: Evaluation) -> Iterator[Block]:
-    """What was looked at, what it cannot show, and each pattern beside the others."""
+def dense_words(each: Evaluated, found: Evaluation) -> str:
+    """What to know of a mask that keeps every pair of dense attention at an evaluation's length."""
+    return (
+        f"{each.name} keeps every pair of {found.base} at N = {found.n:,}: these numbers are of "
+        "dense attention. Evaluate it at a larger --n, or with --budget."
+    )
+
+
+def quality_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
+    """What was looked at, what it cannot show, and the mask beside the others.
+
+    Args:
+        own: the row of the report's mask.
+    """
     many = "1 sequence" if found.sequences == 1 else f"{found.sequences} sequences"
     yield Words(
         f"On {found.source}: {many} of {found.n:,} tokens. Shares are of the pairs of {found.base}."
     )
+    yield Words(f"In these tables the mask is called {own.name}.")
+    if own.is_dense:
+        yield Words(dense_words(own, found))
     for text in found.cannot_show:
         yield Words(f"What this cannot show: {text}")
-    own = [each for each in found.patterns if each.role != "ablation"]
-    yield from _losses(own)
-    yield from _trained(own)
+    rows = [each for each in found.patterns if each.role != "ablation"]
+    yield from _losses(rows)
+    yield from _trained(rows)
     yield from _layers(own)
     yield Command(found.command or "maskc evaluate")
 
 
-def ablation_blocks(found: Evaluation) -> Iterator[Block]:
+def ablation_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
     """The mask without each of its terms, and beside it."""
-    own = [each for each in found.patterns if each.role == "ablation"]
-    if not own:
+    without = [each for each in found.patterns if (each.role, each.of) == ("ablation", own.name)]
+    if not without:
         yield Words("The evaluation has no ablations: `maskc evaluate --ablate` makes them.")
         return
-    names = dict.fromkeys(each.of for each in own)
-    whole = [each for each in found.patterns if each.name in names]
-    yield Words("The mask first, then without each of its terms:")
-    yield from _losses([*whole, *own])
+    yield Words(f"The mask first, then without each of its terms, at N = {found.n:,}:")
+    yield from _losses([own, *without])
 
 
 def significance_blocks(found: Evaluation) -> Iterator[Block]:
@@ -133,12 +146,11 @@ def _trained(patterns: Sequence[Evaluated]) -> Iterator[Block]:
         yield Table(heads, rows, frozenset(range(3, 8)))
 
 
-def _layers(patterns: Sequence[Evaluated]) -> Iterator[Block]:
-    """Retained mass of each layer, mean over heads, of the first pattern."""
-    first = next((each for each in patterns if each.information is not None), None)
-    if first is None or first.information is None:
+def _layers(own: Evaluated) -> Iterator[Block]:
+    """Retained mass of each layer, mean over heads."""
+    if own.information is None:
         return
-    layers = first.information.layers
+    layers = own.information.layers
     step = 1 if len(layers) <= _SHOWN_LAYERS else 2
     rows = [
         (f"{one.layer}", f"{sum(one.retained) / len(one.retained):.3f}",
@@ -146,6 +158,6 @@ def _layers(patterns: Sequence[Evaluated]) -> Iterator[Block]:
          f"{sum(one.output_error) / len(one.output_error):.3f}")
         for one in layers[::step]
     ]  # fmt: skip
-    yield Words(f"{first.name}, layer by layer: retained mass, and the error of outputs.")
+    yield Words(f"{own.name}, layer by layer: retained mass, and the error of outputs.")
     heads = ("layer", "retained", "worst head", "best head", "output error")
     yield Table(heads, rows, frozenset(range(5)))

@@ -19,7 +19,12 @@ from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.report.document import Block, Code, Command, Document, Figure, Section, Table, Words
 from maskc.report.drawings import growth_chart, map_of
-from maskc.report.evidence import ablation_blocks, quality_blocks, significance_blocks
+from maskc.report.evidence import (
+    ablation_blocks,
+    dense_words,
+    quality_blocks,
+    significance_blocks,
+)
 from maskc.verify.samples import sample_data
 from maskc.viz import words
 from maskc.viz.explorer.sources import pattern_text
@@ -28,7 +33,7 @@ from maskc.viz.picture import KernelTiles, numbers_of, picture
 from maskc.viz.terminal import render
 
 if TYPE_CHECKING:
-    from maskc.evaluate import Evaluation
+    from maskc.evaluate import Evaluated, Evaluation
     from maskc.layout.tiles.numbers import Numbers
     from maskc.plan.types import KernelPlan
     from maskc.verify.sweep import Growth
@@ -77,6 +82,8 @@ class Subject:
     measurement: Measurement | None = None
     why_not_measured: str = ""
     evaluation: Evaluation | None = None
+    evaluated: Evaluated | None = None
+    """The row of the evaluation that is about this mask; None without an evaluation."""
     made_up: Sequence[str] = ()
     """Names of the arrays that were made up."""
     _counted: dict[int, Mapping[tuple[int, ...], Numbers]] = field(default_factory=dict, repr=False)
@@ -156,15 +163,18 @@ def _summary_rows(subject: Subject) -> Iterator[tuple[str, str]]:
             crossed = [str(each) for each in growth.crossovers if each.rival == "dense"]
             if crossed:
                 yield f"Measured here, {growth.direction}", crossed[0]
-    evaluation = subject.evaluation
-    if evaluation is not None and evaluation.patterns:
-        first = evaluation.patterns[0]
-        if first.information is not None:
-            yield "Attention retained", f"{first.information.retained} of the dense probability"
-        if first.perplexity is not None:
+    evaluation, own = subject.evaluation, subject.evaluated
+    if evaluation is not None and own is not None:
+        at = f"at N = {evaluation.n:,}"
+        if own.is_dense:
+            yield "Quality", dense_words(own, evaluation)
+        if own.information is not None:
+            yield f"Attention retained {at}", f"{own.information.retained} of dense probability"
+        if own.perplexity is not None:
+            lost = own.perplexity
             yield (
-                "Perplexity without training",
-                (f"{first.perplexity.perplexity:.4g}, dense {first.perplexity.dense:.4g}"),
+                f"Perplexity without training {at}",
+                f"{lost.perplexity:.4g}, dense {lost.dense:.4g}",
             )
 
 
@@ -402,14 +412,15 @@ def _verification(subject: Subject) -> Iterator[Block]:
             for row in found.rows if row["impl"] == "maskc"
         ]  # fmt: skip
         yield Table(("N", "pass", "largest error", "verdict"), rows, frozenset({0, 2}))
-        yield Command(found.command)
+        if found.command:
+            yield Command(found.command)
     yield Words("More lengths, probes with keys of NaN, and random cases:")
     yield Code(f"maskc verify {subject.words} {_options(subject)}\nmaskc test {subject.words}")
 
 
 def _speed(subject: Subject) -> Iterator[Block]:
     found = subject.measurement
-    if found is None:
+    if found is None or all(row["ms"] is None for row in found.rows):
         yield Words(f"Not run: {subject.why_not_measured}.")
         return
     rivals = found.about.get("rivals")
@@ -484,8 +495,8 @@ def _twin(series: Mapping[str, Mapping[int, float]], say: Callable[[float], str]
 
 
 def _quality(subject: Subject) -> Iterator[Block]:
-    if subject.evaluation is not None:
-        yield from quality_blocks(subject.evaluation)
+    if subject.evaluation is not None and subject.evaluated is not None:
+        yield from quality_blocks(subject.evaluation, subject.evaluated)
         return
     yield Words("Not run here. It needs a model, or q, k and v of one. What would fill this:")
     yield Code(
@@ -496,10 +507,10 @@ def _quality(subject: Subject) -> Iterator[Block]:
 
 def _ablations(subject: Subject) -> Iterator[Block]:
     yield from _terms(subject)
-    if subject.evaluation is None:
+    if subject.evaluation is None or subject.evaluated is None:
         yield Words("What each term does for quality was not run: see the section on quality.")
     else:
-        yield from ablation_blocks(subject.evaluation)
+        yield from ablation_blocks(subject.evaluation, subject.evaluated)
 
 
 def _significance(subject: Subject) -> Iterator[Block]:

@@ -150,7 +150,7 @@ def _placed(q: Any, x: Any, name: str, shape: tuple[int, int]) -> tuple[Any, int
     x = library(x, name)
     view, device = array_of(x, name), array_of(q, "q").device
     if view.dtype != DType.float32.value:
-        raise WrongDType(name, view.dtype, DType.float32.value, "convert it to fp32", at=name)
+        raise WrongDType(name, view.dtype, "reads float32 here", "convert it to fp32", at=name)
     if view.device != device:
         raise WrongDevice(name, view.device[0], "this call", device[0], at=name)
     if view.shape != shape or view.strides != contiguous(shape):

@@ -23,19 +23,20 @@ from maskc.core import score as S
 from maskc.core.abi import SCORE
 from maskc.core.bundle import Bundle
 from maskc.core.captured import Held
+from maskc.core.data import CALL
 from maskc.core.errors import (
     BadOption,
-    BadShape,
     DataMissing,
-    DataUnknown,
     MixedLibraries,
     ScoreIndex,
     ScoreOption,
     ScoreTable,
     WrongDevice,
+    WrongRank,
 )
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
 from maskc.core.tensors import HOST, Array, Device, contiguous, singles
+from maskc.core.unknown import unknown_keyword
 from maskc.dispatch.options import CallOptions
 from maskc.runtime.arrays.known import (
     LIBRARIES,
@@ -273,8 +274,7 @@ class ScoredMask(CompiledMask):
         given = _Given({name: x for name, x in data.items() if name not in self._slots})
         for name in given:
             if name not in self._own and not self._needs_data:
-                known = ", ".join([*self._slots, *sorted(self._own)]) or "none"
-                raise DataUnknown(name, known, "check the spelling", at=name)
+                raise unknown_keyword(name, [*self._slots, *self._own], CALL)
         for name in self._slots:
             if name in self._own and name in data:  # the mask reads it, too
                 given[name] = data[name]
@@ -331,7 +331,7 @@ class ScoredMask(CompiledMask):
         of_q, of_k = (tuple(getattr(x, "shape", ())) for x in (q, k))
         for name, shape in (("q", of_q), ("k", of_k)):
             if len(shape) != 4:
-                raise BadShape(name, shape, "four dimensions", at=name)
+                raise WrongRank(name, shape, at=name)
         n_q, n_kv = int(of_q[2]), int(of_k[2])
         return {
             "q": n_q, "k": n_kv, "h": int(of_q[1]), "b": int(of_q[0]), "n_q": n_q, "n_kv": n_kv

@@ -55,7 +55,8 @@ def bench_mask(
         case: mask, sizes, dtype and data.
         target: what the mask is compiled for; it decides where everything runs.
         directions: among "fwd" and "bwd"; a direction that the target lacks is left out.
-        repeats: rounds of the timing, at least 1.
+        repeats: rounds of the timing; 0 checks the mask and times nothing: ms, live_tflops,
+            tokens_per_s and peak_bytes are None, and rivals are left out.
         progress: told, in a few words, what happens next.
         nvtx: mark the calls of each implementation as ranges for profilers, where PyTorch has CUDA.
         without: rivals to leave out.
@@ -82,7 +83,8 @@ def bench_mask(
         notes.append(f"{case.name} bwd: target {target.name} has no such kernels")
         directions = tuple(each for each in directions if each != "bwd")
     runners = [_maskc(case, tensors, attn, "bwd" in directions)]
-    runners += _rivals(case, tensors, pairs, "bwd" in directions, notes, frozenset(without))
+    if repeats:
+        runners += _rivals(case, tensors, pairs, "bwd" in directions, notes, frozenset(without))
     if nvtx and (why := _no_ranges()):
         nvtx = False
         notes.append(f"{case.name}, nvtx: {why}")
@@ -109,21 +111,30 @@ def bench_mask(
                 continue
             checked[runner.impl] = runner, verdict
         timed = {}
-        for name, (runner, _) in checked.items():
+        for name, (runner, _) in checked.items() if repeats else ():
             scope = partial(_range, case, runner, direction) if nvtx else runner.scope
             timed[name] = Timed(runner.call(direction, tensors.dout), scope)
         peaks = {name: peak_bytes(each.run, tensors.device) for name, each in timed.items()}
-        for name, ms in take_turns(timed, repeats, tensors.device).items():
-            verdict = checked[name][1]
-            speed = case.flops(live, direction) / ms / 1e9
+        times = take_turns(timed, repeats, tensors.device) if repeats else {}
+        for name, (_, verdict) in checked.items():
             finite = bool(np.isfinite(verdict.error))
             found.append({
                 "case": case.name, "impl": name, "direction": direction, "n_q": case.n_q,
-                "n_kv": case.n_kv, "pairs": live, "ms": short(ms), "live_tflops": short(speed),
-                "tokens_per_s": short(case.batch * case.n_q / ms * 1e3), "peak_bytes": peaks[name],
+                "n_kv": case.n_kv, "pairs": live,
+                **_speeds(case, direction, live, times.get(name)), "peak_bytes": peaks.get(name),
                 "error": short(verdict.error) if finite else None, "ok": verdict.ok,
             })  # fmt: skip
     return found, notes
+
+
+def _speeds(case: Case, direction: str, live: int, ms: float | None) -> Row:
+    """What a row says of milliseconds a call; None where nothing was timed."""
+    if ms is None:
+        return {"ms": None, "live_tflops": None, "tokens_per_s": None}
+    return {
+        "ms": short(ms), "live_tflops": short(case.flops(live, direction) / ms / 1e9),
+        "tokens_per_s": short(case.batch * case.n_q / ms * 1e3),
+    }  # fmt: skip
 
 
 def keep_and_live(case: Case, tensors: Tensors, pairs: Pairs | None = None) -> tuple[Keep, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maskc.core.errors import ExtraMissing, UsageMistake
+from maskc.core.errors import UsageMistake, not_imported
 from maskc.viz import words
 from maskc.viz.picture import Cells, Panel, Picture, Raster
 
@@ -52,8 +52,8 @@ def style() -> AbstractContextManager[None]:
     """
     try:
         import matplotlib
-    except ImportError:
-        raise ExtraMissing("drawing PNG and SVG", "matplotlib", "figures") from None
+    except ImportError as error:
+        raise not_imported(error, "drawing PNG and SVG", "matplotlib", "figures") from error
     settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE}
     context: AbstractContextManager[None] = matplotlib.rc_context(settings)
     return context

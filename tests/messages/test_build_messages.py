@@ -18,7 +18,7 @@ from maskc.build import build
 from maskc.core import errors
 from maskc.core.bundle import SourceUnit, TensorMap
 from maskc.core.dtypes import DType
-from maskc.core.errors import MaskcError, SharedMemoryExceeded
+from maskc.core.errors import MaskcError, SharedMemoryExceeded, not_imported
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.source import SourceLoc
@@ -126,17 +126,18 @@ TEXTS = {
     "MC401": (
         lambda: call(k=zeros(2, 2, 7, 16)),
         "MC401 k  k has shape (2, 2, 7, 16), expected (2, 2, 7, 32) (batch of q or 1, "
-        "compiled head_dim)\n"
+        "head_dim of q)\n"
         "    hint: q is [B, Hq, Nq, D], k is [B, Hkv, Nkv, D], v is [B, Hkv, Nkv, Dv]",
     ),
     "MC402": (
         lambda: call(k=zeros(2, 3, 7, 32), v=zeros(2, 3, 7, 48)),
         "MC402 k  q has 4 heads and k has 3: the first must be a multiple of the second\n"
-        "    hint: grouped-query attention shares each key/value head among Hq / Hkv query heads",
+        "    hint: grouped-query attention shares each key/value head among Hq / Hkv query heads; "
+        "tensors [B, N, H, D] need layout='bshd'",
     ),
     "MC403": (
-        lambda: call(v=np.zeros((2, 2, 7, 48))),
-        "MC403 v  v is float64, but this kernel was compiled for float32\n"
+        lambda: call(q=np.zeros((2, 4, 5, 32))),
+        "MC403 q  q is float64, but this kernel was compiled for float32\n"
         "    hint: convert it to float32: kernels store bfloat16, float16, float32, "
         "float8_e4m3fn, and compute in "
         "fp32",
@@ -159,7 +160,7 @@ TEXTS = {
     "MC407": (
         lambda: call(softcap=-1),
         "MC407 softcap  softcap must be a number in 1e-30 .. 1e+30, found -1\n"
-        "    hint: see help(maskc.CompiledMask.__call__)",
+        "    hint: see help(maskc.attention) and help(maskc.CompiledMask.__call__)",
     ),
     "MC408": (
         lambda: on_gpu(pointer=4104),
@@ -266,6 +267,43 @@ TEXTS = {
         "it was written with\n"
         "    hint: compile the mask with mask.compile",
     ),
+    "MC437": (
+        lambda: mc.scaled_dot_product_attention(*3 * [zeros(2, 2, 5, 16)], np.ones((5, 5), int)),
+        "MC437 attn_mask  attn_mask must hold booleans or floating-point numbers, found ndarray of "
+        "int64\n"
+        "    hint: compare first: attn_mask=attn_mask != 0 keeps the pairs of ones",
+    ),
+    "MC438": (
+        lambda: call(v=np.zeros((2, 2, 7, 48))),
+        "MC438 v  q is float32, and v is float64\n"
+        "    hint: convert one to the dtype of the other; torch.autocast converts all three",
+    ),
+    "MC439": (
+        lambda: mc.attention(*3 * [zeros(1, 2, 5, 16)], mc.causal(), 0.0, True),
+        "MC439 mask  mc.attention takes q, k, v and mask by place, and 2 more stand behind "
+        "them\n"
+        "    hint: give them by name, as in scale=0.1; mc.scaled_dot_product_attention takes "
+        "PyTorch's arguments in PyTorch's order",
+    ),
+    "MC440": (
+        lambda: mc.documents("doc").dense(32, doc=np.array([0, 16, 32])),
+        "MC440 doc  'doc' has shape (3,), expected [32]; its values rise from 0 as cumulative "
+        "lengths do\n"
+        "    hint: mark cumulative lengths: doc=mc.cu_seqlens(...)",
+    ),
+    "MC441": (
+        lambda: mc.attention(*3 * [zeros(2, 5, 16)], mc.causal()),
+        "MC441 q  q has shape (2, 5, 16), expected four dimensions\n"
+        "    hint: q is [B, Hq, Nq, D]: q[None] adds a dimension; mc.scaled_dot_product_attention "
+        "also takes [H, N, D] and [N, D], and mc.attention(cu_seqlens_q=) packed tokens "
+        "[tokens, H, D]",
+    ),
+    "MC442": (
+        lambda: mc.causal()(zeros(1, 2, 5, 16)),
+        "MC442 mask  a mask is a set of pairs and no function\n"
+        "    hint: mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a "
+        "function",
+    ),
     "MC413": (
         lambda: through_torch(None, None, *[nested()] * 3, {}, False),
         "MC413 q  q is a nested tensor\n"
@@ -347,6 +385,21 @@ def surroundings(request, monkeypatch, tmp_path):
         monkeypatch.setenv("CC", "no-such-cc")
     if request.node.name.endswith("[MC507]"):
         monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+
+
+def test_a_package_that_cannot_be_imported():
+    """Its own reason is said, and stays the cause; one that is missing is MC507."""
+    broken = ImportError("operator torchvision::nms does not exist\nsecond line")
+    assert str(not_imported(broken, "mc.x", "transformers", "hf")) == (
+        "MC644  mc.x needs transformers, which is installed and cannot be imported: "
+        "operator torchvision::nms does not exist\n"
+        "    hint: versions of its dependencies may not fit it: pip install --upgrade 'maskc[hf]', "
+        "or see what `import transformers` says by itself"
+    )
+    missing = ModuleNotFoundError("No module named 'transformers'", name="transformers")
+    assert str(not_imported(missing, "mc.x", "transformers", "hf")) == (
+        "MC507  mc.x needs transformers, which is not installed\n    hint: pip install 'maskc[hf]'"
+    )
 
 
 @pytest.mark.parametrize("code", TEXTS)

@@ -79,6 +79,19 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     np.savez("x.npz", q=of(1, 1, 4, 8))
     assert text_of(lambda: read_npz("x.npz")) == "MC730 x.npz  x.npz: it has no array k\n" + _SHAPES
+    np.savez("scale.npz", q=of(1, 1, 4, 8), k=of(1, 1, 4, 8), scale=["a", "b"])
+    assert text_of(lambda: read_npz("scale.npz")) == (
+        "MC730 scale.npz  scale.npz: scale is <U1 of shape [2], expected one number\n" + _SHAPES
+    )
+    np.savez("text.npz", q=["a"], k=["b"])
+    assert text_of(lambda: read_npz("text.npz")).startswith(
+        "MC730 q  text.npz: q is no array of numbers: "
+    )
+    np.savez("sinks.npz", q=of(1, 1, 4, 8), k=of(1, 1, 4, 8), sink_logits=of(3))
+    assert text_of(lambda: read_npz("sinks.npz")) == (
+        "MC730 sink_logits  sinks.npz: sink_logits has shape [3], expected [1] or [1, 1]\n"
+        + _SHAPES
+    )
     assert text_of(lambda: read_npz("none.npz")).startswith(
         "MC730 none.npz  none.npz: it cannot be read as *.npz: "
     )

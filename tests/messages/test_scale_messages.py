@@ -1,4 +1,4 @@
-"""The full text of every refusal around sequences that ranks share (MC700 to MC708)."""
+"""The full text of every refusal around sequences that ranks share (MC700 to MC709)."""
 
 # ruff: noqa: E501 - messages stand here as they are printed
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import maskc as mc
-from maskc.core.errors import MaskcError, RankLost, RanksDisagree
+from maskc.core.errors import MaskcError, RankLost, RankRefused, RanksDisagree
 from maskc.distributed import plan
 
 torch = pytest.importorskip("torch")
@@ -43,6 +43,17 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: plan(mc.documents("doc"), 64, 2, heads=HEADS).work(0),
         "MC702 plan  the mask reads doc, which the plan was not given\n"
         "    hint: call plan.given(doc=...) with the data of all tokens, step by step",
+    ),
+    "a name": (
+        lambda: plan(mc.documents("doc"), 64, 2, heads=HEADS).given(dok=[0] * 64),
+        "MC702 dok  no mask reads 'dok'\n    hint: they read doc",
+    ),
+    "ranking": (
+        lambda: plan(mc.topk(4, of=mc.causal(), score="indexer"), 64, 2, heads=HEADS).given(
+            index_q=0
+        ),
+        "MC702 index_q  index_q ranks keys: calls give it, a plan reads none of it\n"
+        "    hint: mc.distributed.attention(q, k, v, plan, index_q=...), this rank's tokens of it",
     ),
     "whole": (
         lambda: plan(mc.causal(), 64, 1, heads=HEADS).shard(torch.zeros(1, 65)),
@@ -86,6 +97,11 @@ def test_of_several_ranks():
     assert str(other) == (
         "MC703 plan  ranks disagree about the plan: rank 0 has another one than 1, 3\n"
         "    hint: make the plan from the same masks, lengths, heads and data on every rank"
+    )
+    refused = RankRefused("1, 3", "MC401", at="group")
+    assert str(refused) == (
+        "MC709 group  the call ended on all ranks: rank 1, 3 raised MC401\n"
+        "    hint: the output of that rank has the whole error; the next call may go on"
     )
     lost = RankLost(3, 1, 4, "Connection closed by peer", at="group")
     assert str(lost) == (

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from maskc.distributed import attending
+from maskc.distributed import attending, groups
 from maskc.distributed.groups import Ranks
 
 _here = threading.local()
@@ -54,8 +54,9 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.distributed, "P2POp", _Op)
     monkeypatch.setattr(torch.distributed, "batch_isend_irecv", start)
-    monkeypatch.setattr(attending, "ranks_of", lambda plan, group: _here.ranks)
-    monkeypatch.setattr(attending, "agree", lambda *parts: None)
+    alone = Ranks(None, 0, 1, (0,))
+    monkeypatch.setattr(attending, "ranks_of", lambda plan, group: getattr(_here, "ranks", alone))
+    monkeypatch.setattr(groups, "exchanged", lambda ranks, device, own: [own] * ranks.size)
 
 
 def run(size: int, job: Callable[[int], Any]) -> list[Any]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import maskc as mc
 from maskc.distributed import passes, plan
 from maskc.distributed.exchange import Rows
-from maskc.distributed.groups import Ranks
+from maskc.distributed.groups import Accord, Ranks
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
 """Of a result's distance from one process, relative to its norm."""
@@ -121,9 +121,9 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
         dropout = asked(None, options.pop("dropout_p"), options.pop("dropout_seed"))
     work = made.work(rank, None, drops or score is not None)
     _, tables = case.drawn(device)
-    step = passes.Step(work, Ranks(None, rank, size, ()), options, case.deterministic, dropout,
-                          made.once(("kernels",), dict), made.n, score, tables,
-                          tuple(tables))  # fmt: skip
+    accord = Accord(made, Ranks(None, rank, size, ()), device)
+    step = passes.Step(made, work, accord, options, case.deterministic, dropout,
+                       made.once(("kernels",), dict), score, tables, tuple(tables))  # fmt: skip
     hq, hkv, dim = case.heads
 
     def zeros(heads: int, tokens: int) -> torch.Tensor:

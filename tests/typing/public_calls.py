@@ -38,3 +38,15 @@ local(2, True)  # type: ignore[call-arg]
 mc.causal().layout(8, block=128)  # type: ignore[arg-type]
 mc.causal().compile()  # type: ignore[call-arg]
 mc.attention(1, 2, 3, local)  # type: ignore[call-overload]
+
+assert_type(mc.patterns.longformer(window=4), mc.Mask)
+assert_type(mc.patterns.names(), tuple[str, ...])
+assert_type(mc.testing.check(local(), examples=1), int)
+assert_type(mc.scaled_dot_product_attention(q, q, q, None, 0.0, True, scale=0.5), Any)
+assert_type(mc.nn.Attention(mc.causal()), mc.nn.Attention)
+assert_type(mc.evaluate.load("name"), tuple[Any, Any])
+assert_type(mc.distributed.plan(mc.causal(), 8, 2), mc.distributed.Plan)
+
+mc.scaled_dot_product_attention(q, q, q, None, 0.0, True, 0.5)  # type: ignore[call-arg]
+mc.attention(q, q, q, local(), 0.5)  # type: ignore[call-overload]
+mc.paterns.longformer()  # type: ignore[attr-defined]

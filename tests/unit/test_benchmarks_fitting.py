@@ -16,7 +16,7 @@ import maskc as mc
 from benchmarks.calibration import PROBES, forced, sources, units, work_of
 from benchmarks.contest import Ask
 from benchmarks.fitting import BY_HAND, GHZ, Sample, calibrate, card, fits, non_negative, with_fits
-from maskc.core.cost import Card, Cost
+from maskc.core.cost import Card, Cost, Tally
 from maskc.core.dtypes import DType
 from maskc.core.errors import UsageMistake
 from maskc.core.problem import Direction
@@ -83,6 +83,19 @@ def test_coefficients_are_recovered(timed):
             assert abs(getattr(fit.cost, name) - getattr(want, name)) <= 1, (fit, want)
         assert fit.launch_us == pytest.approx(LAUNCH_US, abs=0.01)
         assert fit.worst < 1e-3
+
+
+def test_rows_with_one_tile_and_tiles_of_dq_are_told_apart():
+    """Where samples count them."""
+    rng, cost = np.random.default_rng(0), Cost("usual", 2520, 4121, 1040, lone=1004, query=7608)
+    made = []
+    for counts in rng.integers(1, 10_000, (12, 5)):
+        rows, tiles, masked, lone, queries = map(int, counts)
+        tally = Tally(rows, tiles, masked, lone, queries)
+        ms = cost.cycles(tally) / (PROCESSORS * GHZ * 1e6) + 3 * LAUNCH_US / 1e3
+        made.append(Sample("backward", 64, "usual", *counts[:3], 3, ms, lone, queries))
+    (fit,) = fits(made, PROCESSORS)
+    assert fit.cost == cost
 
 
 def test_noise_is_averaged(timed):
@@ -152,7 +165,8 @@ def test_other_lines_stay(timed):
                 continue
             costs = own[fit.source].pop(str(fit.head_dim), None) or {}
             old.setdefault(fit.source, {}).pop(str(fit.head_dim), None)
-            assert all(costs[mode].keys() == {"row", "tile", "masked"} for mode in costs)
+            terms = {"row", "tile", "masked", "lone", "query"}
+            assert all(costs[mode].keys() == terms for mode in costs)
         assert made == before
         assert with_fits(text, "sm_90a", found, measured_card) == text
 
@@ -198,6 +212,8 @@ def test_from_results_that_were_kept(timed, tmp_path):
         "row": 3183,
         "tile": 694,
         "masked": 200,
+        "lone": 0,
+        "query": 0,
     }
 
 

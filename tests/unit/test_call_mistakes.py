@@ -12,14 +12,23 @@ import maskc as mc
 from maskc import driver, questions
 from maskc.core.data import CALL, QUESTION, RESERVED, SELECTING
 from maskc.core.errors import (
+    ArgumentsByPlace,
     BadOption,
+    DataShape,
     DataUnknown,
+    DTypesDiffer,
+    LengthsNotIds,
+    MaskCalled,
     MaskcError,
     MixedLibraries,
     NotAMask,
+    NotAnAttnMask,
+    NotAScore,
     ReservedName,
     UnknownDType,
+    WrongDevice,
     WrongDType,
+    WrongRank,
 )
 from maskc.runtime import CompiledMask, GeneratedMask
 
@@ -111,6 +120,89 @@ def test_what_the_hints_say_works():
         np.testing.assert_array_equal(mask.dense(8), live)
 
 
+# ------------------------------------------------------------------ masks of other libraries
+
+
+def stand_in(library: str, name: str) -> object:
+    """An object of a class of another library, which need not be installed."""
+    return type(name, (), {"__module__": library})()
+
+
+XFORMERS = "xformers.ops.fmha.attn_bias"
+SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask"
+ROW, COLUMN = np.arange(5)[:, None], np.arange(8)
+RULES = {
+    (XFORMERS, "LowerTriangularMask"): ROW >= COLUMN,
+    (XFORMERS, "LowerTriangularFromBottomRightMask"): ROW + 3 >= COLUMN,
+    (SPLASH, "CausalMask"): ROW >= COLUMN,
+    (SPLASH, "FullMask"): (ROW >= 0) & (COLUMN >= 0),
+}
+"""Objects without numbers, and what they keep of 5 queries and 8 keys."""
+WORDS = {
+    (XFORMERS, "BlockDiagonalMask"): "doc=mc.cu_seqlens(x.q_seqinfo.seqstart)",
+    (XFORMERS, "BlockDiagonalCausalMask"): 'mc.documents("doc") & mc.causal()',
+    (XFORMERS, "BlockDiagonalCausalFromBottomRightMask"): "cu_seqlens_k=x.k_seqinfo.seqstart",
+    (XFORMERS, "BlockDiagonalCausalLocalAttentionMask"): "mc.window(w - 1)",
+    (XFORMERS, "BlockDiagonalPaddedKeysMask"): 'mc.intervals("keys")',
+    (XFORMERS, "BlockDiagonalCausalWithOffsetPaddedKeysMask"): 'mc.intervals("keys")',
+    (XFORMERS, "BlockDiagonalCausalWithOffsetGappyKeysMask"): 'mc.intervals("keys")',
+    (XFORMERS, "PagedBlockDiagonalPaddedKeysMask"): "a pool of pages",
+    (XFORMERS, "LocalAttentionFromBottomRightMask"): "mc.window(window_left, window_right)",
+    (XFORMERS, "LowerTriangularMaskWithTensorBias"): "score=mc.scores.bias()",
+    (XFORMERS, "AttentionBias"): "docs/porting.md",
+    (SPLASH, "LocalMask"): 'mc.window(left, right, align="start")',
+    (SPLASH, "MultiHeadMask"): "mc.per_head([...])",
+    (SPLASH, "NumpyMask"): "mc.from_bool(array)",
+}
+
+
+@pytest.mark.parametrize("kind", [*RULES, *WORDS], ids=lambda kind: kind[1])
+def test_masks_of_other_libraries(kind: tuple[str, str]):
+    wrong = stand_in(*kind)
+    hints = []
+    for call in (
+        lambda: mc.attention(Q, Q, Q, wrong),
+        lambda: mc.attention(Q, Q, Q, attn_bias=wrong),
+        lambda: mc.causal() & wrong,
+        lambda: mc.scaled_dot_product_attention(Q, Q, Q, wrong),
+    ):
+        with pytest.raises((NotAMask, NotAnAttnMask)) as caught:
+            call()
+        assert f"found {kind[1]}" in str(caught.value)
+        hints.append(str(caught.value).split("hint: ")[1])
+    if kind in WORDS:
+        assert all(WORDS[kind] in hint for hint in hints)
+    else:
+        found = eval(hints[0].removeprefix("write "), {"mc": mc})
+        np.testing.assert_array_equal(found.dense(5, 8), RULES[kind])
+
+
+def test_intervals_are_masks_of_padded_keys():
+    rng = np.random.default_rng(1)
+    of_q, starts, lengths = np.array([0, 3, 7, 9]), np.array([0, 6, 12]), np.array([4, 6, 1])
+    q, k = rng.standard_normal((1, 2, 9, 16), np.float32), rng.standard_normal((1, 2, 18, 16))
+    k = k.astype(np.float32)
+    which = np.repeat(np.arange(3), np.diff(of_q))
+    out = mc.attention(
+        q, k, k, mc.intervals("keys"), keys=(starts[which], (starts + lengths)[which])
+    )
+    for i in range(3):
+        rows, keys = slice(of_q[i], of_q[i + 1]), slice(starts[i], starts[i] + lengths[i])
+        alone = mc.attention(q[:, :, rows], k[:, :, keys], k[:, :, keys], mc.full())
+        np.testing.assert_allclose(out[:, :, rows], alone, atol=1e-6)
+
+
+def test_torchs_causal_bias_is_named():
+    bias = pytest.importorskip("torch.nn.attention.bias")
+    for wrong, hint in (
+        (bias.causal_upper_left(8, 8), 'write mc.causal(align="start")'),
+        (bias.causal_lower_right(8, 8), "write mc.causal()"),
+    ):
+        with pytest.raises(NotAMask) as caught:
+            mc.attention(Q, Q, Q, wrong)
+        assert str(caught.value).endswith(hint)
+
+
 # ------------------------------------------------------------------ names
 
 TAKES_DATA = {
@@ -124,11 +216,14 @@ TAKES_DATA = {
 """Every callable whose keywords are data, too."""
 
 
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 @pytest.mark.parametrize("name", TAKES_DATA)
 def test_no_name_of_data_is_a_keyword_of_a_call(name: str):
     parameters = inspect.signature(TAKES_DATA[name]).parameters.values()
     assert any(each.kind is each.VAR_KEYWORD for each in parameters)
-    named = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
+    named = {each.name for each in parameters if each.kind not in _ANY_NUMBER}
     assert named <= RESERVED
 
 
@@ -178,6 +273,67 @@ def test_an_unknown_keyword_names_all_that_there_are():
             question(8, dox=ids)
         assert "did you mean 'doc'?" in str(caught.value)
         assert all(name in str(caught.value) for name in QUESTION)
+
+
+MATRIX = np.tri(8, dtype=bool)
+ELSEWHERE: dict[str, tuple[object, str]] = {
+    "attn_mask": (MATRIX, "mc.scaled_dot_product_attention"),
+    "attn_bias": (MATRIX.astype(np.float32), "mc.scaled_dot_product_attention"),
+    "attention_mask": (MATRIX[0], "kept=attention_mask.bool()"),
+    "key_padding_mask": (MATRIX[0], "kept=~key_padding_mask"),
+    "mask_mod": (lambda b, h, q, k: q >= k, "mc.from_mask_mod"),
+    "score_mod": (lambda s, b, h, q, k: s, "score=mc.from_score_mod(score_mod)"),
+    "causal": (True, "is_causal=True"),
+    "is_casual": (True, "did you mean 'is_causal'?"),
+    "softmax_scale": (0.5, "scale="),
+    "sm_scale": (0.5, "scale="),
+    "max_seqlen_q": (8, "max_seqlen= is the promise"),
+    "window": (3, "window_size="),
+    "logits_soft_cap": (3.0, "softcap="),
+    "s_aux": (np.zeros(2), "sink_logits="),
+    "dropout": (0.1, "dropout_p="),
+    "block_table": (MATRIX, "a pool of pages"),
+    "return_attn_probs": (True, "return_lse=True"),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_keywords_of_other_libraries_are_told_what_to_write(name: str):
+    value, hint = ELSEWHERE[name]
+    with pytest.raises(NotAMask) as missing:
+        mc.attention(Q, Q, Q, **{name: value})
+    attn = mc.causal().compile(16, dtype="float32", target="cpu")
+    score = {"score": mc.scores.soft_cap(3.0)}
+    unknown = []
+    for call in (
+        attn,
+        lambda *qkv, **more: mc.attention(*qkv, mc.causal(), **more),
+        lambda *qkv, **more: mc.attention(*qkv, mc.causal(), **score, **more),
+        lambda *qkv, **more: mc.attention(*qkv, is_causal=True, **more),
+    ):
+        with pytest.raises(DataUnknown) as caught:
+            call(Q, Q, Q, **{name: value})
+        unknown.append(str(caught.value))
+    if name not in ("attn_bias",):  # of which a mask speaks by what it holds
+        assert all(hint in text.split("hint: ")[1] for text in unknown)
+    assert hint in str(missing.value).split("hint: ")[1]
+
+
+def test_a_mask_under_another_name():
+    with pytest.raises(NotAMask, match=r"mask= takes it: mc.attention\(q, k, v, mask=attn_mask\)"):
+        mc.attention(Q, Q, Q, attn_mask=mc.causal())
+
+
+def test_data_without_a_mask_that_reads_them():
+    with pytest.raises(NotAMask, match=r'found None, and doc=[\s\S]*mc.documents\("doc"\)'):
+        mc.attention(Q, Q, Q, doc=np.zeros(8, int))
+
+
+@pytest.mark.parametrize("place", [(None, 0.1), (mc.causal(), 0.1, True), (MATRIX, 0.0)])
+def test_arguments_behind_the_mask_go_by_name(place: tuple[object, ...]):
+    with pytest.raises(ArgumentsByPlace, match="scaled_dot_product_attention") as caught:
+        mc.attention(Q, Q, Q, *place)
+    assert isinstance(caught.value, TypeError)
 
 
 def test_options_in_messages_are_those_of_the_call():
@@ -239,6 +395,133 @@ def test_other_dtypes_say_which_there_are():
             mc.attention(*[x.to(torch.complex64)] * 3, mc.causal())
         with pytest.raises(WrongDType):
             mc.causal().compile(16, dtype="float32", target="cpu")(x, x, x)
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_dtypes_that_differ_speak_of_the_tensors(name: str):
+    torch = pytest.importorskip("torch")
+    attn = mc.causal().compile(16, dtype="float32", target="cpu")
+    for x in (Q, torch.from_numpy(Q), torch.from_numpy(Q).requires_grad_()):
+        half = x.astype(np.float16) if isinstance(x, np.ndarray) else x.half()
+        given = {"q": x, "k": x, "v": x, name: half}
+        for call in (attn, lambda q, k, v: mc.attention(q, k, v, mc.causal())):
+            with pytest.raises(DTypesDiffer) as caught:
+                call(**given)
+            assert f"q is float32, and {name} is float16" in str(caught.value)
+            assert "compile" not in str(caught.value)
+
+
+def test_a_table_of_another_dtype_is_no_matter_of_compiling():
+    with pytest.raises(WrongDType, match="alibi_slopes is float16, but this kernel reads float32"):
+        mc.attention(Q, Q, Q, mc.causal(), alibi_slopes=np.ones(2, np.float16))
+
+
+def test_a_tensor_elsewhere_is_compared_with_q():
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(Q)
+    with pytest.raises(WrongDevice, match="k lives on meta:0, but this call runs on cpu"):
+        mc.attention(x, x.to("meta"), x, mc.causal())
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (2, 8, 16), (1, 1, 2, 8, 16)])
+def test_other_numbers_of_dimensions(shape: tuple[int, ...]):
+    torch = pytest.importorskip("torch")
+    attn = mc.causal().compile(16, dtype="float32", target="cpu")
+    score = mc.scores.soft_cap(3.0)
+    for x in (np.zeros(shape, np.float32), torch.zeros(shape), torch.zeros(shape).requires_grad_()):
+        for call in (
+            attn,
+            lambda *qkv: mc.attention(*qkv, mc.causal()),
+            lambda *qkv: mc.attention(*qkv, is_causal=True),
+            lambda *qkv: mc.attention(*qkv, mc.causal(), score=score),
+        ):
+            with pytest.raises(WrongRank, match=r"q\[None\] adds a dimension"):
+                call(x, x, x)
+
+
+def test_a_mask_is_called():
+    for mask in (mc.causal(), mc.causal() & mc.window(3), mc.per_head([mc.causal()] * 2)):
+        with pytest.raises(MaskCalled, match=r"mc.attention\(q, k, v, mask\)"):
+            mask(Q, Q, Q)
+
+
+def test_a_mask_in_place_of_a_score():
+    for wrong, hint in (
+        (mc.causal(), "a mask is the fourth argument"),
+        (mc.scores.alibi, r"call it to get a formula: mc.scores.alibi\("),
+        (Q, "score=mc.scores.bias"),
+        (lambda s: s, r"write mc.score\("),
+    ):
+        with pytest.raises(NotAScore, match=hint):
+            mc.attention(Q, Q, Q, mc.full(), score=wrong)
+    with pytest.raises(BadOption, match="found a mask, which block_mask= takes"):
+        mc.flex_attention(Q, Q, Q, mc.causal())
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    block_mask = flex.create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 8, 8, device="cpu")
+    with pytest.raises(BadOption, match="found a mask, which block_mask= takes"):
+        mc.flex_attention(Q, Q, Q, block_mask)
+
+
+def test_a_pattern_that_is_not_called():
+    with pytest.raises(AttributeError, match=r"call it to get its mask: near\(\).count"):
+        near.count(8)
+    with pytest.raises(AttributeError, match=r"a pattern has no attribute 'kount'$"):
+        near.kount(8)
+
+
+def test_a_tensor_in_place_of_pieces():
+    out, lse = mc.attention(Q, Q, Q, mc.causal(), return_lse=True)
+    torch = pytest.importorskip("torch")
+    for convert in (np.asarray, torch.as_tensor):
+        with pytest.raises(BadOption, match="outs must be a list with an array per piece"):
+            mc.merge(convert(out), convert(lse))
+
+
+def test_a_dtype_that_nobody_wrote_is_that_of_q():
+    for wrong in (Q.astype(np.int32), Q.astype(">f4")):
+        with pytest.raises(UnknownDType) as caught:
+            mc.attention(wrong, wrong, wrong, mc.causal())
+        assert caught.value.at == "q"
+
+
+def test_data_in_place_of_its_name():
+    for wrong in (np.zeros(8, int), None, 3):
+        with pytest.raises(ReservedName, match="calls give the data under this name") as caught:
+            mc.documents(wrong)
+        assert f"a {type(wrong).__name__}" in str(caught.value)
+
+
+def test_data_in_a_dictionary():
+    ids = np.zeros(8, int)
+    with pytest.raises(DataUnknown, match="each array has its own name: doc=ids"):
+        mc.attention(Q, Q, Q, mc.documents("doc"), data={"doc": ids})
+
+
+def test_lengths_in_place_of_ids():
+    mask = mc.documents("doc")
+    for call in (
+        lambda doc: mask.dense(8, doc=doc),
+        lambda doc: mc.attention(Q, Q, Q, mask, doc=doc),
+    ):
+        with pytest.raises(LengthsNotIds, match="add up to 8 as lengths do"):
+            call(np.array([3, 5]))
+
+
+def test_cumulative_lengths_without_their_mark():
+    mask, lengths = mc.documents("doc"), np.array([0, 3, 8])
+    for call in (
+        lambda doc: mask.dense(8, doc=doc),
+        lambda doc: mask.count(8, doc=doc),
+        lambda doc: mc.attention(Q, Q, Q, mask, doc=doc),
+        lambda doc: mc.attention(Q, Q[:, :, :4], Q[:, :, :4], mask, doc=doc),
+    ):
+        for doc in (lengths, lengths[None]):
+            with pytest.raises(LengthsNotIds, match=r"doc=mc.cu_seqlens\("):
+                call(doc)
+        for ids in (np.array([0, 0, 1]), np.array([0, 5, 2]), np.zeros(7, int)):
+            with pytest.raises(DataShape) as caught:
+                call(ids)
+            assert not isinstance(caught.value, LengthsNotIds)
 
 
 def test_merging_needs_one_library():

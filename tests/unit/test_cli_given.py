@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,34 @@ def test_what_cannot_be_read(here: Path, given: str, finding: str):
     np.savez("two.npz", a=IDS, b=IDS)
     done = maskc("visualize", *PACKED, "--data", given, code=2)
     assert done.stderr.startswith("MC603 --data  ")
+    assert finding in done.stderr
+
+
+@pytest.mark.parametrize(("name", "finding"), [
+    ("deep.json", "recursion"), ("huge.npy", "allocate"), ("encrypted.npz", "encrypted"),
+    ("method.npz", "compression"), ("cut.npz", "cannot read cut.npz"),
+    ("torn.npz", "cannot read torn.npz"), ("header.npy", "cannot read header.npy"),
+])  # fmt: skip
+def test_damaged_files(here: Path, name: str, finding: str):
+    """Readers raise many kinds of errors: each becomes one that names the file."""
+    Path("deep.json").write_text("[" * 100_000 + "]" * 100_000)
+    claim = b"{'descr': '<i8', 'fortran_order': False, 'shape': (10000000000000,), }"
+    for file, text in (("huge.npy", claim), ("header.npy", claim.replace(b"'<i8'", b"{1: 2}"))):
+        padded = text + b" " * (63 - (len(text) + 10) % 64) + b"\n"
+        Path(file).write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded)
+    np.savez_compressed("good.npz", doc=IDS)
+    good = Path("good.npz").read_bytes()
+    local, central = good.find(b"PK\x03\x04"), good.find(b"PK\x01\x02")
+    for file, first, second, value in (("encrypted.npz", 6, 8, 1), ("method.npz", 8, 10, 99)):
+        changed = bytearray(good)
+        changed[local + first] = changed[central + second] = value
+        Path(file).write_bytes(changed)
+    Path("cut.npz").write_bytes(good[: len(good) // 2])
+    torn = bytearray(good)
+    torn[local + 60 : local + 70] = b"\xff" * 10
+    Path("torn.npz").write_bytes(torn)
+    done = maskc("visualize", *PACKED, "--data", f"doc={name}", code=2)
+    assert done.stderr.startswith(f"MC603 --data  cannot read {name}: ")
     assert finding in done.stderr
 
 

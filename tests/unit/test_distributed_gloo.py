@@ -48,3 +48,19 @@ def test_a_rank_that_dies_is_named():
     assert told[0] is None
     assert "MC705" in told[1], told[1]
     assert "rank 0" in told[1], told[1]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "calls_that_end_early",
+        "captured_tables",
+        "data_of_a_moment",
+        "index_tensors",
+    ],
+)
+def test_two_ranks(job: str):
+    from tests.support import shared_faults
+
+    wrong = failures(ranks.run(getattr(shared_faults, job), 2, seconds=60))
+    assert not wrong, wrong

@@ -188,9 +188,13 @@ def test_the_example_of_the_architecture_is_what_the_stages_print() -> None:
         result = CliRunner().invoke(main, [*command, "--target", "sm_90a"])
         assert result.exit_code == 0, result.output
         printed += " ".join(result.output.split()) + " "
+    command = ["explain", "--expr", "causal() & (sinks(4) | window(255))", "--n", "4096"]
+    result = CliRunner().invoke(main, [*command, "--target", "sm_90a"])
+    assert result.exit_code == 0, result.output
+    printed += " ".join(result.output.split())
     quoted = re.findall(r"^(?: {4}.*\n)+", FENCE.sub("", page.read_text()), re.M)
     quoted += [block.text for block in blocks(page) if block.language == "c"]
-    assert len(quoted) == 6
+    assert len(quoted) == 7
     for block in quoted:  # "..." stands for what the page leaves out; lines may leave out others
         for part in re.split(
             r"\.\.\.|\n(?=    [a-z]+ )(?=    plan|    piece|    no|    cont)", block

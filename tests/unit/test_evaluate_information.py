@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc.core.errors import BadTensors
 
 torch = pytest.importorskip("torch")
+
+from maskc.evaluate.information import _Part  # noqa: E402
+from maskc.evaluate.tensors import LayerTensors, Tensors, _layer  # noqa: E402
 
 N, HEADS, GROUPS, DIM = 48, 4, 2, 8
 MASKS = {
@@ -122,11 +126,13 @@ def test_tokens_of_equal_attention_retain_the_share_of_keys():
 
 def test_a_file_of_tensors(tmp_path: Path):
     q, k, v = drawn()
-    np.savez(tmp_path / "x.npz", q=q, k=k, v=v, scale=0.5)
+    sinks = np.linspace(0, 1, HEADS).astype(np.float32)
+    np.savez(tmp_path / "x.npz", q=q, k=k, v=v, scale=0.5, softcap=3, sink_logits=sinks)
     read = mc.evaluate.read_npz(tmp_path / "x.npz")
     assert (read.n, read.sequences, len(read.layers)) == (N, 2, 2)
     assert read.layers[1].scale == 0.5
-    direct = mc.evaluate.tensors(q, k, v, scale=0.5)
+    assert read.layers[1].softcap == 3
+    direct = mc.evaluate.tensors(q, k, v, scale=0.5, softcap=3.0, sink_logits=sinks)
     got, same = (mc.evaluate.information_loss(MASKS, each) for each in (read, direct))
     assert got == same
 
@@ -138,6 +144,103 @@ def test_json_and_back():
     whole = mc.evaluate.Evaluation("x", N, 1, "causal()", (evaluated,), ("much",))
     assert mc.evaluate.Evaluation.from_json(whole.to_json()) == whole
     assert whole.named("w") is evaluated
+
+
+@pytest.mark.parametrize("kind", ["a cap", "sinks", "a bias"])
+def test_what_softmax_sees_beside_the_mask(kind: str):
+    """Soft-cap, sink logits and position bias belong to dense attention and to the pattern's."""
+    q, k, v = (torch.from_numpy(x[0]) for x in drawn(layers=1))
+    rng = torch.Generator().manual_seed(3)
+    bias = 3 * torch.randn(1, HEADS, N, N, generator=rng)
+    sinks = torch.linspace(-1, 3, HEADS)
+    score = mc.score(lambda s, q, k, h, b: s + mc.table("bias")[b, h, q, k])
+    more: dict[str, object] = {
+        "a cap": {"softcap": 1.5}, "sinks": {"sinks": sinks},
+        "a bias": {"score": score, "tables": {"bias": bias}},
+    }[kind]  # fmt: skip
+    layer = LayerTensors(0, q, k, v, DIM**-0.5, **more)
+    masks = {"window": mc.window(3) | mc.sinks(1), "none": mc.causal() - mc.full(),
+             "best": mc.topk(6, of=mc.causal())}  # fmt: skip
+    found = mc.evaluate.information_loss(masks, Tensors((layer,), "drawn"), resamples=5)
+
+    keys, values = (x.double().repeat_interleave(HEADS // GROUPS, 1) for x in (k, v))
+    products = q.double() @ keys.mT * DIM**-0.5
+    logits = products
+    if kind == "a cap":
+        logits = 1.5 * torch.tanh(logits / 1.5)
+    if kind == "a bias":
+        logits = logits + bias.double()
+    of_sinks = sinks if kind == "sinks" else torch.full((HEADS,), -torch.inf)
+    of_sinks = of_sinks.double()[None, :, None, None].expand(2, HEADS, N, 1)
+
+    def attended(keep: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out, log-sum-exp with the sink)."""
+        whole = torch.cat([logits.masked_fill(~keep, -torch.inf), of_sinks], -1)
+        weights = whole.softmax(-1).nan_to_num(0)
+        return weights[..., :-1] @ values, whole.logsumexp(-1)
+
+    causal = torch.ones(N, N).tril().bool()
+    dense, lse = attended(causal)
+    for name, mask in masks.items():
+        if name == "best":  # ranks by q . k, whatever softmax sees
+            ranked = products.masked_fill(~causal, -torch.inf)
+            keep = causal & (ranked >= ranked.sort(-1, descending=True).values[..., 5:6])
+        else:
+            keep = torch.from_numpy(mask.dense(N)) & causal
+        out, kept = attended(keep)
+        error = ((out - dense).norm(dim=-1) / dense.norm(dim=-1)).mean()
+        assert found[name].output_error.value == pytest.approx(float(error), abs=1e-5)
+        retained = (kept - lse).exp().mean()
+        assert found[name].retained.value == pytest.approx(float(retained), abs=1e-5)
+        assert found[name].floor - 1e-5 <= found[name].ceiling
+    assert found["window"].retained.value <= found["window"].ceiling
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "t5"])
+def test_captured_tensors_give_the_models_own_attention(kind: str):
+    """With the soft-cap, the sink logits or the position bias that the model gives it."""
+    transformers = pytest.importorskip("transformers")
+    from tests.support.models import BASE
+
+    torch.manual_seed(0)
+    ids = torch.arange(3, 3 + 24)[None]
+    if kind == "t5":
+        config = transformers.T5Config(
+            vocab_size=64, d_model=32, d_kv=16, d_ff=32, num_layers=2, num_heads=2,
+            relative_attention_num_buckets=8, relative_attention_max_distance=16,
+        )  # fmt: skip
+        model = transformers.T5EncoderModel._from_config(config)
+        outputs = [block.layer[0].SelfAttention.o for block in model.encoder.block]
+    else:
+        of_kind = {
+            "gemma2": (transformers.Gemma2Config, {"attn_logit_softcapping": 2.0}),
+            "gpt_oss": (transformers.GptOssConfig, {"num_local_experts": 2,
+                                                    "num_experts_per_tok": 1}),
+        }  # fmt: skip
+        make, more = of_kind[kind]
+        model = transformers.AutoModelForCausalLM.from_config(make(**BASE, **more))
+        outputs = [layer.self_attn.o_proj for layer in model.model.layers]
+    for weight in model.parameters():
+        weight.data.mul_(4)
+    seen: list[torch.Tensor] = []
+    for each in outputs:
+        each.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    given = mc.evaluate.capture(model, ids)
+    for layer, out in zip(given.layers, seen, strict=True):
+        assert (layer.softcap, layer.sinks, layer.score) != (None, None, None)
+        heads, dim = layer.q.shape[1], layer.v.shape[-1]
+        part = _Part(layer, 0, 0, 24, torch.from_numpy(layer.base.dense(24, **layer.data)))
+        right = out[0].view(24, heads, dim).transpose(0, 1)
+        torch.testing.assert_close(part.out, right, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_not_kept_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """A keyword of attention that changes its result, and is no part of tensors."""
+    x = torch.zeros(1, 1, 4, 8)
+    with pytest.raises(BadTensors, match="takes alibi_slopes"):
+        _layer("a model", 3, x, x, x, mc.causal(), alibi_slopes=torch.ones(1))
+    with pytest.raises(BadTensors, match="takes dropout_p"):
+        _layer("a model", 3, x, x, x, mc.causal(), dropout_p=0.5)
 
 
 def test_a_layer_of_a_model():

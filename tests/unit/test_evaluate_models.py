@@ -353,6 +353,15 @@ def test_the_command_on_tensors(tmp_path: Path):
     )  # fmt: skip
     shares = [one["share"] for one in solved["patterns"]]
     assert len(shares) == 2
+    by_itself = maskc_json("evaluate", "streaming", *tensors, "--budget", "25", "--beside", "none")
+    (own,) = by_itself["patterns"]
+    assert 0.2 < own["share"] <= 0.25
+    whole = maskc("evaluate", "streaming", *tensors, "--beside", "none").stdout
+    assert f"streaming keeps every pair of causal() at N = {N}" in whole
+    sliding = ("evaluate", "--expr", "causal() & window(param('w', 50))", "--set", "w=3", *tensors,
+               "--beside", "none")  # fmt: skip
+    (own,) = maskc_json(*sliding)["patterns"]
+    assert own["pairs"] == (mc.causal() & mc.window(3)).count(N)
     assert 0.1 < shares[0] <= 0.125 < 0.2 < shares[1] <= 0.25
     np.save(tmp_path / "far.npy", far := rng.random(N) < 0.3)
     words = ("evaluate", "--expr", "causal() & flags('far')", *tensors, "--beside", "window")
@@ -363,5 +372,8 @@ def test_the_command_on_tensors(tmp_path: Path):
     names = [one["name"].split()[0] for one in json.loads(few.stdout)["patterns"]]
     assert names == ["mask", "window"]
     assert "left out: no bigbird from " in few.stderr
-    for wrong in (["--beside", "no_such"], ["--budget", "0"], ["--solve", "w"], ["--budget", "x"]):
+    for wrong in (["--beside", "no_such"], ["--budget", "0"], ["--solve", "w"], ["--budget", "x"],
+                  ["--budget", "12.5"]):  # fmt: skip
         maskc("evaluate", "--expr", "causal()", *tensors, *wrong, code=2)
+    said = maskc("evaluate", "bigbird_itc", *tensors, "--budget", "12.5", code=2).stderr
+    assert "several whole numbers" in said, said

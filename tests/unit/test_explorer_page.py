@@ -229,6 +229,59 @@ def test_sliders_move_map_and_price_without_a_rebuild(opened):
     check_cells(page, moved.dense(500), 4)
 
 
+def shown_in(page, pane, text):
+    """Wait until a pane says something."""
+    where = f"document.querySelector('section[aria-label={pane}]')"
+    B.settled(page, f"{where}.textContent.includes({json.dumps(text)})")
+
+
+@pytest.mark.parametrize("text", [
+    "causal() | window(7)", "topk(16, of=causal()) | window(7)",
+    "topk(512, of=causal()) | window(127)",
+])  # fmt: skip
+def test_terms_that_others_absorb_are_drawn(opened, text):
+    """Their parameters stand in no formula of the whole mask, and in the terms of Why."""
+    mask = mc.parse(text)
+    page = opened(model_of(mask, 300))
+    assert page.evaluate("maskcExplorer.drawable")
+    assert "53 bits" not in page.inner_text("footer")
+    # the hull of both selections is causal(), which window() exceeds nowhere
+    check_pairs(page, mc.causal().dense(300), 0, 0, 1)
+    page.evaluate("maskcExplorer.map.point(20, 14)")
+    shown_in(page, "Why", "window(window)")
+
+
+def test_statements_follow_the_parameters(opened):
+    """What was proved, planned and predicted is of the mask as it was written."""
+    page = opened(model_of(STREAMING, 4096, other=mc.causal() & mc.window(40)))
+    compare, price = "section[aria-label=Compare]", "section[aria-label=Price]"
+    assert "at all lengths" in page.inner_text(compare)
+    assert "By the cost model, a call of these lengths runs" in page.inner_text(price)
+    taken = page.evaluate("maskcExplorer.model.taken")
+    assert f"tiles of {taken['tile'][0]} x {taken['tile'][1]}" in taken["said"]
+    assert page.evaluate("maskcExplorer.tile") == taken["tile"]
+    assert "one head" in page.inner_text(price).lower()
+    assert "roofline of 16 heads" in page.inner_text(price).lower()
+    page.evaluate("maskcExplorer.map.point(200, 160)")
+    shown_in(page, "Why", "no pair is tested")
+    page.evaluate("maskcExplorer.setParam('window', 43)")
+    shown_in(page, "Compare", "nothing is proved")
+    for text in ("Proved", "at all lengths", "At other lengths"):
+        assert text not in page.inner_text(compare)
+    assert "a call of these lengths runs" not in page.inner_text(price)
+    assert "as it was written" in page.inner_text("section[aria-label=Source]")
+    page.evaluate("maskcExplorer.setParam('window', maskcExplorer.parameters[1].value)")
+    shown_in(page, "Compare", "at all lengths")
+
+
+def test_made_up_data_are_called_so(opened):
+    (entry,) = entries(None, "documents('doc') & causal()", (), None)
+    made = Models(entry, None, Asked(("cpu",), 64, "float32", None), Arrays(0), 300, 300)
+    page = opened(made({}))
+    assert "Made up, not yours: doc." in page.inner_text("footer")
+    assert "Made up, not yours: doc." in page.inner_text("section[aria-label=Price]")
+
+
 def test_keys_and_text_twin(opened):
     page = opened(model_of(STREAMING, 300))
     page.focus(".map")
@@ -251,6 +304,10 @@ def test_keys_and_text_twin(opened):
     assert f"{STREAMING.count(300):,} of 90,000 pairs are live" in "\n".join(lines)
     page.keyboard.press("?")
     assert page.evaluate("document.querySelector('dialog').open")
+    page.keyboard.press("m")
+    assert page.evaluate("maskcExplorer.state.mode") == "tiles"
+    page.keyboard.press("Escape")
+    assert not page.evaluate("document.querySelector('dialog').open")
 
 
 def test_sources_by_keys(opened, tmp_path):

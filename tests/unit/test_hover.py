@@ -11,10 +11,12 @@ import maskc as mc
 from maskc import testing
 from maskc.runtime import CompiledMask
 
-FREE = {"data"}
-"""Keywords of a mask's own: the names of the data that it reads."""
-SEE_ANOTHER = {"CompiledMask.launch", "CompiledMask.launch_backward", "Pattern.__call__"}
-"""Their arguments are those of what their docstring names, or of somebody's own function."""
+FREE = {"data", "options"}
+"""Keywords of a mask's own, the names of the data that it reads, and those of another call."""
+SEE_ANOTHER = {
+    "CompiledMask.launch", "CompiledMask.launch_backward", "Mask.__call__", "Pattern.__call__",
+}  # fmt: skip
+"""Their arguments are those of what their docstring names, of somebody's own function, or none."""
 
 
 def public() -> Iterator[tuple[str, Callable[..., object]]]:

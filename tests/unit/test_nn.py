@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import maskc as mc
-from maskc.core.errors import BadOption, BadShape, NotAMask
+from maskc.core.errors import BadOption, BadShape, DataUnknown, NotAMask, NotAScore
 
 torch = pytest.importorskip("torch")
 
@@ -143,6 +143,111 @@ def test_one_graph_without_breaks() -> None:
         run(x).pow(2).mean().backward()
         grads.append([weight.grad.clone() for weight in model.parameters()])
     torch.testing.assert_close(*grads)
+
+
+# ------------------------------------------------------------------ formulas of the score
+
+
+def with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    """The causal mask and bias[h, clip(q - k, -8, 8) + 8], in plain PyTorch."""
+    places = (torch.arange(N)[:, None] - torch.arange(N)).clip(-8, 8) + 8
+    scores = q @ k.mT * q.shape[-1] ** -0.5 + bias[:, places]
+    seen = torch.ones(N, N, dtype=torch.bool).tril()
+    return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+
+
+def biased(kind: str) -> tuple[Any, str]:
+    """(a module with a learned bias, the name of the bias)."""
+    torch.manual_seed(1)
+    values = torch.nn.Parameter(torch.randn(H, 17))
+    if kind == "named":
+        score = mc.scores.relative(furthest=8)
+        return mc.nn.Attention(mc.causal(), score=score, bias=values), "bias"
+
+    def formula(s: Any, q: Any, k: Any, h: Any) -> Any:
+        return s + values[h, torch.clamp(q - k, -8, 8) + 8]
+
+    attend = mc.nn.Attention(mc.causal(), score=mc.score(formula))
+    return attend, next(iter(attend.state_dict()))
+
+
+@pytest.mark.parametrize("kind", ["named", "captured"])
+def test_a_bias_that_is_learned(kind: str) -> None:
+    attend, name = biased(kind)
+    q, k, v = operands(heads_kv=H)
+    assert list(attend.state_dict()) == [name]
+    (bias,) = attend.parameters()
+    want = with_bias(q, k, v, bias)
+    torch.testing.assert_close(attend(q, k, v), want, atol=1e-5, rtol=1e-5)
+    trained = [q, k, v, bias]
+    found = torch.autograd.grad(attend(q, k, v).square().sum(), trained)
+    for gradient, its in zip(found, torch.autograd.grad(want.square().sum(), trained), strict=True):
+        torch.testing.assert_close(gradient, its, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["named", "captured"])
+def test_copies_have_a_bias_of_their_own(kind: str) -> None:
+    attend, name = biased(kind)
+    q, k, v = operands(heads_kv=H)
+    file = io.BytesIO()
+    torch.save(attend, file)
+    file.seek(0)
+    for other in (copy.deepcopy(attend), torch.load(file, weights_only=False)):
+        torch.testing.assert_close(other(q, k, v), attend(q, k, v))
+        other.load_state_dict({name: torch.ones(H, 17)})
+        (bias,) = other.parameters()
+        assert bias is not next(attend.parameters())
+        torch.testing.assert_close(
+            other(q, k, v), with_bias(q, k, v, torch.ones(H, 17)), atol=1e-5, rtol=1e-5
+        )
+    assert not torch.equal(next(attend.parameters()), torch.ones(H, 17))
+
+
+@pytest.mark.parametrize("kind", ["named", "captured"])
+def test_a_learned_bias_in_one_graph(kind: str) -> None:
+    torch._dynamo.reset()
+    attend, _ = biased(kind)
+    q, k, v = operands(heads_kv=H)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), attend(q, k, v))
+
+
+def test_a_step_of_an_optimizer_reaches_the_next_call() -> None:
+    attend, _ = biased("named")
+    q, k, v = (x.detach() for x in operands(heads_kv=H))
+    optimizer = torch.optim.SGD(attend.parameters(), lr=1.0)
+    attend(q, k, v).square().sum().backward()
+    optimizer.step()
+    (bias,) = attend.parameters()
+    torch.testing.assert_close(attend(q, k, v), with_bias(q, k, v, bias), atol=1e-5, rtol=1e-5)
+
+
+def test_tables_of_the_mask_are_buffers() -> None:
+    q, k, v = operands()
+    kept = torch.arange(N) % 3 != 1
+    attend = mc.nn.Attention(mc.flags("kept"), kept=kept)
+    assert list(attend.state_dict()) == ["kept"]
+    assert not list(attend.parameters())
+    want = mc.attention(q, k, v, mc.flags("kept"), kept=kept)
+    torch.testing.assert_close(attend(q, k, v), want)
+    other = mc.attention(q, k, v, mc.flags("kept"), kept=~kept)
+    torch.testing.assert_close(attend(q, k, v, kept=~kept), other)
+
+
+def test_mistakes_of_tables() -> None:
+    bias = mc.scores.bias("half")
+    with pytest.raises(BadOption, match="half must be named otherwise"):
+        mc.nn.Attention(mc.causal(), score=bias, half=torch.zeros(N, N))
+    with pytest.raises(BadOption, match="bias must be a tensor, found list"):
+        mc.nn.Attention(mc.causal(), score=mc.scores.bias(), bias=[1.0])
+    with pytest.raises(NotAScore):
+        mc.nn.Attention(mc.causal(), score=lambda s: s)
+    unread = mc.nn.Attention(mc.causal(), biass=torch.zeros(3))
+    with pytest.raises(DataUnknown, match="'biass'"):
+        unread(*operands())
+
+
+# ------------------------------------------------------------------ several processes
 
 
 def gradients_of_two(rank: int, size: int, kind: str) -> None:

@@ -6,15 +6,19 @@ import re
 import runpy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import maskc as mc
 from maskc import driver
+from maskc.core.errors import BadParameterValue
 from maskc.reference.dense import dense
+from tests.support.thorough import examples
 
 FOLDER = Path(__file__).parents[2] / "patterns"
 FILES = sorted(FOLDER.glob("*.py"))
@@ -330,6 +334,71 @@ CASES += [
         for is_causal in (False, True)
     )
 ]
+
+
+AXIS = st.fixed_dictionaries({
+    "kernel": st.integers(1, 7), "dilation": st.integers(1, 3), "stride": st.integers(1, 5),
+    "causal": st.booleans(),
+})  # fmt: skip
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    grid=st.lists(st.integers(1, 7), min_size=1, max_size=3), axes=st.tuples(AXIS, AXIS, AXIS),
+    for_all=st.sets(st.sampled_from(["kernel", "dilation", "stride", "causal"])),
+)  # fmt: skip
+def test_neighborhoods_have_numbers_for_each_axis(grid, axes, for_all) -> None:
+    """The product of axes, each of which has its own window, dilation, stride and flag."""
+    count, n = len(grid), int(np.prod(grid))
+    axes = [{**axis, **{name: axes[0][name] for name in for_all}} for axis in axes[:count]]
+    values = {
+        name: axes[0][name] if count == 1 or name in for_all else tuple(x[name] for x in axes)
+        for name in axes[0]
+    }
+    sides = dict(zip(("width", "height"), grid[:0:-1], strict=False))
+    mask = pattern(f"natten_{count}d")(**sides, **values)
+    parts = [
+        np.array([[k in neighbours(q, size, **axis) for k in range(size)] for q in range(size)])
+        for size, axis in zip(grid, axes, strict=True)
+    ]
+    expected = reduce(np.kron, parts)
+    np.testing.assert_array_equal(mask.dense(n), expected)
+    assert mask.count(n) == expected.sum()
+
+
+def test_neighborhoods_have_as_many_numbers_as_axes() -> None:
+    for name, options in (
+        ("natten_2d", {"kernel": (3, 3, 3)}), ("natten_2d", {"causal": (True,)}),
+        ("natten_3d", {"stride": (1, 2)}), ("natten_3d", {"dilation": ()}),
+    ):  # fmt: skip
+        with pytest.raises(BadParameterValue, match="values, one for each axis, or one for all"):
+            pattern(name)(**options)
+    with pytest.raises(BadParameterValue, match=r"'causal' expects bool \| tuple, found 1.5"):
+        pattern("natten_2d")(causal=1.5)
+
+
+@pytest.mark.parametrize("text", ["true,false", "(True, False)", "[true, 0]"])
+def test_flags_for_each_axis_are_read_from_text(text: str) -> None:
+    flat = pattern("natten_2d")
+    found = flat.with_text({"width": "6", "kernel": "3", "causal": text})
+    assert found == flat(width=6, kernel=3, causal=(True, False))
+    assert flat.with_text({"causal": "true"}) == flat(causal=True) != flat()
+
+
+def test_a_draft_behind_its_cache_sees_the_context_and_its_ancestors() -> None:
+    """As the docstring of speculative_tree says: keys of the cache first, the draft's behind."""
+    context, draft = 6, [-1, -1, 0, 0, 1]  # parents among the draft; -1 is the end of the context
+    parents = [*range(-1, context - 1), *(context + parent for parent in draft)]
+    parents[context : context + 2] = [context - 1] * 2
+    expected = np.zeros((len(draft), len(parents)), dtype=bool)
+    for query in range(len(draft)):
+        token = context + query
+        while token >= 0:
+            expected[query, token], token = True, parents[token]
+    given = mc.parents(np.array(parents))
+    found = pattern("speculative_tree")().dense(len(draft), len(parents), tree=given)
+    np.testing.assert_array_equal(found, expected)
+    assert expected[:, :context].all()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

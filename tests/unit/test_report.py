@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import maskc as mc
@@ -277,9 +278,10 @@ def evaluation() -> Any:
             100, 2, 9.5, 8.25, interval(0.14), interval(1.15), 0.001, 0.004, 0.05, 0.02, False
         )
         found = ev.Retrieval(20, 7, interval(0.35), 19, 12, 0, 0.0005, 0.0015, ((0.5, 20, 7),))
-        return ev.Evaluated(name, name, role, of, 1000, 0.125, 0.125, loss, ppl, found)
+        text = "causal() & (window(9) | sinks(4))" if "mine" in name else "causal() & window(12)"
+        return ev.Evaluated(name, text, role, of, 1000, 0.125, 0.125, loss, ppl, found)
 
-    many = (one("mine <b>", "pattern", "", 0.871), one("window", "pattern", "", 0.75),
+    many = (one("window", "pattern", "", 0.75), one("mine <b>", "pattern", "", 0.871),
             one("without sinks(4)", "ablation", "mine <b>", 0.61))  # fmt: skip
     limits = ("It <i>cannot</i> show this.",)
     return ev.Evaluation("some text", 512, 2, "causal()", many, limits, "maskc evaluate mine")
@@ -295,8 +297,82 @@ def test_an_evaluation_is_shown(tmp_path: Path):
     for text in (
         "0.871 [0.861, 0.881]", "9.5", "8.25", "7 of 20", "It <i>cannot</i> show this.",
         "without sinks(4)", "0.0015", "0.004", "not shown", "0.05", "maskc evaluate mine",
+        "at N = 512", "mine <b>, layer by layer",
     ):  # fmt: skip
         assert text in found.text, text
+    said = re.search(r"Attention retained at N = 512[^0]*(\S+)", page.read_text())
+    assert said is not None
+    assert said[1] == "0.871"  # this mask's row is the second one
+    assert "dense attention. Evaluate it" not in found.text
+
+
+def test_without_timing_results_are_checked_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = ("report", "--expr", "causal() & window(9)", *QUICK, "--n", 40, "-o", tmp_path / "a.md")
+    maskc(*words)
+    text = (tmp_path / "a.md").read_text()
+    verification = text.partition("## Verification")[2].partition("## Speed")[0]
+    assert verification.count("| right |") == 2, verification
+    assert "Not run: --repeats 0 was asked for." in text.partition("## Speed")[2]
+    right = CompiledMask.__call__
+    monkeypatch.setattr(
+        CompiledMask, "__call__", lambda self, *a, **b: (right(self, *a, **b)[0] * 1.01, None)
+    )
+    assert "are wrong" in maskc(*words, "--direction", "fwd", code=3).stderr
+
+
+def test_an_evaluation_of_another_mask_is_refused(tmp_path: Path):
+    """Also where a mask of the same name, or one that keeps fewer pairs, is in it."""
+    file = tmp_path / "quality.json"
+    file.write_text(evaluation().to_json())
+    words = ("report", *QUICK, "--evaluation", file, "-o", tmp_path / "x.html")
+    done = maskc(*words, "--expr", "causal() & window(9)", code=2)
+    assert "no mask in it is proved equal to mask = causal() & window(9)" in done.stderr
+    assert "it holds window = causal() & window(12); mine <b> = causal()" in done.stderr
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_captured_arrays_and_parameters_belong_to_the_mask():
+    """Text shows neither: rows are found by a digest, and nothing is proved without one."""
+    from maskc.cli.entries import Entry
+    from maskc.cli.report import _row_of
+    from maskc.evaluate.evaluating import digest_of
+
+    def captured(ids: list[int]) -> mc.Mask:
+        doc = np.array(ids, np.int32)
+        return mc.from_mask_mod(lambda b, h, q, k: doc[q] == doc[k])
+
+    def row(mask: mc.Mask, data: dict[str, int] | None = None) -> Any:
+        return replace(
+            evaluation().patterns[0], mask=repr(mask), digest=digest_of(mask, data or {})
+        )
+
+    def found(mask: mc.Mask, one: Any, **params: int) -> bool:
+        entry = Entry("mine", mask, "", params=params)
+        try:
+            return _row_of(replace(evaluation(), patterns=(one,)), entry, "x.json") is one
+        except BadEvaluation:
+            return False
+
+    assert found(captured([0, 0, 1]), row(captured([0, 0, 1])))
+    assert not found(captured([0, 1, 1]), row(captured([0, 0, 1])))
+    sliding = mc.causal() & mc.window(mc.param("w", 5))
+    assert found(sliding, row(sliding))
+    assert found(sliding, row(sliding, {"w": 7}), w=7)
+    assert not found(sliding, row(sliding, {"w": 7}))
+    assert not found(sliding, row(sliding), w=7)
+    assert not found(sliding, replace(row(sliding), digest=""))
+    assert found(mc.causal() & mc.window(12), replace(evaluation().patterns[0], digest=""))
+
+
+def test_a_mask_that_kept_everything_says_so(tmp_path: Path):
+    """At a length within its window a mask is dense attention: numbers of that prove nothing."""
+    file, page = tmp_path / "quality.json", tmp_path / "x.md"
+    all_pairs = [replace(each, share=1.0) for each in evaluation().patterns]
+    file.write_text(replace(evaluation(), patterns=tuple(all_pairs)).to_json())
+    maskc("report", "--expr", "causal() & window(12)", *QUICK, "--evaluation", file, "-o", page)
+    assert "window keeps every pair of causal() at N = 512" in page.read_text()
 
 
 def test_parts_of_an_evaluation_that_were_not_asked_have_no_table():
@@ -311,6 +387,33 @@ def test_parts_of_an_evaluation_that_were_not_asked_have_no_table():
     nothing = replace(evaluation(), patterns=())
     (words,) = significance_blocks(nothing)
     assert "nothing was tested" in words.text
+
+
+def _with(change: dict[str, Any]) -> str:
+    return json.dumps({**evaluation().to_dict(), **change})
+
+
+_ROW = evaluation().to_dict()["patterns"][0]
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    (_with({"n": "abc"}), 'n is "abc", expected a whole number'),
+    (_with({"n": True}), "n is true, expected a whole number"),
+    (_with({"n": None}), "n is null, expected a whole number"),
+    (_with({"patterns": ["x"]}), 'patterns[0] is "x", expected an object'),
+    (_with({"patterns": "x"}), 'patterns is "x", expected a list'),
+    (_with({"patterns": [{**_ROW, "information": [1, 2]}]}),
+     "patterns[0].information is [1, 2], expected an object"),
+    (_with({"patterns": [{**_ROW, "share": "0.5"}]}),
+     'patterns[0].share is "0.5", expected a number'),
+    (_with({"environment": [["a"]]}), 'environment[0] is ["a"], expected a list of 2'),
+    ("{}", "source is missing"),
+    ("[" * 100_000, "it is no JSON"),
+])  # fmt: skip
+def test_fields_of_other_types_are_named(text: str, said: str):
+    with pytest.raises(BadEvaluation, match="MC750") as raised:
+        mc.evaluate.Evaluation.from_json(text)
+    assert said in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"source": 3}', "null", '{"patterns": [{}]}'])

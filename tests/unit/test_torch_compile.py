@@ -214,7 +214,7 @@ def test_mistakes_keep_their_codes(graphs):
         compiled(q, k, v)
     with pytest.raises(BadShape, match="k has shape"):
         compiled(q, k[..., :8].detach(), v, doc=torch.zeros(6, dtype=torch.int32))
-    with pytest.raises(Exception, match=r"MC401 q .* four dimensions"):
+    with pytest.raises(Exception, match=r"MC441 q .* four dimensions"):
         compiled(q[0].detach(), k, v)
 
 

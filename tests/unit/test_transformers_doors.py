@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import maskc as mc
-from maskc.core.errors import BadOption, DataMissing, ModelMask, NotAMask
+from maskc.core.errors import BadOption, DataMissing, ExtraMissing, ModelMask, NotAMask
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -279,3 +280,13 @@ def test_fp32_decides_where_half_precision_differs(monkeypatch: pytest.MonkeyPat
     assert "from fp32" in str(found)
     assert next(model.parameters()).dtype == torch.bfloat16
     assert not replace(found, from_fp32=(0.5, 0.1)).ok
+
+
+def test_a_transformers_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch):
+    """It is installed: the reason is its own, and the hint names an extra that exists."""
+    broken = types.ModuleType("transformers")  # `from transformers import __version__` fails
+    monkeypatch.setitem(sys.modules, "transformers", broken)
+    with pytest.raises(ExtraMissing, match="cannot be imported: cannot import name") as raised:
+        hf.register()
+    assert "'maskc[transformers]'" in str(raised.value)
+    assert isinstance(raised.value.__cause__, ImportError)

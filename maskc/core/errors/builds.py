@@ -82,6 +82,28 @@ class ExtraMissing(MaskcError):
     hint = "pip install 'maskc[{2}]'"
 
 
+class ExtraBroken(ExtraMissing):
+    """An optional package is installed, and its import fails."""
+
+    code = "MC644"
+    message = "{0} needs {1}, which is installed and cannot be imported: {3}"
+    hint = (
+        "versions of its dependencies may not fit it: pip install --upgrade 'maskc[{2}]', or see "
+        "what `import {1}` says by itself"
+    )
+
+
+def not_imported(error: ImportError, what: str, package: str, extra: str) -> ExtraMissing:
+    """The mistake behind an import that failed; raise it from the error, which is its cause.
+
+    Args:
+        what: what needs the package; extra: of maskc, which installs it.
+    """
+    if isinstance(error, ModuleNotFoundError):
+        return ExtraMissing(what, package, extra)
+    return ExtraBroken(what, package, extra, str(error).split("\n")[0])
+
+
 class BuildFailed(MaskcError):
     """A compiler refused generated source, which is a defect of maskc."""
 

@@ -107,19 +107,33 @@ class PiecesDiffer(BadShape):
     )
 
 
+class WrongRank(BadShape):
+    """q, k or v has another number of dimensions than four."""
+
+    code = "MC441"
+    message = "{0} has shape {1}, expected four dimensions"
+    hint = (
+        "q is [B, Hq, Nq, D]: q[None] adds a dimension; mc.scaled_dot_product_attention also takes "
+        "[H, N, D] and [N, D], and mc.attention(cu_seqlens_q=) packed tokens [tokens, H, D]"
+    )
+
+
 class HeadsDoNotDivide(MaskcError):
     """The query heads are not a multiple of the key/value heads."""
 
     code = "MC402"
     message = "q has {0} heads and k has {1}: the first must be a multiple of the second"
-    hint = "grouped-query attention shares each key/value head among Hq / Hkv query heads"
+    hint = (
+        "grouped-query attention shares each key/value head among Hq / Hkv query heads; tensors "
+        "[B, N, H, D] need layout='bshd'"
+    )
 
 
 class WrongDType(MaskcError):
     """A tensor has another dtype than the kernel."""
 
     code = "MC403"
-    message = "{0} is {1}, but this kernel was compiled for {2}"
+    message = "{0} is {1}, but this kernel {2}"
     hint = "{3}"
 
 
@@ -160,7 +174,7 @@ class BadOption(MaskcError):
 
     code = "MC407"
     message = "{0} must be {1}, found {2}"
-    hint = "see help(maskc.CompiledMask.__call__)"
+    hint = "see help(maskc.attention) and help(maskc.CompiledMask.__call__)"
 
 
 class Misaligned(MaskcError):
@@ -334,3 +348,46 @@ class DropoutNotRun(MaskcError):
     code = "MC432"
     message = "no kernel drops weights here: {0}"
     hint = "{1}"
+
+
+class NotAnAttnMask(MaskcError, TypeError):
+    """`mc.scaled_dot_product_attention` was given something else than an array as attn_mask."""
+
+    code = "MC437"
+    message = "attn_mask must hold booleans or floating-point numbers, found {0}"
+    hint = "{1}"
+
+
+class DTypesDiffer(WrongDType):
+    """q, k and v of a call have different dtypes."""
+
+    code = "MC438"
+    message = "q is {0}, and {1} is {2}"
+    hint = "convert one to the dtype of the other; torch.autocast converts all three"
+
+
+class ArgumentsByPlace(MaskcError, TypeError):
+    """Arguments stand behind the mask of a call, where only names tell them apart."""
+
+    code = "MC439"
+    message = "{0} takes q, k, v and mask by place, and {1} more stand behind them"
+    hint = (
+        "give them by name, as in scale=0.1; mc.scaled_dot_product_attention takes PyTorch's "
+        "arguments in PyTorch's order"
+    )
+
+
+class LengthsNotIds(DataShape):
+    """Documents were given as lengths, or as cumulative lengths without their mark."""
+
+    code = "MC440"
+    message = "{0!r} has shape {1}, expected {2}; its values {3}"
+    hint = "{4}"
+
+
+class MaskCalled(MaskcError, TypeError):
+    """A mask was called like a function or a module."""
+
+    code = "MC442"
+    message = "a mask is a set of pairs and no function"
+    hint = "mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a function"

@@ -102,7 +102,7 @@ class ReservedName(MaskcError):
 
     code = "MC111"
     message = "{0!r} cannot name data or a parameter: {1}"
-    hint = "choose another identifier, for example 'doc_ids'"
+    hint = "choose another identifier, for example 'doc_ids': calls give the data under this name"
 
 
 class NameClash(MaskcError):
@@ -251,7 +251,7 @@ class NotAScore(MaskcError, TypeError):
 
     code = "MC132"
     message = "score= expects mc.score(...), found {0}"
-    hint = "write mc.score(lambda s, q, k, h, b: ...), or mc.from_score_mod(f) for FlexAttention's"
+    hint = "{1}"
 
 
 # ---------------------------------------------------------------- pattern files

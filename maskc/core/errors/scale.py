@@ -79,3 +79,11 @@ class NetworkUnknown(MaskcError):
     exit_code = 2
     message = "no network {0!r}"
     hint = "use one of {1}, or a speed per rank such as 400Gb/s or 50GB/s"
+
+
+class RankRefused(MaskcError):
+    """Another rank's part of a call raised; the call ended on all ranks."""
+
+    code = "MC709"
+    message = "the call ended on all ranks: rank {0} raised {1}"
+    hint = "the output of that rank has the whole error; the next call may go on"

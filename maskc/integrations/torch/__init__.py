@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from maskc.core.data import OPTIONS
-from maskc.core.errors import BadShape, MixedLibraries
+from maskc.core.errors import MixedLibraries, WrongRank
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array
 from maskc.dispatch.checks import check_inputs, of_every_sequence
@@ -59,7 +59,7 @@ def attention(
         As `through_torch`.
     """
     if score is not None:
-        options.update({**_tensors_of(score.inputs.captured), **options})
+        options.update({**captured_by(score), **options})
     if options.get("dropout_p"):
         options.update(asked(q, options.pop("dropout_p"), options.pop("dropout_seed")))
         find = partial(_dropping, find)
@@ -177,9 +177,11 @@ def _dropping(find: Finder, owner: Any, *kernel: Any, **score: Any) -> Any:
     return find(owner, *kernel, **score).dropping
 
 
-def _tensors_of(captured: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that torch must see; kernels find others by themselves."""
-    return {name: x for name, x in captured.items() if isinstance(x, torch.Tensor)}
+def captured_by(score: Any) -> dict[str, Any]:
+    """The tensors that a formula of the score captured, by name: torch must see them, and kernels
+    find arrays of others by themselves."""
+    held: Mapping[str, Any] = score.inputs.captured
+    return {name: x for name, x in held.items() if isinstance(x, torch.Tensor)}
 
 
 def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
@@ -238,7 +240,7 @@ def _sizes(q: Any, v: Any) -> tuple[int, int, int]:
     if len(of_q) == 4 == len(of_v):
         return of_q[3], of_v[3], of_q[1]
     name, found = ("v", of_v) if len(of_q) == 4 else ("q", of_q)
-    raise BadShape(name, tuple(found), "four dimensions", at=name)
+    raise WrongRank(name, tuple(found), at=name)
 
 
 def _shape(v: Any) -> tuple[int, ...]:

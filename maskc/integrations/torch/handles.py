@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from maskc.core.errors import BadOption, BadShape, MaskcError, NestedTensor, NoGradient
+from maskc.core.errors import BadOption, MaskcError, NestedTensor, NoGradient, WrongRank
 from maskc.core.problem import Direction
 from maskc.integrations.torch.operators import register
 
@@ -60,12 +60,12 @@ def check_dimensions(of_q: int, of_v: int) -> None:
     """Refuse q or v without four dimensions, also from inside a trace.
 
     Raises:
-        MaskcError: with all the text of a BadShape as its only argument, which is what
+        MaskcError: with all the text of a WrongRank as its only argument, which is what
             torch.compile shows of an error.
     """
     for name, found in (("q", of_q), ("v", of_v)):
         if found != 4:
-            error = BadShape(name, f"of {found} dimensions", "four dimensions", at=name)
+            error = WrongRank(name, f"of {found} dimensions", at=name)
             raise MaskcError(str(error)) from error
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import Any
 
-from maskc.core.errors import BadOption, ExtraMissing, LibraryTooOld, ModelNotServed
+from maskc.core.errors import BadOption, LibraryTooOld, ModelNotServed, not_imported
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.integrations.transformers.asked import Check as Check
@@ -44,8 +44,10 @@ def register() -> None:
         if _release(__version__) < _release(OLDEST):
             raise LibraryTooOld("transformers", OLDEST, __version__)
         from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-    except ImportError:
-        raise ExtraMissing("maskc.integrations.transformers", "transformers", NAME) from None
+    except ImportError as error:
+        raise not_imported(
+            error, "maskc.integrations.transformers", "transformers", "transformers"
+        ) from error
     if NAME in AttentionMaskInterface._global_mapping:
         return
     prepare()

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from maskc.core.captured import HELD
-from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents, unknown_keyword
+from maskc.core.data import CALL, CuSeqlens, DataDecl, DataKind, Parents
 from maskc.core.errors import BadLength, DataMissing, DataRange, DataShape, DataType
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.selection import SHAPES
+from maskc.core.unknown import unknown_keyword, wrong_ids
 from maskc.layout.inputs import random_draw as random
 from maskc.layout.inputs.host import to_host
 from maskc.layout.inputs.max_seqlen import check_lengths_promised
@@ -249,11 +250,15 @@ def _ids(name: str, given: object, length: int, lengths: tuple[int, ...] = ()) -
     """The documents of `length` tokens; `lengths` of queries and keys, where it is for both."""
     if not isinstance(given, CuSeqlens):
         array = _integers(name, given)
-        if len(set(lengths)) < 2 or (array.ndim in (1, 2) and array.shape[-1] == length):
-            return _shaped(name, array, length)
-        queries, keys = lengths
-        wanted = f"[{length}] of all tokens, or a pair, for queries [{queries}] and keys [{keys}]"
-        raise DataShape(name, array.shape, wanted, at=name)
+        if array.ndim in (1, 2) and array.shape[-1] == length:
+            return array
+        wanted = f"[{length}] or [batch, {length}]"
+        if len(set(lengths)) == 2:
+            queries, keys = lengths
+            wanted = (
+                f"[{length}] of all tokens, or a pair, for queries [{queries}] and keys [{keys}]"
+            )
+        raise wrong_ids(name, array, length, wanted)
     ends = _integers(name, given.array)
     if ends.ndim not in (1, 2) or ends.shape[-1] < 1:
         expected = "[documents + 1] or [batch, documents + 1]"

@@ -16,7 +16,7 @@ from maskc.build import Binary
 from maskc.build.toolchain import gpus
 from maskc.core.abi import ATTENTION, Numbers, Pointers
 from maskc.core.bundle import Launch, Mode, SourceUnit
-from maskc.core.errors import ExtraMissing, NoDevice
+from maskc.core.errors import ExtraMissing, NoDevice, not_imported
 from maskc.core.problem import Features
 from maskc.core.target import Target
 from maskc.core.tensors import Shape
@@ -415,7 +415,7 @@ def _driver(device: int) -> _Bindings | _CuPy:
     except ImportError:
         try:
             import cupy
-        except ImportError:
-            raise ExtraMissing("a CUDA target", "CuPy", "cuda13") from None
+        except ImportError as error:
+            raise not_imported(error, "a CUDA target", "CuPy", "cuda13") from error
         return _CuPy(cupy, device)
     return _Bindings(driver, device)

@@ -29,6 +29,8 @@ class Shown:
     expression: str = ""
     """What names it on a command line: a pattern's name, or an expression."""
     data: Mapping[str, object] = field(default_factory=dict)
+    made_up: tuple[str, ...] = ()
+    """Names of the data that nobody gave: they are made up."""
     labels: Mapping[str, str] = field(default_factory=dict)
     stuck: tuple[tuple[str, object], ...] = ()
     """Arguments of its pattern that are no parameters, and their values."""
@@ -93,9 +95,12 @@ def _plain(value: object) -> object:
 
 
 def _mask(shown: Shown, n_q: int, n_kv: int, problem: Problem) -> Plain:
-    return mask_model(
+    found = mask_model(
         shown.mask, n_q, n_kv, n_heads=problem.n_heads, data=shown.data, labels=shown.labels
     )
+    if shown.made_up:
+        found["notes"].insert(0, f"made up, not yours: {', '.join(shown.made_up)}")
+    return found
 
 
 def _planned(shown: Shown, problem: Problem, target: Target, mask: Plain) -> Plain:

@@ -50,14 +50,26 @@ def taken(plan: KernelPlan, n_q: int, n_kv: int) -> Plain | None:
     """Which form a call of these lengths takes; None where that is not known here."""
     if max(n_q, n_kv) > _CHOSEN or any(mask.ir.data for mask in plan.masks):
         return None
-    times = part_times(plan, n_q, n_kv)
+    times, own = part_times(plan, n_q, n_kv), plan
     if times is not None and times[0] < times[1]:
         form, name = "classes", "residue classes"
     else:
         chosen = choice(plan, n_q, n_kv)
         own = plan if chosen is None else chosen[0].unit.plan
         form, name = ("boxes" if own.boxes else "tiles"), title(own)
-    return {"n_q": n_q, "n_kv": n_kv, "form": form, "said": f"a call of these lengths runs {name}"}
+    return {
+        "n_q": n_q, "n_kv": n_kv, "form": form, "said": f"a call of these lengths runs {name}",
+        "tile": [own.tile.q, own.tile.k] if form == "tiles" else None, "partial": _partial(own),
+    }  # fmt: skip
+
+
+_PARTIAL = "partial tiles"
+
+
+def _partial(plan: KernelPlan) -> str:
+    """How a kernel treats a partial tile, as its plan says."""
+    said = (each for each in plan.reasons if each.startswith(_PARTIAL))
+    return next(said, "").removeprefix(_PARTIAL).lstrip(": ") or "some of its pairs are live"
 
 
 def _boxes(plan: KernelPlan) -> Iterator[Plain]:
@@ -72,6 +84,7 @@ def _boxes(plan: KernelPlan) -> Iterator[Plain]:
             "q": list(found.q), "k": list(found.k), "most": MOST_ALONG,
             "said": f"boxes of {_by(found.q)} queries and {_by(found.k)} keys, in a grid of rows "
             f"of {along} tokens",
+            "partial": _partial(each),
             "only": f"square, whole rows of {found.period} tokens, at most {MOST_ALONG} of them",
         }  # fmt: skip
         return
@@ -97,7 +110,7 @@ def _classes(plan: KernelPlan, moved: Heads) -> Iterator[Plain]:
         "mode": "classes", "label": "Classes", "of_all": N_KV_OF_ALL, "as_built": not movable,
         "divides": [part.stride for part in plan.parts if part.aligned],
         "said": "tiles of residue classes, in which tokens that lie a stride apart are neighbours",
-        "only": _only(plan.parts, movable),
+        "only": _only(plan.parts, movable), "partial": _partial(plan.parts[0].plan),
         "parts": [_part(part, keep) for part, keep in zip(plan.parts, keeps, strict=True)],
     }  # fmt: skip
 
@@ -136,9 +149,13 @@ _PEAKS = {"NVIDIA H200": (989, 4800), "NVIDIA H100": (989, 3350)}
 
 
 def no_price(problem: Problem, why: str) -> Plain:
-    """What the page says of prices where nothing is planned."""
+    """What the page says of prices where nothing is planned.
+
+    `others` says whether a call may run something else than `tile`.
+    """
     return {
-        "tile": [128, 128], "dims": problem.head_dim + problem.head_dim_v,
+        "tile": [128, 128], "partial": "some of its pairs are live", "others": False,
+        "dims": problem.head_dim + problem.head_dim_v,
         "itemsize": problem.dtype.itemsize, "card": None, "curve": [], "why": why,
     }  # fmt: skip
 
@@ -147,7 +164,8 @@ def prices(plan: KernelPlan) -> Plain:
     """The plan's tile and, where the compiler predicts times, those of the mask and of `full()`."""
     problem, target = plan.problem, plan.target
     found = no_price(problem, "the compiler predicts no times here") | {
-        "tile": [plan.tile.q, plan.tile.k], "target": target.name,
+        "tile": [plan.tile.q, plan.tile.k], "target": target.name, "partial": _partial(plan),
+        "others": bool(plan.parts) or any(x.direction is plan.direction for x in plan.also),
         "heads": problem.n_heads or _HEADS,
     }  # fmt: skip
     card = card_of(target.name)

@@ -21,6 +21,7 @@ from maskc.core.expr_text import to_people
 from maskc.core.widths import largest, reach
 from maskc.driver import selects
 from maskc.dsl.mask import Mask
+from maskc.dsl.nodes import default_parameters
 from maskc.dsl.printer import print_short
 from maskc.dsl.slots import with_captured
 from maskc.emit.glsl_printer import shader
@@ -67,7 +68,9 @@ def mask_model(
     arrays = {name: _plain(array) for name, array in asked.arrays.items()}
     asked = replace(asked, arrays=arrays)
     inner, _ = with_captured(mask, data, n_heads)
-    params = {name: asked.params[name] for ir in asked.irs for name in ir.params}
+    # Terms may read parameters that the whole mask does not: what causal() absorbs, for example.
+    own = {name: int(data.get(name, value)) for name, value in default_parameters(inner).items()}  # type: ignore[call-overload]
+    params = own | {name: asked.params[name] for ir in asked.irs for name in ir.params}
     stored: dict[bytes, str] = {}
     pool: Plain = {}
     alike = asked.alike(0)

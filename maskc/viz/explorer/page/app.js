@@ -134,7 +134,7 @@ export class Explorer {
     }
     const divides = form.divides.every((stride) => (n_kv - n_q) % stride === 0);
     const small = form.parts.every(({ bound }) => reached(bound, { ...this.magnitudes(), [form.of_all]: n_kv }) <= MOST);
-    if (!divides || !small || (form.as_built && !this.#asBuilt())) return null;
+    if (!divides || !small || (form.as_built && !this.asBuilt())) return null;
     return this.once("form classes", () => ({ ...form, tiled: form.parts.map((part) => new ClassTiles(part, this.env(), form.of_all)), names: form.parts.map(({ name }) => name) }));
   }
 
@@ -158,7 +158,26 @@ export class Explorer {
 
   pieces() { return this.set().pieces ?? []; }
 
-  get tile() { return this.model.price?.tile ?? [128, 128]; }
+  /** What the compiler says of a call of these lengths, with these parameters; null elsewhere. */
+  get taken() {
+    const { taken } = this.model, { n_q, n_kv } = this.state;
+    return taken?.n_q === n_q && taken.n_kv === n_kv && this.asBuilt() ? taken : null;
+  }
+
+  get tile() { return this.taken?.tile ?? this.model.price?.tile ?? [128, 128]; }
+
+  /** What else there is to know of the masks that are shown, as sentences. */
+  notes() {
+    const notes = new Set(this.masks.flatMap((mask) => mask.notes));
+    return [...notes].map((note) => ` ${note[0].toUpperCase()}${note.slice(1)}.`).join("");
+  }
+
+  /** Whose tiles these are, where a call may run others. */
+  tileNote() {
+    const { taken } = this;
+    if (taken) return ` By the cost model, ${taken.said}.`;
+    return this.model.price?.others ? " Tiles are those of the plan's first source; a call may run others." : "";
+  }
 
   colors() {
     return this.once("colors", () => {
@@ -277,16 +296,17 @@ export class Explorer {
     const shaped = this.model.forms?.find(({ mode }) => mode === this.state.mode);
     if (shaped) {
       if (!this.form()) return `Lengths or parameters have no ${shaped.label.toLowerCase()}: ${shaped.only}.`;
-      const found = this.formTiles(), kinds = ["empty: no kernel loads it", "partial: the kernel tests its pairs", "full: the kernel tests no pair in it"];
+      const found = this.formTiles(), kinds = ["empty: no kernel loads it", `partial: ${shaped.partial}`, "full: the kernel tests no pair in it"];
       if (!found.length) return "No tile of any part holds this pair.";
       return found.map(({ name, kind, q, k }) => `${name === "live" ? "The" : `${name}: the`} tile of queries ${runs(q)} and keys ${runs(k)} is ${kinds[kind]}.`).join(" ");
     }
     const i = Math.floor(cursor.q / height), j = Math.floor(cursor.k / width);
     const box = [i * height, Math.min((i + 1) * height, n_q), j * width, Math.min((j + 1) * width, n_kv)];
     const live = this.counter().pairs(...box), area = (box[1] - box[0]) * (box[3] - box[2]);
-    const kind = live === area ? "full: the kernel tests no pair in it" : live ? "partial: the kernel tests its pairs" : "empty: the kernel never loads it";
+    const partial = this.taken?.partial ?? this.model.price?.partial ?? "some of its pairs are live";
+    const kind = live === area ? "full: the kernel tests no pair in it" : live ? `partial: ${partial}` : "empty: the kernel never loads it";
     const row = this.counter().tiles(box[0], box[1], 0, n_kv, height, width), wide = Math.ceil(n_kv / width);
-    return `The kernel's tile (${i}, ${j}) of ${height} x ${width}: ${count(live)} live, ${kind}. In its row, ${count(row.full + row.partial)} of ${count(wide)} tiles run.`;
+    return `Tile (${i}, ${j}) of ${height} x ${width}: ${count(live)} live, ${kind}. In its row, ${count(row.full + row.partial)} of ${count(wide)} tiles run.`;
   }
 
   #rankWords() {
@@ -294,7 +314,8 @@ export class Explorer {
     if (this.state.n_q !== n || this.state.n_kv !== n) return `The plan of ranks is for ${count(n)} tokens.`;
     const [query, key] = [cursor.q, cursor.k].map((token) => owner[edges.findLastIndex((edge) => edge <= token)]);
     const travels = query === key ? "which holds the key, too" : this.counter().holds.at(cursor.q, cursor.k) ? `to which the key travels from rank ${key}` : `rank ${key} holds the key`;
-    return `Rank ${query} runs the query, ${travels}. ${count(halo[query])} keys travel to rank ${query}.`;
+    const planned = this.asBuilt() ? ` ${count(halo[query])} keys travel to rank ${query}.` : "";
+    return `Rank ${query} runs the query, ${travels}.${planned}`;
   }
 
   price() {
@@ -306,28 +327,28 @@ export class Explorer {
       const flops = 2 * dims * live, bytes = size * dims * (n_q + width * (full + partial));
       const found = {
         live, pairs: n_q * n_kv, tile: this.tile, full, partial, area, flops, bytes,
-        forms: this.formTotals(), ranks: this.model.ranks, taken: this.model.taken?.n_q === n_q && this.model.taken.n_kv === n_kv && this.#asBuilt() ? this.model.taken.said : "",
+        forms: this.formTotals(), ranks: this.asBuilt() && n_q === n_kv && n_q === this.model.ranks?.n ? this.model.ranks : null,
         empty: Math.ceil(n_q / height) * Math.ceil(n_kv / width) - full - partial, checked: this.#checked(live),
       };
       if (price?.card) {
         const compute = (2 * dims * area) / (price.card.tflops * 1e9), memory = bytes / (price.card.gbytes * 1e6);
-        found.roof = { ms: price.heads * Math.max(compute, memory), heads: price.heads, by: compute >= memory ? "arithmetic" : "memory" };
+        const number = this.set().heads.length || price.heads;
+        found.roof = { ms: number * Math.max(compute, memory), heads: number, by: compute >= memory ? "arithmetic" : "memory" };
       }
-      const asBuilt = this.#asBuilt();
-      const point = asBuilt && price?.curve?.find(({ n }) => n === n_q && n === n_kv);
-      if (point) found.predicted = { ms: point.mask, card: price.card.name };
+      const point = this.asBuilt() && price?.curve?.find(({ n }) => n === n_q && n === n_kv);
+      if (point) found.predicted = { ms: point.mask, card: price.card.name, heads: price.heads };
       return found;
     });
   }
 
   /** Whether all parameters have the values that the compiler was given. */
-  #asBuilt() {
+  asBuilt() {
     return this.parameters.every(({ name, value }) => this.state.params[name] === value);
   }
 
   #checked(live) {
     const { n_q, n_kv } = this.state, { mask } = this.model;
-    const asked = this.#asBuilt() && n_q === mask.n_q && n_kv === mask.n_kv;
+    const asked = this.asBuilt() && n_q === mask.n_q && n_kv === mask.n_kv;
     if (!asked || this.set().live === null || Number.isNaN(live)) return "Counted exactly, here in the page.";
     const wanted = this.set().live;
     return live === wanted ? "Counted exactly; the compiler's own count is the same."
@@ -339,7 +360,7 @@ export class Explorer {
     return this.once("curve", () => {
       const points = this.model.price?.curve ?? [];
       if (!points.length || !this.drawable || this.masks[0].fixed) return [];
-      if (this.#asBuilt()) return points;
+      if (this.asBuilt()) return points;
       const [height, width] = this.tile, env = this.env();
       return points.map(({ n, dense }) => {
         const counter = new Counter(condition(this.set().keep, { ...env, n_q: n, n_kv: n }), 5e4);
@@ -349,7 +370,8 @@ export class Explorer {
   }
 
   curveWords() {
-    return this.#asBuilt() ? "Both are predicted by the compiler's cost model." : "With these parameters the mask is drawn in proportion to the pairs that run.";
+    const { heads: number } = this.model.price, of = `Of ${number} ${number === 1 ? "head" : "heads"}. `;
+    return of + (this.asBuilt() ? "Both are predicted by the compiler's cost model." : "With these parameters the mask is drawn in proportion to the pairs that run.");
   }
 
   differences() {
@@ -432,7 +454,7 @@ export class Explorer {
     this.waiting = true;
     requestAnimationFrame(() => setTimeout(() => {
       this.waiting = false;
-      for (const each of [this.why, this.pricing, this.comparing]) each.update();
+      for (const each of [this.why, this.pricing, this.source, this.comparing]) each.update();
       this.#place();
       this.#drawStrip();
       this.#twin();
@@ -476,7 +498,6 @@ export class Explorer {
     this.pricing = new Price(this);
     this.source = new Source(this);
     this.comparing = new Compare(this);
-    const notes = this.masks.flatMap((mask) => mask.notes).join("; ");
     const themes = ["", "light", "dark"];
     this.shell.append(
       make("header", {}, make("h1", {}, model.name), make("span", { class: "formula" }, this.masks[0].formula),
@@ -491,7 +512,7 @@ export class Explorer {
             make("button", { onclick: () => this.map.fit() }, "Whole"), this.legendBox),
           strip, this.canvasBox, this.twinBox),
         make("div", { class: "panes" }, ...[this.why, this.pricing, this.source, this.comparing].map(({ section }) => section))),
-      make("footer", {}, this.placeBox, this.alarm, make("span", {}, model.title ?? ""), make("span", {}, notes), make("span", { class: "help" }, "? for keys")),
+      make("footer", {}, this.placeBox, this.alarm, make("span", {}, model.title ?? ""), make("span", {}, this.notes()), make("span", { class: "help" }, "? for keys")),
       this.dialog,
     );
     this.root.append(this.shell);
@@ -645,6 +666,7 @@ export class Explorer {
   // ---------------------------------------------------------------- keys
 
   #key(event) {
+    if (this.dialog.open) return;  // its keys are the browser's: Escape closes it
     const inField = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (event.ctrlKey || event.metaKey || event.altKey || (inField && event.key !== "Escape")) return;
     const step = event.shiftKey ? 0.5 : 0.12, { map } = this;

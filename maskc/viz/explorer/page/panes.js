@@ -75,7 +75,7 @@ const LARGEST = 1 << 30;
 
 export class Price {
   constructor(explorer) {
-    Object.assign(this, pane("Price", "of one head, forward"));
+    Object.assign(this, pane("Price", "forward"));
     this.explorer = explorer;
     this.sliders = make("div");
     this.numbers = make("div");
@@ -111,7 +111,7 @@ export class Price {
     const { explorer } = this;
     for (const row of this.rows) row.show();
     if (!explorer.drawable) { this.numbers.replaceChildren(); return; }
-    const price = explorer.price(), rows = [
+    const price = explorer.price(), of = (number) => `${number} ${number === 1 ? "head" : "heads"}`, rows = [
       ["live pairs", `${count(price.live)} of ${count(price.pairs)}`, percent(price.live / price.pairs)],
       [`tiles of ${price.tile.join(" x ")}`, `${count(price.full)} full, ${count(price.partial)} partial`, `${count(price.empty)} empty`],
       ["waste", "run / live pairs", price.live ? `${(price.area / price.live).toFixed(2)} x` : "nothing runs"],
@@ -120,14 +120,18 @@ export class Price {
         : [label.toLowerCase(), `none at these lengths: ${only}`, ""])),
       ...(price.ranks ? [["ranks", `${price.ranks.ranks}, for ${count(price.ranks.n)} tokens; at most this many keys travel to one`, count(Math.max(...price.ranks.halo))]] : []),
       ["arithmetic", `${scaled(price.flops, "FLOP")}`, scaled(price.bytes, "B")],
-    ];
-    if (price.roof) rows.push(["roofline", `${price.roof.heads} heads, ${price.roof.by} bound, nothing cached`, milliseconds(price.roof.ms)]);
-    if (price.predicted) rows.push(["predicted", `the same, on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
-    this.numbers.replaceChildren(make("table", {}, make("tbody", {}, ...rows.map(([name, text, value]) =>
-      make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, text), make("td", { class: "number" }, value))))),
-    make("p", { class: "aside" }, price.checked, price.taken ? ` By the cost model, ${price.taken}.` : ""));
+    ], times = [];
+    if (price.roof) times.push([`roofline of ${of(price.roof.heads)}`, `${price.roof.by} bound, nothing cached`, milliseconds(price.roof.ms)]);
+    if (price.predicted) times.push([`predicted, ${of(price.predicted.heads)}`, `on an ${price.predicted.card}`, milliseconds(price.predicted.ms)]);
+    this.numbers.replaceChildren(table("One head", rows), make("p", { class: "aside" }, price.checked, explorer.tileNote(), explorer.notes()),
+      times.length ? table("Times of one sequence", times) : "");
     this.curve.replaceChildren(...curve(explorer));
   }
+}
+
+function table(title, rows) {
+  return make("table", {}, make("caption", {}, title), make("tbody", {}, ...rows.map(([name, text, value]) =>
+    make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, text), make("td", { class: "number" }, value)))));
 }
 
 function slider(label, title, get, set, least, most, fixed, shown) {
@@ -209,6 +213,13 @@ export class Source {
     this.body.append(make("div", { class: "tools", role: "tablist" }, ...this.tabs), this.code);
     if (files.length) this.show(0);
     else this.body.replaceChildren(make("p", { class: "aside" }, "no source of this mask"));
+  }
+
+  /** What files say is of the mask as the compiler was given it. */
+  update() {
+    const moved = "of the mask as it was written";
+    if (!this.explorer.asBuilt()) this.remark.textContent = moved;
+    else if (this.remark.textContent === moved) this.remark.textContent = "";
   }
 
   /** links of a file: [line, line of the pattern] pairs. */
@@ -294,12 +305,14 @@ export class Compare {
     const found = explorer.differences();
     const rows = [[`only in ${explorer.model.name}`, found.first], [`only in ${other.name}`, found.second], ["in both", found.both]];
     const flight = explorer.witness();
+    const proved = explorer.asBuilt();  // what was proved is of the masks as they were written
     this.answer.replaceChildren(
-      make("p", {}, verdict.said),
+      make("p", {}, proved ? verdict.said : "Parameters were moved: nothing is proved of these masks. Below are the numbers at these lengths."),
       make("p", { class: "term" }, `${other.name}: ${other.mask.formula}`),
       make("table", {}, make("tbody", {}, ...rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: "number" }, count(value)))))),
+      make("p", { class: "aside" }, explorer.notes()),
       flight ? make("button", { onclick: () => explorer.flyToWitness() }, `fly to query ${flight.q}, key ${flight.k}`) : "",
-      verdict.witness ? make("p", { class: "aside" }, verdict.witness.text) : "",
+      proved && verdict.witness ? make("p", { class: "aside" }, verdict.witness.text) : "",
     );
   }
 }

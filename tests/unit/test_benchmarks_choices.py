@@ -1,0 +1,104 @@
+"""Regret of chosen programs: what is forced, what is summed up, what the documentation quotes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.choices import CASES, _shares, regrets, samples, summary, variants
+from maskc.core.problem import Direction
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def row(name, **passes):
+    return {"case": name} | {
+        direction: {"chosen": chosen, "ms": ms} for direction, (chosen, ms) in passes.items()
+    }
+
+
+def test_regret_is_the_time_beside_the_fastest():
+    rows = [
+        row("a", forward=("x", {"chosen": 2.0, "x": 2.0, "y": 1.0})),
+        row("b", forward=("x", {"chosen": 1.0, "x": 1.0, "y": 4.0}),
+            backward=("z", {"chosen": 3.0, "z": 3.0, "w": 2.0})),
+        {"case": "c", "raised": "it"},
+    ]  # fmt: skip
+    assert list(regrets(rows)) == [
+        ("a", "forward", 2.0, "x", "y"), ("b", "forward", 1.0, "x", "x"),
+        ("b", "backward", 1.5, "z", "w"),
+    ]  # fmt: skip
+    text = summary(rows)
+    assert "forward: regret 1.414 (geometric mean of 2), worst 2.00 (a: x, fastest y)" in text
+    assert "backward: regret 1.500" in text
+
+
+def test_noise_is_no_gain():
+    """The chosen program cannot be faster than itself."""
+    rows = [row("a", forward=("x", {"chosen": 0.9, "x": 1.0}))]
+    assert [each[2] for each in regrets(rows)] == [1.0]
+
+
+def test_cases_with_the_same_kernels_stay_together():
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    shares = _shares(list(range(len(CASES))), 15)
+    assert sorted(number for share in shares for number in share) == list(range(len(CASES)))
+    (home,) = [share for share in shares if names.index("window64_d128") in share]
+    assert names.index("window1024_d128") in home
+
+
+def test_every_source_and_mode_is_forced():
+    case = next(case for case in CASES if case.name == "dilated8_d64")
+    attn = case.mask().compile(64, n_heads=case.heads, target="sm_90a")
+    forward = variants(attn, Direction.forward)
+    assert set(forward) == {"large usual", "large stream", "small usual", "small stream", "parts"}
+    for name, made in forward.items():
+        units = made.bundle.choice("sm_90a", Direction.forward)
+        if name != "parts":
+            (unit,) = units
+            assert [cost.mode for cost in unit.costs] == [name.split()[1]]
+            assert not made.bundle.parts
+
+
+def test_the_documentation_quotes_the_results():
+    rows = json.loads((RESULTS / "choices-h200.json").read_text())["rows"]
+    found = list(regrets(rows))
+    means = [
+        math.exp(np.mean([math.log(each[2]) for each in found if each[1] == direction]))
+        for direction in ("forward", "backward")
+    ]
+    page = " ".join((ROOT / "docs" / "kernels.md").read_text().split())
+    match = re.search(
+        r"On (\d+) masks and lengths on an H200, the chosen program took ([\d.]+) times "
+        r"\(forward\) and ([\d.]+) times \(backward\).*?the worst case took ([\d.]+) times", page,
+    )  # fmt: skip
+    assert match is not None
+    cases, forward, backward, worst = match.groups()
+    assert int(cases) == sum(each[1] == "forward" for each in found)
+    assert [forward, backward] == [f"{mean:.3f}" for mean in means]
+    assert worst == f"{max(each[2] for each in found):.2f}"
+
+
+@pytest.mark.parametrize("name", ["full_384_d64", "documents300_d128"])
+def test_work_of_a_timed_program(name):
+    """Counted once more by hand: rows, tiles, rows with one tile, tile rows of dq."""
+    case = next(case for case in CASES if case.name == name)
+    timed = {"small usual": 1.0, "small_backward usual": 2.0}
+    rows = [{"case": name} | {each.value: {"ms": timed} for each in Direction}]
+    forward, backward = samples(rows)
+    assert (forward.source, forward.mode, forward.ms) == ("small", "usual", 1.0)
+    assert (backward.source, backward.queries) == (
+        "small_backward", case.batch * case.heads * -(-case.n_q // 64),
+    )  # fmt: skip
+    assert backward.rows == case.batch * case.kv_heads * -(-case.n_kv // 64)
+    if name == "full_384_d64":
+        heads = case.batch * case.heads
+        assert (forward.rows, forward.tiles, forward.lone) == (heads * 6, heads * 36, 0)
+    assert forward.tiles >= forward.rows >= forward.lone

@@ -1,0 +1,137 @@
+"""The public surface: what `dir` shows, what star imports, and every name with its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from types import ModuleType
+
+import pytest
+
+import maskc as mc
+from maskc.dsl.pattern import Pattern
+
+ROOMS = ("distributed", "evaluate", "nn", "patterns", "scores", "testing")
+
+
+def own(module: ModuleType) -> list[str]:
+    """The public names of a room: those that it lists, or that it defines or passes on."""
+    if listed := getattr(module, "__all__", None):
+        return sorted(listed)
+    if hasattr(module, "__dir__") and module.__name__ == "maskc.patterns":
+        return sorted(dir(module))
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if name[0] != "_" and not isinstance(value, (ModuleType, bool))
+        and getattr(value, "__module__", module.__name__).startswith(module.__name__)
+    )  # fmt: skip
+
+
+def arguments(function: object) -> str:
+    """The arguments without their types, which differ in how Pythons write them."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ""
+    shown, named = [], False
+    for each in parameters:
+        if each.name == "self":
+            continue
+        if each.kind is each.KEYWORD_ONLY and not named:
+            shown.append("*")
+        named = named or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
+        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        default = "" if each.default is each.empty else f"={each.default!r}"
+        shown.append(f"{stars}{each.name}{default}")
+    return f"({', '.join(shown)})"
+
+
+def methods(kind: type) -> Iterator[str]:
+    """Public methods and properties that a class itself defines."""
+    for name, member in sorted(vars(kind).items()):
+        if name not in ("__call__", "__init__") and name[0] == "_":
+            continue
+        made = getattr(member, "__func__", member)
+        if inspect.isfunction(made):
+            yield f"    {name}{arguments(made)}"
+        elif isinstance(member, (property, cached_property)):
+            yield f"    {name}"
+
+
+def lines(name: str, value: object) -> Iterator[str]:
+    if isinstance(value, ModuleType):
+        yield f"{name}: module"
+    elif isinstance(value, Pattern):
+        given = ", ".join(f"{label}={default!r}" for label, _, default in value.parameters)
+        yield f"{name}({given}): pattern"
+    elif inspect.isclass(value):
+        bases = ", ".join(each.__name__ for each in value.__bases__ if each is not object)
+        yield f"{name}: class of {bases}" if bases else f"{name}: class"
+        if not issubclass(value, BaseException):
+            yield from methods(value)
+    elif callable(value):
+        yield f"{name}{arguments(value)}"
+        if not inspect.isfunction(value):
+            yield from methods(type(value))
+    else:
+        yield f"{name}: {type(value).__name__}"
+
+
+def test_every_public_name_and_its_arguments(golden) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("hypothesis")
+    found = []
+    for name in dir(mc):
+        value = getattr(mc, name)
+        found += lines(name, value)
+        if isinstance(value, ModuleType):
+            for inner in own(value):
+                found += [f"    {line}" for line in lines(inner, getattr(value, inner))]
+    golden("api.txt", "\n".join(found) + "\n")
+
+
+def test_dir_shows_public_names_alone() -> None:
+    pytest.importorskip("torch")
+    shown = dir(mc)
+    assert {*ROOMS, "attention", "causal", "CompiledMask", "to_e4m3", "__version__"} <= {*shown}
+    assert {*shown} == {*mc.__all__, "nn", "to_e4m3", "__version__"}
+    assert len({*mc.__all__}) == len(mc.__all__)
+    for name in ("api", "core", "conventions", "driver", "dsl", "TYPE_CHECKING", "import_module"):
+        assert name not in shown
+    passed_on = {
+        name for name, value in vars(mc).items()
+        if name[0] != "_" and not isinstance(value, (ModuleType, bool))
+        and getattr(value, "__module__", "maskc").startswith("maskc")
+    }  # fmt: skip
+    assert passed_on <= {*shown}, "a public name is missing in __all__"
+
+
+STAR = """
+import sys
+from maskc import *
+assert causal().count(4) == 10 and testing.check and patterns.longformer and CompiledMask
+assert "torch" not in sys.modules, "torch"
+"""
+WITHOUT = """
+import sys
+sys.modules["torch"] = None
+import inspect, maskc
+assert "nn" not in dir(maskc) and "patterns" in dir(maskc)
+inspect.getmembers(maskc)
+"""
+
+
+@pytest.mark.parametrize("program", [STAR, WITHOUT], ids=["star", "without torch"])
+def test_no_name_needs_torch_where_it_is_not(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("wrong", ["pattrns", "atention", "testng", "scaled_dot_product"])
+def test_a_misspelt_name_is_told_which_was_meant(wrong: str) -> None:
+    with pytest.raises(AttributeError, match="did you mean") as caught:
+        getattr(mc, wrong)
+    assert "did you mean 'patterns'" in str(caught.value) or wrong != "pattrns"
