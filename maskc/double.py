@@ -210,5 +210,7 @@ def _view(x: Any, name: str) -> Array:
     """
     view = array_of(x, name)
     if view.dtype != DOUBLE:
-        raise WrongDType(name, view.dtype, DOUBLE, f"convert it to {DOUBLE}", at=name)
+        raise WrongDType(
+            name, view.dtype, f"was compiled for {DOUBLE}", f"convert it to {DOUBLE}", at=name
+        )
     return view._replace(dtype="float32")

@@ -89,14 +89,14 @@ def takes_part(x: Any) -> bool:
         answer = getattr(kind, "__torch_dispatch__", None)
         known = answer is not None and getattr(answer, "__self__", None) is kind
         _TAKES_PART[kind] = known
-        if known:
-            TAKING_PART.add(kind)
+        if not known:
+            TAKING_NONE.add(kind)
     return known
 
 
 _TAKES_PART: dict[type, bool] = {}
-TAKING_PART: set[type] = set()
-"""The types that `takes_part` found; `needs_torch` asks it about every argument first."""
+TAKING_NONE: set[type] = set()
+"""Types that take no part, as far as they were met."""
 
 UNFIT = (NotAnArray, WrongDevice, WrongDType)
 """What a launch says of tensors that torch may still have an answer for."""

@@ -30,7 +30,7 @@ from maskc.integrations.torch.handles import check_dimensions, handle, refuse
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
 from maskc.runtime.arrays.known import array_of
-from maskc.runtime.autograd import TAKING_PART, kind_of, needs_torch, takes_part, torch_answers
+from maskc.runtime.autograd import TAKING_NONE, kind_of, needs_torch, takes_part, torch_answers
 from maskc.runtime.dropout import asked
 
 Finder = Callable[..., Any]
@@ -152,7 +152,10 @@ def _is_plain(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
-        or (bool(TAKING_PART) and any(map(takes_part, options.values())))
+        or (
+            not TAKING_NONE.issuperset(map(type, options.values()))
+            and any(map(takes_part, options.values()))
+        )
     )  # fmt: skip
 
 
