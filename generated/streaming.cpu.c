@@ -60,6 +60,8 @@ _Static_assert(TILE_Q % LANES == 0, "the lanes of a vector are queries of one ti
 #define LN2 0.693147180559945309f
 // Softmax sees scores times log2(e), so that 2^x replaces e^x; entmax sees them as they are.
 #define UNIT (WITH_ENTMAX ? 1.0f : LOG2E)
+#define POWER 1.0f
+#define NATURAL (WITH_ENTMAX ? 1.0f : LN2)
 
 // ---------------------------------------------------------------- arguments
 

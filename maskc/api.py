@@ -177,6 +177,11 @@ def _attention(
         from maskc.integrations import torch as with_torch
 
         return with_torch.attention(find, q, k, v, mask, options, deterministic, score)
+    eager = torch is not None and not torch.compiler.is_compiling()
+    if eager and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
+        from maskc.integrations.torch import cast_all
+
+        q, k, v = cast_all(q, k, v)
     sizes, dtype, place = _kernel_of(q, v)
     if torch is not None and torch.jit.is_tracing():
         sizes = _counted(sizes)

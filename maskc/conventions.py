@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens
 from maskc.core.errors import BadOption, NotAMask
 from maskc.core.source import caller
-from maskc.core.tensors import torch_of
+from maskc.core.tensors import tokens_major, torch_of
 from maskc.core.unknown import meant_keyword
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.data_atoms import documents, intervals
@@ -249,7 +249,7 @@ def tokens_first(results: Any, packed: bool) -> Any:
     """What a call returns, with tokens before heads; log-sum-exps keep heads before tokens."""
     if isinstance(results, tuple):
         out, lse = results
-        return tokens_first(out, packed), lse[0] if packed else lse
+        return tokens_first(out, packed), tokens_major(lse[0] if packed else lse)
     return results[0].swapaxes(0, 1) if packed else results.swapaxes(1, 2)
 
 

@@ -43,18 +43,26 @@ if TYPE_CHECKING:
     from maskc.plan.types import KernelPlan
     from maskc.runtime.compiled import CompiledMask
 
+USUAL = DType.bfloat16
+"""The dtype of kernels that a mask without one explains and warms up."""
+
 # ------------------------------------------------------------------ the eight stages
 
 
 def compile(mask: Mask, *, score: Score | None = None, **options: Any) -> CompiledMask:
     """All stages; see Mask.compile. The options are those of `capture`."""
+    from maskc.double import is_double
+
+    if options.get("target") == "cpu" and is_double(options.get("dtype")):
+        recipe, held = capture(mask, score=score, **{**options, "dtype": DType.float32})
+        return recipe.double(held, None if score is None else score.inputs)
     recipe, held = capture(mask, score=score, **options)
     return recipe.bound(held, None if score is None else score.inputs)
 
 
 def capture(
     mask: Mask, *, head_dim: int, head_dim_v: int | None = None, n_heads: int | None = None,
-    dtype: object = "bfloat16", target: str | None = None, name: str = "mask",
+    dtype: object = None, target: str | None = None, name: str = "mask",
     score: Score | None = None, dropout: bool = False, tile: object = None, stages: object = None,
 ) -> tuple[Recipe, Held | None]:  # fmt: skip
     """Stage 1: what a call asks for, and the arrays that its formulas captured.
@@ -75,9 +83,10 @@ def capture(
     heads = heads_of(mask, n_heads)
     if not differs_by_head(mask):  # kernels serve any number, unless the mask names one
         heads = heads_of(mask)
-    wanted = problem(head_dim, head_dim_v, heads, dtype, formula, tile, stages, dropout)
+    kind = USUAL if dtype is None else dtype
+    wanted = problem(head_dim, head_dim_v, heads, kind, formula, tile, stages, dropout)
     chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
-    return Recipe(mask, wanted, chosen, name), held
+    return Recipe(mask, wanted, chosen, name, dtype is None), held
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,10 +98,12 @@ class Recipe:
     problem: Problem
     target: Target
     name: str
+    any_dtype: bool = False
+    """Whether calls may have other dtypes than the problem."""
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy plans anew."""
-        return Recipe, (self.mask, self.problem, self.target, self.name)
+        return Recipe, (self.mask, self.problem, self.target, self.name, self.any_dtype)
 
     @cached_property
     def plan(self) -> KernelPlan:
@@ -128,17 +139,34 @@ class Recipe:
         bundle = on_this_card(remembered(key, lambda: emit_bundle(self.plan, self.name)))
         if inputs is not None:
             scored = DroppingScore if problem.dropout else ScoredMask
-            return scored(bundle, target, self, held=held, inputs=inputs)
-        kind = DroppingMask if problem.dropout else class_for(bundle)
-        return kind(bundle, target, self, held=held)
+            made: CompiledMask = scored(bundle, target, self, held=held, inputs=inputs)
+        else:
+            kind = DroppingMask if problem.dropout else class_for(bundle)
+            made = kind(bundle, target, self, held=held)
+        return made.of_any_dtype() if self.any_dtype else made
 
-    def compile(self, dropout: bool = False, target: str | None = None) -> CompiledMask:
-        """Compile the mask of a bundle by the package as it is now, perhaps for another target."""
-        wanted = replace(self.problem, dropout=dropout or self.problem.dropout)
+    def double(self, held: Held | None = None, inputs: Inputs | None = None) -> CompiledMask:
+        """What serves calls in float64, on a CPU: the reference."""
+        from maskc.double import DoubleMask
+
+        fp32 = replace(self.problem, dtype=DType.float32)
+        single = replace(self, problem=fp32, any_dtype=False).bound(held, inputs)
+        if inputs is None and self.problem.score is not None:
+            inputs = Inputs.of(self.problem.score)
+        return DoubleMask(single, inputs)
+
+    def compile(
+        self, dropout: bool = False, target: str | None = None, dtype: DType | None = None
+    ) -> CompiledMask:
+        """Compile the mask of a bundle by the package as it is now, perhaps for another target or
+        for a dtype of its own."""
+        wanted = replace(self.problem, dropout=dropout or self.problem.dropout,
+                         dtype=dtype or self.problem.dtype)  # fmt: skip
         chosen = _serving(Target.named(target or self.target.name), self.mask, wanted)
         formula = wanted.score
         inputs = None if formula is None else Inputs.of(formula)
-        return replace(self, problem=wanted, target=chosen).bound(inputs=inputs)
+        of_any = self.any_dtype and dtype is None
+        return replace(self, problem=wanted, target=chosen, any_dtype=of_any).bound(inputs=inputs)
 
     def dropping(self) -> CompiledMask:
         """The kernels of the same mask that drop weights."""

@@ -32,9 +32,10 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": {"build", "layout", "dispatch"},
     "integrations": {"build", "layout", "dispatch", "runtime", "portable"},
     "questions": {"dsl", "reference", "ir", "analysis", "layout", "plan"},
+    "double": {"reference", "layout", "dispatch", "runtime"},
     "driver": {
-        "dsl", "reference", "ir", "analysis", "layout", "dispatch", "plan", "questions", "emit",
-        "build", "runtime",
+        "double", "dsl", "reference", "ir", "analysis", "layout", "dispatch", "plan", "questions",
+        "emit", "build", "runtime",
     },
     "portable": {"dsl", "driver"},
     "conventions": {"dsl"},

@@ -174,7 +174,8 @@ class Captured:
     def _place(self) -> tuple[object, ...]:
         """The place where the tensor lies, and how often somebody wrote into it."""
         own = self.source
-        return own.device, own.data_ptr(), own.stride(), own.dtype, version_of(own)
+        mark = version_of(own)
+        return own.device, own.data_ptr(), own.stride(), own.is_neg(), own.dtype, mark
 
     def __hash__(self) -> int:
         return hash(self.shape)
@@ -306,7 +307,7 @@ def version_of(tensor: Any) -> int | None:
 
 
 def _host(tensor: Any) -> np.ndarray:
-    array: np.ndarray = tensor.detach().cpu().numpy()
+    array: np.ndarray = tensor.numpy(force=True)
     return array
 
 

@@ -33,8 +33,9 @@ class Output:
     """How to allocate one result."""
 
     shape: Shape
-    tokens_first: bool = False
-    """[B, H, N, D] is stored as [B, N, H, D], like the input it goes with."""
+    order: Shape = (0, 1, 2)
+    """The axes of [B, H, N, D] but the last, from the outermost in memory, as of the input that it
+    goes with; see `order_of`."""
     like_q: bool = False
     """Whether it has q's shape, dtype and order."""
     dtype: str = ""
@@ -42,8 +43,17 @@ class Output:
     strides: Shape = field(init=False)
     """The strides, in elements."""
 
+    @property
+    def in_memory(self) -> tuple[Shape, Shape]:
+        """(the shape of a C-contiguous array, which of its axes are those of the result); no axes
+        where it is the result."""
+        if self.order == (0, 1, 2) or len(self.shape) != 4:
+            return self.shape, ()
+        shape = *(self.shape[axis] for axis in self.order), self.shape[3]
+        return shape, (*(self.order.index(axis) for axis in range(3)), 3)
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "strides", out_strides(self.shape, self.tokens_first))
+        object.__setattr__(self, "strides", out_strides(self.shape, self.order))
 
 
 def singles(*shape: int) -> Output:
@@ -61,12 +71,52 @@ def contiguous(shape: Shape) -> Shape:
 
 
 @lru_cache(maxsize=1 << 12)
-def out_strides(shape: Shape, tokens_first: bool) -> Shape:
+def out_strides(shape: Shape, order: Shape) -> Shape:
     """Strides of what `empty` gives for a shape [B, H, N, D]."""
-    if not tokens_first:
+    if order == (0, 1, 2):
         return contiguous(shape)
-    b, n, h, d = contiguous((shape[0], shape[2], shape[1], shape[3]))
-    return b, h, n, d
+    *steps, last = contiguous((*(shape[axis] for axis in order), shape[3]))
+    return *(steps[order.index(axis)] for axis in range(3)), last
+
+
+def order_of(shape: Shape, strides: Shape) -> Shape:
+    """The axes of an array [B, H, N, D] but the last, from the outermost in memory.
+
+    Where memory does not tell, as of one sequence, or of an axis that was expanded, they stay in
+    this order. Sizes are looked at only where strides are not in this order: compilers would take
+    them for conditions of the graph.
+    """
+    b, h, n = strides[:3]
+    if b >= h >= n:
+        return 0, 1, 2
+
+    def inside(first: int, other: int) -> bool:
+        return 0 < strides[first] < strides[other] and shape[first] > 1 and shape[other] > 1
+
+    order = [0]
+    for axis in (1, 2):
+        place = next((i for i, other in enumerate(order) if inside(other, axis)), len(order))
+        order.insert(place, axis)
+    return tuple(order)
+
+
+def tokens_major(lse: Any) -> Any:
+    """The log-sum-exps [.., H, N] of a call whose tensors have tokens first.
+
+    Where there are as many tokens as heads, no shape tells how they go with `out`: memory does
+    then, in which tokens come before heads.
+    """
+    if lse.shape[-1] != lse.shape[-2] or lse.shape[-1] < 2:
+        return lse
+    turned = lse.swapaxes(-1, -2)
+    copy = turned.contiguous() if hasattr(turned, "contiguous") else turned.copy()
+    return copy.swapaxes(-1, -2)
+
+
+def is_tokens_major(lse: Any) -> bool:
+    """Whether memory holds tokens before heads, see `tokens_major`."""
+    strides = lse.stride() if hasattr(lse, "stride") else lse.strides
+    return bool(strides[-2] < strides[-1])
 
 
 def torch_of(x: Any) -> Any:

@@ -31,6 +31,17 @@ _MAX_BLOCKS = (1 << 31) - 1
 """Blocks in the first dimension of a CUDA grid."""
 
 
+def of_every_sequence(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+    """q, k and v, where keys or values of one sequence serve the queries of all."""
+
+    def spread(x: Array) -> Array:
+        if len(x.shape) != 4 or len(q.shape) != 4 or x.shape[0] != 1 or q.shape[0] < 2:
+            return x
+        return x._replace(shape=(q.shape[0], *x.shape[1:]), strides=(0, *x.strides[1:]))
+
+    return q, spread(k), spread(v)
+
+
 def check_inputs(q: Array, k: Array, v: Array, problem: Problem, target: Target) -> Sizes:
     """The sizes of a call, when q, k and v fit each other, the kernel and the target.
 
@@ -44,7 +55,7 @@ def check_inputs(q: Array, k: Array, v: Array, problem: Problem, target: Target)
     batch, heads_q, n_q, _ = q.shape
     heads_kv, n_kv = k.shape[1], k.shape[2]
     _shape("q", q, (batch, heads_q, n_q, problem.head_dim), "compiled head_dim")
-    _shape("k", k, (batch, heads_kv, n_kv, problem.head_dim), "batch and head_dim of q")
+    _shape("k", k, (batch, heads_kv, n_kv, problem.head_dim), "batch of q or 1, head_dim of q")
     _shape("v", v, (batch, heads_kv, n_kv, problem.head_dim_v), "batch, heads and tokens of k")
     if heads_q and (not heads_kv or heads_q % heads_kv):
         raise HeadsDoNotDivide(heads_q, heads_kv, at="k")

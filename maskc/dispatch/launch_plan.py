@@ -10,7 +10,16 @@ from maskc.core.abi import ATTENTION
 from maskc.core.bundle import APART_FLOATS, PACKED, Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction, Features
 from maskc.core.sizes import Sizes
-from maskc.core.tensors import Array, Device, Output, Shape, contiguous, out_strides, singles
+from maskc.core.tensors import (
+    Array,
+    Device,
+    Output,
+    Shape,
+    contiguous,
+    order_of,
+    out_strides,
+    singles,
+)
 from maskc.dispatch.call import Pass, Place
 from maskc.dispatch.programs import few_pairs
 from maskc.dispatch.tables import Tables
@@ -223,15 +232,9 @@ def outputs_of(
 
 def _output(shape: Shape, beside: Array, q: Array, ordered: bool) -> Output:
     """A result of this shape, in the order of the input it goes with."""
-    swapped = ordered and _tokens_first(beside)
-    alike = shape == tuple(q.shape) and out_strides(shape, swapped) == tuple(q.strides)
-    return Output(shape, swapped, alike)
-
-
-def _tokens_first(array: Array) -> bool:
-    """Whether a [B, H, N, D] array is a view of one stored as [B, N, H, D]."""
-    _, heads, tokens, _ = array.shape
-    return heads > 1 and tokens > 1 and array.strides[1] < array.strides[2]
+    order = order_of(beside.shape, beside.strides) if ordered else (0, 1, 2)
+    alike = shape == tuple(q.shape) and out_strides(shape, order) == tuple(q.strides)
+    return Output(shape, order, alike)
 
 
 def strides_of(views: Mapping[str, Array], outputs: tuple[Output, ...]) -> dict[str, Shape]:

@@ -313,8 +313,7 @@ def _function() -> Any:
 
         @staticmethod
         @once
-        def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
-            kept = ctx.saved_tensors  # once: checkpointing unpacks them
+        def backward(ctx: Any, kept: Any, dout: Any, dlse: Any) -> Any:
             saved, tables = kept[:8], kept[8:]
             asked = ctx.needs_input_grad[6:]
             wanted = [name for name, own in zip(ctx.step.tensors, asked, strict=True) if own]

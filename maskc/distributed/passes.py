@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from maskc.core import expr as E
 from maskc.core.dropout import FIRST, SQUARE
 from maskc.core.errors import RankLost
-from maskc.core.tensors import out_strides
+from maskc.core.tensors import order_of, out_strides
 from maskc.distributed.exchange import Exchange, Rows, bring, gathered, give_back, spread, unpacked
 from maskc.distributed.pieces import FEW
 from maskc.distributed.shards import whole_of
@@ -715,20 +715,15 @@ def _moved(score: Score, first: tuple[int, int], n: int) -> Score:
     return replace(score, inputs=replace(score.inputs, formula=moved))
 
 
-def _tokens_first(x: Any) -> bool:
-    """Whether tokens of x [B, H, N, D] lie before heads in memory."""
-    return bool(x.shape[1] > 1 and x.shape[2] > 1 and x.stride(1) < x.stride(2))
-
-
 def empty_like(x: Any, tokens: int, dim: int | None = None) -> Any:
     """An empty [B, H, tokens, dim], in the order of x [B, H, N, D]; of its dimension where that is
     None."""
     shape = *x.shape[:2], tokens, x.shape[3] if dim is None else dim
-    return x.new_empty_strided(shape, out_strides(shape, _tokens_first(x)))
+    return x.new_empty_strided(shape, out_strides(shape, order_of(x.shape, x.stride())))
 
 
 def _lies(part: Any, like: Any) -> bool:
     """Whether rows of a result lie as a result of their own would, that goes with `like`."""
-    wanted = out_strides(tuple(part.shape), _tokens_first(like))
+    wanted = out_strides(tuple(part.shape), order_of(like.shape, like.stride()))
     steps = zip(part.shape, part.stride(), wanted, strict=True)
     return all(size == 1 or step == want for size, step, want in steps)

@@ -137,7 +137,7 @@ def _function() -> Any:
 
         @staticmethod
         @once
-        def backward(ctx: Any, grad: Any) -> Any:
+        def backward(ctx: Any, _: Any, grad: Any) -> Any:
             import torch.distributed as dist
 
             plan, ranks, dim = ctx.made_of

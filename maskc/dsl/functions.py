@@ -130,7 +130,7 @@ def _is_in(elements: Any, test_elements: Any, *, invert: bool = False) -> Traced
 
 
 def _host(array: Any) -> Any:
-    return array.detach().cpu().numpy() if hasattr(array, "detach") else array
+    return array.numpy(force=True) if hasattr(array, "detach") else array
 
 
 # ------------------------------------------------------------------ element types

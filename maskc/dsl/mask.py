@@ -335,7 +335,7 @@ class Mask:
 
     def explain(
         self, *, head_dim: int = 128, head_dim_v: int | None = None, n_heads: int | None = None,
-        dtype: object = "bfloat16", target: str | None = None, score: Score | None = None,
+        dtype: object = None, target: str | None = None, score: Score | None = None,
         tile: tuple[int, int] | None = None, stages: int | None = None,
     ) -> str:  # fmt: skip
         """What was proved about the mask, which kernel it gets and why, and what it costs beside
@@ -365,7 +365,7 @@ class Mask:
         head_dim: int,
         head_dim_v: int | None = None,
         n_heads: int | None = None,
-        dtype: object = "bfloat16",
+        dtype: object = None,
         target: str | None = None,
         score: Score | None = None,
         *,
@@ -381,7 +381,8 @@ class Mask:
             head_dim_v: elements per row of v; head_dim when None.
             n_heads: query heads; needed where heads differ by `heads` or by a formula in h.
             dtype: storage type of the tensors: "bfloat16", "float16" or "float32", as text or as a
-                dtype of torch or NumPy. Sums are fp32.
+                dtype of torch or NumPy. None serves the dtype of each call; `explain` and `warmup`
+                are of bfloat16 then. Sums are fp32.
             target: "cpu", "simt", "sm_80" or "sm_90a"; None is what this machine has. "simt", on
                 CUDA cores, takes the place of a CUDA target that has no kernels for the dtype,
                 the head dimensions or formulas of scores; the result's `target` tells.

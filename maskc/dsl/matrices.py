@@ -110,7 +110,7 @@ def _four_dimensions(matrix: Any, at: SourceLoc | None) -> np.ndarray:
     """
     hint = "True keeps a pair; compare first, as in matrix == 0 for a bias of 0 and -inf"
     if hasattr(matrix, "detach"):
-        matrix = matrix.detach().cpu().numpy() if str(matrix.dtype) == "torch.bool" else matrix
+        matrix = matrix.numpy(force=True) if str(matrix.dtype) == "torch.bool" else matrix
     elif hasattr(matrix, "get") and hasattr(matrix, "__cuda_array_interface__"):
         matrix = matrix.get()
     elif isinstance(matrix, (list, tuple)):
@@ -245,7 +245,7 @@ def _listed(block_mask: Any) -> _Blocks:
 
 def _dense(counts: Any, columns: Any, shape: tuple[int, int]) -> np.ndarray:
     """Booleans [sequences, heads, *shape]: the first `counts` of each row's columns."""
-    counts, columns = (x.detach().cpu().numpy() for x in (counts, columns))
+    counts, columns = (x.numpy(force=True) for x in (counts, columns))
     found = np.zeros((*counts.shape[:2], *shape), dtype=bool)
     rows = min(shape[0], counts.shape[2])
     taken = np.arange(columns.shape[-1]) < counts[:, :, :rows, None]

@@ -75,8 +75,8 @@ def _place(array: Any) -> tuple[object, ...]:
     """Equal for views of the same memory."""
     if isinstance(array, np.ndarray):
         return array.ctypes.data, array.shape, array.strides, array.dtype.str
-    strides = array.stride()
-    return array.data_ptr(), tuple(array.shape), strides, str(array.dtype), str(array.device)
+    where = array.data_ptr(), array.is_neg(), str(array.device)
+    return *where, tuple(array.shape), array.stride(), str(array.dtype)
 
 
 class Watched(np.ndarray):

@@ -54,6 +54,8 @@ class _Row:
     pull: np.ndarray
     """float64 [seen]: d lse / d score."""
     lse: float
+    of_sink: float
+    """The weight of the sink."""
     slope_of_cap: np.ndarray | float
     """d softcap(x) / dx at each score, or of the formula."""
     distance: np.ndarray
@@ -118,11 +120,12 @@ def gradients(
     alpha: float = 1.0,
     score: ScoreOf | None = None,
     dropout: np.ndarray | None = None,
+    dlse: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """The gradients of sum(out * dout).
+    """The gradients of sum(out * dout), and of sum(lse * dlse).
 
     Args:
-        dout: [B, Hq, Nq, Dv]; the others as for `attention`.
+        dout: [B, Hq, Nq, Dv]; dlse: [B, Hq, Nq]; the others as for `attention`.
 
     Returns:
         "dq", "dk", "dv" with the shapes of q, k, v; "dsink" [Hq] with sink logits and "dalibi"
@@ -139,9 +142,9 @@ def gradients(
         factors = _factors(dropout, row)
         dweights = factors * (v[row.kv][row.keys] @ dout[row.at])
         delta = row.pull @ dweights
-        dscores = row.slopes * (dweights - delta)
-        if options.sinks is not None and row.lse > -np.inf:
-            dsink[head] -= np.exp(options.sinks[head] - row.lse) * delta
+        through_lse = 0.0 if dlse is None else dlse[row.at]
+        dscores = row.slopes * (dweights - delta) + row.pull * through_lse
+        dsink[head] += row.of_sink * (through_lse - delta)
         dalibi[head] -= dscores @ row.distance
         for share in row.shares:
             shape = score.shape(share.name) if score is not None else ()
@@ -217,11 +220,22 @@ def _row(
         used = weights != 0
         weights, slopes, keys, distance = (x[used] for x in (weights, slopes, keys, distance))
         bent = np.broadcast_to(slope_of_cap, used.shape)[used]
-        return _Row(at, kv, keys, weights, slopes, slopes / slopes.sum(), lse, bent, distance)
-    sinks = options.sinks
-    lse = log_sum_exp(scores if sinks is None else np.append(scores, sinks[at[1]]))
-    weights = np.zeros(len(keys)) if lse == -np.inf else np.exp(scores - lse)
-    return _Row(at, kv, keys, weights, weights, weights, lse, slope_of_cap, distance)
+        return _Row(at, kv, keys, weights, slopes, slopes / slopes.sum(), lse, 0.0, bent, distance)
+    sink = -np.inf if options.sinks is None else options.sinks[at[1]]
+    *own, of_sink = _softmax(np.append(scores, sink))
+    weights, lse = np.array(own), log_sum_exp(np.append(scores, sink))
+    return _Row(at, kv, keys, weights, weights, weights, lse, of_sink, slope_of_cap, distance)
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    """The weights of scores, float64 [count]; all 0 where all scores are -inf.
+
+    They do not come from the log-sum-exp, in which scores far from 0 leave no digits for the sum.
+    """
+    top = np.max(scores)
+    weights = np.zeros(len(scores)) if top == -np.inf else np.exp(scores - top)
+    total = np.sum(weights)
+    return weights if total == 0 else weights / total
 
 
 def log_sum_exp(values: np.ndarray) -> float:

@@ -68,8 +68,8 @@ def _ids_of(decl: DataDecl, raw: object) -> Read:
 
 def _array(decl: DataDecl, raw: object) -> np.ndarray:
     """int64, from NumPy, torch, CuPy or lists."""
-    if hasattr(raw, "detach") and hasattr(raw, "cpu"):
-        raw = raw.detach().cpu()
+    if hasattr(raw, "detach") and hasattr(raw, "numpy"):
+        raw = raw.numpy(force=True)
     elif hasattr(raw, "get") and hasattr(raw, "__cuda_array_interface__"):
         raw = raw.get()
     try:

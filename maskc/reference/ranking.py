@@ -69,8 +69,8 @@ def _wide(name: str, tensors: Mapping[str, object]) -> np.ndarray:
     x = tensors.get(name)
     if x is None:
         raise DataMissing("scores", f"what topk ranks, or {name}", at="scores")
-    if hasattr(x, "detach"):
-        x = x.detach().double().cpu()
+    if hasattr(x, "detach") and hasattr(x, "double"):
+        x = x.double().numpy(force=True)
     return np.asarray(x).astype(np.float64)
 
 

@@ -66,7 +66,7 @@ class ScoreOf:
         self._tables = {}
         for slot, name in self._names.items():
             table = values[name]
-            table = table.detach().cpu() if hasattr(table, "detach") else table
+            table = table.detach().cpu().resolve_neg() if hasattr(table, "detach") else table
             kind = np.int64 if _integer(inputs, slot) else np.float64
             self._tables[slot] = np.asarray(table).astype(kind)
 

@@ -56,8 +56,9 @@ def runs_of(
         raise BadOption("alpha", f"left out with normalizer={normalizer!r}", "an array", at="alpha")
     if tuple(alpha.shape) not in ((), (heads,)):
         raise BadShape("alpha", tuple(alpha.shape), f"[] or [{heads}]", at="alpha")
-    host = alpha.detach().float().cpu() if torch_of(alpha) is not None else to_host(alpha, "alpha")
-    values = np.broadcast_to(np.asarray(host, dtype=np.float32), (heads,)).tolist()
+    host = alpha.float() if torch_of(alpha) is not None else alpha
+    single = to_host(host, "alpha").astype(np.float32)
+    values = np.broadcast_to(single, (heads,)).tolist()
     for value in values:
         if not 1 <= value <= 2:
             raise BadOption("alpha", "numbers in 1 .. 2", value, at="alpha")

@@ -43,16 +43,26 @@ def needs_torch(
         return True
     else:
         wanted = any(map(_wants, (q, k, v)))
+    dispatches = False
     if slopes is not None or sinks is not None:
         wanted = wanted or _wants(slopes) or _wants(sinks)
+        dispatches = takes_part(slopes) or takes_part(sinks)
     if data:
         wanted = wanted or any(map(_wants, data.values()))
+        dispatches = dispatches or any(map(takes_part, data.values()))
     return (
-        (wanted and torch.is_grad_enabled())
+        dispatches
+        or (wanted and torch.is_grad_enabled())
         or bool(torch._C._len_torch_dispatch_stack())
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
     )
+
+
+def is_compiling(q: Any) -> bool:
+    """Whether torch.compile traces a call with q."""
+    torch = torch_of(q)
+    return torch is not None and torch.compiler.is_dynamo_compiling()
 
 
 def is_traced(torch: Any) -> bool:
@@ -65,6 +75,28 @@ def _wants(x: Any) -> bool:
         return any(map(_wants, x))
     return getattr(x, "requires_grad", False) is True
 
+
+def takes_part(x: Any) -> bool:
+    """Whether an argument is of a type that answers operators itself, as torch's DTensor does.
+
+    Other subclasses of Tensor have memory of their own; kernels read it as any tensor's.
+    """
+    kind = type(x)
+    if kind is tuple:
+        return any(map(takes_part, x))
+    known = _TAKES_PART.get(kind)
+    if known is None:
+        answer = getattr(kind, "__torch_dispatch__", None)
+        known = answer is not None and getattr(answer, "__self__", None) is kind
+        _TAKES_PART[kind] = known
+        if not known:
+            TAKING_NONE.add(kind)
+    return known
+
+
+_TAKES_PART: dict[type, bool] = {}
+TAKING_NONE: set[type] = set()
+"""Types that take no part, as far as they were met."""
 
 UNFIT = (NotAnArray, WrongDevice, WrongDType)
 """What a launch says of tensors that torch may still have an answer for."""

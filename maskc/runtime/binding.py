@@ -245,7 +245,7 @@ def _mark(given: Any, mark: list[object], room: int) -> int:
     if kind.__module__ == "torch" and kind.__name__ == "Tensor" and given.device.type == "cpu":
         mark.append(kind)
         try:
-            return _mark(given.detach().numpy(), mark, room)
+            return _mark(given.numpy(force=True), mark, room)
         except (RuntimeError, TypeError):  # without plain memory: an error says so where it is read
             return -1
     return -1

@@ -12,7 +12,13 @@ from maskc.core.abi import Pointers
 from maskc.core.bundle import Bundle
 from maskc.core.captured import HELD, Held
 from maskc.core.dtypes import DType
-from maskc.core.errors import BadOption, DropoutNotRun, NotAddressable, UnknownTarget
+from maskc.core.errors import (
+    BadOption,
+    DropoutNotRun,
+    NotAddressable,
+    UnknownDType,
+    UnknownTarget,
+)
 from maskc.core.forms import GRID
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
@@ -30,11 +36,12 @@ from maskc.dispatch.options import (
 from maskc.dispatch.recent import Recent
 from maskc.runtime.alphas import forward as forward_by_head
 from maskc.runtime.alphas import is_by_head, runs_of
-from maskc.runtime.arrays.known import Library, zeros
+from maskc.runtime.arrays.known import Library, dtype_of_call, expanded, plain, summed, zeros
 from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
 from maskc.runtime.autograd import (
     UNFIT,
     entmax_by_head,
+    is_compiling,
     needs_torch,
     refuse_lost_gradient,
     through_torch,
@@ -108,6 +115,9 @@ class CompiledMask:
         self._report, self._in_parts = report, in_parts
         self._with: dict[str, CompiledMask] = {}
         """Kernels that calls with further options need, which copies share."""
+        self._of_dtypes: dict[object, CompiledMask | None] | None = None
+        """Of a mask without a dtype: the kernels for other dtypes, None for its own; copies share
+        them."""
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)
         self._needs_data, self._default = self._binder.needs_data, self._binder.default
@@ -158,6 +168,42 @@ class CompiledMask:
     def gathers(self) -> bool:
         """Whether kernels read lists of single keys that the device makes."""
         return self._planner.gatherer is not None
+
+    def of_any_dtype(self) -> Self:
+        """These kernels, beside which calls in other dtypes get kernels of their own."""
+        self._of_dtypes = {}
+        return self
+
+    def serving(self, q: Any) -> CompiledMask:
+        """The kernels for a call with q: these, or of a mask without a dtype those for q's."""
+        if self._of_dtypes is None:
+            return self
+        return self.of_dtype(dtype_of_call(q))
+
+    def of_dtype(self, dtype: object) -> CompiledMask:
+        """The kernels for a dtype; these where there are no others, which then say so."""
+        known = self._of_dtypes
+        if known is None:
+            return self
+        if dtype not in known:
+            known[dtype] = self._compiled_for(dtype)
+        found = known[dtype]
+        return self if found is None else self._sharing(found)
+
+    def _compiled_for(self, dtype: object) -> CompiledMask | None:
+        recipe: Any = self._report
+        try:
+            kind = DType.parse(dtype)
+        except UnknownDType:
+            double = str(dtype).endswith("float64") and self.target.language == "c"
+            return recipe.double() if double and hasattr(recipe, "double") else None
+        own = kind is self.bundle.problem.dtype or kind is DType.float8_e4m3fn
+        return None if own or not hasattr(recipe, "compile") else recipe.compile(dtype=kind)
+
+    def _sharing(self, other: CompiledMask) -> CompiledMask:
+        """Other kernels, with what these read beside their calls."""
+        other = other.holding(self.held)
+        return other if self._on_device else other.choosing_on_host()
 
     def choosing_on_host(self) -> CompiledMask:
         """These kernels, whose lists the host makes, so that it knows what was chosen."""
@@ -311,6 +357,16 @@ class CompiledMask:
             TargetNotBuilt: a gradient is wanted and the target has no backward kernels (MC503).
             MaskcError: a mistake in data (MC3xx), tensors or options (MC4xx), or a build (MC5xx).
         """
+        if self._of_dtypes is not None and not is_compiling(q):
+            attn = self.serving(q)
+            if attn is not self:
+                return attn(
+                    q, k, v, scale=scale, return_lse=return_lse, softcap=softcap,
+                    alibi_slopes=alibi_slopes, sink_logits=sink_logits, normalizer=normalizer,
+                    alpha=alpha, nan_safe=nan_safe, deterministic=deterministic,
+                    dropout_p=dropout_p, dropout_seed=dropout_seed,
+                    return_selection=return_selection, indexer_loss=indexer_loss, **data,
+                )  # fmt: skip
         if not (
             dropout_p or return_selection or indexer_loss
             or (alpha is not None and is_by_head(alpha))
@@ -345,8 +401,12 @@ class CompiledMask:
             options |= asked(q, dropout_p, dropout_seed)
             if not needs_torch(q, k, v, data=options):
                 return self.dropping(q, k, v, **options)
-        find, dtype = _dropping if dropout_p else None, self._planner.whole.dtype
-        return through_torch(find, self, q, k, v, options, deterministic, dtype)
+        if self._of_dtypes is not None:  # torch.compile traces: q will be of its dtype
+            find = _of_dtype_dropping if dropout_p else _of_dtype
+            return through_torch(find, self, q, k, v, options, deterministic)
+        own = _dropping if dropout_p else None
+        dtype = self._planner.whole.dtype
+        return through_torch(own, self, q, k, v, options, deterministic, dtype)
 
     @property
     def dropping(self) -> CompiledMask:
@@ -379,6 +439,11 @@ class CompiledMask:
             data: the mask's data and parameters by name.
             into: a torch tensor that out is written to, of the strides that it would have.
         """
+        if self._of_dtypes is not None and (attn := self.serving(q)) is not self:
+            return attn.launch(
+                q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha,
+                nan_safe, data, into,
+            )  # fmt: skip
         names: tuple[str, ...] = _QKV
         given = [q, k, v]
         if alibi_slopes is not None or sink_logits is not None:
@@ -479,6 +544,11 @@ class CompiledMask:
             data: the mask's data and parameters by name.
             into: a torch tensor that dq is written to, of the strides that it would have.
         """
+        if self._of_dtypes is not None and (attn := self.serving(q)) is not self:
+            return attn.launch_backward(
+                q, k, v, out, lse, dout, scale, softcap, alibi_slopes, sink_logits, normalizer,
+                alpha, deterministic, nan_safe, data, into,
+            )  # fmt: skip
         if Direction.backward not in self.target.directions:
             self.target.check(self.bundle.problem, Direction.backward)
         names: tuple[str, ...] = _BACKWARD
@@ -517,6 +587,10 @@ class CompiledMask:
         plan.run(sent, pointers, own, stream)
         del delta  # what reuses its memory comes later in the stream
         gradients, _ = zip(*made, strict=True)
+        _, k, v, *_ = given
+        if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:  # which sequences share
+            dq, dk, dv, *others = gradients
+            return dq, summed(dk, k), summed(dv, v), *others
         return gradients
 
     def _begin(
@@ -581,7 +655,10 @@ class CompiledMask:
         """Parameters and data; the lengths must be sound before data are compared with them."""
         if not self._needs_data:
             return self._binder.bind(data, 0, 0)
+        data = {name: plain(x) for name, x in data.items()}
         sizes, device = self._sound.sizes(given, kinds, places)
+        if self.bundle.selections:  # which read q and k
+            given = [given[0], *(expanded(x, sizes.batch) for x in given[1:3]), *given[3:]]
         return self._planner.bind(Asked(options, given, data, self.held, sizes, device), listed)
 
     # -------------------------------------------------------------- kernels
@@ -638,7 +715,7 @@ class CompiledMask:
         fit; then the mask is compiled again, and without it StalePickle is raised.
         """
         recipe = self._report if hasattr(self._report, "compile") else None
-        made = self.target.name, recipe, self._in_parts, self.held
+        made = self.target.name, recipe, self._in_parts, self.held, self._of_dtypes is not None
         return _restored, (pickled(self.bundle), *made)
 
     # -------------------------------------------------------------- questions
@@ -650,7 +727,8 @@ class CompiledMask:
         It does not depend on the process.
         """
         held = "" if self.held is None else self.held.identity
-        return f"{self.target.name} {self._in_parts} {self.bundle.digest} {held}"
+        dtype = "" if self._of_dtypes is None else "any dtype "
+        return f"{self.target.name} {self._in_parts} {self.bundle.digest} {dtype}{held}"
 
     @property
     def last_sources(self) -> tuple[str, ...]:
@@ -675,13 +753,14 @@ class CompiledMask:
     def __repr__(self) -> str:
         """The mask where it is known, and the kernel."""
         problem, tile = self.bundle.problem, self.unit.tile
+        dtype = problem.dtype.value if self._of_dtypes is None else "any dtype"
         dims = f"head_dim {problem.head_dim}"
         if problem.head_dim_v != problem.head_dim:
             dims += f"/{problem.head_dim_v}"
         mask = getattr(self._report, "mask", None)
         return (
             f"CompiledMask({self.bundle.name if mask is None else repr(mask)}, "
-            f"{self.target.name}, {problem.dtype.value}, {dims}, tiles of {tile.q} x {tile.k})"
+            f"{self.target.name}, {dtype}, {dims}, tiles of {tile.q} x {tile.k})"
         )
 
     def _repr_html_(self) -> str:
@@ -730,8 +809,9 @@ class CompiledMask:
 
 
 def _restored(
-    kept: tuple[str, bytes], target: str, recipe: Any, in_parts: bool | None, held: Held | None
-) -> CompiledMask:
+    kept: tuple[str, bytes], target: str, recipe: Any, in_parts: bool | None, held: Held | None,
+    any_dtype: bool = False,
+) -> CompiledMask:  # fmt: skip
     """What was pickled.
 
     Raises:
@@ -740,7 +820,8 @@ def _restored(
     bundle = unpickled(kept, "a compiled mask") if recipe is None else unpickled(kept)
     if bundle is None:
         bundle = recipe.compile().bundle
-    return class_for(bundle)(bundle, target, recipe, in_parts=in_parts, held=held)
+    made = class_for(bundle)(bundle, target, recipe, in_parts=in_parts, held=held)
+    return made.of_any_dtype() if any_dtype else made
 
 
 def class_for(bundle: Bundle) -> type[CompiledMask]:
@@ -772,3 +853,13 @@ def call_by_head(
 def _dropping(attn: CompiledMask, *_kernel: Any) -> CompiledMask:
     """The kernel of a call with dropout."""
     return attn.dropping
+
+
+def _of_dtype(attn: CompiledMask, *kernel: Any) -> CompiledMask:
+    """The kernel of a call to a mask without a dtype; the dtype is the last argument but one."""
+    return attn.of_dtype(kernel[-2])
+
+
+def _of_dtype_dropping(attn: CompiledMask, *kernel: Any) -> CompiledMask:
+    """Likewise, with dropout."""
+    return attn.of_dtype(kernel[-2]).dropping

@@ -17,7 +17,7 @@ from maskc.core.errors import BadOption, BadShape, TargetNotBuilt, WrongDevice, 
 from maskc.core.problem import Feature
 from maskc.core.tensors import contiguous, singles, torch_of
 from maskc.dispatch.options import CallOptions, features_named
-from maskc.runtime.arrays.known import Library, array_of
+from maskc.runtime.arrays.known import Library, array_of, library
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.launch.prepared import BlockLaunch, Runnable
 
@@ -147,6 +147,7 @@ def _placed(q: Any, x: Any, name: str, shape: tuple[int, int]) -> tuple[Any, int
             x = x.detach().expand(shape).contiguous()
         except RuntimeError:
             raise BadShape(name, tuple(x.shape), f"{shape}: [B, Hkv]", at=name) from None
+    x = library(x, name)
     view, device = array_of(x, name), array_of(q, "q").device
     if view.dtype != DType.float32.value:
         raise WrongDType(name, view.dtype, "reads float32 here", "convert it to fp32", at=name)

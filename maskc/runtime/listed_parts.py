@@ -23,7 +23,7 @@ from maskc.dispatch.launch_plan import with_workspace
 from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, times, tokens_of
 from maskc.dispatch.packing import packed
 from maskc.dispatch.tables import per_head
-from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.arrays.known import library_of
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, words_of_results
 from maskc.runtime.device_lists.watched import Watched
@@ -421,7 +421,7 @@ def _flags_of(bundle: Bundle) -> dict[str, DataDecl]:
 
 def _flags_on(device: Device, value: Any, side: str, decl: DataDecl, sizes: Sizes) -> Array | None:
     """Flags that kernels can read where they are, of the queries or keys of a call."""
-    library = LIBRARIES.get(type(value))
+    library = library_of(type(value))
     if library is None or type(value) is np.ndarray:
         return None
     array = library.view(value, decl.name)

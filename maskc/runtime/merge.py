@@ -8,37 +8,48 @@ from typing import Any
 
 import numpy as np
 
-from maskc.core.errors import BadShape, MixedLibraries
-from maskc.runtime.arrays.known import cast_like, module_of, to_fp32
+from maskc.core.errors import BadOption, MixedLibraries, PiecesDiffer
+from maskc.core.tensors import is_tokens_major, tokens_major
+from maskc.runtime.arrays.known import cast_like, module_of, widened
 from maskc.runtime.autograd import kind_of
 
 
-def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
+def merge(
+    outs: Sequence[Any], lses: Sequence[Any], *, layout: str | None = None
+) -> tuple[Any, Any]:
     """The attention over the union of disjoint pieces, from the attention over each.
 
     Args:
-        outs: one array [B, H, N, Dv] per piece, all of one library: torch, CuPy or NumPy.
-        lses: fp32 [B, H, N] per piece, natural log, as `return_lse=True` gives them. Sink logits
-            may be counted in one piece only.
+        outs: one array per piece, as `mc.attention` returned it: [B, H, N, Dv], [B, N, H, Dv] with
+            layout="bshd", or [tokens, H, Dv] of packed tokens. All are of one library: torch, CuPy
+            or NumPy.
+        lses: fp32 [B, H, N], or [H, tokens] of packed tokens, per piece, natural log, as
+            `return_lse=True` gives them. Sink logits may be counted in one piece only.
+        layout: "bhsd" or "bshd": whether heads or tokens come first in `outs`. None: shapes tell,
+            and where there are as many tokens as heads, the strides of what attention returned.
 
     Returns:
-        (out [B, H, N, Dv] in the dtype of the first piece, lse fp32 [B, H, N]). A row that is
-        empty in every piece gives 0 and -inf.
+        (out in the shape and dtype of the first piece, lse fp32). A row that is empty in every
+        piece gives 0 and -inf.
 
     Raises:
-        BadShape: no pieces, or shapes that differ.
-        MixedLibraries: arrays of several libraries.
+        PiecesDiffer: no pieces, or shapes that differ (MC425).
+        BadOption: pieces have different layouts (MC407).
+        MixedLibraries: arrays of several libraries (MC411).
     """
     if not outs or len(outs) != len(lses):
-        raise BadShape(
+        raise PiecesDiffer(
             "outs", f"({len(outs)} pieces)", f"{len(lses)} pieces, at least 1", at="outs"
         )
     _check_libraries(outs, lses)
-    for out, lse in zip(outs, lses, strict=True):
-        if tuple(out.shape) != tuple(outs[0].shape):
-            raise BadShape("outs", tuple(out.shape), tuple(outs[0].shape), at="outs")
-        if tuple(lse.shape) != tuple(out.shape[:-1]):
-            raise BadShape("lses", tuple(lse.shape), tuple(out.shape[:-1]), at="lses")
+    if not _tokens_first(outs, lses, layout):
+        return _merged(outs, lses)
+    out, lse = _merged([out.swapaxes(-2, -3) for out in outs], lses)
+    return out.swapaxes(-2, -3), tokens_major(lse)
+
+
+def _merged(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
+    """The union of pieces [.., N, Dv] with log-sum-exps [.., N]."""
     space = module_of(outs[0])
     with np.errstate(divide="ignore"):
         top = reduce(space.maximum, lses)
@@ -48,10 +59,39 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
         lse = space.log(total) + base
     divisor = space.where(total == 0, space.ones_like(total), total)
     terms = [
-        to_fp32(out) * (weight / divisor)[..., None]
+        widened(out) * (weight / divisor)[..., None]
         for out, weight in zip(outs, weights, strict=True)
     ]
     return cast_like(sum(terms[1:], terms[0]), outs[0]), lse
+
+
+def _tokens_first(outs: Sequence[Any], lses: Sequence[Any], layout: str | None) -> bool:
+    """Whether tokens come before heads in all `outs`.
+
+    Raises:
+        PiecesDiffer, BadOption.
+    """
+    if layout not in (None, "bhsd", "bshd"):
+        raise BadOption("layout", "'bhsd' or 'bshd'", repr(layout), at="layout")
+    shape = tuple(outs[0].shape)
+    heads_first, tokens_first = shape[:-1], (*shape[:-3], *shape[-3:-1][::-1])
+    wanted = {None: (heads_first, tokens_first), "bhsd": (heads_first,), "bshd": (tokens_first,)}
+    for out, lse in zip(outs, lses, strict=True):
+        if tuple(out.shape) != shape:
+            raise PiecesDiffer("outs", tuple(out.shape), shape, at="outs")
+        if tuple(lse.shape) not in wanted[layout]:
+            shapes = " or ".join(map(str, dict.fromkeys(wanted[layout])))
+            raise PiecesDiffer("lses", tuple(lse.shape), shapes, at="lses")
+    if layout is not None:
+        return layout == "bshd"
+    if heads_first == tokens_first:
+        found = {len(shape) > 2 and is_tokens_major(lse) for lse in lses}
+    else:
+        found = {tuple(lse.shape) == tokens_first for lse in lses}
+    if len(found) > 1:
+        what = "given, or the same in all pieces"
+        raise BadOption("layout", what, "strides of tokens first and of heads first", at="layout")
+    return found.pop()
 
 
 def _check_libraries(outs: Sequence[Any], lses: Sequence[Any]) -> None:

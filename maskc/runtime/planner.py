@@ -124,6 +124,8 @@ class CallPlanner:
             name: LIBRARIES[type(x)].view(x, name)
             for name, x in zip(options.names, given, strict=True)
         }
+        shared = checks.of_every_sequence(views["q"], views["k"], views["v"])
+        views |= dict(zip("qkv", shared, strict=True))
         direction, features = options.direction, options.features
         unit = self.whole.selector.source(direction, features)
         sizes = check_call(views, self.bundle, unit)
@@ -403,6 +405,7 @@ class Sound:
         last, found = self._last
         if kinds != last or (places[0] | places[1] | places[2]) & self._unaligned:
             q, k, v = (LIBRARIES[type(x)].view(x, n) for n, x in zip("qkv", given, strict=False))
+            q, k, v = checks.of_every_sequence(q, k, v)
             sizes = checks.check_inputs(q, k, v, self._problem, self._target)
             found = sizes, q.device
             self._last = (kinds, found)

@@ -39,7 +39,14 @@ from maskc.core.tensors import HOST, Array, Device, contiguous, singles
 from maskc.core.unknown import unknown_keyword
 from maskc.dispatch.options import CallOptions
 from maskc.layout import check_int32, to_host
-from maskc.runtime.arrays.known import LIBRARIES, Library, array_of, library, zeros
+from maskc.runtime.arrays.known import (
+    LIBRARIES,
+    Library,
+    array_of,
+    library,
+    library_of,
+    zeros,
+)
 from maskc.runtime.autograd import kind_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.launch.prepared import BlockLaunch, Runnable
@@ -117,6 +124,12 @@ class ScoredMask(CompiledMask):
             name: x for name, x in inputs.captured.items() if hasattr(x, "data_ptr")
         }
 
+    def _sharing(self, other: CompiledMask) -> CompiledMask:
+        other = super()._sharing(other)
+        reads: Any = other  # a formula of the score, too
+        shared: CompiledMask = reads.reading(self.inputs)
+        return shared
+
     def reading(self, inputs: Inputs) -> ScoredMask:
         """These kernels with other names and arrays; plans and binaries are shared."""
         if inputs is self.inputs:
@@ -174,8 +187,13 @@ class ScoredMask(CompiledMask):
         data: Mapping[str, Any] = _NOTHING, into: Any = None,
     ) -> Any:  # fmt: skip
         """The forward pass alone; see CompiledMask."""
+        if self._of_dtypes is not None and (attn := self.serving(q)) is not self:
+            return attn.launch(
+                q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha,
+                nan_safe, data, into,
+            )  # fmt: skip
         self._check_options(softcap, alibi_slopes)
-        given, tables = self._split(q, data)
+        given, tables = self._split(q, k, data)
         given.block = self._block(q, k, tables, {})
         return super().launch(
             q, k, v, scale, return_lse, None, None, sink_logits, normalizer, alpha, nan_safe, given,
@@ -198,8 +216,15 @@ class ScoredMask(CompiledMask):
             (dq, dk, dv), dsink_logits where sinks are given, then fp32 gradients in the shapes of
             the tables, in the order in which the formula reads them.
         """
+        if self._of_dtypes is not None and (attn := self.serving(q)) is not self:
+            same: Any = attn  # has this formula, too
+            results: tuple[Any, ...] = same.launch_backward(
+                q, k, v, out, lse, dout, scale, softcap, alibi_slopes, sink_logits, normalizer,
+                alpha, deterministic, nan_safe, data, into, wanted,
+            )  # fmt: skip
+            return results
         self._check_options(softcap, alibi_slopes)
-        given, tables = self._split(q, data)
+        given, tables = self._split(q, k, data)
         if wanted is None:
             wanted = [name for name in self.trainable if name in data and tables[name].view]
         if wanted and self._sums_diagonals:
@@ -246,7 +271,7 @@ class ScoredMask(CompiledMask):
 
     # -------------------------------------------------------------- what a call gives
 
-    def _split(self, q: Any, data: Mapping[str, Any]) -> tuple[_Given, dict[str, Table]]:
+    def _split(self, q: Any, k: Any, data: Mapping[str, Any]) -> tuple[_Given, dict[str, Table]]:
         """The keywords of the mask, and the tables by the names of slots."""
         given = _Given({name: x for name, x in data.items() if name not in self._slots})
         for name in given:
@@ -262,17 +287,17 @@ class ScoredMask(CompiledMask):
                 raise DataMissing(
                     name, f"the formula of the score reads {self.inputs.text}", at=name
                 )
-            tables[name] = self._table(q, name, slot, values[name])
+            tables[name] = self._table(q, k, name, slot, values[name])
         return given, tables
 
-    def _table(self, q: Any, name: str, slot: Slot, x: Any) -> Table:
+    def _table(self, q: Any, k: Any, name: str, slot: Slot, x: Any) -> Table:
         if slot.rank == 0 and isinstance(x, (int, float, Real)) and not hasattr(x, "data_ptr"):
             return Table(x, None, None, _number(name, slot, x))
         if slot.rank == 0 and _is_number_of_host(x) and array_of(q, "q").device != HOST:
             return Table(x, None, None, _number(name, slot, x.item()))
         found = library(_converted(name, x, slot.integer), name)
         lib = LIBRARIES[type(found)]
-        if getattr(x, "requires_grad", False) and lib is not LIBRARIES[type(library(q, "q"))]:
+        if getattr(x, "requires_grad", False) and lib is not library_of(type(q)):
             raise MixedLibraries("q", kind_of(q), name, kind_of(x), at=name)
         view = lib.view(found, name)
         wanted = "int32" if slot.integer else "float32"
@@ -284,7 +309,7 @@ class ScoredMask(CompiledMask):
         if len(view.shape) > slot.rank and slot.rank:
             expected = f"at most {slot.rank} dimensions"
             raise ScoreTable(name, f"of shape {view.shape}", expected, text, at=name)
-        if 0 in view.shape:
+        if 0 in view.shape and all(self._extents(q, k).values()):
             raise ScoreTable(name, f"of shape {view.shape}", "entries", text, at=name)
         here = array_of(q, "q").device
         if name in self.inputs.captured and view.device == HOST != here and hasattr(x, "astype"):
@@ -425,10 +450,11 @@ class ScoredMask(CompiledMask):
 def _restored(kept: tuple[Callable[..., CompiledMask], tuple[Any, ...]], inputs: Inputs) -> Any:
     make, args = kept
     plain = make(*args)
-    return ScoredMask(
+    made = ScoredMask(
         plain.bundle, plain.target.name, plain._report, in_parts=plain._in_parts, held=plain.held,
         inputs=inputs,
     )  # fmt: skip
+    return made if plain._of_dtypes is None else made.of_any_dtype()
 
 
 def _indices(formula: S.Formula) -> tuple[tuple[str, tuple[E.Expr, ...]], ...]:

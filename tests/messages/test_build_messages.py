@@ -99,6 +99,16 @@ def nested():
     return torch().nested.nested_tensor(rows, layout=torch().jagged)
 
 
+def sharded():
+    """What looks to a call as a DTensor does."""
+
+    class DTensor(torch().Tensor):
+        __torch_dispatch__ = classmethod(lambda cls, *call: None)
+        to_local = None
+
+    return torch().zeros(4).as_subclass(DTensor)
+
+
 def scored(**options: object) -> None:
     """A call of a mask with a formula of the score."""
     score = mc.score(lambda s, q, k, h: s + mc.table("table")[h, q])
@@ -116,8 +126,8 @@ def dropping(**options: object) -> None:
 TEXTS = {
     "MC401": (
         lambda: call(k=zeros(2, 2, 7, 16)),
-        "MC401 k  k has shape (2, 2, 7, 16), expected (2, 2, 7, 32) (batch and head_dim "
-        "of q)\n"
+        "MC401 k  k has shape (2, 2, 7, 16), expected (2, 2, 7, 32) (batch of q or 1, "
+        "head_dim of q)\n"
         "    hint: q is [B, Hq, Nq, D], k is [B, Hkv, Nkv, D], v is [B, Hkv, Nkv, Dv]",
     ),
     "MC402": (
@@ -180,6 +190,21 @@ TEXTS = {
         lambda: through_torch(None, None, *[torch().zeros(1)] * 3, {"scores": learned()}, False),
         "MC412 scores  scores requires grad, and what is chosen by it has no gradient\n"
         "    hint: pass scores.detach(), or train it with indexer_loss=True",
+    ),
+    "MC424": (
+        lambda: through_torch(
+            None, None, *[torch().zeros(1)] * 3, {"sink_logits": sharded()}, False
+        ),
+        "MC424 sink_logits  sink_logits is a DTensor\n"
+        "    hint: pass sink_logits.full_tensor(), or sink_logits.to_local() where this rank needs "
+        "its own part alone; mc.distributed.attention takes q, k and v that are sharded along "
+        "their tokens",
+    ),
+    "MC425": (
+        lambda: merge([zeros(1, 4, 6, 8)], [zeros(1, 4, 5)]),
+        "MC425 lses  lses has shape (1, 4, 5), expected (1, 4, 6) or (1, 6, 4)\n"
+        "    hint: pieces are what mc.attention returned: out [B, H, N, Dv], or tokens first "
+        "[B, N, H, Dv] or [tokens, H, Dv], and lse [B, H, N] or [H, tokens]",
     ),
     "MC416": (
         lambda: scored(table=np.zeros((2, 3, 4), np.float32)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import deque
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from maskc.core.errors import NotAnArray, NotContiguous
-from maskc.core.tensors import out_strides
+from maskc.core.tensors import order_of, out_strides
 from maskc.runtime import CompiledMask
 from maskc.runtime.arrays import foreign
 from maskc.runtime.arrays import known as arrays
@@ -235,20 +236,36 @@ def test_another_byte_order_has_another_name():
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 1, 1, 1), (2, 0, 3, 4)])
-@pytest.mark.parametrize("tokens_first", [False, True])
-def test_strides_of_results(shape, tokens_first):
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_strides_of_results(shape, order):
     for x in (np.zeros(1, np.float32), torch.zeros(1)):
         library = arrays.LIBRARIES.get(type(x)) or arrays.LIBRARIES[type(arrays.library(x, "x"))]
-        made, pointer = library.empty(x, arrays.Output(shape, tokens_first, dtype="float32"))
+        made, pointer = library.empty(x, arrays.Output(shape, order, dtype="float32"))
         view = library.view(made, "made")
         assert view.pointer == pointer or 0 in shape
         assert view.shape == shape
         if 0 not in shape:
-            assert view.strides == out_strides(shape, tokens_first)
-            like = library.empty(made, arrays.Output(shape, tokens_first, like_q=True))
+            assert view.strides == out_strides(shape, order)
+            like = library.empty(made, arrays.Output(shape, order, like_q=True))
             again = library.view(like[0], "like")
             assert (again.shape, again.strides) == (view.shape, view.strides)
             assert again.pointer != view.pointer
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_the_order_of_axes_in_memory(order):
+    assert order_of((2, 3, 4, 5), out_strides((2, 3, 4, 5), order)) == order
+    inside = torch.zeros(*((2, 3, 4)[axis] for axis in order), 2, 5)[..., 0, :]  # of packed tensors
+    inside = inside.permute(*(order.index(axis) for axis in range(3)), 3)
+    assert order_of(inside.shape, inside.stride()) == order
+
+
+def test_axes_that_memory_does_not_place_stay_where_they_are():
+    assert order_of((1, 3, 4, 5), (5, 20, 5, 1)) == (0, 1, 2)
+    assert order_of((1, 3, 4, 5), (1, 5, 15, 1)) == (0, 2, 1)
+    assert order_of((2, 1, 4, 5), (5, 5, 10, 1)) == (2, 0, 1)
+    assert order_of((2, 3, 4, 5), (0, 20, 5, 1)) == (0, 1, 2)
+    assert order_of((2, 3, 4, 5), (60, 0, 5, 1)) == (0, 1, 2)
 
 
 def test_importing_the_runtime_and_calling_with_numpy_loads_no_array_library():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from maskc.core.errors import BadShape
+import maskc as mc
+from maskc.core.errors import BadOption, BadShape, PiecesDiffer
 from maskc.reference.attention import attention
 from maskc.runtime import merge
 
@@ -83,3 +84,62 @@ def test_extreme_logarithms():
 def test_pieces_that_do_not_fit(outs, lses):
     with pytest.raises(BadShape):
         merge(outs, lses)
+
+
+# ------------------------------------------------------------------ what attention returned
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("tokens", [4, 6])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "packed"])
+def test_results_of_calls(layout, tokens, library):
+    """Also where there are as many tokens as heads, 4."""
+    rng = np.random.default_rng(tokens)
+    q, k, v = (rng.standard_normal((1, 4, tokens, 8)).astype(np.float32) for _ in range(3))
+    want, want_lse = attention(q, k, v, np.ones((tokens, tokens), bool))
+    axes = (0, 1, 2, 3) if layout == "bhsd" else (0, 2, 1, 3)
+    inputs = [np.ascontiguousarray(x.transpose(axes)) for x in (q, k, v)]
+    ends = np.array([0, tokens])
+    if layout == "packed":
+        inputs = [x[0] for x in inputs]
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        inputs, ends = [torch.from_numpy(x) for x in inputs], torch.from_numpy(ends)
+    keys = (slice(0, 2), slice(2, 3), slice(3, tokens))
+    parts = []
+    for part in keys:
+        if layout == "packed":
+            own = ends.clip(0, part.stop - part.start)
+            parts.append(mc.attention(
+                inputs[0], *(x[part] for x in inputs[1:]), cu_seqlens_q=ends, cu_seqlens_k=own,
+                return_lse=True,
+            ))  # fmt: skip
+        else:
+            of_keys = (..., part, slice(None)) if layout == "bhsd" else (slice(None), part)
+            own = [x[of_keys] for x in inputs[1:]]
+            parts.append(mc.attention(
+                inputs[0], *own, mc.full(), layout=layout, return_lse=True
+            ))  # fmt: skip
+    want = want.transpose(axes)
+    if layout == "packed":
+        want, want_lse = want[0], want_lse[0]
+    first = merge(*zip(*parts[:2], strict=True))  # results are pieces again
+    for merged, lse in (
+        merge(*zip(*parts, strict=True)),
+        merge(*zip(first, parts[2], strict=True)),
+        merge(*zip(*parts, strict=True), layout="bhsd" if layout == "bhsd" else "bshd"),
+    ):
+        np.testing.assert_allclose(np.asarray(merged), want, atol=1e-6)
+        np.testing.assert_allclose(np.asarray(lse), want_lse, atol=1e-6)
+
+
+def test_layouts_that_differ_are_refused():
+    q, k, v, masks = pieces()
+    outs, lses = zip(*(attention(q[:, :, :3], k, v, m[:3]) for m in masks[:2]), strict=True)
+    turned = np.ascontiguousarray(lses[1].swapaxes(1, 2)).swapaxes(1, 2)
+    with pytest.raises(BadOption, match="layout must be given"):
+        merge(outs, [lses[0], turned])
+    with pytest.raises(BadOption, match="'bhsd' or 'bshd'"):
+        merge(outs, lses, layout="sbhd")
+    with pytest.raises(PiecesDiffer, match=r"expected \(2, 3, 3\)"):
+        merge(outs, [lses[0], lses[1][:1]])

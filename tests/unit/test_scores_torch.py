@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
+from maskc.core.errors import ScoreTable  # noqa: E402
 
 B, H, N, D = 2, 4, 48, 16
 
@@ -328,3 +329,25 @@ def test_shapes_of_the_meta_device():
     attn = mc.causal().compile(D, dtype="float32", target="cpu", score=score)
     attn(q, k, v, bias=bias).sum().backward()
     assert bias.grad.shape == bias.shape
+
+
+@pytest.mark.parametrize(("n_q", "n_kv"), [(0, 5), (5, 0), (0, 0)])
+def test_lengths_of_0_with_a_bias(n_q, n_kv):
+    q, k, v = (torch.ones(1, 2, n, 16, requires_grad=True) for n in (n_q, n_kv, n_kv))
+    bias = torch.zeros(1, 2, n_q, n_kv, requires_grad=True)
+    out, lse = mc.attention(
+        q, k, v, mc.causal(), score=mc.scores.bias(), bias=bias, return_lse=True
+    )  # fmt: skip
+    assert out.shape == q.shape
+    assert not out.any()
+    assert lse.isneginf().all()
+    for x, gradient in zip((q, k, v, bias), torch.autograd.grad(out.sum(), (q, k, v, bias)),
+                           strict=True):  # fmt: skip
+        assert gradient.shape == x.shape
+        assert not gradient.any()
+
+
+def test_an_empty_bias_beside_tokens_is_refused():
+    q = torch.ones(1, 2, 5, 16)
+    with pytest.raises(ScoreTable, match="expected entries"):
+        mc.attention(q, q, q, mc.causal(), score=mc.scores.bias(), bias=torch.zeros(5, 0))

@@ -122,6 +122,32 @@ def test_determinism_is_passed_on(spy: Spy):
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", ["score", "captured", "alpha", "selection", "dropout"])
+def test_autocast_casts_every_kind_of_call(name, requires_grad):
+    table, chosen = torch.randn(6, 6), mc.topk(2, of=mc.causal(), score="qk")
+    mask, options = {
+        "score": (mc.causal(), {"score": mc.scores.soft_cap(5.0)}),
+        "captured": (mc.causal(), {"score": mc.score(lambda s, q, k: s + table[q, k])}),
+        "alpha": (mc.causal(), {"normalizer": "entmax", "alpha": torch.tensor([1.5, 2.0])}),
+        "selection": (chosen, {"return_selection": True}),
+        "dropout": (mc.causal(), {"score": mc.scores.soft_cap(5.0), "dropout_p": 0.5,
+                                  "dropout_seed": 3}),
+    }[name]  # fmt: skip
+    q, k, v = (torch.randn(1, 2, 6, 16, requires_grad=requires_grad) for _ in range(3))
+    half = [x.detach().bfloat16() for x in (q, k, v)]
+    want = mc.attention(*half, mask, **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = mc.attention(q, k, v, mask, **options)
+    if name == "selection":
+        (want, *_), (found, *_) = want, found
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, want)
+    if requires_grad:
+        (dq,) = torch.autograd.grad(found.float().sum(), q)
+        assert dq.dtype == torch.float32
+
+
 def test_autocast_casts_q_k_and_v():
     inputs = tensors(10)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -96,6 +96,17 @@ class BadShape(MaskcError):
     hint = "q is [B, Hq, Nq, D], k is [B, Hkv, Nkv, D], v is [B, Hkv, Nkv, Dv]"
 
 
+class PiecesDiffer(BadShape):
+    """Pieces that `mc.merge` joins do not have the shapes of one call's results."""
+
+    code = "MC425"
+    message = "{0} has shape {1}, expected {2}"
+    hint = (
+        "pieces are what mc.attention returned: out [B, H, N, Dv], or tokens first [B, N, H, Dv] "
+        "or [tokens, H, Dv], and lse [B, H, N] or [H, tokens]"
+    )
+
+
 class WrongRank(BadShape):
     """q, k or v has another number of dimensions than four."""
 
@@ -200,6 +211,17 @@ class MixedLibraries(MaskcError, TypeError):
     code = "MC411"
     message = "{0} is a {1}, and {2} is a {3}"
     hint = "convert one of them, so that both are of the same library"
+
+
+class ShardedTensor(MaskcError):
+    """A torch tensor is a DTensor: it lies on several ranks, and a kernel sees those of its own."""
+
+    code = "MC424"
+    message = "{0} is a DTensor"
+    hint = (
+        "pass {0}.full_tensor(), or {0}.to_local() where this rank needs its own part alone; "
+        "mc.distributed.attention takes q, k and v that are sharded along their tokens"
+    )
 
 
 class NoGradient(MaskcError):

@@ -20,16 +20,17 @@ from typing import Any
 import torch
 
 from maskc.core.data import OPTIONS
-from maskc.core.errors import BadOption, MixedLibraries, WrongRank
+from maskc.core.errors import MixedLibraries, WrongRank
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array
-from maskc.dispatch.checks import check_inputs
+from maskc.dispatch.checks import check_inputs, of_every_sequence
 from maskc.integrations.torch.eager import attended
+from maskc.integrations.torch.gradients import refuse_transforms
 from maskc.integrations.torch.handles import check_dimensions, handle, in_graph, operands, refuse
 from maskc.integrations.torch.handles import operators as operators
 from maskc.integrations.torch.keywords import call_of
 from maskc.runtime.arrays.known import array_of
-from maskc.runtime.autograd import kind_of, needs_torch, torch_answers
+from maskc.runtime.autograd import TAKING_NONE, kind_of, needs_torch, takes_part, torch_answers
 from maskc.runtime.dropout import asked
 
 Finder = Callable[..., Any]
@@ -88,12 +89,13 @@ def through_torch(
         NestedTensor: a tensor is nested.
         NoGradient: data require grad: what is chosen by them has no derivative.
         BadOption: torch.func or forward-mode differentiation transforms a tensor.
+        ShardedTensor: a tensor is a DTensor.
         MaskcError: see CompiledMask.
     """
-    plain, watched = _is_plain(q, k, v), False
+    plain, watched = _is_plain(q, k, v, options), False
     if not plain:
-        q, k, v = _cast_all(q, k, v, dtype)
-        watched = torch.compiler.is_compiling() or q.is_meta or _watched(q, k, v)
+        q, k, v = cast_all(q, k, v, dtype)
+        watched = torch.compiler.is_compiling() or q.is_meta or _watched(q, k, v, options)
     tables = getattr(owner, "trainable", ()) if score is None else score.inputs.trainable
     wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, tables)
     if watched:
@@ -123,8 +125,11 @@ def through_torch(
     return (out, lse) if keep_lse else out
 
 
-def _cast_all(q: Any, k: Any, v: Any, dtype: str | None) -> tuple[Any, Any, Any]:
+def cast_all(q: Any, k: Any, v: Any, dtype: str | None = None) -> tuple[Any, Any, Any]:
     """What autocast makes of them, where it is in force.
+
+    Args:
+        dtype: what it casts to; None: what it casts operands of scaled_dot_product_attention to.
 
     Raises:
         NestedTensor: one is nested.
@@ -139,7 +144,7 @@ def _cast_all(q: Any, k: Any, v: Any, dtype: str | None) -> tuple[Any, Any, Any]
     return _cast(q, to), _cast(k, to), _cast(v, to)
 
 
-def _is_plain(q: Any, k: Any, v: Any) -> bool:
+def _is_plain(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
     """Whether nobody but autograd can take part in a call of these tensors."""
     return not (
         torch.compiler.is_compiling()
@@ -150,6 +155,10 @@ def _is_plain(q: Any, k: Any, v: Any) -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
+        or (
+            not TAKING_NONE.issuperset(map(type, options.values()))
+            and any(map(takes_part, options.values()))
+        )
     )  # fmt: skip
 
 
@@ -193,7 +202,7 @@ def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
               here if x.is_meta else _place(x))
         for x in (q, _tensor(k, "k"), _tensor(v, "v"))
     )  # fmt: skip
-    check_inputs(of_q, of_k, of_v, attn.bundle.problem, attn.target)
+    check_inputs(*of_every_sequence(of_q, of_k, of_v), attn.bundle.problem, attn.target)
 
 
 def _place(q: Any) -> tuple[str, int]:
@@ -258,22 +267,16 @@ def _cast(x: Any, dtype: Any) -> Any:
     return x.to(dtype)
 
 
-def _watched(q: Any, k: Any, v: Any) -> bool:
+def _watched(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
     """Whether a dispatch mode, torch.jit.trace or a subclass of Tensor must see an operator.
 
     Raises:
         BadOption: a transform of torch.func or forward-mode differentiation would miss the kernel.
+        ShardedTensor: a tensor is a DTensor.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        found = "one under torch.func (vmap, grad, jvp)"
-        raise BadOption("q", "a tensor that nothing transforms", found, at="q")
-    forward: Any = torch.autograd.forward_ad
-    if forward._current_level >= 0 and any(
-        isinstance(x, torch.Tensor) and forward.unpack_dual(x).tangent is not None
-        for x in (q, k, v)
-    ):  # fmt: skip
-        found = "a dual one: there is no forward-mode derivative"
-        raise BadOption("q, k and v", "plain tensors", found, at="q")
+    refuse_transforms({"q": q, "k": k, "v": v, **options})
     if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return True
-    return any(type(x) not in _PLAIN and isinstance(x, torch.Tensor) for x in (q, k, v))
+    if any(type(x) not in _PLAIN and isinstance(x, torch.Tensor) for x in (q, k, v)):
+        return True
+    return any(map(takes_part, options.values()))

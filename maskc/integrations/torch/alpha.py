@@ -16,7 +16,8 @@ import torch
 
 from maskc.core.errors import AlphaWithoutGradient, BadOption
 from maskc.core.problem import Direction
-from maskc.integrations.torch.gradients import once, rows
+from maskc.integrations.torch import cast_all
+from maskc.integrations.torch.gradients import once, refuse_transforms, rows
 from maskc.runtime.alphas import backward, forward, runs_of
 from maskc.runtime.autograd import is_traced
 from maskc.runtime.selecting import Pairs, pairs_of_call
@@ -45,6 +46,8 @@ def attention_by_head(
         found = "a tensor, whose values decide what runs"
         wanted = "a number inside of torch.compile and torch.jit.trace"
         raise BadOption("alpha", wanted, found, at="alpha")
+    q, k, v = cast_all(q, k, v, attn.bundle.problem.dtype.value)
+    refuse_transforms({"q": q, "k": k, "v": v, "alpha": alpha, **options, **data})
     learned = isinstance(alpha, torch.Tensor) and alpha.requires_grad and torch.is_grad_enabled()
     if learned and attn.listing is None:
         raise AlphaWithoutGradient(attn.target.name, at="alpha")
@@ -77,12 +80,12 @@ class EntmaxByHead(torch.autograd.Function):
 
     @staticmethod
     @once
-    def backward(ctx: Any, dout: Any, _: Any) -> Any:
+    def backward(ctx: Any, saved: Any, dout: Any, _: Any) -> Any:
         nothing = (None,) * 9
         if dout is None:
             return nothing
         attn, call, deterministic, data, runs = ctx.own
-        q, k, v, out, lse, alpha, slopes = ctx.saved_tensors
+        q, k, v, out, lse, alpha, slopes = saved
         dout = rows(dout)
         always = deterministic or torch.are_deterministic_algorithms_enabled()
         options = {**call, "deterministic": always, "alibi_slopes": slopes}

@@ -62,8 +62,8 @@ class MaskedAttention(torch.autograd.Function):
 
     @staticmethod
     @once
-    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
-        q, k, v, out, lse, slopes, sinks, *data = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, dout: Any, dlse: Any) -> Any:
+        q, k, v, out, lse, slopes, sinks, *data = saved
         wanted = ctx.needs_input_grad[_FIXED:]
         tables = {}
         if any(wanted):

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from maskc.core.errors import BadOption
+from maskc.core.errors import BadOption, ShardedTensor
+from maskc.runtime.autograd import takes_part
 
 Backward = Callable[..., Any]
 """The backward pass of a torch.autograd.Function: (ctx, gradients of results)."""
+Derivative = Callable[..., Any]
+"""What `once` makes one of: (ctx, saved tensors, gradients of results)."""
 
 
-def once(derivative: Backward) -> Backward:
-    """A backward pass whose own results cannot be differentiated: torch raises when it is tried.
+def refuse_transforms(arguments: Mapping[str, Any]) -> None:
+    """Refuse tensors of which a kernel would see one part only.
 
-    `once_differentiable` alone tells by the gradients that arrive. Where these are constants and
-    q requires grad, as in a gradient penalty, it would cut the graph, and the penalty would have
-    the gradient 0.
+    Raises:
+        BadOption: a transform of torch.func or forward-mode differentiation would miss the kernel.
+        ShardedTensor: a tensor is a DTensor.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        found = "one under torch.func (vmap, grad, jvp)"
+        raise BadOption("q", "a tensor that nothing transforms", found, at="q")
+    forward: Any = torch.autograd.forward_ad
+    for name, given in arguments.items():
+        for x in given if isinstance(given, tuple) else (given,):
+            if not isinstance(x, torch.Tensor):
+                continue
+            if forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None:
+                found = "a dual one: there is no forward-mode derivative"
+                raise BadOption(name, "a plain tensor", found, at=name)
+            if takes_part(x) and hasattr(x, "to_local"):
+                raise ShardedTensor(name, at=name)
+
+
+def once(derivative: Derivative) -> Backward:
+    """A backward pass whose own results cannot be differentiated: it is refused when it is tried.
+
+    The results depend on all that the pass read, so that whoever looks for a path to q finds one.
+    torch's `once_differentiable` leaves none: with allow_unused=True, as
+    torch.autograd.functional.hessian asks, the derivatives would be 0.
 
     Raises:
         BadOption: torch.func transforms the gradients.
@@ -32,13 +57,36 @@ def once(derivative: Backward) -> Backward:
             found = "one under vmap (is_grads_batched, vectorize=True)"
             raise BadOption("dout", "a tensor that nothing transforms", found, at="dout")
         if not torch.is_grad_enabled():  # without create_graph nobody can ask
-            return derivative(ctx, *gradients)
-        refused = torch.autograd.function.once_differentiable(
-            lambda *_: derivative(ctx, *gradients)
-        )
-        return refused(ctx, torch.empty(0, requires_grad=True))
+            return derivative(ctx, ctx.saved_tensors, *gradients)
+        saved = ctx.saved_tensors  # once: checkpoints refuse to give them again
+        with torch.no_grad():
+            found = derivative(ctx, saved, *gradients)
+        made = [x for x in found if x is not None]
+        read = [x for x in (*saved, *gradients) if x is not None and x.requires_grad]
+        marked = iter(_marked(len(made), *made, *read))
+        return tuple(None if x is None else next(marked) for x in found)
 
     return backward
+
+
+class _Once(torch.autograd.Function):
+    """Results as they are, which depend on tensors in a way that has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Any) -> Any:
+        return tuple(x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise refused_twice()
+
+
+_marked: Any = _Once.apply
+
+
+def refused_twice() -> BadOption:
+    """What a derivative of gradients raises."""
+    return BadOption("attention", "differentiated once", "a derivative of its gradients", at="q")
 
 
 def gradients(

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from maskc.core.errors import BadOption
+from maskc.core.tensors import order_of
 from maskc.integrations.torch.eager import backward, forward
-from maskc.integrations.torch.gradients import gradients
+from maskc.integrations.torch.gradients import gradients, refused_twice
 from maskc.integrations.torch.keywords import Call
 
 _CALL = (
@@ -90,7 +90,7 @@ def _fake_attention(
     q: Any, k: Any, v: Any, slopes: Any, sinks: Any, keep: bool, data: Any, captured: Any, *_: Any
 ) -> tuple[Any, Any, list[Any]]:
     batch, heads, tokens, _d = q.shape
-    lse = q.new_empty((batch, heads, tokens), dtype=torch.float32)
+    lse = q.new_empty((batch, heads, tokens), dtype=_wide(q))
     return _like(q, v.shape[-1]), lse, [torch.empty_like(x) for x in captured or ()] if keep else []
 
 
@@ -100,16 +100,23 @@ def _fake_backward(
 ) -> list[Any]:  # fmt: skip
     shapes = [(q.shape[1],) for x in (sinks, slopes) if x is not None]
     shapes += [data[place].shape for place in tables or ()]
-    single = [q.new_empty(shape, dtype=torch.float32) for shape in shapes]
+    single = [q.new_empty(shape, dtype=_wide(q)) for shape in shapes]
     return [*(_like(x, x.shape[-1]) for x in (q, k, v)), *single]
 
 
+def _wide(q: Any) -> Any:
+    """The dtype of log-sum-exps, and of gradients of tables and of what heads have."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
 def _like(x: Any, dim: Any) -> Any:
-    """A new [B, H, N, dim] for x [B, H, N, D], tokens before heads in memory where x has them."""
-    batch, heads, tokens, _ = x.shape
-    if heads > 1 and tokens > 1 and x.stride(1) < x.stride(2):
-        return x.new_empty((batch, tokens, heads, dim)).transpose(1, 2)
-    return x.new_empty((batch, heads, tokens, dim))
+    """A new [B, H, N, dim] for x [B, H, N, D], in the order that x has in memory."""
+    shape = x.shape
+    order = order_of(shape, x.stride())
+    if order == (0, 1, 2):
+        return x.new_empty((*shape[:3], dim))
+    made = x.new_empty((*(shape[axis] for axis in order), dim))
+    return made.permute(*(order.index(axis) for axis in range(3)), 3)
 
 
 # ------------------------------------------------------------------ autograd
@@ -129,7 +136,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any, list[An
 
 
 def _refuse_twice(ctx: Any, *_: Any) -> Any:
-    raise BadOption("attention", "differentiated once", "a derivative of its gradients", at="q")
+    raise refused_twice()
 
 
 def _differentiate(ctx: Any, dout: Any, dlse: Any, _kept: Any) -> tuple[Any, ...]:

@@ -80,7 +80,8 @@ def _refuse_others(kind: Any) -> None:
     ) -> str:
         note_parts(self.config)
         if requested_attention == NAME:
-            if not can_be_set(type(self)):
+            model: Any = type(self)
+            if not can_be_set(model):
                 raise not_served(type(self).__name__, NEVER_ASKS, type(self.config))
             refuse_by_name(type(self), NAME)
         found: str = choose(self, requested_attention, is_init_check)

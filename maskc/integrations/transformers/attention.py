@@ -176,7 +176,8 @@ def _with_tensor(
 def _without(module: Any, query: Any, key: Any, is_causal: bool | None) -> Mask:
     """The mask of a call that brings none: full, or causal where the module says so."""
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", False) and reads_is_causal(type(module))
+        kind: Any = type(module)
+        is_causal = getattr(module, "is_causal", False) and reads_is_causal(kind)
     n_q, n_kv = query.shape[2], key.shape[2]
     if not is_causal or n_q == 1:
         return _FULL

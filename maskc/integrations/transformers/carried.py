@@ -59,14 +59,15 @@ def _eager(
     how: dict[str, Any],
 ) -> Any:  # fmt: skip
     batch_size, q_length, kv_length, q_offset, kv_offset = given
+    kind: Any = type(config)
     if config is not None:
-        check_served(type(config))
+        check_served(kind)
     place = Place(q_length, kv_length, int(q_offset), int(kv_offset))
     found = mask_of(mask_function, attention_mask, place)
     carried = _carrier()(found, place, batch_size, _owner(config), attention_mask)
-    if config is not None and _takes_booleans(type(config)):
+    if config is not None and _takes_booleans(kind):
         carried.booleans = cache(lambda: _booleans(given, mask_function, attention_mask, how))
-        if _asks_for_type(type(config)):
+        if _asks_for_type(kind):
             return carried.booleans()
     return carried
 
@@ -75,11 +76,10 @@ def _booleans(
     given: tuple[Any, ...], mask_function: Any, attention_mask: Any, how: dict[str, Any]
 ) -> Any:
     """The mask as SDPA takes it: booleans [sequences, 1, queries, keys]."""
-    from transformers.masking_utils import sdpa_mask
+    from transformers import masking_utils
 
-    return sdpa_mask(
-        *given, mask_function, attention_mask, allow_is_causal_skip=False, **how
-    )  # fmt: skip
+    made: Any = masking_utils.sdpa_mask
+    return made(*given, mask_function, attention_mask, allow_is_causal_skip=False, **how)
 
 
 class _Late:

@@ -30,6 +30,10 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
     if isinstance(given, np.ndarray):
         return given
     try:
+        if hasattr(given, "resolve_neg") and hasattr(
+            given, "numpy"
+        ):  # torch's, whose signs may lie in a bit of the view
+            return np.asarray(given.numpy(force=True))
         if hasattr(given, "detach") and hasattr(given, "cpu"):
             return np.asarray(given.detach().cpu().numpy())
         if hasattr(given, "__cuda_array_interface__") and hasattr(given, "get"):

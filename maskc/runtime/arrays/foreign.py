@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from maskc.core.errors import NotAnArray
-from maskc.core.tensors import HOST, Array, Device, Output, contiguous
+from maskc.core.tensors import HOST, Array, Device, Output, Shape, contiguous
 from maskc.runtime.arrays.known import (
     CUPY,
     LIBRARIES,
@@ -33,6 +32,11 @@ class Foreign(NamedTuple):
     held: Any
     """Keeps the exported memory alive."""
 
+    @property
+    def shape(self) -> Shape:
+        """The shape of the array."""
+        return self.array.shape
+
 
 class _Foreign:
     """Results are of the source's own library where it follows the array API standard.
@@ -42,8 +46,11 @@ class _Foreign:
 
     ordered = False
 
-    def read_all(self, arrays: Sequence[Foreign]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    def read_all(self, arrays: list[Foreign]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         return tuple([x.array[1:] for x in arrays]), tuple([x.array.pointer for x in arrays])
+
+    def plain(self, x: Foreign) -> Foreign:
+        return x
 
     def view(self, x: Foreign, name: str) -> Array:
         return x.array
@@ -58,7 +65,7 @@ class _Foreign:
             return made, foreign(made, "the result").array.pointer
         dtype = numpy_dtype(wanted.dtype or x.array.dtype)
         if kind == "cuda":
-            return cupy_empty(index, wanted.shape, dtype, False)
+            return cupy_empty(index, Output(wanted.shape), dtype)
         made = np.empty(wanted.shape, dtype)
         return made, made.ctypes.data
 

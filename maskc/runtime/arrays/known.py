@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, cached_property
 from importlib import import_module
 from types import ModuleType
@@ -27,8 +27,14 @@ class Library(Protocol):
     ordered: bool
     """Whether `empty` can lay tokens out before heads."""
 
-    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-        """(everything that a plan depends on, hashable and in a row; pointers); fast."""
+    def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """(everything that a plan depends on, hashable and in a row; pointers); fast.
+
+        Arrays that are not `plain` are replaced by what is.
+        """
+
+    def plain(self, x: Any) -> Any:
+        """x itself where memory holds its values, else a copy."""
 
     def view(self, x: Any, name: str) -> Array:
         """The array in plain terms; `name` is for errors."""
@@ -96,10 +102,12 @@ class _Torch:
 
     ordered = True
 
-    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         # Shape and contiguity imply all strides that count.
         if len(arrays) == 3:
             a, b, c = arrays
+            if a.is_neg() or b.is_neg() or c.is_neg():
+                a, b, c = arrays[:] = [self.plain(x) for x in arrays]
             return (
                 a.shape, a.is_contiguous() or a.stride(), a.dtype, a.device,
                 b.shape, b.is_contiguous() or b.stride(), b.dtype, b.device,
@@ -107,10 +115,16 @@ class _Torch:
             ), (a.data_ptr(), b.data_ptr(), c.data_ptr())  # fmt: skip
         kinds: list[Any] = []
         places = []
-        for x in arrays:
+        for number, x in enumerate(arrays):
+            if x.is_neg():
+                x = arrays[number] = self.plain(x)
             kinds += (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device)
             places.append(x.data_ptr())
         return tuple(kinds), tuple(places)
+
+    def plain(self, x: Any) -> Any:
+        # The imaginary part of a conjugate has the other sign in memory, and a bit that says so.
+        return x.resolve_neg() if x.is_neg() else x
 
     def view(self, x: Any, name: str) -> Array:
         try:
@@ -123,7 +137,7 @@ class _Torch:
 
     def watch(self, x: Any) -> tuple[object, int] | None:
         try:
-            return (x.data_ptr(), x.shape, x.stride()), x._version
+            return (x.data_ptr(), x.shape, x.stride(), x.is_neg()), x._version
         except RuntimeError:  # a tensor of inference mode, or without memory
             return None
 
@@ -170,13 +184,16 @@ class _NumPy:
 
     ordered = True
 
-    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         kinds: list[Any] = []
         places = []
         for x in arrays:
             kinds += (x.shape, x.strides, x.dtype)
             places.append(x.__array_interface__["data"][0])
         return tuple(kinds), tuple(places)
+
+    def plain(self, x: Any) -> Any:
+        return x
 
     def view(self, x: Any, name: str) -> Array:
         strides = _in_elements(x.strides, x.itemsize, name)
@@ -187,11 +204,10 @@ class _NumPy:
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         dtype = _dtype_named(wanted.dtype) if wanted.dtype else x.dtype
-        if wanted.tokens_first:
-            b, h, n, d = wanted.shape
-            made = np.empty((b, n, h, d), dtype).transpose(0, 2, 1, 3)
-        else:
-            made = np.empty(wanted.shape, dtype)
+        shape, axes = wanted.in_memory
+        made = np.empty(shape, dtype)
+        if axes:
+            made = made.transpose(axes)
         return made, made.__array_interface__["data"][0]
 
     def clear(self, made: Any) -> None:
@@ -209,7 +225,7 @@ class _CuPy:
 
     ordered = True
 
-    def read_all(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         if len(arrays) == 3:
             a, b, c = arrays
             of_a, of_b, of_c = a.data, b.data, c.data
@@ -226,6 +242,9 @@ class _CuPy:
             places.append(memory.ptr)
         return tuple(kinds), tuple(places)
 
+    def plain(self, x: Any) -> Any:
+        return x
+
     def view(self, x: Any, name: str) -> Array:
         strides = _in_elements(x.strides, x.itemsize, name)
         device = ("cuda", x.data.device_id)
@@ -236,7 +255,7 @@ class _CuPy:
 
     def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
         dtype = _dtype_named(wanted.dtype) if wanted.dtype else x.dtype
-        return cupy_empty(x.data.device_id, wanted.shape, dtype, wanted.tokens_first)
+        return cupy_empty(x.data.device_id, wanted, dtype)
 
     def clear(self, made: Any) -> None:
         made.fill(0)
@@ -266,17 +285,17 @@ def cupy_stream(device: int) -> int:
     return int(_cupy_calls()[0](device).ptr)
 
 
-def cupy_empty(device: int, shape: Shape, dtype: Any, tokens_first: bool) -> tuple[Any, int]:
+def cupy_empty(device: int, wanted: Output, dtype: Any) -> tuple[Any, int]:
     """A new CuPy array on a device, and its pointer."""
     _, current, array = _cupy_calls()
-    order = (shape[0], shape[2], shape[1], shape[3]) if tokens_first else shape
+    shape, axes = wanted.in_memory
     if current() == device:
-        made = array(order, dtype)
+        made = array(shape, dtype)
     else:
         with import_cupy().cuda.Device(device):
-            made = array(order, dtype)
-    if tokens_first:
-        made = made.transpose(0, 2, 1, 3)
+            made = array(shape, dtype)
+    if axes:
+        made = made.transpose(axes)
     return made, made.data.ptr
 
 
@@ -319,24 +338,37 @@ _BY_NAME: dict[tuple[str, str], Library] = {
 }
 
 LIBRARIES: dict[type, Library] = {np.ndarray: NUMPY}
-"""Known types; `library` adds to it."""
+"""Known types; `library_of` adds to it."""
 
 
 def library(x: object, name: str) -> Any:
-    """x itself where its type is known, else the `Foreign` that stands for it.
+    """x itself where its type is known and it is plain, else what stands for it: a copy, or a
+    `Foreign`.
 
     Raises:
         NotAnArray: x has no array interface.
     """
-    kind = type(x)
-    if kind in LIBRARIES:
-        return x
-    for base in kind.__mro__:
+    lib = library_of(type(x))
+    return _foreign()(x, name) if lib is None else lib.plain(x)
+
+
+def library_of(kind: type) -> Library | None:
+    """The library of a type of arrays: a subclass belongs to that of its base. None: not known."""
+    known = LIBRARIES.get(kind)
+    for base in kind.__mro__ if known is None else ():
         known = _BY_NAME.get((base.__module__.partition(".")[0], base.__name__))
         if known is not None:
             LIBRARIES[kind] = known
-            return x
-    return _foreign()(x, name)
+            break
+    return known
+
+
+def plain(x: Any) -> Any:
+    """x itself, or what stands for an array whose memory does not hold its values."""
+    if type(x) is tuple:
+        return tuple(map(plain, x))
+    lib = LIBRARIES.get(type(x))
+    return x if lib is None else lib.plain(x)
 
 
 def array_of(x: object, name: str) -> Array:
@@ -347,6 +379,19 @@ def array_of(x: object, name: str) -> Array:
     """
     known = library(x, name)
     return LIBRARIES[type(known)].view(known, name)
+
+
+def dtype_of_call(q: Any) -> object:
+    """The dtype that kernels of a call with q have: q's, or what autocast casts it to."""
+    dtype = getattr(q, "dtype", None)
+    if dtype is None:
+        return array_of(q, "q").dtype
+    torch = torch_of(q)
+    if torch is not None and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
+        kind = q.device.type
+        if torch.is_autocast_enabled(kind) and q.is_floating_point() and dtype != torch.float64:
+            return torch.get_autocast_dtype(kind)
+    return dtype
 
 
 def module_of(x: Any) -> Any:
@@ -362,9 +407,32 @@ def to_fp32(x: Any) -> Any:
     return x.float() if torch_of(x) is not None else x.astype(np.float32, copy=False)
 
 
+def widened(x: Any) -> Any:
+    """An array of torch, CuPy or NumPy in fp32; itself where it is of fp64."""
+    return x if str(x.dtype).endswith("float64") else to_fp32(x)
+
+
 def cast_like(x: Any, like: Any) -> Any:
     """An array of torch, CuPy or NumPy in the dtype of another one."""
     return x.to(like.dtype) if torch_of(x) is not None else x.astype(like.dtype, copy=False)
+
+
+def expanded(x: Any, sequences: int) -> Any:
+    """An array [1, ..] as one of so many sequences, in the same memory; any other as it is."""
+    one, *rest = x.shape
+    if one != 1 or sequences == 1:
+        return x
+    if hasattr(x, "array"):  # a Foreign
+        steps = 0, *x.array.strides[1:]
+        return x._replace(array=x.array._replace(shape=(sequences, *rest), strides=steps))
+    return module_of(x).broadcast_to(x, (sequences, *rest))
+
+
+def summed(gradient: Any, like: Any) -> Any:
+    """The gradient of an array [1, ..] that served all sequences; of any other as it is."""
+    if like.shape[0] == gradient.shape[0]:
+        return gradient
+    return cast_like(widened(gradient).sum(0)[None], gradient)
 
 
 @cache

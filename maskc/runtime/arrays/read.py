@@ -18,11 +18,16 @@ def read(
     names: tuple[str, ...], given: list[Any]
 ) -> tuple[Library, tuple[Any, ...], tuple[int, ...]]:
     """(q's library, what a plan depends on, addresses); `given` as in CompiledMask._begin."""
-    lib = LIBRARIES.get(type(given[0]))
+    kind = type(given[0])
+    lib = LIBRARIES.get(kind)
     if lib is None:
         given[0] = library(given[0], names[0])
-        lib = LIBRARIES[type(given[0])]
-    if len(set(map(type, given))) == 1:
+        kind = type(given[0])
+        lib = LIBRARIES[kind]
+    for x in given:
+        if type(x) is not kind:
+            break
+    else:
         try:
             kinds, places = lib.read_all(given)
             return lib, kinds, places
@@ -36,10 +41,12 @@ def read(
             x = given[number] = library(x, names[number])
             lib = LIBRARIES[type(x)]
         try:
-            shown, (place,) = lib.read_all([x])
+            alone = [x]
+            shown, (place,) = lib.read_all(alone)
         except RuntimeError:
             lib.view(x, names[number])  # says what is wrong with it
             raise
+        given[number] = alone[0]
         if getattr(x, "requires_grad", False) and lib is not LIBRARIES[type(given[0])]:
             refuse_lost_gradient(given[0], names[number], x)
         found.append(shown)

@@ -14,7 +14,7 @@ from maskc.core.sizes import Sizes
 from maskc.core.tensors import Array, Device
 from maskc.layout import NO_PROMISE, promised
 from maskc.layout.inputs.captured import reads_inside
-from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.arrays.known import library_of
 from maskc.runtime.device_lists.call import Asked
 from maskc.runtime.device_lists.watched import Watched
 
@@ -143,7 +143,7 @@ class _Call(NamedTuple):
 
     def view(self, given: Any) -> Array:
         """An array on the call's device, of integers or booleans."""
-        library = LIBRARIES.get(type(given))
+        library = library_of(type(given))
         if library is None or type(given) is np.ndarray:
             raise _Unreadable
         found = library.view(given, self.decl.name)

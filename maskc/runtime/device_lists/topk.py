@@ -38,7 +38,7 @@ from maskc.layout import (
     hull_of,
     tile_codes,
 )
-from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.arrays.known import library_of
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, Unlisted, with_room
 from maskc.runtime.device_lists.topk_launch import Given, Ranked, SelectedPlan
@@ -244,7 +244,7 @@ def _given_on(
 
 
 def _ranked(device: Device, name: str, value: Any, sizes: Sizes) -> Ranked | None:
-    library = LIBRARIES.get(type(value))
+    library = library_of(type(value))
     if library is None:
         return None
     array = library.view(value, name)

@@ -287,7 +287,9 @@ def _backward(call: _Pass) -> None:
             dp = grads @ values.T
             if Feature.entmax in call.features:
                 p, u = weigh(scores.s, base, call.block.alpha_minus_1)
-                live, mass = u != 0, u.sum(axis=1)
+                live = tile.seen & (u != 0)
+                p, u = np.where(live, p, 0), np.where(live, u, 0)
+                mass = u.sum(axis=1)
                 delta = np.where(live, u * dp, 0).sum(axis=1) / np.where(mass == 0, 1, mass)
             else:
                 live = tile.seen

@@ -7,23 +7,33 @@
 // in the order of the row's list: any number of threads gives the same bits.
 struct Workspace {
     float *delta;   // [batch, heads_q, n_q] mean of dout . v, by u: rowsum(out * dout) with softmax
+    float *share;   // likewise, with a formula: see shares.h
     float *dsink;   // [batch, heads_q, tile_rows] shares of each tile row
     float *dslopes;  // likewise
     i32 *turn;      // likewise: how many of the row's tiles have been added to dq
     float *dq;      // [batch, heads_q, tile_rows][TILE_Q][QK_LD]
 };
 
+// With a formula also factors of weights.
+#if WITH_SCORE
+enum { OF_QUERIES = 2 };
+#else
+enum { OF_QUERIES = 1 };
+#endif
+
+FN i64 queries_of_all(const struct Attention *p) { return (i64)p->batch * p->heads_q * p->n_q; }
 FN i64 all_rows(const struct Attention *p) { return (i64)p->batch * p->heads_q * p->tile_rows; }
 
 // Floats before dq, up to a whole vector.
 FN i64 small_parts(const struct Attention *p) {
-    const i64 floats = (i64)p->batch * p->heads_q * p->n_q + 3 * all_rows(p);
+    const i64 floats = OF_QUERIES * queries_of_all(p) + 3 * all_rows(p);
     return (floats + LANES - 1) / LANES * LANES;
 }
 
 FN struct Workspace workspace(const struct Attention *p) {
     struct Workspace w = {.delta = p->delta, .dq = p->delta + small_parts(p)};
-    w.dsink = w.delta + (i64)p->batch * p->heads_q * p->n_q;
+    w.share = w.delta + (OF_QUERIES - 1) * queries_of_all(p);
+    w.dsink = w.share + queries_of_all(p);
     w.dslopes = w.dsink + all_rows(p);
     w.turn = (i32 *)(w.dslopes + all_rows(p));
     return w;
@@ -48,6 +58,9 @@ struct Backward {
     Scores kept;  // what slopes of logits follow from
     float lse[TILE_Q];    // times UNIT; +inf where there is no key, so that weights are 0
     float delta[TILE_Q];
+#if WITH_SCORE
+    float share[TILE_Q];
+#endif
     i32 k_finite;
     Live live;
 #if WITH_DROPOUT
@@ -92,17 +105,27 @@ FN i32 load_rows(const struct Attention *p, struct Backward *b, struct Place at,
 
 // The sink's gradient is its weight times (0 - delta), as its value is zero.
 FN float sink_share(const struct Attention *p, struct Place at, i32 batch, i32 head,
-                    const float *delta) {
+                    const float *delta, const float *share) {
     float lse[TILE_Q], weight[TILE_Q];
     load_lse(p, batch, head, at, lse);
-    const float sink = p->sink_logits[head] * LOG2E;
-    for (i32 j = 0; j < TILE_Q; j += LANES) store(weight + j, exp2_vec(sink - load(lse + j)));
+    const float sink = sink_score(p, head);
+    for (i32 j = 0; j < TILE_Q; j += LANES)
+        store(weight + j, exp2_vec(POWER * (sink - load(lse + j))));
     float sum = 0.0f;
+#if WITH_SCORE
+    for (i32 q = 0; q < at.queries; q++) weight[q] *= share[q];
+#endif
     for (i32 q = 0; q < at.queries; q++) sum -= weight[q] * delta[q];
+    (void)share;
     return sum;
 }
 
 #include "cpu/lib/delta.h"
+
+#if WITH_SCORE
+#include "cpu/lib/shares.h"
+
+#endif
 
 FN void prepare_row(const struct Attention *p, struct Workspace w, struct Backward *b, i64 line,
                     i32 ti) {
@@ -113,10 +136,14 @@ FN void prepare_row(const struct Attention *p, struct Workspace w, struct Backwa
     const struct Mask m = load_mask(p, batch, head);
     const struct Row r = {m, row_tiles(p, m, batch, head, ti), batch, head,
                           head / (p->heads_q / p->heads_kv), ti};
+#if WITH_SCORE
+    find_shares(p, b, r, w.share + first);
+#endif
     find_delta(p, b, r, w.delta + first);
     w.turn[row] = 0;
     w.dslopes[row] = 0.0f;
-    w.dsink[row] = WITH_SINKS ? sink_share(p, at, batch, head, w.delta + first) : 0.0f;
+    w.dsink[row] = WITH_SINKS ? sink_share(p, at, batch, head, w.delta + first, w.share + first)
+                               : 0.0f;
     if (p->joins || r.tiles.count) return;
     clear(b->q, at.queries * QK_LD);
     store_tile(p->dq, p->dq_stride, batch, head, at.q0, b->q, QK_LD, at.queries, HEAD_DIM, 1.0f);
@@ -128,6 +155,9 @@ FN void load_delta(const struct Attention *p, struct Workspace w, struct Backwar
                    struct Visit t) {
     const i64 first = t.line * p->n_q + t.at.q0;
     for (i32 q = 0; q < TILE_Q; q++) b->delta[q] = q < t.at.queries ? w.delta[first + q] : 0.0f;
+#if WITH_SCORE
+    for (i32 q = 0; q < TILE_Q; q++) b->share[q] = q < t.at.queries ? w.share[first + q] : 0.0f;
+#endif
 }
 
 // weights: from scores to shares of v. dscores: from dout . v to the gradient of scale * q . k.
@@ -139,13 +169,17 @@ FN float score_gradients(const struct Attention *p, struct Backward *b, struct V
         const vec lse = load(b->lse + j * LANES), delta = load(b->delta + j * LANES);
         for (i32 k = 0; k < at.keys; k++) {
             const vec score = load(&b->weights[k][j * LANES]);
-            const struct Weight weight = weigh(p, score, lse);
-            const ivec dead = WITH_ENTMAX ? weight.u == 0.0f : score == -INFINITE;
+            struct Weight weight = weigh(p, score, lse);
+#if WITH_SCORE
+            const vec share = load(b->share + j * LANES);
+            weight.p *= share, weight.u *= share;
+#endif
+            const ivec dead = WITH_ENTMAX ? weight.u == 0.0f : hidden(score);
             vec d = weight.u * (load(&b->dscores[k][j * LANES]) - delta);
             d = zero_where(dead, d);  // 0 * NaN would not be 0
             store(&b->weights[k][j * LANES], weight.p);
             d = take_slopes(p, t.m, at, k, j, d, b->kept, &fall);
-            store(&b->dscores[k][j * LANES], d);
+            store(&b->dscores[k][j * LANES], zero_where(dead, d));
         }
     }
     return sum_lanes(fall);

@@ -89,7 +89,8 @@ FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, 
         const float rounded = row_product(p, r.batch, r.head, at.q0 + q, &size);
         const float error = sum[q] - rounded, most = ROUNDING * size;
         float missing = 1.0f - sum_u[q];
-        if (WITH_SINKS) missing -= exp2_vec(splat(p->sink_logits[r.head] * LOG2E - b->lse[q]))[0];
+        if (WITH_SINKS)
+            missing -= exp2_vec(splat(POWER * (sink_score(p, r.head) - b->lse[q])))[0];
         const i32 whole = -WHOLE <= missing && missing <= WHOLE;
         delta[q] = whole && -most <= error && error <= most ? sum[q] : rounded;
     }

@@ -38,9 +38,17 @@ struct Row {
     i32 batch, head, head_kv, ti;
 };
 
+// The logit of a head's sink as softmax sees it; a finite one stays finite.
+FN float sink_score(const struct Attention *p, i32 head) {
+    if (!WITH_SINKS) return -INFINITE;
+    const float sink = p->sink_logits[head], most = UNIT > 1.0f ? 2.3e38f : 0x1.fffffep127f;
+    const float within = sink > most ? most : sink < -most ? -most : sink;
+    return UNIT * (sink - sink == 0.0f ? within : sink);
+}
+
 // A sink is a key seen by all whose value is zero: softmax simply starts from it.
 FN void start_rows(const struct Attention *p, struct Forward *f, i32 head) {
-    const float sink = WITH_SINKS ? p->sink_logits[head] * LOG2E : -INFINITE;
+    const float sink = sink_score(p, head);
     for (i32 q = 0; q < TILE_Q; q++) {
         f->top[q] = sink;
         f->total[q] = sink == -INFINITE ? 0.0f : 1.0f;
@@ -99,10 +107,10 @@ FN void online_softmax(struct Forward *f, struct Place at) {
         const vec top = largest(f->scores, at.keys, j, before);
         // A row that has seen no key yet: 0 instead of -inf, whose difference with itself is NaN.
         const vec base = zero_where(top == -INFINITE, top);
-        const vec shrink = exp2_vec(before - base);
+        const vec shrink = exp2_vec(POWER * (before - base));
         vec total = load(f->total + j) * shrink;
         for (i32 k = 0; k < at.keys; k++) {
-            const vec weight = exp2_vec(load(&f->scores[k][j]) - base);
+            const vec weight = exp2_vec(POWER * (load(&f->scores[k][j]) - base));
             store(&f->scores[k][j], weight);
             total += weight;
         }
@@ -128,7 +136,7 @@ FN void finish_rows(const struct Attention *p, struct Forward *f, struct Place a
     float lse[TILE_Q];
     for (i32 j = 0; j < TILE_Q; j += LANES) {
         const vec top = load(f->top + j);
-        store(lse + j, WITH_ENTMAX ? top : top * LN2 + log_vec(load(f->total + j)));
+        store(lse + j, WITH_ENTMAX ? top : top * NATURAL + log_vec(load(f->total + j)));
     }
     float *lse_out = p->lse + row_offset(p->lse_stride, batch, head, at.q0);
     for (i32 q = 0; q < at.queries; q++) {
@@ -147,13 +155,13 @@ FN void join_rows(const struct Attention *p, struct Forward *f, struct Place at,
     const float *lse = p->lse + row_offset(p->lse_stride, batch, head, at.q0);
     float before[TILE_Q], share[TILE_Q], shrink[TILE_Q];
     for (i32 q = 0; q < TILE_Q; q++) {
-        before[q] = q < at.queries ? lse[q * p->lse_stride[2]] * LOG2E : -INFINITE;
+        before[q] = q < at.queries ? lse[q * p->lse_stride[2]] * UNIT : -INFINITE;
     }
     for (i32 j = 0; j < TILE_Q; j += LANES) {
         const vec top = max_vec(load(f->top + j), load(before + j));
         const vec base = zero_where(top == -INFINITE, top);
-        const vec weight = exp2_vec(load(before + j) - base);
-        store(shrink + j, exp2_vec(load(f->top + j) - base));
+        const vec weight = exp2_vec(POWER * (load(before + j) - base));
+        store(shrink + j, exp2_vec(POWER * (load(f->top + j) - base)));
         store(share + j, weight);
         store(f->total + j, load(f->total + j) * load(shrink + j) + weight);
         store(f->top + j, top);

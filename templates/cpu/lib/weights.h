@@ -2,9 +2,12 @@
 // Needs: vector.h, gen/scores.h.j2. Gives: Weight, weigh.
 
 struct Weight {
-    vec p;  // of v in out
+    vec p;  // of v in out; 0 where the score is -inf
     vec u;  // dp/dscore where lse stays
 };
+
+// Pairs that have no weight even where lse is NaN: that of other pairs would reach their keys.
+FN ivec hidden(vec score) { return score == -INFINITE; }
 
 #if WITH_ENTMAX
 // alpha-entmax (Peters, Niculae and Martins, 2019), with a = alpha - 1:
@@ -22,8 +25,8 @@ FN struct Weight weigh(const struct Attention *p, vec score, vec lse) {
     } else if (a != 0.5f) {
         u = exp2_vec(log1p_vec(y) * ((1.0f - a) / a * LOG2E));
     }
-    u = zero_where(none, u);
-    return (struct Weight){u * x, u};
+    u = zero_where(none | hidden(score), u);
+    return (struct Weight){zero_where(hidden(score), u * x), u};
 }
 
 // Whether some weight of a tile is above zero, or not a number.
@@ -49,7 +52,7 @@ FN void live_weights(struct Place at, Scores weights, Live live) {
 }
 #else
 FN struct Weight weigh(const struct Attention *p, vec score, vec lse) {
-    const vec weight = exp2_vec(score - lse);
+    const vec weight = zero_where(hidden(score), exp2_vec(POWER * (score - lse)));
     (void)p;
     return (struct Weight){weight, weight};
 }

@@ -1,0 +1,130 @@
+"""Scores that are far from 0, or no numbers: biases such as finfo.min are finite, and a NaN reaches
+the queries that see its pair, and the gradients of what these see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc.reference.attention import attention, gradients
+from maskc.reference.scores import ScoreOf
+
+N = 24
+LEAST, MOST = np.finfo(np.float32).min, np.finfo(np.float32).max
+ROWS = {
+    "the least everywhere": np.full(N, LEAST),
+    "-2.4e38 everywhere": np.full(N, -2.4e38),
+    "-1e9 everywhere": np.full(N, -1e9),
+    "-2.4e38 above the least": np.where(np.arange(N) < 20, LEAST, -2.4e38),
+    "3e38 above 0": np.where(np.arange(N) == 5, 3e38, 0.0),
+    "the most beside the least": np.where(np.arange(N) < 2, MOST, LEAST),
+    "the least beside 0": np.where(np.arange(N) % 2, LEAST, 0.0),
+    "the least beside -inf": np.where(np.arange(N) % 3, LEAST, -np.inf),
+    "-inf everywhere": np.full(N, -np.inf),
+}
+
+
+def in_fp32(score: ScoreOf):
+    """The formula with logits rounded to fp32, in which a bias of 1e9 leaves s no digit."""
+
+    def rounded(*pairs):
+        logits = score(*pairs)
+        return replace(logits, value=logits.value.astype(np.float32).astype(np.float64))
+
+    rounded.shape = score.shape
+    return rounded
+
+
+@pytest.mark.parametrize("sinks", [None, [0.5, LEAST]], ids=["", "sinks"])
+@pytest.mark.parametrize("name", ROWS)
+def test_finite_biases_are_finite(name, sinks):
+    rng = np.random.default_rng(3)
+    q, k, v, dout = (rng.normal(size=(1, 2, N, 8)).astype(np.float32) for _ in range(4))
+    bias = rng.normal(size=(N, N)).astype(np.float32)
+    bias[3] = bias[20] = ROWS[name]
+    options = {} if sinks is None else {"sink_logits": np.array(sinks, np.float32)}
+    score = mc.scores.bias()
+    attn = mc.full().compile(8, dtype="float32", target="cpu", score=score)
+    out, lse = attn(q, k, v, return_lse=True, bias=bias, **options)
+    found = attn.backward(q, k, v, out, lse, dout, bias=bias, **options)
+
+    made = in_fp32(ScoreOf(score.inputs, {"bias": bias}, N, N))
+    right, right_lse = attention(q, k, v, np.ones((N, N), bool), score=made, **options)
+    wanted = gradients(q, k, v, np.ones((N, N), bool), dout, score=made, **options)
+    assert np.isfinite(right).all()
+    np.testing.assert_allclose(out, right, atol=2e-6)
+    np.testing.assert_allclose(lse, right_lse, rtol=2e-6)
+    names = ("dq", "dk", "dv", *(["dsink"] if sinks else []), "d bias")
+    for each, gradient in zip(names, found, strict=True):
+        np.testing.assert_allclose(gradient, wanted[each], atol=2e-5, err_msg=each)
+
+
+def test_a_row_of_the_least_is_the_even_mean():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(1, 1, N, 8)).astype(np.float32) for _ in range(3))
+    bias = np.full((N, N), LEAST, np.float32)
+    attn = mc.causal().compile(8, dtype="float32", target="cpu", score=mc.scores.bias())
+    mean = np.cumsum(v, axis=2) / np.arange(1, N + 1)[:, None]
+    np.testing.assert_allclose(attn(q, k, v, bias=bias), mean, atol=1e-6)
+    made = ScoreOf(mc.scores.bias().inputs, {"bias": bias}, N, N)
+    right, _ = attention(q, k, v, mc.causal().dense(N), score=made)
+    np.testing.assert_allclose(right, mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_of_such_a_row_add_up_to_1_in_the_backward_pass(dtype):
+    """There lse has lost the digits of their sum."""
+    torch = pytest.importorskip("torch")
+    kind = getattr(torch, dtype)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, N, 16).to(kind).requires_grad_() for _ in range(3))
+    bias = torch.full((N, N), -1e9)
+    out = mc.attention(q, k, v, mc.full(), score=mc.scores.bias(), bias=bias)
+    dv = torch.autograd.grad(out.sum(), v)[0]
+    torch.testing.assert_close(dv.float(), torch.ones(1, 1, N, 16), rtol=1e-2, atol=1e-2)
+
+
+# ------------------------------------------------------------------ NaN
+
+
+DOCUMENTS = np.arange(N) // 12
+
+
+def table_with_nan():
+    """A bias whose NaN query 5 meets at key 3."""
+    bias = np.zeros((N, N), np.float32)
+    bias[5, 3] = np.nan
+    return {"score": mc.scores.bias()}, {"bias": bias}
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("cause", ["a table", "an overflow", "infinities that cancel"])
+@pytest.mark.parametrize("normalizer", ["softmax", "entmax"])
+@pytest.mark.parametrize("compiler", [True, False], ids=["C", "NumPy"])
+@pytest.mark.filterwarnings("ignore::maskc.runtime.FallbackWarning")
+def test_nan_stays_in_its_document(cause, normalizer, softcap, compiler, monkeypatch):
+    """A query whose scores are NaN gives no gradient to keys that it does not see."""
+    if cause == "a table" and (softcap or not compiler):
+        pytest.skip("formulas take no softcap=, and NumPy's kernel runs no formulas")
+    if not compiler:
+        monkeypatch.setenv("CC", "/nowhere/cc")
+    rng = np.random.default_rng(1)
+    q, k, v, dout = (rng.normal(size=(1, 1, N, 16)).astype(np.float32) for _ in range(4))
+    own, data = table_with_nan() if cause == "a table" else ({}, {})
+    if cause == "an overflow":
+        q[0, 0, 5] = k[0, 0, 3] = 1e20
+    elif cause == "infinities that cancel":  # with keys of the other document, which it hides
+        q[0, 0, 5] = 1e30
+        k[0, 0, 14, ::2], k[0, 0, 14, 1::2] = 1e30, -1e30
+    attn = (mc.documents("doc") & mc.causal()).compile(16, dtype="float32", target="cpu", **own)
+    options = {"normalizer": normalizer} if normalizer == "entmax" else {}
+    options |= {} if softcap is None else {"softcap": softcap}
+    out, lse = attn(q, k, v, return_lse=True, doc=DOCUMENTS, **data, **options)
+    assert set(np.flatnonzero(np.isnan(out).any((0, 1, 3)))) <= {5}
+    found = attn.backward(q, k, v, out, lse, dout, doc=DOCUMENTS, **data, **options)
+    for name, gradient in zip(("dq", "dk", "dv"), found, strict=False):
+        assert np.isfinite(gradient[0, 0, 12:]).all(), name
