@@ -82,8 +82,8 @@ def _refuse_others(kind: Any) -> None:
         if requested_attention == NAME:
             model: Any = type(self)
             if not can_be_set(model):
-                raise not_served(type(self).__name__, NEVER_ASKS, type(self.config))
-            refuse_by_name(type(self), NAME)
+                raise not_served(model.__name__, NEVER_ASKS, type(self.config))
+            refuse_by_name(model, NAME)
         found: str = choose(self, requested_attention, is_init_check)
         return found
 
