@@ -73,15 +73,16 @@ if TYPE_CHECKING:
     from maskc.tuning import tune as tune
 
 __all__ = [
-    "BlockLayout", "CompiledMask", "DenseWarning", "Difference", "LayoutWarning", "Mask",
-    "MaskcError", "Pattern", "Score", "ScoreMaskWarning", "SeveralErrors", "attention",
-    "block_diagonal", "block_table", "causal", "chunked", "clear_tuned", "cu_seqlens", "diff",
-    "dilated", "distributed", "documents", "evaluate", "flags", "flex_attention",
-    "from_block_mask", "from_bool", "from_mask_mod", "from_score_mod", "full", "global_tokens",
-    "heads", "intervals", "load", "merge", "n_kv", "n_q", "offsets", "param", "parents",
-    "parse", "pattern", "patterns", "per_head", "positions", "prefix", "random_blocks",
-    "scaled_dot_product_attention", "score", "scores", "show", "sinks", "strided", "table",
-    "testing", "topk", "tree", "tune", "where", "window",
+    "BlockLayout", "CompiledMask", "DenseWarning", "Difference", "EvaluatedMaskWarning",
+    "LayoutWarning", "Mask", "MaskcError", "PackedSelectionWarning", "Pattern", "Score",
+    "ScoreMaskWarning", "SeveralErrors", "attention", "block_diagonal", "block_table", "causal",
+    "chunked", "clear_tuned", "cu_seqlens", "diff", "dilated", "distributed", "documents",
+    "evaluate", "flags", "flex_attention", "from_block_mask", "from_bool", "from_mask_mod",
+    "from_score_mod", "full", "global_tokens", "heads", "intervals", "key_lists", "load",
+    "merge", "n_kv", "n_q", "offsets", "param", "parents", "parse", "pattern", "patterns",
+    "per_head", "positions", "prefix", "random_blocks", "scaled_dot_product_attention", "score",
+    "scores", "show", "sinks", "strided", "table", "testing", "topk", "tree", "tune", "where",
+    "window",
 ]  # fmt: skip
 """The public names that need no extra; `nn` and `to_e4m3` need torch."""
 

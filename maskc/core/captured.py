@@ -151,7 +151,7 @@ class Captured:
     def is_always(self, other: object) -> bool:
         """Whether both hold the same, whatever is written later: one tensor, or equal arrays that
         nobody changes."""
-        if not isinstance(other, Captured):
+        if not isinstance(other, Captured) or isinstance(other, Computed):
             return False
         if self.fixed or other.fixed:
             return self.fixed and other.fixed and self == other
@@ -277,6 +277,10 @@ class Computed(Captured):
             same = present is self._evaluation
             self._present = self if same else Computed(present, self._number, self._rank)
         return self._present
+
+    def is_always(self, other: object) -> bool:
+        """Whether both are one array of one evaluation."""
+        return self == other
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Computed):

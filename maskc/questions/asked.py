@@ -20,7 +20,7 @@ from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import selects
-from maskc.dsl.slots import with_captured
+from maskc.dsl.slots import at_lengths, with_captured
 from maskc.ir.heads import heads_of
 from maskc.ir.lowered import lowered, on_all_heads
 from maskc.ir.types import MaskIR
@@ -205,7 +205,7 @@ def count(
 ) -> int:  # fmt: skip
     """See Mask.count."""
     asked = ask(mask, n_q, n_kv, data, n_heads, head)
-    axes = axes_given(mask, data)
+    axes = axes_given(at_lengths(mask, n_q, n_q if n_kv is None else n_kv, n_heads), data)
     told = max(asked.heads, axes[1])
     shown = range((n_heads or told) if told > 1 else 1)
     heads = shown if head is None else (head,)

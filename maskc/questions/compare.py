@@ -153,7 +153,8 @@ class Both:
         computed = any(map(computes_with_head, masks))
         inner, held = emptied_together(left, right)
         of_left, of_right = inner
-        captured = None if held is None or held.extents[1] == 1 else held.extents[1]
+        heads = 1 if held is None or held.computed else held.extents[1]
+        captured = heads if heads > 1 else None
         differ = captured is not None or any(map(differs_by_head, masks))
         asked = next((n for n in (n_heads, *written, captured) if n is not None), None)
         for mask in masks:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from maskc.core import expr as E
-from maskc.core.captured import check_lengths
+from maskc.core.captured import Computed, check_lengths
 from maskc.core.data import DataDecl, Parents
 from maskc.core.errors import DataShape
 from maskc.core.expr import Expr
@@ -203,6 +203,8 @@ def values(decl: DataDecl) -> np.ndarray:
 
 def leading(decl: DataDecl) -> tuple[int, int]:
     """Sequences and heads of a captured array, 1 where it has no such dimension."""
+    if isinstance(decl.values, Computed):  # whose array lengths decide
+        return decl.values.sequences(decl.rank), decl.values.heads(decl.rank)
     front = decl.array.shape[: decl.array.ndim - decl.rank]
     if len(front) == 2:
         return front[0], front[1]

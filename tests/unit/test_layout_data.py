@@ -189,9 +189,9 @@ def vectors(length: object) -> str:
 @pytest.mark.parametrize(
     ("decl", "given", "n_q", "n_kv", "message"),
     [
-        (DOC, [1, 2], 3, 3,
+        (DOC, [5, 2], 3, 3,
          f"MC303 doc  'doc' has shape (2,), expected {vectors(3)}\n{SHAPE_HINT}"),
-        (DOC, [1, 2], 1, 3,
+        (DOC, [5, 2], 1, 3,
          "MC303 doc  'doc' has shape (2,), expected [3] of all tokens, or a pair, for queries [1] "
          f"and keys [3]\n{SHAPE_HINT}"),
         (DOC, CuSeqlens([0, 4]), 1, 3,
@@ -332,7 +332,9 @@ def test_a_call_is_split_into_parameters_and_data() -> None:
         ({"doc": [1], "docs": 3},
          "MC302 docs  the mask has no data or parameter named 'docs'; it has: doc, sinks, width\n"
          "    hint: did you mean 'doc'? options are scale, return_lse, softcap, alibi_slopes, "
-         "sink_logits, normalizer, alpha, nan_safe, deterministic, dropout_p, dropout_seed"),
+         "sink_logits, normalizer, alpha, nan_safe, deterministic, dropout_p, dropout_seed; "
+         "mc.attention also has is_causal, window_size, enable_gqa, layout, cu_seqlens_q, "
+         "cu_seqlens_k, max_seqlen"),
         ({"width": 3},
          "MC301 doc  the mask needs 'doc' (document ids, mc.cu_seqlens(x), or a pair of them for "
          "queries and keys), which was not given\n"

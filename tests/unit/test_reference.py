@@ -175,13 +175,18 @@ def test_merging_pieces_is_attention_over_their_union(sinks: np.ndarray | None) 
 # ------------------------------------------------------------------ selection
 
 
+def pairs_of(allowed: np.ndarray, size: int = 1) -> list[list[slice]]:
+    """Blocks of queries, and of keys, of one size."""
+    return [[slice(i, i + size) for i in range(0, n, size)] for n in allowed.shape[1:]]
+
+
 def chosen(scores: list[float], k: int, allowed: list[int] | None = None) -> list[int]:
     """The keys one query selects."""
     matrix = np.ones((1, 1, len(scores)), dtype=bool)
     if allowed is not None:
         matrix[:] = False
         matrix[..., allowed] = True
-    found = select(matrix, np.array(scores)[None, None], k, 1, 1) & matrix[0]
+    found = select(matrix, np.array(scores)[None, None], k, *pairs_of(matrix)) & matrix[0]
     return np.flatnonzero(found[0]).tolist()
 
 
@@ -221,7 +226,9 @@ def test_two_heads_that_are_alike_select_what_one_does(k: int) -> None:
     allowed = rng.random(scores.shape) < 0.7
     allowed[0, 3] = False
     both = (np.repeat(x, 2, axis=0) for x in (allowed, scores))
-    np.testing.assert_array_equal(select(allowed, scores, k, 1, 1), select(*both, k, 1, 1))
+    np.testing.assert_array_equal(
+        select(allowed, scores, k, *pairs_of(allowed)), select(*both, k, *pairs_of(allowed))
+    )
 
 
 def test_blocks_of_keys_and_queries_select_together() -> None:
@@ -230,10 +237,10 @@ def test_blocks_of_keys_and_queries_select_together() -> None:
         [5, 0, 9, 9, 9], [0, 0, 0, 9, 9],  # together: block 0 has mean 1, block 1 mean 0
         [0, 0, 3, 3, 9], [0, 0, 1, 1, 8],  # block 1 has mean 2, block 2 mean 8
     ], dtype=float)[None]  # fmt: skip
-    found = select(allowed, scores, 1, 2, 2) & allowed[0]
+    found = select(allowed, scores, 1, *pairs_of(allowed, 2)) & allowed[0]
     assert [np.flatnonzero(row).tolist() for row in found] == [[0, 1], [0, 1], [], [4]]
     blocks = np.array([[[1.0, 0.0, 7.0], [0.0, 2.0, 1.0]]])
-    found = select(allowed, blocks, 1, 2, 2) & allowed[0]
+    found = select(allowed, blocks, 1, *pairs_of(allowed, 2)) & allowed[0]
     assert [np.flatnonzero(row).tolist() for row in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
