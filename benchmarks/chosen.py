@@ -121,7 +121,7 @@ class ChosenPairs:
             mine = {d.name: case.data[d.name] for d in ir.data if d.from_caller}
             arrays: dict[str, Any] = dict(bind_arrays(ir.data, mine, case.n_q, case.n_kv))
             for each in ir.selections:
-                scores = scores_of(each, case.data, *self._qk)
+                scores = scores_of(each, case.data, *self._qk, arrays)
                 arrays[each.name] = choose(each, scores, extent, params, arrays, best_of_floats)
             env = {**params, "n_q": case.n_q, "n_kv": case.n_kv, "k": np.arange(case.n_kv)}
             recipe = LayoutRecipe(TileShape(_ROWS, _ROWS), ir.keep, None)

@@ -377,7 +377,7 @@ class Held:
     @cached_property
     def watched(self) -> tuple[Any, ...]:
         """The torch tensors whose contents may change, in order: operands of an operator."""
-        return tuple(v.source for _, _, v in self.tables if not v.fixed and v.source is not None)
+        return tuple(v.source for _, _, v in self.tables if _is_operand(v))
 
     def over(self, tensors: Sequence[Any]) -> Held:
         """The same arrays with these tensors, of this moment, in place of `watched`.
@@ -392,10 +392,9 @@ class Held:
             return self
         rest = iter(tensors)
         tables = (
-            (name, rank, values if values.fixed or values.source is None
-             else Captured.at_rest(next(rest), values.at))
-            for name, rank, values in self.tables
-        )  # fmt: skip
+            (name, rank, Captured.at_rest(next(rest), v.at) if _is_operand(v) else v)
+            for name, rank, v in self.tables
+        )
         return replace(self, tables=tuple(tables))
 
     @cached_property
@@ -475,6 +474,11 @@ class Held:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Held, (self.tables, self.readings, self.heads)
+
+
+def _is_operand(values: Captured) -> bool:
+    """Whether an array may change and is no function of lengths."""
+    return not values.fixed and not isinstance(values, Computed)
 
 
 def _fitting(values: Captured, rank: int, batch: int, heads: int) -> Captured:

@@ -227,6 +227,7 @@ class SourceSelector:
         except (TooManyTiles, TooMuchWork):  # 2^28 items and more
             return least(programs(unit, Facts(None)))
         waits = wanted.deterministic and best.mode == DETERMINISTIC and not stands_in
+        waits &= bound.given is None and bound.lasting
         if waits and best.unit.tile.k < unit.tile.k:
             ordered = self._ordered(best.unit, wanted)
             if self._tables_of(ordered, wanted, bound, place).chain > _MOST_TURNS:

@@ -159,7 +159,7 @@ def bound(ir: MaskIR, n_q: int, n_kv: int, data: Env) -> Env:
 @SLOW
 @given(st.data(), masks(), lengths(28))
 def test_pieces_of_random_masks(data, mask, sizes):
-    given_data = with_captured(mask, data.draw(data_for(mask, *sizes)))[1]
+    given_data = with_captured(mask, data.draw(data_for(mask, *sizes)), None, *sizes)[1]
     ir = decompose(driver.lowered(mask))
     check(ir, bound(ir, *sizes, given_data))
 

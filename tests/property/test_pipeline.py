@@ -40,7 +40,7 @@ def bound(
 ) -> dict[str, object]:
     """Everything a formula reads but q and k; `held`: what the mask captured."""
     params, arrays = split_call_data(ir.data, tuple(ir.params.items()), data, ir.declared)
-    own = {} if held is None else held_arrays(held.of_call(1, HEADS), params, n_q, n_kv)
+    own = {} if held is None else held_arrays(held.of_call(1, HEADS, n_q, n_kv), params, n_q, n_kv)
     return {"n_q": n_q, "n_kv": n_kv, **params, **bind_arrays(ir.data, arrays, n_q, n_kv), **own}
 
 

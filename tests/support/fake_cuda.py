@@ -44,6 +44,10 @@ class Tensor:
         strides = contiguous(shape) if strides is None else strides
         self.array = Array(pointer, shape, strides, dtype, ("cuda", 0))
 
+    @property
+    def shape(self):
+        return self.array.shape
+
 
 class Tensors(Streams):
     """The library of `Tensor`; new ones never share an address."""
@@ -56,6 +60,9 @@ class Tensors(Streams):
 
     def read_all(self, arrays):
         return tuple(x.array[1:] for x in arrays), tuple(x.array.pointer for x in arrays)
+
+    def plain(self, x):
+        return x
 
     def view(self, x, name):
         return x.array

@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
 from maskc.core import errors  # noqa: E402
+from maskc.core.problem import Direction  # noqa: E402
+from maskc.dispatch.selector import tuning_key  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.fp8 import check, exact, tensors  # noqa: E402
 from tests.support.thorough import alternating, chiefly  # noqa: E402
@@ -57,9 +59,8 @@ def test_dims_and_modes(hopper, dim, mode):
     made = tensors(150, 420, dim, batch=1)
     if mode not in dict(attn.unit.modes):
         pytest.skip("no room in shared memory for two tiles of q")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("maskc.dispatch.selector.mode_of", lambda *_, **__: mode)
-        check(attn, 150, 420, dim, live_of(mask, 150, 420), made=made)
+    attn.tuned[tuning_key(Direction.forward, False, 150, 420)] = f"sm_90a {mode}"
+    check(attn, 150, 420, dim, live_of(mask, 150, 420), made=made)
     assert attn.last_sources == (f"sm_90a {mode}",)
     assert hopper.launches[0] == ("attention_transpose_v", 2 * -(-420 // attn.unit.tile.k))
 

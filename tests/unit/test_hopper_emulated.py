@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 from maskc import driver  # noqa: E402
 from maskc.analysis import heads  # noqa: E402
 from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
-from maskc.dispatch import selector as making  # noqa: E402
+from maskc.dispatch import programs  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.layout.work import deterministic_order as ordered  # noqa: E402
 from maskc.layout.work import work_list  # noqa: E402
@@ -230,11 +230,11 @@ def test_tiles_of_dq_that_one_column_has(hopper, dim, mode):
 def test_few_columns_add_to_dq_in_turn(monkeypatch, dim, mask, in_turn):
     """Faster than zeros that all add to; with zeros where the lengths are short. As if no dq were
     made apart."""
-    monkeypatch.setattr(making, "_UNEVEN", 0)
+    monkeypatch.setattr(programs, "_UNEVEN", 0)
     attn, made, live = compiled(mask, dim), given(530, 530, dim), live_pairs(mask, 530, 530)
     check(attn, made, live)
     assert {mode for name, mode in modes(attn) if "backward" in name} == {"usual"}
-    monkeypatch.setattr(making, "_MANY_COLUMNS", 4)
+    monkeypatch.setattr(programs, "_MANY_COLUMNS", 4)
     attn = compiled(mask, dim)
     check(attn, made, live)
     found = {mode for name, mode in modes(attn) if "backward" in name}

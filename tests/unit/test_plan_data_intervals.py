@@ -52,7 +52,7 @@ def seen(found: DataIntervals, along: int, env: dict[str, object], tile: int) ->
 
 def check(mask: mc.Mask, n_q: int, n_kv: int, data: dict[str, object]) -> tuple[bool, bool]:
     """Compare with the dense mask: whether queries, and whether keys have intervals."""
-    inner, full = with_captured(mask, data)
+    inner, full = with_captured(mask, data, None, n_q, n_kv)
     ir = driver.lowered(inner)
     lifted = lift(ir.keep, lists=False)
     env: dict[str, object] = {n: x for n, x in data.items() if n in default_parameters(mask)}

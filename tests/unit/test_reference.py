@@ -286,7 +286,6 @@ REFUSED: dict[str, tuple[Callable[[], object], type[MaskcError]]] = {
     "wrong length": (lambda: dense(DOC, 4, doc=[0] * 5), DataShape),
     "one array for two lengths": (lambda: dense(DOC, 4, 5, doc=[0] * 4), DataShape),
     "floats": (lambda: dense(DOC, 4, doc=np.zeros(4)), DataType),
-    "cu_seqlens that end early": (lambda: dense(DOC, 4, doc=mc.cu_seqlens([0, 3])), DataRange),
     "cu_seqlens that fall": (lambda: dense(DOC, 4, doc=mc.cu_seqlens([0, 3, 2, 4])), DataRange),
     "a single interval end": (
         lambda: dense(mc.intervals("s"), 3, s=np.array([0, 1, 2])), DataShape,

@@ -93,7 +93,7 @@ def check(
     assert not any(part.ir.data for part in found if part.stride > 1)
     if any(part.aligned and (n_kv - n_q) % part.stride for part in found):
         return
-    own = with_captured(mask, data)[1]
+    own = with_captured(mask, data, None, n_q, n_kv)[1]
     total = sum(counted(part, n_q, n_kv, own) for part in found)
     assert (total == mask.dense(n_q, n_kv, **data)).all(), "every pair once, and no other"
 

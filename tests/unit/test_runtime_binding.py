@@ -282,7 +282,7 @@ def test_captured_arrays_are_read_once(monkeypatch):
     for _ in range(3):
         for n in (32, 48):
             for held in (one, other):
-                keys.add(binder.bind({HELD: held.of_call(1, 1)}, n, n).key)
+                keys.add(binder.bind({HELD: held.of_call(1, 1, n, n)}, n, n).key)
     assert len(keys) == 1
     assert len(binder._known) == 2
     assert len(found) <= 2

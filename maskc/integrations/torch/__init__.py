@@ -119,7 +119,8 @@ def through_torch(
         keep = wanted and len(captured) > 0
         mask = in_graph(attn, torch.compiler.is_dynamo_compiling())
         read = (captured if torch.compiler.is_compiling() else _as_fake(q, captured)) or None
-        out, lse, _ = run(q, k, v, slopes, sinks, keep, data or None, read, mask, *call.numbers())
+        args = (q, k, v, slopes, sinks, keep, data or None, read, mask, *call.numbers())
+        out, lse, _ = _dispatched(run, args, (*data, *(read or ())))
     else:
         out, lse = attended(attn, call, q, k, v, slopes, sinks, *data)
     return (out, lse) if keep_lse else out
@@ -232,6 +233,22 @@ def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[st
                 refuse(what, name, torch.compiler.is_compiling())
             found = True
     return found
+
+
+def _dispatched(run: Any, args: tuple[Any, ...], listed: tuple[Any, ...]) -> Any:
+    """Call an operator, also where a tensor subclass without memory stands in a list alone.
+
+    PyTorch's dispatcher does not look into optional lists for subclasses.
+    """
+    if torch.compiler.is_compiling() or any(map(_dispatches, args[:3])):
+        return run(*args)
+    kind = next((type(x) for x in listed if _dispatches(x)), None)
+    return run(*args) if kind is None else kind.__torch_dispatch__(run, (kind,), args, {})
+
+
+def _dispatches(x: Any) -> bool:
+    """Whether the type of a tensor runs operators by itself."""
+    return type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def _as_fake(q: Any, captured: tuple[Any, ...]) -> tuple[Any, ...]:
