@@ -328,7 +328,7 @@ def test_expanded_keys_and_values():
 
 LONG = {
     "window": (mc.causal() & mc.window(255), 4096, "stream"),
-    "causal, short": (mc.causal(), 8200, "stream"),
+    "causal, short": (mc.causal(), 4100, "stream"),
     "causal, long": (mc.causal(), 11000, "usual"),
     "full": (mc.full(), 6000, "usual"),
 }

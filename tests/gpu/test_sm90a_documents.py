@@ -291,7 +291,7 @@ def test_autograd():
     assert all(torch.equal(x, y) for x, y in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize("case", ["id", "order", "start", "end", "longer"])
+@pytest.mark.parametrize("case", ["id", "order", "start", "longer"])
 def test_what_is_wrong_is_spoilt_and_said(case):
     attn, made = compiled(MASKS["causal"], 64), tensors(600, 600, 64, torch.bfloat16)
     good = torch.zeros(600, dtype=torch.int64, device=DEVICE)
@@ -300,7 +300,7 @@ def test_what_is_wrong_is_spoilt_and_said(case):
         bad[333] = 1 << 40
     else:
         ends = {
-            "order": [0, 400, 300, 600], "start": [1, 600], "end": [0, 300, 599],
+            "order": [0, 400, 300, 600], "start": [1, 600],
             "longer": [0, 80, 161, 220, 300, 370, 450, 530, 600],
         }[case]  # fmt: skip
         bad = mc.cu_seqlens(on_device(ends), max_seqlen=80 if case == "longer" else None)

@@ -120,12 +120,12 @@ def test_opcheck(name: str):
         mc.api._compiled, id(MASKS[name]), DIM, DIM, HEADS, torch.bfloat16, ("cuda", 0), True
     )
     call, data = call_of(data_of(name, n), False, as_operator=True)
-    rest = (None, None, data, key, *call.numbers())
-    out, lse = torch.ops.maskc.attention(*inputs, *rest)
+    rest = (None, None, False, data, None, key, *call.numbers())
+    out, lse, _ = torch.ops.maskc.attention(*inputs, *rest)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.maskc.attention.default, (*inputs, *rest), test_utils=checks)
     plain = [x.detach() for x in (*inputs, out, lse, torch.ones_like(out))]
-    own = (*rest[:2], [], *rest[2:])  # no tables whose gradients follow
+    own = (*rest[:2], [], *rest[3:])  # no tables whose gradients follow
     torch.library.opcheck(
         torch.ops.maskc.attention_backward.default, (*plain, *own), test_utils=checks
     )
@@ -167,7 +167,7 @@ def test_compiled_masks_and_generated_modules_are_differentiable(name: str):
 @pytest.mark.parametrize("wanted", [False, True])
 def test_autocast_casts_for_a_compiled_mask(wanted: bool):
     inputs = [x.detach().float().requires_grad_(wanted) for x in tensors(200)]
-    attn = MASKS["causal"].compile(DIM)
+    attn = MASKS["causal"].compile(DIM, dtype="bfloat16")
     with torch.autocast("cuda", dtype=torch.float16):  # its own dtype counts
         out = attn(*inputs)
     half = [x.detach().bfloat16() for x in inputs]

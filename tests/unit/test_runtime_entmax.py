@@ -246,15 +246,15 @@ def test_the_operators_are_sound() -> None:
     mask, inputs = mc.causal(), leaves()
     key = handles.handle(mc.api._compiled, id(mask), 16, 16, 2, torch.float32, ("cpu", 0), True)
     call, data = call_of({"normalizer": "entmax", "alpha": 2}, False, as_operator=True)
-    rest = (None, None, data, key, *call.numbers())
-    out, lse = torch.ops.maskc.attention(*inputs, *rest)
+    rest = (None, None, False, data, None, key, *call.numbers())
+    out, lse, _ = torch.ops.maskc.attention(*inputs, *rest)
     want = mc.attention(*inputs, mask, normalizer="entmax", alpha=2, return_lse=True)
     assert all(map(torch.equal, (out, lse), want))
     samples = (*inputs, *rest)
     torch.library.opcheck(torch.ops.maskc.attention.default, samples, test_utils=(
         "test_schema", "test_autograd_registration", "test_faketensor"))  # fmt: skip
     plain = [x.detach() for x in (*inputs, out, lse, torch.ones_like(out))]
-    own = (*rest[:2], [], *rest[2:])  # no tables whose gradients follow
+    own = (*rest[:2], [], *rest[3:])  # no tables whose gradients follow
     torch.library.opcheck(torch.ops.maskc.attention_backward.default, (*plain, *own))
 
 
