@@ -149,8 +149,15 @@ def bound(ir: MaskIR, n_q: int, n_kv: int, data: Env) -> Env:
         ir.data, tuple(ir.params.items()), ir.selections, ir.declared - {"scores"},
         {**data, **ranked}, n_q, n_kv,
     )  # fmt: skip
-    own = {name: x.part(0).part(0) if isinstance(x, Chosen) else x for name, x in arrays.items()}
+    own = {name: first(x) if isinstance(x, Chosen) else x for name, x in arrays.items()}
     return {"n_q": n_q, "n_kv": n_kv, **params, **own}
+
+
+def first(chosen: Chosen) -> Chosen:
+    """The lists of the first sequence and head; lists of keys may have no such dimensions."""
+    while chosen.ndim > 2:
+        chosen = chosen.part(0)
+    return chosen
 
 
 # ------------------------------------------------------------------ random masks

@@ -780,7 +780,8 @@ def _reason(outcome: Outcome) -> str:
         if found := re.search(pattern, outcome.detail):
             code = outcome.detail[outcome.detail.index("MC") :][:5]
             return f"`{code}` " + text.format(*found.groups())
-    return outcome.detail.replace("|", "\\|").replace("<", "\\<")[:110]
+    detail = re.sub(r"\S*/site-packages/", "", outcome.detail)  # no path of one machine
+    return detail.replace("|", "\\|").replace("<", "\\<")[:110]
 
 
 def table(path: Path) -> None:
