@@ -51,7 +51,7 @@ def _is_ours(kind: type) -> bool:
 def _found(value: Any) -> str:
     """How the message names it."""
     kind = type(value).__name__
-    if kind == "Traced":  # which answers to no attribute
+    if kind == "Traced":
         return "a formula"
     if value is None or isinstance(value, (bool, int, float)):
         return f"{kind} {value}" if value is not None else "None"
@@ -62,7 +62,9 @@ def _found(value: Any) -> str:
 
 
 def _is_array(value: object) -> bool:
-    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
+    if isinstance(value, type) or type(value).__name__ == "Traced":  # a formula refuses .dtype
+        return False
+    return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
 def _hint(value: Any) -> str:
