@@ -313,7 +313,7 @@ def _work(numbers: list[int], ready: Any, lock: Any, pipe: Any) -> None:
 
 
 def measure(names: list[str], path: Path) -> None:
-    """Time all cases whose names begin with one of some, and save the rows."""
+    """Time every case whose name starts with one of the prefixes, and save the rows."""
     import torch
 
     numbers = [i for i, case in enumerate(CASES) if not names or case.name.startswith(tuple(names))]
@@ -345,7 +345,7 @@ def measure(names: list[str], path: Path) -> None:
 
 
 def _kernels(number: int) -> tuple[str, int]:
-    """What tells the kernels of a case: those of one mask with other numbers are the same."""
+    """Return the key of a case's kernels; masks that differ in numbers only share kernels."""
     case = CASES[number]
     return re.sub(r"(?<=[a-z])\d+", "", case.name), case.dim
 

@@ -115,7 +115,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names, which are those of this machine: without torch no `nn`."""
+    """Return the public names on this machine; without torch there is no `nn`."""
     from importlib.util import find_spec
 
     more = () if find_spec("torch") is None else _NEED_TORCH

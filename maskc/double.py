@@ -57,7 +57,7 @@ class DoubleMask(CompiledMask):
         self._said: list[str] = []  # which copies share
 
     def reading(self, inputs: Inputs) -> DoubleMask:
-        """The same with other names and arrays of the formula."""
+        """Return a copy with other inputs of the formula."""
         found: DoubleMask = self._like(inputs=inputs)
         return found
 
@@ -68,7 +68,7 @@ class DoubleMask(CompiledMask):
 
     @property
     def identity(self) -> str:
-        """As of CompiledMask."""
+        """Identity of the compiled mask, see `CompiledMask.identity`."""
         names = "" if self.inputs is None else (self.inputs.names, dict(self.inputs.defaults))
         return f"double {super().identity} {names}"
 
@@ -84,7 +84,7 @@ class DoubleMask(CompiledMask):
         return DoubleMask, (self._single.holding(self.held), self.inputs)
 
     def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
-        """As of CompiledMask, in float64."""
+        """Compute attention in float64; takes the arguments of `CompiledMask`."""
         captured = {} if self.inputs is None else self.inputs.captured
         given = {name: x for name, x in captured.items() if hasattr(x, "data_ptr")}
         return super().__call__(q, k, v, **{**given, **options})
@@ -173,7 +173,7 @@ class DoubleMask(CompiledMask):
 
 
 class _Call:
-    """What a call gives, on the host."""
+    """Arguments of a call, on the host."""
 
     def __init__(
         self, q: Any, arrays: list[np.ndarray], live: np.ndarray, options: dict[str, Any]

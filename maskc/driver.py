@@ -146,7 +146,7 @@ class Recipe:
         return made.of_any_dtype() if self.any_dtype else made
 
     def double(self, held: Held | None = None, inputs: Inputs | None = None) -> CompiledMask:
-        """What serves calls in float64, on a CPU: the reference."""
+        """Return the reference, which runs calls in float64 on a CPU."""
         from maskc.double import DoubleMask
 
         fp32 = replace(self.problem, dtype=DType.float32)

@@ -21,8 +21,8 @@ from maskc.dsl.slots import emptied
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
 _causal: WeakKeyDictionary[Mask, tuple[object, bool, bool]] = WeakKeyDictionary()
-"""For masks the content of what they captured, and whether they keep no key behind their query,
-counted from the first tokens and the last."""
+"""Content that a mask captured, and whether the mask is causal, aligned at the first tokens and at
+the last. The keys are masks."""
 _FULL = full()
 _ANY = 1 << 30
 """The size of the one block of torch's BlockMask for all lengths."""

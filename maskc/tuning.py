@@ -25,7 +25,7 @@ _TOLERANCE = 2e-2
 
 @dataclass(frozen=True)
 class TunedPass:
-    """What was measured of one pass."""
+    """Measurements of one pass."""
 
     direction: str
     """`forward` or `backward`."""
@@ -123,7 +123,7 @@ def _names(bundle: Bundle, target: str, direction: Direction) -> list[str]:
 
 
 def _with_choices(attn: CompiledMask, choices: Mapping[str, str]) -> CompiledMask:
-    """The same mask with measured choices of its own."""
+    """Return a copy of the mask with its own measured choices."""
     own = CompiledMask(attn.bundle, attn.target.name, held=attn.held)
     own.tuned.clear()
     own.tuned.update(choices)

@@ -169,7 +169,7 @@ class Launch:
 
 
 USUAL = "usual"
-"""The default mode, which every source but those of ONCE alone has."""
+"""The default mode. Only sources of ONCE alone lack it."""
 STREAM = "stream"
 """The mode of a forward pass in which persistent blocks go from one tile row to the next."""
 DETERMINISTIC = "deterministic"

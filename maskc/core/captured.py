@@ -239,7 +239,7 @@ class Computed(Captured):
 
     @property
     def on_device(self) -> bool:
-        """Its content is on the host."""
+        """Return False: the content is on the host."""
         return False
 
     @property
@@ -380,7 +380,7 @@ class Held:
         return tuple(v.source for _, _, v in self.tables if _is_operand(v))
 
     def over(self, tensors: Sequence[Any]) -> Held:
-        """The same arrays with these tensors, of this moment, in place of `watched`.
+        """Return these arrays with `watched` replaced by the current tensors.
 
         Kernels of compilers write without counting it: what lies on a host is read each time.
 
@@ -459,7 +459,7 @@ class Held:
 
     @property
     def sequences(self) -> int:
-        """How many sequences the arrays tell apart; 1 where all share theirs."""
+        """Number of sequences with arrays of their own; 1 if all sequences share them."""
         return max(values.sequences(rank) for _, rank, values in self.tables)
 
     def of_question(self, n_heads: int | None, n_q: int, n_kv: int) -> Held:

@@ -62,7 +62,7 @@ _ELSEWHERE = {
 
 
 def meant_keyword(name: str, known: Iterable[str], options: Iterable[str]) -> str:
-    """What to write in place of a keyword, or an empty text.
+    """Return a hint that says what to write instead of a keyword, or an empty text.
 
     Args:
         name: the keyword that nothing takes.

@@ -1,4 +1,4 @@
-"""What readers of files raise where a file is damaged, or not what its name says."""
+"""Errors that readers raise for a damaged file, or for a file of another format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ UNREADABLE: tuple[type[Exception], ...] = (
     OSError, ValueError, TypeError, AttributeError, LookupError, EOFError, ArithmeticError,
     RuntimeError, MemoryError, BadZipFile, zlib.error, lzma.LZMAError, struct.error,
 )  # fmt: skip
-"""Of json and of numpy.load: deep nesting is a RecursionError, an encrypted archive a RuntimeError,
-an unknown method of compression a NotImplementedError, a header that claims terabytes a
+"""Errors of json and numpy.load. Deep nesting raises RecursionError, an encrypted archive
+RuntimeError, an unknown compression method NotImplementedError, a header that claims terabytes
 MemoryError."""
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """Describe the error in one line."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).split("\n")[0]

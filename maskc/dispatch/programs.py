@@ -55,7 +55,7 @@ columns 0.86 and 0.91, 3 columns 0.97, 5 columns 1.03; D 64, small tiles: 0.93, 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the choice between programs of one source depends on."""
+    """Inputs of the choice between the programs of one source."""
 
     tally: Tally | None
     """The tile counts, exact or expected; None where nothing is known."""
@@ -88,7 +88,7 @@ class Source(Protocol):
 
     @property
     def modes(self) -> tuple[tuple[str, Mode], ...]:
-        """Its modes by name; empty where there is one only."""
+        """Modes by name; empty if the source has one mode only."""
 
     @property
     def costs(self) -> tuple[Cost, ...]:
@@ -120,7 +120,7 @@ class Program(Generic[S]):
 
     @property
     def name(self) -> str:
-        """Its name in reports: the tile and the mode."""
+        """Name in reports: the tile and the mode."""
         tile = self.unit.tile
         boxes = "boxes of " if self.unit.boxes is not None else ""
         return f"{boxes}{tile.q} x {tile.k} {MODE_NAMES[self.mode]}".strip()

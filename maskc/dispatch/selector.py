@@ -26,7 +26,7 @@ from maskc.dispatch.tables import Tables, make_tables, per_sequence
 from maskc.layout import runs_side_by_side
 
 _REMEMBERED = 1024
-"""Calls whose expected tile counts are remembered."""
+"""Number of calls to keep expected tile counts for."""
 _UNCUT = {"most_tiles": 0, "uneven_tiles": 0}
 """Rules of work lists that cut no row."""
 
@@ -56,7 +56,7 @@ PARTS = "parts"
 
 
 def tuning_key(direction: Direction, deterministic: bool, n_q: int, n_kv: int) -> str:
-    """What a measured choice depends on. Neither batch nor heads: bits must not depend on them."""
+    """Key of a measured choice. It leaves out batch and heads, so bits do not depend on them."""
     same_bits = ", deterministic" if deterministic and direction is Direction.backward else ""
     return f"{direction.value} {n_q} x {n_kv}{same_bits}"
 

@@ -105,7 +105,7 @@ class _Given:
     slopes: Any
     sinks: Any
     tables: dict[str, Any]
-    """What the formula of the score reads, and what selections rank by."""
+    """Inputs of the score formula, and inputs that selections rank by."""
     score: Score | None
     dropout: dict[str, Any]
     """dropout_p and dropout_seed, then as kernels take them; empty without."""
@@ -164,7 +164,7 @@ def _check(given: _Given, layer: LayerPlan) -> None:
 
 
 def _accord(given: _Given, plan: Plan, ranks: Ranks, layer: str | None) -> Accord:
-    """What ranks compare of this call.
+    """Return the numbers that ranks compare for this call.
 
     Raises:
         BadShape: q, k or v has not four dimensions (MC401).

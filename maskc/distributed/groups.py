@@ -68,7 +68,7 @@ def _ranks_of(plan: Plan, dist: Any, group: Any) -> Ranks:
 
 
 class Pass(IntEnum):
-    """Where in a call a rank compares itself with the others."""
+    """Point in a call at which ranks compare their calls."""
 
     forward = 0
     backward = 1
@@ -76,7 +76,7 @@ class Pass(IntEnum):
 
 
 class Own(NamedTuple):
-    """What a rank says of its call; all integers, so that they travel together."""
+    """Description of a rank's call. All fields are integers, so one message holds them."""
 
     at: int
     """A `Pass`."""
@@ -86,14 +86,14 @@ class Own(NamedTuple):
     wrong: int
     """1 to 3 where q, k or v is no shard of the plan."""
     tokens: int
-    """Of that tensor."""
+    """Number of tokens of the wrong tensor."""
     code: int = 0
     """The code of the error that ends the rank's call; 0 where there is none."""
 
 
 @dataclass(eq=False, slots=True)
 class Accord:
-    """What the ranks of one call compare before and behind each pass.
+    """Comparison of one call between ranks, before and after each pass.
 
     Tensors of a CPU are compared in each call: no message is under way where one rank's call ends,
     and all others end theirs. On a GPU that would wait for the device. There, only the first call
@@ -104,7 +104,7 @@ class Accord:
     ranks: Ranks
     device: Any
     call: tuple[object, ...] = ()
-    """What is equal where ranks make the same call; empty where this rank's is none."""
+    """Numbers that are equal on all ranks if they make the same call; empty if this rank fails."""
     wrong: int = 0
     tokens: int = 0
 
@@ -174,7 +174,7 @@ class Accord:
         return self.ranks.size > 1 and self.device.type == "cpu"
 
     def _exchanged(self, at: Pass, failure: BaseException | None) -> list[Own]:
-        """What each rank says, by rank."""
+        """Gather the description of each rank's call, by rank."""
         code = 0 if failure is None else int(getattr(failure, "code", "MC000")[2:]) or -1
         known = _number(self.plan.digest), _number(repr(self.call))
         own = Own(at, *known, self.wrong, self.tokens, code)

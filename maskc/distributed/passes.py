@@ -44,7 +44,7 @@ class Step:
     """Compiled masks by call and problem."""
     score: Score | None
     tables: dict[str, Any]
-    """What the formula of the score reads, and what selections rank by."""
+    """Inputs of the score formula, and inputs that selections rank by."""
     tensors: tuple[str, ...]
     """The names of tensors among them, which a graph keeps."""
     ranking: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Step:
             self.kernels[kind] = True
 
     def gather_ranking(self) -> None:
-        """Bring the keys that selections rank to every rank: those of whoever may be chosen."""
+        """Gather the index keys of all candidates on every rank."""
         if "index_k" in self.ranking and self.accord.ranks.size > 1:
             own = self.tables["index_k"]
             parts = own if isinstance(own, tuple) else (own,)
@@ -188,7 +188,7 @@ class RankPass(ABC):
     def __init__(self, step: Step, q: Any, k: Any, v: Any) -> None:
         self.step, self.work, self.rank = step, step.work, step.accord.ranks.rank
         self.failure: Exception | None = None
-        """What a stage raised; the others' messages still go and come."""
+        """The error of a failed stage; messages of other ranks are still exchanged."""
         self.q, self.k, self.v = q, k, v
         self.rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
         self.messages = Exchange(step.accord.ranks)
@@ -686,7 +686,7 @@ class KeyGradients:
 
 
 def _ranked(name: str, x: Any, call: Call) -> Any:
-    """What a call ranks by: index_q and index_w of its queries, index_k of its keys.
+    """Inputs that a call ranks by: index_q and index_w of its queries, index_k of its keys.
 
     Args:
         x: index_q and index_w have the rank's tokens along dimension 2, scores likewise; index_k,

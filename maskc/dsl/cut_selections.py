@@ -11,7 +11,7 @@ from maskc.dsl.mask import Mask
 
 
 class PackedSelectionWarning(UserWarning):
-    """`topk` chooses among keys of all documents, and a mask around it keeps those of one."""
+    """`topk` chooses among keys of all documents, but the mask around it keeps one document."""
 
 
 def warn_of_cut(left: Mask, right: Mask) -> None:

@@ -82,7 +82,7 @@ class _Reading:
     places: dict[str, Any] = field(default_factory=dict)
     """The values that stand for b and h."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """How many sequences and heads the tensors have that b and h index."""
+    """Numbers of sequences and heads of the tensors that b and h index."""
     tensors: dict[int, Any] = field(default_factory=dict)
 
     def call(self, function: Any, args: Any, named: Any) -> Any:
@@ -137,8 +137,7 @@ def _reading(torch: Any, seen: _Reading) -> AbstractContextManager[Any]:
 
 
 def _tried(mask_mod: Callable[..., object], at: SourceLoc | None) -> EvaluatedMod | None:
-    """How to evaluate the function; None where it does not run, or gives something else than
-    booleans."""
+    """Return a way to evaluate the function, or None if it fails or does not return booleans."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None

@@ -298,7 +298,7 @@ class PerHead(Node):
 
     @property
     def own_heads(self) -> int:
-        """As many as there are masks."""
+        """Number of masks."""
         return len(self.masks)
 
     @property

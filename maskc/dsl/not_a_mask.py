@@ -164,7 +164,7 @@ _SPLASH = {
 
 
 def _of_library(value: object) -> str:
-    """What to write for a mask object of another library, or an empty text."""
+    """Return a hint for a mask object of another library, or an empty text."""
     kind = type(value)
     module, name = kind.__module__, kind.__name__
     if "splash_attention" in module:

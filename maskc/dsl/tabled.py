@@ -102,7 +102,7 @@ def tabled(
 
 
 def _run_of(value: Any, tables: Tables, symbols: set[str], tensors: list[Any]) -> Run:
-    """How to compute an argument; what it depends on and reads is noted."""
+    """Return a way to compute an argument, and record its dependencies."""
     from maskc.dsl.traced import Traced
 
     kind = type(value)

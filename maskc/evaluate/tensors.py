@@ -73,12 +73,12 @@ class LayerTensors:
     sinks: Any = None
     """fp32 tensor [Hq]: a further logit of each head, whose key has no value; masks keep it."""
     score: Score | None = None
-    """What softmax sees in place of scale * q . k, such as a position bias."""
+    """Scores that replace scale * q . k, such as scores with a position bias."""
     tables: Mapping[str, object] = field(default_factory=dict)
-    """What the formula of the score reads."""
+    """Inputs of the score formula."""
 
     def logits(self, scores: Any, b: int, first: int) -> Any:
-        """What softmax sees of scores.
+        """Return the scores that softmax reads.
 
         Args:
             scores: fp32 [Hq, rows, N], scale * q . k of one sequence; b: which one.
@@ -295,7 +295,7 @@ def _layer(
     softcap: float | None = None, sink_logits: Any = None, score: Score | None = None,
     dropout_p: float = 0.0, **data: Any,
 ) -> LayerTensors:  # fmt: skip
-    """What one call of `maskc.attention` computes with.
+    """Return the tensors of one call of `maskc.attention`.
 
     Raises:
         BadTensors: the call has a keyword that changes its result and is not kept (MC730).

@@ -1,4 +1,4 @@
-"""How many heads a mask is written for, and must be looked at to know it on all of them."""
+"""Number of heads that a mask describes, and that represent all heads."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class Both:
     # -------------------------------------------------------------- what isl is asked
 
     def at_all_lengths(self, head: int) -> bool | None:
-        """What is proved of one head at all lengths, whether or not the masks hold for them."""
+        """Return the proof for one head at all lengths, even lengths at which the masks fail."""
         one, other = self.irs[head]
         test = compare.subset if self.one_way else compare.equals
         return test(one.keep, _apart(one, other)[0])

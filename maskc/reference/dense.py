@@ -208,7 +208,7 @@ def _check_index(name: str, index: int | None, known: int | None) -> None:
 
 
 Arrays = Mapping[str, given.Read]
-"""What calls gave, by name."""
+"""Arguments of calls, by name."""
 Rankings = Mapping[N.TopK, np.ndarray]
 """The scores by which each selection ranks."""
 

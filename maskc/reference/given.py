@@ -163,7 +163,7 @@ def for_sequence(decl: DataDecl, value: Read, index: int) -> Read:
 
 
 def heads_of(decl: DataDecl, value: Read) -> int:
-    """How many heads the data of a declaration tell apart, 1 where all share them.
+    """Number of heads with data of their own; 1 if all heads share them.
 
     Raises:
         DataShape: two arrays disagree.

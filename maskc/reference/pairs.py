@@ -42,7 +42,7 @@ class Place:
     without heads."""
     sequence: int = 0
     reads_of_head: list[SourceLoc | None] = field(default_factory=list)
-    """Where nodes read the head: a mask none of whose nodes does is the same on all heads."""
+    """Nodes that read the head. A mask without such nodes is the same on all heads."""
 
     @property
     def head(self) -> int:

@@ -16,7 +16,7 @@ _SHOWN_LAYERS = 40
 
 
 def dense_words(each: Evaluated, found: Evaluation) -> str:
-    """What to know of a mask that keeps every pair of dense attention at an evaluation's length."""
+    """Note for a mask that keeps every pair of dense attention at the length of the evaluation."""
     return (
         f"{each.name} keeps every pair of {found.base} at N = {found.n:,}: these numbers are of "
         "dense attention. Evaluate it at a larger --n, or with --budget."
@@ -24,7 +24,7 @@ def dense_words(each: Evaluated, found: Evaluation) -> str:
 
 
 def quality_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
-    """What was looked at, what it cannot show, and the mask beside the others.
+    """Report the evidence, its limits, and the mask compared with the others.
 
     Args:
         own: the row of the report's mask.

@@ -116,7 +116,7 @@ class CompiledMask:
         self._with: dict[str, CompiledMask] = {}
         """Kernels that calls with further options need, which copies share."""
         self._of_dtypes: dict[object, CompiledMask | None] | None = None
-        """Of a mask without a dtype: the kernels for other dtypes, None for its own; copies share
+        """Kernels for other dtypes of a mask without a dtype; None for its own. Copies share
         them."""
         self.target.check(bundle.problem)
         self._binder = Binder(bundle)

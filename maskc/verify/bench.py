@@ -128,7 +128,7 @@ def bench_mask(
 
 
 def _speeds(case: Case, direction: str, live: int, ms: float | None) -> Row:
-    """What a row says of milliseconds a call; None where nothing was timed."""
+    """Return the speed columns for milliseconds per call; None stands for an untimed call."""
     if ms is None:
         return {"ms": None, "live_tflops": None, "tokens_per_s": None}
     return {

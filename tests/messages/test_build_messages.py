@@ -100,7 +100,7 @@ def nested():
 
 
 def sharded():
-    """What looks to a call as a DTensor does."""
+    """A stand-in that a call takes for a DTensor."""
 
     class DTensor(torch().Tensor):
         __torch_dispatch__ = classmethod(lambda cls, *call: None)
@@ -406,7 +406,7 @@ def surroundings(request, monkeypatch, tmp_path):
 
 
 def test_a_package_that_cannot_be_imported():
-    """Its own reason is said, and stays the cause; one that is missing is MC507."""
+    """The error names its cause and keeps it; a missing cause is MC507."""
     broken = ImportError("operator torchvision::nms does not exist\nsecond line")
     assert str(not_imported(broken, "mc.x", "transformers", "hf")) == (
         "MC644  mc.x needs transformers, which is installed and cannot be imported: "

@@ -44,7 +44,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one architecture."""
+    """Outcome of one architecture."""
 
     architecture: str
     """The model type."""
@@ -61,7 +61,7 @@ class Outcome:
     masks: tuple[str, ...] = ()
     """The masks that layers ran, without padding."""
     ran: tuple[str, ...] = ()
-    """What was compared: plain, padded, generate, gradients."""
+    """Comparisons that ran: plain, padded, generate, gradients."""
     seconds: float = 0.0
 
 
@@ -129,7 +129,7 @@ _PROFILES = (
 _MISSING: dict[str, Any] = {
     "vocab_size": VOCAB, "prediction_length": 4, "attn_layer_indices": [1], "head_dim": 16,
 }  # fmt: skip
-"""What a configuration does not say by itself."""
+"""Settings that a configuration lacks."""
 
 
 def _small(value: Any, rule: Callable[[int], int]) -> Any:
@@ -504,7 +504,7 @@ def _try(architecture: str) -> _Tried | str:
 
 
 def _try_rules(architecture: str, rules: tuple[Rule, ...]) -> _Tried | str:
-    """As `_try`, with a configuration that these rules make small."""
+    """Try one architecture with a configuration that these rules make small."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
@@ -688,7 +688,7 @@ def _steps(tried: _Tried, gradients: bool) -> Iterator[tuple[str, Callable[[Any]
             yield "generate", generate
     if gradients:
         right = _gradients(tried.model, inputs)
-        # Some vanish but for rounding, as those of the biases of keys.
+        # Some vanish up to rounding, such as gradients of key biases.
         least = 1e-2 * max((float(x.abs().max()) for x in right.values()), default=0.1)
         yield "gradients", lambda ours: _apart(_gradients(ours, inputs), right, least=least)
 

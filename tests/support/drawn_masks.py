@@ -56,11 +56,11 @@ class Given(NamedTuple):
     """The data of one name in one call."""
 
     call: object
-    """What the call gives."""
+    """Data of the call."""
     meaning: tuple[np.ndarray, ...]
-    """What `Keep` reads."""
+    """Inputs of `Keep`."""
     sequences: int | None = None
-    """How many sequences they tell apart; None where all share them."""
+    """Number of sequences with data of their own; None if all share them."""
 
 
 MakeData = Callable[[np.random.Generator, int, int, int], Given]
@@ -91,7 +91,7 @@ class Drawn:
 
 
 def made_of(*parts: Drawn) -> dict[str, Any]:
-    """What a mask has from those that it is made of: the fields of `Drawn` behind `keep`."""
+    """Fields that a mask inherits from its parts: the fields of `Drawn` after `keep`."""
     return {
         "data": {name: make for part in parts for name, make in part.data.items()},
         "params": {name: x for part in parts for name, x in part.params.items()},
@@ -154,7 +154,7 @@ def drawn_columns(seed: int, row: int, columns: int, per_row: int) -> list[int]:
 
 
 Number = tuple[Any, Callable[[Place], int], dict[str, int]]
-"""What a combinator takes, its value at a place, and its parameters."""
+"""Arguments of a combinator, its value at a pair, and its parameters."""
 
 
 class Drawer:

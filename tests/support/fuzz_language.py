@@ -59,7 +59,7 @@ class Wrong(Exception):
 
 @dataclass
 class Run:
-    """What was asked, and what was wrong."""
+    """Calls that were made, and their faults."""
 
     seed: int
     number: int = 0
@@ -103,7 +103,7 @@ class Call(NamedTuple):
     given: dict[str, Any]
     """Keywords: data and parameters."""
     shows: np.ndarray
-    """What the mask means: bool [sequences, heads, n_q, n_kv]."""
+    """Pairs that the mask keeps: bool [sequences, heads, n_q, n_kv]."""
     told: int | None
     """Sequences that the data tell apart; None where none has a dimension of them."""
 
@@ -145,7 +145,7 @@ def more(drawn: Drawn, heads: int) -> dict[str, int]:
 
 
 def axes_of(drawn: Drawn, call: Call) -> np.ndarray:
-    """What `dense` shows: heads and sequences where the mask tells them apart."""
+    """Shape of `dense`, with heads and sequences if the mask differs between them."""
     shown = call.shows if drawn.heads else call.shows[:, :1]
     shown = shown[: call.told] if call.told else shown[:1]
     shown = shown if drawn.heads else shown[:, 0]

@@ -1,4 +1,4 @@
-"""What two ranks do in tests of calls that end early, and of data that change behind a plan."""
+"""Code of two ranks for tests of calls that end early, and of data that change after planning."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _told(call: Callable[[], Any]) -> str:
 
 
 def data_of_a_moment(rank: int, size: int) -> list[str]:
-    """What is written into arrays behind `given` changes nothing; captured tensors are read again,
-    with the content of the forward pass in the backward pass."""
+    """Writing into arrays after `given` changes nothing. Captured tensors are read again; the
+    backward pass uses the content of the forward pass."""
     old, new = np.repeat([0, 1, 2], [40, 40, 16]), np.repeat([0, 1], [10, 86])
     q, k, v = tensors()
     wrong = []

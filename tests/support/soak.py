@@ -29,7 +29,7 @@ def resident() -> int:
 
 
 def questions(rng: np.random.Generator) -> dict[str, Callable[[], object]]:
-    """What a training loop may ask at every step, by name."""
+    """Calls that a training loop may make at every step, by name."""
     window, causal = mc.window(9), mc.causal()
     wide = mc.window(mc.param("width", 5)) & causal
     packed = mc.documents("doc") & causal

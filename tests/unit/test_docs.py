@@ -91,7 +91,7 @@ def test_the_blocks_of_a_page(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
 def test_the_first_blocks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they stand: whoever copies the first one needs nothing else."""
+    """Snippets run unchanged; the first one needs nothing else."""
     monkeypatch.chdir(tmp_path)
     Path("patterns").symlink_to(ROOT / "patterns")
     run_page(ROOT / name, {})

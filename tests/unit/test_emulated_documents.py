@@ -241,7 +241,7 @@ FLAGGED = DOCUMENTS & mc.flags("f")
     ],
 )  # fmt: skip
 def test_tokens_behind_the_last_document_see_nothing(hopper, mask, lengths):
-    """As in batches that are padded to a number of tokens, and of documents."""
+    """Batches are padded to a number of tokens and a number of documents."""
     attn, given, used = compiled(mask), made(200), sum(lengths)
     others = {"f": torch.arange(200) % 3 > 0} if mask is FLAGGED else {}
     ids = np.repeat(np.arange(len(lengths)), lengths)

@@ -252,7 +252,7 @@ def test_terms_that_others_absorb_are_drawn(opened, text):
 
 
 def test_statements_follow_the_parameters(opened):
-    """What was proved, planned and predicted is of the mask as it was written."""
+    """Proofs, plans and predictions describe the mask as it was written."""
     page = opened(model_of(STREAMING, 4096, other=mc.causal() & mc.window(40)))
     compare, price = "section[aria-label=Compare]", "section[aria-label=Price]"
     assert "at all lengths" in page.inner_text(compare)

@@ -30,7 +30,7 @@ def tally(mask, tile, n=N):
 
 
 def program(bundle, direction, n):
-    """What a call takes whose data lie on a device."""
+    """Choose the program of a call with data on a device."""
     selector = SourceSelector(bundle, Target.named("sm_90a"), lambda device: 132)
     wanted = Pass(direction, frozenset(), False, ("cuda", 0))
     place = Place(Sizes(1, 2, 2, n, n), {})

@@ -387,7 +387,7 @@ EVALUATED: dict[str, Mod] = {
 
 
 def all_pairs(mod: Mod, n_q: int, n_kv: int) -> torch.Tensor:
-    """What FlexAttention's create_mask makes of it."""
+    """The dense mask of FlexAttention's create_mask."""
     return flex.create_mask(mod, SEQUENCES, HEADS, n_q, n_kv, device="cpu")
 
 
@@ -416,7 +416,7 @@ def test_mask_mods_that_cannot_be_followed_are_evaluated(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::maskc.EvaluatedMaskWarning")
 def test_evaluated_masks_of_many_tiles() -> None:
-    """In stretches of queries, beside other masks, and with gradients."""
+    """Chunks of queries, combined masks, and gradients."""
     mask = mc.from_mask_mod(lambda b, h, q, k: (q ^ k) % 7 < 4 + h) & mc.causal()
     right = all_pairs(lambda b, h, q, k: ((q ^ k) % 7 < 4 + h) & (q >= k), 200, 200)
     with patch.object(evaluated, "_PAIRS", 1 << 15):

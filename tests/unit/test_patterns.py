@@ -386,7 +386,7 @@ def test_flags_for_each_axis_are_read_from_text(text: str) -> None:
 
 
 def test_a_draft_behind_its_cache_sees_the_context_and_its_ancestors() -> None:
-    """As the docstring of speculative_tree says: keys of the cache first, the draft's behind."""
+    """The definition of speculative_tree: keys of the cache come first, then keys of the draft."""
     context, draft = 6, [-1, -1, 0, 0, 1]  # parents among the draft; -1 is the end of the context
     parents = [*range(-1, context - 1), *(context + parent for parent in draft)]
     parents[context : context + 2] = [context - 1] * 2

@@ -238,7 +238,7 @@ def test_integer_tables_and_parameters():
 
 
 def test_data_that_the_mask_does_not_read_may_be_given():
-    """As a call without a score takes them."""
+    """A call without a score accepts them too."""
     mask = mc.causal() | (mc.documents("doc") & mc.tree("walk")) - mc.full()
     x, ids = np.ones((1, 1, 4, 16), np.float32), np.zeros(4, int)
     given = {"doc": ids, "walk": mc.parents(ids - 1)}
@@ -499,7 +499,7 @@ def test_calls_that_are_refused():
 
 
 def test_data_that_fall_out_of_a_mask_are_taken_as_without_a_formula():
-    """Of a mask that declares what its formula turned out not to need."""
+    """A mask may declare inputs that its formula does not need."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(1, 2, 20, 16)).astype(np.float32) for _ in range(3))
     for mask, data in (

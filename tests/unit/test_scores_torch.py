@@ -242,7 +242,7 @@ def test_bits(name):
 
 
 def test_lists_of_numbers():
-    """What a list holds is indexed by heads and sequences, as a tensor of the same numbers is."""
+    """Heads and sequences index a list like a tensor of the same numbers."""
     found, wanted = (
         mc.attention(*tensors()[0], mc.causal(), score=mc.from_score_mod(score_mod))
         for score_mod in (

@@ -29,7 +29,7 @@ def with_bias(bias, q=None, k=None, v=None):
 
 
 def dense(bias):
-    """The same in torch."""
+    """Compute dense attention with this bias in torch."""
     q, k, v = qkv()
     s = q @ k.mT * DIM**-0.5 + bias
     return torch.softmax(s.masked_fill(~torch.ones(N, N).tril().bool(), -torch.inf), -1) @ v

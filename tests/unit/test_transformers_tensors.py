@@ -96,7 +96,7 @@ def test_a_tensor_is_a_mask(name: str, softcap: float | None) -> None:
 
 @pytest.mark.parametrize("name", MASKS)
 def test_what_no_host_has_read_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU and in graphs nothing is looked at."""
+    """Nothing reads the tensor on a GPU or in a graph."""
     tensor = MASKS[name][0]
     parts = tensor_masks._parts(tensor, look=False)
     assert str(parts.mask) in ("flags('model_keys')", "block_table('model_pairs', 1)")

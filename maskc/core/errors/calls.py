@@ -214,7 +214,7 @@ class MixedLibraries(MaskcError, TypeError):
 
 
 class ShardedTensor(MaskcError):
-    """A torch tensor is a DTensor: it lies on several ranks, and a kernel sees those of its own."""
+    """A torch tensor is a DTensor. Several ranks hold it, and a kernel sees only its own rank."""
 
     code = "MC424"
     message = "{0} is a DTensor"

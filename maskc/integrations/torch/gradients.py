@@ -13,7 +13,7 @@ from maskc.runtime.autograd import takes_part
 Backward = Callable[..., Any]
 """The backward pass of a torch.autograd.Function: (ctx, gradients of results)."""
 Derivative = Callable[..., Any]
-"""What `once` makes one of: (ctx, saved tensors, gradients of results)."""
+"""Backward function that `once` wraps: (ctx, saved tensors, gradients of results)."""
 
 
 def refuse_transforms(arguments: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ _marked: Any = _Once.apply
 
 
 def refused_twice() -> BadOption:
-    """What a derivative of gradients raises."""
+    """Return the error for a derivative of gradients."""
     return BadOption("attention", "differentiated once", "a derivative of its gradients", at="q")
 
 

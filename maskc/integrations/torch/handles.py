@@ -30,8 +30,8 @@ the last of them goes."""
 
 
 class _Operands:
-    """For each handle the tensors that its mask captured, as an attribute: a compiler follows
-    attributes to the tensors, and so knows which of them its graph writes."""
+    """Tensors that the mask of each handle captured, as attributes. A compiler follows attributes
+    to the tensors, and so knows which of them its graph writes."""
 
 
 _OPERANDS = _Operands()
@@ -82,7 +82,7 @@ def handle(
 
 
 def in_graph(key: str, followed: bool) -> str:
-    """How a graph names the compiled mask of a handle: as text where it may run elsewhere.
+    """Return the name of a handle's compiled mask in a graph: text if the graph may run elsewhere.
 
     Args:
         key: the handle.

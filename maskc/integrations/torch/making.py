@@ -1,4 +1,4 @@
-"""What code that torch.compile follows makes once, while it is traced: masks and formulas.
+"""Masks and formulas that code under torch.compile makes once, while it is traced.
 
 Dynamo cannot follow how these are made. It knows what they are made of by its identity, which it
 guards, and finds them again as attributes of `_MADE`: they must have a place, as the tensors that
@@ -130,7 +130,7 @@ def _checked(check: Callable[..., None], *args: Any) -> None:
 def _rules(
     make: Callable[..., Any], function: Any, heads: int, identity: int, of_self: int = 0
 ) -> str:
-    """What a score_mod does: the formula's name, or nothing where numbers say everything, then
+    """Describe a score_mod: the formula's name (empty if numbers suffice), then
     soft-cap (0: none), factor and shift. It is one text, as floats would become inputs of a graph.
 
     Args:

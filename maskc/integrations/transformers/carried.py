@@ -206,7 +206,7 @@ def refuse_by_name(kind: type, implementation: str) -> None:
 
 
 _WITHOUT: dict[type, dict[str, Any]] = {}
-"""How the model that was made last runs without a part, by the part's class of configuration."""
+"""Settings that run the last model without one part, by the part's configuration class."""
 
 
 def note_parts(config: Any) -> None:
@@ -217,7 +217,7 @@ def note_parts(config: Any) -> None:
 
 
 def _without_each(config: Any) -> dict[type, dict[str, Any]]:
-    """For each part of a configuration, implementations of all parts, with "eager" for this one."""
+    """Return, for each part of a configuration, settings that run only this part eagerly."""
     keys = [key for key in getattr(config, "sub_configs", ()) if getattr(config, key, None)]
     found: dict[type, dict[str, Any]] = {}
     for key in keys:
@@ -268,7 +268,7 @@ def _plain(value: Any, shown: str) -> Any:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """What nested arguments hold."""
+    """Yield the leaves of nested arguments."""
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, (list, tuple)):

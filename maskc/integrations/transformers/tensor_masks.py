@@ -26,7 +26,7 @@ _MEMO = "maskc_masks"
 
 
 class Parts(NamedTuple):
-    """What a tensor says about pairs of queries and keys."""
+    """Facts about pairs of queries and keys, read from a mask tensor."""
 
     mask: Mask
     data: dict[str, Any]

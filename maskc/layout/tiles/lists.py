@@ -17,7 +17,7 @@ from maskc.layout.tiles.chosen_blocks import Chosen
 
 
 def extents(recipe: LayoutRecipe, arrays: Mapping[str, np.ndarray]) -> tuple[int, int]:
-    """How many sequences and heads the arrays tell apart; 1 where all share theirs."""
+    """Numbers of sequences and heads with arrays of their own; 1 if all share them."""
     batch = heads = 1
     for name, rank in _ranks(recipe).items():
         sequences, own_heads = leading(arrays[name].shape, rank)

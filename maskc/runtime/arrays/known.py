@@ -364,7 +364,7 @@ def library_of(kind: type) -> Library | None:
 
 
 def plain(x: Any) -> Any:
-    """x itself, or what stands for an array whose memory does not hold its values."""
+    """Return x, or an array with its values if the memory of x does not hold them."""
     if type(x) is tuple:
         return tuple(map(plain, x))
     lib = LIBRARIES.get(type(x))

@@ -67,7 +67,7 @@ _PARTIAL = "partial tiles"
 
 
 def _partial(plan: KernelPlan) -> str:
-    """How a kernel treats a partial tile, as its plan says."""
+    """Describe how the planned kernel treats a partial tile."""
     said = (each for each in plan.reasons if each.startswith(_PARTIAL))
     return next(said, "").removeprefix(_PARTIAL).lstrip(": ") or "some of its pairs are live"
 
@@ -149,7 +149,7 @@ _PEAKS = {"NVIDIA H200": (989, 4800), "NVIDIA H100": (989, 3350)}
 
 
 def no_price(problem: Problem, why: str) -> Plain:
-    """What the page says of prices where nothing is planned.
+    """Return the note on prices for a page without a plan.
 
     `others` says whether a call may run something else than `tile`.
     """
