@@ -184,7 +184,7 @@ class Builder:
         )
         attn, data = kernel(piece, q, v), piece.local.data
         out, lse = attn.launch(q, k, v, return_lse=True, data=data)
-        attn.launch_backward(q, k, v, out, lse, out, data=data)
+        attn.backward(q, k, v, out, lse, out, **data)
         bench.sync()
 
     def finish(self, seconds: float) -> str:

@@ -497,9 +497,9 @@ def _backward(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     k, v = _keys(piece, both)
     part = slice(piece.row, piece.row + piece.rows)
-    found: tuple[torch.Tensor, ...] = kernel(piece, q, v).launch_backward(
+    found: tuple[torch.Tensor, ...] = kernel(piece, q, v).backward(
         q[:, :, part], k, v, out[:, :, part], lse[:, :, part].contiguous(),
-        with_rows(dout[:, :, part]), data=piece.local.data,
+        with_rows(dout[:, :, part]), **piece.local.data,
     )  # fmt: skip
     return found
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, overload
 
 from maskc import conventions
+from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions, shown_by_overload
 from maskc.core.dtypes import E4M3
 from maskc.core.errors import ArgumentsByPlace, BadOption, UnknownDType, WrongRank
 from maskc.core.score import Formula, Inputs
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from maskc.core.difference import Difference
     from maskc.core.tensors import Device
     from maskc.runtime.compiled import CompiledMask
-    from maskc.runtime.scored import ScoredMask
 
 Sizes = tuple[int, int, int]
 """(head_dim, head_dim_v, query heads)."""
@@ -29,32 +29,12 @@ Sizes = tuple[int, int, int]
 
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
-    return_lse: Literal[True],
-    softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-    normalizer: str = "softmax", alpha: Any = None, nan_safe: bool = False,
-    deterministic: bool = False, is_causal: bool = False,
-    window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
-    layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, score: Score | None = None,
-    dropout_p: float = 0.0, dropout_seed: Any = None,
-    return_selection: Literal[False] = False, indexer_loss: Literal[False] = False, **data: Any,
+    q: Any, k: Any, v: Any, mask: Mask | None = None, *, return_lse: Literal[True],
+    return_selection: Literal[False] = False, indexer_loss: Literal[False] = False, **options: Any,
 ) -> tuple[Any, Any]: ...  # fmt: skip
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask | None = None, *, scale: float | None = None,
-    return_lse: bool = False,
-    softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-    normalizer: str = "softmax", alpha: Any = None, nan_safe: bool = False,
-    deterministic: bool = False, is_causal: bool = False,
-    window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
-    layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, score: Score | None = None,
-    dropout_p: float = 0.0, dropout_seed: Any = None,
-    return_selection: bool = False, indexer_loss: bool = False, **data: Any,
-) -> Any: ...  # fmt: skip
-def attention(
-    q: Any, k: Any, v: Any, mask: Mask | None = None, *others: Any, scale: float | None = None,
+    q: Any, k: Any, v: Any, mask: Mask | None = None, *others: Never, scale: float | None = None,
     return_lse: bool = False,
     softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
     normalizer: str = "softmax", alpha: Any = None, nan_safe: bool = False,
@@ -64,7 +44,11 @@ def attention(
     max_seqlen: int | None = None, score: Score | None = None, dropout_p: float = 0.0,
     dropout_seed: Any = None, return_selection: bool = False, indexer_loss: bool = False,
     **data: Any,
-) -> Any:  # fmt: skip
+) -> Any: ...  # fmt: skip
+@shown_by_overload
+def attention(
+    q: Any, k: Any, v: Any, mask: Mask | None = None, *others: Any, **keywords: Any
+) -> Any:
     """Attention restricted to a mask, compiled on first use and remembered.
 
     On torch tensors it is differentiable in q, k, v, alibi_slopes and sink_logits, through out
@@ -116,27 +100,30 @@ def attention(
     """
     if others:
         raise ArgumentsByPlace("mc.attention", len(others), at="mask")
-    options = dict(
-        scale=scale, return_lse=return_lse, softcap=softcap, alibi_slopes=alibi_slopes,
-        sink_logits=sink_logits, normalizer=normalizer, alpha=alpha, nan_safe=nan_safe, **data,
-    )  # fmt: skip
-    if return_selection or indexer_loss:
-        options |= {"return_selection": return_selection, "indexer_loss": indexer_loss}
-    if dropout_p:
-        options.update(dropout_p=dropout_p, dropout_seed=dropout_seed)
-    if (
-        is_causal is not False or window_size is not None or enable_gqa is not None
-        or layout is not None or cu_seqlens_q is not None or cu_seqlens_k is not None
-        or max_seqlen is not None
-    ):  # fmt: skip
-        keywords = conventions.Keywords(
-            is_causal, window_size, enable_gqa, cu_seqlens_q, cu_seqlens_k, max_seqlen
-        )
-        return _by_convention(q, k, v, mask, options, data, deterministic, layout, keywords, score)
+    if not keywords:
+        return attend(q, k, v, mask, DEFAULTS, keywords)
+    options, data = CallOptions.read(keywords)
+    score = data.pop("score", None)
+    of_others = conventions.Keywords.taken(data) if data else None
+    return attend(q, k, v, mask, options, data, score, of_others)
+
+
+def attend(
+    q: Any, k: Any, v: Any, mask: object, options: CallOptions, data: dict[str, Any],
+    score: Score | None = None, of_others: conventions.Keywords | None = None,
+) -> Any:  # fmt: skip
+    """A call of `attention` with its keywords read.
+
+    Args:
+        data: the mask's and the score's data and parameters.
+        of_others: keywords of other libraries; None where all have their defaults.
+    """
+    if of_others is not None:
+        return _by_convention(q, k, v, mask, options, data, of_others, score)
     if not isinstance(mask, Mask):
         raise conventions.without_mask(mask, data)
     _hint(q, k)
-    return _attention(_compiled, q, k, v, mask, options, deterministic, score)
+    return _attention(_compiled, q, k, v, mask, options, data, score)
 
 
 def _hint(q: Any, k: Any) -> None:
@@ -157,7 +144,7 @@ def _hint(q: Any, k: Any) -> None:
 
 
 def _attention(
-    find: Any, q: Any, k: Any, v: Any, mask: Mask, options: dict[str, Any], deterministic: bool,
+    find: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions, data: dict[str, Any],
     score: Score | None = None,
 ) -> Any:  # fmt: skip
     """The call of tensors [B, H, N, D]; `find` makes or finds the kernel of the mask."""
@@ -167,16 +154,16 @@ def _attention(
     if score is not None:
         score = as_score(score)
         watched = torch is not None and is_traced(torch)
-    elif "indexer_loss" in options or hasattr(options["alpha"], "shape"):
+    elif options.return_selection or options.indexer_loss or options.alpha_by_head:
         watched = False
     else:
         watched = torch is not None and isinstance(q, torch.Tensor)
         if watched and q.dtype is torch.float8_e4m3fn:
-            return _scaled(find, torch, q, k, v, mask, options, deterministic)
+            return _scaled(find, torch, q, k, v, mask, options, data)
     if watched:
         from maskc.integrations import torch as with_torch
 
-        return with_torch.attention(find, q, k, v, mask, options, deterministic, score)
+        return with_torch.attention(find, mask, AttentionCall(q, k, v, options, data), score)
     eager = torch is not None and not torch.compiler.is_compiling()
     if eager and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
         from maskc.integrations.torch import cast_all
@@ -186,8 +173,8 @@ def _attention(
     if torch is not None and torch.jit.is_tracing():
         sizes = _counted(sizes)
     own = {} if score is None else {"score": score}
-    attn = find(mask, *sizes, dtype, place, **own)
-    return attn(q, k, v, deterministic=deterministic, **options)
+    call = AttentionCall(q, k, v, options, data)
+    return find(mask, *sizes, dtype, place, **own).attend(call)
 
 
 def _kernel_of(q: Any, v: Any) -> tuple[Sizes, str, Device]:
@@ -210,8 +197,8 @@ def _counted(sizes: Sizes) -> Sizes:
 
 
 def _scaled(
-    find: Any, torch: Any, q: Any, k: Any, v: Any, mask: Mask, options: dict[str, Any],
-    deterministic: bool,
+    find: Any, torch: Any, q: Any, k: Any, v: Any, mask: Mask, options: CallOptions,
+    data: dict[str, Any],
 ) -> Any:  # fmt: skip
     """The call of torch tensors in E4M3: by kernels for it, or multiplied out."""
     from maskc.runtime.device import default_target
@@ -219,19 +206,19 @@ def _scaled(
 
     sizes, _, place = _kernel_of(q, v)
     if place[0] == "cuda" and default_target() == "sm_90a":
-        return find(mask, *sizes, E4M3, place)(q, k, v, deterministic=deterministic, **options)
-    refuse_gradients(place[0], q, k, v, options)
+        return find(mask, *sizes, E4M3, place).attend(AttentionCall(q, k, v, options, data))
+    refuse_gradients(place[0], q, k, v, options, data)
     kind = torch.float32 if place[0] == "cpu" else torch.bfloat16
-    q, k, v = multiplied_out(q, k, v, options, kind)
-    found = _attention(find, q, k, v, mask, options, deterministic)
+    q, k, v = multiplied_out(q, k, v, data, kind)
+    found = _attention(find, q, k, v, mask, options, data)
     if isinstance(found, torch.Tensor):
         return found.to(torch.bfloat16)
     return found[0].to(torch.bfloat16), *found[1:]
 
 
 def _by_convention(
-    q: Any, k: Any, v: Any, mask: Mask | None, options: dict[str, Any], data: dict[str, Any],
-    deterministic: bool, layout: str | None, keywords: conventions.Keywords, score: Score | None,
+    q: Any, k: Any, v: Any, mask: object, options: CallOptions, data: dict[str, Any],
+    keywords: conventions.Keywords, score: Score | None,
 ) -> Any:  # fmt: skip
     """A call with keywords of other libraries, see `maskc.conventions`."""
     restricts = keywords.is_causal or keywords.window_size is not None
@@ -239,13 +226,14 @@ def _by_convention(
         mask = conventions.EVERYTHING
     if not isinstance(mask, Mask):
         raise conventions.without_mask(mask, data)
+    layout = keywords.layout
     if layout is not None:
         conventions.check_layout(layout)
     if getattr(q, "is_nested", False):  # refused, with what to do
-        return _attention(_compiled, q, k, v, mask, options, deterministic)
+        return _attention(_compiled, q, k, v, mask, options, data)
     packed = keywords.cu_seqlens_q is not None and getattr(q, "ndim", 4) == 3
     swapped = packed or layout == "bshd"
-    if swapped and "indexer_loss" in options:
+    if swapped and (options.return_selection or options.indexer_loss):
         found = "a call whose tensors are [B, N, H, D]"
         wanted = "left to tensors [B, H, N, D]"
         raise BadOption("return_selection and indexer_loss", wanted, found, at="layout")
@@ -259,8 +247,8 @@ def _by_convention(
         _hint(q, k)
     keywords.check_heads(q.shape[1], k.shape[1])
     masked = mask is not conventions.EVERYTHING
-    to = keywords.restriction(q.shape[2], k.shape[2], masked, options)
-    results = _attention(partial(_restricted, to), q, k, v, mask, options, deterministic, score)
+    to = keywords.restriction(q.shape[2], k.shape[2], masked, data)
+    results = _attention(partial(_restricted, to), q, k, v, mask, options, data, score)
     return conventions.tokens_first(results, packed) if swapped else results
 
 
@@ -285,10 +273,7 @@ def _compiled(mask: Mask, *kernel: Any, score: Score | None = None) -> CompiledM
         found = _remembered(inner, *sizes, target, None if score is None else score.formula)
     except UnknownDType as error:  # which nobody wrote
         raise UnknownDType(*error.args, at="q") from None
-    if score is None:
-        return found.holding(held)
-    scored = cast("ScoredMask", found)
-    return scored.reading(score.inputs).holding(held)
+    return found.holding(held, None if score is None else score.inputs)
 
 
 @lru_cache(maxsize=512)

@@ -78,9 +78,17 @@ class Keywords(NamedTuple):
     is_causal: bool = False
     window_size: Any = None
     enable_gqa: bool | None = None
+    layout: str | None = None
     cu_seqlens_q: Any = None
     cu_seqlens_k: Any = None
     max_seqlen: Any = None
+
+    @classmethod
+    def taken(cls, keywords: dict[str, Any]) -> Keywords | None:
+        """Take them out of the keywords of a call; None where all have their defaults."""
+        own = {name: keywords.pop(name) for name in CONVENTIONS if name in keywords}
+        usual = all(x is cls._field_defaults[name] for name, x in own.items())
+        return None if usual else cls(**own)
 
     def check_heads(self, heads: int, heads_kv: int) -> None:
         """Refuse grouped heads where they were forbidden.

@@ -7,14 +7,13 @@ Kernels store at most fp32. Calls in float64 are made to check derivatives
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from maskc.core.attention_call import AttentionCall
 from maskc.core.dropout import PARTS, RATE, SEED
 from maskc.core.errors import WrongDType
-from maskc.core.score import Inputs
 from maskc.core.source import outside
 from maskc.core.tensors import Array, order_of
 from maskc.dispatch.checks import check_inputs, of_every_sequence
@@ -40,131 +39,84 @@ def is_double(dtype: object) -> bool:
     return text in (DOUBLE, "double", "fp64", "f64")
 
 
-class DoubleMask(CompiledMask):
-    """A compiled mask whose calls are in float64; results, lse too, are of float64."""
+class Reference:
+    """Runs the calls of a compiled mask in float64; results, lse too, are of float64."""
 
-    inputs: Inputs | None = None
+    dtype = DOUBLE
 
-    def __init__(self, single: CompiledMask, inputs: Inputs | None = None) -> None:
-        """Nothing is built.
-
-        Args:
-            single: the same mask in fp32 on the CPU: it knows the mask's pairs and data.
-            inputs: what a formula of the score reads.
-        """
-        super().__init__(single.bundle, "cpu", single._report, held=single.held)
-        self._single, self.inputs = single, inputs
-        self._said: list[str] = []  # which copies share
-
-    def reading(self, inputs: Inputs) -> DoubleMask:
-        """Return a copy with other inputs of the formula."""
-        found: DoubleMask = self._like(inputs=inputs)
-        return found
-
-    @property
-    def trainable(self) -> tuple[str, ...]:
-        """Tables of the formula that may require grad."""
-        return () if self.inputs is None else self.inputs.trainable
-
-    @property
-    def identity(self) -> str:
-        """Identity of the compiled mask, see `CompiledMask.identity`."""
-        names = "" if self.inputs is None else (self.inputs.names, dict(self.inputs.defaults))
-        return f"double {super().identity} {names}"
-
-    @property
-    def dropping(self) -> CompiledMask:
-        """The reference drops weights, too."""
-        return self
-
-    def __repr__(self) -> str:
-        return super().__repr__().replace("float32", DOUBLE)
+    def __init__(self, single: CompiledMask) -> None:
+        """`single`: the same mask in fp32 on the CPU, which knows the mask's pairs and data."""
+        self._single = single
+        self._said: list[str] = []
 
     def __reduce__(self) -> tuple[object, ...]:
-        return DoubleMask, (self._single.holding(self.held), self.inputs)
+        return Reference, (self._single,)
 
-    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
-        """Compute attention in float64; takes the arguments of `CompiledMask`."""
-        captured = {} if self.inputs is None else self.inputs.captured
-        given = {name: x for name, x in captured.items() if hasattr(x, "data_ptr")}
-        return super().__call__(q, k, v, **{**given, **options})
+    def run(self, attn: CompiledMask, call: AttentionCall) -> Any:
+        """The forward pass; see `CompiledMask.run`."""
+        q, into = call.q, call.into
+        terms = self._terms(attn, call)
+        out, lse = terms.attention()
+        made = terms.like(q, out) if into is None else into.copy_(terms.like(q, out))
+        return (made, terms.like(None, lse)) if call.options.return_lse else made
 
-    def launch(
-        self, q: Any, k: Any, v: Any, scale: float | None = None, return_lse: bool = False,
-        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        data: Mapping[str, Any] = {}, into: Any = None,
-    ) -> Any:  # fmt: skip
-        """The forward pass; see CompiledMask."""
-        call = self._call(q, k, v, scale, softcap, alibi_slopes, sink_logits, normalizer, alpha,
-                          data)  # fmt: skip
-        out, lse = call.attention()
-        made = call.like(q, out) if into is None else into.copy_(call.like(q, out))
-        return (made, call.like(None, lse)) if return_lse else made
-
-    def launch_backward(
-        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        normalizer: str = "softmax", alpha: float | None = None, deterministic: bool = False,
-        nan_safe: bool = False, data: Mapping[str, Any] = {}, into: Any = None,
-        wanted: Sequence[str] | None = None,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        """The backward pass; see CompiledMask and ScoredMask."""
-        call = self._call(q, k, v, scale, softcap, alibi_slopes, sink_logits, normalizer, alpha,
-                          data)  # fmt: skip
-        given, own = (np.asarray(to_host(x), np.float64) for x in (out, dout))
-        made, _ = call.attention()
+    def differentiate(self, attn: CompiledMask, call: AttentionCall) -> tuple[Any, ...]:
+        """The backward pass; see `CompiledMask.differentiate`."""
+        q, k, v, options, data, *_ = call
+        terms = self._terms(attn, call)
+        given, own = (np.asarray(to_host(x), np.float64) for x in (call.out, call.dout))
+        made, _ = terms.attention()
         # A caller who changed `out` asks for the gradient through lse, see gradients.py of torch.
-        dlse = ((made - given) * own).sum(-1) if normalizer == "softmax" else None
-        found = call.gradients(own, dlse)
+        dlse = ((made - given) * own).sum(-1) if options.normalizer == "softmax" else None
+        found = terms.gradients(own, dlse)
         names = ["dq", "dk", "dv"]
-        names += ["dsink"] if sink_logits is not None else []
-        names += ["dalibi"] if alibi_slopes is not None else []
+        names += ["dsink"] if options.sink_logits is not None else []
+        names += ["dalibi"] if options.alibi_slopes is not None else []
+        wanted = call.wanted
         if wanted is None:
-            wanted = [name for name in self.trainable if hasattr(data.get(name), "shape")]
+            wanted = [name for name in attn.trainable if hasattr(data.get(name), "shape")]
         results = [found[name] for name in names]
         for place, x in enumerate((q, k, v)):
             if x.shape[0] != q.shape[0]:
                 results[place] = results[place].sum(0, keepdims=True)
         results += [found.get(f"d {name}", np.zeros(tuple(data[name].shape))) for name in wanted]
         likes = (q, k, v, *(None for _ in results[3:]))
-        return tuple(call.like(like, x) for like, x in zip(likes, results, strict=True))
+        return tuple(terms.like(like, x) for like, x in zip(likes, results, strict=True))
 
-    def _call(
-        self, q: Any, k: Any, v: Any, scale: Any, softcap: Any, slopes: Any, sinks: Any,
-        normalizer: str, alpha: float | None, data: Mapping[str, Any],
-    ) -> _Call:  # fmt: skip
+    def _terms(self, attn: CompiledMask, call: AttentionCall) -> _Terms:
         """Check a call, and read what it gives.
 
         Raises:
-            As CompiledMask.launch.
+            As CompiledMask.run.
         """
         self._warn()
+        q, k, v, of_call, *_ = call
         views = of_every_sequence(_view(q, "q"), _view(k, "k"), _view(v, "v"))
-        sizes = check_inputs(*views, self.bundle.problem, self.target)
+        sizes = check_inputs(*views, attn.bundle.problem, attn.target)
         arrays = [np.asarray(to_host(x, n)) for x, n in zip((q, k, v), "qkv", strict=True)]
         arrays = [np.broadcast_to(x, (sizes.batch, *x.shape[1:])) for x in arrays]
         q32, k32, v32 = (x.astype(np.float32, order="C") for x in arrays)
-        data = dict(data)
+        data = dict(call.data)
         rate, seed = data.pop(RATE, 0), data.pop(SEED, 0)
-        tables = {} if self.inputs is None else dict.fromkeys(self.inputs.names)
+        inputs = attn.inputs
+        tables = {} if inputs is None else dict.fromkeys(inputs.names)
         own = {name: x for name, x in data.items() if name not in tables}
-        pairs = pairs_of_call(self._single.holding(self.held), q32, k32, v32, own)
-        scale, softcap = numbers(scale, softcap)
-        options: dict[str, Any] = {
-            "scale": scale, "softcap": softcap, "alpha": 1 + alpha_less_1(normalizer, alpha)
-        }  # fmt: skip
-        for name, x in (("alibi_slopes", slopes), ("sink_logits", sinks)):
+        pairs = pairs_of_call(self._single.holding(attn.held), q32, k32, v32, own)
+        scale, softcap = numbers(of_call.scale, of_call.softcap)
+        alpha = 1 + alpha_less_1(of_call.normalizer, of_call.alpha)
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "alpha": alpha}
+        for name in ("alibi_slopes", "sink_logits"):
+            x = getattr(of_call, name)
             options[name] = None if x is None else np.asarray(to_host(x, name), np.float64)
-        if self.inputs is not None:
+        if inputs is not None:
             read = {name: data[name] for name in tables if name in data}
-            options["score"] = ScoreOf(self.inputs, read, sizes.n_q, sizes.n_kv)
+            options["score"] = ScoreOf(inputs, read, sizes.n_q, sizes.n_kv)
         if rate:
             number = int(np.asarray(to_host(seed)).reshape(())) % (1 << 64)
             options["dropout"] = factors(
                 rate / PARTS, number, sizes.batch, sizes.heads_q, sizes.n_q, sizes.n_kv
             )
-        return _Call(q, arrays, pairs.rows(0, sizes.n_q), options)
+        return _Terms(q, arrays, pairs.rows(0, sizes.n_q), options)
 
     def _warn(self) -> None:
         if not self._said:
@@ -172,7 +124,17 @@ class DoubleMask(CompiledMask):
             warnings.warn(self._said[0], ReferenceWarning, stacklevel=outside())
 
 
-class _Call:
+def in_double(single: CompiledMask) -> CompiledMask:
+    """A compiled mask for calls in float64.
+
+    Args:
+        single: the same mask in fp32 on the CPU.
+    """
+    return CompiledMask(single.bundle, "cpu", single._report, held=single.held,
+                        inputs=single.inputs, runner=Reference(single))  # fmt: skip
+
+
+class _Terms:
     """Arguments of a call, on the host."""
 
     def __init__(

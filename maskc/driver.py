@@ -122,13 +122,11 @@ class Recipe:
 
         Args:
             held: the arrays that formulas of the mask captured.
-            inputs: what a formula of the score reads; None where there is none.
+            inputs: what a formula of the score reads; None takes the names of its slots.
         """
         from maskc.build.bundles import remembered
-        from maskc.runtime.compiled import class_for
+        from maskc.runtime.compiled import CompiledMask
         from maskc.runtime.device import on_this_card
-        from maskc.runtime.dropout import DroppingMask, DroppingScore
-        from maskc.runtime.scored import ScoredMask
 
         problem, target = self.problem, self.target.name
         key: tuple[object, ...] = (
@@ -137,23 +135,15 @@ class Recipe:
         if problem.score is not None:
             key = (*key, problem.score.loc)
         bundle = on_this_card(remembered(key, lambda: emit_bundle(self.plan, self.name)))
-        if inputs is not None:
-            scored = DroppingScore if problem.dropout else ScoredMask
-            made: CompiledMask = scored(bundle, target, self, held=held, inputs=inputs)
-        else:
-            kind = DroppingMask if problem.dropout else class_for(bundle)
-            made = kind(bundle, target, self, held=held)
+        made = CompiledMask(bundle, target, self, held=held, inputs=inputs)
         return made.of_any_dtype() if self.any_dtype else made
 
     def double(self, held: Held | None = None, inputs: Inputs | None = None) -> CompiledMask:
         """Return the reference, which runs calls in float64 on a CPU."""
-        from maskc.double import DoubleMask
+        from maskc.double import in_double
 
         fp32 = replace(self.problem, dtype=DType.float32)
-        single = replace(self, problem=fp32, any_dtype=False).bound(held, inputs)
-        if inputs is None and self.problem.score is not None:
-            inputs = Inputs.of(self.problem.score)
-        return DoubleMask(single, inputs)
+        return in_double(replace(self, problem=fp32, any_dtype=False).bound(held, inputs))
 
     def compile(
         self, dropout: bool = False, target: str | None = None, dtype: DType | None = None
@@ -163,10 +153,8 @@ class Recipe:
         wanted = replace(self.problem, dropout=dropout or self.problem.dropout,
                          dtype=dtype or self.problem.dtype)  # fmt: skip
         chosen = _serving(Target.named(target or self.target.name), self.mask, wanted)
-        formula = wanted.score
-        inputs = None if formula is None else Inputs.of(formula)
         of_any = self.any_dtype and dtype is None
-        return replace(self, problem=wanted, target=chosen, any_dtype=of_any).bound(inputs=inputs)
+        return replace(self, problem=wanted, target=chosen, any_dtype=of_any).bound()
 
     def dropping(self) -> CompiledMask:
         """The kernels of the same mask that drop weights."""

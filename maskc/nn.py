@@ -18,7 +18,9 @@ except ImportError as error:
 
     raise not_imported(error, "maskc.nn", "torch", "torch") from error
 
-from maskc.api import attention
+from maskc.api import attend, attention
+from maskc.conventions import Keywords
+from maskc.core.attention_call import CallOptions
 from maskc.core.dropout import check_rate
 from maskc.core.errors import BadOption, BadShape
 from maskc.core.source import caller
@@ -143,13 +145,14 @@ class Attention(torch.nn.Module):
         """
         for name in self._tables:
             data.setdefault(name, getattr(self, name))
-        return attention(
-            q, k, v, self.mask, scale=self.scale, return_lse=return_lse, softcap=self.softcap,
-            alibi_slopes=_fp32(self.alibi_slopes), sink_logits=_fp32(self.sink_logits),
-            score=self.score, normalizer=self.normalizer, alpha=self.alpha,
-            nan_safe=self.nan_safe, deterministic=self.deterministic, dropout_seed=dropout_seed,
-            dropout_p=self.dropout if self.training else 0.0, **data,
+        options = CallOptions(
+            self.scale, return_lse, self.softcap, _fp32(self.alibi_slopes),
+            _fp32(self.sink_logits), self.normalizer, self.alpha, self.nan_safe,
+            self.deterministic, self.dropout if self.training else 0.0, dropout_seed,
+            data.pop("return_selection", False), data.pop("indexer_loss", False),
         )  # fmt: skip
+        of_others = Keywords.taken(data) if data else None
+        return attend(q, k, v, self.mask, options, data, self.score, of_others)
 
     def extra_repr(self) -> str:
         """The mask, and what differs from plain attention."""

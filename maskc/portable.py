@@ -36,7 +36,7 @@ def to_graph(attn: Any, kind: str) -> str:
     if not isinstance(recipe, Recipe):
         raise NotExported(kind, "a generated module is no text", _WHOLE, at="mask")
     problem, text = recipe.problem, str(recipe.mask)
-    inputs: Inputs | None = getattr(attn, "inputs", None)
+    inputs: Inputs | None = attn.inputs
     of_score = None
     if inputs is not None:
         if any(not hasattr(x, "data_ptr") for x in inputs.captured.values()):

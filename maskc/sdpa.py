@@ -6,12 +6,15 @@ import math
 import sys
 from typing import Any
 
-from maskc.api import attention
+from maskc.api import attend, attention
+from maskc.conventions import Keywords
+from maskc.core.attention_call import CallOptions
 from maskc.core.errors import BadOption, BadShape, HeadsDoNotDivide, NotAnArray
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import block_table, flags
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_an_attn_mask
+from maskc.dsl.score_tracer import Score
 from maskc.scores import bias
 
 _NAME = "attn_mask"
@@ -68,13 +71,13 @@ def scaled_dot_product_attention(
         front, q, k, v = _four_dimensions((query, key, value), enable_gqa)
     q, k, v = _with_rows(q), _with_rows(k), _with_rows(v)
     mask: Mask = _EVERY
-    options: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    score = None
     if attn_mask is not None:
-        mask, options = _meaning(attn_mask, front, (q.shape[1], q.shape[2], k.shape[2]))
-    out = attention(
-        q, k, v, mask, scale=scale, dropout_p=dropout_p, is_causal=is_causal, layout="bhsd",
-        **options,
-    )  # fmt: skip
+        mask, score, data = _meaning(attn_mask, front, (q.shape[1], q.shape[2], k.shape[2]))
+    options = CallOptions(scale=scale, dropout_p=dropout_p)
+    causal = Keywords(is_causal, layout="bhsd")
+    out = attend(q, k, v, mask, options, data, score, causal)
     if len(front) == 1:
         return out
     if query.ndim == key.ndim == value.ndim == 2:
@@ -84,8 +87,8 @@ def scaled_dot_product_attention(
 
 def _meaning(
     attn_mask: Any, front: tuple[int, ...], last: tuple[int, int, int]
-) -> tuple[Mask, dict[str, Any]]:
-    """The mask of maskc that attn_mask means, and the keywords of the call that it brings.
+) -> tuple[Mask, Score | None, dict[str, Any]]:
+    """The mask of maskc that attn_mask means, the score, and the data of the call that it brings.
 
     Args:
         attn_mask: what the call gives.
@@ -96,17 +99,17 @@ def _meaning(
     """
     if type(attn_mask).__name__ == "CausalBias":
         _check_mask((attn_mask.seq_len_q, attn_mask.seq_len_kv), (*front, *last))
-        return _CAUSAL[attn_mask.variant.name], {}
+        return _CAUSAL[attn_mask.variant.name], None, {}
     dtype = str(getattr(attn_mask, "dtype", "")).rpartition(".")[2]
     if not dtype.startswith(("bool", "float", "bfloat")):
         raise not_an_attn_mask(attn_mask)
     given = _mask_in_four(attn_mask, front, last)
     if dtype != "bool":
-        return _EVERY, {"score": _BIAS, _NAME: given}
+        return _EVERY, _BIAS, {_NAME: given}
     _, n_q, n_kv = last
     if given.shape[1] == 1 == given.shape[2] != n_q and given.shape[3] == n_kv:
-        return _KEYS, {_NAME: given[:, 0, 0]}
-    return _PAIRS, {_NAME: _broadcast(given, (*given.shape[:2], n_q, n_kv))}
+        return _KEYS, None, {_NAME: given[:, 0, 0]}
+    return _PAIRS, None, {_NAME: _broadcast(given, (*given.shape[:2], n_q, n_kv))}
 
 
 def _is_plain(q: Any, k: Any, v: Any) -> bool:

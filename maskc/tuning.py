@@ -124,7 +124,7 @@ def _names(bundle: Bundle, target: str, direction: Direction) -> list[str]:
 
 def _with_choices(attn: CompiledMask, choices: Mapping[str, str]) -> CompiledMask:
     """Return a copy of the mask with its own measured choices."""
-    own = CompiledMask(attn.bundle, attn.target.name, held=attn.held)
+    own = CompiledMask(attn.bundle, attn.target.name, held=attn.held, inputs=attn.inputs)
     own.tuned.clear()
     own.tuned.update(choices)
     return own

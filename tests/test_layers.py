@@ -42,9 +42,9 @@ ALLOWED: dict[str, set[str]] = {
     "scores": {"dsl"},
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver", "viz"},
     "flex": {"dsl", "api", "integrations"},
-    "sdpa": {"dsl", "scores", "api"},
+    "sdpa": {"dsl", "scores", "api", "conventions"},
     "transformers": {"dsl", "runtime", "api"},
-    "nn": {"dsl", "api", "driver"},
+    "nn": {"dsl", "api", "conventions", "driver"},
     "tuning": {"dispatch", "runtime", "verify"},
     "viz": {
         "dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "emit", "driver",

@@ -8,19 +8,15 @@ from enum import Enum
 
 import numpy as np
 
+from maskc.core.attention_call import CallOptions
 from maskc.core.captured import Captured
 from maskc.core.errors import ReservedName
 from maskc.core.source import SourceLoc
 
-OPTIONS = (
-    "scale", "return_lse", "softcap", "alibi_slopes", "sink_logits", "normalizer", "alpha",
-    "nan_safe",
-)  # fmt: skip
-"""Keywords of a forward pass."""
-CALL = (*OPTIONS, "deterministic", "dropout_p", "dropout_seed")
-"""Keywords of a call."""
 SELECTING = ("return_selection", "indexer_loss")
 """Keywords of a call that ask about its selections."""
+CALL = tuple(name for name in CallOptions._fields if name not in SELECTING)
+"""Keywords of a call."""
 CONVENTIONS = (
     "is_causal", "window_size", "enable_gqa", "layout", "cu_seqlens_q", "cu_seqlens_k",
     "max_seqlen",

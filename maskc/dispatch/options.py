@@ -14,8 +14,8 @@ from maskc.core.errors import BadOption
 from maskc.core.problem import Direction, Feature, Features
 
 
-class CallOptions(NamedTuple):
-    """Options of a call that its plan depends on."""
+class PlanOptions(NamedTuple):
+    """What a plan depends on of the options of a call."""
 
     names: tuple[str, ...]
     """The names of the arrays that are given, in order."""
@@ -49,7 +49,7 @@ class CallOptions(NamedTuple):
         return frozenset(feature for feature, wanted in asked.items() if wanted)
 
 
-call_options = lru_cache(maxsize=1024)(CallOptions)
+plan_options = lru_cache(maxsize=1024)(PlanOptions)
 """Equal options as one object: looking it up takes less than making it."""
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from maskc.core.attention_call import DEFAULTS, CallOptions
 from maskc.core.dropout import SQUARE
 from maskc.core.errors import (
     BadShape,
@@ -27,6 +28,10 @@ from maskc.dsl.score_tracer import Score, as_score
 if TYPE_CHECKING:
     from maskc.distributed.groups import Ranks
     from maskc.distributed.planning import LayerPlan, Plan
+
+
+_NUMBERS = ("scale", "softcap", "alpha", "normalizer", "nan_safe")
+"""Options that ranks must give alike."""
 
 
 def attention(
@@ -80,17 +85,11 @@ def attention(
 
     # Compilers leave the call alone: what they make of the code around it, they make in two parts.
     run = torch.compiler.disable(_shared) if torch.compiler.is_compiling() else _shared
-    options = {
-        "scale": scale, "softcap": softcap, "alpha": alpha,
-        "normalizer": None if normalizer == "softmax" else normalizer,
-        "nan_safe": nan_safe or None,
-    }  # fmt: skip
-    given = _Given(
-        q, k, v, alibi_slopes, sink_logits, tables, score,
-        {"p": dropout_p, "seed": dropout_seed} if dropout_p else {},
-        {name: value for name, value in options.items() if value is not None}, deterministic,
-        return_lse,
+    options = CallOptions(
+        scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe,
+        deterministic, dropout_p, dropout_seed,
     )  # fmt: skip
+    given = _Given(q, k, v, options, tables, score)
     out, lse = run(given, plan, layer, group)
     return (out, lse) if return_lse else out
 
@@ -102,16 +101,12 @@ class _Given:
     q: Any
     k: Any
     v: Any
-    slopes: Any
-    sinks: Any
+    options: CallOptions
     tables: dict[str, Any]
     """Inputs of the score formula, and inputs that selections rank by."""
     score: Score | None
-    dropout: dict[str, Any]
-    """dropout_p and dropout_seed, then as kernels take them; empty without."""
-    options: dict[str, Any]
-    deterministic: bool
-    return_lse: bool
+    dropout: dict[str, Any] = field(default_factory=dict)
+    """Rate and seed as kernels take them; empty without."""
 
     @property
     def qkv(self) -> tuple[Any, Any, Any]:
@@ -128,7 +123,7 @@ def _shared(given: _Given, plan: Plan, layer: str | None, group: Any) -> tuple[A
             given.q, given.k, given.v = (x.to_local() for x in given.qkv)
             group = mesh if group is None else group
         own = plan.layer(layer)
-        if given.dropout or given.score is not None or given.tables or own.ranking:
+        if given.options.dropout_p or given.score is not None or given.tables or own.ranking:
             _check(given, own)
         plan = plan.now()
         ranks = ranks_of(plan, group)
@@ -140,7 +135,7 @@ def _shared(given: _Given, plan: Plan, layer: str | None, group: Any) -> tuple[A
     accord.begin()
     step.gather_ranking()
     tensors = (step.tables[name] for name in step.tensors)
-    heads = given.slopes, given.sinks
+    heads = given.options.alibi_slopes, given.options.sink_logits
     found = _function().apply(step, given.q, given.k, given.v, *heads, *tensors)
     out, lse = found if mesh is None else (_sharded(x, mesh, plan.n) for x in found)
     return out, lse
@@ -155,8 +150,10 @@ def _check(given: _Given, layer: LayerPlan) -> None:
     from maskc.integrations.torch import captured_by
     from maskc.runtime.dropout import asked
 
-    if given.dropout:
-        given.dropout = asked(None, **given.dropout)
+    if given.options.dropout_p:
+        options = given.options
+        given.dropout = asked(None, options.dropout_p, options.dropout_seed)
+        given.options = options.undropped()
     if given.score is not None:
         given.score = _checked(as_score(given.score))
         given.tables = {**captured_by(given.score), **given.tables}
@@ -173,8 +170,11 @@ def _accord(given: _Given, plan: Plan, ranks: Ranks, layer: str | None) -> Accor
         if x.dim() != 4:
             raise BadShape(name, tuple(x.shape), "four dimensions", at=name)
     formula = None if given.score is None else given.score.inputs.text
-    options = *given.options, bool(given.dropout), given.slopes is None, given.sinks is None
-    alike = layer, formula, options, tuple(given.tables), given.return_lse
+    options = given.options
+    named = tuple(name for name in _NUMBERS if getattr(options, name) != getattr(DEFAULTS, name))
+    heads = options.alibi_slopes is None, options.sink_logits is None
+    own = *named, bool(given.dropout), *heads
+    alike = layer, formula, own, tuple(given.tables), options.return_lse
     return Accord.of(plan, ranks, given.qkv, alike)
 
 
@@ -191,13 +191,13 @@ def _tell(q: Any, plan: Plan, group: Any, accord: Accord | None, error: Exceptio
 
 def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> Step:
     """This rank's part of the call; whatever can be refused is refused here, before any message."""
-    dropout, score, tables = given.dropout, given.score, given.tables
+    dropout, score, tables, options = given.dropout, given.score, given.tables, given.options
     # distances count from a call's last key, and only parts of a softmax can be put together
-    at_home = given.slopes is not None or "normalizer" in given.options
+    at_home = options.alibi_slopes is not None or options.normalizer != "softmax"
     one_stretch = bool(dropout) or score is not None
     work = plan.work(accord.ranks.rank, layer, one_stretch, at_home)
     # All ranks ask about all of them: one that went on alone would wait for the others.
-    if given.slopes is not None and not plan.ends_alike(layer, one_stretch, at_home):
+    if options.alibi_slopes is not None and not plan.ends_alike(layer, one_stretch, at_home):
         why = "distances count from where a rank's keys end, which is not where its rows do"
         raise NotShared("alibi_slopes", why, "use a causal mask in a contiguous layout",
                         at="alibi_slopes")  # fmt: skip
@@ -207,8 +207,9 @@ def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> Step:
                         at="dropout_p")  # fmt: skip
     known: dict[object, Any] = plan.once(("kernels",), dict)
     tensors = tuple(name for name, x in tables.items() if hasattr(x, "requires_grad"))
-    step = Step(plan, work, accord, given.options, given.deterministic, dropout, known, score,
-                tables, tensors, plan.layer(layer).ranking, given.return_lse)  # fmt: skip
+    own = options._replace(alibi_slopes=None, sink_logits=None)
+    step = Step(plan, work, accord, own, dropout, known, score, tables, tensors,
+                plan.layer(layer).ranking)  # fmt: skip
     if accord.ranks.size > 1:
         step.build(given.q, given.v)
     return step
@@ -305,7 +306,7 @@ def _function() -> Any:
             out, lse, buffer = step.accord.run(lambda: own.forward(q, k, v, slopes, sinks))
             ctx.set_materialize_grads(False)
             ctx.step = step
-            if step.options.get("normalizer"):
+            if step.options.normalizer != "softmax":
                 ctx.mark_non_differentiable(lse)
             kept = step.kept(buffer) if any(ctx.needs_input_grad) else None
             ctx.save_for_backward(q, k, v, slopes, sinks, out, lse, kept, *tables)

@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maskc.core import expr as E
+from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.dropout import FIRST, SQUARE
 from maskc.core.errors import RankLost
 from maskc.core.tensors import order_of, out_strides
@@ -36,8 +37,8 @@ class Step:
     plan: Plan
     work: Work
     accord: Accord
-    options: dict[str, Any]
-    deterministic: bool
+    options: CallOptions
+    """Of the call, without vectors per head."""
     dropout: dict[str, Any]
     """What calls say of it besides their places; empty without."""
     kernels: dict[object, Any]
@@ -49,8 +50,6 @@ class Step:
     """The names of tensors among them, which a graph keeps."""
     ranking: tuple[str, ...] = ()
     """The names of what selections rank by."""
-    return_lse: bool = False
-    """Whether results may depend on lse."""
 
     def kernel(self, call: Call, q: Any, v: Any, plain: bool = False) -> Any:
         """Find or compile the kernel of a call; a `plain` one drops nothing.
@@ -321,7 +320,7 @@ class Forward(RankPass):
 
     def __init__(self, step: Step, q: Any, k: Any, v: Any, slopes: Any, sinks: Any) -> None:
         super().__init__(step, q, k, v)
-        self.per_head = {"alibi_slopes": slopes, "sink_logits": sinks}
+        self.per_head = slopes, sinks
         if self.work.size:
             self.buffer = self.room()
         moves = self.work.moves
@@ -340,18 +339,19 @@ class Forward(RankPass):
 
     def attend(self, call: Call) -> None:
         """One call, whose rows of the results it writes."""
-        self.launch(call, self.q, *self.keys_of(call), self.results, **self.per_head)
+        self.launch(call, self.q, *self.keys_of(call), self.results, *self.per_head)
 
     def launch(
-        self, call: Call, q: Any, k: Any, v: Any, results: RankOutput | Parts, **per_head: Any
-    ) -> None:
+        self, call: Call, q: Any, k: Any, v: Any, results: RankOutput | Parts,
+        slopes: Any = None, sinks: Any = None,
+    ) -> None:  # fmt: skip
         """One call over some of q, k and v [B, H, tokens, D], whose results are taken."""
         attn, queries = self.step.kernel(call, q, v), q[:, :, call.queries]
         into = results.place(queries, call.queries)
-        out, lse = attn.launch(
-            queries, k[:, :, call.places], v[:, :, call.places], return_lse=True,
-            data=self.step.data(call), into=into, **per_head, **self.step.options,
-        )  # fmt: skip
+        out, lse = attn.run(AttentionCall(
+            queries, k[:, :, call.places], v[:, :, call.places],
+            self.step.options.with_heads(slopes, sinks), self.step.data(call), into,
+        ))  # fmt: skip
         results.put(call.queries, out, lse, into is not None)
 
     def hosted(self, guest: Guest, brought: list[Any]) -> Any:
@@ -364,7 +364,7 @@ class Forward(RankPass):
 
     def join_rows(self) -> None:
         """Attention over all keys; sinks are a part without values."""
-        total = join(self.answers, self.per_head["sink_logits"])
+        total = join(self.answers, self.per_head[1])
         for part, place in self.work.leaving.slices():
             own = total[:, :, part]
             self.results.put(place, own[..., :-1].to(self.q.dtype), own[..., -1])
@@ -380,8 +380,10 @@ class Backward(RankPass):
 
         super().__init__(step, saved.q, k, v)
         self.saved, self.kept = saved, kept
-        self.learnt = {"wanted": wanted} if step.score is not None else {}
-        self.exact = step.deterministic or torch.are_deterministic_algorithms_enabled()
+        self.wanted = tuple(wanted) if step.score is not None else ()
+        self.options = step.options
+        if torch.are_deterministic_algorithms_enabled():
+            self.options = self.options._replace(deterministic=True)
         self.dq = torch.empty_like(saved.q)
         self.dk: Any = None
         self.dv: Any = None
@@ -404,7 +406,9 @@ class Backward(RankPass):
     def sent(self) -> Sequence[Any]:
         """q, out, dout, lse and, where the call gave lse, its gradient."""
         q, out, lse, dout, dlse, *_ = self.saved
-        scalars = [lse] if not self.step.return_lse else [lse, 0 * lse if dlse is None else dlse]
+        scalars = [lse]
+        if self.step.options.return_lse:
+            scalars.append(0 * lse if dlse is None else dlse)
         given = q, out, 0 * out if dout is None else dout
         return *given, *(x.float()[..., None] for x in scalars)
 
@@ -449,11 +453,11 @@ class Backward(RankPass):
         into = of_dq if saved.dlse is None and _lies(of_dq, of_q) else None
 
         def run(v: Any, out: Any, dout: Any, plain: bool = False) -> Any:
-            return self.step.kernel(call, saved.q, v, plain).launch_backward(
-                of_q, of_k, v, out, of_lse, rows(dout), alibi_slopes=saved.slopes,
-                sink_logits=saved.sinks, deterministic=self.exact,
-                data=self.step.data(call, plain), into=into, **self.learnt, **self.step.options,
-            )  # fmt: skip
+            options = self.options.with_heads(saved.slopes, saved.sinks)
+            return self.step.kernel(call, saved.q, v, plain).differentiate(AttentionCall(
+                of_q, of_k, v, options, self.step.data(call, plain), into, out, of_lse,
+                rows(dout), self.wanted,
+            ))  # fmt: skip
 
         parts = (None if x is None else x[:, :, own] for x in (saved.dout, saved.dlse))
         found = gradients(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -152,11 +152,21 @@ def batch_of(wanted: dict[str, DataDecl], data: Mapping[str, Read]) -> int | Non
 
 def for_sequence(decl: DataDecl, value: Read, index: int) -> Read:
     """The part of one sequence: the same kind of thing without its batch dimension."""
+    return _part(partial(_has_batch, decl), value, index)
+
+
+def for_head(decl: DataDecl, value: Read, head: int) -> Read:
+    """The part of one head, of data of one sequence."""
+    return _part(partial(_has_heads, decl), value, head)
+
+
+def _part(is_divided: Callable[[np.ndarray], bool], value: Read, index: int) -> Read:
+    """One entry of the first dimension of arrays that are divided by it, or the only one."""
     if isinstance(value, tuple):
-        return tuple(for_sequence(decl, part, index) for part in value)
+        return tuple(_part(is_divided, part, index) for part in value)
     if isinstance(value, (CuSeqlens, Parents)):
-        return type(value)(for_sequence(decl, np.asarray(value.array), index))
-    if not _has_batch(decl, value):
+        return type(value)(_part(is_divided, np.asarray(value.array), index))
+    if not is_divided(value):
         return value
     own: np.ndarray = value[index if len(value) > 1 else 0]
     return own
@@ -180,18 +190,6 @@ def heads_of(decl: DataDecl, value: Read) -> int:
 def is_by_head(decl: DataDecl, value: Read) -> bool:
     """Whether data of one sequence have rows for several heads."""
     return any(_has_heads(decl, array) and len(array) > 1 for array in _leaves(value))
-
-
-def for_head(decl: DataDecl, value: Read, head: int) -> Read:
-    """The part of one head, of data of one sequence."""
-    if isinstance(value, tuple):
-        return tuple(for_head(decl, part, head) for part in value)
-    if isinstance(value, (CuSeqlens, Parents)):
-        return type(value)(for_head(decl, np.asarray(value.array), head))
-    if not _has_heads(decl, value):
-        return value
-    own: np.ndarray = value[head if len(value) > 1 else 0]
-    return own
 
 
 # ------------------------------------------------------------------ one sequence

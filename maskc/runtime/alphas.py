@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from maskc.core.attention_call import AttentionCall
 from maskc.core.bundle import Bundle
 from maskc.core.data import CuSeqlens, DataKind, Parents
 from maskc.core.errors import BadOption, BadShape
@@ -33,11 +34,6 @@ class Run(NamedTuple):
     alpha: float
     picked: tuple[int, ...] = ()
     """Where all heads run, those whose results count; empty: all that run."""
-
-
-def is_by_head(alpha: Any) -> bool:
-    """Whether a call's alpha is an array, and not a number."""
-    return hasattr(alpha, "shape") and not isinstance(alpha, np.generic)
 
 
 def runs_of(
@@ -109,40 +105,32 @@ def _gives_heads(value: Any) -> bool:
     return len(shape) > 2 and shape[1] > 1
 
 
-def forward(
-    attn: CompiledMask, runs: Sequence[Run], q: Any, k: Any, v: Any, options: dict[str, Any],
-    data: Mapping[str, Any],
-) -> tuple[Any, Any]:  # fmt: skip
+def _of_run(call: AttentionCall, run: Run) -> AttentionCall:
+    """The heads of a call that run together, with their alpha."""
+    q, k, v, options, *_ = call
+    slopes = None if options.alibi_slopes is None else options.alibi_slopes[run.heads]
+    own = options._replace(alibi_slopes=slopes, alpha=run.alpha, return_lse=True)
+    return call._replace(q=q[:, run.heads], k=k[:, run.kv_heads], v=v[:, run.kv_heads], options=own)
+
+
+def forward(attn: CompiledMask, runs: Sequence[Run], call: AttentionCall) -> tuple[Any, Any]:
     """(out, lse) of a call, without a graph."""
-    slopes = options.pop("alibi_slopes", None)
-    found = []
-    for run in runs:
-        own = None if slopes is None else slopes[run.heads]
-        found.append(attn.launch(
-            q[:, run.heads], k[:, run.kv_heads], v[:, run.kv_heads], return_lse=True,
-            alibi_slopes=own, alpha=run.alpha, data=data, **options,
-        ))  # fmt: skip
+    found = [attn.run(_of_run(call, run)) for run in runs]
     return tuple(_joined(runs, [each[i] for each in found]) for i in range(2))
 
 
-def backward(
-    attn: CompiledMask, runs: Sequence[Run], q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any,
-    options: dict[str, Any], data: Mapping[str, Any],
-) -> tuple[Any, ...]:  # fmt: skip
+def backward(attn: CompiledMask, runs: Sequence[Run], call: AttentionCall) -> tuple[Any, ...]:
     """(dq, dk, dv), then dalibi_slopes if slopes were given; those of k and v are added up in
     fp32."""
-    slopes = options.pop("alibi_slopes", None)
-    dq, dslopes, sums = [], [], _Sums(k, v)
+    slopes = call.options.alibi_slopes
+    dq, dslopes, sums = [], [], _Sums(call.k, call.v)
     for run in runs:
-        own = None if slopes is None else slopes[run.heads]
-        ours = dout[:, run.heads]
+        ours = call.dout[:, run.heads]
         if run.picked:
             ours = _only(ours, run.picked)
-        made = attn.launch_backward(
-            q[:, run.heads], k[:, run.kv_heads], v[:, run.kv_heads], out[:, run.heads],
-            _contiguous(lse[:, run.heads]), ours, alibi_slopes=own, alpha=run.alpha, data=data,
-            **options,
-        )  # fmt: skip
+        results = call.out[:, run.heads], _contiguous(call.lse[:, run.heads])
+        own = _of_run(call, run)._replace(out=results[0], lse=results[1], dout=ours)
+        made = attn.differentiate(own)
         dq.append(made[0])
         sums.add(run, made[1], made[2])
         if slopes is not None:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Protocol, Self, overload
 
 from maskc.build import BuildReport
-from maskc.core.abi import Pointers
+from maskc.core.abi import Numbers, Pointers
+from maskc.core.attention_call import (
+    DEFAULTS,
+    WITH_LSE,
+    AttentionCall,
+    CallOptions,
+    shown_by_overload,
+)
 from maskc.core.bundle import Bundle
 from maskc.core.captured import HELD, Held
 from maskc.core.dtypes import DType
@@ -22,20 +29,21 @@ from maskc.core.errors import (
 from maskc.core.forms import GRID
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Feature, Features
+from maskc.core.score import Inputs
 from maskc.core.sizes import Sizes
 from maskc.core.target import SPARE, Target
 from maskc.core.tensors import Device, torch_of
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import (
-    CallOptions,
+    PlanOptions,
     alpha_less_1,
-    call_options,
     numbers,
+    plan_options,
     sinks_beside_entmax,
 )
 from maskc.dispatch.recent import Recent
 from maskc.runtime.alphas import forward as forward_by_head
-from maskc.runtime.alphas import is_by_head, runs_of
+from maskc.runtime.alphas import runs_of
 from maskc.runtime.arrays.known import Library, dtype_of_call, expanded, plain, summed, zeros
 from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
 from maskc.runtime.autograd import (
@@ -50,11 +58,14 @@ from maskc.runtime.autograd import (
 from maskc.runtime.binding import Binder, mask_layout
 from maskc.runtime.device import default_target
 from maskc.runtime.device_lists.call import Asked, Unlisted
+from maskc.runtime.dropout import DropoutBlock, drawn
+from maskc.runtime.fp8 import E4M3Factors
 from maskc.runtime.launch.listed import ListedRowsPlan
-from maskc.runtime.launch.prepared import Runnable
+from maskc.runtime.launch.prepared import BlockLaunch, CallBlock, OpenedCall, Runnable
 from maskc.runtime.launch.sequence import PartedPlan
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound
+from maskc.runtime.scored import ScoreReader
 from maskc.runtime.selecting import call_selecting
 
 _NOTHING: Mapping[str, Any] = {}
@@ -63,6 +74,23 @@ _MOST_REPEATS = 16
 _NO_REPEAT = None, None
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
+_USUAL = plan_options(_QKV, True, 0.0, False)
+"""Of a forward pass without options."""
+_WHOLE = "whole"
+"""The key of kernels that run a mask in no parts."""
+
+
+class Runner(Protocol):
+    """Something that runs calls in place of kernels, as the reference does in float64."""
+
+    dtype: str
+    """The dtype of its calls."""
+
+    def run(self, attn: CompiledMask, call: AttentionCall) -> Any:
+        """As `CompiledMask.run`."""
+
+    def differentiate(self, attn: CompiledMask, call: AttentionCall) -> tuple[Any, ...]:
+        """As `CompiledMask.differentiate`."""
 
 
 class CompiledMask:
@@ -82,7 +110,8 @@ class CompiledMask:
 
     def __init__(
         self, bundle: Bundle, target: str | None = None, report: Callable[[], str] | None = None,
-        *, in_parts: bool | None = None, held: Held | None = None,
+        *, in_parts: bool | None = None, held: Held | None = None, inputs: Inputs | None = None,
+        runner: Runner | None = None,
     ) -> None:  # fmt: skip
         """Choose the source; nothing is built yet.
 
@@ -93,6 +122,8 @@ class CompiledMask:
             in_parts: whether a mask that has parts runs in them wherever they hold, or never;
                 None: where they take less time.
             held: the arrays that formulas of the mask captured.
+            inputs: what a formula of the score reads; None takes the names of its slots.
+            runner: runs calls in place of kernels; None: there is none.
 
         Raises:
             UnknownTarget: the bundle has no source for it (MC502).
@@ -124,21 +155,53 @@ class CompiledMask:
         self._planner = CallPlanner(bundle, self.target, self._binder, in_parts)
         self._plans: Recent[Planned] = Recent()
         self._last: tuple[object, Planned | None] = (None, None)
-        self._repeats: dict[CallOptions, tuple[object, Any]] = {}
+        self._repeats: dict[PlanOptions, tuple[object, Any]] = {}
         """The latest call with data on a device, for each kind of call, and what its q, k, v and
         others are: a further one with the same arrays of data is known again, whether or not
         somebody has written into them."""
         self._lock = threading.Lock()
         self._unaligned = self.target.alignment(bundle.problem.dtype) - 1
         self._sound = Sound(bundle.problem, self.target, self._unaligned)
+        if inputs is None and bundle.problem.score is not None:
+            inputs = Inputs.of(bundle.problem.score)
+        self._score, self._factors = None, None
+        if inputs is not None:
+            self._score = ScoreReader(inputs, bundle, self.target, self._needs_data)
+        if bundle.problem.dtype is DType.float8_e4m3fn:
+            self._factors = E4M3Factors(self.target.name, unit.tile.k)
+        self._drops = DropoutBlock() if bundle.problem.dropout else None
+        self._runner = runner
+        self._is_plain = not (runner or self._score or self._factors or self._drops)
+        """Whether calls are run by kernels that read nothing behind `struct Attention`."""
 
-    def holding(self, held: Held | None) -> CompiledMask:
-        """These kernels with other captured arrays; plans and binaries are shared."""
-        if held is None:
+    def holding(self, held: Held | None, inputs: Inputs | None = None) -> CompiledMask:
+        """These kernels with other captured arrays; plans and binaries are shared.
+
+        Args:
+            held: arrays that formulas of the mask captured; None leaves them.
+            inputs: names and arrays of the formula of the score; None leaves them.
+        """
+        held = self.held if held is None else held
+        inputs = self.inputs if inputs is None else inputs
+        if held is self.held and inputs is self.inputs:
             return self
-        if self._holding is None or self._holding.held is not held:
-            self._holding = self._like(held=held)
-        return self._holding
+        copy = self._holding
+        if copy is None or copy.held is not held or copy.inputs is not inputs:
+            score = None if self._score is None or inputs is None else self._score.reading(inputs)
+            copy = self._like(held=held, _score=score)
+            if inputs is None or not inputs.captured:  # which this would keep alive
+                self._holding = copy
+        return copy
+
+    @property
+    def inputs(self) -> Inputs | None:
+        """What a formula of the score reads; None where there is none."""
+        return None if self._score is None else self._score.inputs
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Tables and parameters of the formula of the score that may require grad."""
+        return () if self._score is None else self._score.inputs.trainable
 
     def _like(self, **changed: Any) -> Self:
         """These kernels for calls of another kind, which remember calls of their own."""
@@ -202,7 +265,7 @@ class CompiledMask:
 
     def _sharing(self, other: CompiledMask) -> CompiledMask:
         """Other kernels, with what these read beside their calls."""
-        other = other.holding(self.held)
+        other = other.holding(self.held, self.inputs)
         return other if self._on_device else other.choosing_on_host()
 
     def choosing_on_host(self) -> CompiledMask:
@@ -225,7 +288,7 @@ class CompiledMask:
             if not hasattr(recipe, "dropping"):
                 return None
             found = self._with.setdefault(SPARE, recipe.compile(target=SPARE))
-        return found.holding(self.held)
+        return found.holding(self.held, self.inputs)
 
     def bound_on_host(
         self, asked: Callable[[Sizes, Device], Asked], given: list[Any], kinds: tuple[Any, ...],
@@ -272,38 +335,20 @@ class CompiledMask:
 
     @overload
     def __call__(
-        self, q: Any, k: Any, v: Any, *, scale: float | None = None,
-        return_lse: Literal[False] = False,
-        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None,
+        self, q: Any, k: Any, v: Any, *, return_lse: Literal[True],
         return_selection: Literal[False] = False, indexer_loss: Literal[False] = False,
-        **data: Any,
-    ) -> Any: ...  # fmt: skip
-    @overload
-    def __call__(
-        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: Literal[True],
-        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None,
-        return_selection: Literal[False] = False, indexer_loss: Literal[False] = False,
-        **data: Any,
+        **options: Any,
     ) -> tuple[Any, Any]: ...  # fmt: skip
     @overload
     def __call__(
         self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
+        normalizer: str = "softmax", alpha: Any = None, nan_safe: bool = False,
         deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None,
         return_selection: bool = False, indexer_loss: bool = False, **data: Any,
     ) -> Any: ...  # fmt: skip
-    def __call__(
-        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
-        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None,
-        return_selection: bool = False, indexer_loss: bool = False, **data: Any,
-    ) -> Any:  # fmt: skip
+    @shown_by_overload
+    def __call__(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         """softmax(scale * q k^T, restricted to the mask) v.
 
         Torch tensors that require grad get results that do, as from `maskc.attention`; `launch` is
@@ -357,56 +402,47 @@ class CompiledMask:
             TargetNotBuilt: a gradient is wanted and the target has no backward kernels (MC503).
             MaskcError: a mistake in data (MC3xx), tensors or options (MC4xx), or a build (MC5xx).
         """
+        options, data = CallOptions.read(keywords) if keywords else (DEFAULTS, keywords)
+        return self.attend(AttentionCall(q, k, v, options, data))
+
+    def attend(self, call: AttentionCall) -> Any:
+        """A call with its keywords read; see `__call__`."""
+        q, k, v, options, data = call[:5]
         if self._of_dtypes is not None and not is_compiling(q):
             attn = self.serving(q)
             if attn is not self:
-                return attn(
-                    q, k, v, scale=scale, return_lse=return_lse, softcap=softcap,
-                    alibi_slopes=alibi_slopes, sink_logits=sink_logits, normalizer=normalizer,
-                    alpha=alpha, nan_safe=nan_safe, deterministic=deterministic,
-                    dropout_p=dropout_p, dropout_seed=dropout_seed,
-                    return_selection=return_selection, indexer_loss=indexer_loss, **data,
-                )  # fmt: skip
-        if not (
-            dropout_p or return_selection or indexer_loss
-            or (alpha is not None and is_by_head(alpha))
-            or needs_torch(q, k, v, alibi_slopes, sink_logits, data)
-        ):  # fmt: skip
+                return attn.attend(call)
+        if self._score is not None and self._score.tensors:
+            data = {**self._score.tensors, **data}
+            call = call.with_data(data)
+        if self._factors is not None:
+            self._factors.admit(call)
+            return self.run(call)
+        drops = False
+        if not (options is DEFAULTS or options is WITH_LSE or options.is_one_pass):
+            several = (
+                options.return_selection or options.indexer_loss or options.alpha_by_head
+            )  # fmt: skip
+            if options.dropout_p and several:
+                wanted = "left out beside return_selection, indexer_loss and an alpha for each head"
+                raise BadOption("dropout_p", wanted, options.dropout_p, at="dropout_p")
+            if options.return_selection or options.indexer_loss:
+                return call_selecting(self, call)
+            if options.alpha_by_head:
+                return call_by_head(self, call)
+            call, drops = drawn(call), True
+            options, data = call.options, call.data
+        if not needs_torch(q, k, v, options.alibi_slopes, options.sink_logits, data):
             try:
-                return self.launch(
-                    q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer,
-                    alpha, nan_safe, data,
-                )  # fmt: skip
+                return (self.dropping if drops else self).run(call)
             except UNFIT:
                 if not torch_answers(q):
                     raise
-        options: dict[str, Any] = {
-            "scale": scale, "return_lse": return_lse, "softcap": softcap,
-            "alibi_slopes": alibi_slopes, "sink_logits": sink_logits, "normalizer": normalizer,
-            "alpha": alpha, "nan_safe": nan_safe,
-        }  # fmt: skip
-        by_head = is_by_head(alpha)
-        if dropout_p and (return_selection or indexer_loss or by_head):
-            wanted = "left out beside return_selection, indexer_loss and an alpha for each head"
-            raise BadOption("dropout_p", wanted, dropout_p, at="dropout_p")
-        if return_selection or indexer_loss:
-            options["deterministic"] = deterministic
-            return call_selecting(self, q, k, v, options, data, return_selection, indexer_loss)
-        if by_head:
-            return call_by_head(self, q, k, v, options, deterministic, data)
-        options |= data
-        if dropout_p:
-            from maskc.runtime.dropout import asked
-
-            options |= asked(q, dropout_p, dropout_seed)
-            if not needs_torch(q, k, v, data=options):
-                return self.dropping(q, k, v, **options)
+        find = _dropping if drops else None
+        dtype: str | None = self._planner.whole.dtype
         if self._of_dtypes is not None:  # torch.compile traces: q will be of its dtype
-            find = _of_dtype_dropping if dropout_p else _of_dtype
-            return through_torch(find, self, q, k, v, options, deterministic)
-        own = _dropping if dropout_p else None
-        dtype = self._planner.whole.dtype
-        return through_torch(own, self, q, k, v, options, deterministic, dtype)
+            find, dtype = _of_dtype_dropping if drops else _of_dtype, None
+        return through_torch(find, self, call, dtype)
 
     @property
     def dropping(self) -> CompiledMask:
@@ -416,6 +452,8 @@ class CompiledMask:
             DropoutNotRun: nothing says how to compile the mask again (MC432).
             MaskcError: as `Mask.compile`.
         """
+        if self._runner is not None:  # which drops weights, too
+            return self
         found = self._with.get("dropout")
         if found is None:
             recipe: Any = self._report
@@ -423,7 +461,7 @@ class CompiledMask:
                 what = "a generated module holds the kernels that it was written with"
                 raise DropoutNotRun(what, "compile the mask with mask.compile", at="dropout_p")
             found = self._with.setdefault("dropout", recipe.dropping())
-        return found.holding(self.held)
+        return found.holding(self.held, self.inputs)
 
     def launch(
         self, q: Any, k: Any, v: Any, scale: float | None = None, return_lse: bool = False,
@@ -439,56 +477,58 @@ class CompiledMask:
             data: the mask's data and parameters by name.
             into: a torch tensor that out is written to, of the strides that it would have.
         """
-        if self._of_dtypes is not None and (attn := self.serving(q)) is not self:
-            return attn.launch(
-                q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha,
-                nan_safe, data, into,
-            )  # fmt: skip
-        names: tuple[str, ...] = _QKV
-        given = [q, k, v]
-        if alibi_slopes is not None or sink_logits is not None:
-            names = with_heads(names, given, alibi_slopes, sink_logits)
-        own = None if scale is None and softcap is None else numbers(scale, softcap)
-        usual = alpha is None and normalizer == "softmax"
-        alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
-        options = call_options(names, softcap is None, alpha_1, bool(nan_safe))
-        plan, lib, places = self._begin(options, given, data)
+        options = CallOptions(
+            scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe
+        )
+        return self.serving(q).run(AttentionCall(q, k, v, options, data, into))
+
+    def run(self, call: AttentionCall) -> Any:
+        """The forward pass of a call for q's dtype, which torch neither sees nor records."""
+        opened: Sequence[OpenedCall] = ()
+        if not self._is_plain:
+            if self._runner is not None:
+                return self._runner.run(self, call)
+            call, opened = self._opened(call)
+        q, options, into = call.q, call.options, call.into
+        given = [q, call.k, call.v]
+        asked, own = _USUAL, None
+        if not (options is DEFAULTS or options is WITH_LSE):
+            asked, own = _planned(options, _QKV, given)
+        plan, lib, places = self._begin(asked, given, call.data)
+        for more in opened:
+            plan = BlockLaunch(plan, more.block)
         q, outputs = given[0], plan.outputs
         sent, stream = plan.place(lib, q)
         out, place = lib.empty(q, outputs[0]) if into is None else (into, into.data_ptr())
         lse, unread = None, sent.lse
-        if return_lse or not unread:
+        if options.return_lse or not unread:
             lse, unread = lib.empty(q, outputs[1])
-        if names is _QKV and len(outputs) == 2:
+        if len(places) == len(_QKV) and len(outputs) == 2:
             at_q, at_k, at_v = places
             pointers: Pointers = (at_q, at_k, at_v, place, unread)
         else:
             space = lib.empty(q, outputs[2]) if len(outputs) > 2 else (None, 0)
-            pointers = all_pointers(names, places, out=place, lse=unread, delta=space[1])
+            pointers = all_pointers(asked.names, places, out=place, lse=unread, delta=space[1])
         plan.run(sent, pointers, own, stream)
-        return (out, lse) if return_lse else out
+        return (out, lse) if options.return_lse else out
+
+    def _opened(self, call: AttentionCall) -> tuple[AttentionCall, list[OpenedCall]]:
+        """(the call without what kernels find behind `struct Attention`, that in its order)."""
+        blocks: tuple[CallBlock | None, ...] = self._drops, self._score, self._factors
+        opened: list[OpenedCall] = []
+        for block in blocks:
+            if block is not None:
+                opened.insert(0, block.opened(call))
+                call = opened[0].call
+        return call, opened
 
     def backward(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        out: Any,
-        lse: Any,
-        dout: Any,
-        *,
-        scale: float | None = None,
-        softcap: float | None = None,
-        alibi_slopes: Any = None,
-        sink_logits: Any = None,
-        normalizer: str = "softmax",
-        alpha: float | None = None,
-        deterministic: bool = False,
-        nan_safe: bool = False,
-        dropout_p: float = 0.0,
-        dropout_seed: Any = None,
-        **data: Any,
-    ) -> tuple[Any, ...]:
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *,
+        scale: float | None = None, softcap: float | None = None, alibi_slopes: Any = None,
+        sink_logits: Any = None, normalizer: str = "softmax", alpha: float | None = None,
+        deterministic: bool = False, nan_safe: bool = False, dropout_p: float = 0.0,
+        dropout_seed: Any = None, **data: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
         """Gradients of a call, from its inputs and results.
 
         Options and data must be those of the call. The results have no autograd graph.
@@ -521,80 +561,90 @@ class CompiledMask:
             TooFewMultiprocessors: a deterministic pass would never end on this stream (MC410).
             MaskcError: as in the call.
         """
-        attn = self
-        if dropout_p:
-            from maskc.runtime.dropout import asked
-
-            data.update(asked(None, dropout_p, dropout_seed))
-            attn = self.dropping
-        return attn.launch_backward(
-            q, k, v, out, lse, dout, scale, softcap, alibi_slopes, sink_logits, normalizer, alpha,
-            deterministic, nan_safe, data,
+        options = CallOptions(
+            scale, False, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe,
+            deterministic, dropout_p, dropout_seed,
         )  # fmt: skip
+        call = AttentionCall(q, k, v, options, data, None, out, lse, dout)
+        attn = self.serving(q)
+        if dropout_p:
+            call, attn = drawn(call), attn.dropping
+        return attn.differentiate(call)
 
-    def launch_backward(
-        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        normalizer: str = "softmax", alpha: float | None = None, deterministic: bool = False,
-        nan_safe: bool = False, data: Mapping[str, Any] = _NOTHING, into: Any = None,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        """The backward pass; arguments, results and errors are those of `backward`.
-
-        Args:
-            data: the mask's data and parameters by name.
-            into: a torch tensor that dq is written to, of the strides that it would have.
-        """
-        if self._of_dtypes is not None and (attn := self.serving(q)) is not self:
-            return attn.launch_backward(
-                q, k, v, out, lse, dout, scale, softcap, alibi_slopes, sink_logits, normalizer,
-                alpha, deterministic, nan_safe, data, into,
-            )  # fmt: skip
+    def differentiate(self, call: AttentionCall) -> tuple[Any, ...]:
+        """The backward pass of a call for q's dtype; results and errors are those of `backward`,
+        and gradients of tables of the score follow in the order of the call's `wanted`."""
+        opened: Sequence[OpenedCall] = ()
+        if not self._is_plain:
+            if self._runner is not None:
+                return self._runner.differentiate(self, call)
+            if self._adds_by_distance(call):
+                return self._in_no_parts.differentiate(call)
         if Direction.backward not in self.target.directions:
             self.target.check(self.bundle.problem, Direction.backward)
-        names: tuple[str, ...] = _BACKWARD
-        given = [q, k, v, out, dout, lse]
-        if alibi_slopes is not None or sink_logits is not None:
-            names = with_heads(names, given, alibi_slopes, sink_logits)
-        own = None if scale is None and softcap is None else numbers(scale, softcap)
-        usual = alpha is None and normalizer == "softmax"
-        alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
-        options = call_options(
-            names, softcap is None, alpha_1, bool(nan_safe), bool(deterministic)
-        )  # fmt: skip
-        plan, lib, places = self._begin(options, given, data)
+        if not self._is_plain:
+            call, opened = self._opened(call)
+        given = [call.q, call.k, call.v, call.out, call.dout, call.lse]
+        asked, own = _planned(call.options, _BACKWARD, given)
+        plan, lib, places = self._begin(asked, given, call.data)
+        for more in opened:
+            plan = BlockLaunch(plan, more.block)
         q = given[0]
         sent, stream = plan.place(lib, q)
         *tensors, workspace, heads = plan.outputs
         make = partial(zeros, lib) if plan.kernel is None else lib.empty
-        made = [] if into is None else [(into, into.data_ptr())]
+        made = [] if call.into is None else [(call.into, call.into.data_ptr())]
         if made and plan.kernel is None:
-            lib.clear(into)
+            lib.clear(call.into)
         made += [make(q, x) for x in tensors[len(made) :]]
         (_, at_dq), (_, at_dk), (_, at_dv) = made
         delta, space = lib.empty(q, workspace)
-        if names is _BACKWARD:
+        if len(places) == len(_BACKWARD):
             at_q, at_k, at_v, at_out, at_dout, at_lse = places
             pointers: Pointers = (
                 at_q, at_k, at_v, at_out, at_lse, at_dout, at_dq, at_dk, at_dv, space, 0, 0, 0, 0
             )  # fmt: skip
         else:
             written = {"dq": at_dq, "dk": at_dk, "dv": at_dv, "delta": space}
-            for name, asked in (("dsink", sink_logits), ("dslopes", alibi_slopes)):
-                if asked is not None:
+            for name, of in (("dsink", "sink_logits"), ("dslopes", "alibi_slopes")):
+                if of in asked.names:
                     made.append(zeros(lib, q, heads))
                     written[name] = made[-1][1]
-            pointers = all_pointers(names, places, **written)
+            pointers = all_pointers(asked.names, places, **written)
         plan.run(sent, pointers, own, stream)
         del delta  # what reuses its memory comes later in the stream
         gradients, _ = zip(*made, strict=True)
         _, k, v, *_ = given
         if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:  # which sequences share
             dq, dk, dv, *others = gradients
-            return dq, summed(dk, k), summed(dv, v), *others
+            gradients = dq, summed(dk, k), summed(dv, v), *others
+        for more in opened:
+            gradients += more.gradients
         return gradients
 
+    def _adds_by_distance(self, call: AttentionCall) -> bool:
+        """Whether a mask with parts had better run whole where tables get gradients: of tables that
+        are read by distance kernels of whole tiles add up diagonals, and parts add pair by pair
+        (window 128 and 16 scattered ids, T5's buckets, H100: 1.8 and 21.7 ms)."""
+        score = self._score
+        return (
+            score is not None and score.by_distance
+            and self._in_parts is None and bool(self.bundle.parts)
+            and self.target.language == "cuda" and bool(score.wanted(call))
+        )  # fmt: skip
+
+    @property
+    def _in_no_parts(self) -> CompiledMask:
+        """The same, in no parts."""
+        found = self._with.get(_WHOLE)
+        if found is None:
+            made = CompiledMask(self.bundle, self.target.name, self._report, in_parts=False,
+                                held=self.held, inputs=self.inputs)  # fmt: skip
+            found = self._with.setdefault(_WHOLE, made)
+        return found.holding(self.held, self.inputs)
+
     def _begin(
-        self, options: CallOptions, given: list[Any], data: Mapping[str, Any]
+        self, options: PlanOptions, given: list[Any], data: Mapping[str, Any]
     ) -> tuple[Runnable, Library, tuple[int, ...]]:
         """(plan, q's library, addresses of what is given).
 
@@ -649,7 +699,7 @@ class CompiledMask:
         return plan
 
     def _bind(
-        self, options: CallOptions, given: list[Any], data: Mapping[str, Any],
+        self, options: PlanOptions, given: list[Any], data: Mapping[str, Any],
         kinds: tuple[Any, ...], places: tuple[int, ...], listed: bool,
     ) -> Bound:  # fmt: skip
         """Parameters and data; the lengths must be sound before data are compared with them."""
@@ -677,6 +727,8 @@ class CompiledMask:
             BuildFailed: a compiler refused the source (MC508).
         """
         names = [features] if isinstance(features, str) else list(features)
+        if self._factors is not None:
+            self._factors.admit_features(names)
         if "dropout" in names:
             self.dropping.warmup(name for name in names if name != "dropout")
         else:
@@ -716,7 +768,7 @@ class CompiledMask:
         """
         recipe = self._report if hasattr(self._report, "compile") else None
         made = self.target.name, recipe, self._in_parts, self.held, self._of_dtypes is not None
-        return _restored, (pickled(self.bundle), *made)
+        return _restored, (pickled(self.bundle), *made, self.inputs, self._runner)
 
     # -------------------------------------------------------------- questions
 
@@ -728,7 +780,9 @@ class CompiledMask:
         """
         held = "" if self.held is None else self.held.identity
         dtype = "" if self._of_dtypes is None else "any dtype "
-        return f"{self.target.name} {self._in_parts} {self.bundle.digest} {dtype}{held}"
+        dtype += "" if self._runner is None else f"{self._runner.dtype} "
+        score = "" if self._score is None else f" {self._score.identity}"
+        return f"{self.target.name} {self._in_parts} {self.bundle.digest} {dtype}{held}{score}"
 
     @property
     def last_sources(self) -> tuple[str, ...]:
@@ -753,7 +807,8 @@ class CompiledMask:
     def __repr__(self) -> str:
         """The mask where it is known, and the kernel."""
         problem, tile = self.bundle.problem, self.unit.tile
-        dtype = problem.dtype.value if self._of_dtypes is None else "any dtype"
+        dtype = problem.dtype.value if self._runner is None else self._runner.dtype
+        dtype = dtype if self._of_dtypes is None else "any dtype"
         dims = f"head_dim {problem.head_dim}"
         if problem.head_dim_v != problem.head_dim:
             dims += f"/{problem.head_dim_v}"
@@ -810,7 +865,7 @@ class CompiledMask:
 
 def _restored(
     kept: tuple[str, bytes], target: str, recipe: Any, in_parts: bool | None, held: Held | None,
-    any_dtype: bool = False,
+    any_dtype: bool = False, inputs: Inputs | None = None, runner: Runner | None = None,
 ) -> CompiledMask:  # fmt: skip
     """What was pickled.
 
@@ -820,34 +875,42 @@ def _restored(
     bundle = unpickled(kept, "a compiled mask") if recipe is None else unpickled(kept)
     if bundle is None:
         bundle = recipe.compile().bundle
-    made = class_for(bundle)(bundle, target, recipe, in_parts=in_parts, held=held)
+    made = CompiledMask(bundle, target, recipe, in_parts=in_parts, held=held, inputs=inputs,
+                        runner=runner)  # fmt: skip
     return made.of_any_dtype() if any_dtype else made
 
 
-def class_for(bundle: Bundle) -> type[CompiledMask]:
-    """What calls the kernels of a bundle without a formula of the score or dropout."""
-    if bundle.problem.dtype is not DType.float8_e4m3fn:
-        return CompiledMask
-    from maskc.runtime.fp8 import FP8Mask
+def _planned(
+    options: CallOptions, names: tuple[str, ...], given: list[Any]
+) -> tuple[PlanOptions, Numbers]:
+    """(what the plan of a pass depends on, the numbers of a call).
 
-    return FP8Mask
+    Args:
+        names: of the arrays that are given; vectors per head follow them.
+    """
+    backward = len(given) == len(_BACKWARD)
+    scale, _, softcap, slopes, sinks, normalizer, alpha, nan_safe, deterministic = options[:9]
+    if slopes is not None or sinks is not None:
+        names = with_heads(names, given, slopes, sinks)
+    own = None if scale is None and softcap is None else numbers(scale, softcap)
+    usual = alpha is None and normalizer == "softmax"
+    alpha_1 = 0.0 if usual else alpha_less_1(normalizer, alpha)
+    exactly = backward and bool(deterministic)
+    return plan_options(names, softcap is None, alpha_1, bool(nan_safe), exactly), own
 
 
-def call_by_head(
-    attn: CompiledMask, q: Any, k: Any, v: Any, options: dict[str, Any], deterministic: bool,
-    data: Mapping[str, Any],
-) -> Any:  # fmt: skip
+def call_by_head(attn: CompiledMask, call: AttentionCall) -> Any:
     """A call whose alpha is an array."""
-    alpha, keep_lse = options.pop("alpha"), options.pop("return_lse")
-    if options.pop("sink_logits") is not None:
+    q, k, _, options, data = call[:5]
+    if options.sink_logits is not None:
         raise sinks_beside_entmax()
     if torch_of(q) is not None:
-        found = entmax_by_head(attn, q, k, v, alpha, options, deterministic, data)
+        found = entmax_by_head(attn, call)
     else:
-        refuse_lost_gradient(q, "alpha", alpha)
-        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], options["normalizer"], data)
-        found = forward_by_head(attn, runs, q, k, v, options, data)
-    return found if keep_lse else found[0]
+        refuse_lost_gradient(q, "alpha", options.alpha)
+        runs = runs_of(attn.bundle, options.alpha, q.shape[1], k.shape[1], options.normalizer, data)
+        found = forward_by_head(attn, runs, call)
+    return found if options.return_lse else found[0]
 
 
 def _dropping(attn: CompiledMask, *_kernel: Any) -> CompiledMask:

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import operator
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from maskc.core.attention_call import AttentionCall
 from maskc.core.dropout import FIRST, PARTS, RATE, SEED, check_rate
 from maskc.core.errors import DropoutSeed, WrongDevice
 from maskc.core.tensors import HOST, torch_of
-from maskc.dispatch.options import CallOptions
-from maskc.runtime.arrays.known import Library, array_of
-from maskc.runtime.compiled import CompiledMask
-from maskc.runtime.launch.prepared import BlockLaunch, Runnable
-from maskc.runtime.scored import ScoredMask
-
-if TYPE_CHECKING:
-    _Base = CompiledMask
-else:
-    _Base = object
+from maskc.runtime.arrays.known import array_of
+from maskc.runtime.launch.prepared import OpenedCall
 
 _BLOCK = struct.Struct("Pqif2i")
 """core/abi.DROPOUT."""
@@ -80,15 +73,26 @@ def _seed(torch: Any, q: Any, seed: Any) -> Any:
 _INTEGER = "pass an integer of 64 bits, or an array of one int64 on the device of q"
 
 
-class _Dropping(_Base):
-    """Gives every launch the block of its call."""
+def drawn(call: AttentionCall) -> AttentionCall:
+    """A call with dropout as kernels take it: rate and seed are among the data.
 
-    def _begin(
-        self, options: CallOptions, given: list[Any], data: Any
-    ) -> tuple[Runnable, Library, tuple[int, ...]]:
-        block = _block(given[0], data.pop(RATE), data.pop(SEED), data.pop(FIRST, (0, 0)))
-        plan, lib, places = super()._begin(options, given, data)
-        return BlockLaunch(plan, block), lib, places
+    Raises:
+        As `asked`; a backward pass draws no seed.
+    """
+    options = call.options
+    q = call.q if call.lse is None else None
+    data = {**call.data, **asked(q, options.dropout_p, options.dropout_seed)}
+    return AttentionCall(*call[:3], options.undropped(), data, *call[5:])
+
+
+class DropoutBlock:
+    """Gives kernels that drop weights the rate and the seed, which are among the data of a call."""
+
+    def opened(self, call: AttentionCall) -> OpenedCall:
+        """See `CallBlock`."""
+        rest = dict(call.data)
+        block = _block(call.q, rest.pop(RATE), rest.pop(SEED), rest.pop(FIRST, (0, 0)))
+        return OpenedCall(call.with_data(rest), block)
 
 
 def _block(q: Any, rate: int, seed: Any, first: tuple[int, int]) -> bytes:
@@ -111,16 +115,3 @@ def _held(q: Any, seed: Any) -> tuple[int, int]:
     if view.device == HOST:
         return 0, int(seed)
     raise WrongDevice("dropout_seed", view.device[0], "this call", here[0], at="dropout_seed")
-
-
-class DroppingMask(_Dropping, CompiledMask):
-    """A compiled mask whose calls give RATE and SEED beside the data of the mask."""
-
-
-class DroppingScore(_Dropping, ScoredMask):
-    """A mask that drops weights and has a formula of the score."""
-
-    def __init__(self, *args: Any, **keywords: Any) -> None:
-        """The arguments are ScoredMask's."""
-        super().__init__(*args, **keywords)
-        self._own |= {RATE, SEED, FIRST}

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.bundle import Bundle, SourceUnit
 from maskc.core.coefficients import priced
-from maskc.core.data import SELECTING
 from maskc.core.dtypes import DType
 from maskc.core.errors import BadPlan, WrongDevice
 from maskc.core.layout import BlockLayout
@@ -22,11 +22,10 @@ from maskc.core.plain import from_text
 from maskc.core.problem import TileShape
 from maskc.core.target import Target
 from maskc.layout import check_lengths
-from maskc.runtime.alphas import is_by_head
 from maskc.runtime.arrays.known import array_of
 from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout, variant_of
-from maskc.runtime.compiled import CompiledMask, class_for
+from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.device import CUDA, on_this_card, runs
 from maskc.runtime.pickles import Kept, pickled, unpickled
 from maskc.runtime.selecting import Pairs
@@ -64,19 +63,13 @@ class GeneratedMask:
 
     def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """See CompiledMask.__call__."""
-        if (
-            options.get("return_selection") or options.get("indexer_loss")
-            or is_by_head(options.get("alpha"))
-            or self.bundle.problem.dtype is DType.float8_e4m3fn
+        own, data = CallOptions.read(options)
+        dtype = self.bundle.problem.dtype
+        if own.is_one_pass and dtype is not DType.float8_e4m3fn and (
+            needs_torch(q, k, v, own.alibi_slopes, own.sink_logits, data) or torch_answers(q)
         ):  # fmt: skip
-            return self.on(q)(q, k, v, **options)
-        if needs_torch(q, k, v, data=options) or torch_answers(q):
-            deterministic = options.pop("deterministic", False)
-            dtype = self.bundle.problem.dtype.value
-            for name in SELECTING:
-                options.pop(name, None)
-            return through_torch(_placed, self, q, k, v, options, deterministic, dtype)
-        return self.on(q)(q, k, v, **options)
+            return through_torch(_placed, self, AttentionCall(q, k, v, own, data), dtype.value)
+        return self.on(q).attend(AttentionCall(q, k, v, own, data))
 
     def backward(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, **options: Any
@@ -97,11 +90,11 @@ class GeneratedMask:
         kind, index = device
         targets = self.bundle.targets
         if kind == "meta":
-            return class_for(self.bundle)(self.bundle.serving(targets[0]), targets[0])
+            return CompiledMask(self.bundle.serving(targets[0]), targets[0])
         for name in sorted(targets, key=_preference):
             target = Target.named(name)
             if kind == "cpu" if target.language == "c" else kind == "cuda" and runs(target, index):
-                return class_for(self.bundle)(self.bundle.serving(name), name)
+                return CompiledMask(self.bundle.serving(name), name)
         known = ", ".join(targets)
         raise WrongDevice("q", f"{kind}:{index}", "this module", known, at="q")
 

@@ -29,7 +29,7 @@ from maskc.dispatch.launch_plan import (
     strides_of,
     threshold_words,
 )
-from maskc.dispatch.options import CallOptions, features_named
+from maskc.dispatch.options import PlanOptions, features_named
 from maskc.dispatch.packing import packed
 from maskc.dispatch.residue_split import _ONCE, _sums_last, hold, pays, slices, within
 from maskc.dispatch.selector import Form
@@ -108,7 +108,7 @@ class CallPlanner:
         """Passes whose other sources are built, or being built."""
         self._lock = threading.Lock()
 
-    def plan(self, options: CallOptions, given: list[Any], bound: Bound) -> Planned:
+    def plan(self, options: PlanOptions, given: list[Any], bound: Bound) -> Planned:
         """Check everything, build what is missing, prepare.
 
         Args:

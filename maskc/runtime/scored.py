@@ -1,4 +1,4 @@
-"""A compiled mask with a formula of the score: its tables and parameters join every call.
+"""The formula of the score in calls: its tables and parameters.
 
 Kernels read them from a block that lies behind `struct Attention`. Plans do not depend on it: a
 call takes the plan of its mask, and fills the block from what it was given.
@@ -10,9 +10,9 @@ import ctypes
 import math
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core import score as S
 from maskc.core.abi import SCORE
+from maskc.core.attention_call import AttentionCall
 from maskc.core.bundle import Bundle
-from maskc.core.captured import Held
 from maskc.core.data import CALL
 from maskc.core.errors import (
     BadOption,
@@ -32,26 +32,24 @@ from maskc.core.errors import (
     ScoreOption,
     ScoreTable,
     WrongDevice,
-    WrongRank,
 )
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
+from maskc.core.target import Target
 from maskc.core.tensors import HOST, Array, Device, contiguous, singles
 from maskc.core.unknown import unknown_keyword
-from maskc.dispatch.options import CallOptions
 from maskc.layout import check_int32, to_host
 from maskc.runtime.arrays.known import (
     LIBRARIES,
     Library,
     array_of,
+    check_ranks,
     library,
     library_of,
     zeros,
 )
 from maskc.runtime.autograd import kind_of
-from maskc.runtime.compiled import CompiledMask
-from maskc.runtime.launch.prepared import BlockLaunch, Runnable
+from maskc.runtime.launch.prepared import OpenedCall
 
-_NOTHING: Mapping[str, Any] = {}
 _SHARED = (1 << 31) - 1
 """The size of a dimension that has one entry for all."""
 _SUM_WORDS = 10
@@ -86,89 +84,52 @@ class _Gradient:
     entries: int
 
 
-class _Given(dict[str, Any]):
-    """The keywords of the mask, and the block of the formula."""
+class ScoreReader:
+    """Gives kernels with a formula of the score its tables and parameters, see `mc.score`.
 
-    block: bytes = b""
-
-
-class ScoredMask(CompiledMask):
-    """A CompiledMask whose softmax sees a formula of the score, see `mc.score`.
-
-    Calls take the formula's tables and parameters by name, beside the data of the mask: arrays on
-    the device of q, of any floating dtype (kernels compute in fp32), and numbers. A dimension of
-    one entry is shared by all, and missing ones in front are, too. Torch tensors that require grad
-    get their gradient; `backward` returns those of all arrays that a call gives.
+    Calls take them by name, beside the data of the mask: arrays on the device of q, of any floating
+    dtype (kernels compute in fp32), and numbers. A dimension of one entry is shared by all, and
+    missing ones in front are, too. Torch tensors that require grad get their gradient; a backward
+    pass returns those of all arrays that a call gives.
     """
 
-    inputs: Inputs
-
-    def __init__(
-        self, bundle: Bundle, target: str | None = None, report: Callable[[], str] | None = None,
-        *, in_parts: bool | None = None, held: Held | None = None, inputs: Inputs,
-    ) -> None:  # fmt: skip
-        """The arguments are CompiledMask's; `inputs` are the formula's."""
-        super().__init__(bundle, target, report, in_parts=in_parts, held=held)
-        self._read(inputs)
+    def __init__(self, inputs: Inputs, bundle: Bundle, target: Target, reads_data: bool) -> None:
+        """`reads_data`: whether the mask reads data, and so says which of a call's are unknown."""
+        self._target, self._reads_data = target, reads_data
         params = (name for name, _ in bundle.params)
         self._own = {decl.name for decl in bundle.data}.union(params, bundle.unread)
         self._reads = _indices(inputs.formula)
-        self._shifts = S.shift(inputs.formula.logit) is not None
+        self.by_distance = S.shift(inputs.formula.logit) is not None
+        """Whether the formula reads tables by the distance of key and query alone."""
         self._checked: set[object] = set()
-        self._copies: dict[tuple[str, Device], tuple[np.ndarray, Any, int]] = {}
+        self._read(inputs)
 
     def _read(self, inputs: Inputs) -> None:
         self.inputs = inputs
         self._slots = dict(zip(inputs.names, inputs.formula.slots, strict=True))
-        self._given_always = {
-            name: x for name, x in inputs.captured.items() if hasattr(x, "data_ptr")
-        }
+        self._copies: dict[tuple[str, Device], tuple[np.ndarray, Any, int]] = {}
+        self.tensors = {name: x for name, x in inputs.captured.items() if hasattr(x, "data_ptr")}
+        """Tensors of torch that the formula holds, by name."""
 
-    def _sharing(self, other: CompiledMask) -> CompiledMask:
-        other = super()._sharing(other)
-        reads: Any = other  # a formula of the score, too
-        shared: CompiledMask = reads.reading(self.inputs)
-        return shared
-
-    def reading(self, inputs: Inputs) -> ScoredMask:
-        """These kernels with other names and arrays; plans and binaries are shared."""
-        if inputs is self.inputs:
-            return self
-        found = self._like(_copies={})
+    def reading(self, inputs: Inputs) -> ScoreReader:
+        """The same formula with other names and arrays."""
+        found = copy(self)
         found._read(inputs)
         return found
 
     @property
-    def dropping(self) -> CompiledMask:
-        """As of CompiledMask, with the formula's names and arrays."""
-        found = super().dropping
-        return found.reading(self.inputs) if isinstance(found, ScoredMask) else found
-
-    @property
-    def trainable(self) -> tuple[str, ...]:
-        """Tables and parameters that may require grad."""
-        return self.inputs.trainable
-
-    @property
     def identity(self) -> str:
-        """As of CompiledMask; of arrays that the formula holds those that calls do not give are
-        told apart by where they are, as their contents may change."""
-        held = [id(x) for x in self.inputs.captured.values() if not hasattr(x, "data_ptr")]
-        own = self.inputs.names, dict(self.inputs.defaults), held
-        return f"{super().identity} {own}"
+        """Text that tells it from others, see `CompiledMask.identity`.
 
-    # -------------------------------------------------------------- calls
+        Arrays that the formula holds and that calls do not give are told apart by where they are,
+        as their contents may change.
+        """
+        held = [id(x) for name, x in self.inputs.captured.items() if name not in self.tensors]
+        return str((self.inputs.names, dict(self.inputs.defaults), held))
 
-    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
-        """softmax(formula(scale * q k^T), restricted to the mask) v.
-
-        Args:
-            q, k, v: as of CompiledMask.
-            options: as of CompiledMask, without softcap and alibi_slopes; and the tables and
-                parameters of the formula by name.
-
-        Returns:
-            As of CompiledMask.
+    def opened(self, call: AttentionCall) -> OpenedCall:
+        """See `CallBlock`; gradients are fp32 in the shapes of the tables, in the order in which
+        the formula reads them.
 
         Raises:
             DataMissing: a table is missing (MC301).
@@ -176,106 +137,47 @@ class ScoredMask(CompiledMask):
             ScoreTable: a table is not what the formula reads (MC416).
             ScoreIndex: an index leaves its table for certain (MC417).
             ScoreOption: softcap or alibi_slopes beside a formula (MC418).
-            MaskcError: as of CompiledMask.
         """
-        return super().__call__(q, k, v, **{**self._given_always, **options})
-
-    def launch(
-        self, q: Any, k: Any, v: Any, scale: float | None = None, return_lse: bool = False,
-        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
-        data: Mapping[str, Any] = _NOTHING, into: Any = None,
-    ) -> Any:  # fmt: skip
-        """The forward pass alone; see CompiledMask."""
-        if self._of_dtypes is not None and (attn := self.serving(q)) is not self:
-            return attn.launch(
-                q, k, v, scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha,
-                nan_safe, data, into,
-            )  # fmt: skip
-        self._check_options(softcap, alibi_slopes)
-        given, tables = self._split(q, k, data)
-        given.block = self._block(q, k, tables, {})
-        return super().launch(
-            q, k, v, scale, return_lse, None, None, sink_logits, normalizer, alpha, nan_safe, given,
-            into,
-        )  # fmt: skip
-
-    def launch_backward(
-        self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, scale: float | None = None,
-        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        normalizer: str = "softmax", alpha: float | None = None, deterministic: bool = False,
-        nan_safe: bool = False, data: Mapping[str, Any] = _NOTHING, into: Any = None,
-        wanted: Sequence[str] | None = None,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        """The backward pass; see CompiledMask.
-
-        Args:
-            wanted: tables whose gradients follow the others; None: all that `data` gives as arrays.
-
-        Returns:
-            (dq, dk, dv), dsink_logits where sinks are given, then fp32 gradients in the shapes of
-            the tables, in the order in which the formula reads them.
-        """
-        if self._of_dtypes is not None and (attn := self.serving(q)) is not self:
-            same: Any = attn  # has this formula, too
-            results: tuple[Any, ...] = same.launch_backward(
-                q, k, v, out, lse, dout, scale, softcap, alibi_slopes, sink_logits, normalizer,
-                alpha, deterministic, nan_safe, data, into, wanted,
-            )  # fmt: skip
-            return results
-        self._check_options(softcap, alibi_slopes)
-        given, tables = self._split(q, k, data)
-        if wanted is None:
-            wanted = [name for name in self.trainable if name in data and tables[name].view]
-        if wanted and self._sums_diagonals:
-            return self._in_no_parts.reading(self.inputs).launch_backward(
-                q, k, v, out, lse, dout, scale, None, None, sink_logits, normalizer, alpha,
-                deterministic, nan_safe, data, into, wanted,
-            )  # fmt: skip
-        made = {name: self._gradient(q, k, name, tables[name], deterministic) for name in wanted}
-        sums = self._diagonals(q, k, made, deterministic)  # alive until all is queued
-        given.block = self._block(q, k, tables, made, sums[1])
-        found = super().launch_backward(
-            q, k, v, out, lse, dout, scale, None, None, sink_logits, normalizer, alpha,
-            deterministic, nan_safe, given, into,
-        )  # fmt: skip
-        return (*found, *(made[name].made for name in wanted))
-
-    @property
-    def _sums_diagonals(self) -> bool:
-        """Whether a mask with parts had better run whole where tables get gradients: of tables that
-        are read by distance kernels of whole tiles add up diagonals, and parts add pair by pair
-        (window 128 and 16 scattered ids, T5's buckets, H100: 1.8 and 21.7 ms)."""
-        own = self._in_parts is None and self._shifts and bool(self.bundle.parts)
-        return own and self.target.language == "cuda"
-
-    @cached_property
-    def _in_no_parts(self) -> ScoredMask:
-        """The same, in no parts."""
-        return type(self)(
-            self.bundle, self.target.name, self._report, in_parts=False, held=self.held,
-            inputs=self.inputs,
-        )  # fmt: skip
-
-    def _begin(
-        self, options: CallOptions, given: list[Any], data: Any
-    ) -> tuple[Runnable, Library, tuple[int, ...]]:
-        plan, lib, places = super()._begin(options, given, data)
-        return BlockLaunch(plan, data.block), lib, places
-
-    def _check_options(self, softcap: Any, slopes: Any) -> None:
-        if softcap is not None:
+        if call.options.softcap is not None:
             raise ScoreOption("softcap=", "cap * tanh(s / cap)", at="softcap")
-        if slopes is not None:
+        if call.options.alibi_slopes is not None:
             raise ScoreOption("alibi_slopes=", "s - slopes[h] * abs(q - k)", at="alibi_slopes")
+        q, k = call.q, call.k
+        rest, tables = self._split(q, k, call.data)
+        extents = _extents(q, k)
+        made, sums = {}, (None, 0)
+        if call.lse is not None:
+            exactly = call.options.deterministic
+            wanted = call.wanted
+            if wanted is None:
+                wanted = self._arrays(call.data, tables)
+            made = {name: self._gradient(q, name, tables[name], extents, exactly)
+                    for name in wanted}  # fmt: skip
+            if made and not exactly:
+                sums = self._diagonals(q, extents)
+        block = self._block(extents, tables, made, sums[1])
+        gradients = tuple(x.made for x in made.values())
+        return OpenedCall(call.with_data(rest), block, (tables, made, sums), gradients)
+
+    def wanted(self, call: AttentionCall) -> Sequence[str]:
+        """Tables whose gradients a backward pass gives."""
+        if call.wanted is not None:
+            return call.wanted
+        return self._arrays(call.data, self._split(call.q, call.k, call.data)[1])
+
+    def _arrays(self, data: Mapping[str, Any], tables: Mapping[str, Table]) -> list[str]:
+        """Tables that may be trained, of those that a call gives as arrays."""
+        return [x for x in self.inputs.trainable if x in data and tables[x].view is not None]
 
     # -------------------------------------------------------------- what a call gives
 
-    def _split(self, q: Any, k: Any, data: Mapping[str, Any]) -> tuple[_Given, dict[str, Table]]:
+    def _split(
+        self, q: Any, k: Any, data: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Table]]:
         """The keywords of the mask, and the tables by the names of slots."""
-        given = _Given({name: x for name, x in data.items() if name not in self._slots})
+        given = {name: x for name, x in data.items() if name not in self._slots}
         for name in given:
-            if name not in self._own and not self._needs_data:
+            if name not in self._own and not self._reads_data:
                 raise unknown_keyword(name, [*self._slots, *self._own], CALL)
         for name in self._slots:
             if name in self._own and name in data:  # the mask reads it, too
@@ -309,13 +211,13 @@ class ScoredMask(CompiledMask):
         if len(view.shape) > slot.rank and slot.rank:
             expected = f"at most {slot.rank} dimensions"
             raise ScoreTable(name, f"of shape {view.shape}", expected, text, at=name)
-        if 0 in view.shape and all(self._extents(q, k).values()):
+        if 0 in view.shape and all(_extents(q, k).values()):
             raise ScoreTable(name, f"of shape {view.shape}", "entries", text, at=name)
         here = array_of(q, "q").device
         if name in self.inputs.captured and view.device == HOST != here and hasattr(x, "astype"):
             return self._moved(q, name, found, view, here)
         if view.device != here:
-            raise WrongDevice(name, _shown(view.device), self.target.name, _shown(here), at=name)
+            raise WrongDevice(name, _shown(view.device), self._target.name, _shown(here), at=name)
         return Table(found, lib, view)
 
     def _moved(self, q: Any, name: str, x: np.ndarray, view: Array, here: Device) -> Table:
@@ -328,18 +230,9 @@ class ScoredMask(CompiledMask):
         steps = contiguous(view.shape)
         return Table(known[1], None, Array(known[2], view.shape, steps, view.dtype, here))
 
-    def _extents(self, q: Any, k: Any) -> dict[str, int]:
-        """Queries, keys, heads and sequences of a call."""
-        of_q, of_k = (tuple(getattr(x, "shape", ())) for x in (q, k))
-        for name, shape in (("q", of_q), ("k", of_k)):
-            if len(shape) != 4:
-                raise WrongRank(name, shape, at=name)
-        n_q, n_kv = int(of_q[2]), int(of_k[2])
-        return {
-            "q": n_q, "k": n_kv, "h": int(of_q[1]), "b": int(of_q[0]), "n_q": n_q, "n_kv": n_kv
-        }  # fmt: skip
-
-    def _gradient(self, q: Any, k: Any, name: str, table: Table, deterministic: bool) -> _Gradient:
+    def _gradient(
+        self, q: Any, name: str, table: Table, extents: Mapping[str, int], deterministic: bool
+    ) -> _Gradient:
         """Cleared memory for the gradient of a table."""
         if table.view is None:
             raise BadOption(name, "an array, for its gradient", "a number", at=name)
@@ -347,20 +240,17 @@ class ScoredMask(CompiledMask):
         lib, shape = LIBRARIES[type(known)], table.view.shape
         entries = math.prod(shape)
         made, pointer = zeros(lib, known, singles(*shape))
-        exactly = deterministic or (self.target.language == "c" and entries <= _SUMS_ANYWAY)
+        exactly = deterministic or (self._target.language == "c" and entries <= _SUMS_ANYWAY)
         sums: tuple[Any, int] = (None, 0)
-        if exactly and not self._alone(name, shape, self._extents(q, k)):
+        if exactly and not self._alone(name, shape, extents):
             sums = zeros(lib, known, singles(2 * _SUM_WORDS * entries))
         return _Gradient(made, pointer, sums, entries)
 
-    def _diagonals(
-        self, q: Any, k: Any, made: Mapping[str, _Gradient], deterministic: bool
-    ) -> tuple[Any, int]:
+    def _diagonals(self, q: Any, extents: Mapping[str, int]) -> tuple[Any, int]:
         """Zeros for what is at one distance, where tables get gradients by distance alone."""
-        known, extents = library(q, "q"), self._extents(q, k)
-        if not made or deterministic or not self._shifts or self.target.name != "sm_90a":
+        if not self.by_distance or self._target.name != "sm_90a":
             return None, 0
-        lines = extents["b"] * extents["h"]
+        known, lines = library(q, "q"), extents["b"] * extents["h"]
         count = lines * (extents["n_q"] + extents["n_kv"] + 2 * _MARGIN)
         return zeros(LIBRARIES[type(known)], known, singles(count))
 
@@ -378,8 +268,8 @@ class ScoredMask(CompiledMask):
     # -------------------------------------------------------------- the block
 
     def _block(
-        self, q: Any, k: Any, tables: Mapping[str, Table], gradients: Mapping[str, _Gradient],
-        diagonals: int = 0,
+        self, extents: Mapping[str, int], tables: Mapping[str, Table],
+        gradients: Mapping[str, _Gradient], diagonals: int,
     ) -> bytes:  # fmt: skip
         block = SCORE()
         block.score_diagonals = diagonals
@@ -408,7 +298,7 @@ class ScoredMask(CompiledMask):
                 block.score_gradient[number] = gradient.pointer
                 block.score_sums[number] = gradient.sums[1]
                 block.score_entries[number] = gradient.entries
-        self._check_indices(self._extents(q, k), tuple(shapes))
+        self._check_indices(extents, tuple(shapes))
         return bytes(block)
 
     def _check_indices(
@@ -440,21 +330,13 @@ class ScoredMask(CompiledMask):
             self._checked.clear()
         self._checked.add(key)
 
-    # -------------------------------------------------------------- copies
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """As of CompiledMask, with the formula's names and arrays."""
-        return _restored, (super().__reduce__(), self.inputs)
-
-
-def _restored(kept: tuple[Callable[..., CompiledMask], tuple[Any, ...]], inputs: Inputs) -> Any:
-    make, args = kept
-    plain = make(*args)
-    made = ScoredMask(
-        plain.bundle, plain.target.name, plain._report, in_parts=plain._in_parts, held=plain.held,
-        inputs=inputs,
-    )  # fmt: skip
-    return made if plain._of_dtypes is None else made.of_any_dtype()
+def _extents(q: Any, k: Any) -> dict[str, int]:
+    """Queries, keys, heads and sequences of a call."""
+    check_ranks(q, k)
+    batch, heads, n_q, _ = map(int, q.shape)
+    n_kv = int(k.shape[2])
+    return {"q": n_q, "k": n_kv, "h": heads, "b": batch, "n_q": n_q, "n_kv": n_kv}
 
 
 def _indices(formula: S.Formula) -> tuple[tuple[str, tuple[E.Expr, ...]], ...]:

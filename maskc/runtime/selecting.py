@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maskc.core import expr as E
+from maskc.core.attention_call import AttentionCall
 from maskc.core.bundle import Bundle, LayoutRecipe
 from maskc.core.errors import BadOption, MixedLibraries, NoIndexerLoss, NothingSelected
 from maskc.core.errors import SelectionNotListed as NotListed
@@ -18,7 +19,7 @@ from maskc.core.selection import Score, Selection
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import torch_of
 from maskc.dispatch.call import Bound
-from maskc.dispatch.options import call_options
+from maskc.dispatch.options import plan_options
 from maskc.layout import extents, sequence_arrays
 from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 from maskc.layout.topk.choose_keys import sharing
@@ -33,43 +34,37 @@ if TYPE_CHECKING:
 _QKV = ("q", "k", "v")
 
 
-def call_selecting(
-    attn: CompiledMask, q: Any, k: Any, v: Any, options: dict[str, Any], data: Mapping[str, Any],
-    returned: bool, trained: bool,
-) -> tuple[Any, ...]:  # fmt: skip
+def call_selecting(attn: CompiledMask, call: AttentionCall) -> tuple[Any, ...]:
     """A call with `return_selection` or `indexer_loss`; see CompiledMask.__call__.
-
-    Args:
-        options: keywords of the call.
-        data: the mask's data and parameters by name, and what selections rank by.
-        returned: whether the selection is asked for.
-        trained: whether the indexer's loss is.
 
     Raises:
         NothingSelected, SelectionNotListed, NoIndexerLoss, and as a call.
     """
+    q, k, v, options, data = call[:5]
+    returned, trained = options.return_selection, options.indexer_loss
     keyword = "return_selection" if returned else "indexer_loss"
     torch = torch_of(q)
     if torch is not None and is_traced(torch):
         found = "one inside of torch.compile or torch.jit.trace, which take operators only"
         raise BadOption(keyword, "left to calls in eager mode", found, at=keyword)
-    bundle, keep_lse = attn.bundle, options.pop("return_lse", False)
+    bundle = attn.bundle
     if not bundle.selections and bundle.chooser is None:
         raise NothingSelected(keyword, at=keyword)
     listed = bundle.chooser is None and not attn.gathers
     if returned and not listed:
         raise NotListed(attn.target.name, at="return_selection")
     if trained:
-        check_trained(attn, q, options)
+        check_trained(attn, q)
     if torch is not None and torch.is_autocast_enabled(q.device.type):
         dtype = getattr(torch, bundle.problem.dtype.value)
         q, k, v = (x.to(dtype) if torch_of(x) is not None else x for x in (q, k, v))
     own = {name: _detached(x) for name, x in data.items()} if trained else data
     runs = attn.choosing_on_host() if listed else attn
-    out, lse = runs(q, k, v, return_lse=True, **options, **own)
+    asked = options._replace(return_lse=True, return_selection=False, indexer_loss=False)
+    out, lse = runs.attend(AttentionCall(q, k, v, asked, own))
     bound = _bound(runs, q, k, v, own) if listed else None
     results = [out]
-    if keep_lse:
+    if options.return_lse:
         results.append(lse)
     if returned and bound is not None:
         sizes = _sizes(q, k)
@@ -81,7 +76,7 @@ def call_selecting(
     return tuple(results)
 
 
-def check_trained(attn: CompiledMask, q: Any, options: Mapping[str, Any]) -> None:
+def check_trained(attn: CompiledMask, q: Any) -> None:
     """Refuse what the indexer's loss is not defined for.
 
     Raises:
@@ -121,7 +116,7 @@ def _sizes(q: Any, k: Any) -> Sizes:
 
 def _bound(attn: CompiledMask, q: Any, k: Any, v: Any, data: Mapping[str, Any]) -> Bound:
     """What the host chose for a call, which it remembers."""
-    options, given = call_options(_QKV, True, 0.0, False), [q, k, v]
+    options, given = plan_options(_QKV, True, 0.0, False), [q, k, v]
     _, kinds, places = read(options.names, given)
     return attn.bound_on_host(
         lambda sizes, device: Asked(options, given, data, attn.held, sizes, device), given, kinds,

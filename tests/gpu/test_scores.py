@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 import maskc as mc  # noqa: E402
-from maskc.runtime.scored import ScoredMask  # noqa: E402
+from maskc.runtime import CompiledMask  # noqa: E402
 from tests.support.hopper import GPU, no_waiting  # noqa: E402
 from tests.support.scores import FORMULAS  # noqa: E402
 
@@ -124,7 +124,7 @@ def test_parts_over_listed_tokens(target, name, mask):
     (q, k, v), dout = tensors(n_q, n_kv, 64, dtype)
     score = mc.from_score_mod(score_mod)
     made = LISTED[mask].compile(64, dtype="bfloat16", target=target, score=score)
-    attn = ScoredMask(made.bundle, target, in_parts=True, held=made.held, inputs=score.inputs)
+    attn = CompiledMask(made.bundle, target, in_parts=True, held=made.held, inputs=score.inputs)
     judged(attn(q, k, v), [q, k, v, *own], dout, score_mod, live)
     assert any(name.startswith("part2" if mask == "both" else "part1")
                for name, _, _ in attn.all_reports)  # fmt: skip

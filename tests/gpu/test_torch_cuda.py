@@ -16,8 +16,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
+from maskc.core.attention_call import DEFAULTS  # noqa: E402
 from maskc.integrations.torch import handles  # noqa: E402
-from maskc.integrations.torch.keywords import call_of  # noqa: E402
+from maskc.integrations.torch.keywords import packed_call  # noqa: E402
 from tests.support.hopper import HOPPER, no_waiting  # noqa: E402
 
 if not HOPPER:
@@ -119,7 +120,7 @@ def test_opcheck(name: str):
     key = handles.handle(
         mc.api._compiled, id(MASKS[name]), DIM, DIM, HEADS, torch.bfloat16, ("cuda", 0), True
     )
-    call, data = call_of(data_of(name, n), False, as_operator=True)
+    call, data = packed_call(DEFAULTS, data_of(name, n), as_operator=True)
     rest = (None, None, False, data, None, key, *call.numbers())
     out, lse, _ = torch.ops.maskc.attention(*inputs, *rest)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")

@@ -17,6 +17,7 @@ import maskc as mc
 from maskc import portable
 from maskc.build import build
 from maskc.core import errors
+from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.bundle import SourceUnit, TensorMap
 from maskc.core.dtypes import DType
 from maskc.core.errors import MaskcError, SharedMemoryExceeded, not_imported
@@ -187,13 +188,17 @@ TEXTS = {
         "    hint: convert one of them, so that both are of the same library",
     ),
     "MC412": (
-        lambda: through_torch(None, None, *[torch().zeros(1)] * 3, {"scores": learned()}, False),
+        lambda: through_torch(
+            None, None, AttentionCall(*[torch().zeros(1)] * 3, data={"scores": learned()})
+        ),
         "MC412 scores  scores requires grad, and what is chosen by it has no gradient\n"
         "    hint: pass scores.detach(), or train it with indexer_loss=True",
     ),
     "MC424": (
         lambda: through_torch(
-            None, None, *[torch().zeros(1)] * 3, {"sink_logits": sharded()}, False
+            None,
+            None,
+            AttentionCall(*[torch().zeros(1)] * 3, CallOptions(sink_logits=sharded())),
         ),
         "MC424 sink_logits  sink_logits is a DTensor\n"
         "    hint: pass sink_logits.full_tensor(), or sink_logits.to_local() where this rank needs "
@@ -312,7 +317,7 @@ TEXTS = {
         "written",
     ),
     "MC413": (
-        lambda: through_torch(None, None, *[nested()] * 3, {}, False),
+        lambda: through_torch(None, None, AttentionCall(*[nested()] * 3)),
         "MC413 q  q is a nested tensor\n"
         "    hint: pack the sequences into one, [1, heads, tokens, dim], and compile mask & "
         "mc.documents('doc'), called with doc=mc.cu_seqlens(q.offsets())",

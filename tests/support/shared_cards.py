@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import maskc as mc
+from maskc.core.attention_call import CallOptions
 from maskc.distributed import passes, plan
 from maskc.distributed.exchange import Rows
 from maskc.distributed.groups import Accord, Ranks
@@ -112,17 +113,19 @@ CASES = (
 def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Callable[[], None]]:
     """Calls that build all kernels of a case; they need no other rank."""
     made = case.plan(size)
-    options = dict(case.options)
-    score, drops = options.pop("score", None), "dropout_p" in options
+    given = dict(case.options)
+    score, drops = given.pop("score", None), "dropout_p" in given
+    options = CallOptions(**given, deterministic=case.deterministic)
     dropout = {}
     if drops:
         from maskc.runtime.dropout import asked
 
-        dropout = asked(None, options.pop("dropout_p"), options.pop("dropout_seed"))
+        dropout = asked(None, options.dropout_p, options.dropout_seed)
+        options = options.undropped()
     work = made.work(rank, None, drops or score is not None)
     _, tables = case.drawn(device)
     accord = Accord(made, Ranks(None, rank, size, ()), device)
-    step = passes.Step(made, work, accord, options, case.deterministic, dropout,
+    step = passes.Step(made, work, accord, options, dropout,
                        made.once(("kernels",), dict), score, tables, tuple(tables))  # fmt: skip
     hq, hkv, dim = case.heads
 

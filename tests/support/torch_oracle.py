@@ -103,13 +103,14 @@ class Spy:
     def settled(self):
         return self
 
-    def launch(self, q, k, v, *options, **data):
-        self.calls.append((q, k, v))
-        return self.attn.launch(q, k, v, *options, **data)
+    def run(self, call):
+        self.calls.append((call.q, call.k, call.v))
+        return self.attn.run(call)
 
-    def launch_backward(self, *given):
-        self.passes.append((given[:6], given[12]))
-        return self.attn.launch_backward(*given)
+    def differentiate(self, call):
+        given = call.q, call.k, call.v, call.out, call.lse, call.dout
+        self.passes.append((given, call.options.deterministic))
+        return self.attn.differentiate(call)
 
 
 SPIES: dict[str, Spy] = {}

@@ -240,12 +240,13 @@ def test_inside_torch_compile() -> None:
 
 
 def test_the_operators_are_sound() -> None:
+    from maskc.core.attention_call import CallOptions
     from maskc.integrations.torch import handles
-    from maskc.integrations.torch.keywords import call_of
+    from maskc.integrations.torch.keywords import packed_call
 
     mask, inputs = mc.causal(), leaves()
     key = handles.handle(mc.api._compiled, id(mask), 16, 16, 2, torch.float32, ("cpu", 0), True)
-    call, data = call_of({"normalizer": "entmax", "alpha": 2}, False, as_operator=True)
+    call, data = packed_call(CallOptions(normalizer="entmax", alpha=2), {}, as_operator=True)
     rest = (None, None, False, data, None, key, *call.numbers())
     out, lse, _ = torch.ops.maskc.attention(*inputs, *rest)
     want = mc.attention(*inputs, mask, normalizer="entmax", alpha=2, return_lse=True)

@@ -16,7 +16,6 @@ from maskc.reference.attention import attention, gradients
 from maskc.reference.scores import ScoreOf
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.listed import ListedRowsPlan
-from maskc.runtime.scored import ScoredMask
 from tests.support.scores import FORMULAS, close
 from tests.support.thorough import alternating, chiefly, examples, more
 from tests.unit.test_runtime_attention import case, compare, path, quiet  # noqa: F401
@@ -78,7 +77,7 @@ def test_formulas(formula, name, deterministic):
     for n_q, n_kv in ((130, 130), (61, 130)):
         score, data = FORMULAS[formula](n_q, n_kv, 2, 2)
         made = mask.compile(32, dtype="float32", target="cpu", score=score)
-        attn = ScoredMask(
+        attn = CompiledMask(
             made.bundle, "cpu", in_parts=True, held=made.held, inputs=score.inputs
         )  # fmt: skip
         rng = np.random.default_rng(0)

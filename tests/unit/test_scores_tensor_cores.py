@@ -17,7 +17,7 @@ from maskc.core.cost import Cost  # noqa: E402
 from maskc.core.problem import Direction, Feature  # noqa: E402
 from maskc.reference.attention import attention, gradients  # noqa: E402
 from maskc.reference.scores import ScoreOf  # noqa: E402
-from maskc.runtime.scored import ScoredMask  # noqa: E402
+from maskc.runtime import CompiledMask  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402
 from tests.support.hopper import nan_memory  # noqa: E402
 from tests.support.scores import FORMULAS, arrays, random_formulas  # noqa: E402
@@ -64,7 +64,7 @@ def compiled(mask, score, dim=64, form=None, mode=None, kind="sm_90a"):
         else:
             units = tuple(unit.without("apart") for unit in units)
     made, in_parts = replace(attn.bundle, units=units), mode == "parts" or None
-    return ScoredMask(made, kind, in_parts=in_parts, held=attn.held, inputs=score.inputs)
+    return CompiledMask(made, kind, in_parts=in_parts, held=attn.held, inputs=score.inputs)
 
 
 def judged(mask, name, n, *, dim=64, form=None, mode=None, deterministic=False, n_kv=None,

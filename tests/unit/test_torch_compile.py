@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import maskc as mc
+from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.errors import BadShape, DataMissing, TargetNotBuilt
 from maskc.core.problem import Direction
 from tests.support.torch_oracle import (
@@ -295,7 +296,8 @@ def test_determinism_is_passed_on(graphs, spy: Spy):
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def call(q, k, v, deterministic):
-        return with_torch.attention(spied, q, k, v, mask, {}, deterministic)
+        options = CallOptions(deterministic=deterministic)
+        return with_torch.attention(spied, mask, AttentionCall(q, k, v, options))
 
     def run(deterministic: bool) -> bool:
         call(*tensors(5), deterministic).sum().backward()
@@ -331,7 +333,7 @@ def test_no_backward_kernels_is_said_at_the_call(graphs, spy: Spy):
     mask, inputs = mc.causal() & mc.window(2000), tensors(5)
 
     def call(q, k, v):
-        return with_torch.attention(spied, q, k, v, mask, {})
+        return with_torch.attention(spied, mask, AttentionCall(q, k, v))
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     with pytest.raises(TargetNotBuilt, match="no backward kernels"):

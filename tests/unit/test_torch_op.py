@@ -42,9 +42,10 @@ from tests.support.torch_oracle import (
 torch = pytest.importorskip("torch")
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
+from maskc.core.attention_call import DEFAULTS, AttentionCall, CallOptions  # noqa: E402
 from maskc.integrations import torch as with_torch  # noqa: E402
 from maskc.integrations.torch import handles  # noqa: E402
-from maskc.integrations.torch.keywords import call_of  # noqa: E402
+from maskc.integrations.torch.keywords import packed_call  # noqa: E402
 
 # ------------------------------------------------------------------ gradients
 
@@ -99,7 +100,7 @@ def test_what_changes_before_the_backward_pass_is_noticed(changed: str):
 @pytest.mark.parametrize("bshd", [False, True])
 def test_nothing_is_copied_and_gradients_lie_as_their_tensors(spy: Spy, bshd: bool):
     inputs = tensors(7, bshd=bshd)
-    out = with_torch.attention(spied, *inputs, mc.causal(), {})
+    out = with_torch.attention(spied, mc.causal(), AttentionCall(*inputs))
     assert [x.data_ptr() for x in spy.calls[0]] == [x.data_ptr() for x in inputs]
     assert out.transpose(1, 2).is_contiguous() == bshd
     dout = torch.randn(out.shape) if not bshd else torch.randn(2, 7, 4, DIM_V).transpose(1, 2)
@@ -110,7 +111,8 @@ def test_nothing_is_copied_and_gradients_lie_as_their_tensors(spy: Spy, bshd: bo
 
 def test_determinism_is_passed_on(spy: Spy):
     def run(deterministic: bool) -> bool:
-        out = with_torch.attention(spied, *tensors(5), mc.causal(), {}, deterministic)
+        call = AttentionCall(*tensors(5), CallOptions(deterministic=deterministic))
+        out = with_torch.attention(spied, mc.causal(), call)
         out.sum().backward()
         return spy.passes[-1][1]
 
@@ -189,7 +191,7 @@ def test_opcheck(name: str, bshd: bool):
     key = handles.handle(
         mc.api._compiled, id(MASKS[name]), DIM, DIM_V, HEADS, torch.float32, ("cpu", 0), True
     )
-    call, data = call_of(data_of(name, 9), False, as_operator=True)
+    call, data = packed_call(DEFAULTS, data_of(name, 9), as_operator=True)
     heads = [extras.get("alibi_slopes"), extras.get("sink_logits")]
     captured = list(handles.operands(key))
     rest = (*heads, True, data, captured, key, *call.numbers())
@@ -289,9 +291,9 @@ def test_no_backward_kernels_is_said_at_the_call(spy: Spy):
     spy.target = replace(spy.target, directions=(Direction.forward,), missing="none yet")
     inputs = tensors(5)
     with pytest.raises(TargetNotBuilt, match="no backward kernels"):
-        with_torch.attention(spied, *inputs, mc.causal(), {})
+        with_torch.attention(spied, mc.causal(), AttentionCall(*inputs))
     with torch.no_grad():
-        found = with_torch.attention(spied, *inputs, mc.causal(), {})
+        found = with_torch.attention(spied, mc.causal(), AttentionCall(*inputs))
     assert torch.equal(found, mc.attention(*inputs, mc.causal()))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from maskc.core.data import OPTIONS
+from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.errors import MixedLibraries, WrongRank
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array
@@ -28,10 +28,10 @@ from maskc.integrations.torch.eager import attended
 from maskc.integrations.torch.gradients import refuse_transforms
 from maskc.integrations.torch.handles import check_dimensions, handle, in_graph, operands, refuse
 from maskc.integrations.torch.handles import operators as operators
-from maskc.integrations.torch.keywords import call_of
+from maskc.integrations.torch.keywords import packed_call
 from maskc.runtime.arrays.known import array_of
 from maskc.runtime.autograd import TAKING_NONE, kind_of, needs_torch, takes_part, torch_answers
-from maskc.runtime.dropout import asked
+from maskc.runtime.dropout import drawn
 
 Finder = Callable[..., Any]
 """(owner, head_dim, head_dim_v, heads, dtype, (device type, index)) -> CompiledMask, remembered."""
@@ -40,45 +40,41 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _DEVICES = ("cpu", "cuda")
 _TRAINABLE = ("alibi_slopes", "sink_logits")
-_NUMBERS = ("scale", "softcap", "dropout_p")
 
 
-def attention(
-    find: Finder, q: Any, k: Any, v: Any, mask: Any, options: dict[str, Any],
-    deterministic: bool = False, score: Any = None,
-) -> Any:  # fmt: skip
+def attention(find: Finder, mask: Any, call: AttentionCall, score: Any = None) -> Any:
     """A call of `maskc.attention` whose q is a torch tensor; see there.
 
     Args:
-        find: makes or finds the kernel.
-        options: keywords of the call; this function may change them.
-        deterministic: gradients with the same bits on every run.
+        find: makes or finds the kernel of `mask`.
         score: a formula of the score, where a compiler traces the call.
 
     Raises:
         As `through_torch`.
     """
     if score is not None:
-        options.update({**captured_by(score), **options})
-    if options.get("dropout_p"):
-        options.update(asked(q, options.pop("dropout_p"), options.pop("dropout_seed")))
-        find = partial(_dropping, find)
-    if needs_torch(q, k, v, data=options) or torch_answers(q) or q.is_nested:
-        return through_torch(find, mask, q, k, v, options, deterministic, score=score)
-    return find(mask, *_sizes(q, v), q.dtype, _place(q))(q, k, v, **options)
+        call = call.with_data({**captured_by(score), **call.data})
+    if call.options.dropout_p:
+        call, find = drawn(call), partial(_dropping, find)
+    q, k, v, options, data = call[:5]
+    heads = options.alibi_slopes, options.sink_logits
+    if (
+        needs_torch(q, k, v, *heads, data) or torch_answers(q) or q.is_nested
+        or _is_trained(options.scale, options.softcap)
+    ):  # fmt: skip
+        return through_torch(find, mask, call, score=score)
+    return find(mask, *_sizes(q, v), q.dtype, _place(q)).run(call)
 
 
 def through_torch(
-    find: Finder | None, owner: Any, q: Any, k: Any, v: Any, options: dict[str, Any],
-    deterministic: bool, dtype: str | None = None, score: Any = None,
+    find: Finder | None, owner: Any, call: AttentionCall, dtype: str | None = None,
+    score: Any = None,
 ) -> Any:  # fmt: skip
     """A call that torch must see, see `maskc/runtime/autograd.py`.
 
     Args:
         find: makes or finds the kernel; None: the owner has but one, whatever a call is made of.
         owner: what it is a kernel of: a mask, a compiled mask or a generated module's.
-        options: keywords of the call; this function may change them.
-        deterministic: gradients with the same bits on every run.
         dtype: what autocast casts to; None: what it casts the operands of
             scaled_dot_product_attention to.
         score: a formula that `find` is told of, beside an owner that is a mask.
@@ -92,38 +88,39 @@ def through_torch(
         ShardedTensor: a tensor is a DTensor.
         MaskcError: see CompiledMask.
     """
-    plain, watched = _is_plain(q, k, v, options), False
+    q, k, v, options, data = call[:5]
+    slopes, sinks = options.alibi_slopes, options.sink_logits
+    beside = data if slopes is sinks is None else {
+        "alibi_slopes": slopes, "sink_logits": sinks, **data}  # fmt: skip
+    plain, watched = _is_plain(q, k, v, beside), False
     if not plain:
         q, k, v = cast_all(q, k, v, dtype)
-        watched = torch.compiler.is_compiling() or q.is_meta or _watched(q, k, v, options)
+        watched = torch.compiler.is_compiling() or q.is_meta or _watched(q, k, v, beside)
     tables = getattr(owner, "trainable", ()) if score is None else score.inputs.trainable
-    wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, tables)
+    wanted = torch.is_grad_enabled() and _wanted(q, k, v, options, beside, tables)
     if watched:
         attn = _named(find, owner, q, k, v, wanted, score)
     else:
         attn = owner if find is None else find(owner, *_sizes(q, v), q.dtype, _place(q))
         if not wanted:
-            own = {name: options.pop(name) for name in OPTIONS if name in options}
-            return attn.launch(q, k, v, **own, data=options)
+            return attn.run(AttentionCall(q, k, v, options, data))
         if Direction.backward not in attn.target.directions:
             attn.target.check(attn.bundle.problem, Direction.backward)
-    keep_lse = options.pop("return_lse", False)
-    slopes, sinks = options.pop("alibi_slopes", None), options.pop("sink_logits", None)
-    call, data = call_of(options, deterministic, as_operator=watched)
+    packed, tensors = packed_call(options, data, as_operator=watched)
     if not plain:
         k, v = _tensor(k, "k"), _tensor(v, "v")
-    if slopes is not None or sinks is not None:
+    if beside is not data:
         slopes, sinks = _tensor(slopes, "alibi_slopes"), _tensor(sinks, "sink_logits")
     if watched:
         run, captured = torch.ops.maskc.attention.default, operands(attn)
         keep = wanted and len(captured) > 0
         mask = in_graph(attn, torch.compiler.is_dynamo_compiling())
         read = (captured if torch.compiler.is_compiling() else _as_fake(q, captured)) or None
-        args = (q, k, v, slopes, sinks, keep, data or None, read, mask, *call.numbers())
-        out, lse, _ = _dispatched(run, args, (*data, *(read or ())))
+        args = (q, k, v, slopes, sinks, keep, tensors or None, read, mask, *packed.numbers())
+        out, lse, _ = _dispatched(run, args, (*tensors, *(read or ())))
     else:
-        out, lse = attended(attn, call, q, k, v, slopes, sinks, *data)
-    return (out, lse) if keep_lse else out
+        out, lse = attended(attn, packed, q, k, v, slopes, sinks, *tensors)
+    return (out, lse) if options.return_lse else out
 
 
 def cast_all(q: Any, k: Any, v: Any, dtype: str | None = None) -> tuple[Any, Any, Any]:
@@ -145,8 +142,9 @@ def cast_all(q: Any, k: Any, v: Any, dtype: str | None = None) -> tuple[Any, Any
     return _cast(q, to), _cast(k, to), _cast(v, to)
 
 
-def _is_plain(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
-    """Whether nobody but autograd can take part in a call of these tensors."""
+def _is_plain(q: Any, k: Any, v: Any, beside: Mapping[str, Any]) -> bool:
+    """Whether nobody but autograd can take part in a call of these tensors, and of what is beside
+    them."""
     return not (
         torch.compiler.is_compiling()
         or type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN
@@ -157,8 +155,8 @@ def _is_plain(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
         or (
-            not TAKING_NONE.issuperset(map(type, options.values()))
-            and any(map(takes_part, options.values()))
+            not TAKING_NONE.issuperset(map(type, beside.values()))
+            and any(map(takes_part, beside.values()))
         )
     )  # fmt: skip
 
@@ -212,27 +210,35 @@ def _place(q: Any) -> tuple[str, int]:
     return device.type, device.index or 0
 
 
-def _wanted(q: Any, k: Any, v: Any, options: dict[str, Any], tables: Sequence[str] = ()) -> bool:
+def _wanted(
+    q: Any, k: Any, v: Any, options: CallOptions, beside: Mapping[str, Any], tables: Sequence[str]
+) -> bool:  # fmt: skip
     """Whether there is something to differentiate.
 
     Args:
-        tables: further options that may require grad.
+        beside: vectors per head and data; tables: those of the data that may require grad.
 
     Raises:
         NoGradient: data require grad. BadOption: a number does.
     """
-    found = True in [x.requires_grad for x in (q, k, v) if isinstance(x, torch.Tensor)]
-    for name, given in options.items():
+    for name in ("scale", "softcap"):
+        if _is_trained(getattr(options, name)):
+            refuse("number", name, torch.compiler.is_compiling())
+    found = _is_trained(q, k, v)
+    for name, given in beside.items():
         if given is None or given is False or type(given) is str:
             continue
-        parts = given if isinstance(given, tuple) else (given,)
-        # numbers are symbols to a compiler, which have no attributes
-        if True in [x.requires_grad for x in parts if isinstance(x, torch.Tensor)]:
+        if _is_trained(*given) if isinstance(given, tuple) else _is_trained(given):
             if name not in _TRAINABLE and name not in tables:
-                what = "number" if name in _NUMBERS else "chosen by"
-                refuse(what, name, torch.compiler.is_compiling())
+                refuse("chosen by", name, torch.compiler.is_compiling())
             found = True
     return found
+
+
+def _is_trained(*given: Any) -> bool:
+    """Whether a tensor among them requires grad; numbers are symbols to a compiler, which have no
+    attributes."""
+    return True in [x.requires_grad for x in given if isinstance(x, torch.Tensor)]
 
 
 def _dispatched(run: Any, args: tuple[Any, ...], listed: tuple[Any, ...]) -> Any:
@@ -284,16 +290,16 @@ def _cast(x: Any, dtype: Any) -> Any:
     return x.to(dtype)
 
 
-def _watched(q: Any, k: Any, v: Any, options: dict[str, Any]) -> bool:
+def _watched(q: Any, k: Any, v: Any, beside: Mapping[str, Any]) -> bool:
     """Whether a dispatch mode, torch.jit.trace or a subclass of Tensor must see an operator.
 
     Raises:
         BadOption: a transform of torch.func or forward-mode differentiation would miss the kernel.
         ShardedTensor: a tensor is a DTensor.
     """
-    refuse_transforms({"q": q, "k": k, "v": v, **options})
+    refuse_transforms({"q": q, "k": k, "v": v, **beside})
     if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
         return True
     if any(type(x) not in _PLAIN and isinstance(x, torch.Tensor) for x in (q, k, v)):
         return True
-    return any(map(takes_part, options.values()))
+    return any(map(takes_part, beside.values()))

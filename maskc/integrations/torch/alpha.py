@@ -9,11 +9,11 @@ Martins, "Adaptively Sparse Transformers", 2019, write it in p alone.) Towards s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from maskc.core.attention_call import AttentionCall, CallOptions
 from maskc.core.errors import AlphaWithoutGradient, BadOption
 from maskc.core.problem import Direction
 from maskc.integrations.torch import cast_all
@@ -28,14 +28,8 @@ _NEAR_SOFTMAX = 1e-4
 """alpha - 1 below which r is its limit: there the two differ by less than fp32 tells."""
 
 
-def attention_by_head(
-    attn: Any, q: Any, k: Any, v: Any, alpha: Any, options: Mapping[str, Any],
-    deterministic: bool, data: Mapping[str, Any],
-) -> tuple[Any, Any]:  # fmt: skip
+def attention_by_head(attn: Any, call: AttentionCall) -> tuple[Any, Any]:
     """(out, lse) of a call whose alpha is an array.
-
-    Args:
-        options: other keywords of the call.
 
     Raises:
         AlphaWithoutGradient: alpha requires grad, and which pairs have weight is known to kernels
@@ -46,17 +40,17 @@ def attention_by_head(
         found = "a tensor, whose values decide what runs"
         wanted = "a number inside of torch.compile and torch.jit.trace"
         raise BadOption("alpha", wanted, found, at="alpha")
-    q, k, v = cast_all(q, k, v, attn.bundle.problem.dtype.value)
-    refuse_transforms({"q": q, "k": k, "v": v, "alpha": alpha, **options, **data})
+    *_, options, data = call[:5]
+    q, k, v = cast_all(*call[:3], attn.bundle.problem.dtype.value)
+    alpha, slopes = options.alpha, options.alibi_slopes
+    refuse_transforms({"q": q, "k": k, "v": v, **options._asdict(), **data})
     learned = isinstance(alpha, torch.Tensor) and alpha.requires_grad and torch.is_grad_enabled()
     if learned and attn.listing is None:
         raise AlphaWithoutGradient(attn.target.name, at="alpha")
     if torch.is_grad_enabled() and Direction.backward not in attn.target.directions:
         attn.target.check(attn.bundle.problem, Direction.backward)
-    call = {name: options[name] for name in ("scale", "softcap", "normalizer", "nan_safe")}
-    results: tuple[Any, Any] = _apply(
-        attn.settled(), call, deterministic, dict(data), q, k, v, alpha, options["alibi_slopes"]
-    )
+    own = options._replace(alpha=None, alibi_slopes=None)
+    results: tuple[Any, Any] = _apply(attn.settled(), own, dict(data), q, k, v, alpha, slopes)
     return results
 
 
@@ -65,50 +59,50 @@ class EntmaxByHead(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, attn: Any, call: dict[str, Any], deterministic: bool, data: Any, q: Any,
-        k: Any, v: Any, alpha: Any, slopes: Any,
+        ctx: Any, attn: Any, options: CallOptions, data: Any, q: Any, k: Any, v: Any, alpha: Any,
+        slopes: Any,
     ) -> Any:  # fmt: skip
-        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], call["normalizer"], data)
+        runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], options.normalizer, data)
         own = attn.bundle.selections and not attn.gathers
         runner = attn.choosing_on_host() if own else attn
-        out, lse = forward(runner, runs, q, k, v, {**call, "alibi_slopes": slopes}, data)
+        call = AttentionCall(q, k, v, options._replace(alibi_slopes=slopes), data)
+        out, lse = forward(runner, runs, call)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(lse)
-        ctx.own = runner, call, deterministic, data, runs
+        ctx.own = runner, options, data, runs
         ctx.save_for_backward(q, k, v, out, lse, alpha, slopes)
         return out, lse
 
     @staticmethod
     @once
     def backward(ctx: Any, saved: Any, dout: Any, _: Any) -> Any:
-        nothing = (None,) * 9
         if dout is None:
-            return nothing
-        attn, call, deterministic, data, runs = ctx.own
+            return (None,) * 8
+        attn, options, data, runs = ctx.own
         q, k, v, out, lse, alpha, slopes = saved
         dout = rows(dout)
-        always = deterministic or torch.are_deterministic_algorithms_enabled()
-        options = {**call, "deterministic": always, "alibi_slopes": slopes}
-        dq, dk, dv, *rest = backward(attn, runs, q, k, v, out, lse, dout, options, data)
+        always = options.deterministic or torch.are_deterministic_algorithms_enabled()
+        options = options._replace(deterministic=always, alibi_slopes=slopes)
+        call = AttentionCall(q, k, v, options, data, None, out, lse, dout)
+        dq, dk, dv, *rest = backward(attn, runs, call)
         dalpha = None
-        if ctx.needs_input_grad[7]:
+        if ctx.needs_input_grad[6]:
             # where kernels alone know which single keys they chose, the host chooses once more
             pairs = pairs_of_call(attn.listing, q, k, v, data)
-            dalpha = gradient_of_alpha(attn, q, k, v, lse, dout, alpha, slopes, call, pairs)
-        return *nothing[:4], dq, dk, dv, dalpha, *(rest or (None,))
+            dalpha = gradient_of_alpha(call, alpha, pairs)
+        return None, None, None, dq, dk, dv, dalpha, *(rest or (None,))
 
 
 _apply: Any = EntmaxByHead.apply
 
 
-def gradient_of_alpha(
-    attn: Any, q: Any, k: Any, v: Any, lse: Any, dout: Any, alpha: Any, slopes: Any,
-    options: Mapping[str, Any], pairs: Pairs,
-) -> Any:  # fmt: skip
+def gradient_of_alpha(call: AttentionCall, alpha: Any, pairs: Pairs) -> Any:
     """The gradient, of the shape of alpha, [] or [Hq]; computed in fp64, some queries at a time."""
+    q, k, v, options, *_ = call
+    lse, dout, slopes = call.lse, call.dout, options.alibi_slopes
     batch, heads, n_q, dim = q.shape
     n_kv, group = k.shape[2], heads // k.shape[1]
-    scale = dim**-0.5 if options["scale"] is None else float(options["scale"])
+    scale = dim**-0.5 if options.scale is None else float(options.scale)
     a = (alpha.detach().double() - 1).expand(heads)[:, None, None]
     near = a < _NEAR_SOFTMAX
     a = torch.where(near, 1.0, a)
@@ -118,8 +112,8 @@ def gradient_of_alpha(
     for first in range(0, n_q, step):
         last = min(first + step, n_q)
         s = scale * (q[:, :, first:last].double() @ keys)
-        if options["softcap"] is not None:
-            s = options["softcap"] * torch.tanh(s / options["softcap"])
+        if options.softcap is not None:
+            s = options.softcap * torch.tanh(s / options.softcap)
         if slopes is not None:
             place = torch.arange(first, last, device=q.device)[:, None] + n_kv - n_q
             far = (place - torch.arange(n_kv, device=q.device)).abs()

@@ -6,24 +6,23 @@ from typing import Any
 
 import torch
 
+from maskc.core.attention_call import AttentionCall
 from maskc.core.errors import NotAnArray
 from maskc.integrations.torch.gradients import gradients, once, rows
-from maskc.integrations.torch.keywords import Call
+from maskc.integrations.torch.keywords import PackedCall
 
 
 def forward(
-    attn: Any, call: Call, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, data: Any
+    attn: Any, call: PackedCall, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, data: Any
 ) -> tuple[Any, Any]:
     """(out, lse) of a compiled mask."""
-    found: tuple[Any, Any] = attn.launch(
-        q, k, v, call.scale, True, call.softcap, slopes, sinks, call.normalizer, call.alpha,
-        call.nan_safe, call.data(data),
-    )  # fmt: skip
+    options = call.options.with_heads(slopes, sinks)
+    found: tuple[Any, Any] = attn.run(AttentionCall(q, k, v, options, call.data(data)))
     return found
 
 
 def backward(
-    attn: Any, call: Call, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any,
+    attn: Any, call: PackedCall, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any,
     sinks: Any, data: Any, tables: tuple[str, ...] = (),
 ) -> tuple[Any, ...]:  # fmt: skip
     """Gradients of out; the mode of torch.use_deterministic_algorithms joins the call's own.
@@ -31,12 +30,11 @@ def backward(
     Args:
         tables: of a formula of the score, whose gradients follow.
     """
-    deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
-    wanted = {"wanted": tables} if hasattr(attn, "trainable") else {}
-    found: tuple[Any, ...] = attn.launch_backward(
-        q, k, v, out, lse, rows(dout), call.scale, call.softcap, slopes, sinks, call.normalizer,
-        call.alpha, deterministic, call.nan_safe, call.data(data), **wanted,
-    )  # fmt: skip
+    options = call.options.with_heads(slopes, sinks)
+    if torch.are_deterministic_algorithms_enabled():
+        options = options._replace(deterministic=True)
+    given = AttentionCall(q, k, v, options, call.data(data), None, out, lse, rows(dout), tables)
+    found: tuple[Any, ...] = attn.differentiate(given)
     return found
 
 
@@ -49,7 +47,8 @@ class MaskedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, attn: Any, call: Call, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, *data: Any
+        ctx: Any, attn: Any, call: PackedCall, q: Any, k: Any, v: Any, slopes: Any, sinks: Any,
+        *data: Any,
     ) -> Any:  # fmt: skip
         attn = attn.settled()
         out, lse = forward(attn, call, q, k, v, slopes, sinks, data)

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from maskc.core.attention_call import CallOptions
 from maskc.core.bundle import Bundle
 from maskc.core.selection import FACTORS, Score, with_factors
 from maskc.core.sizes import Sizes
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import alpha_less_1
-from maskc.runtime.alphas import is_by_head
 from maskc.runtime.selecting import Pairs, allowed_of, kept_of_chosen, lists_of
 
 _MOST = 1 << 24
@@ -28,7 +28,7 @@ _MOST = 1 << 24
 
 
 def indexer_loss(
-    attn: Any, q: Any, k: Any, lse: Any, options: Mapping[str, Any], data: Mapping[str, Any],
+    attn: Any, q: Any, k: Any, lse: Any, options: CallOptions, data: Mapping[str, Any],
     bound: Bound | None,
 ) -> Any:  # fmt: skip
     """The loss of every query.
@@ -71,7 +71,7 @@ class _Terms:
     q: Any
     k: Any
     lse: Any
-    options: Mapping[str, Any]
+    options: CallOptions
     ranking: Mapping[str, Any]
     lists: Any
     """int64 [B, G, Nq, width], -1 behind the last one; None: the keys are ranked here."""
@@ -82,7 +82,7 @@ class _Terms:
 
     @classmethod
     def of(
-        cls, attn: Any, q: Any, k: Any, lse: Any, options: Mapping[str, Any],
+        cls, attn: Any, q: Any, k: Any, lse: Any, options: CallOptions,
         data: Mapping[str, Any], bound: Bound | None,
     ) -> _Terms:  # fmt: skip
         """From a call; see `indexer_loss`."""
@@ -159,7 +159,7 @@ class _Terms:
     def _weights(self, scores: Any, keys: Any, first: int, last: int) -> Any:
         """The attention's weights of pairs [B, Hq, queries, width]."""
         options, sizes = self.options, self.sizes
-        scale, cap, slopes = (options[name] for name in ("scale", "softcap", "alibi_slopes"))
+        scale, cap, slopes = options.scale, options.softcap, options.alibi_slopes
         x = scores * (self.bundle.problem.head_dim**-0.5 if scale is None else float(scale))
         if cap is not None:
             x = cap * torch.tanh(x / cap)
@@ -169,10 +169,10 @@ class _Terms:
             x = x - slopes.detach().to(x.device)[:, None, None] * far
         lse = self.lse[:, :, first:last, None]
         lse = torch.where(lse == -torch.inf, torch.inf, lse)
-        if is_by_head(options["alpha"]):
-            a = options["alpha"].detach().float().expand(sizes.heads_q)[:, None, None] - 1
+        if options.alpha_by_head:
+            a = options.alpha.detach().float().expand(sizes.heads_q)[:, None, None] - 1
         else:
-            a = torch.tensor(alpha_less_1(options["normalizer"], options["alpha"]))
+            a = torch.tensor(alpha_less_1(options.normalizer, options.alpha))
         some = torch.where(a > 0, a, 1.0)
         weights = (1 + some * (x - lse)).clamp(min=0) ** (1 / some)
         return torch.where(a > 0, weights, torch.exp(x - lse))

@@ -9,43 +9,46 @@ from typing import Any, NamedTuple
 
 import torch
 
+from maskc.core.attention_call import CallOptions
 from maskc.core.data import CuSeqlens, Parents
 from maskc.core.dropout import RATE
 from maskc.core.errors import BadOption
 
 
-class Call(NamedTuple):
+class PackedCall(NamedTuple):
     """Everything of a call except its tensors and its mask."""
 
     layout: Mapping[str, Any]
     """For every keyword where its value is. A number is a place among the data tensors, a text
     holds a place among `values`, a list is a tuple, a dictionary a marker."""
     values: tuple[Any, ...]
-    """The options that are no tensors; they are integers where the call becomes an operator."""
-    scale: float | None
-    softcap: float | None
-    normalizer: str
-    alpha: float | None
-    nan_safe: bool
-    deterministic: bool
+    """The data that are no tensors; they are integers where the call becomes an operator."""
+    options: CallOptions
+    """The options, without vectors per head, which are tensors."""
 
     def numbers(self) -> tuple[Any, ...]:
-        """The fields in order, as the operators take them: the layout is JSON, and no values are
-        None."""
-        return _text(self.layout), list(self.values) or None, *self[2:]
+        """What operators take of it, in order: the layout is JSON, and no values are None."""
+        x = self.options
+        scale, softcap = _number("scale", x.scale), _number("softcap", x.softcap)
+        alpha = _number("alpha", x.alpha)
+        own = scale, softcap, x.normalizer, alpha, bool(x.nan_safe), x.deterministic
+        return _text(self.layout), list(self.values) or None, *own
 
     @classmethod
-    def of(cls, numbers: Sequence[Any]) -> Call:
+    def of(cls, numbers: Sequence[Any]) -> PackedCall:
         """The call of `numbers`."""
-        layout, values, *rest = numbers
-        return cls(_parsed(layout), tuple(values or ()), *rest)
+        layout, values, scale, softcap, normalizer, alpha, nan_safe, deterministic = numbers
+        options = CallOptions(
+            scale, False, softcap, None, None, normalizer, alpha, nan_safe, deterministic
+        )
+        return cls(_parsed(layout), tuple(values or ()), options)
 
     @property
     def entmax(self) -> bool:
         """Whether weights are others than softmax's."""
-        return self.normalizer == "entmax" and self.alpha != 1
+        return self.options.normalizer == "entmax" and self.options.alpha != 1
 
-    def undropped(self) -> Call:
+    def undropped(self) -> PackedCall:
         """The keywords without dropout, which the gradient of lse does not see."""
         if RATE not in self.layout:
             return self
@@ -64,30 +67,22 @@ class Call(NamedTuple):
         }
 
 
-def call_of(
-    options: dict[str, Any], deterministic: bool, as_operator: bool
-) -> tuple[Call, list[Any]]:
+def packed_call(
+    options: CallOptions, data: Mapping[str, Any], as_operator: bool
+) -> tuple[PackedCall, list[Any]]:
     """(the call, its data tensors).
 
     Args:
-        options: keywords of the call, without `return_lse`, slopes and sink logits; those with a
-            field of their own are taken out.
-        deterministic: for the backward pass.
+        options: of the call.
+        data: its other keywords.
         as_operator: turn arrays and lists into tensors, so that only integers remain as values.
     """
     tensors: list[Any] = []
     values: list[Any] = []
-    take = options.pop
-    scale, softcap, alpha = take("scale", None), take("softcap", None), take("alpha", None)
-    normalizer, nan_safe = take("normalizer", "softmax"), bool(take("nan_safe", False))
-    layout = {name: _place(value, tensors, values, as_operator) for name, value in options.items()}
-    if as_operator:
-        scale, softcap, alpha = (
-            _number(name, x)
-            for name, x in (("scale", scale), ("softcap", softcap), ("alpha", alpha))
-        )
-    numbers = scale, softcap, normalizer, alpha, nan_safe, deterministic
-    return Call(layout, tuple(values), *numbers), tensors
+    layout = {name: _place(value, tensors, values, as_operator) for name, value in data.items()}
+    if options.alibi_slopes is not None or options.sink_logits is not None:
+        options = options._replace(alibi_slopes=None, sink_logits=None)
+    return PackedCall(layout, tuple(values), options), tensors
 
 
 def _number(name: str, value: Any) -> float | None:
@@ -103,7 +98,7 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _place(value: Any, tensors: list[Any], values: list[Any], as_operator: bool) -> Any:
-    """Where the value is, see `Call`."""
+    """Where the value is, see `PackedCall`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return len(tensors) - 1

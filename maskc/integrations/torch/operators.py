@@ -17,7 +17,7 @@ import torch
 from maskc.core.tensors import order_of
 from maskc.integrations.torch.eager import backward, forward
 from maskc.integrations.torch.gradients import gradients, refused_twice
-from maskc.integrations.torch.keywords import Call
+from maskc.integrations.torch.keywords import PackedCall
 
 _CALL = (
     "Tensor[]? data, Tensor[]? captured, str mask, str layout, SymInt[]? values, float? scale, "
@@ -58,12 +58,12 @@ def register(named: Callable[[str], Any]) -> None:
                   captured: Any, mask: str, *numbers: Any) -> Any:  # fmt: skip
         kept = [x.clone() for x in captured or ()] if keep else []
         attn = reading(mask, captured)
-        return *forward(attn, Call.of(numbers), q, k, v, slopes, sinks, data or ()), kept
+        return *forward(attn, PackedCall.of(numbers), q, k, v, slopes, sinks, data or ()), kept
 
     def attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, slopes: Any,
                            sinks: Any, tables: Any, data: Any, captured: Any, mask: str,
                            *numbers: Any) -> Any:  # fmt: skip
-        call = Call.of(numbers)
+        call = PackedCall.of(numbers)
         names = {place: name for name, place in call.places().items()}
         wanted = tuple(names[x] for x in tables or ())
         args = (q, k, v, out, lse, dout, slopes, sinks, data or (), wanted)
@@ -126,7 +126,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any, list[An
     q, k, v, slopes, sinks, keep, data, captured, *ctx.rest = inputs
     _, *numbers = ctx.rest
     out, lse, kept = output
-    if Call.of(numbers).entmax:
+    if PackedCall.of(numbers).entmax:
         ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
     ctx.captured = len(captured or ())
@@ -147,7 +147,7 @@ def _differentiate(ctx: Any, dout: Any, dlse: Any, _kept: Any) -> tuple[Any, ...
     def run(v: Any, out: Any, dout: Any, undropped: bool = False) -> Any:
         mask, *numbers = ctx.rest
         if undropped:
-            numbers = list(Call.of(numbers).undropped().numbers())
+            numbers = list(PackedCall.of(numbers).undropped().numbers())
         return torch.ops.maskc.attention_backward.default(
             q, k, v, out, lse, dout, slopes, sinks, tables or None, data or None, captured or None,
             mask, *numbers,

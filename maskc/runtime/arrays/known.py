@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous
+from maskc.core.errors import NestedTensor, NotAnArray, NotContiguous, WrongRank
 from maskc.core.tensors import HOST, Array, Device, Output, Shape, torch_of
 
 
@@ -379,6 +379,18 @@ def array_of(x: object, name: str) -> Array:
     """
     known = library(x, name)
     return LIBRARIES[type(known)].view(known, name)
+
+
+def check_ranks(q: Any, k: Any) -> None:
+    """Refuse q and k that have not four dimensions.
+
+    Raises:
+        WrongRank.
+    """
+    for name, x in (("q", q), ("k", k)):
+        shape = tuple(getattr(x, "shape", ()))
+        if len(shape) != 4:
+            raise WrongRank(name, shape, at=name)
 
 
 def dtype_of_call(q: Any) -> object:

@@ -21,7 +21,7 @@ from maskc.core.captured import HELD, Held
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Device, Output, singles
 from maskc.dispatch.call import Bound, Pass, Place
-from maskc.dispatch.options import CallOptions
+from maskc.dispatch.options import PlanOptions
 from maskc.layout import Work
 from maskc.runtime.arrays.known import Library
 from maskc.runtime.device_lists.watched import Watched
@@ -46,7 +46,7 @@ class Unlisted(Exception):
 class Asked(NamedTuple):
     """A call whose mask reads data."""
 
-    options: CallOptions
+    options: PlanOptions
     given: Sequence[Any]
     """q, k and v, then what else it has."""
     data: Mapping[str, Any]

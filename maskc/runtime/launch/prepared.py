@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from threading import local
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS, Numbers, Pointers, longer
+from maskc.core.attention_call import AttentionCall
 from maskc.core.errors import TooFewMultiprocessors
 from maskc.core.problem import Direction
 from maskc.core.tensors import Device, Output, singles
@@ -144,15 +145,39 @@ class Runnable(Protocol):
         """Run, or enqueue; `sent` and `stream` are what `place` gave."""
 
 
+class OpenedCall(NamedTuple):
+    """A call from which something was read that kernels find behind `struct Attention`."""
+
+    call: AttentionCall
+    """The call without data that were read."""
+    block: bytes
+    """The bytes that kernels find."""
+    held: object = None
+    """Memory that the block points to."""
+    gradients: tuple[Any, ...] = ()
+    """Arrays that a backward pass fills, too."""
+
+
+class CallBlock(Protocol):
+    """Something that some kernels read behind `struct Attention`, and how a call gives it."""
+
+    def opened(self, call: AttentionCall) -> OpenedCall:
+        """Read it from a call, before anything is launched.
+
+        Raises:
+            MaskcError: the call does not give it, or gives it in another form.
+        """
+
+
 class BlockLaunch:
     """A plan with what a call has behind `struct Attention`; several nest, and their blocks follow
     each other."""
 
-    __slots__ = ("_block", "_held", "_plan", "kernel", "outputs", "run")
+    __slots__ = ("_block", "_plan", "kernel", "outputs", "run")
 
-    def __init__(self, plan: Runnable, block: bytes, held: object = None) -> None:
-        """`held`: memory that the block points to."""
-        self._plan, self._block, self._held = plan, block, held
+    def __init__(self, plan: Runnable, block: bytes) -> None:
+        """Nothing is placed yet."""
+        self._plan, self._block = plan, block
         self.kernel, self.outputs, self.run = plan.kernel, plan.outputs, plan.run
 
     def place(self, library: Library, q: Any) -> tuple[Any, int]:
@@ -187,7 +212,10 @@ class Sent:
 
     def with_block(self, block: bytes) -> Sent:
         """The same with more behind `struct Attention`; blocks follow each other."""
-        return replace(self, template=self.template + block, block=self.block + block)
+        return Sent(
+            self.template + block, self.lse, self.owner, self.counters, self.free,
+            self.block + block, self.lasting,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
