@@ -62,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluate": {
         "dsl", "reference", "ir", "runtime", "integrations", "transformers", "api", "driver",
     },
+    "lab": {"dsl", "layout", "plan", "runtime", "verify"},
     "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
 ALLOWED["report"] = ALLOWED["viz"] | {"viz", "verify", "evaluate"}
@@ -76,7 +77,7 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
     "cupy": ({"build", "runtime"}, False),
     "cuda": ({"build", "runtime"}, False),
     "torch": (
-        {"integrations", "transformers", "verify", "testing", "distributed", "evaluate"},
+        {"integrations", "transformers", "verify", "testing", "distributed", "evaluate", "lab"},
         False,
     ),
     "transformers": ({"transformers", "distributed", "evaluate"}, False),
