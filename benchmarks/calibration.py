@@ -22,14 +22,14 @@ from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.dsl.combinators import block_diagonal, causal, full, sinks, window
 from maskc.dsl.mask import Mask
+from maskc.lab.pairs import Pairs
+from maskc.lab.rivals import Contender
 from maskc.layout import build
 from maskc.layout.work.tile_counts import tally_of
 from maskc.plan.predict import launches_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.verify.case import Case
 from maskc.verify.judge import sample_rows
-from maskc.verify.pairs import Pairs
-from maskc.verify.rivals import Contender
 from maskc.verify.tensors import Tensors, make_tensors
 
 _MODES = ("usual", "stream", APART)
