@@ -276,7 +276,17 @@ def test_the_package_says_that_it_is_typed():
     [
         (
             "maskc",
-            ["torch", "cupy", "jinja2", "matplotlib", "islpy", "sympy", "click", "rich", "maskc.lab"],
+            [
+                "torch",
+                "cupy",
+                "jinja2",
+                "matplotlib",
+                "islpy",
+                "sympy",
+                "click",
+                "rich",
+                "maskc.lab",
+            ],
         ),
         (
             "maskc.runtime.generated",
@@ -285,7 +295,10 @@ def test_the_package_says_that_it_is_typed():
         ("maskc.cli", ["torch", "cupy", "matplotlib", "jinja2"]),
         ("maskc.testing", ["torch", "hypothesis", "pytest", "islpy"]),
         ("maskc.testing.plugin", ["torch", "hypothesis", "islpy", "sympy", "jinja2"]),
-        ("maskc.evaluate", ["torch", "transformers", "scipy", "cupy", "islpy", "sympy", "jinja2"]),
+        (
+            "maskc.lab.evaluate",
+            ["torch", "transformers", "scipy", "cupy", "islpy", "sympy", "jinja2"],
+        ),
         ("maskc.distributed", ["torch", "transformers", "cupy", "jinja2"]),
         ("maskc.integrations.transformers", ["torch", "transformers", "cupy", "islpy"]),
     ],
