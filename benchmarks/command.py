@@ -160,7 +160,7 @@ def models(names: tuple[str, ...], device: str, dtype: str, n: int) -> None:
     MODEL is mistral, gemma2, gemma3, gpt_oss or llama4; all of them, if not given.
     """
     from benchmarks.models import MODELS, checks
-    from maskc.verify.environment import environment
+    from maskc.lab.environment import environment
 
     unknown = [name for name in names if name not in MODELS]
     if unknown:

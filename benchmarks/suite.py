@@ -34,8 +34,8 @@ from benchmarks.run import bench_case
 from maskc.core.dtypes import DType
 from maskc.core.errors import NoDevice, UsageMistake
 from maskc.core.target import Target
+from maskc.lab.environment import environment
 from maskc.runtime.device import default_target
-from maskc.verify.environment import environment
 from maskc.verify.tensors import device_of
 from maskc.verify.timing import SECONDS
 

@@ -9,8 +9,8 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
-from maskc.report.document import Block, Code, Command, Document, Figure, Table, Words
-from maskc.viz.explorer.page import source
+from maskc.lab.explorer.page import source
+from maskc.lab.report.document import Block, Code, Command, Document, Figure, Table, Words
 
 _UNSHOWN = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 """Characters that control and show nothing; tabs and ends of lines stay."""
@@ -30,7 +30,7 @@ def minified(style: str) -> str:
 
 def html(report: Document) -> str:
     """The whole page. Its policy lets no script run and nothing be loaded."""
-    sheets = source("style.css"), (files("maskc.report") / "report.css").read_text("utf-8")
+    sheets = source("style.css"), (files("maskc.lab.report") / "report.css").read_text("utf-8")
     style = minified("\n".join(sheets))
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = "; ".join((

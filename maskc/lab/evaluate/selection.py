@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Algebra, TopK, selects, walk
-from maskc.evaluate.tensors import torch_module
+from maskc.lab.evaluate.tensors import torch_module
 
 Made = Callable[[Mask], Any]
 """From a mask that selects nothing to bool [n, n] or [heads, n, n]."""

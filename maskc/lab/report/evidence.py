@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from maskc.report.document import Block, Command, Table, Words
+from maskc.lab.report.document import Block, Command, Table, Words
 from maskc.viz import words
 
 if TYPE_CHECKING:
-    from maskc.evaluate import Evaluated, Evaluation
+    from maskc.lab.evaluate import Evaluated, Evaluation
 
 _SHOWN_LAYERS = 40
 """Layers that are shown one by one; of more, every second."""

@@ -14,9 +14,9 @@ import numpy as np
 from maskc.api import attention
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Algebra, TopK, selects
-from maskc.evaluate.selection import Queries, block_of, can_select, combined, selected
-from maskc.evaluate.tensors import placed, torch_module
 from maskc.ir.names import declared_names
+from maskc.lab.evaluate.selection import Queries, block_of, can_select, combined, selected
+from maskc.lab.evaluate.tensors import placed, torch_module
 
 _ROWS = 1024
 """Queries that are computed together: only the keys that one of them sees are read."""

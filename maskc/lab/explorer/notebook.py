@@ -12,30 +12,51 @@ from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.ir.heads import written_heads
-from maskc.viz.explorer.build import Shown, page_model
-from maskc.viz.explorer.model import Plain
-from maskc.viz.explorer.page import html, joined, source, text_of
-from maskc.viz.explorer.sliders import movable_mask
+from maskc.lab.explorer.build import Shown, page_model
+from maskc.lab.explorer.model import Plain
+from maskc.lab.explorer.page import html, joined, source, text_of
+from maskc.lab.explorer.sliders import movable_mask
 from maskc.viz.lengths import showing
 
 
-def shown(
-    mask: Mask, n_q: int | None, n_kv: int | None, *, other: Mask | None, n_heads: int | None,
-    target: str | None, height: int, data: Mapping[str, object],
+def show(
+    mask: Mask, /, n: int | None = None, n_kv: int | None = None, *, other: Mask | None = None,
+    n_heads: int | None = None, target: str | None = None, height: int = 640, **data: Any,
 ) -> Any:  # fmt: skip
-    """See maskc.api.show."""
+    """The explorer in a notebook: every pair of a mask, why it is live, its source and its price.
+
+    `mask.show(n)` is a plain picture; this is the page of `maskc explore`, in a cell.
+
+    Args:
+        mask: any mask; widths and counts that are numbers in it become sliders.
+        n: queries to begin with; lengths at which the mask has its shape when None.
+        n_kv: keys; n when None.
+        other: a mask to compare with.
+        n_heads: query heads, as in `Mask.dense`; 8 where they are needed and nobody says.
+        target: whose kernel is shown and priced; sm_90a when None.
+        height: of the cell, in pixels.
+        data: the arrays and parameters that the masks name.
+
+    Returns:
+        A widget where anywidget is installed (`pip install 'maskc[notebook]'`), else what shows
+        the same page in a frame of its own; notebooks display both.
+
+    Raises:
+        ExplorerTooLarge: the arrays are too large for a page (MC720).
+        MaskcError: as `Mask.layout`.
+    """
     for each in (mask, other):
         if each is not None and not isinstance(each, Mask):
             raise not_a_mask("mc.show", each, "mask")
     heads = n_heads or written_heads(mask)
-    if n_q is None:
-        n_q, n_kv = showing(mask, heads)
+    if n is None:
+        n, n_kv = showing(mask, heads)
     first = _shown("mask", mask, data, frozenset())
     second = None
     if other is not None:
         second = _shown("other", other, data, frozenset(first.labels))
     model = page_model(
-        first, n_q, n_q if n_kv is None else n_kv,
+        first, n, n if n_kv is None else n_kv,
         problem=driver.problem(128, None, heads, "bfloat16"),
         target=Target.named(target or "sm_90a"), other=second, embedded=True,
     )  # fmt: skip

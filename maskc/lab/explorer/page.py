@@ -30,7 +30,7 @@ def html(model: dict[str, Any]) -> str:
     """The whole page; no user text in it is markup, and no script runs that is not ours.
 
     Args:
-        model: plain values, see `maskc.viz.explorer.model`.
+        model: plain values, see `maskc.lab.explorer.model`.
     """
     style, script = source("style.css"), joined("start.js")
     policy = "; ".join((
@@ -58,7 +58,7 @@ def text_of(model: dict[str, Any]) -> str:
 @cache
 def source(name: str) -> str:
     """The text of a file of page/."""
-    return (files("maskc.viz.explorer") / "page" / name).read_text("utf-8")
+    return (files("maskc.lab.explorer") / "page" / name).read_text("utf-8")
 
 
 def _alone(module: str) -> str:

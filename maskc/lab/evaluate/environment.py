@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from maskc.evaluate.evaluating import Inputs
-from maskc.evaluate.tensors import Tensors, torch_module
+from maskc.lab.evaluate.evaluating import Inputs
+from maskc.lab.evaluate.tensors import Tensors, torch_module
 
 
 def best_device() -> str:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from maskc.core.dtypes import DType
+from maskc.lab.mask_mod import formula_of
+from maskc.lab.pairs import Pairs
 from maskc.verify.case import Case
-from maskc.verify.mask_mod import formula_of
-from maskc.verify.pairs import Pairs
 from maskc.verify.tensors import Tensors
 
 RIVALS = {

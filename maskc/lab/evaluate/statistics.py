@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from maskc.core.errors import TooFewValues, not_imported
-from maskc.evaluate.results import Interval
+from maskc.lab.evaluate.results import Interval
 
 BLOCK = 64
 """Tokens of a block of the bootstrap: losses of neighbours depend on each other."""

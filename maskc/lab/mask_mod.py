@@ -10,8 +10,8 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
+from maskc.lab.pairs import Pairs
 from maskc.verify.case import Case
-from maskc.verify.pairs import Pairs
 
 Env = Mapping[str, Any]
 """Index tensors b, h, q, k; lengths and parameters as integers; arrays as tensors."""

@@ -16,15 +16,15 @@ from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Node, default_parameters, structure
 from maskc.dsl.not_a_mask import not_a_mask
-from maskc.evaluate import retrieval as needle
-from maskc.evaluate.families import pairs_of
-from maskc.evaluate.information import Losses, information_loss
-from maskc.evaluate.matrices import Matrices
-from maskc.evaluate.models import losses
-from maskc.evaluate.results import Evaluated, Evaluation, InformationLoss, Interval, Perplexity
-from maskc.evaluate.statistics import bootstrap, holm
-from maskc.evaluate.tensors import Data, Tensors, capture, data_of
 from maskc.ir.names import declared_names
+from maskc.lab.evaluate import retrieval as needle
+from maskc.lab.evaluate.families import pairs_of
+from maskc.lab.evaluate.information import Losses, information_loss
+from maskc.lab.evaluate.matrices import Matrices
+from maskc.lab.evaluate.models import losses
+from maskc.lab.evaluate.results import Evaluated, Evaluation, InformationLoss, Interval, Perplexity
+from maskc.lab.evaluate.statistics import bootstrap, holm
+from maskc.lab.evaluate.tensors import Data, Tensors, capture, data_of
 
 INFORMATION = (
     "Retained mass and output error speak of one model's q and k on these texts, layer by layer: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from maskc.report.document import Block, Code, Command, Document, Figure, Table, Words
+from maskc.lab.report.document import Block, Code, Command, Document, Figure, Table, Words
 
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 _UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

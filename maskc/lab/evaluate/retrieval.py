@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.evaluate.models import Reading, attention_of, masked
-from maskc.evaluate.results import Retrieval
-from maskc.evaluate.statistics import mcnemar, wilson
-from maskc.evaluate.tensors import Data
+from maskc.lab.evaluate.models import Reading, attention_of, masked
+from maskc.lab.evaluate.results import Retrieval
+from maskc.lab.evaluate.statistics import mcnemar, wilson
+from maskc.lab.evaluate.tensors import Data
 
 _NEEDLE = "\nThe secret number is {0}. Remember it: the secret number is {0}.\n"
 _QUESTION = "\nThe secret number is"

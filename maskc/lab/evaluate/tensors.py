@@ -265,7 +265,7 @@ def capture(
             something that is not kept (MC730).
         ExtraMissing: transformers is not installed (MC507).
     """
-    from maskc.evaluate.models import attention_of
+    from maskc.lab.evaluate.models import attention_of
 
     torch = torch_module()
     wanted = None if layers is None else set(layers)

@@ -17,9 +17,10 @@ from maskc.core.expr_text import to_people
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
-from maskc.report.document import Block, Code, Command, Document, Figure, Section, Table, Words
-from maskc.report.drawings import growth_chart, map_of
-from maskc.report.evidence import (
+from maskc.lab.explorer.sources import pattern_text
+from maskc.lab.report.document import Block, Code, Command, Document, Figure, Section, Table, Words
+from maskc.lab.report.drawings import growth_chart, map_of
+from maskc.lab.report.evidence import (
     ablation_blocks,
     dense_words,
     quality_blocks,
@@ -27,16 +28,15 @@ from maskc.report.evidence import (
 )
 from maskc.verify.samples import sample_data
 from maskc.viz import words
-from maskc.viz.explorer.sources import pattern_text
 from maskc.viz.lengths import showing
 from maskc.viz.picture import KernelTiles, numbers_of, picture
 from maskc.viz.terminal import render
 
 if TYPE_CHECKING:
-    from maskc.evaluate import Evaluated, Evaluation
+    from maskc.lab.evaluate import Evaluated, Evaluation
+    from maskc.lab.sweep import Growth
     from maskc.layout.tiles.numbers import Numbers
     from maskc.plan.types import KernelPlan
-    from maskc.verify.sweep import Growth
 
 Row = dict[str, Any]
 
@@ -522,7 +522,7 @@ def _significance(subject: Subject) -> Iterator[Block]:
 
 def _terms(subject: Subject) -> Iterator[Block]:
     """What each term of the mask adds to it, in pairs: a cost that needs no model."""
-    from maskc.evaluate import ablations
+    from maskc.lab.evaluate import ablations
 
     if driver.selects(subject.mask):
         return

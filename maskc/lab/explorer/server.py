@@ -15,8 +15,8 @@ from threading import Lock
 from urllib.parse import parse_qs, urlsplit
 
 from maskc.core.errors import ExplorerPort, MaskcError
-from maskc.viz.explorer.model import Plain
-from maskc.viz.explorer.page import html
+from maskc.lab.explorer.model import Plain
+from maskc.lab.explorer.page import html
 
 HOST = "127.0.0.1"
 

@@ -18,6 +18,8 @@ from maskc import driver
 from maskc.core.errors import UsageMistake
 from maskc.core.problem import Direction
 from maskc.core.target import Target
+from maskc.lab.pairs import Pairs
+from maskc.lab.rivals import RIVALS, Contender, Unavailable, boolean_mask, make_rival
 from maskc.verify.case import Case
 from maskc.verify.judge import (
     Judge,
@@ -27,8 +29,6 @@ from maskc.verify.judge import (
     make_judge,
     sample_rows,
 )
-from maskc.verify.pairs import Pairs
-from maskc.verify.rivals import RIVALS, Contender, Unavailable, boolean_mask, make_rival
 from maskc.verify.samples import true_mask
 from maskc.verify.tensors import Tensors, device_of, has_torch, make_tensors
 from maskc.verify.timing import Timed, peak_bytes, take_turns

@@ -13,10 +13,10 @@ from maskc.core.expr_text import to_people
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
+from maskc.lab.explorer.forms import forms, no_price, prices, taken
+from maskc.lab.explorer.model import Plain, mask_model, tree
+from maskc.lab.explorer.sources import pattern_text, sources
 from maskc.questions import diff, equals, subset_of
-from maskc.viz.explorer.forms import forms, no_price, prices, taken
-from maskc.viz.explorer.model import Plain, mask_model, tree
-from maskc.viz.explorer.sources import pattern_text, sources
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import numpy as np
 
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Node
-from maskc.evaluate.matrices import Matrices
-from maskc.evaluate.results import InformationLoss, LayerLoss
-from maskc.evaluate.selection import Queries, can_select, selected
-from maskc.evaluate.statistics import bootstrap
-from maskc.evaluate.tensors import LayerTensors, Tensors, torch_module
 from maskc.ir.lower import differs_by_head
 from maskc.ir.names import declared_names
+from maskc.lab.evaluate.matrices import Matrices
+from maskc.lab.evaluate.results import InformationLoss, LayerLoss
+from maskc.lab.evaluate.selection import Queries, can_select, selected
+from maskc.lab.evaluate.statistics import bootstrap
+from maskc.lab.evaluate.tensors import LayerTensors, Tensors, torch_module
 
 _ELEMENTS, _ELEMENTS_GPU = 1 << 25, 1 << 27
 """Scores that are held at a time: 128 MiB in fp32, 512 MiB on a GPU."""

@@ -22,10 +22,10 @@ from maskc.core.problem import Direction, Problem
 from maskc.core.target import Target
 from maskc.core.widths import largest, reach
 from maskc.dsl.combinators import full
+from maskc.lab.explorer.model import tree
 from maskc.plan.cost import choice, title
 from maskc.plan.predict import milliseconds, part_times
 from maskc.plan.types import KernelPlan, PlannedPart
-from maskc.viz.explorer.model import tree
 from maskc.viz.words import cut
 
 _LONGEST = 60

@@ -13,10 +13,10 @@ from maskc.core.data import Parents
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.data_atoms import parents
 from maskc.dsl.mask import Mask
-from maskc.evaluate.results import Trained
-from maskc.evaluate.statistics import equivalence, paired_interval, paired_p
-from maskc.evaluate.tensors import torch_module
 from maskc.ir.names import declared_names
+from maskc.lab.evaluate.results import Trained
+from maskc.lab.evaluate.statistics import equivalence, paired_interval, paired_p
+from maskc.lab.evaluate.tensors import torch_module
 
 ACCURACY, LOSS = "accuracy", "nats per token"
 MARGIN = 0.02
@@ -437,7 +437,7 @@ def _first_weights(task: Task, recipe: Recipe, seed: int) -> dict[str, Any]:
 
 def tasks(long_text: str | None = None, n: int = 256) -> Iterator[Task]:
     """All tasks: long text and code trees of n tokens, images and the two synthetic ones."""
-    from maskc.evaluate.texts import demo_texts
+    from maskc.lab.evaluate.texts import demo_texts
 
     yield copying()
     yield recall()

@@ -9,7 +9,7 @@ from math import exp, log
 from statistics import linear_regression
 
 from maskc.core.target import Target
-from maskc.verify.bench import Row, bench_mask, short
+from maskc.lab.bench import Row, bench_mask, short
 from maskc.verify.case import Case
 
 _SLOW = 4000.0

@@ -10,8 +10,8 @@ from typing import Any
 from maskc.api import attention
 from maskc.core.errors import ExtraMissing, ModelNotServed, WeightsMissing, not_imported
 from maskc.dsl.mask import Mask
-from maskc.evaluate.tensors import Data, data_of, placed
 from maskc.ir.names import declared_names
+from maskc.lab.evaluate.tensors import Data, data_of, placed
 
 NAME = "maskc_evaluated"
 """The attention implementation of models while they are looked at."""
