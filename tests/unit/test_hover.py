@@ -14,7 +14,7 @@ from maskc.runtime import CompiledMask
 FREE = {"data", "options"}
 """Keywords of a mask's own, the names of the data that it reads, and those of another call."""
 SEE_ANOTHER = {
-    "CompiledMask.launch", "CompiledMask.launch_backward", "Mask.__call__", "Pattern.__call__",
+    "CompiledMask.launch", "Mask.__call__", "Pattern.__call__",
 }  # fmt: skip
 """Their arguments are those of what their docstring names, of somebody's own function, or none."""
 
