@@ -149,13 +149,13 @@ def test_equal_alphas_run_together(monkeypatch):
     """A call is as many launches as there are runs of equal numbers that groups of heads allow."""
     q, k, v, _ = tensors(20, 20, 16, torch.float32, batch=1, heads=8, kv_heads=2, device="cpu")
     calls = []
-    launch = CompiledMask.launch
+    run = CompiledMask.run
 
-    def counted(self, q, *args, **keywords):
-        calls.append(q.shape[1])
-        return launch(self, q, *args, **keywords)
+    def counted(self, call):
+        calls.append(call.q.shape[1])
+        return run(self, call)
 
-    monkeypatch.setattr(CompiledMask, "launch", counted)
+    monkeypatch.setattr(CompiledMask, "run", counted)
     for alphas, wanted in (
         ([1.5] * 8, [8]),
         ([1.5] * 4 + [1.2] * 4, [4, 4]),
