@@ -301,8 +301,8 @@ def test_tables_read_by_distance_get_gradients_whole():
     mask = mc.window(8, 8) | mc.global_tokens(list(range(7, 2048, 128)))
     score, _ = FORMULAS["buckets"](8, 8, 2, 2)
     attn = mask.compile(64, dtype="bfloat16", target="sm_90a", score=score)
-    assert attn._sums_diagonals
-    assert not attn._in_no_parts._sums_diagonals
+    assert attn.bundle.parts
+    assert not attn._in_no_parts.all_reports
     table = torch.randn(8, 2)
     q, k, v, dout = (torch.randn(1, 2, 140, 64).bfloat16() for _ in range(4))
     out, lse = attn(q, k, v, return_lse=True, bias=table)
