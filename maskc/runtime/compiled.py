@@ -489,12 +489,12 @@ class CompiledMask:
             if self._runner is not None:
                 return self._runner.run(self, call)
             call, opened = self._opened(call)
-        q, options, into = call.q, call.options, call.into
-        given = [q, call.k, call.v]
+        q, k, v, options, data, into = call[:6]
+        given = [q, k, v]
         asked, own = _USUAL, None
         if not (options is DEFAULTS or options is WITH_LSE):
             asked, own = _planned(options, _QKV, given)
-        plan, lib, places = self._begin(asked, given, call.data)
+        plan, lib, places = self._begin(asked, given, data)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
         q, outputs = given[0], plan.outputs
