@@ -319,8 +319,8 @@ def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | N
             if own != found:
                 raise DataShape("scores", scores[node].shape, f"[{found}, n_q, n_kv]", at="scores")
     for node in nodes:
-        if isinstance(node, N.Heads) and found is not None and max(node.ids, default=-1) >= found:
-            raise NoSuchHead(node.ids[-1], found, at=node.loc)
+        if found is not None and node.last_head >= found:
+            raise NoSuchHead(node.last_head, found, at=node.loc)
     return found
 
 
