@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.lab.evaluate.models import Reading, attention_of, masked
+from maskc.lab.evaluate.models import Reading, masked
+from maskc.lab.evaluate.noted_attention import attention_of
 from maskc.lab.evaluate.results import Retrieval
 from maskc.lab.evaluate.statistics import mcnemar, wilson
 from maskc.lab.evaluate.tensors import Data
