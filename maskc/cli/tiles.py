@@ -9,7 +9,7 @@ from maskc.cli.output import echo, told, write_json, write_table
 from maskc.core.errors import CheckFailed, UsageMistake
 
 if TYPE_CHECKING:
-    from maskc.cli.entries import Entry
+    from maskc.cli.entries import MaskEntry
     from maskc.cli.given import Arrays
     from maskc.cli.measuring import How
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def run_tiles(
-    found: Sequence[Entry], how: How, lengths: Sequence[int], n_kv: int | None, arrays: Arrays,
+    found: Sequence[MaskEntry], how: How, lengths: Sequence[int], n_kv: int | None, arrays: Arrays,
     plot: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Time, check and print all tiles of all masks at one length.

@@ -40,7 +40,7 @@ from maskc.dsl.slots import emptied
 from maskc.layout import to_host
 
 if TYPE_CHECKING:
-    from maskc.distributed.work import Work
+    from maskc.distributed.work import RankWork
 
 T = TypeVar("T")
 _WORTH = 0.95
@@ -379,7 +379,7 @@ class Plan(Setting):
 
     def work(
         self, rank: int, layer: str | None = None, one_stretch: bool = False, at_home: bool = False
-    ) -> Work:
+    ) -> RankWork:
         """A rank's messages and calls in one layer; made once.
 
         Args:
@@ -405,7 +405,7 @@ class Plan(Setting):
             call.positions for rank in range(self.ranks) for call in self.work(rank, *asked).calls
         ))  # fmt: skip
 
-    def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> Work:
+    def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> RankWork:
         """A rank's messages and calls in one layer plan; made once."""
         from maskc.distributed.work import work_of
 

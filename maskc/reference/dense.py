@@ -27,7 +27,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.slots import at_lengths
 from maskc.reference import given
 from maskc.reference.formula import Scope
-from maskc.reference.pairs import Place, keep, leading
+from maskc.reference.pairs import PairPlace, keep, leading
 from maskc.reference.ranking import TENSORS, needs, scores_of
 
 
@@ -125,7 +125,7 @@ def axes_given(mask: Mask, data: Mapping[str, object]) -> tuple[int, int]:
 class _At:
     """A mask with everything that it reads."""
 
-    place: Place
+    place: PairPlace
     """The place of head 0, with the arrays of all sequences."""
     wanted: dict[str, DataDecl]
     sequences: int | None
@@ -144,7 +144,7 @@ class _At:
             raise HeadsUnknown(at=reads[0])
         return bool(reads)
 
-    def sequence(self, b: int) -> Place:
+    def sequence(self, b: int) -> PairPlace:
         """The place of one sequence."""
         arrays = self.place.data
         part = {name: given.for_sequence(d, arrays[name], b) for name, d in self.wanted.items()}
@@ -165,7 +165,7 @@ def _at(
     arrays = {name: given.read(decl, data[name]) for name, decl in wanted.items()}
     heads = _heads(nodes, arrays, ranking, n_heads)
     scope = _scope(n_q, n_kv, params, data)
-    place = Place(n_q, n_kv, 0, heads or 1, heads_kv, arrays, scope, ranking)
+    place = PairPlace(n_q, n_kv, 0, heads or 1, heads_kv, arrays, scope, ranking)
     return _At(place, wanted, _sequences(nodes, wanted, arrays, ranking), heads)
 
 

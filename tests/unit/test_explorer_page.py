@@ -14,7 +14,7 @@ from maskc import driver
 from maskc.cli.entries import entries
 from maskc.cli.explore import Models
 from maskc.cli.given import Arrays
-from maskc.cli.options import Asked
+from maskc.cli.options import KernelOptions
 from maskc.core.boxes import tokens_of
 from maskc.core.dtypes import DType
 from maskc.core.problem import Problem
@@ -276,7 +276,7 @@ def test_statements_follow_the_parameters(opened):
 
 def test_made_up_data_are_called_so(opened):
     (entry,) = entries(None, "documents('doc') & causal()", (), None)
-    made = Models(entry, None, Asked(("cpu",), 64, "float32", None), Arrays(0), 300, 300)
+    made = Models(entry, None, KernelOptions(("cpu",), 64, "float32", None), Arrays(0), 300, 300)
     page = opened(made({}))
     assert "Made up, not yours: doc." in page.inner_text("footer")
     assert "Made up, not yours: doc." in page.inner_text("section[aria-label=Price]")
@@ -631,7 +631,7 @@ def test_hostile_text_is_shown_as_text(opened, tmp_path):
 def test_served_page_gets_the_rest_and_other_settings(chromium):
     """The first picture needs no plan; what shapes the formula is compiled anew, at once."""
     entry = entries("dilated_longformer", None, (), None)[0]
-    asked = Asked(("cpu",), 128, "bfloat16", None)
+    asked = KernelOptions(("cpu",), 128, "bfloat16", None)
     make = Models(entry, None, asked, Arrays(0), 400, 400)
     server = ExplorerServer(lambda query: make(query, served=True))
     thread = threading.Thread(target=server.serve)

@@ -61,7 +61,7 @@ def test_right_masks_pass(mask: Any):
 
 
 def test_every_dtype_and_option_is_drawn(monkeypatch: pytest.MonkeyPatch):
-    found: list[cases.Drawn] = []
+    found: list[cases.DrawnCase] = []
     monkeypatch.setattr(cases, "mismatch", lambda case, _: found.append(case))
     assert testing.check(mc.causal() & mc.documents("d"), examples=200, **CPU) == 200
     assert {case.dtype for case in found} == {"float32", "bfloat16", "float16"}

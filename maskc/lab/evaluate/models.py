@@ -80,7 +80,7 @@ def masked(model: Any, masks: Mask | Mapping[int, Mask | None] | None) -> Iterat
         set_mask(model, everything)
 
 
-class Reading:
+class ReadingAttention:
     """Attention under masks that read arrays, of one sequence after the other.
 
     Args:
@@ -128,7 +128,7 @@ def losses(
     import torch
 
     device = next(model.parameters()).device
-    found, reading = [], Reading(data, compute)
+    found, reading = [], ReadingAttention(data, compute)
     with attention_of(model, compute=reading), masked(model, masks), torch.no_grad():
         for row in input_ids:
             ids = row.to(device)[None]

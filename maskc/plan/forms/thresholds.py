@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.analysis.heads import Heads, assume
+from maskc.analysis.heads import HeadGroups, assume
 from maskc.core import expr as E
 from maskc.core.errors import SelectionNotCompiled
 from maskc.core.expr import Expr
@@ -34,7 +34,7 @@ _REASON = (
 )
 
 
-def by_threshold(heads: Heads, target: Target) -> Selection | None:
+def by_threshold(heads: HeadGroups, target: Target) -> Selection | None:
     """What the masks choose, where it is to be found by thresholds; None where nothing is chosen,
     or larger blocks are.
 
@@ -76,7 +76,9 @@ def lifted_pair(keep: Expr, one: Selection) -> tuple[Lifted, Expr]:
     return replace(whole, shape=shapes[0]), shapes[1]
 
 
-def plan_by_threshold(heads: Heads, one: Selection, problem: Problem, target: Target) -> KernelPlan:
+def plan_by_threshold(
+    heads: HeadGroups, one: Selection, problem: Problem, target: Target
+) -> KernelPlan:
     """The plan of a mask with keys that are chosen one by one: whole, in one size of tiles."""
     hull = next(each for each in heads.hulls if each.selection == one)
     pairs = [lifted_pair(ir.keep, one) for ir in heads.masks]
