@@ -37,7 +37,7 @@ from maskc.core.dtypes import DType
 from maskc.lab.rivals import Unavailable
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.verify.case import Case
-from maskc.verify.tensors import CaseTensors
+from maskc.verify.case_tensors import CaseTensors
 from maskc.verify.timing import Timed, take_turns
 
 Found = dict[str, Any]

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.selection import Ranks, best, one_selection
 from maskc import driver
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.problem import TileShape
 from maskc.core.sizes import Sizes
 from maskc.dsl import nodes as N
@@ -20,7 +20,7 @@ from maskc.layout import bind_arrays, choose, scores_of, sequence_arrays
 from maskc.reference import ranking
 from maskc.reference.pairs import PairPlace, keep
 from maskc.verify.case import Case
-from maskc.verify.tensors import CaseTensors, host
+from maskc.verify.case_tensors import CaseTensors, host
 
 _ROWS = 256
 """Queries whose pairs are counted at a time."""

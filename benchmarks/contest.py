@@ -17,9 +17,10 @@ from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.driver import selects
 from maskc.lab.bench import short
-from maskc.lab.pairs import CasePairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.rivals import Contender, Key, Missing, Unavailable
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, has_torch, like
 from maskc.verify.judge import (
     CaseVerdict,
     Judge,
@@ -28,7 +29,6 @@ from maskc.verify.judge import (
     make_judge,
     worst,
 )
-from maskc.verify.tensors import CaseTensors, has_torch, like
 from maskc.verify.timing import SECONDS, Timed, peak_bytes, take_turns
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from maskc.dsl import nodes as N
 from maskc.dsl.combinators import causal, full
 from maskc.lab.rivals import Contender, Missing, tokens_first
 from maskc.verify.case import Case
-from maskc.verify.tensors import CaseTensors
+from maskc.verify.case_tensors import CaseTensors
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ import numpy as np
 from benchmarks.selection import OneSelection, cells, one_selection
 from benchmarks.unfused import Chooser, exact_products
 from maskc.dsl.mask import Mask
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.mask_mod import mask_mod
-from maskc.lab.pairs import CasePairs
 from maskc.lab.rivals import Contender, Unavailable, quiet
 from maskc.verify.case import Case
-from maskc.verify.tensors import CaseTensors
+from maskc.verify.case_tensors import CaseTensors
 
 _SIDE = 128
 """Tokens of a side of a block of FlexAttention, if what is chosen is not smaller."""

@@ -14,11 +14,11 @@ import numpy as np
 
 from maskc.core.dtypes import DType
 from maskc.core.errors import CheckFailed
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.mask_mod import formula_of
-from maskc.lab.pairs import CasePairs
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, like
 from maskc.verify.judge import CaseVerdict, Judge, attend, worst
-from maskc.verify.tensors import CaseTensors, like
 
 _CHUNK = 1 << 26
 """Pairs whose scores are held at once."""

@@ -17,7 +17,7 @@ from maskc.core.target import Target
 from maskc.dsl.data_atoms import block_table
 from maskc.lab.rivals import Contender
 from maskc.verify.case import Case
-from maskc.verify.tensors import CaseTensors, host
+from maskc.verify.case_tensors import CaseTensors, host
 
 _CALLS = 5
 _CHOOSES = ("select_", "gather_", "attention_choose")

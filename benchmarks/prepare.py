@@ -110,9 +110,9 @@ def _compile(
     import torch
 
     from benchmarks.rivals import make_rival
-    from maskc.lab.pairs import CasePairs
+    from maskc.lab.case_pairs import CasePairs
     from maskc.lab.rivals import start_anew
-    from maskc.verify.tensors import make_tensors
+    from maskc.verify.case_tensors import make_tensors
 
     start_anew()
     tensors = make_tensors(case, "cuda")

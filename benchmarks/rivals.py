@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import fa4
 from benchmarks.fa4 import Form, form_of
 from maskc.driver import selects
-from maskc.lab.pairs import CasePairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.rivals import (
     Contender,
     Missing,
@@ -22,7 +22,7 @@ from maskc.lab.rivals import (
     gradient_of,
 )
 from maskc.verify.case import Case
-from maskc.verify.tensors import CaseTensors, data_on_device
+from maskc.verify.case_tensors import CaseTensors, data_on_device
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask

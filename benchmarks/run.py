@@ -17,14 +17,14 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.lab.bench import short
-from maskc.lab.pairs import CasePairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.plan.cost import layout_at
 from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan, PlannedMask
 from maskc.runtime.compiled import CompiledMask
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, device_of, has_torch, make_tensors
 from maskc.verify.judge import sample_rows
-from maskc.verify.tensors import CaseTensors, device_of, has_torch, make_tensors
 
 DIRECTIONS = {"fwd": Direction.forward, "bwd": Direction.backward}
 

@@ -19,7 +19,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import walk
 from maskc.reference.pairs import PairPlace, keep
 from maskc.verify.case import Case
-from maskc.verify.tensors import CaseTensors, library, like, wide
+from maskc.verify.case_tensors import CaseTensors, library, like, wide
 
 _PAIRS = 1 << 24
 """Pairs of one head that are looked at together."""

@@ -18,7 +18,7 @@ from benchmarks.selection import OneSelection, means, one_selection, spans, stat
 from maskc.dsl.mask import Mask
 from maskc.lab.rivals import Unavailable
 from maskc.verify.case import Case
-from maskc.verify.tensors import CaseTensors, data_on_device
+from maskc.verify.case_tensors import CaseTensors, data_on_device
 
 _SCORES = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Scores that are held at a time."""

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from maskc import patterns as patterns
     from maskc import testing as testing
     from maskc.integrations.torch.fp8 import to_e4m3 as to_e4m3
-    from maskc.lab.explorer.notebook import show as show
+    from maskc.lab.explorer.notebook_cell import show as show
     from maskc.runtime.compiled import CompiledMask as CompiledMask
     from maskc.tuning import clear_tuned as clear_tuned
     from maskc.tuning import tune as tune
@@ -77,7 +77,7 @@ _package.state()  # of the code that is loaded now: what it plans is kept under 
 _ROOMS = ("distributed", "evaluate", "nn", "patterns", "testing")
 _LATE = {
     "CompiledMask": "maskc.runtime.compiled", "clear_tuned": "maskc.tuning",
-    "show": "maskc.lab.explorer.notebook", "tune": "maskc.tuning",
+    "show": "maskc.lab.explorer.notebook_cell", "tune": "maskc.tuning",
 }  # fmt: skip
 _NEED_TORCH = ("nn", "to_e4m3")
 

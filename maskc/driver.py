@@ -38,7 +38,7 @@ from maskc.dsl.slots import emptied
 if TYPE_CHECKING:
     import numpy as np
 
-    from maskc.analysis.heads import HeadGroups
+    from maskc.analysis.head_groups import HeadGroups
     from maskc.ir.types import MaskIR
     from maskc.plan.types import KernelPlan
     from maskc.runtime.compiled import CompiledMask
@@ -214,7 +214,7 @@ def analyse_heads(mask: Mask, n_heads: int | None = None) -> HeadGroups:
 
 @lru_cache(maxsize=256)
 def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> HeadGroups:
-    from maskc.analysis.heads import analyse_masks
+    from maskc.analysis.head_groups import analyse_masks
     from maskc.ir.decompose import decompose
     from maskc.ir.lowered import on_all_heads
 

@@ -7,7 +7,7 @@ import fnmatch
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -231,6 +231,71 @@ def test_the_house_has_at_most_twelve_floors():
 
     floors = sorted((floor(name), name) for name in below)
     assert floors[-1][0] <= 12, floors
+
+
+# Class names that stand for several classes. The first group is public or pickled with masks.
+SHARED_CLASSES = {
+    "Call", "Evaluated", "Evaluation", "Flags", "Formula", "Inputs", "Interval", "Product",
+    "Recipe", "Score", "Slot", "Span", "Table",
+} | {
+    "Candidate", "Case", "Lists", "Making", "Pairs", "Source", "Step", "Tensor",
+}  # fmt: skip
+"""The second group belongs to the choice of programs and to device lists."""
+
+# Folders where a file is named after something else, with the reason.
+NAMED_AFTER = {
+    "cli": "the command",
+    "reference": "what it defines for the file that computes it",
+    "core/errors": "the subject of its errors",
+    "lab/evaluate": "what programs import from maskc.evaluate",
+    "testing/emulator": "the part of a machine, or of pytest, that it stands for",
+}
+SHARED_FILES = {
+    "boxes.py", "cache.py", "call.py", "captured.py", "cost.py", "cpu.py", "data.py", "dropout.py",
+    "environment.py", "fp8.py", "gather.py", "listed.py", "loops.py", "making.py", "masks.py",
+    "ranges.py", "scores.py", "selecting.py", "sizes.py", "tables.py", "tensor_maps.py", "tiles.py",
+    "types.py",
+}  # fmt: skip
+"""Files that stand for one concept in several rooms, such as its formula, plan and launch."""
+
+
+def repeated(places: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names that stand in several places, with these."""
+    by_name: dict[str, list[str]] = {}
+    for name, place in places:
+        by_name.setdefault(name, []).append(place)
+    return {name: found for name, found in by_name.items() if len(found) > 1}
+
+
+def classes() -> Iterator[tuple[str, str]]:
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name, f"{path.relative_to(PACKAGE)}:{node.lineno}"
+
+
+def files() -> Iterator[tuple[str, str]]:
+    for path in FILES:
+        folder = path.parent.relative_to(PACKAGE).as_posix()
+        if path.name != "__init__.py" and folder not in NAMED_AFTER:
+            yield path.name, str(path.relative_to(PACKAGE))
+
+
+def test_a_class_name_stands_for_one_class():
+    shared = repeated(classes())
+    assert not shared.keys() - SHARED_CLASSES, shared
+
+
+def test_a_file_name_stands_for_one_file():
+    shared = repeated(files())
+    assert not shared.keys() - SHARED_FILES, shared
+
+
+def test_repeated_names_are_seen():
+    places = [("Span", "a"), ("Row", "a"), ("Span", "b")]
+    assert repeated(places) == {"Span": ["a", "b"]}
+    assert {"Full", "Causal"} <= {name for name, _ in classes()}
+    assert {"driver.py", "nodes.py"} <= {name for name, _ in files()}
 
 
 def test_heavy_libraries_stay_in_their_rooms():

@@ -262,7 +262,7 @@ class _Space:
         return self._candidate(values)
 
     def _candidate(self, values: dict[str, int]) -> CandidatePair:
-        from maskc.core.evaluate import evaluate
+        from maskc.core.evaluator import evaluate
 
         known = {node.name: number for node, to in self._known.items()
                  if isinstance(node, E.Sym) and (number := E.as_const(to)) is not None}  # fmt: skip

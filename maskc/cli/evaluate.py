@@ -75,7 +75,7 @@ def evaluate(found: list[MaskEntry], output: str | None, as_json: bool, **asked:
     """
     from maskc.cli.given import read_all
     from maskc.lab.evaluate import evaluate as evaluated
-    from maskc.lab.evaluate.environment import environment
+    from maskc.lab.evaluate.devices import environment
 
     parts, data = asked["parts"] or _PARTS, read_all(asked["files"], found)
     for entry in found:
@@ -98,7 +98,7 @@ def evaluate(found: list[MaskEntry], output: str | None, as_json: bool, **asked:
 
 def _inputs(progress: Callable[[str], object], **asked: Any) -> Inputs | Tensors:
     from maskc.lab.evaluate import Inputs, read_npz
-    from maskc.lab.evaluate.environment import best_device
+    from maskc.lab.evaluate.devices import best_device
     from maskc.lab.evaluate.models import load
     from maskc.lab.evaluate.retrieval import trials
     from maskc.lab.evaluate.texts import demo_texts, read_text, sequences

@@ -24,7 +24,7 @@ from maskc.core.errors import UsageMistake
 from maskc.core.selection import SCORING, Score
 
 if TYPE_CHECKING:
-    from maskc.lab.explorer.build import Shown
+    from maskc.lab.explorer.page_model import Shown
 
 
 @click.command(short_help="Look at the mask in a browser, to its last pair.")
@@ -115,8 +115,8 @@ class Models:
     def __call__(self, query: dict[str, list[str]], served: bool = False) -> dict[str, Any]:
         """The model for a query: set=NAME=VALUE, with=E, n, n_kv."""
         from maskc.core.target import Target
-        from maskc.lab.explorer.build import page_model
-        from maskc.viz.lengths import showing
+        from maskc.lab.explorer.page_model import page_model
+        from maskc.viz.shown_lengths import showing
 
         entry = self._entry(query.get("set", []))
         heads = self.asked.heads_for(entry.mask)
@@ -159,7 +159,7 @@ class Models:
         taken: frozenset[str] = frozenset(),
     ) -> Shown:  # fmt: skip
         """`taken`: the parameters of the mask beside which it stands."""
-        from maskc.lab.explorer.build import Shown
+        from maskc.lab.explorer.page_model import Shown
         from maskc.lab.explorer.sliders import movable, movable_mask
 
         if entry.pattern is None:

@@ -77,7 +77,7 @@ def measured(
     from maskc.lab.environment import environment
     from maskc.lab.rivals import RIVALS
     from maskc.lab.sweep import growths, sweep
-    from maskc.verify.tensors import device_of
+    from maskc.verify.case_tensors import device_of
 
     rows: list[Row] = []
     notes: list[str] = []

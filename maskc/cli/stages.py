@@ -9,7 +9,7 @@ from maskc.cli.entries import MaskEntry
 from maskc.cli.options import KernelOptions
 
 if TYPE_CHECKING:
-    from maskc.analysis.heads import HeadGroups
+    from maskc.analysis.head_groups import HeadGroups
     from maskc.ir.types import MaskIR
 
 STAGES = ("mask", "ir", "facts", "plan", "loops", "source")

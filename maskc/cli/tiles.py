@@ -28,7 +28,7 @@ def run_tiles(
     """
     from maskc.lab.bench import bench_tiles
     from maskc.lab.environment import environment
-    from maskc.verify.tensors import device_of
+    from maskc.verify.case_tensors import device_of
 
     if len(lengths) > 1 or plot is not None:
         hint = "give one length, and leave --plot out"

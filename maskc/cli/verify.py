@@ -23,7 +23,7 @@ from maskc.core.errors import CheckFailed, DataRange, DataShape, UsageMistake
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
     from maskc.runtime.compiled import CompiledMask
-    from maskc.verify.lengths import Lengths
+    from maskc.verify.case_lengths import Lengths
     from maskc.verify.probes import Probe, ProbeResult
 
 Report = dict[str, Any]
@@ -80,7 +80,7 @@ def _report(
     """The checks of one pattern at all lengths that it has, and random cases."""
     from maskc import driver
     from maskc.runtime import CompiledMask
-    from maskc.verify.lengths import Lengths, lengths_for
+    from maskc.verify.case_lengths import Lengths, lengths_for
 
     heads = asked.heads_for(entry.mask)
     target = asked.target_for(entry.mask)
@@ -110,7 +110,7 @@ def _checked(
 ) -> Report:
     """All checks at these lengths, and what the mask is there."""
     from maskc.dispatch.residue_split import hold
-    from maskc.verify.lengths import seen
+    from maskc.verify.case_lengths import seen
 
     rows: list[ProbeResult] = []
     skipped, found = [], []
@@ -168,9 +168,9 @@ def _probe(
     import numpy as np
 
     from maskc.verify.case import Case
+    from maskc.verify.case_tensors import device_of, make_tensors
     from maskc.verify.probes import Probe
     from maskc.verify.samples import true_mask
-    from maskc.verify.tensors import device_of, make_tensors
 
     data = arrays.of(entry, n_q, n_kv, quiet=True)
     shared = heads // 2 if heads % 2 == 0 else heads

@@ -111,8 +111,8 @@ def _picture(
     entry: MaskEntry, asked: KernelOptions, n: int | None, n_kv: int | None,
     span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, arrays: Arrays,
 ) -> Picture:  # fmt: skip
-    from maskc.viz.lengths import showing
     from maskc.viz.picture import picture
+    from maskc.viz.shown_lengths import showing
 
     heads = asked.heads_for(entry.mask)
     now(f"planning {entry.name}: its kernel's tiles")

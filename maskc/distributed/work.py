@@ -18,7 +18,7 @@ import numpy as np
 from maskc.distributed import stages
 from maskc.distributed.local import LocalMask, Stretch, localized
 from maskc.distributed.pieces import Joined, Pieces
-from maskc.distributed.ranges import union
+from maskc.distributed.token_ranges import union
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import LayerPlan, Plan

@@ -19,7 +19,7 @@ import numpy as np
 from maskc.core.errors import NotTraceable
 from maskc.core.source import caller
 from maskc.dsl.followed import Followed
-from maskc.dsl.tables import IndexedRows, WatchedTable
+from maskc.dsl.tables import IndexedRows, WatchedArray
 from maskc.dsl.traced import Traced, traced_max, traced_min
 from maskc.dsl.watching import users
 
@@ -56,7 +56,7 @@ class Rebinder:
     """Copies functions, objects and containers, each of them once."""
 
     def __init__(
-        self, watched: type[np.ndarray] = WatchedTable, builtins_of: Mapping[str, Any] | None = None
+        self, watched: type[np.ndarray] = WatchedArray, builtins_of: Mapping[str, Any] | None = None
     ) -> None:
         """Start with nothing replaced.
 

@@ -28,8 +28,8 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.rebinding import Rebinder
 from maskc.dsl.score_checks import check_derivative
 from maskc.dsl.score_values import (
+    NamedTable,
     ScoreRegistry,
-    ScoreTable,
     Value,
     WatchedTable,
     call,
@@ -109,7 +109,7 @@ def from_score_mod(score_mod: Callable[..., object]) -> Score:
     return _traced(score_mod, _OF_SCORE_MOD, caller(), True)
 
 
-def table(name: str, *, integer: bool = False) -> ScoreTable:
+def table(name: str, *, integer: bool = False) -> NamedTable:
     """A table that calls give by name, for formulas of the score.
 
     Args:
@@ -124,7 +124,7 @@ def table(name: str, *, integer: bool = False) -> ScoreTable:
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
     """
-    return ScoreTable(check_name(name, caller()), integer)
+    return NamedTable(check_name(name, caller()), integer)
 
 
 def as_score(given: object) -> Score:

@@ -543,7 +543,7 @@ def read_array(array: Any, index: list[Expr]) -> Term:
     return E.ne(entry, E.ZERO) if kind == "bool" else entry
 
 
-class ScoreTable:
+class NamedTable:
     """A table that calls give by name, as `mc.table` makes it."""
 
     __slots__ = ("_integer", "_name")
@@ -598,7 +598,7 @@ class WatchedTable(np.ndarray):
 
 def read(array: Any, index: Any) -> Any:
     """array[index] with traced indices."""
-    if type(array) in (ScoreRows, ScoreTable):
+    if type(array) in (ScoreRows, NamedTable):
         return array[index]
     return ScoreRows(array, (None,) * array.ndim)[index]
 

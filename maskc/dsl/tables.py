@@ -79,7 +79,7 @@ def _place(array: Any) -> tuple[object, ...]:
     return *where, tuple(array.shape), array.stride(), str(array.dtype)
 
 
-class WatchedTable(np.ndarray):
+class WatchedArray(np.ndarray):
     """A NumPy array that traced values may index."""
 
     def __getitem__(self, index: Any) -> Any:

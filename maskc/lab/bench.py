@@ -18,9 +18,10 @@ from maskc import driver
 from maskc.core.errors import UsageMistake
 from maskc.core.problem import Direction
 from maskc.core.target import Target
-from maskc.lab.pairs import CasePairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.rivals import RIVALS, Contender, Unavailable, boolean_mask, make_rival
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, device_of, has_torch, make_tensors
 from maskc.verify.judge import (
     CaseVerdict,
     Judge,
@@ -30,7 +31,6 @@ from maskc.verify.judge import (
     sample_rows,
 )
 from maskc.verify.samples import true_mask
-from maskc.verify.tensors import CaseTensors, device_of, has_torch, make_tensors
 from maskc.verify.timing import Timed, peak_bytes, take_turns
 
 if TYPE_CHECKING:

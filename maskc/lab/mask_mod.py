@@ -10,7 +10,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
-from maskc.lab.pairs import CasePairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.verify.case import Case
 
 Env = Mapping[str, Any]

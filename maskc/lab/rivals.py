@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from maskc.core.dtypes import DType
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.mask_mod import formula_of
-from maskc.lab.pairs import CasePairs
 from maskc.verify.case import Case
-from maskc.verify.tensors import CaseTensors
+from maskc.verify.case_tensors import CaseTensors
 
 RIVALS = {
     "dense": "SDPA without a mask: what leaving the mask out would cost",

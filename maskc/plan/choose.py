@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from maskc.analysis.heads import HeadGroups
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core.dtypes import DType
 from maskc.core.errors import TargetNotBuilt
 from maskc.core.forms import SMALL, TINY, TOGETHER

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from maskc.analysis.facts import MaskFacts
-from maskc.analysis.heads import HeadGroups
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import Target

@@ -26,7 +26,7 @@ from maskc.core.errors import (
     Undecided,
     WrongHeads,
 )
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import TileShape
@@ -37,7 +37,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import selects, walk
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.slots import emptied_together, with_held
-from maskc.ir import compare
+from maskc.ir import set_comparison as compare
 from maskc.ir.heads import fixed_heads, head_count, heads_of
 from maskc.ir.lower import computes_with_head, differs_by_head
 from maskc.ir.lowered import lowered
@@ -45,9 +45,9 @@ from maskc.ir.names import declared_names
 from maskc.ir.types import MaskIR
 from maskc.layout import build, check_lengths
 from maskc.layout.inputs.captured import with_content
-from maskc.questions.asked import MaskAtLengths, bound, pairs_of
 from maskc.questions.drawn import data_of, draws, lengths
 from maskc.questions.lengths import ANY_LENGTH, lengths_of
+from maskc.questions.mask_at_lengths import MaskAtLengths, bound, pairs_of
 from maskc.reference.dense import row
 
 _TRIED_HEADS = 8

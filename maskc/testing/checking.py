@@ -16,8 +16,8 @@ from maskc.dsl.nodes import default_parameters
 from maskc.ir.heads import written_heads
 from maskc.runtime.device import default_target, runs
 from maskc.testing.emulator.machine import emulated, installed
+from maskc.verify.case_lengths import lengths_for
 from maskc.verify.counterexample import script
-from maskc.verify.lengths import lengths_for
 from maskc.verify.random_cases import MaskUnderTest, Outcome, try_cases
 
 EMULATED_PAIRS = 1 << 14

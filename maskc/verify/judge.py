@@ -26,7 +26,7 @@ import numpy as np
 from maskc.core.dtypes import DType
 from maskc.verify import sparse
 from maskc.verify.case import Case
-from maskc.verify.tensors import CaseTensors, library, like, numpy_dtype, only_rows, wide
+from maskc.verify.case_tensors import CaseTensors, library, like, numpy_dtype, only_rows, wide
 
 SINGLE = 1e-5
 """Allowed in fp32, and for the log-sum-exp, which is fp32 everywhere."""

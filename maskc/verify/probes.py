@@ -15,9 +15,9 @@ import numpy as np
 from maskc.core.dtypes import DType
 from maskc.core.problem import Direction
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, device_of, host, make_tensors
 from maskc.verify.full_judge import FullJudge
 from maskc.verify.random_cases import reached_wrongly
-from maskc.verify.tensors import CaseTensors, device_of, host, make_tensors
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask

@@ -21,10 +21,18 @@ from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.questions.lengths import fixed_lengths
 from maskc.verify.case import Case, ranks_by_qk
+from maskc.verify.case_lengths import MARGIN, Lengths
+from maskc.verify.case_tensors import (
+    STRIDES,
+    CaseTensors,
+    has_torch,
+    host,
+    laid,
+    moved,
+    numpy_dtype,
+)
 from maskc.verify.full_judge import FullJudge
-from maskc.verify.lengths import MARGIN, Lengths
 from maskc.verify.samples import sample_data, true_mask
-from maskc.verify.tensors import STRIDES, CaseTensors, has_torch, host, laid, moved, numpy_dtype
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask

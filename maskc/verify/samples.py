@@ -11,7 +11,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import TopK, walk
 from maskc.layout import kept_promise
 from maskc.verify.case import Case
-from maskc.verify.tensors import CaseTensors, host
+from maskc.verify.case_tensors import CaseTensors, host
 
 
 def sample_data(mask: Mask, n_q: int, n_kv: int | None = None, seed: int = 0) -> dict[str, object]:

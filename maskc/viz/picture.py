@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from maskc.core.dtypes import DType
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, PARTIAL, BlockLayout
 from maskc.core.problem import Problem, TileShape
@@ -22,7 +22,7 @@ from maskc.core.svg import sums
 from maskc.dsl.mask import Mask
 from maskc.layout import check_lengths, tile_shape
 from maskc.layout.tiles.numbers import Numbers
-from maskc.viz.scores import with_scores
+from maskc.viz.made_scores import with_scores
 from maskc.viz.view import View, ViewSpan, views
 
 MOST_TILES = 2048

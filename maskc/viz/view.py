@@ -13,7 +13,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.errors import DataRange
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
@@ -22,7 +22,7 @@ from maskc.dsl.slots import with_captured
 from maskc.ir.lowered import on_all_heads
 from maskc.ir.selecting import hull
 from maskc.layout import build
-from maskc.questions.asked import MaskAtLengths, bound, pairs_of
+from maskc.questions.mask_at_lengths import MaskAtLengths, bound, pairs_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.distributed import plan
 from maskc.distributed.layouts import LAYOUTS
-from maskc.distributed.ranges import union
+from maskc.distributed.token_ranges import union
 from maskc.distributed.work import RankCall
 from tests.support.thorough import examples
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, PARTIAL, BlockLayout
 from maskc.core.problem import TileShape

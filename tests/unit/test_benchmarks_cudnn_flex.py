@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 from benchmarks.rivals import make_rival  # noqa: E402
 from maskc import causal  # noqa: E402
 from maskc.core.dtypes import DType  # noqa: E402
-from maskc.lab.pairs import CasePairs  # noqa: E402
+from maskc.lab.case_pairs import CasePairs  # noqa: E402
 from maskc.lab.rivals import Missing, Unavailable, intervals  # noqa: E402
 from maskc.verify.case import Case  # noqa: E402
-from maskc.verify.tensors import make_tensors  # noqa: E402
+from maskc.verify.case_tensors import make_tensors  # noqa: E402
 
 
 def seen(ends: np.ndarray, n_kv: int) -> np.ndarray:

@@ -20,8 +20,8 @@ from maskc.reference.attention import attention, gradients
 from maskc.reference.entmax import entmax
 from maskc.verify import sparse
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, host, make_tensors, only_rows
 from maskc.verify.judge import attend, lse_error, make_judge
-from maskc.verify.tensors import CaseTensors, host, make_tensors, only_rows
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 MASK = mc.window(9) - mc.strided(7)

@@ -20,8 +20,8 @@ from maskc.core.target import Target
 from maskc.lab.rivals import Unavailable
 from maskc.reference.attention import attention
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, host, make_tensors
 from maskc.verify.samples import sample_data, true_mask
-from maskc.verify.tensors import CaseTensors, host, make_tensors
 from tests.support.thorough import without_inductor
 
 torch = pytest.importorskip("torch")

@@ -12,10 +12,10 @@ from benchmarks import heads as module
 from benchmarks.heads import HeadJudges, confirm
 from maskc.core.dtypes import DType
 from maskc.core.errors import CheckFailed
-from maskc.lab.pairs import CasePairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.reference.attention import attention, gradients
 from maskc.verify.case import Case
-from maskc.verify.tensors import make_tensors
+from maskc.verify.case_tensors import make_tensors
 
 torch = pytest.importorskip("torch", reason="whole heads are checked in PyTorch")
 

@@ -20,9 +20,9 @@ from maskc.core.dtypes import DType
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.ir.heads import written_heads
-from maskc.lab.explorer.build import Shown, page_model
 from maskc.lab.explorer.model import mask_model
 from maskc.lab.explorer.page import html, joined, source
+from maskc.lab.explorer.page_model import Shown, page_model
 from maskc.lab.explorer.server import ExplorerServer
 from maskc.lab.explorer.sliders import movable, movable_mask
 from maskc.verify.samples import sample_data
@@ -166,7 +166,7 @@ def test_pixels_are_dense_for_every_pattern_at_three_zooms(opened):
 
 def hull_of(mask, n, heads, data):
     """What a selection may choose, by the formula: no array of scores says it in one go."""
-    from maskc.core.evaluate import evaluate
+    from maskc.core.evaluator import evaluate
     from maskc.viz.view import hull_asked
 
     asked = hull_asked(mask, n, n, heads, data)

@@ -14,7 +14,7 @@ import maskc as mc
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.errors import BadLength, CheckFailed
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.layout import (

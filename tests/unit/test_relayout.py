@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.analysis.facts import analyse
-from maskc.analysis.heads import HeadGroups
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core import expr as E
 from maskc.core.bundle import N_KV_OF_ALL
 from maskc.core.captured import HELD
 from maskc.core.errors import DecompositionBroken
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr_text import to_people
 from maskc.core.target import TARGETS
 from maskc.dsl.slots import with_captured
 from maskc.ir import relayout, sets
-from maskc.ir.compare import equals
 from maskc.ir.decompose import decompose
 from maskc.ir.relayout import RelayoutPart, parts
+from maskc.ir.set_comparison import equals
 from maskc.ir.types import MaskIR, PieceKind
 from maskc.layout import Classes, bind_arrays, classes, held_arrays, split_call_data, views
 from maskc.plan.choose import plan

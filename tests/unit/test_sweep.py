@@ -19,11 +19,11 @@ from maskc.core.target import Target
 from maskc.lab import rivals
 from maskc.lab import seeds as lab_seeds
 from maskc.lab.bench import bench_mask
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.mask_mod import formula_of
-from maskc.lab.pairs import CasePairs
 from maskc.lab.sweep import Crossover, crossover, exponent, growths, sweep
 from maskc.verify.case import Case
-from maskc.verify.tensors import make_tensors
+from maskc.verify.case_tensors import make_tensors
 from maskc.verify.timing import peak_bytes
 from tests.support.cli import maskc, maskc_json
 

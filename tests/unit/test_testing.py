@@ -19,7 +19,7 @@ from maskc.runtime import CompiledMask
 from maskc.testing.checking import Wanted, examine
 from maskc.testing.emulator import Fault, emulated, machine
 from maskc.verify import random_cases as cases
-from maskc.verify.tensors import has_torch
+from maskc.verify.case_tensors import has_torch
 from tests.support.cli import maskc, maskc_json
 
 ROOT = Path(__file__).parents[2]

@@ -11,6 +11,7 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import HeadsDoNotDivide, UsageMistake
 from maskc.reference.attention import attention, gradients
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, host, numpy_dtype, only_rows
 from maskc.verify.judge import (
     SINGLE,
     Judge,
@@ -24,7 +25,6 @@ from maskc.verify.judge import (
     row_error,
     sample_rows,
 )
-from maskc.verify.tensors import CaseTensors, host, numpy_dtype, only_rows
 
 
 def numpy_case(dtype: str = "float32", n_q: int = 37, n_kv: int = 50, **changes):

@@ -8,8 +8,8 @@ import pytest
 import maskc as mc
 from maskc.core.dtypes import DType
 from maskc.core.errors import CheckFailed
-from maskc.lab import pairs as module
-from maskc.lab.pairs import CasePairs
+from maskc.lab import case_pairs as module
+from maskc.lab.case_pairs import CasePairs
 from maskc.verify.case import Case
 from maskc.verify.samples import sample_data
 
@@ -98,7 +98,7 @@ def test_flex_sees_the_same_pairs(name: str):
 def test_boolean_masks_for_sdpa(name: str):
     pytest.importorskip("torch", reason="SDPA is PyTorch's")
     from maskc.lab.rivals import boolean_mask
-    from maskc.verify.tensors import make_tensors
+    from maskc.verify.case_tensors import make_tensors
 
     case = case_of(name)
     found = boolean_mask(case, make_tensors(case, "cpu"), CasePairs(case)).numpy()

@@ -26,12 +26,12 @@ from maskc.dsl.nodes import default_parameters
 from maskc.ir.heads import written_heads
 from maskc.reference.attention import attention, gradients
 from maskc.runtime import CompiledMask
+from maskc.verify import case_tensors as L
 from maskc.verify import full_judge as S
 from maskc.verify import random_cases as cases
-from maskc.verify import tensors as L
+from maskc.verify.case_lengths import MARGIN, SHORT, Lengths, constants, lengths_for, seen
 from maskc.verify.full_judge import FullJudge
 from maskc.verify.judge import rounding
-from maskc.verify.lengths import MARGIN, SHORT, Lengths, constants, lengths_for, seen
 from tests.support.cli import maskc, maskc_json
 from tests.support.thorough import alternating, more
 
@@ -441,7 +441,7 @@ def test_a_fault_beyond_a_window_is_found_and_made_small(broken: Any):
 
 
 def test_a_wrong_case_is_printed_as_a_program(broken: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("maskc.verify.lengths.SHORT", ((5, 5),))
+    monkeypatch.setattr("maskc.verify.case_lengths.SHORT", ((5, 5),))
     broken(lambda q, k, more: q.shape[0] > 1)
     done = maskc("verify", "--expr", "window(20)", *CPU, "--cases", 40, code=3)
     text = done.stdout.partition("the smallest wrong case:\n\n")[2]
@@ -462,7 +462,7 @@ def test_faults_that_fixed_lengths_do_not_show(
     broken: Any, fault: Any, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     pytest.importorskip("torch")
-    monkeypatch.setattr("maskc.verify.lengths.SHORT", ((5, 5),))
+    monkeypatch.setattr("maskc.verify.case_lengths.SHORT", ((5, 5),))
     broken(fault)
     found = counterexample("--expr", "causal() & window(20)", *CPU, "--cases", 40)
     assert expected.items() <= found.items()
@@ -472,7 +472,7 @@ def test_without_hypothesis_cases_are_drawn_and_do_not_shrink(
     broken: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(cases, "find_spec", lambda name: None)
-    monkeypatch.setattr("maskc.verify.lengths.SHORT", ((5, 5),))
+    monkeypatch.setattr("maskc.verify.case_lengths.SHORT", ((5, 5),))
     text = maskc("verify", "--expr", "window(20)", *CPU, "--cases", 6).stdout
     assert "random cases: 6 compared, all right" in text
     assert "cases do not shrink without Hypothesis: pip install 'maskc[test]'" in text

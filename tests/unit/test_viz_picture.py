@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.core import expr as E
 from maskc.core.errors import DataRange, HeadsUnknown
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.layout import FULL
 from maskc.core.problem import TileShape
 from maskc.testing.strategies import data_for as data_for_mask
 from maskc.testing.strategies import lengths, masks, tiles
 from maskc.viz import picture as module
 from maskc.viz import words
+from maskc.viz.made_scores import made_up
 from maskc.viz.picture import KernelTiles, Raster, live_pairs, picture, suitable_tile
-from maskc.viz.scores import made_up
 from maskc.viz.view import ViewSpan, views
 from tests.support.thorough import examples
 

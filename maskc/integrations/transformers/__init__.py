@@ -13,12 +13,12 @@ from typing import Any
 from maskc.core.errors import BadOption
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
-from maskc.integrations.transformers.asked import Check as Check
-from maskc.integrations.transformers.asked import Row as Row
-from maskc.integrations.transformers.asked import attention_modules
-from maskc.integrations.transformers.asked import check as check
-from maskc.integrations.transformers.asked import mask_of as mask_of
 from maskc.integrations.transformers.attention import EXTRA
+from maskc.integrations.transformers.model_checks import Check as Check
+from maskc.integrations.transformers.model_checks import Row as Row
+from maskc.integrations.transformers.model_checks import attention_modules
+from maskc.integrations.transformers.model_checks import check as check
+from maskc.integrations.transformers.model_checks import mask_of as mask_of
 from maskc.integrations.transformers.registration import NAME as NAME
 from maskc.integrations.transformers.registration import OLDEST as OLDEST
 from maskc.integrations.transformers.registration import register as register

@@ -69,7 +69,7 @@ def _weights(name: str) -> tuple[str, str]:
 def masked(model: Any, masks: Mask | Mapping[int, Mask | None] | None) -> Iterator[None]:
     """The model with masks of its layers, as `set_mask` takes them, for a while."""
     from maskc.integrations.transformers import set_mask
-    from maskc.integrations.transformers.asked import attention_modules
+    from maskc.integrations.transformers.model_checks import attention_modules
 
     everything: dict[int, Mask | None] = dict.fromkeys(attention_modules(model))
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maskc import driver
-from maskc.analysis.heads import HeadGroups
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people

@@ -37,8 +37,8 @@ from maskc.lab.report.evidence import (
 )
 from maskc.verify.samples import sample_data
 from maskc.viz import words
-from maskc.viz.lengths import showing
 from maskc.viz.picture import KernelTiles, numbers_of, picture
+from maskc.viz.shown_lengths import showing
 from maskc.viz.terminal import render
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import Computed, Held, Reading
 from maskc.core.data import DataDecl
 from maskc.core.errors import DataRange
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
 from maskc.core.layout import MAX_LENGTH, BlockLayout

@@ -10,7 +10,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.errors import BadBlock, DataMissing, DataRange, DataShape
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape

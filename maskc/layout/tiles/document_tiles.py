@@ -17,7 +17,7 @@ from maskc.core import expr as E
 from maskc.core.bundle import Bundle, LayoutRecipe
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BadLength, CheckFailed, TooManyTiles
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, MAX_TILES, BlockLayout
 from maskc.core.problem import TileShape

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr, FloorDiv, Load, Member, Mod, Sum, Sym
 from maskc.core.layout import FULL, PARTIAL
 from maskc.layout.tiles.bounds import Analyst, PairBoxes

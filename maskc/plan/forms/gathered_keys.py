@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from maskc.analysis.heads import HeadGroups
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.errors import SelectionNotCompiled

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.analysis.heads import HeadGroups, assume
+from maskc.analysis.head_groups import HeadGroups, assume
 from maskc.core import expr as E
 from maskc.core.errors import SelectionNotCompiled
 from maskc.core.expr import Expr
@@ -17,9 +17,9 @@ from maskc.core.forms import CHOOSE, THRESHOLDS
 from maskc.core.problem import Direction, Problem
 from maskc.core.selection import Score, Selection, Share
 from maskc.core.target import Target
-from maskc.ir.compare import subset
 from maskc.ir.lift import Lifted, lift
 from maskc.ir.selecting import chosen, place_of
+from maskc.ir.set_comparison import subset
 from maskc.ir.types import MaskIR
 from maskc.plan.families.table import family_of
 from maskc.plan.forms.tiles import plan_tiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from maskc.analysis.heads import HeadGroups
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.data import LISTED, DataKind

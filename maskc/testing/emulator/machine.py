@@ -21,7 +21,7 @@ from maskc.core.errors import EmulatorMissing
 from maskc.core.problem import Feature
 from maskc.core.tensors import Array
 from maskc.runtime.arrays import known as arrays
-from maskc.testing.emulator.built import built, code
+from maskc.testing.emulator.shared_object import built, code
 from maskc.testing.emulator.translate import translated
 
 HERE = Path(__file__).parent

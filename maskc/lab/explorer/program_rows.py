@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from maskc import driver
-from maskc.analysis.heads import HeadGroups
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core import expr as E
 from maskc.core.boxes import MOST_ALONG
 from maskc.core.bundle import N_KV_OF_ALL

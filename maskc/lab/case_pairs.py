@@ -14,11 +14,11 @@ import numpy as np
 from maskc import driver
 from maskc.core import expr as E
 from maskc.core.errors import CheckFailed
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.dsl.nodes import walk
 from maskc.dsl.slots import with_captured
 from maskc.ir.types import MaskIR
-from maskc.questions.asked import MaskAtLengths, bound
+from maskc.questions.mask_at_lengths import MaskAtLengths, bound
 from maskc.reference import given
 from maskc.reference.pairs import PairPlace, keep
 from maskc.verify.case import Case

@@ -16,11 +16,11 @@ from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.listed import Listed
 from maskc.core.selection import Score, Selection
-from maskc.ir.compare import equals, fingerprint
 from maskc.ir.decompose import decompose
 from maskc.ir.listed import listed_parts
 from maskc.ir.relayout import Extents, parts
 from maskc.ir.selecting import chosen
+from maskc.ir.set_comparison import equals, fingerprint
 from maskc.ir.types import MaskIR
 
 _PASS = 4
