@@ -286,6 +286,17 @@ class KernelSpec:
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
+    def switches(self) -> tuple[str, ...]:
+        """The macros of core/library.SWITCHES that are 1."""
+        on = {
+            "WITH_SCORE": self.score is not None, "WITH_SHIFTS": self.shifts,
+            "WITH_CAP": self.caps, "ADDS_DIAGONALS": self.adds_diagonals,
+            "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
+            "WITH_FP8": self.fp8, "WIDE": self.wide,
+        }  # fmt: skip
+        return tuple(name for name, is_on in on.items() if is_on)
+
+    @property
     def fp8(self) -> bool:
         """Whether q, k and v have one byte an element, and factors (sm_90a)."""
         return self.dtype.itemsize == 1
@@ -486,6 +497,8 @@ class ListsSpec:
     """Blocks that a multiprocessor runs at once: registers beyond what these leave are not used."""
     results: int = abi.MOST_RESULTS
     """The most results that a pass has."""
+    switches: tuple[str, ...] = ()
+    """The macros of core/library.SWITCHES that are 1."""
 
 
 @dataclass(frozen=True, slots=True)

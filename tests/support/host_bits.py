@@ -107,7 +107,7 @@ def _between(text: str, first: str, last: str) -> str:
 
 
 def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
-    text, backward = unit.text, Direction.backward in unit.directions
+    text, backward = unit.source, Direction.backward in unit.directions
     own = queries // 4 if backward else unit.tile.k // 4
     seen = _between(text, "// The query at a row", "FN void apply_mask")
     seen = re.sub(r"FN u32 bits_(from|before)\(.*?\n}\n", "", seen, flags=re.DOTALL)

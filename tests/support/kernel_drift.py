@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import maskc as mc
 from maskc import driver
@@ -44,11 +45,33 @@ MASKS: dict[str, Callable[[], mc.Mask]] = {
     "few_keys": lambda: mc.window(3) & CAUSAL,
     "blocks_of_16": lambda: mc.block_diagonal(16),
 }
+OF_SPECIAL = ("causal", "streaming", "documents", "threshold", "gathered", "nsa_selected")
 """All patterns, and masks whose kernels no pattern has."""
 
 PROBLEMS = ((64, "bfloat16"), (128, "bfloat16"), (256, "bfloat16"), (128, "float16"))
 C_PROBLEMS = ((64, "float32"), (64, "bfloat16"), (128, "float16"))
 """Head dimensions and dtypes."""
+EXTRAS: dict[str, dict[str, Any]] = {
+    "dropout": {"dropout": True},
+    "soft_cap": {"score": mc.scores.soft_cap(mc.param("cap", 3.0)).formula},
+    "alibi": {"score": mc.scores.alibi().formula},
+    "t5": {"score": mc.scores.t5(bidirectional=True).formula},
+}
+"""Options of a problem by name."""
+SPECIAL = (
+    ("sm_80", 512, "bfloat16", ""),
+    ("sm_90a", 96, "bfloat16", ""),
+    ("sm_90a", 80, "float16", ""),
+    ("sm_90a", 192, "bfloat16", ""),
+    ("sm_90a", 128, "float8_e4m3fn", ""),
+    ("sm_90a", 256, "float8_e4m3fn", ""),
+    *(
+        (target, 128, "float32" if target == "cpu" else "bfloat16", extra)
+        for target in ("cpu", "simt", "sm_80", "sm_90a")
+        for extra in EXTRAS
+    ),
+)
+"""What few masks are compiled for: target, head dimension, dtype, one of EXTRAS."""
 
 FEATURES = [
     frozenset(Feature(name) for name in names.split())
@@ -81,15 +104,20 @@ class Source:
 def sources(names: Iterable[str]) -> Iterator[tuple[str, Source]]:
     """Every source of masks, by what it is of."""
     for name in names:
-        for target in ("cpu", "sm_80", "sm_90a"):
-            for dim, dtype in C_PROBLEMS if target == "cpu" else PROBLEMS:
-                mask = MASKS[name]()
-                problem = driver.problem(dim, None, fixed_heads(mask) or 4, dtype)
-                try:
-                    bundle = driver.emit_bundle(driver.plan_kernel(mask, problem, TARGETS[target]))
-                except MaskcError:
-                    continue
-                yield from _units(f"{name} {dim} {dtype}", bundle)
+        usual = (
+            (target, dim, dtype, "")
+            for target in ("cpu", "simt", "sm_80", "sm_90a")
+            for dim, dtype in (C_PROBLEMS if target == "cpu" else PROBLEMS)
+        )
+        for target, dim, dtype, extra in (*usual, *(SPECIAL if name in OF_SPECIAL else ())):
+            mask, options = MASKS[name](), EXTRAS.get(extra, {})
+            heads = fixed_heads(mask) or 4
+            try:
+                problem = driver.problem(dim, None, heads, dtype, **options)
+                bundle = driver.emit_bundle(driver.plan_kernel(mask, problem, TARGETS[target]))
+            except MaskcError:
+                continue
+            yield from _units(" ".join(filter(None, (name, str(dim), dtype, extra))), bundle)
 
 
 def _units(label: str, bundle: Bundle) -> Iterator[tuple[str, Source]]:
@@ -104,7 +132,7 @@ def _units(label: str, bundle: Bundle) -> Iterator[tuple[str, Source]]:
 def source(unit: SourceUnit) -> Source:
     """What compiling a unit takes."""
     macros = dict.fromkeys(mode.macro for _, mode in unit.modes) or {"": None}
-    return Source(unit.target, unit.text, tuple(macros))
+    return Source(unit.target, unit.source, tuple(macros))
 
 
 # ------------------------------------------------------------------ equal?

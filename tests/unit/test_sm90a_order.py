@@ -40,7 +40,7 @@ def _between(text: str, first: str, last: str) -> str:
 
 def ranks(unit):
     """rank(block of arguments, head, row, column) of a source."""
-    text = unit.text
+    text = unit.source
     own = "FN i32 behind(" if unit.ranges else "FN i32 column_at("
     own_end = "// The host wrote nothing" if unit.ranges else "// What the host wrote"
     source = "".join([
