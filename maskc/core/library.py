@@ -17,13 +17,15 @@ from maskc.core.package import template_folder
 
 SWITCHES = (
     "WITH_SCORE", "WITH_SHIFTS", "WITH_CAP", "ADDS_DIAGONALS", "WITH_THRESHOLDS", "WITH_DROPOUT",
-    "WITH_FP8", "WIDE",
+    "WITH_FP8", "WIDE", "FORMULA_BENDS", "HAS_INTERVALS", "HAS_SPARED", "DATA_ROWS", "TILE_RANGES",
+    "GRID", "LONG_SUMS", "DQ_LAUNCH", "GATHER_TABLES", "HAS_BOUNDS", "HAS_SELECTIONS",
 )  # fmt: skip
 """Macros that a config header alone defines, as 1; without a definition they are 0."""
 
 _INCLUDE = re.compile(r'#\s*include\s+(?:"([\w/.]+)"|(\w+))')
 """A static file, or a policy: a macro that names one. Headers of the toolkit come in angle brackets
 and stay."""
+_INCLUDES = re.compile(r'^\s*#\s*include\s+["\w]', re.MULTILINE)
 _DEFINE = re.compile(r'#\s*define\s+(\w+)\s+(?:(\d+)|"([\w/.]+)")\s*(?://.*)?')
 """A macro that is a number or names a file."""
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
@@ -134,10 +136,10 @@ def tidy(text: str) -> str:
 @lru_cache(maxsize=64)
 def _whole(text: str) -> tuple[str, str]:
     """A source that stands alone, and a digest of the static files that it includes."""
+    if not _INCLUDES.search(text):
+        return tidy(text), ""
     made = _Inlining()
     source = tidy("\n".join(made.lines(text)))
-    if not made.files:
-        return source, ""
     return source, digest_of("\n".join(f"{name}\n{body}" for name, body in made.files.items()))
 
 

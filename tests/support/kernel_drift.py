@@ -3,9 +3,9 @@
     python -m tests.support.kernel_drift record before.json     # before the edit
     python -m tests.support.kernel_drift compare before.json    # after it; status 1 on a change
 
-Each source is held against its earlier text by three tests, the cheapest first, until one finds
+Each source is held against its earlier text by four tests, the cheapest first, until one finds
 them equal: tokens without comments; tokens behind the preprocessor, for every mode and a set of
-features; SASS without names. SASS needs NVRTC (cuda13 extra) and nvdisasm (nvidia-cuda-nvdisasm);
+features; declarations in any order; SASS without names. SASS needs NVRTC (cuda13 extra) and nvdisasm (nvidia-cuda-nvdisasm);
 it takes some seconds a kernel. C sources are compared as gcc's assembly instead.
 """
 
@@ -16,6 +16,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -164,6 +165,26 @@ def preprocessed(text: str, options: list[str]) -> str:
     return " ".join(_TOKEN.findall(done.stdout))
 
 
+def declarations(tokens: str) -> Counter[str]:
+    """The declarations of a preprocessed text, in no order: headers and kernels may name them in
+    another one. Neighbouring literals are one, in which spaces do not count."""
+    found: Counter[str] = Counter()
+    own: list[str] = []
+    depth, is_function = 0, False
+    for token in _TOKEN.findall(tokens):
+        if token[0] == '"' and own and own[-1][0] == '"':
+            token = own.pop()[:-1] + token[1:]
+        if token[0] == '"':
+            token = re.sub(r"\s+", "", token.replace("\\n", ""))
+        own.append(token)
+        depth += (token in "{(") - (token in "})")
+        is_function |= token == "(" and depth == 1
+        if depth == 0 and (token == ";" or (token == "}" and is_function and "=" not in own[:4])):
+            found[" ".join(own)] += 1
+            own, is_function = [], False
+    return found + Counter([" ".join(own)] if own else [])
+
+
 def compiled(text: str, arch: str, options: list[str]) -> bytes:
     """A cubin."""
     from cupy.cuda import nvrtc
@@ -215,8 +236,10 @@ def machine_code(text: str, arch: str, options: list[str]) -> dict[str, str]:
 class Judge:
     """Compares sources; remembers what it compiled, by digest, in a file."""
 
-    def __init__(self, memory: Path) -> None:
+    def __init__(self, memory: Path, show: bool = False) -> None:
+        """`show`: compile nothing, print declarations that differ."""
         self._file = memory
+        self.show = show
         self._known = json.loads(memory.read_text()) if memory.is_file() else {}
 
     def differences(self, old: Source, new: Source, compile_all: bool) -> Iterator[str]:
@@ -229,7 +252,18 @@ class Judge:
                     continue
                 options = defines(features, macro)
                 both = [preprocessed(each.text, options) for each in (old, new)]
-                if both[0] == both[1] or self._same(old, new, both, options):
+                if both[0] == both[1]:
+                    continue
+                declared = [declarations(each) for each in both]
+                if declared[0] == declared[1]:
+                    continue
+                if self.show:
+                    for sign, less in (("-", 0), ("+", 1)):
+                        for each in declared[less] - declared[1 - less]:
+                            print(f"  {sign} {each[:300]}")
+                    yield " ".join(options) or "plain"
+                    return
+                if self._same(old, new, both, options):
                     continue
                 yield " ".join(options) or "plain"
 
@@ -314,11 +348,12 @@ def main() -> int:
     parser.add_argument("--masks", nargs="*", default=sorted(MASKS), help="Names, else all.")
     parser.add_argument("--only", default="", help="Regular expression for sources to compile.")
     parser.add_argument("--all-features", action="store_true", help="Compile every set, not 4.")
+    parser.add_argument("--show", action="store_true", help="Print what differs, compile nothing.")
     asked = parser.parse_args()
     if asked.action == "record":
         record(asked.file, asked.masks)
         return 0
-    judge = Judge(asked.file.with_suffix(".compiled.json"))
+    judge = Judge(asked.file.with_suffix(".compiled.json"), asked.show)
     before = {label: each for label, each in read(asked.file).items()
               if label.split()[0] in asked.masks}  # fmt: skip
     after = dict(sources(asked.masks))

@@ -7,9 +7,10 @@ import subprocess
 
 import pytest
 
-from maskc.core import library
+from maskc.core import abi, library
 from maskc.core.library import SWITCHES, library_of, standing_alone
 from maskc.core.package import template_folder
+from maskc.core.problem import Feature
 
 FILES = {
     "a/kernel.cuh": """#pragma once
@@ -88,7 +89,7 @@ def test_the_preprocessor_agrees(fast, wide, level, entmax, tmp_path):
 
 
 def test_branches_of_both_kinds_in_one_chain_are_refused():
-    text = "#define A 0\n#if A\n#elif WITH_ENTMAX\nx();\n#endif\n"
+    text = '#define A 0\n#if A\n#elif WITH_ENTMAX\n#include "a/one.cuh"\n#endif\n'
     with pytest.raises(ValueError, match="elif WITH_ENTMAX"):
         standing_alone(text)
 
@@ -97,6 +98,7 @@ def test_macros_of_the_compiler_are_left_alone():
     text = "#ifndef STREAM\n#define STREAM 0\n#endif\n#if STREAM\nx();\n#endif\n"
     assert standing_alone(text) == text
     assert library_of(text) == ""
+    assert standing_alone(f'{text}#include "a/one.cuh"\n') == f"{text}one();\n"
 
 
 def test_the_digest_is_of_files_without_comments(monkeypatch):
@@ -108,12 +110,45 @@ def test_the_digest_is_of_files_without_comments(monkeypatch):
         assert (library_of(text) == before) is same
 
 
+def test_the_argument_block_is_that_of_the_package(files):
+    blocks = {
+        "": abi.FIELDS, "WITH_SCORE": abi.SCORE_FIELDS, "WITH_DROPOUT": abi.DROPOUT_FIELDS,
+        "WITH_FP8": abi.FP8_FIELDS,
+    }  # fmt: skip
+    text = files("common/lib/arguments.h")
+    body = text[text.index("struct Attention {") : text.index("};")].splitlines()[1:]
+    found: dict[str, list[tuple[str, str, int]]] = {name: [] for name in blocks}
+    at = ""
+    for line in body:
+        if line.startswith("#"):
+            at = line.removeprefix("#if ") if line.startswith("#if") else ""
+            continue
+        kind, name, count = re.fullmatch(r"    (.*?\W)(\w+)(?:\[(\d+)\])?;  //.*", line).groups()
+        found[at].append((kind.strip(), name, int(count or 1)))
+    for name, fields in blocks.items():
+        assert found[name] == [(each.ctype, each.name, each.count) for each in fields], name
+
+
+def test_every_feature_has_a_default(files):
+    text = files("common/lib/features.h")
+    for feature in Feature:
+        assert f"#ifndef {feature.macro}\n#define {feature.macro} 0\n#endif\n" in text
+
+
 def test_static_files_have_no_jinja_and_ask_for_every_switch():
     folder = template_folder()
     texts = [
-        file.read_text("utf-8") for kind in ("cuh", "h", "j2") for file in folder.glob(f"**/*.{kind}")
+        file.read_text("utf-8") for kind in ("cuh", "h") for file in folder.glob(f"**/*.{kind}")
     ]
     assert len(texts) > 100
     assert not any(re.search(r"{%|%}|{#-|{{ spec", text) for text in texts)
     for switch in SWITCHES:
-        assert any(re.search(rf"\b{switch}\b", text) for text in texts), switch
+        assert any(re.search(rf"#\w*if.*\b{switch}\b", text) for text in texts), switch
+
+
+def test_templates_include_files_that_exist():
+    folder = template_folder()
+    for file in (each for each in folder.rglob("*.*") if each.is_file()):
+        text = file.read_text("utf-8")
+        for name in re.findall(r'(?:include|from) "([\w/]+\.(?:h|cuh)(?:\.j2)?)"', text):
+            assert (folder / name).is_file(), f"{file.name} includes {name}"
