@@ -158,8 +158,8 @@ def test_text_is_the_same_twice_and_fits_the_page(dim):
 
 def test_the_parts_come_in_the_order_of_every_target():
     text = standing_alone(render("sm80/forward.cu.j2", spec(128, banner=("what this is",))))
-    marks = ["// what this is", "constexpr int HEAD_DIM", "struct Attention", "FN i32 keep(",
-             "FN struct TileList row_tiles", "mma.sync", 'extern "C" __global__']  # fmt: skip
+    marks = ["// what this is", "struct Attention", "FN i32 keep(", "constexpr int HEAD_DIM",
+             "mma.sync", 'extern "C" __global__']  # fmt: skip
     places = [text.index(mark) for mark in marks]
     assert places == sorted(places)
 
@@ -170,11 +170,12 @@ def test_dtype_reaches_instructions_only_where_it_must():
     bf16, f16 = (text.splitlines() for text in texts)
     changed = [a for a, b in zip(bf16, f16, strict=True) if a != b]
     assert changed == [
-        line for line in static("common/lib/element_bf16.cuh").splitlines() if line in changed
+        '#define ELEMENT_POLICY "common/lib/element_bf16.cuh"',
+        *(line for line in static("common/lib/element_bf16.cuh").splitlines() if line in changed),
     ]
     names = [re.search(r"ELEMENT|(\w+) =", line) for line in changed if line[:2] != "//"]
     found = [name[1] or name[0] for name in names if name]
-    assert found == ["ELEMENT", "BFLOAT16", "ROUNDING", "EXPONENT", "ONE"]
+    assert found == ["ELEMENT", "ELEMENT", "BFLOAT16", "ROUNDING", "EXPONENT", "ONE"]
 
 
 # ------------------------------------------------------------------ machine code

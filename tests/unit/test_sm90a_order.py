@@ -45,8 +45,12 @@ def ranks(unit):
     own_end = "// The host wrote nothing" if unit.ranges else "// What the host wrote"
     source = "".join([
         _between(text, "typedef int i32;", "\n};\n"), "\n};\n", _SHIMS,
-        _between(text, "FN i32 min_i32", "FN i32 keep("),
+        _between(text, "FN i32 min_i32", "// The two sides from which"),
+        _between(text, "// The constants and arrays of one head's mask", "// Whether query q"),
+        _between(text, "FN struct Mask load_mask", "\n}\n"), "\n}\n",
         _between(text, "struct TileList {", "FN struct Tile tile_at"),
+        _between(text, "FN struct TileList row_tiles", "#define ELEMENT_POLICY")
+        if unit.ranges else "",
         "typedef struct TileList List;\n", _between(text, own, own_end),
         _between(text, "FN i32 rank_of(", "FN struct Turn turn_at("), _DRIVER,
     ])  # fmt: skip

@@ -1,7 +1,7 @@
 #pragma once
 // The two sides from which kernels look at a mask.
 
-// The query at a row of the tiles; kernels say which.
+// Which query a row of the tiles is; kernels say it.
 FN i32 mask_row(const struct Attention &p, i32 row);
 
 // Rows are queries, columns are keys. Keys past the last one are never visible.

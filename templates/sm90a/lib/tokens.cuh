@@ -3,6 +3,7 @@
 
 #if GRID
 [[maybe_unused]] constexpr bool GRID_TILES = true;
+// Places count the tokens of tiles, one tile after another.
 FN i32 query_at(i32 place) { return token_at(query_point(place)); }
 FN i32 key_at(i32 place) { return token_at(key_point(place)); }
 FN i32 keys_end(const struct Attention &) { return BEYOND; }  // full tiles lie inside the grid
