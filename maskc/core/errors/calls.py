@@ -407,3 +407,38 @@ class MaskCalled(MaskcError, TypeError):
     code = "MC442"
     message = "a mask is a set of pairs and no function"
     hint = "mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a function"
+
+
+class NotRecorded(MaskcError):
+    """A call cannot become a part of a program of XLA's."""
+
+    code = "MC480"
+    message = "this call cannot run inside of a program that JAX compiles: {0}"
+    hint = (
+        "compile the mask and call it with torch or CuPy arrays, or tell us: every plan of a call "
+        "with data that a device reads should be one that can be written down"
+    )
+
+
+class NotTraced(MaskcError, TypeError):
+    """A call with arrays of JAX got something that JAX cannot trace, or traces where it must not."""
+
+    code = "MC481"
+    message = "{0} is {1}"
+    hint = "{2}"
+
+
+class OnlyOneDerivative(MaskcError, TypeError):
+    """JAX asked for a forward-mode derivative of attention, or for a second one."""
+
+    code = "MC482"
+    message = "attention has gradients, and {0} is not one of them"
+    hint = "jax.grad and jax.vjp work, once; jax.jvp, jax.jacfwd and jax.hessian do not"
+
+
+class NoRunner(MaskcError):
+    """The library that runs kernels inside of a program of XLA's cannot be built or loaded."""
+
+    code = "MC483"
+    message = "JAX cannot run kernels of maskc: {0}"
+    hint = "install a jaxlib of 0.5 or later with its headers, and a C compiler (gcc or clang)"
