@@ -429,11 +429,11 @@ class NotTraced(MaskcError, TypeError):
 
 
 class OnlyOneDerivative(MaskcError, TypeError):
-    """JAX asked for a forward-mode derivative of attention, or for a second one."""
+    """JAX asked for a derivative of the gradients of attention."""
 
     code = "MC482"
-    message = "attention has gradients, and {0} is not one of them"
-    hint = "jax.grad and jax.vjp work, once; jax.jvp, jax.jacfwd and jax.hessian do not"
+    message = "attention has gradients, and these have no derivative"
+    hint = "jax.grad and jax.vjp work, once; jax.hessian and jax.jacfwd do not"
 
 
 class NoRunner(MaskcError):

@@ -54,8 +54,8 @@ def attention(
         alibi_slopes: [Hq]; -slope * |p - k| is added to the scores.
         sink_logits: [Hq]; one more logit per head in the denominator.
         deterministic: gradients have the same bits on every run.
-        score: what softmax sees in place of scale * q . k, see `mc.score`; arrays of JAX that it
-            captured are traced as well.
+        score: what softmax sees in place of scale * q . k, see `mc.score`. Arrays of JAX are given
+            by name, for `mc.table`; arrays that a formula captures are NumPy's.
         dropout_p: the share of weights that are dropped.
         dropout_seed: decides which ones: a key of jax.random, an integer, or an array of one.
         **data: the mask's and the score's data by name: arrays, traced or not, and plain numbers.
@@ -65,7 +65,8 @@ def attention(
 
     Raises:
         NotTraced: something that must be known is traced, or data that are no arrays (MC481).
-        OnlyOneDerivative: a forward-mode derivative, or a second one, is asked for (MC482).
+        OnlyOneDerivative: a derivative of the gradients is asked for (MC482).
+        TypeError: a forward-mode derivative is asked for, from JAX itself.
         NotRecorded: on a GPU, a mask that the host must read data for (MC480).
         NoRunner: jaxlib has no headers (MC483).
         NotExported: jax.export meets the call (MC420).
