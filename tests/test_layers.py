@@ -44,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "flex": {"dsl", "api", "integrations"},
     "sdpa": {"dsl", "scores", "api"},
     "transformers": {"dsl", "runtime", "api"},
+    "jax": {"dsl", "build", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
     "tuning": {"dispatch", "runtime", "verify"},
     "viz": {
@@ -80,6 +81,7 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
         False,
     ),
     "transformers": ({"transformers", "distributed", "evaluate"}, False),
+    "jax": ({"jax"}, True),
     "scipy": ({"evaluate"}, False),
     "sklearn": ({"evaluate"}, False),
     "click": ({"cli"}, True),
@@ -99,6 +101,8 @@ def room(path: Path) -> str:
     parts = path.relative_to(PACKAGE).parts
     if parts[:2] == ("integrations", "transformers"):
         return "transformers"  # it uses the public functions, which use integrations/torch
+    if parts[:2] == ("integrations", "jax"):
+        return "jax"  # likewise, and only those who use JAX import it
     return parts[0].removesuffix(".py") if len(parts) == 1 else parts[0]
 
 
@@ -145,6 +149,8 @@ def test_arrows_point_one_way():
             there = name.split(".")[1]
             if name.startswith("maskc.integrations.transformers"):
                 there = "transformers"
+            if name.startswith("maskc.integrations.jax"):
+                there = "jax"
             if there not in ALLOWED and there != "core":
                 continue
             if path.name == "mask.py" and here == "dsl" and there in (
@@ -276,7 +282,10 @@ def test_the_package_says_that_it_is_typed():
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("maskc", ["torch", "cupy", "jinja2", "matplotlib", "islpy", "sympy", "click", "rich"]),
+        (
+            "maskc",
+            ["torch", "jax", "cupy", "jinja2", "matplotlib", "islpy", "sympy", "click", "rich"],
+        ),
         ("maskc.runtime.generated", ["sympy", "islpy", "jinja2", "torch", "cupy", "matplotlib"]),
         ("maskc.cli", ["torch", "cupy", "matplotlib", "jinja2"]),
         ("maskc.testing", ["torch", "hypothesis", "pytest", "islpy"]),

@@ -21,7 +21,7 @@ MASKS = {
     "chunked": (mc.chunked(40) & mc.causal(), {}),
     "random blocks": (mc.random_blocks(16, 3, seed=1) | mc.sinks(2), {}),
     "per head": (mc.per_head([mc.causal(), mc.window(9), mc.full(), mc.sinks(20)]), {}),
-    "empty rows": (mc.window(20) & mc.strided(40), {}),
+    "empty rows": (mc.window(20) & mc.where(lambda q, k: k % 50 >= 45), {}),
     "parameter": (mc.causal() & mc.window(mc.param("left", 8)), {"left": 33}),
 }
 """Masks whose lists follow from the lengths."""
@@ -92,11 +92,11 @@ def in_double(function, *arrays):
 
 
 def error(found, expected):
-    """The largest difference, by the largest expected value."""
+    """The largest difference, by the largest expected value where that is not tiny."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     assert found.shape == expected.shape
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(np.isfinite(found), finite)
     if not finite.any():
         return 0.0
-    return np.abs(found[finite] - expected[finite]).max() / max(np.abs(expected[finite]).max(), 1e-9)
+    return np.abs(found[finite] - expected[finite]).max() / max(np.abs(expected[finite]).max(), 0.1)

@@ -421,7 +421,7 @@ class NotRecorded(MaskcError):
 
 
 class NotTraced(MaskcError, TypeError):
-    """A call with arrays of JAX got something that JAX cannot trace, or traces where it must not."""
+    """A call with arrays of JAX got what JAX cannot trace, or traces where it must not."""
 
     code = "MC481"
     message = "{0} is {1}"
@@ -442,3 +442,14 @@ class NoRunner(MaskcError):
     code = "MC483"
     message = "JAX cannot run kernels of maskc: {0}"
     hint = "install a jaxlib of 0.5 or later with its headers, and a C compiler (gcc or clang)"
+
+
+class NotASplashMask(MaskcError, TypeError):
+    """`from_splash` was given something that is no mask of Splash attention."""
+
+    code = "MC484"
+    message = "cannot read {0} as a mask of Splash"
+    hint = (
+        "CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask, MultiHeadMask, & and | of "
+        "these, and boolean arrays are known; write others with mc.where(lambda q, k: ...)"
+    )

@@ -11,4 +11,5 @@ call, except on CPUs where a mask reads data: there the host makes lists of tile
 
 from __future__ import annotations
 
-from maskc.integrations.jax.attention import attention as attention
+from maskc.integrations.jax.jax_attention import attention as attention
+from maskc.integrations.jax.layers import attention_fn as attention_fn

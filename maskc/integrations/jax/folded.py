@@ -1,4 +1,4 @@
-"""vmap: a mapped axis of q, k and v becomes more sequences; what cannot is run one after another."""
+"""vmap: a mapped axis of q, k and v becomes more sequences; other calls run one after another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from maskc.integrations.jax.traced import TracedCall
+from maskc.integrations.jax.traced_call import TracedCall
 
 _ROWS = {"q", "k", "v", "out", "lse", "dout"}
 
@@ -22,9 +22,7 @@ def batched(
     Sequences fold where only arrays of rows have the mapped axis and nothing else of the call tells
     sequences apart: data and tables then serve all of them.
     """
-    size = next(
-        x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None
-    )
+    size = next(x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None)
     names = names_of(call)
     in_front = [
         x if axis is None else jnp.moveaxis(x, axis, 0)

@@ -27,7 +27,7 @@ from maskc.core.errors import (
 )
 from maskc.integrations.jax import native
 from maskc.integrations.jax.folded import batched
-from maskc.integrations.jax.traced import TracedCall, blanks, heads_first, shape_first
+from maskc.integrations.jax.traced_call import TracedCall, blanks, heads_first, shape_first
 from maskc.runtime.launch.recording import MADE, Recording, recording
 
 _QKV = ("q", "k", "v")
@@ -152,7 +152,9 @@ def _lowered(which: str, platform: str, ctx: Any, *operands: Any, **params: Any)
             return _on_host(which, call, avals, arrays)
         made = _custom_call(found, results, platform, call, arrays)
         return [
-            heads_first(x, call.layout) if x.ndim == 4 and number in _of_rows(which) else x.reshape(aval.shape)
+            heads_first(x, call.layout)
+            if x.ndim == 4 and number in _of_rows(which)
+            else x.reshape(aval.shape)
             for number, (x, aval) in enumerate(zip(made, avals, strict=True))
         ]
 

@@ -21,11 +21,11 @@ from maskc.runtime.launch.recording import (
     MADE,
     Clear,
     CudaStep,
-    Function,
     HostStep,
-    Map,
-    Place,
+    RecordedFunction,
+    RecordedMap,
     Recording,
+    Relocation,
 )
 
 TARGETS = {"cpu": "maskc_on_host", "cuda": "maskc_on_gpu"}
@@ -34,45 +34,45 @@ _PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
 _MOST_BLOCK, _MOST_MAPS = 4096, 16
 
 
-class _Place(ctypes.Structure):
+class _CPlace(ctypes.Structure):
     _fields_ = [("at", ctypes.c_int64), ("buffer", ctypes.c_int64), ("shift", ctypes.c_int64)]
 
 
-class _Map(ctypes.Structure):
+class _CMap(ctypes.Structure):
     _fields_ = [
-        ("place", _Place), ("rank", ctypes.c_uint32), ("kind", ctypes.c_uint32),
+        ("place", _CPlace), ("rank", ctypes.c_uint32), ("kind", ctypes.c_uint32),
         ("dims", ctypes.c_uint64 * 5), ("strides", ctypes.c_uint64 * 4),
         ("box", ctypes.c_uint32 * 5), ("step", ctypes.c_uint32 * 5),
     ]  # fmt: skip
 
 
-class _Kernel(ctypes.Structure):
+class _CKernel(ctypes.Structure):
     _fields_ = [
         ("code", ctypes.c_char_p), ("entry", ctypes.c_char_p), ("shared", ctypes.c_int64),
         ("function", ctypes.c_void_p), ("devices", ctypes.c_uint64),
     ]  # fmt: skip
 
 
-class _Step(ctypes.Structure):
+class _CStep(ctypes.Structure):
     _fields_ = [
         ("clear", ctypes.c_int64), ("clear_bytes", ctypes.c_int64),
-        ("kernel", ctypes.POINTER(_Kernel)), ("host", ctypes.c_void_p),
+        ("kernel", ctypes.POINTER(_CKernel)), ("host", ctypes.c_void_p),
         ("blocks", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("shared", ctypes.c_uint32),
         ("unused", ctypes.c_uint32), ("block", ctypes.c_char_p), ("block_bytes", ctypes.c_int64),
         ("places_count", ctypes.c_int64), ("maps_count", ctypes.c_int64),
-        ("places", ctypes.POINTER(_Place)), ("maps", ctypes.POINTER(_Map)),
+        ("places", ctypes.POINTER(_CPlace)), ("maps", ctypes.POINTER(_CMap)),
     ]  # fmt: skip
 
 
-class _Table(ctypes.Structure):
+class _CTable(ctypes.Structure):
     _fields_ = [("host", ctypes.c_void_p), ("bytes", ctypes.c_int64)]
 
 
-class _Program(ctypes.Structure):
+class _CProgram(ctypes.Structure):
     _fields_ = [
         ("key", ctypes.c_uint64), ("given", ctypes.c_int64), ("made", ctypes.c_int64),
         ("steps_count", ctypes.c_int64), ("tables_count", ctypes.c_int64),
-        ("steps", ctypes.POINTER(_Step)), ("tables", ctypes.POINTER(_Table)),
+        ("steps", ctypes.POINTER(_CStep)), ("tables", ctypes.POINTER(_CTable)),
         ("copies", ctypes.c_void_p), ("next", ctypes.c_void_p),
     ]  # fmt: skip
 
@@ -91,9 +91,12 @@ def runner() -> ctypes.CDLL:
     text = Path(__file__).with_name("runner.c").read_text(encoding="utf-8")
     unit = SourceUnit("cpu", text, TileShape(1, 1), False)
     library = load_library(build_beside_headers(unit, headers, tuple(TARGETS.values())))
-    library.maskc_add.argtypes = (ctypes.POINTER(_Program),)
+    library.maskc_add.argtypes = (ctypes.POINTER(_CProgram),)
     library.maskc_add.restype = None
-    library.maskc_driver.argtypes, library.maskc_driver.restype = (ctypes.c_char_p,), ctypes.c_char_p
+    library.maskc_driver.argtypes, library.maskc_driver.restype = (
+        (ctypes.c_char_p,),
+        ctypes.c_char_p,
+    )
     for platform, name in TARGETS.items():
         handler = jax.ffi.pycapsule(getattr(library, name))
         jax.ffi.register_ffi_target(name, handler, platform=_PLATFORMS[platform])
@@ -115,7 +118,7 @@ def opened(driver: str = "libcuda.so.1") -> None:
 _lock = threading.Lock()
 _kept: dict[int, tuple[bytes, object]] = {}
 """What programs point to, by their keys, for good: XLA may run them at any time."""
-_kernels: dict[Function, _Kernel] = {}
+_kernels: dict[RecordedFunction, _CKernel] = {}
 
 
 def register(found: Recording, given: int) -> np.int64:
@@ -134,16 +137,16 @@ def register(found: Recording, given: int) -> np.int64:
     made = len(found.made)
     if max(given, made) > MADE:
         raise NotRecorded(f"it has {given} arrays and {made} results")
-    steps = (_Step * len(found.steps))(*(_step(found, each) for each in found.steps))
-    tables = (_Table * len(found.tables))(
-        *(_Table(each.values.ctypes.data, each.values.nbytes) for each in found.tables)
+    steps = (_CStep * len(found.steps))(*(_step(found, each) for each in found.steps))
+    tables = (_CTable * len(found.tables))(
+        *(_CTable(each.values.ctypes.data, each.values.nbytes) for each in found.tables)
     )
     content = _content(found, given)
     key = int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
     with _lock:
         if key in _kept:
             return np.uint64(key).astype(np.int64)
-        program = _Program(key, given, made, len(steps), len(tables), steps, tables, None, None)
+        program = _CProgram(key, given, made, len(steps), len(tables), steps, tables, None, None)
         runner().maskc_add(ctypes.byref(program))
         _kept[key] = content, (program, steps, tables, found)
     return np.uint64(key).astype(np.int64)
@@ -161,7 +164,14 @@ def _content(found: Recording, given: int) -> bytes:
             case CudaStep(function):
                 code = hashlib.sha256(_bytes(function.code)).hexdigest()
                 parts += ["cuda", code, function.entry, function.shared]
-                parts += [each.blocks, each.threads, each.shared, each.block, each.places, each.maps]
+                parts += [
+                    each.blocks,
+                    each.threads,
+                    each.shared,
+                    each.block,
+                    each.places,
+                    each.maps,
+                ]
     text = hashlib.sha256(repr(parts).encode())
     for table in found.tables:
         text.update(table.values.tobytes())
@@ -172,8 +182,8 @@ def _bytes(code: Any) -> bytes:
     return code if isinstance(code, bytes) else repr(code).encode()
 
 
-def _step(found: Recording, each: Clear | CudaStep | HostStep) -> _Step:
-    step = _Step()
+def _step(found: Recording, each: Clear | CudaStep | HostStep) -> _CStep:
+    step = _CStep()
     if isinstance(each, Clear):
         step.clear, step.clear_bytes = each.number, found.bytes_of(each.number)
         return step
@@ -182,7 +192,7 @@ def _step(found: Recording, each: Clear | CudaStep | HostStep) -> _Step:
     step.block = ctypes.c_char_p(each.block)
     step.block_bytes = len(each.block)
     step.places_count = len(each.places)
-    step.places = (_Place * len(each.places))(*map(_place, each.places))
+    step.places = (_CPlace * len(each.places))(*map(_place, each.places))
     step.threads = each.threads
     if isinstance(each, HostStep):
         step.host = ctypes.cast(each.entry, ctypes.c_void_p).value
@@ -190,28 +200,28 @@ def _step(found: Recording, each: Clear | CudaStep | HostStep) -> _Step:
     if len(each.maps) > _MOST_MAPS:
         raise NotRecorded(f"a launch has {len(each.maps)} tensor maps")
     step.maps_count = len(each.maps)
-    step.maps = (_Map * len(each.maps))(*map(_map, each.maps))
+    step.maps = (_CMap * len(each.maps))(*map(_map, each.maps))
     step.kernel = ctypes.pointer(_kernel(each.function))
     step.blocks, step.shared = each.blocks, each.shared
     return step
 
 
-def _kernel(function: Function) -> _Kernel:
+def _kernel(function: RecordedFunction) -> _CKernel:
     """The kernel as the runner knows it: one for all programs, as it is loaded once."""
     with _lock:
         found = _kernels.get(function)
         if found is None:
             code, entry = _bytes(function.code), function.entry.encode()
-            found = _kernels[function] = _Kernel(code, entry, function.shared, None, 0)
+            found = _kernels[function] = _CKernel(code, entry, function.shared, None, 0)
         return found
 
 
-def _place(place: Place) -> _Place:
-    return _Place(*place)
+def _place(place: Relocation) -> _CPlace:
+    return _CPlace(*place)
 
 
-def _map(each: Map) -> _Map:
-    made = _Map(_place(each.place), len(each.dims), each.kind)
+def _map(each: RecordedMap) -> _CMap:
+    made = _CMap(_place(each.place), len(each.dims), each.kind)
     made.dims[: len(each.dims)] = each.dims
     made.strides[: len(each.strides)] = each.strides
     made.box[: len(each.box)] = each.box

@@ -40,7 +40,7 @@ MADE = 128
 _TABLES = 1 << (_TAG - _OF_TABLE)
 
 
-class Place(NamedTuple):
+class Relocation(NamedTuple):
     """An address in an argument block."""
 
     at: int
@@ -83,7 +83,7 @@ class Blank:
         return self.array.dtype
 
 
-class Table:
+class SentTable:
     """Integers that the host knows, which every run reads; kernels may count in them, but leave
     them as they were."""
 
@@ -91,13 +91,15 @@ class Table:
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = np.ascontiguousarray(values)
-        number = next(n for n in (next(_numbers) % _TABLES for _ in range(_TABLES)) if n not in _all)
+        number = next(
+            n for n in (next(_numbers) % _TABLES for _ in range(_TABLES)) if n not in _all
+        )
         self.address = _TABLE << _TAG | number << _OF_TABLE
         _all[number] = self
 
 
 _numbers = count()
-_all: WeakValueDictionary[int, Table] = WeakValueDictionary()
+_all: WeakValueDictionary[int, SentTable] = WeakValueDictionary()
 """Tables that a plan keeps, which may have been made in an earlier recording."""
 
 
@@ -138,7 +140,7 @@ class _Blanks:
         return 0
 
     def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
-        table = Table(host)
+        table = SentTable(host)
         return table, table.address
 
 
@@ -156,7 +158,7 @@ class Clear:
 
 
 @dataclass(frozen=True, eq=False)
-class Function:
+class RecordedFunction:
     """An entry point of a CUDA binary."""
 
     code: Any
@@ -165,10 +167,10 @@ class Function:
     """Bytes of dynamic shared memory that it must be allowed."""
 
 
-class Map(NamedTuple):
+class RecordedMap(NamedTuple):
     """A tensor map that a launch takes."""
 
-    place: Place
+    place: Relocation
     dims: Shape
     strides: Shape
     box: Shape
@@ -180,13 +182,13 @@ class Map(NamedTuple):
 class CudaStep:
     """A launch on a GPU."""
 
-    function: Function
+    function: RecordedFunction
     blocks: int
     threads: int
     shared: int
     block: bytes
-    places: tuple[Place, ...]
-    maps: tuple[Map, ...]
+    places: tuple[Relocation, ...]
+    maps: tuple[RecordedMap, ...]
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class HostStep:
     entry: Any
     threads: int
     block: bytes
-    places: tuple[Place, ...]
+    places: tuple[Relocation, ...]
 
 
 @dataclass
@@ -207,7 +209,7 @@ class Recording:
     made: list[tuple[Output, str]] = field(default_factory=list)
     """Buffers that the call makes, results and workspaces: how each lies in memory, and its
     dtype."""
-    tables: list[Table] = field(default_factory=list)
+    tables: list[SentTable] = field(default_factory=list)
     kept: list[object] = field(default_factory=list)
     """What owns memory of the host that blocks point to."""
 
@@ -216,7 +218,7 @@ class Recording:
         output, dtype = self.made[number - MADE]
         return prod(output.shape) * _ITEM[dtype]
 
-    def places(self, block: bytes) -> tuple[Place, ...]:
+    def places(self, block: bytes) -> tuple[Relocation, ...]:
         """All addresses on paper in an argument block."""
         found = []
         words = np.frombuffer(block[: len(block) // 8 * 8], "<u8")
@@ -224,25 +226,25 @@ class Recording:
             found.append(self.place(8 * int(index), int(words[index])))
         return tuple(found)
 
-    def place(self, at: int, word: int) -> Place:
+    def place(self, at: int, word: int) -> Relocation:
         """What an address on paper means."""
         if word >> _TAG == _BUFFER:
             number = word >> _OF_BUFFER & 0xFF
-            return Place(at, number, word & ((1 << _OF_BUFFER) - 1))
+            return Relocation(at, number, word & ((1 << _OF_BUFFER) - 1))
         table = _all[word >> _OF_TABLE & (_TABLES - 1)]
         if table not in self.tables:
             self.tables.append(table)
-        return Place(at, -1 - self.tables.index(table), word & ((1 << _OF_TABLE) - 1))
+        return Relocation(at, -1 - self.tables.index(table), word & ((1 << _OF_TABLE) - 1))
 
 
 _ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-class _Thread(threading.local):
+class _Recorder(threading.local):
     recording: Recording | None = None
 
 
-_thread = _Thread()
+_thread = _Recorder()
 
 
 def _current() -> Recording:
@@ -264,7 +266,7 @@ def recording() -> Iterator[Recording]:
 # ------------------------------------------------------------------ what stands for devices
 
 
-class _Device(Protocol):
+class _StandsFor(Protocol):
     """What paper needs to know of a device."""
 
     def multiprocessors(self) -> int: ...
@@ -280,13 +282,13 @@ _KINDS = {"bfloat16": 9, "float16": 6, E4M3: 0}
 class PaperDriver:
     """Stands for a GPU; see maskc/runtime/launch/cuda.py for the real ones."""
 
-    def __init__(self, device: _Device) -> None:
+    def __init__(self, device: _StandsFor) -> None:
         """`device`: the one that it stands for."""
         self._device = device
         self.multiprocessors, self.host_words = device.multiprocessors, device.host_words
 
     def load(self, code: Any, shared: Mapping[str, int]) -> dict[str, Any]:
-        return {entry: Function(code, entry, size) for entry, size in shared.items()}
+        return {entry: RecordedFunction(code, entry, size) for entry, size in shared.items()}
 
     def usable(self, stream: int) -> int:
         return self.multiprocessors()
@@ -318,13 +320,13 @@ def _chunks(maps: bytes) -> Iterator[bytes]:
     return (maps[start : start + 128] for start in range(0, len(maps), 128))
 
 
-def _read(found: Recording, encoded: bytes) -> Map:
+def _read(found: Recording, encoded: bytes) -> RecordedMap:
     at, rank, kind, *rest = _MAP.unpack_from(encoded)
     dims, strides, box = rest[:rank], rest[5 : 4 + rank], rest[9 : 9 + rank]
-    return Map(found.place(0, at), tuple(dims), tuple(strides), tuple(box), kind)
+    return RecordedMap(found.place(0, at), tuple(dims), tuple(strides), tuple(box), kind)
 
 
-class _CKernel(Protocol):
+class _Runs(Protocol):
     name: str
 
     def workspace(self, block: ctypes.Structure) -> int: ...
@@ -335,7 +337,7 @@ class _CKernel(Protocol):
 class PaperKernel(HostKernel):
     """Stands for a C kernel."""
 
-    def __init__(self, kernel: _CKernel) -> None:
+    def __init__(self, kernel: _Runs) -> None:
         """`kernel`: the one that runs what was written down."""
         self._kernel, self.name = kernel, kernel.name
         self.workspace = kernel.workspace  # type: ignore[method-assign]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from maskc.api import _compiled
 from maskc.core.data import CuSeqlens
-from maskc.core.dropout import FIRST as FIRST
 from maskc.core.dropout import RATE, SEED
 from maskc.core.errors import NotTraced
 from maskc.core.score import Formula, Inputs
@@ -30,30 +29,30 @@ _QKV = ("q", "k", "v")
 _OF_ROWS = {*_QKV, "out", "dout"}
 
 
-class Leaf(NamedTuple):
+class GivenArray(NamedTuple):
     """An array of the caller's data."""
 
 
-class Known(NamedTuple):
+class GivenNumber(NamedTuple):
     """A number of the caller's data."""
 
     value: int | float | bool
 
 
-class Several(NamedTuple):
-    """Several data that one keyword gives."""
+class GivenTogether(NamedTuple):
+    """GivenTogether data that one keyword gives."""
 
     parts: tuple[Any, ...]
 
 
-class Cumulative(NamedTuple):
+class GivenLengths(NamedTuple):
     """See `mc.cu_seqlens`."""
 
     inside: Any
     most: int | None
 
 
-class Scored(NamedTuple):
+class TracedScore(NamedTuple):
     """A formula of the score without its arrays, which are given like all others."""
 
     formula: Formula
@@ -63,7 +62,7 @@ class Scored(NamedTuple):
     mask: Mask | None
 
     @classmethod
-    def of(cls, score: Score) -> Scored:
+    def of(cls, score: Score) -> TracedScore:
         own = score.inputs
         return cls(own.formula, own.names, tuple(own.defaults.items()), own.text, score.mask)
 
@@ -82,7 +81,7 @@ class TracedCall:
     """All of a call except its arrays."""
 
     mask: Mask
-    score: Scored | None
+    score: TracedScore | None
     layout: str
     scale: float | None
     softcap: float | None
@@ -125,7 +124,9 @@ class TracedCall:
             found += [name] * _leaves(own)
         return (*found, *[SEED] * (self.rate is not None))
 
-    def compiled(self, head_dim: int, head_dim_v: int, heads: int, dtype: str, device: Device) -> Any:
+    def compiled(
+        self, head_dim: int, head_dim_v: int, heads: int, dtype: str, device: Device
+    ) -> Any:
         """The compiled mask of such a call."""
         own = {} if self.score is None else {"score": self.score.score}
         found: CompiledMask = _compiled(
@@ -159,17 +160,17 @@ def taken_apart(data: Mapping[str, Any]) -> tuple[tuple[tuple[str, Any], ...], l
 
 def _apart(name: str, x: Any, arrays: list[Any]) -> Any:
     if isinstance(x, (bool, int, float)):
-        return Known(x)
+        return GivenNumber(x)
     if isinstance(x, (np.bool_, np.integer, np.floating)):
-        return Known(x.item())
+        return GivenNumber(x.item())
     if isinstance(x, CuSeqlens):
         most = None if x.max_seqlen is None else _index(f"max_seqlen of {name}", x.max_seqlen)
-        return Cumulative(_apart(name, x.array, arrays), most)
+        return GivenLengths(_apart(name, x.array, arrays), most)
     if isinstance(x, (tuple, list)):
-        return Several(tuple(_apart(name, each, arrays) for each in x))
+        return GivenTogether(tuple(_apart(name, each, arrays) for each in x))
     if isinstance(x, (jax.Array, np.ndarray)):
         arrays.append(jnp.asarray(x))
-        return Leaf()
+        return GivenArray()
     raise NotTraced(name, f"a {type(x).__name__}", "pass an array of JAX or NumPy", at=name)
 
 
@@ -182,22 +183,22 @@ def _index(name: str, x: Any) -> int:
 
 def _leaves(own: Any) -> int:
     match own:
-        case Leaf():
+        case GivenArray():
             return 1
-        case Several(parts):
+        case GivenTogether(parts):
             return sum(map(_leaves, parts))
-        case Cumulative(inside, _):
+        case GivenLengths(inside, _):
             return _leaves(inside)
     return 0
 
 
 def _filled(own: Any, arrays: Iterator[Any]) -> Any:
     match own:
-        case Known(value):
+        case GivenNumber(value):
             return value
-        case Several(parts):
+        case GivenTogether(parts):
             return tuple(_filled(each, arrays) for each in parts)
-        case Cumulative(inside, most):
+        case GivenLengths(inside, most):
             return CuSeqlens(_filled(inside, arrays), most)
     return next(arrays)
 
@@ -215,9 +216,7 @@ def shape_first(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     return tuple(shape[axis] for axis in LAYOUTS[layout])
 
 
-def blanks(
-    names: Sequence[str], arrays: Sequence[Any], layout: str, platform: str
-) -> list[Any]:
+def blanks(names: Sequence[str], arrays: Sequence[Any], layout: str, platform: str) -> list[Any]:
     """Arrays without memory that stand for those of a call, which are in C order.
 
     Args:
@@ -235,6 +234,3 @@ def blanks(
             shape, strides, dtype = (1,), (1,), "int64"
         made.append(Blank(number, shape, strides, dtype, device))
     return made
-
-
-Find = Callable[..., CompiledMask]

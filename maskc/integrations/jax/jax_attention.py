@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maskc.core.dropout import PARTS, SEED, check_rate
+from maskc.core.dropout import PARTS, check_rate
 from maskc.core.errors import (
     BadOption,
     DropoutSeed,
@@ -24,7 +24,12 @@ from maskc.core.errors import (
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import Score, as_score
 from maskc.integrations.jax.lowered import BACKWARD, FORWARD
-from maskc.integrations.jax.traced import LAYOUTS, Scored, TracedCall, shape_first, taken_apart
+from maskc.integrations.jax.traced_call import (
+    LAYOUTS,
+    TracedCall,
+    TracedScore,
+    taken_apart,
+)
 
 _SINGLE = ("float32", "bfloat16", "float16")
 
@@ -120,7 +125,7 @@ def _arrays(q: Any, k: Any, v: Any, layout: str) -> tuple[Any, Any, Any]:
 
 def _score(
     score: Any, softcap: Any, slopes: Any, data: dict[str, Any]
-) -> tuple[Scored | None, dict[str, Any]]:
+) -> tuple[TracedScore | None, dict[str, Any]]:
     """(the formula, the arrays that it captured)."""
     if score is None:
         return None, {}
@@ -130,7 +135,7 @@ def _score(
         raise ScoreOption("alibi_slopes=", "s - slopes[h] * abs(q - k)", at="alibi_slopes")
     made = as_score(score)
     captured = {name: x for name, x in made.inputs.captured.items() if name not in data}
-    return Scored.of(made), captured
+    return TracedScore.of(made), captured
 
 
 def _number(name: str, x: Any) -> float | None:
@@ -167,7 +172,7 @@ def _seed(seed: Any) -> Any:
     if x.dtype.itemsize == 8:
         return jax.lax.bitcast_convert_type(x, np.uint32)
     wide = x.astype(np.int32) if jnp.issubdtype(x.dtype, jnp.signedinteger) else x
-    above = jnp.where(wide < 0, 0xFFFFFFFF, 0).astype(np.uint32)
+    above = jnp.where(wide < 0, np.uint32(0xFFFFFFFF), np.uint32(0))
     return jnp.stack([wide.astype(np.uint32), above])
 
 
