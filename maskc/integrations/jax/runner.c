@@ -86,16 +86,16 @@ void maskc_add(Program *program) {
 static XLA_FFI_Error *failed(const XLA_FFI_Api *api, const char *format, const char *what, long n) {
   char text[256];
   snprintf(text, sizeof text, format, what, n);
-  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, text,
-                                    XLA_FFI_Error_Code_INTERNAL};
+  XLA_FFI_Error_Create_Args args = {.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE,
+                                    .message = text, .errc = XLA_FFI_Error_Code_INTERNAL};
   return api->XLA_FFI_Error_Create(&args);
 }
 
 /* Whether XLA only asks which version of its interface this was built for. */
 static int asked(XLA_FFI_CallFrame *frame) {
-  XLA_FFI_Extension_Base *extension = frame->extension_start;
-  if (extension == NULL || extension->type != XLA_FFI_Extension_Metadata) return 0;
-  XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
+  if (frame->extension_start == NULL) return 0; /* whose type has other names in other versions */
+  if (frame->extension_start->type != XLA_FFI_Extension_Metadata) return 0;
+  XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)frame->extension_start)->metadata;
   metadata->api_version.major_version = XLA_FFI_API_MAJOR;
   metadata->api_version.minor_version = XLA_FFI_API_MINOR;
   metadata->traits = 0;
@@ -289,7 +289,8 @@ XLA_FFI_Error *maskc_on_gpu(XLA_FFI_CallFrame *frame) {
   Program *program;
   XLA_FFI_Error *error = called(frame, &program, at);
   if (error != NULL) return error;
-  XLA_FFI_Stream_Get_Args args = {XLA_FFI_Stream_Get_Args_STRUCT_SIZE, NULL, frame->ctx, NULL};
+  XLA_FFI_Stream_Get_Args args = {.struct_size = XLA_FFI_Stream_Get_Args_STRUCT_SIZE,
+                                  .ctx = frame->ctx};
   error = frame->api->XLA_FFI_Stream_Get(&args);
   if (error != NULL) return error;
   if (cuda.library == NULL)
