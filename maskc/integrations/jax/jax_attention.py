@@ -178,7 +178,7 @@ def _seed(seed: Any) -> Any:
 
 def _alike(arrays: list[Any]) -> list[Any]:
     """Arrays that vary along the same axes of shard_map; gradients of others are added up there."""
-    kinds = [getattr(jax.typeof(x), "manual_axis_type", None) for x in arrays]
+    kinds: list[Any] = [getattr(jax.typeof(x), "manual_axis_type", None) for x in arrays]
     if None in kinds:
         return arrays
     axes = frozenset().union(*(kind.varying for kind in kinds))

@@ -50,8 +50,8 @@ def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
         if dropout_rate and not deterministic:
             drops = {"dropout_p": dropout_rate, "dropout_seed": dropout_rng}
         front = query.shape[:-3]
-        rows = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
-        out = attention(*rows, own, **{**options, **drops})
+        q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
+        out = attention(q, k, v, own, **{**options, **drops})
         return out.reshape(*front, *out.shape[1:])
 
     kept = mask

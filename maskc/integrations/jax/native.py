@@ -112,7 +112,7 @@ def opened(driver: str = "libcuda.so.1") -> None:
     """
     missing = runner().maskc_driver(driver.encode())
     if missing:
-        raise NoRunner(f"the CUDA driver has no {missing.decode()}")
+        raise NoRunner(f"the CUDA driver lacks {missing.decode()}")
 
 
 _lock = threading.Lock()

@@ -50,7 +50,8 @@ def from_splash(mask: Any) -> Mask:
         case splash.CausalMask():
             return _within(None, 0, mask.offset)
         case splash.LocalMask():
-            return _within(*mask.window_size, mask.offset)
+            left, right = mask.window_size
+            return _within(left, right, mask.offset)
         case splash.ChunkedCausalMask():
             return mc.chunked(mask.chunk_size, align="start")
     function = mask.mask_function
