@@ -20,6 +20,7 @@ with suppress(RuntimeError):  # somebody has asked for devices before
 import maskc as mc
 from maskc.core.errors import (
     BadOption,
+    DataRange,
     DropoutSeed,
     DTypesDiffer,
     NotAMask,
@@ -224,6 +225,25 @@ def test_vmap_over_slopes_and_data_runs_one_after_another():
         np.testing.assert_allclose(found[i], run(slopes[i], documents[i]), rtol=1e-5, atol=1e-5)
 
 
+def test_vmap_of_a_score_that_reads_the_sequence_runs_one_after_another():
+    q, k, v, _ = oracle.inputs(tokens=40)
+    score = mc.score(lambda s, q, k, h, b: s + mc.scores.where(b == 1, 0.1 * k, 0.0))
+    run = partial(attention, mask=MASK, score=score)
+    found = jax.vmap(run)(*(jnp.stack([x, 2 * x]) for x in (q, k, v)))
+    np.testing.assert_allclose(found[1], run(2 * q, 2 * k, 2 * v), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(0, 5, 5), (2, 0, 5), (2, 5, 0)])
+def test_nothing_to_compute(sizes):
+    batch, n_q, n_kv = sizes
+    q, k = jnp.ones((batch, n_q, 2, 32)), jnp.ones((batch, n_kv, 2, 32))
+    (out, lse), back = jax.vjp(lambda q, k: attention(q, k, k, MASK, return_lse=True), q, k)
+    np.testing.assert_array_equal(out, np.zeros(q.shape))
+    np.testing.assert_array_equal(lse, np.full((batch, 2, n_q), -np.inf))
+    for found, x in zip(back((out, lse)), (q, k), strict=True):
+        np.testing.assert_array_equal(found, np.zeros(x.shape))
+
+
 def test_scan_and_checkpoint():
     q, k, v, _ = oracle.inputs()
     plain = GRADIENT(q, k, v)
@@ -292,6 +312,25 @@ def test_shard_map_over_sequences_and_heads(checked):
     found = jax.jit(jax.grad(partial(summed, cut), (0, 1, 2, 3)))(q, k, v, slopes)
     wanted = jax.grad(partial(summed, run), (0, 1, 2, 3))(q, k, v, slopes)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, wanted)
+
+
+def test_shard_map_with_data_of_all_sequences():
+    mesh = jax.make_mesh((len(jax.devices()) // 2 or 1,), ("data",), (jax.sharding.AxisType.Auto,))
+    q, k, v, _ = oracle.inputs()
+    rows, whole = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+
+    def run(q, k, v, sinks, doc):
+        return attention(q, k, v, mc.documents("doc"), sink_logits=sinks, doc=doc)
+
+    cut = jax.shard_map(run, mesh=mesh, in_specs=(*[rows] * 3, whole, whole), out_specs=rows)
+    given = q, k, v, jnp.linspace(-1, 1, oracle.HEADS), jnp.asarray(oracle.DOCUMENTS)
+
+    def summed(function, sinks):
+        return (function(*given[:3], sinks, given[4]) ** 2).sum()
+
+    found = jax.jit(jax.value_and_grad(partial(summed, cut)))(given[3])
+    wanted = jax.value_and_grad(partial(summed, run))(given[3])
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, wanted)
 
 
 def test_shapes_are_known_without_running_anything():
@@ -384,6 +423,8 @@ def test_mistakes_are_named():
         attention(q, k, v, mc.documents("doc"), doc="all")
     with pytest.raises(mc.MaskcError, match="doc"):
         attention(q, k, v, mc.documents("doc"))
+    with pytest.raises(DataRange, match="32 bits"):
+        attention(q, k, v, mc.documents("doc"), doc=np.arange(20) << 40)
 
 
 # ------------------------------------------------------------------ doors

@@ -28,7 +28,7 @@ def batched(
         x if axis is None else jnp.moveaxis(x, axis, 0)
         for x, axis in zip(arrays, axes, strict=True)
     ]
-    folds = not (call.rate is not None or call.data) and all(
+    folds = not call.tells_sequences and all(
         axis is None or name in _ROWS for name, axis in zip(names, axes, strict=True)
     )
     if folds and len(of_rows) > 1:  # gradients per head would be added up over the mapped axis

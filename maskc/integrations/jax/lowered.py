@@ -8,7 +8,7 @@ CPUs, the host calls the compiled mask with NumPy arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -192,7 +192,7 @@ def _operation(which: str, shapes: Any) -> Primitive:
     made.multiple_results = True
     made.def_abstract_eval(shapes)
 
-    @cache
+    @lru_cache(maxsize=1024)
     def compiled(call: TracedCall) -> Any:
         return jax.jit(partial(made.bind, call=call))
 

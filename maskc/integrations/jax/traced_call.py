@@ -12,13 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from maskc.api import _compiled
+from maskc.core import expr as E
 from maskc.core.data import CuSeqlens
 from maskc.core.dropout import RATE, SEED
-from maskc.core.errors import NotTraced
-from maskc.core.score import Formula, Inputs
+from maskc.core.errors import DataRange, NotTraced
+from maskc.core.score import B, Formula, Inputs
 from maskc.core.tensors import PAPER, Device, contiguous
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import Score
+from maskc.dsl.slots import emptied
 from maskc.runtime import CompiledMask
 from maskc.runtime.launch.recording import Blank
 
@@ -104,6 +106,14 @@ class TracedCall:
         return () if self.score is None else self.score.trainable
 
     @property
+    def tells_sequences(self) -> bool:
+        """Whether sequences of a call may be treated differently, by their numbers or by data."""
+        _, held = emptied(self.mask)
+        formula = () if self.score is None else E.walk(self.score.formula.logit)
+        by_number = B in formula or (held is not None and held.sequences > 1)
+        return by_number or self.rate is not None or bool(self.data)
+
+    @property
     def trained(self) -> tuple[str, ...]:
         """Tables that are given as arrays, in the order in which the formula reads them."""
         given = {name for name, own in self.data if _leaves(own)}
@@ -169,9 +179,23 @@ def _apart(name: str, x: Any, arrays: list[Any]) -> Any:
     if isinstance(x, (tuple, list)):
         return GivenTogether(tuple(_apart(name, each, arrays) for each in x))
     if isinstance(x, (jax.Array, np.ndarray)):
-        arrays.append(jnp.asarray(x))
+        arrays.append(_of_jax(name, x))
         return GivenArray()
     raise NotTraced(name, f"a {type(x).__name__}", "pass an array of JAX or NumPy", at=name)
+
+
+def _of_jax(name: str, x: Any) -> jax.Array:
+    """An array of JAX, which may have no integers of 64 bits.
+
+    Raises:
+        DataRange: JAX would cut a value off.
+    """
+    made = jnp.asarray(x)
+    cut = made.dtype.itemsize < x.dtype.itemsize and np.issubdtype(x.dtype, np.integer)
+    if cut and not np.array_equal(np.asarray(made), x):
+        found = f"values reach {x.min()} and {x.max()}, and JAX has integers of 32 bits"
+        raise DataRange(name, found, "number from 0, or set jax_enable_x64", at=name)
+    return made
 
 
 def _index(name: str, x: Any) -> int:
