@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "flex": {"dsl", "api", "integrations"},
     "sdpa": {"dsl", "scores", "api"},
     "transformers": {"dsl", "runtime", "api"},
-    "jax": {"dsl", "build", "runtime", "api"},
+    "jax": {"dsl", "conventions", "build", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
     "tuning": {"dispatch", "runtime", "verify"},
     "viz": {

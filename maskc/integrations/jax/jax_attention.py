@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from maskc import conventions
 from maskc.core.dropout import PARTS, check_rate
 from maskc.core.errors import (
     BadOption,
     DropoutSeed,
     DTypesDiffer,
-    NotAMask,
     NotTraced,
     ScoreOption,
     WrongRank,
@@ -78,7 +78,7 @@ def attention(
         MaskcError: as of `maskc.attention`; shapes are looked at when XLA's program is made.
     """
     if not isinstance(mask, Mask):
-        raise NotAMask(f"type {type(mask).__name__}", at="mask")
+        raise conventions.without_mask(mask, data)
     if layout not in LAYOUTS:
         raise BadOption("layout", " or ".join(map(repr, LAYOUTS)), repr(layout), at="layout")
     q, k, v = _arrays(q, k, v, layout)
