@@ -172,3 +172,10 @@ def test_arrays_without_memory_outside_of_a_recording():
     q, k, v, _ = inputs("float32")
     with pytest.raises(NotRecorded, match="outside of a recording"):
         attn.launch(*(blank(i, x, "cpu") for i, x in enumerate((q, k, v))))
+
+
+def test_rows_that_the_host_moves_are_not_written_down():
+    mask = mc.window(64, 64) | mc.global_tokens("g", at_most=8)
+    attn = mask.compile(head_dim=64, dtype="float32", target="cpu")
+    with pytest.raises(NotRecorded, match="moves rows"):
+        attn._planner.listed.mover(PAPER)
