@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "flex": {"dsl", "api", "integrations"},
     "sdpa": {"dsl", "scores", "api"},
     "transformers": {"dsl", "runtime", "api"},
+    "jax": {"dsl", "conventions", "build", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
     "tuning": {"dispatch", "runtime", "verify"},
     "viz": {
@@ -90,6 +91,7 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
         False,
     ),
     "transformers": ({"transformers", "distributed", "lab"}, False),
+    "jax": ({"jax"}, True),
     "scipy": ({"lab"}, False),
     "sklearn": ({"lab"}, False),
     "click": ({"cli"}, True),
@@ -111,6 +113,8 @@ def room(path: Path) -> str:
         return "transformers"  # it uses the public functions, which use integrations/torch
     if parts == ("__main__.py",):
         return "cli"  # `python -m maskc` is the command
+    if parts[:2] == ("integrations", "jax"):
+        return "jax"  # likewise, and only those who use JAX import it
     return parts[0].removesuffix(".py") if len(parts) == 1 else parts[0]
 
 
@@ -157,6 +161,8 @@ def test_arrows_point_one_way():
             there = name.split(".")[1]
             if name.startswith("maskc.integrations.transformers"):
                 there = "transformers"
+            if name.startswith("maskc.integrations.jax"):
+                there = "jax"
             if there not in ALLOWED and there != "core":
                 continue
             if any(file_of(path) == door and name.startswith(to) for door, to in DOORS):
@@ -252,7 +258,7 @@ NAMED_AFTER = {
 }
 SHARED_FILES = {
     "boxes.py", "cache.py", "call.py", "captured.py", "cost.py", "cpu.py", "data.py", "dropout.py",
-    "environment.py", "fp8.py", "gather.py", "listed.py", "loops.py", "making.py", "masks.py",
+    "environment.py", "fp8.py", "gather.py", "listed.py", "loops.py", "lowered.py", "making.py", "masks.py",
     "ranges.py", "scores.py", "selecting.py", "sizes.py", "tables.py", "tensor_maps.py", "tiles.py",
     "types.py",
 }  # fmt: skip
@@ -397,6 +403,7 @@ def test_the_package_says_that_it_is_typed():
             "maskc",
             [
                 "torch",
+                "jax",
                 "cupy",
                 "jinja2",
                 "matplotlib",

@@ -15,12 +15,20 @@ if TYPE_CHECKING:
 STAGES = ("mask", "ir", "facts", "plan", "loops", "source")
 
 
-def stage_text(entry: MaskEntry, asked: KernelOptions, stage: str, n_q: int, n_kv: int) -> str:
+def stage_text(
+    entry: MaskEntry,
+    asked: KernelOptions,
+    stage: str,
+    n_q: int,
+    n_kv: int,
+    standalone: bool = False,
+) -> str:
     """The value of one stage as text.
 
     Args:
         stage: one of STAGES.
         n_q, n_kv: where the plan's costs are computed, and its loops are written out.
+        standalone: a source has the text of the static files that it includes.
 
     Raises:
         MaskcError: an earlier stage refuses the mask or the problem.
@@ -40,7 +48,8 @@ def stage_text(entry: MaskEntry, asked: KernelOptions, stage: str, n_q: int, n_k
         from maskc.plan.loops import loop_nest
 
         return loop_nest(plan, n_q, n_kv)
-    return driver.emit_bundle(plan, entry.name).units[0].text
+    unit = driver.emit_bundle(plan, entry.name).units[0]
+    return unit.source if standalone else unit.text
 
 
 def _per_set(heads: HeadGroups, stage: str) -> Iterator[str]:
