@@ -258,7 +258,8 @@ NAMED_AFTER = {
 }
 SHARED_FILES = {
     "boxes.py", "cache.py", "call.py", "captured.py", "cost.py", "cpu.py", "data.py", "dropout.py",
-    "environment.py", "fp8.py", "gather.py", "listed.py", "loops.py", "lowered.py", "making.py", "masks.py",
+    "environment.py", "fp8.py", "gather.py", "listed.py", "loops.py", "lowered.py", "making.py",
+    "masks.py",
     "ranges.py", "scores.py", "selecting.py", "sizes.py", "tables.py", "tensor_maps.py", "tiles.py",
     "types.py",
 }  # fmt: skip
