@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.target import TARGETS
 from maskc.ir.normal import normal
