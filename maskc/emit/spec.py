@@ -200,6 +200,8 @@ class ScoreText:
     """What stands between it and a member."""
     bends: bool
     """Whether d logit / d s is not 1 everywhere."""
+    far: bool
+    """Whether logits may be far from 0, see core/score.FAR; GPUs bring them nearer."""
     fast: bool
     """Whether functions are tensor cores': these are also given q - k as a number, `apart`."""
     shift: str
