@@ -39,6 +39,12 @@ HALF = DType.bfloat16
 HALVES = Problem(64, 64, HALF)
 
 
+def narrowed(name, x):
+    """A table of integers as a call on a GPU takes it."""
+    score = mc.score(lambda s, q, k: s + mc.table("bias")[mc.table("ids", integer=True)[k]])
+    return mc.causal().compile(16, dtype="float32", target="cpu", score=score)._narrowed(name, x)
+
+
 def selected(mask, target="cpu", **asked):
     """A call that asks about what the mask selects."""
     given = [np.zeros((1, 1, 5, 64), np.float16)] * 3
@@ -304,6 +310,11 @@ TEXTS = {
         "MC442 mask  a mask is a set of pairs and no function\n"
         "    hint: mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a "
         "function",
+    ),
+    "MC443": (
+        lambda: narrowed("ids", np.zeros(3, np.int64)),
+        "MC443 ids  'ids' is int64 on a GPU, and the host cannot check here that it fits 32 bits\n"
+        "    hint: give it as int32: x.int() of a torch tensor, x.astype('int32') of a CuPy array",
     ),
     "MC433": (
         lambda: mc.window(3).cache().given([9, 4]),
