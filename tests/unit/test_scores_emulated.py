@@ -131,7 +131,7 @@ def test_integers_that_are_written_are_read_again():
     assert torch.equal(attn(x, x, x, ids=ids, bias=bias), attn(x, x, x, ids=ids.int(), bias=bias))
     assert not torch.equal(attn(x, x, x, ids=ids, bias=bias), before)
     ids[7] = 2**32 + 1
-    with pytest.raises(mc.MaskcError, match="MC305 ids .* reach from 1 to 4294967297"):
+    with pytest.raises(mc.MaskcError, match=r"MC305 ids .* reach from 1 to 4294967297"):
         attn(x, x, x, ids=ids, bias=bias)
 
 
