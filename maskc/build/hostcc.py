@@ -288,7 +288,7 @@ def build_c(unit: SourceUnit, features: Features, entries: tuple[str, ...]) -> B
         return Binary(unit.target, stored, entries, key, BuildReport(compiler.version, flags, ""))
     with tempfile.TemporaryDirectory(prefix="maskc-") as name:
         try:
-            done = _compile(compiler, unit.text, macros, Path(name), _SECONDS)
+            done = _compile(compiler, unit.source, macros, Path(name), _SECONDS)
         except _NoAnswer as silence:
             _silent[compiler.command] = f"{' '.join(compiler.command)} ({silence})"
             raise NoCompiler(_silent[compiler.command]) from None

@@ -2,16 +2,16 @@
 // log2(e) and keep the sum of a row in its lse: from 2^20 on fp32 has no digits for that. Such
 // logits move closer, between 2^20 and 2^21 in size, in the order that they have. A row of equal
 // ones then has equal weights, in both passes, and beside any other logit they weigh nothing.
-// Needs: FN, u32, SCORE_FAR. Gives: near_logit, near_logits.
+// Needs: FN, SCORE_FAR. Gives: near_logit, near_logits.
 
 #if SCORE_FAR
 // A number's bits, read as an integer, rise with the number: 108 octaves, divided by 128, fit into
 // one. Infinities and what is no number stay.
 FN float near_logit(float x) {
-    constexpr u32 FAR = 0x49800000, INFINITE = 0x7f800000;  // 2^20
-    const u32 bits = (u32)__float_as_int(x), beyond = (bits & 0x7fffffff) - FAR;
-    const u32 near = (bits & 0x80000000) | (FAR + (beyond >> 7));
-    return beyond < INFINITE - FAR ? __int_as_float((i32)near) : x;
+    constexpr unsigned FAR = 0x49800000, TOP = 0x7f800000;  // 2^20, infinity
+    const unsigned bits = (unsigned)__float_as_int(x), beyond = (bits & 0x7fffffff) - FAR;
+    const unsigned near = (bits & 0x80000000) | (FAR + (beyond >> 7));
+    return beyond < TOP - FAR ? __int_as_float((i32)near) : x;
 }
 // Those of a tile, few of which have any that is far.
 template <int N>
