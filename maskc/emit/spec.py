@@ -200,6 +200,8 @@ class ScoreText:
     """What stands between it and a member."""
     bends: bool
     """Whether d logit / d s is not 1 everywhere."""
+    far: bool
+    """Whether logits may be far from 0, see core/score.FAR; GPUs bring them nearer."""
     fast: bool
     """Whether functions are tensor cores': these are also given q - k as a number, `apart`."""
     shift: str
@@ -294,6 +296,7 @@ class KernelSpec:
             "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
             "WITH_FP8": self.fp8, "WIDE": self.wide, "HAS_SPARED": self.spares,
             "FORMULA_BENDS": self.score is not None and self.score.bends,
+            "FORMULA_FAR": self.score is not None and self.score.far,
             "GRID": self.boxes is not None,
         }  # fmt: skip
         return tuple(name for name, is_on in on.items() if is_on)

@@ -42,6 +42,12 @@ HALF = DType.bfloat16
 HALVES = Problem(64, 64, HALF)
 
 
+def narrowed(name, x):
+    """A table of integers as a call on a GPU takes it."""
+    score = mc.score(lambda s, q, k: s + mc.table("bias")[mc.table("ids", integer=True)[k]])
+    return mc.causal().compile(16, dtype="float32", target="cpu", score=score)._narrowed(name, x)
+
+
 def in_jax(name=""):
     """The door for arrays of JAX, or a part of it."""
     pytest.importorskip("jax")
@@ -313,6 +319,11 @@ TEXTS = {
         "MC442 mask  a mask is a set of pairs and no function\n"
         "    hint: mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a "
         "function",
+    ),
+    "MC443": (
+        lambda: narrowed("ids", np.zeros(3, np.int64)),
+        "MC443 ids  'ids' is int64 on a GPU, and the host cannot check here that it fits 32 bits\n"
+        "    hint: give it as int32: x.int() of a torch tensor, x.astype('int32') of a CuPy array",
     ),
     "MC433": (
         lambda: mc.window(3).cache().given([9, 4]),

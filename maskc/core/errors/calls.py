@@ -409,6 +409,19 @@ class MaskCalled(MaskcError, TypeError):
     hint = "mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a function"
 
 
+class IntegersUnread(MaskcError):
+    """A table of integers of 64 bits lies on a GPU, where the host cannot read it once and for all.
+
+    Kernels read int32, and the host checks that the integers fit when a tensor is new. It cannot
+    while a CUDA graph is captured, nor where nobody counts what is written into the array: one of
+    CuPy or JAX, or a tensor made in inference mode.
+    """
+
+    code = "MC443"
+    message = "{0!r} is {1} on a GPU, and the host cannot check here that it fits 32 bits"
+    hint = "give it as int32: x.int() of a torch tensor, x.astype('int32') of a CuPy array"
+
+
 class NotRecorded(MaskcError):
     """A call cannot become a part of a program that JAX compiles for a GPU."""
 
