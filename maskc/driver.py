@@ -38,7 +38,7 @@ from maskc.dsl.slots import emptied
 if TYPE_CHECKING:
     import numpy as np
 
-    from maskc.analysis.heads import Heads
+    from maskc.analysis.head_groups import HeadGroups
     from maskc.ir.types import MaskIR
     from maskc.plan.types import KernelPlan
     from maskc.runtime.compiled import CompiledMask
@@ -206,15 +206,15 @@ def plan_kernel(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
     return plan(analyse_heads(mask, problem.n_heads), problem, target)
 
 
-def analyse_heads(mask: Mask, n_heads: int | None = None) -> Heads:
+def analyse_heads(mask: Mask, n_heads: int | None = None) -> HeadGroups:
     """Stages 2 to 4: the distinct masks of all heads, in pieces, with their facts."""
     mask, _ = emptied(mask)
     return _analyse_heads(mask, n_heads, tuple(_places(mask)))
 
 
 @lru_cache(maxsize=256)
-def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> Heads:
-    from maskc.analysis.heads import analyse_masks
+def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> HeadGroups:
+    from maskc.analysis.head_groups import analyse_masks
     from maskc.ir.decompose import decompose
     from maskc.ir.lowered import on_all_heads
 

@@ -11,7 +11,7 @@ from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
 from maskc.core.target import NARROW, SPARE, Target
 from maskc.emit.boxes import BoxText
-from maskc.layout.tiles.data_tiles import Reading
+from maskc.layout.tiles.data_tiles import BlockReading
 from maskc.layout.topk import sizes as choosing
 from maskc.plan.types import Schedule
 
@@ -542,7 +542,7 @@ class DataListsSpec(ListsSpec):
 
     chunk: int
     """Elements that a block reads where no tile has them."""
-    readings: tuple[Reading, ...]
+    readings: tuple[BlockReading, ...]
     n_args: int
     n_lists: int
     shapes: tuple[TileText, ...]
