@@ -58,6 +58,7 @@ from maskc.dsl.traced import param as param
 from maskc.dsl.tracer import from_mask_mod as from_mask_mod
 from maskc.dsl.tracer import where as where
 from maskc.flex import flex_attention as flex_attention
+from maskc.paging import paged as paged
 from maskc.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ __all__ = [
     "chunked", "clear_tuned", "cu_seqlens", "diff", "dilated", "distributed", "documents",
     "evaluate", "flags", "flex_attention", "from_block_mask", "from_bool", "from_mask_mod",
     "from_score_mod", "full", "global_tokens", "heads", "intervals", "key_lists", "load",
-    "merge", "n_kv", "n_q", "offsets", "param", "parents", "parse", "pattern", "patterns",
+    "merge", "n_kv", "n_q", "offsets", "paged", "param", "parents", "parse", "pattern", "patterns",
     "per_head", "positions", "prefix", "random_blocks", "scaled_dot_product_attention", "score",
     "scores", "show", "sinks", "strided", "table", "testing", "topk", "tree", "tune", "where",
     "window",

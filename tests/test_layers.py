@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
     "flex": {"dsl", "api", "integrations"},
     "sdpa": {"dsl", "scores", "api"},
+    "paging": {"dsl", "ir", "dispatch", "runtime", "driver"},
     "transformers": {"dsl", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
     "tuning": {"dispatch", "runtime", "verify"},

@@ -283,6 +283,10 @@ class KernelSpec:
     """The tokens whose rows there are; None: all, or a residue class of both."""
     dropout: bool = False
     """Whether weights are dropped."""
+    page_size: int = 0
+    """Keys of a page where keys lie in pages (sm_90a); 0: one after another."""
+    granule: int = 0
+    """Keys of a tile that lie in one page for certain."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
