@@ -192,6 +192,8 @@ FN struct Tile tile_at(struct TileList list, i32 i) {
 
 #include "sm80/lib/load.cuh"
 
+#include "sm80/lib/keys_rows.cuh"
+
 #include "sm80/lib/work.cuh"
 
 // The shared memory of a block; its size is in maskc/plan/families/sm80.py.
@@ -379,7 +381,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
     if (block.list.count > 0) {
         next = tile_at(block.list, 0);
         pack(next);
-        load_tile<TILE_K>(k_tile, block.k, p.k_stride, first_key(next), p.n_kv);
+        load_keys(k_tile, block.k, p.k_stride, first_key(next), p, block.work.batch);
     } else {
         copy_wait<0>();  // q, in whose place zeros go out
         __syncthreads();
@@ -396,14 +398,14 @@ attention_forward(const __grid_constant__ struct Attention p) {
 
         copy_wait<0>();   // k has arrived, and
         __syncthreads();  // the last v is no longer read
-        load_tile<TILE_K, PIECES_V>(v_tile, block.v, p.v_stride, first_k, p.n_kv);
+        load_keys<PIECES_V>(v_tile, block.v, p.v_stride, first_k, p, block.work.batch);
         next = tile_at(block.list, min_i32(i + 1, block.list.count - 1));
         pack(next);
         const auto load_next = [&] {
             copy_wait<0>();   // v has arrived, and
             __syncthreads();  // k is no longer read
             if (i + 1 < block.list.count)
-                load_tile<TILE_K>(k_tile, block.k, p.k_stride, first_key(next), p.n_kv);
+                load_keys(k_tile, block.k, p.k_stride, first_key(next), p, block.work.batch);
         };
         if (KEEP_Q && i == 0) keep_query(query);
         if (SKIPS && masked && !sees_any(seen)) {  // nothing, for the whole warp

@@ -570,6 +570,8 @@ FN void initialize_again(struct Shared &shared) {
 
 #include "sm90a/lib/items.cuh"
 
+#include "sm90a/lib/keys_boxes.cuh"
+
 #include "sm90a/lib/values_halves.cuh"
 
 #include "sm90a/lib/short_sums.cuh"
