@@ -62,7 +62,7 @@ def timed(lengths: list[int], new: int, page: int) -> dict[str, float]:
     equal = len(set(lengths)) == 1
 
     def contiguous() -> Any:
-        return mc.attention(own, k, v, is_causal=True) if equal else ragged(own, k, v, span=spans)
+        return mc.attention(own, k, v, mc.causal()) if equal else ragged(own, k, v, span=spans)
 
     def made() -> Any:
         plan.update(table, new, lens)
