@@ -266,12 +266,16 @@ TEXTS = {
         "without this check",
     ),
     "MC466": (
-        lambda: mc.paged(mc.block_table("blocks", block=16), page_size=8, head_dim=16, n_heads=4),
-        re.compile(
-            "MC466 .*  mc.paged has no kernel for it: it reads 'blocks', which has no entry per "
-            "token\n.*    hint: documents, flags, intervals, positions and trees have an entry per "
-            "token; gather the keys and call mc.attention for other data", re.S,
+        lambda: mc.paged(
+            mc.causal(),
+            page_size=8,
+            head_dim=16,
+            n_heads=4,
+            score=mc.score(lambda s, q, k: s * mc.n_kv),
         ),
+        "MC466 score  mc.paged has no kernel for it: it has a formula of the score that reads n_kv"
+        "\n    hint: documents, flags, intervals, positions and trees have an entry per token; "
+        "gather the keys and call mc.attention for other data",
     ),
     "MC418": (
         lambda: scored(softcap=2.0),
