@@ -296,7 +296,8 @@ class KernelSpec:
             "WITH_SCORE": self.score is not None, "WITH_SHIFTS": self.shifts,
             "WITH_CAP": self.caps, "ADDS_DIAGONALS": self.adds_diagonals,
             "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
-            "WITH_FP8": self.fp8, "WIDE": self.wide, "HAS_SPARED": self.spares,
+            "WITH_FP8": self.fp8, "WITH_PAGES": self.page_size > 0, "WIDE": self.wide,
+            "HAS_SPARED": self.spares,
             "FORMULA_BENDS": self.score is not None and self.score.bends,
             "GRID": self.boxes is not None,
         }  # fmt: skip
