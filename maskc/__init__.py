@@ -45,6 +45,7 @@ from maskc.dsl.traced import param as param
 from maskc.dsl.tracer import from_mask_mod as from_mask_mod
 from maskc.dsl.tracer import where as where
 from maskc.flex import flex_attention as flex_attention
+from maskc.paging import paged as paged
 from maskc.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ __all__ = [
     "ScoreMaskWarning", "SeveralErrors", "attention", "block_table", "clear_tuned",
     "cu_seqlens", "diff", "distributed", "documents", "evaluate", "flags", "flex_attention",
     "from_block_mask", "from_bool", "from_mask_mod", "from_score_mod", "intervals", "key_lists",
-    "load", "merge", "n_kv", "n_q", "param", "parents", "parse", "pattern", "patterns",
+    "load", "merge", "n_kv", "n_q", "paged", "param", "parents", "parse", "pattern", "patterns",
     "positions", "scaled_dot_product_attention", "score", "scores", "show", "table", "testing",
     "tree", "tune", "where",
 ] + _combinators.__all__  # fmt: skip

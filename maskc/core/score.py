@@ -253,12 +253,17 @@ FAR = 2.0**20
 """Logits from here on are far from 0: in fp32 they have no digits left for weights."""
 
 
+def _depends_on_place(node: Real) -> bool:
+    """Return whether a query's or key's index occurs in a formula."""
+    return any(part in (E.Q, E.K) for part in walk(node))
+
+
 def may_be_far(logit: Real) -> bool:
     """Whether entries of tables, or literals, may take logits far from 0, as masks of `finfo.min`
     do. Numbers of a whole head, such as the slopes of ALiBi, count where they are added."""
 
     def steady(node: Real) -> bool:
-        return isinstance(node, Read) and not any(each in (E.Q, E.K) for each in walk(node))
+        return isinstance(node, Read) and not _depends_on_place(node)
 
     match logit:
         case Number(value):

@@ -285,6 +285,10 @@ class KernelSpec:
     """The tokens whose rows there are; None: all, or a residue class of both."""
     dropout: bool = False
     """Whether weights are dropped."""
+    page_size: int = 0
+    """Keys of a page where keys lie in pages (sm_90a); 0: one after another."""
+    granule: int = 0
+    """Keys of a tile that lie in one page for certain."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
@@ -294,7 +298,8 @@ class KernelSpec:
             "WITH_SCORE": self.score is not None, "WITH_SHIFTS": self.shifts,
             "WITH_CAP": self.caps, "ADDS_DIAGONALS": self.adds_diagonals,
             "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
-            "WITH_FP8": self.fp8, "WIDE": self.wide, "HAS_SPARED": self.spares,
+            "WITH_FP8": self.fp8, "WITH_PAGES": self.page_size > 0, "WIDE": self.wide,
+            "HAS_SPARED": self.spares,
             "FORMULA_BENDS": self.score is not None and self.score.bends,
             "FORMULA_FAR": self.score is not None and self.score.far,
             "GRID": self.boxes is not None,

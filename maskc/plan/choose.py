@@ -31,6 +31,8 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     """
     target.check(problem)
     check_rows(heads, problem, target)
+    if problem.placed is not None:
+        return _placed(heads, problem, target)
     if problem.dtype is DType.float8_e4m3fn:
         return _in_fp8(heads, problem, target)
     if problem.names_tile and any(ir.selections for ir in heads.masks):
@@ -84,6 +86,20 @@ def _in_fp8(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     main = plan_tiles(heads, problem, target, Direction.forward, "")
     why = "E4M3: v is turned around before the pass, weights are rounded to E4M3, out is bfloat16"
     return replace(main, reasons=(main.reasons[0], why, *main.reasons[1:]))
+
+
+def _placed(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
+    """The plan of a mask over sequences that bring their lengths, and perhaps pages: a forward
+    pass in tiles of consecutive keys, as other forms find keys by their strides."""
+    family = family_of(target)
+    main = plan_tiles(heads, problem, target, Direction.forward, "")
+    small = Along(target.name, Direction.forward, SMALL)
+    also = []
+    if small in family.along and _goes_along(small, main):
+        also.append(plan_tiles(heads, problem.planned, target, small.direction, small.form))
+    if family.device_data and device_data.matches(main):
+        main = device_data.listed(main)
+    return _with_choice(main, also)
 
 
 def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:

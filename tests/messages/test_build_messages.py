@@ -105,6 +105,12 @@ def torch():
     return pytest.importorskip("torch")
 
 
+def pages(table):
+    """A plan over a page table, of sequences with 16 keys in pages of 8."""
+    attn = mc.paged(mc.causal(), page_size=8, head_dim=16, n_heads=2, target="cpu")
+    return attn.plan(np.array(table), 1, [16] * len(table))
+
+
 def learned():
     return torch().zeros(2, 2, requires_grad=True)
 
@@ -253,6 +259,29 @@ TEXTS = {
         "MC463 alpha  alpha requires grad, and the kernels of target sm_90a keep no list of the "
         "keys that they chose, which its gradient needs\n"
         "    hint: call mask.compile(...) instead of a generated module, or pass alpha.detach()",
+    ),
+    "MC464": (
+        lambda: mc.paged(mc.causal(), page_size=0, head_dim=16, n_heads=4),
+        "MC464 page_size  page_size must be a positive integer, found 0\n"
+        "    hint: see help(maskc.paged)",
+    ),
+    "MC465": (
+        lambda: pages([[0, 0]]).check(3),
+        "MC465 page_table  sequence 0: one page holds two runs of its keys\n"
+        "    hint: kernels read zeros for entries outside of the pool; unset MASKC_CHECK to run "
+        "without this check",
+    ),
+    "MC466": (
+        lambda: mc.paged(
+            mc.causal(),
+            page_size=8,
+            head_dim=16,
+            n_heads=4,
+            score=mc.score(lambda s, q, k: s * mc.n_kv),
+        ),
+        "MC466 score  mc.paged has no kernel for it: it has a formula of the score that reads n_kv"
+        "\n    hint: documents, flags, intervals, positions and trees have an entry per token; "
+        "gather the keys and call mc.attention for other data",
     ),
     "MC418": (
         lambda: scored(softcap=2.0),
