@@ -253,7 +253,7 @@ FAR = 2.0**20
 """Logits from here on are far from 0: in fp32 they have no digits left for weights."""
 
 
-def _depends_on_place(node: Real) -> bool:
+def _depends_on_place(node: Term) -> bool:
     """Return whether a query's or key's index occurs in a formula."""
     return any(part in (E.Q, E.K) for part in walk(node))
 
