@@ -355,7 +355,9 @@ def test_static_files_have_no_holes():
     """Jinja does not read them, so that a hole would reach the compiler."""
     for path in sorted((ROOT / "templates").glob("*/lib/*")):
         text = path.read_text()
-        assert text.startswith("//"), f"{path.name} does not say what it is"
+        assert text.removeprefix("#pragma once\n").startswith("//"), (
+            f"{path.name} does not say what it is"
+        )
         assert not any(mark in text for mark in ("{%", "{{ ", "{#")), path.name
 
 
@@ -366,13 +368,20 @@ def test_static_files_come_after_what_they_need():
         r'^(?:#include|{%-? include) "([^"]*{{.*}}[^"]*|[^"]*(?:" ~ .* ~ "[^"]*)?)"', re.MULTILINE
     )
 
+    policy = re.compile(r'^#define (\w+_POLICY) "(.*)"$', re.MULTILINE)
+
     def follow(path: Path, before: set[str]) -> None:
-        for name in inclusion.findall(path.read_text()):
+        before.add(path.name)
+        policies.update(policy.findall(path.read_text()))
+        text = re.sub(r"^#include (\w+)$", lambda m: f'#include "{policies[m[1]]}"',
+                      path.read_text(), flags=re.MULTILINE)  # fmt: skip
+        for name in inclusion.findall(text):
             for each in sorted(folder.glob(re.sub('{{.*?}}|" ~ .*? ~ "', "*", name))):
                 if each == path:
                     continue
                 follow(each, before)
-                lines = takewhile(lambda x: x.startswith("//"), each.read_text().splitlines())
+                said = each.read_text().removeprefix("#pragma once\n").splitlines()
+                lines = takewhile(lambda x: x.startswith("//"), said)
                 head = " ".join(line[3:] for line in lines)
                 for needs in re.findall(r"Needs: (.*?)(?:\. |;|\.$)", head):
                     for need in needs.split(", "):
@@ -383,6 +392,7 @@ def test_static_files_come_after_what_they_need():
                 before.add(each.name)
 
     for entry in sorted(folder.glob("*/*.j2")):
+        policies: dict[str, str] = {}
         follow(entry, set())
     assert not wrong, "\n".join(wrong)
 
