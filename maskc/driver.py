@@ -27,7 +27,7 @@ from maskc.core.captured import ANY_LENGTHS, Held
 from maskc.core.dtypes import DType
 from maskc.core.errors import BadTile, DataRange
 from maskc.core.expr import NEVER
-from maskc.core.problem import Problem, TileShape
+from maskc.core.problem import Placed, Problem, TileShape
 from maskc.core.score import Formula, Inputs
 from maskc.core.target import SPARE, TARGETS, Target
 from maskc.dsl.mask import Mask
@@ -38,7 +38,7 @@ from maskc.dsl.slots import emptied
 if TYPE_CHECKING:
     import numpy as np
 
-    from maskc.analysis.heads import Heads
+    from maskc.analysis.head_groups import HeadGroups
     from maskc.ir.types import MaskIR
     from maskc.plan.types import KernelPlan
     from maskc.runtime.compiled import CompiledMask
@@ -64,6 +64,7 @@ def capture(
     mask: Mask, *, head_dim: int, head_dim_v: int | None = None, n_heads: int | None = None,
     dtype: object = None, target: str | None = None, name: str = "mask",
     score: Score | None = None, dropout: bool = False, tile: object = None, stages: object = None,
+    placed: Placed | None = None,
 ) -> tuple[Recipe, Held | None]:  # fmt: skip
     """Stage 1: what a call asks for, and the arrays that its formulas captured.
 
@@ -71,6 +72,7 @@ def capture(
         head_dim, head_dim_v, n_heads, dtype, target, score, tile, stages: as in Mask.compile.
         name: of the bundle.
         dropout: make the kernels that drop weights, see `CompiledMask.dropping`.
+        placed: where queries stand and keys lie, see `mc.paged`.
     """
     from maskc.ir.heads import heads_of
     from maskc.ir.lower import differs_by_head
@@ -85,8 +87,9 @@ def capture(
         heads = heads_of(mask)
     kind = USUAL if dtype is None else dtype
     wanted = problem(head_dim, head_dim_v, heads, kind, formula, tile, stages, dropout)
+    wanted = replace(wanted, placed=placed)
     chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
-    return Recipe(mask, wanted, chosen, name, dtype is None), held
+    return Recipe(mask, _in_pages(wanted, chosen), chosen, name, dtype is None), held
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +157,9 @@ class Recipe:
                          dtype=dtype or self.problem.dtype)  # fmt: skip
         chosen = _serving(Target.named(target or self.target.name), self.mask, wanted)
         of_any = self.any_dtype and dtype is None
-        return replace(self, problem=wanted, target=chosen, any_dtype=of_any).bound()
+        return replace(
+            self, problem=_in_pages(wanted, chosen), target=chosen, any_dtype=of_any
+        ).bound()
 
     def dropping(self) -> CompiledMask:
         """The kernels of the same mask that drop weights."""
@@ -171,6 +176,13 @@ def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
     ):
         return Target.named(SPARE)
     return target.serving(problem, chosen)
+
+
+def _in_pages(problem: Problem, target: Target) -> Problem:
+    """The problem without pages for a target that loads keys from no pages."""
+    if problem.placed is None or target.loads_pages:
+        return problem
+    return replace(problem, placed=replace(problem.placed, page_size=0))
 
 
 def _gathers(mask: Mask, problem: Problem) -> bool:
@@ -194,15 +206,15 @@ def plan_kernel(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
     return plan(analyse_heads(mask, problem.n_heads), problem, target)
 
 
-def analyse_heads(mask: Mask, n_heads: int | None = None) -> Heads:
+def analyse_heads(mask: Mask, n_heads: int | None = None) -> HeadGroups:
     """Stages 2 to 4: the distinct masks of all heads, in pieces, with their facts."""
     mask, _ = emptied(mask)
     return _analyse_heads(mask, n_heads, tuple(_places(mask)))
 
 
 @lru_cache(maxsize=256)
-def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> Heads:
-    from maskc.analysis.heads import analyse_masks
+def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> HeadGroups:
+    from maskc.analysis.head_groups import analyse_masks
     from maskc.ir.decompose import decompose
     from maskc.ir.lowered import on_all_heads
 
@@ -302,13 +314,16 @@ def plan_module(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
     return plan_kernel(mask, problem, target)
 
 
-def generate(mask: Mask, name: str, plans: Sequence[KernelPlan], title: str) -> dict[str, str]:
+def generate(
+    mask: Mask, name: str, plans: Sequence[KernelPlan], title: str, standalone: bool = False
+) -> dict[str, str]:
     """The generated module of a mask, its plan and its sources: file name -> text.
 
     Args:
         name: the module's name.
         plans: one per target, as `plan_module` gives them.
         title: the first line of the module's docstring.
+        standalone: sources have the text of all static files that they include.
     """
     from maskc.emit.emitter import of_all_targets
     from maskc.emit.held import filled
@@ -321,7 +336,7 @@ def generate(mask: Mask, name: str, plans: Sequence[KernelPlan], title: str) -> 
     if held is not None:
         _check_below_0(held)
         bundle = filled(bundle, held)
-    return module_files(bundle, str(mask), title)
+    return module_files(bundle, str(mask), title, standalone)
 
 
 def _for_module(mask: Mask, plans: Sequence[KernelPlan], name: str) -> list[Bundle]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maskc.cli.entries import Entry
-from maskc.cli.options import Asked
+from maskc.cli.entries import MaskEntry
+from maskc.cli.options import KernelOptions
 from maskc.core.errors import Drift, MaskcError
-from maskc.core.library import shared
 
 if TYPE_CHECKING:
     from maskc.core.problem import Problem
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 FOLDER = "generated"
 """The folder of generated files when nothing else is said."""
 
-_SOURCES = (".c", ".cu")
-_SUFFIXES = (".py", ".plan.json", *_SOURCES)
+_SUFFIXES = (".py", ".plan.json", ".c", ".cu")
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,13 @@ class LeftOut:
 
 
 def generated_files(
-    entry: Entry, asked: Asked, includes: bool = False
+    entry: MaskEntry, asked: KernelOptions, standalone: bool = False
 ) -> tuple[dict[str, str], list[LeftOut]]:
     """File names and texts of one pattern's module and sources, and what they lack.
 
     Args:
-        includes: sources name the static files of kernels that they are made of, which lie in
-            this package, instead of repeating their text.
+        standalone: sources have the text of all static files of kernels; else they include them
+            from this package.
 
     Raises:
         MaskcError: a target that was asked for by name has no kernel, or no target has one.
@@ -57,14 +55,11 @@ def generated_files(
     from maskc import driver
 
     plans, left_out = _plans(entry, asked)
-    files = driver.generate(entry.mask, entry.name, list(plans.values()), entry.title)
-    if includes:
-        sources = [name for name in files if name.endswith(_SOURCES)]
-        files |= {name: shared(files[name]) for name in sources}
-    return files, left_out
+    given = entry.mask, entry.name, list(plans.values()), entry.title
+    return driver.generate(*given, standalone), left_out
 
 
-def _plans(entry: Entry, asked: Asked) -> tuple[dict[str, KernelPlan], list[LeftOut]]:
+def _plans(entry: MaskEntry, asked: KernelOptions) -> tuple[dict[str, KernelPlan], list[LeftOut]]:
     """Plans by target: of those asked for, else of all that have such a kernel."""
     from maskc import driver
     from maskc.core.target import TARGETS, Target
@@ -98,7 +93,7 @@ _NAMED = 12
 """Files that a message names; the others are counted."""
 
 
-def check_files(files: Mapping[str, str], folder: Path, found: Sequence[Entry]) -> None:
+def check_files(files: Mapping[str, str], folder: Path, found: Sequence[MaskEntry]) -> None:
     """Compare texts with what lies in a folder.
 
     Args:
@@ -124,7 +119,7 @@ def check_files(files: Mapping[str, str], folder: Path, found: Sequence[Entry]) 
     _refuse(wrong, found, f"-o {shlex.quote(str(folder))}", str(folder))
 
 
-def _refuse(wrong: Sequence[str], found: Sequence[Entry], options: str, at: str) -> None:
+def _refuse(wrong: Sequence[str], found: Sequence[MaskEntry], options: str, at: str) -> None:
     if wrong:
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         named = ", ".join(wrong[:_NAMED]) + more
@@ -139,7 +134,7 @@ _DIGITS = 16
 """The digits of a digest: enough to see that something has changed."""
 
 
-def manifest_rows(entry: Entry, asked: Asked) -> list[str]:
+def manifest_rows(entry: MaskEntry, asked: KernelOptions) -> list[str]:
     """One line for each target of a pattern; for targets without a kernel, the reason."""
     from maskc import driver
     from maskc.emit.module import digests
@@ -157,7 +152,7 @@ def manifest_text(rows: Sequence[str]) -> str:
     return _HEAD + "".join(f"{row}\n" for row in rows)
 
 
-def check_manifest(rows: Sequence[str], file: Path, found: Sequence[Entry]) -> None:
+def check_manifest(rows: Sequence[str], file: Path, found: Sequence[MaskEntry]) -> None:
     """Compare lines with those that a file holds.
 
     Raises:

@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from maskc.cli.entries import Entry
-from maskc.cli.options import Asked
+from maskc.cli.entries import MaskEntry
+from maskc.cli.options import KernelOptions
 
 if TYPE_CHECKING:
-    from maskc.analysis.heads import Heads
+    from maskc.analysis.head_groups import HeadGroups
     from maskc.ir.types import MaskIR
 
 STAGES = ("mask", "ir", "facts", "plan", "loops", "source")
 
 
-def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> str:
+def stage_text(
+    entry: MaskEntry,
+    asked: KernelOptions,
+    stage: str,
+    n_q: int,
+    n_kv: int,
+    standalone: bool = False,
+) -> str:
     """The value of one stage as text.
 
     Args:
         stage: one of STAGES.
         n_q, n_kv: where the plan's costs are computed, and its loops are written out.
+        standalone: a source has the text of the static files that it includes.
 
     Raises:
         MaskcError: an earlier stage refuses the mask or the problem.
@@ -40,10 +48,11 @@ def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> s
         from maskc.plan.loops import loop_nest
 
         return loop_nest(plan, n_q, n_kv)
-    return driver.emit_bundle(plan, entry.name).units[0].text
+    unit = driver.emit_bundle(plan, entry.name).units[0]
+    return unit.source if standalone else unit.text
 
 
-def _per_set(heads: Heads, stage: str) -> Iterator[str]:
+def _per_set(heads: HeadGroups, stage: str) -> Iterator[str]:
     from maskc.viz import words
 
     for index, (ir, facts) in enumerate(zip(heads.masks, heads.facts, strict=True)):

@@ -11,7 +11,7 @@ from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
 from maskc.core.target import NARROW, SPARE, Target
 from maskc.emit.boxes import BoxText
-from maskc.layout.tiles.data_tiles import Reading
+from maskc.layout.tiles.data_tiles import BlockReading
 from maskc.layout.topk import sizes as choosing
 from maskc.plan.types import Schedule
 
@@ -200,6 +200,8 @@ class ScoreText:
     """What stands between it and a member."""
     bends: bool
     """Whether d logit / d s is not 1 everywhere."""
+    far: bool
+    """Whether logits may be far from 0, see core/score.FAR; GPUs bring them nearer."""
     fast: bool
     """Whether functions are tensor cores': these are also given q - k as a number, `apart`."""
     shift: str
@@ -283,7 +285,26 @@ class KernelSpec:
     """The tokens whose rows there are; None: all, or a residue class of both."""
     dropout: bool = False
     """Whether weights are dropped."""
+    page_size: int = 0
+    """Keys of a page where keys lie in pages (sm_90a); 0: one after another."""
+    granule: int = 0
+    """Keys of a tile that lie in one page for certain."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The macros of core/library.SWITCHES that are 1."""
+        on = {
+            "WITH_SCORE": self.score is not None, "WITH_SHIFTS": self.shifts,
+            "WITH_CAP": self.caps, "ADDS_DIAGONALS": self.adds_diagonals,
+            "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
+            "WITH_FP8": self.fp8, "WITH_PAGES": self.page_size > 0, "WIDE": self.wide,
+            "HAS_SPARED": self.spares,
+            "FORMULA_BENDS": self.score is not None and self.score.bends,
+            "FORMULA_FAR": self.score is not None and self.score.far,
+            "GRID": self.boxes is not None,
+        }  # fmt: skip
+        return tuple(name for name, is_on in on.items() if is_on)
 
     @property
     def fp8(self) -> bool:
@@ -402,6 +423,26 @@ class KernelSpec:
         return "rows" if self.cells is None else "chosen_blocks"
 
     @property
+    def has_intervals(self) -> bool:
+        """Whether rows, or what a policy has beside its own pairs, come as intervals."""
+        return self.intervals > 0 and not (self._sees_rows and self.row_policy == "data_rows")
+
+    @property
+    def has_data_rows(self) -> bool:
+        """Whether rows come as data bound them."""
+        return self._sees_rows and self.row_policy == "data_rows"
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the formula of pairs decides in some tile."""
+        return self.mask_policy == "documents" or (self._sees_rows and not self.has_intervals)
+
+    @property
+    def _sees_rows(self) -> bool:
+        """Whether the mask policy is that of rows, the only one but for sm_90a."""
+        return self.target.name != "sm_90a" or self.mask_policy == "rows"
+
+    @property
     def mask_sides(self) -> tuple[MaskSide, ...]:
         """From where a pass looks at the mask: its rows are queries, or keys, or in two launches
         one and the other."""
@@ -486,6 +527,8 @@ class ListsSpec:
     """Blocks that a multiprocessor runs at once: registers beyond what these leave are not used."""
     results: int = abi.MOST_RESULTS
     """The most results that a pass has."""
+    switches: tuple[str, ...] = ()
+    """The macros of core/library.SWITCHES that are 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,7 +550,7 @@ class DataListsSpec(ListsSpec):
 
     chunk: int
     """Elements that a block reads where no tile has them."""
-    readings: tuple[Reading, ...]
+    readings: tuple[BlockReading, ...]
     n_args: int
     n_lists: int
     shapes: tuple[TileText, ...]

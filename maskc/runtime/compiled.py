@@ -38,6 +38,7 @@ from maskc.dispatch.options import (
     PlanOptions,
     alpha_less_1,
     numbers,
+    over_pages,
     plan_options,
     sinks_beside_entmax,
 )
@@ -63,6 +64,7 @@ from maskc.runtime.fp8 import E4M3Factors
 from maskc.runtime.launch.listed import ListedRowsPlan
 from maskc.runtime.launch.prepared import BlockLaunch, CallBlock, OpenedCall, Runnable
 from maskc.runtime.launch.sequence import PartedPlan
+from maskc.runtime.paged import PageBlock
 from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound
 from maskc.runtime.scored import ScoreReader
@@ -170,8 +172,11 @@ class CompiledMask:
         if bundle.problem.dtype is DType.float8_e4m3fn:
             self._factors = E4M3Factors(self.target.name, unit.tile.k)
         self._drops = DropoutBlock() if bundle.problem.dropout else None
+        self._pages = PageBlock() if bundle.problem.page_size else None
         self._runner = runner
-        self._is_plain = not (runner or self._score or self._factors or self._drops)
+        self._is_plain = not (
+            runner or self._score or self._factors or self._drops or self._pages
+        )  # fmt: skip
         """Whether calls are run by kernels that read nothing behind `struct Attention`."""
 
     def holding(self, held: Held | None, inputs: Inputs | None = None) -> CompiledMask:
@@ -494,6 +499,8 @@ class CompiledMask:
         asked, own = _USUAL, None
         if not (options is DEFAULTS or options is WITH_LSE):
             asked, own = _planned(options, _QKV, given)
+        for more in opened:
+            asked = asked if more.pages is None else over_pages(asked, more.pages)
         plan, lib, places = self._begin(asked, given, data)
         for more in opened:
             plan = BlockLaunch(plan, more.block)
@@ -514,7 +521,9 @@ class CompiledMask:
 
     def _opened(self, call: AttentionCall) -> tuple[AttentionCall, list[OpenedCall]]:
         """(the call without what kernels find behind `struct Attention`, that in its order)."""
-        blocks: tuple[CallBlock | None, ...] = self._drops, self._score, self._factors
+        blocks: tuple[CallBlock | None, ...] = (
+            self._drops, self._pages, self._score, self._factors
+        )  # fmt: skip
         opened: list[OpenedCall] = []
         for block in blocks:
             if block is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,13 +32,27 @@ from maskc.dispatch.tensor_maps import tensor
 from maskc.dsl.checked import placed
 from maskc.dsl.nodes import Causal
 from maskc.runtime import CompiledMask, merge
+from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.autograd import through_torch
 from maskc.runtime.launch import cuda as launch_cuda
 from maskc.runtime.launch.prepared import PreparedLaunch
+from maskc.runtime.launch.recording import Blank
 from tests.support.bundles import bundle
 
 HALF = DType.bfloat16
 HALVES = Problem(64, 64, HALF)
+
+
+def narrowed(name, x):
+    """A table of integers as a call on a GPU takes it."""
+    score = mc.score(lambda s, q, k: s + mc.table("bias")[mc.table("ids", integer=True)[k]])
+    return mc.causal().compile(16, dtype="float32", target="cpu", score=score)._score._narrowed(name, x)
+
+
+def in_jax(name=""):
+    """The door for arrays of JAX, or a part of it."""
+    pytest.importorskip("jax")
+    return import_module(f"maskc.integrations.jax{name and '.'}{name}")
 
 
 def selected(mask, target="cpu", **asked):
@@ -89,6 +104,12 @@ def on_stream(usable):
 
 def torch():
     return pytest.importorskip("torch")
+
+
+def pages(table):
+    """A plan over a page table, of sequences with 16 keys in pages of 8."""
+    attn = mc.paged(mc.causal(), page_size=8, head_dim=16, n_heads=2, target="cpu")
+    return attn.plan(np.array(table), 1, [16] * len(table))
 
 
 def learned():
@@ -244,6 +265,29 @@ TEXTS = {
         "keys that they chose, which its gradient needs\n"
         "    hint: call mask.compile(...) instead of a generated module, or pass alpha.detach()",
     ),
+    "MC464": (
+        lambda: mc.paged(mc.causal(), page_size=0, head_dim=16, n_heads=4),
+        "MC464 page_size  page_size must be a positive integer, found 0\n"
+        "    hint: see help(maskc.paged)",
+    ),
+    "MC465": (
+        lambda: pages([[0, 0]]).check(3),
+        "MC465 page_table  sequence 0: one page holds two runs of its keys\n"
+        "    hint: kernels read zeros for entries outside of the pool; unset MASKC_CHECK to run "
+        "without this check",
+    ),
+    "MC466": (
+        lambda: mc.paged(
+            mc.causal(),
+            page_size=8,
+            head_dim=16,
+            n_heads=4,
+            score=mc.score(lambda s, q, k: s * mc.n_kv),
+        ),
+        "MC466 score  mc.paged has no kernel for it: it has a formula of the score that reads n_kv"
+        "\n    hint: documents, flags, intervals, positions and trees have an entry per token; "
+        "gather the keys and call mc.attention for other data",
+    ),
     "MC418": (
         lambda: scored(softcap=2.0),
         "MC418 softcap  softcap= beside score=: the order of the two is not settled\n"
@@ -310,6 +354,11 @@ TEXTS = {
         "    hint: mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a "
         "function",
     ),
+    "MC443": (
+        lambda: narrowed("ids", np.zeros(3, np.int64)),
+        "MC443 ids  'ids' is int64 on a GPU, and the host cannot check here that it fits 32 bits\n"
+        "    hint: give it as int32: x.int() of a torch tensor, x.astype('int32') of a CuPy array",
+    ),
     "MC433": (
         lambda: mc.window(3).cache().given([9, 4]),
         "MC433 n  lengths are from 4 to 9, and the mask of this cache takes one for all sequences\n"
@@ -332,6 +381,36 @@ TEXTS = {
         lambda: portable.from_graph("[]"),
         "MC421 mask  another version of maskc wrote the program's mask, or somebody changed it\n"
         "    hint: export the model again",
+    ),
+    "MC480": (
+        lambda: LIBRARIES[Blank].clear(None),
+        "MC480  this call cannot run inside of a program that JAX compiles: an array without "
+        "memory outside of a recording\n"
+        "    hint: give data as arrays of integers or booleans on the device; where the host has "
+        "to choose keys, call the compiled mask with torch or CuPy arrays, outside of jax.jit",
+    ),
+    "MC481": (
+        lambda: in_jax().attention(
+            *[np.zeros((1, 4, 1, 8), "f4")] * 3, mc.documents("doc"), doc="all"
+        ),
+        "MC481 doc  doc is a str\n    hint: pass an array of JAX or NumPy",
+    ),
+    "MC482": (
+        lambda: in_jax().lowered.ad.primitive_jvps[in_jax().lowered.BACKWARD]((), ()),
+        "MC482 q  attention has gradients, and these have no derivative\n"
+        "    hint: jax.grad and jax.vjp work, once; jax.hessian and jax.jacfwd do not",
+    ),
+    "MC483": (
+        lambda: in_jax().native.opened("libnothing.so"),
+        "MC483  JAX cannot run kernels of maskc: the CUDA driver lacks libnothing.so\n"
+        "    hint: install jaxlib with its headers, an NVIDIA driver of CUDA 12 or later for GPUs",
+    ),
+    "MC484": (
+        lambda: in_jax("splash").from_splash("causal"),
+        "MC484 mask  cannot read a str as a mask of Splash\n"
+        "    hint: CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask, MultiHeadMask, "
+        "& and | of these, and boolean arrays are known; write others with "
+        "mc.where(lambda q, k: ...)",
     ),
     "MC501": (
         lambda: DType.parse("float8"),

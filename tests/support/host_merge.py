@@ -13,7 +13,7 @@ import numpy as np
 from maskc.build.hostcc import host_compiler
 from maskc.core.abi import structure
 from maskc.core.bundle import SourceUnit
-from maskc.testing.emulator.built import library
+from maskc.testing.emulator.shared_object import library
 
 _SHIMS = """
 #include <math.h>
@@ -90,7 +90,7 @@ class HostMerge:
     """The parts of one call, and what becomes of them."""
 
     def __init__(self, unit: SourceUnit, dim: int, sinks: bool) -> None:
-        text = unit.text
+        text = unit.source
         source = "".join([
             _SHIMS, f"#define WITH_SINKS {int(sinks)}\n",
             f"constexpr int TILE_Q = {unit.tile.q}, HEAD_DIM = {dim};\n",

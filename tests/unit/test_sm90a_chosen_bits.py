@@ -10,7 +10,7 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.layout import Chosen
@@ -128,7 +128,7 @@ def test_no_pair_is_tested(name):
     assert "and of the chosen blocks, no pair is tested" in " ".join(explain(plan).split())
     for unit in driver.emit_bundle(plan).units:
         # Where a call has few pairs, delta is summed anew pair by pair, by a launch of its own.
-        text = unit.text.replace("FN i32 keep(", "").replace(FEW_PAIRS, "")
+        text = unit.source.replace("FN i32 keep(", "").replace(FEW_PAIRS, "")
         assert unit.target != "sm_90a" or "keep(" not in text
 
 

@@ -16,6 +16,7 @@ from maskc.core.errors import TooFewMultiprocessors
 from maskc.core.problem import Direction
 from maskc.core.tensors import Device, Output, singles
 from maskc.dispatch.launch_plan import LaunchPlan, with_workspace
+from maskc.dispatch.options import Pages
 from maskc.dispatch.tables import Tables
 from maskc.runtime.arrays.known import Library, zeros
 
@@ -156,6 +157,8 @@ class OpenedCall(NamedTuple):
     """Memory that the block points to."""
     gradients: tuple[Any, ...] = ()
     """Arrays that a backward pass fills, too."""
+    pages: Pages | None = None
+    """How keys and values lie in pages of pools."""
 
 
 class CallBlock(Protocol):
