@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from maskc.analysis.score_places import Spread
 from maskc.core import abi
@@ -501,6 +502,16 @@ class TileText:
     """Whether they are about data alone: the static lists tell the rest."""
 
 
+class Segments(NamedTuple):
+    """How tiles of keys that begin with documents are found."""
+
+    of_q: int
+    of_k: int
+    """The readings of the ids of queries and of keys."""
+    stops: int
+    """The kernels' slot for where documents end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataListsSpec(ListsSpec):
     """The source that makes the tile lists of a mask that reads data."""
@@ -512,6 +523,8 @@ class DataListsSpec(ListsSpec):
     n_lists: int
     shapes: tuple[TileText, ...]
     """The distinct formulas of the heads."""
+    segments: Segments | None = None
+    """None where tiles of keys always begin where tile columns do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,4 +560,5 @@ class SelectSpec(ListsSpec):
     """Parameters of the mask."""
     selections: tuple[SelectionText, ...]
     rows: int = choosing.ROWS
-    chunk: int = choosing.CHUNK
+    lists: tuple[abi.Field, ...] = abi.LISTS_FIELDS
+    """The argument block of the kernel that makes the tile lists."""

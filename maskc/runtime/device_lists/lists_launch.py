@@ -8,7 +8,6 @@ are; inside CUDA graphs they are made at every replay.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,11 +15,20 @@ from operator import itemgetter
 from typing import Any
 
 from maskc.core import abi
-from maskc.core.abi import ATTENTION, LISTED_POINTERS, MAX_ARRAYS, POINTERS, Numbers, Pointers
+from maskc.core.abi import (
+    ATTENTION,
+    LISTED_POINTERS,
+    MAX_ARRAYS,
+    MAX_SELECTIONS,
+    MOST_RESULTS,
+    POINTERS,
+    Numbers,
+    Pointers,
+)
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
 from maskc.core.tensors import singles
-from maskc.runtime.arrays.known import Library
+from maskc.runtime.arrays.known import Library, zeros
 from maskc.runtime.device_lists.call import INT, KEPT, KEPT_AT, DataCall, DeviceListedPlan
 from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.device_lists.watched import Watched
@@ -34,37 +42,27 @@ _WRITTEN = {
 """What a pass writes, among POINTERS."""
 
 
-class Block:
-    """The argument block of kernels that make lists. It begins with pointers: to what is given, the
-    lists before data, perhaps the mask's constants, the parts of the memory of lists, and what is
-    reported and spoilt."""
-
-    def __init__(self, fields: tuple[abi.Field, ...], parts: tuple[str, ...]) -> None:
-        """`parts`: of the memory of lists, as the block has them."""
-        self.structure: Any = abi.structure(fields)
-        self.parts = parts
-        self.sources = self.structure.kept_ptr.offset // 8
-        """How many arrays it has room for."""
-        self.constants = hasattr(self.structure, "mask_args")
-        self.results = self.structure.result.size // 8
-        self.own = struct.Struct(f"{self.structure.most.offset // 8}Q{self.sources + 1}q")
-        """What every call has anew: pointers, the promised lengths, and a ticket."""
-        self.lists = itemgetter(*map(parts.index, LISTED_POINTERS[:6]))
-        """The parts that the pass reads as lists."""
-
-
+LISTS = abi.structure(abi.LISTS_FIELDS)
+"""The argument block of the launch that makes lists. It begins with pointers: to what is given, to
+tables that the host made, to the parts of the memory of lists, to the state, and to what is
+reported and spoilt."""
+OWN = struct.Struct(f"{LISTS.most.offset // 8}Q{MAX_ARRAYS + 1}q")
+"""What every call has anew: pointers, the promised lengths, and a ticket."""
 ARRAYS = tuple(f"array{number}" for number in range(MAX_ARRAYS))
-_LISTS = ("counts_q", "counts_k", "row_ptr", "col_ptr", "row_tiles", "col_tiles", "work", "counter")
-DATA = Block(
-    abi.DATA_LISTS_FIELDS, (*ARRAYS, "bounds", "bits_q", "bits_k", *_LISTS, "verdict")
+SEEN = tuple(f"seen{number}" for number in range(MAX_SELECTIONS))
+PARTS = (
+    *ARRAYS, "bounds", "starts", *SEEN, "bits_q", "bits_k", "counts_q", "counts_k", "row_ptr",
+    "col_ptr", "row_tiles", "col_tiles", "work", "counter", "verdict",
 )  # fmt: skip
-"""The launch that makes lists of any data."""
-DOCUMENTS = Block(
-    abi.LISTED_FIELDS,
-    ("ids_q", "ids_k", "bounds_q", "bounds_k", *_LISTS, "runs", "starts", "stops", "packed",
-     "verdict"),
-)  # fmt: skip
-"""The launch that makes lists of documents."""
+"""The parts of the memory of lists, as the block has them."""
+OF_PASS = itemgetter(*map(PARTS.index, LISTED_POINTERS[:6]))
+"""The parts that the pass reads as lists."""
+OF_MASK = (LISTS.cases.offset - LISTS.source.offset) // 8
+"""Pointers before those that selections alone have: what is given, candidates, constants."""
+BEHIND_STATE = (LISTS.most.offset - LISTS.report.offset) // 8 + MAX_ARRAYS + 1
+"""Members of OWN behind the state."""
+_OF_SELECTIONS = (0,) * 3
+"""Tables that selections alone have."""
 
 
 class Lists:
@@ -113,9 +111,10 @@ class ListsPlan(DeviceListedPlan):
 
     entries: int
     """The entries of this memory, of four bytes."""
-    block: Block
+    state: int
+    """The entries of the state, which is zero between launches."""
     before: tuple[Step, ...]
-    """Launches that make the lists."""
+    """The launch that makes the lists."""
     after: tuple[Step, ...]
     """The launch that spoils results, where something given may turn out to be wrong."""
     numbers: bytes
@@ -123,8 +122,6 @@ class ListsPlan(DeviceListedPlan):
     room: tuple[int, ...]
     """Bytes from the start of the lists' memory to each of its parts; -1 for those that are not
     made."""
-    arrays: Callable[[list[int]], tuple[int, ...]]
-    """The parts that the kernel's `array` starts with."""
     reports: Reports
     names: str
     """Of the data, for messages."""
@@ -143,7 +140,7 @@ class ListsPlan(DeviceListedPlan):
 
     def called(self, given: Any) -> DataCall:
         sources = given.sources
-        blank = (0,) * (self.block.sources - len(sources))
+        blank = (0,) * (MAX_ARRAYS - len(sources))
         own = (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank)
         return DataCall(self, own, given.watched)
 
@@ -207,19 +204,21 @@ class ListsPlan(DeviceListedPlan):
 
     def _new(self, library: Library, q: Any, sent: Sent) -> Lists:
         owner, base = library.empty(q, singles(self.entries))
+        state, state_at = zeros(library, q, singles(self.state))
         places = [base + offset if offset >= 0 else 0 for offset in self.room]
         template = bytearray(sent.template)
         row_ptr, row_tiles, col_ptr, col_tiles, _, _, head_variant, mask_args, distances, _ = (
             KEPT.unpack_from(template, KEPT_AT)
         )
-        own = (*self.block.lists(places), head_variant, mask_args, distances, 0)
-        KEPT.pack_into(template, KEPT_AT, *own)
-        arrays = self.arrays(places)
-        struct.pack_into(f"{len(arrays)}Q", template, _ARRAY, *arrays)
-        constants = (mask_args,) if self.block.constants else ()
-        known = [row_ptr, col_ptr, row_tiles, col_tiles, *constants, *places]
+        KEPT.pack_into(
+            template, KEPT_AT, *OF_PASS(places), head_variant, mask_args, distances, 0
+        )
+        struct.pack_into(f"{MAX_ARRAYS}Q", template, _ARRAY, *places[:MAX_ARRAYS])
+        known = [
+            row_ptr, col_ptr, row_tiles, col_tiles, mask_args, *_OF_SELECTIONS, *places, state_at,
+        ]  # fmt: skip
         usual = replace(sent, template=bytes(template), free={})
-        return Lists(usual, Arguments(self.numbers, self.block.own), known, owner)
+        return Lists(usual, Arguments(self.numbers, OWN), known, (owner, state))
 
     def enqueue(
         self, given: tuple[Pointers, Pointers], lists: Lists, pointers: Pointers,
@@ -256,7 +255,7 @@ class ListsPlan(DeviceListedPlan):
             results = [pointers[place] for place in self.results]
             lists.arguments.fill((
                 *sources, *lists.places, *reports.addresses(lists.ticket),
-                *results, *(0,) * (self.block.results - len(results)), *most, lists.ticket,
+                *results, *(0,) * (MOST_RESULTS - len(results)), *most, lists.ticket,
             ))  # fmt: skip
         if fresh:
             launch(self.before, stream, lists.arguments)
