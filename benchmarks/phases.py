@@ -20,7 +20,7 @@ from maskc.verify.rivals import Contender
 from maskc.verify.tensors import Tensors, host
 
 _CALLS = 5
-_CHOOSES = ("select_", "gather_", "attention_choose")
+_CHOOSES = ("select_", "gather_", "make_lists", "attention_choose")
 """How names of kernels begin that choose, or make lists of what is chosen."""
 _ATTENDS = "attention_"
 
