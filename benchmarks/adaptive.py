@@ -23,17 +23,17 @@ import numpy as np
 import torch
 
 import maskc as mc
-from maskc.evaluate import FAMILIES, Evaluated, Evaluation, Inputs, at_budget, load
-from maskc.evaluate import retrieval as needle
-from maskc.evaluate.environment import best_device, environment
-from maskc.evaluate.evaluating import INFORMATION, SCOPE, UNTRAINED, _corrected, perplexity
-from maskc.evaluate.information import Losses
-from maskc.evaluate.matrices import Matrices
-from maskc.evaluate.models import losses
-from maskc.evaluate.selection import best as best_of
-from maskc.evaluate.selection import cells, means
-from maskc.evaluate.tensors import LayerTensors, capture
-from maskc.evaluate.texts import demo_texts, read_text, sequences
+from maskc.lab.evaluate import FAMILIES, Evaluated, Evaluation, Inputs, at_budget, load
+from maskc.lab.evaluate import retrieval as needle
+from maskc.lab.evaluate.environment import best_device, environment
+from maskc.lab.evaluate.evaluating import INFORMATION, SCOPE, UNTRAINED, _corrected, perplexity
+from maskc.lab.evaluate.information import Losses
+from maskc.lab.evaluate.matrices import Matrices
+from maskc.lab.evaluate.models import losses
+from maskc.lab.evaluate.selection import best as best_of
+from maskc.lab.evaluate.selection import cells, means
+from maskc.lab.evaluate.tensors import LayerTensors, capture
+from maskc.lab.evaluate.texts import demo_texts, read_text, sequences
 from maskc.patterns import adaptive_local_global
 
 SINKS, BLOCK = 4, 32

@@ -34,9 +34,9 @@ from benchmarks.prepare import use_caches
 from benchmarks.rivals import make_rival
 from benchmarks.runs import save
 from maskc.core.dtypes import DType
+from maskc.lab.rivals import Unavailable
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.verify.case import Case
-from maskc.verify.rivals import Unavailable
 from maskc.verify.tensors import Tensors
 from maskc.verify.timing import Timed, take_turns
 

@@ -27,18 +27,19 @@ from typing import Any
 import numpy as np
 
 import maskc as mc
-from benchmarks.fitting import Sample, card, fits, line_of, with_fits
+from benchmarks.fitting import card, with_fits
 from benchmarks.runs import save
 from maskc.build.toolchain import gpus
-from maskc.core.bundle import ONCE, PACKED, SourceUnit
+from maskc.core.bundle import PACKED, SourceUnit
 from maskc.core.coefficients import source_name
-from maskc.core.cost import Cost, Tally
+from maskc.core.cost import Tally
 from maskc.core.problem import Direction
 from maskc.dispatch.stand_ins import tally_of_documents
 from maskc.dsl.mask import Mask
+from maskc.lab.calibrate import forced, work_of
+from maskc.lab.fitting import Sample, fits
 from maskc.layout import beside_documents, build, extents, sequence_arrays
 from maskc.layout.work.tile_counts import tally_of
-from maskc.plan.predict import launches_of
 from maskc.runtime.binding import Binder
 from maskc.runtime.compiled import CompiledMask
 
@@ -176,24 +177,10 @@ CASES = tuple(_cases())
 # ------------------------------------------------------------------ programs
 
 
-def only(attn: CompiledMask, unit: SourceUnit, mode: str) -> CompiledMask:
-    """The mask made to run one source in one mode, whole."""
-    (direction,) = unit.directions
-    modes = tuple(item for item in unit.modes if item[0] not in {ONCE, PACKED} - {mode})
-    forced = replace(unit, modes=modes, costs=(Cost(mode, 1, 0, 0),))
-    units: list[SourceUnit] = []
-    for other in attn.bundle.units:
-        if other.target != unit.target or direction not in other.directions:
-            units.append(other)
-        elif not any(one is forced for one in units):
-            units.append(forced)
-    return CompiledMask(replace(attn.bundle, units=tuple(units), parts=()), TARGET, held=attn.held)
-
-
 def variants(attn: CompiledMask, direction: Direction) -> dict[str, CompiledMask]:
     """Every program of a pass by name: source and mode; `parts` where the mask has parts."""
     made = {
-        f"{'boxes' if unit.boxes else source_name(direction, unit.form)} {mode}": only(
+        f"{'boxes' if unit.boxes else source_name(direction, unit.form)} {mode}": forced(
             attn, unit, mode
         )
         for unit in attn.bundle.choice(TARGET, direction)
@@ -399,16 +386,18 @@ def _samples(
         tallies = _tallies(case, attn, unit, direction)
         heads = case.batch * case.heads / len(tallies)
         columns = case.batch * (case.kv_heads if backward else case.heads) / len(tallies)
+        total = Tally(
+            round(columns * sum(x.rows for x in tallies)),
+            round(heads * sum(x.tiles for x in tallies)),
+            round(heads * sum(x.masked for x in tallies)),
+            round(columns * sum(x.lone for x in tallies)),
+            round(heads * sum(x.queries for x in tallies)),
+        )
         source = source_name(direction, unit.form)
-        for mode, made in unit.modes:
+        for mode, _ in unit.modes:
             if f"{source} {mode}" in ms:
-                yield Sample(
-                    source, dim, mode, round(columns * sum(each.rows for each in tallies)),
-                    round(heads * sum(each.tiles for each in tallies)),
-                    round(heads * sum(each.masked for each in tallies)), launches_of(made),
-                    ms[f"{source} {mode}"], round(columns * sum(each.lone for each in tallies)),
-                    round(heads * sum(each.queries for each in tallies)),
-                )  # fmt: skip
+                sample = work_of(unit, mode, dim, total, 1.0)
+                yield replace(sample, ms=ms[f"{source} {mode}"])
 
 
 def _tallies(case: Case, attn: CompiledMask, unit: SourceUnit, direction: Direction) -> list[Tally]:
@@ -437,7 +426,7 @@ def calibrate(report: Row, path: Path) -> str:
     measured = card(report["card"], report["multiprocessors"], found, report["bytes_per_cycle"])
     before = path if path.is_file() else files("maskc.core") / "cost.toml"
     path.write_text(with_fits(before.read_text("utf-8"), TARGET, found, measured))
-    return "".join(f"{line_of(fit)}\n" for fit in found)
+    return "".join(f"{fit}\n" for fit in found)
 
 
 # ------------------------------------------------------------------ regret

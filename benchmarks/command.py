@@ -43,13 +43,10 @@ def _file(*names: str, help: str) -> Callable[[Command], Command]:
 
 
 def _shown(command: Command) -> Command:
-    """--table, --plot and --calibrate: a file in a form of its own instead of text."""
+    """--table and --plot: a file in another form instead of text."""
     table = _file("--table", help="Write a table in Markdown.")
     plot = _file("--plot", help="Draw the results as PNG or SVG.")
-    calibrate = _file(
-        "--calibrate", help="Write the cost model's coefficients, from the suite `calibration`."
-    )
-    return table(plot(calibrate(json_option(command))))
+    return table(plot(json_option(command)))
 
 
 @main.command(short_help="Run a suite.")
@@ -70,10 +67,10 @@ def _shown(command: Command) -> Command:
 def run(
     suite: str, target: str | None, impls: tuple[str, ...], cases: tuple[str, ...], direction: str,
     repeats: int, minutes: float | None, output: str | None, into: str | None, table: str | None,
-    plot: str | None, calibrate: str | None, as_json: bool,
+    plot: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run SUITE: cpu, sm80, simt, anchors, decoding, documents, globals, selections, splash, heads,
-    grids, calibration or correctness."""
+    grids or correctness."""
     from benchmarks.runs import added, next_number
     from benchmarks.suite import Limits, run_suite
 
@@ -93,20 +90,18 @@ def run(
 
     with told() as progress:
         report = run_suite(suite, limits, progress=progress, target=target, each=keep)
-    _write(added(before, report, number) if into else report, table, plot, calibrate, as_json)
+    _write(added(before, report, number) if into else report, table, plot, as_json)
 
 
 @main.command(short_help="Show results measured before.")
 @click.argument("results", type=FilePath(dir_okay=False))
 @_shown
-def show(
-    results: str, table: str | None, plot: str | None, calibrate: str | None, as_json: bool
-) -> None:
+def show(results: str, table: str | None, plot: str | None, as_json: bool) -> None:
     """Show the RESULTS of a suite, a file that --output or --into wrote."""
     report = saved(Path(results))
     if report is None:
         raise UsageMistake(f"{results}: there is no such file", "give a file that a suite wrote")
-    _write(report, table, plot, calibrate, as_json)
+    _write(report, table, plot, as_json)
 
 
 @main.command(short_help="Time attention layers of published models.")
@@ -165,7 +160,7 @@ def models(names: tuple[str, ...], device: str, dtype: str, n: int) -> None:
     MODEL is mistral, gemma2, gemma3, gpt_oss or llama4; all of them, if not given.
     """
     from benchmarks.models import MODELS, checks
-    from maskc.verify.environment import environment
+    from maskc.lab.environment import environment
 
     unknown = [name for name in names if name not in MODELS]
     if unknown:
@@ -180,24 +175,18 @@ def models(names: tuple[str, ...], device: str, dtype: str, n: int) -> None:
         raise CheckFailed(f"different from eager attention: {', '.join(wrong)}")
 
 
-def _write(
-    report: Report, table: str | None, plot: str | None, calibrate: str | None, as_json: bool
-) -> None:
+def _write(report: Report, table: str | None, plot: str | None, as_json: bool) -> None:
     """Whatever was asked for; text where nothing was."""
     from benchmarks import standings
     from benchmarks.report import table as as_text
 
-    if calibrate:
-        from benchmarks.fitting import calibrate as fit
-
-        click.echo(fit(report, calibrate), nl=False)
     if table:
         Path(table).write_text(standings.markdown(report))
     if plot:
         standings.draw(report, plot)
     if as_json:
         write_json(report)
-    elif not (calibrate or table or plot):
+    elif not (table or plot):
         click.echo(as_text(report), nl=False)
     _refuse_wrong(report, lambda row: f"{row['case']} {row['direction']}")
 

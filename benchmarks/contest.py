@@ -16,11 +16,11 @@ from benchmarks.rivals import GPU_ONLY, make_rival, maskc_contenders
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.driver import selects
-from maskc.verify.bench import short
+from maskc.lab.bench import short
+from maskc.lab.pairs import Pairs
+from maskc.lab.rivals import Contender, Key, Missing, Unavailable
 from maskc.verify.case import Case
 from maskc.verify.judge import Judge, Verdict, judged_backward, judged_forward, make_judge, worst
-from maskc.verify.pairs import Pairs
-from maskc.verify.rivals import Contender, Key, Missing, Unavailable
 from maskc.verify.tensors import Tensors, has_torch, like
 from maskc.verify.timing import SECONDS, Timed, peak_bytes, take_turns
 

@@ -24,8 +24,8 @@ from maskc.driver import selects
 from maskc.dsl.loader import load
 from maskc.dsl.mask import Mask
 from maskc.ir.heads import fixed_heads, head_count
+from maskc.lab.environment import cores
 from maskc.verify.case import Case
-from maskc.verify.environment import cores
 from maskc.verify.judge import make_judge
 from maskc.verify.samples import sample_data, true_mask
 from maskc.verify.tensors import Tensors, device_of, make_tensors

@@ -9,8 +9,8 @@ from typing import Any
 from maskc.core import expr as E
 from maskc.dsl import nodes as N
 from maskc.dsl.combinators import causal, full
+from maskc.lab.rivals import Contender, Missing, tokens_first
 from maskc.verify.case import Case
-from maskc.verify.rivals import Contender, Missing, tokens_first
 from maskc.verify.tensors import Tensors
 
 

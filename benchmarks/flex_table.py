@@ -18,10 +18,10 @@ import numpy as np
 from benchmarks.selection import OneSelection, cells, one_selection
 from benchmarks.unfused import Chooser, exact_products
 from maskc.dsl.mask import Mask
+from maskc.lab.mask_mod import mask_mod
+from maskc.lab.pairs import Pairs
+from maskc.lab.rivals import Contender, Unavailable, quiet
 from maskc.verify.case import Case
-from maskc.verify.mask_mod import mask_mod
-from maskc.verify.pairs import Pairs
-from maskc.verify.rivals import Contender, Unavailable, quiet
 from maskc.verify.tensors import Tensors
 
 _SIDE = 128

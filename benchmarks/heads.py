@@ -14,10 +14,10 @@ import numpy as np
 
 from maskc.core.dtypes import DType
 from maskc.core.errors import CheckFailed
+from maskc.lab.mask_mod import formula_of
+from maskc.lab.pairs import Pairs
 from maskc.verify.case import Case
 from maskc.verify.judge import Judge, Verdict, attend, worst
-from maskc.verify.mask_mod import formula_of
-from maskc.verify.pairs import Pairs
 from maskc.verify.tensors import Tensors, like
 
 _CHUNK = 1 << 26

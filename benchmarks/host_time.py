@@ -20,9 +20,9 @@ from benchmarks.contest import Progress
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
 from maskc.dsl.combinators import window
+from maskc.lab.environment import environment
 from maskc.reference.attention import attention
 from maskc.runtime.device import default_target
-from maskc.verify.environment import environment
 from maskc.verify.tensors import device_of, has_torch, host, numpy_dtype
 
 ALLOWED = {"torch": 15.0, "cupy": 15.0, "numpy": 15.0, "dlpack": 30.0}

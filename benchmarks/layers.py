@@ -22,9 +22,9 @@ from maskc.api import attention
 from maskc.dsl.combinators import causal, chunked, window
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import Score, score, table
+from maskc.lab.environment import environment
+from maskc.lab.rivals import Missing, Unavailable, compiled_flex, quiet, start_anew
 from maskc.scores import alibi, soft_cap, t5
-from maskc.verify.environment import environment
-from maskc.verify.rivals import Missing, Unavailable, compiled_flex, quiet, start_anew
 from maskc.verify.timing import Timed, take_turns
 
 Keep = Callable[[Any, Any], Any]

@@ -15,8 +15,8 @@ from benchmarks.rivals import named
 from benchmarks.selection import one_selection
 from maskc.core.target import Target
 from maskc.dsl.data_atoms import block_table
+from maskc.lab.rivals import Contender
 from maskc.verify.case import Case
-from maskc.verify.rivals import Contender
 from maskc.verify.tensors import Tensors, host
 
 _CALLS = 5

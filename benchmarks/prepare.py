@@ -13,7 +13,7 @@ from multiprocessing.pool import IMapUnorderedIterator
 from time import monotonic, perf_counter
 
 from benchmarks.contest import Progress
-from maskc.verify.environment import cores
+from maskc.lab.environment import cores
 
 _WORKERS = 12
 _SILENCE = 60.0
@@ -110,8 +110,8 @@ def _compile(
     import torch
 
     from benchmarks.rivals import make_rival
-    from maskc.verify.pairs import Pairs
-    from maskc.verify.rivals import start_anew
+    from maskc.lab.pairs import Pairs
+    from maskc.lab.rivals import start_anew
     from maskc.verify.tensors import make_tensors
 
     start_anew()

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import fa4
 from benchmarks.fa4 import Form, form_of
 from maskc.driver import selects
-from maskc.verify.case import Case
-from maskc.verify.pairs import Pairs
-from maskc.verify.rivals import (
+from maskc.lab.pairs import Pairs
+from maskc.lab.rivals import (
     Contender,
     Missing,
     Unavailable,
@@ -22,6 +21,7 @@ from maskc.verify.rivals import (
     flex,
     gradient_of,
 )
+from maskc.verify.case import Case
 from maskc.verify.tensors import Tensors, data_on_device
 
 if TYPE_CHECKING:

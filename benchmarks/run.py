@@ -16,14 +16,14 @@ from maskc.core.errors import MaskcError
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.target import Target
+from maskc.lab.bench import short
+from maskc.lab.pairs import Pairs
 from maskc.plan.cost import layout_at
 from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan, PlannedMask
 from maskc.runtime.compiled import CompiledMask
-from maskc.verify.bench import short
 from maskc.verify.case import Case
 from maskc.verify.judge import sample_rows
-from maskc.verify.pairs import Pairs
 from maskc.verify.tensors import Tensors, device_of, has_torch, make_tensors
 
 DIRECTIONS = {"fwd": Direction.forward, "bwd": Direction.backward}
@@ -132,7 +132,7 @@ def _about(contest: Contest) -> dict[str, Any]:
 def _fresh(ask: Ask) -> None:
     """FlexAttention compiles a function per case and would stop after a few."""
     if has_torch() and any(impl.startswith("flex") for impl in ask.impls):
-        from maskc.verify.rivals import start_anew
+        from maskc.lab.rivals import start_anew
 
         start_anew()
 

@@ -42,8 +42,8 @@ from benchmarks.runs import save as replace_file  # noqa: E402
 from benchmarks.sharing import METHODS, SLOW, Case, Method, Piece, Run, kernel, one_tensor  # noqa: E402
 from maskc.distributed import exchange, passes  # noqa: E402
 from maskc.dsl.nodes import structure  # noqa: E402
+from maskc.lab.rivals import Unavailable  # noqa: E402
 from maskc.runtime.launch import ahead  # noqa: E402
-from maskc.verify.rivals import Unavailable  # noqa: E402
 
 MASKS: dict[str, Callable[[int], mc.Mask]] = {
     "window 1024": lambda n: mc.causal() & mc.window(1023),

@@ -17,7 +17,7 @@ from maskc.distributed.local import LocalMask, Stretch, localized
 from maskc.distributed.planning import Plan
 from maskc.distributed.work import _keys_of
 from maskc.integrations.torch.gradients import rows as with_rows
-from maskc.verify.rivals import Missing, Unavailable
+from maskc.lab.rivals import Missing, Unavailable
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

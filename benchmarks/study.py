@@ -25,7 +25,8 @@ import maskc as mc
 from maskc import Mask
 from maskc.core.errors import BudgetUnreachable, MaskcError, OtherStudy
 from maskc.dsl.nodes import selects
-from maskc.evaluate import (
+from maskc.ir.names import declared_names
+from maskc.lab.evaluate import (
     FAMILIES,
     Candidate,
     Evaluated,
@@ -35,18 +36,17 @@ from maskc.evaluate import (
     Task,
     at_budget,
 )
-from maskc.evaluate.ablations import ablations, permuted
-from maskc.evaluate.environment import best_device, environment
-from maskc.evaluate.evaluating import evaluate
-from maskc.evaluate.families import ROLES, pairs_of
-from maskc.evaluate.matrices import Matrices, leaves, packed
-from maskc.evaluate.models import load, losses
-from maskc.evaluate.retrieval import trials
-from maskc.evaluate.statistics import equivalence, paired_interval, paired_p
-from maskc.evaluate.tensors import torch_module
-from maskc.evaluate.texts import demo_texts, read_text, sequences
-from maskc.evaluate.training import MARGIN, measured, tasks
-from maskc.ir.names import declared_names
+from maskc.lab.evaluate.ablations import ablations, permuted
+from maskc.lab.evaluate.environment import best_device, environment
+from maskc.lab.evaluate.evaluating import evaluate
+from maskc.lab.evaluate.families import ROLES, pairs_of
+from maskc.lab.evaluate.matrices import Matrices, leaves, packed
+from maskc.lab.evaluate.models import load, losses
+from maskc.lab.evaluate.retrieval import trials
+from maskc.lab.evaluate.statistics import equivalence, paired_interval, paired_p
+from maskc.lab.evaluate.tensors import torch_module
+from maskc.lab.evaluate.texts import demo_texts, read_text, sequences
+from maskc.lab.evaluate.training import MARGIN, measured, tasks
 
 BUDGETS = (12.5, 25.0, 6.25, 50.0, 75.0, 3.125)
 ABLATED = "streaming,longformer,bigbird,strided"

@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from benchmarks import calibration, correctness
+from benchmarks import correctness
 from benchmarks.anchors import (
     ANCHORS,
     CPU,
@@ -34,8 +34,8 @@ from benchmarks.run import bench_case
 from maskc.core.dtypes import DType
 from maskc.core.errors import NoDevice, UsageMistake
 from maskc.core.target import Target
+from maskc.lab.environment import environment
 from maskc.runtime.device import default_target
-from maskc.verify.environment import environment
 from maskc.verify.tensors import device_of
 from maskc.verify.timing import SECONDS
 
@@ -83,7 +83,7 @@ SUITES = {
     "wide": Suite(WIDE, "sm_80", DType.bfloat16, ("maskc", "efficient", "math", "flex")),
     "grids": Suite(GRIDS, "sm_90a", DType.bfloat16, ("maskc", "flex", "flex_flash")),
 }
-"""Timed suites by name; the others are `correctness`, and `calibration` of the cost model."""
+"""Timed suites by name; the other one is `correctness`."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def run_suite(
     target: str | None = None,
     each: Callable[[Report], None] = lambda report: None,
 ) -> Report:
-    """Run one suite: one of SUITES, `calibration` or `correctness`.
+    """Run one suite: one of SUITES, or `correctness`.
 
     Args:
         limits: which part of it, and for how long.
@@ -135,8 +135,8 @@ def run_suite(
         NoDevice: the GPU does not answer any more; the report lies with `each`.
     """
     suite = SUITES.get(name)
-    if suite is None and name not in ("calibration", "correctness"):
-        known = ", ".join((*SUITES, "calibration", "correctness"))
+    if suite is None and name != "correctness":
+        known = ", ".join((*SUITES, "correctness"))
         raise UsageMistake(f"there is no suite {name!r}", f"the suites are {known}")
     strange = [impl for impl in limits.impls if impl not in IMPLS]
     if strange:
@@ -149,9 +149,6 @@ def run_suite(
     each(report)
     if suite:
         units = _timed(name, limits, chosen, progress)
-    elif name == "calibration":
-        ask = Ask(chosen, limits.directions, ("maskc",), limits.repeats, limits.seconds, progress)
-        units = calibration.units(chosen, limits.only, ask)
     else:
         units = correctness.units(chosen, limits.only, progress)
     count = 0

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.selection import OneSelection, means, one_selection, spans, static_rows
 from maskc.dsl.mask import Mask
+from maskc.lab.rivals import Unavailable
 from maskc.verify.case import Case
-from maskc.verify.rivals import Unavailable
 from maskc.verify.tensors import Tensors, data_on_device
 
 _SCORES = {"cpu": 1 << 24, "cuda": 1 << 28}

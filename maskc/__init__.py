@@ -7,7 +7,6 @@ from maskc import scores as scores
 from maskc.api import attention as attention
 from maskc.api import diff as diff
 from maskc.api import merge as merge
-from maskc.api import show as show
 from maskc.conventions import LayoutWarning as LayoutWarning
 from maskc.core import package as _package
 from maskc.core.difference import Difference as Difference
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from maskc import patterns as patterns
     from maskc import testing as testing
     from maskc.integrations.torch.fp8 import to_e4m3 as to_e4m3
+    from maskc.lab.explorer.notebook import show as show
     from maskc.runtime.compiled import CompiledMask as CompiledMask
     from maskc.tuning import clear_tuned as clear_tuned
     from maskc.tuning import tune as tune
@@ -91,13 +91,14 @@ _package.state()  # of the code that is loaded now: what it plans is kept under 
 
 _ROOMS = ("distributed", "evaluate", "nn", "patterns", "testing")
 _LATE = {
-    "CompiledMask": "maskc.runtime.compiled", "clear_tuned": "maskc.tuning", "tune": "maskc.tuning",
+    "CompiledMask": "maskc.runtime.compiled", "clear_tuned": "maskc.tuning",
+    "show": "maskc.lab.explorer.notebook", "tune": "maskc.tuning",
 }  # fmt: skip
 _NEED_TORCH = ("nn", "to_e4m3")
 
 
 def __getattr__(name: str) -> object:
-    """CompiledMask and whole rooms on demand: importing maskc loads no torch."""
+    """Load names and whole rooms on demand: importing maskc loads no torch and no laboratory."""
     if name in _ROOMS:
         return import_module(f"maskc.{name}")
     if name in _LATE:

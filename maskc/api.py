@@ -343,38 +343,6 @@ def diff(
     return find(a, b, n if n_q is None else n_q, n_kv, n_heads, data)
 
 
-def show(
-    mask: Mask, /, n: int | None = None, n_kv: int | None = None, *, other: Mask | None = None,
-    n_heads: int | None = None, target: str | None = None, height: int = 640, **data: Any,
-) -> Any:  # fmt: skip
-    """The explorer in a notebook: every pair of a mask, why it is live, its source and its price.
-
-    `mask.show(n)` is a plain picture; this is the page of `maskc explore`, in a cell.
-
-    Args:
-        mask: any mask; widths and counts that are numbers in it become sliders.
-        n: queries to begin with; lengths at which the mask has its shape when None.
-        n_kv: keys; n when None.
-        other: a mask to compare with.
-        n_heads: query heads, as in `Mask.dense`; 8 where they are needed and nobody says.
-        target: whose kernel is shown and priced; sm_90a when None.
-        height: of the cell, in pixels.
-        data: the arrays and parameters that the masks name.
-
-    Returns:
-        A widget where anywidget is installed (`pip install 'maskc[notebook]'`), else what shows
-        the same page in a frame of its own; notebooks display both.
-
-    Raises:
-        ExplorerTooLarge: the arrays are too large for a page (MC720).
-        MaskcError: as `Mask.layout`.
-    """
-    from maskc.viz.explorer.notebook import shown
-
-    return shown(mask, n, n_kv, other=other, n_heads=n_heads, target=target, height=height,
-                 data=data)  # fmt: skip
-
-
 def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
     """Attention over the union of disjoint pieces, from the pieces' results.
 

@@ -70,6 +70,7 @@ def tune(
         MaskcError: whatever the call itself raises.
     """
     deterministic = bool(options.pop("deterministic", False))
+    q, k, v = (x.detach() if hasattr(x, "detach") else x for x in (q, k, v))
     out, lse = attn(q, k, v, return_lse=True, **options)
 
     def forward(own: CompiledMask) -> Any:

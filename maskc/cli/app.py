@@ -10,6 +10,7 @@ import click
 
 from maskc import __version__
 from maskc.cli.bench import bench
+from maskc.cli.calibrate import calibrate
 from maskc.cli.compile import compile_command
 from maskc.cli.doctor import doctor
 from maskc.cli.evaluate import evaluate
@@ -70,7 +71,7 @@ def main() -> None:
 
 for command in (
     compile_command, visualize, explore, explain, verify, test, bench, evaluate, report, plan,
-    doctor, patterns, init,
+    calibrate, doctor, patterns, init,
 ):  # fmt: skip
     main.add_command(command)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from maskc.cli.entries import Entry
+from maskc.cli.measuring import How, Measured, Row, measured, refuse_wrong
 from maskc.cli.options import (
     LENGTH,
     LENGTH_TYPE,
@@ -20,14 +20,10 @@ from maskc.cli.options import (
     mask_source,
 )
 from maskc.cli.output import FilePath, echo, told, unwritable, write_json, write_table
-from maskc.core.errors import CheckFailed, UsageMistake
+from maskc.core.errors import UsageMistake
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
-    from maskc.verify.case import Case
-    from maskc.verify.sweep import Growth
-
-Row = dict[str, Any]
 
 
 @click.command(short_help="Time the kernel beside what torch has, checked.")
@@ -111,104 +107,6 @@ def bench(
     else:
         write(result, len(lengths) > 1)
     refuse_wrong(result.rows)
-
-
-@dataclass(frozen=True)
-class How:
-    """How masks are timed, whichever they are."""
-
-    asked: Asked
-    kv_heads: int | None
-    batch: int
-    directions: tuple[str, ...]
-    repeats: int
-    nvtx: bool = False
-
-    def case(self, entry: Entry, n: int, n_kv: int, data: dict[str, object]) -> Case:
-        """One mask at one length."""
-        from maskc.ir.heads import HEADS
-        from maskc.verify.case import Case
-
-        heads = self.asked.heads_for(entry.mask) or HEADS
-        return Case(
-            entry.name, entry.mask, self.batch, heads, self.kv_heads or heads, n, n_kv,
-            self.asked.head_dim, self.asked.problem(entry.mask).dtype, data,
-            tile=self.asked.tile, stages=self.asked.stages,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was measured of some masks."""
-
-    rows: list[Row]
-    notes: list[str]
-    growths: list[Growth]
-    """The exponents of sweeps."""
-    about: dict[str, object]
-    """The machine, and the rivals."""
-
-    def plain(self) -> dict[str, Any]:
-        """The value as JSON has it."""
-        found: dict[str, Any] = {
-            "environment": self.about, "rows": self.rows, "notes": self.notes
-        }  # fmt: skip
-        if self.growths:
-            found["growth"] = [asdict(each) for each in self.growths]
-        return found
-
-
-def measured(
-    found: Sequence[Entry], how: How, lengths: Sequence[int], n_kv: int | None,
-    data_at: Callable[..., dict[str, object]], progress: Callable[[str], object],
-    without: Collection[str] = (),
-) -> Measured:  # fmt: skip
-    """Time and check masks at all lengths, each with as many keys unless `n_kv` is given.
-
-    Args:
-        data_at: the arrays that a mask reads, called as `Arrays.of` is.
-        without: rivals to leave out.
-    """
-    from maskc import driver
-    from maskc.verify.environment import environment
-    from maskc.verify.rivals import RIVALS
-    from maskc.verify.sweep import growths, sweep
-    from maskc.verify.tensors import device_of
-
-    rows: list[Row] = []
-    notes: list[str] = []
-    orders: dict[str, tuple[str, int] | None] = {}
-    about: dict[str, object] = {}
-    for entry in found:
-        target = how.asked.target_for(entry.mask)
-        about = about or environment(device_of(target))
-
-        def case_at(n: int, entry: Entry = entry) -> Case:
-            keys = n if n_kv is None else n_kv
-            return how.case(entry, n, keys, data_at(entry, n, keys, quiet=n != lengths[0]))
-
-        timed, said = sweep(
-            case_at, lengths, target, how.directions, how.repeats, progress, nvtx=how.nvtx,
-            without=without,
-        )  # fmt: skip
-        rows += [row | {"target": target.name} for row in timed]
-        notes += said
-        if len(lengths) > 1 and how.repeats:
-            orders[entry.name] = driver.order(entry.mask, case_at(lengths[0]).heads)
-    about |= {"rivals": RIVALS, "repeats": how.repeats}
-    return Measured(rows, notes, growths(rows, orders) if orders else [], about)
-
-
-def refuse_wrong(rows: Sequence[Row]) -> None:
-    """Exit with 3 where a result of maskc is wrong.
-
-    Raises:
-        CheckFailed: it names the cases.
-    """
-    wrong = [row for row in rows if row["impl"] == "maskc" and not row["ok"]]
-    if wrong:
-        cases = ", ".join(dict.fromkeys(f"{row['case']} {row['direction']}" for row in wrong))
-        raise CheckFailed(f"{len(wrong)} results of maskc are wrong: {cases}")
 
 
 def _check_plot(plot: str, lengths: Sequence[int]) -> None:

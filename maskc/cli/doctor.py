@@ -51,6 +51,7 @@ def doctor(as_json: bool) -> None:
         write_json({
             "maskc": __version__,
             "target": target,
+            "cost_model": _cost_model(),
             "cards": {
                 f"{capability / 10:.1f}": [each.name for each in targets_of(capability)]
                 for capability in CARDS
@@ -65,6 +66,8 @@ def doctor(as_json: bool) -> None:
         ("looked for", "", "found", "what the gap costs"),
         [(name, "ok" if ok else "missing", *rest) for name, ok, *rest in found],
     )
+    if model := _cost_model():
+        echo(f"\nprograms are chosen by coefficients {model}")
     echo("\neach pass takes the first of a card's targets that has a kernel for it:\n")
     write_table(
         ("card", "capability", "targets"),
@@ -80,6 +83,24 @@ def targets_of(capability: int) -> tuple[Target, ...]:
     from maskc.runtime.device import CUDA, runs_on
 
     return tuple(TARGETS[name] for name in CUDA if runs_on(TARGETS[name], capability))
+
+
+def _cost_model() -> str:
+    """Return where the cost model of this machine's card comes from; empty without a choice."""
+    from maskc.core.coefficients import cards
+    from maskc.runtime.calibrated import calibration
+    from maskc.runtime.device import default_target, first_card
+
+    gpu, target = first_card(), default_target()
+    names = cards(target)
+    if gpu is None or not names:
+        return ""
+    stored = calibration(target, gpu)
+    if stored is not None:
+        return f"that `maskc calibrate` measured on this {gpu.name} on {stored.get('day')}"
+    if gpu.name in names:
+        return f"that ship for this card, {gpu.name}"
+    return f"between the shipped ones of {', '.join(names)}; `maskc calibrate` measures this card's"
 
 
 def _told(target: Target) -> str:

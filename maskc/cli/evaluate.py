@@ -16,7 +16,7 @@ from maskc.cli.output import echo, told, write_file, write_table
 from maskc.core.errors import BudgetUnreachable, UsageMistake
 
 if TYPE_CHECKING:
-    from maskc.evaluate import Candidate, Evaluated, Evaluation, Inputs, Tensors
+    from maskc.lab.evaluate import Candidate, Evaluated, Evaluation, Inputs, Tensors
 
 _PARTS = ("information", "perplexity", "retrieval")
 
@@ -74,8 +74,8 @@ def evaluate(found: list[Entry], output: str | None, as_json: bool, **asked: Any
     that was trained without the mask: they say nothing about one that is trained with it.
     """
     from maskc.cli.given import read_all
-    from maskc.evaluate import evaluate as evaluated
-    from maskc.evaluate.environment import environment
+    from maskc.lab.evaluate import evaluate as evaluated
+    from maskc.lab.evaluate.environment import environment
 
     parts, data = asked["parts"] or _PARTS, read_all(asked["files"], found)
     for entry in found:
@@ -97,11 +97,11 @@ def evaluate(found: list[Entry], output: str | None, as_json: bool, **asked: Any
 
 
 def _inputs(progress: Callable[[str], object], **asked: Any) -> Inputs | Tensors:
-    from maskc.evaluate import Inputs, read_npz
-    from maskc.evaluate.environment import best_device
-    from maskc.evaluate.models import load
-    from maskc.evaluate.retrieval import trials
-    from maskc.evaluate.texts import demo_texts, read_text, sequences
+    from maskc.lab.evaluate import Inputs, read_npz
+    from maskc.lab.evaluate.environment import best_device
+    from maskc.lab.evaluate.models import load
+    from maskc.lab.evaluate.retrieval import trials
+    from maskc.lab.evaluate.texts import demo_texts, read_text, sequences
 
     device = asked["device"] or best_device()
     if asked["tensors"] is not None:
@@ -137,10 +137,10 @@ def _candidates(
     ablate: bool, **_: Any,
 ) -> Iterator[Candidate]:  # fmt: skip
     from maskc.dsl.combinators import causal
-    from maskc.evaluate import FAMILIES, Candidate, at_budget
-    from maskc.evaluate.ablations import ablations
-    from maskc.evaluate.evaluating import heads_of, mean_pairs
-    from maskc.evaluate.families import ROLES, pairs_of
+    from maskc.lab.evaluate import FAMILIES, Candidate, at_budget
+    from maskc.lab.evaluate.ablations import ablations
+    from maskc.lab.evaluate.evaluating import heads_of, mean_pairs
+    from maskc.lab.evaluate.families import ROLES, pairs_of
 
     names = {"all": list(FAMILIES), "none": []}.get(beside, [x.strip() for x in beside.split(",")])
     for name in names:
@@ -220,7 +220,7 @@ def _family(entry: Entry, parameter: str) -> Any:
 
 
 def _write(result: Evaluation) -> None:
-    from maskc.report.evidence import dense_words
+    from maskc.lab.report.evidence import dense_words
 
     echo("What this cannot show:")
     for text in result.cannot_show:

@@ -45,13 +45,14 @@ def explain(
         plan = asked.plan(entry.mask)
         cost = costs(entry.mask, plan, n, n_kv, arrays.of(entry, n, n_kv))
         if as_json:
-            times = plan_report.predicted(plan, n, n_kv)
-            reports.append({**_plain(entry, plan), "costs": cost, "predicted_ms": times})
+            milliseconds = plan_report.predicted(plan, n, n_kv)
+            reports.append({**_plain(entry, plan), "costs": cost, "predicted_ms": milliseconds})
             continue
         beside = driver.beside_dense(entry.mask, plan)
         text = [f"{entry.name}: {entry.mask}", plan_report.explain(plan).rstrip("\n"), *beside]
-        chosen = plan_report.parts_choice(plan, n, n_kv) + plan_report.time_lines(plan, n, n_kv)
-        echo("\n".join([*text, *cost_lines(cost), *chosen, ""]))
+        chosen = plan_report.choice_lines(plan, n, n_kv)
+        times = plan_report.time_lines(plan, n, n_kv)
+        echo("\n".join([*text, *cost_lines(cost), *chosen, *times, ""]))
     if as_json:
         write_json({"patterns": reports})
 

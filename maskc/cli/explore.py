@@ -24,7 +24,7 @@ from maskc.core.errors import UsageMistake
 from maskc.core.selection import SCORING, Score
 
 if TYPE_CHECKING:
-    from maskc.viz.explorer.build import Shown
+    from maskc.lab.explorer.build import Shown
 
 
 @click.command(short_help="Look at the mask in a browser, to its last pair.")
@@ -63,7 +63,7 @@ def explore(
     if output is not None:
         _write(make, Path(output))
         return
-    from maskc.viz.explorer.server import ExplorerServer
+    from maskc.lab.explorer.server import ExplorerServer
 
     server = ExplorerServer(lambda query: make(query, served=True), port)
     echo(server.url)
@@ -79,7 +79,7 @@ def explore(
 
 
 def _write(make: Models, path: Path) -> None:
-    from maskc.viz.explorer.page import html
+    from maskc.lab.explorer.page import html
 
     if path.suffix.lower() not in (".html", ".htm"):
         hint = "the page is one file, for example -o mask.html"
@@ -107,7 +107,7 @@ class Models:
     def __call__(self, query: dict[str, list[str]], served: bool = False) -> dict[str, Any]:
         """The model for a query: set=NAME=VALUE, with=E, n, n_kv."""
         from maskc.core.target import Target
-        from maskc.viz.explorer.build import page_model
+        from maskc.lab.explorer.build import page_model
         from maskc.viz.lengths import showing
 
         entry = self._entry(query.get("set", []))
@@ -151,8 +151,8 @@ class Models:
         taken: frozenset[str] = frozenset(),
     ) -> Shown:  # fmt: skip
         """`taken`: the parameters of the mask beside which it stands."""
-        from maskc.viz.explorer.build import Shown
-        from maskc.viz.explorer.sliders import movable, movable_mask
+        from maskc.lab.explorer.build import Shown
+        from maskc.lab.explorer.sliders import movable, movable_mask
 
         if entry.pattern is None:
             made = movable_mask(entry.mask, taken)

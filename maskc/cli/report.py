@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maskc.cli.bench import How, measured, refuse_wrong
 from maskc.cli.entries import Entry
+from maskc.cli.measuring import How, measured, refuse_wrong
 from maskc.cli.options import (
     LENGTHS_TYPE,
     Asked,
@@ -26,9 +26,9 @@ from maskc.dsl.pattern import kind_name
 
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
-    from maskc.evaluate import Evaluated, Evaluation
-    from maskc.report import Subject
-    from maskc.report.sections import Measurement
+    from maskc.lab.evaluate import Evaluated, Evaluation
+    from maskc.lab.report import Subject
+    from maskc.lab.report.sections import Measurement
 
 _LENGTHS = {"cpu": (128, 256, 512, 1024)}
 """Lengths that are timed where nothing says which, by target."""
@@ -88,7 +88,7 @@ def report(
     how = How(asked, None, 1, directions, repeats)
     with told() as progress:
         subject = _subject(entry, how, n, arrays, read, row, _command(output), progress)
-        from maskc.report import document
+        from maskc.lab.report import document
 
         page = document(subject, progress)
     write_file(Path(output), writer(page))
@@ -122,8 +122,8 @@ def _writer(output: str) -> Any:
     Raises:
         UsageMistake: another suffix.
     """
-    from maskc.report.html import html
-    from maskc.report.markdown import markdown
+    from maskc.lab.report.html import html
+    from maskc.lab.report.markdown import markdown
 
     found = {".html": html, ".htm": html, ".md": markdown}.get(Path(output).suffix.lower())
     if found is None:
@@ -138,7 +138,7 @@ def read_evaluation(path: str) -> Evaluation:
     Raises:
         BadEvaluation: it cannot be read, or is something else (MC750).
     """
-    from maskc.evaluate import Evaluation
+    from maskc.lab.evaluate import Evaluation
 
     try:
         text = Path(path).read_text("utf-8")
@@ -157,7 +157,7 @@ def _row_of(evaluation: Evaluation, entry: Entry, path: str) -> Evaluated:
     Raises:
         BadEvaluation: none is of a mask that is proved equal (MC750).
     """
-    from maskc.evaluate.evaluating import digest_of
+    from maskc.lab.evaluate.evaluating import digest_of
 
     own = digest_of(entry.mask, entry.params)
     rows = [each for each in evaluation.patterns if each.role != "ablation"]
@@ -191,7 +191,7 @@ def _subject(
 ) -> Subject:  # fmt: skip
     """The mask with all that was measured of it."""
     from maskc.cli.given import names
-    from maskc.report import Subject
+    from maskc.lab.report import Subject
 
     problem = how.asked.problem(entry.mask)
     target = how.asked.target_for(entry.mask)
@@ -217,7 +217,7 @@ def _measurement(
 ) -> tuple[Measurement | None, str]:  # fmt: skip
     """(what was measured, why nothing was)."""
     from maskc.ir.heads import HEADS
-    from maskc.report.sections import Measurement
+    from maskc.lab.report.sections import Measurement
 
     try:
         result = measured([entry], how, lengths, None, arrays.of, progress)

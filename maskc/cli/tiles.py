@@ -9,9 +9,9 @@ from maskc.cli.output import echo, told, write_json, write_table
 from maskc.core.errors import CheckFailed, UsageMistake
 
 if TYPE_CHECKING:
-    from maskc.cli.bench import How
     from maskc.cli.entries import Entry
     from maskc.cli.given import Arrays
+    from maskc.cli.measuring import How
 
 Row = dict[str, Any]
 
@@ -26,8 +26,8 @@ def run_tiles(
         UsageMistake: several lengths, or a picture of a sweep.
         CheckFailed: a result is wrong.
     """
-    from maskc.verify.bench import bench_tiles
-    from maskc.verify.environment import environment
+    from maskc.lab.bench import bench_tiles
+    from maskc.lab.environment import environment
     from maskc.verify.tensors import device_of
 
     if len(lengths) > 1 or plot is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
@@ -59,16 +59,28 @@ def measured(target: str, gpu: Gpu | None = None) -> Tables:
     main: Tables = _file().get(target, _NONE)
     if gpu is None or not main:
         return main
-    others = [own for name, own in _file().items() if name.startswith(f"{target} {OF_CARD} ")]
-    cards: list[Tables] = [main, *(_over(main, own) for own in others)]
-    for tables in cards:
+    shipped: list[Tables] = [main, *(over(main, tables) for tables in _others(target))]
+    for tables in shipped:
         if tables["card"]["name"] == gpu.name:
             return tables
     if not gpu.bytes_per_cycle:
         return main
-    cards.sort(key=_bytes_per_cycle)
-    found: Tables = _between(cards, [_bytes_per_cycle(x) for x in cards], gpu.bytes_per_cycle)
-    return {**found, "card": {**found["card"], "name": gpu.name}}
+    shipped.sort(key=_bytes_per_cycle)
+    places = [_bytes_per_cycle(tables) for tables in shipped]
+    mixed: Tables = _between(shipped, places, gpu.bytes_per_cycle)
+    return {**mixed, "card": {**mixed["card"], "name": gpu.name}}
+
+
+def _others(target: str) -> list[Tables]:
+    """The tables of the cards other than the first."""
+    return [tables for name, tables in _file().items() if name.startswith(f"{target} {OF_CARD} ")]
+
+
+def cards(target: str) -> tuple[str, ...]:
+    """Return the names of the cards whose coefficients ship; none where a target has no choice."""
+    main = _file().get(target)
+    tables = () if main is None else (main, *_others(target))
+    return tuple(table["card"]["name"] for table in tables)
 
 
 _NONE: Tables = {}
@@ -81,14 +93,14 @@ def _bytes_per_cycle(tables: Tables) -> float:
     return found
 
 
-def _over(main: Any, own: Any) -> Any:
-    """The numbers of a card, and where there are none those of the main one."""
-    if not isinstance(main, Mapping) or "tile" in own:  # one mode was fitted as a whole
-        return own
-    names = (*main, *(name for name in own if name not in main))
+def over(main: Any, other: Any) -> Any:
+    """Return the numbers of `other`, and those of `main` where `other` has none."""
+    if not isinstance(main, Mapping) or "tile" in other:  # a mode is fitted as a whole
+        return other
+    names = (*main, *(name for name in other if name not in main))
     return {
-        name: _over(main[name], own[name]) if name in main and name in own
-        else own.get(name, main.get(name))
+        name: over(main[name], other[name]) if name in main and name in other
+        else other.get(name, main.get(name))
         for name in names
     }  # fmt: skip
 
@@ -125,27 +137,28 @@ def step_size(keys: int, usual: int) -> float:
 
 
 def costs(
-    target: str, direction: Direction, form: str, head_dim: int, modes: Collection[str],
-    size: float = 1.0, gpu: Gpu | None = None,
+    tables: Tables, direction: Direction, form: str, head_dim: int, modes: Collection[str],
+    size: float = 1.0,
 ) -> tuple[Cost, ...]:  # fmt: skip
-    """The costs of the modes of a source; empty where nothing is known.
+    """Return the costs of the modes of a source; empty where the tables lack it.
 
     Args:
+        tables: the coefficients of a target, see `measured`.
+        direction, form, head_dim: the source.
         modes: the names of the modes that it has.
         size: the cost of a step, relative to a step of the default source.
-        gpu: see `measured`.
     """
-    found = measured(target, gpu).get(source_name(direction, form), {}).get(str(head_dim), {})
+    by_mode = tables.get(source_name(direction, form), {}).get(str(head_dim), {})
     return tuple(
         Cost(
             mode,
-            own["row"],
-            round(size * own["tile"]),
-            round(size * own["masked"]),
-            own.get("lone", 0),
-            own.get("query", 0),
+            numbers["row"],
+            round(size * numbers["tile"]),
+            round(size * numbers["masked"]),
+            numbers.get("lone", 0),
+            numbers.get("query", 0),
         )
-        for mode, own in found.items()
+        for mode, numbers in by_mode.items()
         if mode in modes
     )
 
@@ -156,13 +169,19 @@ def unpriced(bundle: Bundle) -> Bundle:
     return replace(bundle, units=units).with_inner(unpriced)
 
 
-def priced(bundle: Bundle, gpu: Gpu | None = None) -> Bundle:
-    """A bundle with the costs of its sources, as planning gives it, or with those of a card."""
-    units = tuple(replace(unit, costs=_costs(unit, bundle, gpu)) for unit in bundle.units)
-    return replace(bundle, units=units).with_inner(partial(priced, gpu=gpu))
+def priced(bundle: Bundle, tables_of: Callable[[str], Tables] = measured) -> Bundle:
+    """Return the bundle with the costs of its sources.
+
+    Args:
+        tables_of: the coefficients of a target; by default the ones that planning uses.
+    """
+    units = tuple(replace(unit, costs=_costs(unit, bundle, tables_of)) for unit in bundle.units)
+    return replace(bundle, units=units).with_inner(partial(priced, tables_of=tables_of))
 
 
-def _costs(unit: SourceUnit, bundle: Bundle, gpu: Gpu | None) -> tuple[Cost, ...]:
+def _costs(
+    unit: SourceUnit, bundle: Bundle, tables_of: Callable[[str], Tables]
+) -> tuple[Cost, ...]:
     direction = next(iter(unit.directions), None)
     if direction is None:
         return ()
@@ -171,4 +190,4 @@ def _costs(unit: SourceUnit, bundle: Bundle, gpu: Gpu | None) -> tuple[Cost, ...
     size = step_size(unit.tile.k, first.tile.k) if boxes else 1.0
     modes = [name for name, _ in unit.modes]
     head_dim = TARGETS[unit.target].padded(bundle.problem).head_dim
-    return costs(unit.target, direction, unit.form, head_dim, modes, size, gpu)
+    return costs(tables_of(unit.target), direction, unit.form, head_dim, modes, size)

@@ -144,8 +144,8 @@ def pass_costs(problem: Problem) -> tuple[PassCost, PassCost]:
     forward, backward = (
         family_of(target).schedule(like, (), direction, "") for direction in Direction
     )
-    of_rows = costs(_TARGET, Direction.forward, "", dim, {USUAL, STREAM})
-    of_columns = costs(_TARGET, Direction.backward, "", dim, {USUAL})
+    of_rows = costs(measured(_TARGET), Direction.forward, "", dim, {USUAL, STREAM})
+    of_columns = costs(measured(_TARGET), Direction.backward, "", dim, {USUAL})
     return (
         PassCost(forward.tile, of_rows, card),
         PassCost(backward.tile, of_columns, card, columns=True),

@@ -47,8 +47,8 @@ def costs_of(plan: KernelPlan) -> tuple[Cost, ...]:
         usual = family_of(plan.target).schedule(plan.padded.planned, (), plan.direction, "")
         size = step_size(plan.tile.k, usual.tile.k)
     modes = dict(plan.schedule.modes)
-    head_dim = plan.padded.head_dim
-    return coefficients.costs(plan.target.name, plan.direction, plan.form, head_dim, modes, size)
+    head_dim, tables = plan.padded.head_dim, coefficients.measured(plan.target.name)
+    return coefficients.costs(tables, plan.direction, plan.form, head_dim, modes, size)
 
 
 def layout_at(

@@ -195,6 +195,12 @@ def _cost_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
             f"         {found.flops / 1e9:.3g} GFLOP, {found.bytes / 1e6:.3g} MB per head; "
             f"tiles run {found.waste:.2f} x the live pairs"
         )
+    yield from choice_lines(plan, n_q, n_kv)
+    yield from time_lines(plan, n_q, n_kv)
+
+
+def choice_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
+    """Yield a table of every program of a call at these lengths, and which one the call takes."""
     times = part_times(plan, n_q, n_kv)
     yield from _parts_choice(plan, n_q, n_kv, times)
     in_parts = times is not None and times[0] < times[1]
@@ -202,25 +208,18 @@ def _cost_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
         chosen = choice(plan, n_q, n_kv, direction)
         if chosen is not None:
             yield from _program_lines(*chosen, direction, n_q, n_kv)
-    yield from time_lines(plan, n_q, n_kv)
 
 
 def _program_lines(
     taken: Program[Candidate], programs: list[Program[Candidate]], direction: Direction, n_q: int,
     n_kv: int,
 ) -> Iterator[str]:  # fmt: skip
-    """Every way a call could run: predicted cycles of one head, or why it cannot."""
+    """Yield every way a call could run: predicted cycles of one head, or why it cannot."""
     which = "backward, " if direction is Direction.backward else ""
     yield f"choice   {which}{n_q} x {n_kv}: {taken.name}; cycles of one head by program:"
     for program in sorted(programs, key=lambda each: (bool(each.obstacle), each.cycles)):
         what = f"not: {program.obstacle}" if program.obstacle else f"{program.cycles:,.0f}"
         yield f"         {program.name:<28} {what}"
-
-
-def parts_choice(plan: KernelPlan, n_q: int, n_kv: int) -> list[str]:
-    """Lines that say whether a forward call runs in parts; none where the mask has no parts, or
-    data decide."""
-    return _parts_choice(plan, n_q, n_kv, part_times(plan, n_q, n_kv))
 
 
 def _parts_choice(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 
 from maskc.build.toolchain import gpus
@@ -10,6 +11,7 @@ from maskc.core.coefficients import Gpu, measured, priced
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import TARGETS, Target
+from maskc.runtime.calibrated import coefficients
 
 CUDA = tuple(
     sorted(
@@ -58,14 +60,21 @@ def default_target(problem: Problem | None = None) -> str:
     return "cpu"
 
 
+def first_card() -> Gpu | None:
+    """Return the first visible GPU, whose coefficients calls choose by."""
+    visible = gpus()
+    return Gpu(visible[0].name, visible[0].bytes_per_cycle) if visible else None
+
+
 def on_this_card(bundle: Bundle) -> Bundle:
-    """The bundle with the costs of the first visible GPU, by which calls choose between sources;
-    as it is where nothing else was measured."""
-    found = gpus()
-    if not found:
+    """Return the bundle with the costs of the first visible GPU, by which calls choose programs.
+
+    It is the same bundle where these are the costs that it was planned with.
+    """
+    gpu = first_card()
+    if gpu is None:
         return bundle
-    gpu = Gpu(found[0].name, found[0].bytes_per_cycle)
     targets = {unit.target for unit in bundle.units}
-    if all(measured(name, gpu) is measured(name) for name in targets):
+    if all(coefficients(name, gpu) is measured(name) for name in targets):
         return bundle
-    return priced(bundle, gpu)
+    return priced(bundle, partial(coefficients, gpu=gpu))

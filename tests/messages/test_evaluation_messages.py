@@ -13,9 +13,9 @@ import pytest
 
 import maskc as mc
 from maskc.core.errors import MaskcError
-from maskc.evaluate import FAMILIES, ablations, at_budget, read_npz, tensors
-from maskc.evaluate.models import PACKAGES, _weights
-from maskc.evaluate.statistics import wilson
+from maskc.lab.evaluate import FAMILIES, ablations, at_budget, read_npz, tensors
+from maskc.lab.evaluate.models import PACKAGES, _weights
+from maskc.lab.evaluate.statistics import wilson
 
 _SHAPES = "    hint: give q [layers, sequences, heads, n, D] or [sequences, heads, n, D], k and v alike with a number of heads that divides that of q"
 
@@ -107,7 +107,7 @@ def test_weights(monkeypatch: pytest.MonkeyPatch):
 
 def test_short_texts():
     pytest.importorskip("torch")
-    from maskc.evaluate.texts import sequences
+    from maskc.lab.evaluate.texts import sequences
 
     def letters(text: str, **_: object) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) for letter in text]}

@@ -11,9 +11,9 @@ from benchmarks.run import bench_case
 from maskc.core.dtypes import DType
 from maskc.core.problem import Problem
 from maskc.core.target import Target
+from maskc.lab.environment import environment
 from maskc.runtime.device import default_target
 from maskc.verify.case import Case
-from maskc.verify.environment import environment
 from maskc.verify.tensors import device_of
 
 

@@ -15,9 +15,9 @@ from benchmarks.contest import Ask, Contest, Measured
 from benchmarks.selection import one_selection, spans
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
+from maskc.lab.rivals import Unavailable
 from maskc.reference.attention import attention
 from maskc.verify.case import Case
-from maskc.verify.rivals import Unavailable
 from maskc.verify.samples import sample_data, true_mask
 from maskc.verify.tensors import host, make_tensors
 from tests.support.bench import bench_pattern

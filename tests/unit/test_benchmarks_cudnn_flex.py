@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 from benchmarks.rivals import make_rival  # noqa: E402
 from maskc import causal  # noqa: E402
 from maskc.core.dtypes import DType  # noqa: E402
+from maskc.lab.pairs import Pairs  # noqa: E402
+from maskc.lab.rivals import Missing, Unavailable, intervals  # noqa: E402
 from maskc.verify.case import Case  # noqa: E402
-from maskc.verify.pairs import Pairs  # noqa: E402
-from maskc.verify.rivals import Missing, Unavailable, intervals  # noqa: E402
 from maskc.verify.tensors import make_tensors  # noqa: E402
 
 

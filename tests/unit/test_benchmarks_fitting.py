@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,20 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
-from benchmarks.calibration import PROBES, forced, sources, units, work_of
-from benchmarks.contest import Ask
-from benchmarks.fitting import BY_HAND, GHZ, Sample, calibrate, card, fits, non_negative, with_fits
+from benchmarks.fitting import BY_HAND, card, samples_of, with_fits
+from maskc.build.toolchain import Gpu as Visible
+from maskc.core.coefficients import Gpu, measured, over
 from maskc.core.cost import Card, Cost, Tally
-from maskc.core.dtypes import DType
-from maskc.core.errors import UsageMistake
+from maskc.core.errors import NoDevice, UsageMistake
 from maskc.core.problem import Direction
-from maskc.core.target import Target
+from maskc.lab.calibrate import PROBES, calibrate, forced, programs, tables_of, work_of
+from maskc.lab.fitting import GHZ, Sample, fits, non_negative
+from maskc.layout import build
+from maskc.layout.work.tile_counts import tally_of
+from maskc.runtime import device
 from maskc.testing.emulator import machine
-from maskc.verify.case import Case
-from tests.support.cli import benchmarks
+from tests.support.cli import maskc
 from tests.support.thorough import examples
 
-HOPPER = Target.named("sm_90a")
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PROCESSORS, LAUNCH_US = 132, 4.2
 TRUE = {
@@ -34,28 +36,23 @@ TRUE = {
     ("large", "stream"): Cost("stream", 4128, 2336, 0),
     ("small", "usual"): Cost("usual", 3183, 694, 200),
     ("small", "stream"): Cost("stream", 2437, 699, 13),
-    ("backward", "usual"): Cost("usual", 8000, 3600, 500),
+    ("backward", "usual"): Cost("usual", 8000, 3600, 500, query=9000),
     ("small_backward", "usual"): Cost("usual", 6000, 2500, 400),
     ("small_backward", "apart"): Cost("apart", 5000, 2100, 700),
-    ("tiny", "usual"): Cost("usual", 200, 300, 60),
 }
 
 
-def cases() -> list[Case]:
-    return [
-        Case(p.name, p.mask(), 1, p.heads, p.heads, p.n, p.n, 64 if p.tiny else 128, DType.bfloat16)
-        for p in PROBES
-    ]
-
-
-def works() -> list[dict]:
-    """Of every source and mode on every probe."""
-    found = []
-    for case, probe in zip(cases(), PROBES, strict=True):
-        attn = case.mask.compile(case.head_dim, dtype="bfloat16", target="sm_90a")
-        for unit, mode in sources(attn.bundle.units, "sm_90a", probe.tiny):
-            found.append(work_of(case, attn, unit, mode))
-    return found
+def works() -> list[Sample]:
+    """The work of every source and mode on every probe."""
+    samples = []
+    for probe in PROBES:
+        attn = probe.mask().compile(128, dtype="bfloat16", target="sm_90a")
+        for unit, mode in programs(attn.bundle.units, "sm_90a"):
+            recipe = attn.bundle.variants[0].recipe(unit.tile)
+            layout = build(recipe, probe.n_q, probe.n_kv, {}, {})
+            tally = tally_of([layout], unit.directions[0])
+            samples.append(work_of(unit, mode, 128, tally, probe.batch * probe.heads))
+    return samples
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +60,10 @@ def timed() -> list[Sample]:
     """With times made by TRUE."""
     made = []
     for work in works():
-        cost = TRUE[work["source"], work["mode"]]
-        cycles = sum(getattr(cost, name) * work[f"{name}s" if name != "masked" else name]
-                     for name in ("row", "tile", "masked"))  # fmt: skip
-        ms = cycles / (PROCESSORS * GHZ * 1e6) + work["launches"] * LAUNCH_US / 1e3
-        made.append(Sample(**work, ms=ms))
+        cost = TRUE[work.source, work.mode]
+        cycles = cost.cycles(Tally(work.rows, work.tiles, work.masked, work.lone, work.queries))
+        ms = cycles / (PROCESSORS * GHZ * 1e6) + work.launches * LAUNCH_US / 1e3
+        made.append(replace(work, ms=ms))
     return made
 
 
@@ -79,7 +75,7 @@ def test_coefficients_are_recovered(timed):
     assert {(fit.source, fit.cost.mode) for fit in found} == set(TRUE)
     for fit in found:
         want = TRUE[fit.source, fit.cost.mode]
-        for name in ("row", "tile", "masked"):
+        for name in ("row", "tile", "masked", "lone", "query"):
             assert abs(getattr(fit.cost, name) - getattr(want, name)) <= 1, (fit, want)
         assert fit.launch_us == pytest.approx(LAUNCH_US, abs=0.01)
         assert fit.worst < 1e-3
@@ -183,71 +179,56 @@ def test_a_new_target_gets_sections(timed):
     }  # fmt: skip
 
 
-def report_of(timed: list[Sample]) -> dict:
-    rows = [
-        {
-            "case": "a",
-            "impl": "maskc",
-            "direction": "fwd",
-            "ms": each.ms,
-            "ok": True,
-            "work": {n: x for n, x in _plain(each).items() if n != "ms"},
-        }
-        for each in timed
-    ]
-    about = {"suite": "calibration", "target": "sm_90a", "gpu": "Some GPU",
-             "cases": {"a": {"multiprocessors": PROCESSORS}}}  # fmt: skip
-    return {"environment": about, "rows": rows}
-
-
-def test_from_results_that_were_kept(timed, tmp_path):
-    """Without a GPU; rows that failed do not count."""
-    report, kept, into = report_of(timed), tmp_path / "kept.json", tmp_path / "cost.toml"
-    report["rows"].append({**report["rows"][0], "ok": False, "ms": 1e9, "raised": "it"})
-    kept.write_text(json.dumps(report))
-    result = benchmarks("show", kept, "--calibrate", into)
-    assert "large 128 usual: row 7507, tile 2367, masked 870 cycles" in result.stdout
-    made = tomllib.loads(into.read_text())
-    assert made["sm_90a on Some GPU"]["small"]["128"]["usual"] == {
-        "row": 3183,
-        "tile": 694,
-        "masked": 200,
-        "lone": 0,
-        "query": 0,
-    }
-
-
-def test_the_package_has_what_was_measured_on_an_h100(tmp_path):
+def test_the_package_has_what_was_measured_on_an_h100():
     """Fits of the times that are kept are the numbers that calls choose by."""
     report = json.loads((RESULTS / "calibration-h100.json").read_text())
-    into = tmp_path / "cost.toml"
-    into.write_text(package_file())
-    calibrate(report, str(into))
-    assert tomllib.loads(into.read_text()) == tomllib.loads(package_file())
+    about = report["environment"]
+    ((processors, per_cycle),) = {
+        (case["multiprocessors"], case.get("bytes_per_cycle", 0.0))
+        for case in about["cases"].values() if "multiprocessors" in case
+    }  # fmt: skip
+    fitted = fits(samples_of(report["rows"]), processors)
+    measured_card = card(about["gpu"], processors, fitted, per_cycle)
+    text = with_fits(package_file(), about["target"], fitted, measured_card)
+    assert tomllib.loads(text) == tomllib.loads(package_file())
 
 
-def test_other_results_are_refused(timed, tmp_path):
-    report = report_of(timed)
-    report["environment"]["suite"] = "anchors"
-    with pytest.raises(UsageMistake, match="no results of the suite"):
-        calibrate(report, str(tmp_path / "cost.toml"))
+# ------------------------------------------------------------------ calibration
 
 
-def test_other_targets_have_no_cost_model():
-    ask = Ask(Target.named("cpu"))
-    with pytest.raises(UsageMistake, match="cpu has no cost model"):
-        list(units(ask.target, (), ask))
+def test_calibrated_tables_predict_the_times_again(timed):
+    """With the card's own launch; only storing dq costs less than adding to it."""
+    gpu = Gpu("Some GPU", 15.0)
+    fitted = fits(timed, PROCESSORS)
+    shipped = measured("sm_90a")
+    tables = tables_of(fitted, gpu, PROCESSORS)
+    made = over(measured("sm_90a", gpu), json.loads(json.dumps(tables)))
+    assert Card(**made["card"]) == Card("Some GPU", PROCESSORS, GHZ, LAUNCH_US, 15.0)
+    for sample in timed:
+        numbers = made[sample.source][str(sample.head_dim)][sample.mode]
+        tally = Tally(sample.rows, sample.tiles, sample.masked, sample.lone, sample.queries)
+        ms = Card(**made["card"]).milliseconds(
+            Cost(sample.mode, **numbers).cycles(tally), sample.launches
+        )
+        assert ms == pytest.approx(sample.ms, rel=1e-3)
+    usual, once = (made["backward"]["128"][mode] for mode in ("usual", "once"))
+    assert {**once, "query": 0} == {**usual, "query": 0}
+    assert 0 < once["query"] < usual["query"] / 3
+    assert made["tiny"] == shipped["tiny"]
+
+
+def test_calibration_needs_a_card_with_a_choice(monkeypatch):
+    with pytest.raises(NoDevice, match="this machine has none"):
+        calibrate()
+    for gpu in (Visible("NVIDIA A100", 80), Visible("NVIDIA B200", 100)):
+        monkeypatch.setattr(device, "gpus", lambda gpu=gpu: (gpu,))
+        with pytest.raises(NoDevice, match=f"{gpu.name} has one kernel for each pass"):
+            calibrate()
+    result = maskc("calibrate", code=1)
+    assert "MC509" in result.stderr
 
 
 # ------------------------------------------------------------------ what is timed
-
-
-def test_every_head_dimension_is_probed():
-    names = [name for name, _ in units(HOPPER, (), Ask(HOPPER))]
-    assert len(names) == len(set(names)) == len(PROBES) * len(HOPPER.head_dims)
-    assert [name for name, _ in units(HOPPER, ("full_1k*",), Ask(HOPPER))] == [
-        f"full_1k_d{dim}" for dim in HOPPER.head_dims
-    ]
 
 
 def test_what_is_forced_runs(monkeypatch):
@@ -259,7 +240,7 @@ def test_what_is_forced_runs(monkeypatch):
     attn = mc.window.hf(60).compile(64, dtype="bfloat16", target="sm_90a")
     *inputs, dout = tensors(150, 150, 64, torch.bfloat16, batch=1, heads=2, kv_heads=2)
     outs, names = [], []
-    for unit, mode in sources(attn.bundle.units, "sm_90a"):
+    for unit, mode in programs(attn.bundle.units, "sm_90a"):
         made = forced(attn, unit, mode)
         out, lse = made(*inputs, return_lse=True)
         outs.append(out)
@@ -272,8 +253,3 @@ def test_what_is_forced_runs(monkeypatch):
     ]  # fmt: skip
     for out in outs:
         torch.testing.assert_close(out, outs[0], atol=2e-2, rtol=2e-2)
-    attn = mc.window.hf(16).compile(64, dtype="bfloat16", target="sm_90a")
-    ((unit, mode),) = sources(attn.bundle.units, "sm_90a", tiny=True)
-    made = forced(attn, unit, mode)
-    made(*inputs)
-    assert made.last_sources == ("sm_90a_tiny usual",)

@@ -17,9 +17,9 @@ from benchmarks.selection import one_selection
 from benchmarks.unfused import chosen_by_torch
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
+from maskc.lab.rivals import Unavailable
 from maskc.reference.attention import attention
 from maskc.verify.case import Case
-from maskc.verify.rivals import Unavailable
 from maskc.verify.samples import sample_data, true_mask
 from maskc.verify.tensors import Tensors, host, make_tensors
 from tests.support.thorough import without_inductor

@@ -12,9 +12,9 @@ from benchmarks import heads as module
 from benchmarks.heads import HeadJudges, confirm
 from maskc.core.dtypes import DType
 from maskc.core.errors import CheckFailed
+from maskc.lab.pairs import Pairs
 from maskc.reference.attention import attention, gradients
 from maskc.verify.case import Case
-from maskc.verify.pairs import Pairs
 from maskc.verify.tensors import make_tensors
 
 torch = pytest.importorskip("torch", reason="whole heads are checked in PyTorch")

@@ -18,9 +18,9 @@ from benchmarks.rivals import maskc_contenders
 from benchmarks.run import bench_case
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
+from maskc.lab.rivals import Missing
 from maskc.verify import timing
 from maskc.verify.case import Case
-from maskc.verify.rivals import Missing
 from maskc.verify.tensors import make_tensors
 from maskc.verify.timing import Timed, lead_for, take_turns
 from tests.support.thorough import more

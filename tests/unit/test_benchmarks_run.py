@@ -15,8 +15,8 @@ from benchmarks import run as module
 from benchmarks.host_time import host_table, host_time
 from benchmarks.report import reason, summary, table
 from maskc.core.errors import DataMissing, HeadDimUnsupported, UnknownTarget, UsageMistake
+from maskc.lab.rivals import Contender, Unavailable
 from maskc.verify import timing
-from maskc.verify.rivals import Contender, Unavailable
 from maskc.verify.timing import Timed, take_turns
 from tests.support import bench
 

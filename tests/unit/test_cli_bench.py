@@ -13,12 +13,12 @@ import maskc as mc
 from maskc.core.dtypes import DType
 from maskc.core.errors import UsageMistake
 from maskc.core.target import Target
+from maskc.lab import bench as module
+from maskc.lab import rivals
+from maskc.lab.bench import bench_mask
+from maskc.lab.rivals import RIVALS, Contender
 from maskc.runtime import CompiledMask
-from maskc.verify import bench as module
-from maskc.verify import rivals
-from maskc.verify.bench import bench_mask
 from maskc.verify.case import Case
-from maskc.verify.rivals import RIVALS, Contender
 from tests.support.cli import maskc, maskc_json
 from tests.support.thorough import without_inductor
 

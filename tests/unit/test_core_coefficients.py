@@ -11,13 +11,13 @@ import maskc as mc
 from maskc.build.toolchain import Gpu as Visible
 from maskc.core.coefficients import Gpu, card_of, costs, measured
 from maskc.core.problem import Direction
-from maskc.runtime import device
+from maskc.runtime import calibrated, device
 
 H100, H200 = (Gpu(f"NVIDIA {name}", 1.0) for name in ("H100 80GB HBM3", "H200"))
 
 
 def numbers(gpu: Gpu | None, direction=Direction.forward, form="", dim=128, mode="stream"):
-    (found,) = costs("sm_90a", direction, form, dim, [mode], gpu=gpu)
+    (found,) = costs(measured("sm_90a", gpu), direction, form, dim, [mode])
     return found.row, found.tile, found.masked
 
 
@@ -57,3 +57,45 @@ def test_calls_choose_by_the_card_that_is_there(monkeypatch, name, known):
     for mine, other in zip(priced.units, compiled.units, strict=True):
         assert [cost.mode for cost in mine.costs] == [cost.mode for cost in other.costs]
         assert (mine.costs != other.costs) is (known and bool(other.costs))
+
+
+# ------------------------------------------------------------------ calibrated on this machine
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    """An empty cache folder."""
+    monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_calibrated_coefficients_replace_the_shipped_ones(monkeypatch):
+    compiled = mc.causal().compile(head_dim=64, dtype="bfloat16", target="sm_90a").bundle
+    monkeypatch.setattr(device, "gpus", lambda: (Visible("A card", 90, 15.0),))
+    gpu = device.first_card()
+    shipped = device.on_this_card(compiled)
+    stream = {"row": 1, "tile": 2, "masked": 3, "lone": 4, "query": 5}
+    calibrated.remember("sm_90a", gpu, "2020-01-02", {"large": {"64": {"stream": stream}}})
+    assert calibrated.calibration("sm_90a", gpu)["day"] == "2020-01-02"
+    for before, after in zip(shipped.units, device.on_this_card(compiled).units, strict=True):
+        for old, new in zip(before.costs, after.costs, strict=True):
+            if (before.form, old.mode) == ("", "stream") and before.directions == (
+                Direction.forward,
+            ):
+                assert (new.row, new.tile, new.masked, new.lone, new.query) == (1, 2, 3, 4, 5)
+            else:
+                assert new == old
+    other = Gpu("Another card", 15.0)
+    assert calibrated.coefficients("sm_90a", other) == measured("sm_90a", other)
+    calibrated.forget("sm_90a", gpu)
+    assert calibrated.calibration("sm_90a", gpu) is None
+    assert device.on_this_card(compiled) == shipped
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_damaged_calibration_is_ignored():
+    gpu = Gpu("A card", 15.0)
+    for payload in (b"{", b"[]", b'{"day": "2020-01-02"}'):
+        calibrated.open_cache().put(calibrated._key("sm_90a", gpu), payload)
+        calibrated._coefficients.cache_clear()
+        assert calibrated.coefficients("sm_90a", gpu) == measured("sm_90a", gpu)

@@ -12,8 +12,8 @@ from maskc.core.errors import BadTensors
 
 torch = pytest.importorskip("torch")
 
-from maskc.evaluate.information import _Part  # noqa: E402
-from maskc.evaluate.tensors import LayerTensors, Tensors, _layer  # noqa: E402
+from maskc.lab.evaluate.information import _Part  # noqa: E402
+from maskc.lab.evaluate.tensors import LayerTensors, Tensors, _layer  # noqa: E402
 
 N, HEADS, GROUPS, DIM = 48, 4, 2, 8
 MASKS = {
@@ -104,7 +104,7 @@ def test_a_row_without_a_key_retains_nothing():
 
 
 def test_parts_of_rows_add_up(monkeypatch: pytest.MonkeyPatch):
-    from maskc.evaluate import information
+    from maskc.lab.evaluate import information
 
     given = mc.evaluate.tensors(*drawn())
     whole = mc.evaluate.information_loss(MASKS, given)

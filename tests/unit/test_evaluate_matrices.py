@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.evaluate import matrices as M
 from maskc.ir.names import declared_names
+from maskc.lab.evaluate import matrices as M
 from maskc.reference.attention import attention
 
 torch = pytest.importorskip("torch")

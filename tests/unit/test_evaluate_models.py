@@ -20,9 +20,9 @@ from maskc.core.errors import (
     WeightsMissing,
 )
 from maskc.dsl.matrices import from_bool
-from maskc.evaluate import FAMILIES, Candidate, Inputs, ablations, at_budget, permuted
-from maskc.evaluate.families import pairs_of
 from maskc.ir.names import declared_names
+from maskc.lab.evaluate import FAMILIES, Candidate, Inputs, ablations, at_budget, permuted
+from maskc.lab.evaluate.families import pairs_of
 from tests.support.cli import maskc, maskc_json
 
 N = 64
@@ -160,7 +160,7 @@ def test_losses_are_those_of_a_matrix(model: Any):
 
 
 def test_everything_together(model: Any):
-    from maskc.evaluate.retrieval import trials
+    from maskc.lab.evaluate.retrieval import trials
 
     texts = ["a", "b", "b"]
     ids = ids_of(model, 3)
@@ -206,7 +206,7 @@ def test_everything_together(model: Any):
 @pytest.mark.filterwarnings("ignore::maskc.dsl.matrices.DenseWarning")
 def test_masks_that_read_data(model: Any):
     """Data by a function of tokens: as one mask for each sequence, with its data in the formula."""
-    from maskc.evaluate.retrieval import trials
+    from maskc.lab.evaluate.retrieval import trials
 
     def marked(tokens: np.ndarray) -> dict[str, object]:
         return {"far": tokens % 5 == 0, "doc": np.arange(len(tokens)) // (2 + tokens[0] % 7)}
@@ -274,7 +274,7 @@ def test_the_number_is_found_where_the_model_repeats_it(
     """A model that answers right is given credit, one that misses a digit none."""
     import torch
 
-    from maskc.evaluate import retrieval
+    from maskc.lab.evaluate import retrieval
 
     asked = retrieval.trials(Letters(), ids_of(model).repeat(1, 3), 3 * N, 6)
     assert [round(trial.depth, 3) for trial in asked] == [0.083, 0.25, 0.417, 0.583, 0.75, 0.917]
@@ -308,7 +308,7 @@ def test_the_number_is_found_where_the_model_repeats_it(
 
 def test_sequences_of_texts():
     pytest.importorskip("torch")
-    from maskc.evaluate.texts import demo_texts, sequences
+    from maskc.lab.evaluate.texts import demo_texts, sequences
 
     texts = demo_texts()
     assert set(texts) == {"english", "code"}

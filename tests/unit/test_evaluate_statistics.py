@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from maskc.core.errors import TooFewValues
-from maskc.evaluate import statistics as st
+from maskc.lab.evaluate import statistics as st
 from tests.support.thorough import more
 
 

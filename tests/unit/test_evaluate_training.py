@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.evaluate import Recipe, train
-from maskc.evaluate import training as T
+from maskc.lab.evaluate import Recipe, train
+from maskc.lab.evaluate import training as T
 
 
 def test_copies_are_copies():

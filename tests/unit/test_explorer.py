@@ -23,13 +23,13 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.core.errors import ExplorerPort, ExplorerTooLarge
 from maskc.core.evaluate import evaluate
-from maskc.viz.explorer import model as model_module
-from maskc.viz.explorer import notebook
-from maskc.viz.explorer.model import mask_model, tree
-from maskc.viz.explorer.notebook import Frame
-from maskc.viz.explorer.page import MODULES, html, joined, source
-from maskc.viz.explorer.server import HOST, ExplorerServer
-from maskc.viz.explorer.sliders import movable, movable_mask
+from maskc.lab.explorer import model as model_module
+from maskc.lab.explorer import notebook
+from maskc.lab.explorer.model import mask_model, tree
+from maskc.lab.explorer.notebook import Frame
+from maskc.lab.explorer.page import MODULES, html, joined, source
+from maskc.lab.explorer.server import HOST, ExplorerServer
+from maskc.lab.explorer.sliders import movable, movable_mask
 from tests.support.cli import maskc
 from tests.support.patterns import FOLDER
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from maskc.viz.explorer.page import source
+from maskc.lab.explorer.page import source
 
 # Vienot, Brettel, Mollon 1999 (red and green) and a projection for blue, on linear RGB.
 VISION = {

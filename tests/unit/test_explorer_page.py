@@ -20,12 +20,12 @@ from maskc.core.dtypes import DType
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.ir.heads import written_heads
+from maskc.lab.explorer.build import Shown, page_model
+from maskc.lab.explorer.model import mask_model
+from maskc.lab.explorer.page import html, joined, source
+from maskc.lab.explorer.server import ExplorerServer
+from maskc.lab.explorer.sliders import movable, movable_mask
 from maskc.verify.samples import sample_data
-from maskc.viz.explorer.build import Shown, page_model
-from maskc.viz.explorer.model import mask_model
-from maskc.viz.explorer.page import html, joined, source
-from maskc.viz.explorer.server import ExplorerServer
-from maskc.viz.explorer.sliders import movable, movable_mask
 from tests.support import browser as B
 from tests.support.patterns import FOLDER
 from tests.support.thorough import THOROUGH, chiefly

@@ -10,7 +10,8 @@ from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.dispatch.call import Bound
 from maskc.dispatch.residue_split import hold, pays
-from maskc.plan.explain import explain, parts_choice
+from maskc.plan.explain import choice_lines, explain
+from tests.support.cli import maskc
 
 WHEN = "parts    taken by a call where their tiles take less time than the whole mask's"
 TARGET_NAMES = ["cpu", "sm_90a"]
@@ -63,10 +64,9 @@ def test_lengths_at_which_parts_hold():
     made = planned(TAKEN["slashes"])
     (when,) = lines(explain(made), "parts")
     assert when == f"{WHEN}; only where 64 divides n_kv - n_q"
-    assert parts_choice(made, 8192, 8193) == [
-        "choice   8192 x 8193: whole, as n_kv - n_q is no multiple of 64"
-    ]
-    assert parts_choice(made, 8192, 8256)[0].startswith("choice   8192 x 8256: in parts; ")
+    first, *_ = choice_lines(made, 8192, 8193)
+    assert first == "choice   8192 x 8193: whole, as n_kv - n_q is no multiple of 64"
+    assert next(choice_lines(made, 8192, 8256)).startswith("choice   8192 x 8256: in parts; ")
 
 
 def test_a_mask_that_runs_whole_says_nothing_of_parts():
@@ -74,14 +74,16 @@ def test_a_mask_that_runs_whole_says_nothing_of_parts():
         text = explain(planned(mask), 4096)
         assert not lines(text, "part", "parts")
         assert "in parts" not in text
-    assert parts_choice(planned(mc.causal()), 4096, 4096) == []
+    text = " ".join(choice_lines(planned(mc.causal()), 4096, 4096))
+    assert "128 x 128 persistent" in text
+    assert "in parts" not in text
 
 
 def test_data_decide_at_the_call():
     made = planned((mc.documents("doc") & mc.window(2)) | mc.dilated(200, stride=5))
     assert lines(explain(made, 4096), "part", "parts")
     assert not lines(explain(made, 4096), "choice")
-    assert parts_choice(made, 4096, 4096) == []
+    assert not list(choice_lines(made, 4096, 4096))
 
 
 def test_numbers():
@@ -89,7 +91,7 @@ def test_numbers():
     made = planned(mc.dilated(127, stride=2), "cpu")
     parts = 128 * 64 + 2 * 64 * 64 * 1.3
     whole = 128 * 64 + 3 * 64 * 64 * 1.3
-    (line,) = parts_choice(made, 128, 128)
+    (line,) = choice_lines(made, 128, 128)
     wanted = f"{parts:,.0f} in parts, {whole:,.0f} whole"
     assert line == f"choice   128 x 128: in parts; time in pairs of full tiles: {wanted}"
 
@@ -106,8 +108,18 @@ def test_the_choice_is_that_of_calls(name, target):
         unit = bundle.unit(target)
         sizes = Sizes(1, 1, 1, n_q, n_kv)
         taken = hold(bundle, n_q, n_kv) and pays(bundle, unit, sizes, bound)
-        text = " ".join(parts_choice(made, n_q, n_kv))
+        text = " ".join(choice_lines(made, n_q, n_kv))
         assert text.startswith(f"choice   {n_q} x {n_kv}: {'in parts' if taken else 'whole'}")
         choices = lines(explain(made, n_q, n_kv), "choice")
         tiles = [line for line in choices if "cycles of one head" in line]
         assert len(tiles) == 2 * (not taken and target == "sm_90a")
+
+
+def test_the_command_prints_every_program_of_both_passes():
+    result = maskc(
+        "explain", "--expr", "causal() & window(255)", "--n", "4096", "--target", "sm_90a"
+    )
+    for title in ("choice   4096 x 4096: ", "choice   backward, 4096 x 4096: "):
+        assert title in result.stdout
+    assert "128 x 128 persistent" in result.stdout
+    assert "not: only for deterministic=True" in result.stdout

@@ -135,3 +135,19 @@ def test_a_misspelt_name_is_told_which_was_meant(wrong: str) -> None:
     with pytest.raises(AttributeError, match="did you mean") as caught:
         getattr(mc, wrong)
     assert "did you mean 'patterns'" in str(caught.value) or wrong != "pattrns"
+
+
+EVIDENCE = """
+from maskc.evaluate.texts import demo_texts
+import maskc as mc
+import maskc.evaluate.statistics
+import maskc.lab.evaluate.texts
+assert demo_texts is maskc.lab.evaluate.texts.demo_texts is mc.evaluate.texts.demo_texts
+assert mc.evaluate.statistics.holm is maskc.evaluate.statistics.holm
+assert mc.evaluate.Evaluation is maskc.lab.evaluate.Evaluation
+"""
+
+
+def test_files_of_evaluate_are_imported_once() -> None:
+    """A second copy would have classes of its own, which `isinstance` tells apart."""
+    subprocess.run([sys.executable, "-c", EVIDENCE], check=True)

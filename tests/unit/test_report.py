@@ -19,12 +19,12 @@ import maskc as mc
 from maskc import driver
 from maskc.core.errors import BadEvaluation
 from maskc.core.target import Target
-from maskc.report import Document, Subject, document
-from maskc.report.document import Code, Command, Figure, Section, Table, Words
-from maskc.report.drawings import growth_chart
-from maskc.report.evidence import significance_blocks
-from maskc.report.html import html
-from maskc.report.markdown import markdown
+from maskc.lab.report import Document, Subject, document
+from maskc.lab.report.document import Code, Command, Figure, Section, Table, Words
+from maskc.lab.report.drawings import growth_chart
+from maskc.lab.report.evidence import significance_blocks
+from maskc.lab.report.html import html
+from maskc.lab.report.markdown import markdown
 from maskc.runtime import CompiledMask
 from maskc.verify.samples import sample_data
 from tests.support import browser
@@ -242,7 +242,7 @@ def test_speed_and_a_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(*given: Any) -> Any:
         raise RuntimeError("not now")
 
-    monkeypatch.setattr("maskc.verify.rivals.flex", refuse)
+    monkeypatch.setattr("maskc.lab.rivals.flex", refuse)
     words = ("report", "--expr", "causal() & window(9)", "--target", "cpu", "--head-dim", 8,
              "--dtype", "float32", "--heads", 1, "--n", "32,64", "--repeats", 1, "--direction",
              "fwd", "-o")  # fmt: skip
@@ -337,7 +337,7 @@ def test_captured_arrays_and_parameters_belong_to_the_mask():
     """Text shows neither: rows are found by a digest, and nothing is proved without one."""
     from maskc.cli.entries import Entry
     from maskc.cli.report import _row_of
-    from maskc.evaluate.evaluating import digest_of
+    from maskc.lab.evaluate.evaluating import digest_of
 
     def captured(ids: list[int]) -> mc.Mask:
         doc = np.array(ids, np.int32)

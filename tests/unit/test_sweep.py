@@ -13,16 +13,16 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.cli import bench as command
-from maskc.cli import seeds as suite
+from maskc.cli import seeds as suite_command
 from maskc.core.dtypes import DType
 from maskc.core.target import Target
-from maskc.verify import rivals
-from maskc.verify.bench import bench_mask
+from maskc.lab import rivals
+from maskc.lab import seeds as lab_seeds
+from maskc.lab.bench import bench_mask
+from maskc.lab.mask_mod import formula_of
+from maskc.lab.pairs import Pairs
+from maskc.lab.sweep import Crossover, crossover, exponent, growths, sweep
 from maskc.verify.case import Case
-from maskc.verify.mask_mod import formula_of
-from maskc.verify.pairs import Pairs
-from maskc.verify.sweep import Crossover, crossover, exponent, growths, sweep
 from maskc.verify.tensors import make_tensors
 from maskc.verify.timing import peak_bytes
 from tests.support.cli import maskc, maskc_json
@@ -172,7 +172,7 @@ def test_rows_become_growth():
 
 @needs_torch
 def test_slow_rivals_are_left_out_of_longer_lengths(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("maskc.verify.sweep._SLOW", 0.0)
+    monkeypatch.setattr("maskc.lab.sweep._SLOW", 0.0)
     rows, notes = sweep(lambda n: case_of("streaming", n), (20, 30, 40), CPU, ("fwd",), 1)
     by_length = {n: {r["impl"] for r in rows if r["n_q"] == n} for n in (20, 30, 40)}
     assert by_length[20] > {"dense", "unfused"}
@@ -241,8 +241,8 @@ def test_without_a_mask_or_a_suite():
 
 @needs_torch
 def test_seeds_are_judged_where_they_were_measured(monkeypatch: pytest.MonkeyPatch):
-    few = [each for each in suite.seeds() if each.name in ("streaming", "window", "10% live")]
-    monkeypatch.setattr(suite, "seeds", lambda: few)
+    few = [each for each in lab_seeds.seeds() if each.name in ("streaming", "window", "10% live")]
+    monkeypatch.setattr(suite_command, "seeds", lambda: few)
     report = maskc_json("bench", "--suite", "seeds", "--n", 128, *SMALL)
     by_name = {row["mask"]: row for row in report["seeds"]}
     assert by_name["streaming"]["met"] in (True, False)
@@ -256,22 +256,21 @@ def test_seeds_are_judged_where_they_were_measured(monkeypatch: pytest.MonkeyPat
 
 
 def test_speeds_are_met_or_missed():
-    seed = next(each for each in suite.seeds() if each.name == "25% live")
+    seed = next(each for each in lab_seeds.seeds() if each.name == "25% live")
     rows = [
         {"impl": impl, "n_q": 8192, "direction": "fwd", "ms": ms, "ok": True}
         for impl, ms in (("maskc", 1.0), ("dense", 2.4))
     ]
-    result = command.Measured(rows, [], [], {})
-    (row,) = suite.judgements(seed, result, None)
+    (row,) = lab_seeds.judgements(seed, rows, None)
     assert (row["speed_over_dense"], row["met"]) == (2.4, False)
     rows[1]["ms"] = 2.5
-    assert suite.judgements(seed, result, None)[0]["met"] is True
-    assert suite.judgements(seed, result, 512)[0]["met"] is None
+    assert lab_seeds.judgements(seed, rows, None)[0]["met"] is True
+    assert lab_seeds.judgements(seed, rows, 512)[0]["met"] is None
 
 
 def test_tables_have_their_share():
     for share in (0.5, 0.25, 0.1):
-        table = suite.table_of(16384, share)
+        table = lab_seeds.table_of(16384, share)
         assert table.shape == (128, 128)
         assert table.diagonal().all()
         assert abs(table.mean() - share) < 0.02

