@@ -165,8 +165,8 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("codes", "const i32 *", "[variants][tile rows][tile columns], see maskc/layout/topk/"),
     Field("planned", "const i32 *", "[items + merges][WORK_FIELDS] of candidates, or null"),
     Field("array", "i32 *", "what is given, or chosen, as the pass reads it", MAX_ARRAYS),
-    Field("bounds", "i32 *", "[blocks][4]: least and greatest of a tile, -, end of its documents"),
-    Field("starts", "i32 *", "[batches][tile columns][4] bits: keys that tiles begin with, or null"),
+    Field("bounds", "i32 *", "[blocks][4]: least and greatest of a tile, 0, their last end"),
+    Field("starts", "i32 *", "[batches][tile columns][4] bits: keys that begin a tile, or null"),
     Field("seen", "i32 *", "[lists][tile rows][2][words]: what some queries chose, and all",
           _EACH),
     Field("bits", "i32 *", "[lists][words][2]: candidates that stay, and are full", 2),
@@ -269,7 +269,8 @@ SELECTED_FIELDS: tuple[Field, ...] = (
     Field("first_join", "i32", "warp of the launch that joins rows", _EACH),
     Field("state_words", "i32", "of the state"),
 )  # fmt: skip
-"""The arguments of kernels that choose blocks; arrays have an entry for each selection. Of two values the first belongs to queries, the second to keys."""
+"""The arguments of kernels that choose blocks; arrays have an entry for each selection. Of two
+values the first belongs to queries, the second to keys."""
 
 MOST_MOVED = 8
 """The most tensors of which a launch moves rows."""

@@ -133,9 +133,7 @@ class Driver:
     def cuLaunchKernel(self, function, *rest):
         if function in ("make_lists", "spoil_results"):
             (place,) = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))[:1]
-            self.listed = LISTS.from_buffer_copy(
-                ctypes.string_at(place, ctypes.sizeof(LISTS))
-            )
+            self.listed = LISTS.from_buffer_copy(ctypes.string_at(place, ctypes.sizeof(LISTS)))
             self.calls.append(("launch", function, *rest[:8], self.listed.n[0]))
             return (self.status,)
         arguments = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))[:2]

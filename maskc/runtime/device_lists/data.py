@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 

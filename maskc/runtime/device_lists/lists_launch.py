@@ -210,9 +210,7 @@ class ListsPlan(DeviceListedPlan):
         row_ptr, row_tiles, col_ptr, col_tiles, _, _, head_variant, mask_args, distances, _ = (
             KEPT.unpack_from(template, KEPT_AT)
         )
-        KEPT.pack_into(
-            template, KEPT_AT, *OF_PASS(places), head_variant, mask_args, distances, 0
-        )
+        KEPT.pack_into(template, KEPT_AT, *OF_PASS(places), head_variant, mask_args, distances, 0)
         struct.pack_into(f"{MAX_ARRAYS}Q", template, _ARRAY, *places[:MAX_ARRAYS])
         known = [
             row_ptr, col_ptr, row_tiles, col_tiles, mask_args, *_OF_SELECTIONS, *places, state_at,

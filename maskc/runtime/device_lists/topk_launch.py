@@ -28,6 +28,7 @@ _STATE, _JOINED, _LISTS = slice(1), slice(1, 1 + len(JOINED)), slice(1 + len(JOI
 _OWN = struct.Struct(f"{SELECTED.q_stride.offset // 8}Q")
 """The members of `struct Selected` that are pointers, its first."""
 
+
 class Ranked(NamedTuple):
     """A tensor that a call gives for selections to rank by."""
 

@@ -5,8 +5,8 @@
 struct Place {
     i32 side, list, tile;
 };
-// Blocks that read, that counted and that are done, and whether something given was wrong; then, of
-// each list, how many lines of p.work_side have tiles, documents, and whether ids descend somewhere.
+// Blocks that read, that counted and that are done, and whether something given was wrong; then,
+// of each list, how many lines of p.work_side have tiles, documents, and whether ids descend.
 enum { READ, COUNTED, LISTED, WRONG, OF_LISTS };
 enum { LIVE, RUNS, DESCENDS, OF_LIST = DESCENDS + 2 };  // by queries, by keys
 FN i32 *of_list(const struct Lists &p, i32 list) { return p.state + OF_LISTS + OF_LIST * list; }

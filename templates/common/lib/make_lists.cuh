@@ -1,8 +1,9 @@
 // Tile lists and the work list of a pass, made by one launch where the data are. Its blocks read
-// the data, then count the candidates of a line that stay, then write the lists and items. A line is a tile row or a tile column of one of the lists.
-// Needs: FN, THREADS, BLOCKS, ALL, block_sums.cuh, and a verdict policy:
-//   bool read_part(p, block): one of p.reading_blocks reads; whether something given is wrong;
-//   struct Line, line_of(p, at): a line, with the number of its candidates and where their bits are;
+// the data, then count the candidates of a line that stay, then write the lists and items. A line
+// is a tile row or a tile column of one of the lists.
+// Needs: block_sums.cuh, list_items.cuh, and a verdict policy. That has
+//   bool read_part(p, block): a block of p.reading_blocks reads; whether something given is wrong;
+//   struct Line line_of(p, at): a line: how many candidates, and where their bits are;
 //   i32 across_of(line, i): where a candidate lies on the other side;
 //   i32 verdict_of(p, line, i): a warp's candidates: 0 empty, 1 partial, 3 full; 0 behind the last;
 //   SEVERAL: whether a candidate may be several tiles, see segments.cuh.

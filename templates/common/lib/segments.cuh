@@ -1,8 +1,8 @@
 // Tiles of keys that begin with documents: where documents are packed every one has tiles of its
 // own, the first of which begins with it, so that its sums are the same wherever it lies. Elsewhere
 // tiles begin where tile columns do.
-// Needs: read_arrays.cuh, which includes it; OF_Q and OF_K, the readings of the ids, and STOPS, the
-// array of where documents end. Gives, where SEVERAL: note_segments, segments_of, hand_tiles,
+// Needs: entries.cuh, reading_at, OF_Q and OF_K, STOPS. The readings OF_Q and OF_K are of ids, and
+// array STOPS is where documents end. Gives, where SEVERAL: note_segments, segments_of, hand_tiles,
 // write_stops.
 
 #if SEVERAL
@@ -93,7 +93,8 @@ FN i32 note_segments(const struct Lists &p, const struct Stretch &at, const stru
         const i32 goes_on = begin % p.tile[1];  // the next tile of the document from before
         const bool own = goes_on < first_bit(bits, 0, at.end - at.first);
 #pragma unroll
-        for (int i = 0; i < 4; i++) bits.word[i] |= own && goes_on / 32 == i ? 1u << goes_on % 32 : 0;
+        for (int i = 0; i < 4; i++)
+            if (own && goes_on / 32 == i) bits.word[i] |= 1u << goes_on % 32;
         ((int4 *)p.starts)[at.batch * p.tile_count[1] + tile] = make_int4(
             (i32)bits.word[0], (i32)bits.word[1], (i32)bits.word[2], (i32)bits.word[3]);
         atomicAdd(list + RUNS, runs[0]);
@@ -144,9 +145,9 @@ FN void hand_tile(const struct Segments &keys, i32 first, i32 stop, bool full, i
     full &= (stop < 0 ? -stop : stop) - first >= keys.size && same(keys.own, bounds);
     if (meet(keys.own, bounds)) hand(2 * first + full);
 }
-// Hands on the words of the tiles that stay of candidate `i` of some `words`, ascending: of the tile
-// column all that begin there; and what reaches into it from one that is dead. Ids between the
-// least and the greatest may be missing: such a tile stays, and its pairs are tested.
+// Hands on the words of the tiles that stay of candidate `i` of some `words`, ascending: of the
+// tile column all that begin there; and what reaches into it from one that is dead. Ids between
+// the least and the greatest may be missing: such a tile stays, and its pairs are tested.
 template <class Hand>
 FN void hand_tiles(const struct Segments &keys, const i32 *words, i32 count, i32 i,
                    const Hand &hand) {
