@@ -165,7 +165,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("codes", "const i32 *", "[variants][tile rows][tile columns], see maskc/layout/topk/"),
     Field("planned", "const i32 *", "[items + merges][WORK_FIELDS] of candidates, or null"),
     Field("array", "i32 *", "what is given, or chosen, as the pass reads it", MAX_ARRAYS),
-    Field("bounds", "i32 *", "[blocks][4]: least and greatest of a tile, 0, their last end"),
+    Field("bounds", "i32 *", "[tiles][4]: least and greatest of a tile, 0, their last end"),
     Field("starts", "i32 *", "[batches][tile columns][4] bits: keys that begin a tile, or null"),
     Field("seen", "i32 *", "[lists][tile rows][2][words]: what some queries chose, and all",
           _EACH),
@@ -176,7 +176,8 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("work", "i32 *", "[items][WORK_FIELDS], or null"),
     Field("counter", "i32 *", "[counters], to be cleared"),
     Field("verdict", "i32 *", "whether anything given was wrong, or null"),
-    Field("state", "i32 *", "[STATE_WORDS + lists * STATE_OF_LIST], zero before and after"),
+    Field("state", "i32 *", "[STATE_WORDS + lists * STATE_OF_LIST], zero before the launch"),
+    Field("spent", "i32 *", "the state of the launch before, to be cleared, or null"),
     Field("report", "i32 *", "the verdict, set and never cleared, in memory of the host"),
     Field("fine", "i32 *", "likewise: gets the ticket where nothing was wrong, or null"),
     Field("result", "i32 *", "what is spoilt where something was", MOST_RESULTS),
@@ -198,6 +199,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("rows", "i32", "of a table, or 1", MAX_ARRAYS),
     Field("columns", "i32", "entries of a row", MAX_ARRAYS),
     Field("first_block", "i32", "of each reading; then how many there are", MAX_READINGS + 1),
+    Field("first_tile", "i32", "of each reading, among all bounds", MAX_READINGS),
     Field("bit_words", "i32", "of a list", 2),
     Field("room", "i32", "tiles for which a list has room", 2),
     Field("n", "i32", "queries, and keys", 2),
@@ -209,6 +211,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("wide", "i32", "whether constants have two words"),
     Field("most_runs", "i32", "documents of a list with which its tiles may begin"),
     Field("reading_blocks", "i32", "of the launch: they read the data"),
+    Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES"),
     Field("lines", "i32", "of the launch: tile rows, tile columns or both, of all lists"),
     Field("item_blocks", "i32", "of the launch: they write what is planned, if anything is"),
     Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
@@ -230,6 +233,8 @@ LISTS_FIELDS: tuple[Field, ...] = (
 """The arguments of the kernel that makes lists of tiles on the device, from data, documents or
 chosen blocks. Of two values the first belongs to queries and tile rows, the second to keys and tile
 columns."""
+READ_TILES = 16
+"""The most tiles that a block of that kernel reads the data of."""
 STATE_WORDS, STATE_OF_LIST = 4, 4
 """int32 words in which blocks of that kernel tell each other how far they are, and further ones for
 each list."""

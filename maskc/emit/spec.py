@@ -518,6 +518,7 @@ class DataListsSpec(ListsSpec):
 
     chunk: int
     """Elements that a block reads where no tile has them."""
+    read_tiles: int = abi.READ_TILES
     readings: tuple[Reading, ...]
     n_args: int
     n_lists: int

@@ -38,7 +38,7 @@ class Made:
     def __init__(self, plan: ListsPlan, lists) -> None:
         self.numbers = LISTS.from_buffer_copy(plan.numbers)
         self.places = dict(zip(PARTS, lists.places[8:], strict=False))
-        self.state = lists.places[-1]
+        self.spent = lists.states[0]
 
     def counts_and_words(self, side: int) -> list[list[list[int]]]:
         """For every list and line its words; lines lie one behind another."""
@@ -50,8 +50,8 @@ class Made:
         return [[entries[a:b].tolist() for a, b in pairwise(of_list)] for of_list in ptr]
 
     def at_rest(self) -> bool:
-        """Whether what blocks tell each other is as it was before the launch."""
-        return not words(self.state, STATE_WORDS + STATE_OF_LIST * self.numbers.lists).any()
+        """Whether what blocks tell each other is zero again for the next launch."""
+        return not words(self.spent, STATE_WORDS + STATE_OF_LIST * self.numbers.lists).any()
 
     def items(self) -> np.ndarray:
         numbers = self.numbers

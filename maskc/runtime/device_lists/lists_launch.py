@@ -59,7 +59,7 @@ OF_PASS = itemgetter(*map(PARTS.index, LISTED_POINTERS[:6]))
 """The parts that the pass reads as lists."""
 OF_MASK = (LISTS.cases.offset - LISTS.source.offset) // 8
 """Pointers before those that selections alone have: what is given, candidates, constants."""
-BEHIND_STATE = (LISTS.most.offset - LISTS.report.offset) // 8 + MAX_ARRAYS + 1
+BEHIND_STATE = (LISTS.most.offset - LISTS.spent.offset) // 8 + MAX_ARRAYS + 1
 """Members of OWN behind the state."""
 _OF_SELECTIONS = (0,) * 3
 """Tables that selections alone have."""
@@ -70,21 +70,29 @@ class Lists:
     A call has them alone, so that another thread never writes over what it is about to read."""
 
     __slots__ = (
-        "arguments", "fresh", "given", "lse", "owner", "places", "sent", "sound", "ticket", "usual",
+        "arguments", "fresh", "lse", "owner", "places", "sent", "sound", "states", "ticket", "usual",
         "watched",
     )  # fmt: skip
 
-    def __init__(self, usual: Sent, arguments: Arguments, places: list[int], owner: Any) -> None:
-        """`usual`: what the pass reads, `places`: of the parts, 0 for those that are not made."""
+    def __init__(
+        self, usual: Sent, arguments: Arguments, places: list[int], states: tuple[int, int],
+        owner: Any,
+    ) -> None:  # fmt: skip
+        """See the class.
+
+        Args:
+            usual: what the pass reads.
+            places: of the parts, 0 for those that are not made.
+            states: where the next launch finds zeros, and what it is to clear.
+        """
         self.usual = self.sent = usual
+        self.states = states
         self.lse = usual.lse
         self.arguments, self.places, self.owner = arguments, places, owner
         self.fresh = True
         """Whether they are still to be made."""
         self.watched: Watched | None = None
         """The arrays of the call that has them; None where nobody can tell whether they change."""
-        self.given: Any = None
-        """What `arguments` say of the arrays that they are made from."""
         self.ticket, self.sound = 0, False
         """By which the host hears of them, see `Reports`, and whether it has heard that nothing
         was wrong with what they were made from."""
@@ -112,7 +120,7 @@ class ListsPlan(DeviceListedPlan):
     entries: int
     """The entries of this memory, of four bytes."""
     state: int
-    """The entries of the state, which is zero between launches."""
+    """The entries of the state; two launches take turns, and one clears the other's."""
     before: tuple[Step, ...]
     """The launch that makes the lists."""
     after: tuple[Step, ...]
@@ -204,7 +212,7 @@ class ListsPlan(DeviceListedPlan):
 
     def _new(self, library: Library, q: Any, sent: Sent) -> Lists:
         owner, base = library.empty(q, singles(self.entries))
-        state, state_at = zeros(library, q, singles(self.state))
+        state, state_at = zeros(library, q, singles(2 * self.state))
         places = [base + offset if offset >= 0 else 0 for offset in self.room]
         template = bytearray(sent.template)
         row_ptr, row_tiles, col_ptr, col_tiles, _, _, head_variant, mask_args, distances, _ = (
@@ -213,10 +221,11 @@ class ListsPlan(DeviceListedPlan):
         KEPT.pack_into(template, KEPT_AT, *OF_PASS(places), head_variant, mask_args, distances, 0)
         struct.pack_into(f"{MAX_ARRAYS}Q", template, _ARRAY, *places[:MAX_ARRAYS])
         known = [
-            row_ptr, col_ptr, row_tiles, col_tiles, mask_args, *_OF_SELECTIONS, *places, state_at,
+            row_ptr, col_ptr, row_tiles, col_tiles, mask_args, *_OF_SELECTIONS, *places,
         ]  # fmt: skip
         usual = replace(sent, template=bytes(template), free={})
-        return Lists(usual, Arguments(self.numbers, OWN), known, (owner, state))
+        states = state_at, state_at + INT * self.state
+        return Lists(usual, Arguments(self.numbers, OWN), known, states, (owner, state))
 
     def enqueue(
         self, given: tuple[Pointers, Pointers], lists: Lists, pointers: Pointers,
@@ -246,17 +255,18 @@ class ListsPlan(DeviceListedPlan):
         fresh, doubtful = lists.fresh, self.after and not lists.sound
         if doubtful and not fresh and reports.fine(lists.ticket):
             lists.sound, doubtful = True, False
-        if doubtful or (fresh and lists.given is not given):
+        if doubtful or fresh:
             if fresh and doubtful and lists.usual.lasting:
                 lists.ticket = reports.ticket()
-            (sources, most), lists.given = given, given
+            sources, most = given
             results = [pointers[place] for place in self.results]
             lists.arguments.fill((
-                *sources, *lists.places, *reports.addresses(lists.ticket),
+                *sources, *lists.places, *lists.states, *reports.addresses(lists.ticket),
                 *results, *(0,) * (MOST_RESULTS - len(results)), *most, lists.ticket,
             ))  # fmt: skip
         if fresh:
             launch(self.before, stream, lists.arguments)
+            lists.states = lists.states[::-1]
         self.own.run(lists.sent, pointers, numbers, stream)
         if doubtful:
             launch(self.after, stream, lists.arguments)

@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from maskc.core.abi import STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
+from maskc.core.abi import READ_TILES, STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
 from maskc.core.bundle import Grid, Launch, SourceUnit
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
@@ -24,6 +24,9 @@ from maskc.layout.tiles.data_tiles import CHUNK, Reading
 from maskc.runtime.device_lists.call import pack_parts, words_of_results
 from maskc.runtime.device_lists.data_given import Given
 from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
+
+_READING_BLOCKS = 512
+"""Blocks that read data, about, from which on they read several tiles each."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -149,14 +152,30 @@ class Making:
         owners = heads * (1 if self.backward else sizes.heads_q // sizes.heads_kv)
         return min(owners, self.owners), max(1, owners // self.owners)
 
+    @cached_property
+    def first_tiles(self) -> tuple[int, ...]:
+        """The first tile of each reading among all whose bounds are found; then their number."""
+        tiles = (
+            self.given.sources[slot].shape[0] * self.tiles[side] if side >= 0 else 0
+            for slot, side, _ in self.readings
+        )  # fmt: skip
+        return tuple(accumulate(tiles, initial=0))
+
+    @property
+    def reading_tiles(self) -> int:
+        """Tiles that a block reads the data of: one, but where these are very many."""
+        if self.unit.by_documents:
+            return 1
+        return max(1, min(READ_TILES, self.first_tiles[-1] // _READING_BLOCKS))
+
     @property
     def first_blocks(self) -> tuple[int, ...]:
         """The first block of each reading among those that read data; then their number."""
         blocks = []
         for slot, side, _ in self.readings:
-            batches, heads, rows, columns = self.given.sources[slot].shape
-            entries = batches * heads * rows * columns
-            blocks.append(batches * self.tiles[side] if side >= 0 else -(-entries // CHUNK))
+            batches, *_ = shape = self.given.sources[slot].shape
+            shares = batches * -(-self.tiles[side] // self.reading_tiles)
+            blocks.append(shares if side >= 0 else -(-prod(shape) // CHUNK))
         return tuple(accumulate(blocks, initial=0))
 
     @property
@@ -178,7 +197,7 @@ class Making:
         """(bytes to each part of the lists' memory, -1 for those that are not made; int32 entries
         in all)."""
         lists, (_, columns) = self.lists, self.tiles
-        counts = {"counter": self.counters, "bounds": 4 * self.first_blocks[-1]}
+        counts = {"counter": self.counters, "bounds": 4 * self.first_tiles[-1]}
         for name, source in zip(ARRAYS, self.given.sources, strict=False):
             counts[name] = prod(source.shape)
         if self.unit.by_documents:
@@ -219,7 +238,9 @@ class Making:
         self.fill_pass(block)
         first = self.first_blocks
         block.first_block[: len(first)] = first
-        block.reading_blocks, block.lines = first[-1], self.lines
+        block.first_tile[: len(first) - 1] = self.first_tiles[:-1]
+        block.reading_blocks, block.reading_tiles = first[-1], self.reading_tiles
+        block.lines = self.lines
         block.bit_words[:], block.room[:] = self.bit_words, (self.capacity, self.capacity)
         block.lists, block.heads = self.lists, self.extents[1]
         block.first_side, block.work_side = self.sides[0], self.backward

@@ -55,5 +55,5 @@ FN i32 document_of(const struct Lists &p, const struct Stretch &at, const struct
 // The least and the greatest entry that a tile reads.
 FN int4 bounds_at(const struct Lists &p, const struct Reading &own, i32 batch, i32 tile) {
     const i32 place = (p.batches[own.slot] > 1 ? batch : 0) * p.tile_count[own.side] + tile;
-    return ((const int4 *)p.bounds)[p.first_block[own.number] + place];
+    return ((const int4 *)p.bounds)[p.first_tile[own.number] + place];
 }

@@ -31,7 +31,8 @@ FN void add_before(const struct Lists &p, const struct Place &at, i32 (&sum)[SUM
 FN void add_ranks(const struct Lists &p, const struct Place &at, i32 count, i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], group = at.list / p.group_lists * p.group_lists;
     const i32 behind = min_i32(group + p.group_lists, p.lists);
-    for (i32 list = threadIdx.x; list < p.lists; list += THREADS) {
+    const bool several = p.lists > p.group_lists;  // else all lines are in the group
+    for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
         const i32 live = of_list(p, list)[LIVE];
         sum[LIVE_ALL] += live;
         sum[LIVE_LISTS] += list < at.list ? live : 0;
@@ -47,6 +48,7 @@ FN void add_ranks(const struct Lists &p, const struct Place &at, i32 count, i32 
         const i32 x = counts[i];
         const bool nearer = tile < at.tile || (tile == at.tile && list < at.list);
         sum[LONGER] += x > count || (x == count && nearer);
+        if (!several) sum[LIVE_ALL] += x > 0, sum[LIVE_LISTS] += x && list < at.list;
         list += lists_on, tile += tiles_on;
         if (tile >= tiles) tile -= tiles, list++;
     }
@@ -59,10 +61,11 @@ FN void add_ranks(const struct Lists &p, const struct Place &at, i32 count, i32 
 FN void write_ranked(const struct Lists &p, const struct Place &at, const struct Listing &own,
                      const i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], batch = at.list / p.heads, head = at.list % p.heads;
+    const i32 in_group = p.lists > p.group_lists ? sum[IN_GROUP] : sum[LIVE_ALL];
     for (i32 owner = threadIdx.x; owner < p.owners; owner += THREADS) {
         const i32 begin = owner / p.group_owners * p.group_owners;
         const i32 width = min_i32(p.owners - begin, p.group_owners);
-        const i32 live = p.owners * sum[LIVE_GROUPS] + begin * sum[IN_GROUP] +
+        const i32 live = p.owners * sum[LIVE_GROUPS] + begin * in_group +
                          sum[LONGER] * width + owner - begin;
         const i32 dead = sum[LIVE_ALL] + at.list * tiles - sum[LIVE_LISTS] + sum[DEAD_BEFORE];
         const i32 index = own.count ? live : p.owners * dead + owner;
@@ -89,6 +92,7 @@ FN void write_planned(const struct Lists &p, i32 block) {
     const int4 *const planned = (const int4 *)p.planned;
     int4 *const work = (int4 *)p.work;
     i32 live[2] = {0};  // before the share, and in all
+#pragma unroll 4
     for (i32 i = threadIdx.x; i < p.items; i += THREADS) {
         const i32 some = p.counts[side][planned[2 * i].z] > 0;
         live[0] += i < start && some, live[1] += some;

@@ -24,30 +24,22 @@ FN struct Place line_place(const struct Lists &p, i32 line) {
 // index (CUB's scans rely on it as well), so those run, or have run, whatever else it is busy with.
 FN void finish(const struct Lists &p, i32 stage) {
     __syncthreads();
-    if (threadIdx.x != 0) return;
-    __threadfence();
-    atomicAdd(p.state + stage, 1);
+    if (threadIdx.x == 0)
+        asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(p.state + stage) : "memory");
 }
 FN void wait_for(const struct Lists &p, i32 stage, i32 blocks) {
     if (threadIdx.x == 0) {
-        while (*(volatile i32 *)(p.state + stage) < blocks) __nanosleep(32);
-        __threadfence();
+        i32 done;
+        do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];"
+                        : "=r"(done) : "l"(p.state + stage) : "memory");
+        while (done < blocks);
     }
     __syncthreads();
 }
-// The last block of all clears the state for the next launch, and the counters of the pass.
-FN void finish_last(const struct Lists &p) {
-    __shared__ i32 last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(p.state + LISTED, 1) == p.lines + p.item_blocks - 1;
-    }
-    __syncthreads();
-    if (!last) return;
-    if (threadIdx.x == 0 && p.verdict) tell_verdict(p, p.state[WRONG]);
-    __syncthreads();
-    for (i32 i = threadIdx.x; i < OF_LISTS + OF_LIST * p.lists; i += THREADS) p.state[i] = 0;
+// What the launch before left, and the counters of the pass, are cleared for the next ones.
+FN void clear_words(const struct Lists &p) {
+    for (i32 i = threadIdx.x; p.spent && i < OF_LISTS + OF_LIST * p.lists; i += THREADS)
+        p.spent[i] = 0;
     for (i32 i = threadIdx.x; i < p.counters; i += THREADS) p.counter[i] = 0;
 }
 
@@ -116,6 +108,8 @@ FN void write_tiles(const struct Lists &p, const struct Line &line, i32 *to, i32
 FN void count_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);
     wait_for(p, READ, p.reading_blocks);
+    if ((i32)blockIdx.x == p.reading_blocks && threadIdx.x == 0 && p.verdict)
+        tell_verdict(p, p.state[WRONG]);
 #if SEVERAL
     const i32 count = p.starts ? count_tiles(p, line) : mark_tiles(p, line);
     if (p.starts) write_stops(p, at);
@@ -124,7 +118,8 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
 #endif
     if (threadIdx.x == 0) {
         p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count;
-        if (count && at.side == p.work_side) atomicAdd(of_list(p, at.list) + LIVE, 1);
+        if (count && at.side == p.work_side && p.lists > p.group_lists)
+            atomicAdd(of_list(p, at.list) + LIVE, 1);
     }
     finish(p, COUNTED);
 }
@@ -152,18 +147,19 @@ FN void list_line(const struct Lists &p, const struct Place &at) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 make_lists(const __grid_constant__ struct Lists p) {
-    const i32 number = blockIdx.x - p.reading_blocks;
+    const i32 number = (i32)blockIdx.x - p.reading_blocks;
     if (number < 0) {
         if (read_part(p, blockIdx.x) && threadIdx.x == 0) atomicOr(p.state + WRONG, 1);
         finish(p, READ);
         return;
     }
     if (number < p.lines) return count_line(p, line_place(p, number));
-    if (number < 2 * p.lines)
+    if (blockIdx.x == gridDim.x - 1) clear_words(p);
+    if (number < 2 * p.lines) {
         list_line(p, line_place(p, number - p.lines));
-    else {
+        if (p.item_blocks) finish(p, LISTED);
+    } else {
         wait_for(p, LISTED, p.lines);
         write_planned(p, number - 2 * p.lines);
     }
-    finish_last(p);
 }

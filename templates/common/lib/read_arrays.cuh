@@ -1,5 +1,5 @@
 // The data of a mask as its kernels read them, of 32 bits, and their bounds by tile.
-// Needs: entries.cuh, segments.cuh, READINGS, reading_at, CHUNK. Gives: read_part.
+// Needs: entries.cuh, segments.cuh, READINGS, READ_TILES, reading_at, CHUNK. Gives: read_part.
 
 // Whether a block's share of the cumulative lengths is out of order, or ends behind the tokens, or
 // has a document that is longer than promised.
@@ -24,32 +24,48 @@ FN i32 value_of(const struct Lists &p, i32 slot, i64 found, bool &wrong) {
     return (i32)found;
 }
 
-// A tile's entries of an array.
+// Some consecutive tiles' entries of an array.
 FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block) {
-    const i32 slot = own.slot, tiles = p.tile_count[own.side], batch = block / tiles;
-    const i32 tile = block - batch * tiles, first = tile * p.tile[own.side];
-    const i32 end = min_i32(first + p.tile[own.side], p.n[own.side]);
-    const i32 stop = tile + 1 < tiles ? end : p.columns[slot];  // what no tile reads is kept too
+    __shared__ i32 least[READ_TILES];
+    __shared__ i32 greatest[READ_TILES];
+    const i32 slot = own.slot, tiles = p.tile_count[own.side], size = p.tile[own.side];
+    const i32 shares = (tiles + p.reading_tiles - 1) / p.reading_tiles, batch = block / shares;
+    const i32 share = block - batch * shares, tile = share * p.reading_tiles;
+    const i32 count = min_i32(p.reading_tiles, tiles - tile), first = tile * size;
+    const i32 end = min_i32(first + count * size, p.n[own.side]);
+    const i32 stop = tile + count < tiles ? end : p.columns[slot];  // what no tile reads is kept too
     const struct Stretch at = {slot, own.side, batch, first, stop};
     i32 *const to = p.array[slot] + batch * p.array_batch[slot];
     const bool cumulative = p.rule[slot] == CUMULATIVE;
-    i32 least = 0x7fffffff, greatest = -least - 1;
-    bool wrong = cumulative && wrong_ends(p, slot, batch, tile, tiles);
+    if ((i32)threadIdx.x < count)
+        least[threadIdx.x] = 0x7fffffff, greatest[threadIdx.x] = -0x7fffffff - 1;
+    bool wrong = cumulative && wrong_ends(p, slot, batch, share, shares);
     struct Ends ends = {};
     if (cumulative) ends = ends_of(p, at);
-    for (i32 token = first + threadIdx.x; token < stop; token += THREADS) {
-        const i32 kept = cumulative ? document_of(p, at, ends, token)
-                                    : value_of(p, slot, entry(p, slot, batch, token), wrong);
-        if (own.writes) to[token] = kept;
-        if (token < end) least = min_i32(least, kept), greatest = max_i32(greatest, kept);
+    __syncthreads();
+    i32 kept = 0;
+    for (i32 turn = first; turn < stop; turn += THREADS) {
+        const i32 token = turn + threadIdx.x, place = (token - first) / size;
+        i32 low = 0x7fffffff, high = -low - 1;
+        if (token < stop) {
+            kept = cumulative ? document_of(p, at, ends, token)
+                              : value_of(p, slot, entry(p, slot, batch, token), wrong);
+            if (own.writes) to[token] = kept;
+            if (token < end) low = high = kept;
+        }
+        const bool whole = size % 32 == 0;  // a warp's tokens are of one tile
+        if (whole) low = ~warp_max(~low), high = warp_max(high);
+        if (token < end && (!whole || threadIdx.x % 32 == 0))
+            atomicMin(least + place, low), atomicMax(greatest + place, high);
     }
-    least = ~block_max(~least), greatest = block_max(greatest);
+    __syncthreads();
     i32 last = 0;
 #if SEVERAL
-    if (p.starts) last = note_segments(p, at, ends, tile);
+    if (p.starts) last = note_segments(p, at, kept, ends, tile);
 #endif
-    const i32 place = p.first_block[own.number] + block;
-    if (threadIdx.x == 0) ((int4 *)p.bounds)[place] = make_int4(least, greatest, 0, last);
+    if ((i32)threadIdx.x < count)
+        ((int4 *)p.bounds)[p.first_tile[own.number] + batch * tiles + tile + threadIdx.x] =
+            make_int4(least[threadIdx.x], greatest[threadIdx.x], 0, last);
     return wrong;
 }
 // A chunk of an array that no tile has as its tokens.

@@ -48,10 +48,10 @@ FN i32 block_first(i32 low, i32 high, const Holds &holds) {
     return low;
 }
 
-// Of a tile of ids: bits of the keys that tiles begin with if documents are packed, how many begin
+// Of a tile of ids, which a thread has `kept` one of: bits of the keys that tiles begin with if documents are packed, how many begin
 // in it, whether ids descend. Gives where the document of its last key ends.
-FN i32 note_segments(const struct Lists &p, const struct Stretch &at, const struct Ends &ends,
-                     i32 tile) {
+FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
+                     const struct Ends &ends, i32 tile) {
     const i32 slot = at.slot, n = p.n[at.side], token = at.first + threadIdx.x;
     const bool cumulative = p.rule[slot] == CUMULATIVE;
     bool descends = false;
@@ -65,8 +65,8 @@ FN i32 note_segments(const struct Lists &p, const struct Stretch &at, const stru
     bool begins = token == 0;
     i32 begin, end;  // of the documents of the first and of the last key
     if (cumulative) {
-        begins |= token < at.end && token && document_of(p, at, ends, token) !=
-                                                 document_of(p, at, ends, token - 1);
+        const i32 own = min_i32(kept, p.ends[slot] - 1);
+        begins |= token < at.end && entry(p, slot, at.batch, own) == token;
         begin = ends.first ? (i32)entry(p, slot, at.batch, ends.first - 1) : 0;
         end = ends.last < p.ends[slot] ? (i32)entry(p, slot, at.batch, ends.last) : n;
     } else {
@@ -94,7 +94,7 @@ FN i32 note_segments(const struct Lists &p, const struct Stretch &at, const stru
         const bool own = goes_on < first_bit(bits, 0, at.end - at.first);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (own && goes_on / 32 == i) bits.word[i] |= 1u << goes_on % 32;
+            bits.word[i] |= (u32)(own && goes_on / 32 == i) << goes_on % 32;
         ((int4 *)p.starts)[at.batch * p.tile_count[1] + tile] = make_int4(
             (i32)bits.word[0], (i32)bits.word[1], (i32)bits.word[2], (i32)bits.word[3]);
         atomicAdd(list + RUNS, runs[0]);
@@ -130,7 +130,7 @@ FN struct Segments segments_of(const struct Lists &p, i32 list, i32 row) {
     const bool packed = !of_list(p, batch_q)[DESCENDS] && !of_k[DESCENDS + 1] &&
                         of_k[RUNS] <= p.most_runs;
     return {p.starts + 4 * place, p.array[slot] + batch * p.array_batch[slot],
-            (const int4 *)p.bounds + p.first_block[OF_K] + place,
+            (const int4 *)p.bounds + p.first_tile[OF_K] + place,
             bounds_at(p, reading_at(OF_Q), list, row), p.n[1], p.tile[1], packed};
 }
 
