@@ -45,7 +45,7 @@ plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 Ki
 plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
          multiprocessor, 106.5 KiB of shared memory: taken by a call when the tiles of its lengths
          are predicted to take fewer cycles; where data decide, the tiles of typical data
-choice   documents of at most 640 tokens, as max_seqlen says: tiles of 64 x 64; other documents:
+choice   documents of at most 448 tokens, as max_seqlen says: tiles of 64 x 64; other documents:
          tiles of 128 x 128
 """
 """What `explain()` returns."""
