@@ -526,30 +526,31 @@ FN i32 *seen_by(const struct Lists &p, i32 list, i32 row) {
     return p.seen[S::INDEX] + 2 * place * p.array_row[S::INDEX];
 }
 
+// Reads what the queries of some tile rows of a list chose.
 template <class S>
-FN void join_bits(const struct Lists &p, const struct Place &at) {
+FN void join_bits(const struct Lists &p, i32 list, i32 tile, i32 tiles) {
     constexpr i32 INDEX = S::INDEX;
-    const i32 words = (i32)p.array_row[INDEX], head = p.cases[2 * (at.list % p.heads) + 1];
-    const i32 first = at.tile * p.tile[0] / S::Q_BLOCK;
-    const i32 last = (min_i32((at.tile + 1) * p.tile[0], p.n[0]) - 1) / S::Q_BLOCK;
-    const i64 list = at.list / p.heads * p.array_batch[INDEX] + head * p.array_head[INDEX];
-    i32 *const to = seen_by<S>(p, at.list, at.tile);
-    for (i32 word = threadIdx.x; word < words; word += THREADS) {
+    const i32 words = (i32)p.array_row[INDEX], head = p.cases[2 * (list % p.heads) + 1];
+    const i64 from = list / p.heads * p.array_batch[INDEX] + head * p.array_head[INDEX];
+    for (i32 i = threadIdx.x; i < tiles * words; i += THREADS) {
+        const i32 own = i / words, word = i - own * words, row = tile + own;
+        const i32 first = row * p.tile[0] / S::Q_BLOCK;
+        const i32 last = (min_i32((row + 1) * p.tile[0], p.n[0]) - 1) / S::Q_BLOCK;
         i32 some = 0, all = -1;
 #pragma unroll 8
-        for (i32 row = first; row <= last; row++) {
-            const i32 bits = p.array[INDEX][list + (i64)row * words + word];
+        for (i32 block = first; block <= last; block++) {
+            const i32 bits = p.array[INDEX][from + (i64)block * words + word];
             some |= bits, all &= bits;
         }
+        i32 *const to = seen_by<S>(p, list, row);
         to[word] = some, to[words + word] = all;
     }
 }
-
-// A block reads what the queries of a tile row chose.
 FN bool read_part(const struct Lists &p, i32 block) {
-    const i32 list = block / p.tile_count[0];
-    const struct Place at = {0, list, block - list * p.tile_count[0]};
-    join_bits<Selection0>(p, at);
+    const i32 shares = (p.tile_count[0] + p.reading_tiles - 1) / p.reading_tiles;
+    const i32 list = block / shares, tile = (block - list * shares) * p.reading_tiles;
+    const i32 tiles = min_i32(p.reading_tiles, p.tile_count[0] - tile);
+    join_bits<Selection0>(p, list, tile, tiles);
     return false;
 }
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from maskc.core.abi import STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
+from maskc.core.abi import READ_TILES, STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
 from maskc.core.bundle import Grid, Launch, SourceUnit
 from maskc.core.dtypes import E4M3
 from maskc.core.selection import Score, Selection
@@ -185,6 +185,15 @@ class Choosing:
         return 0 if self.ordered else -(-(self.items + self.merges) // ITEMS)
 
     @property
+    def reading_tiles(self) -> int:
+        """Tile rows that a block reads the choice of: a thread has a word of one."""
+        return max(1, min(READ_TILES, THREADS // max(vote.words for vote in self.votes)))
+
+    @property
+    def reading_blocks(self) -> int:
+        return self.lists * -(-self.tiles[0] // self.reading_tiles)
+
+    @property
     def lines(self) -> int:
         """Tile rows, tile columns or both of all lists."""
         return self.lists * sum(self.tiles[side] for side in self.sides)
@@ -215,7 +224,8 @@ class Choosing:
             "array_batch": batch, "array_head": head, "array_row": row,
             "n": (sizes.n_q, sizes.n_kv), "tile": (self.unit.tile.q, self.unit.tile.k),
             "tile_count": self.tiles, "lists": self.lists, "heads": self.cases,
-            "room": (self.room, self.room), "reading_blocks": self.lists * self.tiles[0],
+            "room": (self.room, self.room), "reading_blocks": self.reading_blocks,
+            "reading_tiles": self.reading_tiles,
             "lines": self.lines, "item_blocks": self.item_blocks, "items": self.items,
             "merges": self.merges, "first_side": self.sides[0], "work_side": self.backward,
             "counters": 2,
@@ -236,7 +246,7 @@ class Choosing:
                 return -(-sum(sum(vote.joined) for vote in self.votes) // _WARPS)
             case Grid.queries:
                 return sum(vote.blocks for vote in self.votes)
-        return self.lists * self.tiles[0] + 2 * self.lines + self.item_blocks
+        return self.reading_blocks + 2 * self.lines + self.item_blocks
 
     def steps(self, made: tuple[Step, ...]) -> tuple[Step, ...]:
         """The launches with no more shared memory than these lengths need."""

@@ -112,7 +112,6 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
         tell_verdict(p, p.state[WRONG]);
 #if SEVERAL
     const i32 count = p.starts ? count_tiles(p, line) : mark_tiles(p, line);
-    if (p.starts) write_stops(p, at);
 #else
     const i32 count = mark_tiles(p, line);
 #endif
@@ -122,6 +121,9 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
             atomicAdd(of_list(p, at.list) + LIVE, 1);
     }
     finish(p, COUNTED);
+#if SEVERAL
+    if (p.starts) write_stops(p, at);  // which the pass alone reads
+#endif
 }
 FN void list_line(const struct Lists &p, const struct Place &at) {
     const struct Line line = line_of(p, at);

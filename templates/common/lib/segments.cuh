@@ -153,18 +153,18 @@ FN void hand_tiles(const struct Segments &keys, const i32 *words, i32 count, i32
                    const Hand &hand) {
     const i32 word = words[i], column = word >> 1;
     const i32 before = i ? words[i - 1] >> 1 : -1, after = i + 1 < count ? words[i + 1] : 0;
+    const struct Bits starts = keys.starts_at(column);  // its load and that of bounds overlap
     const int4 bounds = keys.bounds[column];
     if (!meet(keys.own, bounds)) return;
     const i32 size = keys.size, first = column * size;
     if (column > 0 && before < column - 1) {
-        const struct Bits starts = keys.starts_at(column - 1);
-        const i32 own = last_bit(starts, -size), start = first - size + own;
-        const i32 stop = own < 0 ? 0 : keys.stop_of(starts, column - 1, own);
+        const struct Bits earlier = keys.starts_at(column - 1);
+        const i32 own = last_bit(earlier, -size), start = first - size + own;
+        const i32 stop = own < 0 ? 0 : keys.stop_of(earlier, column - 1, own);
         if (own >= 0 && min_i32(start + size, stop) > first)
             hand_tile(keys, start, stop, false, bounds, hand);
     }
     const bool next = after == 2 * (column + 1) + 1;
-    const struct Bits starts = keys.starts_at(column);
     for (i32 at = first_bit(starts, 0, size); at < size; at = first_bit(starts, at + 1, size)) {
         const bool full = word & 1 && (at == 0 || next);
         hand_tile(keys, first + at, keys.stop_of(starts, column, at), full, bounds, hand);
