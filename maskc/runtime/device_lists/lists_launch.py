@@ -70,8 +70,8 @@ class Lists:
     A call has them alone, so that another thread never writes over what it is about to read."""
 
     __slots__ = (
-        "arguments", "fresh", "lse", "owner", "places", "sent", "sound", "states", "ticket", "usual",
-        "watched",
+        "arguments", "fresh", "lse", "owner", "places", "sent", "sound", "states", "ticket",
+        "usual", "watched",
     )  # fmt: skip
 
     def __init__(
