@@ -33,7 +33,7 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
     const i32 share = block - batch * shares, tile = share * p.reading_tiles;
     const i32 count = min_i32(p.reading_tiles, tiles - tile), first = tile * size;
     const i32 end = min_i32(first + count * size, p.n[own.side]);
-    const i32 stop = tile + count < tiles ? end : p.columns[slot];  // what no tile reads is kept too
+    const i32 stop = tile + count < tiles ? end : p.columns[slot];  // the rest is kept too
     const struct Stretch at = {slot, own.side, batch, first, stop};
     i32 *const to = p.array[slot] + batch * p.array_batch[slot];
     const bool cumulative = p.rule[slot] == CUMULATIVE;
