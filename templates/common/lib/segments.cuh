@@ -48,8 +48,9 @@ FN i32 block_first(i32 low, i32 high, const Holds &holds) {
     return low;
 }
 
-// Of a tile of ids, which a thread has `kept` one of: bits of the keys that tiles begin with if documents are packed, how many begin
-// in it, whether ids descend. Gives where the document of its last key ends.
+// Of a tile of ids, which a thread has `kept` one of: bits of the keys that tiles begin with if
+// documents are packed, how many begin in it, whether ids descend. Gives where the document of its
+// last key ends.
 FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
                      const struct Ends &ends, i32 tile) {
     const i32 slot = at.slot, n = p.n[at.side], token = at.first + threadIdx.x;
