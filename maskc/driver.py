@@ -314,13 +314,16 @@ def plan_module(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
     return plan_kernel(mask, problem, target)
 
 
-def generate(mask: Mask, name: str, plans: Sequence[KernelPlan], title: str) -> dict[str, str]:
+def generate(
+    mask: Mask, name: str, plans: Sequence[KernelPlan], title: str, standalone: bool = False
+) -> dict[str, str]:
     """The generated module of a mask, its plan and its sources: file name -> text.
 
     Args:
         name: the module's name.
         plans: one per target, as `plan_module` gives them.
         title: the first line of the module's docstring.
+        standalone: sources have the text of all static files that they include.
     """
     from maskc.emit.emitter import of_all_targets
     from maskc.emit.held import filled
@@ -333,7 +336,7 @@ def generate(mask: Mask, name: str, plans: Sequence[KernelPlan], title: str) -> 
     if held is not None:
         _check_below_0(held)
         bundle = filled(bundle, held)
-    return module_files(bundle, str(mask), title)
+    return module_files(bundle, str(mask), title, standalone)
 
 
 def _for_module(mask: Mask, plans: Sequence[KernelPlan], name: str) -> list[Bundle]:

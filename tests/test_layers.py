@@ -44,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "flex": {"dsl", "api", "integrations"},
     "sdpa": {"dsl", "scores", "api"},
     "transformers": {"dsl", "runtime", "api"},
+    "jax": {"dsl", "conventions", "build", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
     "tuning": {"dispatch", "runtime", "verify"},
     "viz": {
@@ -78,6 +79,7 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
         False,
     ),
     "transformers": ({"transformers", "distributed", "lab"}, False),
+    "jax": ({"jax"}, True),
     "scipy": ({"lab"}, False),
     "sklearn": ({"lab"}, False),
     "click": ({"cli"}, True),
@@ -97,6 +99,8 @@ def room(path: Path) -> str:
     parts = path.relative_to(PACKAGE).parts
     if parts[:2] == ("integrations", "transformers"):
         return "transformers"  # it uses the public functions, which use integrations/torch
+    if parts[:2] == ("integrations", "jax"):
+        return "jax"  # likewise, and only those who use JAX import it
     return parts[0].removesuffix(".py") if len(parts) == 1 else parts[0]
 
 
@@ -143,6 +147,8 @@ def test_arrows_point_one_way():
             there = name.split(".")[1]
             if name.startswith("maskc.integrations.transformers"):
                 there = "transformers"
+            if name.startswith("maskc.integrations.jax"):
+                there = "jax"
             if there not in ALLOWED and there != "core":
                 continue
             if path.name == "mask.py" and here == "dsl" and there in (
@@ -278,6 +284,7 @@ def test_the_package_says_that_it_is_typed():
             "maskc",
             [
                 "torch",
+                "jax",
                 "cupy",
                 "jinja2",
                 "matplotlib",

@@ -27,20 +27,29 @@ def build_failed(toolchain: str, unit: SourceUnit, log: str) -> BuildFailed:
         unit: the source, with the origins of its lines.
         log: everything the compiler printed.
     """
-    lines = unit.text.splitlines()
+    lines = unit.source.splitlines()
     quoted, place = [], None
     for found in list(_ERROR.finditer(log))[:_SHOWN]:
         number = int(found["c"] or found["cuda"])
         text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
         quoted.append(f"line {number}: {found['text'].strip()}\n        {text}".rstrip())
-        place = place or origin(unit, number)
+        place = place or origin(unit, lines, number)
     if not quoted:
         general = _ANY.search(log) or re.search(r"^.*\S.*$", log, re.MULTILINE)
         quoted.append(general[0].strip() if general else "it said nothing")
     return BuildFailed(toolchain, "\n    ".join(quoted), at=place)
 
 
-def origin(unit: SourceUnit, line: int) -> SourceLoc | None:
-    """The user's position behind a line of the source: its own, or the nearest above it."""
-    above = [(number, at) for number, at, _ in unit.origins if number <= line]
-    return max(above, key=lambda pair: pair[0])[1] if above else None
+def origin(unit: SourceUnit, lines: list[str], line: int) -> SourceLoc | None:
+    """The user's position behind a line of the source: its own, or the nearest above it.
+
+    Args:
+        lines: the source's. Those of the config header are among them, in their order.
+    """
+    header, place, above = unit.text.splitlines(), 0, None
+    for number, at, _ in sorted(unit.origins, key=lambda each: each[0]):
+        place = lines.index(header[number - 1], place) + 1
+        if place > line:
+            break
+        above = at
+    return above

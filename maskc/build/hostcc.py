@@ -278,9 +278,32 @@ def build_c(unit: SourceUnit, features: Features, entries: tuple[str, ...]) -> B
         NoCompiler: see host_compiler; or the compiler does not finish.
         BuildFailed: the compiler refuses the source.
     """
-    compiler = host_compiler()
     macros = tuple(f"-D{feature.macro}=1" for feature in Feature if feature in features)
-    flags = compiler.flags + macros
+    return _built(unit, macros, (), entries)
+
+
+def build_beside_headers(unit: SourceUnit, headers: Path, entries: tuple[str, ...]) -> Binary:
+    """A shared object that includes headers of another library, from the cache, or compiled now.
+
+    Args:
+        unit: the source.
+        headers: the folder that its includes start from; the text of all headers is in the key.
+
+    Raises:
+        As `build_c`.
+    """
+    text = sha256()
+    for path in sorted(headers.rglob("*.h")):
+        text.update(str(path.relative_to(headers)).encode() + path.read_bytes())
+    return _built(unit, (f"-I{headers}",), (text.hexdigest(),), entries)
+
+
+def _built(
+    unit: SourceUnit, macros: tuple[str, ...], beside: tuple[str, ...], entries: tuple[str, ...]
+) -> Binary:
+    """A shared object; `beside` stands in the key for arguments that name a place."""
+    compiler = host_compiler()
+    flags = compiler.flags + (beside or macros)
     key = content_key("c", _SCHEMA, unit.digest, flags, compiler.version)
     cache = open_cache()
     stored = cache.get(key)
@@ -288,7 +311,7 @@ def build_c(unit: SourceUnit, features: Features, entries: tuple[str, ...]) -> B
         return Binary(unit.target, stored, entries, key, BuildReport(compiler.version, flags, ""))
     with tempfile.TemporaryDirectory(prefix="maskc-") as name:
         try:
-            done = _compile(compiler, unit.text, macros, Path(name), _SECONDS)
+            done = _compile(compiler, unit.source, macros, Path(name), _SECONDS)
         except _NoAnswer as silence:
             _silent[compiler.command] = f"{' '.join(compiler.command)} ({silence})"
             raise NoCompiler(_silent[compiler.command]) from None

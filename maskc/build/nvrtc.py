@@ -48,7 +48,7 @@ def build_cuda(
     arch = _supported(nvrtc, arch or unit.target)
     named = (*(feature.macro for feature in Feature if feature in features), *macros)
     flags = (f"--gpu-architecture={arch}", *FLAGS, *(f"-D{name}=1" for name in named))
-    headers = _headers() if _INCLUDE.search(unit.text) else None
+    headers = _headers() if _INCLUDE.search(unit.source) else None
     release = _cudart_version(headers) if headers else ""
     key = content_key("cuda", _SCHEMA, unit.digest, flags, version, release)
     cache = open_cache()
@@ -86,7 +86,7 @@ def _compile(
     options: tuple[str, ...],
 ) -> tuple[str, bytes]:
     """(log, machine code)."""
-    program = nvrtc.createProgram(unit.text, _NAME, [], [])
+    program = nvrtc.createProgram(unit.source, _NAME, [], [])
     try:
         try:
             nvrtc.compileProgram(program, options)

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     help="Write a line for each pattern and target: digests of what they compile to.",
 )
 @click.option(
-    "--includes",
+    "--standalone",
     is_flag=True,
-    help="With -o: name the package's own headers in sources instead of copying them.",
+    help="With -o or --emit=source: put the package's own headers into sources.",
 )
 @click.option(
     "--check",
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 @json_option
 def compile_command(
     found: list[Entry], output: str | None, asked: Asked, n: int, n_kv: int, emit: str | None,
-    manifest: Path | None, includes: bool, check: bool, arrays: Arrays, as_json: bool,
+    manifest: Path | None, standalone: bool, check: bool, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Compile the patterns of FILE, or of every *.py in a folder.
 
@@ -82,10 +82,10 @@ def compile_command(
             raise UsageMistake("-o and --manifest were both given", "choose one", at="--manifest")
         _manifest([entry.for_module() for entry in found], manifest, asked, check, as_json)
     elif check or output is not None:
-        _modules([entry.for_module() for entry in found], output, asked, includes, check, as_json)
+        _modules([entry.for_module() for entry in found], output, asked, standalone, check, as_json)
     elif emit is not None:
         texts = {
-            entry.name: stage_text(entry, asked, emit, n, n_kv)
+            entry.name: stage_text(entry, asked, emit, n, n_kv, standalone)
             for entry in one_by_one(found, "compiling")
         }
         write_json({emit: texts}) if as_json else echo(_joined(texts), nl=False)
@@ -94,14 +94,14 @@ def compile_command(
 
 
 def _modules(
-    found: list[Entry], output: str | None, asked: Asked, includes: bool, check: bool,
+    found: list[Entry], output: str | None, asked: Asked, standalone: bool, check: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Write, print or compare what the patterns generate."""
     files: dict[str, str] = {}
     left_out: list[LeftOut] = []
     for entry in one_by_one(found, "generating"):
-        own, without = generated_files(entry, asked, includes)
+        own, without = generated_files(entry, asked, standalone)
         files |= own
         left_out += without
     for each in left_out:
@@ -188,7 +188,7 @@ def _built(plan: KernelPlan, name: str) -> dict[str, Any]:
     from maskc.build import build
 
     unit = driver.emit_bundle(plan, name).units[0]
-    source = {"lines": unit.text.count("\n"), "digest": unit.digest}
+    source = {"lines": unit.source.count("\n"), "digest": unit.digest}
     start = perf_counter()
     try:
         binary = build(unit, directions=plan.target.directions)

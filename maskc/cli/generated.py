@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from maskc.cli.entries import Entry
 from maskc.cli.options import Asked
 from maskc.core.errors import Drift, MaskcError
-from maskc.core.library import shared
 
 if TYPE_CHECKING:
     from maskc.core.problem import Problem
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 FOLDER = "generated"
 """The folder of generated files when nothing else is said."""
 
-_SOURCES = (".c", ".cu")
-_SUFFIXES = (".py", ".plan.json", *_SOURCES)
+_SUFFIXES = (".py", ".plan.json", ".c", ".cu")
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,13 @@ class LeftOut:
 
 
 def generated_files(
-    entry: Entry, asked: Asked, includes: bool = False
+    entry: Entry, asked: Asked, standalone: bool = False
 ) -> tuple[dict[str, str], list[LeftOut]]:
     """File names and texts of one pattern's module and sources, and what they lack.
 
     Args:
-        includes: sources name the static files of kernels that they are made of, which lie in
-            this package, instead of repeating their text.
+        standalone: sources have the text of all static files of kernels; else they include them
+            from this package.
 
     Raises:
         MaskcError: a target that was asked for by name has no kernel, or no target has one.
@@ -57,11 +55,8 @@ def generated_files(
     from maskc import driver
 
     plans, left_out = _plans(entry, asked)
-    files = driver.generate(entry.mask, entry.name, list(plans.values()), entry.title)
-    if includes:
-        sources = [name for name in files if name.endswith(_SOURCES)]
-        files |= {name: shared(files[name]) for name in sources}
-    return files, left_out
+    given = entry.mask, entry.name, list(plans.values()), entry.title
+    return driver.generate(*given, standalone), left_out
 
 
 def _plans(entry: Entry, asked: Asked) -> tuple[dict[str, KernelPlan], list[LeftOut]]:

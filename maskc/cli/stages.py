@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 STAGES = ("mask", "ir", "facts", "plan", "loops", "source")
 
 
-def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> str:
+def stage_text(
+    entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int, standalone: bool = False
+) -> str:
     """The value of one stage as text.
 
     Args:
         stage: one of STAGES.
         n_q, n_kv: where the plan's costs are computed, and its loops are written out.
+        standalone: a source has the text of the static files that it includes.
 
     Raises:
         MaskcError: an earlier stage refuses the mask or the problem.
@@ -40,7 +43,8 @@ def stage_text(entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int) -> s
         from maskc.plan.loops import loop_nest
 
         return loop_nest(plan, n_q, n_kv)
-    return driver.emit_bundle(plan, entry.name).units[0].text
+    unit = driver.emit_bundle(plan, entry.name).units[0]
+    return unit.source if standalone else unit.text
 
 
 def _per_set(heads: Heads, stage: str) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -16,6 +15,7 @@ from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
 from maskc.core.forms import GATHER, MOVES, WIDE
 from maskc.core.gathering import Gather
+from maskc.core.library import digest_of, standing_alone
 from maskc.core.listed import Listed
 from maskc.core.problem import (
     BY_DISTANCE,
@@ -28,8 +28,6 @@ from maskc.core.problem import (
 )
 from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
-
-_COMMENT = re.compile(r"//.*")
 
 
 @dataclass(frozen=True)
@@ -253,6 +251,7 @@ class SourceUnit:
 
     target: str
     text: str
+    """A config header, see core/library; or a source that stands alone."""
     tile: TileShape
     ranges: bool
     """Whether tile lists are closed forms, so that the kernel reads no list of tiles."""
@@ -288,6 +287,9 @@ class SourceUnit:
     them, or, as that of a chooser, writes them."""
     reach: tuple[Expr, ...] = ()
     """A bound on |everything that the source computes| of each formula, see core/widths."""
+    library: str = ""
+    """In the plan of a generated module, the digest of the static files that its text includes;
+    empty where it includes none."""
     origins: tuple[tuple[int, SourceLoc, str], ...] = field(default=(), compare=False)
     """(line of text, the user's position, the term there), for compiler messages."""
 
@@ -338,11 +340,15 @@ class SourceUnit:
         passes = Direction.backward.value if self.directions == (Direction.backward,) else ""
         return "_".join(filter(None, (self.target, self.form, passes)))
 
+    @property
+    def source(self) -> str:
+        """What compilers get: the text, with the static files that it includes."""
+        return standing_alone(self.text)
+
     @cached_property
     def digest(self) -> str:
-        """The sha256 of the text without its comments, hexadecimal; it decides the binary."""
-        lines = (_COMMENT.sub("", line).rstrip() for line in self.text.splitlines())
-        return sha256("\n".join(filter(None, lines)).encode()).hexdigest()
+        """The sha256 of the source without its comments, hexadecimal; it decides the binary."""
+        return digest_of(self.source)
 
 
 N_KV_OF_ALL, N_Q_OF_ALL = "n_kv_of_all", "n_q_of_all"

@@ -1,93 +1,163 @@
-"""The static parts of kernels (`templates/*/lib`): `#include "sm90a/lib/x.cuh"` stands for one.
+"""The static parts of kernels, and how a source includes them.
 
-A source that is compiled stands alone: it has their text. One that is kept to be read may have the
-lines instead, as `shared` writes it; `expanded` gives the same source back, to the byte.
+A source is a *config header*: the mask, named constants, and which policies a kernel follows. It
+ends with `#include "sm90a/forward.cuh"`, a static file of templates/. `standing_alone` puts the
+text of all such files in, which is what compilers get.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from hashlib import sha256
 
 from maskc.core.package import template_folder
 
-_INCLUDE = re.compile(r'^#include "([\w/.]+)"$', re.MULTILINE)
-"""A static file; headers of the toolkit come in angle brackets and stay."""
-SHAPING = {"WITH_SCORE": "score", "WITH_SHIFTS": "shifts", "WITH_CAP": "caps",
-           "ADDS_DIAGONALS": "adds_diagonals", "WITH_THRESHOLDS": "thresholds",
-           "WITH_DROPOUT": "dropout", "WIDE": "wide"}  # fmt: skip
-"""Macros that are resolved when a source is written, and what of its specification defines each."""
-_LEAST = 4
-"""Lines of a text that an include line replaces; shorter ones are read faster where they are."""
+SWITCHES = (
+    "WITH_SCORE", "WITH_SHIFTS", "WITH_CAP", "ADDS_DIAGONALS", "WITH_THRESHOLDS", "WITH_DROPOUT",
+    "WITH_FP8", "WIDE", "FORMULA_BENDS", "HAS_INTERVALS", "HAS_SPARED", "DATA_ROWS", "TILE_RANGES",
+    "GRID", "LONG_SUMS", "DQ_LAUNCH", "GATHER_TABLES", "HAS_BOUNDS", "HAS_SELECTIONS",
+)  # fmt: skip
+"""Macros that a config header alone defines, as 1; without a definition they are 0."""
+
+_INCLUDE = re.compile(r'#\s*include\s+(?:"([\w/.]+)"|(\w+))')
+"""A static file, or a policy: a macro that names one. Headers of the toolkit come in angle brackets
+and stay."""
+_INCLUDES = re.compile(r'^\s*#\s*include\s+["\w]', re.MULTILINE)
+_DEFINE = re.compile(r'#\s*define\s+(\w+)\s+(?:(\d+)|"([\w/.]+)")\s*(?://.*)?')
+"""A macro that is a number or names a file."""
+_NAME = re.compile(r"\b[A-Za-z_]\w*")
+_COMMENT = re.compile(r"//.*")
+_SUM = re.compile(r"(?:\d+|and|or|not|[()<>=!+*\s-])+")
+"""A condition whose names have become numbers."""
+_ONCE = "#pragma once\n"
+"""The first line of a file that a source includes once, however often it is named."""
 
 
 @cache
 def static(file: str) -> str:
-    """The text of a static file, by its path below templates/, with what it includes."""
-    return inlined((template_folder() / file).read_text("utf-8"))
+    """The text of a static file, by its path below templates/."""
+    return (template_folder() / file).read_text("utf-8")
 
 
-def inlined(text: str) -> str:
-    """The text with the static files that it includes, each as often as it is included."""
-    return _INCLUDE.sub(lambda line: static(line[1]).rstrip("\n"), text)
+@dataclass
+class _Branch:
+    """An `#if` that is open."""
+
+    decided: bool
+    """Whether the config header decides it; else its lines stay, for the compiler to decide."""
+    stays: bool
+    """Whether lines here stay."""
+    taken: bool
+    """Whether this branch, or one before it, is the one that stays."""
 
 
-def resolved(lines: Iterable[str], defined: Iterable[str]) -> Iterator[str]:
-    """The lines without `#if NAME`, `#else` and `#endif` of SHAPING's names, and without what
-    these leave out.
+class _Inlining:
+    """One source while static files take the places of lines that include them."""
 
-    What shapes a source once and for all needs no macro in it, and sources without it stay as
-    they are.
-    """
-    stays = {f"#if {name}": name in defined for name in SHAPING}
-    depth: list[bool | None] = []  # of every #if: whether its lines stay; None: not ours
-    dropped = False
-    for line in lines:
-        word = line.split("//")[0].strip() if line.lstrip().startswith("#") else ""
-        if word.startswith("#if"):
-            depth.append(stays.get(word))
-        elif word == "#else" and depth and depth[-1] is not None:
-            depth[-1] = not depth[-1]
-        elif word == "#endif":
-            ours = depth.pop() is not None
-            dropped = False in depth
-            if ours:
+    def __init__(self) -> None:
+        self.known: dict[str, str] = dict.fromkeys(SWITCHES, "0")
+        """What the config header says once and for all: numbers, and files of policies."""
+        self.files: dict[str, str] = {}
+        """The files that were put in: their texts, in their order."""
+
+    def lines(self, text: str, file: str = "") -> Iterator[str]:
+        """The lines that a text stands for, without branches that the config header rules out.
+
+        Args:
+            file: the static file that it is; empty for the config header.
+        """
+        branches: list[_Branch] = []
+        for line in text.splitlines():
+            word = _COMMENT.sub("", line).strip() if line.lstrip().startswith("#") else ""
+            if word.startswith("#if"):
+                asked = self._value(word[3:]) if word[3:4] in (" ", "(", "!") else None
+                branches.append(_Branch(asked is not None, asked is not False, asked is True))
+                open_branch = branches[-1]
+            elif word.startswith(("#elif", "#else", "#endif")):
+                open_branch = branches.pop()
+                if word != "#endif":
+                    branches.append(self._next(open_branch, word, file))
+            else:
+                if all(branch.stays for branch in branches):
+                    yield from self._stays(line, word, branches, file)
                 continue
-        if word in stays or (word == "#else" and depth and depth[-1] is not None):
-            dropped = False in depth
-        elif not dropped:
+            outer = branches if word == "#endif" else branches[:-1]
+            if not open_branch.decided and all(branch.stays for branch in outer):
+                yield line
+
+    def _next(self, branch: _Branch, word: str, file: str) -> _Branch:
+        """The branch behind an `#elif` or `#else`."""
+        if not branch.decided:
+            return branch
+        asked = True if word == "#else" else self._value(word.removeprefix("#elif"))
+        if asked is None:
+            raise ValueError(f"{file}: {word}: the branches before it are decided, it is not")
+        return _Branch(True, asked and not branch.taken, asked or branch.taken)
+
+    def _value(self, condition: str) -> bool | None:
+        """What a condition is, where the config header alone tells."""
+        if not set(_NAME.findall(condition)) <= self.known.keys():
+            return None
+        text = _NAME.sub(lambda name: self.known[name[0]], condition)
+        text = text.replace("&&", " and ").replace("||", " or ")
+        text = re.sub(r"!(?!=)", " not ", text).strip()
+        if not _SUM.fullmatch(text):
+            return None
+        return bool(eval(text, {"__builtins__": {}}))  # numbers and operators alone
+
+    def _stays(self, line: str, word: str, branches: list[_Branch], file: str) -> Iterator[str]:
+        """A line, or the file that it includes."""
+        settled = all(branch.decided for branch in branches)
+        if not file and settled and (defined := _DEFINE.fullmatch(word)):
+            self.known[defined[1]] = defined[2] or defined[3]
+        included = _INCLUDE.fullmatch(word)
+        name = included and (included[1] or self.known.get(included[2]))
+        if not name:
             yield line
+            return
+        body = static(name)
+        once = body.startswith(_ONCE)
+        if once and name in self.files:
+            return
+        self.files[name] = body
+        yield from self.lines((body[len(_ONCE) :] if once else body).strip("\n"), name)
 
 
-def standing_alone(text: str, defined: Iterable[str] = ()) -> str:
-    """A source with all that it includes, its SHAPING macros resolved, no two empty lines."""
-    lines = [line.rstrip() for line in resolved(inlined(text).splitlines(), defined)]
+def tidy(text: str) -> str:
+    """The text without spaces at the ends of lines and without two empty lines in a row."""
+    lines = [line.rstrip() for line in text.splitlines()]
     kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
     return "\n".join(kept).strip("\n") + "\n"
 
 
-@cache
-def _blocks() -> dict[str, str]:
-    """Include line -> the lines that it stands for where no SHAPING macro is defined; the longest
-    first, so that a file goes before those that it includes."""
-    folder = template_folder()
-    files = sorted(file for kind in ("cuh", "h") for file in folder.glob(f"*/lib/*.{kind}"))
-    found = {
-        f'#include "{name}"\n': standing_alone(static(name))
-        for name in (file.relative_to(folder).as_posix() for file in files)
-    }
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+@lru_cache(maxsize=64)
+def _whole(text: str) -> tuple[str, str]:
+    """A source that stands alone, and a digest of the static files that it includes."""
+    if not _INCLUDES.search(text):
+        return tidy(text), ""
+    made = _Inlining()
+    source = tidy("\n".join(made.lines(text)))
+    return source, digest_of("\n".join(f"{name}\n{body}" for name, body in made.files.items()))
 
 
-def shared(text: str) -> str:
-    """A source with include lines in place of the static files whose text it has unchanged."""
-    for line, block in _blocks().items():
-        if block.count("\n") >= _LEAST:
-            text = text.replace(f"\n{block}", f"\n{line}")
-    return text
+def standing_alone(text: str) -> str:
+    """The source that a config header is, with the text of all static files that it includes.
+
+    A source that stands alone stays as it is.
+    """
+    return _whole(text)[0]
 
 
-def expanded(text: str) -> str:
-    """The source from which `shared` made the text; any other text as it is."""
-    return _INCLUDE.sub(lambda line: _blocks().get(f"{line[0]}\n", f"{line[0]}\n")[:-1], text)
+def library_of(text: str) -> str:
+    """The digest, without comments, of the static files that a config header includes; empty where
+    it includes none. Another version of them makes another kernel of the same header."""
+    return _whole(text)[1]
+
+
+def digest_of(text: str) -> str:
+    """The sha256 of a text without its comments, hexadecimal."""
+    lines = (_COMMENT.sub("", line).rstrip() for line in text.splitlines())
+    return sha256("\n".join(filter(None, lines)).encode()).hexdigest()

@@ -15,6 +15,10 @@ Device = tuple[str, int]
 
 HOST: Device = ("cpu", 0)
 
+PAPER = 1 << 16
+"""Index of the first device on paper. It stands for the device with the index less this: what a
+call launches on it is written down, see maskc/runtime/launch/recording.py."""
+
 
 class Array(NamedTuple):
     """What a kernel needs to know of an array."""

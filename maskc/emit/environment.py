@@ -1,8 +1,8 @@
 """From a template to the text of a source.
 
-Templates (`*.j2`) insert typed values and branch; they never compute. Most of a kernel lies in
-static files (`lib/*.cuh`, `lib/*.h`), which Jinja does not read: a line
-`#include "sm90a/lib/x.cuh"` becomes that file's text, so that a source stands alone.
+Templates (`*.j2`) insert typed values and branch; they never compute. They write config headers:
+the mask, named constants, and which policies a kernel follows. The kernels are static files
+(`*.cuh`, `*.h`), which Jinja does not read; see core/library for how they join.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 
 import jinja2
 
-from maskc.core.library import SHAPING, standing_alone
+from maskc.core.library import tidy
 from maskc.core.package import template_folder
 
 
@@ -41,8 +41,5 @@ def environment() -> jinja2.Environment:
 
 
 def render(template: str, spec: object) -> str:
-    """The text of one source."""
-    defined = [
-        name for name, part in SHAPING.items() if getattr(spec, part, None) not in (None, False)
-    ]
-    return standing_alone(environment().get_template(template).render(spec=spec), defined)
+    """The config header of one source."""
+    return tidy(environment().get_template(template).render(spec=spec))

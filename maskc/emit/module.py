@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -11,6 +11,7 @@ from hashlib import sha256
 from maskc.core.bundle import Bundle
 from maskc.core.coefficients import unpriced
 from maskc.core.data import SELECTING, DataKind
+from maskc.core.library import library_of
 from maskc.core.plain import to_readable_text
 from maskc.core.problem import Direction, Problem
 from maskc.core.selection import RANKING, SHAPES
@@ -46,16 +47,19 @@ _ABOUT = {
 }
 
 
-def module_files(bundle: Bundle, mask: str, title: str) -> dict[str, str]:
+def module_files(bundle: Bundle, mask: str, title: str, standalone: bool = False) -> dict[str, str]:
     """File names and texts: the module, its plan, and its sources beside it.
 
     Args:
         bundle: whose units have keys of their own.
         mask: the mask as maskc prints it.
         title: the first line of the pattern's docstring, or its name.
+        standalone: sources have the text of all static files that they include.
     """
     texts: dict[str, str] = {}
-    plan = _named(unpriced(bundle), bundle.name, {}, texts)
+    if standalone:
+        bundle = _inlined(bundle)
+    plan = _of_this_library(_named(unpriced(bundle), bundle.name, {}, texts), texts)
     keywords = tuple(_keywords(bundle))
     text = environment().get_template("module.py.j2").render(
         mask=_filled(f"Mask: {_in_docstring(mask)}", "      "), title=_in_docstring(title),
@@ -93,6 +97,18 @@ def _named(bundle: Bundle, prefix: str, known: dict[_Mark, str], texts: dict[str
         chooser=None if bundle.chooser is None else inner(bundle.chooser),
         siblings=tuple(map(inner, bundle.siblings)),
     )  # fmt: skip
+
+
+def _of_this_library(bundle: Bundle, texts: Mapping[str, str]) -> Bundle:
+    """The plan, with what its sources include noted."""
+    units = tuple(replace(unit, library=library_of(texts[unit.text])) for unit in bundle.units)
+    return replace(bundle, units=units).with_inner(partial(_of_this_library, texts=texts))
+
+
+def _inlined(bundle: Bundle) -> Bundle:
+    """The bundle with sources that stand alone."""
+    units = tuple(replace(unit, text=unit.source, origins=()) for unit in bundle.units)
+    return replace(bundle, units=units).with_inner(_inlined)
 
 
 def digests(bundle: Bundle) -> tuple[str, str]:

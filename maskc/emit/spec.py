@@ -287,6 +287,19 @@ class KernelSpec:
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
+    def switches(self) -> tuple[str, ...]:
+        """The macros of core/library.SWITCHES that are 1."""
+        on = {
+            "WITH_SCORE": self.score is not None, "WITH_SHIFTS": self.shifts,
+            "WITH_CAP": self.caps, "ADDS_DIAGONALS": self.adds_diagonals,
+            "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
+            "WITH_FP8": self.fp8, "WIDE": self.wide, "HAS_SPARED": self.spares,
+            "FORMULA_BENDS": self.score is not None and self.score.bends,
+            "GRID": self.boxes is not None,
+        }  # fmt: skip
+        return tuple(name for name, is_on in on.items() if is_on)
+
+    @property
     def fp8(self) -> bool:
         """Whether q, k and v have one byte an element, and factors (sm_90a)."""
         return self.dtype.itemsize == 1
@@ -403,6 +416,26 @@ class KernelSpec:
         return "rows" if self.cells is None else "chosen_blocks"
 
     @property
+    def has_intervals(self) -> bool:
+        """Whether rows, or what a policy has beside its own pairs, come as intervals."""
+        return self.intervals > 0 and not (self._sees_rows and self.row_policy == "data_rows")
+
+    @property
+    def has_data_rows(self) -> bool:
+        """Whether rows come as data bound them."""
+        return self._sees_rows and self.row_policy == "data_rows"
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the formula of pairs decides in some tile."""
+        return self.mask_policy == "documents" or (self._sees_rows and not self.has_intervals)
+
+    @property
+    def _sees_rows(self) -> bool:
+        """Whether the mask policy is that of rows, the only one but for sm_90a."""
+        return self.target.name != "sm_90a" or self.mask_policy == "rows"
+
+    @property
     def mask_sides(self) -> tuple[MaskSide, ...]:
         """From where a pass looks at the mask: its rows are queries, or keys, or in two launches
         one and the other."""
@@ -487,6 +520,8 @@ class ListsSpec:
     """Blocks that a multiprocessor runs at once: registers beyond what these leave are not used."""
     results: int = abi.MOST_RESULTS
     """The most results that a pass has."""
+    switches: tuple[str, ...] = ()
+    """The macros of core/library.SWITCHES that are 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from maskc.core.data import SELECTING
 from maskc.core.dtypes import DType
 from maskc.core.errors import BadPlan, WrongDevice
 from maskc.core.layout import BlockLayout
-from maskc.core.library import expanded
+from maskc.core.library import library_of
 from maskc.core.plain import from_text
 from maskc.core.problem import TileShape
 from maskc.core.target import Target
@@ -54,7 +54,7 @@ class GeneratedMask:
             report: what explain() returns.
 
         Raises:
-            BadPlan: the plan is missing or was written by another version.
+            BadPlan: the plan is missing, or it or its sources were written by another version.
         """
         file = Path(module)
         files: _Files = {}
@@ -177,6 +177,7 @@ def _plan_of(file: Path) -> Bundle:
     return found
 
 
+_OTHER_KERNELS = "another version of maskc wrote it, for other kernels than this one has"
 _Files = dict[str, dict[str, str]]
 """The text of files by target, then by name."""
 
@@ -188,7 +189,9 @@ def _with_sources(bundle: Bundle, folder: Path, files: _Files) -> Bundle:
         name = Path(unit.text).name
         text = (folder / name).read_text("utf-8")
         files.setdefault(unit.target, {})[name] = text
-        return replace(unit, text=expanded(text))
+        if library_of(text) != unit.library:
+            raise BadPlan(name, _OTHER_KERNELS, at=str(folder / name))
+        return replace(unit, text=text, library="")
 
     try:
         units = tuple(map(read, bundle.units))

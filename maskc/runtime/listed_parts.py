@@ -14,10 +14,11 @@ from maskc.core import expr as E
 from maskc.core.abi import ATTENTION, POINTERS
 from maskc.core.bundle import OF_KEYS, Bundle, LayoutRecipe, SourceUnit, TileLoop
 from maskc.core.data import DataDecl
+from maskc.core.errors import NotRecorded
 from maskc.core.listed import Listed
 from maskc.core.problem import Direction, Feature, Features, TileShape
 from maskc.core.sizes import Sizes
-from maskc.core.tensors import Array, Device, Output, Shape, singles
+from maskc.core.tensors import PAPER, Array, Device, Output, Shape, singles
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.launch_plan import with_workspace
 from maskc.dispatch.listed_split import ListedTiles, is_thin, of_all, times, tokens_of
@@ -221,6 +222,8 @@ class ListedParts:
 
     def mover(self, device: int) -> CudaKernel | HostMoves:
         if self._moving is None:
+            if device >= PAPER:
+                raise NotRecorded("the host moves rows of listed tokens")
             return HostMoves()
         return self._whole.kernels.on_device(self._moving, "usual", frozenset(), device)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,13 +31,21 @@ from maskc.dispatch.tensor_maps import tensor
 from maskc.dsl.checked import placed
 from maskc.dsl.nodes import Causal
 from maskc.runtime import CompiledMask, merge
+from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.autograd import through_torch
 from maskc.runtime.launch import cuda as launch_cuda
 from maskc.runtime.launch.prepared import PreparedLaunch
+from maskc.runtime.launch.recording import Blank
 from tests.support.bundles import bundle
 
 HALF = DType.bfloat16
 HALVES = Problem(64, 64, HALF)
+
+
+def in_jax(name=""):
+    """The door for arrays of JAX, or a part of it."""
+    pytest.importorskip("jax")
+    return import_module(f"maskc.integrations.jax{name and '.'}{name}")
 
 
 def selected(mask, target="cpu", **asked):
@@ -327,6 +336,36 @@ TEXTS = {
         lambda: portable.from_graph("[]"),
         "MC421 mask  another version of maskc wrote the program's mask, or somebody changed it\n"
         "    hint: export the model again",
+    ),
+    "MC480": (
+        lambda: LIBRARIES[Blank].clear(None),
+        "MC480  this call cannot run inside of a program that JAX compiles: an array without "
+        "memory outside of a recording\n"
+        "    hint: give data as arrays of integers or booleans on the device; where the host has "
+        "to choose keys, call the compiled mask with torch or CuPy arrays, outside of jax.jit",
+    ),
+    "MC481": (
+        lambda: in_jax().attention(
+            *[np.zeros((1, 4, 1, 8), "f4")] * 3, mc.documents("doc"), doc="all"
+        ),
+        "MC481 doc  doc is a str\n    hint: pass an array of JAX or NumPy",
+    ),
+    "MC482": (
+        lambda: in_jax().lowered.ad.primitive_jvps[in_jax().lowered.BACKWARD]((), ()),
+        "MC482 q  attention has gradients, and these have no derivative\n"
+        "    hint: jax.grad and jax.vjp work, once; jax.hessian and jax.jacfwd do not",
+    ),
+    "MC483": (
+        lambda: in_jax().native.opened("libnothing.so"),
+        "MC483  JAX cannot run kernels of maskc: the CUDA driver lacks libnothing.so\n"
+        "    hint: install jaxlib with its headers, an NVIDIA driver of CUDA 12 or later for GPUs",
+    ),
+    "MC484": (
+        lambda: in_jax("splash").from_splash("causal"),
+        "MC484 mask  cannot read a str as a mask of Splash\n"
+        "    hint: CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask, MultiHeadMask, "
+        "& and | of these, and boolean arrays are known; write others with "
+        "mc.where(lambda q, k: ...)",
     ),
     "MC501": (
         lambda: DType.parse("float8"),

@@ -15,7 +15,7 @@ import maskc as mc
 from maskc.build.hostcc import host_compiler
 from maskc.core import expr as E
 from maskc.core.expr import Expr
-from maskc.core.library import inlined
+from maskc.core.library import standing_alone
 from maskc.core.problem import TileShape
 from maskc.core.tile_bounds import Span
 from maskc.emit.tile_bounds_text import tile_text
@@ -64,7 +64,7 @@ def read(node: E.Load, index: tuple[Span, ...]) -> str:
 
 def source(formulas: list[Expr]) -> str:
     """A function for each formula; constants come in an array, as kernels have them."""
-    text = [inlined(HEAD)]
+    text = [standing_alone(HEAD)]
     for name in READ:
         values = ", ".join(map(str, ARRAYS[name].ravel()))
         text.append(f"static const i32 {name}[] = {{{values}}};")

@@ -27,7 +27,6 @@ from maskc.core.data import DataDecl, DataKind
 from maskc.core.dtypes import DType
 from maskc.core.expr import Expr, Param, Sym, const, transform
 from maskc.core.expr_text import parse_expr
-from maskc.core.library import inlined
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.emit.c_printer import CPrinter
@@ -76,7 +75,7 @@ def cuda_unit(head_dim: int = 64, mode: str = "") -> SourceUnit:
         target=TARGETS["sm_80"],
     )  # fmt: skip
     template = Path(__file__).with_name("naive.cu.j2").read_text()
-    text = inlined(environment().from_string(template).render(spec=source, fields=len(WORK_FIELDS)))
+    text = environment().from_string(template).render(spec=source, fields=len(WORK_FIELDS))
     shared = max(4 * TILE.q * head_dim, 64 * 1024)
     launch = Launch("attention_forward", Grid[mode or "rows"], TILE.q, shared)
     return SourceUnit(

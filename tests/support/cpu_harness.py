@@ -17,6 +17,7 @@ import numpy as np
 
 from maskc.core.abi import structure
 from maskc.core.dtypes import DType
+from maskc.core.library import standing_alone
 from maskc.core.problem import Feature, TileShape
 from maskc.core.target import TARGETS
 from maskc.emit.environment import render
@@ -78,7 +79,7 @@ def build(
     """Compile and load; warnings are errors."""
     macros = [f"-D{feature.macro}=1" for feature in sorted(features, key=lambda f: f.name)]
     command = [COMPILER, OPTIMISED, *FLAGS, *flags, *macros]
-    made = library(command, render(TEMPLATE, source))
+    made = library(command, standing_alone(render(TEMPLATE, source)))
     made.attention_workspace.restype = ctypes.c_int64
     made.attention_forward.restype = made.attention_backward.restype = None
     return made

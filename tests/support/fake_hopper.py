@@ -63,8 +63,8 @@ class Machine:
         tensor_maps.encoded.cache_clear()
 
     def build(self, unit, features, directions, arch, mode):
-        self.built.append((unit.text, mode, sorted(f.name for f in features)))
-        return SimpleNamespace(code=b"", report=f"{unit.text} {mode}")
+        self.built.append((unit.source, mode, sorted(f.name for f in features)))
+        return SimpleNamespace(code=b"", report=f"{unit.source} {mode}")
 
     def launched(self) -> list[tuple[str, int, int]]:
         """(entry, blocks, threads) since the last time."""

@@ -107,12 +107,12 @@ def _between(text: str, first: str, last: str) -> str:
 
 
 def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
-    text, backward = unit.text, Direction.backward in unit.directions
+    text, backward = unit.source, Direction.backward in unit.directions
     own = queries // 4 if backward else unit.tile.k // 4
     seen = _between(text, "// The query at a row", "FN void apply_mask")
     seen = re.sub(r"FN u32 bits_(from|before)\(.*?\n}\n", "", seen, flags=re.DOTALL)
-    mask = _between(text, "FN i32 min_i32", "FN i32 keep(")
-    keep = _between(text, "FN i32 keep(", "\n}\n") + "\n}\n"
+    mask = _between(text, "FN i32 min_i32", "constexpr int HEAD_DIM")
+    grid = _between(text, "// Tiles are boxes", "#define ELEMENT_POLICY") if unit.boxes else ""
     return "".join([
         _SHIMS,
         _between(text, "typedef int i32;", "\n};\n") + "\n};\n",
@@ -121,7 +121,7 @@ def _source(unit: SourceUnit, queries: int, packed: bool) -> str:
         f"constexpr int KEY_STEP = {1 if unit.by_documents else 'TILE_K'};\n",
         f"constexpr int OWN = {own}, HEAD_DIM = 64;\n#define HEAD_GRADIENT 0\n",
         "struct Place { i32 batch, head; };\n",
-        mask, keep, _between(text, "// Places count the tokens", "FN i32 keys_end"), _CLAMPED, seen,
+        mask, grid, _between(text, "// Places count the tokens", "FN i32 keys_end"), _CLAMPED, seen,
         _BACKWARD if backward else _FORWARD,
     ])  # fmt: skip
 

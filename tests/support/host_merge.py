@@ -90,7 +90,7 @@ class HostMerge:
     """The parts of one call, and what becomes of them."""
 
     def __init__(self, unit: SourceUnit, dim: int, sinks: bool) -> None:
-        text = unit.text
+        text = unit.source
         source = "".join([
             _SHIMS, f"#define WITH_SINKS {int(sinks)}\n",
             f"constexpr int TILE_Q = {unit.tile.q}, HEAD_DIM = {dim};\n",

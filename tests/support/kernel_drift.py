@@ -3,10 +3,10 @@
     python -m tests.support.kernel_drift record before.json     # before the edit
     python -m tests.support.kernel_drift compare before.json    # after it; status 1 on a change
 
-Each source is held against its earlier text by three tests, the cheapest first, until one finds
+Each source is held against its earlier text by four tests, the cheapest first, until one finds
 them equal: tokens without comments; tokens behind the preprocessor, for every mode and a set of
-features; SASS without names. SASS needs NVRTC (cuda13 extra) and nvdisasm (nvidia-cuda-nvdisasm);
-it takes some seconds a kernel. C sources are compared as gcc's assembly instead.
+features; declarations in any order; SASS without names. SASS needs NVRTC (cuda13 extra) and
+nvdisasm (nvidia-cuda-nvdisasm); it takes some seconds a kernel. C sources are compared as gcc's assembly instead.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import maskc as mc
 from maskc import driver
@@ -44,11 +46,33 @@ MASKS: dict[str, Callable[[], mc.Mask]] = {
     "few_keys": lambda: mc.window(3) & CAUSAL,
     "blocks_of_16": lambda: mc.block_diagonal(16),
 }
+OF_SPECIAL = ("causal", "streaming", "documents", "threshold", "gathered", "nsa_selected")
 """All patterns, and masks whose kernels no pattern has."""
 
 PROBLEMS = ((64, "bfloat16"), (128, "bfloat16"), (256, "bfloat16"), (128, "float16"))
 C_PROBLEMS = ((64, "float32"), (64, "bfloat16"), (128, "float16"))
 """Head dimensions and dtypes."""
+EXTRAS: dict[str, dict[str, Any]] = {
+    "dropout": {"dropout": True},
+    "soft_cap": {"score": mc.scores.soft_cap(mc.param("cap", 3.0)).formula},
+    "alibi": {"score": mc.scores.alibi().formula},
+    "t5": {"score": mc.scores.t5(bidirectional=True).formula},
+}
+"""Options of a problem by name."""
+SPECIAL = (
+    ("sm_80", 512, "bfloat16", ""),
+    ("sm_90a", 96, "bfloat16", ""),
+    ("sm_90a", 80, "float16", ""),
+    ("sm_90a", 192, "bfloat16", ""),
+    ("sm_90a", 128, "float8_e4m3fn", ""),
+    ("sm_90a", 256, "float8_e4m3fn", ""),
+    *(
+        (target, 128, "float32" if target == "cpu" else "bfloat16", extra)
+        for target in ("cpu", "simt", "sm_80", "sm_90a")
+        for extra in EXTRAS
+    ),
+)
+"""What few masks are compiled for: target, head dimension, dtype, one of EXTRAS."""
 
 FEATURES = [
     frozenset(Feature(name) for name in names.split())
@@ -81,15 +105,20 @@ class Source:
 def sources(names: Iterable[str]) -> Iterator[tuple[str, Source]]:
     """Every source of masks, by what it is of."""
     for name in names:
-        for target in ("cpu", "sm_80", "sm_90a"):
-            for dim, dtype in C_PROBLEMS if target == "cpu" else PROBLEMS:
-                mask = MASKS[name]()
-                problem = driver.problem(dim, None, fixed_heads(mask) or 4, dtype)
-                try:
-                    bundle = driver.emit_bundle(driver.plan_kernel(mask, problem, TARGETS[target]))
-                except MaskcError:
-                    continue
-                yield from _units(f"{name} {dim} {dtype}", bundle)
+        usual = (
+            (target, dim, dtype, "")
+            for target in ("cpu", "simt", "sm_80", "sm_90a")
+            for dim, dtype in (C_PROBLEMS if target == "cpu" else PROBLEMS)
+        )
+        for target, dim, dtype, extra in (*usual, *(SPECIAL if name in OF_SPECIAL else ())):
+            mask, options = MASKS[name](), EXTRAS.get(extra, {})
+            heads = fixed_heads(mask) or 4
+            try:
+                problem = driver.problem(dim, None, heads, dtype, **options)
+                bundle = driver.emit_bundle(driver.plan_kernel(mask, problem, TARGETS[target]))
+            except MaskcError:
+                continue
+            yield from _units(" ".join(filter(None, (name, str(dim), dtype, extra))), bundle)
 
 
 def _units(label: str, bundle: Bundle) -> Iterator[tuple[str, Source]]:
@@ -104,7 +133,7 @@ def _units(label: str, bundle: Bundle) -> Iterator[tuple[str, Source]]:
 def source(unit: SourceUnit) -> Source:
     """What compiling a unit takes."""
     macros = dict.fromkeys(mode.macro for _, mode in unit.modes) or {"": None}
-    return Source(unit.target, unit.text, tuple(macros))
+    return Source(unit.target, unit.source, tuple(macros))
 
 
 # ------------------------------------------------------------------ equal?
@@ -134,6 +163,26 @@ def preprocessed(text: str, options: list[str]) -> str:
         input=text, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return " ".join(_TOKEN.findall(done.stdout))
+
+
+def declarations(tokens: str) -> Counter[str]:
+    """The declarations of a preprocessed text, in no order: headers and kernels may name them in
+    another one. Neighbouring literals are one, in which spaces do not count."""
+    found: Counter[str] = Counter()
+    own: list[str] = []
+    depth, is_function = 0, False
+    for token in _TOKEN.findall(tokens):
+        if token[0] == '"' and own and own[-1][0] == '"':
+            token = own.pop()[:-1] + token[1:]
+        if token[0] == '"':
+            token = re.sub(r"\s+", "", token.replace("\\n", ""))
+        own.append(token)
+        depth += (token in "{(") - (token in "})")
+        is_function |= token == "(" and depth == 1
+        if depth == 0 and (token == ";" or (token == "}" and is_function and "=" not in own[:4])):
+            found[" ".join(own)] += 1
+            own, is_function = [], False
+    return found + Counter([" ".join(own)] if own else [])
 
 
 def compiled(text: str, arch: str, options: list[str]) -> bytes:
@@ -187,8 +236,10 @@ def machine_code(text: str, arch: str, options: list[str]) -> dict[str, str]:
 class Judge:
     """Compares sources; remembers what it compiled, by digest, in a file."""
 
-    def __init__(self, memory: Path) -> None:
+    def __init__(self, memory: Path, show: bool = False) -> None:
+        """`show`: compile nothing, print declarations that differ."""
         self._file = memory
+        self.show = show
         self._known = json.loads(memory.read_text()) if memory.is_file() else {}
 
     def differences(self, old: Source, new: Source, compile_all: bool) -> Iterator[str]:
@@ -201,7 +252,18 @@ class Judge:
                     continue
                 options = defines(features, macro)
                 both = [preprocessed(each.text, options) for each in (old, new)]
-                if both[0] == both[1] or self._same(old, new, both, options):
+                if both[0] == both[1]:
+                    continue
+                declared = [declarations(each) for each in both]
+                if declared[0] == declared[1]:
+                    continue
+                if self.show:
+                    for sign, less in (("-", 0), ("+", 1)):
+                        for each in declared[less] - declared[1 - less]:
+                            print(f"  {sign} {each[:300]}")
+                    yield " ".join(options) or "plain"
+                    return
+                if self._same(old, new, both, options):
                     continue
                 yield " ".join(options) or "plain"
 
@@ -286,11 +348,12 @@ def main() -> int:
     parser.add_argument("--masks", nargs="*", default=sorted(MASKS), help="Names, else all.")
     parser.add_argument("--only", default="", help="Regular expression for sources to compile.")
     parser.add_argument("--all-features", action="store_true", help="Compile every set, not 4.")
+    parser.add_argument("--show", action="store_true", help="Print what differs, compile nothing.")
     asked = parser.parse_args()
     if asked.action == "record":
         record(asked.file, asked.masks)
         return 0
-    judge = Judge(asked.file.with_suffix(".compiled.json"))
+    judge = Judge(asked.file.with_suffix(".compiled.json"), asked.show)
     before = {label: each for label, each in read(asked.file).items()
               if label.split()[0] in asked.masks}  # fmt: skip
     after = dict(sources(asked.masks))

@@ -53,7 +53,11 @@ def test_every_stage_prints():
     assert "target   cpu, float32, head_dim 16" in plan
     assert "100 x 100" in plan
     source = maskc("compile", *STREAMING, *CPU, "--emit", "source").stdout
-    assert "void attention_forward(" in source
+    assert "// k <= q + n_kv - n_q" in source or "causal" in source
+    assert "void attention_forward(" not in source
+    whole = maskc("compile", *STREAMING, *CPU, "--emit", "source", "--standalone").stdout
+    assert "void attention_forward(" in whole
+    assert '#include "' not in whole
     assert maskc_json("compile", *STREAMING, "--emit", "mask") == {
         "mask": {"mask": f"{STREAMING[1]}\n"}
     }

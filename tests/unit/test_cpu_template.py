@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from maskc.core.dtypes import DType
+from maskc.core.library import standing_alone
 from maskc.core.problem import TileShape
 from maskc.emit.environment import render
 from maskc.emit.spec import Iteration
@@ -315,7 +316,7 @@ def test_sink_alone(n_kv: int) -> None:
 
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=lambda dtype: dtype.short)
 def test_source_is_tidy(dtype: DType) -> None:
-    lines = render(TEMPLATE, kernels(dtype)).splitlines()
+    lines = standing_alone(render(TEMPLATE, kernels(dtype))).splitlines()
     assert max(map(len, lines)) <= 100
     assert not any("{%" in line or "{{" in line for line in lines)
     assert not any(a == b == "" for a, b in pairwise(lines))

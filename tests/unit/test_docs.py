@@ -69,7 +69,7 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
             Path(block.title).write_text(block.text)
         if block.title:
             continue
-        for module in ("torch", "transformers"):
+        for module in ("torch", "transformers", "jax"):
             used = f"import {module}" in block.text or f"from {module} import" in block.text
             if used and find_spec(module) is None:
                 pytest.skip(f"{page.name} needs {module} from line {block.line} on")
@@ -83,7 +83,9 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers.*")
-@pytest.mark.parametrize("name", ["tutorial.md", "porting.md", "huggingface.md", "command-line.md"])
+@pytest.mark.parametrize(
+    "name", ["tutorial.md", "porting.md", "jax.md", "huggingface.md", "command-line.md"]
+)
 def test_the_blocks_of_a_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(ROOT / "docs" / name, {})

@@ -31,8 +31,8 @@ def test_hopper_spills_nothing(key):
 
 @pytest.mark.parametrize("target", ["cpu", "simt", "sm_80", "sm_90a"])
 def test_others_have_no_trace(target):
-    with_it = [unit.text for unit in units_of(target, True)]
-    without = [unit.text for unit in units_of(target, False)]
+    with_it = [unit.source for unit in units_of(target, True)]
+    without = [unit.source for unit in units_of(target, False)]
     assert all("dropout_scale" in text for text in with_it)
     parts = ("philox", "dropout_scale", "dropout_seed", "dropout_least")
     assert not any(part in text.lower() for text in without for part in parts)

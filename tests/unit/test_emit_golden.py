@@ -78,9 +78,9 @@ EVERY = {**CASES, "chosen": CHOSEN, "grid": GRID, "blocks": mc.block_diagonal(16
 def test_sources_fit_a_page(name, target):
     """ASCII, lines of at most 100 columns, no two empty lines in a row: every form and pass."""
     for unit in driver.emit_bundle(plan(EVERY[name], target)).units:
-        assert unit.text.isascii()
-        assert max(map(len, unit.text.splitlines())) <= 100
-        assert "\n\n\n" not in unit.text
+        assert unit.source.isascii()
+        assert max(map(len, unit.source.splitlines())) <= 100
+        assert "\n\n\n" not in unit.source
 
 
 def test_what_the_cases_cover():

@@ -92,7 +92,7 @@ def test_rows_of_more_keys_than_are_summed_at_once(hopper, dim):
     attn = CAUSAL.compile(dim, dtype=E4M3, target="sm_90a")
     check(attn, 70, 2600, dim, live_of(CAUSAL, 70, 2600), made=([q, k, v], factors))
     merged = "attention_merge" in [entry for entry, _ in hopper.launches]
-    assert merged == ("SUM_TILES = 0" in attn.unit.text) == (dim == 256)
+    assert merged == ("SUM_TILES = 0" in attn.unit.source) == (dim == 256)
 
 
 def test_equal_weights_are_exact():

@@ -31,7 +31,7 @@ def unit_of(mask, head_dim):
 
 
 def judge(unit, features=frozenset()):
-    dim = int(unit.text.partition("head_dim ")[2].partition(",")[0])
+    dim = int(unit.source.partition("head_dim ")[2].partition(",")[0])
     for mode, _ in unit.modes:
         binary = build(unit, features, unit.directions, mode=mode)
         assert "C75" not in binary.report.log
@@ -74,4 +74,4 @@ def test_matrix(name, head_dim):
 def test_other_sources_have_no_trace_of_it():
     problem = driver.problem(128, None, 4, "bfloat16")
     for unit in driver.emit_bundle(driver.plan_kernel(CAUSAL, problem, SM_90A)).units:
-        assert not any(word in unit.text for word in ("FP8", "descale", "e4m3"))
+        assert not any(word in unit.source for word in ("FP8", "descale", "e4m3"))

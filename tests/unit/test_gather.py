@@ -280,13 +280,13 @@ def test_planned_shared_memory_is_what_the_source_uses(form, backward):
         source = unit(INDEXED, form, dim, backward=backward)
         for mode, how in source.modes:
             asked = "".join(_has_size(launch) for launch in how.launches if launch.shared_bytes)
-            extended = replace(source, text=source.text + asked)
+            extended = replace(source, text=source.source + asked)
             build(extended, NONE, source.directions, arch="compute_90a", mode=mode)
         if form != WIDE:
             source = unit(INDEXED, form, dim, target="sm_80", backward=backward)
             for mode, how in source.modes:
                 asked = "".join(_has_size(launch) for launch in how.launches if launch.shared_bytes)
-                extended = replace(source, text=source.text + asked)
+                extended = replace(source, text=source.source + asked)
                 build(extended, NONE, source.directions, arch="compute_80", mode=mode)
 
 
@@ -301,5 +301,5 @@ def test_heads_of_a_query_decide_nothing_of_a_mask():
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 def test_lines_fit_a_screen(mask, target):
     for source in bundle(mask, target=target).units:
-        assert max(map(len, source.text.splitlines())) <= 100
-        assert "\n\n\n" not in source.text
+        assert max(map(len, source.source.splitlines())) <= 100
+        assert "\n\n\n" not in source.source

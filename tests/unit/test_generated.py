@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +14,21 @@ import pytest
 
 import maskc as mc
 from maskc import driver
-from maskc.core.library import expanded, shared
+from maskc.core import library
+from maskc.core.errors import BadPlan
+from maskc.core.library import standing_alone
 from maskc.core.target import TARGETS
 from maskc.reference.attention import attention
 
 MASK = mc.causal() & (mc.sinks(3) | mc.window(mc.param("w", 40))) | mc.documents("doc")
 
 
-def write(folder: Path, mask: mc.Mask, name: str, n_heads: int | None = None) -> Path:
+def write(
+    folder: Path, mask: mc.Mask, name: str, n_heads: int | None = None, standalone: bool = False
+) -> Path:
     problem = driver.problem(32, None, n_heads, "float32")
-    files = driver.generate(
-        mask, name, [driver.plan_module(mask, problem, TARGETS["cpu"])], "A test."
-    )
+    plan = driver.plan_module(mask, problem, TARGETS["cpu"])
+    files = driver.generate(mask, name, [plan], "A test.", standalone)
     for file, text in files.items():
         (folder / file).write_text(text)
     return folder / f"{name}.py"
@@ -36,20 +42,60 @@ def imported(path: Path):
 
 
 @pytest.mark.parametrize("target", ["cpu", "simt", "sm_80", "sm_90a"])
-def test_sources_that_include_static_files_are_the_same_sources(target, tmp_path):
+def test_headers_and_sources_that_stand_alone_are_the_same_kernels(target, tmp_path):
     plan = driver.plan_kernel(MASK, driver.problem(64, None, None, "float16"), TARGETS[target])
-    files = driver.generate(MASK, "made", [plan], "A test.")
-    whole = {name: text for name, text in files.items() if name.endswith((".c", ".cu"))}
-    short = {name: shared(text) for name, text in whole.items()}
-    lines, fewer = (sum(text.count("\n") for text in texts.values()) for texts in (whole, short))
-    assert fewer < 0.6 * lines
-    assert {name: expanded(text) for name, text in short.items()} == whole
     bundles = []
-    for texts in (whole, short):
-        for file, text in {**files, **texts}.items():
-            (tmp_path / file).write_text(text)
-        bundles.append(imported(tmp_path / "made.py")._MASK.bundle)
-    assert bundles[0] == bundles[1]
+    for alone in (False, True):
+        folder = tmp_path / str(alone)
+        folder.mkdir()
+        files = driver.generate(MASK, "made", [plan], "A test.", standalone=alone)
+        for file, text in files.items():
+            (folder / file).write_text(text)
+            if file.endswith((".c", ".cu")):
+                assert ('#include "' in text) == (not alone)
+                assert standing_alone(text) == standing_alone(standing_alone(text))
+        bundles.append(imported(folder / "made.py")._MASK.bundle)
+    header, whole = (bundle.units for bundle in bundles)
+    assert [unit.source for unit in header] == [unit.text for unit in whole]
+    assert [unit.digest for unit in header] == [unit.digest for unit in whole]
+
+
+def test_a_module_refuses_other_kernels(tmp_path, monkeypatch):
+    path = write(tmp_path, MASK, "made")
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    write(alone, MASK, "made", standalone=True)
+    assert imported(path).explain()
+    text = (tmp_path / "made.cpu.c").read_text()
+    name = re.findall(r'#include "([\w/.]+)"', text)[-1]
+    read = library.static
+    monkeypatch.setattr(library, "static", partial(_edited, read, name, "// a remark"))
+    library._whole.cache_clear()
+    assert imported(path).explain()  # the same kernels
+    monkeypatch.setattr(library, "static", partial(_edited, read, name, "int other;"))
+    library._whole.cache_clear()
+    with pytest.raises(BadPlan, match=r"made\.cpu\.c: another version of maskc wrote it"):
+        imported(path)
+    assert imported(alone / "made.py").explain()  # has kernels of its own
+
+
+def _edited(read, name, line, file):
+    return read(file) + line * (file == name)
+
+
+def test_the_key_of_a_binary_covers_static_files(monkeypatch):
+    unit = MASK.compile(32, dtype="float32", target="cpu").bundle.units[0]
+    name = re.findall(r'#include "([\w/.]+)"', unit.text)[-1]
+    before = unit.digest
+    monkeypatch.setattr(library, "static", partial(_edited, library.static, name, "int other;"))
+    library._whole.cache_clear()
+    assert replace(unit).digest != before
+
+
+@pytest.fixture(autouse=True)
+def _own_library():
+    yield
+    library._whole.cache_clear()
 
 
 def test_a_module_runs_like_the_mask(tmp_path):

@@ -49,7 +49,7 @@ def check(source: SourceUnit, arch: str, features: frozenset[Feature] = NONE) ->
     assert report.kernels, report.log
     for kernel in report.kernels:
         spills = (kernel.stack, kernel.spill_stores, kernel.spill_loads)
-        assert spills == (0, 0, 0), (arch, sorted(f.value for f in features), source.text[:400])
+        assert spills == (0, 0, 0), (arch, sorted(f.value for f in features), source.source[:400])
         (launch,) = source.mode().launches
         assert kernel.shared + launch.shared_bytes <= LIMIT
 

@@ -132,7 +132,7 @@ def check(name, target, dim, dtype, *, deterministic=False, **features):
 @pytest.mark.parametrize("name", CASES)
 def test_cpu(name):
     attn = check(name, "cpu", 40, torch.float32, **FEATURES)
-    assert ("live_run(" in attn.bundle.units[0].text) == (name not in PAIRS)
+    assert ("live_run(" in attn.bundle.units[0].source) == (name not in PAIRS)
 
 
 @pytest.mark.parametrize("target", ["cpu", "simt", "sm_80", "sm_90a"])
@@ -155,7 +155,7 @@ def test_both_passes(name, target, features):
     attn = check(name, target, 64, torch.bfloat16, **features)
     for unit in attn.bundle.units:
         if unit.target == target and unit.directions and not unit.form:
-            by_data, by_formulas = "add_data(" in unit.text, "add_intervals(" in unit.text
+            by_data, by_formulas = "add_data(" in unit.source, "add_intervals(" in unit.source
             assert by_formulas == (name in FROM_FORMULAS)
             assert by_data == (name not in FROM_FORMULAS | PAIRS)
 

@@ -203,5 +203,5 @@ def test_long_lists_are_data_to_isl():
     assert veiled(distances) == distances
     mask = mc.causal() & (mc.window(20) | mc.global_tokens(ids).columns)
     attn = mask.compile(head_dim=16, dtype="float32", target="cpu")
-    assert str(ids[-1]) not in attn.unit.text
+    assert str(ids[-1]) not in attn.unit.source
     assert mask.count(500) == mask.dense(500).sum()

@@ -271,8 +271,8 @@ def test_text():
     score = mc.score(lambda s, q, k, h: 30 * np.tanh(s / 30) + bias[h, q - k])
     assert repr(score) == "score(30 * tanh(s / 30) + bias[h, q - k])"
     attn = CAUSAL.compile(16, dtype="float32", target="cpu", score=score)
-    assert "30 * tanh(s / 30) + table0[h, q - k]" in attn.unit.text
-    assert "bias" not in attn.unit.text
+    assert "30 * tanh(s / 30) + table0[h, q - k]" in attn.unit.source
+    assert "bias" not in attn.unit.source
     assert "30 * tanh(s / 30) + table0[h, q - k]" in attn.explain()
 
 
@@ -285,7 +285,7 @@ def test_equal_formulas_share_their_kernel():
 
 
 def test_a_mask_without_a_formula_stays_as_it_was():
-    assert "score_logit" not in CAUSAL.compile(16, target="cpu").unit.text
+    assert "score_logit" not in CAUSAL.compile(16, target="cpu").unit.source
 
 
 def test_hidden_pairs_become_a_mask():

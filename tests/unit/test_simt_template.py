@@ -119,8 +119,8 @@ def test_matrix(arch, dim):
 def test_no_precision_is_given_away():
     """No instruction of matrix units, which round fp32 to TF32, and none that is approximate."""
     for unit in units(64, 64, "float32"):
-        assert not re.search(r"mma|tf32|\.approx|__expf|fast_math", unit.text)
-        assert "atomic" not in unit.text
+        assert not re.search(r"mma|tf32|\.approx|__expf|fast_math", unit.source)
+        assert "atomic" not in unit.source
 
 
 # ------------------------------------------------------------------ the page

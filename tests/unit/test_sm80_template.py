@@ -12,7 +12,7 @@ from maskc import driver
 from maskc.core.bundle import SourceUnit
 from maskc.core.dtypes import DType
 from maskc.core.errors import BuildFailed, SharedMemoryExceeded
-from maskc.core.library import static
+from maskc.core.library import standing_alone, static
 from maskc.core.problem import Direction, Feature, Problem, TileShape
 from maskc.core.target import TARGETS
 from maskc.emit.environment import render
@@ -56,7 +56,7 @@ def spec(dim: int, dtype: DType = BF16, plan: Sm80Schedule | None = None, **chan
 
 
 def unit(kernel: KernelSpec, extra: str = "") -> SourceUnit:
-    text = render("sm80/forward.cu.j2", kernel) + extra
+    text = standing_alone(render("sm80/forward.cu.j2", kernel)) + extra
     return SourceUnit("sm_80", text, kernel.tile, False)
 
 
@@ -149,32 +149,33 @@ def test_tiles_that_do_not_fit_are_refused_with_the_numbers():
 
 @pytest.mark.parametrize("dim", DIMS)
 def test_text_is_the_same_twice_and_fits_the_page(dim):
-    text = render("sm80/forward.cu.j2", spec(dim))
-    assert text == render("sm80/forward.cu.j2", spec(dim))
+    text = standing_alone(render("sm80/forward.cu.j2", spec(dim)))
+    assert text == standing_alone(render("sm80/forward.cu.j2", spec(dim)))
     assert max(map(len, text.splitlines())) <= 100
     assert "\n\n\n" not in text
     assert "#include" not in text
 
 
 def test_the_parts_come_in_the_order_of_every_target():
-    text = render("sm80/forward.cu.j2", spec(128, banner=("what this is",)))
-    marks = ["// what this is", "constexpr int HEAD_DIM", "struct Attention", "FN i32 keep(",
-             "FN struct TileList row_tiles", "mma.sync", 'extern "C" __global__']  # fmt: skip
+    text = standing_alone(render("sm80/forward.cu.j2", spec(128, banner=("what this is",))))
+    marks = ["// what this is", "struct Attention", "FN i32 keep(", "constexpr int HEAD_DIM",
+             "mma.sync", 'extern "C" __global__']  # fmt: skip
     places = [text.index(mark) for mark in marks]
     assert places == sorted(places)
 
 
 def test_dtype_reaches_instructions_only_where_it_must():
     """As constants of one file, that of the dtype."""
-    texts = [render("sm80/forward.cu.j2", spec(64, dtype)) for dtype in (BF16, F16)]
+    texts = [standing_alone(render("sm80/forward.cu.j2", spec(64, dtype))) for dtype in (BF16, F16)]
     bf16, f16 = (text.splitlines() for text in texts)
     changed = [a for a, b in zip(bf16, f16, strict=True) if a != b]
     assert changed == [
-        line for line in static("common/lib/element_bf16.cuh").splitlines() if line in changed
+        '#define ELEMENT_POLICY "common/lib/element_bf16.cuh"',
+        *(line for line in static("common/lib/element_bf16.cuh").splitlines() if line in changed),
     ]
     names = [re.search(r"ELEMENT|(\w+) =", line) for line in changed if line[:2] != "//"]
     found = [name[1] or name[0] for name in names if name]
-    assert found == ["ELEMENT", "BFLOAT16", "ROUNDING", "EXPONENT", "ONE"]
+    assert found == ["ELEMENT", "ELEMENT", "BFLOAT16", "ROUNDING", "EXPONENT", "ONE"]
 
 
 # ------------------------------------------------------------------ machine code

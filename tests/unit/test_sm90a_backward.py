@@ -164,7 +164,7 @@ def test_a_thread_for_all_that_items_share(dim):
 @pytest.mark.parametrize("dim", DIMS)
 def test_maps_are_the_members_of_the_second_parameter(dim):
     source = unit(mc.causal(), dim)
-    members = re.search(r"struct Maps {\n    TensorMap ([\w, ]+);", source.text)
+    members = re.search(r"struct Maps {\n    TensorMap ([\w, ]+);", source.source)
     assert members is not None
     assert members[1].split(", ") == [each.tensor for each in source.maps]
     assert {each.tensor for each in source.maps} <= {field.name for field in FIELDS}

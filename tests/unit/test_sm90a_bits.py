@@ -162,7 +162,7 @@ def test_bits_of_data_are_the_mask(name, dim, direction):
     unit = units["sm_90a" + ("_backward" if direction is Direction.backward else "")]
     queries = backward_schedule(driver.problem(dim, None, HEADS, "bfloat16")).score_queries
     if not unit.by_documents:
-        assert "add_data" in unit.text
+        assert "add_data" in unit.source
     bits = HostBits(bundle, unit, queries)
     for n_q, n_kv in SIZES:
         rng = np.random.default_rng(n_q)

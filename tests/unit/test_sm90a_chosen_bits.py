@@ -128,7 +128,7 @@ def test_no_pair_is_tested(name):
     assert "and of the chosen blocks, no pair is tested" in " ".join(explain(plan).split())
     for unit in driver.emit_bundle(plan).units:
         # Where a call has few pairs, delta is summed anew pair by pair, by a launch of its own.
-        text = unit.text.replace("FN i32 keep(", "").replace(FEW_PAIRS, "")
+        text = unit.source.replace("FN i32 keep(", "").replace(FEW_PAIRS, "")
         assert unit.target != "sm_90a" or "keep(" not in text
 
 

@@ -43,7 +43,7 @@ def test_planned_shared_memory_is_what_the_source_uses(direction, head_dim):
             f'static_assert(sizeof(struct {where}Shared) > {size} - 1024, "too large");\n'
             for where, size in rooms.items()
         )
-        extended = replace(source, text=source.text + asked)
+        extended = replace(source, text=source.source + asked)
         build(extended, features, source.directions, arch="compute_90a", mode=name)  # no ptxas
         assert max(rooms.values()) <= SM_90A.shared_memory
 
@@ -69,4 +69,4 @@ def test_the_size_check_can_fail():
     size = source.mode().launches[0].shared_bytes
     wrong = f'static_assert(sizeof(struct Shared) > {size}, "");\n'
     with pytest.raises(BuildFailed):
-        build(replace(source, text=source.text + wrong), NONE, (FORWARD,), arch="compute_90a")
+        build(replace(source, text=source.source + wrong), NONE, (FORWARD,), arch="compute_90a")

@@ -130,6 +130,6 @@ def test_plans_cut_long_rows_only():
             assert (merge.grid, merge.threads, unit.tile.q % merge.per_block) == (
                 Grid.merges, 128, 0,
             )  # fmt: skip
-            assert f"MERGE_ROWS = {merge.per_block}," in unit.text
-        assert "PART_FLOATS = TILE_Q * (HEAD_DIM + 2);" in unit.text
+            assert f"MERGE_ROWS = {merge.per_block}," in unit.source
+        assert "PART_FLOATS = TILE_Q * (HEAD_DIM + 2);" in unit.source
         assert unit.row_floats == dim + 2

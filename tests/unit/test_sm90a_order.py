@@ -40,13 +40,17 @@ def _between(text: str, first: str, last: str) -> str:
 
 def ranks(unit):
     """rank(block of arguments, head, row, column) of a source."""
-    text = unit.text
+    text = unit.source
     own = "FN i32 behind(" if unit.ranges else "FN i32 column_at("
     own_end = "// The host wrote nothing" if unit.ranges else "// What the host wrote"
     source = "".join([
         _between(text, "typedef int i32;", "\n};\n"), "\n};\n", _SHIMS,
-        _between(text, "FN i32 min_i32", "FN i32 keep("),
+        _between(text, "FN i32 min_i32", "// The two sides from which"),
+        _between(text, "// The constants and arrays of one head's mask", "// Whether query q"),
+        _between(text, "FN struct Mask load_mask", "\n}\n"), "\n}\n",
         _between(text, "struct TileList {", "FN struct Tile tile_at"),
+        _between(text, "FN struct TileList row_tiles", "#define ELEMENT_POLICY")
+        if unit.ranges else "",
         "typedef struct TileList List;\n", _between(text, own, own_end),
         _between(text, "FN i32 rank_of(", "FN struct Turn turn_at("), _DRIVER,
     ])  # fmt: skip

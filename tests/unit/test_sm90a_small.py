@@ -89,7 +89,7 @@ def test_which_sources_a_bundle_has():
             asked = [name for name, _ in unit.modes if name != "packed"]  # taken wherever it fits
             assert names == asked
             assert bundle.variants[0].recipe(unit.tile) in bundle.variants[0].recipes
-            assert f"{unit.tile.q} queries x {unit.tile.k} keys" in unit.text
+            assert f"{unit.tile.q} queries x {unit.tile.k} keys" in unit.source
 
 
 # ------------------------------------------------------------------ the model

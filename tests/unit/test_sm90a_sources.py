@@ -123,7 +123,7 @@ class Job:
 
     def __str__(self) -> str:
         direction = self.unit.directions[0].value
-        title = self.unit.text.partition("\n")[0].removeprefix("// Attention for one mask: ")
+        title = self.unit.source.partition("\n")[0].removeprefix("// Attention for one mask: ")
         features = "+".join(sorted(feature.value for feature in self.features)) or "plain"
         return f"{direction} of {MASKS[self.unit.digest]}: {title} {features}, {self.mode}"
 
@@ -239,8 +239,8 @@ BROKEN = {
 @pytest.mark.parametrize("fault", BROKEN)
 def test_the_gate_can_fail(fault):
     source = unit("causal", FORWARD, 256)
-    assert BROKEN[fault][0] in source.text
-    broken = replace(source, text=source.text.replace(*BROKEN[fault]))
+    assert BROKEN[fault][0] in source.source
+    broken = replace(source, text=source.source.replace(*BROKEN[fault]))
     MASKS[broken.digest] = fault
     if fault in ("under p v", "local memory", "ordinary registers") and sass.disassembler() is None:
         pytest.skip("nvdisasm comes with the nvidia-cuda-nvdisasm wheel")
@@ -336,9 +336,9 @@ def test_maps_and_modes(direction):
         assert all(each.rows <= 256 for each in source.maps)
         for mode in modes.values():
             for launch in mode.launches:
-                assert f"\n{launch.entry}(" in source.text
+                assert f"\n{launch.entry}(" in source.source
                 assert launch.threads % 32 == 0
-            assert not mode.macro or f"#ifndef {mode.macro}\n" in source.text
+            assert not mode.macro or f"#ifndef {mode.macro}\n" in source.source
 
 
 # ------------------------------------------------------------------ the text
@@ -361,8 +361,8 @@ def test_equal_masks_have_equal_sources(direction, name):
     again = unit_of(EQUAL[name][0](), direction, 128, "bfloat16")
     assert left.text == again.text
     assert left.digest == right.digest, "all but comments are equal"
-    assert [line for line in left.text.splitlines() if "//" not in line] == [
-        line for line in right.text.splitlines() if "//" not in line
+    assert [line for line in left.source.splitlines() if "//" not in line] == [
+        line for line in right.source.splitlines() if "//" not in line
     ]
 
 
@@ -371,7 +371,7 @@ def test_lines_fit_a_screen(direction):
     """All but formulas, whose terms stand on one line each."""
     for name in ("causal", "longformer", "documents", "bigbird_itc"):
         for head_dim in (64, 128, 256):
-            lines = unit(name, direction, head_dim).text.splitlines()
+            lines = unit(name, direction, head_dim).source.splitlines()
             long = [f"{i}: {line}" for i, line in enumerate(lines, 1) if len(line) > 100]
             assert not long, "\n".join(long)
 

@@ -113,7 +113,7 @@ def test_what_a_source_is():
             ((_, mode),) = unit.modes
             (launch,) = mode.launches
             assert launch.shared_bytes == 0
-            assert f"\n{launch.entry}(" in unit.text
+            assert f"\n{launch.entry}(" in unit.source
         assert forward.offers(ALL)
         assert back.offers(OF_ROWS)
         assert not any(back.offers(frozenset({f})) for f in (Feature.alibi, Feature.sinks))
@@ -304,7 +304,7 @@ def test_warmup_builds_what_serves(machine):
     bundle = driver.emit_bundle(planned(BLOCKS))
     mask = CompiledMask(bundle, "sm_90a")
     mask.warmup()
-    texts = {unit.text: unit.key for unit in bundle.units}
+    texts = {unit.source: unit.key for unit in bundle.units}
     built = {(texts[text], mode) for text, mode, _ in machine.built}
     assert {("sm_90a_tiny", "usual"), ("sm_90a_tiny_backward", ONCE)} <= built
     machine.built.clear()
@@ -364,7 +364,7 @@ def test_features_cost_no_spills(dim, mask):
 def test_the_gate_can_fail():
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     unit = tiny_units(BLOCKS)["sm_90a_tiny"]
-    text = unit.text.replace(
+    text = unit.source.replace(
         "    Output o;\n", "    volatile i32 x[9]; x[p.n_q % 9] = 1;\n    Output o;\n"
     )
     assert faults((replace(unit, text=text), NONE))
@@ -374,6 +374,6 @@ def test_the_gate_can_fail():
 def test_lines_fit_a_screen(dim):
     for mask in (BLOCKS, GAPS, HEADS):
         for unit in tiny_units(mask, dim).values():
-            assert max(map(len, unit.text.splitlines())) <= 100
-            assert "\n\n\n" not in unit.text
-            assert unit.text.isascii()
+            assert max(map(len, unit.source.splitlines())) <= 100
+            assert "\n\n\n" not in unit.source
+            assert unit.source.isascii()

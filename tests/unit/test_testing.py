@@ -135,8 +135,8 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         def emitted(*given: Any, **more: Any) -> Any:
             bundle = emit(*given, **more)
-            units = tuple(replace(u, text=u.text.replace(right, wrong)) for u in bundle.units)
-            assert all(right in unit.text for unit in bundle.units)
+            units = tuple(replace(u, text=u.source.replace(right, wrong)) for u in bundle.units)
+            assert all(right in unit.source for unit in bundle.units)
             return replace(bundle, units=units)
 
         monkeypatch.setattr(driver, "emit_bundle", emitted)

@@ -407,3 +407,49 @@ class MaskCalled(MaskcError, TypeError):
     code = "MC442"
     message = "a mask is a set of pairs and no function"
     hint = "mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a function"
+
+
+class NotRecorded(MaskcError):
+    """A call cannot become a part of a program that JAX compiles for a GPU."""
+
+    code = "MC480"
+    message = "this call cannot run inside of a program that JAX compiles: {0}"
+    hint = (
+        "give data as arrays of integers or booleans on the device; where the host has to choose "
+        "keys, call the compiled mask with torch or CuPy arrays, outside of jax.jit"
+    )
+
+
+class NotTraced(MaskcError, TypeError):
+    """A call with arrays of JAX got what JAX cannot trace, or traces where it must not."""
+
+    code = "MC481"
+    message = "{0} is {1}"
+    hint = "{2}"
+
+
+class OnlyOneDerivative(MaskcError, TypeError):
+    """JAX asked for a derivative of the gradients of attention."""
+
+    code = "MC482"
+    message = "attention has gradients, and these have no derivative"
+    hint = "jax.grad and jax.vjp work, once; jax.hessian and jax.jacfwd do not"
+
+
+class NoRunner(MaskcError):
+    """The library that runs kernels inside of a program of XLA's cannot be built or loaded."""
+
+    code = "MC483"
+    message = "JAX cannot run kernels of maskc: {0}"
+    hint = "install jaxlib with its headers, an NVIDIA driver of CUDA 12 or later for GPUs"
+
+
+class NotASplashMask(MaskcError, TypeError):
+    """`from_splash` was given something that is no mask of Splash attention."""
+
+    code = "MC484"
+    message = "cannot read {0} as a mask of Splash"
+    hint = (
+        "CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask, MultiHeadMask, & and | of "
+        "these, and boolean arrays are known; write others with mc.where(lambda q, k: ...)"
+    )

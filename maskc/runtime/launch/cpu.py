@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -115,8 +116,13 @@ class CpuKernel(HostKernel):
     ) -> None:  # fmt: skip
         """Run to completion."""
         block = filled(sent, pointers, numbers)
+        entry, threads = self.entry(plan.direction)
+        entry(ctypes.byref(block), threads)
+
+    def entry(self, direction: Direction) -> tuple[Any, int]:
+        """The function that computes a pass, and the threads that it may use."""
         _Threads.started = True
-        self._functions[plan.direction](ctypes.byref(block), thread_count())
+        return self._functions[direction], thread_count()
 
 
 def load_library(binary: Binary) -> ctypes.CDLL:

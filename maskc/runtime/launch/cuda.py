@@ -19,7 +19,7 @@ from maskc.core.bundle import Launch, Mode, SourceUnit
 from maskc.core.errors import ExtraMissing, NoDevice, not_imported
 from maskc.core.problem import Features
 from maskc.core.target import Target
-from maskc.core.tensors import Shape
+from maskc.core.tensors import PAPER, Shape
 from maskc.dispatch.launch_plan import LaunchPlan
 from maskc.runtime.launch.prepared import (
     PER_THREAD,
@@ -30,6 +30,7 @@ from maskc.runtime.launch.prepared import (
     fill_scale,
     prepared,
 )
+from maskc.runtime.launch.recording import PaperDriver
 from maskc.runtime.launch.tensor_maps import BYTES, Encode, Maps, encode_with
 
 _SHARED = 8
@@ -57,6 +58,7 @@ def device_arch(target: str, device: int) -> str:
         NoDevice: there is none, or it cannot run the target.
     """
     found = gpus()
+    device %= PAPER
     if device >= len(found):
         raise NoDevice(target, f"there is none with index {device}", at="target")
     specific = target.endswith("a")
@@ -409,7 +411,9 @@ class _Borrowed:
 
 
 @cache
-def _driver(device: int) -> _Bindings | _CuPy:
+def _driver(device: int) -> _Bindings | _CuPy | PaperDriver:
+    if device >= PAPER:
+        return PaperDriver(_driver(device - PAPER))
     try:
         from cuda.bindings import driver
     except ImportError:

@@ -12,11 +12,13 @@ from maskc.core.errors import DropoutNotRun, NoCompiler, ScoreNotRun
 from maskc.core.problem import Feature, Features
 from maskc.core.source import outside
 from maskc.core.target import Target
+from maskc.core.tensors import PAPER
 from maskc.layout import Rank, best
 from maskc.runtime.launch.cpu import CpuKernel
 from maskc.runtime.launch.cuda import CudaKernel, device_arch
 from maskc.runtime.launch.numpy_kernel import FallbackWarning, NumPyKernel
 from maskc.runtime.launch.prepared import Kernel
+from maskc.runtime.launch.recording import PaperKernel
 
 Key = tuple[str, str, Features, int]
 """Source, mode, features, device."""
@@ -105,7 +107,8 @@ class Kernels:
             )
             return NumPyKernel(self._bundle, unit.tile, features)
         self._reports[key] = binary.report
-        return CpuKernel(binary)
+        kernel = CpuKernel(binary)
+        return PaperKernel(kernel) if device >= PAPER else kernel
 
     @property
     def reports(self) -> Mapping[Features, BuildReport]:

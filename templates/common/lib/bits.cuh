@@ -1,3 +1,4 @@
+#pragma once
 // Intervals of columns as bits.
 
 FN u32 bits_from(i32 first) {  // all from bit `first` on; none from 32 on, unlike <<

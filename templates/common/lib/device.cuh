@@ -1,3 +1,4 @@
+#pragma once
 // What every CUDA family needs of the machine: short type names, numbers, instructions.
 // Needs: FN, common/lib/element_*.cuh.
 

@@ -1,3 +1,4 @@
+#pragma once
 // Numbers in memory are bfloat16. Gives ELEMENT, the type's name in PTX, and what depends on it.
 
 #define ELEMENT "bf16"

@@ -1,3 +1,4 @@
+#pragma once
 // What formulas of masks are computed in: 32 bits, or 64 where a call's lengths, numbers or data
 // could take something beyond. The includer defines FN.
 

@@ -1,3 +1,4 @@
+#pragma once
 // Arithmetic of indices and of formulas. The includer defines FN.
 
 FN i32 min_i32(i32 a, i32 b) { return a < b ? a : b; }

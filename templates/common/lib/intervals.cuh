@@ -1,7 +1,9 @@
-// The live columns of a row as bits, where they lie in a few intervals.
+// The live columns of a row as bits, where they lie in a few intervals; without HAS_INTERVALS there
+// are none beside what a policy tells.
 // Needs: bits.cuh, mask_sides.cuh; Own, a type of a thread's columns, Bounds, INTERVALS and
 // row_bounds of the mask.
 
+#if HAS_INTERVALS
 // Those before `end`, which counts keys; `only` tells of interval i which bits of word w count.
 template <class Side, class Own, class Only>
 FN void add_intervals(u32 (&word)[Own::WORDS], const struct Mask &mask, i32 row, i32 column,
@@ -23,3 +25,8 @@ FN void add_intervals(u32 (&word)[Own::WORDS], const struct Mask &mask, i32 row,
     const auto all = [](int, int) { return ~0u; };
     add_intervals<Side, Own>(word, mask, row, column, end, n_q, n_kv, all);
 }
+#else
+constexpr int INTERVALS = 0;
+template <class Side, class Own>
+FN void add_intervals(u32 (&)[Own::WORDS], const struct Mask &, i32, i32, i32, i32, i32) {}
+#endif

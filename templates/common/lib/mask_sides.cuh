@@ -1,5 +1,8 @@
+#pragma once
 // The two sides from which kernels look at a mask.
-// Needs: mask_row, the query at a row of the tiles.
+
+// Which query a row of the tiles is; kernels say it.
+FN i32 mask_row(const struct Attention &p, i32 row);
 
 // Rows are queries, columns are keys. Keys past the last one are never visible.
 struct ByQuery {
@@ -28,3 +31,9 @@ struct ByKey {
 template <bool KEY_ROWS> struct SideType { typedef ByQuery Type; };
 template <> struct SideType<true> { typedef ByKey Type; };
 template <bool KEY_ROWS> using SideOf = typename SideType<KEY_ROWS>::Type;
+
+// What data tell of rows: a config header has more for the sides that they do.
+template <class Side>
+struct DataRows {  // data do not tell
+    static constexpr int INTERVALS = 0;
+};

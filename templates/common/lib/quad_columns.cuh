@@ -1,3 +1,4 @@
+#pragma once
 // The columns of a tile that a thread has in a row of an accumulator, two of every eight: bit
 // 2 i + e of a row is column 8 i + 2 (lane % 4) + e.
 // Needs: bits.cuh. Gives: own_before, QuadColumns.

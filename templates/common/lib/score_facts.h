@@ -1,7 +1,7 @@
 // What is done to scores where a mask has no formula of its own, by the options of a call:
 //     softcap * tanh(s / softcap) - alibi_slopes[head] * |p - k|, p being the query's position,
 // with the parts that a source is built with. Kernels ask for these facts, which
-// common/gen/features.h.j2 gives of other formulas.
+// features.h gives of other formulas.
 //     SCORED         a logit is more than its score times the scale.
 //     SCORE_BENDS    its derivative by scale * score is not 1 everywhere.
 //     SCORE_CAPS     it is height * tanh(scale * score / height), before anything is added.

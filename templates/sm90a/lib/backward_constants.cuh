@@ -10,6 +10,19 @@
 #ifndef APART
 #define APART 0  // a launch of its own makes dq, by tile rows; the main one, dk and dv
 #endif
+// Shares of dq leave through shared memory and bulk copies that add, or straight from registers.
+#define STAGED (BULK_SHARES && !ONCE && !APART)
+// Pairs are kept by their scores and thresholds, on top of the mask.
+#if WITH_THRESHOLDS
+#define THRESHOLDS 1
+#else
+#define THRESHOLDS 0
+#endif
+#if BULK_SHARES
+constexpr int DQ_PIECES = 8;  // of eight columns of a share of a tile of dq
+#else
+constexpr int DQ_PIECES = HEAD_DIM / 8 / SHARES;
+#endif
 constexpr int THREADS = 128 * (GROUPS + 1);
 // Tiles of dq of all heads but the first ones get their zeros while these are computed.
 #define ZEROES (STAGED && !DETERMINISTIC)

@@ -1,5 +1,5 @@
 // Which tile columns a block takes; in deterministic mode also who adds to dq after whom.
-// Needs: work.cuh, backward_workspace.cuh, order_csr.cuh or order_range.cuh. Gives: Item, Turn.
+// Needs: work.cuh, backward_workspace.cuh, order.cuh. Gives: Item, Turn.
 
 // A tile column, and the query heads that are taken one after another.
 struct alignas(16) Item {

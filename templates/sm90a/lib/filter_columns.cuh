@@ -1,6 +1,6 @@
 // A filter beside any mask policy: of the pairs that are visible those remain whose scores reach
 // their column's threshold, and those that are spared. Columns are queries.
-// Needs: thresholds.cuh, visible.cuh; SPARES and spare of spared_*.cuh.
+// Needs: thresholds.cuh, visible.cuh; SPARES and spare of spared.cuh.
 
 FN struct Visible see_all() {
     struct Visible seen;

@@ -1,6 +1,6 @@
 // A filter beside any mask policy: of the pairs that are visible those remain whose scores reach
 // their row's threshold, and those that are spared. Rows are queries.
-// Needs: thresholds.cuh, bits.cuh, visible.cuh, mask_row; SPARES and spare of spared_*.cuh.
+// Needs: thresholds.cuh, bits.cuh, visible.cuh, mask_row; SPARES and spare of spared.cuh.
 
 FN void see_all(struct Visible &seen) {
 #pragma unroll

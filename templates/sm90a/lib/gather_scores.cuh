@@ -1,5 +1,5 @@
 // The scores of an indexer by wgmma: one warpgroup copies heads for the others, which compute.
-// Needs: index_scores.cuh, ptx.cuh, gen/wgmma.cuh.j2.
+// Needs: index_scores.cuh, ptx.cuh, wgmma.cuh.
 
 #include "sm90a/lib/ptx.cuh"
 

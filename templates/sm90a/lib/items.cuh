@@ -1,5 +1,5 @@
 // Items of the work list, and copies of their tiles.
-// Needs: work.cuh, ptx.cuh, tokens.cuh or gen/grid_tiles.cuh.j2.
+// Needs: work.cuh, ptx.cuh, tokens.cuh.
 
 constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item, or part
 constexpr i32 END = 1 << 30;    // there is no tile, and none will come

@@ -1,6 +1,12 @@
 // Mask policy: the live columns of a row are a few intervals, in some of which blocks of keys were
 // chosen at run time. See mask_policy.cuh.
-// Needs: intervals.cuh, chosen_blocks.cuh; BLOCKS_EARLY.
+// Needs: CHOSEN_Q, CHOSEN_K, BLOCKS_EARLY and what follows them of the config header.
+
+#include "sm90a/lib/visible.cuh"
+
+#include "common/lib/intervals.cuh"
+
+#include "sm90a/lib/chosen_blocks.cuh"
 
 constexpr bool MASK_EARLY = BLOCKS_EARLY;
 constexpr bool MASK_HEAVY = true;

@@ -1,7 +1,12 @@
 // Mask policy: tiles of keys begin with documents. Where all keys are of one, rows of that document
 // see intervals, and others nothing; else the mask's formula decides. See mask_policy.cuh.
-// Needs: pairs.cuh, intervals.cuh or no_intervals.cuh; ENDS, query_documents, key_documents of the
-// mask.
+// Needs: ENDS, query_documents, key_documents of the config header.
+
+#include "sm90a/lib/visible.cuh"
+
+#include "common/lib/intervals.cuh"
+
+#include "common/lib/pairs.cuh"
 
 constexpr bool MASK_EARLY = true;
 constexpr bool MASK_HEAVY = true;

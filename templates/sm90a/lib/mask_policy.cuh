@@ -10,3 +10,12 @@
 //                                    need no registers; else the product runs meanwhile
 //   MASK_HEAVY                       looking takes the registers in which other numbers could wait
 // Visible is the answer, and apply_mask, of apply_mask.cuh, hides the rest.
+// Needs: mask_row, Scores.
+
+#include "common/lib/bits.cuh"
+
+#include "common/lib/quad_columns.cuh"
+
+#include MASK_POLICY
+
+#include "sm90a/lib/apply_mask.cuh"

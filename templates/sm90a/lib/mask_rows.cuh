@@ -1,7 +1,23 @@
 // Mask policy: a row's live columns are a few intervals, whose ends follow from formulas or from
 // data, or the mask's formula decides pair by pair. See mask_policy.cuh.
-// Needs: see_rows of the mask.
 
+#include "sm90a/lib/visible.cuh"
+
+// Beside distances small heads leave too few registers for runs.
+[[maybe_unused]] constexpr bool DATA_FIT = !(HEAD_GRADIENT && HEAD_DIM <= 64);
+
+#include "common/lib/rows.cuh"
+
+#if HAS_INTERVALS
+constexpr bool MASK_EARLY = false;  // intervals are cheap
+constexpr bool MASK_HEAVY = INTERVALS > 2;
+#elif DATA_ROWS
+constexpr bool MASK_EARLY = DATA_EARLY;
+constexpr bool MASK_HEAVY = DATA_OF_KEYS || LONG_FORMULA || QUERY_RUN < 8;
+#else
+constexpr bool MASK_EARLY = true;
+constexpr bool MASK_HEAVY = LONG_FORMULA || QUERY_RUN < 8;
+#endif
 constexpr bool MASK_FETCHED = false;
 struct MaskRow {};
 FN void begin_row(struct MaskRow &) {}

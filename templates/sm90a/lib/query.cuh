@@ -1,5 +1,5 @@
 // A warpgroup's q, and its products with keys.
-// Needs: ptx.cuh, gen/wgmma.cuh.j2; Shared and Scores of the includer.
+// Needs: ptx.cuh, wgmma.cuh; Shared and Scores of the includer.
 
 // Where a lane points ldmatrix and stmatrix for 16 columns of its warp's rows of q or out.
 FN u32 warp_rows(u32 tile, i32 group, int step) {

@@ -1,5 +1,5 @@
 // Products of gradients where warpgroups divide the keys of a tile column.
-// Needs: backward_products.cuh, backward_workspace.cuh, gen/wgmma.cuh.j2.
+// Needs: backward_products.cuh, backward_workspace.cuh, wgmma.cuh.
 
 FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
     const u32 half = SHARE_COLUMNS ? 0 : group * 64 * SLAB_ROW;

@@ -1,6 +1,6 @@
 // Products of bytes want both operands along their reduction: v is turned around before the pass,
 // tile by tile, and lies in memory as it will lie in shared memory.
-// Needs: tokens.cuh or gen/grid_tiles.cuh.j2, work.cuh, gen/wgmma.cuh.j2.
+// Needs: tokens.cuh, work.cuh, wgmma.cuh.
 
 // A tile has a row of TILE_K bytes for each column of v, whose 16-byte pieces trade places as the
 // products expect: with row % 8 where there are 128, with row / 2 % 4 where there are 64.

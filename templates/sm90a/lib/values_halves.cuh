@@ -1,6 +1,6 @@
 // The operand policy of tensors with two bytes an element: where values lie, and what scores and
 // results are multiplied by. values_bytes.cuh is the other one.
-// Needs: items.cuh, gen/wgmma.cuh.j2, gen/softmax.cuh.j2. Gives: Maps, Values, values_in,
+// Needs: items.cuh, wgmma.cuh, softmax.cuh. Gives: Maps, Values, values_in,
 // load_values, values_operand, values_step, Factors, factors_of, begin_row, multiply_scores, lower.
 
 struct Maps {

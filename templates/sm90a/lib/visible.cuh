@@ -7,3 +7,14 @@ struct Visible {
     u32 word[2][WORDS];
 };
 FN u32 word_of(const struct Visible &seen, int r, int w) { return seen.word[r][w]; }
+
+// Where rows are keys, those past the last one see nothing.
+template <class Side>
+FN void hide_keys_past(struct Visible &seen, const i32 (&rows)[2], i32 n_kv) {
+    if (!Side::KEY_ROWS) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int w = 0; w < WORDS; w++)
+            if (rows[r] >= n_kv) seen.word[r][w] = 0;
+}

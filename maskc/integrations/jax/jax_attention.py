@@ -1,0 +1,270 @@
+"""The public function, and its gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from numbers import Real
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from maskc import conventions
+from maskc.core.dropout import PARTS, check_rate
+from maskc.core.errors import (
+    BadOption,
+    DropoutSeed,
+    DTypesDiffer,
+    NotTraced,
+    ScoreOption,
+    WrongRank,
+)
+from maskc.dsl.mask import Mask
+from maskc.dsl.score_tracer import Score, as_score
+from maskc.integrations.jax.lowered import BACKWARD, FORWARD
+from maskc.integrations.jax.traced_call import (
+    LAYOUTS,
+    TracedCall,
+    TracedScore,
+    taken_apart,
+)
+
+_SINGLE = ("float32", "bfloat16", "float16")
+
+
+def attention(
+    q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None, layout: str = "bnhd",
+    return_lse: bool = False, softcap: float | None = None, alibi_slopes: Any = None,
+    sink_logits: Any = None, deterministic: bool = False, score: Score | Any = None,
+    dropout_p: float = 0.0, dropout_seed: Any = None, **data: Any,
+) -> Any:  # fmt: skip
+    """softmax(scale * q k^T, restricted to the mask) v, on arrays of JAX.
+
+    Works under jax.jit, jax.grad and jax.vjp (q, k, v, alibi_slopes, sink_logits and tables of a
+    score get gradients, once), jax.vmap, jax.lax.scan, jax.checkpoint, and inside of
+    jax.shard_map over sequences and heads. The mask and all numbers are known when JAX traces;
+    arrays are traced. GSPMD does not cut a custom call: use shard_map where arrays are sharded.
+
+    Args:
+        q: queries [B, N, Hq, D], or [B, Hq, N, D] with layout="bhnd"; fp32, bf16 or fp16.
+        k: keys [B, Nkv, Hkv, D]; Hq is a multiple of Hkv.
+        v: values [B, Nkv, Hkv, Dv].
+        mask: any mask.
+        scale: factor of q . k; D^-1/2 when None.
+        layout: "bnhd", as jax.nn.dot_product_attention has it, or "bhnd".
+        return_lse: also return the log-sum-exp of every row, which has gradients as well.
+        softcap: scores become softcap * tanh(score / softcap) first.
+        alibi_slopes: [Hq]; -slope * |p - k| is added to the scores.
+        sink_logits: [Hq]; one more logit per head in the denominator.
+        deterministic: gradients have the same bits on every run.
+        score: what softmax sees in place of scale * q . k, see `mc.score`. Arrays of JAX are given
+            by name, for `mc.table`; arrays that a formula captures are NumPy's.
+        dropout_p: the share of weights that are dropped.
+        dropout_seed: decides which ones: a key of jax.random, an integer, or an array of one.
+        **data: the mask's and the score's data by name: arrays, traced or not, and plain numbers.
+
+    Returns:
+        out in the layout of q, or (out, lse) with lse fp32 [B, Hq, N].
+
+    Raises:
+        NotTraced: something that must be known is traced, or data that are no arrays (MC481).
+        OnlyOneDerivative: a derivative of the gradients is asked for (MC482).
+        TypeError: a forward-mode derivative is asked for, from JAX itself.
+        NotRecorded: on a GPU, a mask that the host must read data for (MC480).
+        NoRunner: jaxlib has no headers (MC483).
+        NotExported: jax.export meets the call (MC420).
+        MaskcError: as of `maskc.attention`; shapes are looked at when XLA's program is made.
+    """
+    if not isinstance(mask, Mask):
+        raise conventions.without_mask(mask, data)
+    if layout not in LAYOUTS:
+        raise BadOption("layout", " or ".join(map(repr, LAYOUTS)), repr(layout), at="layout")
+    q, k, v = _arrays(q, k, v, layout)
+    scored, tables = _score(score, softcap, alibi_slopes, data)
+    spec, arrays = taken_apart({**data, **tables})
+    rate = seed = None
+    if _number("dropout_p", dropout_p):
+        check_rate(dropout_p, "dropout_p")
+        rate, seed = round(dropout_p * PARTS), _seed(dropout_seed)
+    call = TracedCall(
+        mask, scored, layout, _number("scale", scale), _number("softcap", softcap),
+        bool(deterministic), rate, alibi_slopes is not None, sink_logits is not None, spec,
+    )  # fmt: skip
+    rest = [jnp.asarray(x, np.float32) for x in (alibi_slopes, sink_logits) if x is not None]
+    arrays = [
+        x.astype(np.float32) if name in call.tables else x
+        for name, x in zip(call.names[len(rest) :], arrays, strict=False)
+    ]
+    given = _alike([q, k, v, *rest, *arrays, *([] if seed is None else [seed])])
+    if not return_lse:
+        return _out(call, *given)
+    return _both(call, *given)
+
+
+def _arrays(q: Any, k: Any, v: Any, layout: str) -> tuple[Any, Any, Any]:
+    """q, k and v as arrays of JAX with as many sequences.
+
+    Raises:
+        WrongRank, DTypesDiffer.
+    """
+    q, k, v = map(jnp.asarray, (q, k, v))
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise WrongRank(name, x.shape, at=name)
+        if x.dtype != q.dtype:
+            raise DTypesDiffer(q.dtype.name, name, x.dtype.name, at=name)
+    batch = q.shape[0]
+    k, v = (
+        jnp.broadcast_to(x, (batch, *x.shape[1:])) if x.shape[0] == 1 != batch else x
+        for x in (k, v)
+    )
+    return q, k, v
+
+
+def _score(
+    score: Any, softcap: Any, slopes: Any, data: dict[str, Any]
+) -> tuple[TracedScore | None, dict[str, Any]]:
+    """(the formula, the arrays that it captured)."""
+    if score is None:
+        return None, {}
+    if softcap is not None:
+        raise ScoreOption("softcap=", "cap * tanh(s / cap)", at="softcap")
+    if slopes is not None:
+        raise ScoreOption("alibi_slopes=", "s - slopes[h] * abs(q - k)", at="alibi_slopes")
+    made = as_score(score)
+    captured = {name: x for name, x in made.inputs.captured.items() if name not in data}
+    return TracedScore.of(made), captured
+
+
+def _number(name: str, x: Any) -> float | None:
+    if x is None:
+        return None
+    if isinstance(x, jax.core.Tracer):
+        raise NotTraced(name, "traced", "it must be known: pass a number of Python", at=name)
+    if isinstance(x, Real):
+        return float(x)
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        raise BadOption(name, "a number", repr(x), at=name) from None
+
+
+def _seed(seed: Any) -> Any:
+    """Two words of 32 bits, the lower one first.
+
+    Raises:
+        DropoutSeed: it is missing, or no integer (MC431).
+    """
+    hint = "pass dropout_seed=, a key of jax.random, an integer, or an array of one"
+    if seed is None:
+        raise DropoutSeed("missing", hint, at="dropout_seed")
+    if isinstance(seed, int) and not isinstance(seed, bool) and -(1 << 63) <= seed < 1 << 64:
+        seed &= (1 << 64) - 1
+        return jnp.asarray([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+    x = seed if isinstance(seed, jax.Array) else jnp.asarray(seed)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.bits(x, (2,), np.uint32)
+    if x.size != 1 or not jnp.issubdtype(x.dtype, jnp.integer):
+        raise DropoutSeed(f"{x.dtype.name}, {list(x.shape)}", hint, at="dropout_seed")
+    x = x.reshape(())
+    if x.dtype.itemsize == 8:
+        return jax.lax.bitcast_convert_type(x, np.uint32)
+    wide = x.astype(np.int32) if jnp.issubdtype(x.dtype, jnp.signedinteger) else x
+    above = jnp.where(wide < 0, np.uint32(0xFFFFFFFF), np.uint32(0))
+    return jnp.stack([wide.astype(np.uint32), above])
+
+
+def _alike(arrays: list[Any]) -> list[Any]:
+    """Arrays that vary along the same axes of shard_map; gradients of others are added up there."""
+    kinds: list[Any] = [getattr(jax.typeof(x), "manual_axis_type", None) for x in arrays]
+    if None in kinds:
+        return arrays
+    axes = frozenset().union(*(kind.varying for kind in kinds))
+    made = []
+    for x, kind in zip(arrays, kinds, strict=True):
+        more = tuple(sorted(axes - kind.varying, key=str))
+        made.append(jax.lax.pcast(x, more, to="varying") if more else x)
+    return made
+
+
+# ------------------------------------------------------------------ gradients
+
+
+def _forward(call: TracedCall, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
+    out, lse = FORWARD.bind(*arrays, call=call)
+    return out, lse.reshape(lse.shape[:3])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _out(call: TracedCall, *arrays: Any) -> Any:
+    return _forward(call, arrays)[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _both(call: TracedCall, *arrays: Any) -> Any:
+    return _forward(call, arrays)
+
+
+def _kept(call: TracedCall, *arrays: Any) -> tuple[Any, Any]:
+    out, lse = _forward(call, arrays)
+    return (out, lse), (arrays, out, lse)
+
+
+def _out_kept(call: TracedCall, *arrays: Any) -> tuple[Any, Any]:
+    (out, _), kept = _kept(call, *arrays)
+    return out, kept
+
+
+def _of_out(call: TracedCall, kept: Any, dout: Any) -> tuple[Any, ...]:
+    arrays, out, lse = kept
+    return _placed(call, arrays, _backward(call, arrays, out, lse, dout))
+
+
+def _of_both(call: TracedCall, kept: Any, gradients: Any) -> tuple[Any, ...]:
+    arrays, out, lse = kept
+    dout, dlse = gradients
+    found = _backward(call, arrays, out, lse, dout)
+    more = _through_lse(call, arrays, out, lse, dlse)
+    return _placed(call, arrays, [a + b for a, b in zip(found, more, strict=True)])
+
+
+_out.defvjp(_out_kept, _of_out)
+_both.defvjp(_kept, _of_both)
+
+
+def _backward(call: TracedCall, arrays: Any, out: Any, lse: Any, dout: Any) -> list[Any]:
+    q, k, v, *rest = arrays
+    return list(BACKWARD.bind(q, k, v, out, lse, dout, *rest, call=call))
+
+
+def _through_lse(call: TracedCall, arrays: Any, out: Any, lse: Any, dlse: Any) -> list[Any]:
+    """The gradients for dlse alone, by the kernels that only know dout.
+
+    With p the probabilities, ds = p * (dout . v - dout . out) + p * dlse. Where v has a one in
+    front and zeros behind, out is 0 and dout holds dlse in front, the first term is the second.
+    """
+    q, k, v, *rest = arrays
+    empty = lse == -jnp.inf
+    dlse = jnp.where(empty, 0, dlse)
+    axis = jnp.arange(v.shape[-1]) == 0
+    pushed = jnp.swapaxes(dlse, 1, 2) if call.layout == "bnhd" else dlse
+    dout = jnp.where(axis, pushed[..., None], 0).astype(v.dtype)
+    ones = jnp.broadcast_to(axis.astype(v.dtype), v.shape) + 0 * v
+    plain = call if call.rate is None else replace(call, rate=0)
+    found = _backward(plain, (q, k, ones, *rest), jnp.zeros_like(out), lse, dout)
+    found[2] = jnp.zeros_like(v)
+    if call.sinks:
+        sinks = arrays[3 + call.slopes]
+        share = jnp.where(empty, 0, jnp.exp(sinks[:, None] - lse))
+        found[3] = found[3] + (share * dlse).sum((0, 2))
+    return found
+
+
+def _placed(call: TracedCall, arrays: Any, found: list[Any]) -> tuple[Any, ...]:
+    """The gradients in the order of the arrays; None where there is none."""
+    named = dict(zip(call.with_gradients, found[3:], strict=True))
+    names = call.names
+    rest = [named.get(name) for name in names]
+    return (*found[:3], *rest)

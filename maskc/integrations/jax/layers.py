@@ -1,0 +1,58 @@
+"""The door for attention layers of Flax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+import maskc as mc
+from maskc.core.errors import BadOption
+from maskc.dsl.mask import Mask
+from maskc.integrations.jax.jax_attention import attention
+
+
+def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
+    """What `attention_fn=` of flax.linen's and flax.nnx's MultiHeadAttention takes.
+
+        nn.MultiHeadAttention(num_heads=8, attention_fn=attention_fn(mc.causal()))
+
+    The layer's own dropout is the attention's, drawn for each pair: broadcast_dropout, which draws
+    once for all sequences and heads, has no effect. Precision is that of the kernels, which add up
+    in fp32.
+
+    Args:
+        mask: any mask; the layer is called without one.
+        **options: of `maskc.integrations.jax.attention`: softcap, alibi_slopes, data, ...
+
+    Raises:
+        BadOption: by the function, where the layer gives a mask, a bias, or asks for weights
+            (MC407).
+    """
+
+    def run(
+        query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None,
+        broadcast_dropout: bool = True, dropout_rng: Any = None, dropout_rate: float = 0.0,
+        deterministic: bool = False, dtype: Any = None, precision: Any = None, module: Any = None,
+        is_causal: bool = False,
+    ) -> Any:  # fmt: skip
+        for name, x, hint in (
+            ("mask", mask, "left out: attention_fn was given the mask"),
+            ("bias", bias, "left out: write it as score=mc.score(...)"),
+            ("sow_weights", module, "False: weights are never stored"),
+        ):
+            if x is not None:
+                raise BadOption(name, hint, f"type {type(x).__name__}", at=name)
+        query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
+        own = kept & mc.causal(align="start") if is_causal else kept
+        drops = {}
+        if dropout_rate and not deterministic:
+            drops = {"dropout_p": dropout_rate, "dropout_seed": dropout_rng}
+        front = query.shape[:-3]
+        q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
+        out = attention(q, k, v, own, **{**options, **drops})
+        return out.reshape(*front, *out.shape[1:])
+
+    kept = mask
+    return run

@@ -1,0 +1,219 @@
+"""Two operations of JAX, forward and backward, and what XLA runs for them.
+
+How a call runs is decided when XLA's program is made: then the platform is known, and all shapes.
+The call is made on paper, and what it launches becomes one custom call. Where that cannot be, on
+CPUs, the host calls the compiled mask with NumPy arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from maskc.core.dropout import SEED
+from maskc.core.errors import (
+    NoCompiler,
+    NotAnArray,
+    NotExported,
+    NotRecorded,
+    OnlyOneDerivative,
+)
+from maskc.integrations.jax import native
+from maskc.integrations.jax.folded import batched
+from maskc.integrations.jax.traced_call import TracedCall, blanks, heads_first, shape_first
+from maskc.runtime.launch.recording import MADE, Recording, recording
+
+_QKV = ("q", "k", "v")
+_BACKWARD = (*_QKV, "out", "lse", "dout")
+HEAD = {"forward": len(_QKV), "backward": len(_BACKWARD)}
+"""Arrays of each operation before slopes, sinks, data and the seed."""
+
+
+# ------------------------------------------------------------------ one pass over arrays
+
+
+def _names(which: str, call: TracedCall) -> tuple[str, ...]:
+    return (*(_QKV if which == "forward" else _BACKWARD), *call.names)
+
+
+def _run(which: str, call: TracedCall, attn: Any, arrays: list[Any]) -> Any:
+    """The pass of a compiled mask, of arrays [B, H, N, D]."""
+    head = HEAD[which]
+    slopes, sinks, data = call.keywords(arrays[head:])
+    if which == "forward":
+        return attn.launch(*arrays[:head], call.scale, True, call.softcap, slopes, sinks, data=data)
+    q, k, v, out, lse, dout = arrays[:head]
+    tables = {"wanted": call.trained} if call.score is not None else {}
+    return attn.launch_backward(
+        q, k, v, out, lse, dout, call.scale, call.softcap, slopes, sinks,
+        deterministic=call.deterministic, data=data, **tables,
+    )  # fmt: skip
+
+
+def _compiled(call: TracedCall, q: Any, v: Any, dtype: str, device: tuple[str, int]) -> Any:
+    return call.compiled(q.shape[3], v.shape[3], q.shape[1], dtype, device)
+
+
+def _recorded(
+    which: str, call: TracedCall, platform: str, arrays: Sequence[Any]
+) -> tuple[Recording, list[int]]:
+    """(what a call launches, which of the buffers that it makes are its results).
+
+    Raises:
+        NotRecorded: it reads something on the host.
+    """
+    given = blanks(_names(which, call), arrays, call.layout, platform)
+    attn = _compiled(call, given[0], given[2], given[0].dtype, given[0].array.device)
+    with recording() as found:
+        try:
+            results = _run(which, call, attn, given)
+        except NotAnArray as error:
+            raise NotRecorded(f"the host reads {error.args[0]!r}") from error
+    return found, [x.number - MADE for x in results]
+
+
+def _custom_call(
+    found: Recording, results: list[int], platform: str, call: TracedCall, arrays: Sequence[Any]
+) -> list[Any]:
+    """The results of a recorded call, [B, H, N, D] in the caller's order."""
+    if platform == "cuda":
+        native.opened()
+    key = native.register(found, len(arrays))
+    shapes = [
+        jax.ShapeDtypeStruct(output.in_memory[0], jnp.dtype(dtype)) for output, dtype in found.made
+    ]
+    made = jax.ffi.ffi_call(native.TARGETS[platform], shapes)(*arrays, program=key)
+    ordered = []
+    for number in results:
+        output, x = found.made[number][0], made[number]
+        axes = output.in_memory[1]
+        ordered.append(x.transpose(axes) if axes else x)
+    return ordered
+
+
+def _on_host(
+    which: str, call: TracedCall, avals: Sequence[Any], arrays: Sequence[Any]
+) -> list[Any]:  # fmt: skip
+    """The results of a call that the host makes with NumPy arrays."""
+    names = _names(which, call)
+
+    def run(*given: Any) -> Any:
+        own = [np.asarray(x) for x in given]
+        rows = {*_BACKWARD} - {"lse"}
+        for number, name in enumerate(names):
+            if name in rows:
+                own[number] = heads_first(own[number], call.layout)
+            elif name == SEED:
+                own[number] = own[number].view(np.int64).reshape(1)
+        attn = _compiled(call, own[0], own[2], own[0].dtype.name, ("cpu", 0))
+        found = _run(which, call, attn, own)
+        return tuple(
+            np.ascontiguousarray(_as_declared(x, aval, call.layout), aval.dtype)
+            for x, aval in zip(found, avals, strict=True)
+        )
+
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    return list(jax.pure_callback(run, tuple(shapes), *arrays))
+
+
+def _as_declared(x: Any, aval: Any, layout: str) -> Any:
+    """A result in the caller's layout: rows have four dimensions there as here."""
+    return heads_first(x, layout) if x.ndim == 4 and aval.shape[-1] != 1 else x.reshape(aval.shape)
+
+
+def _lowered(which: str, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+    """The lowering rule of an operation on a platform.
+
+    Raises:
+        NotExported: the program is to be kept beyond the process (MC420).
+    """
+    if getattr(ctx.module_context.lowering_parameters, "for_export", False):
+        why = "its kernels are built for this machine and live in this process"
+        raise NotExported("a program of jax.export", why, "export what is around it", at="q")
+    avals = ctx.avals_out
+
+    def run(*arrays: Any, call: TracedCall) -> list[Any]:
+        try:
+            if platform == "cpu" and call.reads_data:
+                raise NotRecorded("the host makes lists from data")
+            if platform == "cpu":
+                native.runner()
+            found, results = _recorded(which, call, platform, arrays)
+        except (NotRecorded, NoCompiler):
+            if platform != "cpu":
+                raise
+            return _on_host(which, call, avals, arrays)
+        made = _custom_call(found, results, platform, call, arrays)
+        return [
+            heads_first(x, call.layout)
+            if x.ndim == 4 and number in _of_rows(which)
+            else x.reshape(aval.shape)
+            for number, (x, aval) in enumerate(zip(made, avals, strict=True))
+        ]
+
+    return mlir.lower_fun(run, multiple_results=True)(ctx, *operands, **params)
+
+
+def _of_rows(which: str) -> range:
+    """The results that have rows: out, or dq, dk and dv."""
+    return range(1 if which == "forward" else 3)
+
+
+# ------------------------------------------------------------------ the operations
+
+
+def _forward_shapes(q: Any, k: Any, v: Any, *rest: Any, call: TracedCall) -> Any:
+    batch, heads, n_q, _ = shape_first(q.shape, call.layout)
+    rows = shape_first((batch, heads, n_q, shape_first(v.shape, call.layout)[3]), call.layout)
+    return q.update(shape=rows, weak_type=False), q.update(
+        shape=(batch, heads, n_q, 1), dtype=np.dtype(np.float32), weak_type=False
+    )
+
+
+def _backward_shapes(*avals: Any, call: TracedCall) -> Any:
+    q, k, v, *_ = avals
+    single = np.dtype(np.float32)
+    own = dict(zip(_names("backward", call), avals, strict=True))
+    found = [x.update(dtype=q.dtype, weak_type=False) for x in (q, k, v)]
+    for name in call.with_gradients:
+        found.append(own[name].update(dtype=single, weak_type=False))
+    return tuple(found)
+
+
+def _operation(which: str, shapes: Any) -> Primitive:
+    made = Primitive(f"maskc_{which}")
+    made.multiple_results = True
+    made.def_abstract_eval(shapes)
+
+    @lru_cache(maxsize=1024)
+    def compiled(call: TracedCall) -> Any:
+        return jax.jit(partial(made.bind, call=call))
+
+    def run(*arrays: Any, call: TracedCall) -> Any:
+        return compiled(call)(*arrays)
+
+    made.def_impl(run)
+    for platform in native.TARGETS:
+        mlir.register_lowering(made, partial(_lowered, which, platform), platform=platform)
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OnlyOneDerivative(at="q")  # forward mode alone is refused by custom_vjp
+
+    ad.primitive_jvps[made] = refused
+    batching.primitive_batchers[made] = partial(batched, made, _names_of(which), _of_rows(which))
+    return made
+
+
+def _names_of(which: str) -> Any:
+    return partial(_names, which)
+
+
+FORWARD = _operation("forward", _forward_shapes)
+BACKWARD = _operation("backward", _backward_shapes)

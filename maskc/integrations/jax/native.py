@@ -1,0 +1,229 @@
+"""Programs that run inside of XLA's, without Python: they are made here, and runner.c runs them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from maskc.build.hostcc import build_beside_headers
+from maskc.core.bundle import SourceUnit
+from maskc.core.errors import NoRunner, NotRecorded
+from maskc.core.problem import TileShape
+from maskc.runtime.launch.cpu import load_library
+from maskc.runtime.launch.recording import (
+    MADE,
+    Clear,
+    CudaStep,
+    HostStep,
+    RecordedFunction,
+    RecordedMap,
+    Recording,
+    Relocation,
+)
+
+TARGETS = {"cpu": "maskc_on_host", "cuda": "maskc_on_gpu"}
+"""The name of the custom call, by JAX's platform; also that of the function in runner.c."""
+_PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
+_MOST_BLOCK, _MOST_MAPS = 4096, 16
+
+
+class _CPlace(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_int64), ("buffer", ctypes.c_int64), ("shift", ctypes.c_int64)]
+
+
+class _CMap(ctypes.Structure):
+    _fields_ = [
+        ("place", _CPlace), ("rank", ctypes.c_uint32), ("kind", ctypes.c_uint32),
+        ("dims", ctypes.c_uint64 * 5), ("strides", ctypes.c_uint64 * 4),
+        ("box", ctypes.c_uint32 * 5), ("step", ctypes.c_uint32 * 5),
+    ]  # fmt: skip
+
+
+class _CKernel(ctypes.Structure):
+    _fields_ = [
+        ("code", ctypes.c_char_p), ("entry", ctypes.c_char_p), ("shared", ctypes.c_int64),
+        ("function", ctypes.c_void_p), ("devices", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+class _CStep(ctypes.Structure):
+    _fields_ = [
+        ("clear", ctypes.c_int64), ("clear_bytes", ctypes.c_int64),
+        ("kernel", ctypes.POINTER(_CKernel)), ("host", ctypes.c_void_p),
+        ("blocks", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("shared", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32), ("block", ctypes.c_char_p), ("block_bytes", ctypes.c_int64),
+        ("places_count", ctypes.c_int64), ("maps_count", ctypes.c_int64),
+        ("places", ctypes.POINTER(_CPlace)), ("maps", ctypes.POINTER(_CMap)),
+    ]  # fmt: skip
+
+
+class _CTable(ctypes.Structure):
+    _fields_ = [("host", ctypes.c_void_p), ("bytes", ctypes.c_int64)]
+
+
+class _CProgram(ctypes.Structure):
+    _fields_ = [
+        ("key", ctypes.c_uint64), ("given", ctypes.c_int64), ("made", ctypes.c_int64),
+        ("steps_count", ctypes.c_int64), ("tables_count", ctypes.c_int64),
+        ("steps", ctypes.POINTER(_CStep)), ("tables", ctypes.POINTER(_CTable)),
+        ("copies", ctypes.c_void_p), ("next", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+@cache
+def runner() -> ctypes.CDLL:
+    """The library that runs programs, built by the first call of a process at most once.
+
+    Raises:
+        NoRunner: this JAX has no headers (MC483).
+        NoCompiler, BuildFailed: the host's compiler.
+    """
+    headers = Path(jax.ffi.include_dir())
+    if not (headers / "xla/ffi/api/c_api.h").exists():
+        raise NoRunner(f"jaxlib has no headers in {headers}")
+    text = Path(__file__).with_name("runner.c").read_text(encoding="utf-8")
+    unit = SourceUnit("cpu", text, TileShape(1, 1), False)
+    library = load_library(build_beside_headers(unit, headers, tuple(TARGETS.values())))
+    library.maskc_add.argtypes = (ctypes.POINTER(_CProgram),)
+    library.maskc_add.restype = None
+    library.maskc_driver.argtypes, library.maskc_driver.restype = (
+        (ctypes.c_char_p,),
+        ctypes.c_char_p,
+    )
+    for platform, name in TARGETS.items():
+        handler = jax.ffi.pycapsule(getattr(library, name))
+        jax.ffi.register_ffi_target(name, handler, platform=_PLATFORMS[platform])
+    return library
+
+
+@cache
+def opened(driver: str = "libcuda.so.1") -> None:
+    """Open the CUDA driver.
+
+    Raises:
+        NoRunner: it lacks something (MC483).
+    """
+    missing = runner().maskc_driver(driver.encode())
+    if missing:
+        raise NoRunner(f"the CUDA driver lacks {missing.decode()}")
+
+
+_lock = threading.Lock()
+_kept: dict[int, tuple[bytes, object]] = {}
+"""What programs point to, by their keys, for good: XLA may run them at any time."""
+_kernels: dict[RecordedFunction, _CKernel] = {}
+
+
+def register(found: Recording, given: int) -> np.int64:
+    """Hand a recorded call to the runner.
+
+    Args:
+        found: the call.
+        given: arrays that it is given.
+
+    Returns:
+        The key by which a custom call names it.
+
+    Raises:
+        NotRecorded: it has more of something than runner.c has room for.
+    """
+    made = len(found.made)
+    if max(given, made) > MADE:
+        raise NotRecorded(f"it has {given} arrays and {made} results")
+    steps = (_CStep * len(found.steps))(*(_step(found, each) for each in found.steps))
+    tables = (_CTable * len(found.tables))(
+        *(_CTable(each.values.ctypes.data, each.values.nbytes) for each in found.tables)
+    )
+    content = _content(found, given)
+    key = int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
+    with _lock:
+        if key in _kept:
+            return np.uint64(key).astype(np.int64)
+        program = _CProgram(key, given, made, len(steps), len(tables), steps, tables, None, None)
+        runner().maskc_add(ctypes.byref(program))
+        _kept[key] = content, (program, steps, tables, found)
+    return np.uint64(key).astype(np.int64)
+
+
+def _content(found: Recording, given: int) -> bytes:
+    """All that a program computes: equal ones are one program."""
+    parts: list[Any] = [given, len(found.made)]
+    for each in found.steps:
+        match each:
+            case Clear(number):
+                parts += ["clear", number, found.bytes_of(number)]
+            case HostStep(entry, threads, block, places):
+                parts += ["host", ctypes.cast(entry, ctypes.c_void_p).value, threads, block, places]
+            case CudaStep(function):
+                code = hashlib.sha256(_bytes(function.code)).hexdigest()
+                parts += ["cuda", code, function.entry, function.shared]
+                parts += [
+                    each.blocks,
+                    each.threads,
+                    each.shared,
+                    each.block,
+                    each.places,
+                    each.maps,
+                ]
+    text = hashlib.sha256(repr(parts).encode())
+    for table in found.tables:
+        text.update(table.values.tobytes())
+    return text.digest()
+
+
+def _bytes(code: Any) -> bytes:
+    return code if isinstance(code, bytes) else repr(code).encode()
+
+
+def _step(found: Recording, each: Clear | CudaStep | HostStep) -> _CStep:
+    step = _CStep()
+    if isinstance(each, Clear):
+        step.clear, step.clear_bytes = each.number, found.bytes_of(each.number)
+        return step
+    if len(each.block) > _MOST_BLOCK:
+        raise NotRecorded(f"an argument block has {len(each.block)} bytes")
+    step.block = ctypes.c_char_p(each.block)
+    step.block_bytes = len(each.block)
+    step.places_count = len(each.places)
+    step.places = (_CPlace * len(each.places))(*map(_place, each.places))
+    step.threads = each.threads
+    if isinstance(each, HostStep):
+        step.host = ctypes.cast(each.entry, ctypes.c_void_p).value
+        return step
+    if len(each.maps) > _MOST_MAPS:
+        raise NotRecorded(f"a launch has {len(each.maps)} tensor maps")
+    step.maps_count = len(each.maps)
+    step.maps = (_CMap * len(each.maps))(*map(_map, each.maps))
+    step.kernel = ctypes.pointer(_kernel(each.function))
+    step.blocks, step.shared = each.blocks, each.shared
+    return step
+
+
+def _kernel(function: RecordedFunction) -> _CKernel:
+    """The kernel as the runner knows it: one for all programs, as it is loaded once."""
+    with _lock:
+        found = _kernels.get(function)
+        if found is None:
+            code, entry = _bytes(function.code), function.entry.encode()
+            found = _kernels[function] = _CKernel(code, entry, function.shared, None, 0)
+        return found
+
+
+def _place(place: Relocation) -> _CPlace:
+    return _CPlace(*place)
+
+
+def _map(each: RecordedMap) -> _CMap:
+    made = _CMap(_place(each.place), len(each.dims), each.kind)
+    made.dims[: len(each.dims)] = each.dims
+    made.strides[: len(each.strides)] = each.strides
+    made.box[: len(each.box)] = each.box
+    made.step[:] = [1] * 5
+    return made

@@ -1,0 +1,352 @@
+"""Calls on paper: what a call launches is written down instead of launched.
+
+A library that compiles whole programs, such as JAX, has no arrays when it asks how a call runs: it
+has shapes. The call is then made with `Blank` arrays, whose addresses name a buffer and a place in
+it. Every launch leaves its argument block, in which these addresses are found again. So all kinds
+of plans can be recorded, in parts, over packed rows, or with lists that the device makes, and none
+of them knows of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from math import prod
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from maskc.core.abi import Numbers, Pointers
+from maskc.core.dtypes import E4M3
+from maskc.core.errors import NotRecorded
+from maskc.core.tensors import Array, Device, Output, Shape
+from maskc.runtime.arrays.known import LIBRARIES
+from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent, filled
+
+_TAG = 48
+"""Bits below the sixteen that tell addresses on paper from all others. As floats these are no
+numbers, as integers of 64 bits they are far below 0: a block has neither."""
+_BUFFER, _TABLE = 0xFFF1, 0xFFF2
+_OF_BUFFER, _OF_TABLE = 40, 32
+"""Bits of a place in a buffer of the call, and in a table."""
+MADE = 128
+"""The number of the first buffer that a call makes; those before it are given."""
+_TABLES = 1 << (_TAG - _OF_TABLE)
+
+
+class Relocation(NamedTuple):
+    """An address in an argument block."""
+
+    at: int
+    """Bytes from the start of the block."""
+    buffer: int
+    """The number of a buffer of the call; negative: of a table, -1 for the first one."""
+    shift: int
+    """Bytes from the start of the buffer."""
+
+
+# ------------------------------------------------------------------ arrays
+
+
+class Blank:
+    """An array without memory."""
+
+    __slots__ = ("array",)
+
+    def __init__(
+        self, number: int, shape: Shape, strides: Shape, dtype: str, device: Device
+    ) -> None:
+        """`number`: of the buffer that it lies in."""
+        self.array = Array(address(number), shape, strides, dtype, device)
+
+    @property
+    def number(self) -> int:
+        """The number of the buffer that it lies in."""
+        return self.array.pointer >> _OF_BUFFER & 0xFF
+
+    @property
+    def shape(self) -> Shape:
+        return self.array.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.array.shape)
+
+    @property
+    def dtype(self) -> str:
+        return self.array.dtype
+
+
+class SentTable:
+    """Integers that the host knows, which every run reads; kernels may count in them, but leave
+    them as they were."""
+
+    __slots__ = ("__weakref__", "address", "values")
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = np.ascontiguousarray(values)
+        number = next(
+            n for n in (next(_numbers) % _TABLES for _ in range(_TABLES)) if n not in _all
+        )
+        self.address = _TABLE << _TAG | number << _OF_TABLE
+        _all[number] = self
+
+
+_numbers = count()
+_all: WeakValueDictionary[int, SentTable] = WeakValueDictionary()
+"""Tables that a plan keeps, which may have been made in an earlier recording."""
+
+
+def address(number: int) -> int:
+    """The address on paper at which a buffer starts."""
+    return _BUFFER << _TAG | number << _OF_BUFFER
+
+
+class _Blanks:
+    """The library of `Blank`."""
+
+    ordered = True
+
+    def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        return tuple(x.array[1:] for x in arrays), tuple(x.array.pointer for x in arrays)
+
+    def plain(self, x: Any) -> Any:
+        return x
+
+    def view(self, x: Any, name: str) -> Array:
+        found: Array = x.array
+        return found
+
+    def watch(self, x: Any) -> tuple[object, int] | None:
+        return None  # lists from earlier data never serve again
+
+    def empty(self, x: Any, wanted: Output) -> tuple[Any, int]:
+        made = _current().made
+        dtype = wanted.dtype or x.array.dtype
+        blank = Blank(MADE + len(made), wanted.shape, wanted.strides, dtype, x.array.device)
+        made.append((wanted, dtype))
+        return blank, blank.array.pointer
+
+    def clear(self, made: Any) -> None:
+        _current().steps.append(Clear(made.number))
+
+    def stream(self, device: int) -> int:
+        return 0
+
+    def send(self, x: Any, host: np.ndarray) -> tuple[Any, int]:
+        table = SentTable(host)
+        return table, table.address
+
+
+LIBRARIES[Blank] = _Blanks()
+
+
+# ------------------------------------------------------------------ what is written down
+
+
+@dataclass(frozen=True)
+class Clear:
+    """A buffer that is filled with zeros."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedFunction:
+    """An entry point of a CUDA binary."""
+
+    code: Any
+    entry: str
+    shared: int
+    """Bytes of dynamic shared memory that it must be allowed."""
+
+
+class RecordedMap(NamedTuple):
+    """A tensor map that a launch takes."""
+
+    place: Relocation
+    dims: Shape
+    strides: Shape
+    box: Shape
+    kind: int
+    """The number of CUtensorMapDataType."""
+
+
+@dataclass(frozen=True)
+class CudaStep:
+    """A launch on a GPU."""
+
+    function: RecordedFunction
+    blocks: int
+    threads: int
+    shared: int
+    block: bytes
+    places: tuple[Relocation, ...]
+    maps: tuple[RecordedMap, ...]
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """A call of a C kernel."""
+
+    entry: Any
+    threads: int
+    block: bytes
+    places: tuple[Relocation, ...]
+
+
+@dataclass
+class Recording:
+    """One call, in order."""
+
+    steps: list[Clear | CudaStep | HostStep] = field(default_factory=list)
+    made: list[tuple[Output, str]] = field(default_factory=list)
+    """Buffers that the call makes, results and workspaces: how each lies in memory, and its
+    dtype."""
+    tables: list[SentTable] = field(default_factory=list)
+    kept: list[object] = field(default_factory=list)
+    """What owns memory of the host that blocks point to."""
+
+    def bytes_of(self, number: int) -> int:
+        """The size of a buffer that the call makes."""
+        output, dtype = self.made[number - MADE]
+        return prod(output.shape) * _ITEM[dtype]
+
+    def places(self, block: bytes) -> tuple[Relocation, ...]:
+        """All addresses on paper in an argument block."""
+        found = []
+        words = np.frombuffer(block[: len(block) // 8 * 8], "<u8")
+        for index in np.flatnonzero(np.isin(words >> np.uint64(_TAG), (_BUFFER, _TABLE))):
+            found.append(self.place(8 * int(index), int(words[index])))
+        return tuple(found)
+
+    def place(self, at: int, word: int) -> Relocation:
+        """What an address on paper means."""
+        if word >> _TAG == _BUFFER:
+            number = word >> _OF_BUFFER & 0xFF
+            return Relocation(at, number, word & ((1 << _OF_BUFFER) - 1))
+        table = _all[word >> _OF_TABLE & (_TABLES - 1)]
+        if table not in self.tables:
+            self.tables.append(table)
+        return Relocation(at, -1 - self.tables.index(table), word & ((1 << _OF_TABLE) - 1))
+
+
+_ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class _Recorder(threading.local):
+    recording: Recording | None = None
+
+
+_thread = _Recorder()
+
+
+def _current() -> Recording:
+    if _thread.recording is None:
+        raise NotRecorded("an array without memory outside of a recording")
+    return _thread.recording
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """While calls of this thread with `Blank` arrays are written down."""
+    before, _thread.recording = _thread.recording, Recording()
+    try:
+        yield _thread.recording
+    finally:
+        _thread.recording = before
+
+
+# ------------------------------------------------------------------ what stands for devices
+
+
+class _StandsFor(Protocol):
+    """What paper needs to know of a device."""
+
+    def multiprocessors(self) -> int: ...
+
+    def host_words(self, count: int) -> int: ...
+
+
+_MAP = struct.Struct("<QII5Q4Q5I")
+_KINDS = {"bfloat16": 9, "float16": 6, E4M3: 0}
+"""CUtensorMapDataType."""
+
+
+class PaperDriver:
+    """Stands for a GPU; see maskc/runtime/launch/cuda.py for the real ones."""
+
+    def __init__(self, device: _StandsFor) -> None:
+        """`device`: the one that it stands for."""
+        self._device = device
+        self.multiprocessors, self.host_words = device.multiprocessors, device.host_words
+
+    def load(self, code: Any, shared: Mapping[str, int]) -> dict[str, Any]:
+        return {entry: RecordedFunction(code, entry, size) for entry, size in shared.items()}
+
+    def usable(self, stream: int) -> int:
+        return self.multiprocessors()
+
+    def capturing(self, stream: int) -> bool:
+        return False
+
+    def encoder(self, target: str) -> Any:
+        return _encode
+
+    def launch(self, steps: tuple[Any, ...], stream: int, memory: Any) -> None:
+        found = _current()
+        block, *maps = memory.arguments()
+        places = found.places(block)
+        read = tuple(_read(found, chunk) for chunk in _chunks(maps[0] if maps else b""))
+        for function, blocks, threads, shared in steps:
+            found.steps.append(CudaStep(function, blocks, threads, shared, block, places, read))
+
+
+def _encode(at: int, dims: Shape, strides: Shape, box: Shape, dtype: str) -> bytes:
+    """What a tensor map says, in the 128 bytes that it has."""
+    fives = (*dims, *[1] * (5 - len(dims)))
+    fours = (*strides, *[0] * (4 - len(strides)))
+    boxes = (*box, *[1] * (5 - len(box)))
+    return _MAP.pack(at, len(dims), _KINDS[dtype], *fives, *fours, *boxes).ljust(128, b"\0")
+
+
+def _chunks(maps: bytes) -> Iterator[bytes]:
+    return (maps[start : start + 128] for start in range(0, len(maps), 128))
+
+
+def _read(found: Recording, encoded: bytes) -> RecordedMap:
+    at, rank, kind, *rest = _MAP.unpack_from(encoded)
+    dims, strides, box = rest[:rank], rest[5 : 4 + rank], rest[9 : 9 + rank]
+    return RecordedMap(found.place(0, at), tuple(dims), tuple(strides), tuple(box), kind)
+
+
+class _Runs(Protocol):
+    name: str
+
+    def workspace(self, block: ctypes.Structure) -> int: ...
+
+    def entry(self, direction: Any) -> tuple[Any, int]: ...
+
+
+class PaperKernel(HostKernel):
+    """Stands for a C kernel."""
+
+    def __init__(self, kernel: _Runs) -> None:
+        """`kernel`: the one that runs what was written down."""
+        self._kernel, self.name = kernel, kernel.name
+        self.workspace = kernel.workspace  # type: ignore[method-assign]
+
+    def run(
+        self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
+    ) -> None:  # fmt: skip
+        found = _current()
+        block = bytes(filled(sent, pointers, numbers))
+        entry, threads = self._kernel.entry(plan.direction)
+        found.steps.append(HostStep(entry, threads, block, found.places(block)))
+        found.kept.append((plan, sent, self._kernel))

@@ -1,0 +1,16 @@
+#pragma once
+// What the config header of an attention kernel is written in, for GPUs: the argument block, the
+// integers of formulas, the sides from which kernels look at a mask.
+
+#define FN __device__ __forceinline__
+
+#include "common/lib/arguments.h"
+
+#include "common/lib/features.h"
+
+#include "common/lib/integers.h"
+#include "common/lib/formulas.h"
+#include "common/lib/mask_words.h"
+#include "common/lib/bounds.h"
+
+#include "common/lib/mask_sides.cuh"

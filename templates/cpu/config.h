@@ -1,0 +1,20 @@
+#pragma once
+// What the config header of the CPU's kernels is written in: the argument block and the integers of
+// formulas.
+
+#include <sched.h>
+#include <stdlib.h>
+
+#define FN static inline
+#define INFINITE __builtin_inff()
+#define LOG2E 1.44269504088896341f
+#define LN2 0.693147180559945309f
+
+#include "common/lib/arguments.h"
+
+#include "common/lib/features.h"
+
+#include "common/lib/integers.h"
+#include "common/lib/formulas.h"
+#include "common/lib/mask_words.h"
+#include "common/lib/bounds.h"

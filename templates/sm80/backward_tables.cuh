@@ -1,0 +1,13 @@
+// Gradients of tables that the formula of the score reads: launches behind backward.cuh.
+// Needs: what gen/score_tables.cuh.j2 writes.
+
+extern "C" __global__ void __launch_bounds__(PLAIN_THREADS, HEAD_DIM <= 128 ? 2 : 1)
+attention_backward_pairs(const __grid_constant__ struct Attention p) {
+    __shared__ __align__(16) float boards[by_pairs::WARPS][16 * by_pairs::PITCH];
+    if (by_pairs::wanted(p)) by_pairs::add_column(p, boards);
+}
+
+extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
+attention_backward_tables(const __grid_constant__ struct Attention p) {
+    finish_tables(p, PLAIN_THREADS);
+}

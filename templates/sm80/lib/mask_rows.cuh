@@ -1,0 +1,9 @@
+// What finds the live columns of rows. Needs: mask_row.
+
+#include "common/lib/bits.cuh"
+
+#include "common/lib/quad_columns.cuh"
+
+[[maybe_unused]] constexpr bool DATA_FIT = true;
+
+#include "common/lib/rows.cuh"

@@ -1,0 +1,468 @@
+// Attention backward for Hopper (sm_90a); contract: maskc/core/abi.py and core/bundle.py.
+
+#include ELEMENT_POLICY
+#include "common/lib/device.cuh"
+
+#include "common/lib/unpack.cuh"
+
+#include "sm90a/lib/logit.cuh"
+
+#include "sm90a/lib/logit_slope.cuh"
+
+#include "sm90a/lib/backward_constants.cuh"
+
+#include "common/lib/tiles.h"
+
+#include TOKENS_POLICY
+
+#include "sm90a/lib/ptx.cuh"
+
+#include "sm90a/lib/tokens.cuh"
+
+#include "sm90a/lib/wgmma.cuh"
+
+#include "sm90a/lib/work.cuh"
+
+#include "common/lib/keep.cuh"
+
+struct Maps {
+#if DQ_LAUNCH
+    TensorMap q, dout, k, v, dk, dv, out;
+#else
+    TensorMap q, dout, k, v, dk, dv;
+#endif
+};
+
+#if WITH_THRESHOLDS
+#include "common/lib/thresholds.cuh"
+
+#endif
+#include "sm90a/lib/backward_workspace.cuh"
+
+#include "sm90a/lib/backward_rows.cuh"
+
+#if !APART
+#include "common/lib/backward_few.cuh"
+
+extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
+attention_backward_few(const __grid_constant__ struct Attention p,
+                       const __grid_constant__ struct Maps) {
+    settle_rows(p);
+}
+#endif
+
+#include "sm90a/lib/backward_scores.cuh"
+
+#include "sm90a/lib/backward_products.cuh"
+
+#if SPLIT_KEYS
+#include "sm90a/lib/split_keys.cuh"
+#else
+#include "sm90a/lib/split_columns.cuh"
+#endif
+
+#include "sm90a/lib/order.cuh"
+
+#include "sm90a/lib/backward_order.cuh"
+
+// What the thread that loads keeps of a head: all that its tiles have in common.
+struct Source {
+    List list;
+    struct Place q, dout;     // as coordinates; 0 where all share a dimension
+    const float *lse, *delta;  // of the first query
+    i32 tail;                 // MASKED where the column ends past the last key
+};
+
+// A block's shared memory; its size is in maskc/plan/families/sm90a_backward.py.
+struct Shared {
+    unsigned char k[K_BYTES], v[K_BYTES];
+    unsigned char q[STAGES][Q_BYTES], dout[STAGES][Q_BYTES];
+#if FOLDED
+    // Pieces of lse and delta. Not at the end: products read them as if they were twice as long.
+    unsigned char rows[STAGES][PIECE_BYTES];
+#endif
+    // ds, and p where it is exchanged; between two warpgroups then, in the same place, dk and dv.
+    unsigned char ds[DS_STAGES][PAIR_BYTES];
+#if !SPLIT_KEYS
+    unsigned char weights[STAGES][PAIR_BYTES];
+#endif
+#if STAGED
+    float dq[TILE_FLOATS];
+#endif
+#if ZEROES
+    unsigned char zeros[ZERO_BYTES];
+#endif
+#if !FOLDED
+    float lse[STAGES][TILE_Q], delta[STAGES][TILE_Q];
+#endif
+#if WITH_THRESHOLDS
+    float low[STAGES][TILE_Q], end[STAGES][TILE_Q];  // thresholds; the latter are integers
+#endif
+    u64 column_full, column_free;
+    u64 q_full[STAGES], q_free[STAGES], dout_full[STAGES], dout_free[STAGES];
+    u64 dq_full[GROUPS], dq_free[GROUPS], dq_added, dq_seen, column_settled;
+    struct Item item[ITEMS];
+    struct Source source;  // of the head whose steps are loaded
+    i32 word[STAGES], head[STAGES];  // of the query tile in this stage
+    struct Turn turn[STAGES], dq_turn;  // of a step, and of the tile in dq
+    i32 *dq_counter;                    // of additions to what a step adds to
+    u32 holds, settled;  // whether the last turn of the item that is loaded is held; parity
+};
+static_assert(sizeof(struct Shared) <= MEMORY, "planned memory");
+
+#include "common/lib/memory.cuh"
+
+// Turns through a ring of places in shared memory, one or two.
+template <u32 COUNT>
+struct Ring {
+    u32 steps = 0;
+    FN u32 at() const { return steps % COUNT; }
+    FN u32 turn() const { return steps / COUNT % 2; }  // parity
+    FN void next() { steps++; }
+};
+
+FN void initialize(struct Shared &shared) {
+    shared.holds = shared.settled = 0;
+    barrier_init(shared.column_full, 1);
+    barrier_init(shared.column_free, GROUPS);
+    barrier_init(shared.dq_added, 1);
+    barrier_init(shared.dq_seen, 1);
+    barrier_init(shared.column_settled, 1);
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(shared.q_full[i], 1);
+        barrier_init(shared.dout_full[i], 1);
+        barrier_init(shared.q_free[i], GROUPS);
+        barrier_init(shared.dout_free[i], GROUPS);
+    }
+    for (int i = 0; i < GROUPS; i++) {
+        barrier_init(shared.dq_full[i], 4);  // warps
+        barrier_init(shared.dq_free[i], 1);
+    }
+    barriers_ready();
+}
+
+// The query tile of a step.
+struct Step {
+    i32 word;
+    i32 row;  // the tile row's number
+};
+
+#include "sm90a/lib/backward_load.cuh"
+
+#include "sm90a/lib/backward_dq.cuh"
+
+// ---------------------------------------------------------------- warpgroups that compute
+
+FN i32 first_row(i32 group) { return SPLIT_KEYS ? 0 : QUERIES * group; }
+FN i32 first_query(i32 word, i32 group) { return (word & INDEX) * TILE_Q + first_row(group); }
+FN struct Step step_in(const struct Shared &shared, i32 at, const struct Attention &p) {
+    const i32 word = uniform(shared.word[at]);
+    return {word, uniform(shared.head[at]) * p.tile_rows + (word & INDEX)};
+}
+// The place of a thread's first key; the other is 8 behind. Computed where it is used.
+FN i32 first_key(i32 tile, i32 group) {
+    const i32 thread = threadIdx.x % 128;
+    return anew(tile) * TILE_K + key_of(group) + thread / 32 * 16 + thread % 32 / 4;
+}
+FN struct Where where_of(const struct Place &place, const struct Step &step,
+                         const struct Attention &p, i32 tile, i32 group) {
+    const struct HeadLogit own = head_logit_of(p, place.head);
+    const i32 query = first_query(step.word, group) + (i32)threadIdx.x % 4 * 2;
+    const i32 key = first_key(tile, group);
+    return {place, query, key, own, steps_from(p, place.batch, query, key)};
+}
+
+// dp = dout . v begins before scores become weights, where registers are at hand.
+constexpr bool FEW = QUERIES <= 64;
+constexpr bool EARLY =
+    !LONG_LOGITS && (THRESHOLDS ? FEW : !(BENT || WITH_ENTMAX) || (FEW && !CROWDED));
+// Numbers of the rows that are read are so before the products begin, behind whose operands they
+// would wait.
+constexpr bool LSE_EARLY =
+    EARLY && !BENT && !MASK_HEAVY && (DROPS ? FEW : !THRESHOLDS && !WITH_ENTMAX);
+constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64 && !CROWDED;
+
+#if FOLDED
+FN const float *lse_in(const struct Shared &, u32, i32) { return nullptr; }
+FN const float *delta_in(const struct Shared &, u32, i32) { return nullptr; }
+#else
+FN const float *lse_in(const struct Shared &shared, u32 at, i32 group) {
+    return shared.lse[at] + first_row(group);
+}
+FN const float *delta_in(const struct Shared &shared, u32 at, i32 group) {
+    return shared.delta[at] + first_row(group);
+}
+#endif
+
+FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Operands &tiles,
+                 const Ring<STAGES> &stage, i32 group) {
+    const u32 at = stage.at();
+    wait(shared.dout_full[at], stage.turn());
+    if (DELTA_EARLY) read_rows(delta, delta_in(shared, at, group));
+    begin_scores(dp, tiles.k + TO_V, tiles.q + TO_DOUT + q_stage(at), tiles, at, true);
+}
+
+// Scores of a step, under way, become weights: p and dp are then in registers.
+FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
+                      struct Shared &shared, const struct Operands &tiles,
+                      const struct Attention &p, const struct Step &step,
+                      const Ring<STAGES> &stage, i32 tile, i32 group) {
+#if WITH_THRESHOLDS
+    struct Visible seen = see_all();
+#else
+    struct Visible seen;
+#endif
+    struct MaskRow mask_rows;
+    if (step.word & MASKED)
+        seen = visible<ByKey>(p, place_of_row(p, step.row), first_key(tile, group),
+                              first_query(step.word, group), mask_rows, {});
+    products_wait<EARLY ? 1 : 0>();
+    pin(s);
+    const struct Place place = place_of_row(p, step.row);
+    const struct Logit logit = logit_of(p);
+    const struct Where where = where_of(place, step, p, tile, group);
+#if WITH_THRESHOLDS
+    keep_chosen(seen, s, p, place_of_row(p, step.row), shared.low[stage.at()] + first_row(group),
+                shared.end[stage.at()] + first_row(group), first_key(tile, group),
+                first_query(step.word, group));
+    bend(s, kept.slopes, p, where);
+    apply_mask(s, seen, logit.hidden);
+#else
+    bend(s, kept.slopes, p, where);
+    if (step.word & MASKED) apply_mask(s, seen, logit.hidden);
+#endif
+    if (!LSE_EARLY) {
+        pin(s);
+        read_rows(lse, lse_in(shared, stage.at(), group));
+    }
+    to_weights(s, kept, lse, p, logit, where);
+#if !SPLIT_KEYS
+    Pairs staying;
+#pragma unroll
+    for (int i = 0; i < QUERIES / 4; i++) staying[i] = kept.p[i];
+    drop_pairs(staying, kept.stay);
+    store_pairs(shared_address(shared.weights[stage.at()]), staying, group);
+#endif
+    if (!EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
+    products_wait<0>();
+    pin(dp);
+}
+
+#if ADDS_DIAGONALS
+#include "sm90a/lib/diagonals.cuh"
+
+// What a step's tile of ds gives to tables of the formula, where a call wants that.
+FN void add_step(struct Shared &shared, const struct Attention &p, const struct Step &step, u32 at,
+                 i32 tile) {
+#if !DETERMINISTIC
+    if (!SHIFTED || !p.score_diagonals) return;
+    const struct Place own = place_of_row(p, step.row);
+    add_diagonals(shared.ds[at % DS_STAGES], diagonals_of(p, own.head, own.batch),
+                  (step.word & INDEX) * TILE_Q - tile * TILE_K);
+#endif
+}
+
+#endif
+// The tile column that a block is at.
+struct Column {
+    i32 tile, head, shared, steps;
+};
+FN struct Column column_in(const struct Item &item) {
+    return {uniform(item.work.tile), uniform(item.work.head), uniform(item.work.shared),
+            uniform(item.steps)};
+}
+
+#include "sm90a/lib/backward_store.cuh"
+
+// One query tile: shares of dk, dv and dq. Around it no product is under way. A place that is kept
+// is not given back to the thread that loads.
+FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
+                  const struct Column &column, const struct Attention &p, i32 group, bool keeps) {
+    struct Shared &shared = shared_memory();
+    struct Operands tiles = operands(shared_address(shared.k), shared_address(shared.q),
+                                     shared_address(shared.ds), group);
+#if FOLDED
+    tiles.rows = along_pieces(shared_address(shared.rows) + 16 * first_row(group));
+#endif
+    const u32 at = stage.at();
+    Scores s, dp;
+    Rows lse, delta;
+    Kept kept;
+    Pairs ds;
+    QueryGradient dq;
+    wait(shared.q_full[at], stage.turn());
+    const struct Step step = step_in(shared, at, p);
+    if (LSE_EARLY) read_rows(lse, lse_in(shared, at, group));
+#if WITH_SHIFTS
+    StepShifts shifts;
+    if (SHIFTED) {
+        const struct Place own = place_of_row(p, step.row);
+        const i32 first = first_query(step.word, group) - column.tile * TILE_K - key_of(group);
+        find_shifts(shifts, first, own.head, own.batch, p, LOG2E);
+    }
+#endif
+    begin_scores(s, tiles.k, tiles.q + q_stage(at), tiles, at, false);
+    if (EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
+#if WITH_SHIFTS
+    if (SHIFTED) {
+        lay_shifts<true>(shifts_of(group), shifts);
+        sync_group(group);
+    }
+#endif
+    if (DROPS) {
+        const struct Place own = place_of_row(p, step.row);
+        draw_by_key(kept.stay, dropout_of(p),
+                    first_query(step.word, group) + (i32)threadIdx.x % 4 * 2,
+                    first_key(column.tile, group), own.head, own.batch);
+    }
+    finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
+    drop(dp, kept.stay, kept_scale(p));
+    const struct Where where =
+        where_of(place_of_row(p, step.row), step, p, anew(column.tile), anew(group));
+    const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
+    const float slope = to_gradients(dp, s, kept, ds, delta, rest, p, where);
+#if APART
+    sync_both();  // nobody reads numbers of this step any more
+    begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
+    begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
+    products_wait<1>();
+    pin(dv);
+    pin(kept.p);
+    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[at]);
+    products_wait<0>();
+    pin(dk);
+    pin(ds);
+    (void)slope, (void)dq, (void)staged;
+#else
+    store_pairs(shared_address(shared.ds[at % DS_STAGES]), ds, group);
+#if SPLIT_KEYS
+    drop_pairs(kept.p, kept.stay);
+    begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
+#endif
+    publish_writes();
+    const struct Turn turn = turn_in(shared, at, step);
+    sync_both();
+    begin_dq(dq, tiles, at, 0);
+#if SPLIT_KEYS
+    products_wait<1>();
+    pin(dv);
+    pin(kept.p);
+    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[at]);
+    begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
+#if ADDS_DIAGONALS
+    add_step(shared, p, step, at, column.tile);
+#endif
+    products_wait<1>();
+#else
+    begin_gradient(dv, tiles, TO_P + ds_stage(at), TO_DOUT + q_stage(at));
+    begin_gradient(dk, tiles, ds_stage(at), q_stage(at));
+#if ADDS_DIAGONALS
+    add_step(shared, p, step, at, column.tile);
+#endif
+    products_wait<2>();
+#endif
+    pin(dq);
+    await_dq(shared, turn, group, staged);
+    add_dq(dq, slope, shared, p, step, turn, ALONE ? 0 : group);
+#pragma unroll
+    for (int share = 1; share < OWN_SHARES; share++) {
+        begin_dq(dq, tiles, at, share);
+        products_wait<0>();
+        pin(dq);
+        add_dq(dq, 0.0f, shared, p, step, turn, share);
+    }
+    publish_dq(shared, group);
+    products_wait<0>();
+    pin(dk);
+#if SPLIT_KEYS
+    pin(ds);
+#else
+    pin(dv);
+    if (threadIdx.x % 128 == 0) arrive(shared.dout_free[at]);
+#endif
+#endif
+    if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.q_free[at]);
+}
+
+FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
+                i32 group) {
+    const i32 thread = threadIdx.x % 128;
+    Ring<STAGES> stage;
+    Ring<1> staged;
+#pragma unroll 1
+    for (Ring<1> filled;; filled.next()) {
+        wait(shared.column_full, filled.turn());
+        const struct Column column = column_in(shared.item[filled.steps % ITEMS]);
+        if (column.steps < 0) break;
+        Gradient dk, dv;
+        clear(dk);
+        clear(dv);
+#pragma unroll 1
+        for (i32 left = column.steps; left > 0; left--, stage.next())
+            take_step(dv, dk, stage, staged, column, p, group, ALONE && left == 1);
+        if (column.steps > 0 && thread == 0) arrive(shared.column_free);
+        const u32 last = (stage.steps - 1) % STAGES;
+        if (column.shared) add_column(dk, dv, column, p, group);
+        else store_column(dk, dv, column, last, shared, p, maps, group);
+        // Not before all warps, which met in store_column, have read what the column is.
+        if (column.steps == 0 && thread == 0) arrive(shared.column_free);
+        if (ALONE && column.steps > 0 && thread == 0)
+            arrive(shared.dout_free[last]), arrive(shared.q_free[last]);
+    }
+#if STAGED
+    wait(shared.dq_free[group], staged.turn() ^ 1);
+    if (threadIdx.x == 128) shared.dq_turn.sum = -1;
+    publish_dq(shared, group);
+#elif DETERMINISTIC
+    if (threadIdx.x == 128) {  // a step that adds nothing
+        shared.turn[stage.at()].sum = -1;
+        arrive(shared.q_full[stage.at()]);
+    }
+    wait(shared.dq_free[group], staged.turn());
+    publish_dq(shared, group);
+#endif
+    if (thread == 0) stores_done<0>();
+}
+
+#if WITH_ENTMAX
+#include "sm90a/lib/backward_mean.cuh"
+#endif
+
+#if DQ_LAUNCH
+#if APART
+#include "sm90a/lib/logit_tanh.cuh"
+
+#include "sm90a/lib/separate_dq.cuh"
+
+#endif
+#endif
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+attention_backward(const __grid_constant__ struct Attention p,
+                   const __grid_constant__ struct Maps maps) {
+    struct Shared &shared = *(struct Shared *)memory;
+    if (threadIdx.x == 0) initialize(shared);
+    __syncthreads();
+    const i32 group = uniform(threadIdx.x / 128);
+    if (group == 0) {
+        give_registers<COPY_REGISTERS>();
+        const i32 warp = uniform(threadIdx.x / 32);
+        if (warp == 3) {  // with 0 for it ptxas makes a switch of all, and spills
+            if (elected()) load_items(shared, p, maps);
+        } else if (warp == 1) {
+#if STAGED
+            if (elected()) add_dq_tiles(shared, p);
+#elif DETERMINISTIC
+            if (elected()) await_turns(shared, p);
+#endif
+        } else if (warp == 2) {
+#if ZEROES
+            zero_tiles(shared, p);
+#elif DETERMINISTIC
+            if (elected()) pass_turns_on(shared);
+#endif
+        }
+    } else {
+        take_registers<COMPUTE_REGISTERS>();
+        compute(shared, p, maps, group - 1);
+    }
+}

@@ -1,0 +1,464 @@
+// Attention forward for Hopper (sm_90a); contract: maskc/core/abi.py and core/bundle.py.
+
+#include ELEMENT_POLICY
+#include "common/lib/device.cuh"
+
+#include "common/lib/unpack.cuh"
+
+#include "sm90a/lib/logit.cuh"
+
+#include "sm90a/lib/constants.cuh"
+
+#include TOKENS_POLICY
+
+#include "sm90a/lib/ptx.cuh"
+
+#include "sm90a/lib/tokens.cuh"
+
+#include "sm90a/lib/wgmma.cuh"
+
+#include "sm90a/lib/work.cuh"
+
+#include "common/lib/keep.cuh"
+
+#include "sm90a/lib/softmax.cuh"
+
+#include "sm90a/lib/packed_rows.cuh"
+
+#include "sm90a/lib/mask_policy.cuh"
+
+#if WITH_THRESHOLDS
+#include "common/lib/thresholds.cuh"
+
+#include "sm90a/lib/spared.cuh"
+
+#include "sm90a/lib/filter_rows.cuh"
+
+#endif
+// What a warpgroup works on.
+struct alignas(16) Row {
+    i32 tile, head, batch;
+    i32 part;   // 1 + its number where the row is cut; read when it is needed, but of packed heads
+    i32 merge;  // of packed heads: the number of the row among those that are cut; likewise
+};
+
+// A block's shared memory; its size is in maskc/plan/families/sm90a.py.
+struct Shared {
+    unsigned char q[Q_TILES][Q_BYTES];  // then, in the same place, out
+    unsigned char k[STAGES][K_BYTES];
+    unsigned char v[STAGES][K_BYTES];
+#if LONG_SUMS
+    float4 sums[GROUPS][HEAD_DIM / 8][128];
+#endif
+#if LIST_BYTES
+#if WITH_ENTMAX
+    unsigned char lists[LIST_BYTES];  // they begin in v
+#endif
+#endif
+    u64 q_full[Q_TILES], q_free[Q_TILES];
+    u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
+    u64 started;
+    i32 item;                 // that the block begins with
+    i32 first_word;           // of its first tile
+    i32 next[STAGES];         // the word of the tile after the one in this stage
+    struct Row row[Q_TILES];  // whose q is in this place
+#if PACKED
+    i32 stored[GROUPS];       // parts of the row, before the item's own
+#endif
+#if WITH_ENTMAX
+    u64 decided;
+    i32 wishes[2][4 * GROUPS];  // of every warp: the pass that is to follow
+#endif
+};
+
+#include "common/lib/memory.cuh"
+
+#include "sm90a/lib/ring.cuh"
+
+FN void initialize(struct Shared &shared) {
+    barrier_init(shared.started, 1);
+#if WITH_ENTMAX
+    barrier_init(shared.decided, 4 * GROUPS + 1);
+#endif
+    for (int i = 0; i < Q_TILES; i++) {
+        barrier_init(shared.q_full[i], 1);
+        barrier_init(shared.q_free[i], GROUPS);
+    }
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(shared.k_full[i], 1);
+        barrier_init(shared.v_full[i], 1);
+        barrier_init(shared.k_free[i], GROUPS);
+        barrier_init(shared.v_free[i], GROUPS);
+    }
+    barriers_ready();
+}
+// Those of a block that has computed an item, for another one.
+FN void initialize_again(struct Shared &shared) {
+    for (u64 *barrier = shared.q_full; barrier <= &shared.started; barrier++) barrier_end(*barrier);
+    initialize(shared);
+}
+
+// ---------------------------------------------------------------- the warp that copies
+
+#include "sm90a/lib/items.cuh"
+
+#if WITH_FP8
+#include "sm90a/lib/values_bytes.cuh"
+#else
+#include "sm90a/lib/values_halves.cuh"
+#endif
+
+#include "sm90a/lib/sums.cuh"
+
+#include "sm90a/lib/forward_load.cuh"
+
+// ---------------------------------------------------------------- warpgroups that compute
+
+FN struct Row row_in(const struct Shared &shared, i32 place) {
+    const int4 row = *(const int4 *)&shared.row[place];
+    return {uniform(row.x), uniform(row.y), uniform(row.z), PACKED ? uniform(row.w) : 0};
+}
+// The place of the thread's first query; the other one is 8 behind.
+FN i32 query_of(const struct Row &row, i32 group) {
+    const i32 thread = threadIdx.x % 128;
+    return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
+}
+
+#if PACKED
+#include "sm90a/lib/where_packed.cuh"
+#else
+// Which pairs a thread's scores of a tile are of; see logit.cuh.
+struct Where {
+    struct Row row;
+    i32 query_place, key_place;  // of the first element
+    struct HeadLogit own;
+    struct Steps steps;
+    FN void refresh(const struct Attention &) {}
+    FN float distance(int i) const {
+        return fabsf(steps.at(i / 2 % 2 * 8, i / 4 * 8 + i % 2));
+    }
+    FN struct HeadLogit head_logit(int) const { return own; }
+    FN i32 query(const struct Attention &p, int i) const {
+        return query_token(p, row.batch, mask_row(p, query_at(query_place + i / 2 % 2 * 8)));
+    }
+    FN i32 key(const struct Attention &p, int i) const {
+        return key_token(p, row.batch, key_at(key_place + i / 4 * 8 + i % 2));
+    }
+    FN float apart(const struct Attention &p, int i) const {
+        if (GRID_TILES) return (float)(query(p, i) - key(p, i));
+        return steps.at(i / 2 % 2 * 8, i / 4 * 8 + i % 2);
+    }
+    FN i32 head(int) const { return row.head; }
+    FN i32 batch() const { return row.batch; }
+};
+FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
+    const i32 key = (word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2;
+    return {row, query, key, head_logit_of(p, row.head), steps_from(p, row.batch, query, key)};
+}
+#endif
+
+#include "sm90a/lib/look.cuh"
+
+#include "sm90a/lib/finish.cuh"
+
+#include "sm90a/lib/query.cuh"
+
+#if WITH_SHIFTS
+#include "sm90a/lib/shifts.cuh"
+
+// What distance adds to a warpgroup's scores of the tile in a stage, in the unit of scores.
+typedef struct Shifts<64, TILE_K> TileShifts;
+FN float *shifts_in(i32 stage, i32 group) {
+    __shared__ float all[STAGES * GROUPS][TileShifts::COUNT];
+    return all[stage * GROUPS + group];
+}
+FN void lay_tile(const struct Attention &p, const struct Row &row, i32 word, i32 stage, i32 group) {
+    if (!SHIFTED) return;
+    const float unit = flips(p) ? -unit_of(p) : unit_of(p);
+    const i32 first = row.tile * TILE_Q + 64 * group - (word & INDEX) * KEY_STEP;
+    TileShifts shifts;
+    find_shifts(shifts, first, row.head, row.batch, p, LOG2E / unit);
+    lay_shifts<false>(shifts_in(stage, group), shifts);
+    sync_threads(8 + group, 128);
+}
+FN void add_shifts(Scores &s, i32 stage, i32 group) {
+    if (!SHIFTED) return;
+    const i32 thread = threadIdx.x % 128;
+    const float *const own = shifts_in(stage, group) + TileShifts::ORIGIN + thread / 32 * 16
+                             + thread % 32 / 4 - thread % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 2; i++) s[i] += own[i / 2 % 2 * 8 - i / 4 * 8 - i % 2];
+}
+
+#endif
+// o += p v, begun
+FN void begin_output(Output &o, Weights &weights, u64 v) {
+    pin(weights);
+    pin(o);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < PV_STEPS; i++)
+        multiply_pv(o, weights + 4 * i, v + values_step(i), true);
+    products_commit();
+}
+
+#include "sm90a/lib/forward_store.cuh"
+
+// Which of a thread's pairs of a tile dropout keeps.
+FN void draw_tile(struct Staying<TILE_K / 2> &stay, const struct Dropout &d, const struct Row &row,
+                  i32 query, i32 word) {
+    const i32 key = (word & INDEX) * TILE_K + threadIdx.x % 4 * 2;
+    draw_by_query(stay, d, query, key, row.head, row.batch);
+}
+
+// Warpgroups take turns at starting products, so that the softmax of one runs under those of the
+// next. Named barriers 1 .. GROUPS. One that is alone has other blocks beside it.
+FN void take_turn(i32 group) {
+    if (GROUPS > 1) sync_threads(1 + group, 256);
+}
+FN void pass_turn(i32 group) {
+    if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
+}
+
+FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
+                i32 group, bool begun) {
+    const bool leader = threadIdx.x % 128 == 0;
+    const u64 k_tiles = along_columns(shared_address(shared.k[0]));
+    const u64 v_tiles = values_operand(shared_address(shared.v[0]));
+    struct Factors factors = factors_of(p);
+    LongSum long_sum;
+    Ring<STAGES> stage;
+    Ring<Q_TILES> q_place;
+    struct Query q;
+    Scores s;
+    Output o;
+    Weights weights;
+    struct Softmax softmax;
+    start(softmax);
+    clear(o);
+    if (GROUPS > 1 && group == 0 && !begun) arrive_threads(1, 256);
+
+    wait(shared.started, 0);
+    i32 word = uniform(shared.first_word);
+    if (word & END) return;
+    wait(shared.k_full[0], 0);
+    i32 next = shared.next[0];
+    wait(shared.q_full[0], 0);
+    struct Row row = row_in(shared, 0);
+    begin_row(factors, p, row);
+    begin_row(long_sum);
+    i32 query = query_of(row, group);
+    take_q(q, shared, 0, group);
+    struct MaskRow kept;
+    struct Visible seen = look_early(p, row, query, word, kept);
+    begin_scores(s, q, k_tiles);
+#if WITH_SHIFTS
+    lay_tile(p, row, word, 0, group);
+#endif
+    const struct Dropout dropout = dropout_of(p);
+    struct Staying<TILE_K / 2> stay;
+    draw_tile(stay, dropout, row, query, word);
+    products_wait<0>();
+    pin(s);
+    if (leader) arrive(shared.k_free[0]);
+    multiply_scores(s, factors);
+#if WITH_SHIFTS
+    add_shifts(s, 0, group);
+#endif
+    finish_scores(s, p, row, query, word, kept, seen);
+    raise_tops(s, factors.unit, factors.stale, softmax);
+    exponentials(s, 0, factors.unit, softmax);
+    exponentials(s, 1, factors.unit, softmax);
+    drop(s, stay);
+    to_weights(weights, s);
+    Ring<STAGES> last = stage;
+    stage.next();
+    // Computed before they are needed, under the exponentials.
+    u64 k_tile = k_tiles + stage.at * (K_BYTES >> 4), v_tile = v_tiles;
+
+    bool storing = false;  // out still leaves through the place of q before this one
+#pragma unroll 1
+    while (true) {
+        if (STREAM && storing) {
+            if (leader) {
+                stores_read<0>();
+                arrive(shared.q_free[1 - q_place.at]);
+            }
+            storing = false;
+        }
+        word = uniform(next);
+        if (word & END) break;
+        wait(shared.k_full[stage.at], stage.turn);
+        next = shared.next[stage.at];
+#if PACKED
+        if (word & FIRST) {  // another part of the row: few beside tiles, nothing overlaps
+            wait(shared.v_full[last.at], last.turn);
+            begin_output(o, weights, v_tile);
+            products_wait<0>();
+            pin(o);
+            if (leader) arrive(shared.v_free[last.at]);
+            store_part(o, softmax.top, softmax.sum, factors.unit, p, --row.part, group);
+            start(softmax);
+            clear(o);
+            seen = look_early(p, row, query, word, kept);
+            begin_scores(s, q, k_tile);
+            products_wait<0>();
+            pin(s);
+            if (leader) arrive(shared.k_free[stage.at]);
+            finish_scores(s, p, row, query, word, kept, seen);
+            raise_tops(s, factors.unit, factors.stale, softmax);
+            exponentials(s, 0, factors.unit, softmax);
+            exponentials(s, 1, factors.unit, softmax);
+            to_weights(weights, s);
+            last = stage;
+            stage.next();
+            k_tile = k_tiles + stage.at * (K_BYTES >> 4);
+            v_tile = v_tiles + last.at * (K_BYTES >> 4);
+            continue;
+        }
+#endif
+
+        // A new row: its first product begins before the last one of the row before.
+        const bool first = STREAM && word & FIRST;
+        const struct Row old = row;
+        const float old_top[2] = {softmax.top[0], softmax.top[1]};
+        float old_sum[2] = {softmax.sum[0], softmax.sum[1]};
+        const u32 old_tile = shared_address(shared.q[q_place.at]);
+        const struct Factors old_factors = factors;
+        if (first) {
+            q_place.next();
+            wait(shared.q_full[q_place.at], q_place.turn);
+            row = row_in(shared, q_place.at);
+            begin_row(factors, p, row);
+            query = query_of(row, group);
+            take_q(q, shared, q_place.at, group);
+            start(softmax);
+            begin_row(kept);
+        }
+        seen = look_early(p, row, query, word, kept);
+        if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
+        take_turn(group);
+        begin_scores(s, q, k_tile);
+        wait(shared.v_full[last.at], last.turn);
+        begin_output(o, weights, v_tile);
+        pass_turn(group);
+#if WITH_SHIFTS
+        lay_tile(p, row, word, stage.at, group);
+#endif
+        draw_tile(stay, dropout, row, query, word);
+        products_wait<1>();
+        pin(s);
+        if (leader) arrive(shared.k_free[stage.at]);
+        if (SETTLE == 0) {
+            products_wait<0>();
+            pin(weights);
+        }
+        multiply_scores(s, factors);
+#if WITH_SHIFTS
+        add_shifts(s, stage.at, group);
+#endif
+        finish_scores(s, p, row, query, word, kept, seen);
+        const bool raised = raise_tops(s, factors.unit, factors.stale, softmax);
+        if (SETTLE > 1) {
+            exponentials(s, 0, factors.unit, softmax);
+            pin(s);
+        }
+        // The wait for p v stands in two branches: without them ptxas moves it up, before the
+        // maxima and the exponentials that are to run under the product.
+        if (first) {
+            products_wait<0>();
+            pin(o);
+            if (SETTLE) pin(weights);
+            if (leader) arrive(shared.v_free[last.at]);
+            collect(o, long_sum, group);
+            begin_row(long_sum);
+            lower(o, old_sum, old_factors);
+            store(o, old_top, old_sum, old_factors.unit, old, p, maps, old_tile, group);
+            storing = true;
+            clear(o);
+        } else if (raised) {
+            asm volatile("wgmma.wait_group.sync.aligned 0;  // raised" ::: "memory");
+            pin(o);
+            if (SETTLE) pin(weights);
+            if (leader) arrive(shared.v_free[last.at]);
+            rescale(o, softmax);
+            rescale(long_sum, softmax);
+        } else {
+            asm volatile("wgmma.wait_group.sync.aligned 0;  // as before" ::: "memory");
+            pin(o);
+            if (SETTLE) pin(weights);
+            if (leader) arrive(shared.v_free[last.at]);
+        }
+        if (!first) tile_added(o, long_sum, group);
+        last = stage;
+        stage.next();
+        k_tile = k_tiles + stage.at * (K_BYTES >> 4);
+        v_tile = v_tiles + last.at * (K_BYTES >> 4);
+        if (SETTLE < 2) exponentials(s, 0, factors.unit, softmax);
+        exponentials(s, 1, factors.unit, softmax);
+        drop(s, stay);
+        to_weights(weights, s);
+    }
+    wait(shared.v_full[last.at], last.turn);
+    begin_output(o, weights, v_tile);
+    products_wait<0>();
+    pin(o);
+    const u32 tile = shared_address(shared.q[q_place.at]);
+    collect(o, long_sum, group);
+    lower(o, softmax.sum, factors);
+    store(o, softmax.top, softmax.sum, factors.unit, row, p, maps, tile, group);
+    if (leader) stores_done<0>();
+}
+
+#if LIST_BYTES
+#if WITH_ENTMAX
+#include "sm90a/lib/entmax.cuh"
+#endif
+#endif
+
+// Whether a block has another item. Of packed heads a list made on the device has room for many
+// more than are live: to start a block for each would take longer than their work.
+FN bool goes_on(struct Shared &shared, const struct Attention &p) {
+    if (!ROUNDS) return false;
+    const i32 next = shared.item + gridDim.x;
+    if (next >= p.items || work_at(p, next).count == 0) return false;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        initialize_again(shared);
+        shared.item = next;
+    }
+    __syncthreads();
+    return true;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+attention_forward(const __grid_constant__ struct Attention p,
+                  const __grid_constant__ struct Maps maps) {
+    struct Shared &shared = *(struct Shared *)memory;
+    if (threadIdx.x == 0) {
+        initialize(shared);
+        shared.item = blockIdx.x;
+    }
+    __syncthreads();
+    const i32 group = uniform(threadIdx.x / 128);
+    if (group == 0) {
+        give_registers<COPY_REGISTERS>();
+#if WITH_ENTMAX
+        if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
+#else
+        do {
+            if (threadIdx.x / 32 == 0 && elected()) copy_tiles(shared, p, maps);
+        } while (goes_on(shared, p));
+#endif
+    } else {
+        take_registers<COMPUTE_REGISTERS>();
+#if WITH_ENTMAX
+        compute_passes(shared, p, maps, group - 1);
+#else
+        bool begun = false;
+        do compute(shared, p, maps, group - 1, begun);
+        while (begun = goes_on(shared, p), begun);
+#endif
+        store_empty(p);
+    }
+}

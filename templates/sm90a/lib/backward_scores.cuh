@@ -1,0 +1,205 @@
+// Between the products: transposed scores to weights p, and dout . v to gradients ds = u (dp -
+// delta); with softmax u is p.
+
+// Scores lie transposed: a warpgroup has 64 keys as rows, and QUERIES columns. A thread's element
+// 4 i + 2 r + e is of key 16 warp + lane / 4 + 8 r and query 8 i + 2 (lane % 4) + e.
+typedef float Scores[QUERIES / 2];
+typedef u32 Pairs[QUERIES / 4];  // two scores each, in storage precision
+// Numbers of a thread's queries. They lie as threads read them, four in one go, as shared memory is
+// what limits a step: of 16 queries first those of lane 0, which are 0, 1, 8 and 9.
+typedef float4 Rows[QUERIES / 16];
+
+#if FOLDED
+// They are in what the products made.
+FN void read_rows(Rows &, const float *) {}
+FN float2 pair_of(const Rows &, int) { return make_float2(0.0f, 0.0f); }
+FN float4 row_four(const float *, int) { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
+#else
+FN float4 row_four(const float *from, int i) {
+    return *(const float4 *)(from + 16 * i + threadIdx.x % 4 * 4);
+}
+FN void read_rows(Rows &rows, const float *from) {
+#pragma unroll
+    for (int i = 0; i < QUERIES / 16; i++) rows[i] = row_four(from, i);
+}
+FN float2 pair_of(const Rows &rows, int i) {  // of queries 8 i + 2 (lane % 4)
+    return i % 2 ? make_float2(rows[i / 2].z, rows[i / 2].w)
+                 : make_float2(rows[i / 2].x, rows[i / 2].y);
+}
+#endif
+
+// What scores are in.
+struct Logit {
+    float unit;    // of what `bend` leaves, in powers of two; with entmax, times alpha - 1
+    float hidden;  // the score of a dead pair: its weight is 0
+};
+FN struct Logit logit_of(const struct Attention &p) {
+    struct Logit logit;
+    logit.unit = score_unit(p);
+    logit.hidden = logit.unit < 0.0f ? PLUS_INFINITY : MINUS_INFINITY;
+    return logit;
+}
+
+// Which pairs a thread's scores of a step are of; see logit.cuh.
+struct Where {
+    struct Place place;
+    i32 query_place, key_place;  // of the first element
+    struct HeadLogit own;
+    struct Steps steps;
+    FN void refresh(const struct Attention &) { anew_steps(steps); }
+    FN float distance(int i) const {
+        return fabsf(steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8));
+    }
+    FN struct HeadLogit head_logit(int) const { return own; }
+    FN i32 query(const struct Attention &p, int i) const {
+        return query_token(p, place.batch, query_row(i));
+    }
+    FN i32 key(const struct Attention &p, int i) const {
+        return key_token(p, place.batch, key_at(key_place + i / 2 % 2 * 8));
+    }
+    FN float apart(const struct Attention &p, int i) const {
+        if (GRID_TILES) return (float)(query(p, i) - key(p, i));
+        return steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8);
+    }
+    FN i32 query_row(int i) const { return query_at(query_place + i / 4 * 8 + i % 2); }
+    FN i32 head(int) const { return place.head; }
+    FN i32 batch() const { return place.batch; }
+};
+
+#include "common/lib/plain_rows.cuh"
+
+#include "sm90a/lib/mask_policy.cuh"
+
+#if WITH_THRESHOLDS
+#include "sm90a/lib/spared.cuh"
+
+#include "sm90a/lib/filter_columns.cuh"
+
+#endif
+#if WITH_ENTMAX
+#include "common/lib/entmax_weights.cuh"
+#else
+#include "common/lib/softmax_weights.cuh"
+#endif
+
+// A step keeps u, the weight's derivative by its logit, times that of the logit, from the weights
+// until dp is there: in s, or where registers are short, in storage precision.
+constexpr bool KEEP_U = QUERIES <= 64 && !HEAD_GRADIENT && !(CROWDED && HAS_SLOPE);
+struct Kept {
+    Pairs p;  // without the derivative
+#if WITH_ENTMAX
+    Pairs u;  // with it, but where a head's own gradient is to be found first
+#endif
+    struct Slopes<QUERIES / 2> slopes;
+    struct Staying<QUERIES / 2> stay;
+};
+
+#if WITH_SHIFTS
+#include "sm90a/lib/shifts.cuh"
+
+// What distance adds to a warpgroup's scores, in powers of two.
+typedef struct Shifts<QUERIES, 64> StepShifts;
+FN float *shifts_of(i32 group) {
+    __shared__ float all[GROUPS][StepShifts::COUNT];
+    return all[group];
+}
+// What a score in powers of two, of element i, is to lose.
+FN float base_of(float lse, int i) {
+    if (!SHIFTED) return lse;
+    const i32 thread = threadIdx.x % 128;
+    const float *const own = shifts_of(threadIdx.x / 128 - 1) + StepShifts::ORIGIN
+                             + thread % 4 * 2 - thread / 32 * 16 - thread % 32 / 4;
+    const float shift = own[i / 4 * 8 + i % 2 - i / 2 % 2 * 8];
+    return FOLDED ? -shift : lse - shift;
+}
+
+#endif
+// Logits become weights. Past the last query lse is infinite and weights are 0.
+template <Alpha ALPHA>
+FN void weigh_all(Scores &s, Kept &kept, const Rows &lse, const struct Attention &p,
+                  const struct Logit &logit, struct Where where) {
+    if (HAS_SLOPE && NEEDS_WHERE) where.refresh(p);
+#pragma unroll
+    for (int i = 0; i < QUERIES / 8; i++) {
+        const float2 base = pair_of(lse, i);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int at = 4 * i + 2 * r;
+            const float x = s[at], y = s[at + 1];
+#if WITH_SHIFTS
+            const float low = base_of(base.x, at), high = base_of(base.y, at + 1);
+#else
+            const float low = base.x, high = base.y;
+#endif
+            const struct Weight v = weigh<ALPHA>(x, logit.unit, low, p.alpha_minus_1);
+            const struct Weight w = weigh<ALPHA>(y, logit.unit, high, p.alpha_minus_1);
+            s[at] = v.u, s[at + 1] = w.u;
+            kept.p[2 * i + r] = pack(v.p, w.p);
+#if HAS_SLOPE
+            const float2 slope = take_slopes(kept.slopes, 2 * i + r, x, y, p, where);
+            s[at] *= slope.x, s[at + 1] *= slope.y;
+#endif
+#if WITH_ENTMAX
+            kept.u[2 * i + r] = HEAD_GRADIENT ? pack(v.u, w.u) : pack(s[at], s[at + 1]);
+#endif
+        }
+    }
+}
+FN void to_weights(Scores &s, Kept &kept, const Rows &lse, const struct Attention &p,
+                   const struct Logit &logit, const struct Where &where) {
+    by_alpha(p.alpha_minus_1, [&](auto kind) {
+        weigh_all<decltype(kind)::value>(s, kept, lse, p, logit, where);
+    });
+}
+
+// A thread's share of the gradient of what its head has, from those of logits.
+FN float head_gradient(const Pairs &ds, const struct Where &where) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < QUERIES / 4; i++) {
+        const float2 x = unpack(ds[i]);
+        sum -= x.x * where.distance(2 * i) + x.y * where.distance(2 * i + 1);
+    }
+    return sum;
+}
+
+// dp = dout . v becomes ds = u (dp - delta), where delta is yet to be read if there is a `rest`.
+// Returns the thread's share of the head's own gradient.
+FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, Rows &delta,
+                      const float *rest, const struct Attention &p, struct Where where) {
+    float share = 0.0f;
+#if WITH_ENTMAX
+    const Pairs &slopes = kept.u;
+#else
+    const Pairs &slopes = kept.p;
+#endif
+#pragma unroll
+    for (int i = 0; i < QUERIES / 8; i++) {
+        if (rest && i % 2 == 0) delta[i / 2] = row_four(rest, i / 2);
+        const float2 base = pair_of(delta, i);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int at = 4 * i + 2 * r;
+            const float a = dp[at] - base.x, b = dp[at + 1] - base.y;
+            float2 u = unpack(slopes[2 * i + r]);
+#if HAS_SLOPE && !HEAD_GRADIENT && !WITH_ENTMAX
+            const float2 slope = kept_slopes(kept.slopes, 2 * i + r);
+            u.x *= slope.x, u.y *= slope.y;
+#endif
+            ds[2 * i + r] = KEEP_U ? pack(s[at] * a, s[at + 1] * b) : pack(u.x * a, u.y * b);
+        }
+    }
+#if HEAD_GRADIENT
+    pin(ds);  // one after the other: registers are short
+    where.refresh(p);
+    share = head_gradient(ds, where);
+#if HAS_SLOPE
+#pragma unroll
+    for (int i = 0; i < QUERIES / 4; i++) {
+        const float2 x = unpack(ds[i]), slope = kept_slopes(kept.slopes, i);
+        ds[i] = pack(x.x * slope.x, x.y * slope.y);
+    }
+#endif
+#endif
+    return share;
+}

@@ -1,0 +1,81 @@
+// Between the two products: scores to logits, the mask, the running softmax.
+
+// A thread's part of an accumulator of a warpgroup: element 4 i + 2 r + e lies in row
+// 16 warp + lane / 4 + 8 r and in column 8 i + 2 (lane % 4) + e.
+typedef float Scores[TILE_K / 2];
+typedef float Output[HEAD_DIM / 2];
+
+// Of scores (or of logits, where they are made of scores) in powers of two. A scale of zero must
+// not turn the mask's -inf into NaN.
+FN float unit_of(const struct Attention &p) {
+    return fmaxf(fabsf(left_scale(p)) * LOG2E, 1e-30f);
+}
+
+// A negative scale turns the order of scores around: they are negated first, in every tile.
+FN bool flips(const struct Attention &p) { return left_scale(p) < 0.0f; }
+FN void negate(Scores &s) {
+#pragma unroll
+    for (int i = 0; i < TILE_K / 2; i++) s[i] = -s[i];
+}
+
+// The running softmax of a thread's two rows. Exponentials are relative to a row's top, which is
+// kept until a score of the warp passes it by STALE powers of two. Tops are the same in a quad;
+// sums are each lane's own share.
+struct Softmax {
+    float top[2], sum[2];
+    float base[2];    // -top * unit, or 0 where nothing was seen
+    float factor[2];  // what the last raise asks of the output
+};
+
+FN void start(struct Softmax &x) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) x.top[r] = MINUS_INFINITY, x.sum[r] = 0.0f, x.base[r] = 0.0f;
+}
+
+// Whether tops were raised, so that what was summed under the old ones is to be rescaled.
+FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) {
+    float peak[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float part[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) part[i] = fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]);
+#pragma unroll
+        for (int i = 4; i < TILE_K / 8; i++)
+            part[i % 4] = fmaxf(part[i % 4], fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+        peak[r] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
+    }
+    const bool far = peak[0] > x.top[0] + stale || peak[1] > x.top[1] + stale;
+    x.factor[0] = x.factor[1] = 1.0f;
+    if (!__any_sync(0xffffffff, far)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        peak[r] = quad_max(peak[r]);
+        const float top = peak[r] > x.top[r] + stale ? peak[r] : x.top[r];
+        const float finite = top == MINUS_INFINITY ? 0.0f : top;
+        x.factor[r] = fast_exp2((x.top[r] - finite) * unit);
+        x.top[r] = top;
+        x.base[r] = base_of(finite, unit);
+        x.sum[r] = __fmul_rn(x.sum[r], x.factor[r]);
+    }
+    return true;
+}
+
+// Scores of one row become exponentials.
+FN void exponentials(Scores &s, int r, float unit, struct Softmax &x) {
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll
+    for (int i = 0; i < TILE_K / 8; i++) {
+        float *y = &s[4 * i + 2 * r];
+        y[0] = fast_exp2(fmaf(y[0], unit, x.base[r]));
+        y[1] = fast_exp2(fmaf(y[1], unit, x.base[r]));
+        even += y[0];
+        odd += y[1];
+    }
+    x.sum[r] += even + odd;
+}
+
+FN void rescale(Output &o, const struct Softmax &x) {
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; i++) o[i] *= x.factor[i / 2 % 2];
+}

@@ -1,0 +1,50 @@
+// Hopper adds up products of bytes with 14 bits: after SUM_TILES tiles what a row has is added to a
+// sum in fp32, in shared memory, and accumulators begin again.
+// Without LONG_SUMS accumulators have the sums of whole rows: nothing is added up beside them.
+// Needs: Output of softmax.cuh; shared_memory, whose `sums` these are.
+
+#if LONG_SUMS
+struct LongSum {
+    float factor[2];  // of the sum, to be relative to the tops of now
+    i32 tiles;        // whose products are in accumulators
+    bool begun;
+};
+FN void begin_row(LongSum &x) {
+    x.factor[0] = x.factor[1] = 1.0f;
+    x.tiles = 0, x.begun = false;
+}
+FN void rescale(LongSum &x, const struct Softmax &by) {
+    x.factor[0] *= by.factor[0], x.factor[1] *= by.factor[1];
+}
+// o becomes all that the row has.
+FN void collect(Output &o, LongSum &x, i32 group) {
+    if (!x.begun) return;
+    const float4 *const sums = shared_memory().sums[group][0] + threadIdx.x % 128;
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 8; i++) {
+        const float4 y = sums[i * 128];
+        o[4 * i] = fmaf(y.x, x.factor[0], o[4 * i]);
+        o[4 * i + 1] = fmaf(y.y, x.factor[0], o[4 * i + 1]);
+        o[4 * i + 2] = fmaf(y.z, x.factor[1], o[4 * i + 2]);
+        o[4 * i + 3] = fmaf(y.w, x.factor[1], o[4 * i + 3]);
+    }
+}
+// After the products of a tile.
+FN void tile_added(Output &o, LongSum &x, i32 group) {
+    if (++x.tiles < SUM_TILES) return;
+    collect(o, x, group);
+    float4 *const sums = shared_memory().sums[group][0] + threadIdx.x % 128;
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 8; i++)
+        sums[i * 128] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+    clear(o);
+    begin_row(x);
+    x.begun = true;
+}
+#else
+struct LongSum {};
+FN void begin_row(LongSum &) {}
+FN void rescale(LongSum &, const struct Softmax &) {}
+FN void collect(Output &, LongSum &, i32) {}
+FN void tile_added(Output &, LongSum &, i32) {}
+#endif
