@@ -18,7 +18,7 @@ QUIETLY := --quiet --no-compile
 # Processes that tests start would else parse every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test fast test-gpu matrix ledger check generated docs format clean
+.PHONY: demo test fast test-gpu matrix ledger check generated decisions docs format clean
 
 $(STAMP): pyproject.toml
 	@echo "Building a virtual environment in $(VENV), once: a minute or so, most of it downloads."
@@ -67,9 +67,14 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python .ci/generated --check
+	$(BIN)/python -m tests.support.decisions --check
 
 generated: $(STAMP)
 	$(BIN)/python .ci/generated
+
+# How calls of all patterns run, in tests/golden/decisions.txt; needs no GPU.
+decisions: $(STAMP)
+	$(BIN)/python -m tests.support.decisions
 
 # The site, into build/site; a broken link or a docstring that cannot be read is an error.
 docs: $(VENV)/.docs

@@ -25,13 +25,13 @@ import torch
 import maskc as mc
 from maskc.lab.evaluate import FAMILIES, Evaluated, Evaluation, Inputs, at_budget, load
 from maskc.lab.evaluate import retrieval as needle
-from maskc.lab.evaluate.environment import best_device, environment
+from maskc.lab.evaluate.best_masks import best as best_of
+from maskc.lab.evaluate.best_masks import cells, means
+from maskc.lab.evaluate.devices import best_device, environment
 from maskc.lab.evaluate.evaluating import INFORMATION, SCOPE, UNTRAINED, _corrected, perplexity
 from maskc.lab.evaluate.information import Losses
 from maskc.lab.evaluate.matrices import Matrices
 from maskc.lab.evaluate.models import losses
-from maskc.lab.evaluate.selection import best as best_of
-from maskc.lab.evaluate.selection import cells, means
 from maskc.lab.evaluate.tensors import LayerTensors, capture
 from maskc.lab.evaluate.texts import demo_texts, read_text, sequences
 from maskc.patterns import adaptive_local_global

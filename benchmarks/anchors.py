@@ -29,7 +29,7 @@ from maskc.dsl.data_atoms import block_table, cu_seqlens, documents
 from maskc.dsl.mask import Mask
 from maskc.dsl.tracer import where
 from maskc.verify.case import Case, Formula
-from maskc.verify.tensors import numpy_dtype
+from maskc.verify.case_tensors import numpy_dtype
 
 
 @dataclass(frozen=True)

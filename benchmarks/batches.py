@@ -37,7 +37,7 @@ from maskc.core.dtypes import DType
 from maskc.lab.rivals import Unavailable
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.verify.case import Case
-from maskc.verify.tensors import Tensors
+from maskc.verify.case_tensors import CaseTensors
 from maskc.verify.timing import Timed, take_turns
 
 Found = dict[str, Any]
@@ -123,7 +123,9 @@ def _patience() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _peers(row: Row, case: Case, tensors: Tensors, direction: str, said: dict[str, str]) -> Found:
+def _peers(
+    row: Row, case: Case, tensors: CaseTensors, direction: str, said: dict[str, str]
+) -> Found:
     """Build everybody else's way to compute a row, and call it once.
 
     Args:
@@ -244,7 +246,7 @@ def _made(row: Row) -> tuple[Found, Callable[[], Found]]:
         if direction == "bwd" and row.repeatable:
             timed["maskc, same bits"] = Timed(partial(gradient, deterministic=True))
         if row.peers:
-            timed |= _peers(row, case, Tensors(*tensors, "cuda"), direction, said)
+            timed |= _peers(row, case, CaseTensors(*tensors, "cuda"), direction, said)
         if n_q == 1:
             timed["copy of k"] = Timed(partial(torch.empty_like(tensors[1]).copy_, tensors[1]))
         errors = {name: _error_of(one, exact) for name, one in timed.items() if "copy" not in name}

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.selection import Ranks, best, one_selection
 from maskc import driver
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.problem import TileShape
 from maskc.core.sizes import Sizes
 from maskc.dsl import nodes as N
@@ -18,9 +18,9 @@ from maskc.dsl.nodes import walk
 from maskc.layout import best as best_of_floats
 from maskc.layout import bind_arrays, choose, scores_of, sequence_arrays
 from maskc.reference import ranking
-from maskc.reference.pairs import Place, keep
+from maskc.reference.pairs import PairPlace, keep
 from maskc.verify.case import Case
-from maskc.verify.tensors import Tensors, host
+from maskc.verify.case_tensors import CaseTensors, host
 
 _ROWS = 256
 """Queries whose pairs are counted at a time."""
@@ -33,7 +33,7 @@ class ChosenPairs:
 
     source = "the definition of what is chosen, in fp64"
 
-    def __init__(self, case: Case, tensors: Tensors) -> None:
+    def __init__(self, case: Case, tensors: CaseTensors) -> None:
         """Nothing is chosen yet."""
         self.case, self._tensors = case, tensors
         self.batched, self.by_head = case.batch > 1, True
@@ -63,7 +63,7 @@ class ChosenPairs:
             "q": whole[:, None], "k": np.arange(case.n_kv)[None, :],
             "n_q": np.int64(case.n_q), "n_kv": np.int64(case.n_kv),
         }  # fmt: skip
-        place = Place(
+        place = PairPlace(
             case.n_q, case.n_kv, head, case.heads, case.kv_heads, dict(case.data), scope, scores
         )
         return keep(case.mask, place)[np.isin(whole, rows)]

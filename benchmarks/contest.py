@@ -17,11 +17,18 @@ from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.driver import selects
 from maskc.lab.bench import short
-from maskc.lab.pairs import Pairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.rivals import Contender, Key, Missing, Unavailable
 from maskc.verify.case import Case
-from maskc.verify.judge import Judge, Verdict, judged_backward, judged_forward, make_judge, worst
-from maskc.verify.tensors import Tensors, has_torch, like
+from maskc.verify.case_tensors import CaseTensors, has_torch, like
+from maskc.verify.judge import (
+    CaseVerdict,
+    Judge,
+    judged_backward,
+    judged_forward,
+    make_judge,
+    worst,
+)
 from maskc.verify.timing import SECONDS, Timed, peak_bytes, take_turns
 
 if TYPE_CHECKING:
@@ -66,7 +73,7 @@ class Contest:
     """The steps of one case."""
 
     def __init__(
-        self, case: Case, ask: Ask, tensors: Tensors, pairs: Pairs, rows: np.ndarray,
+        self, case: Case, ask: Ask, tensors: CaseTensors, pairs: CasePairs, rows: np.ndarray,
         result: Measured,
     ) -> None:  # fmt: skip
         self.case, self.ask, self.tensors, self.pairs = case, ask, tensors, pairs
@@ -81,7 +88,7 @@ class Contest:
         self._sources: dict[tuple[Key, str], tuple[str, ...]] = {}
         self._judges: dict[tuple[bool, float], Judge] = {}
         self._heads: dict[float, HeadJudges] = {}
-        self._verdicts: dict[tuple[Key, str], Verdict] = {}
+        self._verdicts: dict[tuple[Key, str], CaseVerdict] = {}
         self._whole = tensors.device == "cuda" and not selects(case.mask)
         if self._whole:
             confirm(case, tensors, pairs, rows, self.live)
@@ -185,7 +192,7 @@ class Contest:
         else:
             self.note(contender.impl, "it has no backward here")
 
-    def _forward(self, contender: Contender) -> Verdict:
+    def _forward(self, contender: Contender) -> CaseVerdict:
         start = perf_counter()
         found = contender.forward()
         if contender.key == ("maskc", ""):
@@ -196,7 +203,7 @@ class Contest:
             verdicts.append(heads.forward(found))
         return worst(verdicts)
 
-    def _backward(self, contender: Contender) -> Verdict:
+    def _backward(self, contender: Contender) -> CaseVerdict:
         run, dout = contender.backward, self.tensors.dout
         attended = contender.forward or contender.attended
         found = attended() if attended else None
@@ -284,7 +291,7 @@ class Contest:
     # -------------------------------------------------------------- rows
 
     def row(
-        self, key: Key, direction: str, ms: float | None, verdict: Verdict | None,
+        self, key: Key, direction: str, ms: float | None, verdict: CaseVerdict | None,
         more: dict[str, Any],
     ) -> None:  # fmt: skip
         """Add a row: what every row has, then what is known besides."""

@@ -26,9 +26,9 @@ from maskc.dsl.mask import Mask
 from maskc.ir.heads import fixed_heads, head_count
 from maskc.lab.environment import cores
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, device_of, make_tensors
 from maskc.verify.judge import make_judge
 from maskc.verify.samples import sample_data, true_mask
-from maskc.verify.tensors import Tensors, device_of, make_tensors
 
 LENGTHS = ((1, 1), (129, 129), (200, 333))
 """(queries, keys): one, one more than a tile, and a rectangle that no tile divides."""
@@ -188,7 +188,7 @@ class _Pattern:
                 continue
             yield sized
 
-    def _keep(self, case: Case, tensors: Tensors) -> np.ndarray:
+    def _keep(self, case: Case, tensors: CaseTensors) -> np.ndarray:
         """bool [heads or 1, n_q, n_kv]; the same for all tensors where these do not rank."""
         key = (case.n_q, case.n_kv)
         if key in self._known:

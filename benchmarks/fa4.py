@@ -11,7 +11,7 @@ from maskc.dsl import nodes as N
 from maskc.dsl.combinators import causal, full
 from maskc.lab.rivals import Contender, Missing, tokens_first
 from maskc.verify.case import Case
-from maskc.verify.tensors import Tensors
+from maskc.verify.case_tensors import CaseTensors
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def options(form: Form) -> dict[str, Any] | None:
     return None
 
 
-def fa4_contender(case: Case, tensors: Tensors, backward: bool) -> Contender | None:
+def fa4_contender(case: Case, tensors: CaseTensors, backward: bool) -> Contender | None:
     """flash_attn_func on tensors of its own order, [B, N, H, D]; None for other masks.
 
     Raises:

@@ -18,11 +18,11 @@ import numpy as np
 from benchmarks.selection import OneSelection, cells, one_selection
 from benchmarks.unfused import Chooser, exact_products
 from maskc.dsl.mask import Mask
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.mask_mod import mask_mod
-from maskc.lab.pairs import Pairs
 from maskc.lab.rivals import Contender, Unavailable, quiet
 from maskc.verify.case import Case
-from maskc.verify.tensors import Tensors
+from maskc.verify.case_tensors import CaseTensors
 
 _SIDE = 128
 """Tokens of a side of a block of FlexAttention, if what is chosen is not smaller."""
@@ -33,7 +33,7 @@ _LEAST = 16
 class Table:
     """What FlexAttention is told of a mask with a selection."""
 
-    def __init__(self, one: OneSelection, tensors: Tensors) -> None:
+    def __init__(self, one: OneSelection, tensors: CaseTensors) -> None:
         """Classify the blocks of the static parts, and make room for the table.
 
         Raises:
@@ -107,7 +107,7 @@ class Static:
             case.name, mask, 1, case.heads, case.kv_heads, case.n_q, case.n_kv, case.head_dim,
             case.dtype,
         )  # fmt: skip
-        self.keep = mask_mod(own, Pairs(own), device)
+        self.keep = mask_mod(own, CasePairs(own), device)
         counts = cells(mask, case, block, np.arange(-(-case.n_q // block[0])))
         self.live, self.full = (
             torch.tensor(marks, device=device)
@@ -161,7 +161,7 @@ def _selected(case: Case) -> OneSelection | None:
     return one if one is not None and one.node.block >= _LEAST and case.alpha == 1 else None
 
 
-def flex_table_contender(case: Case, tensors: Tensors) -> Contender | None:
+def flex_table_contender(case: Case, tensors: CaseTensors) -> Contender | None:
     """compile(flex_attention) with a table; None where no blocks are chosen.
 
     Raises:

@@ -14,11 +14,11 @@ import numpy as np
 
 from maskc.core.dtypes import DType
 from maskc.core.errors import CheckFailed
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.mask_mod import formula_of
-from maskc.lab.pairs import Pairs
 from maskc.verify.case import Case
-from maskc.verify.judge import Judge, Verdict, attend, worst
-from maskc.verify.tensors import Tensors, like
+from maskc.verify.case_tensors import CaseTensors, like
+from maskc.verify.judge import CaseVerdict, Judge, attend, worst
 
 _CHUNK = 1 << 26
 """Pairs whose scores are held at once."""
@@ -44,7 +44,7 @@ class HeadJudge:
     """Knows everything about one key/value head and the query heads that share it."""
 
     def __init__(
-        self, case: Case, tensors: Tensors, keep: KeepRows, batch: int, shared: int,
+        self, case: Case, tensors: CaseTensors, keep: KeepRows, batch: int, shared: int,
         backward: bool = True,
     ) -> None:  # fmt: skip
         self.batch, self.shared = batch, shared
@@ -66,13 +66,13 @@ class HeadJudge:
         stepwise = attend(own, mine, every, kept, backward, case.dtype, step) if half else None
         self.judge = Judge(expected, stepwise, mine.dout if backward else None)
 
-    def forward(self, result: Any) -> Verdict:
+    def forward(self, result: Any) -> CaseVerdict:
         """Judge out, or (out, lse)."""
         out, lse = result if isinstance(result, tuple) else (result, None)
         parts = {"out": self._rows(out)} | ({} if lse is None else {"lse": self._rows(lse)})
         return self.judge.verdict(**parts)
 
-    def backward(self, gradients: tuple[Any, ...], out: Any = None) -> Verdict:
+    def backward(self, gradients: tuple[Any, ...], out: Any = None) -> CaseVerdict:
         """Judge (dq, dk, dv) [B, H, N, D] for the tensors' own dout.
 
         Args:
@@ -91,7 +91,9 @@ class HeadJudge:
 class HeadJudges:
     """The first and the last head; of very long sequences the last one."""
 
-    def __init__(self, case: Case, tensors: Tensors, pairs: Pairs, backward: bool = True) -> None:
+    def __init__(
+        self, case: Case, tensors: CaseTensors, pairs: CasePairs, backward: bool = True
+    ) -> None:
         """
         Raises:
             CheckFailed: the mask on the device is not the one that rows and counts are of.
@@ -103,11 +105,11 @@ class HeadJudges:
         self.number = len(places) * case.group
         self._judges = [HeadJudge(case, tensors, keep, *place, backward) for place in places]
 
-    def forward(self, result: Any) -> Verdict:
+    def forward(self, result: Any) -> CaseVerdict:
         """Judge out, or (out, lse), of all heads."""
         return worst([judge.forward(result) for judge in self._judges])
 
-    def backward(self, gradients: tuple[Any, ...], out: Any = None) -> Verdict:
+    def backward(self, gradients: tuple[Any, ...], out: Any = None) -> CaseVerdict:
         """Judge (dq, dk, dv) of all heads; arguments are those of HeadJudge.backward."""
         return worst([judge.backward(gradients, out) for judge in self._judges])
 
@@ -119,7 +121,7 @@ def chunks(n_q: int, n_kv: int) -> Iterator[np.ndarray]:
         yield np.arange(start, min(start + size, n_q))
 
 
-def device_rows(case: Case, pairs: Pairs, tensors: Tensors) -> KeepRows:
+def device_rows(case: Case, pairs: CasePairs, tensors: CaseTensors) -> KeepRows:
     """Rows of the mask, computed on the tensors' device by the formula of `mask_mod.formula_of`."""
     import torch
 
@@ -134,7 +136,9 @@ def device_rows(case: Case, pairs: Pairs, tensors: Tensors) -> KeepRows:
     return keep
 
 
-def confirm(case: Case, tensors: Tensors, pairs: Pairs, rows: np.ndarray, live: int) -> None:
+def confirm(
+    case: Case, tensors: CaseTensors, pairs: CasePairs, rows: np.ndarray, live: int
+) -> None:
     """Compare the mask on the device with sampled rows, int64 [rows], and the number of its live
     pairs.
 

@@ -23,7 +23,7 @@ from maskc.dsl.combinators import window
 from maskc.lab.environment import environment
 from maskc.reference.attention import attention
 from maskc.runtime.device import default_target
-from maskc.verify.tensors import device_of, has_torch, host, numpy_dtype
+from maskc.verify.case_tensors import device_of, has_torch, host, numpy_dtype
 
 ALLOWED = {"torch": 15.0, "cupy": 15.0, "numpy": 15.0, "dlpack": 30.0}
 """Microseconds per call, by what the arrays are."""

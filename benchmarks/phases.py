@@ -17,7 +17,7 @@ from maskc.core.target import Target
 from maskc.dsl.data_atoms import block_table
 from maskc.lab.rivals import Contender
 from maskc.verify.case import Case
-from maskc.verify.tensors import Tensors, host
+from maskc.verify.case_tensors import CaseTensors, host
 
 _CALLS = 5
 _CHOOSES = ("select_", "gather_", "make_lists", "attention_choose")
@@ -26,7 +26,7 @@ _ATTENDS = "attention_"
 
 
 def static_contender(
-    case: Case, tensors: Tensors, pairs: ChosenPairs, target: Target
+    case: Case, tensors: CaseTensors, pairs: ChosenPairs, target: Target
 ) -> Contender | None:
     """maskc with a mask that has the chosen blocks in a table, laid out before it is timed; None
     for masks that are no such table.

@@ -110,13 +110,13 @@ def _compile(
     import torch
 
     from benchmarks.rivals import make_rival
-    from maskc.lab.pairs import Pairs
+    from maskc.lab.case_pairs import CasePairs
     from maskc.lab.rivals import start_anew
-    from maskc.verify.tensors import make_tensors
+    from maskc.verify.case_tensors import make_tensors
 
     start_anew()
     tensors = make_tensors(case, "cuda")
-    rival = make_rival(impl, case, tensors, Pairs(case), "bwd" in directions)
+    rival = make_rival(impl, case, tensors, CasePairs(case), "bwd" in directions)
     if rival is not None:
         with rival.scope():
             if "fwd" in directions:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import fa4
 from benchmarks.fa4 import Form, form_of
 from maskc.driver import selects
-from maskc.lab.pairs import Pairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.rivals import (
     Contender,
     Missing,
@@ -22,7 +22,7 @@ from maskc.lab.rivals import (
     gradient_of,
 )
 from maskc.verify.case import Case
-from maskc.verify.tensors import Tensors, data_on_device
+from maskc.verify.case_tensors import CaseTensors, data_on_device
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -55,7 +55,7 @@ def named(sources: Iterable[str]) -> tuple[str, ...]:
 
 
 def maskc_contenders(
-    case: Case, tensors: Tensors, attn: CompiledMask, backward: bool
+    case: Case, tensors: CaseTensors, attn: CompiledMask, backward: bool
 ) -> list[Contender]:
     """The compiled mask, always with its log-sum-exp; on a GPU its deterministic backward too."""
     inputs, data = tensors.qkv, data_on_device(case, tensors)
@@ -88,7 +88,7 @@ def maskc_contenders(
 
 
 def make_rival(
-    impl: str, case: Case, tensors: Tensors, pairs: Pairs, backward: bool
+    impl: str, case: Case, tensors: CaseTensors, pairs: CasePairs, backward: bool
 ) -> Contender | None:
     """One of IMPLS other than maskc, on the same tensors; None where it is for other masks.
 
@@ -133,7 +133,7 @@ def make_rival(
     return sdpa(is_causal=form.name == "causal", backend=impl)
 
 
-def _topk(case: Case, tensors: Tensors, backward: bool) -> Contender | None:
+def _topk(case: Case, tensors: CaseTensors, backward: bool) -> Contender | None:
     from benchmarks.unfused import chosen_by_torch, exact_products
 
     call = chosen_by_torch(case, tensors) if selects(case.mask) else None
@@ -147,7 +147,7 @@ def _topk(case: Case, tensors: Tensors, backward: bool) -> Contender | None:
 
 
 def _sdpa(
-    case: Case, tensors: Tensors, backward: bool, impl: str, *, keeps_all: bool = False,
+    case: Case, tensors: CaseTensors, backward: bool, impl: str, *, keeps_all: bool = False,
     backend: str = "", **options: Any,
 ) -> Contender:  # fmt: skip
     from torch.nn.functional import scaled_dot_product_attention
@@ -170,7 +170,7 @@ def _backend(name: str) -> AbstractContextManager[Any]:
     return sdpa_kernel(chosen[name])
 
 
-def _boolean_mask(case: Case, tensors: Tensors, pairs: Pairs) -> Any:
+def _boolean_mask(case: Case, tensors: CaseTensors, pairs: CasePairs) -> Any:
     """The mask as SDPA takes it.
 
     Raises:
@@ -185,7 +185,7 @@ def _boolean_mask(case: Case, tensors: Tensors, pairs: Pairs) -> Any:
 # ------------------------------------------------------------------ flash with a window
 
 
-def _flash_window(case: Case, tensors: Tensors, backward: bool, form: Form) -> Contender:
+def _flash_window(case: Case, tensors: CaseTensors, backward: bool, form: Form) -> Contender:
     """FlashAttention's own window, which SDPA does not reach: the operator below its backend."""
     import torch
 

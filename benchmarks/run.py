@@ -17,14 +17,14 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.lab.bench import short
-from maskc.lab.pairs import Pairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.plan.cost import layout_at
 from maskc.plan.predict import milliseconds
 from maskc.plan.types import KernelPlan, PlannedMask
 from maskc.runtime.compiled import CompiledMask
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, device_of, has_torch, make_tensors
 from maskc.verify.judge import sample_rows
-from maskc.verify.tensors import Tensors, device_of, has_torch, make_tensors
 
 DIRECTIONS = {"fwd": Direction.forward, "bwd": Direction.backward}
 
@@ -72,9 +72,9 @@ def bench_case(case: Case, ask: Ask) -> Measured:
     return result
 
 
-def pairs_of(case: Case, tensors: Tensors) -> Pairs | ChosenPairs:
+def pairs_of(case: Case, tensors: CaseTensors) -> CasePairs | ChosenPairs:
     """The live pairs of a case; tensors decide them where the mask chooses at run time."""
-    return ChosenPairs(case, tensors) if driver.selects(case.mask) else Pairs(case)
+    return ChosenPairs(case, tensors) if driver.selects(case.mask) else CasePairs(case)
 
 
 def _compiled(case: Case, ask: Ask) -> tuple[CompiledMask, float]:

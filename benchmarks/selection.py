@@ -17,9 +17,9 @@ from maskc.core import expr as E
 from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import walk
-from maskc.reference.pairs import Place, keep
+from maskc.reference.pairs import PairPlace, keep
 from maskc.verify.case import Case
-from maskc.verify.tensors import Tensors, library, like, wide
+from maskc.verify.case_tensors import CaseTensors, library, like, wide
 
 _PAIRS = 1 << 24
 """Pairs of one head that are looked at together."""
@@ -188,7 +188,7 @@ def static_rows(mask: Mask, case: Case, rows: np.ndarray) -> np.ndarray:
         "q": rows[:, None], "k": np.arange(case.n_kv)[None, :],
         "n_q": np.int64(case.n_q), "n_kv": np.int64(case.n_kv),
     }  # fmt: skip
-    return keep(mask, Place(case.n_q, case.n_kv, 0, case.heads, case.kv_heads, {}, scope, {}))
+    return keep(mask, PairPlace(case.n_q, case.n_kv, 0, case.heads, case.kv_heads, {}, scope, {}))
 
 
 def spans(mask: Mask, case: Case, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -235,7 +235,7 @@ def _beside(model: Any, values: Any) -> Any:
 class Ranks:
     """The definitions of `maskc.reference.ranking`, for the rows that are asked for alone."""
 
-    def __init__(self, one: OneSelection, tensors: Tensors) -> None:
+    def __init__(self, one: OneSelection, tensors: CaseTensors) -> None:
         """Nothing is computed yet."""
         self._one, self._case, self._tensors = one, one.case, tensors
         self._keys = lru_cache(maxsize=1)(self._all_keys)

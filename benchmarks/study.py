@@ -37,7 +37,7 @@ from maskc.lab.evaluate import (
     at_budget,
 )
 from maskc.lab.evaluate.ablations import ablations, permuted
-from maskc.lab.evaluate.environment import best_device, environment
+from maskc.lab.evaluate.devices import best_device, environment
 from maskc.lab.evaluate.evaluating import evaluate
 from maskc.lab.evaluate.families import ROLES, pairs_of
 from maskc.lab.evaluate.matrices import Matrices, leaves, packed

@@ -36,7 +36,7 @@ from maskc.core.errors import NoDevice, UsageMistake
 from maskc.core.target import Target
 from maskc.lab.environment import environment
 from maskc.runtime.device import default_target
-from maskc.verify.tensors import device_of
+from maskc.verify.case_tensors import device_of
 from maskc.verify.timing import SECONDS
 
 _AHEAD = 0.4

@@ -18,7 +18,7 @@ from benchmarks.selection import OneSelection, means, one_selection, spans, stat
 from maskc.dsl.mask import Mask
 from maskc.lab.rivals import Unavailable
 from maskc.verify.case import Case
-from maskc.verify.tensors import Tensors, data_on_device
+from maskc.verify.case_tensors import CaseTensors, data_on_device
 
 _SCORES = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Scores that are held at a time."""
@@ -44,7 +44,7 @@ def exact_products() -> Iterator[None]:
 class Chooser:
     """Ranks and chooses with PyTorch's operators, as a caller without a kernel for it would."""
 
-    def __init__(self, one: OneSelection, tensors: Tensors) -> None:
+    def __init__(self, one: OneSelection, tensors: CaseTensors) -> None:
         """Copies the indexer's tensors, and what the mask allows."""
         case = one.case
         self.one, self.device = one, tensors.q.device
@@ -144,7 +144,7 @@ class Rows:
         return self._blocks[first:last]
 
 
-def chosen_by_torch(case: Case, tensors: Tensors) -> Callable[[Any, Any, Any], Any] | None:
+def chosen_by_torch(case: Case, tensors: CaseTensors) -> Callable[[Any, Any, Any], Any] | None:
     """Attention as PyTorch's operators give it: scores, topk, a mask, softmax or entmax; where all
     heads choose the same single keys, of those keys alone.
 

@@ -80,7 +80,8 @@ constexpr int BLOCKS = 2;  // that a multiprocessor runs at once
 constexpr int PACKED_REGISTERS = 16;
 constexpr int USUAL_COMPUTE = 232, USUAL_COPY = 24;
 #define ROOM_FOR_Q 1  // in registers
-#define LIST_BYTES 0  // of shared memory, with entmax
+// Of shared memory, for lists of entmax.
+#define LIST_BYTES 0
 // When a step waits for p v, see lib/constants.cuh.
 constexpr bool SETTLE_FIRST = 0;
 constexpr bool CROWDED_CELLS = 0;
@@ -92,6 +93,7 @@ constexpr int SETTLE_LAST = 2;
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
 #define TOKENS_POLICY "common/lib/tokens_even.cuh"
+#define KEYS_POLICY "sm90a/lib/keys_boxes.cuh"
 #define MASK_POLICY "sm90a/lib/mask_documents.cuh"
 
 // Products of tiles of 64 rows: columns, registers, operands, which of them lie along tokens.

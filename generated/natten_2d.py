@@ -14,9 +14,8 @@ from maskc.runtime.generated import GeneratedMask
 
 REPORT = """\
 target   cpu, bfloat16, head_dim 128
-mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= max(min(q % 64, 60), 3)
-         - 3) & (k // 64 >= max(min(q // 64, n_kv // 64 - 4), 3) - 3) & (max(min(q % 64, 60), 3) >=
-         k % 64 - 3)
+mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= min(q % 64, 60) - 3) &
+         (k // 64 >= min(q // 64, n_kv // 64 - 4) - 3) & (max(min(q % 64, 60), 3) >= k % 64 - 3)
 proof    causal: no (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
@@ -29,9 +28,8 @@ plan     layout from 7 closed-form loops
 plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
 
 target   sm_90a, bfloat16, head_dim 128
-mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= max(min(q % 64, 60), 3)
-         - 3) & (k // 64 >= max(min(q // 64, n_kv // 64 - 4), 3) - 3) & (max(min(q % 64, 60), 3) >=
-         k % 64 - 3)
+mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= min(q % 64, 60) - 3) &
+         (k // 64 >= min(q // 64, n_kv // 64 - 4) - 3) & (max(min(q % 64, 60), 3) >= k % 64 - 3)
 proof    causal: no (all lengths; mask - {k <= p} is empty)
 proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)

@@ -13,21 +13,8 @@ from maskc.core.difference import Difference as Difference
 from maskc.core.errors import MaskcError as MaskcError
 from maskc.core.errors import SeveralErrors as SeveralErrors
 from maskc.core.layout import BlockLayout as BlockLayout
-from maskc.dsl.combinators import block_diagonal as block_diagonal
-from maskc.dsl.combinators import causal as causal
-from maskc.dsl.combinators import chunked as chunked
-from maskc.dsl.combinators import dilated as dilated
-from maskc.dsl.combinators import full as full
-from maskc.dsl.combinators import global_tokens as global_tokens
-from maskc.dsl.combinators import heads as heads
-from maskc.dsl.combinators import offsets as offsets
-from maskc.dsl.combinators import per_head as per_head
-from maskc.dsl.combinators import prefix as prefix
-from maskc.dsl.combinators import random_blocks as random_blocks
-from maskc.dsl.combinators import sinks as sinks
-from maskc.dsl.combinators import strided as strided
-from maskc.dsl.combinators import topk as topk
-from maskc.dsl.combinators import window as window
+from maskc.dsl import combinators as _combinators
+from maskc.dsl.combinators import *  # noqa: F403
 from maskc.dsl.cut_selections import PackedSelectionWarning as PackedSelectionWarning
 from maskc.dsl.data_atoms import block_table as block_table
 from maskc.dsl.data_atoms import cu_seqlens as cu_seqlens
@@ -58,6 +45,7 @@ from maskc.dsl.traced import param as param
 from maskc.dsl.tracer import from_mask_mod as from_mask_mod
 from maskc.dsl.tracer import where as where
 from maskc.flex import flex_attention as flex_attention
+from maskc.paging import paged as paged
 from maskc.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
 
 if TYPE_CHECKING:
@@ -67,7 +55,7 @@ if TYPE_CHECKING:
     from maskc import patterns as patterns
     from maskc import testing as testing
     from maskc.integrations.torch.fp8 import to_e4m3 as to_e4m3
-    from maskc.lab.explorer.notebook import show as show
+    from maskc.lab.explorer.notebook_cell import show as show
     from maskc.runtime.compiled import CompiledMask as CompiledMask
     from maskc.tuning import clear_tuned as clear_tuned
     from maskc.tuning import tune as tune
@@ -75,15 +63,13 @@ if TYPE_CHECKING:
 __all__ = [
     "BlockLayout", "CompiledMask", "DenseWarning", "Difference", "EvaluatedMaskWarning",
     "LayoutWarning", "Mask", "MaskcError", "PackedSelectionWarning", "Pattern", "Score",
-    "ScoreMaskWarning", "SeveralErrors", "attention", "block_diagonal", "block_table", "causal",
-    "chunked", "clear_tuned", "cu_seqlens", "diff", "dilated", "distributed", "documents",
-    "evaluate", "flags", "flex_attention", "from_block_mask", "from_bool", "from_mask_mod",
-    "from_score_mod", "full", "global_tokens", "heads", "intervals", "key_lists", "load",
-    "merge", "n_kv", "n_q", "offsets", "param", "parents", "parse", "pattern", "patterns",
-    "per_head", "positions", "prefix", "random_blocks", "scaled_dot_product_attention", "score",
-    "scores", "show", "sinks", "strided", "table", "testing", "topk", "tree", "tune", "where",
-    "window",
-]  # fmt: skip
+    "ScoreMaskWarning", "SeveralErrors", "attention", "block_table", "clear_tuned",
+    "cu_seqlens", "diff", "distributed", "documents", "evaluate", "flags", "flex_attention",
+    "from_block_mask", "from_bool", "from_mask_mod", "from_score_mod", "intervals", "key_lists",
+    "load", "merge", "n_kv", "n_q", "paged", "param", "parents", "parse", "pattern", "patterns",
+    "positions", "scaled_dot_product_attention", "score", "scores", "show", "table", "testing",
+    "tree", "tune", "where",
+] + _combinators.__all__  # fmt: skip
 """The public names that need no extra; `nn` and `to_e4m3` need torch."""
 
 __version__ = "0.1.0"
@@ -92,7 +78,7 @@ _package.state()  # of the code that is loaded now: what it plans is kept under 
 _ROOMS = ("distributed", "evaluate", "nn", "patterns", "testing")
 _LATE = {
     "CompiledMask": "maskc.runtime.compiled", "clear_tuned": "maskc.tuning",
-    "show": "maskc.lab.explorer.notebook", "tune": "maskc.tuning",
+    "show": "maskc.lab.explorer.notebook_cell", "tune": "maskc.tuning",
 }  # fmt: skip
 _NEED_TORCH = ("nn", "to_e4m3")
 

@@ -27,7 +27,7 @@ from maskc.core.captured import ANY_LENGTHS, Held
 from maskc.core.dtypes import DType
 from maskc.core.errors import BadTile, DataRange
 from maskc.core.expr import NEVER
-from maskc.core.problem import Problem, TileShape
+from maskc.core.problem import Placed, Problem, TileShape
 from maskc.core.score import Formula, Inputs
 from maskc.core.target import SPARE, TARGETS, Target
 from maskc.dsl.mask import Mask
@@ -38,7 +38,7 @@ from maskc.dsl.slots import emptied
 if TYPE_CHECKING:
     import numpy as np
 
-    from maskc.analysis.heads import Heads
+    from maskc.analysis.head_groups import HeadGroups
     from maskc.ir.types import MaskIR
     from maskc.plan.types import KernelPlan
     from maskc.runtime.compiled import CompiledMask
@@ -64,6 +64,7 @@ def capture(
     mask: Mask, *, head_dim: int, head_dim_v: int | None = None, n_heads: int | None = None,
     dtype: object = None, target: str | None = None, name: str = "mask",
     score: Score | None = None, dropout: bool = False, tile: object = None, stages: object = None,
+    placed: Placed | None = None,
 ) -> tuple[Recipe, Held | None]:  # fmt: skip
     """Stage 1: what a call asks for, and the arrays that its formulas captured.
 
@@ -71,6 +72,7 @@ def capture(
         head_dim, head_dim_v, n_heads, dtype, target, score, tile, stages: as in Mask.compile.
         name: of the bundle.
         dropout: make the kernels that drop weights, see `CompiledMask.dropping`.
+        placed: where queries stand and keys lie, see `mc.paged`.
     """
     from maskc.ir.heads import heads_of
     from maskc.ir.lower import differs_by_head
@@ -85,8 +87,9 @@ def capture(
         heads = heads_of(mask)
     kind = USUAL if dtype is None else dtype
     wanted = problem(head_dim, head_dim_v, heads, kind, formula, tile, stages, dropout)
+    wanted = replace(wanted, placed=placed)
     chosen = _serving(Target.named(target or default_target(wanted)), mask, wanted)
-    return Recipe(mask, wanted, chosen, name, dtype is None), held
+    return Recipe(mask, _in_pages(wanted, chosen), chosen, name, dtype is None), held
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +131,7 @@ class Recipe:
         from maskc.runtime.compiled import class_for
         from maskc.runtime.device import on_this_card
         from maskc.runtime.dropout import DroppingMask, DroppingScore
+        from maskc.runtime.paged import PagedScore
         from maskc.runtime.scored import ScoredMask
 
         problem, target = self.problem, self.target.name
@@ -139,6 +143,7 @@ class Recipe:
         bundle = on_this_card(remembered(key, lambda: emit_bundle(self.plan, self.name)))
         if inputs is not None:
             scored = DroppingScore if problem.dropout else ScoredMask
+            scored = PagedScore if problem.page_size else scored
             made: CompiledMask = scored(bundle, target, self, held=held, inputs=inputs)
         else:
             kind = DroppingMask if problem.dropout else class_for(bundle)
@@ -166,7 +171,8 @@ class Recipe:
         formula = wanted.score
         inputs = None if formula is None else Inputs.of(formula)
         of_any = self.any_dtype and dtype is None
-        return replace(self, problem=wanted, target=chosen, any_dtype=of_any).bound(inputs=inputs)
+        own = _in_pages(wanted, chosen)
+        return replace(self, problem=own, target=chosen, any_dtype=of_any).bound(inputs=inputs)
 
     def dropping(self) -> CompiledMask:
         """The kernels of the same mask that drop weights."""
@@ -183,6 +189,13 @@ def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
     ):
         return Target.named(SPARE)
     return target.serving(problem, chosen)
+
+
+def _in_pages(problem: Problem, target: Target) -> Problem:
+    """The problem without pages for a target that loads keys from no pages."""
+    if problem.placed is None or target.loads_pages:
+        return problem
+    return replace(problem, placed=replace(problem.placed, page_size=0))
 
 
 def _gathers(mask: Mask, problem: Problem) -> bool:
@@ -206,15 +219,15 @@ def plan_kernel(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
     return plan(analyse_heads(mask, problem.n_heads), problem, target)
 
 
-def analyse_heads(mask: Mask, n_heads: int | None = None) -> Heads:
+def analyse_heads(mask: Mask, n_heads: int | None = None) -> HeadGroups:
     """Stages 2 to 4: the distinct masks of all heads, in pieces, with their facts."""
     mask, _ = emptied(mask)
     return _analyse_heads(mask, n_heads, tuple(_places(mask)))
 
 
 @lru_cache(maxsize=256)
-def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> Heads:
-    from maskc.analysis.heads import analyse_masks
+def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> HeadGroups:
+    from maskc.analysis.head_groups import analyse_masks
     from maskc.ir.decompose import decompose
     from maskc.ir.lowered import on_all_heads
 

@@ -7,6 +7,7 @@ import fnmatch
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -43,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
     "flex": {"dsl", "api", "integrations"},
     "sdpa": {"dsl", "scores", "api"},
+    "paging": {"dsl", "ir", "dispatch", "runtime", "driver"},
     "transformers": {"dsl", "runtime", "api"},
     "jax": {"dsl", "conventions", "build", "runtime", "api"},
     "nn": {"dsl", "api", "driver"},
@@ -64,8 +66,19 @@ ALLOWED: dict[str, set[str]] = {
     "testing": {"dsl", "reference", "ir", "build", "runtime", "driver", "verify"},
 }  # fmt: skip
 ALLOWED["lab"] = ALLOWED["viz"] | ALLOWED["verify"] | {"viz", "verify", "transformers", "api"}
-ALLOWED["__main__"] = {"cli"}
 ALLOWED["cli"] = set(ALLOWED)
+
+# (file, what it imports inside functions): arrows that point up, and why each is there
+DOORS: dict[tuple[str, str], str] = {
+    ("maskc.dsl.mask", "maskc."): "the public methods of Mask ask driver, questions and viz",
+    ("maskc.dsl.traced", "maskc.dsl."): "a traced value calls functions that return traced values",
+    ("maskc.dsl.tabled", "maskc.dsl.traced"): "a table over an index is a traced value",
+    ("maskc.dsl.pattern", "maskc.dsl.loader"): "a pickled pattern of a file loads the file again",
+    ("maskc.runtime.arrays.known", "maskc.runtime.arrays.foreign"): "arrays of unknown libraries",
+    ("maskc.runtime.autograd", "maskc.integrations."): "calls that torch must see",
+    ("maskc.runtime.compiled", "maskc.runtime."): "variants that wrap what makes them",
+    ("maskc.integrations.torch.handles", "maskc.portable"): "programs that another process runs",
+}
 
 # library -> (rooms that may import it, whether at module level)
 HEAVY: dict[str, tuple[set[str], bool]] = {
@@ -99,6 +112,8 @@ def room(path: Path) -> str:
     parts = path.relative_to(PACKAGE).parts
     if parts[:2] == ("integrations", "transformers"):
         return "transformers"  # it uses the public functions, which use integrations/torch
+    if parts == ("__main__.py",):
+        return "cli"  # `python -m maskc` is the command
     if parts[:2] == ("integrations", "jax"):
         return "jax"  # likewise, and only those who use JAX import it
     return parts[0].removesuffix(".py") if len(parts) == 1 else parts[0]
@@ -151,38 +166,144 @@ def test_arrows_point_one_way():
                 there = "jax"
             if there not in ALLOWED and there != "core":
                 continue
-            if path.name == "mask.py" and here == "dsl" and there in (
-                "driver", "questions", "viz",
-            ):  # fmt: skip
-                continue  # the public methods of Mask: the one door upwards
-            if path.name == "autograd.py" and here == "runtime" and there == "integrations":
-                continue  # calls that torch must see: the one door there
+            if any(file_of(path) == door and name.startswith(to) for door, to in DOORS):
+                continue
             if there not in (here, "core") and there not in ALLOWED[here]:
                 wrong.append(f"{path.relative_to(ROOT)}:{line} {here} -> {there}")
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_circle_between_files():
-    """Imports at module level, inside rooms as well."""
-    names = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in FILES
-    }
-    arrows: dict[str, set[str]] = {}
-    for here, path in names.items():
-        found = {
+def file_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def arrows(doors: bool = False) -> dict[str, set[str]]:
+    """File -> files that it imports, inside functions as well; `doors` too when asked for.
+
+    What a package's __init__ re-exports is no arrow of those who import from inside it.
+    """
+    names = set(map(file_of, FILES))
+    result = {}
+    for path in FILES:
+        here = file_of(path)
+        needed = {
             name if name in names else name.rpartition(".")[0]
             for name, _, top in imports_of(path)
-            if top and name.startswith("maskc")
+            if name.startswith("maskc")
+            and (doors or top or not any(here == a and name.startswith(b) for a, b in DOORS))
         }
-        # What a package's __init__ re-exports is not an arrow of those who import from inside it.
-        arrows[here] = {name for name in found if name in names and name != here}
-    left = dict(arrows)
-    while left:
-        free = [name for name, needs in left.items() if not needs & left.keys()]
-        assert free, "a circle among " + ", ".join(sorted(left))
+        result[here] = needed & names - {here}
+    return result
+
+
+def in_circles(needs: Mapping[str, set[str]]) -> set[str]:
+    """The names from which no order leads down: those in circles, and those above them."""
+    left = {name: set(below) for name, below in needs.items()}
+    while free := [name for name, below in left.items() if not below & left.keys()]:
         for name in free:
             del left[name]
+    while free := [name for name in left if not any(name in below for below in left.values())]:
+        for name in free:
+            del left[name]
+    return set(left)
+
+
+def test_no_circle_between_files():
+    assert not in_circles(arrows()), "a circle, imports inside functions included"
+
+
+def test_every_door_is_needed():
+    """A door that closes no circle is an ordinary arrow."""
+    needs = arrows(doors=True)
+    for door, to in DOORS:
+        reached = {name for name in needs[door] - arrows()[door] if name.startswith(to)}
+        below = set(reached)
+        while below:
+            below = {name for here in below for name in needs[here]} - reached
+            reached |= below
+        assert door in reached, f"{door} -> {to}"
+
+
+def test_the_house_has_at_most_twelve_floors():
+    """A room stands one floor above the highest room that it imports."""
+    rooms = {file_of(path): room(path) for path in FILES}
+    below: dict[str, set[str]] = {}
+    for here, needed in arrows().items():
+        below.setdefault(rooms[here], set()).update(map(rooms.get, needed))
+
+    @cache
+    def floor(name: str) -> int:
+        return 1 + max((floor(other) for other in below[name] - {name}), default=0)
+
+    floors = sorted((floor(name), name) for name in below)
+    assert floors[-1][0] <= 12, floors
+
+
+# Class names that stand for several classes. The first group is public or pickled with masks.
+SHARED_CLASSES = {
+    "Call", "Evaluated", "Evaluation", "Flags", "Formula", "Inputs", "Interval", "Product",
+    "Recipe", "Score", "Slot", "Span", "Table",
+} | {
+    "Candidate", "Case", "Lists", "Making", "Pairs", "Source", "Step", "Tensor",
+}  # fmt: skip
+"""The second group belongs to the choice of programs and to device lists."""
+
+# Folders where a file is named after something else, with the reason.
+NAMED_AFTER = {
+    "cli": "the command",
+    "reference": "what it defines for the file that computes it",
+    "core/errors": "the subject of its errors",
+    "lab/evaluate": "what programs import from maskc.evaluate",
+    "testing/emulator": "the part of a machine, or of pytest, that it stands for",
+}
+SHARED_FILES = {
+    "boxes.py", "cache.py", "call.py", "captured.py", "cost.py", "cpu.py", "data.py", "dropout.py",
+    "environment.py", "fp8.py", "gather.py", "listed.py", "loops.py", "lowered.py", "making.py",
+    "masks.py",
+    "ranges.py", "scores.py", "selecting.py", "sizes.py", "tables.py", "tensor_maps.py", "tiles.py",
+    "types.py",
+}  # fmt: skip
+"""Files that stand for one concept in several rooms, such as its formula, plan and launch."""
+
+
+def repeated(places: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names that stand in several places, with these."""
+    by_name: dict[str, list[str]] = {}
+    for name, place in places:
+        by_name.setdefault(name, []).append(place)
+    return {name: found for name, found in by_name.items() if len(found) > 1}
+
+
+def classes() -> Iterator[tuple[str, str]]:
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name, f"{path.relative_to(PACKAGE)}:{node.lineno}"
+
+
+def files() -> Iterator[tuple[str, str]]:
+    for path in FILES:
+        folder = path.parent.relative_to(PACKAGE).as_posix()
+        if path.name != "__init__.py" and folder not in NAMED_AFTER:
+            yield path.name, str(path.relative_to(PACKAGE))
+
+
+def test_a_class_name_stands_for_one_class():
+    shared = repeated(classes())
+    assert not shared.keys() - SHARED_CLASSES, shared
+
+
+def test_a_file_name_stands_for_one_file():
+    shared = repeated(files())
+    assert not shared.keys() - SHARED_FILES, shared
+
+
+def test_repeated_names_are_seen():
+    places = [("Span", "a"), ("Row", "a"), ("Span", "b")]
+    assert repeated(places) == {"Span": ["a", "b"]}
+    assert {"Full", "Causal"} <= {name for name, _ in classes()}
+    assert {"driver.py", "nodes.py"} <= {name for name, _ in files()}
 
 
 def test_heavy_libraries_stay_in_their_rooms():
@@ -234,7 +355,9 @@ def test_static_files_have_no_holes():
     """Jinja does not read them, so that a hole would reach the compiler."""
     for path in sorted((ROOT / "templates").glob("*/lib/*")):
         text = path.read_text()
-        assert text.startswith("//"), f"{path.name} does not say what it is"
+        assert text.removeprefix("#pragma once\n").startswith("//"), (
+            f"{path.name} does not say what it is"
+        )
         assert not any(mark in text for mark in ("{%", "{{ ", "{#")), path.name
 
 
@@ -245,13 +368,20 @@ def test_static_files_come_after_what_they_need():
         r'^(?:#include|{%-? include) "([^"]*{{.*}}[^"]*|[^"]*(?:" ~ .* ~ "[^"]*)?)"', re.MULTILINE
     )
 
+    policy = re.compile(r'^#define (\w+_POLICY) "(.*)"$', re.MULTILINE)
+
     def follow(path: Path, before: set[str]) -> None:
-        for name in inclusion.findall(path.read_text()):
+        before.add(path.name)
+        policies.update(policy.findall(path.read_text()))
+        text = re.sub(r"^#include (\w+)$", lambda m: f'#include "{policies[m[1]]}"',
+                      path.read_text(), flags=re.MULTILINE)  # fmt: skip
+        for name in inclusion.findall(text):
             for each in sorted(folder.glob(re.sub('{{.*?}}|" ~ .*? ~ "', "*", name))):
                 if each == path:
                     continue
                 follow(each, before)
-                lines = takewhile(lambda x: x.startswith("//"), each.read_text().splitlines())
+                said = each.read_text().removeprefix("#pragma once\n").splitlines()
+                lines = takewhile(lambda x: x.startswith("//"), said)
                 head = " ".join(line[3:] for line in lines)
                 for needs in re.findall(r"Needs: (.*?)(?:\. |;|\.$)", head):
                     for need in needs.split(", "):
@@ -262,6 +392,7 @@ def test_static_files_come_after_what_they_need():
                 before.add(each.name)
 
     for entry in sorted(folder.glob("*/*.j2")):
+        policies: dict[str, str] = {}
         follow(entry, set())
     assert not wrong, "\n".join(wrong)
 

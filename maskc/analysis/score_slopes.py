@@ -74,13 +74,13 @@ def _of(name: str, *args: Any) -> Any:
     return _CLASSES[name](*args)
 
 
-class Choice(_Function):
+class SlopeChoice(_Function):
     """The second argument where the first, a symbol, says so, else the third."""
 
     def _eval_derivative(self, symbol: Any) -> Any:
         condition, then, other = self.args
         one, two = then.diff(symbol), other.diff(symbol)
-        return one if one == two else Choice(condition, one, two)
+        return one if one == two else SlopeChoice(condition, one, two)
 
 
 class _Algebra:
@@ -110,7 +110,7 @@ class _Algebra:
             case S.Read():
                 return self._symbol("r", node)
             case S.Choice(condition, then, other):
-                return Choice(self._symbol("c", condition), self.of(then), self.of(other))
+                return SlopeChoice(self._symbol("c", condition), self.of(then), self.of(other))
             case S.Call(function, args):
                 left, *rest = map(self.of, args)
                 match function:
@@ -159,7 +159,7 @@ class _Algebra:
             return self._product(found)
         if found.is_Pow and found.exp.is_Integer:
             return self._power(found.base, int(found.exp))
-        if isinstance(found, Choice):
+        if isinstance(found, SlopeChoice):
             condition = self._meanings[found.args[0]]
             then, other = map(self.back, found.args[1:])
             return S.Choice(condition, then, other)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ _MOST_CELLS = 10
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidatePair:
     """Lengths, a pair, and the elements that are read there."""
 
     n_q: int
@@ -64,7 +64,7 @@ class Question:
     """The values of parameters that are given."""
 
 
-def candidates(question: Question) -> Iterator[Candidate]:
+def candidates(question: Question) -> Iterator[CandidatePair]:
     """Points where the formulas may differ, the simplest first.
 
     Simple points have equal lengths, one array of all tokens for documents, parameters as they are
@@ -87,7 +87,7 @@ def candidates(question: Question) -> Iterator[Candidate]:
 def _least(
     question: Question, params: tuple[tuple[str, int], ...], paired: bool, square: bool | None,
     low: int,
-) -> Candidate | None:  # fmt: skip
+) -> CandidatePair | None:  # fmt: skip
     space = _Space(question, dict(params), paired, square)
     return space.least(low) if space.fits else None
 
@@ -244,7 +244,7 @@ class _Space:
         except TooHard:
             return False
 
-    def least(self, low: int) -> Candidate | None:
+    def least(self, low: int) -> CandidatePair | None:
         """The point of least lengths, then of the first query and key, where elements that a call
         gives are at least `low`; None where there is none, or isl does not find it."""
         try:
@@ -261,8 +261,8 @@ class _Space:
             return None
         return self._candidate(values)
 
-    def _candidate(self, values: dict[str, int]) -> Candidate:
-        from maskc.core.evaluate import evaluate
+    def _candidate(self, values: dict[str, int]) -> CandidatePair:
+        from maskc.core.evaluator import evaluate
 
         known = {node.name: number for node, to in self._known.items()
                  if isinstance(node, E.Sym) and (number := E.as_const(to)) is not None}  # fmt: skip
@@ -273,7 +273,7 @@ class _Space:
             place = tuple(int(evaluate(self._named(part), values)) for part in index)
             cells.setdefault(array, {})[place] = values[cell.name]
         params = {**self._params, **{name: values[name] for name in self._free}}
-        return Candidate(
+        return CandidatePair(
             values["n_q"], values["n_kv"], values["q"], values["k"], params, cells, self._paired
         )
 

@@ -15,7 +15,7 @@ from maskc.core.errors import MaskcError
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ToolchainCheck:
     """One line of the report."""
 
     name: str
@@ -25,7 +25,7 @@ class Probe:
     """Version or place; where not ok, why."""
 
 
-def probes() -> tuple[Probe, ...]:
+def probes() -> tuple[ToolchainCheck, ...]:
     """Everything a build or a launch could miss; takes a moment, changes nothing.
 
     Asks the driver for its devices, so it makes CUDA calls where there is a driver.
@@ -51,15 +51,15 @@ class _Missing(Exception):
     """Not there; the text says why."""
 
 
-def _guarded(name: str, look: Callable[[], str]) -> Probe:
+def _guarded(name: str, look: Callable[[], str]) -> ToolchainCheck:
     try:
-        return Probe(name, True, look())
+        return ToolchainCheck(name, True, look())
     except (_Missing, OSError) as error:
-        return Probe(name, False, str(error))
+        return ToolchainCheck(name, False, str(error))
     except MaskcError as error:
-        return Probe(name, False, error.finding)
+        return ToolchainCheck(name, False, error.finding)
     except Exception as error:
-        return Probe(name, False, f"{type(error).__name__}: {error}".split("\n")[0])
+        return ToolchainCheck(name, False, f"{type(error).__name__}: {error}".split("\n")[0])
 
 
 def _compiler() -> str:
@@ -99,7 +99,7 @@ def _driver() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class InstalledGpu:
     """A device the driver shows."""
 
     name: str
@@ -110,7 +110,7 @@ class Gpu:
     known."""
 
 
-def gpus() -> tuple[Gpu, ...]:
+def gpus() -> tuple[InstalledGpu, ...]:
     """Visible NVIDIA devices in the driver's order; empty without driver or device."""
     try:
         library = _cuda()
@@ -121,7 +121,7 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(_gpu(library, index) for index in range(count.value))
 
 
-def _gpu(library: ctypes.CDLL, index: int) -> Gpu:
+def _gpu(library: ctypes.CDLL, index: int) -> InstalledGpu:
     device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
     library.cuDeviceGet(ctypes.byref(device), index)
     library.cuDeviceGetName(name, len(name), device)
@@ -130,7 +130,7 @@ def _gpu(library: ctypes.CDLL, index: int) -> Gpu:
     )
     cycles = processors * khz
     per_cycle = 2 * memory_khz * bits / 8 / cycles if cycles else 0.0  # two transfers a cycle
-    return Gpu(name.value.decode(errors="replace"), 10 * major + minor, per_cycle)
+    return InstalledGpu(name.value.decode(errors="replace"), 10 * major + minor, per_cycle)
 
 
 def _attribute(library: ctypes.CDLL, device: ctypes.c_int, number: int) -> int:

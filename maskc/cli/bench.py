@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from maskc.cli.entries import Entry
+from maskc.cli.entries import MaskEntry
 from maskc.cli.measuring import How, Measured, Row, measured, refuse_wrong
 from maskc.cli.options import (
     LENGTH,
     LENGTH_TYPE,
     LENGTHS_TYPE,
-    Asked,
+    KernelOptions,
     data_options,
     json_option,
     kernel_options,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 @data_options(LENGTH)
 @json_option
 def bench(
-    found: list[Entry], asked: Asked, n: int | tuple[int, ...], n_kv: int | None,
+    found: list[MaskEntry], asked: KernelOptions, n: int | tuple[int, ...], n_kv: int | None,
     kv_heads: int | None, batch: int, direction: str, repeats: int, nvtx: bool, plot: str | None,
     suite: str | None, tiles: bool, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maskc.cli.entries import Entry
+from maskc.cli.entries import MaskEntry
 from maskc.cli.generated import (
     FOLDER,
     LeftOut,
@@ -20,7 +20,7 @@ from maskc.cli.generated import (
 )
 from maskc.cli.options import (
     LENGTH,
-    Asked,
+    KernelOptions,
     data_options,
     json_option,
     kernel_options,
@@ -64,9 +64,18 @@ if TYPE_CHECKING:
 @data_options(LENGTH)
 @json_option
 def compile_command(
-    found: list[Entry], output: str | None, asked: Asked, n: int, n_kv: int, emit: str | None,
-    manifest: Path | None, standalone: bool, check: bool, arrays: Arrays, as_json: bool,
-) -> None:  # fmt: skip
+    found: list[MaskEntry],
+    output: str | None,
+    asked: KernelOptions,
+    n: int,
+    n_kv: int,
+    emit: str | None,
+    manifest: Path | None,
+    standalone: bool,
+    check: bool,
+    arrays: Arrays,
+    as_json: bool,
+) -> None:
     """Compile the patterns of FILE, or of every *.py in a folder.
 
     With -o each pattern becomes a module with its kernel sources, for each --target, or for all
@@ -94,7 +103,7 @@ def compile_command(
 
 
 def _modules(
-    found: list[Entry], output: str | None, asked: Asked, standalone: bool, check: bool,
+    found: list[MaskEntry], output: str | None, asked: KernelOptions, standalone: bool, check: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Write, print or compare what the patterns generate."""
@@ -125,7 +134,9 @@ def _modules(
         echo(text, nl=False)
 
 
-def _manifest(found: list[Entry], file: Path, asked: Asked, check: bool, as_json: bool) -> None:
+def _manifest(
+    found: list[MaskEntry], file: Path, asked: KernelOptions, check: bool, as_json: bool
+) -> None:
     """Write or compare what the patterns compile to, as digests."""
     rows = [row for entry in one_by_one(found, "planning") for row in manifest_rows(entry, asked)]
     if check:
@@ -151,7 +162,7 @@ def _joined(texts: dict[str, str]) -> str:
 
 
 def _summaries(
-    found: list[Entry], asked: Asked, n: int, n_kv: int, arrays: Arrays, as_json: bool
+    found: list[MaskEntry], asked: KernelOptions, n: int, n_kv: int, arrays: Arrays, as_json: bool
 ) -> None:
     summaries = []
     for entry in one_by_one(found, "compiling"):
@@ -164,7 +175,7 @@ def _summaries(
 
 
 def _summary(
-    entry: Entry, asked: Asked, n: int, n_kv: int, data: dict[str, object]
+    entry: MaskEntry, asked: KernelOptions, n: int, n_kv: int, data: dict[str, object]
 ) -> dict[str, Any]:
     """What was built for one pattern, and its cost."""
     from maskc.cli.costs import costs

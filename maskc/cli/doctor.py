@@ -38,13 +38,13 @@ def doctor(as_json: bool) -> None:
     """Report compiler, CUDA, driver, NVRTC, CuPy, torch and cache, what each gap costs, and which
     kernels each card gets."""
     from maskc import __version__
-    from maskc.build.toolchain import Probe, probes
+    from maskc.build.toolchain import ToolchainCheck, probes
     from maskc.runtime.device import default_target
 
     now("looking for compilers, GPUs and libraries")
     found = [
         (probe.name, probe.ok, probe.found, "" if probe.ok else COSTS.get(probe.name, ""))
-        for probe in (*probes(), Probe("matplotlib", *_matplotlib()))
+        for probe in (*probes(), ToolchainCheck("matplotlib", *_matplotlib()))
     ]
     target = default_target()
     if as_json:

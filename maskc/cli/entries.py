@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class MaskEntry:
     """A mask to work on."""
 
     name: str
@@ -39,7 +39,7 @@ class Entry:
     settings: Mapping[str, str] = field(default_factory=dict)
     """The pattern's own parameters set with --set, as text."""
 
-    def for_module(self) -> Entry:
+    def for_module(self) -> MaskEntry:
         """This entry, for commands that write code, where a parameter keeps its default.
 
         Raises:
@@ -67,7 +67,7 @@ _IMPORTED = frozenset(sys.stdlib_module_names) | {"maskc", "numpy"}
 
 def entries(
     path: str | None, expr: str | None, settings: tuple[str, ...], pattern: str | None
-) -> list[Entry]:
+) -> list[MaskEntry]:
     """All masks the arguments name, in file order.
 
     Args:
@@ -165,7 +165,9 @@ def _settings(texts: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _with_settings(found: dict[str, Pattern[...] | Mask], settings: dict[str, str]) -> list[Entry]:
+def _with_settings(
+    found: dict[str, Pattern[...] | Mask], settings: dict[str, str]
+) -> list[MaskEntry]:
     made, known = [], set()
     for name, value in found.items():
         entry, names = _entry(name, value, settings)
@@ -178,7 +180,7 @@ def _with_settings(found: dict[str, Pattern[...] | Mask], settings: dict[str, st
 
 def _entry(
     name: str, value: Pattern[...] | Mask, settings: dict[str, str]
-) -> tuple[Entry, set[str]]:
+) -> tuple[MaskEntry, set[str]]:
     """The entry with the settings that are its own, and the names it knows."""
     from maskc.dsl.nodes import default_parameters
     from maskc.dsl.pattern import Pattern
@@ -194,7 +196,7 @@ def _entry(
         mask = value
     of_call = default_parameters(mask).keys() - names
     params = {key: _integer(key, text) for key, text in settings.items() if key in of_call}
-    made = Entry(name, mask, title, params=params, pattern=pattern, settings=own)
+    made = MaskEntry(name, mask, title, params=params, pattern=pattern, settings=own)
     return made, names | of_call
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maskc.cli.entries import Entry
+from maskc.cli.entries import MaskEntry
 from maskc.cli.options import LENGTH_TYPE, json_option, mask_source
 from maskc.cli.output import echo, told, write_file, write_table
 from maskc.core.errors import BudgetUnreachable, UsageMistake
@@ -67,7 +67,7 @@ _PARTS = ("information", "perplexity", "retrieval")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "output", metavar="FILE", help="Write the results as JSON.")
 @json_option
-def evaluate(found: list[Entry], output: str | None, as_json: bool, **asked: Any) -> None:
+def evaluate(found: list[MaskEntry], output: str | None, as_json: bool, **asked: Any) -> None:
     """Measure what the mask of FILE loses of dense attention, beside others of as many pairs.
 
     Retained attention mass is exact on the texts' q and k. Perplexity and retrieval use a model
@@ -75,7 +75,7 @@ def evaluate(found: list[Entry], output: str | None, as_json: bool, **asked: Any
     """
     from maskc.cli.given import read_all
     from maskc.lab.evaluate import evaluate as evaluated
-    from maskc.lab.evaluate.environment import environment
+    from maskc.lab.evaluate.devices import environment
 
     parts, data = asked["parts"] or _PARTS, read_all(asked["files"], found)
     for entry in found:
@@ -98,7 +98,7 @@ def evaluate(found: list[Entry], output: str | None, as_json: bool, **asked: Any
 
 def _inputs(progress: Callable[[str], object], **asked: Any) -> Inputs | Tensors:
     from maskc.lab.evaluate import Inputs, read_npz
-    from maskc.lab.evaluate.environment import best_device
+    from maskc.lab.evaluate.devices import best_device
     from maskc.lab.evaluate.models import load
     from maskc.lab.evaluate.retrieval import trials
     from maskc.lab.evaluate.texts import demo_texts, read_text, sequences
@@ -132,7 +132,7 @@ def _numbers(option: str, text: str, kind: type) -> list[Any]:
 
 
 def _candidates(
-    found: list[Entry], inputs: Inputs | Tensors, data: dict[str, object],
+    found: list[MaskEntry], inputs: Inputs | Tensors, data: dict[str, object],
     progress: Callable[[str], object], *, beside: str, budgets: str | None, solve: str | None,
     ablate: bool, **_: Any,
 ) -> Iterator[Candidate]:  # fmt: skip
@@ -183,7 +183,7 @@ def _candidates(
                     yield Candidate(title, solved.mask, ROLES.get(name, "pattern"), "", share)
 
 
-def _parameter(entry: Entry, asked: str | None) -> str:
+def _parameter(entry: MaskEntry, asked: str | None) -> str:
     """The parameter of a pattern that is solved for --budget.
 
     Raises:
@@ -209,7 +209,7 @@ def _parameter(entry: Entry, asked: str | None) -> str:
     raise UsageMistake(wrong, hint, at="--budget")
 
 
-def _family(entry: Entry, parameter: str) -> Any:
+def _family(entry: MaskEntry, parameter: str) -> Any:
     pattern: Any = entry.pattern
     others: dict[str, Any] = pattern.read(entry.settings)
     call: Any = pattern

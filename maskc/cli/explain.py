@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maskc.cli.entries import Entry
+from maskc.cli.entries import MaskEntry
 from maskc.cli.options import (
     LENGTH,
-    Asked,
+    KernelOptions,
     data_options,
     json_option,
     kernel_options,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @data_options(LENGTH)
 @json_option
 def explain(
-    found: list[Entry], asked: Asked, n: int, n_kv: int, arrays: Arrays, as_json: bool
+    found: list[MaskEntry], asked: KernelOptions, n: int, n_kv: int, arrays: Arrays, as_json: bool
 ) -> None:
     """Pieces, facts with their proofs, costs as formulas and at --n tokens, and the plan.
 
@@ -57,7 +57,7 @@ def explain(
         write_json({"patterns": reports})
 
 
-def _plain(entry: Entry, plan: KernelPlan) -> dict[str, Any]:
+def _plain(entry: MaskEntry, plan: KernelPlan) -> dict[str, Any]:
     """The report as plain values."""
     from maskc.analysis.counts import closed_form
     from maskc.core.expr_text import to_people

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maskc.cli.entries import Entry, entries
+from maskc.cli.entries import MaskEntry, entries
 from maskc.cli.given import Arrays, names
 from maskc.cli.options import (
-    Asked,
+    KernelOptions,
     data_options,
     length_options,
     mask_source,
@@ -24,7 +24,7 @@ from maskc.core.errors import UsageMistake
 from maskc.core.selection import SCORING, Score
 
 if TYPE_CHECKING:
-    from maskc.lab.explorer.build import Shown
+    from maskc.lab.explorer.page_model import Shown
 
 
 @click.command(short_help="Look at the mask in a browser, to its last pair.")
@@ -48,9 +48,17 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
 def explore(
-    found: list[Entry], output: str | None, other: str | None, ranks: int | None, asked: Asked,
-    n: int | None, n_kv: int | None, arrays: Arrays, port: int, no_browser: bool,
-) -> None:  # fmt: skip
+    found: list[MaskEntry],
+    output: str | None,
+    other: str | None,
+    ranks: int | None,
+    asked: KernelOptions,
+    n: int | None,
+    n_kv: int | None,
+    arrays: Arrays,
+    port: int,
+    no_browser: bool,
+) -> None:
     """Show the mask of FILE as a page: every pair, why it is live, its source and its price.
 
     Without -o the page is served on 127.0.0.1 until Ctrl-C, to whoever has the address that is
@@ -95,10 +103,10 @@ def _write(make: Models, path: Path) -> None:
 class Models:
     """Makes the page's model, for other settings, too."""
 
-    entry: Entry
+    entry: MaskEntry
     other: str | None
     """What it is compared with: a pattern's name, or an expression."""
-    asked: Asked
+    asked: KernelOptions
     arrays: Arrays
     n: int | None
     n_kv: int | None
@@ -107,8 +115,8 @@ class Models:
     def __call__(self, query: dict[str, list[str]], served: bool = False) -> dict[str, Any]:
         """The model for a query: set=NAME=VALUE, with=E, n, n_kv."""
         from maskc.core.target import Target
-        from maskc.lab.explorer.build import page_model
-        from maskc.viz.lengths import showing
+        from maskc.lab.explorer.page_model import page_model
+        from maskc.viz.shown_lengths import showing
 
         entry = self._entry(query.get("set", []))
         heads = self.asked.heads_for(entry.mask)
@@ -128,7 +136,7 @@ class Models:
             model["ranks"] = _held(entry, shown, n_q, n_kv, self.ranks, self.asked)
         return model
 
-    def _entry(self, settings: list[str]) -> Entry:
+    def _entry(self, settings: list[str]) -> MaskEntry:
         if not settings:
             return self.entry
         pattern = self.entry.pattern
@@ -147,11 +155,11 @@ class Models:
             return None if self.n is None or self.n_kv is None else (self.n, self.n_kv)
 
     def _shown(
-        self, entry: Entry, heads: int | None, n_q: int, n_kv: int,
+        self, entry: MaskEntry, heads: int | None, n_q: int, n_kv: int,
         taken: frozenset[str] = frozenset(),
     ) -> Shown:  # fmt: skip
         """`taken`: the parameters of the mask beside which it stands."""
-        from maskc.lab.explorer.build import Shown
+        from maskc.lab.explorer.page_model import Shown
         from maskc.lab.explorer.sliders import movable, movable_mask
 
         if entry.pattern is None:
@@ -172,7 +180,7 @@ class Models:
 
 
 def _held(
-    entry: Entry, shown: Shown, n_q: int, n_kv: int, ranks: int, asked: Asked
+    entry: MaskEntry, shown: Shown, n_q: int, n_kv: int, ranks: int, asked: KernelOptions
 ) -> dict[str, Any]:
     """Who holds which tokens, and how many travel to each rank.
 
@@ -196,7 +204,7 @@ def _held(
     }  # fmt: skip
 
 
-def _one(text: str) -> Entry:
+def _one(text: str) -> MaskEntry:
     """The mask that --with names: a published pattern, or an expression; no file is run."""
     from maskc import patterns
 

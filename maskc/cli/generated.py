@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maskc.cli.entries import Entry
-from maskc.cli.options import Asked
+from maskc.cli.entries import MaskEntry
+from maskc.cli.options import KernelOptions
 from maskc.core.errors import Drift, MaskcError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class LeftOut:
 
 
 def generated_files(
-    entry: Entry, asked: Asked, standalone: bool = False
+    entry: MaskEntry, asked: KernelOptions, standalone: bool = False
 ) -> tuple[dict[str, str], list[LeftOut]]:
     """File names and texts of one pattern's module and sources, and what they lack.
 
@@ -59,7 +59,7 @@ def generated_files(
     return driver.generate(*given, standalone), left_out
 
 
-def _plans(entry: Entry, asked: Asked) -> tuple[dict[str, KernelPlan], list[LeftOut]]:
+def _plans(entry: MaskEntry, asked: KernelOptions) -> tuple[dict[str, KernelPlan], list[LeftOut]]:
     """Plans by target: of those asked for, else of all that have such a kernel."""
     from maskc import driver
     from maskc.core.target import TARGETS, Target
@@ -93,7 +93,7 @@ _NAMED = 12
 """Files that a message names; the others are counted."""
 
 
-def check_files(files: Mapping[str, str], folder: Path, found: Sequence[Entry]) -> None:
+def check_files(files: Mapping[str, str], folder: Path, found: Sequence[MaskEntry]) -> None:
     """Compare texts with what lies in a folder.
 
     Args:
@@ -119,7 +119,7 @@ def check_files(files: Mapping[str, str], folder: Path, found: Sequence[Entry]) 
     _refuse(wrong, found, f"-o {shlex.quote(str(folder))}", str(folder))
 
 
-def _refuse(wrong: Sequence[str], found: Sequence[Entry], options: str, at: str) -> None:
+def _refuse(wrong: Sequence[str], found: Sequence[MaskEntry], options: str, at: str) -> None:
     if wrong:
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         named = ", ".join(wrong[:_NAMED]) + more
@@ -134,7 +134,7 @@ _DIGITS = 16
 """The digits of a digest: enough to see that something has changed."""
 
 
-def manifest_rows(entry: Entry, asked: Asked) -> list[str]:
+def manifest_rows(entry: MaskEntry, asked: KernelOptions) -> list[str]:
     """One line for each target of a pattern; for targets without a kernel, the reason."""
     from maskc import driver
     from maskc.emit.module import digests
@@ -152,7 +152,7 @@ def manifest_text(rows: Sequence[str]) -> str:
     return _HEAD + "".join(f"{row}\n" for row in rows)
 
 
-def check_manifest(rows: Sequence[str], file: Path, found: Sequence[Entry]) -> None:
+def check_manifest(rows: Sequence[str], file: Path, found: Sequence[MaskEntry]) -> None:
     """Compare lines with those that a file holds.
 
     Raises:

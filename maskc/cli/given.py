@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maskc.cli.entries import Entry, check_known
+from maskc.cli.entries import MaskEntry, check_known
 from maskc.cli.output import echo
 from maskc.core.errors import UsageMistake
 from maskc.core.unreadable import UNREADABLE, reason
@@ -29,7 +29,12 @@ class Arrays:
     """Data by name, as a call of the mask takes them."""
 
     def of(
-        self, entry: Entry, n_q: int, n_kv: int, quiet: bool = False, leave: Collection[str] = ()
+        self,
+        entry: MaskEntry,
+        n_q: int,
+        n_kv: int,
+        quiet: bool = False,
+        leave: Collection[str] = (),
     ) -> dict[str, object]:
         """The arrays that a mask reads, made up where none were given, and parameters set.
 
@@ -48,7 +53,7 @@ class Arrays:
             echo(f"{entry.name}: {', '.join(without)} made up, seed {self.seed}", err=True)
         return {**{name: made[name] for name in without}, **read, **entry.params}
 
-    def shape(self, found: Sequence[Entry]) -> tuple[int, int] | None:
+    def shape(self, found: Sequence[MaskEntry]) -> tuple[int, int] | None:
         """Queries and keys that the given arrays are for; None where they do not say.
 
         Arrays with an entry per token, a query or a key speak of both where nothing else does.
@@ -66,7 +71,7 @@ class Arrays:
         return (n_q or n_kv or 0), (n_kv or n_q or 0)
 
 
-def read_all(texts: Sequence[str], found: Sequence[Entry]) -> dict[str, object]:
+def read_all(texts: Sequence[str], found: Sequence[MaskEntry]) -> dict[str, object]:
     """The arrays of all --data options.
 
     Args:
@@ -90,7 +95,7 @@ def read_all(texts: Sequence[str], found: Sequence[Entry]) -> dict[str, object]:
     return given
 
 
-def names(entry: Entry) -> list[str]:
+def names(entry: MaskEntry) -> list[str]:
     """Names of all arrays that a call of the mask takes."""
     from maskc.verify.samples import sample_data
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from maskc.cli.entries import Entry
-from maskc.cli.options import Asked
+from maskc.cli.entries import MaskEntry
+from maskc.cli.options import KernelOptions
 from maskc.core.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ Row = dict[str, Any]
 class How:
     """How masks are timed, whichever they are."""
 
-    asked: Asked
+    asked: KernelOptions
     kv_heads: int | None
     batch: int
     directions: tuple[str, ...]
     repeats: int
     nvtx: bool = False
 
-    def case(self, entry: Entry, n: int, n_kv: int, data: dict[str, object]) -> Case:
+    def case(self, entry: MaskEntry, n: int, n_kv: int, data: dict[str, object]) -> Case:
         """One mask at one length."""
         from maskc.ir.heads import HEADS
         from maskc.verify.case import Case
@@ -63,7 +63,7 @@ class Measured:
 
 
 def measured(
-    found: Sequence[Entry], how: How, lengths: Sequence[int], n_kv: int | None,
+    found: Sequence[MaskEntry], how: How, lengths: Sequence[int], n_kv: int | None,
     data_at: Callable[..., dict[str, object]], progress: Callable[[str], object],
     without: Collection[str] = (),
 ) -> Measured:  # fmt: skip
@@ -77,7 +77,7 @@ def measured(
     from maskc.lab.environment import environment
     from maskc.lab.rivals import RIVALS
     from maskc.lab.sweep import growths, sweep
-    from maskc.verify.tensors import device_of
+    from maskc.verify.case_tensors import device_of
 
     rows: list[Row] = []
     notes: list[str] = []
@@ -87,7 +87,7 @@ def measured(
         target = how.asked.target_for(entry.mask)
         about = about or environment(device_of(target))
 
-        def case_at(n: int, entry: Entry = entry) -> Case:
+        def case_at(n: int, entry: MaskEntry = entry) -> Case:
             keys = n if n_kv is None else n_kv
             return how.case(entry, n, keys, data_at(entry, n, keys, quiet=n != lengths[0]))
 

@@ -16,7 +16,7 @@ from maskc.cli.output import FilePath, done, echo, now
 from maskc.core.errors import UsageMistake
 
 if TYPE_CHECKING:
-    from maskc.cli.entries import Entry
+    from maskc.cli.entries import MaskEntry
     from maskc.core.problem import Problem
     from maskc.core.target import Target
     from maskc.dsl.mask import Mask
@@ -139,7 +139,7 @@ LENGTHS_TYPE = Parsed("lengths", _lengths)
 
 
 @dataclass(frozen=True)
-class Asked:
+class KernelOptions:
     """The options of the command line that describe a kernel."""
 
     targets: tuple[str, ...]
@@ -254,7 +254,7 @@ def _asking(options: _Options) -> Callable[[Command], Command]:
             own = {name: given.pop(name) for name in options}
             own["dtype"] = DType.parse(own["dtype"]).value
             own["targets"] = _families(own.get("targets", ()))
-            return command(asked=Asked(**own), **given)
+            return command(asked=KernelOptions(**own), **given)
 
         made: Command = wrapped
         for option in reversed(options.values()):
@@ -335,7 +335,7 @@ def data_options(fallback: int | None) -> Callable[[Command], Command]:
         )  # fmt: skip
         @wraps(command)
         def wrapped(
-            files: tuple[str, ...], seed: int, found: list[Entry], n: int | None,
+            files: tuple[str, ...], seed: int, found: list[MaskEntry], n: int | None,
             n_kv: int | None = None, **rest: Any,
         ) -> Any:  # fmt: skip
             from maskc.cli.given import Arrays, read_all

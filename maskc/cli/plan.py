@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maskc.cli.entries import Entry
-from maskc.cli.options import LENGTH_TYPE, Asked, cost_options, json_option, mask_source
+from maskc.cli.entries import MaskEntry
+from maskc.cli.options import LENGTH_TYPE, KernelOptions, cost_options, json_option, mask_source
 from maskc.cli.output import echo, one_by_one, write_json
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 @cost_options
 @json_option
 def plan(
-    found: list[Entry], n: int, ranks: int, network: str | None, layout: str,
-    kv_heads: int | None, batch: int, files: tuple[str, ...], together: bool, asked: Asked,
+    found: list[MaskEntry], n: int, ranks: int, network: str | None, layout: str,
+    kv_heads: int | None, batch: int, files: tuple[str, ...], together: bool, asked: KernelOptions,
     as_json: bool,
 ) -> None:  # fmt: skip
     """How ranks share a sequence of --n tokens under a mask.
@@ -58,7 +58,7 @@ def plan(
     heads_kv = kv_heads or max(h for h in (1, 2, 4, 8) if heads_q % h == 0)
     sizes = heads_q, heads_kv, asked.head_dim
 
-    def planned(entries: list[Entry]) -> Plan:
+    def planned(entries: list[MaskEntry]) -> Plan:
         named = {entry.name: entry.mask for entry in entries}
         params = {key: value for entry in entries for key, value in entry.params.items()}
         return distributed.plan(

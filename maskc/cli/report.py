@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maskc.cli.entries import Entry
+from maskc.cli.entries import MaskEntry
 from maskc.cli.measuring import How, measured, refuse_wrong
 from maskc.cli.options import (
     LENGTHS_TYPE,
-    Asked,
+    KernelOptions,
     data_options,
     json_option,
     mask_source,
@@ -62,7 +62,7 @@ _CHECKED = 2
 @data_options(None)
 @json_option
 def report(
-    found: list[Entry], output: str, asked: Asked, n: tuple[int, ...] | int | None,
+    found: list[MaskEntry], output: str, asked: KernelOptions, n: tuple[int, ...] | int | None,
     n_kv: int | None, direction: str, repeats: int, evaluation: str | None, arrays: Arrays,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -151,7 +151,7 @@ def read_evaluation(path: str) -> Evaluation:
         raise BadEvaluation(path, error.args[1], at="--evaluation") from None
 
 
-def _row_of(evaluation: Evaluation, entry: Entry, path: str) -> Evaluated:
+def _row_of(evaluation: Evaluation, entry: MaskEntry, path: str) -> Evaluated:
     """The row of an evaluation that is about a mask.
 
     Raises:
@@ -169,7 +169,7 @@ def _row_of(evaluation: Evaluation, entry: Entry, path: str) -> Evaluated:
     raise BadEvaluation(path, what, at="--evaluation")
 
 
-def _equal(text: str, entry: Entry) -> bool:
+def _equal(text: str, entry: MaskEntry) -> bool:
     """Whether a mask as text is proved equal to that of an entry.
 
     Text shows neither the values of parameters nor captured arrays: nothing is proved of those.
@@ -185,7 +185,7 @@ def _equal(text: str, entry: Entry) -> bool:
 
 
 def _subject(
-    entry: Entry, how: How, n: tuple[int, ...] | int | None, arrays: Arrays,
+    entry: MaskEntry, how: How, n: tuple[int, ...] | int | None, arrays: Arrays,
     evaluation: Evaluation | None, row: Evaluated | None, command: str,
     progress: Callable[[str], object],
 ) -> Subject:  # fmt: skip
@@ -212,7 +212,7 @@ def _subject(
 
 
 def _measurement(
-    entry: Entry, how: How, lengths: tuple[int, ...], arrays: Arrays, words: str,
+    entry: MaskEntry, how: How, lengths: tuple[int, ...], arrays: Arrays, words: str,
     progress: Callable[[str], object],
 ) -> tuple[Measurement | None, str]:  # fmt: skip
     """(what was measured, why nothing was)."""
@@ -237,7 +237,7 @@ def _measurement(
     return Measurement(result.rows, result.notes, result.growths, result.about, command), ""
 
 
-def _words(entry: Entry) -> str:
+def _words(entry: MaskEntry) -> str:
     """The mask as a command line names it, with what was set."""
     own = [f"--set {shlex.quote(f'{name}={text}')}" for name, text in entry.settings.items()]
     own += [f"--set {shlex.quote(f'{name}={value}')}" for name, value in entry.params.items()]
@@ -247,7 +247,7 @@ def _words(entry: Entry) -> str:
     return " ".join([entry.source, *(each for each in own if each)])
 
 
-def _parameters(entry: Entry) -> list[tuple[str, str, str]]:
+def _parameters(entry: MaskEntry) -> list[tuple[str, str, str]]:
     if entry.pattern is None:
         return [(name, "int", str(value)) for name, value in entry.params.items()]
     return [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from maskc.cli.entries import Entry
+from maskc.cli.entries import MaskEntry
 from maskc.cli.measuring import How, Measured, measured, refuse_wrong
 from maskc.cli.output import echo, told, write_json, write_table
 from maskc.lab.rivals import RIVALS
@@ -41,11 +41,11 @@ def run_seeds(how: How, cap: int | None, as_json: bool) -> None:
 
 
 def _measured(seed: Seed, how: How, cap: int | None, progress: Callable[[str], object]) -> Measured:
-    entry = Entry(seed.name, seed.make(), seed.name)
+    entry = MaskEntry(seed.name, seed.make(), seed.name)
     asked = sorted({n if cap is None else min(n, cap) for n in seed.lengths})
     without = RIVALS.keys() - {"dense"}
 
-    def data_at(entry: Entry, n_q: int, n_kv: int, **_: object) -> dict[str, object]:
+    def data_at(entry: MaskEntry, n_q: int, n_kv: int, **_: object) -> dict[str, object]:
         return seed.data(n_kv)
 
     return measured([entry], how, asked, None, data_at, progress, without)

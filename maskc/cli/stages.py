@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from maskc.cli.entries import Entry
-from maskc.cli.options import Asked
+from maskc.cli.entries import MaskEntry
+from maskc.cli.options import KernelOptions
 
 if TYPE_CHECKING:
-    from maskc.analysis.heads import Heads
+    from maskc.analysis.head_groups import HeadGroups
     from maskc.ir.types import MaskIR
 
 STAGES = ("mask", "ir", "facts", "plan", "loops", "source")
 
 
 def stage_text(
-    entry: Entry, asked: Asked, stage: str, n_q: int, n_kv: int, standalone: bool = False
+    entry: MaskEntry,
+    asked: KernelOptions,
+    stage: str,
+    n_q: int,
+    n_kv: int,
+    standalone: bool = False,
 ) -> str:
     """The value of one stage as text.
 
@@ -47,7 +52,7 @@ def stage_text(
     return unit.source if standalone else unit.text
 
 
-def _per_set(heads: Heads, stage: str) -> Iterator[str]:
+def _per_set(heads: HeadGroups, stage: str) -> Iterator[str]:
     from maskc.viz import words
 
     for index, (ir, facts) in enumerate(zip(heads.masks, heads.facts, strict=True)):

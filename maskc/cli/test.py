@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maskc.cli.entries import Entry
+from maskc.cli.entries import MaskEntry
 from maskc.cli.options import json_option, mask_source, single, target_option
 from maskc.cli.output import echo, now, one_by_one, write_json
 from maskc.core.errors import Counterexample, NothingCompared
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @json_option
 def test(
-    found: list[Entry], targets: tuple[str, ...], head_dim: int, dtype: str | None,
+    found: list[MaskEntry], targets: tuple[str, ...], head_dim: int, dtype: str | None,
     heads: int | None, examples: int, seed: int, seconds: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare the kernels of FILE with dense attention in fp64, in random cases, both passes.
@@ -70,7 +70,7 @@ def test(
             raise NothingCompared(0, each.subject.mask, "none was drawn in the time given")
 
 
-def _examined(entry: Entry, wanted: Wanted) -> Examined:
+def _examined(entry: MaskEntry, wanted: Wanted) -> Examined:
     from maskc.testing.checking import examine
 
     def tell(count: int) -> None:
@@ -80,7 +80,7 @@ def _examined(entry: Entry, wanted: Wanted) -> Examined:
     return examine(entry.name, entry.mask, wanted, dict(entry.params), tell)
 
 
-def _write(entry: Entry, done: Examined) -> None:
+def _write(entry: MaskEntry, done: Examined) -> None:
     outcome = done.outcome
     dtypes = ", ".join(done.subject.kernels)
     refused = f", {outcome.refused} refused ({outcome.reason})" if outcome.refused else ""
@@ -95,7 +95,7 @@ def _write(entry: Entry, done: Examined) -> None:
         echo(f"\n{done.program}")
 
 
-def _plain(entry: Entry, done: Examined) -> dict[str, Any]:
+def _plain(entry: MaskEntry, done: Examined) -> dict[str, Any]:
     outcome, wrong = done.outcome, done.outcome.mismatch
     return {
         "name": entry.name, "formula": str(entry.mask), "target": done.target.name,

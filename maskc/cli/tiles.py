@@ -9,7 +9,7 @@ from maskc.cli.output import echo, told, write_json, write_table
 from maskc.core.errors import CheckFailed, UsageMistake
 
 if TYPE_CHECKING:
-    from maskc.cli.entries import Entry
+    from maskc.cli.entries import MaskEntry
     from maskc.cli.given import Arrays
     from maskc.cli.measuring import How
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def run_tiles(
-    found: Sequence[Entry], how: How, lengths: Sequence[int], n_kv: int | None, arrays: Arrays,
+    found: Sequence[MaskEntry], how: How, lengths: Sequence[int], n_kv: int | None, arrays: Arrays,
     plot: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Time, check and print all tiles of all masks at one length.
@@ -28,7 +28,7 @@ def run_tiles(
     """
     from maskc.lab.bench import bench_tiles
     from maskc.lab.environment import environment
-    from maskc.verify.tensors import device_of
+    from maskc.verify.case_tensors import device_of
 
     if len(lengths) > 1 or plot is not None:
         hint = "give one length, and leave --plot out"

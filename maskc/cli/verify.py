@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maskc.cli.entries import Entry
+from maskc.cli.entries import MaskEntry
 from maskc.cli.options import (
-    Asked,
+    KernelOptions,
     data_options,
     json_option,
     kernel_options,
@@ -23,8 +23,8 @@ from maskc.core.errors import CheckFailed, DataRange, DataShape, UsageMistake
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
     from maskc.runtime.compiled import CompiledMask
-    from maskc.verify.lengths import Lengths
-    from maskc.verify.probes import Check, Probe
+    from maskc.verify.case_lengths import Lengths
+    from maskc.verify.probes import Probe, ProbeResult
 
 Report = dict[str, Any]
 
@@ -40,7 +40,7 @@ Report = dict[str, Any]
 @data_options(None)
 @json_option
 def verify(
-    found: list[Entry], asked: Asked, n: int | None, n_kv: int | None, cases: int,
+    found: list[MaskEntry], asked: KernelOptions, n: int | None, n_kv: int | None, cases: int,
     arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Compile FILE and compare the kernel with dense attention in fp64.
@@ -71,12 +71,16 @@ def verify(
 
 
 def _report(
-    entry: Entry, asked: Asked, shape: tuple[int, int] | None, cases: int, arrays: Arrays
+    entry: MaskEntry,
+    asked: KernelOptions,
+    shape: tuple[int, int] | None,
+    cases: int,
+    arrays: Arrays,
 ) -> Report:
     """The checks of one pattern at all lengths that it has, and random cases."""
     from maskc import driver
     from maskc.runtime import CompiledMask
-    from maskc.verify.lengths import Lengths, lengths_for
+    from maskc.verify.case_lengths import Lengths, lengths_for
 
     heads = asked.heads_for(entry.mask)
     target = asked.target_for(entry.mask)
@@ -98,14 +102,17 @@ def _report(
 
 
 def _checked(
-    entry: Entry, ways: dict[str, CompiledMask], heads: int, shapes: tuple[tuple[int, int], ...],
+    entry: MaskEntry,
+    ways: dict[str, CompiledMask],
+    heads: int,
+    shapes: tuple[tuple[int, int], ...],
     arrays: Arrays,
-) -> Report:  # fmt: skip
+) -> Report:
     """All checks at these lengths, and what the mask is there."""
     from maskc.dispatch.residue_split import hold
-    from maskc.verify.lengths import seen
+    from maskc.verify.case_lengths import seen
 
-    rows: list[Check] = []
+    rows: list[ProbeResult] = []
     skipped, found = [], []
     for n_q, n_kv in shapes:
         now(f"verifying {entry.name} at {n_q} x {n_kv}")
@@ -127,16 +134,16 @@ def _checked(
 
 
 def _drawn(
-    entry: Entry, attn: CompiledMask, heads: int | None, lengths: Lengths, cases: int, seed: int
+    entry: MaskEntry, attn: CompiledMask, heads: int | None, lengths: Lengths, cases: int, seed: int
 ) -> Report:
     """What random cases show."""
     from maskc.dsl.nodes import default_parameters
     from maskc.verify.counterexample import script
-    from maskc.verify.random_cases import Outcome, Subject, try_cases
+    from maskc.verify.random_cases import MaskUnderTest, Outcome, try_cases
 
     free = {n: v for n, v in default_parameters(entry.mask).items() if n not in entry.params}
     params = tuple(sorted(free.items()))
-    subject = Subject(
+    subject = MaskUnderTest(
         entry.name, entry.mask, {attn.bundle.problem.dtype.value: attn}, lengths, heads, params,
         tuple(entry.params.items()),
     )  # fmt: skip
@@ -156,14 +163,14 @@ def _drawn(
 
 
 def _probe(
-    entry: Entry, attn: CompiledMask, heads: int, n_q: int, n_kv: int, arrays: Arrays, note: str
+    entry: MaskEntry, attn: CompiledMask, heads: int, n_q: int, n_kv: int, arrays: Arrays, note: str
 ) -> Probe:
     import numpy as np
 
     from maskc.verify.case import Case
+    from maskc.verify.case_tensors import device_of, make_tensors
     from maskc.verify.probes import Probe
     from maskc.verify.samples import true_mask
-    from maskc.verify.tensors import device_of, make_tensors
 
     data = arrays.of(entry, n_q, n_kv, quiet=True)
     shared = heads // 2 if heads % 2 == 0 else heads

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maskc.cli.entries import Entry
+from maskc.cli.entries import MaskEntry
 from maskc.cli.options import (
-    Asked,
+    KernelOptions,
     Parsed,
     data_options,
     json_option,
@@ -80,8 +80,8 @@ def _tile(text: str) -> tuple[int, int]:
 @data_options(None)
 @json_option
 def visualize(
-    found: list[Entry], output: str | None, n: int | None, n_kv: int | None,
-    span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, asked: Asked,
+    found: list[MaskEntry], output: str | None, n: int | None, n_kv: int | None,
+    span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, asked: KernelOptions,
     arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Draw the mask of FILE: tiles by class, elements where the range is small.
@@ -108,11 +108,11 @@ def visualize(
 
 
 def _picture(
-    entry: Entry, asked: Asked, n: int | None, n_kv: int | None,
+    entry: MaskEntry, asked: KernelOptions, n: int | None, n_kv: int | None,
     span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, arrays: Arrays,
 ) -> Picture:  # fmt: skip
-    from maskc.viz.lengths import showing
     from maskc.viz.picture import picture
+    from maskc.viz.shown_lengths import showing
 
     heads = asked.heads_for(entry.mask)
     now(f"planning {entry.name}: its kernel's tiles")
@@ -134,7 +134,7 @@ def _picture(
     )  # fmt: skip
 
 
-def _kernel(entry: Entry, asked: Asked) -> KernelTiles | None:
+def _kernel(entry: MaskEntry, asked: KernelOptions) -> KernelTiles | None:
     """The tiles of the kernel; None where no target was named and this machine's has none."""
     from maskc.viz.picture import KernelTiles
 

@@ -119,6 +119,14 @@ FP8_FIELDS: tuple[Field, ...] = (
 )
 """What it has behind FIELDS in sources for E4M3."""
 
+PAGE_FIELDS: tuple[Field, ...] = (
+    Field("pages", "const i32 *", "entries of page tables: which page of the pool"),
+    Field("first_page", "const i32 *", "[batch]: where a sequence's entries begin"),
+    Field("key_count", "const i32 *", "[batch]: keys of each sequence"),
+    Field("page_count", "i32", "pages of a pool"),
+)
+"""What it has behind these in sources whose keys lie in pages."""
+
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("tile", "tile row; backward: tile column; packed heads, which have one row: tiles of a part"),
     ("head", "batch * heads_q + query head, the first one"),

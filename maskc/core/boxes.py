@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from maskc.core import expr as E
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 
 MOST_ALONG = 2048

@@ -154,6 +154,16 @@ def constant(name: str, rank: int, values: Captured | bytes = b"") -> DataDecl:
     return DataDecl(name, DataKind.constant, (name,), options=(rank,), values=values)
 
 
+def positions_of_queries(name: str) -> DataDecl:
+    """The declaration of an integer of each query."""
+    return DataDecl(name, DataKind.positions, (name,), options=(1,))
+
+
+def positions_of_keys(name: str) -> DataDecl:
+    """The declaration of an integer of each key."""
+    return DataDecl(name, DataKind.positions, (name,), options=(0,))
+
+
 @dataclass(frozen=True)
 class Parents:
     """A parent array given where a tree is expected: -1 marks a root. See mc.parents."""

@@ -48,17 +48,28 @@ def to_readable_text(value: object) -> str:
 
 
 def laid_out(found: object, columns: int = 100, indent: str = "") -> str:
-    """JSON in which whatever fits on a line of so many columns is on one."""
+    """JSON in lines of so many columns, each with as many short items as it has room for."""
     short = json.dumps(found)
     if len(indent) + len(short) < columns or not isinstance(found, (list, dict)):
         return short
+    if isinstance(found, dict) and len(found) == 1:
+        ((name, content),) = found.items()
+        if isinstance(content, (list, dict)):
+            return f"{{{json.dumps(name)}: {laid_out(content, columns, indent)}}}"
     deeper = indent + "  "
     if isinstance(found, list):
-        lines = [laid_out(item, columns, deeper) for item in found]
+        items = [laid_out(item, columns, deeper) for item in found]
         opening, closing = "[]"
     else:
-        lines = [f"{json.dumps(key)}: {laid_out(x, columns, deeper)}" for key, x in found.items()]
+        items = [f"{json.dumps(key)}: {laid_out(x, columns, deeper)}" for key, x in found.items()]
         opening, closing = "{}"
+    lines: list[str] = []
+    for item in items:
+        joined = f"{lines[-1]}, {item}" if lines else item
+        if lines and "\n" not in joined and len(deeper) + len(joined) < columns:
+            lines[-1] = joined
+        else:
+            lines.append(item)
     inner = ",".join(f"\n{deeper}{line}" for line in lines)
     return f"{opening}{inner}\n{indent}{closing}"
 

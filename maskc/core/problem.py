@@ -55,6 +55,16 @@ class TileShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """Where the tokens of a call stand, and lie, if lengths and strides do not tell."""
+
+    positions: str
+    """The data array with the position of each query among its sequence's keys."""
+    page_size: int = 0
+    """Keys of a page of the pools that k and v are; 0: keys lie one after another."""
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Shapes and types known when code is generated."""
 
@@ -74,6 +84,14 @@ class Problem:
     """The forward pass's tile where the user names one; None: the planner chooses."""
     stages: int | None = None
     """Tiles of keys in flight in the forward pass, likewise."""
+
+    placed: Placed | None = None
+    """None: lengths tell where queries stand, and strides where keys lie."""
+
+    @property
+    def page_size(self) -> int:
+        """Keys of a page; 0 where keys lie one after another."""
+        return 0 if self.placed is None else self.placed.page_size
 
     @property
     def row_bytes(self) -> tuple[int, int]:

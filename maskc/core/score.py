@@ -249,6 +249,36 @@ def cap(logit: Real) -> tuple[Real, Real] | None:
     return None if inner is None else (outer[0], inner[0])
 
 
+FAR = 2.0**20
+"""Logits from here on are far from 0: in fp32 they have no digits left for weights."""
+
+
+def _depends_on_place(node: Term) -> bool:
+    """Return whether a query's or key's index occurs in a formula."""
+    return any(part in (E.Q, E.K) for part in walk(node))
+
+
+def may_be_far(logit: Real) -> bool:
+    """Whether entries of tables, or literals, may take logits far from 0, as masks of `finfo.min`
+    do. Numbers of a whole head, such as the slopes of ALiBi, count where they are added."""
+
+    def steady(node: Real) -> bool:
+        return isinstance(node, Read) and not _depends_on_place(node)
+
+    match logit:
+        case Number(value):
+            return math.isfinite(value) and abs(value) >= FAR
+        case Read():
+            return True
+        case Call("mul" | "div", args):
+            return any(may_be_far(each) for each in args if not steady(each))
+        case Call("add" | "sub" | "neg" | "abs" | "min" | "max", args):
+            return any(map(may_be_far, args))
+        case Choice(_, then, other):
+            return may_be_far(then) or may_be_far(other)
+    return False
+
+
 def numbered(formula: Formula) -> tuple[Formula, dict[str, str]]:
     """The formula with slots called table0, table1, ..., and the new names by the old ones."""
     names = {slot.name: f"table{number}" for number, slot in enumerate(formula.slots)}

@@ -45,6 +45,8 @@ class Target:
     """Whether its kernels drop weights."""
     fp8_dims: tuple[int, ...] = ()
     """Head dimensions, of q, k and v alike, whose forward pass it has in E4M3 as well."""
+    loads_pages: bool = False
+    """Whether its kernels load keys and values from pages of pools."""
     unequal: tuple[tuple[int, int], ...] = ()
     """Widths of q and k, and of v, that forward kernels have beside `head_dims`."""
 
@@ -220,10 +222,11 @@ TARGETS: dict[str, Target] = {
         Target(
             "sm_80", "sm80", "cuda", _HALF, (32, 64, 96, 128, 192, 256, 512),
             _BOTH, 99 * 1024, least_block=16, scores=True, drops=True, unequal=((576, 512),),
+            loads_pages=True,
         ),
         Target(
             "sm_90a", "sm90a", "cuda", _HALF, (64, 96, 128, 192, 256), _BOTH, 227 * 1024,
-            least_block=16, scores=True, drops=True, fp8_dims=(64, 128, 256),
+            least_block=16, scores=True, drops=True, fp8_dims=(64, 128, 256), loads_pages=True,
         ),
         Target(
             "simt", "simt", "cuda", (DType.float32, *_HALF), (), _BOTH, 48 * 1024,

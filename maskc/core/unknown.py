@@ -16,7 +16,7 @@ _LENGTHS = (
     "beside cu_seqlens_q= and cu_seqlens_k="
 )
 _PADDING = 'mc.flags("kept") is the mask of keys that count, called with kept='
-_PAGES = "the mask says which pages a sequence has: docs/language.md, Decoding from a pool of pages"
+_PAGES = "mc.paged(mask, page_size=...) takes page tables: docs/serving.md"
 _SINKS = "sink_logits= is one logit for each head in the denominator"
 _SOFTCAP = "softcap= bounds scores: softcap * tanh(score / softcap)"
 _WINDOW = "window_size=(keys before, keys behind), or the mask mc.window(left, right)"

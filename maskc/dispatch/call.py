@@ -11,6 +11,7 @@ import numpy as np
 from maskc.core.problem import Direction, Features
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Device, Shape
+from maskc.dispatch.options import Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Pass:
     device: Device
     alpha_minus_1: float = 0.0
     """Entmax's alpha - 1; 0 with softmax."""
+    pages: Pages | None = None
+    """How keys and values lie in pages of pools; None where they lie one after another."""
 
 
 @dataclass(frozen=True, slots=True)

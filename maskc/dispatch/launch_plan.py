@@ -109,7 +109,8 @@ def launch_plan(
     block.alpha_minus_1 = wanted.alpha_minus_1
     maps: tuple[Tensor, ...] = ()
     if not idle and unit.modes:
-        maps = tensors(unit.maps, strides, rows, bundle.problem, unit.target, unit.boxes)
+        pages = 0 if wanted.pages is None else wanted.pages.in_pool
+        maps = tensors(unit.maps, strides, rows, bundle.problem, unit.target, unit.boxes, pages)
     if not idle and wanted.direction is Direction.backward and unit.modes:
         outputs = with_workspace(outputs, _workspace(unit, sizes, tables))
     elif not idle and mode == PACKED and unit.work is None:

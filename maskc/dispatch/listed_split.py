@@ -12,7 +12,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.bundle import N_KV_OF_ALL, N_Q_OF_ALL, LayoutRecipe
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.listed import Listed
 from maskc.core.problem import TileShape

@@ -14,6 +14,16 @@ from maskc.core.errors import BadOption
 from maskc.core.problem import Direction, Feature, Features
 
 
+class Pages(NamedTuple):
+    """How the pools of a call lie in memory."""
+
+    in_pool: int
+    """Pages of a pool."""
+    k: tuple[int, int, int]
+    """Elements from one page, head and token to the next."""
+    v: tuple[int, int, int]
+
+
 class CallOptions(NamedTuple):
     """Options of a call that its plan depends on."""
 
@@ -24,6 +34,8 @@ class CallOptions(NamedTuple):
     """Entmax's alpha - 1; 0.0 is softmax."""
     nan_safe: bool
     deterministic: bool = False
+    pages: Pages | None = None
+    """How keys and values lie in pages of pools; None where they lie one after another."""
 
     @property
     def direction(self) -> Direction:
@@ -51,6 +63,12 @@ class CallOptions(NamedTuple):
 
 call_options = lru_cache(maxsize=1024)(CallOptions)
 """Equal options as one object: looking it up takes less than making it."""
+
+
+@lru_cache(maxsize=1024)
+def over_pages(options: CallOptions, pages: Pages) -> CallOptions:
+    """The options of a call whose keys lie in pages."""
+    return options._replace(pages=pages)
 
 
 def alpha_less_1(normalizer: str, alpha: Any) -> float:

@@ -50,7 +50,7 @@ class Tensor:
 
 def tensor(
     wanted: TensorMap, strides: Shape, sizes: Sizes, problem: Problem, target: str,
-    boxes: Boxes | None = None,
+    boxes: Boxes | None = None, pages: int = 0,
 ) -> Tensor:  # fmt: skip
     """The map of a tensor [batch, heads, tokens, dim].
 
@@ -60,22 +60,27 @@ def tensor(
 
     Args:
         wanted: which tensor, and its box.
-        strides: in elements, of batch, heads, tokens.
+        strides: in elements, of batch, heads, tokens; of keys in pages those of a pool.
         boxes: where tokens lie in a grid; of three axes only if there is one sequence.
+        pages: of a pool, which are then the sequences of keys and values; 0 where there is none.
 
     Raises:
         NotAddressable: a stride that no map can have.
     """
     name = wanted.tensor
     width = problem.head_dim_v if name in _OF_VALUES else problem.head_dim
-    heads, tokens = (sizes.heads_kv, sizes.n_kv) if name in OF_KEYS else (sizes.heads_q, sizes.n_q)
+    heads, tokens, batch = sizes.heads_q, sizes.n_q, sizes.batch
+    if name in OF_KEYS:
+        heads, tokens = sizes.heads_kv, sizes.n_kv
+        if pages:
+            tokens, batch = problem.page_size, pages
     kind = problem.dtype.of_out if name == "out" else problem.dtype
     dims, steps = [width], []
-    nothing = 0 in (sizes.batch, heads, tokens)
+    nothing = 0 in (batch, heads, tokens)
     for what, count, stride in (
         *_along(tokens, strides[2], boxes),
         ("heads", heads, strides[1]),
-        *([("sequences", sizes.batch, strides[0])] if len(wanted.box) < _MOST_AXES else []),
+        *([("sequences", batch, strides[0])] if len(wanted.box) < _MOST_AXES else []),
     ):
         step = stride * kind.itemsize
         far = count > 1 and not nothing
@@ -101,8 +106,8 @@ def _along(tokens: int, stride: int, boxes: Boxes | None) -> list[tuple[str, int
 
 def tensors(
     maps: tuple[TensorMap, ...], strides: Mapping[str, Shape], sizes: Sizes, problem: Problem,
-    target: str, boxes: Boxes | None = None,
+    target: str, boxes: Boxes | None = None, pages: int = 0,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """All maps of a source; `strides` in elements by tensor; errors as above."""
-    rest = (sizes, problem, target, boxes)
+    rest = (sizes, problem, target, boxes, pages)
     return tuple(tensor(each, strides[each.tensor], *rest) for each in maps)

@@ -20,8 +20,8 @@ from maskc.core.errors import (
 )
 from maskc.core.selection import SHAPES
 from maskc.core.tensors import contiguous
-from maskc.distributed.groups import Accord, Pass, ranks_of
-from maskc.distributed.passes import Step
+from maskc.distributed.groups import Accord, GroupPass, ranks_of
+from maskc.distributed.passes import PassStep
 from maskc.dsl.score_tracer import Score, as_score
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _tell(q: Any, plan: Plan, group: Any, accord: Accord | None, error: Exceptio
         accord.begin(failure=error)
 
 
-def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> Step:
+def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> PassStep:
     """This rank's part of the call; whatever can be refused is refused here, before any message."""
     dropout, score, tables = given.dropout, given.score, given.tables
     # distances count from a call's last key, and only parts of a softmax can be put together
@@ -207,7 +207,7 @@ def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> Step:
                         at="dropout_p")  # fmt: skip
     known: dict[object, Any] = plan.once(("kernels",), dict)
     tensors = tuple(name for name, x in tables.items() if hasattr(x, "requires_grad"))
-    step = Step(plan, work, accord, given.options, given.deterministic, dropout, known, score,
+    step = PassStep(plan, work, accord, given.options, given.deterministic, dropout, known, score,
                 tables, tensors, plan.layer(layer).ranking, given.return_lse)  # fmt: skip
     if accord.ranks.size > 1:
         step.build(given.q, given.v)
@@ -299,7 +299,7 @@ def _function() -> Any:
 
         @staticmethod
         def forward(
-            ctx: Any, step: Step, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, *tables: Any
+            ctx: Any, step: PassStep, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, *tables: Any
         ) -> Any:
             own = step.of_graph(tables)
             out, lse, buffer = step.accord.run(lambda: own.forward(q, k, v, slopes, sinks))
@@ -318,7 +318,7 @@ def _function() -> Any:
             asked = ctx.needs_input_grad[6:]
             wanted = [name for name, own in zip(ctx.step.tensors, asked, strict=True) if own]
             own, accord = ctx.step.of_graph(tables), ctx.step.accord
-            accord.begin(Pass.backward)
+            accord.begin(GroupPass.backward)
             found = accord.run(lambda: own.backward(*saved, dout, dlse, wanted))
             rest = iter(found[5:])
             return None, *found[:5], *(next(rest) if own else None for own in asked)

@@ -16,7 +16,7 @@ from maskc.core.layout import BlockLayout
 from maskc.core.problem import Direction, Problem, TileShape
 from maskc.core.target import Target
 from maskc.distributed.reach import TILE, Reach, reach_of
-from maskc.distributed.work import Call
+from maskc.distributed.work import RankCall
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import emptied
 from maskc.layout import held_arrays
@@ -107,7 +107,7 @@ def shares(mask: Mask, reach: Reach, n: int, setting: Setting) -> tuple[float, f
     return found[0], found[1]
 
 
-def of_call(call: Call, problem: Problem, direction: Direction, heads: int) -> float | None:
+def of_call(call: RankCall, problem: Problem, direction: Direction, heads: int) -> float | None:
     """Milliseconds of a call by the plan of its own kernel; None where data of a step or a
     selection decide.
 

@@ -12,11 +12,11 @@ from maskc.distributed.pieces import FEW
 if TYPE_CHECKING:
     from maskc.distributed.groups import Ranks
     from maskc.distributed.pieces import Joined, Pieces
-    from maskc.distributed.work import Work
+    from maskc.distributed.work import RankWork
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExchangedRows:
     """How keys and values of a token lie side by side: [tokens, batch * heads * (D + Dv)]."""
 
     batch: int
@@ -156,7 +156,7 @@ def gathered(buffer: Any, pieces: Pieces) -> Any:
     return made
 
 
-def packed(rows: Rows, k: Any, v: Any, pieces: Pieces, first: int = 0) -> Any:
+def packed(rows: ExchangedRows, k: Any, v: Any, pieces: Pieces, first: int = 0) -> Any:
     """Copy some tokens' keys and values side by side.
 
     Args:
@@ -177,7 +177,7 @@ def packed(rows: Rows, k: Any, v: Any, pieces: Pieces, first: int = 0) -> Any:
     return made
 
 
-def unpacked(rows: Rows, came: Any, pieces: Pieces, dk: Any, dv: Any) -> None:
+def unpacked(rows: ExchangedRows, came: Any, pieces: Pieces, dk: Any, dv: Any) -> None:
     """Add gradients that came back to those of some tokens.
 
     Args:
@@ -196,7 +196,12 @@ def unpacked(rows: Rows, came: Any, pieces: Pieces, dk: Any, dv: Any) -> None:
 
 
 def _packed(
-    rows: Rows, k: Any, v: Any, messages: Iterable[tuple[int, Pieces]], many: Joined, first: int = 0
+    rows: ExchangedRows,
+    k: Any,
+    v: Any,
+    messages: Iterable[tuple[int, Pieces]],
+    many: Joined,
+    first: int = 0,
 ) -> dict[Pieces, Any]:
     """What messages carry; what several carry is packed once, and many stretches all together."""
     together: Any = packed(rows, k, v, many.all, first) if many.each else None
@@ -207,7 +212,9 @@ def _packed(
     return found
 
 
-def bring(work: Work, found: Exchange, rows: Rows, k: Any, v: Any, buffer: Any) -> None:
+def bring(
+    work: RankWork, found: Exchange, rows: ExchangedRows, k: Any, v: Any, buffer: Any
+) -> None:
     """Add messages: others get what they need of this rank's keys and values, and this rank what it
     needs into its buffer.
 
@@ -238,7 +245,7 @@ def bring(work: Work, found: Exchange, rows: Rows, k: Any, v: Any, buffer: Any) 
 
 
 def give_back(
-    work: Work, found: Exchange, rows: Rows, dk: Any, dv: Any, first: int
+    work: RankWork, found: Exchange, rows: ExchangedRows, dk: Any, dv: Any, first: int
 ) -> list[tuple[Pieces, Any]]:
     """Add messages: the gradients of what came return.
 

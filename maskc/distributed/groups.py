@@ -67,7 +67,7 @@ def _ranks_of(plan: Plan, dist: Any, group: Any) -> Ranks:
     return Ranks(given, dist.get_rank(given), size, world)
 
 
-class Pass(IntEnum):
+class GroupPass(IntEnum):
     """Point in a call at which ranks compare their calls."""
 
     forward = 0
@@ -127,7 +127,9 @@ class Accord:
         sizes = tuple((*shape[:2], shape[3]) for shape in shapes)
         return cls(plan, ranks, first.device, (sizes, str(first.dtype), *call), wrong, tokens)
 
-    def begin(self, at: Pass = Pass.forward, failure: BaseException | None = None) -> None:
+    def begin(
+        self, at: GroupPass = GroupPass.forward, failure: BaseException | None = None
+    ) -> None:
         """See that all ranks begin the same pass of the same call.
 
         Args:
@@ -141,7 +143,7 @@ class Accord:
         if self.ranks.size > 1:
             agreed: set[object] = self.plan.once(("agreed",), set)
             kind = id(self.ranks.group), self.call
-            first = at is Pass.forward and (kind not in agreed if self.call else not agreed)
+            first = at is GroupPass.forward and (kind not in agreed if self.call else not agreed)
             if self._compares or first:
                 self._check(self._exchanged(at, failure))
                 agreed.add(kind)
@@ -163,9 +165,9 @@ class Accord:
         except RankLost:
             raise
         except Exception as error:
-            self._exchanged(Pass.end, error)
+            self._exchanged(GroupPass.end, error)
             raise
-        self._check(self._exchanged(Pass.end, None))
+        self._check(self._exchanged(GroupPass.end, None))
         return found
 
     @property
@@ -173,7 +175,7 @@ class Accord:
         """Whether ranks are compared in each call."""
         return self.ranks.size > 1 and self.device.type == "cpu"
 
-    def _exchanged(self, at: Pass, failure: BaseException | None) -> list[Own]:
+    def _exchanged(self, at: GroupPass, failure: BaseException | None) -> list[Own]:
         """Gather the description of each rank's call, by rank."""
         code = 0 if failure is None else int(getattr(failure, "code", "MC000")[2:]) or -1
         known = _number(self.plan.digest), _number(repr(self.call))

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from maskc.distributed.ranges import RangeSets, union
+from maskc.distributed.token_ranges import RangeSets, union
 
 LAYOUTS = ("contiguous", "zigzag", "striped", "balanced")
 """Names of layouts, the simplest one first: of equals the first is taken."""

@@ -25,7 +25,7 @@ from maskc.ir.heads import heads_of
 from maskc.ir.lower import differs_by_head
 from maskc.ir.lowered import lowered
 from maskc.layout import bind_arrays
-from maskc.questions.asked import bound
+from maskc.questions.mask_at_lengths import bound
 
 
 @dataclass(frozen=True)

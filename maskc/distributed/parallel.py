@@ -191,8 +191,8 @@ def _adapted(model: Any, plan: Plan, group: Any) -> Any:
         ModelNotServed: the model computes its attention by itself, or has layers of a type that
             the plan has no mask for.
     """
-    from maskc.integrations.transformers.asked import attention_modules
     from maskc.integrations.transformers.carried import NEVER_ASKS, can_be_set
+    from maskc.integrations.transformers.model_checks import attention_modules
 
     if not can_be_set(type(model)):
         raise ModelNotServed(type(model).__name__, NEVER_ASKS)

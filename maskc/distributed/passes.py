@@ -13,7 +13,15 @@ from maskc.core import expr as E
 from maskc.core.dropout import FIRST, SQUARE
 from maskc.core.errors import RankLost
 from maskc.core.tensors import order_of, out_strides
-from maskc.distributed.exchange import Exchange, Rows, bring, gathered, give_back, spread, unpacked
+from maskc.distributed.exchange import (
+    Exchange,
+    ExchangedRows,
+    bring,
+    gathered,
+    give_back,
+    spread,
+    unpacked,
+)
 from maskc.distributed.pieces import FEW
 from maskc.distributed.shards import whole_of
 from maskc.distributed.stages import Stage
@@ -23,18 +31,18 @@ if TYPE_CHECKING:
     from maskc.distributed.groups import Accord
     from maskc.distributed.pieces import Pieces
     from maskc.distributed.planning import Plan
-    from maskc.distributed.work import Call, Guest, Work
+    from maskc.distributed.work import Guest, RankCall, RankWork
 
 TWO_STREAMS = True
 """Whether rows that read the buffer may run beside the others."""
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class PassStep:
     """One call of attention on one rank."""
 
     plan: Plan
-    work: Work
+    work: RankWork
     accord: Accord
     options: dict[str, Any]
     deterministic: bool
@@ -52,7 +60,7 @@ class Step:
     return_lse: bool = False
     """Whether results may depend on lse."""
 
-    def kernel(self, call: Call, q: Any, v: Any, plain: bool = False) -> Any:
+    def kernel(self, call: RankCall, q: Any, v: Any, plain: bool = False) -> Any:
         """Find or compile the kernel of a call; a `plain` one drops nothing.
 
         Args:
@@ -73,7 +81,7 @@ class Step:
             found = self.kernels[key] = found.dropping if drops else found
         return found
 
-    def data(self, call: Call, plain: bool = False) -> dict[str, Any]:
+    def data(self, call: RankCall, plain: bool = False) -> dict[str, Any]:
         """The arrays and numbers that a call passes beside q, k and v, by name."""
         given = {**call.local.data, **self.tables}
         for name in self.ranking:
@@ -102,7 +110,7 @@ class Step:
             whole = tuple(whole_of(x, self.plan, self.accord.ranks, 1) for x in parts)
             self.tables["index_k"] = whole if isinstance(own, tuple) else whole[0]
 
-    def of_graph(self, tensors: Sequence[Any]) -> Step:
+    def of_graph(self, tensors: Sequence[Any]) -> PassStep:
         """Replace the tables by those of a graph, in the order of `tensors`."""
         return replace(
             self, tables={**self.tables, **dict(zip(self.tensors, tensors, strict=True))}
@@ -185,12 +193,12 @@ class RankPass(ABC):
     answer_width: int
     """Columns of what a host answers, for each row and head."""
 
-    def __init__(self, step: Step, q: Any, k: Any, v: Any) -> None:
+    def __init__(self, step: PassStep, q: Any, k: Any, v: Any) -> None:
         self.step, self.work, self.rank = step, step.work, step.accord.ranks.rank
         self.failure: Exception | None = None
         """The error of a failed stage; messages of other ranks are still exchanged."""
         self.q, self.k, self.v = q, k, v
-        self.rows = Rows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
+        self.rows = ExchangedRows(k.shape[0], k.shape[1], k.shape[3], v.shape[3])
         self.messages = Exchange(step.accord.ranks)
         self.streams = Streams(q.device)
         self.buffer: Any = None
@@ -227,7 +235,7 @@ class RankPass(ABC):
             raise self.failure
 
     @abstractmethod
-    def attend(self, call: Call) -> None:
+    def attend(self, call: RankCall) -> None:
         """One call for own rows."""
 
     @abstractmethod
@@ -309,7 +317,7 @@ class RankPass(ABC):
         for start, stop in self.work.gaps if len(self.work.gaps) <= FEW else ():
             buffer[start:stop].zero_()
 
-    def keys_of(self, call: Call) -> tuple[Any, Any]:
+    def keys_of(self, call: RankCall) -> tuple[Any, Any]:
         """k and v [B, Hkv, N, D or Dv] that hold a call's keys: the rank's own, or the buffer's."""
         if call.own:
             return self.k, self.v
@@ -319,7 +327,7 @@ class RankPass(ABC):
 class Forward(RankPass):
     """out and lse."""
 
-    def __init__(self, step: Step, q: Any, k: Any, v: Any, slopes: Any, sinks: Any) -> None:
+    def __init__(self, step: PassStep, q: Any, k: Any, v: Any, slopes: Any, sinks: Any) -> None:
         super().__init__(step, q, k, v)
         self.per_head = {"alibi_slopes": slopes, "sink_logits": sinks}
         if self.work.size:
@@ -338,12 +346,18 @@ class Forward(RankPass):
         """Keys and values go to those who need them, and come into the buffer."""
         bring(self.work, self.messages, self.rows, self.k, self.v, self.buffer)
 
-    def attend(self, call: Call) -> None:
+    def attend(self, call: RankCall) -> None:
         """One call, whose rows of the results it writes."""
         self.launch(call, self.q, *self.keys_of(call), self.results, **self.per_head)
 
     def launch(
-        self, call: Call, q: Any, k: Any, v: Any, results: RankOutput | Parts, **per_head: Any
+        self,
+        call: RankCall,
+        q: Any,
+        k: Any,
+        v: Any,
+        results: RankOutput | PassParts,
+        **per_head: Any,
     ) -> None:
         """One call over some of q, k and v [B, H, tokens, D], whose results are taken."""
         attn, queries = self.step.kernel(call, q, v), q[:, :, call.queries]
@@ -357,7 +371,7 @@ class Forward(RankPass):
     def hosted(self, guest: Guest, brought: list[Any]) -> Any:
         """out, and lse behind it, over own keys."""
         (queries,) = brought
-        parts = Parts(self.q, guest.rows, self.v.shape[3])
+        parts = PassParts(self.q, guest.rows, self.v.shape[3])
         for call in guest.calls:
             self.launch(call, queries, self.k, self.v, parts)
         return parts.joined
@@ -374,7 +388,7 @@ class Backward(RankPass):
     """Gradients of q, k, v, and of what all rows share."""
 
     def __init__(
-        self, step: Step, k: Any, v: Any, saved: Saved, kept: Any, wanted: Sequence[str]
+        self, step: PassStep, k: Any, v: Any, saved: Saved, kept: Any, wanted: Sequence[str]
     ) -> None:
         import torch
 
@@ -433,12 +447,14 @@ class Backward(RankPass):
         for pieces, came in self.returned:
             unpacked(self.rows, came, pieces, self.dk, self.dv)
 
-    def attend(self, call: Call) -> None:
+    def attend(self, call: RankCall) -> None:
         """The gradients of one call, added to those of its rows and keys."""
         sums = self.of_own if call.own else self.of_buffer
         self.launch(call, *self.keys_of(call), self.saved, self.dq, sums)
 
-    def launch(self, call: Call, k: Any, v: Any, saved: Saved, dq: Any, sums: KeyGradients) -> None:
+    def launch(
+        self, call: RankCall, k: Any, v: Any, saved: Saved, dq: Any, sums: KeyGradients
+    ) -> None:
         """The gradients of one call over some of k and v [B, Hkv, tokens, D]: those of rows go into
         dq [B, Hq, rows, D], those of keys are added to sums."""
         from maskc.integrations.torch.gradients import gradients, rows
@@ -593,7 +609,7 @@ class RankOutput:
         lses[:, :, own] = lse
 
 
-class Parts:
+class PassParts:
     """fp32 [B, Hq, rows, Dv + 1] of each call over some of the keys: out, and lse behind it."""
 
     def __init__(self, q: Any, rows: int, dim_v: int) -> None:
@@ -685,7 +701,7 @@ class KeyGradients:
         return self.dk, self.dv
 
 
-def _ranked(name: str, x: Any, call: Call) -> Any:
+def _ranked(name: str, x: Any, call: RankCall) -> Any:
     """Inputs that a call ranks by: index_q and index_w of its queries, index_k of its keys.
 
     Args:

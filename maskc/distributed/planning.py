@@ -23,16 +23,17 @@ from maskc.core.layout import MAX_LENGTH
 from maskc.core.selection import SCORING
 from maskc.core.selection import Score as ByScore
 from maskc.core.source import caller
-from maskc.distributed import layouts, report, shards
+from maskc.distributed import layouts, shards
+from maskc.distributed import plan_report as report
 from maskc.distributed.costs import shares
 from maskc.distributed.layouts import LAYOUTS, TokenLayout
 from maskc.distributed.moving import moved
 from maskc.distributed.network import Network, network_of
 from maskc.distributed.pieces import FEW
-from maskc.distributed.ranges import RangeSets, union
 from maskc.distributed.reach import Reach, granularity, reach_of
 from maskc.distributed.setting import HeadSizes, Setting
 from maskc.distributed.times import Times, by_calls, by_tiles
+from maskc.distributed.token_ranges import RangeSets, union
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import TopK, data_of_calls, default_parameters, structure, walk
 from maskc.dsl.not_a_mask import not_a_mask
@@ -40,7 +41,7 @@ from maskc.dsl.slots import emptied
 from maskc.layout import to_host
 
 if TYPE_CHECKING:
-    from maskc.distributed.work import Work
+    from maskc.distributed.work import RankWork
 
 T = TypeVar("T")
 _WORTH = 0.95
@@ -379,7 +380,7 @@ class Plan(Setting):
 
     def work(
         self, rank: int, layer: str | None = None, one_stretch: bool = False, at_home: bool = False
-    ) -> Work:
+    ) -> RankWork:
         """A rank's messages and calls in one layer; made once.
 
         Args:
@@ -405,7 +406,7 @@ class Plan(Setting):
             call.positions for rank in range(self.ranks) for call in self.work(rank, *asked).calls
         ))  # fmt: skip
 
-    def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> Work:
+    def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> RankWork:
         """A rank's messages and calls in one layer plan; made once."""
         from maskc.distributed.work import work_of
 

@@ -18,7 +18,7 @@ from maskc.core.data import DataKind
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, BlockLayout
 from maskc.core.problem import TileShape
-from maskc.distributed.ranges import RangeSets, union
+from maskc.distributed.token_ranges import RangeSets, union
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import with_captured
 from maskc.ir.heads import heads_of
@@ -27,7 +27,7 @@ from maskc.layout import build
 from maskc.layout.tiles.build import loops_hold, values_of
 from maskc.layout.tiles.loops import loop_spans
 from maskc.plan.recipe import layout_recipe
-from maskc.questions.asked import bound
+from maskc.questions.mask_at_lengths import bound
 
 TILE = 128
 """Keys of the tiles that costs are counted in."""

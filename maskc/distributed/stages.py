@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from maskc.distributed.pieces import Pieces
-    from maskc.distributed.work import Call, Work
+    from maskc.distributed.work import RankCall, RankWork
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Stage:
         return self.text + (", on the second stream" if self.beside else "")
 
 
-def forward(work: Work) -> tuple[Stage, ...]:
+def forward(work: RankWork) -> tuple[Stage, ...]:
     """The forward pass: rows that need only own keys run while keys travel.
 
     Rows that read the buffer run on both streams in turns, those that see most first.
@@ -55,7 +55,7 @@ def forward(work: Work) -> tuple[Stage, ...]:
     )
 
 
-def backward(work: Work) -> tuple[Stage, ...]:
+def backward(work: RankWork) -> tuple[Stage, ...]:
     """The backward pass: rows that read the buffer come first, so that what goes back travels
     under the others."""
     buffer = f"{'remake' if work.mostly_copies else 'take'} the buffer of {work.size} keys"
@@ -91,34 +91,34 @@ def _meet() -> Stage:
     return Stage("wait for the second stream", lambda on: on.streams.meet())
 
 
-def _attend(call: Call, beside: bool = False) -> Stage:
+def _attend(call: RankCall, beside: bool = False) -> Stage:
     whose = "own keys" if call.own else "keys of the buffer"
     keys = f"{whose} {call.key}-{call.key + call.keys - 1}" if call.keys else "no keys"
     text = f"attend rows {call.row}-{call.row + call.rows - 1} to {keys}"
     return Stage(text, lambda on: on.attend(call), beside)
 
 
-def _send_rows(work: Work) -> Stage:
+def _send_rows(work: RankWork) -> Stage:
     hosts = ", ".join(map(str, work.hosts))
     sent = f"{work.leaving.tokens} each to {hosts}" if hosts else "none"
     text = f"send rows: {sent}; receive {_guests(work)}"
     return Stage(text, lambda on: on.send_rows(), travels=True)
 
 
-def _host_rows(work: Work, beside: bool = False) -> Stage:
+def _host_rows(work: RankWork, beside: bool = False) -> Stage:
     text = f"attend rows of guests to own keys: {_guests(work)}; answers travel"
     return Stage(text, lambda on: on.host_rows(), beside, travels=True)
 
 
-def _join_rows(work: Work) -> Stage:
+def _join_rows(work: RankWork) -> Stage:
     return Stage(f"put {work.leaving.tokens} rows that left together", lambda on: on.join_rows())
 
 
-def _guests(work: Work) -> str:
+def _guests(work: RankWork) -> str:
     return ", ".join(f"{each.rows} from {each.home}" for each in work.guests) or "none"
 
 
-def _copied(work: Work) -> int:
+def _copied(work: RankWork) -> int:
     return sum(each.count for each in work.copies)
 
 

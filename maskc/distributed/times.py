@@ -19,7 +19,7 @@ from maskc.distributed.pieces import FEW
 if TYPE_CHECKING:
     from maskc.distributed.planning import LayerPlan, Plan
     from maskc.distributed.setting import Setting
-    from maskc.distributed.work import Work
+    from maskc.distributed.work import RankWork
 
 _COPIED = 1.2e9
 """Bytes that are copied inside a GPU in a millisecond, read and written."""
@@ -143,7 +143,7 @@ class _Rank:
     copies: float
 
 
-def _of_rank(plan: Plan, work: Work) -> tuple[_Rank, _Rank] | None:
+def _of_rank(plan: Plan, work: RankWork) -> tuple[_Rank, _Rank] | None:
     found = []
     for direction, (tokens, launches) in zip(Direction, _copied(work), strict=True):
         parts = [0.0, 0.0]
@@ -159,7 +159,7 @@ def _of_rank(plan: Plan, work: Work) -> tuple[_Rank, _Rank] | None:
     return found[0], found[1]
 
 
-def _copied(work: Work) -> tuple[tuple[float, int], tuple[float, int]]:
+def _copied(work: RankWork) -> tuple[tuple[float, int], tuple[float, int]]:
     """(tokens that are copied, filled or added, and by how many launches) of both passes."""
     distinct = {pieces for _, pieces in work.outgoing}
     sent = sum(pieces.tokens for pieces in distinct)

@@ -18,7 +18,7 @@ import numpy as np
 from maskc.distributed import stages
 from maskc.distributed.local import LocalMask, Stretch, localized
 from maskc.distributed.pieces import Joined, Pieces
-from maskc.distributed.ranges import union
+from maskc.distributed.token_ranges import union
 
 if TYPE_CHECKING:
     from maskc.distributed.planning import LayerPlan, Plan
@@ -45,7 +45,7 @@ class Copy:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class RankCall:
     """Attention of some rows of the rank over some of its keys."""
 
     row: int
@@ -82,12 +82,12 @@ class Guest:
     """The rank whose rows they are, maybe this one."""
     rows: int
     """How many queries of that rank leave."""
-    calls: tuple[Call, ...]
+    calls: tuple[RankCall, ...]
     """Over own keys; rows count from the first of those that leave."""
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class RankWork:
     """All of a rank's work in one layer."""
 
     tokens: int
@@ -102,7 +102,7 @@ class Work:
     copies: tuple[Copy, ...]
     gaps: tuple[tuple[int, int], ...]
     """Tokens of the buffer that nobody needs: zeros, so that nothing of them is ever not finite."""
-    calls: tuple[Call, ...]
+    calls: tuple[RankCall, ...]
     """The calls of the kernels; calls that need nothing of others come first."""
     leaving: Pieces
     """Own tokens whose queries go to their keys."""
@@ -153,7 +153,7 @@ def _by_peer(stretches: Iterable[tuple[int, int, int]]) -> Messages:
     )
 
 
-def work_of(plan: Plan, layer: LayerPlan, rank: int, one_stretch: bool = False) -> Work:
+def work_of(plan: Plan, layer: LayerPlan, rank: int, one_stretch: bool = False) -> RankWork:
     """A rank's work.
 
     Args:
@@ -187,7 +187,7 @@ def work_of(plan: Plan, layer: LayerPlan, rank: int, one_stretch: bool = False) 
         for each in layer.sends(rank)
     )
     came = Pieces((place, count) for _, place, count in receives)
-    return Work(
+    return RankWork(
         places[-1], size, _by_peer(sends), _by_peer(receives), came, copies, gaps, tuple(calls),
         *_visits(plan, layer, rank, own, places),
     )  # fmt: skip
@@ -321,14 +321,14 @@ def _part(
 def _call(
     plan: Plan, layer: LayerPlan, row: int, start: int, stop: int, keys: list[Stretch], own: bool,
     key: int,
-) -> Call:  # fmt: skip
+) -> RankCall:  # fmt: skip
     size = keys[-1].place + keys[-1].count if keys else 0
     rest = plan.n, plan.heads.q, start, stop - start, keys
     local = localized(layer.mask, *rest, plan.data_of(layer))
     single = len(keys) <= 1
     aligned = single and (not keys or keys[0].start + size == stop)
     first = (start, keys[0].start if keys else 0) if single else None
-    return Call(row, stop - start, own, key, size, local, aligned, first)
+    return RankCall(row, stop - start, own, key, size, local, aligned, first)
 
 
 def _place(own: list[tuple[int, int]], places: list[int], token: int) -> int:

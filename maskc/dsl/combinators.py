@@ -19,6 +19,12 @@ from maskc.dsl.nodes import END, Positions
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.traced import Traced
 
+__all__ = [
+    "block_diagonal", "causal", "chunked", "dilated", "full", "global_tokens", "heads", "offsets",
+    "per_head", "prefix", "random_blocks", "sinks", "strided", "topk", "window",
+]  # fmt: skip
+"""Names of the language: maskc exports them, and texts of masks may call them."""
+
 Count = int | Traced
 """An integer that is data: a literal, `mc.param(...)`, or a formula in `mc.n_q`, `mc.n_kv`."""
 

@@ -7,7 +7,15 @@ from hashlib import sha256
 
 import numpy as np
 
-from maskc.core.data import CuSeqlens, DataDecl, DataKind, Parents, check_name
+from maskc.core.data import (
+    CuSeqlens,
+    DataDecl,
+    DataKind,
+    Parents,
+    check_name,
+    positions_of_keys,
+    positions_of_queries,
+)
 from maskc.core.errors import BadTable, DataRange, MaskcError, ReservedName
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl import checked, nodes
@@ -119,10 +127,7 @@ def positions(*, q: str, k: str) -> nodes.Positions:
     of_q, of_k = _name(q, at), _name(k, at)
     if of_q == of_k:
         of_k = mistake(ReservedName(k, "it is the name of the queries' positions", at=at), of_k)
-    return nodes.Positions(
-        DataDecl(of_q, DataKind.positions, (of_q,), options=(1,)),
-        DataDecl(of_k, DataKind.positions, (of_k,), options=(0,)),
-    )
+    return nodes.Positions(positions_of_queries(of_q), positions_of_keys(of_k))
 
 
 def tree(name: str, *, align: str = nodes.END) -> Mask:

@@ -155,8 +155,8 @@ class Mask:
             MaskcError: as `layout`.
         """
         from maskc.viz.figure import save
-        from maskc.viz.lengths import showing
         from maskc.viz.notebook import written_heads
+        from maskc.viz.shown_lengths import showing
 
         heads = n_heads or written_heads(self)
         if n is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -41,9 +43,14 @@ class Node(Mask):
         return None
 
     @property
+    def last_head(self) -> int:
+        """The last query head that this node itself names; -1 where it names none."""
+        return -1
+
+    @property
     def least_heads(self) -> int:
         """A number of heads that shows every set of this node itself, formulas in h aside."""
-        return self.own_heads or 1
+        return self.own_heads or self.last_head + 2
 
     def over(self, change: Callable[[Mask], Mask]) -> Self:
         """The node over changed masks."""
@@ -68,29 +75,102 @@ class Node(Mask):
         return any(isinstance(child, Node) and child.captures for child in self.children)
 
 
+# ------------------------------------------------------------------ combinators
+
+
+def shift(align: str) -> Expr:
+    """The distance from a query's index to its position among the keys."""
+    return E.sub(E.N_KV, E.N_Q) if align == END else E.ZERO
+
+
+def position(align: str) -> Expr:
+    """The query's position p among the keys."""
+    return E.add(E.Q, shift(align))
+
+
+def _within(value: Expr, low: Expr | None, high: Expr | None) -> Expr:
+    above = E.ALWAYS if low is None else E.ge(value, low)
+    return E.conj(above, E.ALWAYS if high is None else E.le(value, high))
+
+
+def _band(left: Expr | None, right: Expr | None, align: str) -> Expr:
+    p = position(align)
+    low = None if left is None else E.sub(p, left)
+    return _within(E.K, low, None if right is None else E.add(p, right))
+
+
+Argument = Expr | str | int | tuple[int, ...] | None
+"""An argument of a combinator as a node holds it."""
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The call that makes a combinator, without `align`."""
+
+    name: str
+    args: tuple[Argument, ...] = ()
+    named: tuple[tuple[str, Argument], ...] = ()
+    side: str = ""
+    """A property that is read from the result, such as `rows`."""
+
+
 @dataclass(frozen=True, repr=False)
-class Full(Node):
+class Combinator(Node, ABC):
+    """A mask that is a name, arguments and a formula: lowering and printing follow from these.
+
+    A formula that reads E.H is lowered for each head. Arrays that it reads are in `decls`.
+    """
+
+    @property
+    @abstractmethod
+    def keeps(self) -> Expr:
+        """The condition on q, k, h, lengths and parameters under which a pair is kept."""
+
+    @property
+    def spelling(self) -> Spelling:
+        """The class's name and its fields; trailing ones that have their defaults are left out."""
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+        parts = [part for part in fields(self) if part.name not in ("loc", "align")]
+        while parts and getattr(self, parts[-1].name) == parts[-1].default:
+            parts.pop()
+        return Spelling(name, tuple(getattr(self, part.name) for part in parts))
+
+
+@dataclass(frozen=True, repr=False)
+class Full(Combinator):
     """Every pair."""
 
+    @property
+    def keeps(self) -> Expr:
+        return E.ALWAYS
+
 
 @dataclass(frozen=True, repr=False)
-class Causal(Node):
+class Causal(Combinator):
     """k <= p."""
 
     align: str = END
 
+    @property
+    def keeps(self) -> Expr:
+        return E.le(E.K, position(self.align))
+
 
 @dataclass(frozen=True, repr=False)
-class Window(Node):
+class Window(Combinator):
     """p - left <= k <= p + right; None is unbounded."""
 
     left: Expr | None
-    right: Expr | None
+    right: Expr | None = E.ZERO
     align: str = END
+
+    @property
+    def keeps(self) -> Expr:
+        return _band(self.left, self.right, self.align)
 
 
 @dataclass(frozen=True, repr=False)
-class Dilated(Node):
+class Dilated(Combinator):
     """p - left * stride <= k <= p + right * stride and (p - k) mod stride == 0."""
 
     left: Expr
@@ -98,39 +178,66 @@ class Dilated(Node):
     stride: int
     align: str = END
 
+    @property
+    def keeps(self) -> Expr:
+        left, right = (E.scale(self.stride, side) for side in (self.left, self.right))
+        residue = E.mod(E.sub(position(self.align), E.K), self.stride)
+        return E.conj(_band(left, right, self.align), E.equals_zero(residue))
+
+    @property
+    def spelling(self) -> Spelling:
+        ahead = () if self.right == E.ZERO else (self.right,)
+        return Spelling("dilated", (self.left, *ahead), (("stride", self.stride),))
+
 
 @dataclass(frozen=True, repr=False)
-class Offsets(Node):
+class Offsets(Combinator):
     """p - k in ids."""
 
     ids: tuple[int, ...]
     align: str = END
 
+    @property
+    def keeps(self) -> Expr:
+        return E.member(E.sub(position(self.align), E.K), self.ids)
+
 
 @dataclass(frozen=True, repr=False)
-class Strided(Node):
+class Strided(Combinator):
     """k mod stride == phase."""
 
     stride: int
     phase: int = 0
 
+    @property
+    def keeps(self) -> Expr:
+        return E.eq(E.mod(E.K, self.stride), E.const(self.phase))
+
 
 @dataclass(frozen=True, repr=False)
-class Sinks(Node):
+class Sinks(Combinator):
     """k < n."""
 
     n: Expr
 
+    @property
+    def keeps(self) -> Expr:
+        return E.lt(E.K, self.n)
+
 
 @dataclass(frozen=True, repr=False)
-class Prefix(Node):
+class Prefix(Combinator):
     """k < n, in the words of prefix language models."""
 
     n: Expr
 
+    @property
+    def keeps(self) -> Expr:
+        return E.lt(E.K, self.n)
+
 
 @dataclass(frozen=True, repr=False)
-class GlobalTokens(Node):
+class GlobalTokens(Combinator):
     """p in G or k in G; one side only for `rows` and `columns`."""
 
     ids: tuple[int, ...] | Expr
@@ -148,14 +255,37 @@ class GlobalTokens(Node):
         """Global keys only: k in G."""
         return GlobalTokens(self.ids, "columns", self.align, loc=self.loc)
 
+    @property
+    def keeps(self) -> Expr:
+        p = position(self.align)
+        sides = {"rows": (p,), "columns": (E.K,), "both": (p, E.K)}[self.side]
+        if isinstance(self.ids, Expr):
+            last = E.sub(self.ids, E.const(1))
+            return E.disj(*(_within(x, E.ZERO if x is p else None, last) for x in sides))
+        return E.disj(*(E.member(x, self.ids) for x in sides))
+
+    @property
+    def spelling(self) -> Spelling:
+        return Spelling("global_tokens", (self.ids,), side="" if self.side == "both" else self.side)
+
 
 @dataclass(frozen=True, repr=False)
-class BlockDiagonal(Node):
+class BlockDiagonal(Combinator):
     """p // size == k // size; `causal` adds k <= p (then it prints as chunked)."""
 
     size: int
     causal: bool = False
     align: str = END
+
+    @property
+    def keeps(self) -> Expr:
+        p = position(self.align)
+        same = E.eq(E.floordiv(p, self.size), E.floordiv(E.K, self.size))
+        return E.conj(same, E.le(E.K, p)) if self.causal else same
+
+    @property
+    def spelling(self) -> Spelling:
+        return Spelling("chunked" if self.causal else "block_diagonal", (self.size,))
 
 
 @dataclass(frozen=True, repr=False)
@@ -271,7 +401,7 @@ class Tree(Node):
 
 
 @dataclass(frozen=True, repr=False)
-class Where(Node):
+class Where(Combinator):
     """Keeps the pairs for which a traced formula holds."""
 
     formula: Expr
@@ -280,6 +410,10 @@ class Where(Node):
     """Arrays the formula captured, by names of its own: table0, table1, ..."""
     lengths: Lengths = ANY_LENGTHS
     """The queries and keys for which the formula was made; None: as many as a call has."""
+
+    @property
+    def keeps(self) -> Expr:
+        return self.formula
 
     @property
     def decls(self) -> tuple[DataDecl, ...]:
@@ -307,15 +441,22 @@ class PerHead(Node):
 
 
 @dataclass(frozen=True, repr=False)
-class Heads(Node):
+class Heads(Combinator):
     """Every pair, on these heads only."""
 
     ids: tuple[int, ...]
 
     @property
-    def least_heads(self) -> int:
-        """One more head than the last one that is named."""
-        return max(self.ids, default=-1) + 2
+    def last_head(self) -> int:
+        return max(self.ids, default=-1)
+
+    @property
+    def keeps(self) -> Expr:
+        return E.member(E.H, self.ids)
+
+    @property
+    def spelling(self) -> Spelling:
+        return Spelling("heads", self.ids)
 
 
 @dataclass(frozen=True, repr=False)
@@ -377,7 +518,7 @@ OfTokens = (
     Full | Causal | Window | Dilated | Offsets | Strided | Sinks | Prefix | GlobalTokens
     | BlockDiagonal | Heads | Where
 )  # fmt: skip
-"""Masks whose pairs a formula of q, k, h and lengths says."""
+"""Every combinator: `reference/pairs` has a case for each."""
 OfData = (
     RandomBlocks | BlockTable | Flags | Intervals | Documents | AtPositions | Tree | KeyLists
 )  # fmt: skip

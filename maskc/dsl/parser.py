@@ -27,14 +27,11 @@ from maskc.dsl.traced import Traced
 
 Made = TypeVar("Made")
 
-_CALLS: dict[str, Callable[..., Mask]] = {
+_CALLS: dict[str, Callable[..., Mask]] = {name: getattr(C, name) for name in C.__all__}
+_CALLS |= {
     function.__name__: function
-    for function in (
-        C.full, C.causal, C.dilated, C.offsets, C.strided, C.sinks, C.prefix, C.global_tokens,
-        C.block_diagonal, C.chunked, C.random_blocks, C.per_head, C.heads, C.topk, D.documents,
-        D.flags, D.intervals, D.tree, D.block_table, D.key_lists,
-    )
-} | {"window": C.window}  # fmt: skip
+    for function in (D.documents, D.flags, D.intervals, D.tree, D.block_table, D.key_lists)
+}
 _CALLS |= {
     f"window.{convention}": getattr(C.window, convention)
     for convention in ("hf", "hf_bidirectional", "longformer", "jax", "flash", "gym")

@@ -61,30 +61,13 @@ def _call(
     mask: N.OfTokens | N.OfData | N.GlobalFlags | N.PerHead | N.TopK,
 ) -> str:
     match mask:
-        case N.Full():
-            return "full()"
-        case N.Causal(align):
-            return _spell("causal", align=align)
-        case N.Window(left, right, align):
-            ends = [_count(left)] if right == E.ZERO else [_count(left), _count(right)]
-            return _spell("window", *ends, align=align)
-        case N.Dilated(left, right, stride, align):
-            ends = [_count(left)] if right == E.ZERO else [_count(left), _count(right)]
-            return _spell("dilated", *ends, f"stride={stride}", align=align)
-        case N.Offsets(ids, align):
-            return _spell("offsets", str(list(ids)), align=align)
-        case N.Strided(stride, phase):
-            return _spell("strided", str(stride), *([str(phase)] if phase else []))
-        case N.Sinks(n):
-            return _spell("sinks", _count(n))
-        case N.Prefix(n):
-            return _spell("prefix", _count(n))
-        case N.GlobalTokens(ids, side, align):
-            text = _count(ids) if isinstance(ids, Expr) else str(list(ids))
-            suffix = "" if side == "both" else f".{side}"
-            return _spell("global_tokens", text, align=align) + suffix
-        case N.BlockDiagonal(size, causal, align):
-            return _spell("chunked" if causal else "block_diagonal", str(size), align=align)
+        case N.Where(formula, tables, lengths):
+            return _where(formula, tables, lengths)
+        case N.Combinator(spelling=spelling):
+            named = (f"{name}={_argument(value)}" for name, value in spelling.named)
+            align = getattr(mask, "align", N.END)
+            text = _spell(spelling.name, *map(_argument, spelling.args), *named, align=align)
+            return f"{text}.{spelling.side}" if spelling.side else text
         case N.RandomBlocks(block, per_row, seed, align):
             return _spell("random_blocks", str(block), str(per_row), str(seed), align=align)
         case N.KeyLists(decl):
@@ -105,12 +88,8 @@ def _call(
             text = _call(replace(of, align=N.END))
             comma = "" if text.endswith("()") else ", "
             return f"{text[:-1]}{comma}{_places(where)})"
-        case N.Where(formula, tables, lengths):
-            return _where(formula, tables, lengths)
         case N.PerHead(masks):
             return f"per_head([{', '.join(map(print_mask, masks))}])"
-        case N.Heads(ids):
-            return _spell("heads", *map(str, ids))
         case N.TopK(k, of, score, block, q_block, share, where):
             extras = {"score": score, "block": block, "q_block": q_block, "share": share}
             plain = {"score": "qk", "block": 1, "q_block": 1, "share": "head"}
@@ -133,8 +112,10 @@ def _spell(name: str, *args: str, align: str = N.END) -> str:
     return f"{name}({', '.join(given)})"
 
 
-def _count(value: Expr | None) -> str:
-    return "None" if value is None else to_python(value)
+def _argument(value: N.Argument) -> str:
+    if isinstance(value, tuple):
+        return str(list(value))
+    return to_python(value) if isinstance(value, Expr) else repr(value)
 
 
 def _where(formula: Expr, tables: tuple[DataDecl, ...], lengths: Lengths) -> str:

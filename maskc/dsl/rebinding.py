@@ -19,7 +19,7 @@ import numpy as np
 from maskc.core.errors import NotTraceable
 from maskc.core.source import caller
 from maskc.dsl.followed import Followed
-from maskc.dsl.tables import Rows, Watched
+from maskc.dsl.tables import IndexedRows, WatchedArray
 from maskc.dsl.traced import Traced, traced_max, traced_min
 from maskc.dsl.watching import users
 
@@ -28,7 +28,7 @@ _LARGEST = 4096
 
 
 def _type(*args: Any, **named: Any) -> Any:
-    if len(args) == 1 and type(args[0]) in (Traced, Rows):
+    if len(args) == 1 and type(args[0]) in (Traced, IndexedRows):
         what = "type() asks what a traced value is, which would be decided for good"
         raise NotTraceable(what, at=caller())
     return type(*args, **named)
@@ -56,7 +56,7 @@ class Rebinder:
     """Copies functions, objects and containers, each of them once."""
 
     def __init__(
-        self, watched: type[np.ndarray] = Watched, builtins_of: Mapping[str, Any] | None = None
+        self, watched: type[np.ndarray] = WatchedArray, builtins_of: Mapping[str, Any] | None = None
     ) -> None:
         """Start with nothing replaced.
 

@@ -26,15 +26,15 @@ _REACH = 64.0
 _CELLS = 1 << 13
 
 
-class Span(NamedTuple):
+class ScoreSpan(NamedTuple):
     """All numbers from `low` to `high`."""
 
     low: Array
     high: Array
 
 
-def _span(low: float, high: float) -> Span:
-    return Span(np.float64(low), np.float64(high))
+def _span(low: float, high: float) -> ScoreSpan:
+    return ScoreSpan(np.float64(low), np.float64(high))
 
 
 _ALL = _span(-np.inf, np.inf)
@@ -47,13 +47,13 @@ def is_at_least(node: S.Real, least: float, strictly: bool = False) -> bool:
     formula's own range is enough.
     """
 
-    def holds(span: Span) -> bool:
+    def holds(span: ScoreSpan) -> bool:
         return bool(np.all(span.low > least if strictly else span.low >= least))
 
     if holds(Ranges({}).of(node)):
         return True
     ends = np.linspace(-_REACH, _REACH, _CELLS + 1)
-    cells = Span(ends[:-1], ends[1:])
+    cells = ScoreSpan(ends[:-1], ends[1:])
     return any(holds(Ranges({part: cells}).of(node)) for part in _carriers(node))
 
 
@@ -73,12 +73,12 @@ def _varies(node: Term) -> bool:
 class Ranges:
     """Ranges where those of some parts are given."""
 
-    def __init__(self, known: Mapping[Term, Span]) -> None:
+    def __init__(self, known: Mapping[Term, ScoreSpan]) -> None:
         """Arrays of `known` have one number for each range that is followed."""
         self._known = known
 
     @np.errstate(all="ignore")
-    def of(self, node: S.Real) -> Span:
+    def of(self, node: S.Real) -> ScoreSpan:
         """The values that a formula may have."""
         known = self._known.get(node)
         if known is not None:
@@ -94,15 +94,15 @@ class Ranges:
                 low, high = self.of(left)
                 ends = low * low, high * high
                 least = np.where((low <= 0) & (high >= 0), 0.0, np.minimum(*ends))
-                return Span(least, np.maximum(*ends))
+                return ScoreSpan(least, np.maximum(*ends))
             case S.Call(function, args):
                 return _of_call(function, [self.of(arg) for arg in args])
         return _ALL
 
-    def _chosen(self, condition: Term, then: Span, other: Span) -> Span:
+    def _chosen(self, condition: Term, then: ScoreSpan, other: ScoreSpan) -> ScoreSpan:
         always, never = self._decided(condition)
         ends = zip(then, other, (np.minimum, np.maximum), strict=True)
-        return Span(*(
+        return ScoreSpan(*(
             np.where(never, two, np.where(always, one, both(one, two))) for one, two, both in ends
         ))  # fmt: skip
 
@@ -125,55 +125,55 @@ def _product(a: Array, b: Array) -> Array:
     return np.where((a == 0) | (b == 0), 0.0, a * b)
 
 
-def _times(a: Span, b: Span) -> Span:
+def _times(a: ScoreSpan, b: ScoreSpan) -> ScoreSpan:
     ends = [_product(x, y) for x in a for y in b]
-    return Span(np.minimum.reduce(np.broadcast_arrays(*ends)),
+    return ScoreSpan(np.minimum.reduce(np.broadcast_arrays(*ends)),
                 np.maximum.reduce(np.broadcast_arrays(*ends)))  # fmt: skip
 
 
-def _over(a: Span, b: Span) -> Span:
+def _over(a: ScoreSpan, b: ScoreSpan) -> ScoreSpan:
     through = (b.low <= 0) & (b.high >= 0)
-    found = _times(a, Span(1 / b.high, 1 / b.low))
+    found = _times(a, ScoreSpan(1 / b.high, 1 / b.low))
     positive = (a.low > 0) & (b.low > 0)
     low = np.where(positive, np.maximum(found.low, _TINY), found.low)
-    return Span(np.where(through, -np.inf, low), np.where(through, np.inf, found.high))
+    return ScoreSpan(np.where(through, -np.inf, low), np.where(through, np.inf, found.high))
 
 
-def _rising(function: Any, x: Span) -> Span:
-    return Span(function(x.low), function(x.high))
+def _rising(function: Any, x: ScoreSpan) -> ScoreSpan:
+    return ScoreSpan(function(x.low), function(x.high))
 
 
 def _log(x: Array) -> Array:
     return np.where(x <= 0, -np.inf, np.log(np.maximum(x, _TINY)))
 
 
-def _gelu(x: Span) -> Span:
-    return Span(np.full_like(np.float64(x.low), -0.17), np.maximum(x.high, 0.0))
+def _gelu(x: ScoreSpan) -> ScoreSpan:
+    return ScoreSpan(np.full_like(np.float64(x.low), -0.17), np.maximum(x.high, 0.0))
 
 
-def _of_call(function: str, args: list[Span]) -> Span:
+def _of_call(function: str, args: list[ScoreSpan]) -> ScoreSpan:
     x, *rest = args
     match function:
         case "add":
-            return Span(x.low + rest[0].low, x.high + rest[0].high)
+            return ScoreSpan(x.low + rest[0].low, x.high + rest[0].high)
         case "sub":
-            return Span(x.low - rest[0].high, x.high - rest[0].low)
+            return ScoreSpan(x.low - rest[0].high, x.high - rest[0].low)
         case "mul":
             return _times(*args)
         case "div":
             return _over(*args)
         case "min":
-            return Span(np.minimum(x.low, rest[0].low), np.minimum(x.high, rest[0].high))
+            return ScoreSpan(np.minimum(x.low, rest[0].low), np.minimum(x.high, rest[0].high))
         case "max":
-            return Span(np.maximum(x.low, rest[0].low), np.maximum(x.high, rest[0].high))
+            return ScoreSpan(np.maximum(x.low, rest[0].low), np.maximum(x.high, rest[0].high))
         case "neg":
-            return Span(-x.high, -x.low)
+            return ScoreSpan(-x.high, -x.low)
         case "abs":
             ends = abs(x.low), abs(x.high)
             through = (x.low <= 0) & (x.high >= 0)
-            return Span(np.where(through, 0.0, np.minimum(*ends)), np.maximum(*ends))
+            return ScoreSpan(np.where(through, 0.0, np.minimum(*ends)), np.maximum(*ends))
         case "exp":
-            return Span(np.maximum(np.exp(x.low), _TINY), np.maximum(np.exp(x.high), _TINY))
+            return ScoreSpan(np.maximum(np.exp(x.low), _TINY), np.maximum(np.exp(x.high), _TINY))
         case "log":
             return _rising(_log, x)
         case "tanh":

@@ -28,8 +28,8 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.rebinding import Rebinder
 from maskc.dsl.score_checks import check_derivative
 from maskc.dsl.score_values import (
-    Registry,
-    Table,
+    NamedTable,
+    ScoreRegistry,
     Value,
     WatchedTable,
     call,
@@ -109,7 +109,7 @@ def from_score_mod(score_mod: Callable[..., object]) -> Score:
     return _traced(score_mod, _OF_SCORE_MOD, caller(), True)
 
 
-def table(name: str, *, integer: bool = False) -> Table:
+def table(name: str, *, integer: bool = False) -> NamedTable:
     """A table that calls give by name, for formulas of the score.
 
     Args:
@@ -124,7 +124,7 @@ def table(name: str, *, integer: bool = False) -> Table:
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
     """
-    return Table(check_name(name, caller()), integer)
+    return NamedTable(check_name(name, caller()), integer)
 
 
 def as_score(given: object) -> Score:
@@ -198,7 +198,7 @@ def _traced(
     return _finished(kept_node, said and nodes.Where(*said, loc=at), registry, at)
 
 
-def _without_params(node: S.Real, registry: Registry) -> S.Real:
+def _without_params(node: S.Real, registry: ScoreRegistry) -> S.Real:
     """Integer parameters as what calls give, like everything else that is no constant."""
 
     def change(part: Any) -> Any:
@@ -211,11 +211,13 @@ def _without_params(node: S.Real, registry: Registry) -> S.Real:
     return E.transform(node, change)
 
 
-def _arrays(registry: Registry) -> dict[str, Any]:
+def _arrays(registry: ScoreRegistry) -> dict[str, Any]:
     return {name: _plain(array) for name, array in registry.captured.items()}
 
 
-def _finished(node: S.Real, mask: Mask | None, registry: Registry, at: SourceLoc | None) -> Score:
+def _finished(
+    node: S.Real, mask: Mask | None, registry: ScoreRegistry, at: SourceLoc | None
+) -> Score:
     used = dict.fromkeys(
         each.slot for each in E.walk(node) if isinstance(each, (S.Read, S.Entry))
     )  # fmt: skip

@@ -42,7 +42,7 @@ def refuse(found: str, hint: str = _OTHERS) -> NoReturn:
 # ------------------------------------------------------------------ what a trace collects
 
 
-class Registry:
+class ScoreRegistry:
     """Tables, parameters and places of one traced function."""
 
     def __init__(self) -> None:
@@ -72,15 +72,15 @@ class Registry:
         return name
 
 
-_registry: ContextVar[Registry | None] = ContextVar("maskc_score", default=None)
+_registry: ContextVar[ScoreRegistry | None] = ContextVar("maskc_score", default=None)
 
 
-def collecting() -> AbstractContextManager[Registry]:
+def collecting() -> AbstractContextManager[ScoreRegistry]:
     """While a formula of the score is traced."""
-    return during(_registry, Registry())
+    return during(_registry, ScoreRegistry())
 
 
-def _collected() -> Registry:
+def _collected() -> ScoreRegistry:
     registry = _registry.get()
     if registry is None:
         refuse("it reads a table outside of a formula", "read tables inside of mc.score(...)")
@@ -101,7 +101,7 @@ def lift(value: Any) -> Term:
         return value.node
     if type(value) is Traced:
         return value.expr
-    if type(value) is Rows:
+    if type(value) is ScoreRows:
         return value.whole()
     if isinstance(value, (bool, np.bool_)):
         return E.Truth(bool(value))
@@ -482,7 +482,7 @@ def _divisor(value: Any, symbol: str) -> int:
 # ------------------------------------------------------------------ tables
 
 
-class Rows(TableRows):
+class ScoreRows(TableRows):
     """A table some of whose dimensions are indexed, in a formula of the score."""
 
     __slots__ = ()
@@ -520,7 +520,7 @@ class Rows(TableRows):
             index[axis] = whole(part, "an index")
         known = [part for part in index if part is not None]
         if len(known) < len(index):
-            return Rows(self._array, tuple(index))
+            return ScoreRows(self._array, tuple(index))
         return Value(read_array(self._array, known))
 
 
@@ -543,7 +543,7 @@ def read_array(array: Any, index: list[Expr]) -> Term:
     return E.ne(entry, E.ZERO) if kind == "bool" else entry
 
 
-class Table:
+class NamedTable:
     """A table that calls give by name, as `mc.table` makes it."""
 
     __slots__ = ("_integer", "_name")
@@ -598,14 +598,14 @@ class WatchedTable(np.ndarray):
 
 def read(array: Any, index: Any) -> Any:
     """array[index] with traced indices."""
-    if type(array) in (Rows, Table):
+    if type(array) in (ScoreRows, NamedTable):
         return array[index]
-    return Rows(array, (None,) * array.ndim)[index]
+    return ScoreRows(array, (None,) * array.ndim)[index]
 
 
 def is_traced(value: Any) -> bool:
     """Whether torch hands a call over because of this argument."""
-    return among(value, (Value, Parameter, Rows, Traced))
+    return among(value, (Value, Parameter, ScoreRows, Traced))
 
 
 # ------------------------------------------------------------------ functions of torch and NumPy

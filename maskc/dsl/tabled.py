@@ -28,10 +28,10 @@ from maskc.dsl.followed import Followed, TableRows, attribute, during
 Run = Callable[[Mapping[str, Any]], Any]
 """A tensor of one index, by the tensors without dimensions that stand for symbols."""
 _INDICES = ("q", "k")
-_allowed: ContextVar[Tables | None] = ContextVar("maskc_tabled", default=None)
+_allowed: ContextVar[IndexTables | None] = ContextVar("maskc_tabled", default=None)
 
 
-class Tables:
+class IndexTables:
     """Tables that a formula reads, computed ones and arrays that it captured."""
 
     def __init__(self, array_of: Callable[[str], tuple[Any, int] | None]) -> None:
@@ -45,7 +45,7 @@ class Tables:
         self.made: dict[str, Computed] = {}
 
 
-def tabling(tables: Tables) -> AbstractContextManager[Tables]:
+def tabling(tables: IndexTables) -> AbstractContextManager[IndexTables]:
     """While values of one index may be computed."""
     return during(_allowed, tables)
 
@@ -101,7 +101,7 @@ def tabled(
 # ------------------------------------------------------------------ operands
 
 
-def _run_of(value: Any, tables: Tables, symbols: set[str], tensors: list[Any]) -> Run:
+def _run_of(value: Any, tables: IndexTables, symbols: set[str], tensors: list[Any]) -> Run:
     """Return a way to compute an argument, and record its dependencies."""
     from maskc.dsl.traced import Traced
 
@@ -146,7 +146,7 @@ def _as_tensor(array: Any) -> Any:
     return array if hasattr(array, "detach") else sys.modules["torch"].as_tensor(array)
 
 
-def _tensor(expr: Expr, env: Mapping[str, Any], tables: Tables) -> Any:
+def _tensor(expr: Expr, env: Mapping[str, Any], tables: IndexTables) -> Any:
     """The value of a formula."""
     torch = sys.modules["torch"]
 

@@ -79,7 +79,7 @@ def _place(array: Any) -> tuple[object, ...]:
     return *where, tuple(array.shape), array.stride(), str(array.dtype)
 
 
-class Watched(np.ndarray):
+class WatchedArray(np.ndarray):
     """A NumPy array that traced values may index."""
 
     def __getitem__(self, index: Any) -> Any:
@@ -90,14 +90,14 @@ class Watched(np.ndarray):
 
 def read(array: Any, index: Any) -> object:
     """array[index], where the index holds traced values or the array was read by some."""
-    rows = array if type(array) is Rows else Rows(array, (None,) * array.ndim)
+    rows = array if type(array) is IndexedRows else IndexedRows(array, (None,) * array.ndim)
     return rows[index]
 
 
 _ROW = "it computes with a whole row of a captured array; index it by q or k first"
 
 
-class Rows(TableRows):
+class IndexedRows(TableRows):
     """An array some of whose dimensions are indexed, in a formula of a mask."""
 
     __slots__ = ()
@@ -110,7 +110,7 @@ class Rows(TableRows):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def to(self, *_: Any, **__: Any) -> Rows:
+    def to(self, *_: Any, **__: Any) -> IndexedRows:
         """The rows themselves: where and how wide they are stored does not matter."""
         return self
 
@@ -157,7 +157,7 @@ class Rows(TableRows):
                 if array.ndim < rank:
                     del index[axis]
         known = [part for part in index if part is not None]
-        return _load(array, known) if len(known) == len(index) else Rows(array, tuple(index))
+        return _load(array, known) if len(known) == len(index) else IndexedRows(array, tuple(index))
 
 
 def _load(array: Any, index: list[Expr]) -> Traced:

@@ -22,7 +22,7 @@ from maskc.core.source import located
 from maskc.dsl.followed import among, device, torch_calls
 from maskc.dsl.functions import call
 from maskc.dsl.tabled import Opaque
-from maskc.dsl.tables import Rows
+from maskc.dsl.tables import IndexedRows
 from maskc.dsl.traced import Running, Traced, tracing
 
 _LIBRARIES = frozenset({"maskc", "torch", "numpy", "cupy", *sys.stdlib_module_names}) - {"__main__"}
@@ -53,7 +53,7 @@ def _torch_call(function: Any, args: Any, named: Any) -> object:
 
 
 def _is_traced(value: Any) -> bool:
-    return among(value, (Traced, Rows, Opaque))
+    return among(value, (Traced, IndexedRows, Opaque))
 
 
 def users(module: object) -> bool:

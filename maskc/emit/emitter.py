@@ -26,7 +26,7 @@ from maskc.core.bundle import (
     TensorMap,
     Variant,
 )
-from maskc.core.data import LISTED, DataDecl, DataKind
+from maskc.core.data import LISTED, DataDecl, DataKind, positions_of_queries
 from maskc.core.dtypes import DType
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
@@ -166,7 +166,16 @@ def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
         data += (DataDecl(listed.array, DataKind.tokens, (listed.array,)),)
         own = tuple(reads) if plan.target.language == "c" else own
     shapes = list(dict.fromkeys(formulas))
-    spec = kernel_spec(plan, own, None if part is None else _rows(part, reads))
+    placed = plan.problem.placed
+    if placed is not None and placed.positions not in reads:  # distances alone read it
+        reads.append(placed.positions)
+        data += (positions_of_queries(placed.positions),)
+        own = tuple(reads)
+    rows = None if part is None else _rows(part, reads)
+    if placed is not None:
+        at = reads.index(placed.positions)
+        rows = PartRows("listed", len(reads), list=at, of_queries=True)
+    spec = kernel_spec(plan, own, rows)
     unit = SourceUnit(
         plan.target.name,
         render(family_of(plan.target).template(_stem(plan), plan.direction), spec),
@@ -265,12 +274,27 @@ def _lists_units(plan: KernelPlan, reads: tuple[str, ...]) -> tuple[SourceUnit, 
 def _maps(plan: KernelPlan) -> tuple[TensorMap, ...]:
     """What copies move, as boxes where tiles are."""
     maps, boxes = plan.schedule.maps, plan.boxes
+    if plan.problem.page_size:
+        return tuple(_of_granules(maps, granule(plan.problem.page_size, plan.tile.k)))
     if boxes is None:
         return maps
     return tuple(
         replace(each, box=sub_box(boxes.k if each.tensor in OF_KEYS else boxes.q, each.rows) or ())
         for each in maps
     )
+
+
+def granule(page_size: int, tile_k: int) -> int:
+    """Keys that lie in one page wherever a tile of keys begins."""
+    return gcd(page_size, tile_k)
+
+
+def _of_granules(maps: tuple[TensorMap, ...], rows: int) -> Iterator[TensorMap]:
+    """Maps of keys and values in granules, and of single rows of values."""
+    for each in maps:
+        yield replace(each, rows=rows) if each.tensor in OF_KEYS else each
+        if each.tensor == "v":
+            yield replace(each, rows=1)
 
 
 def _directions(plan: KernelPlan) -> tuple[Direction, ...]:
@@ -310,6 +334,9 @@ def kernel_spec(
     decl_of = {name: decl for decl in declarations(plan.masks) for name in decl.arrays}
     for name in {TOKEN_Q, TOKEN_K} - set(decl_of):
         decl_of[name] = DataDecl(name, DataKind.tokens, (name,))
+    if plan.problem.placed is not None:
+        at = plan.problem.placed.positions
+        decl_of[at] = positions_of_queries(at)
     score = plan.problem.score
     return KernelSpec(
         target=plan.target,
@@ -352,7 +379,10 @@ def kernel_spec(
         fields=abi.FIELDS
         + (() if score is None else abi.SCORE_FIELDS)
         + (abi.DROPOUT_FIELDS if plan.problem.dropout else ())
-        + (abi.FP8_FIELDS if plan.problem.dtype is DType.float8_e4m3fn else ()),
+        + (abi.FP8_FIELDS if plan.problem.dtype is DType.float8_e4m3fn else ())
+        + (abi.PAGE_FIELDS if plan.problem.page_size else ()),
+        page_size=plan.problem.page_size,
+        granule=granule(plan.problem.page_size, plan.tile.k),
         dropout=plan.problem.dropout,
         score=None if score is None else _score_text(score, plan.target),
         rows=rows,

@@ -193,11 +193,13 @@ def score_text(
     at, params = ("->", "const struct Attention *p") if language == "c" else (
         ".", "const struct Attention &p"
     )  # fmt: skip
-    printer = ScoreCPrinter(at, fast)
+    printer, far = ScoreCPrinter(at, fast), S.may_be_far(formula.logit)
     # sympy takes longer to import than a mask to compile, and others do without
     from maskc.analysis.score_slopes import slope, table_slopes
 
     by_score, by_table = slope(formula.logit), table_slopes(formula.logit)
+    shift, cap = (S.shift(formula.logit), S.cap(formula.logit)) if fast else (None, None)
+    added = "" if shift is None else printer(shift)
     place = "" if line is None else f"line {line}: "
     numbers = {slot.name: number for number, slot in enumerate(formula.slots)}
     return ScoreText(
@@ -215,10 +217,9 @@ def score_text(
             )
             for read, result in zip(S.reads(formula.logit), by_table.results, strict=True)
         ),
-        params, at, by_score.results[0] != S.Number(1.0), fast,
-        _return(printer(added)) if fast and (added := S.shift(formula.logit)) is not None else "",
-        (_return(printer(cap[0])), _return(printer(cap[1])))
-        if fast and (cap := S.cap(formula.logit)) is not None else None,
+        params, at, by_score.results[0] != S.Number(1.0), far, fast,
+        _return(f"near_logit({added})" if far else added) if added else "",
+        (_return(printer(cap[0])), _return(printer(cap[1]))) if cap else None,
     )  # fmt: skip
 
 

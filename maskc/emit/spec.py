@@ -12,7 +12,7 @@ from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, TileShape
 from maskc.core.target import NARROW, SPARE, Target
 from maskc.emit.boxes import BoxText
-from maskc.layout.tiles.data_tiles import Reading
+from maskc.layout.tiles.data_tiles import BlockReading
 from maskc.layout.topk import sizes as choosing
 from maskc.plan.types import Schedule
 
@@ -201,6 +201,8 @@ class ScoreText:
     """What stands between it and a member."""
     bends: bool
     """Whether d logit / d s is not 1 everywhere."""
+    far: bool
+    """Whether logits may be far from 0, see core/score.FAR; GPUs bring them nearer."""
     fast: bool
     """Whether functions are tensor cores': these are also given q - k as a number, `apart`."""
     shift: str
@@ -284,6 +286,10 @@ class KernelSpec:
     """The tokens whose rows there are; None: all, or a residue class of both."""
     dropout: bool = False
     """Whether weights are dropped."""
+    page_size: int = 0
+    """Keys of a page where keys lie in pages (sm_90a); 0: one after another."""
+    granule: int = 0
+    """Keys of a tile that lie in one page for certain."""
     features: tuple[Feature, ...] = field(default=tuple(Feature))
 
     @property
@@ -293,8 +299,10 @@ class KernelSpec:
             "WITH_SCORE": self.score is not None, "WITH_SHIFTS": self.shifts,
             "WITH_CAP": self.caps, "ADDS_DIAGONALS": self.adds_diagonals,
             "WITH_THRESHOLDS": self.thresholds, "WITH_DROPOUT": self.dropout,
-            "WITH_FP8": self.fp8, "WIDE": self.wide, "HAS_SPARED": self.spares,
+            "WITH_FP8": self.fp8, "WITH_PAGES": self.page_size > 0, "WIDE": self.wide,
+            "HAS_SPARED": self.spares,
             "FORMULA_BENDS": self.score is not None and self.score.bends,
+            "FORMULA_FAR": self.score is not None and self.score.far,
             "GRID": self.boxes is not None,
         }  # fmt: skip
         return tuple(name for name, is_on in on.items() if is_on)
@@ -554,7 +562,7 @@ class DataListsSpec(ListsSpec):
     chunk: int
     """Elements that a block reads where no tile has them."""
     read_tiles: int = abi.READ_TILES
-    readings: tuple[Reading, ...]
+    readings: tuple[BlockReading, ...]
     n_args: int
     n_lists: int
     shapes: tuple[TileText, ...]

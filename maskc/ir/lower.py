@@ -101,20 +101,6 @@ def _check_names(mask: Mask, data: list[DataDecl], formulas: list[Expr]) -> None
             raise NameClash(node.name, *both, at=at)
 
 
-def _offset(align: str) -> Expr:
-    return E.sub(E.N_KV, E.N_Q) if align == N.END else E.ZERO
-
-
-def _position(align: str) -> Expr:
-    """The query's position p among the keys."""
-    return E.add(E.Q, _offset(align))
-
-
-def _within(value: Expr, low: Expr | None, high: Expr | None) -> Expr:
-    above = E.ALWAYS if low is None else E.ge(value, low)
-    return E.conj(above, E.ALWAYS if high is None else E.le(value, high))
-
-
 class _Lowering:
     """Carries the data declarations and origins met on the way."""
 
@@ -153,8 +139,24 @@ class _Lowering:
                 N.RandomBlocks() | N.BlockTable() | N.Flags() | N.Intervals() | N.Documents()
                 | N.AtPositions() | N.Tree() | N.KeyLists()
             ):  # fmt: skip
-                return self._noted(node, self._here(self._data_atom(node)))
-        return self._noted(node, self._here(self._atom(node)))
+                return self._noted(node, self._data_atom(node))
+            case N.Combinator():
+                return self._combinator(node)
+        return N.no_case(node)
+
+    def _combinator(self, node: N.Combinator) -> Expr:
+        """The formula of a combinator on this head."""
+        if node.own_heads is not None:
+            self._check_head(node.own_heads, node)
+        if self.n_heads is not None and node.last_head >= self.n_heads:
+            raise NoSuchHead(node.last_head, self.n_heads, at=node.loc)
+        for decl in node.decls:
+            self._declare(decl, node)
+        formula = node.keeps
+        if "h" in E.symbols(formula):
+            self.computes_with_head |= node.own_heads is None and node.last_head < 0
+            formula = E.substitute(formula, {E.H: E.const(self.head)})
+        return self._noted(node, formula)
 
     def _per_head(self, node: N.PerHead, masks: tuple[Mask, ...]) -> Expr:
         self._check_head(len(masks), node)
@@ -163,13 +165,6 @@ class _Lowering:
         if self._head is None:  # the other masks may compute with it
             self.computes_with_head |= any(map(computes_with_head, masks))
         return self.formula(masks[self.head])
-
-    def _here(self, formula: Expr) -> Expr:
-        """A formula on this head."""
-        if "h" not in E.symbols(formula):
-            return formula
-        self.computes_with_head = True
-        return E.substitute(formula, {E.H: E.const(self.head)})
 
     def _chosen(self, mask: N.TopK, allowed: Expr) -> Expr:
         """The atom of a selection among `allowed` on this head, and its like on the others."""
@@ -210,40 +205,6 @@ class _Lowering:
         if self._head is not None and self._head >= count:
             raise NoSuchHead(self._head, count, at=getattr(mask, "loc", None))
 
-    def _atom(self, mask: N.OfTokens) -> Expr:
-        match mask:
-            case N.Full():
-                return E.ALWAYS
-            case N.Causal(align):
-                return E.le(E.K, _position(align))
-            case N.Window(left, right, align):
-                return _window(left, right, align)
-            case N.Dilated(left, right, stride, align):
-                band = _window(E.scale(stride, left), E.scale(stride, right), align)
-                residue = E.mod(E.sub(_position(align), E.K), stride)
-                return E.conj(band, E.equals_zero(residue))
-            case N.Offsets(ids, align):
-                return E.member(E.sub(_position(align), E.K), ids)
-            case N.Strided(stride, phase):
-                return E.eq(E.mod(E.K, stride), E.const(phase))
-            case N.Sinks(n) | N.Prefix(n):
-                return E.lt(E.K, n)
-            case N.GlobalTokens():
-                return _global_tokens(mask)
-            case N.BlockDiagonal(size, causal, align):
-                p = _position(align)
-                same = E.eq(E.floordiv(p, size), E.floordiv(E.K, size))
-                return E.conj(same, E.le(E.K, p)) if causal else same
-            case N.Heads(ids):
-                if ids and self.n_heads is not None and ids[-1] >= self.n_heads:
-                    raise NoSuchHead(ids[-1], self.n_heads, at=mask.loc)
-                return E.Truth(self.head in ids)
-            case N.Where(formula, tables):
-                for decl in tables:
-                    self._declare(decl, mask)
-                return formula
-        return N.no_case(mask)
-
     def _data_atom(self, mask: N.OfData) -> Expr:
         match mask:
             case N.RandomBlocks(block, per_row, seed, align):
@@ -251,8 +212,8 @@ class _Lowering:
                 name = f"random_{block}_{per_row}_{seed}" + ("_start" if align == N.START else "")
                 options = (per_row, seed, int(align == N.END))
                 self._declare(DataDecl(name, DataKind.random, (name,), block, options), mask)
-                first = E.floordiv(_offset(align), block)
-                row = E.sub(E.floordiv(_position(align), block), first)
+                first = E.floordiv(N.shift(align), block)
+                row = E.sub(E.floordiv(N.position(align), block), first)
                 return E.ne(E.Load(name, (row, E.floordiv(E.K, block))), E.ZERO)
             case N.BlockTable(decl):
                 decl = self._declare(self._own_head(decl, mask), mask)
@@ -275,7 +236,7 @@ class _Lowering:
                 }
                 for decl in mask.decls:
                     self._declare(decl, mask)
-                return E.substitute(self._atom(of), stands)
+                return E.substitute(of.keeps, stands)
         return N.no_case(mask)
 
     def _own_head(self, decl: DataDecl, mask: N.BlockTable) -> DataDecl:
@@ -322,21 +283,6 @@ def _on_both_sides(mask: Mask) -> frozenset[str]:
 
     collect(mask)
     return frozenset(sides["q"] & sides["k"])
-
-
-def _window(left: Expr | None, right: Expr | None, align: str) -> Expr:
-    p = _position(align)
-    low = None if left is None else E.sub(p, left)
-    return _within(E.K, low, None if right is None else E.add(p, right))
-
-
-def _global_tokens(mask: N.GlobalTokens) -> Expr:
-    p = _position(mask.align)
-    sides = {"rows": (p,), "columns": (E.K,), "both": (p, E.K)}[mask.side]
-    if isinstance(mask.ids, Expr):
-        last = E.sub(mask.ids, E.const(1))
-        return E.disj(*(_within(x, E.ZERO if x is p else None, last) for x in sides))
-    return E.disj(*(E.member(x, mask.ids) for x in sides))
 
 
 _ALGEBRA: dict[str, Callable[[Expr, Expr], Expr]] = {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from maskc.core import expr as E
 from maskc.core.data import DataDecl
 from maskc.core.errors import HeadsUnknown, NameClash
+from maskc.core.expr import Expr
 from maskc.core.widths import settled
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import emptied
 from maskc.ir.heads import heads_of
 from maskc.ir.lower import differs_by_head, lower
+from maskc.ir.normal import normal
 from maskc.ir.simplify import simplify
 from maskc.ir.types import MaskIR
 
@@ -19,10 +22,18 @@ def lowered(mask: Mask, head: int | None = None, n_heads: int | None = None) -> 
     """The mask of one head as one simplified formula; arguments and errors as of `lower`."""
     ir = lower(emptied(mask)[0], head, n_heads)
     selections = tuple(
-        replace(each, allowed=tuple(simplify(settled(one)) for one in each.allowed))
-        for each in ir.selections
+        replace(each, allowed=tuple(map(_simplified, each.allowed))) for each in ir.selections
     )
-    return replace(ir, keep=simplify(settled(ir.keep)), selections=selections)
+    origins = {
+        made: origin for atom, origin in ir.origins for made in (atom, *E.conjuncts(normal(atom)))
+    }
+    return replace(
+        ir, keep=_simplified(ir.keep), selections=selections, origins=tuple(origins.items())
+    )
+
+
+def _simplified(keep: Expr) -> Expr:
+    return simplify(settled(normal(keep)))
 
 
 def on_all_heads(mask: Mask, n_heads: int | None = None) -> list[MaskIR]:

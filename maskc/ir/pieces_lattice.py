@@ -11,7 +11,7 @@ import islpy as isl
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
-from maskc.ir.pieces_read import Reader, whole
+from maskc.ir.pieces_read import PieceReader, whole
 from maskc.ir.pieces_space import Space
 from maskc.ir.types import Lattice
 
@@ -151,7 +151,7 @@ def _coordinates(way: _Grouping, space: Space) -> isl.Map:
 def _described(way: _Grouping, grouped: isl.Set, space: Space) -> Lattice:
     inside = space.inside.apply(_coordinates(way, space))
     known = grouped.gist(inside).coalesce()
-    reader = Reader(("c", "j", "t_q", "t_k"), space.defaults)
+    reader = PieceReader(("c", "j", "t_q", "t_k"), space.defaults)
     return Lattice(
         way.stride, way.query_phase, way.key_phase, way.difference, way.width,
         way.queries, way.keys, reader.condition(known),

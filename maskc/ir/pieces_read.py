@@ -25,7 +25,7 @@ def whole(value: isl.Val) -> int:
     return int(text)
 
 
-class Reader:
+class PieceReader:
     """Reads sets over named dimensions."""
 
     def __init__(self, dims: tuple[str, ...], defaults: dict[str, int]) -> None:

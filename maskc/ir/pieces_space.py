@@ -10,7 +10,7 @@ import islpy as isl
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
-from maskc.ir.pieces_read import Reader
+from maskc.ir.pieces_read import PieceReader
 from maskc.ir.sets import TooHard, budget, domain, isl_names, token_universe
 
 _PARAM, _SET = isl.dim_type.param, isl.dim_type.set
@@ -32,8 +32,11 @@ class Space:
         self.defaults = E.params(keep)
         self.universe = token_universe(keep)
         self.inside = domain(self.universe)
-        self.reader = Reader(("q", "k"), self.defaults)
-        self.of_query, self.of_key = Reader(("q",), self.defaults), Reader(("k",), self.defaults)
+        self.reader = PieceReader(("q", "k"), self.defaults)
+        self.of_query, self.of_key = (
+            PieceReader(("q",), self.defaults),
+            PieceReader(("k",), self.defaults),
+        )
         self._patience = _PATIENCE
 
     def ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:

@@ -28,7 +28,7 @@ from maskc.ir.decompose import decompose
 from maskc.ir.id_lists import veiled
 from maskc.ir.pieces_data import simplified
 from maskc.ir.pieces_lattice import T_K, T_Q, C, J
-from maskc.ir.pieces_read import Reader, Unreadable, whole
+from maskc.ir.pieces_read import PieceReader, Unreadable, whole
 from maskc.ir.sets import LOCK, TooHard, Universe, budget, domain, isl_names
 from maskc.ir.types import Band, Lattice, MaskIR, Origin, Piece, PieceKind
 
@@ -45,7 +45,7 @@ _TEXT = "q + n_kv - n_q - k"
 
 
 @dataclass(frozen=True)
-class Part:
+class RelayoutPart:
     """Pieces of a mask that run together."""
 
     stride: int
@@ -76,7 +76,7 @@ def alone(extents: Extents) -> Mapping[int, int]:
     return {stride: stride for stride in extents}
 
 
-def parts(ir: MaskIR, choose: Choose = alone) -> tuple[Part, ...]:
+def parts(ir: MaskIR, choose: Choose = alone) -> tuple[RelayoutPart, ...]:
     """The parts of a decomposed mask, which are disjoint and whose union is the mask.
 
     They come in ascending order of their stride, and those over the keys of one residue come last.
@@ -101,14 +101,14 @@ def parts(ir: MaskIR, choose: Choose = alone) -> tuple[Part, ...]:
         lanes = {}
     moved |= lanes.keys()
     if not moved:
-        return (Part(1, ir),)
+        return (RelayoutPart(1, ir),)
     rest = tuple(piece for piece in ir.pieces if piece not in moved)
-    made = [Part(1, _remaining(ir, rest))] if rest else []
-    made += [Part(group.stride, _inner(ir, group), group.aligned) for group in found]
+    made = [RelayoutPart(1, _remaining(ir, rest))] if rest else []
+    made += [RelayoutPart(group.stride, _inner(ir, group), group.aligned) for group in found]
     for stride, masks in lanes.values():
         for residue, keep in masks.items():
             inner = decompose(MaskIR(keep, (), (), ir.declared))
-            made.append(Part(stride, inner, keys=residue))
+            made.append(RelayoutPart(stride, inner, keys=residue))
     return tuple(made)
 
 
@@ -282,7 +282,7 @@ class _Line:
         names, self.defaults = tuple(defaults), defaults
         self.pairs = Universe(("q", "k", "n_q", "n_kv"), isl_names(names), names)
         self.line = Universe(("d",), isl_names(names), names)
-        self.reader = Reader(("d",), defaults)
+        self.reader = PieceReader(("d",), defaults)
         self.counts = self.line.set(E.conj(*(E.ge(E.Param(n, 0), E.ZERO) for n in names)))
 
     def _kept(self, keep: Expr) -> isl.Set:

@@ -55,7 +55,12 @@ class _Simplifier:
             return formula
         if self._implies(context, formula):
             return E.ALWAYS
-        return E.NEVER if self._implies(context, E.negate(formula)) else formula
+        if self._implies(context, E.negate(formula)):
+            return E.NEVER
+        equal = _equality(formula)
+        if equal is None or not self._implies(context, E.disj(equal, E.negate(formula))):
+            return formula
+        return equal
 
     def _all(self, terms: list[Expr], context: isl.Set) -> Expr:
         for index in reversed(range(len(terms))):
@@ -69,3 +74,12 @@ class _Simplifier:
             outside = context.intersect(self._assumed(E.negate(rest)))
             terms[index] = self.run(terms[index], outside)
         return E.disj(*terms)
+
+
+def _equality(formula: Expr) -> E.Cmp | None:
+    """The comparison of two blocks as an equality: where neither is the later one, it is that."""
+    if not isinstance(formula, E.Cmp) or formula.op != ">=":
+        return None
+    floors = sum(isinstance(term, E.FloorDiv) for _, term in E.split_linear(formula.lhs)[1])
+    equal = E.equals_zero(formula.lhs)
+    return equal if floors > 1 and isinstance(equal, E.Cmp) else None

@@ -18,19 +18,19 @@ from maskc import driver
 from maskc.core.errors import UsageMistake
 from maskc.core.problem import Direction
 from maskc.core.target import Target
-from maskc.lab.pairs import Pairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.rivals import RIVALS, Contender, Unavailable, boolean_mask, make_rival
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, device_of, has_torch, make_tensors
 from maskc.verify.judge import (
+    CaseVerdict,
     Judge,
-    Verdict,
     judged_backward,
     judged_forward,
     make_judge,
     sample_rows,
 )
 from maskc.verify.samples import true_mask
-from maskc.verify.tensors import Tensors, device_of, has_torch, make_tensors
 from maskc.verify.timing import Timed, peak_bytes, take_turns
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def bench_mask(
     attn = case.warm(target.name)
     tensors, rows = make_tensors(case, device_of(target)), sample_rows(case.n_q, case.n_kv)
     progress(f"{case.name}: counting pairs")
-    pairs = None if driver.selects(case.mask) else Pairs(case)
+    pairs = None if driver.selects(case.mask) else CasePairs(case)
     keep, live = keep_and_live(case, tensors, pairs)
     found: list[Row] = []
     if "bwd" in directions and Direction.backward not in target.directions:
@@ -137,7 +137,9 @@ def _speeds(case: Case, direction: str, live: int, ms: float | None) -> Row:
     }  # fmt: skip
 
 
-def keep_and_live(case: Case, tensors: Tensors, pairs: Pairs | None = None) -> tuple[Keep, int]:
+def keep_and_live(
+    case: Case, tensors: CaseTensors, pairs: CasePairs | None = None
+) -> tuple[Keep, int]:
     """Which pairs the mask keeps, row by row, and how many of the whole call.
 
     Raises:
@@ -145,7 +147,7 @@ def keep_and_live(case: Case, tensors: Tensors, pairs: Pairs | None = None) -> t
     """
     if driver.selects(case.mask):
         return _chosen(case, tensors)
-    pairs = pairs or Pairs(case)
+    pairs = pairs or CasePairs(case)
     return pairs.rows, pairs.live()
 
 
@@ -158,7 +160,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".split("\n")[0][:200]
 
 
-def _chosen(case: Case, tensors: Tensors) -> tuple[Keep, int]:
+def _chosen(case: Case, tensors: CaseTensors) -> tuple[Keep, int]:
     """The mask of keys that are chosen at run time, by the reference, and its pairs.
 
     Raises:
@@ -174,8 +176,8 @@ def _chosen(case: Case, tensors: Tensors) -> tuple[Keep, int]:
 
 
 def _judged(
-    judge: Judge, tensors: Tensors, rows: np.ndarray, runner: Contender, direction: str
-) -> Verdict:
+    judge: Judge, tensors: CaseTensors, rows: np.ndarray, runner: Contender, direction: str
+) -> CaseVerdict:
     with runner.scope():
         result = runner.call("fwd", None)()
         if direction == "fwd" or runner.backward is None:
@@ -206,7 +208,7 @@ def _range(case: Case, runner: Contender, direction: str) -> Iterator[None]:
 # ------------------------------------------------------------------ what runs
 
 
-def _maskc(case: Case, tensors: Tensors, attn: CompiledMask, backward: bool) -> Contender:
+def _maskc(case: Case, tensors: CaseTensors, attn: CompiledMask, backward: bool) -> Contender:
     data: dict[str, Any] = dict(case.data)
     call = partial(attn, *tensors.qkv, return_lse=True, **data)
     kept = cache(call)
@@ -220,7 +222,7 @@ def _maskc(case: Case, tensors: Tensors, attn: CompiledMask, backward: bool) -> 
 
 
 def _rivals(
-    case: Case, tensors: Tensors, pairs: Pairs | None, backward: bool, notes: list[str],
+    case: Case, tensors: CaseTensors, pairs: CasePairs | None, backward: bool, notes: list[str],
     without: Collection[str],
 ) -> Iterator[Contender]:  # fmt: skip
     """The RIVALS that can run the case; the others become notes."""

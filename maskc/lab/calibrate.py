@@ -40,7 +40,7 @@ _ROUNDS, _SECONDS = 10, 0.04
 
 
 @dataclass(frozen=True)
-class Probe:
+class CalibrationProbe:
     """A mask at sizes that keep a card busy."""
 
     name: str
@@ -52,16 +52,22 @@ class Probe:
 
 
 PROBES = (
-    Probe("causal_512", causal, 16, 512, 512, batch=32),
-    Probe("causal_4k", causal, 16, 4096, 4096, batch=2),
-    Probe("full_384", full, 8, 384, 384, batch=64),
-    Probe("full_4k", full, 16, 4096, 4096),
-    Probe("cross_4k_77", full, 10, 4096, 77, batch=8),
-    Probe("cross_1k_256", full, 16, 1024, 256, batch=16),
-    *(Probe(f"window{w}", partial(window.hf, w), 8, 16384, 16384) for w in (64, 256, 1024)),
-    Probe("streaming", lambda: causal() & (sinks(16) | window.hf(256)), 16, 8192, 8192),
-    Probe("longformer", lambda: window(128, 128) | global_tokens(64), 12, 16384, 16384),
-    *(Probe(f"blocks{b}", partial(block_diagonal, b), 16, 16384, 16384) for b in (64, 512)),
+    CalibrationProbe("causal_512", causal, 16, 512, 512, batch=32),
+    CalibrationProbe("causal_4k", causal, 16, 4096, 4096, batch=2),
+    CalibrationProbe("full_384", full, 8, 384, 384, batch=64),
+    CalibrationProbe("full_4k", full, 16, 4096, 4096),
+    CalibrationProbe("cross_4k_77", full, 10, 4096, 77, batch=8),
+    CalibrationProbe("cross_1k_256", full, 16, 1024, 256, batch=16),
+    *(
+        CalibrationProbe(f"window{w}", partial(window.hf, w), 8, 16384, 16384)
+        for w in (64, 256, 1024)
+    ),
+    CalibrationProbe("streaming", lambda: causal() & (sinks(16) | window.hf(256)), 16, 8192, 8192),
+    CalibrationProbe("longformer", lambda: window(128, 128) | global_tokens(64), 12, 16384, 16384),
+    *(
+        CalibrationProbe(f"blocks{b}", partial(block_diagonal, b), 16, 16384, 16384)
+        for b in (64, 512)
+    ),
 )
 
 
@@ -121,13 +127,13 @@ def calibrate(
     return Calibration(gpu, tables_of(fitted, gpu, processors), tuple(fitted))
 
 
-def _compiled(probe: Probe, dim: int, target: str) -> CompiledMask:
+def _compiled(probe: CalibrationProbe, dim: int, target: str) -> CompiledMask:
     attn = probe.mask().compile(dim, dtype="bfloat16", n_heads=probe.heads, target=target)
     attn.warmup()
     return attn
 
 
-def _timed(probe: Probe, dim: int, attn: CompiledMask) -> Iterator[Sample]:
+def _timed(probe: CalibrationProbe, dim: int, attn: CompiledMask) -> Iterator[Sample]:
     """Time every program of a probe, forward and backward."""
     import torch
 

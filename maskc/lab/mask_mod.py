@@ -10,14 +10,14 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
-from maskc.lab.pairs import Pairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.verify.case import Case
 
 Env = Mapping[str, Any]
 """Index tensors b, h, q, k; lengths and parameters as integers; arrays as tensors."""
 
 
-def formula_of(case: Case, pairs: Pairs, device: str) -> Callable[..., Any]:
+def formula_of(case: Case, pairs: CasePairs, device: str) -> Callable[..., Any]:
     """The mask as mask_mod(b, h, q, k): by hand where the case has it so, else the compiler's."""
     if case.formula is None:
         return mask_mod(case, pairs, device)
@@ -25,7 +25,7 @@ def formula_of(case: Case, pairs: Pairs, device: str) -> Callable[..., Any]:
     return case.formula({name: _on_device(values, device) for name, values in arrays.items()})
 
 
-def mask_mod(case: Case, pairs: Pairs, device: str) -> Callable[..., Any]:
+def mask_mod(case: Case, pairs: CasePairs, device: str) -> Callable[..., Any]:
     """The mask as FlexAttention's mask_mod(b, h, q, k)."""
     import torch
 

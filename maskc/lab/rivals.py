@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from maskc.core.dtypes import DType
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.mask_mod import formula_of
-from maskc.lab.pairs import Pairs
 from maskc.verify.case import Case
-from maskc.verify.tensors import Tensors
+from maskc.verify.case_tensors import CaseTensors
 
 RIVALS = {
     "dense": "SDPA without a mask: what leaving the mask out would cost",
@@ -107,7 +107,7 @@ class Contender:
 
 
 def differentiated(
-    impl: str, call: Call, tensors: Tensors, backward: bool, keeps_all: bool = False
+    impl: str, call: Call, tensors: CaseTensors, backward: bool, keeps_all: bool = False
 ) -> Contender:
     """A function of q, k and v whose gradients are autograd's."""
     import torch
@@ -119,7 +119,7 @@ def differentiated(
     return Contender(impl, forward, gradient_of(call, tensors) if backward else None, keeps_all)
 
 
-def gradient_of(call: Callable[..., Any], tensors: Tensors) -> Callable[[Any], tuple[Any, ...]]:
+def gradient_of(call: Callable[..., Any], tensors: CaseTensors) -> Callable[[Any], tuple[Any, ...]]:
     """The backward of call(q, k, v) alone: its forward runs once, when first asked."""
     import torch
 
@@ -137,7 +137,7 @@ def gradient_of(call: Callable[..., Any], tensors: Tensors) -> Callable[[Any], t
 
 
 def tokens_first(
-    impl: str, attend: Callable[..., Any], tensors: Tensors, backward: bool
+    impl: str, attend: Callable[..., Any], tensors: CaseTensors, backward: bool
 ) -> Contender:
     """Attention of tensors in an order of its own, [B, N, H, D]: turning them takes no part."""
     import torch
@@ -167,7 +167,7 @@ def tokens_first(
 
 
 def make_rival(
-    name: str, case: Case, tensors: Tensors, pairs: Pairs | None, table: Any, backward: bool
+    name: str, case: Case, tensors: CaseTensors, pairs: CasePairs | None, table: Any, backward: bool
 ) -> Contender:
     """One of RIVALS on the same tensors; one without a backward pass has none.
 
@@ -204,7 +204,9 @@ def _sdpa(case: Case) -> Call:
     return partial(scaled_dot_product_attention, enable_gqa=case.group > 1)
 
 
-def boolean_mask(case: Case, tensors: Tensors, pairs: Pairs, most: int = _MASK_BYTES) -> Any:
+def boolean_mask(
+    case: Case, tensors: CaseTensors, pairs: CasePairs, most: int = _MASK_BYTES
+) -> Any:
     """bool [B or 1, H or 1, n_q, n_kv] on the device; None where it would have more than `most`
     elements."""
     import torch
@@ -222,7 +224,7 @@ def boolean_mask(case: Case, tensors: Tensors, pairs: Pairs, most: int = _MASK_B
     return mask
 
 
-def unfused(case: Case, tensors: Tensors, mask: Any) -> Call:
+def unfused(case: Case, tensors: CaseTensors, mask: Any) -> Call:
     """softmax(scale * q @ k.T where the mask holds, else -inf) @ v, with every step in memory.
 
     Args:
@@ -252,7 +254,7 @@ def unfused(case: Case, tensors: Tensors, mask: Any) -> Call:
 # ------------------------------------------------------------------ torch.sparse
 
 
-def sparse(case: Case, tensors: Tensors, pairs: Pairs) -> Call:
+def sparse(case: Case, tensors: CaseTensors, pairs: CasePairs) -> Call:
     """Attention with torch.sparse in fp32, the only dtype that its sampled product has everywhere.
 
     Raises:
@@ -301,7 +303,7 @@ def _attend_sparse(
     return (p @ v).to(dtype)
 
 
-def _rows_as_csr(case: Case, pairs: Pairs, b: int, h: int, device: Any) -> tuple[Any, Any]:
+def _rows_as_csr(case: Case, pairs: CasePairs, b: int, h: int, device: Any) -> tuple[Any, Any]:
     """(the mask as a CSR matrix of zeros in fp32, int64 [n_q] with the lengths of its rows)."""
     import torch
 
@@ -360,7 +362,7 @@ def start_anew() -> None:
 
 
 def flex(
-    case: Case, tensors: Tensors, pairs: Pairs, backward: bool, flash: bool = False
+    case: Case, tensors: CaseTensors, pairs: CasePairs, backward: bool, flash: bool = False
 ) -> Contender:
     """torch.compile(flex_attention) with a block mask made beforehand; no backward on a CPU.
 
@@ -415,7 +417,7 @@ def compiled_flex(
 # ------------------------------------------------------------------ cuDNN
 
 
-def cudnn_flex(case: Case, tensors: Tensors, pairs: Pairs, backward: bool) -> Contender:
+def cudnn_flex(case: Case, tensors: CaseTensors, pairs: CasePairs, backward: bool) -> Contender:
     """cuDNN's flex attention, by intervals of keys, on tensors of its own order.
 
     Raises:
@@ -492,7 +494,7 @@ def _ends(live: Any) -> Any:
     return found.cummax(1).values  # further intervals are empty ones at the last end
 
 
-def attend_with(ends: Any, tensors: Tensors, backward: bool) -> Callable[..., Any]:
+def attend_with(ends: Any, tensors: CaseTensors, backward: bool) -> Callable[..., Any]:
     """Attention of tensors like these, in the order [B, N, H, D], with a plan made beforehand.
 
     Args:

@@ -6,6 +6,7 @@ from maskc.layout.inputs.call_data import kept_promise as kept_promise
 from maskc.layout.inputs.call_data import split_call_data as split_call_data
 from maskc.layout.inputs.captured import below_0 as below_0
 from maskc.layout.inputs.captured import held_arrays as held_arrays
+from maskc.layout.inputs.host import check_extremes as check_extremes
 from maskc.layout.inputs.host import check_int32 as check_int32
 from maskc.layout.inputs.host import to_host as to_host
 from maskc.layout.inputs.max_seqlen import NO_PROMISE as NO_PROMISE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from maskc.analysis.heads import Heads
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core.dtypes import DType
 from maskc.core.errors import TargetNotBuilt
 from maskc.core.forms import SMALL, TINY, TOGETHER
@@ -23,7 +23,7 @@ from maskc.plan.forms.tiles import check_rows, plan_tiles, selects_in_own_tiles
 from maskc.plan.types import KernelPlan, PlannedPart, selections
 
 
-def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
+def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     """The plan for one target, with the plans whose sources go along.
 
     Raises:
@@ -31,6 +31,8 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     """
     target.check(problem)
     check_rows(heads, problem, target)
+    if problem.placed is not None:
+        return _placed(heads, problem, target)
     if problem.dtype is DType.float8_e4m3fn:
         return _in_fp8(heads, problem, target)
     if problem.names_tile and any(ir.selections for ir in heads.masks):
@@ -69,7 +71,7 @@ def plan(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     return _with_choice(main, also)
 
 
-def _in_fp8(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
+def _in_fp8(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     """The plan in E4M3: one source, which every mask has, in tiles of consecutive tokens.
 
     Raises:
@@ -86,7 +88,21 @@ def _in_fp8(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
     return replace(main, reasons=(main.reasons[0], why, *main.reasons[1:]))
 
 
-def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
+def _placed(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
+    """The plan of a mask over sequences that bring their lengths, and perhaps pages: a forward
+    pass in tiles of consecutive keys, as other forms find keys by their strides."""
+    family = family_of(target)
+    main = plan_tiles(heads, problem, target, Direction.forward, "")
+    small = Along(target.name, Direction.forward, SMALL)
+    also = []
+    if small in family.along and _goes_along(small, main):
+        also.append(plan_tiles(heads, problem.planned, target, small.direction, small.form))
+    if family.device_data and device_data.matches(main):
+        main = device_data.listed(main)
+    return _with_choice(main, also)
+
+
+def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
     """The parts of the one mask that all heads share, if some run over residue classes of the
     tokens, or over listed tokens.
 
@@ -104,7 +120,7 @@ def _parts(heads: Heads, problem: Problem, target: Target) -> tuple[PlannedPart,
     )
 
 
-def _part(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
+def _part(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     """The plan of a part of a mask, which has no stand-ins on other targets."""
     along = tuple(each for each in family_of(target).along if each.target == target.name)
     main, *also = _sources(heads, problem, target, along)
@@ -112,7 +128,7 @@ def _part(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
 
 
 def _sources(
-    heads: Heads, problem: Problem, target: Target, along: tuple[Along, ...]
+    heads: HeadGroups, problem: Problem, target: Target, along: tuple[Along, ...]
 ) -> list[KernelPlan]:
     """The plan in tiles of consecutive tokens, and those of the sources that go along."""
     main = plan_tiles(heads, problem, target, Direction.forward, "")

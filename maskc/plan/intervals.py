@@ -49,7 +49,7 @@ def intervals(shape: Expr, atom: Expr | None = None) -> tuple[Interval, ...] | N
     """
     if set(E.arrays(shape)) - set(E.arrays(atom) if atom else ()):
         return None
-    terms = E.alternatives(shape, MOST)
+    terms = E.alternatives(_without_extremes(shape), MOST)
     if terms is None:
         return None
     if atom is None:
@@ -110,6 +110,23 @@ def _without_floors(term: Expr, token: str) -> Expr:
         return E.ge(E.add(rest, own, *([] if sign > 0 else [E.const(floor.den - 1)])), E.ZERO)
 
     return E.transform(term, spread)
+
+
+def _without_extremes(shape: Expr) -> Expr:
+    """The same formula with an `or` for what is at most a maximum, or at least a minimum."""
+
+    def spread(node: Expr) -> Expr | None:
+        if not isinstance(node, E.Cmp) or node.op != ">=":
+            return None
+        constant, terms = E.split_linear(node.lhs)
+        for index, (factor, term) in enumerate(terms):
+            if isinstance(term, E.Max if factor > 0 else E.Min):
+                others = terms[:index] + terms[index + 1 :]
+                sides = (E.linear(constant, (*others, (factor, side))) for side in term.args)
+                return _without_extremes(E.disj(*map(E.at_least_zero, sides)))
+        return None
+
+    return E.transform(shape, spread)
 
 
 def _asks(term: Expr, atom: Expr, taken: bool) -> bool:

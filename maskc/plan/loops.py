@@ -15,7 +15,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.bundle import N_KV_OF_ALL
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
 from maskc.core.layout import FULL

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from maskc.analysis.facts import MaskFacts
-from maskc.analysis.heads import Heads
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import Target
@@ -22,7 +22,7 @@ FEW, MANY = 3, 1 << 16
 """Intervals per row that are cheaper than bits from memory; more than any row has."""
 
 
-def masks_for(heads: Heads, tile: TileShape) -> tuple[PlannedMask, ...]:
+def masks_for(heads: HeadGroups, tile: TileShape) -> tuple[PlannedMask, ...]:
     """The masks of all heads. Closed forms of lists are sought in vain for one head only of those
     that are alike."""
     found: list[PlannedMask] = []

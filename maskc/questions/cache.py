@@ -18,7 +18,7 @@ from maskc.core.errors import (
     CacheUndecided,
     DataShape,
 )
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
 from maskc.dsl.combinators import prefix
@@ -30,7 +30,7 @@ from maskc.ir.heads import heads_of
 from maskc.ir.lowered import on_all_heads
 from maskc.ir.sets import OPERATIONS, TooHard
 from maskc.layout import check_lengths
-from maskc.questions.asked import bound
+from maskc.questions.mask_at_lengths import bound
 
 _WRITTEN, _SEEN = "written", "seen"
 Lengths = int | Sequence[int] | np.ndarray

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from maskc.analysis.witness import Candidate, Question, candidates, proved
+from maskc.analysis.witness import CandidatePair, Question, candidates, proved
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import Held
@@ -26,7 +26,7 @@ from maskc.core.errors import (
     Undecided,
     WrongHeads,
 )
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import MAX_LENGTH
 from maskc.core.problem import TileShape
@@ -37,7 +37,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import selects, walk
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.slots import emptied_together, with_held
-from maskc.ir import compare
+from maskc.ir import set_comparison as compare
 from maskc.ir.heads import fixed_heads, head_count, heads_of
 from maskc.ir.lower import computes_with_head, differs_by_head
 from maskc.ir.lowered import lowered
@@ -45,9 +45,9 @@ from maskc.ir.names import declared_names
 from maskc.ir.types import MaskIR
 from maskc.layout import build, check_lengths
 from maskc.layout.inputs.captured import with_content
-from maskc.questions.asked import Asked, bound, pairs_of
 from maskc.questions.drawn import data_of, draws, lengths
 from maskc.questions.lengths import ANY_LENGTH, lengths_of
+from maskc.questions.mask_at_lengths import MaskAtLengths, bound, pairs_of
 from maskc.reference.dense import row
 
 _TRIED_HEADS = 8
@@ -284,7 +284,7 @@ class Both:
                         return found
         return None
 
-    def _confirmed(self, candidate: Candidate, head: int) -> Difference | None:
+    def _confirmed(self, candidate: CandidatePair, head: int) -> Difference | None:
         """The difference at a point by the dense definition; None where the masks agree there."""
         n_q, n_kv = candidate.n_q, candidate.n_kv
         if n_kv > _LONGEST_ROW or (self.ranks and n_q * n_kv > _MOST_PAIRS):
@@ -354,14 +354,14 @@ class Both:
         q, k, head, batch = first
         many = heads if heads > 1 else None
         unread = [decl for decl in self.decls if decl.name not in data]
-        filled = {**data, **data_of(Candidate(n_q, n_kv, q, k, {}, {}, False), unread)}
+        filled = {**data, **data_of(CandidatePair(n_q, n_kv, q, k, {}, {}, False), unread)}
         found = Difference(q, k, n_q, n_kv, "a", head, batch, many, filled, total)
         kept = self._kept(found)
         if kept[0] == kept[1]:
             raise CheckFailed(f"query {q}, key {k}: formulas of two masks differ, the masks do not")
         return replace(found, kept_by="a" if kept[0] else "b")
 
-    def _bound(self, side: int, n_q: int, n_kv: int, data: Mapping[str, object]) -> Asked:
+    def _bound(self, side: int, n_q: int, n_kv: int, data: Mapping[str, object]) -> MaskAtLengths:
         irs = [pair[side] for pair in self.irs]
         own = with_held(_own(self.masks[side], data), self.held, self.n_heads, n_q, n_kv)
         if any(ir.selections for ir in irs):
@@ -436,7 +436,7 @@ def _goes_with(decl: DataDecl, known: set[DataDecl]) -> bool:
 
 
 def _difference(
-    sides: Sequence[tuple[Asked, MaskIR, Mapping[str, np.ndarray]]], one_way: bool
+    sides: Sequence[tuple[MaskAtLengths, MaskIR, Mapping[str, np.ndarray]]], one_way: bool
 ) -> tuple[Expr, dict[str, np.ndarray]]:
     """The pairs that one mask keeps and the other does not, over lengths and arrays alone."""
     (first, one, own), (second, other, others) = sides

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from maskc.analysis.witness import Candidate
+from maskc.analysis.witness import CandidatePair
 from maskc.core import expr as E
 from maskc.core.captured import Captured
 from maskc.core.data import DataDecl, DataKind, Parents
@@ -14,14 +14,14 @@ from maskc.core.expr import Expr
 from maskc.layout import kept_promise
 
 
-def data_of(found: Candidate, decls: Sequence[DataDecl]) -> dict[str, object]:
+def data_of(found: CandidatePair, decls: Sequence[DataDecl]) -> dict[str, object]:
     """Arrays that have the elements of a candidate, and zeros elsewhere; its parameters."""
     named = [d for d in decls if d.from_caller and d.kind is not DataKind.scoring]
     arrays = {decl.name: _with_cells(decl, found) for decl in named}
     return {**found.params, **arrays}
 
 
-def _with_cells(decl: DataDecl, found: Candidate) -> object:
+def _with_cells(decl: DataDecl, found: CandidatePair) -> object:
     n_q, n_kv = found.n_q, found.n_kv
     cells = [found.cells.get(name, {}) for name in decl.arrays]
     match decl.kind:
@@ -58,14 +58,14 @@ def _filled(shape: tuple[int, ...], *cells: Mapping[tuple[int, ...], int]) -> np
     return array
 
 
-def _tokens(decl: DataDecl, found: Candidate) -> tuple[int, int, int]:
+def _tokens(decl: DataDecl, found: CandidatePair) -> tuple[int, int, int]:
     """How many tokens there are, and which ones query 0 and key 0 are."""
     count = max(found.n_q, found.n_kv)
     first = (0, 0) if decl.from_start else (count - found.n_q, count - found.n_kv)
     return count, *first
 
 
-def _documents(decl: DataDecl, found: Candidate) -> object:
+def _documents(decl: DataDecl, found: CandidatePair) -> object:
     """Ids from 1 on where a query or a key reads them, and 0 elsewhere."""
     of_q, of_k = (found.cells.get(name, {}) for name in decl.arrays)
     number = {value: 1 + i for i, value in enumerate(sorted({*of_q.values(), *of_k.values()}))}
@@ -80,7 +80,7 @@ def _documents(decl: DataDecl, found: Candidate) -> object:
     return _filled((count,), *moved)
 
 
-def _tree(decl: DataDecl, found: Candidate) -> Parents:
+def _tree(decl: DataDecl, found: CandidatePair) -> Parents:
     """A tree of roots, except that the query's token is the child of a key above it."""
     count, first_q, first_k = _tokens(decl, found)
     parents = np.full(count, -1)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from maskc.reference.entmax import entmax
-from maskc.reference.scores import ScoreOf, Share
+from maskc.reference.scores import ScoreOf, ScoreShare
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Row:
     """d softcap(x) / dx at each score, or of the formula."""
     distance: np.ndarray
     """int64 [seen]: |p - k|."""
-    shares: tuple[Share, ...] = ()
+    shares: tuple[ScoreShare, ...] = ()
     """What the formula read of tables, [seen] each."""
 
 
@@ -188,7 +188,7 @@ def _rows(q: np.ndarray, k: np.ndarray, mask: np.ndarray, options: _Options) -> 
         distance = abs(i + n_kv - n_q - keys)
         scores = options.scale * (k[b, h // group][keys] @ q[b, h, i])
         slope_of_cap: np.ndarray | float = 1.0
-        shares: tuple[Share, ...] = ()
+        shares: tuple[ScoreShare, ...] = ()
         if options.score is not None:
             made = options.score(scores, i, keys, h, b)
             scores, slope_of_cap, shares = made.value, made.slope, made.shares
@@ -201,7 +201,9 @@ def _rows(q: np.ndarray, k: np.ndarray, mask: np.ndarray, options: _Options) -> 
         yield replace(row, shares=_of_keys(shares, keys, row.keys)) if shares else row
 
 
-def _of_keys(shares: tuple[Share, ...], keys: np.ndarray, kept: np.ndarray) -> tuple[Share, ...]:
+def _of_keys(
+    shares: tuple[ScoreShare, ...], keys: np.ndarray, kept: np.ndarray
+) -> tuple[ScoreShare, ...]:
     """The shares of the keys that have a weight."""
     used = np.isin(keys, kept)
     return tuple(

@@ -27,7 +27,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.slots import at_lengths
 from maskc.reference import given
 from maskc.reference.formula import Scope
-from maskc.reference.pairs import Place, keep, leading
+from maskc.reference.pairs import PairPlace, keep, leading
 from maskc.reference.ranking import TENSORS, needs, scores_of
 
 
@@ -125,7 +125,7 @@ def axes_given(mask: Mask, data: Mapping[str, object]) -> tuple[int, int]:
 class _At:
     """A mask with everything that it reads."""
 
-    place: Place
+    place: PairPlace
     """The place of head 0, with the arrays of all sequences."""
     wanted: dict[str, DataDecl]
     sequences: int | None
@@ -144,7 +144,7 @@ class _At:
             raise HeadsUnknown(at=reads[0])
         return bool(reads)
 
-    def sequence(self, b: int) -> Place:
+    def sequence(self, b: int) -> PairPlace:
         """The place of one sequence."""
         arrays = self.place.data
         part = {name: given.for_sequence(d, arrays[name], b) for name, d in self.wanted.items()}
@@ -165,7 +165,7 @@ def _at(
     arrays = {name: given.read(decl, data[name]) for name, decl in wanted.items()}
     heads = _heads(nodes, arrays, ranking, n_heads)
     scope = _scope(n_q, n_kv, params, data)
-    place = Place(n_q, n_kv, 0, heads or 1, heads_kv, arrays, scope, ranking)
+    place = PairPlace(n_q, n_kv, 0, heads or 1, heads_kv, arrays, scope, ranking)
     return _At(place, wanted, _sequences(nodes, wanted, arrays, ranking), heads)
 
 
@@ -319,8 +319,8 @@ def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | N
             if own != found:
                 raise DataShape("scores", scores[node].shape, f"[{found}, n_q, n_kv]", at="scores")
     for node in nodes:
-        if isinstance(node, N.Heads) and found is not None and max(node.ids, default=-1) >= found:
-            raise NoSuchHead(node.ids[-1], found, at=node.loc)
+        if found is not None and node.last_head >= found:
+            raise NoSuchHead(node.last_head, found, at=node.loc)
     return found
 
 

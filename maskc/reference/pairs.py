@@ -26,7 +26,7 @@ from maskc.reference.ranking import blocks_of, select
 
 
 @dataclass(frozen=True)
-class Place:
+class PairPlace:
     """One head of one sequence, with everything that nodes read there."""
 
     n_q: int
@@ -73,7 +73,7 @@ class Place:
 Truths = npt.NDArray[np.bool_]
 
 
-def keep(mask: Mask, at: Place) -> Truths:
+def keep(mask: Mask, at: PairPlace) -> Truths:
     """bool [n_q, n_kv], or the rows of the queries that the scope's q lists."""
     result = _algebra(mask, at)
     if at.reads_of_head and at.reads_of_head[-1] is None:
@@ -81,7 +81,7 @@ def keep(mask: Mask, at: Place) -> Truths:
     return np.array(np.broadcast_to(result, (len(at.q), at.n_kv)))
 
 
-def _algebra(mask: Mask, at: Place) -> Truths:
+def _algebra(mask: Mask, at: PairPlace) -> Truths:
     node = N.as_node(mask)
     match node:
         case N.Algebra(op, left, right):
@@ -106,7 +106,7 @@ _JOINED: dict[str, Callable[[Truths, Truths], Truths]] = {
 }
 
 
-def _atom(mask: N.OfTokens | N.OfData, at: Place) -> Truths:
+def _atom(mask: N.OfTokens | N.OfData, at: PairPlace) -> Truths:
     q, k = at.q, at.k
     p = at.position(getattr(mask, "align", N.END))
     found: Truths
@@ -189,7 +189,7 @@ def _atom(mask: N.OfTokens | N.OfData, at: Place) -> Truths:
     return found
 
 
-def _among(tokens: np.ndarray, ids: tuple[int, ...] | Expr, at: Place) -> Truths:
+def _among(tokens: np.ndarray, ids: tuple[int, ...] | Expr, at: PairPlace) -> Truths:
     """Which of the tokens are global: the listed ones, or the first ones."""
     if isinstance(ids, Expr):
         return (tokens >= 0) & (tokens < integer(ids, at.scope))
@@ -212,7 +212,7 @@ def leading(decl: DataDecl) -> tuple[int, int]:
     return (one, 1) if decl.rank == 1 else (1, one)
 
 
-def _own(decl: DataDecl, at: Place) -> np.ndarray:
+def _own(decl: DataDecl, at: PairPlace) -> np.ndarray:
     """The part of this sequence and head."""
     array = values(decl)
     by_sequence = array.ndim == decl.rank + 2 or decl.rank == 1
@@ -223,7 +223,7 @@ def _own(decl: DataDecl, at: Place) -> np.ndarray:
     return array
 
 
-def _table(decl: DataDecl, at: Place) -> Truths:
+def _table(decl: DataDecl, at: PairPlace) -> Truths:
     """bool [query blocks, key blocks] of this head."""
     array = at.read(decl) if decl.from_caller else values(decl)
     table = np.asarray(array)
@@ -236,7 +236,7 @@ def _table(decl: DataDecl, at: Place) -> Truths:
     return found
 
 
-def _topk(mask: N.TopK, at: Place) -> Truths:
+def _topk(mask: N.TopK, at: PairPlace) -> Truths:
     ranking = at.scores[mask]
     own = ranking[None] if ranking.ndim == 2 else ranking
     head = at.head if len(own) > 1 and mask.share != "all" else at.own_head

@@ -25,7 +25,7 @@ Index = tuple[Array, ...]
 
 
 @dataclass(frozen=True)
-class Share:
+class ScoreShare:
     """What pairs read of a table, and the derivatives of their logits by that."""
 
     name: str
@@ -42,7 +42,7 @@ class Logits:
     value: Array
     slope: Array
     """d value / d s."""
-    shares: tuple[Share, ...]
+    shares: tuple[ScoreShare, ...]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ScoreOf:
             return np.where(np.isneginf(value), 0.0, dual.by.get(by, 0.0))
 
         shares = tuple(
-            Share(self._names[slot], index, slope(number))
+            ScoreShare(self._names[slot], index, slope(number))
             for number, (slot, index) in enumerate(found.read)
             if number in dual.by
         )

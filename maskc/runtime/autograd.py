@@ -12,6 +12,8 @@ from maskc.core.errors import MixedLibraries, NotAnArray, WrongDevice, WrongDTyp
 from maskc.core.tensors import torch_of
 
 _NOTHING: Mapping[str, Any] = {}
+_PLAIN = {type(None), bool, int, float, str}
+"""Types of options that torch has no part in."""
 
 
 def needs_torch(
@@ -47,9 +49,10 @@ def needs_torch(
     if slopes is not None or sinks is not None:
         wanted = wanted or _wants(slopes) or _wants(sinks)
         dispatches = takes_part(slopes) or takes_part(sinks)
-    if data:
-        wanted = wanted or any(map(_wants, data.values()))
-        dispatches = dispatches or any(map(takes_part, data.values()))
+    for x in data.values():
+        if type(x) not in _PLAIN:
+            wanted = wanted or _wants(x)
+            dispatches = dispatches or takes_part(x)
     return (
         dispatches
         or (wanted and torch.is_grad_enabled())

@@ -826,6 +826,10 @@ def _restored(
 
 def class_for(bundle: Bundle) -> type[CompiledMask]:
     """What calls the kernels of a bundle without a formula of the score or dropout."""
+    if bundle.problem.page_size:
+        from maskc.runtime.paged import PagedMask
+
+        return PagedMask
     if bundle.problem.dtype is not DType.float8_e4m3fn:
         return CompiledMask
     from maskc.runtime.fp8 import FP8Mask

@@ -125,9 +125,17 @@ class CallPlanner:
         unit = self.whole.selector.source(direction, features)
         sizes = check_call(views, self.bundle, unit)
         ordered = LIBRARIES[type(given[0])].ordered
+        pages = options.pages
+        if pages is not None:  # what was checked has the lengths of sequences, and no strides
+            views["k"] = views["k"]._replace(strides=(*pages.k, 1))
+            views["v"] = views["v"]._replace(strides=(*pages.v, 1))
+            for name in ("k", "v"):
+                dtype, device = self.bundle.problem.dtype.value, views["q"].device
+                checks.check_storage(name, views[name], dtype, self.target, device)
         wanted = Pass(
-            direction, features, options.deterministic, views["q"].device, options.alpha_minus_1
-        )
+            direction, features, options.deterministic, views["q"].device, options.alpha_minus_1,
+            pages,
+        )  # fmt: skip
         rest = (wanted, views, sizes, bound, ordered)
         others = self._build_ahead(wanted)
         try:

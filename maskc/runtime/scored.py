@@ -10,6 +10,7 @@ import ctypes
 import math
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,7 @@ from maskc.core.data import CALL
 from maskc.core.errors import (
     BadOption,
     DataMissing,
+    IntegersUnread,
     MixedLibraries,
     ScoreIndex,
     ScoreOption,
@@ -35,10 +37,10 @@ from maskc.core.errors import (
     WrongRank,
 )
 from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
-from maskc.core.tensors import HOST, Array, Device, contiguous, singles
+from maskc.core.tensors import HOST, Array, Device, contiguous, singles, torch_of
 from maskc.core.unknown import unknown_keyword
 from maskc.dispatch.options import CallOptions
-from maskc.layout import check_int32, to_host
+from maskc.layout import check_extremes, check_int32, to_host
 from maskc.runtime.arrays.known import (
     LIBRARIES,
     Library,
@@ -61,6 +63,8 @@ _SUMS_ANYWAY = 1 << 20
 every run."""
 _MARGIN = 128
 """Sums by distance before the first and behind the last, see templates/sm90a/lib/diagonals.cuh."""
+_WIDE = {"int64", "uint32", "uint64"}
+"""Integers that may not fit 32 bits."""
 _MOST_CHECKED = 256
 """Calls whose indices were found to stay inside of their tables."""
 
@@ -116,6 +120,7 @@ class ScoredMask(CompiledMask):
         self._shifts = S.shift(inputs.formula.logit) is not None
         self._checked: set[object] = set()
         self._copies: dict[tuple[str, Device], tuple[np.ndarray, Any, int]] = {}
+        self._narrow: dict[str, tuple[Any, object, Any]] = {}
 
     def _read(self, inputs: Inputs) -> None:
         self.inputs = inputs
@@ -134,7 +139,7 @@ class ScoredMask(CompiledMask):
         """These kernels with other names and arrays; plans and binaries are shared."""
         if inputs is self.inputs:
             return self
-        found = self._like(_copies={})
+        found = self._like(_copies={}, _narrow={})
         found._read(inputs)
         return found
 
@@ -295,6 +300,8 @@ class ScoredMask(CompiledMask):
             return Table(x, None, None, _number(name, slot, x))
         if slot.rank == 0 and _is_number_of_host(x) and array_of(q, "q").device != HOST:
             return Table(x, None, None, _number(name, slot, x.item()))
+        if slot.integer and _dtype(x) in _WIDE and array_of(x, name).device != HOST:
+            x = self._narrowed(name, x)
         found = library(_converted(name, x, slot.integer), name)
         lib = LIBRARIES[type(found)]
         if getattr(x, "requires_grad", False) and lib is not library_of(type(q)):
@@ -317,6 +324,29 @@ class ScoredMask(CompiledMask):
         if view.device != here:
             raise WrongDevice(name, _shown(view.device), self.target.name, _shown(here), at=name)
         return Table(found, lib, view)
+
+    def _narrowed(self, name: str, x: Any) -> Any:
+        """Integers of a device as int32. The host reads their extremes, and waits for them, where
+        they are new: not where a call gives the same tensor, which nobody has written into.
+
+        Raises:
+            DataRange: one does not fit.
+            IntegersUnread: nobody counts what is written into x, or the host cannot wait.
+        """
+        seen = LIBRARIES[type(library(x, name))].watch(x)
+        known = self._narrow.get(name)
+        if known is not None and known[0]() is x and known[1] == seen is not None:
+            return known[2]
+        torch, dtype = torch_of(x), _dtype(x)
+        waits = x.is_cuda and torch.cuda.is_current_stream_capturing() if torch else False
+        if torch is None or seen is None or dtype == "uint64" or waits:
+            raise IntegersUnread(name, dtype, at=name)
+        whole = x.detach().long()
+        if whole.numel():
+            check_extremes(name, *(int(end) for end in torch.stack(whole.aminmax()).tolist()))
+        made = whole.int()
+        self._narrow[name] = weakref.ref(x), seen, made
+        return made
 
     def _moved(self, q: Any, name: str, x: np.ndarray, view: Array, here: Device) -> Table:
         """A captured NumPy array on the device of q; copied when its content is another one."""
@@ -493,13 +523,18 @@ def _is_number_of_host(x: Any) -> bool:
     return on_host and x.ndim == 0 and not getattr(x, "requires_grad", True)
 
 
+def _dtype(x: Any) -> str:
+    """The name of the dtype of an array; empty for anything else."""
+    return str(getattr(x, "dtype", "")).rpartition(".")[2]
+
+
 def _converted(name: str, x: Any, integer: bool) -> Any:
     """The array in the dtype that kernels read; itself where it has that.
 
     Raises:
-        DataRange: an integer on the host does not fit 32 bits. Integers on a device are not read.
+        DataRange: an integer on the host does not fit 32 bits.
     """
-    dtype = str(getattr(x, "dtype", "")).rpartition(".")[2]
+    dtype = _dtype(x)
     wanted = "int32" if integer else "float32"
     fits = (
         dtype.startswith(("int", "uint", "bool")) if integer else dtype.startswith(("float", "bfl"))

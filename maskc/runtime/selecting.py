@@ -11,7 +11,7 @@ from maskc.core import expr as E
 from maskc.core.bundle import Bundle, LayoutRecipe
 from maskc.core.errors import BadOption, MixedLibraries, NoIndexerLoss, NothingSelected
 from maskc.core.errors import SelectionNotListed as NotListed
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.core.selection import Score, Selection

@@ -16,9 +16,9 @@ from maskc.dsl.nodes import default_parameters
 from maskc.ir.heads import written_heads
 from maskc.runtime.device import default_target, runs
 from maskc.testing.emulator.machine import emulated, installed
+from maskc.verify.case_lengths import lengths_for
 from maskc.verify.counterexample import script
-from maskc.verify.lengths import lengths_for
-from maskc.verify.random_cases import Outcome, Subject, try_cases
+from maskc.verify.random_cases import MaskUnderTest, Outcome, try_cases
 
 EMULATED_PAIRS = 1 << 14
 """Most pairs of a case in the emulator, which runs a kernel some ten thousand times slower."""
@@ -50,7 +50,7 @@ class Wanted:
 class Examined:
     """The result of one mask's cases."""
 
-    subject: Subject
+    subject: MaskUnderTest
     outcome: Outcome
     target: Target
 
@@ -120,7 +120,7 @@ def examine(
     fixed = params or {}
     free = {name: value for name, value in default_parameters(mask).items() if name not in fixed}
     lengths = lengths_for(mask, heads, fixed)
-    subject = Subject(
+    subject = MaskUnderTest(
         name, mask, kernels, lengths, heads, tuple(sorted(free.items())), tuple(fixed.items())
     )
     with _machine(target) as is_emulated:

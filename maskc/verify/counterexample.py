@@ -12,9 +12,9 @@ from maskc.core.dtypes import DType
 from maskc.verify.case import ranks_by_qk
 from maskc.verify.random_cases import (
     GRADIENTS,
-    Drawn,
+    DrawnCase,
+    MaskUnderTest,
     Mismatch,
-    Subject,
     data_for,
     inputs,
     masks_of,
@@ -23,7 +23,7 @@ from maskc.verify.random_cases import (
 _WIDTH = 96
 
 
-def script(found: Mismatch, subject: Subject, command: str = "maskc verify") -> str:
+def script(found: Mismatch, subject: MaskUnderTest, command: str = "maskc verify") -> str:
     """The program: it exits with 0 where the kernel is right, with 1 where it still is wrong.
 
     Args:
@@ -166,7 +166,7 @@ def _stored(dtype: DType) -> str:
     return f"q, k, v, dout = (x.astype({kind}).astype(np.float32) for x in (q, k, v, dout))\n"
 
 
-def _compared(found: Mismatch, case: Drawn, passed: str) -> str:
+def _compared(found: Mismatch, case: DrawnCase, passed: str) -> str:
     """The lines of a program that compare, and exit."""
     order = f", deterministic={case.deterministic}" * case.deterministic
     results = ["dq", "dk", "dv", *(GRADIENTS[x] for x in GRADIENTS if x in case.options)]

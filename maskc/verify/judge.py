@@ -26,7 +26,7 @@ import numpy as np
 from maskc.core.dtypes import DType
 from maskc.verify import sparse
 from maskc.verify.case import Case
-from maskc.verify.tensors import Tensors, library, like, numpy_dtype, only_rows, wide
+from maskc.verify.case_tensors import CaseTensors, library, like, numpy_dtype, only_rows, wide
 
 SINGLE = 1e-5
 """Allowed in fp32, and for the log-sum-exp, which is fp32 everywhere."""
@@ -61,7 +61,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CaseVerdict:
     """The largest error of a result and whether every part of it is allowed."""
 
     error: float
@@ -130,9 +130,14 @@ def weights(
 
 
 def attend(
-    case: Case, tensors: Tensors, rows: np.ndarray, keep: Keep, backward: bool, dtype: DType | None,
+    case: Case,
+    tensors: CaseTensors,
+    rows: np.ndarray,
+    keep: Keep,
+    backward: bool,
+    dtype: DType | None,
     step: int | None = None,
-) -> Results:  # fmt: skip
+) -> Results:
     """Compute attention of the sampled rows, int64 [rows], head by head.
 
     Args:
@@ -272,7 +277,7 @@ class Judge:
             return right - more[..., None] * slide
         return right if self.expected.slide_keys is None else right - self.expected.slide_keys(more)
 
-    def verdict(self, out_read: Array | None = None, **found: Array) -> Verdict:
+    def verdict(self, out_read: Array | None = None, **found: Array) -> CaseVerdict:
         """Judge parts of a result by name: out, lse, dq, dk, dv.
 
         Args:
@@ -284,10 +289,12 @@ class Judge:
             for part, values in found.items()
         }  # fmt: skip
         ok = all(error <= self.allowed[part] for part, error in errors.items())
-        return Verdict(float(np.max(list(errors.values()))), ok)
+        return CaseVerdict(float(np.max(list(errors.values()))), ok)
 
 
-def make_judge(case: Case, tensors: Tensors, rows: np.ndarray, keep: Keep, backward: bool) -> Judge:
+def make_judge(
+    case: Case, tensors: CaseTensors, rows: np.ndarray, keep: Keep, backward: bool
+) -> Judge:
     """Make the judge of sampled rows.
 
     Args:
@@ -301,7 +308,7 @@ def make_judge(case: Case, tensors: Tensors, rows: np.ndarray, keep: Keep, backw
     return Judge(expected, stepwise, tensors.dout[:, :, rows.tolist()] if backward else None)
 
 
-def judged_forward(judge: Judge, rows: np.ndarray, result: Any) -> Verdict:
+def judged_forward(judge: Judge, rows: np.ndarray, result: Any) -> CaseVerdict:
     """Judge what a forward pass returned: out [B, H, n_q, Dv], or (out, lse [B, H, n_q]).
 
     Args:
@@ -316,9 +323,12 @@ def judged_forward(judge: Judge, rows: np.ndarray, result: Any) -> Verdict:
 
 
 def judged_backward(
-    judge: Judge, rows: np.ndarray, tensors: Tensors, backward: Callable[[Any], tuple[Any, ...]],
+    judge: Judge,
+    rows: np.ndarray,
+    tensors: CaseTensors,
+    backward: Callable[[Any], tuple[Any, ...]],
     out: Any = None,
-) -> Verdict:  # fmt: skip
+) -> CaseVerdict:
     """Run a backward on the sampled rows' gradient and judge it.
 
     Args:
@@ -330,7 +340,7 @@ def judged_backward(
     return judge.verdict(read, dq=dq[:, :, index], dk=dk, dv=dv)
 
 
-def worst(verdicts: list[Verdict]) -> Verdict:
+def worst(verdicts: list[CaseVerdict]) -> CaseVerdict:
     """The verdict on all of them."""
     errors = [verdict.error for verdict in verdicts]
-    return Verdict(float(np.max(errors)), all(verdict.ok for verdict in verdicts))
+    return CaseVerdict(float(np.max(errors)), all(verdict.ok for verdict in verdicts))

@@ -15,9 +15,9 @@ import numpy as np
 from maskc.core.dtypes import DType
 from maskc.core.problem import Direction
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, device_of, host, make_tensors
 from maskc.verify.full_judge import FullJudge
 from maskc.verify.random_cases import reached_wrongly
-from maskc.verify.tensors import Tensors, device_of, host, make_tensors
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -31,7 +31,7 @@ _ROUNDING = {DType.float32: 1e-6, DType.float16: 2**-10, DType.bfloat16: 2**-7}
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ProbeResult:
     """One line of the report."""
 
     case: str
@@ -66,7 +66,7 @@ class Probe:
         """Whether the target has a backward pass."""
         return Direction.backward in self.attn.target.directions
 
-    def checks(self) -> Iterator[Check]:
+    def checks(self) -> Iterator[ProbeResult]:
         """Run all checks, the cheapest first.
 
         Where q and k decide the mask no other q and k can be tried.
@@ -82,13 +82,13 @@ class Probe:
         if device == "cpu":
             yield self._planted(tensors, "V")
 
-    def _call(self, tensors: Tensors, **more: Any) -> Any:
+    def _call(self, tensors: CaseTensors, **more: Any) -> Any:
         options: dict[str, Any] = {**self.case.data, **more}
         return self.attn(*tensors.qkv, **options)
 
     # -------------------------------------------------------------- random inputs
 
-    def _random(self, tensors: Tensors) -> Iterator[Check]:
+    def _random(self, tensors: CaseTensors) -> Iterator[ProbeResult]:
         out, lse = self._call(tensors, return_lse=True)
         found = {"forward": {"out": host(out), "lse": host(lse)}}
         if self.backward:
@@ -100,11 +100,11 @@ class Probe:
         for what, results in found.items():
             judged = [judge.error(part, values) for part, values in results.items()]
             error, allowed = max(judged, key=lambda each: _share(*each))
-            yield Check(self.label, what, error, allowed, error <= allowed)
+            yield ProbeResult(self.label, what, error, allowed, error <= allowed)
 
     # -------------------------------------------------------------- exact probes
 
-    def _reads_back(self, tensors: Tensors) -> Check:
+    def _reads_back(self, tensors: CaseTensors) -> ProbeResult:
         """Read the mask back: with q = 0 and one-hot v, out is 1 / count at live keys, else 0."""
         n_kv, width = self.case.n_kv, self.case.head_dim
         count = self.keep.sum(axis=2, keepdims=True)
@@ -120,14 +120,16 @@ class Probe:
             keys = np.arange(first, min(first + width, n_kv))
             hot = np.zeros(tensors.v.shape, dtype=np.float32)
             hot[:, :, keys, keys - first] = 1
-            here = Tensors(silent, tensors.k, _like(tensors.v, hot), tensors.dout, tensors.device)
+            here = CaseTensors(
+                silent, tensors.k, _like(tensors.v, hot), tensors.dout, tensors.device
+            )
             found = host(self._call(here))[0][:, :, : len(keys)]
             right = expected[:, :, keys]
             near = np.abs(found - right) <= allowed[:, :, keys] * right
             wrong += int(np.count_nonzero(~near))
-        return Check(self.label, "reads the mask back", wrong, 0, wrong == 0)
+        return ProbeResult(self.label, "reads the mask back", wrong, 0, wrong == 0)
 
-    def _planted(self, tensors: Tensors, where: str) -> Check:
+    def _planted(self, tensors: CaseTensors, where: str) -> ProbeResult:
         """Plant NaN in rows of k or v: whoever sees the key must show it, and nobody else."""
         rng = np.random.default_rng(self.seed)
         n_kv = self.case.n_kv
@@ -137,10 +139,10 @@ class Probe:
         spoilt[:, :, keys] = np.nan
         q, k, v = tensors.qkv
         parts = (_like(k, spoilt), v) if where == "K" else (k, _like(v, spoilt))
-        found = host(self._call(Tensors(q, *parts, tensors.dout, tensors.device)))
+        found = host(self._call(CaseTensors(q, *parts, tensors.dout, tensors.device)))
         sees = np.asarray(self.keep[:, :, keys].any(axis=2))
         wrong = reached_wrongly(clean, found, sees)
-        return Check(self.label, f"NaN in {where} stays with its key", wrong, 0, wrong == 0)
+        return ProbeResult(self.label, f"NaN in {where} stays with its key", wrong, 0, wrong == 0)
 
 
 def _share(error: float, allowed: float) -> float:

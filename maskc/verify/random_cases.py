@@ -21,10 +21,18 @@ from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.questions.lengths import fixed_lengths
 from maskc.verify.case import Case, ranks_by_qk
+from maskc.verify.case_lengths import MARGIN, Lengths
+from maskc.verify.case_tensors import (
+    STRIDES,
+    CaseTensors,
+    has_torch,
+    host,
+    laid,
+    moved,
+    numpy_dtype,
+)
 from maskc.verify.full_judge import FullJudge
-from maskc.verify.lengths import MARGIN, Lengths
 from maskc.verify.samples import sample_data, true_mask
-from maskc.verify.tensors import STRIDES, Tensors, has_torch, host, laid, moved, numpy_dtype
 
 if TYPE_CHECKING:
     from maskc.dsl.mask import Mask
@@ -45,7 +53,7 @@ _SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnCase:
     """A case that was drawn; every number shrinks towards the first one that it can be."""
 
     n_q: int
@@ -79,7 +87,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Subject:
+class MaskUnderTest:
     """The mask and the kernels that are verified."""
 
     name: str
@@ -109,7 +117,7 @@ class Subject:
 class Mismatch:
     """A case in which the kernel is wrong."""
 
-    case: Drawn
+    case: DrawnCase
     part: str
     """`out`, `lse`, `dq`, `dk`, `dv`, `dsink`, `dalibi`; `planted` where NaN spread, and `call`
     where something was raised that is no refusal."""
@@ -149,7 +157,7 @@ class Draw:
         return values[self.integer(0, len(values) - 1)]
 
 
-def drawn(draw: Draw, subject: Subject) -> Drawn:
+def drawn(draw: Draw, subject: MaskUnderTest) -> DrawnCase:
     """A case of a mask: lengths around its constants, small ones first."""
     batch = draw.integer(1, 2)
     heads = subject.heads or draw.one_of((1, 2, 4))
@@ -164,13 +172,13 @@ def drawn(draw: Draw, subject: Subject) -> Drawn:
     by_sequence = bool(batch > 1 and draw.integer(0, 1))
     seed, dtype = draw.integer(0, 99), draw.one_of(list(subject.kernels))
     as_tensors, deterministic, planted = (bool(draw.integer(0, 1)) for _ in range(3))
-    return Drawn(
+    return DrawnCase(
         n_q, n_kv, batch, heads, kv_heads, options, strides, by_sequence, seed, values, dtype,
         as_tensors and has_torch(), deterministic, planted,
     )  # fmt: skip
 
 
-def _lengths(draw: Draw, subject: Subject, slices: int) -> tuple[int, int]:
+def _lengths(draw: Draw, subject: MaskUnderTest, slices: int) -> tuple[int, int]:
     """Draw queries and keys: equally many, or a few of one and more of the other."""
     fixed = fixed_lengths(subject.mask)
     if fixed:
@@ -193,7 +201,7 @@ SCALES = (0.25, -0.125, 0.0)
 """Factors of q . k that are drawn, besides the usual one."""
 
 
-def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, Any]]:
+def inputs(case: DrawnCase, subject: MaskUnderTest) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Draw q, k, v, dout, fp32 [B, H, N, D], and the options of a case.
 
     They are rounded to the dtype of the kernel, and, where q and k rank keys, to a grid on which
@@ -217,7 +225,7 @@ def inputs(case: Drawn, subject: Subject) -> tuple[list[np.ndarray], dict[str, A
     return rounded, {name: known[name] for name in case.options}
 
 
-def data_for(case: Drawn, subject: Subject) -> dict[str, Any]:
+def data_for(case: DrawnCase, subject: MaskUnderTest) -> dict[str, Any]:
     """The data that the mask reads: the same for all sequences, or each with its own."""
     found = sample_data(subject.mask, case.n_q, case.n_kv, case.seed)
     if case.data_by_sequence:
@@ -242,19 +250,21 @@ def _stacked(values: list[Any]) -> Any:
     return np.stack(values) if isinstance(first, np.ndarray) and first.ndim == 1 else first
 
 
-def _truth(case: Drawn, subject: Subject, data: dict[str, Any], q: Any, k: Any) -> np.ndarray:
+def _truth(
+    case: DrawnCase, subject: MaskUnderTest, data: dict[str, Any], q: Any, k: Any
+) -> np.ndarray:
     """The mask by the reference, bool [batch, heads, n_q, n_kv]."""
     problem = subject.kernels[case.dtype].bundle.problem
     whole = Case(
         subject.name, subject.mask, case.batch, case.heads, case.kv_heads, case.n_q, case.n_kv,
         problem.head_dim, problem.dtype, data,
     )  # fmt: skip
-    keep = true_mask(whole, Tensors(q, k, None, None, "cpu"))
+    keep = true_mask(whole, CaseTensors(q, k, None, None, "cpu"))
     keep = keep.reshape(masks_of(case, subject), -1, case.n_q, case.n_kv)
     return np.broadcast_to(keep, (case.batch, case.heads, case.n_q, case.n_kv))
 
 
-def masks_of(case: Drawn, subject: Subject) -> int:
+def masks_of(case: DrawnCase, subject: MaskUnderTest) -> int:
     """The number of sequences that have a mask of their own; 1 where all have the same."""
     by_data = case.data_by_sequence and _has_vectors(subject.mask)
     return case.batch if by_data or ranks_by_qk(subject.mask) else 1
@@ -269,7 +279,7 @@ def _has_vectors(mask: Mask) -> bool:
     return any(d.kind in vectors for node in walk(mask) for d in node.decls)
 
 
-def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
+def mismatch(case: DrawnCase, subject: MaskUnderTest) -> Mismatch | None:
     """Run a case, forward and (where the target has it) backward, and compare it with fp64.
 
     Raises:
@@ -315,7 +325,7 @@ def mismatch(case: Drawn, subject: Subject) -> Mismatch | None:
     return Mismatch(case, "planted", wrong, 0.0) if wrong else None
 
 
-def mismatch_or_raised(case: Drawn, subject: Subject) -> Mismatch | None:
+def mismatch_or_raised(case: DrawnCase, subject: MaskUnderTest) -> Mismatch | None:
     """The mismatch, and whatever is raised that is no refusal: a kernel that hangs in the emulator,
     or a defect of maskc.
 
@@ -375,7 +385,7 @@ class _Watch:
     """Tries cases and keeps the smallest wrong one."""
 
     def __init__(
-        self, subject: Subject, seconds: float | None, tell: Callable[[int], object]
+        self, subject: MaskUnderTest, seconds: float | None, tell: Callable[[int], object]
     ) -> None:
         self.subject, self._seconds, self._tell = subject, seconds, tell
         self.cases = self.refused = 0
@@ -383,7 +393,7 @@ class _Watch:
         self.best: Mismatch | None = None
         self._until: float | None = None  # known after the first case, which builds the kernel
 
-    def tried(self, case: Drawn) -> bool:
+    def tried(self, case: DrawnCase) -> bool:
         """Whether a case is right; a refused one is.
 
         Raises:
@@ -413,7 +423,7 @@ class _Watch:
 
 
 def try_cases(
-    subject: Subject, count: int, seed: int, seconds: float | None = None,
+    subject: MaskUnderTest, count: int, seed: int, seconds: float | None = None,
     tell: Callable[[int], object] = lambda done: None,
 ) -> Outcome:  # fmt: skip
     """Draw cases until one is wrong, and shrink that one.
@@ -479,7 +489,7 @@ def _by_hypothesis(watch: _Watch, count: int, seed: int) -> None:
         trial()
 
 
-def _simplest(found: Mismatch, subject: Subject) -> Mismatch:
+def _simplest(found: Mismatch, subject: MaskUnderTest) -> Mismatch:
     """The case with one thing after another made simpler, as long as it is wrong.
 
     Hypothesis shrinks what was drawn, and draws squares more simply than single rows.
@@ -499,7 +509,7 @@ _SIMPLER = 60
 """Cases that are tried in the end, at most."""
 
 
-def _simpler(case: Drawn, subject: Subject) -> Iterator[Drawn]:
+def _simpler(case: DrawnCase, subject: MaskUnderTest) -> Iterator[DrawnCase]:
     """Cases with one thing simpler, those that save most first."""
     if case.batch > 1:
         yield replace(case, batch=1, data_by_sequence=False)

@@ -11,7 +11,7 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import TopK, walk
 from maskc.layout import kept_promise
 from maskc.verify.case import Case
-from maskc.verify.tensors import Tensors, host
+from maskc.verify.case_tensors import CaseTensors, host
 
 
 def sample_data(mask: Mask, n_q: int, n_kv: int | None = None, seed: int = 0) -> dict[str, object]:
@@ -56,7 +56,7 @@ def _ranking(
     return {name: rng.integers(-3, 4, size).astype(np.float32) for name, size in shapes.items()}
 
 
-def true_mask(case: Case, tensors: Tensors) -> np.ndarray:
+def true_mask(case: Case, tensors: CaseTensors) -> np.ndarray:
     """bool [n_q, n_kv], after batch and heads where these differ, by the reference."""
     reads: dict[str, Any] = {"heads_kv": case.kv_heads, **case.data}
     if case.ranks_by_qk:

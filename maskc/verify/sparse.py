@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from maskc.verify.tensors import library
+from maskc.verify.case_tensors import library
 
 _STEPS = 64
 """Halvings of an interval of at most 1."""

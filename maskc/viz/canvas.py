@@ -12,7 +12,7 @@ import numpy as np
 
 from maskc.core.errors import UsageMistake, not_imported
 from maskc.viz import words
-from maskc.viz.picture import Cells, Panel, Picture, Raster
+from maskc.viz.picture import PairCells, Panel, Picture, Raster
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -144,7 +144,7 @@ class Drawn:
 
     shown: Picture
     panel: Panel
-    cells: Cells
+    cells: PairCells
     width: float
     height: float
     """The drawing's width and height in inches."""
@@ -211,7 +211,7 @@ def scales(axes: Axes, drawn: Drawn, per_inch: float, names: bool = True) -> Non
         axes.set_ylabel("queries", fontsize=9, labelpad=4)
 
 
-def _image(cells: Cells, elements: bool) -> np.ndarray:
+def _image(cells: PairCells, elements: bool) -> np.ndarray:
     """float [rows, columns, 3]: the cells' colours; a share that is live is a strength."""
     empty, partial, full = map(_rgb, (EMPTY, PARTIAL, FULL))
     share = cells.share[..., None]

@@ -10,8 +10,8 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import data_of_calls
 from maskc.ir.heads import written_heads as written_heads
 from maskc.viz import words
-from maskc.viz.lengths import showing
 from maskc.viz.picture import Picture, picture
+from maskc.viz.shown_lengths import showing
 
 _PANELS = 8
 """Sets of heads that are drawn, at most."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from maskc.core.dtypes import DType
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, PARTIAL, BlockLayout
 from maskc.core.problem import Problem, TileShape
@@ -22,8 +22,8 @@ from maskc.core.svg import sums
 from maskc.dsl.mask import Mask
 from maskc.layout import check_lengths, tile_shape
 from maskc.layout.tiles.numbers import Numbers
-from maskc.viz.scores import with_scores
-from maskc.viz.view import Span, View, views
+from maskc.viz.made_scores import with_scores
+from maskc.viz.view import View, ViewSpan, views
 
 MOST_TILES = 2048
 """The most tiles in a row or a column of a raster."""
@@ -37,7 +37,7 @@ _LARGEST_TILE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class PairCells:
     """A raster shrunk to what is drawn."""
 
     classes: np.ndarray
@@ -74,7 +74,7 @@ class Raster:
         """Whether entries are single pairs."""
         return self.unit == (1, 1)
 
-    def fit(self, rows: int, columns: int) -> Cells:
+    def fit(self, rows: int, columns: int) -> PairCells:
         """The raster reduced to at most rows x columns cells."""
         down, right = (
             max(1, -(-size // most))
@@ -84,7 +84,7 @@ class Raster:
         whole = sums(self.classes != FULL, down, right) == 0
         classes = np.where(whole, 2, some).astype(np.uint8)
         share = sums(self.live, down, right) / sums(self.pairs, down, right)
-        return Cells(classes, share, (down, right))
+        return PairCells(classes, share, (down, right))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Picture:
     """The mask as it is written, with a note where a hull or one sequence of several is shown."""
     n_q: int
     n_kv: int
-    span: Span
+    span: ViewSpan
     """The window that is drawn."""
     head_dim: int
     head_dim_v: int
@@ -188,7 +188,7 @@ def picture(
         MaskcError: a range outside the lengths, tiles that are too small, or as Mask.layout.
     """
     n_q, n_kv = check_lengths(n_q, n_q if n_kv is None else n_kv)
-    window = Span(*(span or (0, n_q, 0, n_kv))).check(n_q, n_kv)
+    window = ViewSpan(*(span or (0, n_q, 0, n_kv))).check(n_q, n_kv)
     dims = head_dim, head_dim_v or head_dim
     kind = DType.parse(dtype)
     if tile is None and kernel is not None:
@@ -229,7 +229,7 @@ def numbers_of(
         MaskcError: as Mask.layout.
     """
     n_q, n_kv = check_lengths(n_q, n_kv)
-    shape, whole = tile_shape(tile), Span(0, n_q, 0, n_kv)
+    shape, whole = tile_shape(tile), ViewSpan(0, n_q, 0, n_kv)
     found = views(mask, n_q, n_kv, whole, n_heads=n_heads, data=data)
     return {
         heads: _numbers(view, view.layout(shape), problem) for heads, view in found.by_heads.items()

@@ -14,7 +14,7 @@ import numpy as np
 
 from maskc.dsl.mask import Mask
 from maskc.viz import words
-from maskc.viz.picture import Cells, Panel, Picture, picture
+from maskc.viz.picture import PairCells, Panel, Picture, picture
 
 EMPTY, THIN, PARTIAL, FULL = range(4)
 """Looks of a cell: a thin one is partial with under half of its pairs live."""
@@ -100,7 +100,7 @@ def _drawing(shown: Picture, panel: Panel, width: int, color: bool) -> _Drawing:
     )  # fmt: skip
 
 
-def _looks(cells: Cells) -> np.ndarray:
+def _looks(cells: PairCells) -> np.ndarray:
     partial = np.where(cells.share < 0.5, THIN, PARTIAL)
     looks = [np.full_like(partial, EMPTY), partial, np.full_like(partial, FULL)]
     return np.choose(cells.classes, looks).astype(np.uint8)

@@ -13,7 +13,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.errors import DataRange
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
@@ -22,11 +22,11 @@ from maskc.dsl.slots import with_captured
 from maskc.ir.lowered import on_all_heads
 from maskc.ir.selecting import hull
 from maskc.layout import build
-from maskc.questions.asked import Asked, bound, pairs_of
+from maskc.questions.mask_at_lengths import MaskAtLengths, bound, pairs_of
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ViewSpan:
     """The queries q0 .. q1 - 1 and the keys k0 .. k1 - 1."""
 
     q0: int
@@ -42,7 +42,7 @@ class Span:
         """(queries, keys)."""
         return self.q1 - self.q0, self.k1 - self.k0
 
-    def check(self, n_q: int, n_kv: int) -> Span:
+    def check(self, n_q: int, n_kv: int) -> ViewSpan:
         """Check the range and return it.
 
         Raises:
@@ -106,7 +106,7 @@ def views(
     mask: Mask,
     n_q: int,
     n_kv: int,
-    span: Span,
+    span: ViewSpan,
     *,
     n_heads: int | None = None,
     batch: int = 0,
@@ -143,7 +143,7 @@ def views(
 
 def hull_asked(
     mask: Mask, n_q: int, n_kv: int, n_heads: int | None, data: Mapping[str, object]
-) -> Asked:
+) -> MaskAtLengths:
     """The mask of all heads with what it reads; arguments and errors are those of `views`."""
     mask, data = with_captured(mask, data, n_heads, n_q, n_kv)
     irs = on_all_heads(mask, n_heads)
@@ -152,7 +152,7 @@ def hull_asked(
     return bound(irs, n_q, n_kv, data)
 
 
-def _moved(keep: Expr, values: Mapping[str, int], span: Span) -> Expr:
+def _moved(keep: Expr, values: Mapping[str, int], span: ViewSpan) -> Expr:
     """The formula in the window's coordinates, with numbers for lengths and parameters."""
     corner = {"q": E.add(E.Q, E.const(span.q0)), "k": E.add(E.K, E.const(span.k0))}
 

@@ -14,3 +14,9 @@
 #include "common/lib/bounds.h"
 
 #include "common/lib/mask_sides.cuh"
+
+#if WITH_SCORE
+// Of all parts of a mask, which formulas of the score may name; TOKENS_POLICY says them.
+FN i32 all_queries(const struct Attention &p);
+FN i32 all_keys(const struct Attention &p);
+#endif

@@ -18,3 +18,9 @@
 #include "common/lib/formulas.h"
 #include "common/lib/mask_words.h"
 #include "common/lib/bounds.h"
+
+#if WITH_SCORE
+// Of all parts of a mask, which formulas of the score may name; TOKENS_POLICY says them.
+FN i32 all_queries(const struct Attention *p);
+FN i32 all_keys(const struct Attention *p);
+#endif

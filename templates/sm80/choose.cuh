@@ -12,6 +12,8 @@
 
 #include "sm80/lib/load.cuh"
 
+#include "sm80/lib/keys_rows.cuh"
+
 #include "sm80/lib/work.cuh"
 
 #include "sm80/lib/softmax.cuh"

@@ -15,6 +15,8 @@
 
 #include "sm80/lib/load.cuh"
 
+#include KEYS_POLICY
+
 #if WIDE
 #include "sm80/lib/halves.cuh"
 
@@ -246,7 +248,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
     if (block.list.count > 0) {
         next = tile_at(block.list, 0);
         pack(next);
-        load_tile<TILE_K>(k_tile, block.k, p.k_stride, first_key(next), p.n_kv);
+        load_keys(k_tile, block.k, p.k_stride, first_key(next), p, block.work.batch);
     } else {
 #if WIDE
 #else
@@ -266,7 +268,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
 
         copy_wait<0>();   // k has arrived, and
         __syncthreads();  // the last v is no longer read
-        load_tile<TILE_K, PIECES_V>(v_tile, block.v, p.v_stride, first_k, p.n_kv);
+        load_keys<PIECES_V>(v_tile, block.v, p.v_stride, first_k, p, block.work.batch);
         next = tile_at(block.list, min_i32(i + 1, block.list.count - 1));
         pack(next);
         const auto load_next = [&] {
@@ -276,7 +278,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
             add_half(s, shared.halves);
 #endif
             if (i + 1 < block.list.count)
-                load_tile<TILE_K>(k_tile, block.k, p.k_stride, first_key(next), p.n_kv);
+                load_keys(k_tile, block.k, p.k_stride, first_key(next), p, block.work.batch);
         };
 #if WIDE
         score(s, query, k_tile);

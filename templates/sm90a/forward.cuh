@@ -102,6 +102,8 @@ FN void initialize_again(struct Shared &shared) {
 
 #include "sm90a/lib/items.cuh"
 
+#include KEYS_POLICY
+
 #if WITH_FP8
 #include "sm90a/lib/values_bytes.cuh"
 #else

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 from maskc import driver  # noqa: E402
-from maskc.analysis import heads  # noqa: E402
+from maskc.analysis import head_groups as heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.runtime import planner  # noqa: E402
 from tests.support.exact_attention import DEVICE, live_pairs, tensors, vectors  # noqa: E402

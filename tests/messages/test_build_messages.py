@@ -42,6 +42,12 @@ HALF = DType.bfloat16
 HALVES = Problem(64, 64, HALF)
 
 
+def narrowed(name, x):
+    """A table of integers as a call on a GPU takes it."""
+    score = mc.score(lambda s, q, k: s + mc.table("bias")[mc.table("ids", integer=True)[k]])
+    return mc.causal().compile(16, dtype="float32", target="cpu", score=score)._narrowed(name, x)
+
+
 def in_jax(name=""):
     """The door for arrays of JAX, or a part of it."""
     pytest.importorskip("jax")
@@ -97,6 +103,12 @@ def on_stream(usable):
 
 def torch():
     return pytest.importorskip("torch")
+
+
+def pages(table):
+    """A plan over a page table, of sequences with 16 keys in pages of 8."""
+    attn = mc.paged(mc.causal(), page_size=8, head_dim=16, n_heads=2, target="cpu")
+    return attn.plan(np.array(table), 1, [16] * len(table))
 
 
 def learned():
@@ -248,6 +260,29 @@ TEXTS = {
         "keys that they chose, which its gradient needs\n"
         "    hint: call mask.compile(...) instead of a generated module, or pass alpha.detach()",
     ),
+    "MC464": (
+        lambda: mc.paged(mc.causal(), page_size=0, head_dim=16, n_heads=4),
+        "MC464 page_size  page_size must be a positive integer, found 0\n"
+        "    hint: see help(maskc.paged)",
+    ),
+    "MC465": (
+        lambda: pages([[0, 0]]).check(3),
+        "MC465 page_table  sequence 0: one page holds two runs of its keys\n"
+        "    hint: kernels read zeros for entries outside of the pool; unset MASKC_CHECK to run "
+        "without this check",
+    ),
+    "MC466": (
+        lambda: mc.paged(
+            mc.causal(),
+            page_size=8,
+            head_dim=16,
+            n_heads=4,
+            score=mc.score(lambda s, q, k: s * mc.n_kv),
+        ),
+        "MC466 score  mc.paged has no kernel for it: it has a formula of the score that reads n_kv"
+        "\n    hint: documents, flags, intervals, positions and trees have an entry per token; "
+        "gather the keys and call mc.attention for other data",
+    ),
     "MC418": (
         lambda: scored(softcap=2.0),
         "MC418 softcap  softcap= beside score=: the order of the two is not settled\n"
@@ -313,6 +348,11 @@ TEXTS = {
         "MC442 mask  a mask is a set of pairs and no function\n"
         "    hint: mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a "
         "function",
+    ),
+    "MC443": (
+        lambda: narrowed("ids", np.zeros(3, np.int64)),
+        "MC443 ids  'ids' is int64 on a GPU, and the host cannot check here that it fits 32 bits\n"
+        "    hint: give it as int32: x.int() of a torch tensor, x.astype('int32') of a CuPy array",
     ),
     "MC433": (
         lambda: mc.window(3).cache().given([9, 4]),

@@ -28,7 +28,7 @@ def test_what_the_emulator_needs(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_wrong_case(monkeypatch: pytest.MonkeyPatch):
-    def wrong(case: cases.Drawn, _: object) -> cases.Mismatch:
+    def wrong(case: cases.DrawnCase, _: object) -> cases.Mismatch:
         return cases.Mismatch(case, "dq", 0.25, 0.01)
 
     monkeypatch.setattr(cases, "mismatch", wrong)

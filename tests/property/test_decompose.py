@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.dsl.slots import with_captured
 from maskc.ir.decompose import decompose
 from maskc.ir.types import Band, Columns, Lattice, MaskIR, Piece, PieceKind, Rows, Segments, Table

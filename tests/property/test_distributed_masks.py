@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.distributed import plan
 from maskc.distributed.layouts import LAYOUTS
-from maskc.distributed.ranges import union
-from maskc.distributed.work import Call
+from maskc.distributed.token_ranges import union
+from maskc.distributed.work import RankCall
 from tests.support.thorough import examples
 
 MASKS = {
@@ -116,7 +116,7 @@ def test_every_pair_is_computed_once(data: st.DataObject):
     assert np.array_equal(count, mask.dense(n).astype(np.int64))
 
 
-def _counted(count: np.ndarray, rows: np.ndarray, keys: np.ndarray, call: Call) -> None:
+def _counted(count: np.ndarray, rows: np.ndarray, keys: np.ndarray, call: RankCall) -> None:
     live = call.local.mask.dense(len(rows), len(keys), **call.local.data)
     there = np.flatnonzero(keys >= 0)
     assert not live[:, keys < 0].any()

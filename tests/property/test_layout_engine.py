@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, PARTIAL, BlockLayout
 from maskc.core.problem import TileShape
 from maskc.layout import build, count
 from maskc.layout.tiles import elements, expand, matching, refine, row_sweep, toeplitz
-from maskc.layout.tiles.bounds import Analyst, Boxes
+from maskc.layout.tiles.bounds import Analyst, PairBoxes
 from maskc.layout.tiles.elements import Elements
 from maskc.layout.tiles.expand import layout_of
 from maskc.layout.tiles.ranges import extremes_of
@@ -278,7 +278,7 @@ def test_fine_boxes_and_samples(keep: Expr, grid: tuple[int, int, TileShape]) ->
 def test_certain_answers_are_true(keep: Expr, corners: list[tuple[int, int, int, int]]) -> None:
     live = dense(keep, 50, 50)
     q, k = np.sort(np.array(corners)[:, :2]), np.sort(np.array(corners)[:, 2:])
-    boxes = Boxes(q[:, 0], q[:, 1], k[:, 0], k[:, 1])
+    boxes = PairBoxes(q[:, 0], q[:, 1], k[:, 0], k[:, 1])
     may, must = Analyst(ARRAYS).verdict(elements_of(keep, 50, 50).keep, boxes)
     for box in range(len(boxes)):
         pairs = live[q[box, 0] : q[box, 1] + 1, k[box, 0] : k[box, 1] + 1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import maskc as mc
 from maskc import driver
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.ir import decompose as decomposing
 from maskc.ir import nested as nesting
 from maskc.ir.decompose import decompose

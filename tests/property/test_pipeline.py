@@ -12,14 +12,14 @@ import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
 from maskc.core.captured import Held
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr_text import parse_expr, to_python
 from maskc.core.problem import TileShape
 from maskc.dsl.slots import emptied, emptied_together
-from maskc.ir.compare import equals, fingerprint, subset
 from maskc.ir.decompose import decompose
 from maskc.ir.lift import lift
 from maskc.ir.lower import lower
+from maskc.ir.set_comparison import equals, fingerprint, subset
 from maskc.ir.types import MaskIR
 from maskc.layout import bind_arrays, build, held_arrays, split_call_data
 from maskc.plan.ranges import RowRange, TileRange, row_ranges

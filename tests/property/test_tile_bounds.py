@@ -22,7 +22,7 @@ from maskc.emit.tile_bounds_text import tile_text
 from maskc.ir.lift import lift
 from maskc.ir.lower import lower
 from maskc.layout import bind_arrays
-from maskc.layout.tiles.bounds import Analyst, Boxes
+from maskc.layout.tiles.bounds import Analyst, PairBoxes
 from maskc.layout.tiles.data_tiles import hull, split
 from tests.property.test_layout_engine import (
     ARRAYS,
@@ -102,7 +102,7 @@ def test_c_says_what_numpy_says(folder, formulas: list[Expr], seed: int) -> None
     built = ctypes.CDLL(str(library))
     rng = np.random.default_rng(seed)
     corners = np.sort(rng.integers(0, N, (20, 2, 2)), axis=2)
-    boxes = Boxes(*corners.reshape(20, 4).T)
+    boxes = PairBoxes(*corners.reshape(20, 4).T)
     for number, keep in enumerate(formulas):
         lifted = lift(keep, lists=False)
         args = [int(E.as_const(E.substitute(arg, known))) for arg in lifted.args]
@@ -170,7 +170,7 @@ def test_nothing_is_lost_on_data_in_order(name, sizes):
     arrays = bind_arrays(tuple(ir.data), data, n, n)
     keep = E.substitute(ir.keep, {E.N_Q: E.const(n), E.N_KV: E.const(n)})
     q, k = (np.arange(0, n, side) for side in sizes)
-    boxes = Boxes(
+    boxes = PairBoxes(
         q[:, None], np.minimum(q + tile.q, n)[:, None] - 1, k[None],
         np.minimum(k + tile.k, n)[None] - 1,
     )  # fmt: skip

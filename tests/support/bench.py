@@ -14,7 +14,7 @@ from maskc.core.target import Target
 from maskc.lab.environment import environment
 from maskc.runtime.device import default_target
 from maskc.verify.case import Case
-from maskc.verify.tensors import device_of
+from maskc.verify.case_tensors import device_of
 
 
 def bench_pattern(

@@ -22,7 +22,7 @@ from maskc.core.problem import Feature, TileShape
 from maskc.core.target import TARGETS
 from maskc.emit.environment import render
 from maskc.emit.spec import Iteration, KernelSpec, PredicateLine, Shape
-from maskc.testing.emulator.built import library
+from maskc.testing.emulator.shared_object import library
 from tests.support.thorough import OPTIMISED
 
 TEMPLATE = "cpu/attention.c.j2"

@@ -21,7 +21,7 @@ from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
 from maskc.dispatch.tables import Tables, make_tables
 from maskc.layout import Chosen, bind_arrays
-from maskc.testing.emulator.built import library
+from maskc.testing.emulator.shared_object import library
 
 _SHIMS = """
 #include <stdint.h>

@@ -13,7 +13,7 @@ import numpy as np
 from maskc.build.hostcc import host_compiler
 from maskc.core.abi import structure
 from maskc.core.bundle import SourceUnit
-from maskc.testing.emulator.built import library
+from maskc.testing.emulator.shared_object import library
 
 _SHIMS = """
 #include <math.h>

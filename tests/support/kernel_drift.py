@@ -6,7 +6,8 @@
 Each source is held against its earlier text by four tests, the cheapest first, until one finds
 them equal: tokens without comments; tokens behind the preprocessor, for every mode and a set of
 features; declarations in any order; SASS without names. SASS needs NVRTC (cuda13 extra) and
-nvdisasm (nvidia-cuda-nvdisasm); it takes some seconds a kernel. C sources are compared as gcc's assembly instead.
+nvdisasm (nvidia-cuda-nvdisasm); it takes some seconds a kernel. C sources are compared as gcc's
+assembly instead.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from typing import Any
 
 PRELOAD = (
     "torch", "torch.distributed", "torch.distributed.tensor.parallel", "maskc.distributed",
-    "maskc.analysis.heads", "maskc.plan.choose", "maskc.emit.emitter", "tests.support.shared_cases",
+    "maskc.analysis.head_groups", "maskc.plan.choose", "maskc.emit.emitter",
+    "tests.support.shared_cases",
     "transformers.models.auto.modeling_auto", "transformers.modeling_utils",
     "maskc.integrations.transformers", "tests.support.shared_models",
 )  # fmt: skip

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import maskc as mc
 from maskc.distributed import passes, plan
-from maskc.distributed.exchange import Rows
+from maskc.distributed.exchange import ExchangedRows
 from maskc.distributed.groups import Accord, Ranks
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
@@ -122,7 +122,7 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
     work = made.work(rank, None, drops or score is not None)
     _, tables = case.drawn(device)
     accord = Accord(made, Ranks(None, rank, size, ()), device)
-    step = passes.Step(made, work, accord, options, case.deterministic, dropout,
+    step = passes.PassStep(made, work, accord, options, case.deterministic, dropout,
                        made.once(("kernels",), dict), score, tables, tuple(tables))  # fmt: skip
     hq, hkv, dim = case.heads
 
@@ -133,7 +133,7 @@ def jobs(case: Shared, rank: int, size: int, device: torch.device) -> list[Calla
     def one(call: Any, rows: int) -> None:
         torch.cuda.set_device(device)
         q, of_own = zeros(hq, rows), zeros(hkv, work.tokens)
-        of_buffer = Rows(1, hkv, dim, dim).keys(
+        of_buffer = ExchangedRows(1, hkv, dim, dim).keys(
             torch.zeros(work.size, 2 * hkv * dim, device=device, dtype=case.dtype)
         )
         k = of_own if call.own else of_buffer

@@ -15,7 +15,7 @@ from benchmarks.batch_rows import ROWS  # noqa: E402
 from maskc.core.dtypes import DType  # noqa: E402
 from maskc.reference.attention import attention  # noqa: E402
 from maskc.verify.case import Case  # noqa: E402
-from maskc.verify.tensors import host, make_tensors  # noqa: E402
+from maskc.verify.case_tensors import host, make_tensors  # noqa: E402
 from tests.support.thorough import without_inductor  # noqa: E402
 
 SHORT = [row for row in ROWS if row.data(np.random.default_rng(0), 2, 768) and not row.n_q]

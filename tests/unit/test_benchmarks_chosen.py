@@ -18,8 +18,8 @@ from maskc.core.target import Target
 from maskc.lab.rivals import Unavailable
 from maskc.reference.attention import attention
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import host, make_tensors
 from maskc.verify.samples import sample_data, true_mask
-from maskc.verify.tensors import host, make_tensors
 from tests.support.bench import bench_pattern
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")

@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 from benchmarks.rivals import make_rival  # noqa: E402
 from maskc import causal  # noqa: E402
 from maskc.core.dtypes import DType  # noqa: E402
-from maskc.lab.pairs import Pairs  # noqa: E402
+from maskc.lab.case_pairs import CasePairs  # noqa: E402
 from maskc.lab.rivals import Missing, Unavailable, intervals  # noqa: E402
 from maskc.verify.case import Case  # noqa: E402
-from maskc.verify.tensors import make_tensors  # noqa: E402
+from maskc.verify.case_tensors import make_tensors  # noqa: E402
 
 
 def seen(ends: np.ndarray, n_kv: int) -> np.ndarray:
@@ -50,7 +50,7 @@ def test_too_many_intervals():
 def test_missing():
     case = Case("causal", causal(), 1, 1, 1, 8, 8, 16, DType.float32)
     with pytest.raises(Missing, match="nvidia-cudnn-frontend"):
-        make_rival("cudnn_flex", case, make_tensors(case, "cpu"), Pairs(case), False)
+        make_rival("cudnn_flex", case, make_tensors(case, "cpu"), CasePairs(case), False)
 
 
 def test_ends_never_fall():

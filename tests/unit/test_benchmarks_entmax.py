@@ -20,8 +20,8 @@ from maskc.reference.attention import attention, gradients
 from maskc.reference.entmax import entmax
 from maskc.verify import sparse
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, host, make_tensors, only_rows
 from maskc.verify.judge import attend, lse_error, make_judge
-from maskc.verify.tensors import Tensors, host, make_tensors, only_rows
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")
 MASK = mc.window(9) - mc.strided(7)
@@ -57,7 +57,7 @@ def test_sampled_attention_is_the_oracles(alpha: float):
     case = case_of(alpha)
     rng = np.random.default_rng(3)
     shapes = [(2, 4, 60, 16), (2, 2, 64, 16), (2, 2, 64, 16), (2, 4, 60, 16)]
-    tensors = Tensors(*(rng.standard_normal(shape) for shape in shapes), "cpu")
+    tensors = CaseTensors(*(rng.standard_normal(shape) for shape in shapes), "cpu")
     dense, rows = MASK.dense(60, 64), np.array([0, 3, 4, 20, 59])
     found = attend(case, tensors, rows, lambda b, h: dense[rows], True, None)
     out, lse = attention(*tensors.qkv, dense, alpha=alpha)

@@ -20,8 +20,8 @@ from maskc.core.target import Target
 from maskc.lab.rivals import Unavailable
 from maskc.reference.attention import attention
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, host, make_tensors
 from maskc.verify.samples import sample_data, true_mask
-from maskc.verify.tensors import Tensors, host, make_tensors
 from tests.support.thorough import without_inductor
 
 torch = pytest.importorskip("torch")
@@ -84,7 +84,7 @@ def test_nothing_leaves_the_device_of_the_tensors(name: str):
     heads = 1 if name == "indexer" else 2
     case = Case(name, mask, 1, 4, heads, 256, 256, 16, DType.bfloat16, sample_data(mask, 256))
     made = make_tensors(case, "cpu")
-    tensors = Tensors(*(x.to("meta") for x in (*made.qkv, made.dout)), "cpu")
+    tensors = CaseTensors(*(x.to("meta") for x in (*made.qkv, made.dout)), "cpu")
     pairs, (q, k, v) = ChosenPairs(case, tensors), tensors.qkv
     assert pairs.rows(0, 3, np.array([0, 70, 255])).device.type == "meta"
     assert chosen_by_torch(case, tensors)(q, k, v).device.type == "meta"

@@ -14,7 +14,7 @@ from benchmarks.suite import SUITES
 from maskc import driver
 from maskc.core.dtypes import DType
 from maskc.ir.grid import grid_mask
-from maskc.lab.pairs import defined_rows
+from maskc.lab.case_pairs import defined_rows
 
 FOLDER = Path(__file__).parents[2] / "patterns"
 SMALL = [

@@ -12,10 +12,10 @@ from benchmarks import heads as module
 from benchmarks.heads import HeadJudges, confirm
 from maskc.core.dtypes import DType
 from maskc.core.errors import CheckFailed
-from maskc.lab.pairs import Pairs
+from maskc.lab.case_pairs import CasePairs
 from maskc.reference.attention import attention, gradients
 from maskc.verify.case import Case
-from maskc.verify.tensors import make_tensors
+from maskc.verify.case_tensors import make_tensors
 
 torch = pytest.importorskip("torch", reason="whole heads are checked in PyTorch")
 
@@ -45,7 +45,7 @@ def right_answers(case: Case, tensors):
 def test_the_oracle_passes_and_any_wrong_element_does_not():
     case = case_of()
     tensors = make_tensors(case, "cpu")
-    judges = HeadJudges(case, tensors, Pairs(case))
+    judges = HeadJudges(case, tensors, CasePairs(case))
     (out, lse), (dq, dk, dv) = right_answers(case, tensors)
     assert judges.number == 4
     assert judges.forward((out, lse)).ok
@@ -71,7 +71,7 @@ def test_the_oracle_passes_and_any_wrong_element_does_not():
 def test_halves_may_be_off_as_far_as_rounding_goes():
     case = case_of("bfloat16")
     tensors = make_tensors(case, "cpu")
-    judges = HeadJudges(case, tensors, Pairs(case))
+    judges = HeadJudges(case, tensors, CasePairs(case))
     (out, lse), grads = right_answers(case, tensors)
     assert judges.forward((out.bfloat16(), lse)).ok
     assert judges.backward(tuple(x.bfloat16() for x in grads), out).ok
@@ -81,21 +81,21 @@ def test_halves_may_be_off_as_far_as_rounding_goes():
 def test_a_forward_alone_needs_no_gradients():
     case = case_of()
     tensors = make_tensors(case, "cpu")
-    judges = HeadJudges(case, tensors, Pairs(case), backward=False)
+    judges = HeadJudges(case, tensors, CasePairs(case), backward=False)
     assert judges.forward(right_answers(case, tensors)[0]).ok
 
 
 def test_very_long_sequences_have_one_group_checked(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_LARGE", 100)
     case = case_of()
-    assert HeadJudges(case, make_tensors(case, "cpu"), Pairs(case)).number == 2
+    assert HeadJudges(case, make_tensors(case, "cpu"), CasePairs(case)).number == 2
 
 
 # ------------------------------------------------------------------ the mask on the device
 
 
 def confirmed(case: Case, live: int | None = None) -> None:
-    pairs = Pairs(case)
+    pairs = CasePairs(case)
     rows = np.array([0, 5, 88])
     confirm(case, make_tensors(case, "cpu"), pairs, rows, pairs.live() if live is None else live)
 
@@ -116,7 +116,7 @@ def test_a_formula_by_hand_must_be_the_mask():
 
 def test_a_wrong_count_is_noticed():
     with pytest.raises(CheckFailed, match="live pairs, but a head has"):
-        confirmed(case_of(), live=Pairs(case_of()).live() + 1)
+        confirmed(case_of(), live=CasePairs(case_of()).live() + 1)
     # a formula that errs only where no sampled row looks
     wrong = replace(
         case_of(), formula=lambda data: lambda b, h, q, k: (q >= k) & (q - k <= 20) & (q != 40)

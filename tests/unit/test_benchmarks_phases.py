@@ -21,8 +21,8 @@ from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.reference.attention import attention
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import host, make_tensors
 from maskc.verify.samples import true_mask
-from maskc.verify.tensors import host, make_tensors
 from maskc.verify.timing import Timed
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="the rivals are PyTorch's")

@@ -21,7 +21,7 @@ from maskc.core.target import Target
 from maskc.lab.rivals import Missing
 from maskc.verify import timing
 from maskc.verify.case import Case
-from maskc.verify.tensors import make_tensors
+from maskc.verify.case_tensors import make_tensors
 from maskc.verify.timing import Timed, lead_for, take_turns
 from tests.support.thorough import more
 

@@ -91,7 +91,7 @@ def test_flex_attention_runs_forward():
 
 
 def test_without_torch_maskc_runs_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("maskc.verify.tensors.has_torch", lambda: False)
+    monkeypatch.setattr("maskc.verify.case_tensors.has_torch", lambda: False)
     monkeypatch.setattr(module, "has_torch", lambda: False)
     monkeypatch.setattr(contest, "has_torch", lambda: False)
     for dtype in ("float32", "float16", "bfloat16"):

@@ -19,7 +19,7 @@ from benchmarks.suite import SUITES, Limits, Suite, run_suite
 from maskc.core.dtypes import DType
 from maskc.core.errors import NoDevice, UsageMistake
 from maskc.core.target import Target
-from maskc.lab.pairs import defined_rows
+from maskc.lab.case_pairs import defined_rows
 
 ROOT = Path(__file__).parents[2]
 N = 700

@@ -23,7 +23,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MASKC_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def by_name() -> dict[str, toolchain.Probe]:
+def by_name() -> dict[str, toolchain.ToolchainCheck]:
     return {probe.name: probe for probe in toolchain.probes()}
 
 

@@ -292,7 +292,7 @@ ELSEWHERE: dict[str, tuple[object, str]] = {
     "logits_soft_cap": (3.0, "softcap="),
     "s_aux": (np.zeros(2), "sink_logits="),
     "dropout": (0.1, "dropout_p="),
-    "block_table": (MATRIX, "a pool of pages"),
+    "block_table": (MATRIX, "mc.paged(mask, page_size=...) takes page tables"),
     "return_attn_probs": (True, "return_lse=True"),
 }
 

@@ -93,7 +93,7 @@ def test_flex_attention_runs_forward(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_without_torch_maskc_runs_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("maskc.verify.tensors.has_torch", lambda: False)
+    monkeypatch.setattr("maskc.verify.case_tensors.has_torch", lambda: False)
     monkeypatch.setattr(module, "has_torch", lambda: False)
     rows, notes = bench_mask(case(mc.causal(), dtype=DType.float16), CPU, repeats=1)
     assert [row["impl"] for row in rows] == ["maskc", "maskc"]

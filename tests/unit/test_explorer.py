@@ -22,11 +22,11 @@ import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
 from maskc.core.errors import ExplorerPort, ExplorerTooLarge
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.lab.explorer import model as model_module
-from maskc.lab.explorer import notebook
+from maskc.lab.explorer import notebook_cell as notebook
 from maskc.lab.explorer.model import mask_model, tree
-from maskc.lab.explorer.notebook import Frame
+from maskc.lab.explorer.notebook_cell import Frame
 from maskc.lab.explorer.page import MODULES, html, joined, source
 from maskc.lab.explorer.server import HOST, ExplorerServer
 from maskc.lab.explorer.sliders import movable, movable_mask

@@ -14,15 +14,15 @@ from maskc import driver
 from maskc.cli.entries import entries
 from maskc.cli.explore import Models
 from maskc.cli.given import Arrays
-from maskc.cli.options import Asked
+from maskc.cli.options import KernelOptions
 from maskc.core.boxes import tokens_of
 from maskc.core.dtypes import DType
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.ir.heads import written_heads
-from maskc.lab.explorer.build import Shown, page_model
 from maskc.lab.explorer.model import mask_model
 from maskc.lab.explorer.page import html, joined, source
+from maskc.lab.explorer.page_model import Shown, page_model
 from maskc.lab.explorer.server import ExplorerServer
 from maskc.lab.explorer.sliders import movable, movable_mask
 from maskc.verify.samples import sample_data
@@ -166,7 +166,7 @@ def test_pixels_are_dense_for_every_pattern_at_three_zooms(opened):
 
 def hull_of(mask, n, heads, data):
     """What a selection may choose, by the formula: no array of scores says it in one go."""
-    from maskc.core.evaluate import evaluate
+    from maskc.core.evaluator import evaluate
     from maskc.viz.view import hull_asked
 
     asked = hull_asked(mask, n, n, heads, data)
@@ -276,7 +276,7 @@ def test_statements_follow_the_parameters(opened):
 
 def test_made_up_data_are_called_so(opened):
     (entry,) = entries(None, "documents('doc') & causal()", (), None)
-    made = Models(entry, None, Asked(("cpu",), 64, "float32", None), Arrays(0), 300, 300)
+    made = Models(entry, None, KernelOptions(("cpu",), 64, "float32", None), Arrays(0), 300, 300)
     page = opened(made({}))
     assert "Made up, not yours: doc." in page.inner_text("footer")
     assert "Made up, not yours: doc." in page.inner_text("section[aria-label=Price]")
@@ -631,7 +631,7 @@ def test_hostile_text_is_shown_as_text(opened, tmp_path):
 def test_served_page_gets_the_rest_and_other_settings(chromium):
     """The first picture needs no plan; what shapes the formula is compiled anew, at once."""
     entry = entries("dilated_longformer", None, (), None)[0]
-    asked = Asked(("cpu",), 128, "bfloat16", None)
+    asked = KernelOptions(("cpu",), 128, "bfloat16", None)
     make = Models(entry, None, asked, Arrays(0), 400, 400)
     server = ExplorerServer(lambda query: make(query, served=True))
     thread = threading.Thread(target=server.serve)

@@ -88,6 +88,68 @@ def test_weights_of_such_a_row_add_up_to_1_in_the_backward_pass(dtype):
     torch.testing.assert_close(dv.float(), torch.ones(1, 1, N, 16), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "tolerance"),
+    [("simt", "float32", 1e-5), ("sm_80", "float16", 2e-3), ("sm_90a", "bfloat16", 2e-2)],
+)
+def test_far_scores_on_gpus(kind, dtype, tolerance, monkeypatch):
+    """Both passes in the emulator. The backward pass has the digits of an lse of 2^20."""
+    torch = pytest.importorskip("torch")
+    from maskc.testing.emulator import machine
+
+    machine.install(monkeypatch)
+    rng = np.random.default_rng(3)
+    n = 72
+    q, k, v, dout = (
+        torch.from_numpy(rng.normal(size=(1, 2, n, 64))).to(getattr(torch, dtype)) for _ in range(4)
+    )
+    bias = rng.normal(size=(n, n)).astype(np.float32)
+    far = 7 * np.arange(len(ROWS))
+    bias[far] = [np.resize(row, n) for row in ROWS.values()]
+    score = mc.scores.bias()
+    attn = mc.full().compile(64, dtype=dtype, target=kind, score=score)
+    assert attn.target.name == kind
+    table = torch.from_numpy(bias)
+    out, lse = attn(q, k, v, return_lse=True, bias=table)
+    found = attn.backward(q, k, v, out, lse, dout, bias=table)
+
+    arrays = [x.float().numpy() for x in (q, k, v)]
+    made, full = in_fp32(ScoreOf(score.inputs, {"bias": bias}, n, n)), np.ones((n, n), bool)
+    right, right_lse = attention(*arrays, full, score=made)
+    np.testing.assert_allclose(out.float(), right, atol=tolerance, rtol=tolerance)
+    lse, right_lse = lse.numpy(), right_lse.astype(np.float64)
+    close = np.abs(right_lse) < 2**20
+    np.testing.assert_allclose(lse[close], right_lse[close], atol=1e-3)
+    size = np.abs(lse[~close & np.isfinite(right_lse)])
+    assert ((size >= 2**20) & (size < 2**21)).all()
+    wanted = gradients(*arrays, full, dout.float().numpy(), score=made)
+    for name, gradient in zip(("dq", "dk", "dv", "d bias"), found, strict=True):
+        error = np.abs(gradient.float().numpy() - wanted[name]).max()
+        assert error < 0.16 * np.abs(wanted[name]).max(), name
+        rows = np.delete(np.arange(n), far)
+        if name == "dq":  # rows beside them have all their digits
+            error = np.abs(gradient.float().numpy() - wanted[name])[:, :, rows].max()
+            assert error < 2 * tolerance * np.abs(wanted[name]).max()
+
+
+def test_formulas_that_may_be_far():
+    """Others keep their machine code."""
+    from maskc.core.score import may_be_far
+
+    table = mc.table("t")
+    far = [
+        lambda s, q, k: s + table[q, k], lambda s, q, k: s + table[k] * 2,
+        lambda s, q, k, h: s - table[h], lambda s, q, k: mc.scores.where(k > q, -1e9, s),
+        lambda s, q, k: 30 * mc.scores.tanh(s) + mc.param("x", 0.0),
+    ]  # fmt: skip
+    near = [
+        lambda s, q, k: s, lambda s, q, k, h: s - table[h] * abs(q - k), lambda s, q, k: s * 1e4,
+        lambda s, q, k, h: s * mc.scores.exp(table[h]), lambda s, q, k: 50 * mc.scores.tanh(s / 50),
+    ]  # fmt: skip
+    assert all(may_be_far(mc.score(each).inputs.formula.logit) for each in far)
+    assert not any(may_be_far(mc.score(each).inputs.formula.logit) for each in near)
+
+
 # ------------------------------------------------------------------ NaN
 
 

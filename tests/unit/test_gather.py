@@ -12,7 +12,7 @@ import maskc as mc
 from maskc import driver
 from maskc.core import errors
 from maskc.core.bundle import Bundle, Launch, SourceUnit
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.forms import GATHER, LISTS, WIDE
 from maskc.core.plain import from_text, to_text
 from maskc.core.problem import Direction, Feature

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.widths import INT32
 from maskc.emit.glsl_printer import WIDEST, GlslPrinter, shader
 from maskc.ir.selecting import hull
-from maskc.questions.asked import bound
+from maskc.questions.mask_at_lengths import bound
 from maskc.reference.dense import dense
 from maskc.testing.strategies import masks
 from maskc.verify.samples import sample_data

@@ -19,7 +19,7 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 
 from maskc import driver  # noqa: E402
-from maskc.analysis import heads  # noqa: E402
+from maskc.analysis import head_groups as heads  # noqa: E402
 from maskc.core.errors import TooFewMultiprocessors  # noqa: E402
 from maskc.dispatch import programs  # noqa: E402
 from maskc.ir import relayout  # noqa: E402

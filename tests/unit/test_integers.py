@@ -16,7 +16,7 @@ from maskc.core import expr as E
 from maskc.core import widths
 from maskc.core.bundle import IdList
 from maskc.core.errors import DataRange, IntegerTooWide
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.problem import Direction, Feature
 from maskc.core.target import Target
 from maskc.dispatch.constants import arguments_of, constants, extremes_of

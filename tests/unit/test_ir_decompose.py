@@ -15,9 +15,9 @@ from maskc.core.target import TARGETS
 from maskc.driver import analyse_heads
 from maskc.ir import decompose as decomposing
 from maskc.ir import pieces_space
-from maskc.ir.compare import equals
 from maskc.ir.decompose import decompose
 from maskc.ir.lower import lower
+from maskc.ir.set_comparison import equals
 from maskc.ir.types import Band, Columns, Lattice, Piece, PieceKind, Rows, Segments, Table
 from maskc.layout import distance_words
 from maskc.plan.explain import explain

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.analysis.counts import count_pairs
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.ir.grid import MOST_AXES, GridMask, grid_mask
 from tests.support.thorough import examples
 

@@ -11,7 +11,7 @@ from maskc.core import errors
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe, TileLoop
 from maskc.core.data import DataDecl, DataKind
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.layout import FULL, PARTIAL, BlockLayout
 from maskc.core.problem import TileShape
 from maskc.layout import (

@@ -14,7 +14,7 @@ import maskc as mc
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.errors import BadLength, CheckFailed
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
 from maskc.layout import (
@@ -25,7 +25,7 @@ from maskc.layout import (
     most_runs,
     room_of,
 )
-from maskc.layout.tiles.document_tiles import MOST_KEYS, DocumentLists, tiles_of
+from maskc.layout.tiles.document_tiles import MOST_KEYS, DocumentTileLists, tiles_of
 from tests.support.thorough import examples
 
 DOCUMENTS = mc.documents("doc")
@@ -174,7 +174,7 @@ def test_the_check_sees_what_is_wrong(wrong):
             words[2] |= 1
             stops[16] = 24
     with pytest.raises(CheckFailed):
-        checked(DOCUMENTS, DocumentLists(ptr, words, stops), layout, of, of)
+        checked(DOCUMENTS, DocumentTileLists(ptr, words, stops), layout, of, of)
 
 
 # ------------------------------------------------------------------ masks

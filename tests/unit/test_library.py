@@ -114,6 +114,7 @@ def test_the_argument_block_is_that_of_the_package(files):
     blocks = {
         "": abi.FIELDS, "WITH_SCORE": abi.SCORE_FIELDS, "WITH_DROPOUT": abi.DROPOUT_FIELDS,
         "WITH_FP8": abi.FP8_FIELDS,
+        "WITH_PAGES": abi.PAGE_FIELDS,
     }  # fmt: skip
     text = files("common/lib/arguments.h")
     body = text[text.index("struct Attention {") : text.index("};")].splitlines()[1:]

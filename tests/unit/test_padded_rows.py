@@ -106,6 +106,19 @@ def test_rows_and_columns_in_parts(hopper, dim):
     assert {"attention_merge", "attention_backward_finish_keys"} <= {e for e, _ in hopper.launches}
 
 
+def test_parts_of_packed_rows_end_where_rows_end(hopper):
+    """What merges them writes no element of the row behind."""
+    draw = torch.manual_seed(0)
+    q = torch.randn(2, 8, 1, 80, generator=draw).bfloat16()
+    k, v = (torch.randn(2, 2, 1300, 80, generator=draw).bfloat16() for _ in range(2))
+    attn = mc.flags("kept").compile(head_dim=80, target="sm_90a")
+    out = attn(q, k, v, kept=torch.ones(2, 1300, dtype=torch.bool))
+    assert attn.last_sources[-1].endswith("packed")
+    keys, values = (x.double().repeat_interleave(4, 1) for x in (k, v))
+    want = torch.softmax(q.double() @ keys.mT * 80**-0.5, -1) @ values
+    torch.testing.assert_close(out.double(), want, atol=2e-2, rtol=2e-2)
+
+
 @pytest.mark.parametrize(("dim", "mode"), [(40, "large"), more(80, "small"), more(152, None)])
 def test_tiles_of_dq_that_one_column_has(dim, mode):
     """And rows without a key, whose results are zeros that nobody else writes."""

@@ -10,7 +10,7 @@ from maskc.testing.emulator import machine
 torch = pytest.importorskip("torch")
 
 from maskc import driver  # noqa: E402
-from maskc.analysis import heads  # noqa: E402
+from maskc.analysis import head_groups as heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402

@@ -12,7 +12,7 @@ from maskc import driver
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import HELD
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.problem import Direction, TileShape
 from maskc.core.target import TARGETS
 from maskc.dsl.nodes import default_parameters

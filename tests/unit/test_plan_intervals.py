@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.dsl.nodes import default_parameters
 from maskc.ir.lift import Lifted, lift
 from maskc.patterns import block_diffusion

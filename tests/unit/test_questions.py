@@ -129,7 +129,7 @@ def test_compiled_masks_name_heads_and_sequences_too():
 
 
 def test_sets_that_heads_and_sequences_share_are_counted_once_a_set(monkeypatch):
-    from maskc.questions import asked
+    from maskc.questions import mask_at_lengths as asked
 
     made = []
     honest = asked.pairs_of

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.analysis.facts import analyse
-from maskc.analysis.heads import Heads
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core import expr as E
 from maskc.core.bundle import N_KV_OF_ALL
 from maskc.core.captured import HELD
 from maskc.core.errors import DecompositionBroken
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr_text import to_people
 from maskc.core.target import TARGETS
 from maskc.dsl.slots import with_captured
 from maskc.ir import relayout, sets
-from maskc.ir.compare import equals
 from maskc.ir.decompose import decompose
-from maskc.ir.relayout import Part, parts
+from maskc.ir.relayout import RelayoutPart, parts
+from maskc.ir.set_comparison import equals
 from maskc.ir.types import MaskIR, PieceKind
 from maskc.layout import Classes, bind_arrays, classes, held_arrays, split_call_data, views
 from maskc.plan.choose import plan
@@ -68,7 +68,7 @@ def kept(keep: E.Expr, ir: MaskIR, n_q: int, n_kv: int, data: dict[str, object])
     return np.broadcast_to(evaluate(keep, env), (n_q, n_kv))
 
 
-def counted(part: Part, n_q: int, n_kv: int, data: dict[str, object]) -> np.ndarray:
+def counted(part: RelayoutPart, n_q: int, n_kv: int, data: dict[str, object]) -> np.ndarray:
     """How often each pair is in the part; its pieces must say the same."""
     count = np.zeros((n_q, n_kv), dtype=int)
     if N_KV_OF_ALL in part.ir.params:
@@ -85,7 +85,7 @@ def counted(part: Part, n_q: int, n_kv: int, data: dict[str, object]) -> np.ndar
 
 
 def check(
-    mask: mc.Mask, found: tuple[Part, ...], n_q: int, n_kv: int, data: dict[str, object]
+    mask: mc.Mask, found: tuple[RelayoutPart, ...], n_q: int, n_kv: int, data: dict[str, object]
 ) -> None:
     strides = [part.stride for part in found if part.keys is None]
     assert strides == sorted(set(strides))
@@ -201,7 +201,7 @@ def test_named_lengths():
 # ------------------------------------------------------------------ named masks
 
 
-def told(found: tuple[Part, ...]) -> list[tuple[int, str]]:
+def told(found: tuple[RelayoutPart, ...]) -> list[tuple[int, str]]:
     return [(part.stride, to_people(part.ir.keep)) for part in found]
 
 
@@ -358,10 +358,10 @@ def test_parts_can_be_planned(target):
     problem = driver.problem(64, None, None, "float32" if target == "cpu" else "bfloat16")
     for part in parts(published("exponential_dilation")):
         assert analyse(part.ir).translation_invariant.holds
-        made = plan(Heads((part.ir,), (analyse(part.ir),), ()), problem, TARGETS[target])
+        made = plan(HeadGroups((part.ir,), (analyse(part.ir),), ()), problem, TARGETS[target])
         assert made.use_ranges, "a band needs no lists"
     rest = parts(published("dilated_longformer"))[0].ir
-    plan(Heads((rest,), (analyse(rest),), ()), problem, TARGETS[target])
+    plan(HeadGroups((rest,), (analyse(rest),), ()), problem, TARGETS[target])
 
 
 # ------------------------------------------------------------------ limits
@@ -375,7 +375,7 @@ def test_a_question_too_hard_leaves_pieces_where_they_are(operations, monkeypatc
     monkeypatch.setattr(relayout, "budget", lambda: sets.budget(operations))
     found = parts(ir)
     if operations == 1:
-        assert found == (Part(1, ir),)
+        assert found == (RelayoutPart(1, ir),)
     check(mask, found, 33, 33, {})
     check(mask, found, 12, 29, {})
 
@@ -393,4 +393,4 @@ def test_a_wrong_reading_is_noticed(monkeypatch):
 
 def test_an_undecomposed_mask_is_one_part():
     ir = driver.lowered(mc.dilated(9, stride=4))
-    assert parts(ir) == (Part(1, ir),)
+    assert parts(ir) == (RelayoutPart(1, ir),)

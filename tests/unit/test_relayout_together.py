@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import maskc as mc
-from maskc.analysis.heads import strides_together
+from maskc.analysis.head_groups import strides_together
 from maskc.ir.relayout import parts
 from tests.unit.test_relayout import W, check, decomposed, published, same
 

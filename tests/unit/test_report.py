@@ -20,7 +20,7 @@ from maskc import driver
 from maskc.core.errors import BadEvaluation
 from maskc.core.target import Target
 from maskc.lab.report import Document, Subject, document
-from maskc.lab.report.document import Code, Command, Figure, Section, Table, Words
+from maskc.lab.report.document import Code, Command, Figure, ReportTable, Section, Words
 from maskc.lab.report.drawings import growth_chart
 from maskc.lab.report.evidence import significance_blocks
 from maskc.lab.report.html import html
@@ -142,11 +142,11 @@ def test_every_kind_of_mask_has_all_sections(name: str):
 def test_numbers_are_the_masks():
     mask = MASKS["streaming"]
     report = report_of(mask)
-    table = next(each for each in blocks(report, "complexity") if isinstance(each, Table))
+    table = next(each for each in blocks(report, "complexity") if isinstance(each, ReportTable))
     counts = {int(row[0].replace(",", "")): int(row[2].replace(",", "")) for row in table.rows}
     assert counts == {n: mask.count(n) for n in counts}
     assert 131072 in counts
-    ablated = next(each for each in blocks(report, "ablations") if isinstance(each, Table))
+    ablated = next(each for each in blocks(report, "ablations") if isinstance(each, ReportTable))
     left = {row[0]: int(row[1].replace(",", "")) for row in ablated.rows}
     assert left["without sinks(3)"] == (mc.causal() & mc.window(40)).count(4096)
     assert left["without window(40)"] == (mc.causal() & mc.sinks(3)).count(4096)
@@ -211,9 +211,12 @@ HARD = [
 def test_texts_of_all_blocks(text: str):
     drawing = '<svg xmlns="http://www.w3.org/2000/svg" role="img"></svg>'
     every = [
-        Words(text), Code(text, text), Command(text), Table((text,), [(text,)], frozenset({0})),
+        Words(text),
+        Code(text, text),
+        Command(text),
+        ReportTable((text,), [(text,)], frozenset({0})),
         Figure(drawing, text, text),
-    ]  # fmt: skip
+    ]
     report = Document(text, text, text, [Section("only", text, every)])
     page = html(report)
     check_page(page)
@@ -335,7 +338,7 @@ def test_an_evaluation_of_another_mask_is_refused(tmp_path: Path):
 
 def test_captured_arrays_and_parameters_belong_to_the_mask():
     """Text shows neither: rows are found by a digest, and nothing is proved without one."""
-    from maskc.cli.entries import Entry
+    from maskc.cli.entries import MaskEntry
     from maskc.cli.report import _row_of
     from maskc.lab.evaluate.evaluating import digest_of
 
@@ -349,7 +352,7 @@ def test_captured_arrays_and_parameters_belong_to_the_mask():
         )
 
     def found(mask: mc.Mask, one: Any, **params: int) -> bool:
-        entry = Entry("mine", mask, "", params=params)
+        entry = MaskEntry("mine", mask, "", params=params)
         try:
             return _row_of(replace(evaluation(), patterns=(one,)), entry, "x.json") is one
         except BadEvaluation:
@@ -379,7 +382,7 @@ def test_parts_of_an_evaluation_that_were_not_asked_have_no_table():
     def tables(**less: Any) -> list[int]:
         patterns = [replace(each, **less) for each in evaluation().patterns]
         found = replace(evaluation(), patterns=(*patterns, evaluation().patterns[0]))
-        return [len(x.rows) for x in significance_blocks(found) if isinstance(x, Table)]
+        return [len(x.rows) for x in significance_blocks(found) if isinstance(x, ReportTable)]
 
     assert tables() == [4, 4]
     assert tables(retrieval=None) == [4, 1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import maskc as mc
 from maskc import driver
-from maskc.analysis import heads
+from maskc.analysis import head_groups as heads
 from maskc.core.bundle import PartBundle
 from maskc.core.problem import Feature
 from maskc.core.sizes import Sizes

@@ -89,3 +89,57 @@ def test_dtypes_are_those_of_tensors():
     )
     right, _ = attention(*(x.float().numpy() for x in (q, k, v)), mc.causal().dense(70), score=made)
     assert np.abs(out.float().numpy() - right).max() < 0.02
+
+
+# ------------------------------------------------------------------ integers of 64 bits
+
+IDS = mc.score(lambda s, q, k: s + mc.table("bias")[mc.table("ids", integer=True)[k] % 4])
+
+
+def asked(ids, count=1):
+    """`count` calls with these ids: the last result, and how often the host read extremes."""
+    attn = mc.causal().compile(16, dtype="float32", target="simt", score=IDS)
+    torch.manual_seed(0)
+    x, bias = torch.randn(1, 1, 40, 16), torch.arange(4.0)
+    reads = []
+
+    def reading(self, *args):
+        reads.append(self)
+        return aminmax(self, *args)
+
+    aminmax = torch.Tensor.aminmax
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "aminmax", reading)
+        out = [attn(x, x, x, ids=ids, bias=bias) for _ in range(count)][-1]
+    return out, len(reads)
+
+
+def test_integers_of_64_bits_are_read_once():
+    ids = torch.arange(40) * 3 - 5
+    right, never = asked(ids.int())
+    out, once = asked(ids, count=3)
+    assert torch.equal(out, right)
+    assert (never, once) == (0, 1)
+
+
+def test_integers_that_are_written_are_read_again():
+    ids, bias = torch.arange(40), torch.arange(4.0)
+    attn = mc.causal().compile(16, dtype="float32", target="simt", score=IDS)
+    x = torch.randn(1, 1, 40, 16)
+    before = attn(x, x, x, ids=ids, bias=bias)
+    ids += 1
+    assert torch.equal(attn(x, x, x, ids=ids, bias=bias), attn(x, x, x, ids=ids.int(), bias=bias))
+    assert not torch.equal(attn(x, x, x, ids=ids, bias=bias), before)
+    ids[7] = 2**32 + 1
+    with pytest.raises(mc.MaskcError, match=r"MC305 ids .* reach from 1 to 4294967297"):
+        attn(x, x, x, ids=ids, bias=bias)
+
+
+def test_integers_that_nobody_counts():
+    """What is written into tensors of inference mode, and integers of 64 bits without a sign."""
+    with torch.inference_mode():
+        ids = torch.arange(40)
+    for one in (ids, torch.arange(40).to(torch.uint64)):
+        with pytest.raises(mc.MaskcError, match=r"MC443 ids  'ids' is u?int64 on"):
+            asked(one)
+    assert asked(ids.int())[1] == 0

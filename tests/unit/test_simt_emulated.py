@@ -14,7 +14,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 import maskc as mc  # noqa: E402
 from maskc import driver  # noqa: E402
-from maskc.analysis import heads  # noqa: E402
+from maskc.analysis import head_groups as heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.runtime import planner  # noqa: E402
 from maskc.runtime.launch.sequence import PartedPlan  # noqa: E402

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import maskc as mc  # noqa: E402
 from maskc import driver  # noqa: E402
-from maskc.analysis import heads  # noqa: E402
+from maskc.analysis import head_groups as heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.reference.attention import attention, gradients  # noqa: E402
 from maskc.runtime import CompiledMask, planner  # noqa: E402

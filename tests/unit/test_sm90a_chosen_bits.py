@@ -10,7 +10,7 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.layout import Chosen

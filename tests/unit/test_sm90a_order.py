@@ -15,7 +15,7 @@ from maskc.core.problem import Direction
 from maskc.core.sizes import Sizes
 from maskc.core.target import TARGETS
 from maskc.dispatch.tables import make_tables
-from maskc.testing.emulator.built import library
+from maskc.testing.emulator.shared_object import library
 
 SM_90A = TARGETS["sm_90a"]
 _SHIMS = """

@@ -19,11 +19,11 @@ from maskc.core.target import Target
 from maskc.lab import rivals
 from maskc.lab import seeds as lab_seeds
 from maskc.lab.bench import bench_mask
+from maskc.lab.case_pairs import CasePairs
 from maskc.lab.mask_mod import formula_of
-from maskc.lab.pairs import Pairs
 from maskc.lab.sweep import Crossover, crossover, exponent, growths, sweep
 from maskc.verify.case import Case
-from maskc.verify.tensors import make_tensors
+from maskc.verify.case_tensors import make_tensors
 from maskc.verify.timing import peak_bytes
 from tests.support.cli import maskc, maskc_json
 
@@ -75,7 +75,7 @@ def test_every_rival_computes_the_same(name: str):
 @pytest.mark.parametrize("name", MASKS)
 def test_intervals_of_keys_are_the_mask(name: str):
     case = case_of(name)
-    pairs = Pairs(case)
+    pairs = CasePairs(case)
     heads = case.heads if pairs.by_head else 1
     keep = formula_of(case, pairs, "cpu")
     ends = rivals.intervals(keep, case.batch, heads, 50, 50, "cpu").numpy()
@@ -90,7 +90,7 @@ def test_intervals_of_keys_are_the_mask(name: str):
 @needs_torch
 def test_what_would_be_too_large_is_refused(monkeypatch: pytest.MonkeyPatch):
     case = case_of("streaming")
-    pairs, tensors = Pairs(case), make_tensors(case, "cpu")
+    pairs, tensors = CasePairs(case), make_tensors(case, "cpu")
     monkeypatch.setattr(rivals, "_LIVE", 100)
     with pytest.raises(rivals.Unavailable, match="more than 100 entries"):
         rivals.sparse(case, tensors, pairs)

@@ -19,7 +19,7 @@ from maskc.runtime import CompiledMask
 from maskc.testing.checking import Wanted, examine
 from maskc.testing.emulator import Fault, emulated, machine
 from maskc.verify import random_cases as cases
-from maskc.verify.tensors import has_torch
+from maskc.verify.case_tensors import has_torch
 from tests.support.cli import maskc, maskc_json
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def test_right_masks_pass(mask: Any):
 
 
 def test_every_dtype_and_option_is_drawn(monkeypatch: pytest.MonkeyPatch):
-    found: list[cases.Drawn] = []
+    found: list[cases.DrawnCase] = []
     monkeypatch.setattr(cases, "mismatch", lambda case, _: found.append(case))
     assert testing.check(mc.causal() & mc.documents("d"), examples=200, **CPU) == 200
     assert {case.dtype for case in found} == {"float32", "bfloat16", "float16"}

@@ -17,7 +17,7 @@ from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.lab.bench import bench_tiles
 from maskc.verify.case import Case
-from maskc.verify.judge import Verdict
+from maskc.verify.judge import CaseVerdict
 from tests.support.cli import maskc, maskc_json
 from tests.support.thorough import more
 
@@ -238,7 +238,7 @@ def test_bench_tiles_puts_what_is_wrong_last(monkeypatch):
 
     def judged(*given):
         seen.append(whole(*given))
-        return seen[-1] if len(seen) == 1 else Verdict(1.0, False)
+        return seen[-1] if len(seen) == 1 else CaseVerdict(1.0, False)
 
     monkeypatch.setattr(module, "judged_forward", judged)
     rows = rows_of(-1, tile=(32, 64))

@@ -11,7 +11,7 @@ import maskc as mc
 torch = pytest.importorskip("torch")
 
 from maskc import driver  # noqa: E402
-from maskc.analysis import heads  # noqa: E402
+from maskc.analysis import head_groups as heads  # noqa: E402
 from maskc.ir import relayout  # noqa: E402
 from maskc.runtime import CompiledMask, planner  # noqa: E402
 from maskc.testing.emulator import machine  # noqa: E402

@@ -270,7 +270,7 @@ def test_bfloat16() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_fp32_decides_where_half_precision_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from maskc.integrations.transformers import asked
+    from maskc.integrations.transformers import model_checks as asked
 
     monkeypatch.setattr(asked, "_HALF", 0.0)
     model = models.decoder("gpt_oss").ours.to(torch.bfloat16)

@@ -15,18 +15,18 @@ from transformers import masking_utils as hf  # noqa: E402
 
 import maskc as mc  # noqa: E402
 from maskc.core.errors import NotTraceable  # noqa: E402
-from maskc.integrations.transformers.masks import Place, mask_of  # noqa: E402
+from maskc.integrations.transformers.masks import LayerPlace, mask_of  # noqa: E402
 
 N, B = 14, 2
 PLACES = {
-    "whole": Place(N, N, 0, 0),
-    "dynamic": Place(3, N, N - 3, 0),
-    "one": Place(1, N, N - 1, 0),
-    "sliding": Place(3, 8, N - 3, N - 8),
-    "static_begin": Place(5, N, 0, 0),
-    "static_middle": Place(2, N, 6, 0),
-    "static_sliding": Place(2, 6, 9, 7),
-    "cross": Place(4, N, 0, 0),
+    "whole": LayerPlace(N, N, 0, 0),
+    "dynamic": LayerPlace(3, N, N - 3, 0),
+    "one": LayerPlace(1, N, N - 1, 0),
+    "sliding": LayerPlace(3, 8, N - 3, N - 8),
+    "static_begin": LayerPlace(5, N, 0, 0),
+    "static_middle": LayerPlace(2, N, 6, 0),
+    "static_sliding": LayerPlace(2, 6, 9, 7),
+    "cross": LayerPlace(4, N, 0, 0),
 }
 IDS = torch.tensor([[0] * 5 + [1] * 2 + [2] * 7, [0] * 9 + [1] * 5])
 POSITIONS = torch.tensor([[*range(5), *range(2), *range(7)], [*range(9), *range(5)]])
@@ -85,7 +85,7 @@ PACKED = {
 }
 
 
-def evaluated(function: Any, padding: Any, place: Place) -> np.ndarray:
+def evaluated(function: Any, padding: Any, place: LayerPlace) -> np.ndarray:
     """bool [B, n_q, n_kv], as transformers' own eager mask has it."""
     found = hf.sdpa_mask(
         batch_size=B, q_length=place.n_q, kv_length=place.n_kv, q_offset=place.q_offset,
@@ -95,7 +95,7 @@ def evaluated(function: Any, padding: Any, place: Place) -> np.ndarray:
     return np.broadcast_to(found[:, 0].numpy(), (B, place.n_q, place.n_kv))
 
 
-def check(function: Any, padding: Any, place: Place) -> Any:
+def check(function: Any, padding: Any, place: LayerPlace) -> Any:
     found = mask_of(function, padding, place)
     dense = found.mask.dense(place.n_q, found.n_kv, **found.data)
     right = evaluated(function, padding, place)

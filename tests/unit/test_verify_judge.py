@@ -11,6 +11,7 @@ from maskc.core.dtypes import DType
 from maskc.core.errors import HeadsDoNotDivide, UsageMistake
 from maskc.reference.attention import attention, gradients
 from maskc.verify.case import Case
+from maskc.verify.case_tensors import CaseTensors, host, numpy_dtype, only_rows
 from maskc.verify.judge import (
     SINGLE,
     Judge,
@@ -24,7 +25,6 @@ from maskc.verify.judge import (
     row_error,
     sample_rows,
 )
-from maskc.verify.tensors import Tensors, host, numpy_dtype, only_rows
 
 
 def numpy_case(dtype: str = "float32", n_q: int = 37, n_kv: int = 50, **changes):
@@ -34,7 +34,7 @@ def numpy_case(dtype: str = "float32", n_q: int = 37, n_kv: int = 50, **changes)
     rng = np.random.default_rng(3)
     shapes = [(2, 4, n_q, 8), (2, 2, n_kv, 8), (2, 2, n_kv, 8), (2, 4, n_q, 8)]
     made = [rng.standard_normal(s).astype(numpy_dtype(dtype)) for s in shapes]
-    return case, Tensors(*made, "cpu"), mask.dense(n_q, n_kv)
+    return case, CaseTensors(*made, "cpu"), mask.dense(n_q, n_kv)
 
 
 def test_sampled_attention_is_the_oracles():

@@ -8,8 +8,8 @@ import pytest
 import maskc as mc
 from maskc.core.dtypes import DType
 from maskc.core.errors import CheckFailed
-from maskc.lab import pairs as module
-from maskc.lab.pairs import Pairs
+from maskc.lab import case_pairs as module
+from maskc.lab.case_pairs import CasePairs
 from maskc.verify.case import Case
 from maskc.verify.samples import sample_data
 
@@ -54,7 +54,7 @@ def truth(case: Case) -> np.ndarray:
 def test_rows_and_counts(name: str, formula: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_DENSE_ELEMENTS", 0 if formula else 1 << 25)
     case = case_of(name)
-    found, right = Pairs(case), truth(case)
+    found, right = CasePairs(case), truth(case)
     assert found.source == ("the mask's definition" if formula else "the dense oracle")
     rows = np.array([0, 7, 8, 39])
     for b in range(2):
@@ -67,12 +67,12 @@ def test_a_formula_that_differs_from_the_oracle_is_refused(monkeypatch: pytest.M
     monkeypatch.setattr(module, "_DENSE_ELEMENTS", 0)
     monkeypatch.setattr(module.driver, "dense", lambda *_, **__: np.ones((N, N), dtype=bool))
     with pytest.raises(CheckFailed, match="differs from the oracle"):
-        Pairs(case_of("window"))
+        CasePairs(case_of("window"))
 
 
 def test_rows_that_differ_from_the_formula_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_DENSE_ELEMENTS", 0)
-    found = Pairs(case_of("documents"))
+    found = CasePairs(case_of("documents"))
     right = module.defined_rows(case_of("documents"), 0, 0, np.array([7]))
     monkeypatch.setattr(module, "defined_rows", lambda *_: ~right)
     with pytest.raises(CheckFailed, match="differs from the oracle"):
@@ -85,7 +85,7 @@ def test_flex_sees_the_same_pairs(name: str):
     from maskc.lab.mask_mod import mask_mod
 
     case = case_of(name)
-    keep = mask_mod(case, Pairs(case), "cpu")
+    keep = mask_mod(case, CasePairs(case), "cpu")
     q, k = torch.arange(N)[:, None], torch.arange(N)[None]
     right = truth(case)
     for b in range(2):
@@ -98,10 +98,10 @@ def test_flex_sees_the_same_pairs(name: str):
 def test_boolean_masks_for_sdpa(name: str):
     pytest.importorskip("torch", reason="SDPA is PyTorch's")
     from maskc.lab.rivals import boolean_mask
-    from maskc.verify.tensors import make_tensors
+    from maskc.verify.case_tensors import make_tensors
 
     case = case_of(name)
-    found = boolean_mask(case, make_tensors(case, "cpu"), Pairs(case)).numpy()
+    found = boolean_mask(case, make_tensors(case, "cpu"), CasePairs(case)).numpy()
     np.testing.assert_array_equal(np.broadcast_to(found, (2, HEADS, N, N)), truth(case))
 
 

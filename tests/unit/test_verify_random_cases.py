@@ -26,12 +26,12 @@ from maskc.dsl.nodes import default_parameters
 from maskc.ir.heads import written_heads
 from maskc.reference.attention import attention, gradients
 from maskc.runtime import CompiledMask
+from maskc.verify import case_tensors as L
 from maskc.verify import full_judge as S
 from maskc.verify import random_cases as cases
-from maskc.verify import tensors as L
+from maskc.verify.case_lengths import MARGIN, SHORT, Lengths, constants, lengths_for, seen
 from maskc.verify.full_judge import FullJudge
 from maskc.verify.judge import rounding
-from maskc.verify.lengths import MARGIN, SHORT, Lengths, constants, lengths_for, seen
 from tests.support.cli import maskc, maskc_json
 from tests.support.thorough import alternating, more
 
@@ -343,7 +343,7 @@ def test_right_kernels_pass(expr: str, monkeypatch: pytest.MonkeyPatch):
     heads, params = written_heads(mask), tuple(default_parameters(mask).items())
     attn = mask.compile(16, n_heads=heads, dtype="float32", target="cpu")
     lengths = lengths_for(mask, heads, {})
-    subject = cases.Subject("mask", mask, {"float32": attn}, lengths, heads, params)
+    subject = cases.MaskUnderTest("mask", mask, {"float32": attn}, lengths, heads, params)
     done = cases.try_cases(subject, 8, 0)
     assert done.mismatch is None
     assert done.shrunk
@@ -365,15 +365,15 @@ def test_half_precision_and_all_that_can_be_drawn():
     assert [cases.mismatch(case, subject) for case in found[:10]] == [None] * 10
 
 
-def subject_of(mask: mc.Mask, dtype: str = "float32") -> cases.Subject:
+def subject_of(mask: mc.Mask, dtype: str = "float32") -> cases.MaskUnderTest:
     attn = mask.compile(16, dtype=dtype, target="cpu")
-    return cases.Subject("mask", mask, {dtype: attn}, lengths_for(mask, None, {}), None, ())
+    return cases.MaskUnderTest("mask", mask, {dtype: attn}, lengths_for(mask, None, {}), None, ())
 
 
 def test_data_of_each_sequence():
     mask = mc.causal() & mc.documents("doc") & mc.flags("f")
     subject = subject_of(mask)
-    case = cases.Drawn(70, 70, 2, 2, 1, (), "BSHD", True, 4, (), "float32")
+    case = cases.DrawnCase(70, 70, 2, 2, 1, (), "BSHD", True, 4, (), "float32")
     data = cases.data_for(case, subject)
     assert data["doc"].shape == data["f"].shape == (2, 70)
     assert not np.array_equal(*data["doc"])
@@ -441,7 +441,7 @@ def test_a_fault_beyond_a_window_is_found_and_made_small(broken: Any):
 
 
 def test_a_wrong_case_is_printed_as_a_program(broken: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("maskc.verify.lengths.SHORT", ((5, 5),))
+    monkeypatch.setattr("maskc.verify.case_lengths.SHORT", ((5, 5),))
     broken(lambda q, k, more: q.shape[0] > 1)
     done = maskc("verify", "--expr", "window(20)", *CPU, "--cases", 40, code=3)
     text = done.stdout.partition("the smallest wrong case:\n\n")[2]
@@ -462,7 +462,7 @@ def test_faults_that_fixed_lengths_do_not_show(
     broken: Any, fault: Any, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     pytest.importorskip("torch")
-    monkeypatch.setattr("maskc.verify.lengths.SHORT", ((5, 5),))
+    monkeypatch.setattr("maskc.verify.case_lengths.SHORT", ((5, 5),))
     broken(fault)
     found = counterexample("--expr", "causal() & window(20)", *CPU, "--cases", 40)
     assert expected.items() <= found.items()
@@ -472,7 +472,7 @@ def test_without_hypothesis_cases_are_drawn_and_do_not_shrink(
     broken: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(cases, "find_spec", lambda name: None)
-    monkeypatch.setattr("maskc.verify.lengths.SHORT", ((5, 5),))
+    monkeypatch.setattr("maskc.verify.case_lengths.SHORT", ((5, 5),))
     text = maskc("verify", "--expr", "window(20)", *CPU, "--cases", 6).stdout
     assert "random cases: 6 compared, all right" in text
     assert "cases do not shrink without Hypothesis: pip install 'maskc[test]'" in text
@@ -540,11 +540,11 @@ def test_the_program_shows_the_fault_and_nothing_else(
     mask = mc.parse(expr)
     heads = written_heads(mask)
     attn = mask.compile(16, n_heads=heads, dtype=dtype, target="cpu")
-    subject = cases.Subject("mask", mask, {dtype: attn}, Lengths((), ()), heads, ())
+    subject = cases.MaskUnderTest("mask", mask, {dtype: attn}, Lengths((), ()), heads, ())
     params = (("w", 2),) if "param" in expr else ()
     by_sequence = "doc" in expr
     options = ("softcap", "sink_logits", "scale")
-    case = cases.Drawn(
+    case = cases.DrawnCase(
         9, 9, 2, 2, 1, options, "BSHD", by_sequence, 7, params, dtype,
         data_as_tensors="tree" in expr and L.has_torch(), deterministic="topk" in expr,
     )  # fmt: skip

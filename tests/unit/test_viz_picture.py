@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc.core import expr as E
 from maskc.core.errors import DataRange, HeadsUnknown
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.layout import FULL
 from maskc.core.problem import TileShape
 from maskc.testing.strategies import data_for as data_for_mask
 from maskc.testing.strategies import lengths, masks, tiles
 from maskc.viz import picture as module
 from maskc.viz import words
+from maskc.viz.made_scores import made_up
 from maskc.viz.picture import KernelTiles, Raster, live_pairs, picture, suitable_tile
-from maskc.viz.scores import made_up
-from maskc.viz.view import Span, views
+from maskc.viz.view import ViewSpan, views
 from tests.support.thorough import examples
 
 MASKS = {
@@ -109,7 +109,7 @@ def test_shares_by_some_queries_are_near(name: str):
     data, mask = data_for(name, 700, 900), MASKS[name]
     dense = mask.dense(700, 900, **data)
     (panel,) = picture(mask, 700, 900, tile=(64, 64), data=data).panels
-    (view,) = views(mask, 700, 900, Span(0, 700, 0, 900), data=data).by_heads.values()
+    (view,) = views(mask, 700, 900, ViewSpan(0, 700, 0, 900), data=data).by_heads.values()
     layout = view.layout(TileShape(64, 64))
     found, step = live_pairs(view.keep, view.arrays, layout, most=100_000)
     partial = panel.raster.classes == 1

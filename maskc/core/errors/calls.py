@@ -267,6 +267,36 @@ class NoIndexerLoss(MaskcError):
     hint = "rank single keys with mc.topk(..., score='indexer') or score='given'"
 
 
+class BadPages(MaskcError):
+    """An argument of `mc.paged`, its plan or its run does not fit pages and sequences."""
+
+    code = "MC464"
+    message = "{0} must be {1}, found {2}"
+    hint = "see help(maskc.paged)"
+
+
+class BadPageTable(MaskcError):
+    """With MASKC_CHECK=1: a page table names what is no page, or one page twice."""
+
+    code = "MC465"
+    message = "sequence {0}: {1}"
+    hint = (
+        "kernels read zeros for entries outside of the pool; unset MASKC_CHECK to run without "
+        "this check"
+    )
+
+
+class NotPaged(MaskcError):
+    """A mask, or a formula of the score, cannot be read in the positions of paged sequences."""
+
+    code = "MC466"
+    message = "mc.paged has no kernel for it: it {0}"
+    hint = (
+        "documents, flags, intervals, positions and trees have an entry per token; gather the keys "
+        "and call mc.attention for other data"
+    )
+
+
 class NestedTensor(MaskcError):
     """A torch tensor is nested: it holds sequences of different lengths."""
 
@@ -407,6 +437,19 @@ class MaskCalled(MaskcError, TypeError):
     code = "MC442"
     message = "a mask is a set of pairs and no function"
     hint = "mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a function"
+
+
+class IntegersUnread(MaskcError):
+    """A table of integers of 64 bits lies on a GPU, where the host cannot read it once and for all.
+
+    Kernels read int32, and the host checks that the integers fit when a tensor is new. It cannot
+    while a CUDA graph is captured, nor where nobody counts what is written into the array: one of
+    CuPy or JAX, or a tensor made in inference mode.
+    """
+
+    code = "MC443"
+    message = "{0!r} is {1} on a GPU, and the host cannot check here that it fits 32 bits"
+    hint = "give it as int32: x.int() of a torch tensor, x.astype('int32') of a CuPy array"
 
 
 class NotRecorded(MaskcError):

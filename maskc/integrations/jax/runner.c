@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "xla/ffi/api/c_api.h"
+#include <xla/ffi/api/c_api.h>
 
 enum { MADE = 128, MOST_BLOCK = 4096, MOST_MAPS = 16, SLOTS = 1024 };
 

@@ -60,12 +60,17 @@ def attention(
     """
     if score is not None:
         options.update({**captured_by(score), **options})
-    if options.get("dropout_p"):
+    drops = bool(options.get("dropout_p"))
+    if drops:
         options.update(asked(q, options.pop("dropout_p"), options.pop("dropout_seed")))
         find = partial(_dropping, find)
     if needs_torch(q, k, v, data=options) or torch_answers(q) or q.is_nested:
         return through_torch(find, mask, q, k, v, options, deterministic, score=score)
-    return find(mask, *_sizes(q, v), q.dtype, _place(q))(q, k, v, **options)
+    attn = find(mask, *_sizes(q, v), q.dtype, _place(q))
+    if drops:
+        return attn(q, k, v, **options)
+    own = {name: options.pop(name) for name in OPTIONS if name in options}
+    return attn.launch(q, k, v, **own, data=options)  # what a call asks torch was asked above
 
 
 def through_torch(

@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 from maskc.core.errors import MaskNotATensor, ModelNotServed, PartNotServed
-from maskc.integrations.transformers.masks import Found, Place, mask_in_graph, mask_of
+from maskc.integrations.transformers.masks import Found, LayerPlace, mask_in_graph, mask_of
 
 
 def make_mask(
@@ -47,7 +47,7 @@ def make_mask(
         return _LATE.eager(given, mask_function, attention_mask, config, how)
     found = None
     if not isinstance(q_offset, torch.Tensor) and not isinstance(kv_offset, torch.Tensor):
-        place = Place(q_length, kv_length, q_offset, kv_offset)
+        place = LayerPlace(q_length, kv_length, q_offset, kv_offset)
         found = mask_in_graph(mask_function, attention_mask, place)
     if found is None:
         return _LATE.eager(given, mask_function, attention_mask, config, how)
@@ -62,7 +62,7 @@ def _eager(
     kind: Any = type(config)
     if config is not None:
         check_served(kind)
-    place = Place(q_length, kv_length, int(q_offset), int(kv_offset))
+    place = LayerPlace(q_length, kv_length, int(q_offset), int(kv_offset))
     found = mask_of(mask_function, attention_mask, place)
     carried = _carrier()(found, place, batch_size, _owner(config), attention_mask)
     if config is not None and _takes_booleans(kind):
@@ -300,7 +300,7 @@ def carrier() -> Any:
         """Makes the mask as SDPA takes it; None in graphs and where models may not cope with it."""
 
         def __init__(
-            self, found: Found, place: Place, batch: int, owner: str, padding: Any
+            self, found: Found, place: LayerPlace, batch: int, owner: str, padding: Any
         ) -> None:
             self.found, self.place, self.batch, self.owner = found, place, batch, owner
             self.padding = padding

@@ -26,7 +26,7 @@ SHIFTED = "shifted"
 """An alignment beside "start" and "end": by that parameter."""
 
 
-class Place(NamedTuple):
+class LayerPlace(NamedTuple):
     """Where the queries and keys of a call lie in the sequence."""
 
     n_q: int
@@ -58,7 +58,7 @@ _FULL: Tree = ("full",)
 _CAUSAL: Tree = ("causal",)
 
 
-def mask_of(function: Callable[..., Any], padding: Any, place: Place) -> Found:
+def mask_of(function: Callable[..., Any], padding: Any, place: LayerPlace) -> Found:
     """The mask of a mask function, and the data of this call.
 
     Args:
@@ -76,7 +76,7 @@ def mask_of(function: Callable[..., Any], padding: Any, place: Place) -> Found:
         return _traced(function, padding, place)
 
 
-def mask_in_graph(function: Callable[..., Any], padding: Any, place: Place) -> Found | None:
+def mask_in_graph(function: Callable[..., Any], padding: Any, place: LayerPlace) -> Found | None:
     """The mask as of `mask_of`, where a compiler follows it; None for functions that only eager
     code follows.
 
@@ -88,7 +88,7 @@ def mask_in_graph(function: Callable[..., Any], padding: Any, place: Place) -> F
         return None
 
 
-def _composed(function: Callable[..., Any], padding: Any, place: Place) -> Found:
+def _composed(function: Callable[..., Any], padding: Any, place: LayerPlace) -> Found:
     """The mask of a composition of transformers' own functions.
 
     Raises:
@@ -112,7 +112,7 @@ def _composed(function: Callable[..., Any], padding: Any, place: Place) -> Found
     return Found(mask, data, n_kv, packed, tree == _FULL)
 
 
-def _is_padded(data: dict[str, Any], padding: Any, place: Place, n_kv: int) -> bool:
+def _is_padded(data: dict[str, Any], padding: Any, place: LayerPlace, n_kv: int) -> bool:
     """Whether keys are padding; adds to the data which ones are not."""
     import torch
 
@@ -132,7 +132,7 @@ def _is_padded(data: dict[str, Any], padding: Any, place: Place, n_kv: int) -> b
 _PADDING = data_atoms.flags("padding")
 
 
-def _traced(function: Callable[..., Any], padding: Any, place: Place) -> Found:
+def _traced(function: Callable[..., Any], padding: Any, place: LayerPlace) -> Found:
     """The mask of a function that is followed like any mask_mod."""
     q_offset, kv_offset = place.q_offset, place.kv_offset
 
@@ -260,7 +260,7 @@ class _Tensors:
         self.kept[name] = kind, held
         return name
 
-    def of_call(self, place: Place) -> dict[str, Any] | None:
+    def of_call(self, place: LayerPlace) -> dict[str, Any] | None:
         """The data by name for the tokens of a call; None where a tensor is too short."""
         data: dict[str, Any] = {}
         for name, (kind, held) in self.kept.items():
@@ -284,7 +284,7 @@ class Chunks(NamedTuple):
     """[B, N], inside packed sequences; or None."""
 
 
-def _chunk_ids(chunks: Chunks, place: Place) -> Any:
+def _chunk_ids(chunks: Chunks, place: LayerPlace) -> Any:
     """The chunk of each token, [B, tokens]."""
     import torch
 
@@ -295,7 +295,7 @@ def _chunk_ids(chunks: Chunks, place: Place) -> Any:
     return (positions - left_padding[:, None]) // size
 
 
-def _sides(ids: Any, place: Place) -> Any:
+def _sides(ids: Any, place: LayerPlace) -> Any:
     """The ids [B, tokens] of a call's keys, which serve its queries; else a pair, for each."""
     n_q, n_kv, q_offset, kv_offset = place
     keys = ids[:, kv_offset : kv_offset + n_kv].contiguous()

@@ -11,9 +11,9 @@ from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Node
 from maskc.ir.lower import differs_by_head
 from maskc.ir.names import declared_names
+from maskc.lab.evaluate.best_masks import Queries, can_select, selected
 from maskc.lab.evaluate.matrices import Matrices
 from maskc.lab.evaluate.results import InformationLoss, LayerLoss
-from maskc.lab.evaluate.selection import Queries, can_select, selected
 from maskc.lab.evaluate.statistics import bootstrap
 from maskc.lab.evaluate.tensors import LayerTensors, Tensors, torch_module
 

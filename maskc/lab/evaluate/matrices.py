@@ -15,7 +15,7 @@ from maskc.api import attention
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import Algebra, TopK, selects
 from maskc.ir.names import declared_names
-from maskc.lab.evaluate.selection import Queries, block_of, can_select, combined, selected
+from maskc.lab.evaluate.best_masks import Queries, block_of, can_select, combined, selected
 from maskc.lab.evaluate.tensors import placed, torch_module
 
 _ROWS = 1024

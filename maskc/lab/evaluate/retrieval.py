@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maskc.lab.evaluate.models import Reading, attention_of, masked
+from maskc.lab.evaluate.models import ReadingAttention, masked
+from maskc.lab.evaluate.noted_attention import attention_of
 from maskc.lab.evaluate.results import Retrieval
 from maskc.lab.evaluate.statistics import mcnemar, wilson
 from maskc.lab.evaluate.tensors import Data
@@ -68,7 +69,7 @@ def answers(
     import torch
 
     device = next(model.parameters()).device
-    found, reading = [], Reading(data, compute)
+    found, reading = [], ReadingAttention(data, compute)
     with attention_of(model, compute=reading), masked(model, masks), torch.no_grad():
         for trial in asked:
             ids = trial.ids.to(device)[None]

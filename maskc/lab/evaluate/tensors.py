@@ -16,6 +16,7 @@ from maskc.dsl.combinators import causal
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import Score
 from maskc.ir.names import declared_names
+from maskc.lab.evaluate.noted_attention import attention_of
 from maskc.reference.scores import ScoreOf
 
 Data = Mapping[str, object] | Callable[[np.ndarray], Mapping[str, object]]
@@ -265,8 +266,6 @@ def capture(
             something that is not kept (MC730).
         ExtraMissing: transformers is not installed (MC507).
     """
-    from maskc.lab.evaluate.models import attention_of
-
     torch = torch_module()
     wanted = None if layers is None else set(layers)
     found: list[LayerTensors] = []

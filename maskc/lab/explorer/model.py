@@ -28,8 +28,8 @@ from maskc.emit.glsl_printer import shader
 from maskc.ir.lower import terms
 from maskc.ir.types import MaskIR
 from maskc.layout import Chosen, check_lengths
-from maskc.questions.asked import pairs_of
 from maskc.questions.lengths import fixed_lengths
+from maskc.questions.mask_at_lengths import pairs_of
 from maskc.viz.view import hull_asked
 from maskc.viz.words import cut
 

@@ -18,8 +18,8 @@ from maskc.dsl import nodes as N
 from maskc.dsl.mask import Mask
 from maskc.dsl.pattern import Pattern
 from maskc.dsl.traced import param
-from maskc.ir.compare import equals
 from maskc.ir.lowered import on_all_heads
+from maskc.ir.set_comparison import equals
 
 _MOST = 1 << 30
 """The largest parameter of a call."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maskc import driver
-from maskc.analysis.heads import Heads
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
@@ -29,7 +29,7 @@ Plain = dict[str, Any]
 
 
 def sources(
-    mask: Mask, heads: Heads, plans: list[KernelPlan], name: str, text: str | None
+    mask: Mask, heads: HeadGroups, plans: list[KernelPlan], name: str, text: str | None
 ) -> list[Plain]:
     """Files with a name, a kind, a text and links: pairs of a line and the pattern's line.
 
@@ -90,7 +90,7 @@ def _links(text: str) -> list[list[int]]:
     return found
 
 
-def _formulas(heads: Heads) -> Plain:
+def _formulas(heads: HeadGroups) -> Plain:
     """The IR as text, with the places of its comparisons."""
     lines: list[str] = []
     links: list[list[int]] = []

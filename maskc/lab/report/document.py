@@ -25,7 +25,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows of cells."""
 
     heads: Sequence[str]
@@ -52,7 +52,7 @@ class Command:
     text: str
 
 
-Block = Words | Code | Table | Figure | Command
+Block = Words | Code | ReportTable | Figure | Command
 
 
 @dataclass(frozen=True)

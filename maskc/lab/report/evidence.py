@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from maskc.lab.report.document import Block, Command, Table, Words
+from maskc.lab.report.document import Block, Command, ReportTable, Words
 from maskc.viz import words
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _rows(
     rows = [row(each, found) for each, found in having if found is not None]
     if rows:
         yield Words(text)
-        yield Table(heads, rows, numbers)
+        yield ReportTable(heads, rows, numbers)
 
 
 def _losses(patterns: Sequence[Evaluated]) -> Iterator[Block]:
@@ -143,7 +143,7 @@ def _trained(patterns: Sequence[Evaluated]) -> Iterator[Block]:
         yield Words("Small models trained with the mask, beside others trained without:")
         heads = ("pattern", "task", "measure", "seeds", "difference", "p", "margin",
                  "p of a loss as large")  # fmt: skip
-        yield Table(heads, rows, frozenset(range(3, 8)))
+        yield ReportTable(heads, rows, frozenset(range(3, 8)))
 
 
 def _layers(own: Evaluated) -> Iterator[Block]:
@@ -160,4 +160,4 @@ def _layers(own: Evaluated) -> Iterator[Block]:
     ]  # fmt: skip
     yield Words(f"{own.name}, layer by layer: retained mass, and the error of outputs.")
     heads = ("layer", "retained", "worst head", "best head", "output error")
-    yield Table(heads, rows, frozenset(range(5)))
+    yield ReportTable(heads, rows, frozenset(range(5)))

@@ -10,7 +10,7 @@ from html import escape
 from importlib.resources import files
 
 from maskc.lab.explorer.page import source
-from maskc.lab.report.document import Block, Code, Command, Document, Figure, Table, Words
+from maskc.lab.report.document import Block, Code, Command, Document, Figure, ReportTable, Words
 
 _UNSHOWN = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 """Characters that control and show nothing; tabs and ends of lines stay."""
@@ -92,11 +92,11 @@ def _block(block: Block) -> Iterator[str]:
             yield f"<figure>{svg}<figcaption>{shown(caption)}</figcaption>"
             yield f'<details><summary>As text</summary><pre tabindex="0">{shown(twin)}</pre>'
             yield "</details></figure>"
-        case Table():
+        case ReportTable():
             yield from _table(block)
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: ReportTable) -> Iterator[str]:
     head = "".join(
         f'<th scope="col"{_side(table, column)}>{shown(head)}</th>'
         for column, head in enumerate(table.heads)
@@ -110,5 +110,5 @@ def _table(table: Table) -> Iterator[str]:
     yield f"{wide}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def _side(table: Table, column: int) -> str:
+def _side(table: ReportTable, column: int) -> str:
     return ' class="number"' if column in table.numbers else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from maskc.lab.report.document import Block, Code, Command, Document, Figure, Table, Words
+from maskc.lab.report.document import Block, Code, Command, Document, Figure, ReportTable, Words
 
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 _UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -61,7 +61,7 @@ def _block(block: Block) -> Iterator[str]:
         case Figure(_, caption, twin):
             yield plain(caption)
             yield fenced(twin)
-        case Table(heads, rows, numbers):
+        case ReportTable(heads, rows, numbers):
             sides = "|".join("---:" if i in numbers else "---" for i in range(len(heads)))
             yield "\n".join([_line(heads), f"|{sides}|", *map(_line, rows)])
 

@@ -18,7 +18,16 @@ from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.lab.explorer.sources import pattern_text
-from maskc.lab.report.document import Block, Code, Command, Document, Figure, Section, Table, Words
+from maskc.lab.report.document import (
+    Block,
+    Code,
+    Command,
+    Document,
+    Figure,
+    ReportTable,
+    Section,
+    Words,
+)
 from maskc.lab.report.drawings import growth_chart, map_of
 from maskc.lab.report.evidence import (
     ablation_blocks,
@@ -28,8 +37,8 @@ from maskc.lab.report.evidence import (
 )
 from maskc.verify.samples import sample_data
 from maskc.viz import words
-from maskc.viz.lengths import showing
 from maskc.viz.picture import KernelTiles, numbers_of, picture
+from maskc.viz.shown_lengths import showing
 from maskc.viz.terminal import render
 
 if TYPE_CHECKING:
@@ -134,7 +143,7 @@ def document(subject: Subject, progress: Callable[[str], object] = lambda text: 
 
 def _summary(subject: Subject) -> Iterator[Block]:
     rows = list(_summary_rows(subject))
-    yield Table(("question", "answer"), rows)
+    yield ReportTable(("question", "answer"), rows)
     if subject.made_up:
         yield Words(f"Data were made up with a fixed seed: {', '.join(subject.made_up)}.")
 
@@ -184,7 +193,7 @@ def _definition(subject: Subject) -> Iterator[Block]:
     if doc:
         yield Code(doc, "What its file says")
     if subject.parameters:
-        yield Table(("parameter", "type", "value"), subject.parameters)
+        yield ReportTable(("parameter", "type", "value"), subject.parameters)
     yield Code(str(subject.mask), "The mask as an expression")
     yield Code("\n".join(_formulas(subject)), "As conditions on q, k and the lengths n_q and n_kv")
     if text is not None and text != str(subject.mask) and len(text) <= _LONGEST_FILE:
@@ -235,9 +244,9 @@ def _proofs(subject: Subject) -> Iterator[Block]:
     yield Words(
         "Each answer was decided on integer sets for all lengths that it names, not on samples."
     )
-    yield Table(("heads", "fact", "holds", "where", "what was decided"), rows)
+    yield ReportTable(("heads", "fact", "holds", "where", "what was decided"), rows)
     yield Words("The mask is the disjoint union of these pieces:")
-    yield Table(("heads", "piece", "condition"), pieces)
+    yield ReportTable(("heads", "piece", "condition"), pieces)
     yield Command(f"maskc explain {subject.words}")
 
 
@@ -301,7 +310,7 @@ def _complexity(subject: Subject) -> Iterator[Block]:
     rows = [row for n in _counted_at(subject) for row in _count_rows(subject, n)]
     heads = ("N", "heads", "live pairs", "of all", "full", "partial", "empty", "run",
              "FLOP", "bytes moved", "scores of naive attention")  # fmt: skip
-    yield Table(heads, rows, frozenset({0, *range(2, len(heads))}))
+    yield ReportTable(heads, rows, frozenset({0, *range(2, len(heads))}))
     yield Command(f"maskc explain {subject.words} --n {_at(subject)} {_options(subject)}")
 
 
@@ -411,7 +420,7 @@ def _verification(subject: Subject) -> Iterator[Block]:
              "right" if row["ok"] else "WRONG")
             for row in found.rows if row["impl"] == "maskc"
         ]  # fmt: skip
-        yield Table(("N", "pass", "largest error", "verdict"), rows, frozenset({0, 2}))
+        yield ReportTable(("N", "pass", "largest error", "verdict"), rows, frozenset({0, 2}))
         if found.command:
             yield Command(found.command)
     yield Words("More lengths, probes with keys of NaN, and random cases:")
@@ -439,7 +448,7 @@ def _speed(subject: Subject) -> Iterator[Block]:
         yield Code("\n".join(
             textwrap.fill(line, 100, subsequent_indent="    ") for line in growth.lines()
         ))  # fmt: skip
-    yield Table(_SPEED, [_speed_row(row, found.rows) for row in _ordered(found.rows)],
+    yield ReportTable(_SPEED, [_speed_row(row, found.rows) for row in _ordered(found.rows)],
                 frozenset(range(2, 8)))  # fmt: skip
     yield Words("; ".join(f"{name}: {text}" for name, text in texts.items()) + ".")
     for note in found.notes:
@@ -539,7 +548,7 @@ def _terms(subject: Subject) -> Iterator[Block]:
         share = words.percent(found / max(1, whole))
         rows.append((name, f"{found:,}", f"{found - whole:+,}", share))
     yield Words(f"Live pairs at N = {n:,}; the mask has {whole:,}.")
-    yield Table(("mask", "live pairs", "change", "of the mask's"), rows, frozenset({1, 2, 3}))
+    yield ReportTable(("mask", "live pairs", "change", "of the mask's"), rows, frozenset({1, 2, 3}))
 
 
 def _count(subject: Subject, mask: Mask, n: int) -> int:
@@ -560,10 +569,10 @@ def _environment(subject: Subject) -> Iterator[Block]:
         (name, str(value)) for name, value in about.items()
         if value is not None and name != "rivals"
     ]  # fmt: skip
-    yield Table(("what", "which"), rows)
+    yield ReportTable(("what", "which"), rows)
     if subject.evaluation is not None:
         yield Words("Of the evaluation:")
-        yield Table(("what", "which"), [*subject.evaluation.environment])
+        yield ReportTable(("what", "which"), [*subject.evaluation.environment])
     yield Command(subject.command)
 
 

@@ -19,7 +19,7 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import Computed, Held, Reading
 from maskc.core.data import DataDecl
 from maskc.core.errors import DataRange
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
 from maskc.core.layout import MAX_LENGTH, BlockLayout
@@ -27,7 +27,7 @@ from maskc.core.problem import TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.source import SourceLoc
 from maskc.core.tile_bounds import Span
-from maskc.layout.tiles.bounds import Analyst, Boxes, whole_box
+from maskc.layout.tiles.bounds import Analyst, PairBoxes, whole_box
 from maskc.layout.tiles.build import build
 from maskc.layout.tiles.lists import sequence_arrays
 from maskc.layout.tiles.ranges import Extremes
@@ -145,7 +145,7 @@ class _Domain(Analyst):
         self._box = whole_box(n_q, n_kv)
         self._heads = heads
 
-    def symbol(self, name: str, boxes: Boxes) -> Span:
+    def symbol(self, name: str, boxes: PairBoxes) -> Span:
         if name == "h":
             return Span(np.asarray(0, np.int64), np.asarray(max(self._heads, 1) - 1, np.int64))
         return super().symbol(name, boxes)

@@ -58,9 +58,12 @@ def check_int32(name: str, array: np.ndarray) -> None:
     Raises:
         DataRange: a value does not fit.
     """
-    if np.can_cast(array.dtype, np.int32) or not array.size:
-        return
-    least, most = int(array.min()), int(array.max())
+    if not np.can_cast(array.dtype, np.int32) and array.size:
+        check_extremes(name, int(array.min()), int(array.max()))
+
+
+def check_extremes(name: str, least: int, most: int) -> None:
+    """As check_int32, of the smallest and the largest integer."""
     if not -INT32 - 1 <= least <= most <= INT32:
         found = f"its values reach from {least} to {most}, beyond 32 bits"
         hint = "subtract the smallest one, count in a larger unit, or number them anew"

@@ -19,7 +19,7 @@ from maskc.layout.tiles.ranges import Bounds, Extremes, extremes_of
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes:
+class PairBoxes:
     """Boxes of pairs, inclusive bounds, int64 [boxes] each (or broadcasting to all boxes)."""
 
     q_low: np.ndarray
@@ -27,8 +27,8 @@ class Boxes:
     k_low: np.ndarray
     k_high: np.ndarray
 
-    def __getitem__(self, chosen: np.ndarray | slice) -> Boxes:
-        return Boxes(
+    def __getitem__(self, chosen: np.ndarray | slice) -> PairBoxes:
+        return PairBoxes(
             self.q_low[chosen], self.q_high[chosen], self.k_low[chosen], self.k_high[chosen]
         )
 
@@ -36,10 +36,10 @@ class Boxes:
         return len(self.q_low)
 
 
-def whole_box(n_q: int, n_kv: int) -> Boxes:
+def whole_box(n_q: int, n_kv: int) -> PairBoxes:
     """The box of all pairs."""
     q_low, q_high, k_low, k_high = (np.asarray(end, np.int64) for end in (0, n_q - 1, 0, n_kv - 1))
-    return Boxes(q_low, q_high, k_low, k_high)
+    return PairBoxes(q_low, q_high, k_low, k_high)
 
 
 Verdict = tuple[np.ndarray, np.ndarray]
@@ -68,7 +68,7 @@ NUMPY = NumPyOperations()
 class _Leaves:
     """What boxes say of q, k and arrays."""
 
-    def __init__(self, analyst: Analyst, boxes: Boxes) -> None:
+    def __init__(self, analyst: Analyst, boxes: PairBoxes) -> None:
         self._analyst, self._boxes = analyst, boxes
 
     def symbol(self, name: str) -> Span:
@@ -88,7 +88,7 @@ class Analyst:
         self.arrays = arrays
         self._extremes: dict[int, Extremes] = {}
 
-    def verdict(self, keep: Expr, boxes: Boxes) -> Verdict:
+    def verdict(self, keep: Expr, boxes: PairBoxes) -> Verdict:
         """Bool [boxes] twice: some pair may be live; every pair certainly is.
 
         Boxes whose rows are [rows, 1] and whose columns are [1, columns] have answers [rows,
@@ -98,11 +98,11 @@ class Analyst:
         shape = np.broadcast_shapes(boxes.q_low.shape, boxes.k_low.shape)
         return np.broadcast_to(may, shape), np.broadcast_to(must, shape)
 
-    def bounds(self, expr: Expr, boxes: Boxes) -> Bounds:
+    def bounds(self, expr: Expr, boxes: PairBoxes) -> Bounds:
         """Least and greatest value an integer formula may take."""
         return TileBounds(NUMPY, _Leaves(self, boxes)).integer(expr)
 
-    def symbol(self, name: str, boxes: Boxes) -> Span:
+    def symbol(self, name: str, boxes: PairBoxes) -> Span:
         """The values of a symbol."""
         if name == "q":
             return Span(boxes.q_low, boxes.q_high)

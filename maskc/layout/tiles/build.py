@@ -10,7 +10,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.errors import BadBlock, DataMissing, DataRange, DataShape
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import BlockLayout
 from maskc.core.problem import TileShape
@@ -23,7 +23,7 @@ from maskc.layout.tiles.bounds import Analyst, whole_box
 from maskc.layout.tiles.elements import Elements, magnitude
 from maskc.layout.tiles.expand import RowLists, layout_of
 from maskc.layout.tiles.loops import loop_rows
-from maskc.layout.tiles.refine import Undecided, count_pairs, refined_rows
+from maskc.layout.tiles.refine import UndecidedTiles, count_pairs, refined_rows
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -104,7 +104,7 @@ def _exact_rows(mask: Elements, n_q: int, n_kv: int, tile: TileShape) -> list[Ro
     if not scattered:
         try:
             return refined_rows(mask, n_q, n_kv, tile, most=most)
-        except Undecided:
+        except UndecidedTiles:
             pass
     found = rows.tile_rows(mask.keep, mask.arrays, n_q, n_kv, tile)
     if found is None and scattered:

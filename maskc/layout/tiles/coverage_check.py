@@ -8,7 +8,7 @@ import numpy as np
 
 from maskc.core.boxes import Boxes, tokens_of
 from maskc.core.errors import CheckFailed
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, BlockLayout
 from maskc.layout.tiles.spans import Spans

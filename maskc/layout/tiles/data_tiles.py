@@ -57,7 +57,7 @@ def hull(expr: Expr) -> Expr:
     return E.ALWAYS if reads_data(expr) else expr
 
 
-class Reading(NamedTuple):
+class BlockReading(NamedTuple):
     """An array as tiles read it, see templates/common/lib/read_arrays.cuh."""
 
     slot: int
@@ -68,7 +68,7 @@ class Reading(NamedTuple):
     """Whether what is read is written down for the kernels: the first reading of a slot is."""
 
 
-def readings_of(shapes: Iterable[Expr], reads: tuple[str, ...]) -> tuple[Reading, ...]:
+def readings_of(shapes: Iterable[Expr], reads: tuple[str, ...]) -> tuple[BlockReading, ...]:
     """How tiles read the arrays of masks.
 
     Args:
@@ -82,4 +82,4 @@ def readings_of(shapes: Iterable[Expr], reads: tuple[str, ...]) -> tuple[Reading
         sides = [side for side, token in enumerate((E.Q, E.K)) if (token,) in indices]
         found |= dict.fromkeys((slot, side) for side in sides or [-1])
     first = dict(reversed(found))
-    return tuple(Reading(slot, side, first[slot] == side) for slot, side in found)
+    return tuple(BlockReading(slot, side, first[slot] == side) for slot, side in found)

@@ -17,7 +17,7 @@ from maskc.core import expr as E
 from maskc.core.bundle import Bundle, LayoutRecipe
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import BadLength, CheckFailed, TooManyTiles
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, MAX_TILES, BlockLayout
 from maskc.core.problem import TileShape
@@ -105,7 +105,7 @@ def tiles_of(of_q: np.ndarray, of_k: np.ndarray, size: int, aligned: bool = Fals
 
 
 @dataclass(frozen=True, eq=False)
-class DocumentLists:
+class DocumentTileLists:
     """The tiles of all tile rows of one sequence."""
 
     row_ptr: np.ndarray
@@ -118,7 +118,7 @@ class DocumentLists:
 
 def document_lists(
     layout: BlockLayout, of_q: np.ndarray, of_k: np.ndarray, aligned: bool = False
-) -> DocumentLists:  # fmt: skip
+) -> DocumentTileLists:  # fmt: skip
     """List the live tiles of every tile row.
 
     Args:
@@ -134,7 +134,7 @@ def document_lists(
     rows, size = layout.shape[0], layout.tile.k
     stops = np.zeros(layout.n_kv, np.int32)
     if not layout.nnz:
-        return DocumentLists(np.zeros(rows + 1, np.int32), np.zeros(0, np.int32), stops)
+        return DocumentTileLists(np.zeros(rows + 1, np.int32), np.zeros(0, np.int32), stops)
     of_q, of_k = of_q.astype(np.int64), of_k.astype(np.int64)
     tiles = tiles_of(of_q, of_k, size, aligned)
     stops[tiles.first] = tiles.stop
@@ -148,7 +148,7 @@ def document_lists(
     row, words = row[meet], (2 * tiles.first[tile] + full)[meet]
     order = np.lexsort((words, row))
     row_ptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=rows))])
-    return DocumentLists(row_ptr.astype(np.int32), words[order].astype(np.int32), stops)
+    return DocumentTileLists(row_ptr.astype(np.int32), words[order].astype(np.int32), stops)
 
 
 def _beginning(
@@ -177,7 +177,7 @@ def _beginning(
 
 
 def check_documents(
-    lists: DocumentLists, layout: BlockLayout, keep: Expr, env: Mapping[str, object]
+    lists: DocumentTileLists, layout: BlockLayout, keep: Expr, env: Mapping[str, object]
 ) -> None:  # fmt: skip
     """Compare lists with the mask pair by pair, a tile row at a time; `layout` as for
     `document_lists`, `env` has what `keep` reads.

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr, FloorDiv, Load, Member, Mod, Sum, Sym
 from maskc.core.layout import FULL, PARTIAL
-from maskc.layout.tiles.bounds import Analyst, Boxes
+from maskc.layout.tiles.bounds import Analyst, PairBoxes
 
 _PAIRS = 1 << 19
 """Pairs evaluated at once."""
@@ -28,7 +28,7 @@ class Elements:
         wide = magnitude(keep, {"q": n_q, "k": n_kv}, arrays) >= 1 << 31
         self.dtype = np.int64 if wide else np.int32
 
-    def kinds(self, boxes: Boxes) -> np.ndarray:
+    def kinds(self, boxes: PairBoxes) -> np.ndarray:
         """uint8 [boxes]: 0 no pair of the box is live, 1 some are, 2 all are. Exact.
 
         Most boxes show a live and a dead pair among a few samples. What samples leave undecided
@@ -45,7 +45,9 @@ class Elements:
         self._settle(undecided, boxes[undecided], live, dead)
         return np.where(live, np.where(dead, PARTIAL, FULL), 0).astype(np.uint8)
 
-    def _settle(self, owner: np.ndarray, boxes: Boxes, live: np.ndarray, dead: np.ndarray) -> None:
+    def _settle(
+        self, owner: np.ndarray, boxes: PairBoxes, live: np.ndarray, dead: np.ndarray
+    ) -> None:
         """Note for the owners of these boxes whether they have live pairs, and dead ones."""
         may, must = self.analyst.verdict(self.keep, boxes)
         live[owner[must]] = True
@@ -64,7 +66,7 @@ class Elements:
             live[owner[part[pairs.any(axis=(1, 2))]]] = True
             dead[owner[part[~pairs.all(axis=(1, 2))]]] = True
 
-    def count(self, boxes: Boxes) -> int:
+    def count(self, boxes: PairBoxes) -> int:
         """Live pairs of fine boxes, which are at most 16 x 16."""
         total = 0
         for part in _chunks(np.arange(len(boxes)), _PAIRS // FINE**2):
@@ -82,7 +84,7 @@ class Elements:
         return np.broadcast_to(live, (len(q), height, width))
 
 
-def fine(boxes: Boxes) -> Boxes:
+def fine(boxes: PairBoxes) -> PairBoxes:
     """Boxes cut into such as `Elements.count` takes."""
     while len(boxes) and max(_largest(boxes)) > FINE:
         boxes = _cut(boxes, *_largest(boxes))[1]
@@ -94,7 +96,7 @@ def _chunks(chosen: np.ndarray, size: int) -> Iterator[np.ndarray]:
         yield chosen[start : start + size]
 
 
-def _samples(boxes: Boxes, side: int) -> tuple[np.ndarray, np.ndarray]:
+def _samples(boxes: PairBoxes, side: int) -> tuple[np.ndarray, np.ndarray]:
     """Queries and keys [boxes, side], evenly spread and with both ends."""
     steps = np.arange(side)
     height, width = boxes.q_high - boxes.q_low, boxes.k_high - boxes.k_low
@@ -103,7 +105,7 @@ def _samples(boxes: Boxes, side: int) -> tuple[np.ndarray, np.ndarray]:
     return q, k
 
 
-def _pairs(boxes: Boxes) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(boxes: PairBoxes) -> tuple[np.ndarray, np.ndarray]:
     """Queries and keys [boxes, 16]; a smaller box repeats its last ones."""
     steps = np.arange(FINE)
     q = np.minimum(boxes.q_low[:, None] + steps, boxes.q_high[:, None])
@@ -111,13 +113,13 @@ def _pairs(boxes: Boxes) -> tuple[np.ndarray, np.ndarray]:
     return q, k
 
 
-def _largest(boxes: Boxes) -> tuple[int, int]:
+def _largest(boxes: PairBoxes) -> tuple[int, int]:
     """The most queries and the most keys any of the boxes has."""
     height, width = boxes.q_high - boxes.q_low, boxes.k_high - boxes.k_low
     return int(height.max()) + 1, int(width.max()) + 1
 
 
-def _cut(boxes: Boxes, height: int, width: int) -> tuple[np.ndarray, Boxes]:
+def _cut(boxes: PairBoxes, height: int, width: int) -> tuple[np.ndarray, PairBoxes]:
     """Quarter the sides, down to fine boxes: (the box each piece comes from, the pieces)."""
     q_side, k_side = (max(FINE, -(-side // 4)) for side in (height, width))
     q_step, k_step = np.arange(0, height, q_side), np.arange(0, width, k_side)
@@ -128,7 +130,7 @@ def _cut(boxes: Boxes, height: int, width: int) -> tuple[np.ndarray, Boxes]:
     q_last, k_last = boxes.q_high[piece], boxes.k_high[piece]
     real = (q_low <= q_last) & (k_low <= k_last)
     q_high, k_high = np.minimum(q_low + q_side - 1, q_last), np.minimum(k_low + k_side - 1, k_last)
-    return piece[real], Boxes(q_low, q_high, k_low, k_high)[real]
+    return piece[real], PairBoxes(q_low, q_high, k_low, k_high)[real]
 
 
 def magnitude(expr: Expr, symbols: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> int:

@@ -7,9 +7,9 @@ is live if a bit of every axis is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from math import prod
 
 import numpy as np
@@ -50,6 +50,38 @@ def sides(relation: np.ndarray, q: int, k: int) -> Sides:
     live: np.ndarray = np.any(by_box(False), axis=(1, 3))
     full: np.ndarray = np.all(by_box(True), axis=(1, 3))
     return Sides(live, full)
+
+
+def sides_by_size(relation: np.ndarray) -> Callable[[int, int], Sides]:
+    """Return what `sides` gives of one axis, for boxes of many sizes: each consists of smaller
+    ones, of which the counts are known."""
+
+    @cache
+    def of(q: int, k: int) -> Sides:
+        axis, side = (0, q) if q > 1 else (1, k)
+        if side == 1:
+            return Sides(relation, relation)
+        several = next(factor for factor in range(2, side + 1) if side % factor == 0)
+        inner = of(q // several, k) if axis == 0 else of(q, k // several)
+        some = _neighbours(inner.live, axis, several, False)
+        every = _neighbours(inner.full, axis, several, axis == 0)
+        live: np.ndarray = np.any(some, axis=axis + 1)
+        full: np.ndarray = np.all(every, axis=axis + 1)
+        return Sides(live, full)
+
+    return of
+
+
+def _neighbours(boxes: np.ndarray, axis: int, several: int, beyond: bool) -> np.ndarray:
+    """The boxes with an axis of `several` neighbours behind `axis`; `beyond` stands for those
+    behind the last one."""
+    missing = -boxes.shape[axis] % several
+    widths = [(0, missing if each == axis else 0) for each in (0, 1)]
+    padded = np.pad(boxes, widths, constant_values=beyond)
+    rows, columns = padded.shape
+    if axis == 0:
+        return padded.reshape(rows // several, several, columns)
+    return padded.reshape(rows, columns // several, several)
 
 
 def box_layout(boxes: Boxes, relations: Sequence[np.ndarray]) -> BlockLayout:

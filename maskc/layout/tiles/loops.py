@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from maskc.core.bundle import TileLoop
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.layout import FULL, PARTIAL
 from maskc.layout.tiles.expand import RowLists, Runs, expand
 

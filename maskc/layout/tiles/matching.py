@@ -14,7 +14,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.errors import TooManyTiles
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, MAX_TILES, PARTIAL
 from maskc.core.problem import TileShape

@@ -13,7 +13,7 @@ import numpy as np
 from maskc.core.errors import TooManyTiles
 from maskc.core.layout import FULL, MAX_TILES, PARTIAL
 from maskc.core.problem import TileShape
-from maskc.layout.tiles.bounds import Boxes
+from maskc.layout.tiles.bounds import PairBoxes
 from maskc.layout.tiles.elements import FINE, Elements
 from maskc.layout.tiles.expand import RowLists, Runs, expand
 
@@ -52,7 +52,7 @@ class Stretches:
 
 
 @dataclass(frozen=True, eq=False)
-class Leaves:
+class TileLeaves:
     """Consecutive tile rows, classified as far as bounds go."""
 
     top: int
@@ -77,7 +77,7 @@ class Refinement:
         n_q, n_kv = self.lengths
         return -(-n_q // (self.tile.q * size)), -(-n_kv // (self.tile.k * size))
 
-    def boxes(self, row: np.ndarray, col: np.ndarray, size: int = 1) -> Boxes:
+    def boxes(self, row: np.ndarray, col: np.ndarray, size: int = 1) -> PairBoxes:
         """The pairs, inside the lengths, of boxes of size x size tiles.
 
         Args:
@@ -86,7 +86,7 @@ class Refinement:
         (n_q, n_kv), height, width = self.lengths, self.tile.q * size, self.tile.k * size
         q_low, k_low = row * height, col * width
         q_high, k_high = np.minimum(q_low + height, n_q), np.minimum(k_low + width, n_kv)
-        return Boxes(q_low, q_high - 1, k_low, k_high - 1)
+        return PairBoxes(q_low, q_high - 1, k_low, k_high - 1)
 
     def _coarse(self) -> int:
         """Tiles along a side of the boxes to start from."""
@@ -105,7 +105,7 @@ class Refinement:
         )
         return parts * int(np.count_nonzero(may & ~must)) > may.size
 
-    def leaves(self) -> Iterator[Leaves]:
+    def leaves(self) -> Iterator[TileLeaves]:
         """All tile rows, top to bottom."""
         size = self._coarse()
         rows, columns = self.grid(size)
@@ -115,7 +115,7 @@ class Refinement:
 
     def _descend(
         self, size: int, top: int, bottom: int, row: np.ndarray, col: np.ndarray, full: Stretches
-    ) -> Iterator[Leaves]:
+    ) -> Iterator[TileLeaves]:
         """Classify boxes of rows top .. bottom - 1; go on with those that stay undecided."""
         may, must = self.mask.analyst.verdict(self.mask.keep, self.boxes(row, col, size))
         stop = np.minimum((col[must] + 1) * size, self.grid(1)[1])
@@ -123,7 +123,7 @@ class Refinement:
         undecided = may & ~must
         row, col = row[undecided], col[undecided]
         if size == 1:
-            yield Leaves(top, bottom, full, row, col)
+            yield TileLeaves(top, bottom, full, row, col)
             return
         smaller = size // _CUT
         rows, columns = self.grid(smaller)
@@ -158,7 +158,7 @@ def _children(
     return child_row[real], child_col[real]
 
 
-class Undecided(Exception):
+class UndecidedTiles(Exception):
     """Bounds leave more tiles undecided than their pairs are worth being looked at."""
 
 
@@ -180,7 +180,7 @@ def refined_rows(
     for leaves in refinement.leaves():
         looked_at += len(leaves.row)
         if most is not None and looked_at > most:
-            raise Undecided(str(looked_at))
+            raise UndecidedTiles(str(looked_at))
         if exact:
             kinds = mask.kinds(refinement.boxes(leaves.row, leaves.col))
         else:
@@ -194,7 +194,7 @@ def refined_rows(
     return parts
 
 
-def _runs(leaves: Leaves, kinds: np.ndarray, columns: int) -> Runs:
+def _runs(leaves: TileLeaves, kinds: np.ndarray, columns: int) -> Runs:
     live, full = kinds > 0, leaves.full
     row = np.concatenate([full.row, leaves.row[live]])
     first = np.concatenate([full.first, leaves.col[live]])

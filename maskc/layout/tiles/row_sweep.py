@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from maskc.core import expr as E
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.layout import FULL, PARTIAL
 from maskc.core.problem import TileShape

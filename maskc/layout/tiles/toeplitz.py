@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from maskc.core import expr as E
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
 from maskc.layout.tiles.expand import Palette, RowLists, Runs, expand

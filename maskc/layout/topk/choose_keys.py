@@ -16,7 +16,7 @@ from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import HELD
 from maskc.core.data import QUESTION, DataDecl, DataKind
 from maskc.core.errors import DataMissing
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING, Selection, Share
 from maskc.core.sizes import Sizes

@@ -94,7 +94,7 @@ class Indexed:
         return found
 
 
-class Given:
+class GivenScores:
     """A tensor of scores."""
 
     def __init__(self, scores: np.ndarray, cells: bool) -> None:
@@ -153,7 +153,7 @@ def indexed(tensors: Mapping[str, object], batch: int, n_q: int, n_kv: int) -> I
 
 def given(
     tensors: Mapping[str, object], selection: Selection, batch: int, heads: int, n_q: int, n_kv: int
-) -> Given:
+) -> GivenScores:
     """Scores that the call brings.
 
     Args:
@@ -177,7 +177,7 @@ def given(
         wanted = f"[{ends}, with {heads} heads and then a batch of {batch} in front or without"
         raise DataShape("scores", scores.shape, wanted, at="scores")
     cells = scores.shape[-2:] != (n_q, n_kv)
-    return Given(scores.reshape(*leading, *scores.shape[-2:]), cells)
+    return GivenScores(scores.reshape(*leading, *scores.shape[-2:]), cells)
 
 
 def _check_shape(name: str, array: np.ndarray, batch: int, rest: tuple[object, ...]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from maskc.analysis.heads import Heads
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.errors import SelectionNotCompiled
@@ -105,7 +105,7 @@ def _formula(name: str, formula: Expr, first: int) -> Formula:
     return Formula(name, Lifted(shape, lifted.args, sources, rests, counts), spans)
 
 
-def plan_gathered(heads: Heads, problem: Problem, target: Target) -> KernelPlan:
+def plan_gathered(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     """The plan of a mask that chooses single keys, for heads together.
 
     Raises:

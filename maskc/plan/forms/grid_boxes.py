@@ -14,7 +14,7 @@ from maskc.core.forms import GRID
 from maskc.core.problem import Direction, TileShape
 from maskc.ir.grid import GridMask, grid_mask
 from maskc.ir.types import MaskIR
-from maskc.layout.tiles.grid_tiles import sides
+from maskc.layout.tiles.grid_tiles import sides_by_size
 from maskc.plan.families.table import family_of
 from maskc.plan.types import KernelPlan
 
@@ -50,7 +50,9 @@ def boxes_for(
     if max(extents) > MOST_ALONG:
         return None
     grid = (max(extents), *extents)
-    relations = [axis_relations(mask.axes, grid, {}) for mask in masks]
+    relations = [
+        [sides_by_size(each) for each in axis_relations(mask.axes, grid, {})] for mask in masks
+    ]
     times: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
 
     def count(q: tuple[int, ...], k: tuple[int, ...]) -> float:
@@ -58,7 +60,7 @@ def boxes_for(
         for axis, (own_q, own_k) in enumerate(zip(q, k, strict=True)):
             place = axis, own_q, own_k
             if place not in times:
-                found = [sides(each[axis], own_q, own_k) for each in relations]
+                found = [each[axis](own_q, own_k) for each in relations]
                 times[place] = [(int(x.live.sum()), int(x.full.sum())) for x in found]
             for number, (some, every) in enumerate(times[place]):
                 live[number] *= some

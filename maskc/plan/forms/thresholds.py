@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.analysis.heads import Heads, assume
+from maskc.analysis.head_groups import HeadGroups, assume
 from maskc.core import expr as E
 from maskc.core.errors import SelectionNotCompiled
 from maskc.core.expr import Expr
@@ -17,9 +17,9 @@ from maskc.core.forms import CHOOSE, THRESHOLDS
 from maskc.core.problem import Direction, Problem
 from maskc.core.selection import Score, Selection, Share
 from maskc.core.target import Target
-from maskc.ir.compare import subset
 from maskc.ir.lift import Lifted, lift
 from maskc.ir.selecting import chosen, place_of
+from maskc.ir.set_comparison import subset
 from maskc.ir.types import MaskIR
 from maskc.plan.families.table import family_of
 from maskc.plan.forms.tiles import plan_tiles
@@ -34,7 +34,7 @@ _REASON = (
 )
 
 
-def by_threshold(heads: Heads, target: Target) -> Selection | None:
+def by_threshold(heads: HeadGroups, target: Target) -> Selection | None:
     """What the masks choose, where it is to be found by thresholds; None where nothing is chosen,
     or larger blocks are.
 
@@ -76,7 +76,9 @@ def lifted_pair(keep: Expr, one: Selection) -> tuple[Lifted, Expr]:
     return replace(whole, shape=shapes[0]), shapes[1]
 
 
-def plan_by_threshold(heads: Heads, one: Selection, problem: Problem, target: Target) -> KernelPlan:
+def plan_by_threshold(
+    heads: HeadGroups, one: Selection, problem: Problem, target: Target
+) -> KernelPlan:
     """The plan of a mask with keys that are chosen one by one: whole, in one size of tiles."""
     hull = next(each for each in heads.hulls if each.selection == one)
     pairs = [lifted_pair(ir.keep, one) for ir in heads.masks]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from maskc.analysis.heads import Heads
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.data import LISTED, DataKind
@@ -32,7 +32,7 @@ from maskc.plan.types import KernelPlan, PlannedMask
 
 
 def plan_tiles(
-    heads: Heads, problem: Problem, target: Target, direction: Direction, form: str
+    heads: HeadGroups, problem: Problem, target: Target, direction: Direction, form: str
 ) -> KernelPlan:  # fmt: skip
     """One of the plans, alone.
 
@@ -72,7 +72,7 @@ def plan_tiles(
     )  # fmt: skip
 
 
-def selects_in_own_tiles(heads: Heads, problem: Problem, target: Target) -> TileUnsupported:
+def selects_in_own_tiles(heads: HeadGroups, problem: Problem, target: Target) -> TileUnsupported:
     """The error where the user names a tile for a mask that chooses keys at run time."""
     ir = next(ir for ir in heads.masks if ir.selections)
     why = "masks that choose keys at run time have tiles that fit their blocks"
@@ -111,7 +111,7 @@ def _of_data(
     return found
 
 
-def check_rows(heads: Heads, problem: Problem, target: Target) -> None:
+def check_rows(heads: HeadGroups, problem: Problem, target: Target) -> None:
     """Refuse rows by which a target cannot choose keys.
 
     Raises:
@@ -122,7 +122,7 @@ def check_rows(heads: Heads, problem: Problem, target: Target) -> None:
             raise target.no_such_dims(problem, block)
 
 
-def _check_blocks(heads: Heads, target: Target) -> None:
+def _check_blocks(heads: HeadGroups, target: Target) -> None:
     """Refuse what a target has no kernels for.
 
     Raises:

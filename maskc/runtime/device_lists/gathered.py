@@ -17,7 +17,7 @@ from maskc.core import abi
 from maskc.core.abi import ATTENTION, LISTED_POINTERS, Numbers, Pointers
 from maskc.core.bundle import Grid, Launch, SourceUnit
 from maskc.core.dtypes import E4M3
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.gathering import Gather
 from maskc.core.problem import Direction
 from maskc.core.selection import FACTORS

@@ -20,7 +20,7 @@ from maskc.layout import (
     part_bounds,
     room_of,
 )
-from maskc.layout.tiles.data_tiles import CHUNK, Reading
+from maskc.layout.tiles.data_tiles import CHUNK, BlockReading
 from maskc.runtime.device_lists.call import pack_parts, words_of_results
 from maskc.runtime.device_lists.data_given import Given
 from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
@@ -36,7 +36,7 @@ class Making:
     unit: SourceUnit
     sizes: Sizes
     given: Given
-    readings: tuple[Reading, ...]
+    readings: tuple[BlockReading, ...]
     """See `readings_of`."""
     backward: bool
     placed: bool

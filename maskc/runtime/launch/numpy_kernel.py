@@ -15,7 +15,7 @@ import numpy as np
 from maskc.core.abi import MAX_ARRAYS, Numbers, Pointers
 from maskc.core.bundle import Bundle, Variant
 from maskc.core.dtypes import DType
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.listed import TOKEN_K, TOKEN_Q
 from maskc.core.problem import Direction, Feature, Features, TileShape
 from maskc.dispatch.tables import Tables

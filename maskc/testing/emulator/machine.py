@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from unittest import mock
 
 from maskc.build.binary import BuildReport
-from maskc.build.toolchain import Gpu
+from maskc.build.toolchain import InstalledGpu
 from maskc.core.dtypes import E4M3
 from maskc.core.errors import EmulatorMissing
 from maskc.core.problem import Feature
 from maskc.core.tensors import Array
 from maskc.runtime.arrays import known as arrays
-from maskc.testing.emulator.built import built, code
+from maskc.testing.emulator.shared_object import built, code
 from maskc.testing.emulator.translate import translated
 
 HERE = Path(__file__).parent
@@ -199,7 +199,7 @@ def install(patch: Patch) -> Driver:
     import torch
 
     driver = Driver()
-    gpu = Gpu("emulated Hopper", 90)
+    gpu = InstalledGpu("emulated Hopper", 90)
     for place in ("build.toolchain", "runtime.launch.cuda", "runtime.device"):
         patch.setattr(f"maskc.{place}.gpus", lambda: (gpu,))
     patch.setattr("maskc.runtime.launch.cuda._driver", lambda device: driver)

@@ -160,8 +160,9 @@ def translated(source: str) -> tuple[str, tuple[str, ...]]:
     Raises:
         Unknown: an instruction has no rule.
     """
-    element = re.search(r'#define ELEMENT "(\w+)"', source)
-    text = _statements(source, element[1] if element else "")
+    defined = re.search(r'#define ELEMENT "(\w+)"', source)
+    element = defined[1] if defined else ""
+    text = _statements(_with_products(source, element), element)
     count = iter(range(1 << 20))
     text = _EXTERN.sub("#define memory (emu::arena())", text, count=1)
     text = _SHARED.sub(
@@ -182,6 +183,35 @@ def translated(source: str) -> tuple[str, tuple[str, ...]]:
         "                                int threads, int shared, unsigned long seed) {\n"
         f'{cases}    return "no such entry point";\n}}\n'
     ), entries
+
+
+_PRODUCTS = re.compile(r"#define PRODUCTS\b((?:.*\\\n)*.*\n)")
+_PRODUCT = re.compile(r'PRODUCT_OF_(TILES|REGISTERS)\((\w+), (\d+), (\d+), (\w+), "([^"]*)"\)')
+_PRODUCT_MACROS = re.compile(r"#define OF_(?:TILES|REGISTERS)_\((?:.*\\\n)*.*\n")
+_BYTES = "BYTES"
+
+
+def _with_products(source: str, element: str) -> str:
+    """Return the source with its matrix products written out: macros of sm90a/lib/wgmma.cuh make
+    them, whose text no rule could read."""
+    listed = _PRODUCTS.search(source)
+    if listed is None:
+        return source
+    elements = {"HALVES": element, "BFLOATS": "bf16", _BYTES: "e4m3"}
+    made = []
+    for form, name, columns, count, kind, flags in _PRODUCT.findall(listed[1]):
+        registers = form == "REGISTERS"
+        depth = 32 if kind == _BYTES else 16
+        text = (
+            f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.f32.{elements[kind]}."
+            f"{elements[kind]} add, 1, 1{flags};"
+        )
+        a = [f"a[{i}]" for i in range(4)] if registers else ["a"]
+        body = _call_of(Asm(text, [f"d[{i}]" for i in range(int(count))], [*a, "b", "(int)add"]))
+        taken = "const u32 *a" if registers else "u64 a"
+        made.append(f"FN void {name}(float (&d)[{count}], {taken}, u64 b, bool add) {{ {body}; }}")
+    text = _PRODUCT_MACROS.sub("", source.replace(listed[0], ""))
+    return re.sub(r"^PRODUCTS$", lambda _: "\n".join(made), text, flags=re.MULTILINE)
 
 
 def _statements(source: str, element: str) -> str:
@@ -231,12 +261,16 @@ def _statement(inside: str, element: str) -> str:
     text = "".join(element if word else string for string, word in words)
     text = re.sub(r"//[^\\]*", "", text).replace("\\n", " ").replace("\\t", " ").strip()
     outs, ins = (_operands(part) for part in [*rest, "", ""][:2])
-    asm = Asm(text, outs, ins)
+    return _call_of(Asm(text, outs, ins))
+
+
+def _call_of(asm: Asm) -> str:
+    """Return the call of the emulator for a statement."""
     for pattern, made in RULES:
-        found = re.search(pattern, text)
-        if found:
-            return made(asm, found) if callable(made) else _filled(made, asm, found)
-    raise Unknown(text)
+        match = re.search(pattern, asm.text)
+        if match:
+            return made(asm, match) if callable(made) else _filled(made, asm, match)
+    raise Unknown(asm.text)
 
 
 def _filled(made: str, asm: Asm, found: re.Match[str]) -> str:

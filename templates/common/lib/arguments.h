@@ -87,4 +87,10 @@ struct Attention {
     const float *k_descale;  // of k, likewise
     const float *v_descale;  // of v, likewise
 #endif
+#if WITH_PAGES
+    const i32 *pages;  // entries of page tables: which page of the pool
+    const i32 *first_page;  // [batch]: where a sequence's entries begin
+    const i32 *key_count;  // [batch]: keys of each sequence
+    i32 page_count;  // pages of a pool
+#endif
 };

@@ -28,6 +28,11 @@
 #else
 #define SCORE_BENDS 0
 #endif
+#if FORMULA_FAR
+#define SCORE_FAR 1
+#else
+#define SCORE_FAR 0
+#endif
 #if WITH_CAP
 #define SCORE_CAPS 1
 #else

@@ -1,5 +1,5 @@
 // The logit of one pair as it is defined, for where time does not count.
-// Needs: device.cuh, gen/formula.cuh.j2. Gives: plain_logit.
+// Needs: device.cuh, tokens_*.cuh. Gives: plain_logit.
 
 FN float plain_logit(const struct Attention &p, float score, i32 head, i32 batch, i32 q, i32 k) {
     score *= p.scale;

@@ -1,5 +1,5 @@
 // The backward pass.
-// Needs: forward.h, weights.h, multiply.h, storage.h, vector.h, gen/scores.h.j2; Mask and lists of
+// Needs: forward.h, weights.h, multiply.h, storage.h, vector.h, scores.h; Mask and lists of
 // tiles.
 
 // A tile is visited once, by the thread that owns its tile column, and gives its share of dk, dv

@@ -1,5 +1,5 @@
 // Weights without those that dropout takes away.
-// Needs: common/lib/dropout.h, gen/scores.h.j2. Gives: draw_pairs, drop.
+// Needs: common/lib/dropout.h, scores.h. Gives: draw_pairs, drop.
 
 // Whether the pairs of a tile stay, 0 or 1. Squares of 16 x 16 pairs are drawn whole, eight queries
 // at a time, so that a compiler sees vectors.

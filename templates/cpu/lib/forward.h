@@ -1,5 +1,5 @@
 // The forward pass.
-// Needs: multiply.h, storage.h, vector.h, gen/scores.h.j2; Mask and lists of tiles.
+// Needs: multiply.h, storage.h, vector.h, scores.h; Mask and lists of tiles.
 
 #if WITH_ENTMAX
 // The scores of a tile, kept from one pass over its row to the next.

@@ -1,4 +1,4 @@
-// Rows and tiles of tensors in memory; arithmetic is fp32. Needs: cpu/lib/storage_*.h.
+// Rows and tiles of tensors in memory; arithmetic is fp32. Needs: storage_*.h.
 
 // Where a row of a [batch, heads, tokens, dim] tensor starts, in elements.
 FN i64 row_offset(const i64 *stride, i32 batch, i32 head, i32 token) {

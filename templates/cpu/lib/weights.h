@@ -1,5 +1,5 @@
 // From scores to weights, once lse is known.
-// Needs: vector.h, gen/scores.h.j2. Gives: Weight, weigh.
+// Needs: vector.h, scores.h. Gives: Weight, weigh.
 
 struct Weight {
     vec p;  // of v in out; 0 where the score is -inf

@@ -1,7 +1,8 @@
-#include "common/lib/thresholds.cuh"
-
 // Keys that were chosen one by one, in backward passes.
 // Needs: backward_scores.cuh. Gives: keep_chosen.
+
+#include "common/lib/thresholds.cuh"
+
 
 // The thresholds of a head's queries; behind them the workspace has room that other kernels use.
 FN const int2 *thresholds_in(const struct Attention &p, struct Place at) {

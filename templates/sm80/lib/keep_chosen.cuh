@@ -1,3 +1,5 @@
+// Keys that were chosen one by one. Needs: softmax.cuh. Gives: keep_chosen.
+
 #include "common/lib/thresholds.cuh"
 
 // Of the pairs that may be chosen, those that are, and those that are seen whatever their scores:

@@ -1,5 +1,5 @@
 // Which rows a block computes, and what its threads share.
-// Needs: load.cuh; Mask and lists of tiles. Gives: Block.
+// Needs: load.cuh, a loader of keys; Mask and lists of tiles. Gives: Block.
 
 #include "sm80/lib/logit.cuh"
 
@@ -67,8 +67,8 @@ FN void start_block(struct Block &block, const struct Attention *p) {
     block.list = row_tiles(p, block.mask, work.batch, work.head, work.row);
 #endif
     block.logit = logit_of(p, work.head);
-    block.k = head_rows(p->k, p->k_stride, work.batch, kv_head);
-    block.v = head_rows(p->v, p->v_stride, work.batch, kv_head);
+    block.k = head_rows(p->k, p->k_stride, key_batch(work.batch), kv_head);
+    block.v = head_rows(p->v, p->v_stride, key_batch(work.batch), kv_head);
 }
 
 static_assert(sizeof(struct Block) <= BLOCK_BYTES,

@@ -1,5 +1,5 @@
 // The thread that loads the tiles of items.
-// Needs: ring.cuh, items.cuh, an operand policy; Shared of the includer.
+// Needs: ring.cuh, items.cuh, a loader of keys, an operand policy; Shared of the includer.
 
 // The first one that no block of a stream has taken: each begins with that of its own number.
 FN struct Work next_item(const struct Attention &p) {
@@ -24,7 +24,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
     while (work.count > 0) {
         const struct Place place = place_of(work.head, p.heads_q);
         const i32 kv_head = (u32)place.head / group;
-        const struct Slice k = slice_of(p.k_stride, kv_head, place.batch);
+        const Keys k = keys_in(p, p.k_stride, {place.batch, kv_head});
         const Values v = values_in(p, {place.batch, kv_head});
         // The next item is fetched under the first tile of this one, unless that is the only one.
         if (STREAM && work.count == 1) coming = next_item(p);
@@ -38,7 +38,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                 word = word_at(p, coming, coming.count - 1) | (STREAM ? FIRST : 0);
             wait(shared.k_free[stage.at], stage.turn ^ 1);
             shared.next[stage.at] = word;
-            load_tile<TILE_K>(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
+            load_keys(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
             if (left + 1 == work.count) {
                 wait(shared.q_free[q_place.at], q_place.turn ^ 1);
                 const i32 tile = PACKED ? 0 : work.tile;

@@ -60,6 +60,8 @@ FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
 }
 
 #if WITH_SCORE
+template <int N>
+FN void near_logits(float (&)[N]);
 #if WITH_CAP
 FN float score_height(i32 head, i32 batch, const struct Attention &p);
 FN float score_rate(i32 head, i32 batch, const struct Attention &p);
@@ -82,11 +84,14 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
         if (!CAPPED) s[i] *= p.scale;
 #if WITH_SCORE
         if (!CAPPED)
-            s[i] = score_logit(s[i], where.query(p, i), where.key(p, i), where.apart(p, i),
+            s[i] = score_anywhere(s[i], where.query(p, i), where.key(p, i), where.apart(p, i),
                                where.head(i), where.batch(), p);
 #else
         if (NEEDS_WHERE) s[i] -= where.head_logit(i).slope * where.distance(i);
 #endif
     }
+#if WITH_SCORE
+    if (!CAPPED) near_logits(s);
+#endif
 #endif
 }

@@ -27,13 +27,14 @@ FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p,
             const i32 q = where.query(p, j), k = where.key(p, j), head = where.head(j);
             const float apart = where.apart(p, j);
             const bool inside = where.query_row(j) < p.n_q;
-            s[j] = inside ? score_logit(x, q, k, apart, head, where.batch(), p) : MINUS_INFINITY;
+            s[j] = inside ? score_anywhere(x, q, k, apart, head, where.batch(), p) : MINUS_INFINITY;
             slope[j - i] = HAS_SLOPE ? score_slope(x, q, k, apart, head, where.batch(), p) : 1.0f;
         }
 #if HAS_SLOPE
         slopes.pair[i / 2] = pack(slope[0], slope[1]);
 #endif
     }
+    near_logits(s);
 #endif
 }
 #else

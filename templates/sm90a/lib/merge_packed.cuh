@@ -86,6 +86,7 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
 #pragma unroll
         for (int j = 0; j < OWN_FOURS; j++) {
             if (FOURS % 32 && lane + 32 * j >= FOURS) continue;
+            if (PADDED && lane + 32 * j >= 2 * PIECES_V) continue;  // the next row's place
             const uint2 old = p.joins ? out[lane + 32 * j] : make_uint2(0, 0);
             const float2 low = unpack(old.x), high = unpack(old.y);
             const float *const x = o + 4 * j;

@@ -1,7 +1,7 @@
 // Hopper adds up products of bytes with 14 bits: after SUM_TILES tiles what a row has is added to a
 // sum in fp32, in shared memory, and accumulators begin again.
 // Without LONG_SUMS accumulators have the sums of whole rows: nothing is added up beside them.
-// Needs: Output of softmax.cuh; shared_memory, whose `sums` these are.
+// Needs: softmax.cuh; shared_memory, whose `sums` these are.
 
 #if LONG_SUMS
 struct LongSum {

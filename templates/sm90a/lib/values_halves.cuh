@@ -1,20 +1,22 @@
 // The operand policy of tensors with two bytes an element: where values lie, and what scores and
 // results are multiplied by. values_bytes.cuh is the other one.
-// Needs: items.cuh, wgmma.cuh, softmax.cuh. Gives: Maps, Values, values_in,
+// Needs: a loader of keys, wgmma.cuh, softmax.cuh. Gives: Maps, Values, values_in,
 // load_values, values_operand, values_step, Factors, factors_of, begin_row, multiply_scores, lower.
 
 struct Maps {
-    TensorMap q, k, v, out;
+    TensorMap q, k;
+    ValueMap v;
+    TensorMap out;
 };
 
 // Of a key/value head.
-typedef struct Slice Values;
+typedef Keys Values;
 FN Values values_in(const struct Attention &p, struct Place at) {
-    return slice_of(p.v_stride, at.head, at.batch);
+    return keys_in(p, p.v_stride, at);
 }
 FN void load_values(unsigned char *tile, const struct Maps &maps, u64 &full, const Point &first,
                     i32, const Values &from) {
-    load_tile<TILE_K>(tile, maps.v, full, first, from);
+    load_value_rows(tile, maps.v, full, first, from);
 }
 // A tile of them as the right operand of p v, and where step `i` begins.
 FN u64 values_operand(u32 tile) { return along_tokens(tile, K_SLAB); }

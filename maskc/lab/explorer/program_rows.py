@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from maskc import driver
-from maskc.analysis.heads import Heads
+from maskc.analysis.head_groups import HeadGroups
 from maskc.core import expr as E
 from maskc.core.boxes import MOST_ALONG
 from maskc.core.bundle import N_KV_OF_ALL
@@ -36,7 +36,7 @@ _CHOSEN = 1 << 15
 Plain = dict[str, Any]
 
 
-def forms(plan: KernelPlan, moved: Heads) -> list[Plain]:
+def forms(plan: KernelPlan, moved: HeadGroups) -> list[Plain]:
     """What a call may run instead of `plan.tile`, as the page's forms.js reads it.
 
     Args:
@@ -94,7 +94,7 @@ def _by(box: tuple[int, ...]) -> str:
     return " x ".join(map(str, box))
 
 
-def _classes(plan: KernelPlan, moved: Heads) -> Iterator[Plain]:
+def _classes(plan: KernelPlan, moved: HeadGroups) -> Iterator[Plain]:
     """A plan in parts, of which some run over residue classes, at most one."""
     if not plan.parts or any(part.listed is not None for part in plan.parts):
         return  # the rows of listed tokens are copied: they have no place on the map

@@ -17,7 +17,7 @@ _SEED = 2026
 
 
 @dataclass(frozen=True, eq=False)
-class Tensors:
+class CaseTensors:
     """q, k, v and the gradient of the output, contiguous [B, H, N, D or Dv] in the case's dtype."""
 
     q: Any
@@ -38,7 +38,7 @@ def has_torch() -> bool:
     return find_spec("torch") is not None
 
 
-def make_tensors(case: Case, device: str) -> Tensors:
+def make_tensors(case: Case, device: str) -> CaseTensors:
     """Standard normal inputs, the same at every call.
 
     Where q and k decide which pairs a mask keeps they lie on a grid so coarse that their products
@@ -53,14 +53,14 @@ def make_tensors(case: Case, device: str) -> Tensors:
     shapes = (rows + of_qk, columns + of_qk, columns + of_v, rows + of_v)
     if has_torch():
         q, k, v, dout = _ranked(case, _torch_normal(shapes, case.dtype.value, device))
-        return Tensors(q, k, v, dout, device)
+        return CaseTensors(q, k, v, dout, device)
     if device != "cpu":
         raise ExtraMissing("measuring on a GPU", "torch", "torch")
     rng = np.random.default_rng(_SEED)
     dtype = numpy_dtype(case.dtype.value)
     made = [rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes]
     q, k, v, dout = _ranked(case, made)
-    return Tensors(q, k, v, dout, device)
+    return CaseTensors(q, k, v, dout, device)
 
 
 def _ranked(case: Case, made: list[Any]) -> list[Any]:
@@ -95,7 +95,7 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-def data_on_device(case: Case, tensors: Tensors) -> dict[str, Any]:
+def data_on_device(case: Case, tensors: CaseTensors) -> dict[str, Any]:
     """What a case reads, with what an indexer ranks by where the tensors are: its products, as a
     model has them, in their dtype, or in E4M3."""
     found = dict(case.data)

@@ -13,8 +13,8 @@ from maskc.core.expr_text import to_people
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
-from maskc.lab.explorer.forms import forms, no_price, prices, taken
 from maskc.lab.explorer.model import Plain, mask_model, tree
+from maskc.lab.explorer.program_rows import forms, no_price, prices, taken
 from maskc.lab.explorer.sources import pattern_text, sources
 from maskc.questions import diff, equals, subset_of
 

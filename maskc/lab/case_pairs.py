@@ -14,20 +14,20 @@ import numpy as np
 from maskc import driver
 from maskc.core import expr as E
 from maskc.core.errors import CheckFailed
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.dsl.nodes import walk
 from maskc.dsl.slots import with_captured
 from maskc.ir.types import MaskIR
-from maskc.questions.asked import Asked, bound
+from maskc.questions.mask_at_lengths import MaskAtLengths, bound
 from maskc.reference import given
-from maskc.reference.pairs import Place, keep
+from maskc.reference.pairs import PairPlace, keep
 from maskc.verify.case import Case
 
 _DENSE_ELEMENTS = 1 << 25
 _SHORT = 384
 
 
-class Pairs:
+class CasePairs:
     """The live pairs of a case, by batch and head."""
 
     def __init__(self, case: Case) -> None:
@@ -89,7 +89,7 @@ class Pairs:
         params = {name: asked.params[name] for name in ir.params}
         return params, {name: asked.arrays[name] for name in E.arrays(ir.keep)}
 
-    def _bound(self, n_q: int, n_kv: int) -> Asked:
+    def _bound(self, n_q: int, n_kv: int) -> MaskAtLengths:
         _, data = with_captured(self.case.mask, self.case.data, self.case.heads, n_q, n_kv)
         return bound([self.masks[i] for i in self.of_head or (0,)], n_q, n_kv, data)
 
@@ -131,11 +131,11 @@ def defined_rows(case: Case, batch: int, head: int, rows: np.ndarray) -> np.ndar
     scope = {name: np.asarray(np.int64(value)) for name, value in numbers.items()}
     scope["q"] = np.asarray(rows, dtype=np.int64)[:, None]
     scope["k"] = np.arange(case.n_kv)[None]
-    place = Place(case.n_q, case.n_kv, head, case.heads, case.kv_heads, mine, scope, {}, batch)
+    place = PairPlace(case.n_q, case.n_kv, head, case.heads, case.kv_heads, mine, scope, {}, batch)
     return keep(case.mask, place)
 
 
-def _rows(asked: Asked, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
+def _rows(asked: MaskAtLengths, batch: int, head: int, rows: np.ndarray) -> np.ndarray:
     """bool [len(rows), n_kv]: some rows by the compiler's formula."""
     env = {
         **asked.params, **asked.own(head, batch), "n_q": asked.n_q, "n_kv": asked.n_kv,

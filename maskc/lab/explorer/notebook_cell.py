@@ -12,11 +12,11 @@ from maskc.core.target import Target
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.ir.heads import written_heads
-from maskc.lab.explorer.build import Shown, page_model
 from maskc.lab.explorer.model import Plain
 from maskc.lab.explorer.page import html, joined, source, text_of
+from maskc.lab.explorer.page_model import Shown, page_model
 from maskc.lab.explorer.sliders import movable_mask
-from maskc.viz.lengths import showing
+from maskc.viz.shown_lengths import showing
 
 
 def show(

@@ -41,7 +41,7 @@ _ANY_TILE = TileShape(128, 128)
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class MaskAtLengths:
     """A mask at given lengths, with everything it reads."""
 
     n_q: int
@@ -123,7 +123,7 @@ def recipe_of(ir: MaskIR) -> LayoutRecipe:
 def ask(
     mask: Mask, n_q: int, n_kv: int | None, data: Mapping[str, object],
     n_heads: int | None = None, head: int | None = None,
-) -> Asked:  # fmt: skip
+) -> MaskAtLengths:  # fmt: skip
     """The mask of all heads, or of one, and what it reads.
 
     Raises:
@@ -148,7 +148,7 @@ def ask(
     return found
 
 
-def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]) -> Asked:
+def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]) -> MaskAtLengths:
     """The mask of several heads, with all that it reads; selections rank by `scores`, as in
     `Mask.dense`.
 
@@ -164,10 +164,10 @@ def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]
         tuple(decls), tuple(defaults.items()), tuple(selections.values()),
         sorted(unread), data, n_q, n_kv,
     )  # fmt: skip
-    return Asked(n_q, n_kv, tuple(irs), params, arrays)
+    return MaskAtLengths(n_q, n_kv, tuple(irs), params, arrays)
 
 
-def _check_heads(asked: Asked, n_heads: int | None) -> None:
+def _check_heads(asked: MaskAtLengths, n_heads: int | None) -> None:
     """Check that all arrays that tell heads apart have the same number of heads.
 
     Raises:
@@ -214,7 +214,7 @@ def count(
     return sum(equal * asked.pairs(own, of) for own, of, equal in asked.sets(heads, sequences))
 
 
-def _sequence(asked: Asked, batch: int) -> int:
+def _sequence(asked: MaskAtLengths, batch: int) -> int:
     return _index("batch", batch, asked.sequences if asked.sequences > 1 else None)
 
 

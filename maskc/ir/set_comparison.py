@@ -10,7 +10,7 @@ import islpy as isl
 import numpy as np
 
 from maskc.core import expr as E
-from maskc.core.evaluate import evaluate
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.ir.sets import TooHard, Universe, budget, domain, isl_names
 

@@ -14,6 +14,7 @@ from maskc.core.problem import Problem
 from maskc.dsl.mask import Mask
 from maskc.integrations.transformers.attention import Layer, layers
 from maskc.integrations.transformers.carried import NEVER_ASKS, can_be_set, not_served
+from maskc.integrations.transformers.registration import register
 from maskc.runtime.device import default_target
 
 _TOKENS = 24
@@ -202,8 +203,6 @@ def _seen(model: Any, inputs: dict[str, Any]) -> tuple[list[Layer], Any]:
 @contextmanager
 def _implementation(model: Any, name: str) -> Iterator[None]:
     """The model in evaluation mode with another attention, for a while."""
-    from maskc.integrations.transformers import register
-
     register()
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     before = [(c, getattr(c, "_attn_implementation_internal", None)) for c in configs.values()]

@@ -16,11 +16,11 @@ from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.listed import Listed
 from maskc.core.selection import Score, Selection
-from maskc.ir.compare import equals, fingerprint
 from maskc.ir.decompose import decompose
 from maskc.ir.listed import listed_parts
 from maskc.ir.relayout import Extents, parts
 from maskc.ir.selecting import chosen
+from maskc.ir.set_comparison import equals, fingerprint
 from maskc.ir.types import MaskIR
 
 _PASS = 4
@@ -29,7 +29,7 @@ read or written again, and out and lse are joined."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadGroups:
     """The distinct masks of all query heads."""
 
     masks: tuple[MaskIR, ...]
@@ -39,7 +39,7 @@ class Heads:
     """The mask of each head; empty when all share the first."""
     parts: tuple[HeadsPart, ...] = ()
     """The one mask in parts, if some run over residue classes."""
-    hulls: tuple[Hull, ...] = ()
+    hulls: tuple[SelectionHulls, ...] = ()
     """The hulls, one for each selection of single keys by q . k."""
 
 
@@ -48,24 +48,24 @@ class HeadsPart:
     """Pieces of a mask that run together, as `Part` in maskc/ir/relayout.py has them."""
 
     stride: int
-    heads: Heads
+    heads: HeadGroups
     aligned: bool
     keys: int | None
     listed: Listed | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Hull:
+class SelectionHulls:
     """The masks around a selection."""
 
     selection: Selection
-    widest: Heads
+    widest: HeadGroups
     """The masks as if all candidates were chosen."""
-    candidates: Heads
+    candidates: HeadGroups
     """The pairs among which keys are chosen."""
 
 
-def analyse_masks(masks: tuple[MaskIR, ...]) -> Heads:
+def analyse_masks(masks: tuple[MaskIR, ...]) -> HeadGroups:
     """The distinct masks of all heads, analysed.
 
     Args:
@@ -74,7 +74,7 @@ def analyse_masks(masks: tuple[MaskIR, ...]) -> Heads:
     distinct, of_head = _distinct(masks)
     heads = _analysed(distinct, of_head)
     hulls = tuple(
-        Hull(each, _widest(heads, each), _candidates(heads, each))
+        SelectionHulls(each, _widest(heads, each), _candidates(heads, each))
         for each in dict.fromkeys(each for ir in distinct for each in ir.selections)
         if each.block == 1 and each.q_block == 1 and each.score is Score.qk and not each.at
     )
@@ -99,8 +99,8 @@ def strides_together(extents: Extents) -> Mapping[int, int]:
     return found
 
 
-def _analysed(masks: tuple[MaskIR, ...], of_head: tuple[int, ...]) -> Heads:
-    return Heads(masks, tuple(map(analyse, masks)), of_head)
+def _analysed(masks: tuple[MaskIR, ...], of_head: tuple[int, ...]) -> HeadGroups:
+    return HeadGroups(masks, tuple(map(analyse, masks)), of_head)
 
 
 def _parts(masks: tuple[MaskIR, ...]) -> tuple[HeadsPart, ...]:
@@ -117,7 +117,7 @@ def _parts(masks: tuple[MaskIR, ...]) -> tuple[HeadsPart, ...]:
     )
 
 
-def _widest(heads: Heads, selection: Selection) -> Heads:
+def _widest(heads: HeadGroups, selection: Selection) -> HeadGroups:
     masks = []
     for ir in heads.masks:
         keep = assume(ir.keep, selection, True)
@@ -126,7 +126,7 @@ def _widest(heads: Heads, selection: Selection) -> Heads:
     return _analysed(tuple(masks), heads.of_head)
 
 
-def _candidates(heads: Heads, selection: Selection) -> Heads:
+def _candidates(heads: HeadGroups, selection: Selection) -> HeadGroups:
     owner = next(ir for ir in heads.masks if selection in ir.selections)
     formulas = tuple(dict.fromkeys(selection.allowed))
     data = {decl for ir in heads.masks for decl in ir.data}

@@ -1,0 +1,60 @@
+// The loader of keys that lie in pages of a pool, in any order. A tile is loaded in granules, which
+// are the largest runs of keys that lie in one page wherever a tile begins: each is a box of its
+// own. The swizzle follows addresses in shared memory, so that boxes of any height fit together.
+//
+// Copies never leave the pool. A granule behind the last key of its sequence, and an entry of the
+// page table that is no page, has coordinates outside of the map: the copy engine reads nothing
+// and writes zeros.
+// Needs: items.cuh, PAGE_SIZE, GRANULE. Gives what keys_boxes.cuh does.
+
+constexpr i32 GRANULES = TILE_K / GRANULE;  // of a tile
+
+struct Keys {
+    const struct Attention &p;
+    i32 head, count, entry;  // of a sequence: its keys, and its first entry of the page table
+};
+FN Keys keys_in(const struct Attention &p, const i64 (&stride)[3], struct Place at) {
+    return {p, stride[1] ? at.head : 0, __ldg(p.key_count + at.batch),
+            __ldg(p.first_page + at.batch)};
+}
+
+// Of values a sequence's last granule is copied row by row, as what lies behind its last key may
+// be no number: times a weight of 0 that would be none either. Scores of such keys are replaced.
+struct ValueMap {
+    TensorMap granule, row;
+};
+
+// `rows` of the keys from `key` on, all in one page, as a box; zeros behind the sequence's end.
+FN void load_run(unsigned char *tile, const TensorMap &map, u64 &full, i32 row, i32 key,
+                 const Keys &from) {
+    const i32 *const entry = from.p.pages + from.entry + (u32)key / PAGE_SIZE;
+    const i32 page = key < from.count ? __ldg(entry) : -1;
+#pragma unroll
+    for (int i = 0; i < OPERAND_SLABS; i++)
+        load_box(shared_address(tile) + i * TILE_K * 128 + row * 128, map, full,
+                 SLAB_COLUMNS * i, (u32)key % PAGE_SIZE, from.head, page);
+}
+FN void load_keys(unsigned char *tile, const TensorMap &map, u64 &full, const Point &first,
+                  const Keys &from) {
+    arrive_expecting(full, OPERAND_SLABS * TILE_K * 128);
+#pragma unroll 1
+    for (int i = 0; i < GRANULES; i++)
+        load_run(tile, map, full, i * GRANULE, first + i * GRANULE, from);
+}
+FN void load_value_rows(unsigned char *tile, const ValueMap &map, u64 &full, const Point &first,
+                        const Keys &from) {
+    const i32 behind = from.count - first;  // keys from the tile's first one on
+    if (GRANULE == 1 || behind >= TILE_K || behind % GRANULE == 0) {
+        load_keys(tile, map.granule, full, first, from);
+        return;
+    }
+    arrive_expecting(full, OPERAND_SLABS * TILE_K * 128);
+#pragma unroll 1
+    for (int i = 0; i < TILE_K;) {
+        const bool last = i < behind && behind < i + GRANULE;
+        if (!last) load_run(tile, map.granule, full, i, first + i, from);
+#pragma unroll 1
+        for (int end = i + GRANULE; i < end; i++)
+            if (last) load_run(tile, map.row, full, i, first + i, from);
+    }
+}

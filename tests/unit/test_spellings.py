@@ -1,0 +1,159 @@
+"""Equal sets have equal programs, however they were written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc import driver
+from maskc.core import expr as E
+from maskc.core.evaluator import evaluate
+from maskc.core.expr import Expr
+from maskc.core.target import TARGETS
+from maskc.ir.normal import normal
+from maskc.layout.tiles.grid_tiles import sides, sides_by_size
+from tests.support.thorough import examples
+
+W = 128
+CAUSAL = mc.causal(align="start")
+WINDOW = mc.window(W, 0, align="start")
+BOTH_SIDES = mc.window(W, W, align="start")
+DILATED = mc.dilated(63, 0, stride=4, align="start")
+CHUNKED = mc.chunked(512, align="start")
+BLOCKS = mc.block_diagonal(64, align="start")
+STRIDED = mc.strided(64, phase=63) & CAUSAL
+SINKS = CAUSAL & (mc.sinks(4) | WINDOW)
+
+PAIRS = {
+    "causal": (CAUSAL, mc.where(lambda q, k: q >= k)),
+    "window": (WINDOW, mc.where(lambda q, k: (q >= k) & (q - k <= W))),
+    "window by abs": (BOTH_SIDES, mc.where(lambda q, k: abs(q - k) <= W)),
+    "window by max": (BOTH_SIDES, mc.where(lambda q, k: max(q - k, k - q) <= W)),
+    "window by bounds": (
+        WINDOW, mc.where(lambda q, k: (k >= max(q - W, 0)) & (k < min(q + 1, mc.n_kv))),
+    ),
+    "window by negation": (WINDOW, mc.where(lambda q, k: ~((k > q) | (q - k > W)))),
+    "window by difference": (WINDOW, CAUSAL - mc.where(lambda q, k: q - k > W)),
+    "sinks": (SINKS, mc.where(lambda q, k: (q >= k) & ((k < 4) | (q - k <= W)))),
+    "sinks spread": (
+        SINKS, mc.where(lambda q, k: ((q >= k) & (q - k <= W)) | ((k < 4) & (k <= q))),
+    ),
+    "prefix": (CAUSAL | mc.prefix(100), mc.where(lambda q, k: (k < 100) | (q >= k))),
+    "chunks": (CHUNKED, mc.where(lambda q, k: (q // 512 == k // 512) & (q >= k))),
+    "chunks by first": (CHUNKED, mc.where(lambda q, k: (k >= q - q % 512) & (k <= q))),
+    "blocks by bounds": (
+        BLOCKS, mc.where(lambda q, k: (k >= q - q % 64) & (k < q - q % 64 + 64)),
+    ),
+    "causal blocks": (
+        mc.where(lambda q, k: k // 64 <= q // 64), mc.where(lambda q, k: k <= q // 64 * 64 + 63),
+    ),
+    "dilated": (DILATED, mc.where(lambda q, k: (q >= k) & (q - k <= 252) & ((q - k) % 4 == 0))),
+    "dilated by residues": (
+        DILATED, mc.where(lambda q, k: (q >= k) & (q - k <= 255) & (q % 4 == k % 4)),
+    ),
+    "columns": (STRIDED, mc.where(lambda q, k: ((k + 1) % 64 == 0) & (k <= q))),
+}  # fmt: skip
+
+
+def programs(mask: mc.Mask) -> list[object]:
+    """What a plan consists of, and how each kernel finds and treats its tiles."""
+    problem = driver.problem(128, None, 8, "bfloat16")
+    plan = driver.plan_kernel(mask, problem, TARGETS["sm_90a"])
+    found: list[object] = []
+    for each in (plan, *plan.also):
+        (own,) = each.masks
+        most = None if own.intervals is None else len(own.intervals)
+        found.append((
+            each.target.name, each.form, each.direction, each.tile, each.use_ranges,
+            each.distances, each.boxes, most, own.recipe.loops is None, each.schedule.modes,
+        ))  # fmt: skip
+    return [*found, [(part.stride, part.keys) for part in plan.parts]]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_equal_masks_have_equal_programs(name: str) -> None:
+    left, right = PAIRS[name]
+    assert left.equals(right)
+    assert programs(left) == programs(right)
+
+
+def test_other_masks_have_other_programs() -> None:
+    """The comparison tells programs apart."""
+    found = [programs(mask) for mask in (WINDOW, DILATED, SINKS, CAUSAL | mc.strided(64))]
+    assert all(a != b for i, a in enumerate(found) for b in found[:i])
+
+
+# ------------------------------------------------------------------ rules
+
+
+NUMBERS = st.recursive(
+    st.sampled_from([E.Q, E.K, E.N_KV]) | st.integers(-9, 9).map(E.const),
+    lambda inner: st.one_of(
+        st.builds(E.floordiv, inner, st.integers(2, 4)),
+        st.builds(E.mod, inner, st.integers(2, 4)),
+        st.builds(lambda a, c, b: E.add(a, E.scale(c, b)), inner, st.integers(-4, 4), inner),
+        st.builds(E.maximum, inner, inner),
+        st.builds(E.minimum, inner, inner),
+    ),
+    max_leaves=6,
+)
+AT = {"q": np.arange(-5, 23)[:, None], "k": np.arange(-7, 23)[None], "n_q": 20, "n_kv": 25}
+
+
+@given(NUMBERS, NUMBERS, st.sampled_from([E.ge, E.lt, E.eq, E.ne]))
+@settings(max_examples=examples(400), deadline=None)
+def test_a_normal_spelling_says_the_same(left: Expr, right: Expr, compare) -> None:
+    formula = compare(left, right)
+    found, wanted = (np.broadcast_to(evaluate(x, AT), (28, 30)) for x in (normal(formula), formula))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        (E.le(E.K, E.add(E.scale(64, E.floordiv(E.Q, 64)), E.const(63))),
+         E.le(E.floordiv(E.K, 64), E.floordiv(E.Q, 64))),
+        (E.ge(E.K, E.sub(E.Q, E.mod(E.Q, 64))), E.ge(E.floordiv(E.K, 64), E.floordiv(E.Q, 64))),
+        (E.eq(E.mod(E.Q, 4), E.mod(E.K, 4)), E.eq(E.mod(E.sub(E.Q, E.K), 4), E.ZERO)),
+        (E.le(E.absolute(E.sub(E.Q, E.K)), E.const(3)),
+         E.conj(E.le(E.sub(E.Q, E.K), E.const(3)), E.le(E.sub(E.K, E.Q), E.const(3)))),
+        (E.ge(E.sub(E.Q, E.scale(8, E.floordiv(E.Q, 8))), E.const(2)),
+         E.ge(E.mod(E.Q, 8), E.const(2))),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_a_spelling(written: Expr, wanted: Expr) -> None:
+    assert normal(written) == wanted != written
+
+
+# ------------------------------------------------------------------ planning time
+
+
+@pytest.mark.parametrize("extent", [1, 5, 7, 30])
+def test_boxes_are_known_from_smaller_ones(extent: int) -> None:
+    rng = np.random.default_rng(extent)
+    for share in (0.05, 0.9, 1):
+        relation = rng.random((extent, extent)) < share
+        of = sides_by_size(relation)
+        for q, k in ((1, 1), (2, 3), (4, 8), (6, 5), (12, 1), (1, 96), (64, 64)):
+            found, wanted = of(q, k), sides(relation, q, k)
+            np.testing.assert_array_equal(found.live, wanted.live)
+            np.testing.assert_array_equal(found.full, wanted.full)
+
+
+def test_refuted_facts_ask_isl_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a mask contradict all facts here; causal masks without gaps are proved still."""
+    from maskc.analysis import facts
+
+    asked = []
+    view = facts._view
+    monkeypatch.setattr(facts, "_view", lambda *given: asked.append(given) or view(*given))
+    strange = mc.where(lambda q, k: ((k % 5 == 0) | (k > q)) & (q % 7 != 0))
+    (ir,) = driver.analyse_heads(strange).masks
+    asked.clear()
+    assert [fact.holds for fact in facts.analyse(ir)] == [False] * 4
+    assert not asked
+    (ir,) = driver.analyse_heads(CAUSAL).masks
+    assert all(fact.holds for fact in facts.analyse(ir))
