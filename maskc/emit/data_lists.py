@@ -9,7 +9,7 @@ from maskc.core.forms import DATA, DOCUMENTS, MOVES
 from maskc.core.problem import TileShape
 from maskc.core.tile_bounds import Span
 from maskc.emit.environment import render
-from maskc.emit.spec import DataListsSpec, ListsSpec, Segments, TileText
+from maskc.emit.spec import DataListsSpec, ListsSpec, SegmentPlaces, TileText
 from maskc.emit.tile_bounds_text import tile_text
 from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
 from maskc.plan.list_making import BLOCKS, MAKE_LISTS, SPOIL_RESULTS, THREADS
@@ -51,7 +51,7 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
     numbers = {(slot, side): number for number, (slot, side, _) in enumerate(readings)}
 
     by_side = {side: number for number, (_, side, _) in enumerate(readings)}
-    segments = Segments(by_side.get(0, 0), by_side.get(1, 0), len(reads))
+    segments = SegmentPlaces(by_side.get(0, 0), by_side.get(1, 0), len(reads))
 
     def load(node: E.Load, index: tuple[Span, ...]) -> str:
         slot = reads.index(node.array)

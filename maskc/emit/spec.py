@@ -545,7 +545,7 @@ class TileText:
     """Whether they are about data alone: the static lists tell the rest."""
 
 
-class Segments(NamedTuple):
+class SegmentPlaces(NamedTuple):
     """How tiles of keys that begin with documents are found."""
 
     of_q: int
@@ -567,7 +567,7 @@ class DataListsSpec(ListsSpec):
     n_lists: int
     shapes: tuple[TileText, ...]
     """The distinct formulas of the heads."""
-    segments: Segments | None = None
+    segments: SegmentPlaces | None = None
     """None where tiles of keys always begin where tile columns do."""
 
 
