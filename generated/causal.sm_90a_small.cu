@@ -75,6 +75,7 @@ constexpr int SETTLE_LAST = 2;
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
 #define TOKENS_POLICY "common/lib/tokens_even.cuh"
+#define KEYS_POLICY "sm90a/lib/keys_boxes.cuh"
 #define MASK_POLICY "sm90a/lib/mask_rows.cuh"
 
 // Products of tiles of 64 rows: columns, registers, operands, which of them lie along tokens.

@@ -1,340 +1,271 @@
-// Tile lists of documents, made on the device: sm_90a.
-// Written by `maskc compile`; change the template, not this file.
+// Tile lists of a mask that reads data, made on the device: sm_90a.
+// Written by `maskc compile`; change the pattern, not this file.
 
 #define FN __device__ __forceinline__
 typedef int i32;
 typedef long long i64;
 
-struct Listed {
-    const void *source[2];  // ids [lists][n], or cumulative lengths [lists][ends]
-    const i32 *kept_ptr[2];  // [tiles + 1]: lists of the mask but for its documents
+struct Lists {
+    const void *source[8];  // what the caller gave, by array
+    const i32 *kept_ptr[2];  // [heads][tiles + 1]: candidates, the tiles of any data
     const i32 *kept_tiles[2];  // index * 2 + (1 if every pair is live), ascending
-    i32 *ids[2];  // [lists][n]
-    i32 *bounds[2];  // [lists][tiles][4]: least and greatest id of a tile, what is odd
+    const i32 *mask_args;  // [heads]: the formula's shape, its constants
+    const i32 *cases;  // selections: [cases][2], a variant and a head that has the case
+    const i32 *codes;  // [variants][tile rows][tile columns], see maskc/layout/topk/
+    const i32 *planned;  // [items + merges][WORK_FIELDS] of candidates, or null
+    i32 *array[8];  // what is given, or chosen, as the pass reads it
+    i32 *bounds;  // [tiles][4]: least and greatest of a tile, 0, their last end
+    i32 *starts;  // [batches][tile columns][4] bits: keys that begin a tile, or null
+    i32 *seen[3];  // [lists][tile rows][2][words]: what some queries chose, and all
+    i32 *bits[2];  // [lists][words][2]: candidates that stay, and are full
     i32 *counts[2];  // [lists][tiles]: live tiles
     i32 *ptr[2];  // [lists][tiles + 1]: row_ptr and col_ptr
     i32 *tiles[2];  // row_tiles and col_tiles; [lists][room]
     i32 *work;  // [items][WORK_FIELDS], or null
-    i32 *counter;  // [2], to be cleared
-    i32 *runs;  // [lists][tile columns][4] bits: keys that begin a document, or null
-    i32 *starts;  // likewise: keys that tiles begin with
-    i32 *stops;  // [lists][n]: where their documents end, or -n
-    i32 *packed;  // [lists]: whether tiles begin with documents
-    i32 *verdict;  // whether anything given was wrong
-    i32 *report;  // the same, set and never cleared, in memory of the host
-    i32 *fine;  // likewise: gets the ticket where nothing was, or null
-    i32 *result[5];  // what is spoilt where it was
-    i64 most[2];  // tokens of a document
+    i32 *counter;  // [counters], to be cleared
+    i32 *verdict;  // whether anything given was wrong, or null
+    i32 *state;  // [STATE_WORDS + lists * STATE_OF_LIST], zero before the launch
+    i32 *spent;  // the state of the launch before, to be cleared, or null
+    i32 *report;  // the verdict, set and never cleared, in memory of the host
+    i32 *fine;  // likewise: gets the ticket where nothing was wrong, or null
+    i32 *result[5];  // what is spoilt where something was
+    i64 most[8];  // tokens of a document
     i64 ticket;  // of the lists
     i64 result_words[5];  // of four bytes
-    i64 source_list[2];  // elements from one list to the next, 0 if all share theirs
-    i64 source_step[2];  // elements from one id, or length, to the next
-    i32 source_bytes[2];  // of an element: 4 or 8
-    i32 ends[2];  // cumulative lengths of a list; 0: there are ids
+    i64 source_batch[8];  // elements from one sequence to the next, 0 if shared
+    i64 source_head[8];  // the same of heads
+    i64 source_row[8];  // the same of rows of a table
+    i64 source_step[8];  // elements from one entry, or length, to the next
+    i64 array_batch[8];  // as in struct Attention
+    i64 array_head[8];  // likewise
+    i64 array_row[8];  // likewise
+    i32 source_code[8];  // of an element: 0 u8, 1 i8, 2 i16, 3 i32, 4 i64
+    i32 rule[8];  // 0 as it is, 1 boolean, 2 clipped to 0..n_kv, 3 cumulative
+    i32 ends[8];  // cumulative lengths of a sequence
+    i32 batches[8];  // sequences of the array, or 1
+    i32 heads_of[8];  // heads of the array, or 1
+    i32 rows[8];  // of a table, or 1
+    i32 columns[8];  // entries of a row
+    i32 first_block[17];  // of each reading; then how many there are
+    i32 first_tile[16];  // of each reading, among all bounds
+    i32 bit_words[2];  // of a list
+    i32 room[2];  // tiles for which a list has room
     i32 n[2];  // queries, and keys
     i32 tile[2];  // tokens of a tile
     i32 tile_count[2];  // tile rows, and tile columns
-    i32 room;  // tiles for which a list has room
-    i32 most_runs;  // documents of a list that tiles may begin with
-    i32 lists;  // sequences with documents of their own, or 1
+    i32 lists;  // of tiles: sequences with data of their own, times heads likewise
+    i32 heads;  // lists of a sequence
+    i32 sharing;  // query heads with lists of their own that share items' columns, or 0
+    i32 wide;  // whether constants have two words
+    i32 most_runs;  // documents of a list with which its tiles may begin
+    i32 reading_blocks;  // of the launch: they read the data
+    i32 reading_tiles;  // that such a block reads, at most READ_TILES
+    i32 lines;  // of the launch: tile rows, tile columns or both, of all lists
+    i32 item_blocks;  // of the launch: they write what is planned, if anything is
     i32 first_side;  // the first of those whose lists are made: 0 rows, 1 columns
+    i32 work_side;  // whose tiles items have, if there are any
     i32 owners;  // of the items of every tile of a list: heads, or groups of them
     i32 owner_heads;  // query heads from one owner to the next
     i32 item_heads;  // of an item, see WORK_FIELDS
     i32 group_owners;  // of a list that share the cache
     i32 group_lists;  // that share it; above 1 with all of their owners
+    i32 parts;  // packed heads: items and parts of a row for which there is room; else 0
+    i32 most_parts;  // of a row
+    i32 part_tiles[2];  // of a part, at least, and of long rows
+    i32 item_tiles;  // of an item, at most
+    i32 blocks;  // of the pass that run at once: each is to have an item
+    i32 items;  // that are planned
+    i32 merges;  // behind them
+    i32 counters;  // of the pass
 };
+
+#undef WITH_WIDE
+#define WITH_WIDE 1  // bounds are computed in 64 bits
+#include "common/lib/integers.h"
+#include "common/lib/formulas.h"
+#include "common/lib/tile_bounds.h"
 
 typedef unsigned int u32;
 constexpr i32 THREADS = 128;
-static_assert(THREADS == 128, "bits of the keys of a tile come from four warps");
 constexpr i32 BLOCKS = 8;  // that a multiprocessor runs at once, or more
+constexpr i32 MOST_RESULTS = 5;
 constexpr u32 ALL = 0xffffffff;
-
-// What a block is for: a tile row (side 0) or a tile column (side 1) of one of the lists.
-struct Place {
-    i32 side, list, tile;
-};
-FN struct Place place_of(const struct Listed &p, i32 block) {
-    const i32 rows = p.lists * p.tile_count[0], side = block >= rows;
-    const i32 rest = block - side * rows, list = rest / p.tile_count[side];
-    return {side, list, rest - list * p.tile_count[side]};
-}
-
-FN i32 least_of(i32 a, i32 b) { return a < b ? a : b; }
-FN i32 greatest_of(i32 a, i32 b) { return a > b ? a : b; }
 
 #include "common/lib/block_sums.cuh"
 
-// ---------------------------------------------------------------- ids, and their bounds by tile
-
-FN i64 given(const struct Listed &p, const struct Place &at, i32 index) {
-    const i64 place = at.list * p.source_list[at.side] + index * p.source_step[at.side];
-    const void *const from = p.source[at.side];
-    return p.source_bytes[at.side] == 8 ? ((const i64 *)from)[place] : ((const i32 *)from)[place];
-}
-// The ids of queries behind the last document; those of keys there are greater by 1, so that no
-// query sees one. maskc/layout/inputs/call_data.py gives them the same.
-constexpr i32 NO_QUERY = (1 << 30) - 1;
-// The document of a token, from cumulative lengths: how many of them end at or before it.
-FN i32 document_of(const struct Listed &p, const struct Place &at, i32 token) {
-    i32 low = 0, high = p.ends[at.side];
-    while (low < high) {
-        const i32 middle = (low + high) / 2;
-        if (given(p, at, middle) <= token) low = middle + 1;
-        else high = middle;
-    }
-    return low < p.ends[at.side] ? low - 1 : NO_QUERY + at.side;
-}
-// Whether a block's share of the cumulative lengths is out of order, or ends behind the tokens, or
-// has a document that is longer than promised.
-FN bool wrong_ends(const struct Listed &p, const struct Place &at) {
-    const i32 ends = p.ends[at.side], step = p.tile_count[at.side] * THREADS;
-    bool wrong = false;
-    for (i32 i = at.tile * THREADS + threadIdx.x; i < ends; i += step) {
-        const i64 next = i + 1 < ends ? given(p, at, i + 1) : p.n[at.side];
-        const i64 end = given(p, at, i);
-        wrong |= end > next || (i + 1 < ends && next - end > p.most[at.side]);
-        wrong |= i == 0 && end != 0;
-    }
-    return wrong;
-}
-
-// The id of a token, or the number of its document.
-FN i64 id_of(const struct Listed &p, const struct Place &at, i32 token) {
-    return p.ends[at.side] ? document_of(p, at, token) : given(p, at, token);
-}
-
-// What may be odd about a tile.
-enum { WRONG = 1, DESCENDS = 2 };
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-documents_tiles(const __grid_constant__ struct Listed p) {
-    const struct Place at = place_of(p, blockIdx.x);
-    const i32 n = p.n[at.side], size = p.tile[at.side], first = at.tile * size;
-    const i32 end = least_of(first + size, n), tile = at.list * p.tile_count[at.side] + at.tile;
-    i32 least = 0x7fffffff, greatest = -least - 1;
-    bool wrong = p.ends[at.side] && wrong_ends(p, at), descends = false;
-    for (i32 turn = first; turn < end; turn += THREADS) {
-        const i32 token = turn + threadIdx.x;
-        bool begins = token == 0;
-        if (token < end) {
-            const i64 id = id_of(p, at, token), before = token ? id_of(p, at, token - 1) : id;
-            const i32 kept = (i32)id;
-            p.ids[at.side][(i64)at.list * n + token] = kept;
-            least = least_of(least, kept), greatest = greatest_of(greatest, kept);
-            begins |= id != before;
-            descends |= id < before;
-            wrong |= kept != id;
-        }
-        const u32 runs = __ballot_sync(ALL, begins);
-        if (p.runs && at.side && threadIdx.x % 32 == 0)  // tiles of keys take one turn
-            p.runs[4 * tile + threadIdx.x / 32] = runs;
-    }
-    i32 odd = __syncthreads_or(wrong) ? WRONG : 0;
-    odd |= __syncthreads_or(descends) ? DESCENDS : 0;
-    least = ~block_max(~least), greatest = block_max(greatest);
-    if (threadIdx.x == 0) ((int4 *)p.bounds[at.side])[tile] = make_int4(least, greatest, odd, 0);
-    if (threadIdx.x == 0 && blockIdx.x == 0) p.counter[0] = p.counter[1] = 0;
-}
-
-// ---------------------------------------------------------------- where tiles of keys begin
-
-// Bits of the keys of a tile column.
-struct Bits {
-    u32 word[4];
-};
-FN struct Bits bits_at(const i32 *from, i32 tile) {
-    const int4 x = ((const int4 *)from)[tile];
-    return {(u32)x.x, (u32)x.y, (u32)x.z, (u32)x.w};
-}
-FN i32 count_of(const struct Bits &x) {
-    return __popc(x.word[0]) + __popc(x.word[1]) + __popc(x.word[2]) + __popc(x.word[3]);
-}
-// The first bit at or behind `from`, or `none`.
-FN i32 first_bit(const struct Bits &x, i32 from, i32 none) {
-    i32 found = none;
-#pragma unroll
-    for (int i = 3; i >= 0; i--) {
-        const u32 rest = from >= 32 * i + 32 ? 0 : x.word[i] & ALL << greatest_of(from - 32 * i, 0);
-        if (rest) found = 32 * i + __ffs(rest) - 1;
-    }
-    return found;
-}
-// The last bit, or `none`.
-FN i32 last_bit(const struct Bits &x, i32 none) {
-    i32 found = none;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (x.word[i]) found = 32 * i + 31 - __clz(x.word[i]);
-    return found;
-}
-
-// Whether the documents of a list are packed, one behind the other, and of some length.
-FN bool is_packed(const struct Listed &p, i32 list, i32 runs) {
-    bool descends = false;
-    for (int side = 0; side < 2; side++) {
-        const int4 *const bounds = (const int4 *)p.bounds[side] + list * p.tile_count[side];
-        for (i32 i = threadIdx.x; i < p.tile_count[side]; i += THREADS)
-            descends |= bounds[i].z & DESCENDS;
-    }
-    return !__syncthreads_or(descends) && runs <= p.most_runs;
-}
-
-// Where documents are packed every one has tiles of its own, the first of which begins with it: so
-// its sums are the same wherever it lies. Elsewhere tiles begin where tile columns do.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-documents_starts(const __grid_constant__ struct Listed p) {
-    const i32 tiles = p.tile_count[1], list = blockIdx.x / tiles, tile = blockIdx.x % tiles;
-    const i32 n = p.n[1], size = p.tile[1], first = tile * size, own = threadIdx.x;
-    i32 begin = 0, end = n, runs[1] = {0};  // of the document that lies before, or goes on behind
-    for (i32 i = threadIdx.x; i < tiles; i += THREADS) {
-        const struct Bits x = bits_at(p.runs, list * tiles + i);
-        runs[0] += count_of(x);
-        if (i < tile) begin = greatest_of(begin, i * size + last_bit(x, -i * size));
-        if (i > tile) end = least_of(end, i * size + first_bit(x, 0, n));
-    }
-    block_sums(runs);
-    begin = block_max(begin), end = -block_max(-end);
-    const bool packed = is_packed(p, list, runs[0]);
-    const struct Bits x = bits_at(p.runs, list * tiles + tile);
-    const bool goes_on = own == begin % size && own < first_bit(x, 0, size);
-    bool starts = own == 0;
-    if (packed) starts = first_bit(x, own, size) == own || goes_on;
-    starts &= own < size && first + own < n;
-    const u32 word = __ballot_sync(ALL, starts);
-    if (own % 32 == 0) p.starts[4 * (list * tiles + tile) + own / 32] = word;
-    if (starts) {
-        const i32 next = first_bit(x, own + 1, size);
-        p.stops[(i64)list * n + first + own] = !packed ? -n : next < size ? first + next : end;
-    }
-    if (own == 0 && tile == 0) p.packed[list] = packed;
-}
-
-// ---------------------------------------------------------------- the tiles that stay
-
-// Rows are listed first, then columns, or one of them alone.
-FN struct Place listed_place(const struct Listed &p) {
-    return place_of(p, blockIdx.x + p.first_side * p.lists * p.tile_count[0]);
-}
-
-// A tile row (or column): the tiles that it has but for documents, its bounds and those across.
-struct Line {
-    const i32 *words;
-    i32 count, list;
-    int4 own;
-    const int4 *across;
-};
-FN struct Line line_of(const struct Listed &p, const struct Place &at) {
-    const i32 count = p.tile_count[at.side], other = p.tile_count[1 - at.side];
-    const i32 *const ptr = p.kept_ptr[at.side] + at.tile;
-    return {p.kept_tiles[at.side] + ptr[0], ptr[1] - ptr[0], at.list,
-            ((const int4 *)p.bounds[at.side])[at.list * count + at.tile],
-            (const int4 *)p.bounds[1 - at.side] + at.list * other};
-}
-FN bool meet(int4 a, int4 b) { return a.x <= b.y && b.x <= a.y; }
-FN bool same(int4 a, int4 b) { return a.x == a.y && b.x == b.y && a.x == b.x; }
-
-// Hands on the word of a tile of keys if it stays.
-template <class Hand>
-FN void hand_tile(const struct Listed &p, const struct Line &line, i32 first, i32 stop, bool full,
-                  int4 bounds, const Hand &hand) {
-    if (p.packed[line.list])
-        bounds.x = bounds.y = p.ids[1][(i64)line.list * p.n[1] + first];
-    full &= (stop < 0 ? -stop : stop) - first >= p.tile[1] && same(line.own, bounds);
-    if (meet(line.own, bounds)) hand(2 * first + full);
-}
-// Hands on the words of the tiles that stay of a line's tile `i`, ascending. Ids between the least
-// and the greatest may be missing: such a tile stays, and its pairs are tested.
-template <class Hand>
-FN void hand_tiles(const struct Listed &p, const struct Line &line, i32 i, const Hand &hand) {
-    const i32 word = line.words[i], index = word >> 1;
-    const int4 bounds = line.across[index];
-    if (!meet(line.own, bounds)) return;
-    if (!p.runs) return hand(word & ~1 | (word & same(line.own, bounds)));
-
-    // Of the tile column all that begin there; and what reaches into it from one that is dead.
-    const i32 size = p.tile[1], first = index * size, column = line.list * p.tile_count[1] + index;
-    const i32 *const stops = p.stops + (i64)line.list * p.n[1];
-    if (index > 0 && (i == 0 || line.words[i - 1] >> 1 < index - 1)) {
-        const i32 start = first - size + last_bit(bits_at(p.starts, column - 1), -size);
-        if (start >= 0 && least_of(start + size, stops[start]) > first)
-            hand_tile(p, line, start, stops[start], false, bounds, hand);
-    }
-    const bool next = i + 1 < line.count && line.words[i + 1] == 2 * (index + 1) + 1;
-    const struct Bits starts = bits_at(p.starts, column);
-    for (i32 at = first_bit(starts, 0, size); at < size; at = first_bit(starts, at + 1, size)) {
-        const bool full = word & 1 && (at == 0 || next);
-        hand_tile(p, line, first + at, stops[first + at], full, bounds, hand);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-documents_counts(const __grid_constant__ struct Listed p) {
-    const struct Place at = listed_place(p);
-    const struct Line line = line_of(p, at);
-    i32 count[1] = {0};
-    for (i32 i = threadIdx.x; i < line.count; i += THREADS)
-        hand_tiles(p, line, i, [&](i32) { count[0]++; });
-    block_sums(count);
-    if (threadIdx.x == 0) p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count[0];
-}
+#include "common/lib/block_before.cuh"
 
 #include "common/lib/list_items.cuh"
 
-#include "common/lib/block_before.cuh"
+// ---------------------------------------------------------------- the mask on a tile
 
-// Writes a list in order.
-FN void write_tiles(const struct Listed &p, const struct Place &at, i32 *to) {
-    const struct Line line = line_of(p, at);
-    for (i32 turn = 0; turn < line.count; turn += THREADS) {
-        const i32 i = turn + threadIdx.x;
-        i32 count = 0, all;
-        if (i < line.count) hand_tiles(p, line, i, [&](i32) { count++; });
-        i32 *own = to + block_before(count, all);
-        if (count) hand_tiles(p, line, i, [&](i32 word) { *own++ = word; });
-        to += all;
+// What a block of a mask's array is read for: by the tiles of a side (0 rows, 1 columns), or (-1)
+// for the kernels alone, which read it as 32 bits.
+struct Reading {
+    i32 number, slot, side;
+    bool writes;
+};
+constexpr i32 READINGS = 2;
+constexpr i32 CHUNK = 2048;  // elements of a block of side -1
+constexpr i32 READ_TILES = 16;  // of a block of another side, at most
+FN struct Reading reading_at(i32 number) {
+    switch (number) {
+    case 0:
+        return {0, 0, 1, 1};
+    case 1:
+        return {1, 1, 0, 1};
     }
+    return {0, 0, -1, false};
+}
+#define SEVERAL 1  // tiles of keys may begin with documents
+constexpr i32 OF_Q = 1, OF_K = 0;  // readings of ids
+constexpr i32 STOPS = 2;  // the array of where documents end
+#include "common/lib/entries.cuh"
+
+#include "common/lib/segments.cuh"
+
+#include "common/lib/read_arrays.cuh"
+
+// The constants of the mask.
+struct Mask {
+    i64 c0;
+    i32 shape;
+};
+FN i64 constant(const i32 *args, i32 i, bool wide) {
+    return wide ? (i64)args[2 * i + 1] * 4294967296 + (u32)args[2 * i] : args[i];
+}
+FN struct Mask load_mask(const struct Lists &p, i32 variant) {
+    struct Mask m = {};
+    const i32 words = 1 + 1 * (1 + p.wide);
+    const i32 *const args = p.mask_args + variant * words;
+    m.shape = args[0];
+    m.c0 = constant(args + 1, 0, p.wide);
+    return m;
 }
 
-// One block: whether a tile was found that had something wrong.
-FN void judge(const struct Listed &p) {
-    bool wrong = false;
-    for (int side = 0; side < 2; side++) {
-        const int4 *const bounds = (const int4 *)p.bounds[side];
-        for (i32 i = threadIdx.x; i < p.lists * p.tile_count[side]; i += THREADS)
-            wrong |= bounds[i].z & WRONG;
+// A tile of one sequence and head: its place.
+struct Box {
+    i32 batch, head, row, column;
+};
+// A pair of one sequence and head: its tokens.
+struct Pair {
+    i32 batch, head, q, k;
+};
+FN struct Span bounds_of(const struct Lists &p, i32 number, const struct Box &at) {
+    const struct Reading own = reading_at(number);
+    const int4 found = bounds_at(p, own, at.batch, own.side ? at.column : at.row);
+    return span(found.x, found.y);
+}
+FN struct Span bounds_of(const struct Lists &p, i32 number, const struct Pair &at) {
+    const struct Reading own = reading_at(number);
+    const i32 x = p.array[own.slot][at.batch * p.array_batch[own.slot] + (own.side ? at.k : at.q)];
+    return span(x, x);
+}
+// The entries r0 .. r1, c0 .. c1 of a table, which are few.
+template <class At>
+FN struct Span entries(const struct Lists &p, i32 slot, const At &at, i64 r0, i64 r1, i64 c0,
+                       i64 c1) {
+    const i32 *const from = p.array[slot] + at.batch * p.array_batch[slot] +
+                            at.head * p.array_head[slot];
+    struct Span found = span(0x7fffffff, -0x7fffffff - 1);
+    for (i64 row = r0; row <= r1; row++) {
+        for (i64 column = c0; column <= c1; column++) {
+            const i64 x = from[row * p.array_row[slot] + column];
+            found = span(min_int(found.low, x), max_int(found.high, x));
+        }
     }
-    wrong = __syncthreads_or(wrong);
-    if (threadIdx.x == 0) tell_verdict(p, wrong);
+    return found;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-documents_lists(const __grid_constant__ struct Listed p) {
-    const struct Place at = listed_place(p);
-    const i32 tiles = p.tile_count[at.side], side = at.side;
-    const i32 count = p.counts[side][at.list * tiles + at.tile];
-    const i32 first = at.list * p.room + tiles_before(p, at);
-    i32 *const ptr = p.ptr[side] + at.list * (tiles + 1) + at.tile;
-    if (threadIdx.x == 0) {
-        ptr[0] = first;
-        if (at.tile + 1 == tiles) ptr[1] = first + count;
-    }
-    if (p.work) write_items(p, at, first, count, 1, 0);
-    write_tiles(p, at, p.tiles[side] + first);
-    if (blockIdx.x == 0 && p.verdict) judge(p);
+// The tokens of a tile, or of a pair.
+struct Tokens {
+    i64 q0, q1, k0, k1;
+};
+FN struct Tokens tokens_of(const struct Lists &p, const struct Box &at) {
+    const i64 q0 = (i64)at.row * p.tile[0], k0 = (i64)at.column * p.tile[1];
+    return {q0, min_int(q0 + p.tile[0], p.n[0]) - 1, k0, min_int(k0 + p.tile[1], p.n[1]) - 1};
+}
+FN struct Tokens tokens_of(const struct Lists &, const struct Pair &at) {
+    return {at.q, at.q, at.k, at.k};
+}
+// Bit 0: some pair of a tile may be live; bit 1: every one certainly is. `full` tells whether all
+// of them are for what reads no data. Of a pair alone both are certain.
+template <class At>
+FN i32 classify(const struct Lists &p, const struct Mask &m, const At &at, bool full) {
+    const struct Tokens tokens = tokens_of(p, at);
+    [[maybe_unused]] const i64 q0 = tokens.q0, q1 = tokens.q1, k0 = tokens.k0, k1 = tokens.k1;
+    (void)m, (void)full;
+    const struct Span t0 = bounds_of(p, 0, at);
+    const struct Span t1 = bounds_of(p, 1, at);
+    const i32 t2 = t0.low <= t1.high;
+    const i32 t3 = t1.low <= t0.high;
+    const i32 t4 = t2 & t3;
+    const i32 t5 = t0.high <= t1.low;
+    const i32 t6 = t1.high <= t0.low;
+    const i32 t7 = t5 & t6;
+    return (t4) | (t7 && full) << 1;
 }
 
-// ---------------------------------------------------------------- results of what was wrong
+// ---------------------------------------------------------------- the candidates of a line
 
-// NaN, in any precision.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-documents_spoil(const __grid_constant__ struct Listed p) {
-    if (!*p.verdict) return;
-    const i64 step = (i64)gridDim.x * THREADS;
-    for (int i = 0; i < 5; i++) {
-        if (!p.result[i]) continue;
-        for (i64 at = (i64)blockIdx.x * THREADS + threadIdx.x; at < p.result_words[i]; at += step)
-            p.result[i][at] = -1;
-    }
+struct Line {
+    struct Place at;
+    struct Mask mask;
+    const i32 *words;
+    i32 count;
+    uint2 *bits;
+};
+// A sequence has the candidates of its heads, or one list of them.
+FN struct Line line_of(const struct Lists &p, const struct Place &at) {
+    const i32 head = at.list % p.heads;
+    const i32 *const ptr = p.kept_ptr[at.side] + head * (p.tile_count[at.side] + 1);
+    const i32 first = ptr[at.tile], count = ptr[at.tile + 1] - first;
+    const i64 bits = (i64)at.list * p.bit_words[at.side] + (first - ptr[0]) / 32 + at.tile;
+    return {at, load_mask(p, head), p.kept_tiles[at.side] + first, count,
+            (uint2 *)p.bits[at.side] + bits};
 }
+FN i32 across_of(const struct Line &line, i32 i) { return line.words[i] >> 1; }
+FN struct Box box_of(const struct Lists &p, const struct Line &line, i32 across) {
+    const struct Place &at = line.at;
+    return {at.list / p.heads, at.list % p.heads, at.side ? across : at.tile,
+            at.side ? at.tile : across};
+}
+
+// Queries up to which pairs are looked at where bounds leave a tile: they are as few as its keys,
+// and a tile in vain costs its copy. So it is where tiles hold tokens of many sequences.
+constexpr i32 FEW_QUERIES = 8;
+
+// A warp: whether a tile has a live pair, for what reads data.
+FN bool has_pairs(const struct Lists &p, const struct Mask &m, const struct Box &at) {
+    const struct Tokens tokens = tokens_of(p, at);
+    for (i32 k = (i32)tokens.k0; k <= tokens.k1; k += 32) {
+        const i32 own = k + threadIdx.x % 32;
+        bool live = false;
+        if (own <= tokens.k1)
+            for (i32 q = (i32)tokens.q0; q <= tokens.q1 && !live; q++) {
+                const struct Pair pair = {at.batch, at.head, q, own};
+                live = classify(p, m, pair, true) & 1;
+            }
+        if (__any_sync(ALL, live)) return true;
+    }
+    return false;
+}
+
+FN i32 verdict_of(const struct Lists &p, const struct Line &line, i32 i) {
+    i32 word = 0, found = 0;
+    if (i < line.count) {
+        word = line.words[i];
+        found = classify(p, line.mask, box_of(p, line, word >> 1), word & 1);
+    }
+    if (p.n[0] > FEW_QUERIES) return found;
+    for (u32 rest = __ballot_sync(ALL, found == 1); rest; rest &= rest - 1) {
+        const i32 lane = __ffs(rest) - 1, across = __shfl_sync(ALL, word, lane) >> 1;
+        const bool live = has_pairs(p, line.mask, box_of(p, line, across));
+        if (!live && threadIdx.x % 32 == lane) found = 0;
+    }
+    return found;
+}
+
+#include "common/lib/make_lists.cuh"
+
+#include "common/lib/spoil_results.cuh"

@@ -83,6 +83,7 @@ constexpr int GROUP_KEYS = 65536;
 [[maybe_unused]] constexpr bool TILE_LISTS = 1;
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
+#define KEYS_POLICY "sm80/lib/keys_rows.cuh"
 #define TOKENS_POLICY "common/lib/tokens_even.cuh"
 
 #include "sm80/forward.cuh"

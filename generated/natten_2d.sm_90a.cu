@@ -23,9 +23,9 @@ FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 34: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 -...
         max_int(min_int(q / 64, m.c0), m.c1) + m.c2 >= k / 64 &&
-        k % 64 + m.c5 >= max_int(min_int(q % 64, m.c3), m.c4) &&
-        k / 64 + m.c6 >= max_int(min_int(q / 64, m.c0), m.c1) &&
-        max_int(min_int(q % 64, m.c3), m.c4) + m.c7 >= k % 64;
+        k % 64 + m.c4 >= min_int(q % 64, m.c3) &&
+        k / 64 + m.c5 >= min_int(q / 64, m.c0) &&
+        max_int(min_int(q % 64, m.c3), m.c6) + m.c7 >= k % 64;
 }
 
 FN i32 keep(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
@@ -85,6 +85,7 @@ constexpr int SETTLE_LAST = 2;
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
 #define TOKENS_POLICY "common/lib/tokens_even.cuh"
+#define KEYS_POLICY "sm90a/lib/keys_boxes.cuh"
 #define MASK_POLICY "sm90a/lib/mask_rows.cuh"
 
 // Products of tiles of 64 rows: columns, registers, operands, which of them lie along tokens.

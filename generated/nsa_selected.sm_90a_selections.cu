@@ -9,19 +9,11 @@ struct Selected {
     const void *q;  // [batch, heads_q, n_q, HEAD_DIM]
     const void *k;  // [batch, heads_kv, n_kv, HEAD_DIM]
     const void *ranked[5];  // scores, index_q, index_k, index_w, its factors; or null
-    const i32 *cases;  // [cases][2]: a variant of the mask, a head that has the case
-    const i32 *codes;  // [variants][tile rows][tile columns], see maskc/layout/topk/
     const i32 *classes[3];  // [rows][columns]: 0 no pair may be chosen, 1 some, 2 all
     const i32 *args;  // values of parameters
-    const i32 *planned;  // [items + merges][WORK_FIELDS], or null
     float *joined[6];  // sums or means of blocks: of queries, of keys; [..., HEAD_DIM]
     i32 *bits[3];  // [batch or 1][heads or 1][rows][words]: what is chosen
-    i32 *seen[3];  // [lists][tile rows][2][words]: what some queries chose, and all
-    i32 *counts[2];  // [lists][tiles]: live tiles
-    i32 *ptr[2];  // [lists][tiles + 1]: row_ptr and col_ptr
-    i32 *tiles[2];  // row_tiles and col_tiles; [lists][room]
-    i32 *work;  // [items + merges][WORK_FIELDS], or null
-    i32 *counter;  // [2], to be cleared
+    i32 *state;  // of struct Lists, to be cleared
     i64 q_stride[3];  // elements between batches, heads, tokens
     i64 k_stride[3];  // likewise
     i64 ranked_stride[20];  // of each: between batches, heads, rows, columns
@@ -32,8 +24,6 @@ struct Selected {
     i32 index_heads;  // of the indexer
     i32 index_dim;  // elements of its rows
     i32 n[2];  // queries, and keys
-    i32 tile[2];  // tokens of a tile
-    i32 tile_count[2];  // tile rows, and tile columns
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads
@@ -46,12 +36,81 @@ struct Selected {
     i32 copies[3];  // query heads to which an owner's choice is written
     i32 first_block[3];  // of the launch that ranks
     i32 first_join[3];  // warp of the launch that joins rows
-    i32 lists;  // of tiles: of every sequence, or of all, one per case
-    i32 case_count;  // of heads: cases
-    i32 room;  // tiles for which a list has room
-    i32 items;  // of the work list
-    i32 merges;  // behind them
+    i32 state_words;  // of the state
+};
+
+struct Lists {
+    const void *source[8];  // what the caller gave, by array
+    const i32 *kept_ptr[2];  // [heads][tiles + 1]: candidates, the tiles of any data
+    const i32 *kept_tiles[2];  // index * 2 + (1 if every pair is live), ascending
+    const i32 *mask_args;  // [heads]: the formula's shape, its constants
+    const i32 *cases;  // selections: [cases][2], a variant and a head that has the case
+    const i32 *codes;  // [variants][tile rows][tile columns], see maskc/layout/topk/
+    const i32 *planned;  // [items + merges][WORK_FIELDS] of candidates, or null
+    i32 *array[8];  // what is given, or chosen, as the pass reads it
+    i32 *bounds;  // [tiles][4]: least and greatest of a tile, 0, their last end
+    i32 *starts;  // [batches][tile columns][4] bits: keys that begin a tile, or null
+    i32 *seen[3];  // [lists][tile rows][2][words]: what some queries chose, and all
+    i32 *bits[2];  // [lists][words][2]: candidates that stay, and are full
+    i32 *counts[2];  // [lists][tiles]: live tiles
+    i32 *ptr[2];  // [lists][tiles + 1]: row_ptr and col_ptr
+    i32 *tiles[2];  // row_tiles and col_tiles; [lists][room]
+    i32 *work;  // [items][WORK_FIELDS], or null
+    i32 *counter;  // [counters], to be cleared
+    i32 *verdict;  // whether anything given was wrong, or null
+    i32 *state;  // [STATE_WORDS + lists * STATE_OF_LIST], zero before the launch
+    i32 *spent;  // the state of the launch before, to be cleared, or null
+    i32 *report;  // the verdict, set and never cleared, in memory of the host
+    i32 *fine;  // likewise: gets the ticket where nothing was wrong, or null
+    i32 *result[5];  // what is spoilt where something was
+    i64 most[8];  // tokens of a document
+    i64 ticket;  // of the lists
+    i64 result_words[5];  // of four bytes
+    i64 source_batch[8];  // elements from one sequence to the next, 0 if shared
+    i64 source_head[8];  // the same of heads
+    i64 source_row[8];  // the same of rows of a table
+    i64 source_step[8];  // elements from one entry, or length, to the next
+    i64 array_batch[8];  // as in struct Attention
+    i64 array_head[8];  // likewise
+    i64 array_row[8];  // likewise
+    i32 source_code[8];  // of an element: 0 u8, 1 i8, 2 i16, 3 i32, 4 i64
+    i32 rule[8];  // 0 as it is, 1 boolean, 2 clipped to 0..n_kv, 3 cumulative
+    i32 ends[8];  // cumulative lengths of a sequence
+    i32 batches[8];  // sequences of the array, or 1
+    i32 heads_of[8];  // heads of the array, or 1
+    i32 rows[8];  // of a table, or 1
+    i32 columns[8];  // entries of a row
+    i32 first_block[17];  // of each reading; then how many there are
+    i32 first_tile[16];  // of each reading, among all bounds
+    i32 bit_words[2];  // of a list
+    i32 room[2];  // tiles for which a list has room
+    i32 n[2];  // queries, and keys
+    i32 tile[2];  // tokens of a tile
+    i32 tile_count[2];  // tile rows, and tile columns
+    i32 lists;  // of tiles: sequences with data of their own, times heads likewise
+    i32 heads;  // lists of a sequence
+    i32 sharing;  // query heads with lists of their own that share items' columns, or 0
+    i32 wide;  // whether constants have two words
+    i32 most_runs;  // documents of a list with which its tiles may begin
+    i32 reading_blocks;  // of the launch: they read the data
+    i32 reading_tiles;  // that such a block reads, at most READ_TILES
+    i32 lines;  // of the launch: tile rows, tile columns or both, of all lists
+    i32 item_blocks;  // of the launch: they write what is planned, if anything is
     i32 first_side;  // the first of those whose lists are made: 0 rows, 1 columns
+    i32 work_side;  // whose tiles items have, if there are any
+    i32 owners;  // of the items of every tile of a list: heads, or groups of them
+    i32 owner_heads;  // query heads from one owner to the next
+    i32 item_heads;  // of an item, see WORK_FIELDS
+    i32 group_owners;  // of a list that share the cache
+    i32 group_lists;  // that share it; above 1 with all of their owners
+    i32 parts;  // packed heads: items and parts of a row for which there is room; else 0
+    i32 most_parts;  // of a row
+    i32 part_tiles[2];  // of a part, at least, and of long rows
+    i32 item_tiles;  // of an item, at most
+    i32 blocks;  // of the pass that run at once: each is to have an item
+    i32 items;  // that are planned
+    i32 merges;  // behind them
+    i32 counters;  // of the pass
 };
 
 typedef unsigned int u32;
@@ -65,7 +124,7 @@ constexpr i32 ROWS = 16;        // blocks of queries that a block ranks for, at 
 constexpr i32 OWN = ROWS / WARPS;            // of these, of a warp
 constexpr i32 COLUMNS = 32;                  // blocks of keys at a time, one per lane
 constexpr i32 KEY_ROW = HEAD_DIM + 4;        // floats from one to the next in shared memory
-constexpr i32 CHUNK = 1024;      // items of the work list of a block
+constexpr i32 BLOCKS = 8;            // that a multiprocessor runs at once, or more
 constexpr u32 ALL = 0xffffffff;
 extern __shared__ __align__(16) unsigned char memory[];
 
@@ -142,18 +201,6 @@ FN T warp_sum(T x) {
     for (int by = 16; by; by /= 2) x += __shfl_xor_sync(ALL, x, by);
     return x;
 }
-// Sums over a block, in all threads.
-FN i32 block_sum(i32 x) {
-    __shared__ i32 part[WARPS];
-    x = warp_sum(x);
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = 0;
-    for (int i = 0; i < WARPS; i++) x += part[i];
-    __syncthreads();
-    return x;
-}
-#include "common/lib/block_before.cuh"
 
 // ---------------------------------------------------------------- blocks of tokens, as one row
 
@@ -456,59 +503,61 @@ FN void choose(const struct Selected &p, i32 block) {
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
 select_blocks(const __grid_constant__ struct Selected p) {
     const i32 block = blockIdx.x;
-    if (block == 0 && threadIdx.x == 0) p.counter[0] = p.counter[1] = 0;
+    if (block == 0)
+        for (i32 i = threadIdx.x; i < p.state_words; i += THREADS) p.state[i] = 0;
     if (block >= p.first_block[0])
         return choose<Selection0>(p, block - p.first_block[0]);
 }
 
+#include "common/lib/block_sums.cuh"
+
+#include "common/lib/block_before.cuh"
+
+#include "common/lib/list_items.cuh"
+
 // ---------------------------------------------------------------- what a tile has of the chosen
 
-// A tile row (side 0) or tile column (side 1) of one of the lists.
-struct Place {
-    i32 side, list, tile;
-};
-FN struct Place place_of(const struct Selected &p, i32 block) {
-    const i32 rows = p.lists * p.tile_count[0], side = block >= rows;
-    const i32 rest = block - side * rows, list = rest / p.tile_count[side];
-    return {side, list, rest - list * p.tile_count[side]};
-}
+#define SEVERAL 0
 
 // Where a tile row's words are: first what some of its queries chose, then what all did.
 template <class S>
-FN i32 *seen_by(const struct Selected &p, i32 list, i32 row) {
+FN i32 *seen_by(const struct Lists &p, i32 list, i32 row) {
     const i64 place = (i64)list * p.tile_count[0] + row;
-    return p.seen[S::INDEX] + 2 * place * p.words[S::INDEX];
+    return p.seen[S::INDEX] + 2 * place * p.array_row[S::INDEX];
 }
 
+// Reads what the queries of some tile rows of a list chose.
 template <class S>
-FN void join_bits(const struct Selected &p, const struct Place &at) {
+FN void join_bits(const struct Lists &p, i32 list, i32 tile, i32 tiles) {
     constexpr i32 INDEX = S::INDEX;
-    const i32 words = p.words[INDEX], head = p.cases[2 * (at.list % p.case_count) + 1];
-    const i32 first = at.tile * p.tile[0] / S::Q_BLOCK;
-    const i32 last = (min_i32((at.tile + 1) * p.tile[0], p.n[0]) - 1) / S::Q_BLOCK;
-    const i64 list = at.list / p.case_count * p.bits_batch[INDEX] + head * p.bits_head[INDEX];
-    i32 *const to = seen_by<S>(p, at.list, at.tile);
-    for (i32 word = threadIdx.x; word < words; word += THREADS) {
+    const i32 words = (i32)p.array_row[INDEX], head = p.cases[2 * (list % p.heads) + 1];
+    const i64 from = list / p.heads * p.array_batch[INDEX] + head * p.array_head[INDEX];
+    for (i32 i = threadIdx.x; i < tiles * words; i += THREADS) {
+        const i32 own = i / words, word = i - own * words, row = tile + own;
+        const i32 first = row * p.tile[0] / S::Q_BLOCK;
+        const i32 last = (min_i32((row + 1) * p.tile[0], p.n[0]) - 1) / S::Q_BLOCK;
         i32 some = 0, all = -1;
 #pragma unroll 8
-        for (i32 row = first; row <= last; row++) {
-            const i32 bits = p.bits[INDEX][list + (i64)row * words + word];
+        for (i32 block = first; block <= last; block++) {
+            const i32 bits = p.array[INDEX][from + (i64)block * words + word];
             some |= bits, all &= bits;
         }
+        i32 *const to = seen_by<S>(p, list, row);
         to[word] = some, to[words + word] = all;
     }
 }
-
-extern "C" __global__ void __launch_bounds__(THREADS)
-select_tiles(const __grid_constant__ struct Selected p) {
-    const struct Place at = place_of(p, blockIdx.x);
-    join_bits<Selection0>(p, at);
+FN bool read_part(const struct Lists &p, i32 block) {
+    const i32 shares = (p.tile_count[0] + p.reading_tiles - 1) / p.reading_tiles;
+    const i32 list = block / shares, tile = (block - list * shares) * p.reading_tiles;
+    const i32 tiles = min_i32(p.reading_tiles, p.tile_count[0] - tile);
+    join_bits<Selection0>(p, list, tile, tiles);
+    return false;
 }
 
 // Of the ways in which a pair may or may not be chosen by each selection, those that pairs of a
 // tile may have: `chosen` are the ways in which this selection has it.
 template <class S>
-FN u32 ways_of(const struct Selected &p, i32 list, i32 row, i32 column, u32 chosen) {
+FN u32 ways_of(const struct Lists &p, i32 list, i32 row, i32 column, u32 chosen) {
     const i32 *const words = seen_by<S>(p, list, row);
     const i32 first = column * p.tile[1] / S::BLOCK;
     const i32 last = (min_i32((column + 1) * p.tile[1], p.n[1]) - 1) / S::BLOCK;
@@ -517,93 +566,34 @@ FN u32 ways_of(const struct Selected &p, i32 list, i32 row, i32 column, u32 chos
         const u32 from = word == first / 32 ? ALL << first % 32 : ALL;
         const u32 asked = word == last / 32 ? from & ALL >> (31 - last % 32) : from;
         some |= words[word] & asked;
-        others |= ~words[p.words[S::INDEX] + word] & asked;
+        others |= ~words[p.array_row[S::INDEX] + word] & asked;
     }
     return (some ? chosen : 0) | (others ? ~chosen : 0);
 }
 
-// Hands on the word of a line's tile `i` if something of it may be live.
-template <class Hand>
-FN void hand_tile(const struct Selected &p, const struct Place &at, i32 i, const Hand &hand) {
+// A line whose candidates are all tiles.
+struct Line {
+    struct Place at;
+    i32 count;
+    uint2 *bits;
+};
+FN struct Line line_of(const struct Lists &p, const struct Place &at) {
+    const i32 count = p.tile_count[1 - at.side], words = (count + 31) / 32;
+    const i64 place = ((i64)at.list * p.tile_count[at.side] + at.tile) * words;
+    return {at, count, (uint2 *)p.bits[at.side] + place};
+}
+FN i32 across_of(const struct Line &, i32 i) { return i; }
+FN i32 verdict_of(const struct Lists &p, const struct Line &line, i32 i) {
+    if (i >= line.count) return 0;
+    const struct Place &at = line.at;
     const i32 row = at.side ? i : at.tile, column = at.side ? at.tile : i;
-    const i32 variant = p.cases[2 * (at.list % p.case_count)];
+    const i32 variant = p.cases[2 * (at.list % p.heads)];
     const i32 code = p.codes[(variant * p.tile_count[0] + row) * p.tile_count[1] + column];
-    if (!code) return;
+    if (!code) return 0;
     u32 ways = (1u << (1 << 1)) - 1;
     ways &= ways_of<Selection0>(p, at.list, row, column, 2);
-    if (code & ways) hand(2 * i + ((code >> 8 & ways) == ways));
+    if (!(code & ways)) return 0;
+    return (code >> 8 & ways) == ways ? 3 : 1;
 }
 
-// Rows are listed first, then columns, or one of them alone.
-FN struct Place listed_place(const struct Selected &p) {
-    return place_of(p, blockIdx.x + p.first_side * p.lists * p.tile_count[0]);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS)
-select_counts(const __grid_constant__ struct Selected p) {
-    const struct Place at = listed_place(p);
-    i32 count = 0;
-    for (i32 i = threadIdx.x; i < p.tile_count[1 - at.side]; i += THREADS)
-        hand_tile(p, at, i, [&](i32) { count++; });
-    count = block_sum(count);
-    if (threadIdx.x == 0) p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count;
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS)
-select_lists(const __grid_constant__ struct Selected p) {
-    const struct Place at = listed_place(p);
-    const i32 tiles = p.tile_count[at.side];
-    const i32 *const counts = p.counts[at.side] + at.list * tiles;
-    i32 before = 0;
-    for (i32 i = threadIdx.x; i < at.tile; i += THREADS) before += counts[i];
-    const i32 first = at.list * p.room + block_sum(before);
-    i32 *const ptr = p.ptr[at.side] + at.list * (tiles + 1) + at.tile;
-    if (threadIdx.x == 0) {
-        ptr[0] = first;
-        if (at.tile + 1 == tiles) ptr[1] = first + counts[at.tile];
-    }
-    i32 *to = p.tiles[at.side] + first;
-    for (i32 turn = 0; turn < p.tile_count[1 - at.side]; turn += THREADS) {
-        const i32 i = turn + threadIdx.x;
-        i32 word = -1, all;
-        if (i < p.tile_count[1 - at.side]) hand_tile(p, at, i, [&](i32 found) { word = found; });
-        const i32 place = block_before(word >= 0, all);
-        if (word >= 0) to[place] = word;
-        to += all;
-    }
-}
-
-// ---------------------------------------------------------------- the work list
-
-// Of the planned items, whose `first` is the number of a tile row (or column) of all lists, those
-// that have tiles, then the others, then what is to be merged; each in the order of the plan.
-extern "C" __global__ void __launch_bounds__(THREADS)
-select_items(const __grid_constant__ struct Selected p) {
-    const i32 side = p.first_side, tiles = p.tile_count[side], start = blockIdx.x * CHUNK;
-    const int4 *const planned = (const int4 *)p.planned;
-    int4 *const work = (int4 *)p.work;
-    i32 live = 0, all_live = 0;
-    for (i32 i = threadIdx.x; i < p.items; i += THREADS) {
-        const i32 some = p.counts[side][planned[2 * i].z] > 0;
-        all_live += some;
-        live += i < start && some;
-    }
-    live = block_sum(live), all_live = block_sum(all_live);
-    for (i32 turn = start; turn < min_i32(start + CHUNK, p.items + p.merges); turn += THREADS) {
-        const i32 i = turn + threadIdx.x;
-        int4 low = {}, high = {};
-        if (i < p.items + p.merges) low = planned[2 * i], high = planned[2 * i + 1];
-        if (i < p.items) {
-            const i32 list = low.z / tiles;
-            low.w = p.counts[side][low.z];
-            low.z = p.ptr[side][low.z + list];
-            high.x = high.y = low.z;
-            if (low.w == 0) high.w = 0;
-        }
-        i32 all;
-        const i32 before = live + block_before(i < p.items && low.w > 0, all);
-        live += all;
-        const i32 to = i >= p.items ? i : low.w > 0 ? before : all_live + i - before;
-        if (i < p.items + p.merges) work[2 * to] = low, work[2 * to + 1] = high;
-    }
-}
+#include "common/lib/make_lists.cuh"

@@ -156,58 +156,27 @@ deterministic backward pass `first` and `count` of a shared item are counted in 
 where heads are packed, of every row to be merged the parts that are stored.
 """
 
-LISTED_FIELDS: tuple[Field, ...] = (
-    Field("source", "const void *", "ids [lists][n], or cumulative lengths [lists][ends]", 2),
-    Field("kept_ptr", "const i32 *", "[tiles + 1]: lists of the mask but for its documents", 2),
-    Field("kept_tiles", "const i32 *", "index * 2 + (1 if every pair is live), ascending", 2),
-    Field("ids", "i32 *", "[lists][n]", 2),
-    Field("bounds", "i32 *", "[lists][tiles][4]: least and greatest id of a tile, what is odd", 2),
-    Field("counts", "i32 *", "[lists][tiles]: live tiles", 2),
-    Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
-    Field("tiles", "i32 *", "row_tiles and col_tiles; [lists][room]", 2),
-    Field("work", "i32 *", "[items][WORK_FIELDS], or null"),
-    Field("counter", "i32 *", "[2], to be cleared"),
-    Field("runs", "i32 *", "[lists][tile columns][4] bits: keys that begin a document, or null"),
-    Field("starts", "i32 *", "likewise: keys that tiles begin with"),
-    Field("stops", "i32 *", "[lists][n]: where their documents end, or -n"),
-    Field("packed", "i32 *", "[lists]: whether tiles begin with documents"),
-    Field("verdict", "i32 *", "whether anything given was wrong"),
-    Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
-    Field("fine", "i32 *", "likewise: gets the ticket where nothing was, or null"),
-    Field("result", "i32 *", "what is spoilt where it was", 5),
-    Field("most", "i64", "tokens of a document", 2),
-    Field("ticket", "i64", "of the lists"),
-    Field("result_words", "i64", "of four bytes", 5),
-    Field("source_list", "i64", "elements from one list to the next, 0 if all share theirs", 2),
-    Field("source_step", "i64", "elements from one id, or length, to the next", 2),
-    Field("source_bytes", "i32", "of an element: 4 or 8", 2),
-    Field("ends", "i32", "cumulative lengths of a list; 0: there are ids", 2),
-    Field("n", "i32", "queries, and keys", 2),
-    Field("tile", "i32", "tokens of a tile", 2),
-    Field("tile_count", "i32", "tile rows, and tile columns", 2),
-    Field("room", "i32", "tiles for which a list has room"),
-    Field("most_runs", "i32", "documents of a list that tiles may begin with"),
-    Field("lists", "i32", "sequences with documents of their own, or 1"),
-    Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
-    Field("owners", "i32", "of the items of every tile of a list: heads, or groups of them"),
-    Field("owner_heads", "i32", "query heads from one owner to the next"),
-    Field("item_heads", "i32", "of an item, see WORK_FIELDS"),
-    Field("group_owners", "i32", "of a list that share the cache"),
-    Field("group_lists", "i32", "that share it; above 1 with all of their owners"),
-)  # fmt: skip
-"""The arguments of kernels that make lists of tiles from documents. Of two values the first belongs
-to queries and tile rows, the second to keys and tile columns."""
-
 MAX_READINGS = 2 * MAX_ARRAYS
 """The most ways in which tiles read a mask's arrays: each by queries and by keys."""
+MAX_SELECTIONS = 3
+"""The most run-time selections of a mask that the device makes."""
+_EACH = MAX_SELECTIONS
+MOST_RESULTS = 5
+"""The most results of a pass: dq, dk, dv and two gradients per head."""
 
-DATA_LISTS_FIELDS: tuple[Field, ...] = (
+LISTS_FIELDS: tuple[Field, ...] = (
     Field("source", "const void *", "what the caller gave, by array", MAX_ARRAYS),
-    Field("kept_ptr", "const i32 *", "[heads][tiles + 1]: lists of all that a mask may be", 2),
+    Field("kept_ptr", "const i32 *", "[heads][tiles + 1]: candidates, the tiles of any data", 2),
     Field("kept_tiles", "const i32 *", "index * 2 + (1 if every pair is live), ascending", 2),
     Field("mask_args", "const i32 *", "[heads]: the formula's shape, its constants"),
-    Field("array", "i32 *", "what is given, of 32 bits, as kernels read it", MAX_ARRAYS),
-    Field("bounds", "i32 *", "[blocks][4]: least and greatest of a tile, whether it is wrong"),
+    Field("cases", "const i32 *", "selections: [cases][2], a variant and a head that has the case"),
+    Field("codes", "const i32 *", "[variants][tile rows][tile columns], see maskc/layout/topk/"),
+    Field("planned", "const i32 *", "[items + merges][WORK_FIELDS] of candidates, or null"),
+    Field("array", "i32 *", "what is given, or chosen, as the pass reads it", MAX_ARRAYS),
+    Field("bounds", "i32 *", "[tiles][4]: least and greatest of a tile, 0, their last end"),
+    Field("starts", "i32 *", "[batches][tile columns][4] bits: keys that begin a tile, or null"),
+    Field("seen", "i32 *", "[lists][tile rows][2][words]: what some queries chose, and all",
+          _EACH),
     Field("bits", "i32 *", "[lists][words][2]: candidates that stay, and are full", 2),
     Field("counts", "i32 *", "[lists][tiles]: live tiles", 2),
     Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
@@ -215,12 +184,14 @@ DATA_LISTS_FIELDS: tuple[Field, ...] = (
     Field("work", "i32 *", "[items][WORK_FIELDS], or null"),
     Field("counter", "i32 *", "[counters], to be cleared"),
     Field("verdict", "i32 *", "whether anything given was wrong, or null"),
-    Field("report", "i32 *", "the same, set and never cleared, in memory of the host"),
-    Field("fine", "i32 *", "likewise: gets the ticket where nothing was, or null"),
-    Field("result", "i32 *", "what is spoilt where it was", 5),
+    Field("state", "i32 *", "[STATE_WORDS + lists * STATE_OF_LIST], zero before the launch"),
+    Field("spent", "i32 *", "the state of the launch before, to be cleared, or null"),
+    Field("report", "i32 *", "the verdict, set and never cleared, in memory of the host"),
+    Field("fine", "i32 *", "likewise: gets the ticket where nothing was wrong, or null"),
+    Field("result", "i32 *", "what is spoilt where something was", MOST_RESULTS),
     Field("most", "i64", "tokens of a document", MAX_ARRAYS),
     Field("ticket", "i64", "of the lists"),
-    Field("result_words", "i64", "of four bytes", 5),
+    Field("result_words", "i64", "of four bytes", MOST_RESULTS),
     Field("source_batch", "i64", "elements from one sequence to the next, 0 if shared", MAX_ARRAYS),
     Field("source_head", "i64", "the same of heads", MAX_ARRAYS),
     Field("source_row", "i64", "the same of rows of a table", MAX_ARRAYS),
@@ -236,6 +207,7 @@ DATA_LISTS_FIELDS: tuple[Field, ...] = (
     Field("rows", "i32", "of a table, or 1", MAX_ARRAYS),
     Field("columns", "i32", "entries of a row", MAX_ARRAYS),
     Field("first_block", "i32", "of each reading; then how many there are", MAX_READINGS + 1),
+    Field("first_tile", "i32", "of each reading, among all bounds", MAX_READINGS),
     Field("bit_words", "i32", "of a list", 2),
     Field("room", "i32", "tiles for which a list has room", 2),
     Field("n", "i32", "queries, and keys", 2),
@@ -245,6 +217,11 @@ DATA_LISTS_FIELDS: tuple[Field, ...] = (
     Field("heads", "i32", "lists of a sequence"),
     Field("sharing", "i32", "query heads with lists of their own that share items' columns, or 0"),
     Field("wide", "i32", "whether constants have two words"),
+    Field("most_runs", "i32", "documents of a list with which its tiles may begin"),
+    Field("reading_blocks", "i32", "of the launch: they read the data"),
+    Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES"),
+    Field("lines", "i32", "of the launch: tile rows, tile columns or both, of all lists"),
+    Field("item_blocks", "i32", "of the launch: they write what is planned, if anything is"),
     Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
     Field("work_side", "i32", "whose tiles items have, if there are any"),
     Field("owners", "i32", "of the items of every tile of a list: heads, or groups of them"),
@@ -257,35 +234,30 @@ DATA_LISTS_FIELDS: tuple[Field, ...] = (
     Field("part_tiles", "i32", "of a part, at least, and of long rows", 2),
     Field("item_tiles", "i32", "of an item, at most"),
     Field("blocks", "i32", "of the pass that run at once: each is to have an item"),
+    Field("items", "i32", "that are planned"),
+    Field("merges", "i32", "behind them"),
     Field("counters", "i32", "of the pass"),
 )  # fmt: skip
-"""The arguments of kernels that make lists of tiles from any data. Of two values the first belongs
-to queries and tile rows, the second to keys and tile columns."""
-
-MAX_SELECTIONS = 3
-"""The most run-time selections of a mask that the device makes."""
-_EACH = MAX_SELECTIONS
+"""The arguments of the kernel that makes lists of tiles on the device, from data, documents or
+chosen blocks. Of two values the first belongs to queries and tile rows, the second to keys and tile
+columns."""
+READ_TILES = 16
+"""The most tiles that a block of that kernel reads the data of."""
+STATE_WORDS, STATE_OF_LIST = 4, 4
+"""int32 words in which blocks of that kernel tell each other how far they are, and further ones for
+each list."""
 
 SELECTED_FIELDS: tuple[Field, ...] = (
     Field("q", "const void *", "[batch, heads_q, n_q, HEAD_DIM]"),
     Field("k", "const void *", "[batch, heads_kv, n_kv, HEAD_DIM]"),
     Field("ranked", "const void *", "scores, index_q, index_k, index_w, its factors; or null", 5),
-    Field("cases", "const i32 *", "[cases][2]: a variant of the mask, a head that has the case"),
-    Field("codes", "const i32 *", "[variants][tile rows][tile columns], see maskc/layout/topk/"),
     Field("classes", "const i32 *", "[rows][columns]: 0 no pair may be chosen, 1 some, 2 all",
           _EACH),
     Field("args", "const i32 *", "values of parameters"),
-    Field("planned", "const i32 *", "[items + merges][WORK_FIELDS], or null"),
     Field("joined", "float *", "sums or means of blocks: of queries, of keys; [..., HEAD_DIM]",
           2 * _EACH),
     Field("bits", "i32 *", "[batch or 1][heads or 1][rows][words]: what is chosen", _EACH),
-    Field("seen", "i32 *", "[lists][tile rows][2][words]: what some queries chose, and all",
-          _EACH),
-    Field("counts", "i32 *", "[lists][tiles]: live tiles", 2),
-    Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
-    Field("tiles", "i32 *", "row_tiles and col_tiles; [lists][room]", 2),
-    Field("work", "i32 *", "[items + merges][WORK_FIELDS], or null"),
-    Field("counter", "i32 *", "[2], to be cleared"),
+    Field("state", "i32 *", "of struct Lists, to be cleared"),
     Field("q_stride", "i64", "elements between batches, heads, tokens", 3),
     Field("k_stride", "i64", "likewise", 3),
     Field("ranked_stride", "i64", "of each: between batches, heads, rows, columns", 20),
@@ -296,8 +268,6 @@ SELECTED_FIELDS: tuple[Field, ...] = (
     Field("index_heads", "i32", "of the indexer"),
     Field("index_dim", "i32", "elements of its rows"),
     Field("n", "i32", "queries, and keys", 2),
-    Field("tile", "i32", "tokens of a tile", 2),
-    Field("tile_count", "i32", "tile rows, and tile columns", 2),
     Field("batch", "i32", "sequences"),
     Field("heads_q", "i32", "query heads"),
     Field("heads_kv", "i32", "key/value heads"),
@@ -310,21 +280,14 @@ SELECTED_FIELDS: tuple[Field, ...] = (
     Field("copies", "i32", "query heads to which an owner's choice is written", _EACH),
     Field("first_block", "i32", "of the launch that ranks", _EACH),
     Field("first_join", "i32", "warp of the launch that joins rows", _EACH),
-    Field("lists", "i32", "of tiles: of every sequence, or of all, one per case"),
-    Field("case_count", "i32", "of heads: cases"),
-    Field("room", "i32", "tiles for which a list has room"),
-    Field("items", "i32", "of the work list"),
-    Field("merges", "i32", "behind them"),
-    Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
+    Field("state_words", "i32", "of the state"),
 )  # fmt: skip
-"""The arguments of kernels that choose blocks and make lists of tiles from them; arrays have an
-entry for each selection. Of two values the first belongs to queries, the second to keys."""
+"""The arguments of kernels that choose blocks; arrays have an entry for each selection. Of two
+values the first belongs to queries, the second to keys."""
 
 MOST_MOVED = 8
 """The most tensors of which a launch moves rows."""
 _TENSORS = MOST_MOVED
-MOST_RESULTS = 5
-"""The most results of a pass: dq, dk, dv and two gradients per head."""
 
 MOVED_FIELDS: tuple[Field, ...] = (
     Field("source", "const void *", "or null: every row is filled", _TENSORS),

@@ -125,12 +125,9 @@ class Grid(Enum):
     """Enough for the tile rows that several items of the work list share, `per_block` queries
     each."""
     tiles = "tiles"
-    """One block per tile row and tile column of every sequence that brings documents of its own, or
-    of an indexer's scores, where a tile has `per_block` keys."""
-    columns = "columns"
-    """One block per tile column of such sequences, where tiles of keys begin with documents."""
+    """One block per tile of an indexer's scores, which has `per_block` keys."""
     lists = "lists"
-    """One block per tile row, tile column or both of such sequences, as the pass reads lists."""
+    """As many as the lists need that are made on the device."""
     few = "few"
     """One block per tile row, head and sequence where a call has few pairs; otherwise the launch is
     left out."""

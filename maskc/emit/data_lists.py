@@ -1,4 +1,4 @@
-"""Sources that make lists on the device: of documents, of any data, and of rows to be moved."""
+"""Sources that make lists on the device: of tiles, from any data, and of rows to be moved."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.bundle import Grid, Launch, Mode, SourceUnit
 from maskc.core.forms import DATA, DOCUMENTS, MOVES
-from maskc.core.problem import Direction, TileShape
+from maskc.core.problem import TileShape
 from maskc.core.tile_bounds import Span
 from maskc.emit.environment import render
-from maskc.emit.spec import DataListsSpec, ListsSpec, TileText
+from maskc.emit.spec import DataListsSpec, ListsSpec, SegmentPlaces, TileText
 from maskc.emit.tile_bounds_text import tile_text
 from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
-from maskc.plan.families.table import family_of
-from maskc.plan.forms import device_data, device_documents
+from maskc.plan.list_making import BLOCKS, MAKE_LISTS, SPOIL_RESULTS, THREADS
 from maskc.plan.types import KernelPlan
 
 MOVING_THREADS = 256
@@ -51,6 +50,9 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
     readings = readings_of(shapes, reads)
     numbers = {(slot, side): number for number, (slot, side, _) in enumerate(readings)}
 
+    by_side = {side: number for number, (_, side, _) in enumerate(readings)}
+    segments = SegmentPlaces(by_side.get(0, 0), by_side.get(1, 0), len(reads))
+
     def load(node: E.Load, index: tuple[Span, ...]) -> str:
         slot = reads.index(node.array)
         if node.index in _TOKENS:
@@ -65,30 +67,19 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
 
     spec = DataListsSpec(
         banner=banner("Tile lists of a mask that reads data, made on the device", plan),
-        fields=abi.DATA_LISTS_FIELDS,
-        arguments="DataLists",
-        threads=device_data.THREADS,
-        blocks=device_data.BLOCKS,
+        fields=abi.LISTS_FIELDS,
+        arguments="Lists",
+        threads=THREADS,
+        blocks=BLOCKS,
         chunk=CHUNK,
         readings=readings,
         n_args=max(len(lifted.args) for lifted in every),
         n_lists=max(len(lifted.lists) for lifted in every),
         shapes=tuple(map(told, shapes)),
+        segments=segments if plan.documents else None,
     )
-    return lists_source(plan, "common/data_lists.cu.j2", spec, device_data.LAUNCHES, DATA)
-
-
-def documents_unit(plan: KernelPlan) -> SourceUnit:
-    """The source that makes the tile lists of documents; it knows tiles and lengths from calls."""
-    template = family_of(plan.target).template(DOCUMENTS, Direction.forward)
-    spec = ListsSpec(
-        banner=banner("Tile lists of documents, made on the device", plan, change="template"),
-        fields=abi.LISTED_FIELDS,
-        arguments="Listed",
-        threads=device_documents.THREADS,
-        blocks=device_documents.BLOCKS,
-    )
-    return lists_source(plan, template, spec, device_documents.LAUNCHES, DOCUMENTS)
+    launches, form = (MAKE_LISTS, SPOIL_RESULTS), DOCUMENTS if plan.documents else DATA
+    return lists_source(plan, "common/tile_lists.cu.j2", spec, launches, form)
 
 
 def moves_unit(plan: KernelPlan) -> SourceUnit:

@@ -38,7 +38,7 @@ from maskc.core.source import SourceLoc
 from maskc.core.target import PIECE, SPARE, Target
 from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
-from maskc.emit.data_lists import banner, data_lists_unit, documents_unit, moves_unit
+from maskc.emit.data_lists import banner, data_lists_unit, moves_unit
 from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import (
@@ -267,7 +267,7 @@ def _lists_units(plan: KernelPlan, reads: tuple[str, ...]) -> tuple[SourceUnit, 
     if plan.gathering is not None:
         return (lists_unit(plan, plan.gathering),)
     if plan.documents:
-        return (documents_unit(plan),)
+        return (data_lists_unit(plan, reads),)
     return (select_unit(plan),) if plan.selecting else moving
 
 

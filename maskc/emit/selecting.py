@@ -17,6 +17,7 @@ from maskc.emit.spec import SelectionText, SelectSpec
 from maskc.layout.topk.sizes import FORM, THREADS, class_shape
 from maskc.plan.families.table import family_of
 from maskc.plan.forms import device_topk as selecting
+from maskc.plan.list_making import BLOCKS
 from maskc.plan.types import KernelPlan, selections
 
 _SCORES = {
@@ -47,6 +48,7 @@ def select_unit(plan: KernelPlan) -> SourceUnit:
             plan,
             f", {problem.dtype.value}, head_dim {problem.head_dim}",
         ),
+        blocks=BLOCKS,
     )
     launches = selecting.launches(family_of(plan.target).topk_shared_bytes)
     made = lists_source(plan, "common/select.cu.j2", spec, launches, FORM)

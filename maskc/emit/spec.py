@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from maskc.analysis.score_places import Spread
 from maskc.core import abi
@@ -544,17 +545,30 @@ class TileText:
     """Whether they are about data alone: the static lists tell the rest."""
 
 
+class SegmentPlaces(NamedTuple):
+    """How tiles of keys that begin with documents are found."""
+
+    of_q: int
+    of_k: int
+    """The readings of the ids of queries and of keys."""
+    stops: int
+    """The kernels' slot for where documents end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataListsSpec(ListsSpec):
     """The source that makes the tile lists of a mask that reads data."""
 
     chunk: int
     """Elements that a block reads where no tile has them."""
+    read_tiles: int = abi.READ_TILES
     readings: tuple[BlockReading, ...]
     n_args: int
     n_lists: int
     shapes: tuple[TileText, ...]
     """The distinct formulas of the heads."""
+    segments: SegmentPlaces | None = None
+    """None where tiles of keys always begin where tile columns do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,4 +604,5 @@ class SelectSpec(ListsSpec):
     """Parameters of the mask."""
     selections: tuple[SelectionText, ...]
     rows: int = choosing.ROWS
-    chunk: int = choosing.CHUNK
+    lists: tuple[abi.Field, ...] = abi.LISTS_FIELDS
+    """The argument block of the kernel that makes the tile lists."""

@@ -14,7 +14,6 @@ from maskc.build import BuildReport
 from maskc.core.abi import POINTERS
 from maskc.core.bundle import ONCE, PACKED, Bundle, SourceUnit
 from maskc.core.errors import NotAddressable
-from maskc.core.forms import DATA
 from maskc.core.problem import OF_HEADS, Direction, Feature, Features, Problem
 from maskc.core.sizes import Sizes
 from maskc.core.target import Target
@@ -38,7 +37,6 @@ from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, DeviceListedPlan, DeviceLists, Unlisted
 from maskc.runtime.device_lists.data import DataLists
-from maskc.runtime.device_lists.documents import DocumentLists
 from maskc.runtime.device_lists.gathered import Gatherer
 from maskc.runtime.device_lists.topk import TopKLists
 from maskc.runtime.device_lists.topk_host import TopKOnHost
@@ -57,12 +55,9 @@ _REMEMBERED = 1024
 """Lengths and data of which it is known whether parts pay."""
 
 
-def _made_by(bundle: Bundle, target: Target) -> Callable[[BuiltBundle, Binder], DeviceLists]:
+def _made_by(bundle: Bundle) -> Callable[[BuiltBundle, Binder], DeviceLists]:
     """What makes the tile lists of a mask on the device."""
-    if bundle.selections:
-        return TopKLists
-    source = bundle.list_source(target.name)
-    return DataLists if source is not None and source.form == DATA else DocumentLists
+    return TopKLists if bundle.selections else DataLists
 
 
 Planned = PreparedLaunch | PartedPlan | ListedRowsPlan | DeviceListedPlan
@@ -88,7 +83,7 @@ class CallPlanner:
         self.chooser = BuiltBundle(chooser, target) if chooser is not None else None
         self.gatherer = Gatherer(self.whole, binder) if self.whole.selector.gathers else None
         """Makes plans over single keys that are chosen on the device."""
-        self.lister: DeviceLists = _made_by(bundle, target)(self.whole, binder)
+        self.lister: DeviceLists = _made_by(bundle)(self.whole, binder)
         """Makes tile lists on the device."""
         self._on_host = TopKOnHost(bundle, binder)
         self.listed = ListedParts(self.whole, self.parts, binder, in_parts)

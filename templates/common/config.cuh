@@ -3,6 +3,7 @@
 // integers of formulas, the sides from which kernels look at a mask.
 
 #define FN __device__ __forceinline__
+typedef unsigned int u32;
 
 #include "common/lib/arguments.h"
 

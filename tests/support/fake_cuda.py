@@ -10,7 +10,7 @@ import numpy as np
 
 from maskc.core.abi import ATTENTION
 from maskc.core.tensors import Array, contiguous
-from maskc.runtime.device_lists.lists_launch import DOCUMENTS
+from maskc.runtime.device_lists.lists_launch import LISTS
 
 
 class Streams:
@@ -131,11 +131,9 @@ class Driver:
         return 0, ctypes.addressof(self.words)
 
     def cuLaunchKernel(self, function, *rest):
-        if function.startswith("documents"):
+        if function in ("make_lists", "spoil_results"):
             (place,) = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))[:1]
-            self.listed = DOCUMENTS.structure.from_buffer_copy(
-                ctypes.string_at(place, ctypes.sizeof(DOCUMENTS.structure))
-            )
+            self.listed = LISTS.from_buffer_copy(ctypes.string_at(place, ctypes.sizeof(LISTS)))
             self.calls.append(("launch", function, *rest[:8], self.listed.n[0]))
             return (self.status,)
         arguments = ctypes.cast(rest[8], ctypes.POINTER(ctypes.c_void_p))[:2]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from maskc.core.abi import ATTENTION, LISTED_POINTERS, POINTERS
+from maskc.runtime.device_lists.lists_launch import LISTS
 from maskc.runtime.device_lists.topk_launch import SELECTED, SelectedPlan
 from maskc.runtime.launch.cuda import CudaKernel
 
@@ -88,12 +89,12 @@ def read(plan: SelectedPlan, pointers: tuple[int, ...]) -> Lists:
         bits.append(wide)
     rows = len(dict(own.tables.parts)["work"])
     work = words(made["work"], rows, WORK) if made["work"] else np.zeros((0, WORK), np.int32)
-    tile = tuple(SELECTED.from_buffer_copy(plan.numbers).tile)
+    tile = tuple(LISTS.from_buffer_copy(plan.numbers[1]).tile)
     return Lists(numbers, bits, lines, work, dict(own.tables.parts)["head_variant"], tile)
 
 
 def _rows(plan: SelectedPlan, number: int) -> int:
-    return SELECTED.from_buffer_copy(plan.numbers).rows[number]
+    return SELECTED.from_buffer_copy(plan.numbers[0]).rows[number]
 
 
 # ------------------------------------------------------------------ what they should be

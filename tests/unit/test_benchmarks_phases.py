@@ -77,7 +77,7 @@ def test_a_broken_table_breaks_nothing_else(monkeypatch: pytest.MonkeyPatch):
 
 def test_kernels_by_phase():
     times = [
-        ("select_blocks", 30.0), ("select_items", 10.0), ("attention_choose", 20.0),
+        ("select_blocks", 30.0), ("make_lists", 10.0), ("attention_choose", 20.0),
         ("gather_lists", 30.0), ("gather_scores", 10.0),
         ("attention_forward", 300.0), ("attention_merge", 100.0),
         ("Memset (Device)", 7.0), ("at::native::fill", 9.0),

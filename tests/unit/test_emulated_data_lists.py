@@ -472,15 +472,15 @@ def test_lists_that_were_found_right_are_not_doubted_again(hopper, beside):
         assert int(found.isnan().all()) == spoilt
         return [entry.rsplit("_", 1)[-1] for entry, _ in hopper.launches[before:]]
 
-    assert launches()[-2:] == ["forward", "spoil"]
+    assert launches()[-2:] == ["forward", "results"]
     assert launches() == ["forward"]
     data["doc"][0, 9] = 1 << 40
-    assert launches(1)[-2:] == ["forward", "spoil"]
+    assert launches(1)[-2:] == ["forward", "results"]
     with pytest.raises(mc.MaskcError, match="did not fit 32 bits"):
         launches()
-    assert launches(1) == ["forward", "spoil"]  # kept, and still wrong
+    assert launches(1) == ["forward", "results"]  # kept, and still wrong
     data["doc"][0, 9] = 0
-    assert launches()[-2:] == ["forward", "spoil"]
+    assert launches()[-2:] == ["forward", "results"]
     assert launches() == ["forward"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -76,6 +77,33 @@ def test_results(hopper, name, dim):
     torch.testing.assert_close(
         found["out"][:, :, ~touched].double(), exact[:, :, ~touched], atol=2e-2, rtol=2e-2
     )
+
+
+@pytest.mark.parametrize("options", [{"nan_safe": True}, {"normalizer": "entmax", "alpha": 1.5}])
+def test_other_normalizers_and_safe_values(hopper, options):
+    """The device makes the lists of sources that have these as well."""
+    attn, (q, k, v, _) = compiled(MASKS["causal"]), made(sum(LENGTHS))
+    found = attn(q, k, v, return_lse=True, **options, doc=on_device(LENGTHS))
+    assert isinstance(attn._last[1], ListsPlan)
+    want = attn(q, k, v, return_lse=True, **options, doc=on_host(LENGTHS))
+    assert not isinstance(attn._last[1], ListsPlan)
+    assert all(map(torch.equal, found, want))
+
+
+def test_more_tiles_than_a_block_keeps_while_it_waits(hopper, monkeypatch):
+    """A block finds the tiles of a long row again when its place is known."""
+
+    def short(unit, *rest, **options):
+        text = unit.text.replace("STASH = 1024", "STASH = 3")
+        return machine.build(replace(unit, text=text), *rest, **options)
+
+    monkeypatch.setattr("maskc.runtime.launch.kernels.build", short)
+    attn, given = compiled(DOCUMENTS), made(300)
+    lengths = [7, 3, 90, 11, 2, 9, 70, 108]
+    found = called(attn, *given, {"doc": on_device(lengths, None)}, deterministic=True)
+    assert isinstance(attn._last[1], ListsPlan)
+    want = called(attn, *given, {"doc": on_host(lengths, None)}, deterministic=True)
+    assert all(torch.equal(x, found[name]) for name, x in want.items())
 
 
 def test_columns_are_not_cut_where_order_matters(hopper):

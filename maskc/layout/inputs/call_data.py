@@ -32,7 +32,7 @@ LIMIT = 1 << 30
 
 _NO_QUERY, _NO_KEY = LIMIT - 1, LIMIT
 """Ids of the queries, and of the keys, behind the last of packed documents: they differ, so that
-nothing is seen there. `documents.cu.j2` and `data_lists.cu.j2` write the same ones."""
+nothing is seen there. templates/common/lib/read_arrays.cuh writes the same ones."""
 
 Arrays = dict[str, np.ndarray]
 

@@ -2,7 +2,7 @@
 
 What a mask asks besides data is laid out once per lengths: the tiles that can stay, whatever the
 data are. Where data are given on a device, its kernels leave out the tiles that they rule out, see
-templates/common/data_lists.cu.j2.
+templates/common/tile_lists.cu.j2.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def hull(expr: Expr) -> Expr:
 
 
 class BlockReading(NamedTuple):
-    """An array as tiles read it, see templates/common/data_lists.cu.j2."""
+    """An array as tiles read it, see templates/common/lib/read_arrays.cuh."""
 
     slot: int
     """Its place among the data arrays."""

@@ -2,7 +2,7 @@
 
 Where documents are packed, one behind the other, every one has tiles of keys of its own, the first
 of which begins with it: what is added up for a query is then the same wherever its document lies.
-The device makes the same lists, see templates/sm90a/documents.cu.j2.
+The device makes the same lists, see templates/common/lib/segments.cuh.
 """
 
 from __future__ import annotations

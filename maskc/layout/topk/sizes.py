@@ -15,8 +15,8 @@ MANY_BLOCKS = 512
 """Blocks of threads below which each ranks for FEW_ROWS, so that all of a card has work."""
 COLUMNS = 32
 """Blocks of keys that are scored at a time: a word of bits."""
-CHUNK = 1024
-"""Items of the work list that a block writes."""
+ITEMS = 512
+"""Items of the work list that a block writes, at most."""
 CLASS_TOKENS = 128
 """Queries, and keys, of which the static mask is classed together, or those of one block if that
 has more."""

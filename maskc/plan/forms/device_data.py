@@ -1,5 +1,5 @@
-"""Tile lists made on the device (templates/common/data_lists.cu.j2), from any data that are given
-there: their launches.
+"""Tile lists made on the device (templates/common/tile_lists.cu.j2), from any data that are given
+there.
 
 A tile that the mask could have, whatever its data are, stays unless the mask's own formula,
 interpreted on the whole tile with the least and the greatest value of each array there, says that
@@ -12,28 +12,14 @@ from dataclasses import replace
 
 from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
-from maskc.core.bundle import Grid, Launch
 from maskc.core.data import DataKind
 from maskc.core.widths import is_list
 from maskc.plan.types import KernelPlan
-
-THREADS = 128
-"""The threads of a block."""
-BLOCKS = 8
-"""The blocks that a multiprocessor has room for: this sets the registers of a thread."""
 
 REASON = (
     "given on the device, data are read there: kernels list the tiles that they leave, and nothing "
     "waits; lists are kept while the arrays stay as they are; the host reads arrays by head"
 )
-
-LAUNCHES = (
-    Launch("data_bounds", Grid.tiles, THREADS),
-    Launch("data_tiles", Grid.lists, THREADS),
-    Launch("data_lists", Grid.lists, THREADS),
-    Launch("data_spoil", Grid.results, THREADS, resident=4),
-)
-"""The last one behind the pass, and only where data may turn out to be wrong."""
 
 _KINDS = (
     DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.positions, DataKind.tree,

@@ -16,7 +16,8 @@ from maskc.core.abi import MAX_SELECTIONS
 from maskc.core.bundle import Grid, Launch
 from maskc.core.data import DataKind
 from maskc.core.selection import Selection
-from maskc.layout.topk.sizes import CHUNK, THREADS
+from maskc.layout.topk.sizes import THREADS
+from maskc.plan.list_making import MAKE_LISTS
 from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 ON_DEVICE = (
@@ -31,10 +32,7 @@ def launches(shared_bytes: int) -> tuple[Launch, ...]:
     return (
         Launch("select_join", Grid.keys, THREADS),
         Launch("select_blocks", Grid.queries, THREADS, shared_bytes),
-        Launch("select_tiles", Grid.rows, THREADS),
-        Launch("select_counts", Grid.lists, THREADS),
-        Launch("select_lists", Grid.lists, THREADS),
-        Launch("select_items", Grid.items, THREADS, per_block=CHUNK),
+        MAKE_LISTS,
     )
 
 

@@ -22,9 +22,7 @@ CODES = {
     "bool": (0, 1), "uint8": (0, 1), "int8": (1, 1), "int16": (2, 2), "int32": (3, 4),
     "int64": (4, 8),
 }  # fmt: skip
-"""The code in `struct DataLists` and the bytes of each type of elements that kernels read."""
-WIDE_CODES = {name: CODES[name] for name in ("int32", "int64")}
-"""The types that kernels read which list documents."""
+"""The code in `struct Lists` and the bytes of each type of elements that kernels read."""
 AS_IS, BOOLEAN, CLIPPED, CUMULATIVE = range(4)
 """How an element becomes one of 32 bits."""
 
@@ -77,17 +75,9 @@ class _Unreadable(Exception):
 class Reader:
     """Finds the arrays of one mask among the keywords of a call."""
 
-    def __init__(
-        self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...],
-        codes: Mapping[str, tuple[int, int]] = CODES,
-    ) -> None:  # fmt: skip
-        """See the class.
-
-        Args:
-            arrays: names that formulas use, in the order of the kernels' slots.
-            codes: of the types of elements that kernels read, among CODES.
-        """
-        self._decls, self._arrays, self._codes = decls, arrays, codes
+    def __init__(self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...]) -> None:
+        """`arrays`: names that formulas use, in the order of the kernels' slots."""
+        self._decls, self._arrays = decls, arrays
         self._sound: object = None
 
     def read(self, asked: Asked) -> Given | None:
@@ -109,7 +99,7 @@ class Reader:
         try:
             for decl in self._decls:
                 given = held if decl.held else keywords.get(decl.name)
-                sources = _READERS[decl.kind](_Call(asked.device, sizes, decl, self._codes), given)
+                sources = _READERS[decl.kind](_Call(asked.device, sizes, decl), given)
                 found |= zip(decl.arrays, sources, strict=True)
         except _Unreadable:
             return None
@@ -139,7 +129,6 @@ class _Call(NamedTuple):
     device: Device
     sizes: Sizes
     decl: DataDecl
-    codes: Mapping[str, tuple[int, int]]
 
     def view(self, given: Any) -> Array:
         """An array on the call's device, of integers or booleans."""
@@ -147,7 +136,7 @@ class _Call(NamedTuple):
         if library is None or type(given) is np.ndarray:
             raise _Unreadable
         found = library.view(given, self.decl.name)
-        if found.device != self.device or found.dtype not in self.codes:
+        if found.device != self.device or found.dtype not in CODES:
             raise _Unreadable
         return found
 

@@ -8,7 +8,6 @@ are; inside CUDA graphs they are made at every replay.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,11 +15,20 @@ from operator import itemgetter
 from typing import Any
 
 from maskc.core import abi
-from maskc.core.abi import ATTENTION, LISTED_POINTERS, MAX_ARRAYS, POINTERS, Numbers, Pointers
+from maskc.core.abi import (
+    ATTENTION,
+    LISTED_POINTERS,
+    MAX_ARRAYS,
+    MAX_SELECTIONS,
+    MOST_RESULTS,
+    POINTERS,
+    Numbers,
+    Pointers,
+)
 from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
 from maskc.core.tensors import singles
-from maskc.runtime.arrays.known import Library
+from maskc.runtime.arrays.known import Library, zeros
 from maskc.runtime.device_lists.call import INT, KEPT, KEPT_AT, DataCall, DeviceListedPlan
 from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.device_lists.watched import Watched
@@ -34,37 +42,27 @@ _WRITTEN = {
 """What a pass writes, among POINTERS."""
 
 
-class Block:
-    """The argument block of kernels that make lists. It begins with pointers: to what is given, the
-    lists before data, perhaps the mask's constants, the parts of the memory of lists, and what is
-    reported and spoilt."""
-
-    def __init__(self, fields: tuple[abi.Field, ...], parts: tuple[str, ...]) -> None:
-        """`parts`: of the memory of lists, as the block has them."""
-        self.structure: Any = abi.structure(fields)
-        self.parts = parts
-        self.sources = self.structure.kept_ptr.offset // 8
-        """How many arrays it has room for."""
-        self.constants = hasattr(self.structure, "mask_args")
-        self.results = self.structure.result.size // 8
-        self.own = struct.Struct(f"{self.structure.most.offset // 8}Q{self.sources + 1}q")
-        """What every call has anew: pointers, the promised lengths, and a ticket."""
-        self.lists = itemgetter(*map(parts.index, LISTED_POINTERS[:6]))
-        """The parts that the pass reads as lists."""
-
-
+LISTS = abi.structure(abi.LISTS_FIELDS)
+"""The argument block of the launch that makes lists. It begins with pointers: to what is given, to
+tables that the host made, to the parts of the memory of lists, to the state, and to what is
+reported and spoilt."""
+OWN = struct.Struct(f"{LISTS.most.offset // 8}Q{MAX_ARRAYS + 1}q")
+"""What every call has anew: pointers, the promised lengths, and a ticket."""
 ARRAYS = tuple(f"array{number}" for number in range(MAX_ARRAYS))
-_LISTS = ("counts_q", "counts_k", "row_ptr", "col_ptr", "row_tiles", "col_tiles", "work", "counter")
-DATA = Block(
-    abi.DATA_LISTS_FIELDS, (*ARRAYS, "bounds", "bits_q", "bits_k", *_LISTS, "verdict")
+SEEN = tuple(f"seen{number}" for number in range(MAX_SELECTIONS))
+PARTS = (
+    *ARRAYS, "bounds", "starts", *SEEN, "bits_q", "bits_k", "counts_q", "counts_k", "row_ptr",
+    "col_ptr", "row_tiles", "col_tiles", "work", "counter", "verdict",
 )  # fmt: skip
-"""The launch that makes lists of any data."""
-DOCUMENTS = Block(
-    abi.LISTED_FIELDS,
-    ("ids_q", "ids_k", "bounds_q", "bounds_k", *_LISTS, "runs", "starts", "stops", "packed",
-     "verdict"),
-)  # fmt: skip
-"""The launch that makes lists of documents."""
+"""The parts of the memory of lists, as the block has them."""
+OF_PASS = itemgetter(*map(PARTS.index, LISTED_POINTERS[:6]))
+"""The parts that the pass reads as lists."""
+OF_MASK = (LISTS.cases.offset - LISTS.source.offset) // 8
+"""Pointers before those that selections alone have: what is given, candidates, constants."""
+BEHIND_STATE = (LISTS.most.offset - LISTS.spent.offset) // 8 + MAX_ARRAYS + 1
+"""Members of OWN behind the state."""
+_OF_SELECTIONS = (0,) * 3
+"""Tables that selections alone have."""
 
 
 class Lists:
@@ -72,21 +70,29 @@ class Lists:
     A call has them alone, so that another thread never writes over what it is about to read."""
 
     __slots__ = (
-        "arguments", "fresh", "given", "lse", "owner", "places", "sent", "sound", "ticket", "usual",
-        "watched",
+        "arguments", "fresh", "lse", "owner", "places", "sent", "sound", "states", "ticket",
+        "usual", "watched",
     )  # fmt: skip
 
-    def __init__(self, usual: Sent, arguments: Arguments, places: list[int], owner: Any) -> None:
-        """`usual`: what the pass reads, `places`: of the parts, 0 for those that are not made."""
+    def __init__(
+        self, usual: Sent, arguments: Arguments, places: list[int], states: tuple[int, int],
+        owner: Any,
+    ) -> None:  # fmt: skip
+        """See the class.
+
+        Args:
+            usual: what the pass reads.
+            places: of the parts, 0 for those that are not made.
+            states: where the next launch finds zeros, and what it is to clear.
+        """
         self.usual = self.sent = usual
+        self.states = states
         self.lse = usual.lse
         self.arguments, self.places, self.owner = arguments, places, owner
         self.fresh = True
         """Whether they are still to be made."""
         self.watched: Watched | None = None
         """The arrays of the call that has them; None where nobody can tell whether they change."""
-        self.given: Any = None
-        """What `arguments` say of the arrays that they are made from."""
         self.ticket, self.sound = 0, False
         """By which the host hears of them, see `Reports`, and whether it has heard that nothing
         was wrong with what they were made from."""
@@ -113,9 +119,10 @@ class ListsPlan(DeviceListedPlan):
 
     entries: int
     """The entries of this memory, of four bytes."""
-    block: Block
+    state: int
+    """The entries of the state; two launches take turns, and one clears the other's."""
     before: tuple[Step, ...]
-    """Launches that make the lists."""
+    """The launch that makes the lists."""
     after: tuple[Step, ...]
     """The launch that spoils results, where something given may turn out to be wrong."""
     numbers: bytes
@@ -123,8 +130,6 @@ class ListsPlan(DeviceListedPlan):
     room: tuple[int, ...]
     """Bytes from the start of the lists' memory to each of its parts; -1 for those that are not
     made."""
-    arrays: Callable[[list[int]], tuple[int, ...]]
-    """The parts that the kernel's `array` starts with."""
     reports: Reports
     names: str
     """Of the data, for messages."""
@@ -143,7 +148,7 @@ class ListsPlan(DeviceListedPlan):
 
     def called(self, given: Any) -> DataCall:
         sources = given.sources
-        blank = (0,) * (self.block.sources - len(sources))
+        blank = (0,) * (MAX_ARRAYS - len(sources))
         own = (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank)
         return DataCall(self, own, given.watched)
 
@@ -207,19 +212,20 @@ class ListsPlan(DeviceListedPlan):
 
     def _new(self, library: Library, q: Any, sent: Sent) -> Lists:
         owner, base = library.empty(q, singles(self.entries))
+        state, state_at = zeros(library, q, singles(2 * self.state))
         places = [base + offset if offset >= 0 else 0 for offset in self.room]
         template = bytearray(sent.template)
         row_ptr, row_tiles, col_ptr, col_tiles, _, _, head_variant, mask_args, distances, _ = (
             KEPT.unpack_from(template, KEPT_AT)
         )
-        own = (*self.block.lists(places), head_variant, mask_args, distances, 0)
-        KEPT.pack_into(template, KEPT_AT, *own)
-        arrays = self.arrays(places)
-        struct.pack_into(f"{len(arrays)}Q", template, _ARRAY, *arrays)
-        constants = (mask_args,) if self.block.constants else ()
-        known = [row_ptr, col_ptr, row_tiles, col_tiles, *constants, *places]
+        KEPT.pack_into(template, KEPT_AT, *OF_PASS(places), head_variant, mask_args, distances, 0)
+        struct.pack_into(f"{MAX_ARRAYS}Q", template, _ARRAY, *places[:MAX_ARRAYS])
+        known = [
+            row_ptr, col_ptr, row_tiles, col_tiles, mask_args, *_OF_SELECTIONS, *places,
+        ]  # fmt: skip
         usual = replace(sent, template=bytes(template), free={})
-        return Lists(usual, Arguments(self.numbers, self.block.own), known, owner)
+        states = state_at, state_at + INT * self.state
+        return Lists(usual, Arguments(self.numbers, OWN), known, states, (owner, state))
 
     def enqueue(
         self, given: tuple[Pointers, Pointers], lists: Lists, pointers: Pointers,
@@ -249,17 +255,18 @@ class ListsPlan(DeviceListedPlan):
         fresh, doubtful = lists.fresh, self.after and not lists.sound
         if doubtful and not fresh and reports.fine(lists.ticket):
             lists.sound, doubtful = True, False
-        if doubtful or (fresh and lists.given is not given):
+        if doubtful or fresh:
             if fresh and doubtful and lists.usual.lasting:
                 lists.ticket = reports.ticket()
-            (sources, most), lists.given = given, given
+            sources, most = given
             results = [pointers[place] for place in self.results]
             lists.arguments.fill((
-                *sources, *lists.places, *reports.addresses(lists.ticket),
-                *results, *(0,) * (self.block.results - len(results)), *most, lists.ticket,
+                *sources, *lists.places, *lists.states, *reports.addresses(lists.ticket),
+                *results, *(0,) * (MOST_RESULTS - len(results)), *most, lists.ticket,
             ))  # fmt: skip
         if fresh:
             launch(self.before, stream, lists.arguments)
+            lists.states = lists.states[::-1]
         self.own.run(lists.sent, pointers, numbers, stream)
         if doubtful:
             launch(self.after, stream, lists.arguments)

@@ -1,49 +1,43 @@
-"""What makers of tile lists from data on the device share: sizes, memory and launches of the lists
-that a pass reads, and the plan that follows from them.
-
-What the mask asks besides its data is laid out on the host, once per lengths; the device leaves
-out tiles.
-"""
+"""Sizes and memory of the lists that a pass reads, where the device makes them from data."""
 
 from __future__ import annotations
 
-import os
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
 from typing import Any
 
-from maskc.core.abi import ATTENTION, WORK_FIELDS
+from maskc.core.abi import READ_TILES, STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
 from maskc.core.bundle import Grid, Launch, SourceUnit
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import Output
-from maskc.dispatch.call import Bound, Pass, Place
-from maskc.dispatch.launch_plan import launch_plan
-from maskc.dispatch.recent import Recent
-from maskc.dispatch.tables import Tables
-from maskc.layout import MOST_PARTS, heads_per_group, part_bounds
-from maskc.runtime.binding import Binder
-from maskc.runtime.device_lists.call import Unlisted, pack_parts, unknown_work, words_of_results
+from maskc.layout import (
+    MOST_PARTS,
+    blocks_at_once,
+    heads_per_group,
+    most_runs,
+    part_bounds,
+    room_of,
+)
+from maskc.layout.tiles.data_tiles import CHUNK, BlockReading
+from maskc.runtime.device_lists.call import pack_parts, words_of_results
 from maskc.runtime.device_lists.data_given import Given
-from maskc.runtime.device_lists.lists_launch import Block, ListsPlan
-from maskc.runtime.device_lists.reports import Reports
-from maskc.runtime.launch.built import BuiltBundle
+from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, PARTS
 
-_MOST_TILES = 1 << 26
-"""Tiles of a grid; of longer sequences the host lists the few that are live."""
+_READING_BLOCKS = 512
+"""Blocks that read data, about, from which on they read several tiles each."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Making(ABC):
-    """The lists that a pass reads."""
+class Making:
+    """The lists that a pass reads, from data of any kind."""
 
-    block: Block
-    """The launch that makes them."""
     unit: SourceUnit
     sizes: Sizes
     given: Given
+    readings: tuple[BlockReading, ...]
+    """See `readings_of`."""
     backward: bool
     placed: bool
     """Whether blocks find their work from their index: then there is no work list."""
@@ -51,6 +45,8 @@ class Making(ABC):
     """Whether a backward pass goes through the tiles of rows as well."""
     kept: int
     """Tiles that the mask could have, in one list."""
+    wide: bool = False
+    """Whether constants have two words."""
     by_head: bool = False
     """Whether query heads have lists of their own."""
     packed: int = 0
@@ -59,7 +55,7 @@ class Making(ABC):
     @property
     def capacity(self) -> int:
         """Tiles for which a list has room."""
-        return self.kept
+        return room_of(self.kept, *self.tiles) if self.unit.by_documents else self.kept
 
     @property
     def extents(self) -> tuple[int, int]:
@@ -156,29 +152,70 @@ class Making(ABC):
         owners = heads * (1 if self.backward else sizes.heads_q // sizes.heads_kv)
         return min(owners, self.owners), max(1, owners // self.owners)
 
-    @abstractmethod
-    def entries(self) -> dict[str, int]:
-        """int32 entries of the parts of the lists' memory that are read on the way, by name."""
+    @cached_property
+    def first_tiles(self) -> tuple[int, ...]:
+        """The first tile of each reading among all whose bounds are found; then their number."""
+        tiles = (
+            self.given.sources[slot].shape[0] * self.tiles[side] if side >= 0 else 0
+            for slot, side, _ in self.readings
+        )  # fmt: skip
+        return tuple(accumulate(tiles, initial=0))
+
+    @property
+    def reading_tiles(self) -> int:
+        """Tiles that a block reads the data of: one, but where these are very many."""
+        if self.unit.by_documents:
+            return 1
+        return max(1, min(READ_TILES, self.first_tiles[-1] // _READING_BLOCKS))
+
+    @property
+    def first_blocks(self) -> tuple[int, ...]:
+        """The first block of each reading among those that read data; then their number."""
+        blocks = []
+        for slot, side, _ in self.readings:
+            batches, *_ = shape = self.given.sources[slot].shape
+            shares = batches * -(-self.tiles[side] // self.reading_tiles)
+            blocks.append(shares if side >= 0 else -(-prod(shape) // CHUNK))
+        return tuple(accumulate(blocks, initial=0))
+
+    @property
+    def bit_words(self) -> tuple[int, ...]:
+        """The words of bits of a list, by side: 32 candidates each, a line's in their own."""
+        return tuple(self.kept // 32 + tiles + 1 for tiles in self.tiles)
+
+    @property
+    def lines(self) -> int:
+        """Tile rows, tile columns or both of all lists."""
+        return self.lists * sum(self.tiles[side] for side in self.sides)
+
+    @property
+    def state(self) -> int:
+        """int32 words by which blocks know how far others are."""
+        return STATE_WORDS + STATE_OF_LIST * self.lists
 
     def room(self) -> tuple[tuple[int, ...], int]:
-        """(bytes to each part, -1 for those that are not made; int32 entries in all)."""
-        counts = {"counter": self.counters, **self.entries()}
+        """(bytes to each part of the lists' memory, -1 for those that are not made; int32 entries
+        in all)."""
+        lists, (_, columns) = self.lists, self.tiles
+        counts = {"counter": self.counters, "bounds": 4 * self.first_tiles[-1]}
+        for name, source in zip(ARRAYS, self.given.sources, strict=False):
+            counts[name] = prod(source.shape)
+        if self.unit.by_documents:
+            counts[ARRAYS[len(self.given.sources)]] = lists * self.sizes.n_kv  # where they end
+            counts["starts"] = 4 * lists * columns
         for side, (token, line) in enumerate((("q", "row"), ("k", "col"))):
             if side in self.sides:
                 counts |= {
-                    f"counts_{token}": self.lists * self.tiles[side],
-                    f"{line}_ptr": self.lists * (self.tiles[side] + 1),
-                    f"{line}_tiles": self.lists * self.capacity,
+                    f"bits_{token}": 2 * lists * self.bit_words[side],
+                    f"counts_{token}": lists * self.tiles[side],
+                    f"{line}_ptr": lists * (self.tiles[side] + 1),
+                    f"{line}_tiles": lists * self.capacity,
                 }
         if self.doubtful:
             counts["verdict"] = 1
         if not self.placed:
             counts["work"] = (self.items + self.shared) * len(WORK_FIELDS)
-        return pack_parts(self.block.parts, counts, 0)
-
-    @abstractmethod
-    def fill(self, block: Any) -> None:
-        """Set the numbers of the argument block that are of one kind of data alone."""
+        return pack_parts(PARTS, counts, 0)
 
     def numbers(self, outputs: tuple[Output, ...], itemsize: int) -> bytes:
         """The argument block of the launch without its pointers.
@@ -187,106 +224,55 @@ class Making(ABC):
             outputs: of the pass.
             itemsize: bytes of an element of its tensors.
         """
-        block, sizes, tile = self.block.structure(), self.sizes, self.unit.tile
+        block, sizes, tile = LISTS(), self.sizes, self.unit.tile
         block.n[:], block.tile[:], block.tile_count[:] = (
             (sizes.n_q, sizes.n_kv), (tile.q, tile.k), self.tiles,
         )  # fmt: skip
-        block.lists, block.first_side = self.lists, self.sides[0]
+        for slot, source in enumerate(self.given.sources):
+            (block.source_batch[slot], block.source_head[slot], block.source_row[slot],
+             block.source_step[slot]) = source.strides  # fmt: skip
+            (block.batches[slot], block.heads_of[slot], block.rows[slot],
+             block.columns[slot]) = source.shape  # fmt: skip
+            block.source_code[slot], block.rule[slot] = source.code, source.rule
+            block.ends[slot] = source.ends
+        self.fill_pass(block)
+        first = self.first_blocks
+        block.first_block[: len(first)] = first
+        block.first_tile[: len(first) - 1] = self.first_tiles[:-1]
+        block.reading_blocks, block.reading_tiles = first[-1], self.reading_tiles
+        block.lines = self.lines
+        block.bit_words[:], block.room[:] = self.bit_words, (self.capacity, self.capacity)
+        block.lists, block.heads = self.lists, self.extents[1]
+        block.first_side, block.work_side = self.sides[0], self.backward
         block.owners, block.owner_heads = self.owners, self.owner_heads
-        block.item_heads = self.item_heads
+        block.item_heads, block.sharing = self.item_heads, self.sharing
         block.group_owners, block.group_lists = self.groups
+        block.wide, block.most_runs = self.wide, most_runs(self.tiles[1])
+        block.counters = self.counters
+        if self.parts and (rule := self.unit.work) is not None:
+            block.parts, block.most_parts = self.parts, MOST_PARTS
+            block.part_tiles[:], block.item_tiles = self.part_bounds, rule.uneven_tiles
+            block.blocks = blocks_at_once(rule)
         block.result_words[:] = words_of_results(
             outputs, self.backward, itemsize, len(block.result_words)
         )
-        self.fill(block)
         return bytes(block)
 
-    @abstractmethod
     def fill_pass(self, block: Any) -> None:
-        """Set the distances in `struct Attention` between arrays that the pass reads."""
+        """Set elements from one sequence, head and row to the next of arrays as kernels read them;
+        0 where all share theirs."""
+        sources = self.given.sources
+        for slot, source in enumerate(sources):
+            batches, heads, rows, columns = source.shape
+            over = rows * columns
+            block.array_batch[slot] = heads * over if batches > 1 else 0
+            block.array_head[slot] = over if heads > 1 else 0
+            block.array_row[slot] = columns
+        if self.unit.by_documents:
+            block.array_batch[len(sources)] = self.sizes.n_kv if self.lists > 1 else 0
 
     def blocks(self, launch: Launch, multiprocessors: int) -> int:
         """How many a launch has."""
         if launch.grid is Grid.results:
             return launch.resident * multiprocessors
-        return self.lists * sum(self.tiles[side] for side in self.sides)
-
-
-class ListsMaker:
-    """Makes plans of passes with such lists for one bundle; safe to use from several threads."""
-
-    def __init__(self, built: BuiltBundle, binder: Binder) -> None:
-        self._built, self._binder = built, binder
-        self._unit = built.bundle.list_source(built.target.name)
-        self._names = ", ".join(decl.name for decl in built.bundle.data)
-        self._tables: Recent[Tables] = Recent()
-        self._reports = cache(Reports)  # of a device
-        self._lock = threading.Lock()
-        self.active = self._unit is not None
-        """Whether a source makes the lists of this mask."""
-
-    def _source_of_lists(self) -> SourceUnit:
-        """What makes the lists.
-
-        Raises:
-            Unlisted: there is nothing, or lists are to be checked.
-        """
-        if os.environ.get("MASKC_CHECK") == "1" or self._unit is None:
-            raise Unlisted
-        return self._unit
-
-    def _remembered(
-        self, unit: SourceUnit, sizes: Sizes, key: Hashable, make: Callable[[], Tables]
-    ) -> Tables:
-        """What the masks could keep at these lengths, as tables of their own.
-
-        Raises:
-            Unlisted: sequences are too long.
-        """
-        rows, columns = -(-sizes.n_q // unit.tile.q), -(-sizes.n_kv // unit.tile.k)
-        if rows * columns > _MOST_TILES:
-            raise Unlisted
-        tables = self._tables.get(key)
-        if tables is None:
-            tables = make()
-            with self._lock:
-                self._tables.put(key, tables)
-        return tables
-
-    def _plan(
-        self, source: SourceUnit, making: Making, mode: str, kept: Tables, wanted: Pass,
-        bound: Bound, place: Place, outputs: tuple[Output, ...],
-        arrays: Callable[[list[int]], tuple[int, ...]],
-    ) -> ListsPlan:  # fmt: skip
-        """The plan of a pass.
-
-        Args:
-            source: makes the lists.
-            kept: what the masks could keep.
-            arrays: see ListsPlan.
-
-        Raises:
-            NotAddressable, ExtraMissing: tensor maps cannot be made.
-        """
-        built, unit, index = self._built, making.unit, wanted.device[1]
-        batches, heads = making.extents
-        work = (
-            None
-            if unit.work is None
-            else unknown_work(making.items, making.shared, making.parts or 1)
-        )
-        tables = replace(kept, work=work, list_batch=heads if batches > 1 else 0)
-        kernel = built.kernels.on_device(unit, mode, kept.features(wanted.features), index)
-        plan = launch_plan(built.bundle, unit, mode, wanted, place, bound.params, tables, outputs)
-        own = kernel.prepare(plan)
-        block = ATTENTION.from_buffer_copy(own.numbers)
-        making.fill_pass(block)
-        lists = built.kernels.on_device(source, "usual", frozenset(), index)
-        *before, spoil = lists.steps(making.blocks)
-        room, entries = making.room()
-        return ListsPlan(
-            replace(own, numbers=bytes(block)), lists, entries, making.block, tuple(before),
-            (spoil,) if making.doubtful else (),
-            making.numbers(outputs, built.bundle.problem.dtype.itemsize), room, arrays,
-            self._reports(index), self._names,
-        )  # fmt: skip
+        return self.first_blocks[-1] + 2 * self.lines

@@ -118,9 +118,10 @@ class TopKLists:
         lists = kernels.on_device(self._unit, "usual", frozenset(), index)
         names = [each.name for each in bundle.selections]
         order = tuple(map(names.index, bundle.arrays))
+        *choices, make = choosing.steps(lists.steps(choosing.blocks))
         return SelectedPlan(
-            _with_arrays(own, choosing, order), lists,
-            choosing.steps(lists.steps(choosing.blocks)), choosing.numbers(), room, classes, order,
+            _with_arrays(own, choosing, order), lists, tuple(choices), (make,), choosing.numbers(),
+            room, classes, order,
         )  # fmt: skip
 
     def _static(

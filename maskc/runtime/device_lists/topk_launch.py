@@ -1,6 +1,6 @@
 """Passes whose blocks are chosen on the device, just before they run, from q and k there.
 
-As with documents (see listed.py) all that is made lies in the workspace of the call.
+All that is made lies in the workspace of the call.
 """
 
 from __future__ import annotations
@@ -15,24 +15,18 @@ from maskc.core import abi
 from maskc.core.abi import Numbers, Pointers
 from maskc.core.tensors import Array
 from maskc.runtime.device_lists.call import DELTA, INT, KEPT, KEPT_AT, DeviceListedPlan
+from maskc.runtime.device_lists.lists_launch import BEHIND_STATE, OF_MASK, OF_PASS, OWN, PARTS
 from maskc.runtime.launch.cuda import Arguments, Step
 from maskc.runtime.launch.prepared import Sent
 
 SELECTED = abi.structure(abi.SELECTED_FIELDS)
 _EACH = range(abi.MAX_SELECTIONS)
-PARTS = (
-    *(f"joined_{side}{i}" for i in _EACH for side in "qk"), *(f"bits{i}" for i in _EACH),
-    *(f"seen{i}" for i in _EACH), "counts0", "counts1", "ptr0", "ptr1", "tiles0", "tiles1", "work",
-    "counter",
-)  # fmt: skip
-"""Parts of the workspace, in the order of `struct Selected`."""
-_PLACE = {name: number for number, name in enumerate(PARTS)}
+JOINED = tuple(f"joined_{side}{number}" for number in _EACH for side in "qk")
+WORKSPACE = ("state", *JOINED, *PARTS)
+"""Parts of the workspace: JOINED are for the choice alone."""
+_STATE, _JOINED, _LISTS = slice(1), slice(1, 1 + len(JOINED)), slice(1 + len(JOINED), None)
 _OWN = struct.Struct(f"{SELECTED.q_stride.offset // 8}Q")
 """The members of `struct Selected` that are pointers, its first."""
-_LISTS = ("ptr0", "tiles0", "ptr1", "tiles1", "work", "counter")
-"""What the pass reads as its lists, in the order of LISTED_POINTERS."""
-_ARRAYS = 3
-"""Places of the argument block for data arrays that a call sets."""
 
 
 class Ranked(NamedTuple):
@@ -56,12 +50,15 @@ Given = tuple[Ranked | None, ...]
 class SelectedPlan(DeviceListedPlan):
     """A pass whose blocks are chosen, and whose lists are made, on the device."""
 
-    before: tuple[Step, ...]
-    """Launches of it."""
-    numbers: bytes
-    """`struct Selected` without its pointers."""
+    choices: tuple[Step, ...]
+    """Launches that choose."""
+    make: tuple[Step, ...]
+    """The launch that makes the lists."""
+    numbers: tuple[bytes, bytes]
+    """`struct Selected`, and `struct Lists`, without their pointers."""
     room: tuple[int, ...]
-    """Bytes from the start of the workspace to each of PARTS; -1 for those that are not made."""
+    """Bytes from the start of the workspace to each part of WORKSPACE; -1 for those that are not
+    made."""
     classes: tuple[int, ...]
     """int32 entries before each selection's classes, among those of all."""
     arrays: tuple[int, ...]
@@ -76,26 +73,32 @@ class SelectedPlan(DeviceListedPlan):
         cases, codes, args, classes, planned, _, of_head, mask_args, *_ = KEPT.unpack_from(
             sent.template, KEPT_AT
         )
-        block = Arguments(self.numbers, _OWN, (
-            *pointers[:2], *(x.array.pointer if x else 0 for x in given), cases, codes,
-            *(classes + INT * first for first in self.classes), args, planned, *made,
+        parts, state = made[_LISTS], made[_STATE]
+        bits = parts[: len(_EACH)]
+        choosing = Arguments(self.numbers[0], _OWN, (
+            *pointers[:2], *(x.array.pointer if x else 0 for x in given),
+            *(classes + INT * first for first in self.classes), args, *made[_JOINED], *bits, *state,
         ))  # fmt: skip
-        self.lists.launch(self.before, stream, block)
-        arrays = [made[_PLACE[f"bits{number}"]] for number in self.arrays]
+        making = Arguments(self.numbers[1], OWN, (
+            *(0,) * OF_MASK, cases, codes, planned, *parts, *state, *(0,) * BEHIND_STATE,
+        ))  # fmt: skip
+        self.lists.launch(self.choices, stream, choosing)
+        self.lists.launch(self.make, stream, making)
+        arrays = [bits[number] for number in self.arrays]
         seen = (
-            *pointers, *(made[_PLACE[name]] for name in _LISTS), of_head, mask_args, 0, 0,
-            *arrays, *[0] * (_ARRAYS - len(arrays)),
+            *pointers, *OF_PASS(parts), of_head, mask_args, 0, 0,
+            *arrays, *[0] * (len(_EACH) - len(arrays)),
         )  # fmt: skip
         self.own.run(sent, seen, numbers, stream)
 
 
-def block_of(numbers: dict[str, object]) -> bytes:
-    """`struct Selected` without its pointers; arrays may be shorter than their members."""
-    block = SELECTED()
+def block_of(structure: type[ctypes.Structure], numbers: dict[str, object]) -> bytes:
+    """An argument block without its pointers; arrays may be shorter than their members."""
+    block = structure()
     for name, value in numbers.items():
         if isinstance(value, (tuple, list)):
             member = getattr(block, name)
             member[: len(value)] = value
         else:
             setattr(block, name, value)
-    return ctypes.string_at(ctypes.addressof(block), ctypes.sizeof(block))
+    return bytes(block)

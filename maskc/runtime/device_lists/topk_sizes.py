@@ -9,16 +9,16 @@ from itertools import accumulate
 
 import numpy as np
 
-from maskc.core.abi import WORK_FIELDS
+from maskc.core.abi import READ_TILES, STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
 from maskc.core.bundle import Grid, Launch, SourceUnit
 from maskc.core.dtypes import E4M3
 from maskc.core.selection import Score, Selection
 from maskc.core.sizes import Sizes
 from maskc.layout import sharing
 from maskc.layout.topk.sizes import (
-    CHUNK,
     COLUMNS,
     FEW_ROWS,
+    ITEMS,
     MANY_BLOCKS,
     ROWS,
     THREADS,
@@ -26,7 +26,8 @@ from maskc.layout.topk.sizes import (
     turn_of,
 )
 from maskc.runtime.device_lists.call import pack_parts
-from maskc.runtime.device_lists.topk_launch import PARTS, Given, block_of
+from maskc.runtime.device_lists.lists_launch import ARRAYS, LISTS, SEEN
+from maskc.runtime.device_lists.topk_launch import SELECTED, WORKSPACE, Given, block_of
 from maskc.runtime.launch.cuda import Step
 
 _WARPS = THREADS // 32
@@ -148,35 +149,62 @@ class Choosing:
         """The sides of which lists are made: 0 rows, 1 columns."""
         return (0, 1) if self.ordered and self.backward else (int(self.backward),)
 
+    @property
+    def state(self) -> int:
+        """int32 words by which blocks that make lists know how far others are."""
+        return STATE_WORDS + STATE_OF_LIST * self.lists
+
     def _parts(self) -> Iterator[tuple[str, int]]:
         """int32 entries of what is made."""
+        yield "state", self.state
         yield "counter", 2
         for i, vote in enumerate(self.votes):
             for token, rows in zip("qk", vote.joined, strict=True):
                 if rows:
                     yield f"joined_{token}{i}", rows * self.head_dim
-            yield f"bits{i}", vote.batches * vote.heads * vote.rows * vote.words
-            yield f"seen{i}", 2 * self.lists * self.tiles[0] * vote.words
-        for side in self.sides:
-            tiles = self.tiles[side]
-            yield f"counts{side}", self.lists * tiles
-            yield f"ptr{side}", self.lists * (tiles + 1)
-            yield f"tiles{side}", self.lists * self.room
+            yield ARRAYS[i], vote.batches * vote.heads * vote.rows * vote.words
+            yield SEEN[i], 2 * self.lists * self.tiles[0] * vote.words
+        for side, (token, line) in enumerate((("q", "row"), ("k", "col"))):
+            if side in self.sides:
+                tiles, words = self.tiles[side], -(-self.tiles[1 - side] // COLUMNS)
+                yield f"bits_{token}", 2 * self.lists * tiles * words
+                yield f"counts_{token}", self.lists * tiles
+                yield f"{line}_ptr", self.lists * (tiles + 1)
+                yield f"{line}_tiles", self.lists * self.room
         if not self.ordered:
             yield "work", (self.items + self.merges) * len(WORK_FIELDS)
 
     def places(self, start: int) -> tuple[tuple[int, ...], int]:
-        """(bytes to each of PARTS, -1 for those that are not made; int32 entries in all) of a
-        workspace whose first `start` entries are taken."""
-        return pack_parts(PARTS, dict(self._parts()), start)
+        """(bytes to each part of WORKSPACE, -1 for those that are not made; int32 entries in all)
+        of a workspace whose first `start` entries are taken."""
+        return pack_parts(WORKSPACE, dict(self._parts()), start)
 
-    def numbers(self) -> bytes:
+    @property
+    def item_blocks(self) -> int:
+        """Blocks that write the items, if there are any."""
+        return 0 if self.ordered else -(-(self.items + self.merges) // ITEMS)
+
+    @property
+    def reading_tiles(self) -> int:
+        """Tile rows that a block reads the choice of: a thread has a word of one."""
+        return max(1, min(READ_TILES, THREADS // max(vote.words for vote in self.votes)))
+
+    @property
+    def reading_blocks(self) -> int:
+        return self.lists * -(-self.tiles[0] // self.reading_tiles)
+
+    @property
+    def lines(self) -> int:
+        """Tile rows, tile columns or both of all lists."""
+        return self.lists * sum(self.tiles[side] for side in self.sides)
+
+    def numbers(self) -> tuple[bytes, bytes]:
+        """`struct Selected`, and `struct Lists`, without their pointers."""
         votes, sizes = self.votes, self.sizes
         owners = [vote.owners for vote in votes]
-        alone = [vote.heads * vote.rows * vote.words for vote in votes]
-        index_q = self.given[1]
-        scores = self.given[0]
-        return block_of({
+        index_q, scores = self.given[1], self.given[0]
+        batch, head, row = zip(*map(self.array_strides, range(len(votes))), strict=True)
+        chosen = block_of(SELECTED, {
             "q_stride": self.strides[0], "k_stride": self.strides[1],
             "ranked_stride": [n for x in self.given for n in (x.strides if x else (0,) * 4)],
             "ranked_type": [TYPES[x.array.dtype] if x else 0 for x in self.given],
@@ -184,18 +212,23 @@ class Choosing:
                          and scores.array.shape[-2:] != (sizes.n_q, sizes.n_kv)),
             "index_heads": index_q.array.shape[1] if index_q else 0,
             "index_dim": index_q.array.shape[3] if index_q else 0,
-            "bits_batch": [n if v.batches > 1 else 0 for v, n in zip(votes, alone, strict=True)],
-            "bits_head": [v.rows * v.words if v.heads > 1 else 0 for v in votes],
-            "n": (sizes.n_q, sizes.n_kv), "tile": (self.unit.tile.q, self.unit.tile.k),
-            "tile_count": self.tiles, "batch": sizes.batch, "heads_q": sizes.heads_q,
-            "heads_kv": sizes.heads_kv, "rows": [v.rows for v in votes],
-            "columns": [v.columns for v in votes], "words": [v.words for v in votes],
+            "bits_batch": batch, "bits_head": head, "n": (sizes.n_q, sizes.n_kv),
+            "batch": sizes.batch, "heads_q": sizes.heads_q, "heads_kv": sizes.heads_kv,
+            "rows": [v.rows for v in votes], "columns": [v.columns for v in votes], "words": row,
             "turn": [v.turn for v in votes], "owners": [own[0] for own in owners],
             "voters": [own[1] for own in owners], "copies": [own[2] for own in owners],
             "first_block": _starts([v.blocks for v in votes]),
-            "first_join": _starts([sum(v.joined) for v in votes]),
-            "lists": self.lists, "case_count": self.cases, "room": self.room, "items": self.items,
-            "merges": self.merges, "first_side": self.sides[0],
+            "first_join": _starts([sum(v.joined) for v in votes]), "state_words": self.state,
+        })  # fmt: skip
+        return chosen, block_of(LISTS, {
+            "array_batch": batch, "array_head": head, "array_row": row,
+            "n": (sizes.n_q, sizes.n_kv), "tile": (self.unit.tile.q, self.unit.tile.k),
+            "tile_count": self.tiles, "lists": self.lists, "heads": self.cases,
+            "room": (self.room, self.room), "reading_blocks": self.reading_blocks,
+            "reading_tiles": self.reading_tiles,
+            "lines": self.lines, "item_blocks": self.item_blocks, "items": self.items,
+            "merges": self.merges, "first_side": self.sides[0], "work_side": self.backward,
+            "counters": 2,
         })  # fmt: skip
 
     def array_strides(self, number: int) -> tuple[int, int, int]:
@@ -213,11 +246,7 @@ class Choosing:
                 return -(-sum(sum(vote.joined) for vote in self.votes) // _WARPS)
             case Grid.queries:
                 return sum(vote.blocks for vote in self.votes)
-            case Grid.rows:
-                return self.lists * self.tiles[0]
-            case Grid.lists:
-                return self.lists * sum(self.tiles[side] for side in self.sides)
-        return 0 if self.ordered else -(-(self.items + self.merges) // CHUNK)
+        return self.reading_blocks + 2 * self.lines + self.item_blocks
 
     def steps(self, made: tuple[Step, ...]) -> tuple[Step, ...]:
         """The launches with no more shared memory than these lengths need."""

@@ -155,7 +155,7 @@ class Memory:
 
 
 class Arguments:
-    """The block of a launch that makes lists or moves rows, as `struct Listed`: its pointers come
+    """The block of a launch that makes lists or moves rows, as `struct Lists`: its pointers come
     first."""
 
     def __init__(

@@ -162,7 +162,7 @@ def translated(source: str) -> tuple[str, tuple[str, ...]]:
     """
     defined = re.search(r'#define ELEMENT "(\w+)"', source)
     element = defined[1] if defined else ""
-    text = _statements(_with_products(source, element), element)
+    text = _statements(_with_operands(_with_products(source, element)), element)
     count = iter(range(1 << 20))
     text = _EXTERN.sub("#define memory (emu::arena())", text, count=1)
     text = _SHARED.sub(
@@ -212,6 +212,16 @@ def _with_products(source: str, element: str) -> str:
         made.append(f"FN void {name}(float (&d)[{count}], {taken}, u64 b, bool add) {{ {body}; }}")
     text = _PRODUCT_MACROS.sub("", source.replace(listed[0], ""))
     return re.sub(r"^PRODUCTS$", lambda _: "\n".join(made), text, flags=re.MULTILINE)
+
+
+_OPERANDS = re.compile(r'#define (\w+) ("r"\(.*\))\n')
+
+
+def _with_operands(source: str) -> str:
+    """Return the source with macros that are lists of operands written out."""
+    for name, operands in _OPERANDS.findall(source):
+        source = re.sub(rf"(?<!define )\b{name}\b", operands.replace("\\", r"\\"), source)
+    return source
 
 
 def _statements(source: str, element: str) -> str:
@@ -285,4 +295,6 @@ def _operands(text: str) -> list[str]:
         match = re.match(r'\s*"[^"]*"\s*\((.*)\)\s*$', part, re.DOTALL)
         if match:
             found.append(match[1])
+        elif part.strip() not in ("", '"memory"'):
+            raise Unknown(f"operands {part.strip()}")
     return found

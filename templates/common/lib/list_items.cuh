@@ -1,52 +1,80 @@
-// Lists of tiles made on the device: where a line's begins, who has its work, what was wrong.
-// Needs: block_sums.cuh; Place of a block: side, list, tile. Gives: tiles_before, write_items,
-// tell_verdict.
+// Where a line's list begins, and who has its work, from the tiles that all lines have.
+// Needs: block_sums.cuh, block_before.cuh, list_parts.cuh. Gives: Place, Listing, the words of
+// p.state, write_items, write_planned, tell_verdict.
 
-// How many tiles of its list come before a tile row's (or column's) first.
-template <class Lists>
-FN i32 tiles_before(const Lists &p, const struct Place &at) {
+struct Place {
+    i32 side, list, tile;
+};
+// Blocks that read, that counted and that are done, and whether something given was wrong; then,
+// of each list, how many lines of p.work_side have tiles, documents, and whether ids descend.
+enum { READ, COUNTED, LISTED, WRONG, OF_LISTS };
+enum { LIVE, RUNS, DESCENDS, OF_LIST = DESCENDS + 2 };  // by queries, by keys
+FN i32 *of_list(const struct Lists &p, i32 list) { return p.state + OF_LISTS + OF_LIST * list; }
+
+// Where a line's tiles are among those of its side, and how many.
+struct Listing {
+    i32 first, count;
+};
+
+#include "common/lib/list_parts.cuh"
+
+// Sums over other lines.
+enum { TILES_BEFORE, DEAD_BEFORE, LIVE_LISTS, LIVE_GROUPS, IN_GROUP, LONGER, LIVE_ALL, SUMS };
+
+// How many tiles, and lines without any, come before in the line's own list.
+FN void add_before(const struct Lists &p, const struct Place &at, i32 (&sum)[SUMS]) {
     const i32 *const counts = p.counts[at.side] + at.list * p.tile_count[at.side];
-    i32 sum[1] = {0};
-    for (i32 i = threadIdx.x; i < at.tile; i += THREADS) sum[0] += counts[i];
-    block_sums(sum);
-    return sum[0];
+    for (i32 i = threadIdx.x; i < at.tile; i += THREADS)
+        sum[TILES_BEFORE] += counts[i], sum[DEAD_BEFORE] += !counts[i];
+}
+// Groups of lists come one after another, and in each the longest lines first.
+FN void add_ranks(const struct Lists &p, const struct Place &at, i32 count, i32 (&sum)[SUMS]) {
+    const i32 tiles = p.tile_count[at.side], group = at.list / p.group_lists * p.group_lists;
+    const i32 behind = min_i32(group + p.group_lists, p.lists);
+    const bool several = p.lists > p.group_lists;  // else all lines are in the group
+    for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
+        const i32 live = of_list(p, list)[LIVE];
+        sum[LIVE_ALL] += live;
+        sum[LIVE_LISTS] += list < at.list ? live : 0;
+        sum[LIVE_GROUPS] += list < group ? live : 0;
+        sum[IN_GROUP] += list >= group && list < behind ? live : 0;
+    }
+    const i32 *const counts = p.counts[at.side] + group * tiles;
+    const i32 lists_on = THREADS / tiles, tiles_on = THREADS - lists_on * tiles;
+    i32 list = threadIdx.x / tiles, tile = threadIdx.x - list * tiles;
+    list += group;
+#pragma unroll 4
+    for (i32 i = threadIdx.x; i < (behind - group) * tiles; i += THREADS) {
+        const i32 x = counts[i];
+        const bool nearer = tile < at.tile || (tile == at.tile && list < at.list);
+        sum[LONGER] += x > count || (x == count && nearer);
+        if (!several) sum[LIVE_ALL] += x > 0, sum[LIVE_LISTS] += x && list < at.list;
+        list += lists_on, tile += tiles_on;
+        if (tile >= tiles) tile -= tiles, list++;
+    }
 }
 
-// Writes the items of a tile row (or column), one for every owner. Groups of lists and, inside of
-// these, of owners come one after another; in each the longest lists are first, and the owners of
-// one side by side. Items without tiles are the last of all. A sequence has `heads` lists; where
-// these are of query heads of which `sharing` have one tile column of keys, they add to it, and
+// Writes the items of a line, one for every owner: the owners of one line side by side, in groups
+// of those that share the cache. Items without tiles are the last of all. Where the lists of a
+// sequence are of query heads of which p.sharing have one tile column of keys, they add to it, and
 // behind all items come these columns.
-template <class Lists>
-FN void write_items(const Lists &p, const struct Place &at, i32 first, i32 count, i32 heads,
-                    i32 sharing) {
-    const i32 tiles = p.tile_count[at.side], own = at.list * tiles + at.tile;
-    const i32 group = at.list / p.group_lists * p.group_lists;
-    const i32 *const counts = p.counts[at.side];
-    i32 sum[5] = {0};  // live: before the group, in it, in it before this, in all; dead before this
-    for (i32 i = threadIdx.x; i < p.lists * tiles; i += THREADS) {
-        const i32 list = i / tiles, tile = i - list * tiles, x = counts[i];
-        const bool inside = list >= group && list < group + p.group_lists;
-        const bool nearer = tile < at.tile || (tile == at.tile && list < at.list);
-        sum[0] += x && list < group;
-        sum[1] += x && inside;
-        sum[2] += inside && (x > count || (x == count && nearer));
-        sum[3] += x > 0;
-        sum[4] += !x && i < own;
-    }
-    block_sums(sum);
-    const i32 batch = at.list / heads, head = at.list % heads;
+FN void write_ranked(const struct Lists &p, const struct Place &at, const struct Listing &own,
+                     const i32 (&sum)[SUMS]) {
+    const i32 tiles = p.tile_count[at.side], batch = at.list / p.heads, head = at.list % p.heads;
+    const i32 in_group = p.lists > p.group_lists ? sum[IN_GROUP] : sum[LIVE_ALL];
     for (i32 owner = threadIdx.x; owner < p.owners; owner += THREADS) {
         const i32 begin = owner / p.group_owners * p.group_owners;
-        const i32 rest = p.owners - begin, width = rest < p.group_owners ? rest : p.group_owners;
-        const i32 live = p.owners * sum[0] + begin * sum[1] + sum[2] * width + owner - begin;
-        const i32 index = count ? live : p.owners * (sum[3] + sum[4]) + owner;
+        const i32 width = min_i32(p.owners - begin, p.group_owners);
+        const i32 live = p.owners * sum[LIVE_GROUPS] + begin * in_group +
+                         sum[LONGER] * width + owner - begin;
+        const i32 dead = sum[LIVE_ALL] + at.list * tiles - sum[LIVE_LISTS] + sum[DEAD_BEFORE];
+        const i32 index = own.count ? live : p.owners * dead + owner;
         int4 *const to = (int4 *)p.work + 2 * (i64)index;
         const i32 whose = (batch * p.owners + owner) * p.owner_heads + head;
-        to[0] = make_int4(at.tile, whose, first, count);
-        const i32 column = sharing ? whose / sharing * tiles + at.tile : -1;
-        to[1] = make_int4(first, first, p.item_heads, count ? 1 + column : 0);
-        if (sharing && whose % sharing == 0) {
+        to[0] = make_int4(at.tile, whose, own.first, own.count);
+        const i32 column = p.sharing ? whose / p.sharing * tiles + at.tile : -1;
+        to[1] = make_int4(own.first, own.first, p.item_heads, own.count ? 1 + column : 0);
+        if (p.sharing && whose % p.sharing == 0) {
             int4 *const shared = (int4 *)p.work + 2 * ((i64)p.lists * tiles * p.owners + column);
             shared[0] = make_int4(at.tile, whose, column, 1);
             shared[1] = make_int4(0, 0, 0, 0);
@@ -54,9 +82,65 @@ FN void write_items(const Lists &p, const struct Place &at, i32 first, i32 count
     }
 }
 
+// Of the planned items, whose `first` is the number of a line among those of all lists, a block
+// writes its share once lists have their places: those that have tiles, then the others, then what
+// is to be merged, each in the order of the plan.
+FN void write_planned(const struct Lists &p, i32 block) {
+    const i32 side = p.work_side, tiles = p.tile_count[side], all = p.items + p.merges;
+    const i32 share = (all + p.item_blocks - 1) / p.item_blocks;
+    const i32 start = block * share, stop = min_i32(start + share, all);
+    const int4 *const planned = (const int4 *)p.planned;
+    int4 *const work = (int4 *)p.work;
+    i32 live[2] = {0};  // before the share, and in all
+#pragma unroll 4
+    for (i32 i = threadIdx.x; i < p.items; i += THREADS) {
+        const i32 some = p.counts[side][planned[2 * i].z] > 0;
+        live[0] += i < start && some, live[1] += some;
+    }
+    block_sums(live);
+    for (i32 turn = start; turn < stop; turn += THREADS) {
+        const i32 i = turn + threadIdx.x;
+        int4 low = {}, high = {};
+        if (i < stop) low = planned[2 * i], high = planned[2 * i + 1];
+        const bool item = i < stop && i < p.items;
+        if (item) {
+            const i32 line = low.z;
+            low.w = p.counts[side][line];
+            low.z = high.x = high.y = p.ptr[side][line + line / tiles];
+            if (low.w == 0) high.w = 0;
+        }
+        i32 some;
+        const i32 before = live[0] + block_before(item && low.w > 0, some);
+        live[0] += some;
+        const i32 to = !item ? i : low.w > 0 ? before : live[1] + i - before;
+        if (i < stop) work[2 * to] = low, work[2 * to + 1] = high;
+    }
+}
+
+// Writes a line's place, and its share of the work.
+FN struct Listing write_items(const struct Lists &p, const struct Place &at) {
+    const i32 side = at.side, tiles = p.tile_count[side];
+    const i32 count = p.counts[side][at.list * tiles + at.tile];
+    const bool items = p.work && side == p.work_side && !p.planned;
+    i32 sum[SUMS] = {0};
+    add_before(p, at, sum);
+    if (items && !p.parts) add_ranks(p, at, count, sum);
+    block_sums(sum);
+    const struct Listing own = {at.list * p.room[side] + sum[TILES_BEFORE], count};
+    i32 *const ptr = p.ptr[side] + at.list * (tiles + 1) + at.tile;
+    if (threadIdx.x == 0) {
+        ptr[0] = own.first;
+        if (at.tile + 1 == tiles) ptr[1] = own.first + count;
+    }
+    if (items && p.parts)
+        write_parts(p, at, own.first, count);
+    else if (items)
+        write_ranked(p, at, own, sum);
+    return own;
+}
+
 // One thread tells the launch behind the pass, and the host, whether anything given was wrong.
-template <class Lists>
-FN void tell_verdict(const Lists &p, bool wrong) {
+FN void tell_verdict(const struct Lists &p, bool wrong) {
     *p.verdict = wrong;
     if (wrong) *(volatile i32 *)p.report = 1;
     else if (p.fine) *(volatile i32 *)p.fine = (i32)p.ticket;

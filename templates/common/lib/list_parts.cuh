@@ -8,8 +8,7 @@ struct Cut {
     i32 size, item;  // tiles of a part, 0 where the row is whole, and of an item
 };
 // `wanted`: tiles that an item should have.
-template <class Lists>
-FN struct Cut cut_of(const Lists &p, i32 count, i32 wanted) {
+FN struct Cut cut_of(const struct Lists &p, i32 count, i32 wanted) {
     i32 size = p.part_tiles[0];
     while (size < p.part_tiles[1] && count >= 16 * size) size *= 2;
     while (count > p.most_parts * size) size *= 2;
@@ -25,8 +24,7 @@ FN i32 pieces_of(const struct Cut &cut, i32 count) {
 // Writes the items of a list, for every owner as many as it may have at most: those with tiles,
 // then those that are left over, and at the end one for each row without tiles, to be filled.
 // Behind them come the rows.
-template <class Lists>
-FN void write_parts(const Lists &p, const struct Place &at, i32 first, i32 count) {
+FN void write_parts(const struct Lists &p, const struct Place &at, i32 first, i32 count) {
     const i32 *const counts = p.counts[at.side];
     i32 all[1] = {0};
     for (i32 i = threadIdx.x; i < p.lists; i += THREADS) all[0] += counts[i];

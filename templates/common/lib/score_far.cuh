@@ -1,4 +1,4 @@
-// Logits far from 0, such as those of a mask that adds finfo.min or -1e9. Kernels multiply logits by
+// Logits far from 0, as of a mask that adds finfo.min or -1e9. Kernels multiply logits by
 // log2(e) and keep the sum of a row in its lse: from 2^20 on fp32 has no digits for that. Such
 // logits move closer, between 2^20 and 2^21 in size, in the order that they have. A row of equal
 // ones then has equal weights, in both passes, and beside any other logit they weigh nothing.

@@ -1,0 +1,59 @@
+// Entries of arrays that a caller gave, documents of tokens among them, and their bounds by tile.
+// Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: entry, Stretch, Ends, ends_of,
+// document_of, bounds_at.
+
+// How an array becomes 32 bits.
+enum { AS_IS, BOOLEAN, CLIPPED, CUMULATIVE };
+
+FN i64 element(const struct Lists &p, i32 slot, i64 place) {
+    const void *const from = p.source[slot];
+    switch (p.source_code[slot]) {
+    case 0: return ((const unsigned char *)from)[place];
+    case 1: return ((const signed char *)from)[place];
+    case 2: return ((const short *)from)[place];
+    case 3: return ((const i32 *)from)[place];
+    }
+    return ((const i64 *)from)[place];
+}
+FN i64 entry(const struct Lists &p, i32 slot, i32 batch, i32 index) {
+    return element(p, slot, batch * p.source_batch[slot] + index * p.source_step[slot]);
+}
+// The ids of queries behind the last document; those of keys there are greater by 1, so that no
+// query sees one. maskc/layout/inputs/call_data.py gives them the same.
+constexpr i32 NO_QUERY = (1 << 30) - 1;
+
+// Some tokens of one side and sequence, of an array that a block reads.
+struct Stretch {
+    i32 slot, side, batch, first, end;
+};
+// How many cumulative lengths end before the first token, at or before it, and at or before the
+// last one: documents of the tokens are found between them.
+struct Ends {
+    i32 before, first, last;
+};
+FN struct Ends ends_of(const struct Lists &p, const struct Stretch &at) {
+    i32 sum[3] = {0};
+#pragma unroll 4
+    for (i32 i = threadIdx.x; i < p.ends[at.slot]; i += THREADS) {
+        const i64 end = entry(p, at.slot, at.batch, i);
+        sum[0] += end < at.first, sum[1] += end <= at.first, sum[2] += end < at.end;
+    }
+    block_sums(sum);
+    return {sum[0], sum[1], sum[2]};
+}
+// The document of a token, from cumulative lengths: how many of them end at or before it.
+FN i32 document_of(const struct Lists &p, const struct Stretch &at, const struct Ends &ends,
+                   i32 token) {
+    i32 low = ends.before, high = ends.last;
+    while (low < high) {
+        const i32 middle = (low + high) / 2;
+        if (entry(p, at.slot, at.batch, middle) <= token) low = middle + 1;
+        else high = middle;
+    }
+    return low < p.ends[at.slot] ? low - 1 : NO_QUERY + at.side;
+}
+// The least and the greatest entry that a tile reads.
+FN int4 bounds_at(const struct Lists &p, const struct Reading &own, i32 batch, i32 tile) {
+    const i32 place = (p.batches[own.slot] > 1 ? batch : 0) * p.tile_count[own.side] + tile;
+    return ((const int4 *)p.bounds)[p.first_tile[own.number] + place];
+}

@@ -1,0 +1,167 @@
+// Tile lists and the work list of a pass, made by one launch where the data are. Its blocks read
+// the data, then count the candidates of a line that stay, then write the lists and items. A line
+// is a tile row or a tile column of one of the lists.
+// Needs: block_sums.cuh, list_items.cuh, and a verdict policy. That has
+//   bool read_part(p, block): a block of p.reading_blocks reads; whether something given is wrong;
+//   struct Line line_of(p, at): a line: how many candidates, and where their bits are;
+//   i32 across_of(line, i): where a candidate lies on the other side;
+//   i32 verdict_of(p, line, i): a warp's candidates: 0 empty, 1 partial, 3 full; 0 behind the last;
+//   SEVERAL: whether a candidate may be several tiles, see segments.cuh.
+// Gives: make_lists.
+
+// What a block is for: a tile row (side 0) or a tile column (side 1) of one of the lists. Rows are
+// listed first, then columns, or one of them alone.
+FN struct Place line_place(const struct Lists &p, i32 line) {
+    const i32 rows = p.lists * p.tile_count[0];
+    const i32 number = line + p.first_side * rows, side = number >= rows;
+    const i32 rest = number - side * rows, list = rest / p.tile_count[side];
+    return {side, list, rest - list * p.tile_count[side]};
+}
+
+// ---------------------------------------------------------------- the order of blocks
+
+// A block waits for blocks of a lower index alone. A device starts blocks in the order of their
+// index (CUB's scans rely on it as well), so those run, or have run, whatever else it is busy with.
+FN void finish(const struct Lists &p, i32 stage) {
+    __syncthreads();
+    if (threadIdx.x == 0)
+        asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(p.state + stage) : "memory");
+}
+FN void wait_for(const struct Lists &p, i32 stage, i32 blocks) {
+    if (threadIdx.x == 0) {
+        i32 done;
+        do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];"
+                        : "=r"(done) : "l"(p.state + stage) : "memory");
+        while (done < blocks);
+    }
+    __syncthreads();
+}
+// What the launch before left, and the counters of the pass, are cleared for the next ones.
+FN void clear_words(const struct Lists &p) {
+    for (i32 i = threadIdx.x; p.spent && i < OF_LISTS + OF_LIST * p.lists; i += THREADS)
+        p.spent[i] = 0;
+    for (i32 i = threadIdx.x; i < p.counters; i += THREADS) p.counter[i] = 0;
+}
+
+// ---------------------------------------------------------------- the tiles that stay
+
+// Marks the candidates of a line that stay; how many they are.
+FN i32 mark_tiles(const struct Lists &p, const struct Line &line) {
+    i32 count[1] = {0};
+    for (i32 turn = 0; turn < line.count; turn += THREADS) {
+        const i32 i = turn + threadIdx.x, found = verdict_of(p, line, i);
+        const u32 live = __ballot_sync(ALL, found & 1), full = __ballot_sync(ALL, found >> 1);
+        if (threadIdx.x % 32 == 0 && i < line.count) {
+            line.bits[i / 32] = make_uint2(live, full);
+            count[0] += __popc(live);
+        }
+    }
+    block_sums(count);
+    return count[0];
+}
+// Writes those that are marked, in order.
+FN void write_marked(const struct Line &line, i32 *to) {
+    const i32 words = (line.count + 31) / 32, lane = threadIdx.x % 32;
+    for (i32 w = threadIdx.x / 32; w < words; w += THREADS / 32) {
+        i32 before = 0;
+        for (i32 i = lane; i < w; i += 32) before += __popc(line.bits[i].x);
+        before = warp_sum(before);
+        const uint2 own = line.bits[w];
+        if (own.x >> lane & 1)
+            to[before + __popc(own.x & ((1u << lane) - 1))] =
+                across_of(line, 32 * w + lane) << 1 | (i32)(own.y >> lane & 1);
+    }
+}
+
+#if SEVERAL
+constexpr i32 STASH = 1024;  // words of a line that a block keeps while it waits
+
+FN i32 count_tiles(const struct Lists &p, const struct Line &line) {
+    const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
+    i32 count[1] = {0};
+    for (i32 i = threadIdx.x; i < line.count; i += THREADS)
+        hand_tiles(keys, line.words, line.count, i, [&](i32) { count[0]++; });
+    block_sums(count);
+    return count[0];
+}
+// Writes the first `room` words of a line, in order.
+FN void write_tiles(const struct Lists &p, const struct Line &line, i32 *to, i32 room) {
+    const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
+    for (i32 turn = 0, before = 0; turn < line.count; turn += THREADS) {
+        const i32 i = turn + threadIdx.x;
+        i32 count = 0, all;
+        if (i < line.count)
+            hand_tiles(keys, line.words, line.count, i, [&](i32) { count++; });
+        i32 at = before + block_before(count, all);
+        if (count)
+            hand_tiles(keys, line.words, line.count, i, [&](i32 word) {
+                if (at < room) to[at] = word;
+                at++;
+            });
+        before += all;
+    }
+}
+#endif
+
+// ---------------------------------------------------------------- the launch
+
+FN void count_line(const struct Lists &p, const struct Place &at) {
+    const struct Line line = line_of(p, at);
+    wait_for(p, READ, p.reading_blocks);
+    if ((i32)blockIdx.x == p.reading_blocks && threadIdx.x == 0 && p.verdict)
+        tell_verdict(p, p.state[WRONG]);
+#if SEVERAL
+    const i32 count = p.starts ? count_tiles(p, line) : mark_tiles(p, line);
+#else
+    const i32 count = mark_tiles(p, line);
+#endif
+    if (threadIdx.x == 0) {
+        p.counts[at.side][at.list * p.tile_count[at.side] + at.tile] = count;
+        if (count && at.side == p.work_side && p.lists > p.group_lists)
+            atomicAdd(of_list(p, at.list) + LIVE, 1);
+    }
+    finish(p, COUNTED);
+#if SEVERAL
+    if (p.starts) write_stops(p, at);  // which the pass alone reads
+#endif
+}
+FN void list_line(const struct Lists &p, const struct Place &at) {
+    const struct Line line = line_of(p, at);
+#if SEVERAL
+    __shared__ i32 stash[STASH];
+    wait_for(p, READ, p.reading_blocks);
+    if (p.starts) write_tiles(p, line, stash, STASH);
+#endif
+    wait_for(p, COUNTED, p.lines);
+    const struct Listing own = write_items(p, at);
+    i32 *const to = p.tiles[at.side] + own.first;
+#if SEVERAL
+    if (p.starts && own.count > STASH)
+        write_tiles(p, line, to, own.count);
+    else if (p.starts)
+        for (i32 i = threadIdx.x; i < own.count; i += THREADS) to[i] = stash[i];
+    else
+        write_marked(line, to);
+#else
+    write_marked(line, to);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+make_lists(const __grid_constant__ struct Lists p) {
+    const i32 number = (i32)blockIdx.x - p.reading_blocks;
+    if (number < 0) {
+        if (read_part(p, blockIdx.x) && threadIdx.x == 0) atomicOr(p.state + WRONG, 1);
+        finish(p, READ);
+        return;
+    }
+    if (number < p.lines) return count_line(p, line_place(p, number));
+    if (blockIdx.x == gridDim.x - 1) clear_words(p);
+    if (number < 2 * p.lines) {
+        list_line(p, line_place(p, number - p.lines));
+        if (p.item_blocks) finish(p, LISTED);
+    } else {
+        wait_for(p, LISTED, p.lines);
+        write_planned(p, number - 2 * p.lines);
+    }
+}

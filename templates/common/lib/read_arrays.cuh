@@ -1,0 +1,95 @@
+// The data of a mask as its kernels read them, of 32 bits, and their bounds by tile.
+// Needs: entries.cuh, segments.cuh, READINGS, READ_TILES, reading_at, CHUNK. Gives: read_part.
+
+// Whether a block's share of the cumulative lengths is out of order, or ends behind the tokens, or
+// has a document that is longer than promised.
+FN bool wrong_ends(const struct Lists &p, i32 slot, i32 batch, i32 tile, i32 tiles) {
+    const i32 ends = p.ends[slot];
+    bool wrong = false;
+    for (i32 i = tile * THREADS + threadIdx.x; i < ends; i += tiles * THREADS) {
+        const i64 end = entry(p, slot, batch, i);
+        const i64 next = i + 1 < ends ? entry(p, slot, batch, i + 1) : p.columns[slot];
+        wrong |= end > next || (i + 1 < ends && next - end > p.most[slot]);
+        wrong |= i == 0 && end != 0;
+    }
+    return wrong;
+}
+// An element as the mask's formula means it; `wrong` where 32 bits cannot hold it.
+FN i32 value_of(const struct Lists &p, i32 slot, i64 found, bool &wrong) {
+    switch (p.rule[slot]) {
+    case BOOLEAN: return found != 0;
+    case CLIPPED: return (i32)(found < 0 ? 0 : found > p.n[1] ? p.n[1] : found);
+    }
+    wrong |= (i32)found != found;
+    return (i32)found;
+}
+
+// Some consecutive tiles' entries of an array.
+FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block) {
+    __shared__ i32 least[READ_TILES];
+    __shared__ i32 greatest[READ_TILES];
+    const i32 slot = own.slot, tiles = p.tile_count[own.side], size = p.tile[own.side];
+    const i32 shares = (tiles + p.reading_tiles - 1) / p.reading_tiles, batch = block / shares;
+    const i32 share = block - batch * shares, tile = share * p.reading_tiles;
+    const i32 count = min_i32(p.reading_tiles, tiles - tile), first = tile * size;
+    const i32 end = min_i32(first + count * size, p.n[own.side]);
+    const i32 stop = tile + count < tiles ? end : p.columns[slot];  // the rest is kept too
+    const struct Stretch at = {slot, own.side, batch, first, stop};
+    i32 *const to = p.array[slot] + batch * p.array_batch[slot];
+    const bool cumulative = p.rule[slot] == CUMULATIVE;
+    if ((i32)threadIdx.x < count)
+        least[threadIdx.x] = 0x7fffffff, greatest[threadIdx.x] = -0x7fffffff - 1;
+    bool wrong = cumulative && wrong_ends(p, slot, batch, share, shares);
+    struct Ends ends = {};
+    if (cumulative) ends = ends_of(p, at);
+    __syncthreads();
+    i32 kept = 0;
+    for (i32 turn = first; turn < stop; turn += THREADS) {
+        const i32 token = turn + threadIdx.x, place = (token - first) / size;
+        i32 low = 0x7fffffff, high = -low - 1;
+        if (token < stop) {
+            kept = cumulative ? document_of(p, at, ends, token)
+                              : value_of(p, slot, entry(p, slot, batch, token), wrong);
+            if (own.writes) to[token] = kept;
+            if (token < end) low = high = kept;
+        }
+        const bool whole = size % 32 == 0;  // a warp's tokens are of one tile
+        if (whole) low = ~warp_max(~low), high = warp_max(high);
+        if (token < end && (!whole || threadIdx.x % 32 == 0))
+            atomicMin(least + place, low), atomicMax(greatest + place, high);
+    }
+    __syncthreads();
+    i32 last = 0;
+#if SEVERAL
+    if (p.starts) last = note_segments(p, at, kept, ends, tile);
+#endif
+    if ((i32)threadIdx.x < count)
+        ((int4 *)p.bounds)[p.first_tile[own.number] + batch * tiles + tile + threadIdx.x] =
+            make_int4(least[threadIdx.x], greatest[threadIdx.x], 0, last);
+    return wrong;
+}
+// A chunk of an array that no tile has as its tokens.
+FN bool read_chunk(const struct Lists &p, i32 slot, i32 block) {
+    const i32 rows = p.rows[slot], heads = p.heads_of[slot], columns = p.columns[slot];
+    const i64 all = (i64)p.batches[slot] * heads * rows * columns;
+    bool wrong = false;
+    for (i32 i = threadIdx.x; i < CHUNK; i += THREADS) {
+        const i64 place = (i64)block * CHUNK + i;
+        if (place >= all) break;
+        const i32 column = (i32)(place % columns), line = (i32)(place / columns);
+        const i32 row = line % rows, head = line / rows % heads, batch = line / rows / heads;
+        const i64 from = batch * p.source_batch[slot] + head * p.source_head[slot] +
+                         row * p.source_row[slot] + column * p.source_step[slot];
+        p.array[slot][place] = value_of(p, slot, element(p, slot, from), wrong);
+    }
+    return wrong;
+}
+FN bool read_part(const struct Lists &p, i32 block) {
+    i32 number = 0;
+    while (number + 1 < READINGS && block >= p.first_block[number + 1]) number++;
+    const struct Reading own = reading_at(number);
+    block -= p.first_block[number];
+    const bool wrong =
+        own.side >= 0 ? read_tokens(p, own, block) : read_chunk(p, own.slot, block);
+    return __syncthreads_or(wrong);
+}

@@ -1,0 +1,186 @@
+// Tiles of keys that begin with documents: where documents are packed every one has tiles of its
+// own, the first of which begins with it, so that its sums are the same wherever it lies. Elsewhere
+// tiles begin where tile columns do.
+// Needs: entries.cuh, reading_at, OF_Q and OF_K, STOPS. The readings OF_Q and OF_K are of ids, and
+// array STOPS is where documents end. Gives, where SEVERAL: note_segments, segments_of, hand_tiles,
+// write_stops.
+
+#if SEVERAL
+static_assert(THREADS == 128, "bits of the keys of a tile come from four warps");
+
+// Bits of the keys of a tile column.
+struct Bits {
+    u32 word[4];
+};
+FN struct Bits bits_at(const i32 *from, i32 tile) {
+    const int4 x = ((const int4 *)from)[tile];
+    return {(u32)x.x, (u32)x.y, (u32)x.z, (u32)x.w};
+}
+// The first bit at or behind `from`, or `none`.
+FN i32 first_bit(const struct Bits &x, i32 from, i32 none) {
+    i32 found = none;
+#pragma unroll
+    for (int i = 3; i >= 0; i--) {
+        const u32 rest = from >= 32 * i + 32 ? 0 : x.word[i] & ALL << max_i32(from - 32 * i, 0);
+        if (rest) found = 32 * i + __ffs(rest) - 1;
+    }
+    return found;
+}
+// The last bit, or `none`.
+FN i32 last_bit(const struct Bits &x, i32 none) {
+    i32 found = none;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (x.word[i]) found = 32 * i + 31 - __clz(x.word[i]);
+    return found;
+}
+
+// The first of low .. high - 1 that `holds`, which is so for all behind it, or high.
+template <class Holds>
+FN i32 block_first(i32 low, i32 high, const Holds &holds) {
+    while (low < high) {
+        const i32 step = (high - low + THREADS - 1) / THREADS;
+        const i32 probe = low + (threadIdx.x + 1) * step - 1;
+        i32 before[1] = {probe < high && !holds(probe)};
+        block_sums(before);
+        low = min_i32(low + before[0] * step, high), high = min_i32(high, low + step - 1);
+    }
+    return low;
+}
+
+// Of a tile of ids, which a thread has `kept` one of: bits of the keys that tiles begin with if
+// documents are packed, how many begin in it, whether ids descend. Gives where the document of its
+// last key ends.
+FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
+                     const struct Ends &ends, i32 tile) {
+    const i32 slot = at.slot, n = p.n[at.side], token = at.first + threadIdx.x;
+    const bool cumulative = p.rule[slot] == CUMULATIVE;
+    bool descends = false;
+    i32 *const list = of_list(p, at.batch);
+    if (at.side == 0) {
+        for (i32 i = token; i < at.end && !cumulative; i += THREADS)
+            descends |= i && entry(p, slot, at.batch, i) < entry(p, slot, at.batch, i - 1);
+        if (__syncthreads_or(descends) && threadIdx.x == 0) atomicOr(list + DESCENDS, 1);
+        return 0;
+    }
+    bool begins = token == 0;
+    i32 begin, end;  // of the documents of the first and of the last key
+    if (cumulative) {
+        const i32 own = min_i32(kept, p.ends[slot] - 1);
+        begins |= token < at.end && entry(p, slot, at.batch, own) == token;
+        begin = ends.first ? (i32)entry(p, slot, at.batch, ends.first - 1) : 0;
+        end = ends.last < p.ends[slot] ? (i32)entry(p, slot, at.batch, ends.last) : n;
+    } else {
+        if (token < at.end && token) {
+            const i64 id = entry(p, slot, at.batch, token), x = entry(p, slot, at.batch, token - 1);
+            begins = id != x, descends = id < x;
+        }
+        const i64 of_first = entry(p, slot, at.batch, at.first);
+        const i64 of_last = entry(p, slot, at.batch, at.end - 1);
+        begin = block_first(0, at.first,
+                            [&](i32 i) { return entry(p, slot, at.batch, i) >= of_first; });
+        end = block_first(at.end, n,
+                          [&](i32 i) { return entry(p, slot, at.batch, i) > of_last; });
+    }
+    begin = min_i32(max_i32(begin, 0), at.first), end = min_i32(max_i32(end, at.end), n);
+    i32 runs[1] = {begins};
+    block_sums(runs);
+    __shared__ u32 words[4];
+    const u32 word = __ballot_sync(ALL, begins);
+    if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = word;
+    descends = __syncthreads_or(descends);
+    if (threadIdx.x == 0) {
+        struct Bits bits = {words[0], words[1], words[2], words[3]};
+        const i32 goes_on = begin % p.tile[1];  // the next tile of the document from before
+        const bool own = goes_on < first_bit(bits, 0, at.end - at.first);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            bits.word[i] |= (u32)(own && goes_on / 32 == i) << goes_on % 32;
+        ((int4 *)p.starts)[at.batch * p.tile_count[1] + tile] = make_int4(
+            (i32)bits.word[0], (i32)bits.word[1], (i32)bits.word[2], (i32)bits.word[3]);
+        atomicAdd(list + RUNS, runs[0]);
+        if (descends) atomicOr(list + DESCENDS + 1, 1);
+    }
+    return end;
+}
+
+// The tiles of keys of a list.
+struct Segments {
+    const i32 *starts, *ids;
+    const int4 *bounds;  // by tile column
+    int4 own;            // of the ids of a tile row
+    i32 n, size;
+    bool packed;
+
+    FN struct Bits starts_at(i32 column) const {
+        if (packed) return bits_at(starts, column);
+        return {{1}};
+    }
+    // Where the document of a tile ends, or -n.
+    FN i32 stop_of(const struct Bits &at, i32 column, i32 start) const {
+        if (!packed) return -n;
+        const i32 next = first_bit(at, start + 1, size);
+        return next < size ? column * size + next : bounds[column].w;
+    }
+};
+FN struct Segments segments_of(const struct Lists &p, i32 list, i32 row) {
+    const i32 batch_q = p.batches[reading_at(OF_Q).slot] > 1 ? list : 0;
+    const i32 slot = reading_at(OF_K).slot, batch = p.batches[slot] > 1 ? list : 0;
+    const i32 *const of_k = of_list(p, batch);
+    const i32 place = batch * p.tile_count[1];
+    const bool packed = !of_list(p, batch_q)[DESCENDS] && !of_k[DESCENDS + 1] &&
+                        of_k[RUNS] <= p.most_runs;
+    return {p.starts + 4 * place, p.array[slot] + batch * p.array_batch[slot],
+            (const int4 *)p.bounds + p.first_tile[OF_K] + place,
+            bounds_at(p, reading_at(OF_Q), list, row), p.n[1], p.tile[1], packed};
+}
+
+FN bool meet(int4 a, int4 b) { return a.x <= b.y && b.x <= a.y; }
+FN bool same(int4 a, int4 b) { return a.x == a.y && b.x == b.y && a.x == b.x; }
+
+// Hands on the word of a tile of keys if it stays.
+template <class Hand>
+FN void hand_tile(const struct Segments &keys, i32 first, i32 stop, bool full, int4 bounds,
+                  const Hand &hand) {
+    if (keys.packed) bounds.x = bounds.y = keys.ids[first];
+    full &= (stop < 0 ? -stop : stop) - first >= keys.size && same(keys.own, bounds);
+    if (meet(keys.own, bounds)) hand(2 * first + full);
+}
+// Hands on the words of the tiles that stay of candidate `i` of some `words`, ascending: of the
+// tile column all that begin there; and what reaches into it from one that is dead. Ids between
+// the least and the greatest may be missing: such a tile stays, and its pairs are tested.
+template <class Hand>
+FN void hand_tiles(const struct Segments &keys, const i32 *words, i32 count, i32 i,
+                   const Hand &hand) {
+    const i32 word = words[i], column = word >> 1;
+    const i32 before = i ? words[i - 1] >> 1 : -1, after = i + 1 < count ? words[i + 1] : 0;
+    const struct Bits starts = keys.starts_at(column);  // its load and that of bounds overlap
+    const int4 bounds = keys.bounds[column];
+    if (!meet(keys.own, bounds)) return;
+    const i32 size = keys.size, first = column * size;
+    if (column > 0 && before < column - 1) {
+        const struct Bits earlier = keys.starts_at(column - 1);
+        const i32 own = last_bit(earlier, -size), start = first - size + own;
+        const i32 stop = own < 0 ? 0 : keys.stop_of(earlier, column - 1, own);
+        if (own >= 0 && min_i32(start + size, stop) > first)
+            hand_tile(keys, start, stop, false, bounds, hand);
+    }
+    const bool next = after == 2 * (column + 1) + 1;
+    for (i32 at = first_bit(starts, 0, size); at < size; at = first_bit(starts, at + 1, size)) {
+        const bool full = word & 1 && (at == 0 || next);
+        hand_tile(keys, first + at, keys.stop_of(starts, column, at), full, bounds, hand);
+    }
+}
+
+// Where the documents end that tiles begin with: columns are shared among the rows of a list.
+FN void write_stops(const struct Lists &p, const struct Place &at) {
+    const struct Segments keys = segments_of(p, at.list, at.tile);
+    i32 *const stops = p.array[STOPS] + at.list * p.array_batch[STOPS];
+    for (i32 column = at.tile; column < p.tile_count[1]; column += p.tile_count[0]) {
+        const struct Bits starts = keys.starts_at(column);
+        const i32 own = threadIdx.x, place = column * keys.size + own;
+        if (first_bit(starts, own, THREADS) == own && place < keys.n)
+            stops[place] = keys.stop_of(starts, column, own);
+    }
+}
+#endif

@@ -1,0 +1,14 @@
+// What runs behind a pass whose data may turn out to be wrong. Needs: Lists, THREADS, BLOCKS,
+// MOST_RESULTS. Gives: spoil_results.
+
+// NaN, in any precision.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+spoil_results(const __grid_constant__ struct Lists p) {
+    if (!*p.verdict) return;
+    const i64 step = (i64)gridDim.x * THREADS;
+    for (int i = 0; i < MOST_RESULTS; i++) {
+        if (!p.result[i]) continue;
+        for (i64 at = (i64)blockIdx.x * THREADS + threadIdx.x; at < p.result_words[i]; at += step)
+            p.result[i][at] = -1;
+    }
+}

@@ -1,0 +1,216 @@
+"""Tile lists and work items that an emulated card makes, on random data: against pairs, against the
+host's lists of documents, and against a sorted list of items."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import maskc as mc
+from maskc.core.abi import STATE_OF_LIST, STATE_WORDS, WORK_FIELDS
+from maskc.core.bundle import LayoutRecipe
+from maskc.core.problem import TileShape
+from maskc.layout import beside_documents, build, document_lists
+from maskc.runtime.device_lists.lists_launch import LISTS, PARTS, ListsPlan
+from maskc.runtime.launch.cuda import CudaKernel
+from maskc.testing.emulator import machine
+
+torch = pytest.importorskip("torch")
+
+CAUSAL, HEADS, N = mc.causal(), 4, 330
+SEEDS = st.integers(0, 1 << 30)
+
+
+def words(pointer: int, *shape: int) -> np.ndarray:
+    count = int(np.prod(shape))
+    return np.ctypeslib.as_array((ctypes.c_int32 * count).from_address(pointer)).reshape(shape) + 0
+
+
+class Made:
+    """The lists of one pass, read where it would begin to run."""
+
+    def __init__(self, plan: ListsPlan, lists) -> None:
+        self.numbers = LISTS.from_buffer_copy(plan.numbers)
+        self.places = dict(zip(PARTS, lists.places[8:], strict=False))
+        self.spent = lists.states[0]
+
+    def counts_and_words(self, side: int) -> list[list[list[int]]]:
+        """For every list and line its words; lines lie one behind another."""
+        line, numbers = ("row", "col")[side], self.numbers
+        ptr = words(self.places[f"{line}_ptr"], numbers.lists, numbers.tile_count[side] + 1)
+        assert (ptr[:, 0] == np.arange(numbers.lists) * numbers.room[side]).all()
+        assert (ptr[:, -1] - ptr[:, 0] <= numbers.room[side]).all()
+        entries = words(self.places[f"{line}_tiles"], numbers.lists * numbers.room[side])
+        return [[entries[a:b].tolist() for a, b in pairwise(of_list)] for of_list in ptr]
+
+    def at_rest(self) -> bool:
+        """Whether what blocks tell each other is zero again for the next launch."""
+        return not words(self.spent, STATE_WORDS + STATE_OF_LIST * self.numbers.lists).any()
+
+    def items(self) -> np.ndarray:
+        numbers = self.numbers
+        count = numbers.lists * numbers.owners * numbers.tile_count[numbers.work_side]
+        return words(self.places["work"], count, len(WORK_FIELDS))
+
+
+@pytest.fixture(scope="module")
+def passes():
+    """Runs the lists of a pass, and nothing else."""
+    with pytest.MonkeyPatch.context() as patch, machine.emulated():
+        found, enqueue = [], ListsPlan.enqueue
+
+        def remember(plan, given_, lists, *rest):
+            enqueue(plan, given_, lists, *rest)
+            found.append(Made(plan, lists))
+
+        patch.setattr(ListsPlan, "enqueue", remember)
+        patch.setattr(CudaKernel, "run", lambda *_: None)
+
+        def made(attn, n_q, batch, data, backward=False, **options) -> Made:
+            q = torch.zeros(batch, HEADS, n_q, 64, dtype=torch.bfloat16)
+            k = torch.zeros(batch, HEADS // 2, N, 64, dtype=torch.bfloat16)
+            out, lse = attn(q, k, k, return_lse=True, **data)
+            if backward:
+                attn.backward(q, k, k, out, lse, q, **options, **data)
+            return found[-1]
+
+        yield made
+
+
+def wrong_tiles(made: Made, side: int, live: np.ndarray) -> list[str]:
+    """What is wrong with lists of `live` bool [lists, n_q, n_kv], whose tiles are tile columns."""
+    found, tile = [], tuple(made.numbers.tile)
+    lines = made.counts_and_words(side)
+    pairs, (own, other) = (live, tile) if side == 0 else (live.swapaxes(1, 2), tile[::-1])
+    for (number, of_list), of_pairs in zip(enumerate(lines), pairs, strict=True):
+        for line, entries in enumerate(of_list):
+            part = of_pairs[line * own : (line + 1) * own]
+            index = [word >> 1 for word in entries]
+            if index != sorted(set(index)):
+                found.append(f"order of {number}, {line}")
+            for across in range(-(-part.shape[1] // other)):
+                own_pairs = part[:, across * other : (across + 1) * other]
+                if own_pairs.any() and across not in index:
+                    found.append(f"{number}, {line} lacks {across}")
+                if 2 * across + 1 in entries and not own_pairs.all():
+                    found.append(f"{number}, {line}: {across} is not full")
+    return found
+
+
+def wanted_items(made: Made) -> list[list[int]]:
+    """The items sorted: groups of lists, and of owners, one after another, in each the longest
+    lines first; those without tiles last, as they come."""
+    numbers, side = made.numbers, made.numbers.work_side
+    lines, tiles = made.counts_and_words(side), numbers.tile_count[side]
+    live, dead = [], []
+    for number, tile, owner in product(range(numbers.lists), range(tiles), range(numbers.owners)):
+        count = len(lines[number][tile])
+        first = number * numbers.room[side] + sum(map(len, lines[number][:tile]))
+        batch, head = divmod(number, numbers.heads)
+        whose = (batch * numbers.owners + owner) * numbers.owner_heads + head
+        shared = 1 + whose // numbers.sharing * tiles + tile if numbers.sharing and count else 0
+        item = [tile, whose, first, count, first, first, numbers.item_heads, shared]
+        group = number // numbers.group_lists, owner // numbers.group_owners
+        key = (*group, -count, tile, number, owner) if count else (number, tile, owner)
+        (live if count else dead).append((key, item))
+    return [item for _, item in (*sorted(live), *sorted(dead))]
+
+
+MASKS = {
+    "flags and a window": mc.flags("x") & CAUSAL | mc.window(40),
+    "tables of heads": mc.block_table("x", 64) & CAUSAL,
+    "intervals": mc.intervals("x") | CAUSAL,
+}
+
+
+def drawn(name: str, rng: np.random.Generator, batch: int):
+    match name:
+        case "flags and a window":
+            return rng.random((batch, N)) < rng.choice([0.003, 0.02, 0.97])
+        case "tables of heads":
+            return rng.random((batch, HEADS, 6, 6)) < rng.choice([0.05, 0.4])
+    low = rng.integers(0, N, (batch, N))
+    return low, low + rng.integers(0, 60, (batch, 1))
+
+
+@cache
+def attention(mask):
+    return mask.compile(head_dim=64, target="sm_90a")
+
+
+@pytest.mark.parametrize("name", MASKS)
+@settings(max_examples=8, deadline=None)
+@given(seed=SEEDS, batch=st.integers(1, 3), backward=st.booleans())
+def test_data(passes, name, seed, batch, backward):
+    rng = np.random.default_rng(seed)
+    mask, data = MASKS[name], drawn(name, rng, batch)
+    there = tuple(map(torch.tensor, data)) if isinstance(data, tuple) else torch.tensor(data)
+    made = passes(attention(mask), N, batch, {"x": there}, backward)
+    live = mask.dense(N, x=data).reshape(-1, N, N)
+    assert made.numbers.lists == len(live)
+    for side in {made.numbers.first_side, made.numbers.work_side}:
+        assert not wrong_tiles(made, side, live)
+    assert made.items().tolist() == wanted_items(made)
+    assert made.at_rest()
+
+
+DOCUMENTS = [
+    mc.documents("x"), mc.documents("x") & CAUSAL, mc.documents("x") & mc.window(90, 20),
+    mc.documents("x") & CAUSAL & (mc.window(20) | mc.sinks(5)),
+]  # fmt: skip
+
+
+def ids(rng: np.random.Generator, longest: int) -> np.ndarray:
+    """Packed documents, runs of ids in any order, or more documents than tiles begin with."""
+    kind = rng.choice(["packed", "packed", "runs", "short"])
+    most = 3 if kind == "short" else longest
+    own = np.arange(N) if kind != "runs" else rng.integers(-2, 4, N)
+    return np.repeat(own, rng.integers(1, most + 1, N))[:N].astype(np.int32)
+
+
+def cumulative(rng: np.random.Generator, longest: int) -> np.ndarray:
+    """Ends of documents, some of no tokens; perhaps tokens behind the last."""
+    ends = np.cumsum(rng.integers(0, longest + 1, 3 * N))
+    ends = np.concatenate([[0], np.minimum(ends, N)])
+    return ends[: np.searchsorted(ends, N) + 3] if rng.random() < 0.7 else ends[:4]
+
+
+@pytest.mark.parametrize("number", range(len(DOCUMENTS)))
+@settings(max_examples=8, deadline=None)
+@given(seed=SEEDS, batch=st.integers(1, 3), longest=st.sampled_from([5, 60, 200]),
+       promise=st.booleans(), as_lengths=st.booleans())  # fmt: skip
+def test_documents(passes, number, seed, batch, longest, promise, as_lengths):
+    rng, mask = np.random.default_rng(seed), DOCUMENTS[number]
+    if as_lengths:
+        several = [cumulative(rng, longest) for _ in range(batch)]
+        count = max(map(len, several))
+        ends = np.stack([np.pad(own, (0, count - len(own)), "edge") for own in several])
+        data = mc.cu_seqlens(torch.tensor(ends), max_seqlen=longest if promise else None)
+        of_k = [np.searchsorted(own, np.arange(N), "right") - 1 for own in ends]
+        of_k = [np.where(own < count - 1, own, (1 << 30)) for own in of_k]
+        of_q = [np.where(own == 1 << 30, (1 << 30) - 1, own) for own in of_k]
+    else:
+        of_k = of_q = [ids(rng, longest) for _ in range(batch)]
+        data = torch.tensor(np.stack(of_k), dtype=torch.int64 if seed % 2 else torch.int32)
+    made = passes(attention(mask), N, batch, {"x": data})
+    tile = TileShape(*made.numbers.tile)
+    variant = mask.compile(head_dim=64, target="cpu").bundle
+    keep = beside_documents(variant.variants[0].keep, variant.data)
+    layout = build(LayoutRecipe(tile, keep, None), N, N, {}, {})
+    lines = made.counts_and_words(0)
+    assert len(lines) == made.numbers.lists == batch
+    stops = words(made.places["array2"], batch, N)
+    for own, found, q, k in zip(lines, stops, of_q, of_k, strict=True):
+        want = document_lists(layout, q.astype(np.int32), k.astype(np.int32))
+        rows = pairwise(want.row_ptr)
+        assert own == [want.words[a:b].tolist() for a, b in rows]
+        begins = sorted({word >> 1 for line in own for word in line})
+        assert (found[begins] == want.stops[begins]).all()
+    assert made.items().tolist() == wanted_items(made)
+    assert made.at_rest()
