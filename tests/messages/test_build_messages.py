@@ -46,7 +46,8 @@ HALVES = Problem(64, 64, HALF)
 def narrowed(name, x):
     """A table of integers as a call on a GPU takes it."""
     score = mc.score(lambda s, q, k: s + mc.table("bias")[mc.table("ids", integer=True)[k]])
-    return mc.causal().compile(16, dtype="float32", target="cpu", score=score)._score._narrowed(name, x)
+    attn = mc.causal().compile(16, dtype="float32", target="cpu", score=score)
+    return attn._score._narrowed(name, x)
 
 
 def in_jax(name=""):
