@@ -1,14 +1,13 @@
 #pragma once
 // The two sides from which kernels look at a mask.
 
-// Which query a row of the tiles is; kernels say it.
-FN i32 mask_row(const struct Attention &p, i32 row);
-
 // Rows are queries, columns are keys. Keys past the last one are never visible.
 struct ByQuery {
     static constexpr bool KEY_ROWS = false;
     FN static i32 queries(const struct Attention &p) { return p.queries; }
-    FN static i32 row(const struct Attention &p, i32 place) { return mask_row(p, place); }
+    // Which query a row of the tiles is. A template, as kernels that ask define mask_row later.
+    template <class Block>
+    FN static i32 row(const Block &p, i32 place) { return mask_row(p, place); }
     FN static i32 inside(i32 row, i32) { return row; }
     FN static i32 last_column(i32, i32 n_kv) { return n_kv - 1; }
     FN static i32 query(i32 row, i32) { return row; }
