@@ -119,7 +119,11 @@ class _Inlining:
         if not name:
             yield line
             return
-        body = static(name)
+        try:
+            body = static(name)
+        except FileNotFoundError:
+            yield line  # the compiler says which file is missing
+            return
         once = body.startswith(_ONCE)
         if once and name in self.files:
             return
@@ -138,7 +142,7 @@ def tidy(text: str) -> str:
 def _whole(text: str) -> tuple[str, str]:
     """A source that stands alone, and a digest of the static files that it includes."""
     if not _INCLUDES.search(text):
-        return tidy(text), ""
+        return text, ""
     made = _Inlining()
     source = tidy("\n".join(made.lines(text)))
     return source, digest_of("\n".join(f"{name}\n{body}" for name, body in made.files.items()))

@@ -4,6 +4,8 @@
 
 #define FN __device__ __forceinline__
 typedef unsigned int u32;
+#define MINUS_INFINITY __int_as_float(0xff800000)
+#define PLUS_INFINITY __int_as_float(0x7f800000)
 
 #include "common/lib/arguments.h"
 

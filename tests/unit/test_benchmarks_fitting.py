@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import maskc as mc
 from benchmarks.fitting import BY_HAND, card, samples_of, with_fits
 from maskc.build.toolchain import InstalledGpu as Visible
-from maskc.core.coefficients import InstalledGpu, measured, over
+from maskc.core.coefficients import Gpu, measured, over
 from maskc.core.cost import Card, Cost, Tally
 from maskc.core.errors import NoDevice, UsageMistake
 from maskc.core.problem import Direction
@@ -198,7 +198,7 @@ def test_the_package_has_what_was_measured_on_an_h100():
 
 def test_calibrated_tables_predict_the_times_again(timed):
     """With the card's own launch; only storing dq costs less than adding to it."""
-    gpu = InstalledGpu("Some GPU", 15.0)
+    gpu = Gpu("Some GPU", 15.0)
     fitted = fits(timed, PROCESSORS)
     shipped = measured("sm_90a")
     tables = tables_of(fitted, gpu, PROCESSORS)

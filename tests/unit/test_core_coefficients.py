@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 import maskc as mc
 from maskc.build.toolchain import InstalledGpu as Visible
-from maskc.core.coefficients import InstalledGpu, card_of, costs, measured
+from maskc.core.coefficients import Gpu, card_of, costs, measured
 from maskc.core.problem import Direction
 from maskc.runtime import calibrated, device
 
-H100, H200 = (InstalledGpu(f"NVIDIA {name}", 1.0) for name in ("H100 80GB HBM3", "H200"))
+H100, H200 = (Gpu(f"NVIDIA {name}", 1.0) for name in ("H100 80GB HBM3", "H200"))
 
 
-def numbers(gpu: InstalledGpu | None, direction=Direction.forward, form="", dim=128, mode="stream"):
+def numbers(gpu: Gpu | None, direction=Direction.forward, form="", dim=128, mode="stream"):
     (found,) = costs(measured("sm_90a", gpu), direction, form, dim, [mode])
     return found.row, found.tile, found.masked
 
@@ -33,17 +33,17 @@ def test_what_was_not_measured_is_as_on_the_first_card():
 
 
 def test_a_card_of_which_nothing_is_known_is_the_first():
-    assert measured("sm_90a", InstalledGpu("emulated", 0.0)) is measured("sm_90a")
+    assert measured("sm_90a", Gpu("emulated", 0.0)) is measured("sm_90a")
 
 
 @given(st.floats(1, 40))
 def test_cards_between(at):
     ends = [card_of("sm_90a", gpu).bytes_per_cycle for gpu in (H100, H200)]
     share = np.clip((at - ends[0]) / (ends[1] - ends[0]), 0, 1)
-    found = numbers(InstalledGpu("another", at))
+    found = numbers(Gpu("another", at))
     for mine, low, high in zip(found, numbers(H100), numbers(H200), strict=True):
         assert mine == pytest.approx(low + share * (high - low), abs=1)
-    assert card_of("sm_90a", InstalledGpu("another", at)).name == "another"
+    assert card_of("sm_90a", Gpu("another", at)).name == "another"
 
 
 @pytest.mark.parametrize(("name", "known"), [("NVIDIA H100 80GB HBM3", True), ("GPU", False)])
@@ -85,7 +85,7 @@ def test_calibrated_coefficients_replace_the_shipped_ones(monkeypatch):
                 assert (new.row, new.tile, new.masked, new.lone, new.query) == (1, 2, 3, 4, 5)
             else:
                 assert new == old
-    other = InstalledGpu("Another card", 15.0)
+    other = Gpu("Another card", 15.0)
     assert calibrated.coefficients("sm_90a", other) == measured("sm_90a", other)
     calibrated.forget("sm_90a", gpu)
     assert calibrated.calibration("sm_90a", gpu) is None
@@ -94,7 +94,7 @@ def test_calibrated_coefficients_replace_the_shipped_ones(monkeypatch):
 
 @pytest.mark.usefixtures("own_cache")
 def test_a_damaged_calibration_is_ignored():
-    gpu = InstalledGpu("A card", 15.0)
+    gpu = Gpu("A card", 15.0)
     for payload in (b"{", b"[]", b'{"day": "2020-01-02"}'):
         calibrated.open_cache().put(calibrated._key("sm_90a", gpu), payload)
         calibrated._coefficients.cache_clear()

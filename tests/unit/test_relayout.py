@@ -381,12 +381,12 @@ def test_a_question_too_hard_leaves_pieces_where_they_are(operations, monkeypatc
 
 
 def test_a_wrong_reading_is_noticed(monkeypatch):
-    class Wrong(relayout.Reader):
+    class Wrong(relayout.PieceReader):
         def condition(self, points):
             return E.ALWAYS
 
     ir = decomposed(mc.dilated(9, stride=4))
-    monkeypatch.setattr(relayout, "Reader", Wrong)
+    monkeypatch.setattr(relayout, "PieceReader", Wrong)
     with pytest.raises(DecompositionBroken):
         parts(ir)
 

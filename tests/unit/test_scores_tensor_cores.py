@@ -372,4 +372,4 @@ def test_sources_name_no_feature_but_in_the_logits():
         for unit in bundle.units:
             if unit.directions and unit.target == "sm_90a":
                 assert ("score_logit" in unit.source) == (formula is not None)
-                assert "WITH_SCORE" not in unit.source
+                assert ("#define WITH_SCORE 1" in unit.text) == (formula is not None)

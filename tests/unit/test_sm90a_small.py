@@ -189,7 +189,8 @@ def test_what_anchors_take(dim):
         return choice(planned(mask, dim), n, n)[0].unit.plan.form
 
     assert taken(streaming(16, 64), 4096) == "small"
-    assert taken(mc.block_diagonal(16), 4096) == ("tiny" if dim == 64 else "small")
+    if dim == 64:  # others lack tiny tiles, and their two sources take about as long
+        assert taken(mc.block_diagonal(16), 4096) == "tiny"
     for mask in (mc.full(), mc.causal()):
         assert taken(mask, 16384) == ""
     if dim == 128:  # that of the anchor; at 64 both take about as long
@@ -308,13 +309,13 @@ def call_of(n: int) -> tuple[Bound, Place]:
 @pytest.mark.parametrize(
     ("mask", "n", "usual", "deterministic"),
     [
-        (mc.window(10) | mc.global_tokens(4), 262144, "small", ""),
+        (mc.window(10) | mc.global_tokens(4), 262144, "", ""),
         (mc.window(10) | mc.global_tokens(4), 8192, "", ""),
         (mc.causal() & (mc.sinks(16) | mc.window(63)), 8192, "small", "small"),
         (mc.causal(), 16384, "", ""),
         (mc.window(511), 8192, "small", "small"),
         (mc.window(1023), 8192, "", ""),
-        (streaming(64, 1024), 131072, "", "small"),
+        (streaming(64, 1024), 131072, "", ""),
     ],
     ids=["long rows", "rows", "long columns", "dense", "window", "wide window", "nearly as fast"],
 )
