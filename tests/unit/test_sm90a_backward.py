@@ -97,7 +97,7 @@ def test_accumulators_leave_room_for_scores(dim, form):
 @pytest.mark.parametrize(("dim", "form"), SOURCES)
 def test_workspace_is_what_the_source_reckons_with(dim, form):
     """Per tile: lse, delta and control numbers, and a tile of dq with the slopes' sums."""
-    plan, text = planned(dim, form), unit(mc.causal(), dim, form=form).text
+    plan, text = planned(dim, form), unit(mc.causal(), dim, form=form).source
     of_dq = plan.tile.q * dim + plan.shares * SLOPE_SUMS
     assert plan.row_floats == -(-(5 * plan.tile.q + of_dq) // plan.tile.q)
     assert "ROW_FLOATS = 4;" in text
