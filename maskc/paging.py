@@ -275,7 +275,7 @@ class _Ops(NamedTuple):
 
 
 class _Lengths(NamedTuple):
-    """What the host knows of the queries of a step."""
+    """Facts about the queries of a step that the host knows."""
 
     sequences: int
     each: int
@@ -422,7 +422,7 @@ class PagedPlan:
         return ops.sums(lens)
 
     def _take_rows(self, starts: Any, firsts: Any, owner: Any, local: Any, lens_q: Any) -> None:
-        """Which rows of q a block has, and where a row's results are among those of blocks."""
+        """Return the rows of q of each block, and the place of each row's results."""
         ops, last = self._ops, max(0, self.tokens - 1)
         rows = (starts[owner][:, None] + local).clip(min=0, max=last)
         self._put("rows", rows)
@@ -603,7 +603,7 @@ def _known_lengths(
     ops: _Ops, seq_lens_q: Any, cu_seqlens_q: Any, sequences: int, total: int | None,
     most: int | None,
 ) -> _Lengths:  # fmt: skip
-    """What the host can know of queries without waiting.
+    """Return the facts about queries that the host knows without waiting.
 
     Raises:
         BadPages: neither lengths nor cumulative lengths are given, or both, or lengths that lie on

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class How:
-    """How masks are timed, whichever they are."""
+    """Options of the timing, for all masks."""
 
     asked: KernelOptions
     kv_heads: int | None
@@ -43,7 +43,7 @@ class How:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of some masks."""
+    """Measurements of some masks."""
 
     rows: list[Row]
     notes: list[str]

@@ -70,7 +70,7 @@ FIELDS: tuple[Field, ...] = (
     Field("heads_q", "i32", "query heads"),
     Field("heads_kv", "i32", "key/value heads; heads_q is a multiple"),
     Field("n_q", "i32", "queries per sequence, or rows of a packed head"),
-    Field("queries", "i32", "per sequence: n_q, but for packed heads"),
+    Field("queries", "i32", "per sequence; n_q counts rows where heads are packed"),
     Field("n_kv", "i32", "keys per sequence"),
     Field("tile_rows", "i32", "ceil(n_q / TILE_Q), or boxes of a grid"),
     Field("tile_cols", "i32", "ceil(n_kv / TILE_K), or boxes of a grid"),
@@ -125,7 +125,7 @@ PAGE_FIELDS: tuple[Field, ...] = (
     Field("key_count", "const i32 *", "[batch]: keys of each sequence"),
     Field("page_count", "i32", "pages of a pool"),
 )
-"""What it has behind these in sources whose keys lie in pages."""
+"""The members behind these, in sources with keys in pages."""
 
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("tile", "tile row; backward: tile column; packed heads, which have one row: tiles of a part"),

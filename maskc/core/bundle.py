@@ -127,7 +127,7 @@ class Grid(Enum):
     tiles = "tiles"
     """One block per tile of an indexer's scores, which has `per_block` keys."""
     lists = "lists"
-    """As many as the lists need that are made on the device."""
+    """One for each list that the device makes."""
     few = "few"
     """One block per tile row, head and sequence where a call has few pairs; otherwise the launch is
     left out."""
@@ -342,7 +342,7 @@ class SourceUnit:
 
     @property
     def source(self) -> str:
-        """What compilers get: the text, with the static files that it includes."""
+        """Return the text that compilers get, with the static files that it includes."""
         return standing_alone(self.text)
 
     @cached_property

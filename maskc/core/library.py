@@ -60,7 +60,7 @@ class _Inlining:
 
     def __init__(self) -> None:
         self.known: dict[str, str] = dict.fromkeys(SWITCHES, "0")
-        """What the config header says once and for all: numbers, and files of policies."""
+        """Macros that the config header defines: numbers, and files of policies."""
         self.files: dict[str, str] = {}
         """The files that were put in: their texts, in their order."""
 
@@ -99,7 +99,7 @@ class _Inlining:
         return _Branch(True, asked and not branch.taken, asked or branch.taken)
 
     def _value(self, condition: str) -> bool | None:
-        """What a condition is, where the config header alone tells."""
+        """Return the value of a condition, or None where the config header alone cannot tell."""
         if not set(_NAME.findall(condition)) <= self.known.keys():
             return None
         text = _NAME.sub(lambda name: self.known[name[0]], condition)

@@ -25,7 +25,7 @@ class Pass:
     alpha_minus_1: float = 0.0
     """Entmax's alpha - 1; 0 with softmax."""
     pages: Pages | None = None
-    """How keys and values lie in pages of pools; None where they lie one after another."""
+    """Layout of keys and values in pages; None where tokens lie one after another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from maskc.core.problem import Direction, Feature, Features
 
 
 class Pages(NamedTuple):
-    """How the pools of a call lie in memory."""
+    """Memory layout of the pools of a call."""
 
     in_pool: int
     """Pages of a pool."""
@@ -25,7 +25,7 @@ class Pages(NamedTuple):
 
 
 class PlanOptions(NamedTuple):
-    """What a plan depends on of the options of a call."""
+    """The options of a call that its plan depends on."""
 
     names: tuple[str, ...]
     """The names of the arrays that are given, in order."""
@@ -35,7 +35,7 @@ class PlanOptions(NamedTuple):
     nan_safe: bool
     deterministic: bool = False
     pages: Pages | None = None
-    """How keys and values lie in pages of pools; None where they lie one after another."""
+    """Layout of keys and values in pages; None where tokens lie one after another."""
 
     @property
     def direction(self) -> Direction:

@@ -46,7 +46,7 @@ class PassStep:
     work: RankWork
     accord: Accord
     options: CallOptions
-    """Of the call, without vectors per head."""
+    """Options of the call, without vectors per head."""
     dropout: dict[str, Any]
     """What calls say of it besides their places; empty without."""
     kernels: dict[object, Any]

@@ -440,7 +440,7 @@ class KernelSpec:
 
     @property
     def _sees_rows(self) -> bool:
-        """Whether the mask policy is that of rows, the only one but for sm_90a."""
+        """Whether the mask policy is mask_rows; only sm_90a has others."""
         return self.target.name != "sm_90a" or self.mask_policy == "rows"
 
     @property
@@ -546,7 +546,7 @@ class TileText:
 
 
 class SegmentPlaces(NamedTuple):
-    """How tiles of keys that begin with documents are found."""
+    """Search for tiles of keys that begin with documents."""
 
     of_q: int
     of_k: int

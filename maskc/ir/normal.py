@@ -100,7 +100,7 @@ def _in_blocks(lhs: Expr) -> Expr:
 
 
 def _one_residue(lhs: Expr) -> Expr:
-    """What is 0 where `lhs` is: the residue of a difference for the difference of two residues."""
+    """Replace a difference of two residues by the residue of a difference, 0 at the same places."""
     constant, terms = E.split_linear(lhs)
     if constant or len(terms) != 2:
         return lhs

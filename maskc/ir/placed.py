@@ -34,7 +34,7 @@ class TokenArray:
 
     name: str
     decl: DataDecl
-    """What the mask as written reads."""
+    """Names that the mask reads as it is written."""
     part: int
     """Which of its arrays."""
     of_queries: bool

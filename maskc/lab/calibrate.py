@@ -77,7 +77,7 @@ class Calibration:
 
     gpu: Gpu
     tables: Tables
-    """As in cost.toml: numbers by source, head dimension and mode, and the card."""
+    """Numbers by source, head dimension and mode, and the card, in the form of cost.toml."""
     fits: tuple[Fit, ...]
 
 

@@ -113,7 +113,7 @@ def _without_floors(term: Expr, token: str) -> Expr:
 
 
 def _without_extremes(shape: Expr) -> Expr:
-    """The same formula with an `or` for what is at most a maximum, or at least a minimum."""
+    """Return the formula with `or` in place of maxima and minima where a comparison allows it."""
 
     def spread(node: Expr) -> Expr | None:
         if not isinstance(node, E.Cmp) or node.op != ">=":

@@ -77,7 +77,7 @@ _NO_REPEAT = None, None
 _QKV = ("q", "k", "v")
 _BACKWARD = (*_QKV, "out", "dout", "lse")
 _USUAL = plan_options(_QKV, True, 0.0, False)
-"""Of a forward pass without options."""
+"""A forward pass without options."""
 _WHOLE = "whole"
 """The key of kernels that run a mask in no parts."""
 
@@ -89,10 +89,10 @@ class Runner(Protocol):
     """The dtype of its calls."""
 
     def run(self, attn: CompiledMask, call: AttentionCall) -> Any:
-        """As `CompiledMask.run`."""
+        """Run the forward pass, see `CompiledMask.run`."""
 
     def differentiate(self, attn: CompiledMask, call: AttentionCall) -> tuple[Any, ...]:
-        """As `CompiledMask.differentiate`."""
+        """Run the backward pass, see `CompiledMask.differentiate`."""
 
 
 class CompiledMask:
@@ -200,7 +200,7 @@ class CompiledMask:
 
     @property
     def inputs(self) -> Inputs | None:
-        """What a formula of the score reads; None where there is none."""
+        """Arrays that a formula of the score reads; None without a formula."""
         return None if self._score is None else self._score.inputs
 
     @property
@@ -644,7 +644,7 @@ class CompiledMask:
 
     @property
     def _in_no_parts(self) -> CompiledMask:
-        """The same, in no parts."""
+        """Return the mask without its parts."""
         found = self._with.get(_WHOLE)
         if found is None:
             made = CompiledMask(self.bundle, self.target.name, self._report, in_parts=False,

@@ -20,7 +20,7 @@ TABLES = "page tables"
 
 
 class PageTables(NamedTuple):
-    """What a call says of its pages."""
+    """Arguments of a call about its pages."""
 
     pages: Pages
     block: bytes

@@ -117,7 +117,7 @@ class ScoreReader:
         """Tensors of torch that the formula holds, by name."""
 
     def reading(self, inputs: Inputs) -> ScoreReader:
-        """The same formula with other names and arrays."""
+        """Return the formula with other names and arrays."""
         found = copy(self)
         found._read(inputs)
         return found

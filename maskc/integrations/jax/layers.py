@@ -14,7 +14,7 @@ from maskc.integrations.jax.jax_attention import attention
 
 
 def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
-    """What `attention_fn=` of flax.linen's and flax.nnx's MultiHeadAttention takes.
+    """Return a function for `attention_fn=` of MultiHeadAttention in flax.linen and flax.nnx.
 
         nn.MultiHeadAttention(num_heads=8, attention_fn=attention_fn(mc.causal()))
 

@@ -136,7 +136,7 @@ def _lowered(which: str, platform: str, ctx: Any, *operands: Any, **params: Any)
     """The lowering rule of an operation on a platform.
 
     Raises:
-        NotExported: the program is to be kept beyond the process (MC420).
+        NotExported: jax.export would keep the program beyond the process (MC420).
     """
     if getattr(ctx.module_context.lowering_parameters, "for_export", False):
         why = "its kernels are built for this machine and live in this process"

@@ -117,7 +117,7 @@ def opened(driver: str = "libcuda.so.1") -> None:
 
 _lock = threading.Lock()
 _kept: dict[int, tuple[bytes, object]] = {}
-"""What programs point to, by their keys, for good: XLA may run them at any time."""
+"""Objects that programs point to, by key. None is freed: XLA may run a program at any time."""
 _kernels: dict[RecordedFunction, _CKernel] = {}
 
 

@@ -89,7 +89,7 @@ class TracedCall:
     softcap: float | None
     deterministic: bool
     rate: int | None
-    """Of dropout; None: a call without dropout."""
+    """The dropout probability; None for a call without dropout."""
     slopes: bool
     sinks: bool
     data: tuple[tuple[str, Any], ...]
@@ -121,14 +121,14 @@ class TracedCall:
 
     @property
     def with_gradients(self) -> tuple[str, ...]:
-        """What has a gradient behind q, k and v, in the order in which a backward pass gives it."""
+        """Further arrays with gradients, in the order in which a backward pass returns them."""
         return (
             *["sink_logits"] * self.sinks, *["alibi_slopes"] * self.slopes, *self.trained
         )  # fmt: skip
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the arrays behind q, k and v are; one name of data may stand for several."""
+        """Names of the arrays behind q, k and v; one name of data may stand for several."""
         found = ["alibi_slopes"] * self.slopes + ["sink_logits"] * self.sinks
         for name, own in self.data:
             found += [name] * _leaves(own)

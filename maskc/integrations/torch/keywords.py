@@ -27,7 +27,7 @@ class PackedCall(NamedTuple):
     """The options, without vectors per head, which are tensors."""
 
     def numbers(self) -> tuple[Any, ...]:
-        """What operators take of it, in order: the layout is JSON, and no values are None."""
+        """Return the operators' arguments, in order. The layout is JSON, and no value is None."""
         x = self.options
         scale, softcap = _number("scale", x.scale), _number("softcap", x.softcap)
         alpha = _number("alpha", x.alpha)

@@ -20,7 +20,7 @@ from maskc.integrations.transformers.masks import mark
 
 NAME = "maskc"
 OLDEST = "5.24"
-"""Of transformers: earlier ones make masks of packed sequences from other functions."""
+"""The oldest version of transformers: earlier ones make masks of packed sequences otherwise."""
 
 
 def register() -> None:

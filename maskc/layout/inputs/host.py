@@ -63,7 +63,7 @@ def check_int32(name: str, array: np.ndarray) -> None:
 
 
 def check_extremes(name: str, least: int, most: int) -> None:
-    """As check_int32, of the smallest and the largest integer."""
+    """Check the smallest and the largest integer as check_int32 does."""
     if not -INT32 - 1 <= least <= most <= INT32:
         found = f"its values reach from {least} to {most}, beyond 32 bits"
         hint = "subtract the smallest one, count in a larger unit, or number them anew"

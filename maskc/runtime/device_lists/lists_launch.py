@@ -47,7 +47,7 @@ LISTS = abi.structure(abi.LISTS_FIELDS)
 tables that the host made, to the parts of the memory of lists, to the state, and to what is
 reported and spoilt."""
 OWN = struct.Struct(f"{LISTS.most.offset // 8}Q{MAX_ARRAYS + 1}q")
-"""What every call has anew: pointers, the promised lengths, and a ticket."""
+"""Members that every call fills in: pointers, the promised lengths, and a ticket."""
 ARRAYS = tuple(f"array{number}" for number in range(MAX_ARRAYS))
 SEEN = tuple(f"seen{number}" for number in range(MAX_SELECTIONS))
 PARTS = (

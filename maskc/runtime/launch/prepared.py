@@ -158,7 +158,7 @@ class OpenedCall(NamedTuple):
     gradients: tuple[Any, ...] = ()
     """Arrays that a backward pass fills, too."""
     pages: Pages | None = None
-    """How keys and values lie in pages of pools."""
+    """Layout of keys and values in pages of pools."""
 
 
 class CallBlock(Protocol):

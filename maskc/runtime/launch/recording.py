@@ -211,7 +211,7 @@ class Recording:
     dtype."""
     tables: list[SentTable] = field(default_factory=list)
     kept: list[object] = field(default_factory=list)
-    """What owns memory of the host that blocks point to."""
+    """Owners of host memory that blocks point to."""
 
     def bytes_of(self, number: int) -> int:
         """The size of a buffer that the call makes."""
@@ -227,7 +227,7 @@ class Recording:
         return tuple(found)
 
     def place(self, at: int, word: int) -> Relocation:
-        """What an address on paper means."""
+        """Return the buffer that a recorded address stands for."""
         if word >> _TAG == _BUFFER:
             number = word >> _OF_BUFFER & 0xFF
             return Relocation(at, number, word & ((1 << _OF_BUFFER) - 1))
@@ -267,7 +267,7 @@ def recording() -> Iterator[Recording]:
 
 
 class _StandsFor(Protocol):
-    """What paper needs to know of a device."""
+    """Properties of a device that a recording needs."""
 
     def multiprocessors(self) -> int: ...
 
@@ -309,7 +309,7 @@ class PaperDriver:
 
 
 def _encode(at: int, dims: Shape, strides: Shape, box: Shape, dtype: str) -> bytes:
-    """What a tensor map says, in the 128 bytes that it has."""
+    """Description of a tensor map, in its 128 bytes."""
     fives = (*dims, *[1] * (5 - len(dims)))
     fours = (*strides, *[0] * (4 - len(strides)))
     boxes = (*box, *[1] * (5 - len(box)))

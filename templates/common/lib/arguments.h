@@ -46,7 +46,7 @@ struct Attention {
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
     i32 n_q;  // queries per sequence, or rows of a packed head
-    i32 queries;  // per sequence: n_q, but for packed heads
+    i32 queries;  // per sequence; n_q counts rows where heads are packed
     i32 n_kv;  // keys per sequence
     i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
     i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
