@@ -37,6 +37,8 @@ TESTS = {
     "scattered": "runtime_listed::test_both_passes scores::test_parts_over_listed_tokens * "
                  "sm90a_listed::test_both_passes",
     "padding": "data_lists::test_other_targets * *",
+    "[keys and values in pages]": "paged::test_pages *",
+    "[JAX:": "jax::test_both_passes *",
     "`topk` of blocks": "runtime_selecting::test_scores_by_their_definitions "
                         "targets::test_chosen_keys *",
     "`topk` of single": "runtime_selecting::test_few_all_and_more_than_all "
