@@ -42,7 +42,7 @@ QUOTED = CheckFlags(allow_quotes=True)  # proselint passes over quotes, and take
 _CODE = re.compile(r"^( *)(```+|~~~+).*?^\1\2`*$|(?<=\n\n)(?: {4}[^\n]*\n|\n(?= {4}))+|<[^>\n]+>", re.M | re.S)
 _INLINE = re.compile(r"`[^`]+`|\]\([^)]*\)|https?://\S+")
 _BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+|#>]|\d+\.)\s?)|\|")
-_END = re.compile(r"(?<!et al)[.!?][\"')*_]*(?=\s+[^a-z\s]|\s*$)")
+_END = re.compile(r"(?<=[^\s.])(?<!et al)(?<!e\.g)(?<!i\.e)[.!?][\"')*_]*(?=\s|$)")
 
 
 class Complaint(NamedTuple):
