@@ -38,8 +38,12 @@ STOCK = ("archaism", "cliches", "hedging", "industrial_language", "needless_vari
          "oxymorons", "redundancy", "uncomparables")  # fmt: skip
 """Checks of proselint itself that run, too. Its typography wants curly quotes."""
 
-QUOTED = CheckFlags(allow_quotes=True)  # proselint passes over quotes, and takes any apostrophe for one
-_CODE = re.compile(r"^( *)(```+|~~~+).*?^\1\2`*$|(?<=\n\n)(?: {4}[^\n]*\n|\n(?= {4}))+|<[^>\n]+>", re.M | re.S)
+QUOTED = CheckFlags(
+    allow_quotes=True
+)  # proselint passes over quotes, and takes any apostrophe for one
+_CODE = re.compile(
+    r"^( *)(```+|~~~+).*?^\1\2`*$|(?<=\n\n)(?: {4}[^\n]*\n|\n(?= {4}))+|<[^>\n]+>", re.M | re.S
+)
 _INLINE = re.compile(r"`[^`]+`|\]\([^)]*\)|https?://\S+")
 _BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+|#>]|\d+\.)\s?)|\|")
 _END = re.compile(r"(?<=[^\s.])(?<!et al)(?<!e\.g)(?<!i\.e)[.!?][\"')*_]*(?=\s|$)")
@@ -61,7 +65,11 @@ def without_code(markdown: str) -> str:
 
 def sentences(prose: str) -> Iterator[tuple[int, str]]:
     """Yield each sentence with its offset. Paragraphs, list items and table cells end sentences."""
-    ends = [0, *(m.end() for m in re.finditer(f"{_BLOCK.pattern}|{_END.pattern}", prose)), len(prose)]
+    ends = [
+        0,
+        *(m.end() for m in re.finditer(f"{_BLOCK.pattern}|{_END.pattern}", prose)),
+        len(prose),
+    ]
     for first, last in zip(ends, ends[1:], strict=False):
         yield first, prose[first:last]
 
@@ -83,7 +91,9 @@ def register() -> None:
         Check(types.ExistenceSimple(pattern), Fancy(), f"house.{number}", message, QUOTED)
         for number, (pattern, message) in enumerate(RULES.items())
     ))  # fmt: skip
-    registry.register(Check(_long_sentences, Fancy(), "house.length", "{} words: two sentences", QUOTED))
+    registry.register(
+        Check(_long_sentences, Fancy(), "house.length", "{} words: two sentences", QUOTED)
+    )
     registry.register_many(tuple(
         check for check in stock.__register__ if check.path.split(".")[0] in STOCK
     ))  # fmt: skip
