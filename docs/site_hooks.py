@@ -21,8 +21,8 @@ PAGES = {
 }
 DRAWS = Path(__file__).with_name("pattern_index.py")
 _PICTURED = """
-Rows are queries and columns are keys, 256 of each, with smaller parameters than the papers' and
-made-up data. Blue tiles are full, amber ones partial, stronger where more of them is live.
+Rows are 256 queries, columns 256 keys. Parameters are smaller than in the papers, and data are
+synthetic. Blue tiles are full, amber tiles partial; darker means more live pairs.
 
 """
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
