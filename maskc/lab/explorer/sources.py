@@ -1,4 +1,5 @@
-"""What the source pane shows: the pattern, its formula and pieces, the kernels; linked by lines."""
+"""Content of the source pane: the pattern, its formula and pieces, and the kernels; linked by
+lines."""
 
 from __future__ import annotations
 
