@@ -68,6 +68,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python .ci/generated --check
 	$(BIN)/python -m tests.support.decisions --check
+	$(BIN)/python docs/pattern_index.py --check
 
 generated: $(STAMP)
 	$(BIN)/python .ci/generated

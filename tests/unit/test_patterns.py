@@ -431,6 +431,7 @@ def test_the_file(file: Path) -> None:
     text = file.read_text()
     assert re.search(r'",\s20\d\d', text), "the docstring cites the paper with its year"
     assert "\nDefinition" in text
+    assert re.search(r"\nhttps://\S+\n\n", text), "the paragraph on the paper ends with its address"
     assert mc.parse(str(made())) == made()
 
 
