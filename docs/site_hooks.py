@@ -51,7 +51,7 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
             if "image/png" in output.get("data", {}):
                 name = f"{path.stem}-{len(pictures) + 1}.png"
                 pictures[name] = base64.b64decode("".join(output["data"]["image/png"]))
-                parts.append(f'![Output of the cell above]({name}){{ width="420" }}')
+                parts.append(f'![Output of the cell above]({name}){{ width="640" }}')
     title, _, rest = "\n\n".join(parts).partition("\n\n")
     download = f"[Download this notebook]({path.name}){{ download }}"
     return f"{title}\n\n{download}\n\n{rest}\n", pictures

@@ -84,7 +84,16 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers.*")
 @pytest.mark.parametrize(
-    "name", ["tutorial.md", "porting.md", "jax.md", "huggingface.md", "command-line.md"]
+    "name",
+    [
+        "tutorial.md",
+        "howto.md",
+        "language.md",
+        "porting.md",
+        "jax.md",
+        "huggingface.md",
+        "command-line.md",
+    ],
 )
 def test_the_blocks_of_a_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
