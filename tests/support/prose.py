@@ -1,9 +1,10 @@
-"""Rules for English prose, as checks of proselint, and the text of a Markdown page without its code."""
+"""Rules for English prose, as checks of proselint for Markdown pages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +59,7 @@ class Complaint(NamedTuple):
 
 
 def without_code(markdown: str) -> str:
-    """Return the prose of a page: code becomes spaces, inline code one word. Lines stay where they are."""
+    """Return a page with code as spaces and inline code as one word, on the same lines."""
     prose = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), markdown)
     return _INLINE.sub(lambda code: re.sub(r"[^\n]", "X", code[0]), prose)
 
@@ -70,7 +71,7 @@ def sentences(prose: str) -> Iterator[tuple[int, str]]:
         *(m.end() for m in re.finditer(f"{_BLOCK.pattern}|{_END.pattern}", prose)),
         len(prose),
     ]
-    for first, last in zip(ends, ends[1:], strict=False):
+    for first, last in pairwise(ends):
         yield first, prose[first:last]
 
 
