@@ -1,4 +1,4 @@
-"""Writes docs/patterns.md, the gallery of published masks, and draws its pictures for the site."""
+"""Write docs/patterns.md, the gallery of published masks, and draw its pictures for the site."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from maskc.viz.picture import picture
 
 PAGE = Path(__file__).with_name("patterns.md")
 LENGTH = 4096
-"""Tokens that the price is of."""
+"""Sequence length of the price."""
 TOKENS = 256
-"""Tokens that a picture shows."""
+"""Sequence length of the pictures."""
 CELLS = 64
-"""Across a picture: the page holds many."""
+"""Width of a picture in cells: the page holds many pictures."""
 
 HEAD = """\
 # Patterns
 
-The library of published masks: each is a file of a screen or less, with its paper and definition.
-`mc.patterns.longformer(window=128)` makes the mask in Python, `maskc visualize longformer` draws
-it, and `maskc explain longformer` says what it costs on a machine. A pattern of your own begins
-with `maskc init`.
+Use a published mask by name. Each is one short file with its paper and definition.
+`mc.patterns.longformer(window=128)` creates the mask in Python, `maskc visualize longformer` draws
+it, and `maskc explain longformer` predicts its cost. To write your own pattern, start with
+`maskc init`.
 
-The price is the number of keys that a query reads at 4,096 tokens, on average, with the parameters
-as they are: an exact count, not a sample. Where the data of a call decide, there is no number.
+The last column shows the sparsity: the mean number of keys per query at 4,096 tokens, with default
+parameters. It is an exact count. "By the data" means that the data of a call determine it.
 
 | pattern | what it is | paper | keys a query |
 |---|---|---|---:|
@@ -57,11 +57,11 @@ SMALL = {
     "swin": {"width": 16, "window": 4, "shift": 2},
     "tri_shape": {"n_sinks": 8, "window": 40, "last": 24},
 }
-"""Parameters of pictures: the papers' sizes would fill 256 tokens."""
+"""Small parameters for the pictures: the papers' sizes would fill 256 tokens."""
 
 
 def price(mask: Mask) -> str:
-    """Keys that a query reads on average."""
+    """Return the mean number of keys per query."""
     heads = written_heads(mask)
     try:
         pairs = mask.count(LENGTH, n_heads=heads)
@@ -71,19 +71,19 @@ def price(mask: Mask) -> str:
 
 
 def row(name: str) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     about = patterns.about(name)
     link = f"[`{name}`](../patterns/{name}.py)"
     return f"| {link} | {about.title} | {about.paper} | {price(getattr(patterns, name)())} |\n"
 
 
 def page() -> str:
-    """The text of docs/patterns.md."""
+    """Return the text of docs/patterns.md."""
     return HEAD + "".join(map(row, patterns.names()))
 
 
 def drawings() -> str:
-    """A picture of every pattern as HTML: what the site shows below the table."""
+    """Return a picture of every pattern as HTML, which the site shows below the table."""
     shown = []
     for name in patterns.names():
         mask = getattr(patterns, name)(**SMALL.get(name, {}))

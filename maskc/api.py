@@ -319,7 +319,7 @@ def diff(
     Raises:
         Undecided: no difference was found, and no proof that there is none.
         DataShape: the masks hold at other lengths (MC303).
-        NotAMask, WrongHeads, BadLength, and MC3xx for data.
+        MaskcError: NotAMask, WrongHeads or BadLength, and MC3xx for data.
     """
     from maskc.questions import diff as find
 

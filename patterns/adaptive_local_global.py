@@ -29,11 +29,9 @@ def adaptive_local_global(
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     ends = np.cumsum(np.random.default_rng(0).integers(8, 30, 20))
     landmarks = np.isin(np.arange(256), ends)
-    print(draw(adaptive_local_global(window=24), 256, landmarks=landmarks))
+    adaptive_local_global(window=24).show(256, landmarks=landmarks)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,8 @@ def adaptive_local_global_content(
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     scores = np.random.default_rng(0).standard_normal((256, 16), dtype=np.float32)
-    print(draw(adaptive_local_global_content(window=24, block=16, top=3), 256, scores=scores))
+    adaptive_local_global_content(window=24, block=16, top=3).show(256, scores=scores)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,9 @@ def adaptive_local_global_learned(
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     scores = np.random.default_rng(0).standard_normal((16, 16), dtype=np.float32)
     gated = adaptive_local_global_learned(window=24, block=16, q_block=16, top=3)
-    print(draw(gated, 256, scores=scores))
+    gated.show(256, scores=scores)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ def axial(*, width: int = 64) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(axial(width=16), 256))
+    axial(width=16).show(256)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,7 @@ def bigbird_etc(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(bigbird_etc(block=8, n_random=2, n_global=16), 256))
+    bigbird_etc(block=8, n_random=2, n_global=16).show(256)
 
 
 if __name__ == "__main__":

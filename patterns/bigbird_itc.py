@@ -28,9 +28,7 @@ def bigbird_itc(*, block: int = 64, n_random: int = 3, seed: int = 0) -> mc.Mask
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(bigbird_itc(block=8, n_random=2), 256))
+    bigbird_itc(block=8, n_random=2).show(256)
 
 
 if __name__ == "__main__":

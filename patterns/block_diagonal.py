@@ -18,9 +18,7 @@ def block_diagonal(*, size: int = 128) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(block_diagonal(size=32), 256))
+    block_diagonal(size=32).show(256)
 
 
 if __name__ == "__main__":

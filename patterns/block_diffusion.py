@@ -29,9 +29,7 @@ def block_diffusion(*, block: int = 16) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(block_diffusion(block=16), 256))
+    block_diffusion(block=16).show(256)
 
 
 if __name__ == "__main__":

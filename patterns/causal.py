@@ -17,9 +17,7 @@ def causal() -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(causal(), 256))
+    causal().show(256)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ def chunked(*, size: int = 8192) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(chunked(size=64), 256))
+    chunked(size=64).show(256)
 
 
 if __name__ == "__main__":

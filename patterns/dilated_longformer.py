@@ -19,9 +19,7 @@ def dilated_longformer(*, window: int = 256, dilation: int = 2, n_global: int = 
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(dilated_longformer(window=8, dilation=8, n_global=8), 256))
+    dilated_longformer(window=8, dilation=8, n_global=8).show(256)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,7 @@ def documents(*, causal: bool = True) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(documents(), 256, doc=mc.cu_seqlens([0, 40, 130, 150, 256])))
+    documents().show(256, doc=mc.cu_seqlens([0, 40, 130, 150, 256]))
 
 
 if __name__ == "__main__":

@@ -25,10 +25,8 @@ def dsa(*, top: int = 2048) -> mc.Mask:
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     scores = np.random.default_rng(0).standard_normal((256, 256), dtype=np.float32)
-    print(draw(dsa(top=24), 256, scores=scores))
+    dsa(top=24).show(256, scores=scores)
 
 
 if __name__ == "__main__":

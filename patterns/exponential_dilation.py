@@ -22,9 +22,7 @@ def exponential_dilation(*, window: int = 256, levels: int = 4) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(exponential_dilation(window=16, levels=4), 256))
+    exponential_dilation(window=16, levels=4).show(256)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,8 @@ def flamingo() -> mc.Mask:
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     text = np.repeat([-1, 0, 1, 2], [16, 80, 100, 60])
-    print(draw(flamingo(), 256, 192, image=(text, np.repeat([0, 1, 2], 64))))
+    flamingo().show(256, 192, image=(text, np.repeat([0, 1, 2], 64)))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ def full() -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(full(), 256))
+    full().show(256)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ def landmark(*, window: int = 256, block: int = 64) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(landmark(window=32, block=16), 256))
+    landmark(window=32, block=16).show(256)
 
 
 if __name__ == "__main__":

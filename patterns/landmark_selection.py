@@ -26,10 +26,8 @@ def landmark_selection(*, block: int = 64, top: int = 4) -> mc.Mask:
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     scores = np.random.default_rng(0).standard_normal((256, 16), dtype=np.float32)
-    print(draw(landmark_selection(block=16, top=2), 256, scores=scores))
+    landmark_selection(block=16, top=2).show(256, scores=scores)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,7 @@ def logsparse(*, local: int = 0, restart: int = 0) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(logsparse(local=8), 256))
+    logsparse(local=8).show(256)
 
 
 if __name__ == "__main__":

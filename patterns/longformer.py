@@ -18,9 +18,7 @@ def longformer(*, window: int = 256, n_global: int = 64) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(longformer(window=16, n_global=8), 256))
+    longformer(window=16, n_global=8).show(256)
 
 
 if __name__ == "__main__":

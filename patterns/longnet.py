@@ -36,9 +36,7 @@ def longnet(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(longnet(segments=(16, 64, 256), rates=(1, 4, 16)), 256, n_heads=2))
+    longnet(segments=(16, 64, 256), rates=(1, 4, 16)).show(256, n_heads=2)
 
 
 if __name__ == "__main__":

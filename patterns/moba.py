@@ -33,10 +33,8 @@ def moba(*, block: int = 512, top: int = 3, packed: bool = False) -> mc.Mask:
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     scores = np.random.default_rng(0).standard_normal((256, 16), dtype=np.float32)
-    print(draw(moba(block=16), 256, scores=scores))
+    moba(block=16).show(256, scores=scores)
 
 
 if __name__ == "__main__":

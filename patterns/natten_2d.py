@@ -35,9 +35,7 @@ def natten_2d(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(natten_2d(width=16, kernel=(5, 5)), 256))
+    natten_2d(width=16, kernel=(5, 5)).show(256)
 
 
 if __name__ == "__main__":

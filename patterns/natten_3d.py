@@ -44,9 +44,7 @@ def natten_3d(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(natten_3d(height=8, width=8, kernel=(3, 3, 3)), 256))
+    natten_3d(height=8, width=8, kernel=(3, 3, 3)).show(256)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,7 @@ def nsa_compressed(*, length: int = 32, stride: int = 16) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(nsa_compressed(length=8, stride=4), 256, 63))
+    nsa_compressed(length=8, stride=4).show(256, 63)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,8 @@ def nsa_selected(
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     scores = np.random.default_rng(0).standard_normal((256, 32), dtype=np.float32)
-    print(draw(nsa_selected(block=8, top=6), 256, scores=scores))
+    nsa_selected(block=8, top=6).show(256, scores=scores)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ def nsa_sliding(*, window: int = 512) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(nsa_sliding(window=32), 256))
+    nsa_sliding(window=32).show(256)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ def prefix_lm(*, n_prefix: int = 256) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(prefix_lm(n_prefix=64), 256))
+    prefix_lm(n_prefix=64).show(256)
 
 
 if __name__ == "__main__":

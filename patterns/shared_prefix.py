@@ -19,9 +19,7 @@ def shared_prefix(*, n_prefix: int = 512) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(shared_prefix(n_prefix=64), 256, doc=mc.cu_seqlens([0, 64, 128, 192, 256])))
+    shared_prefix(n_prefix=64).show(256, doc=mc.cu_seqlens([0, 64, 128, 192, 256]))
 
 
 if __name__ == "__main__":

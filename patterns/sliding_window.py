@@ -17,9 +17,7 @@ def sliding_window(*, window: int = 4096) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(sliding_window(window=32), 256))
+    sliding_window(window=32).show(256)
 
 
 if __name__ == "__main__":

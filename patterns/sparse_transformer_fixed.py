@@ -19,9 +19,7 @@ def sparse_transformer_fixed(*, length: int = 128, summary: int = 8) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(sparse_transformer_fixed(length=32, summary=4), 256))
+    sparse_transformer_fixed(length=32, summary=4).show(256)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ def sparse_transformer_strided(*, stride: int = 128) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(sparse_transformer_strided(stride=16), 256))
+    sparse_transformer_strided(stride=16).show(256)
 
 
 if __name__ == "__main__":

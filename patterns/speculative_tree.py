@@ -24,11 +24,9 @@ def speculative_tree() -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
     context = list(range(-1, 63))
     draft = [63 if token < 3 else 64 + (token - 3) // 3 for token in range(64)]
-    print(draw(speculative_tree(), 128, tree=mc.parents(context + draft)))
+    speculative_tree().show(128, tree=mc.parents(context + draft))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,8 @@ def splash_attention(*, top: int = 32) -> mc.Mask:
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     scores = np.random.default_rng(0).standard_normal((256, 256), dtype=np.float32)
-    print(draw(splash_attention(top=24), 256, scores=scores))
+    splash_attention(top=24).show(256, scores=scores)
 
 
 if __name__ == "__main__":

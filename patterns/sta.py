@@ -40,9 +40,7 @@ def sta(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(sta(canvas=(4, 4, 4), window=(3, 3, 3), tile=4), 256))
+    sta(canvas=(4, 4, 4), window=(3, 3, 3), tile=4).show(256)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ def streaming(*, n_sinks: int = 4, window: int = 1024) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(streaming(n_sinks=8, window=32), 256))
+    streaming(n_sinks=8, window=32).show(256)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,7 @@ def swin(*, width: int = 64, window: int = 8, shift: int = 4) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(swin(width=16, window=4, shift=2), 256))
+    swin(width=16, window=4, shift=2).show(256)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,8 @@ def topk_attention(*, top: int = 64, causal: bool = True) -> mc.Mask:
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     scores = np.random.default_rng(0).standard_normal((256, 256), dtype=np.float32)
-    print(draw(topk_attention(top=24), 256, scores=scores))
+    topk_attention(top=24).show(256, scores=scores)
 
 
 if __name__ == "__main__":

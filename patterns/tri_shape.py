@@ -19,9 +19,7 @@ def tri_shape(*, n_sinks: int = 128, window: int = 4096, last: int = 128) -> mc.
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(tri_shape(n_sinks=16, window=48, last=32), 256))
+    tri_shape(n_sinks=16, window=48, last=32).show(256)
 
 
 if __name__ == "__main__":

@@ -23,11 +23,7 @@ def vertical_slash(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(
-        draw(vertical_slash(columns=(0, 1, 2, 3, 80, 81), slashes=tuple(range(16)) + (96, 97)), 256)
-    )
+    vertical_slash(columns=(0, 1, 2, 3, 80, 81), slashes=tuple(range(16)) + (96, 97)).show(256)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def from_score_mod(score_mod: Callable[..., object]) -> Score:
         score_mod: the function.
 
     Raises:
-        As `mc.score`.
+        MaskcError: as `mc.score`.
     """
     return _traced(score_mod, _OF_SCORE_MOD, caller(), True)
 

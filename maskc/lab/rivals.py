@@ -24,12 +24,12 @@ from maskc.verify.case import Case
 from maskc.verify.case_tensors import CaseTensors
 
 RIVALS = {
-    "dense": "SDPA without a mask: what leaving the mask out would cost",
+    "dense": "SDPA without the mask",
     "sdpa_masked": "SDPA with the mask as booleans",
     "flex": "compiled FlexAttention with the same formula",
-    "unfused": "scores, mask, softmax and product one after another, all of it stored",
+    "unfused": "scores, mask, softmax and product as separate operators",
     "sparse": "torch.sparse in fp32: sampled product, softmax of rows, product; forward only",
-    "cudnn_flex": "cuDNN's flex attention, by runs of keys for each query, on GPUs",
+    "cudnn_flex": "cuDNN's flex attention by key intervals, on GPUs",
 }
 """What the mask is timed beside, where PyTorch is installed."""
 

@@ -84,7 +84,16 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers.*")
 @pytest.mark.parametrize(
-    "name", ["tutorial.md", "porting.md", "jax.md", "huggingface.md", "command-line.md"]
+    "name",
+    [
+        "tutorial.md",
+        "howto.md",
+        "language.md",
+        "porting.md",
+        "jax.md",
+        "huggingface.md",
+        "command-line.md",
+    ],
 )
 def test_the_blocks_of_a_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -172,7 +181,9 @@ def test_the_gallery_lists_every_pattern_with_its_paper_and_price() -> None:
 # ---------------------------------------------------------------- links
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: page.name
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not re.match(r"\w+:", target):
@@ -182,7 +193,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_site_lists_every_page() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    assert listed == pages | {"contributing.md", "changelog.md"}  # see docs/site_hooks.py
+    pages |= {f"notebooks/{path.stem}.md" for path in (ROOT / "docs/notebooks").glob("*.ipynb")}
+    pages |= {"contributing.md", "changelog.md", "security.md"}  # see docs/site_hooks.py
+    assert listed == pages
 
 
 # ---------------------------------------------------------------- one mask, followed through

@@ -301,10 +301,10 @@ def _complexity(subject: Subject) -> Iterator[Block]:
         "pass; the backward pass has 2.5 times as many."
     )
     lines = [*driver.beside_dense(subject.mask, subject.plan), *_wins_elsewhere(subject)]
-    yield Code("\n".join(lines), "Beside dense attention")
+    yield Code("\n".join(lines), "Compared with dense attention")
     yield Words(
-        "Time: every live pair is computed once, and pairs of a live tile that are not live are "
-        "computed and thrown away (column: run). Memory of a call: q, k, v, out and one "
+        "Time: every live pair is computed once. Masked pairs of a live tile are computed and "
+        "discarded (column: run). Memory of a call: q, k, v, out and one "
         "number per query; no score is stored. Decoding: " + _cache(subject) + "."
     )
     rows = [row for n in _counted_at(subject) for row in _count_rows(subject, n)]
@@ -450,7 +450,7 @@ def _speed(subject: Subject) -> Iterator[Block]:
         ))  # fmt: skip
     yield ReportTable(_SPEED, [_speed_row(row, found.rows) for row in _ordered(found.rows)],
                 frozenset(range(2, 8)))  # fmt: skip
-    yield Words("; ".join(f"{name}: {text}" for name, text in texts.items()) + ".")
+    yield Words(" ".join(f"{name}: {text}." for name, text in texts.items()))
     for note in found.notes:
         yield Words(f"Note: {note}")
     yield Command(found.command)
