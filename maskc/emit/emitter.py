@@ -38,7 +38,7 @@ from maskc.core.source import SourceLoc
 from maskc.core.target import PIECE, SPARE, Target
 from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
-from maskc.emit.data_lists import banner, data_lists_unit, moves_unit
+from maskc.emit.data_lists import banner, data_lists_unit, moves_unit, pages_unit
 from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import (
@@ -262,12 +262,14 @@ def _lists_units(plan: KernelPlan, reads: tuple[str, ...]) -> tuple[SourceUnit, 
     """Return the sources that build lists on the device, and move rows of listed tokens."""
     moves = plan.target.language == "cuda" and any(part.listed for part in plan.parts)
     moving = (moves_unit(plan),) if moves else ()
+    if plan.problem.placed is not None and plan.target.language == "cuda":
+        moving = (*moving, pages_unit(plan))
     if plan.data_lists:
         return (data_lists_unit(plan, reads), *moving)
     if plan.gathering is not None:
         return (lists_unit(plan, plan.gathering),)
     if plan.documents:
-        return (data_lists_unit(plan, reads),)
+        return (data_lists_unit(plan, reads), *moving)
     return (select_unit(plan),) if plan.selecting else moving
 
 
