@@ -93,7 +93,7 @@ def report(
         page = document(subject, progress)
     write_file(Path(output), writer(page))
     if as_json:
-        write_json({"written": [output], "sections": [each.key for each in page.sections]})
+        write_json({"written": [output], "sections": [section.key for section in page.sections]})
     else:
         echo(output)
     if subject.measurement is not None:
@@ -125,11 +125,11 @@ def _writer(output: str) -> Any:
     from maskc.lab.report.html import html
     from maskc.lab.report.markdown import markdown
 
-    found = {".html": html, ".htm": html, ".md": markdown}.get(Path(output).suffix.lower())
-    if found is None:
+    writer = {".html": html, ".htm": html, ".md": markdown}.get(Path(output).suffix.lower())
+    if writer is None:
         hint = "the suffix says which kind of page to write"
         raise UsageMistake(f"{output!r} is neither *.html nor *.md", hint, at="-o")
-    return found
+    return writer
 
 
 def read_evaluation(path: str) -> Evaluation:
@@ -159,12 +159,12 @@ def _row_of(evaluation: Evaluation, entry: MaskEntry, path: str) -> Evaluated:
     """
     from maskc.lab.evaluate.evaluating import digest_of
 
-    own = digest_of(entry.mask, entry.params)
-    rows = [each for each in evaluation.patterns if each.role != "ablation"]
-    same = [each for each in rows if each.digest == own]
-    for each in same or (each for each in rows if _equal(each.mask, entry)):
-        return each
-    held = "; ".join(f"{each.name} = {each.mask}" for each in rows) or "nothing"
+    digest = digest_of(entry.mask, entry.params)
+    rows = [pattern for pattern in evaluation.patterns if pattern.role != "ablation"]
+    same = [pattern for pattern in rows if pattern.digest == digest]
+    for pattern in same or (pattern for pattern in rows if _equal(pattern.mask, entry)):
+        return pattern
+    held = "; ".join(f"{pattern.name} = {pattern.mask}" for pattern in rows) or "nothing"
     what = f"no mask in it is proved equal to {entry.name} = {entry.mask}; it holds {held}"
     raise BadEvaluation(path, what, at="--evaluation")
 
@@ -178,8 +178,8 @@ def _equal(text: str, entry: MaskEntry) -> bool:
     from maskc.dsl.parser import parse
 
     try:
-        found = parse(text)
-        return not default_parameters(found) and found.equals(entry.mask) is True
+        mask = parse(text)
+        return not default_parameters(mask) and mask.equals(entry.mask) is True
     except MaskcError:
         return False
 
@@ -239,12 +239,12 @@ def _measurement(
 
 def _words(entry: MaskEntry) -> str:
     """Return the mask as a command line names it, with its settings."""
-    own = [f"--set {shlex.quote(f'{name}={text}')}" for name, text in entry.settings.items()]
-    own += [f"--set {shlex.quote(f'{name}={value}')}" for name, value in entry.params.items()]
+    settings = [f"--set {shlex.quote(f'{name}={text}')}" for name, text in entry.settings.items()]
+    settings += [f"--set {shlex.quote(f'{name}={value}')}" for name, value in entry.params.items()]
     named = entry.source in (entry.name, f"{entry.name}.py") or entry.source.startswith("--expr")
     if not named and Path(shlex.split(entry.source)[0]).stem != entry.name:
-        own.append(f"--pattern {shlex.quote(entry.name)}")
-    return " ".join([entry.source, *(each for each in own if each)])
+        settings.append(f"--pattern {shlex.quote(entry.name)}")
+    return " ".join([entry.source, *(setting for setting in settings if setting)])
 
 
 def _parameters(entry: MaskEntry) -> list[tuple[str, str, str]]:

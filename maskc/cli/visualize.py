@@ -144,8 +144,10 @@ def _kernel(entry: MaskEntry, asked: KernelOptions) -> KernelTiles | None:
         if asked.targets:
             raise
         return None
-    boxes = [each.boxes for each in plan.also if each.boxes and each.direction is plan.direction]
-    also = [f"or boxes of {' x '.join(map(str, each.q))} queries" for each in boxes[:1]]
+    boxes = [
+        kernel.boxes for kernel in plan.also if kernel.boxes and kernel.direction is plan.direction
+    ]
+    also = [f"or boxes of {' x '.join(map(str, box.q))} queries" for box in boxes[:1]]
     also += [f"or in {len(plan.parts)} parts, with other tiles"] * bool(plan.parts)
     return KernelTiles(plan.target.name, plan.tile, tuple(also))
 

@@ -52,7 +52,7 @@ def made_up(q: np.ndarray, k: np.ndarray, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     bounds = np.sort(rng.random(3 * _TOPICS)) * max(k.max(initial=0), 1)
     topics = rng.integers(0, _TOPICS, 3 * _TOPICS + 1)
-    of_q, of_k = (topics[np.searchsorted(bounds, each)] for each in (q, k))
+    of_q, of_k = (topics[np.searchsorted(bounds, tokens)] for tokens in (q, k))
     scores = rng.standard_normal((len(q), len(k)), dtype=np.float32)
     scores += (rng.random(len(k)) < 0.02) * np.float32(2)
     scores += np.float32(_TOPIC) * (of_q[:, None] == of_k)

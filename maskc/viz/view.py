@@ -51,8 +51,8 @@ class ViewSpan:
         inside = 0 <= self.q0 <= self.q1 <= n_q and 0 <= self.k0 <= self.k1 <= n_kv
         if not inside:
             hint = "a range is Q0:Q1,K0:K1 with ends not included, for example 0:256,768:1024"
-            found = f"{self} is not inside {n_q} queries and {n_kv} keys"
-            raise DataRange("range", found, hint, at="range")
+            fault = f"{self} is not inside {n_q} queries and {n_kv} keys"
+            raise DataRange("range", fault, hint, at="range")
         return self
 
 

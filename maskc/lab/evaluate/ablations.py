@@ -33,12 +33,12 @@ def ablations(mask: Mask) -> dict[str, Mask]:
     Raises:
         NoTerms: the mask contains no union (MC733).
     """
-    found = {f"without {term}": rest for term, rest in _without(mask)}
-    if not found:
+    masks = {f"without {term}": rest for term, rest in _without(mask)}
+    if not masks:
         raise NoTerms(mask)
     if not any(isinstance(node, Sinks) for node in walk(mask)):
-        found[f"with sinks({_SINKS})"] = causal() & (mask | sinks(_SINKS))
-    return found
+        masks[f"with sinks({_SINKS})"] = causal() & (mask | sinks(_SINKS))
+    return masks
 
 
 def _without(mask: Mask) -> Iterator[tuple[Mask, Mask]]:

@@ -130,10 +130,10 @@ def document(subject: Subject, progress: Callable[[str], object] = lambda text: 
     for key, title, blocks in _SECTIONS:
         progress(f"{subject.name}: {title.lower()}")
         try:
-            found = list(blocks(subject))
+            contents = list(blocks(subject))
         except MaskcError as refusal:
-            found = [Words(f"Not available for this mask: {refusal.finding} ({refusal.code}).")]
-        sections.append(Section(key, title, found))
+            contents = [Words(f"Not available for this mask: {refusal.finding} ({refusal.code}).")]
+        sections.append(Section(key, title, contents))
     title = subject.title if subject.title != subject.name else ""
     return Document(subject.name, title, str(subject.mask), sections)
 
@@ -157,30 +157,35 @@ def _summary_rows(subject: Subject) -> Iterator[tuple[str, str]]:
     else:
         yield "Pairs of a head for long sequences", "no closed form: data decide"
     try:
-        for heads, found in subject.numbers(_at(subject)).items():
+        for heads, numbers in subject.numbers(_at(subject)).items():
             who = f" ({words.heads(heads)})" if heads else ""
             may = ", all that may be chosen" if selects else ""
             yield (
                 f"Live pairs at N = {_at(subject):,}{who}",
-                f"{words.percent(found.live_share)} of all{may}; tiles run {found.waste:.2f} x",
+                f"{words.percent(numbers.live_share)} of all{may}; tiles run {numbers.waste:.2f} x",
             )
     except MaskcError as refusal:
         yield f"Live pairs at N = {_at(subject):,}", f"unknown: {refusal.finding}"
     yield "Keys that decoding must keep", _cache(subject)
     if subject.measurement is not None:
         for growth in subject.measurement.growths:
-            crossed = [str(each) for each in growth.crossovers if each.rival == "dense"]
+            crossed = [
+                str(crossover) for crossover in growth.crossovers if crossover.rival == "dense"
+            ]
             if crossed:
                 yield f"Measured here, {growth.direction}", crossed[0]
-    evaluation, own = subject.evaluation, subject.evaluated
-    if evaluation is not None and own is not None:
+    evaluation, evaluated = subject.evaluation, subject.evaluated
+    if evaluation is not None and evaluated is not None:
         at = f"at N = {evaluation.n:,}"
-        if own.is_dense:
-            yield "Quality", dense_words(own, evaluation)
-        if own.information is not None:
-            yield f"Attention retained {at}", f"{own.information.retained} of dense probability"
-        if own.perplexity is not None:
-            lost = own.perplexity
+        if evaluated.is_dense:
+            yield "Quality", dense_words(evaluated, evaluation)
+        if evaluated.information is not None:
+            yield (
+                f"Attention retained {at}",
+                f"{evaluated.information.retained} of dense probability",
+            )
+        if evaluated.perplexity is not None:
+            lost = evaluated.perplexity
             yield (
                 f"Perplexity without training {at}",
                 f"{lost.perplexity:.4g}, dense {lost.dense:.4g}",
@@ -228,8 +233,8 @@ def _formulas(subject: Subject) -> Iterator[str]:
 
 
 def _heads_of(of_head: Sequence[int], index: int) -> str:
-    own = tuple(h for h, which in enumerate(of_head) if which == index)
-    return f"{words.heads(own)}:"
+    heads = tuple(h for h, which in enumerate(of_head) if which == index)
+    return f"{words.heads(heads)}:"
 
 
 def _proofs(subject: Subject) -> Iterator[Block]:
@@ -350,15 +355,15 @@ def _count_rows(subject: Subject, n: int) -> Iterator[tuple[str, ...]]:
         yield from _pairs_alone(subject, n, naive)
         return
     try:
-        found = subject.numbers(n)
+        numbers_by_set = subject.numbers(n)
     except MaskcError:
         return
-    for heads, each in found.items():
+    for heads, numbers in numbers_by_set.items():
         yield (
-            f"{n:,}", words.heads(heads) if heads else "all", f"{each.live:,}",
-            words.percent(each.live_share), f"{each.full:,}", f"{each.partial:,}",
-            f"{each.empty:,}", f"{each.waste:.2f} x" if each.live else "-",
-            words.scaled(each.flops, "FLOP"), words.scaled(each.bytes, "B"), naive,
+            f"{n:,}", words.heads(heads) if heads else "all", f"{numbers.live:,}",
+            words.percent(numbers.live_share), f"{numbers.full:,}", f"{numbers.partial:,}",
+            f"{numbers.empty:,}", f"{numbers.waste:.2f} x" if numbers.live else "-",
+            words.scaled(numbers.flops, "FLOP"), words.scaled(numbers.bytes, "B"), naive,
         )  # fmt: skip
 
 
@@ -397,49 +402,49 @@ def _plan(subject: Subject) -> Iterator[Block]:
 
 def _options(subject: Subject) -> str:
     problem = subject.problem
-    found = f"--target {subject.target.name} --head-dim {problem.head_dim}"
-    return f"{found} --dtype {problem.dtype.value}"
+    options = f"--target {subject.target.name} --head-dim {problem.head_dim}"
+    return f"{options} --dtype {problem.dtype.value}"
 
 
 # ------------------------------------------------------------------ what was measured
 
 
 def _verification(subject: Subject) -> Iterator[Block]:
-    found = subject.measurement
+    measurement = subject.measurement
     yield Words(
         "fp64 attention by the mask's definition, written without the compiler, judges sampled "
         "query rows of every head and all gradients. Allowed: 1e-5 in fp32; in half precision "
         "twice the error of the same computation step by step."
     )
-    if found is None:
+    if measurement is None:
         yield Words(f"Not run: {subject.why_not_measured}.")
     else:
         rows = [
             (f"{row['n_q']:,}", row["direction"],
              "none" if row["error"] is None else f"{row['error']:.1e}",
              "right" if row["ok"] else "WRONG")
-            for row in found.rows if row["impl"] == "maskc"
+            for row in measurement.rows if row["impl"] == "maskc"
         ]  # fmt: skip
         yield ReportTable(("N", "pass", "largest error", "verdict"), rows, frozenset({0, 2}))
-        if found.command:
-            yield Command(found.command)
+        if measurement.command:
+            yield Command(measurement.command)
     yield Words("More lengths, probes with keys of NaN, and random cases:")
     yield Code(f"maskc verify {subject.words} {_options(subject)}\nmaskc test {subject.words}")
 
 
 def _speed(subject: Subject) -> Iterator[Block]:
-    found = subject.measurement
-    if found is None or all(row["ms"] is None for row in found.rows):
+    measurement = subject.measurement
+    if measurement is None or all(row["ms"] is None for row in measurement.rows):
         yield Words(f"Not run: {subject.why_not_measured}.")
         return
-    rivals = found.about.get("rivals")
+    rivals = measurement.about.get("rivals")
     texts = rivals if isinstance(rivals, Mapping) else {}
     names = ["maskc", *texts]
-    for growth in found.growths:
-        own = [r for r in found.rows if r["direction"] == growth.direction and r["ok"]]
+    for growth in measurement.growths:
+        rows = [r for r in measurement.rows if r["direction"] == growth.direction and r["ok"]]
         for measure, unit, say in _MEASURES:
             series = {
-                name: {r["n_q"]: r[measure] for r in own if r["impl"] == name and r[measure]}
+                name: {r["n_q"]: r[measure] for r in rows if r["impl"] == name and r[measure]}
                 for name in names
             }
             label = f"{unit} over N, {growth.direction}"
@@ -448,12 +453,12 @@ def _speed(subject: Subject) -> Iterator[Block]:
         yield Code(
             "\n".join(textwrap.fill(line, 100, subsequent_indent="    ") for line in growth.lines())
         )
-    yield ReportTable(_SPEED, [_speed_row(row, found.rows) for row in _ordered(found.rows)],
-                frozenset(range(2, 8)))  # fmt: skip
+    speeds = [_speed_row(row, measurement.rows) for row in _ordered(measurement.rows)]
+    yield ReportTable(_SPEED, speeds, frozenset(range(2, 8)))
     yield Words(" ".join(f"{name}: {text}." for name, text in texts.items()))
-    for note in found.notes:
+    for note in measurement.notes:
         yield Words(f"Note: {note}")
-    yield Command(found.command)
+    yield Command(measurement.command)
 
 
 _MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -542,9 +547,9 @@ def _terms(subject: Subject) -> Iterator[Block]:
     whole = _count(subject, subject.mask, n)
     rows = []
     for name, other in others.items():
-        found = _count(subject, other, n)
-        share = words.percent(found / max(1, whole))
-        rows.append((name, f"{found:,}", f"{found - whole:+,}", share))
+        count = _count(subject, other, n)
+        share = words.percent(count / max(1, whole))
+        rows.append((name, f"{count:,}", f"{count - whole:+,}", share))
     yield Words(f"Live pairs at N = {n:,}; the mask has {whole:,}.")
     yield ReportTable(("mask", "live pairs", "change", "of the mask's"), rows, frozenset({1, 2, 3}))
 
