@@ -65,8 +65,10 @@ ledger: $(STAMP)
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/prose
 	$(BIN)/python .ci/generated --check
 	$(BIN)/python -m tests.support.decisions --check
+	$(BIN)/python docs/pattern_index.py --check
 
 generated: $(STAMP)
 	$(BIN)/python .ci/generated

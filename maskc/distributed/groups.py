@@ -111,7 +111,7 @@ class Accord:
     @classmethod
     def of(
         cls, plan: Plan, ranks: Ranks, tensors: Sequence[Any], call: tuple[object, ...]
-    ) -> Accord:  # fmt: skip
+    ) -> Accord:
         """Describe a call.
 
         Args:
