@@ -45,7 +45,7 @@ QUOTED = CheckFlags(
 _CODE = re.compile(
     r"^( *)(```+|~~~+).*?^\1\2`*$|(?<=\n\n)(?: {4}[^\n]*\n|\n(?= {4}))+|<[^>\n]+>", re.M | re.S
 )
-_INLINE = re.compile(r"`[^`]+`|\]\([^)]*\)|https?://\S+")
+_INLINE = re.compile(r"``[^\n]+?``|`[^`\n]*(?:\n(?![\n|])[^`\n]*)?`|\]\([^)]*\)|https?://\S+")
 _BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+|#>]|\d+\.)\s?)|\|")
 _END = re.compile(r"(?<=[^\s.])(?<!et al)(?<!e\.g)(?<!i\.e)[.!?][\"')*_]*(?=\s|$)")
 
@@ -105,12 +105,12 @@ def complaints(markdown: str) -> list[Complaint]:
     register()
     prose = without_code(markdown)
     page = LintFile("page", prose)
-    found = page.lint({"max_errors": 1000, "checks": dict.fromkeys(["house", *STOCK], True)})
+    results = page.lint({"max_errors": 1000, "checks": dict.fromkeys(["house", *STOCK], True)})
     return [
         Complaint(
             page.content.count("\n", 0, result.check_result.span[0]) or 1,
             " ".join(page.content[slice(*result.check_result.span)].split()),
             result.check_result.message,
         )
-        for result in found
+        for result in results
     ]

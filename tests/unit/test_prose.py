@@ -35,7 +35,7 @@ def test_every_rule_has_a_sentence() -> None:
 
 @pytest.mark.parametrize(("sentence", "rule"), [*zip(BROKEN, RULES.values(), strict=True)])
 def test_a_sentence_that_breaks_a_rule(sentence: str, rule: str) -> None:
-    assert rule in [found.rule for found in complaints(f"# Title\n\n{sentence}\n")]
+    assert rule in [complaint.rule for complaint in complaints(f"# Title\n\n{sentence}\n")]
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_a_text_without_a_mistake(text: str) -> None:
 def test_a_long_sentence_and_its_place() -> None:
     words = " ".join(["word"] * (MOST_WORDS + 1))
     text = f"# Title\n\n```sh\nmaskc bench\n```\n\nShort. And\n{words}.\n"
-    (found,) = complaints(text)
-    assert (found.line, found.rule) == (7, f"{MOST_WORDS + 2} words: two sentences")
+    (complaint,) = complaints(text)
+    assert (complaint.line, complaint.rule) == (7, f"{MOST_WORDS + 2} words: two sentences")
     assert complaints(text.replace("And\n", "And.\nA ").replace("word word", "word")) == []
 
 
