@@ -93,6 +93,9 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
         "jax.md",
         "huggingface.md",
         "command-line.md",
+        "serving.md",
+        "scale-out.md",
+        "simt.md",
     ],
 )
 def test_the_blocks_of_a_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
