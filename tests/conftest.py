@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import ledger
+
+# A slow machine must not fail a property: no test sets a deadline or health checks of its own.
+settings.register_profile("suite", deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("suite")
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Threads that wait by spinning take the cores of tests beside: three times as long on two cores.

@@ -98,7 +98,7 @@ SCORE_FIELDS: tuple[Field, ...] = (
     Field("score_size", "i32", "entries along each dimension", _AXES),
     Field("score_number", "float", "parameters that are no tables", MAX_SLOTS),
     Field("score_integer", "i32", "likewise", MAX_SLOTS),
-)  # fmt: skip
+)
 """What `struct Attention` has behind FIELDS in sources with a formula of the score."""
 
 DROPOUT_FIELDS: tuple[Field, ...] = (
@@ -108,7 +108,7 @@ DROPOUT_FIELDS: tuple[Field, ...] = (
     Field("dropout_scale", "float", "1 / (the share that is kept); 0 where nothing is"),
     Field("dropout_first_q", "i32", "sixteens of queries of the sequence before the call's first"),
     Field("dropout_first_k", "i32", "likewise of keys"),
-)  # fmt: skip
+)
 """What it has behind these in sources that drop weights."""
 
 FP8_FIELDS: tuple[Field, ...] = (
@@ -175,8 +175,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("array", "i32 *", "what is given, or chosen, as the pass reads it", MAX_ARRAYS),
     Field("bounds", "i32 *", "[tiles][4]: least and greatest of a tile, 0, their last end"),
     Field("starts", "i32 *", "[batches][tile columns][4] bits: keys that begin a tile, or null"),
-    Field("seen", "i32 *", "[lists][tile rows][2][words]: what some queries chose, and all",
-          _EACH),
+    Field("seen", "i32 *", "[lists][tile rows][2][words]: what some queries chose, and all", _EACH),
     Field("bits", "i32 *", "[lists][words][2]: candidates that stay, and are full", 2),
     Field("counts", "i32 *", "[lists][tiles]: live tiles", 2),
     Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
@@ -237,7 +236,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("items", "i32", "that are planned"),
     Field("merges", "i32", "behind them"),
     Field("counters", "i32", "of the pass"),
-)  # fmt: skip
+)
 """The arguments of the kernel that makes lists of tiles on the device, from data, documents or
 chosen blocks. Of two values the first belongs to queries and tile rows, the second to keys and tile
 columns."""
@@ -485,5 +484,5 @@ GATHERED_FIELDS: tuple[Field, ...] = (
     Field("given_code", "i32", "likewise of the scores"),
     Field("factor_code", "i32", "likewise of the factors"),
     Field("constants", "i32", "of the mask's formulas", MOST_CONSTANTS),
-)  # fmt: skip
+)
 """What kernels take that score keys and list the best."""

@@ -448,9 +448,13 @@ class Bundle:
     def list_source(self, target: str) -> SourceUnit | None:
         """The source that makes tile lists on the device, None where there is none."""
         return next(
-            (u for u in self.units
-             if u.target == target and not u.directions and u.form not in (MOVES, PAGES)), None
-        )  # fmt: skip
+            (
+                u
+                for u in self.units
+                if u.target == target and not u.directions and u.form not in (MOVES, PAGES)
+            ),
+            None,
+        )
 
     def moving_source(self, target: str) -> SourceUnit | None:
         """The source that packs the rows of listed tokens, None where there is none."""

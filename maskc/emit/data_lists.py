@@ -21,9 +21,7 @@ _TOKENS = [(E.Q,), (E.K,)]
 """Indices of an array that a tile reads at its own queries, or keys."""
 
 
-def banner(
-    what: str, plan: KernelPlan, more: str = "", change: str = "pattern"
-) -> tuple[str, ...]:  # fmt: skip
+def banner(what: str, plan: KernelPlan, more: str = "", change: str = "pattern") -> tuple[str, ...]:
     """The comment at the top of a source: what it is, and what to change instead of it."""
     written = f"Written by `maskc compile`; change the {change}, not this file."
     return f"{what}: {plan.target.name}{more}.", written

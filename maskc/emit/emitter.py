@@ -156,9 +156,9 @@ def merged(bundles: Sequence[Bundle], report: str) -> Bundle:
 def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
     """One source."""
     formulas = [_formulas(mask) for mask in plan.masks]
-    reads = sorted({
-        name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)
-    })  # fmt: skip
+    reads = sorted(
+        {name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)}
+    )
     data, own = declarations(plan.masks), tuple(reads)
     listed = None if part is None else part.listed
     if listed is not None and listed.array not in reads:  # logits alone do
@@ -426,9 +426,7 @@ def _cells(plan: KernelPlan, reads: tuple[str, ...]) -> Cells | None:
     chosen, others = (sum((x is kind) << i for i, x in enumerate(asked)) for kind in (True, False))
     across = gcd(one.block, plan.tile.k)
     down = gcd(one.q_block, plan.schedule.score_rows)
-    return Cells(
-        reads.index(one.name), one.q_block, one.block, across, down, chosen, others
-    )  # fmt: skip
+    return Cells(reads.index(one.name), one.q_block, one.block, across, down, chosen, others)
 
 
 def _reads_lists(plan: KernelPlan) -> bool:

@@ -287,9 +287,7 @@ def sparse(case: Case, tensors: CaseTensors, pairs: CasePairs) -> Call:
     return call
 
 
-def _attend_sparse(
-    zeros: Any, lengths: Any, q: Any, k: Any, v: Any, *, scale: float
-) -> Any:  # fmt: skip
+def _attend_sparse(zeros: Any, lengths: Any, q: Any, k: Any, v: Any, *, scale: float) -> Any:
     """One head: zeros is the mask in CSR, lengths [n_q] how many keys a query sees."""
     import torch
 

@@ -77,7 +77,7 @@ def from_two_terms_on():
         yield
 
 
-@settings(max_examples=examples(250), deadline=None)
+@settings(max_examples=examples(250))
 @given(st.lists(terms(), min_size=2, max_size=7), st.sampled_from(["start", "end"]),
        st.integers(1, 40), st.integers(1, 40))  # fmt: skip
 def test_pieces_add_up_to_the_mask(drawn, align, n_q, n_kv):

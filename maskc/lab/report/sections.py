@@ -441,13 +441,13 @@ def _speed(subject: Subject) -> Iterator[Block]:
             series = {
                 name: {r["n_q"]: r[measure] for r in own if r["impl"] == name and r[measure]}
                 for name in names
-            }  # fmt: skip
+            }
             label = f"{unit} over N, {growth.direction}"
             if svg := growth_chart(series, names, unit, label, say):
                 yield Figure(svg, f"{label}.", _twin(series, say))
-        yield Code("\n".join(
-            textwrap.fill(line, 100, subsequent_indent="    ") for line in growth.lines()
-        ))  # fmt: skip
+        yield Code(
+            "\n".join(textwrap.fill(line, 100, subsequent_indent="    ") for line in growth.lines())
+        )
     yield ReportTable(_SPEED, [_speed_row(row, found.rows) for row in _ordered(found.rows)],
                 frozenset(range(2, 8)))  # fmt: skip
     yield Words(" ".join(f"{name}: {text}." for name, text in texts.items()))
@@ -484,9 +484,7 @@ def _speed_row(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
         return (*head, "", "", "", "", error, "WRONG")
     peak = "-" if row["peak_bytes"] is None else words.scaled(row["peak_bytes"], "B")
     ratio = f"{row['ms'] / mine[0]:.3g}" if mine and row["impl"] != "maskc" else ""
-    return (
-        *head, f"{row['ms']:.4g}", f"{row['tokens_per_s']:,.0f}", peak, ratio, error, "right"
-    )  # fmt: skip
+    return (*head, f"{row['ms']:.4g}", f"{row['tokens_per_s']:,.0f}", peak, ratio, error, "right")
 
 
 def _twin(series: Mapping[str, Mapping[int, float]], say: Callable[[float], str]) -> str:
