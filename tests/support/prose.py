@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 from proselint import checks as stock
@@ -14,26 +13,32 @@ from proselint.registry.checks import Check, CheckFlags, CheckResult, types
 from proselint.registry.checks.engine import Fancy
 from proselint.tools import LintFile
 
-ROOT = Path(__file__).parents[2]
-MOST_WORDS = 35
-"""A sentence with more words than this holds two ideas."""
+from tests.support.words import MOST_WORDS, PHRASES
 
-RULES = {
-    r"\bbut for\b": "write 'except'",
-    r"\bthat is to say\b": "write two sentences",
-    r"\b(is|are|was|were|be) to be\b": "write 'must be' or 'will be'",
-    r"\bof (which|whom)\b": "start a new sentence",
-    r"\bwhose\b[^.|]*\bwhose\b": "use 'whose' once in a sentence",
+ADVICE = {
+    "but for": "write 'except'",
+    "is to be": "write 'must be' or 'will be'",
+    "that is to say": "write two sentences",
+    "of which": "start a new sentence",
+    "whose ... whose": "use 'whose' once in a sentence",
+    "what is": "name the thing",
+    "beside": "write 'compared with', 'alongside' or 'next to'",
+    "asks for": "write 'needs' or 'requests'",
+    "so-manieth": "write 'every s-th'",
+}
+"""What to write instead of each phrase that docstrings must not have, either."""
+RULES = {PHRASES[name].pattern: advice for name, advice in ADVICE.items()} | {
+    r"\b(was|were|be) to be\b": "write 'must be' or 'will be'",
+    r"\bof whom\b": "start a new sentence",
     r"\bthose (of|that)\b": "repeat the noun",
-    r"\bbeside\b": "write 'compared with', 'alongside' or 'next to'",
-    r"\bask(s|ed)? for\b": "write 'needs' or 'requests'",
+    r"\bask(ed)? for\b": "write 'needs' or 'requests'",
     r"\bwhat (is|are|was|has) (to|not to)\b": "name the thing",
     r"\bhas not to\b": "write 'need not'",
     r"\bin vain\b|\banew\b|\bsought\b|\bwhence\b|\bthereof\b|\bsave for\b": "use a common word",
     r"\bthe same bits\b": "write 'bitwise identical' or 'bitwise deterministic'",
     r"(?<![\w.)\]])\.\d": "write the leading zero",
 }
-"""A regular expression for a phrase that stops the reader, and what to do instead."""
+"""A regular expression for a phrase that stops the reader, and the advice."""
 
 STOCK = ("archaism", "cliches", "hedging", "industrial_language", "needless_variants", "nonwords",
          "oxymorons", "redundancy", "uncomparables")  # fmt: skip
