@@ -26,7 +26,7 @@ ADVICE = {
     "asks for": "write 'needs' or 'requests'",
     "so-manieth": "write 'every s-th'",
 }
-"""What to write instead of each phrase that docstrings must not have, either."""
+"""Advice for each phrase that docstrings and comments must not have, either."""
 RULES = {PHRASES[name].pattern: advice for name, advice in ADVICE.items()} | {
     r"\b(was|were|be) to be\b": "write 'must be' or 'will be'",
     r"\bof whom\b": "start a new sentence",
@@ -40,8 +40,17 @@ RULES = {PHRASES[name].pattern: advice for name, advice in ADVICE.items()} | {
 }
 """A regular expression for a phrase that stops the reader, and the advice."""
 
-STOCK = ("archaism", "cliches", "hedging", "industrial_language", "needless_variants", "nonwords",
-         "oxymorons", "redundancy", "uncomparables")  # fmt: skip
+STOCK = (
+    "archaism",
+    "cliches",
+    "hedging",
+    "industrial_language",
+    "needless_variants",
+    "nonwords",
+    "oxymorons",
+    "redundancy",
+    "uncomparables",
+)
 """Checks of proselint itself that run, too. Its typography wants curly quotes."""
 
 QUOTED = CheckFlags(
@@ -93,16 +102,18 @@ def register() -> None:
     registry = CheckRegistry()
     if any(check.path.startswith("house") for check in registry.checks):
         return
-    registry.register_many(tuple(
-        Check(types.ExistenceSimple(pattern), Fancy(), f"house.{number}", message, QUOTED)
-        for number, (pattern, message) in enumerate(RULES.items())
-    ))  # fmt: skip
+    registry.register_many(
+        tuple(
+            Check(types.ExistenceSimple(pattern), Fancy(), f"house.{number}", message, QUOTED)
+            for number, (pattern, message) in enumerate(RULES.items())
+        )
+    )
     registry.register(
         Check(_long_sentences, Fancy(), "house.length", "{} words: two sentences", QUOTED)
     )
-    registry.register_many(tuple(
-        check for check in stock.__register__ if check.path.split(".")[0] in STOCK
-    ))  # fmt: skip
+    registry.register_many(
+        tuple(check for check in stock.__register__ if check.path.split(".")[0] in STOCK)
+    )
 
 
 def complaints(markdown: str) -> list[Complaint]:
