@@ -93,6 +93,9 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
         "jax.md",
         "huggingface.md",
         "command-line.md",
+        "serving.md",
+        "scale-out.md",
+        "simt.md",
     ],
 )
 def test_the_blocks_of_a_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,6 +279,20 @@ def test_the_example_of_the_architecture_is_what_the_stages_print() -> None:
             r"\.\.\.|\n(?=    [a-z]+ )(?=    plan|    piece|    no|    cont)", block
         ):
             assert " ".join(part.split()) in printed
+
+
+# ---------------------------------------------------------------- the kernels
+
+
+def test_names_on_the_page_of_the_kernels_exist() -> None:
+    """Files, macros and functions: what the page quotes is somewhere in the sources."""
+    folders = ("maskc", "templates", "tests/support", "tests/gpu", "generated", "benchmarks")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    sources = [path for path in paths if path.suffix in (".py", ".cu", ".cuh", ".h", ".j2")]
+    code = "\n".join(f"{path.relative_to(ROOT)}\n{path.read_text()}" for path in sources)
+    page = FENCE.sub("", (ROOT / "docs" / "kernels.md").read_text())
+    for quoted in re.findall(r"`([^`\n]+)`", page):
+        assert all(name in code for name in re.findall(r"[A-Za-z][\w/]+", quoted)), quoted
 
 
 # ---------------------------------------------------------------- the README
