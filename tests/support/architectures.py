@@ -833,9 +833,9 @@ def table(path: Path) -> None:
 _HOW = (
     "Find out whether your model type runs on maskc. Each model is tiny and random, with default "
     "settings. Its output is compared with eager attention on a CPU in fp32. The reference is "
-    "SDPA if the model has no eager attention, or if eager attention and SDPA differ. A difference above "
-    f"{TOLERANCE:g} of the largest output counts as wrong. `python -m tests.support.architectures` "
-    "writes this page: `sweep FILE` tries every architecture and resumes after an interruption; "
+    "SDPA if the model has no eager attention, or if eager attention and SDPA differ. "
+    f"A difference above {TOLERANCE:g} of the largest output counts as wrong. "
+    "`python -m tests.support.architectures` writes this page: `sweep FILE` tries every architecture and resumes after an interruption; "
     "`table FILE` writes the page."
 )
 
