@@ -835,7 +835,8 @@ _HOW = (
     "settings. Its output is compared with eager attention on a CPU in fp32. The reference is "
     "SDPA if the model has no eager attention, or if eager attention and SDPA differ. "
     f"A difference above {TOLERANCE:g} of the largest output counts as wrong. "
-    "`python -m tests.support.architectures` writes this page: `sweep FILE` tries every architecture and resumes after an interruption; "
+    "`python -m tests.support.architectures` writes this page: `sweep FILE` "
+    "tries every architecture and resumes after an interruption; "
     "`table FILE` writes the page."
 )
 
