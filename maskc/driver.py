@@ -4,7 +4,7 @@
 |-------------|------------------|-----------------------------------------------------------|
 | 1 capture   | `capture`        | the `Mask` a user wrote, and the arrays that it captured  |
 | 2 lower     | `on_all_heads`   | `MaskIR`: one formula for each head                       |
-| 3 decompose | `decompose`      | `MaskIR` in disjoint pieces                               |
+| 3 decompose | `decompose`      | `MaskIR` in disjoint pieces, where all heads share one    |
 | 4 analyse   | `analyse_masks`  | `Heads`: the distinct masks with their `MaskFacts`        |
 | 5 plan      | `plan`           | `KernelPlan`                                              |
 | 6 emit      | `emit`           | `Bundle`: sources and layout recipes                      |
@@ -215,12 +215,10 @@ def analyse_heads(mask: Mask, n_heads: int | None = None) -> HeadGroups:
 @lru_cache(maxsize=256)
 def _analyse_heads(mask: Mask, n_heads: int | None, places: tuple[object, ...]) -> HeadGroups:
     from maskc.analysis.head_groups import analyse_masks
-    from maskc.ir.decompose import decompose
     from maskc.ir.lowered import on_all_heads
 
     formulas = on_all_heads(mask, n_heads)  # 2 lower
-    pieces = tuple(map(decompose, formulas))  # 3
-    return analyse_masks(pieces)  # 4
+    return analyse_masks(tuple(formulas))  # 3 decompose, 4
 
 
 def _places(mask: Mask) -> Iterator[object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import combinations
 
 import islpy as isl
@@ -41,10 +41,18 @@ _FEW = 8
 
 
 def decompose(ir: MaskIR) -> MaskIR:
-    """Fill in `pieces`, which are disjoint and whose union is the mask.
+    """Fill in `pieces`."""
+    return ir if ir.pieces else replace(ir, pieces=pieces_of(ir))
+
+
+@lru_cache(maxsize=1 << 8)
+def pieces_of(ir: MaskIR) -> tuple[Piece, ...]:
+    """The pieces of a mask, which are disjoint and whose union is the mask.
 
     isl proves that, or arithmetic where `nested` decomposes the mask.
     """
+    if ir.pieces:
+        return ir.pieces
     own = replace(ir, keep=veiled(ir.keep))
     certain = _certain(own.keep)
     union = nested(certain)
@@ -56,7 +64,7 @@ def decompose(ir: MaskIR) -> MaskIR:
     if certain != own.keep:
         pieces += data_pieces(own, [piece.keep for piece in pieces])
         pieces = [replace(piece, keep=unveiled(piece.keep)) for piece in pieces]
-    return replace(ir, pieces=tuple(sorted(pieces, key=_place)))
+    return tuple(sorted(pieces, key=_place))
 
 
 _Place = tuple[int, int, bool, str]

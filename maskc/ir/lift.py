@@ -12,6 +12,7 @@ reads from an array `ids.0`, `ids.1`, ..., which is made anew for every call.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from maskc.core import expr as E
 from maskc.core.bundle import IdList
@@ -42,6 +43,7 @@ class Lifted:
     """The ids of `ids.0`, `ids.1`, ..."""
 
 
+@lru_cache(maxsize=1 << 8)
 def lift(keep: Expr, lists: bool = True) -> Lifted:
     """Split a mask into its shape and its arguments.
 

@@ -44,7 +44,8 @@ def mask_for(ir: MaskIR, facts: MaskFacts, tile: TileShape, closed: bool = True)
     lifted = lift(ir.keep)
     ranges = row_ranges(lifted.shape, tile) if facts.contiguous_rows.holds else None
     recipe = layout_recipe(ir.keep, tile) if closed else LayoutRecipe(tile, ir.keep, None)
-    return PlannedMask(ir, lifted, recipe, ranges, intervals(lifted.shape, chosen_atom(ir, lifted)))
+    per_row = intervals(lifted.shape, chosen_atom(ir, lifted), lifted.args)
+    return PlannedMask(ir, lifted, recipe, ranges, per_row)
 
 
 def without_chosen(mask: PlannedMask) -> PlannedMask:

@@ -436,8 +436,8 @@ TEXTS = {
     "MC484": (
         lambda: in_jax("splash").from_splash("causal"),
         "MC484 mask  cannot read a str as a Splash attention mask\n"
-        "    hint: use CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask, MultiHeadMask, "
-        "& and | of these, or boolean arrays; write others with "
+        "    hint: use CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask, "
+        "MultiHeadMask, & and | of these, or boolean arrays; write others with "
         "mc.where(lambda q, k: ...)",
     ),
     "MC501": (

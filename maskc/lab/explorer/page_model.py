@@ -13,6 +13,7 @@ from maskc.core.expr_text import to_people
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
+from maskc.ir.decompose import pieces_of
 from maskc.lab.explorer.model import Plain, mask_model, tree
 from maskc.lab.explorer.program_rows import forms, no_price, prices, taken
 from maskc.lab.explorer.sources import pattern_text, sources
@@ -114,7 +115,7 @@ def _planned(shown: Shown, problem: Problem, target: Target, mask: Plain) -> Pla
             known = set(group["arrays"])
             group["pieces"] = [
                 {"kind": piece.kind.value, "text": _short(piece.keep), "keep": tree(piece.keep)}
-                for piece in ir.pieces if set(E.arrays(piece.keep)) <= known
+                for piece in pieces_of(ir) if set(E.arrays(piece.keep)) <= known
             ]  # fmt: skip
     except MaskcError as refusal:
         return {"source": {"files": []}, "price": no_price(problem, str(refusal.finding))}

@@ -17,6 +17,7 @@ from maskc.core.expr_text import to_people
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
+from maskc.ir.decompose import pieces_of
 from maskc.lab.explorer.sources import pattern_text
 from maskc.lab.report.document import (
     Block,
@@ -245,7 +246,7 @@ def _proofs(subject: Subject) -> Iterator[Block]:
         for fact in facts:
             verdict = {True: "yes", False: "no", None: "unknown"}[fact.holds]
             rows.append((who, fact.name, verdict, fact.where, fact.proof))
-        pieces += [(who, str(piece.kind), to_people(piece.keep)) for piece in ir.pieces]
+        pieces += [(who, str(piece.kind), to_people(piece.keep)) for piece in pieces_of(ir)]
     yield Words(
         "Each answer was decided on integer sets for all lengths that it names, not on samples."
     )

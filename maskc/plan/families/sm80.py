@@ -114,10 +114,10 @@ def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
     if problem.tile is not None:
         return _with_tile(problem, problem.tile)
     high, low = schedule(problem), schedule(problem, short_rows=True)
-    whys = () if high.tile == low.tile else [_why_low(ir, high.tile, low.tile) for ir in masks]
-    if not whys or None in whys:
+    if high.tile == low.tile or not all(_why_low(ir, high.tile, low.tile) for ir in masks):
         return high
-    return replace(low, reason=f"{low.reason}; {low.tile.q} queries a tile because {whys[0]}")
+    why = _why_low(masks[0], high.tile, low.tile)
+    return replace(low, reason=f"{low.reason}; {low.tile.q} queries a tile because {why}")
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -53,14 +54,16 @@ def _compiler(name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def built(key: str, suffix: str, command: list[str], source: str | None = None) -> Path:
+def built(
+    key: str, suffix: str, command: list[str], source: Callable[[], str] | None = None
+) -> Path:  # fmt: skip
     """Return a file named after its inputs; several processes may build it at once.
 
     Args:
         key: all inputs of the result, except the compiler and its arguments.
         suffix: the rest of the file's name; a `/` begins a name in a folder of its own.
         command: compiler and arguments; `-o` is added, and the source's file before it.
-        source: text of the source, C where `command` names no other language.
+        source: returns the text of the source; C where `command` names no other language.
 
     Raises:
         Refused: it does not compile.
@@ -70,16 +73,16 @@ def built(key: str, suffix: str, command: list[str], source: str | None = None) 
     if not made.exists():
         made.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_folder()) as room:
-            given = []
-            if source is not None:
+            given, text = [], source() if source else ""
+            if source:
                 given = [f"{room}/kernel.c"]
-                Path(given[0]).write_text(source)
+                Path(given[0]).write_text(text)
             result = subprocess.run(
                 [*command, *given, "-o", f"{room}/made"], capture_output=True, text=True
             )
             if result.returncode:
                 kept = _folder() / f"{name}.c"
-                kept.write_text(source or "")
+                kept.write_text(text)
                 raise Refused(f"{kept}:\n{result.stderr[:4000]}")
             os.replace(f"{room}/made", made)
     return made
@@ -92,4 +95,6 @@ def code(source: str) -> str:
 
 def library(command: list[str], source: str) -> ctypes.CDLL:
     """A shared object; those who ask for the same text share its data, too."""
-    return ctypes.CDLL(str(built(code(source), ".so", [*command, "-shared", "-fPIC"], source)))
+    return ctypes.CDLL(
+        str(built(code(source), ".so", [*command, "-shared", "-fPIC"], lambda: source))
+    )
