@@ -81,7 +81,7 @@ def _opened(name: str | Path, shown: str, parent: int | None = None) -> int:
     _refuse_foreign(shown, about, stat.S_ISDIR(about.st_mode), "folder")
     handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=parent)
     try:
-        about = os.fstat(handle)  # of what was opened, whatever lay there before
+        about = os.fstat(handle)  # of the opened file, whatever was there before
         _refuse_foreign(shown, about, stat.S_ISDIR(about.st_mode), "folder")
     except BaseException:
         os.close(handle)

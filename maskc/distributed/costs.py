@@ -79,8 +79,8 @@ class PassCost:
 def shares(mask: Mask, reach: Reach, n: int, setting: Setting) -> tuple[float, float]:
     """Return the costs of both passes, relative to the tiles of the sequence.
 
-    Kernels of masks with remainders run over one residue after another, each of which sees few
-    tiles where the mask has many. All rows are reckoned to gain alike.
+    Kernels of masks with remainders run over one residue after another, with few tiles each where
+    the mask has many. All rows are reckoned to gain alike.
 
     Args:
         reach: reach of the mask, which reads no data, at n tokens.

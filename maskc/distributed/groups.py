@@ -96,7 +96,7 @@ class Own(NamedTuple):
 
 
 _EACH = 1024
-"""How many calls a GPU makes at most until its ranks compare what they called."""
+"""Most calls of a GPU until its ranks compare what they called."""
 
 
 class Calls:

@@ -153,8 +153,8 @@ class PassStep:
             wanted: the tables that need gradients.
 
         Returns:
-            dq, dk, dv, dslopes, dsinks in the shapes of what they belong to, then those of the
-            `wanted` tables. All are None where neither out nor lse has a gradient.
+            dq, dk, dv, dslopes, dsinks in the shapes of their inputs, then those of the `wanted`
+            tables. All are None where neither out nor lse has a gradient.
 
         Raises:
             RankLost: a message did not come (MC705).

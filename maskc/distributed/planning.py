@@ -592,8 +592,8 @@ def plan(
         heads: (Hq, Hkv, D) or (Hq, Hkv, D, Dv).
         dtype: of keys and values.
         layout: "contiguous"; "zigzag", one chunk from the front and one from the back; "striped",
-            chunks in turn; "balanced", chunks by what their queries cost; or "auto", the one that
-            is predicted to take the least time.
+            chunks in turn; "balanced", chunks by the cost of their queries. "auto" is the one with
+            the least predicted time.
         network: "nvlink", "400Gb/s", "800Gb/s" or another speed per rank; None is NVLink up to
             eight ranks and 400 Gb/s beyond.
         batch: sequences.

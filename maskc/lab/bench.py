@@ -280,9 +280,10 @@ def bench_tiles(
         turns: what times them, see `take_turns`.
 
     Returns:
-        Rows, the fastest right one first: case, tile (queries and keys), stages (None where the
-        kernels have none), planned, arguments (of `compile`), ms (of a call), relative (to the
-        planner's choice), error (the largest of sampled rows against fp64) and ok.
+        Rows, the fastest correct one first: case, tile (queries and keys), stages (None if the
+            kernels have none), planned, arguments (of `compile`), ms (of a call) and relative (to
+            the planner's choice). error is the largest of sampled rows against fp64, and ok the
+            verdict.
 
     Raises:
         MaskcError: the mask, its data or the sizes are refused.

@@ -89,7 +89,7 @@ def attention(
         softcap: None or 0 is none.
         alibi_slopes, sink_logits: [Hq]; sinks with softmax only.
         alpha: 1 is softmax; up to 2, alpha-entmax.
-        score: a score formula with what it reads.
+        score: a score formula with its data.
         dropout: factors of the weights, [B, Hq, Nq, Nkv]; see `dropout.factors`.
 
     Returns:

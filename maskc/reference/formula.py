@@ -108,8 +108,8 @@ def condition(expr: Expr, scope: Scope, at: SourceLoc | None = None) -> np.ndarr
     """Evaluate a condition to booleans that broadcast to [n_q, n_kv]. Uses Python's integers if 64
     bits may not suffice.
 
-    A comparison that reads an array outside its bounds is unknown; "and" with what is false is
-    false, "or" with what is true is true.
+    A comparison that reads an array outside its bounds is unknown; "and" with a false term is
+    false, "or" with a true term is true.
 
     Raises:
         DataRange: the formula is unknown at some pair; `at` is its place.

@@ -28,7 +28,7 @@ def ablations(mask: Mask) -> dict[str, Mask]:
         mask: a mask that contains a union.
 
     Returns:
-        Masks by what was done: "without sinks(4)", "with sinks(4)".
+        Masks by the change: "without sinks(4)", "with sinks(4)".
 
     Raises:
         NoTerms: the mask contains no union (MC733).

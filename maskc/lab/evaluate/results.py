@@ -209,7 +209,7 @@ class Perplexity(Result):
 
 @dataclass(frozen=True, slots=True)
 class Retrieval(Result):
-    """How often the model repeats a number that stands at some place of a long text."""
+    """Rate at which the model repeats a number that stands at some place of a long text."""
 
     trials: int
     found: int

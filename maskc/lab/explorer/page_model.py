@@ -58,7 +58,7 @@ def page_model(
         other: a mask to compare with.
         served: whether a server makes other models.
         embedded: whether the page is part of another one and must not change its address.
-        quick: leave out what takes planning and proofs; the page then asks for the rest.
+        quick: leave out what takes planning and proofs; the page then requests the rest.
 
     Raises:
         ExplorerTooLarge: the arrays are too large for a page (MC720).

@@ -96,7 +96,7 @@ def _by(box: tuple[int, ...]) -> str:
 
 
 def _classes(plan: KernelPlan, moved: HeadGroups) -> Iterator[Plain]:
-    """Yield the parts of a plan of which at most one runs over residue classes."""
+    """Yield the parts of a plan; at most one of them runs over residue classes."""
     if not plan.parts or any(part.listed is not None for part in plan.parts):
         return  # the rows of listed tokens are copied: they have no place on the map
     if any(part.plan.masks[0].ir.data for part in plan.parts):
