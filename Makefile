@@ -66,8 +66,10 @@ ledger: $(STAMP)
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/prose
 	$(BIN)/python .ci/generated --check
 	$(BIN)/python -m tests.support.decisions --check
+	$(BIN)/python docs/pattern_index.py --check
 
 generated: $(STAMP)
 	$(BIN)/python .ci/generated
@@ -79,7 +81,7 @@ decisions: $(STAMP)
 # The site, into build/site; a broken link or a docstring that cannot be read is an error.
 docs: $(VENV)/.docs
 	$(BIN)/python docs/error_index.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # --quiet would hide broken links
 
 format:
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -14,20 +14,22 @@ PAGE = Path(__file__).with_name("errors.md")
 HEAD = """\
 # Error codes
 
-Every mistake that maskc reports has a code, which stays the same across releases, a place (file,
-line and column with a caret, or the name of an argument), what was found, and a hint:
+Look up the code at the beginning of an error message. A code keeps its meaning across releases.
+
+A message has four parts: the code, the place (file, line and column, or the name of an argument),
+what was found, and a hint.
 
     MC101 bad.py:3:22  window(-3): left must be >= 0, found -3
         mask = mc.causal() & mc.window(-3)
                              ^^^^^^^^^^^^^
         hint: counts are inclusive and never negative; None means unbounded where it is allowed
 
-All classes derive from `maskc.MaskcError`, whose attributes are `code`, `at` (the place), `finding`
-and `exit_code`, and lie in `maskc.core.errors`. The command line exits with 1 when the pattern or
-the build failed, 2 after a mistake of usage, and 3 after drift or a failed check.
+To catch any of them, write `except maskc.MaskcError`. The attributes are `code`, `at` (the place),
+`finding` and `exit_code`. The command line exits with 1 if the pattern or the build failed, with 2
+after a usage error, and with 3 after drift or a failed check.
 
-In the tables, … stands for what a message fills in. `python docs/error_index.py` writes this page
-from the classes, and a test compares them.
+In the tables, … stands for a value that the message fills in. `python docs/error_index.py` writes
+this page from the classes in `maskc.core.errors`, and a test compares them.
 """
 
 CHAPTERS = {
@@ -37,8 +39,8 @@ CHAPTERS = {
     "MC3": "Lengths and data",
     "MC4": "Tensors and options of a call",
     "MC5": "Targets and builds",
-    "MC6": "The command line, models of other libraries, and caches",
-    "MC7": "Sequences that several ranks share, the explorer, evaluations and reports",
+    "MC6": "The command line, other libraries, and caches",
+    "MC7": "Several GPUs, the explorer, evaluations and reports",
 }
 
 
@@ -80,7 +82,7 @@ def page() -> str:
             if kind.code.startswith(start):
                 meaning = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
                 message = quoted(filled(kind.message))
-                hint = filled(kind.hint) or "the message itself says it, case by case"
+                hint = filled(kind.hint) or "see the message"
                 anchor = f'<a id="{kind.code.lower()}"></a>{kind.code}'
                 exits = f" (exit {kind.exit_code})" if kind.exit_code != 1 else ""
                 lines.append(

@@ -5,7 +5,7 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv // 64 - 4
     Integer c1;  // 3
     Integer c2;  // 3

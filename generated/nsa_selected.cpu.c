@@ -5,13 +5,13 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
     Integer c1;  // 1
     Integer c2;  // 63
     const i32 *a0;  // chosen blocks of keys
     i32 row0;
-    // The tile at hand: bit k - tile_k of word q - tile_q tells whether the pair was chosen.
+    // Selection bits of the current tile: bit k - tile_k of word q - tile_q.
     const unsigned long long *chosen0;
     i32 tile_q, tile_k;
 };
@@ -58,7 +58,7 @@ enum {
 };
 
 #define HAS_SELECTIONS 1
-// Bits of the pairs of a tile that were chosen.
+// Bits of the selected pairs of a tile.
 #define CHOSEN_PAIRS(m, at) \
     u64 words0[TILE_Q]; \
     m.chosen0 = words0; \

@@ -5,7 +5,7 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // 3
     Integer c1;  // n_q - n_kv + 1023
     Integer c2;  // n_kv - n_q

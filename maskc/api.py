@@ -29,22 +29,46 @@ Sizes = tuple[int, int, int]
 
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask | None = None, *, return_lse: Literal[True],
-    return_selection: Literal[False] = False, indexer_loss: Literal[False] = False, **options: Any,
-) -> tuple[Any, Any]: ...  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Mask | None = None,
+    *,
+    return_lse: Literal[True],
+    return_selection: Literal[False] = False,
+    indexer_loss: Literal[False] = False,
+    **options: Any,
+) -> tuple[Any, Any]: ...
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Mask | None = None, *others: Never, scale: float | None = None,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Mask | None = None,
+    *others: Never,
+    scale: float | None = None,
     return_lse: bool = False,
-    softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-    normalizer: str = "softmax", alpha: Any = None, nan_safe: bool = False,
-    deterministic: bool = False, is_causal: bool = False,
-    window_size: tuple[int, int] | None = None, enable_gqa: bool | None = None,
-    layout: str | None = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-    max_seqlen: int | None = None, score: Score | None = None, dropout_p: float = 0.0,
-    dropout_seed: Any = None, return_selection: bool = False, indexer_loss: bool = False,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sink_logits: Any = None,
+    normalizer: str = "softmax",
+    alpha: Any = None,
+    nan_safe: bool = False,
+    deterministic: bool = False,
+    is_causal: bool = False,
+    window_size: tuple[int, int] | None = None,
+    enable_gqa: bool | None = None,
+    layout: str | None = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen: int | None = None,
+    score: Score | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Any = None,
+    return_selection: bool = False,
+    indexer_loss: bool = False,
     **data: Any,
-) -> Any: ...  # fmt: skip
+) -> Any: ...
 @shown_by_overload
 def attention(
     q: Any, k: Any, v: Any, mask: Mask | None = None, *others: Any, **keywords: Any
@@ -319,7 +343,7 @@ def diff(
     Raises:
         Undecided: no difference was found, and no proof that there is none.
         DataShape: the masks hold at other lengths (MC303).
-        NotAMask, WrongHeads, BadLength, and MC3xx for data.
+        MaskcError: NotAMask, WrongHeads or BadLength, and MC3xx for data.
     """
     from maskc.questions import diff as find
 

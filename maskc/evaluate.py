@@ -71,7 +71,7 @@ __all__ = [
     "read_npz",
     "tensors",
     "train",
-]  # fmt: skip
+]
 
 # Programs also import from these files by name.
 for _file in ("ablations", "matrices", "statistics", "tensors", "texts"):

@@ -235,9 +235,7 @@ def kerple(strength: str = "strength", rate: str = "rate") -> Score:
         strength, rate: the keywords under which calls give both [Hq], above 0.
     """
     first, second = table(strength), table(rate)
-    return score(
-        lambda s, q, k, h: s - first[h] * log(1 + second[h] * abs(_behind(q, k)))
-    )  # fmt: skip
+    return score(lambda s, q, k, h: s - first[h] * log(1 + second[h] * abs(_behind(q, k))))
 
 
 def swin(window: tuple[int, int], name: str = "bias") -> Score:

@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
     "flex": {"dsl", "api", "integrations"},
     "sdpa": {"dsl", "scores", "api", "conventions"},
-    "paging": {"dsl", "ir", "dispatch", "runtime", "driver"},
+    "paging": {"dsl", "ir", "layout", "dispatch", "runtime", "driver"},
     "transformers": {"dsl", "runtime", "api"},
     "jax": {"dsl", "conventions", "build", "runtime", "api"},
     "nn": {"dsl", "api", "conventions", "driver"},

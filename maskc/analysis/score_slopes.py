@@ -136,9 +136,7 @@ class _Algebra:
         parts, results = sp.cse(found, symbols=sp.numbered_symbols("x"), order="canonical")
         for number, (symbol, _) in enumerate(parts):
             self._meanings[symbol] = S.Shared(number)
-        return Slopes(
-            tuple(self.back(part) for _, part in parts), tuple(map(self.back, results))
-        )  # fmt: skip
+        return Slopes(tuple(self.back(part) for _, part in parts), tuple(map(self.back, results)))
 
     def back(self, found: Any) -> S.Real:
         """A formula of sympy as one of ours.

@@ -75,7 +75,7 @@ def candidates(question: Question) -> Iterator[CandidatePair]:
     free = bool(set(written).difference(given))
     for (paired, square), as_written in product(
         _ways(question), (True, False) if free else (True,)
-    ):  # fmt: skip
+    ):
         known = tuple({**(written if as_written else {}), **given}.items())
         for low in (0, -_LARGEST):
             if (found := _least(question, known, paired, square, low)) is not None:

@@ -78,9 +78,7 @@ def bench(
     if suite:
         from maskc.cli.seeds import run_seeds
 
-        given = {
-            "--tiles": tiles, "FILE or --expr": found, "--plot": plot, "--data": arrays.given
-        }  # fmt: skip
+        given = {"--tiles": tiles, "FILE or --expr": found, "--plot": plot, "--data": arrays.given}
         for name, value in given.items():
             if value:
                 hint = "leave one of them out"
@@ -144,9 +142,8 @@ def write(result: Measured, swept: bool) -> None:
         "relative", "error", "",
     )  # fmt: skip
     mine = {
-        (r["case"], r["direction"], r["n_q"]): r["ms"]
-        for r in result.rows if r["impl"] == "maskc"
-    }  # fmt: skip
+        (r["case"], r["direction"], r["n_q"]): r["ms"] for r in result.rows if r["impl"] == "maskc"
+    }
     ordered = sorted(result.rows, key=_place(result.rows)) if swept else result.rows
     table = [tuple(_cells(row, mine, swept)) for row in ordered]
     write_table(heads, table, numbers=range(3, len(heads) - 1))

@@ -13,7 +13,7 @@ from maskc.core.cost import ONCE as ONCE
 from maskc.core.cost import Cost
 from maskc.core.data import DataDecl
 from maskc.core.expr import Expr
-from maskc.core.forms import GATHER, MOVES, WIDE
+from maskc.core.forms import GATHER, MOVES, PAGES, WIDE
 from maskc.core.gathering import Gather
 from maskc.core.library import digest_of, standing_alone
 from maskc.core.listed import Listed
@@ -448,13 +448,21 @@ class Bundle:
     def list_source(self, target: str) -> SourceUnit | None:
         """The source that makes tile lists on the device, None where there is none."""
         return next(
-            (u for u in self.units
-             if u.target == target and not u.directions and u.form != MOVES), None
-        )  # fmt: skip
+            (
+                u
+                for u in self.units
+                if u.target == target and not u.directions and u.form not in (MOVES, PAGES)
+            ),
+            None,
+        )
 
     def moving_source(self, target: str) -> SourceUnit | None:
         """The source that packs the rows of listed tokens, None where there is none."""
         return next((u for u in self.units if u.target == target and u.form == MOVES), None)
+
+    def pages_source(self, target: str) -> SourceUnit | None:
+        """The source that makes the arrays of a step over pages, None where there is none."""
+        return next((u for u in self.units if u.target == target and u.form == PAGES), None)
 
     def choice(self, target: str, direction: Direction) -> tuple[SourceUnit, ...]:
         """All sources of one pass."""

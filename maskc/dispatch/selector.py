@@ -141,7 +141,8 @@ class SourceSelector:
             with suppress(TargetNotBuilt):  # a call of it says so
                 units += self.sources(Direction.backward, features)
         if units:
-            made_by = self.bundle.list_source, self.bundle.moving_source
+            bundle = self.bundle
+            made_by = bundle.list_source, bundle.moving_source, bundle.pages_source
             units += tuple(filter(None, (source(units[0].target) for source in made_by)))
         found = {
             (unit.key, mode, built): (unit, mode, built)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,7 +70,8 @@ def attention(
         out [B, Hq, tokens, Dv], or (out, lse) with lse fp32 [B, Hq, tokens].
 
     Raises:
-        RanksDisagree: ranks have different plans or shapes (MC703), on all of them.
+        RanksDisagree: ranks have different plans, shapes or options (MC703), on all of them. On
+            GPUs, later calls of a kind are compared together, each 1024th time at the latest.
         ShardLength: a tensor has another number of tokens than the rank (MC704).
         RankLost: a message did not come (MC705).
         RankRefused: another rank's call raised, on all of them (MC709). On GPUs the others are told
@@ -175,7 +177,22 @@ def _accord(given: _Given, plan: Plan, ranks: Ranks, layer: str | None) -> Accor
     heads = options.alibi_slopes is None, options.sink_logits is None
     own = *named, bool(given.dropout), *heads
     alike = layer, formula, own, tuple(given.tables), options.return_lse
-    return Accord.of(plan, ranks, given.qkv, alike)
+    return Accord.of(plan, ranks, given.qkv, alike, _values(options, given.dropout))
+
+
+def _values(options: CallOptions, dropout: Mapping[str, Any]) -> tuple[float, ...]:
+    """Numbers among the options that the host can read; 0 stands for others, and for none."""
+    return tuple(
+        _on_host(x) for x in (options.scale, options.softcap, options.alpha, *dropout.values())
+    )
+
+
+def _on_host(value: Any) -> float:
+    if isinstance(value, (int, float)):
+        return value
+    if str(getattr(value, "device", None)) != "cpu" or math.prod(value.shape) != 1:
+        return 0
+    return value.item()  # type: ignore[no-any-return]
 
 
 def _tell(q: Any, plan: Plan, group: Any, accord: Accord | None, error: Exception) -> None:

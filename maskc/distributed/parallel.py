@@ -47,9 +47,7 @@ def context_parallel() -> Any:
 
             def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:
                 options = {**_options_of(module), **given}
-                return attention(
-                    q, k, v, self.plan, layer=self.layer, group=device_mesh, **options
-                )  # fmt: skip
+                return attention(q, k, v, self.plan, layer=self.layer, group=device_mesh, **options)
 
             module.forward = forward
             return module

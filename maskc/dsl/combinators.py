@@ -120,7 +120,7 @@ window = _Window()
 
 def dilated(
     left: Count, right: Count = 0, *, stride: int, align: str = END, at: Positions | None = None
-) -> Mask:  # fmt: skip
+) -> Mask:
     """Keep every stride-th key of a window, the query's own position included.
 
     Args:
@@ -270,9 +270,7 @@ def block_diagonal(size: int, *, align: str = END, at: Positions | None = None) 
     """
     loc = caller()
     size = checked.constant("block_diagonal", "size", size, loc)
-    made = nodes.BlockDiagonal(
-        size, False, checked.align("block_diagonal", align, loc), loc=loc
-    )  # fmt: skip
+    made = nodes.BlockDiagonal(size, False, checked.align("block_diagonal", align, loc), loc=loc)
     return checked.placed("block_diagonal", made, at, loc)
 
 

@@ -149,9 +149,7 @@ def tree(name: str, *, align: str = nodes.END) -> Mask:
     return _atom(nodes.Tree, DataKind.tree, name, align, "tin", "tout", "q")
 
 
-def _atom(
-    node: Callable[..., Mask], kind: DataKind, name: str, align: str, *parts: str
-) -> Mask:  # fmt: skip
+def _atom(node: Callable[..., Mask], kind: DataKind, name: str, align: str, *parts: str) -> Mask:
     """The mask over one argument of calls, whose parts formulas read by names of their own: these
     differ where `align` makes the arrays hold other values."""
     at = caller()

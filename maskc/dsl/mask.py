@@ -308,7 +308,7 @@ class Mask:
 
     def cache(
         self, *, queries: int = 1, n_heads: int | None = None, ragged: bool = False, **data: object
-    ) -> KVCache:  # fmt: skip
+    ) -> KVCache:
         """Which keys decoding must keep, and where: a cache of constant size.
 
         Args:

@@ -104,7 +104,7 @@ def from_score_mod(score_mod: Callable[..., object]) -> Score:
         score_mod: the function.
 
     Raises:
-        As `mc.score`.
+        MaskcError: as `mc.score`.
     """
     return _traced(score_mod, _OF_SCORE_MOD, caller(), True)
 
@@ -218,9 +218,7 @@ def _arrays(registry: ScoreRegistry) -> dict[str, Any]:
 def _finished(
     node: S.Real, mask: Mask | None, registry: ScoreRegistry, at: SourceLoc | None
 ) -> Score:
-    used = dict.fromkeys(
-        each.slot for each in E.walk(node) if isinstance(each, (S.Read, S.Entry))
-    )  # fmt: skip
+    used = dict.fromkeys(each.slot for each in E.walk(node) if isinstance(each, (S.Read, S.Entry)))
     slots = tuple(registry.slots[name] for name in used)
     if len(slots) > S.MAX_SLOTS:
         found = f"it reads {len(slots)} tables and parameters"

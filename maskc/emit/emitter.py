@@ -38,7 +38,7 @@ from maskc.core.source import SourceLoc
 from maskc.core.target import PIECE, SPARE, Target
 from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
-from maskc.emit.data_lists import banner, data_lists_unit, moves_unit
+from maskc.emit.data_lists import banner, data_lists_unit, moves_unit, pages_unit
 from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import (
@@ -156,9 +156,9 @@ def merged(bundles: Sequence[Bundle], report: str) -> Bundle:
 def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
     """One source."""
     formulas = [_formulas(mask) for mask in plan.masks]
-    reads = sorted({
-        name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)
-    })  # fmt: skip
+    reads = sorted(
+        {name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)}
+    )
     data, own = declarations(plan.masks), tuple(reads)
     listed = None if part is None else part.listed
     if listed is not None and listed.array not in reads:  # logits alone do
@@ -262,12 +262,14 @@ def _lists_units(plan: KernelPlan, reads: tuple[str, ...]) -> tuple[SourceUnit, 
     """What makes lists on the device, where something does, and moves rows of listed tokens."""
     moves = plan.target.language == "cuda" and any(part.listed for part in plan.parts)
     moving = (moves_unit(plan),) if moves else ()
+    if plan.problem.placed is not None and plan.target.language == "cuda":
+        moving = (*moving, pages_unit(plan))
     if plan.data_lists:
         return (data_lists_unit(plan, reads), *moving)
     if plan.gathering is not None:
         return (lists_unit(plan, plan.gathering),)
     if plan.documents:
-        return (data_lists_unit(plan, reads),)
+        return (data_lists_unit(plan, reads), *moving)
     return (select_unit(plan),) if plan.selecting else moving
 
 
@@ -424,9 +426,7 @@ def _cells(plan: KernelPlan, reads: tuple[str, ...]) -> Cells | None:
     chosen, others = (sum((x is kind) << i for i, x in enumerate(asked)) for kind in (True, False))
     across = gcd(one.block, plan.tile.k)
     down = gcd(one.q_block, plan.schedule.score_rows)
-    return Cells(
-        reads.index(one.name), one.q_block, one.block, across, down, chosen, others
-    )  # fmt: skip
+    return Cells(reads.index(one.name), one.q_block, one.block, across, down, chosen, others)
 
 
 def _reads_lists(plan: KernelPlan) -> bool:

@@ -532,6 +532,14 @@ class ListsSpec:
     """The macros of core/library.SWITCHES that are 1."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagesSpec(ListsSpec):
+    """A source for steps over pages."""
+
+    rows: tuple[abi.Field, ...]
+    """The argument block of the kernel that writes rows into pages."""
+
+
 @dataclass(frozen=True, slots=True)
 class TileText:
     """What a mask is on a tile."""

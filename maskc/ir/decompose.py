@@ -111,9 +111,7 @@ def _exact(keep: Expr) -> list[Piece]:
     return [replace(piece, keep=simplified(piece.keep)) for piece in raw]
 
 
-def _joined(
-    parts: Iterable[_Part], join: Callable[[_Part, _Part], _Part | None]
-) -> list[_Part]:  # fmt: skip
+def _joined(parts: Iterable[_Part], join: Callable[[_Part, _Part], _Part | None]) -> list[_Part]:
     """The parts, each joined with the first before it that it can be joined with."""
     kept: list[_Part] = []
     for part in parts:

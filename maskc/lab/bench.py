@@ -301,9 +301,8 @@ def bench_tiles(
     keep, _ = keep_and_live(case, tensors)
     judge = make_judge(case, tensors, rows, lambda b, h: keep(b, h, rows), False)
     calls = {
-        way: partial(attn, *tensors.qkv, return_lse=True, **case.data)
-        for way, attn in made.items()
-    }  # fmt: skip
+        way: partial(attn, *tensors.qkv, return_lse=True, **case.data) for way, attn in made.items()
+    }
     verdicts = {way: judged_forward(judge, rows, call()) for way, call in calls.items()}
     progress(f"{case.name}: timing {len(calls)} tiles")
     times = turns({way: Timed(call) for way, call in calls.items()}, repeats, tensors.device)

@@ -64,9 +64,7 @@ def _joined(notes: Iterable[str]) -> list[str]:
         where, colon, text = note.partition(": ")
         at, what = (where, text) if colon and where.startswith("N = ") else ("", note)
         places.setdefault(what, []).append(at.removeprefix("N = "))
-    return [
-        f"N = {', '.join(at)}: {what}" if all(at) else what for what, at in places.items()
-    ]  # fmt: skip
+    return [f"N = {', '.join(at)}: {what}" if all(at) else what for what, at in places.items()]
 
 
 # ------------------------------------------------------------------ what follows from the rows

@@ -26,6 +26,8 @@ class About(NamedTuple):
     paper: str
     """Authors, title and year."""
     file: Path
+    link: str
+    """Address of the paper."""
 
 
 @cache
@@ -52,7 +54,9 @@ def about(name: str) -> About:
     source = " ".join(rest.partition("\n\n")[0].split())
     until_year = re.match(r".*?, (19|20)\d\d\b", source)
     paper = until_year[0] if until_year else source
-    return About(name, " ".join(title.split()).rstrip("."), paper, file)
+    address = re.search(r"https://\S+", source)
+    link = address[0] if address else ""
+    return About(name, " ".join(title.split()).rstrip("."), paper, file, link)
 
 
 @cache

@@ -95,7 +95,7 @@ def _unchosen(ir: MaskIR) -> Expr | None:
 
 def beside_dense(
     plan: KernelPlan, irs: tuple[MaskIR, ...], dense: KernelPlan, name: str
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Lines that compare a plan with the one of dense attention, for the same problem.
 
     Args:
@@ -167,9 +167,7 @@ def _beside(ir: MaskIR, found: Pairs, whole: Pairs) -> str:
     return f"{text}; {', '.join(lengths)}{every}" if lengths else text
 
 
-def _from(
-    share: int, formula: sympy.Expr, found: Pairs, whole: Pairs, ir: MaskIR
-) -> int | None:  # fmt: skip
+def _from(share: int, formula: sympy.Expr, found: Pairs, whole: Pairs, ir: MaskIR) -> int | None:
     """The least N, a multiple of the period, from which on there are at most 1 / share of dense's
     pairs (fewer, where that is all of them); None where there is none."""
     apart = sympy.Poly(whole.formula - share * formula, _N)

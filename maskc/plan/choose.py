@@ -178,7 +178,7 @@ def _with_choice(main: KernelPlan, others: Sequence[KernelPlan]) -> KernelPlan:
     also = tuple(
         replace(each, costs=costs_of(each)) if each.target == main.target else each
         for each in others
-    )  # fmt: skip
+    )
     reasons = (*main.reasons, *(_why_other(each) for each in also if each.form))
     return replace(main, also=also, costs=costs_of(main), reasons=reasons)
 

@@ -224,7 +224,7 @@ def _program_lines(
 
 def _parts_choice(
     plan: KernelPlan, n_q: int, n_kv: int, times: tuple[float, float] | None
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     if not plan.parts or plan.masks[0].ir.data:
         return []
     where = f"{n_q} x {n_kv}"

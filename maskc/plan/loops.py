@@ -233,9 +233,7 @@ def _backward_body(main: KernelPlan, plan: KernelPlan, at: _At) -> Iterator[str]
     yield "    dK[b, g, tj], dV[b, g, tj] = dk, dv"
 
 
-def _gathered(
-    lists: Gathering, plan: KernelPlan, at: _At, direction: Direction
-) -> Iterator[str]:  # fmt: skip
+def _gathered(lists: Gathering, plan: KernelPlan, at: _At, direction: Direction) -> Iterator[str]:
     """The loops over keys that are chosen one by one and gathered."""
     chosen, lengths = lists.selection, f"{at.n_q} x {at.n_kv}"
     keep = _restored(lists.allowed.lifted.shape, lists.constants)
@@ -373,7 +371,7 @@ class _Bound(NamedTuple):
     @staticmethod
     def of(
         name: str, line: np.ndarray, some: np.ndarray, values: np.ndarray, formula: Expr
-    ) -> _Bound:  # fmt: skip
+    ) -> _Bound:
         """A number or a straight line where the bound is one on the rows that count."""
         rows, own = line[some], values[some]
         slope, rest = divmod(int(own[-1] - own[0]), max(1, int(rows[-1] - rows[0])))

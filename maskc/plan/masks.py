@@ -94,7 +94,7 @@ def why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
 
 def why_partial(
     masks: tuple[PlannedMask, ...], distances: bool, run: int, data: DataIntervals | None = None
-) -> str:  # fmt: skip
+) -> str:
     """How kernels treat partial tiles.
 
     Args:

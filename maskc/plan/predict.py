@@ -80,7 +80,7 @@ def part_times(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[float, float] | N
 
 def _in_parts(
     plan: KernelPlan, direction: Direction, n_q: int, n_kv: int, owners: int
-) -> _Cycles | None:  # fmt: skip
+) -> _Cycles | None:
     cycles, launches = 0.0, 0.0
     for number, part in enumerate(plan.parts):
         if number and direction is Direction.forward and part.listed is None:

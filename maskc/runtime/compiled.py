@@ -174,9 +174,7 @@ class CompiledMask:
         self._drops = DropoutBlock() if bundle.problem.dropout else None
         self._pages = PageBlock() if bundle.problem.page_size else None
         self._runner = runner
-        self._is_plain = not (
-            runner or self._score or self._factors or self._drops or self._pages
-        )  # fmt: skip
+        self._is_plain = not (runner or self._score or self._factors or self._drops or self._pages)
         """Whether calls are run by kernels that read nothing behind `struct Attention`."""
 
     def holding(self, held: Held | None, inputs: Inputs | None = None) -> CompiledMask:
@@ -340,18 +338,38 @@ class CompiledMask:
 
     @overload
     def __call__(
-        self, q: Any, k: Any, v: Any, *, return_lse: Literal[True],
-        return_selection: Literal[False] = False, indexer_loss: Literal[False] = False,
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        return_lse: Literal[True],
+        return_selection: Literal[False] = False,
+        indexer_loss: Literal[False] = False,
         **options: Any,
-    ) -> tuple[Any, Any]: ...  # fmt: skip
+    ) -> tuple[Any, Any]: ...
     @overload
     def __call__(
-        self, q: Any, k: Any, v: Any, *, scale: float | None = None, return_lse: bool = False,
-        softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        normalizer: str = "softmax", alpha: Any = None, nan_safe: bool = False,
-        deterministic: bool = False, dropout_p: float = 0.0, dropout_seed: Any = None,
-        return_selection: bool = False, indexer_loss: bool = False, **data: Any,
-    ) -> Any: ...  # fmt: skip
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        scale: float | None = None,
+        return_lse: bool = False,
+        softcap: float | None = None,
+        alibi_slopes: Any = None,
+        sink_logits: Any = None,
+        normalizer: str = "softmax",
+        alpha: Any = None,
+        nan_safe: bool = False,
+        deterministic: bool = False,
+        dropout_p: float = 0.0,
+        dropout_seed: Any = None,
+        return_selection: bool = False,
+        indexer_loss: bool = False,
+        **data: Any,
+    ) -> Any: ...
     @shown_by_overload
     def __call__(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         """softmax(scale * q k^T, restricted to the mask) v.
@@ -425,9 +443,7 @@ class CompiledMask:
             return self.run(call)
         drops = False
         if not (options is DEFAULTS or options is WITH_LSE or options.is_one_pass):
-            several = (
-                options.return_selection or options.indexer_loss or options.alpha_by_head
-            )  # fmt: skip
+            several = options.return_selection or options.indexer_loss or options.alpha_by_head
             if options.dropout_p and several:
                 wanted = "left out beside return_selection, indexer_loss and an alpha for each head"
                 raise BadOption("dropout_p", wanted, options.dropout_p, at="dropout_p")

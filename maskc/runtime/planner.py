@@ -277,9 +277,7 @@ class CallPlanner:
             return self._after_choice(self.chooser, unit, wanted, bound, place, outputs)
         return self._whole(unit, wanted, bound, place, outputs)
 
-    def _divides(
-        self, unit: SourceUnit, sizes: Sizes, bound: Bound, measured: bool | None
-    ) -> bool:  # fmt: skip
+    def _divides(self, unit: SourceUnit, sizes: Sizes, bound: Bound, measured: bool | None) -> bool:
         """Whether a pass of `unit` runs in parts at these lengths.
 
         Args:

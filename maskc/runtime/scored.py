@@ -378,10 +378,7 @@ def _indices(formula: S.Formula) -> tuple[tuple[str, tuple[E.Expr, ...]], ...]:
 def _symbols(index: E.Expr) -> set[object]:
     """What an index depends on, lengths aside."""
     own = (E.Sym, S.Entry, S.Score, S.Read)
-    return {
-        each for each in E.walk(index)
-        if isinstance(each, own) and each not in (E.N_Q, E.N_KV)
-    }  # fmt: skip
+    return {each for each in E.walk(index) if isinstance(each, own) and each not in (E.N_Q, E.N_KV)}
 
 
 def _number(name: str, slot: Slot, x: Any) -> float | int:

@@ -197,9 +197,7 @@ def kept_of_chosen(
     """The pairs that the mask keeps where they are chosen; None where those are all that may be."""
     (one,) = bundle.selections
     formulas = tuple(_as_chosen(each.keep, one.name) for each in bundle.variants)
-    plain = len(one.allowed) == 1 and all(
-        each in (one.allowed[0], E.ALWAYS) for each in formulas
-    )  # fmt: skip
+    plain = len(one.allowed) == 1 and all(each in (one.allowed[0], E.ALWAYS) for each in formulas)
     if plain:
         return None
     return Pairs(formulas, bundle.head_variant, arrays, params, sizes.n_q, sizes.n_kv)

@@ -107,10 +107,10 @@ def torch():
     return pytest.importorskip("torch")
 
 
-def pages(table):
-    """A plan over a page table, of sequences with 16 keys in pages of 8."""
+def pages(table, keys=16):
+    """A plan over a page table, of sequences with so many keys in pages of 8."""
     attn = mc.paged(mc.causal(), page_size=8, head_dim=16, n_heads=2, target="cpu")
-    return attn.plan(np.array(table), 1, [16] * len(table))
+    return attn.plan(np.array(table), 1, [keys] * len(table))
 
 
 def learned():
@@ -272,10 +272,32 @@ TEXTS = {
         "    hint: see help(maskc.paged)",
     ),
     "MC465": (
-        lambda: pages([[0, 0]]).check(3),
-        "MC465 page_table  sequence 0: one page holds two runs of its keys\n"
+        lambda: pages([[0, 1]], 17).check(3),
+        "MC465 seq_lens_kv  sequence 0: 17 keys, and max_seqlen_kv is 16\n"
         "    hint: kernels read zeros for entries outside of the pool; unset MASKC_CHECK to run "
         "without this check",
+    ),
+    "MC660": (
+        lambda: pages([[0, 3]]).check(3),
+        "MC660 page_table  sequence 0: entry 1 of its page table is 3, and the pool has pages 0 "
+        "to 2\n"
+        "    hint: kernels read zeros for entries outside of the pool; unset MASKC_CHECK to run "
+        "without this check",
+    ),
+    "MC661": (
+        lambda: pages([[2, 2]]).check(3),
+        "MC661 page_table  sequence 0: entries 0 and 1 of its page table are both page 2\n"
+        "    hint: give every run of page_size tokens a page of its own",
+    ),
+    "MC662": (
+        lambda: pages([[0, 2]]).check(3, freed=[2]),
+        "MC662 page_table  sequence 0: entry 1 of its page table is page 2, which is free\n"
+        "    hint: take the page from the free list before a plan names it",
+    ),
+    "MC663": (
+        lambda: pages([[0, 2], [1, 2]]).check_slots(),
+        "MC663 page_table  rows 0 and 1 of k go to one slot: page 2, token 7 of the page\n"
+        "    hint: copy a page that sequences share before one of them writes into it",
     ),
     "MC466": (
         lambda: mc.paged(
@@ -546,7 +568,7 @@ def test_every_class_of_a_call_has_its_text_here():
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, MaskcError)
     }
-    wanted = {code for code in codes if "MC400" < code <= "MC510"}
+    wanted = {code for code in codes if "MC400" < code <= "MC510" or "MC660" <= code <= "MC679"}
     assert wanted == {*TEXTS, "MC508", "MC510", "MC414", "MC415"}  # pickles: see test_objects
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cached_property
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -92,6 +95,20 @@ def test_every_public_name_and_its_arguments(golden) -> None:
             for inner in own(value):
                 found += [f"    {line}" for line in lines(inner, getattr(value, inner))]
     golden("api.txt", "\n".join(found) + "\n")
+
+
+def test_every_name_of_an_integration_in_the_reference_and_its_arguments(golden) -> None:
+    for module in ("torch", "transformers", "jax"):
+        pytest.importorskip(module)
+    pages = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
+    shown = "\n".join(page.read_text() for page in pages)
+    names = re.findall(r"^::: (maskc\.integrations\.\S+)", shown, re.M)
+    assert "maskc.integrations.transformers.register" in names
+    found = []
+    for name in names:
+        module, _, last = name.rpartition(".")
+        found += lines(name, getattr(import_module(module), last))
+    golden("api_integrations.txt", "\n".join(found) + "\n")
 
 
 def test_dir_shows_public_names_alone() -> None:

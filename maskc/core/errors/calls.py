@@ -276,7 +276,7 @@ class BadPages(MaskcError):
 
 
 class BadPageTable(MaskcError):
-    """With MASKC_CHECK=1: a page table names what is no page, or one page twice."""
+    """With MASKC_CHECK=1: a sequence has more keys than its plan or its pages hold."""
 
     code = "MC465"
     message = "sequence {0}: {1}"
@@ -284,6 +284,37 @@ class BadPageTable(MaskcError):
         "kernels read zeros for entries outside of the pool; unset MASKC_CHECK to run without "
         "this check"
     )
+
+
+class PageOutOfPool(BadPageTable):
+    """With MASKC_CHECK=1: an entry of a page table is no page of the pool."""
+
+    code = "MC660"
+    message = "sequence {0}: entry {1} of its page table is {2}, and the pool has pages 0 to {3}"
+
+
+class PageTwice(BadPageTable):
+    """With MASKC_CHECK=1: a page table names one page twice for one sequence."""
+
+    code = "MC661"
+    message = "sequence {0}: entries {1} and {2} of its page table are both page {3}"
+    hint = "give every run of page_size tokens a page of its own"
+
+
+class PageFreed(BadPageTable):
+    """PagedPlan.check found a page that its caller says is free."""
+
+    code = "MC662"
+    message = "sequence {0}: entry {1} of its page table is page {2}, which is free"
+    hint = "take the page from the free list before a plan names it"
+
+
+class SlotTwice(MaskcError):
+    """With MASKC_CHECK=1: two new tokens would be written into one slot of a pool."""
+
+    code = "MC663"
+    message = "rows {0} and {1} of k go to one slot: page {2}, token {3} of the page"
+    hint = "copy a page that sequences share before one of them writes into it"
 
 
 class NotPaged(MaskcError):

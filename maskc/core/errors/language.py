@@ -326,7 +326,8 @@ class BadParameter(MaskcError):
 
 
 class BadParameterValue(MaskcError):
-    """A pattern's parameter has a value of the wrong type, or no default."""
+    """A pattern's parameter has a value of the wrong type, one that the pattern refuses, or no
+    default."""
 
     code = "MC205"
     exit_code = 2

@@ -122,9 +122,7 @@ class TracedCall:
     @property
     def with_gradients(self) -> tuple[str, ...]:
         """Further arrays with gradients, in the order in which a backward pass returns them."""
-        return (
-            *["sink_logits"] * self.sinks, *["alibi_slopes"] * self.slopes, *self.trained
-        )  # fmt: skip
+        return (*["sink_logits"] * self.sinks, *["alibi_slopes"] * self.slopes, *self.trained)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -163,7 +163,7 @@ def _is_plain(q: Any, k: Any, v: Any, beside: Mapping[str, Any]) -> bool:
 
 def _named(
     find: Finder | None, owner: Any, q: Any, k: Any, v: Any, wanted: bool, score: Any
-) -> str:  # fmt: skip
+) -> str:
     """The handle of what operators run, see `handle`; arguments as of `through_torch`."""
     place = _place(q)
     check_dimensions(q.dim(), v.dim())
@@ -212,7 +212,7 @@ def _place(q: Any) -> tuple[str, int]:
 
 def _wanted(
     q: Any, k: Any, v: Any, options: CallOptions, beside: Mapping[str, Any], tables: Sequence[str]
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether there is something to differentiate.
 
     Args:

@@ -304,9 +304,7 @@ def _sides(ids: Any, place: LayerPlace) -> Any:
     return ids[:, q_offset : q_offset + n_q].contiguous(), keys
 
 
-def _read(
-    function: Any, tensors: _Tensors, positions: Any, segments: tuple[Any, ...]
-) -> Tree:  # fmt: skip
+def _read(function: Any, tensors: _Tensors, positions: Any, segments: tuple[Any, ...]) -> Tree:
     """What a mask function computes.
 
     Args:
@@ -400,7 +398,7 @@ def _has_causal(tree: Tree) -> bool:
     return tree == _CAUSAL or (
         (tree[0] == "and" and any(map(_has_causal, tree[1:])))
         or (tree[0] == "or" and all(map(_has_causal, tree[1:])))
-    )  # fmt: skip
+    )
 
 
 def _relative(tree: Tree) -> bool:

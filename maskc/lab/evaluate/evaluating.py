@@ -27,17 +27,14 @@ from maskc.lab.evaluate.statistics import bootstrap, holm
 from maskc.lab.evaluate.tensors import Data, Tensors, capture, data_of
 
 INFORMATION = (
-    "Retained mass and output error speak of one model's q and k on these texts, layer by layer: "
-    "errors of one layer are not fed to the next."
+    "Retained mass and output error describe one model's q and k on these texts, layer by layer. "
+    "Errors of one layer are not fed to the next."
 )
 UNTRAINED = (
-    "Perplexity and retrieval without training say how far a trained dense model stands the mask, "
-    "not how good a model trained with it would be: a pattern that ranks low here may train well."
+    "Perplexity and retrieval without training show how well a dense model tolerates the mask. "
+    "They do not predict a model trained with it: a pattern that ranks low here may train well."
 )
-SCOPE = (
-    "Nothing here speaks of larger models, longer sequences, other languages or other benchmarks "
-    "than those named."
-)
+SCOPE = "Larger models, longer sequences, other languages and other benchmarks were not evaluated."
 
 
 @dataclass(frozen=True)

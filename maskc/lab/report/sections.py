@@ -301,10 +301,10 @@ def _complexity(subject: Subject) -> Iterator[Block]:
         "pass; the backward pass has 2.5 times as many."
     )
     lines = [*driver.beside_dense(subject.mask, subject.plan), *_wins_elsewhere(subject)]
-    yield Code("\n".join(lines), "Beside dense attention")
+    yield Code("\n".join(lines), "Compared with dense attention")
     yield Words(
-        "Time: every live pair is computed once, and pairs of a live tile that are not live are "
-        "computed and thrown away (column: run). Memory of a call: q, k, v, out and one "
+        "Time: every live pair is computed once. Masked pairs of a live tile are computed and "
+        "discarded (column: run). Memory of a call: q, k, v, out and one "
         "number per query; no score is stored. Decoding: " + _cache(subject) + "."
     )
     rows = [row for n in _counted_at(subject) for row in _count_rows(subject, n)]
@@ -441,16 +441,16 @@ def _speed(subject: Subject) -> Iterator[Block]:
             series = {
                 name: {r["n_q"]: r[measure] for r in own if r["impl"] == name and r[measure]}
                 for name in names
-            }  # fmt: skip
+            }
             label = f"{unit} over N, {growth.direction}"
             if svg := growth_chart(series, names, unit, label, say):
                 yield Figure(svg, f"{label}.", _twin(series, say))
-        yield Code("\n".join(
-            textwrap.fill(line, 100, subsequent_indent="    ") for line in growth.lines()
-        ))  # fmt: skip
+        yield Code(
+            "\n".join(textwrap.fill(line, 100, subsequent_indent="    ") for line in growth.lines())
+        )
     yield ReportTable(_SPEED, [_speed_row(row, found.rows) for row in _ordered(found.rows)],
                 frozenset(range(2, 8)))  # fmt: skip
-    yield Words("; ".join(f"{name}: {text}" for name, text in texts.items()) + ".")
+    yield Words(" ".join(f"{name}: {text}." for name, text in texts.items()))
     for note in found.notes:
         yield Words(f"Note: {note}")
     yield Command(found.command)
@@ -484,9 +484,7 @@ def _speed_row(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
         return (*head, "", "", "", "", error, "WRONG")
     peak = "-" if row["peak_bytes"] is None else words.scaled(row["peak_bytes"], "B")
     ratio = f"{row['ms'] / mine[0]:.3g}" if mine and row["impl"] != "maskc" else ""
-    return (
-        *head, f"{row['ms']:.4g}", f"{row['tokens_per_s']:,.0f}", peak, ratio, error, "right"
-    )  # fmt: skip
+    return (*head, f"{row['ms']:.4g}", f"{row['tokens_per_s']:,.0f}", peak, ratio, error, "right")
 
 
 def _twin(series: Mapping[str, Mapping[int, float]], say: Callable[[float], str]) -> str:

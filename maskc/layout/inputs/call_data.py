@@ -323,7 +323,7 @@ def _ids(
 
 def _ids_from_ends(
     name: str, given: CuSeqlens, ends: np.ndarray, length: int, nobody: int
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     hint = "cumulative lengths are 0, then the end of each document; tokens may follow the last"
     if ends[0] != 0:
         raise DataRange(name, f"cumulative lengths start at {ends[0]}, not 0", hint, at=name)

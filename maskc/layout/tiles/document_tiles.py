@@ -118,7 +118,7 @@ class DocumentTileLists:
 
 def document_lists(
     layout: BlockLayout, of_q: np.ndarray, of_k: np.ndarray, aligned: bool = False
-) -> DocumentTileLists:  # fmt: skip
+) -> DocumentTileLists:
     """List the live tiles of every tile row.
 
     Args:
@@ -178,7 +178,7 @@ def _beginning(
 
 def check_documents(
     lists: DocumentTileLists, layout: BlockLayout, keep: Expr, env: Mapping[str, object]
-) -> None:  # fmt: skip
+) -> None:
     """Compare lists with the mask pair by pair, a tile row at a time; `layout` as for
     `document_lists`, `env` has what `keep` reads.
 

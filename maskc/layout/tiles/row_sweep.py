@@ -262,7 +262,7 @@ class Sweep:
         same, other = (
             E.substitute(left, {self._same.comparison: E.Truth(told)})
             for told in ((True, False) if self._same.comparison.op == "==" else (False, True))
-        )  # fmt: skip
+        )
         first, last = self._same.places(rows, low, high)
         alike = self._between_keys(same, first, last, True)
         return (

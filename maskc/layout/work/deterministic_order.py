@@ -122,7 +122,7 @@ def multiprocessors_needed(parts: Mapping[str, np.ndarray]) -> int:
 
 def ordered_work(
     spans: Spans, of_head: np.ndarray, heads_kv: int, together: int, rule: WorkList
-) -> Work:  # fmt: skip
+) -> Work:
     """Items of a deterministic backward pass: tile columns of key/value heads.
 
     An item has all query heads of its key/value head and all their tiles, `count` in all; or,
@@ -163,7 +163,7 @@ def ordered_work(
 
 def in_turn(
     parts: list[tuple[str, np.ndarray]], n_q: int, size: int, rule: WorkList | None
-) -> list[tuple[str, np.ndarray]]:  # fmt: skip
+) -> list[tuple[str, np.ndarray]]:
     """Make the tables of a deterministic pass; other passes keep theirs.
 
     Lists by columns get another order, `col_turns` stands beside them and beside those by rows, and

@@ -161,7 +161,7 @@ def _with_tile(problem: Problem, tile: TileShape) -> Sm80Schedule:
 
 def _schedule(
     problem: Problem, tile: TileShape, warps: int, blocks: int, keep_q: bool
-) -> Sm80Schedule:  # fmt: skip
+) -> Sm80Schedule:
     dim = problem.head_dim
     rows, park = tile.q // warps, dim == 128
     why = "each fragment of K and V serves them all" if rows == 32 else "out fills the registers"

@@ -268,9 +268,7 @@ def _key_blocks(dim: int, tile: TileShape) -> int:
     return -(-2 * (dim // 8) * (tile.k // 2) // THREADS)
 
 
-def _products(
-    dim: int, queries: int, parts: tuple[int, ...], of_dq: int
-) -> tuple[Product, ...]:  # fmt: skip
+def _products(dim: int, queries: int, parts: tuple[int, ...], of_dq: int) -> tuple[Product, ...]:
     """Matrix products of a warpgroup: transposed scores, what is folded into them, gradients of
     keys and values, dq (whose columns are `of_dq`)."""
     scores = Product("multiply_scores", queries)
@@ -313,7 +311,7 @@ def _modes(
 
 def _mode(
     tile: TileShape, room: int, threads: int, blocks: int, key_blocks: int, macro: str
-) -> Mode:  # fmt: skip
+) -> Mode:
     prepare = Launch("attention_backward_prepare", Grid.queries, THREADS, per_block=tile.q)
     mean = Launch(
         "attention_backward_mean", Grid.queries, threads, room, tile.q, feature=Feature.entmax

@@ -62,5 +62,4 @@ def backward_schedule(problem: Problem) -> Schedule:
     )  # fmt: skip
     several = f"{spans} warps" if spans > 1 else "a warp"
     reason = f"tiles of {TILE.q} x {TILE.k}, {several} for each, in registers"
-    return Schedule(TILE, reason, warps=warps, min_blocks=blocks,
-                        modes=((ONCE, Mode((launch,))),))  # fmt: skip
+    return Schedule(TILE, reason, warps=warps, min_blocks=blocks, modes=((ONCE, Mode((launch,))),))

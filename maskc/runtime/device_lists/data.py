@@ -113,7 +113,7 @@ class DataLists:
 
     def _program(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place
-    ) -> tuple[Emitted, Place]:  # fmt: skip
+    ) -> tuple[Emitted, Place]:
         """The program, and the tokens: heads as rows of one tile where they fit."""
         bundle, selector = self._built.bundle, self._built.selector
         if not self._by_documents:
@@ -128,7 +128,7 @@ class DataLists:
 
     def _kept(
         self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction, by_head: bool
-    ) -> Tables:  # fmt: skip
+    ) -> Tables:
         """What the masks could keep at these lengths, as tables: for each of the heads, or once for
         all.
 

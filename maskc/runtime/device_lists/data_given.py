@@ -110,7 +110,7 @@ class Reader:
 
     def _inside(
         self, held: Held, found: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Whether no formula reads a captured array outside; remembered for a few sizes."""
         shapes = {name: found[name].shape[2:] for name, _, _ in held.tables if name in found}
         key = (sizes.n_q, sizes.n_kv, *shapes.items())

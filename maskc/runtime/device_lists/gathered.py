@@ -243,9 +243,7 @@ def _blocks(unit: SourceUnit, sizes: Sizes, launch: Launch, multiprocessors: int
     return min(_items(unit, sizes), multiprocessors * launch.resident)
 
 
-def _numbers(
-    numbers: bytes, unit: SourceUnit, sizes: Sizes, ranking: Ranking, room: Room
-) -> bytes:  # fmt: skip
+def _numbers(numbers: bytes, unit: SourceUnit, sizes: Sizes, ranking: Ranking, room: Room) -> bytes:
     """`struct Attention` that says how far apart the lists of two queries are."""
     block = ATTENTION.from_buffer_copy(numbers)
     own_sequence, own_head = ranking.lists > 1, ranking.groups > 1
@@ -293,7 +291,7 @@ def _gathered(
 
 def _chunks(
     block: ctypes.Structure, kernel: CudaKernel, sizes: Sizes, room: Room
-) -> Iterator[Chunk]:  # fmt: skip
+) -> Iterator[Chunk]:
     """Launch by launch; scores that are kept are of one sequence."""
     each = room.rows if room.pitch == 0 else sizes.n_q
     for start in range(0, room.rows, max(1, each)):

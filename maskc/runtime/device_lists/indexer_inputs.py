@@ -117,9 +117,7 @@ def _size(array: Array) -> int:
     return 1 if array.dtype == E4M3 else 2
 
 
-def _given(
-    device: Device, selection: Selection, data: Mapping[str, Any], sizes: Sizes
-) -> Ranking:  # fmt: skip
+def _given(device: Device, selection: Selection, data: Mapping[str, Any], sizes: Sizes) -> Ranking:
     found = _view("scores", device, data, tuple(CODES))
     shape = (1, 1, *found.shape)[-4:] if 2 <= len(found.shape) <= 4 else ()
     own = (sizes.n_q, sizes.n_kv)

@@ -182,7 +182,7 @@ class ListsPlan(DeviceListedPlan):
 
     def _taken(
         self, library: Library, q: Any, sent: Sent, stream: int, watched: Watched | None
-    ) -> Lists:  # fmt: skip
+    ) -> Lists:
         """Lists for a call alone: those of its arrays, or some to be made, in memory that no later
         launch of the stream reads.
 

@@ -158,7 +158,7 @@ class Making:
         tiles = (
             self.given.sources[slot].shape[0] * self.tiles[side] if side >= 0 else 0
             for slot, side, _ in self.readings
-        )  # fmt: skip
+        )
         return tuple(accumulate(tiles, initial=0))
 
     @property

@@ -386,9 +386,7 @@ class ListedRowsPlan:
         if making is not None and listing is not None:
             making.kernel.launch(making.after, stream, listing)
 
-    def _filled(
-        self, sents: tuple[Sent, ...], pointers: Pointers, given: Flags | None
-    ) -> _Filled:  # fmt: skip
+    def _filled(self, sents: tuple[Sent, ...], pointers: Pointers, given: Flags | None) -> _Filled:
         """The launches of a call; `pointers` has all of POINTERS."""
         lists, *others = sents
         making, listing = self.making, None

@@ -156,8 +156,7 @@ class _Pass:
 
     def keep(self, gradient: np.ndarray, into: np.ndarray) -> None:
         """Write a gradient, or add it to that of other keys."""
-        store(gradient + load(into, self.dtype) if self.block.joins else gradient,
-               into, self.dtype)  # fmt: skip
+        store(gradient + load(into, self.dtype) if self.block.joins else gradient, into, self.dtype)
 
     def heads(self) -> Iterator[tuple[int, int]]:
         yield from np.ndindex(self.block.batch, self.block.heads_q)

@@ -89,5 +89,5 @@ def encode_with(driver: Any, address: int, dims: Shape, strides: Shape, box: Sha
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )  # fmt: skip
+    )
     return found
