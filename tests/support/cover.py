@@ -3,9 +3,10 @@
     pytest -p tests.support.cover --cover-to FILE ...   # measures, in one process
     python -m tests.support.cover FILE ...              # chooses, and writes tests/golden/later.txt
 
-What a test reaches: lines of the package, and each pair of a target and a feature that it has a
-kernel of. Tests that cost little always run. Of the others the list names those that reach nothing
-that the rest does not reach; `make test` leaves them out, `make test-all` and CI run them.
+What a test reaches: its own function, each value of its parameters, lines of the package, and each
+pair of a target and a feature that it builds a kernel of. Tests that cost little always run. Of the
+others those run that reach most for their cost, up to a budget. The list names the rest: `make
+test` leaves it out, `make test-all` and CI run it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIST = ROOT / "tests" / "golden" / "later.txt"
-"""A line for each test that can wait; a name without brackets stands for all of its cases."""
+"""Tests that can wait, by file; a name without brackets stands for all of its cases."""
 CHEAP = 0.1
 """CPU seconds up to which a test always runs."""
 BUDGET = 110.0
@@ -95,6 +97,7 @@ class Recorder:
         before = sum(os.times()[:4])
         yield
         self._tests[item.nodeid].seconds += sum(os.times()[:4]) - before
+        self._tests[item.nodeid].reaches |= named_by(item.nodeid)
         self._lines.switch_context("")
 
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
@@ -112,6 +115,12 @@ class Recorder:
                     if test in self._tests:
                         self._tests[test].reaches.add((name, line))
         self._file.write_bytes(pickle.dumps(dict(self._tests)))
+
+
+def named_by(nodeid: str) -> set[Any]:
+    """What the name of a test says that it reaches: its function, and the values of parameters."""
+    function, _, values = nodeid.removesuffix("]").partition("[")
+    return {function, *((function, *value) for value in enumerate(values.split("-")))}
 
 
 # ------------------------------------------------------------------ choosing
@@ -156,8 +165,21 @@ def is_later(nodeid: str, names: frozenset[str]) -> bool:
 
 
 def listed() -> frozenset[str]:
-    """The lines of the list."""
-    return frozenset(LIST.read_text().splitlines())
+    """The names in the list: a line with a file, then those in it, indented."""
+    names, file = [], ""
+    for line in LIST.read_text().splitlines():
+        if line.startswith(" "):
+            names.append(f"{file}::{line.strip()}")
+        file = file if line.startswith(" ") else line
+    return frozenset(names)
+
+
+def write_list(names: list[str]) -> None:
+    """Write names, in their order, as `listed` reads them."""
+    lines: list[str] = []
+    for file, group in groupby(names, lambda name: name.partition("::")[0]):
+        lines += [file, *(f" {name.partition('::')[2]}" for name in group)]
+    LIST.write_text("".join(f"{line}\n" for line in lines))
 
 
 def main() -> None:
@@ -168,7 +190,7 @@ def main() -> None:
         tests |= pickle.loads(file.read_bytes())
     now = chosen(tests)
     later = tests.keys() - now
-    LIST.write_text("\n".join(named(set(later), list(tests))) + "\n")
+    write_list(named(set(later), list(tests)))
     whole = set().union(*(test.reaches for test in tests.values()))
     reached = set().union(*(tests[name].reaches for name in now))
     for what, names in (("now", now), ("later", later)):
