@@ -44,7 +44,7 @@ demo: $(STAMP)
 # reaches. The rest is named in tests/golden/later.txt, which `make cover` writes.
 test: $(STAMP)
 	@echo "Without PyTorch about 4,600 tests in two minutes on two cores. make test-all: every test."
-	$(BIN)/python -m pytest -m 'not gpu and not matrix' --soon $(or $(PYTEST_ARGS),$(ALL_CORES))
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),--soon $(ALL_CORES))
 
 # Everything that needs no GPU, on all cores, with the reason of every test that is skipped.
 test-all: $(STAMP)
