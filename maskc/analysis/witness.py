@@ -144,8 +144,7 @@ class _Space:
         """Whether isl is asked at all."""
 
     def _read(self, formula: Expr) -> Expr:
-        """The formula with a symbol for each element that it reads, and numbers for what is
-        known."""
+        """Replace each element that a formula reads by a symbol, and known elements by numbers."""
 
         def leaf(node: Expr) -> Expr | None:
             if not isinstance(node, E.Load):

@@ -134,7 +134,7 @@ class Pick(Expr):
     """
 
     condition: Anything
-    """An Expr, or in formulas of the score a Test of theirs."""
+    """An Expr, or in score formulas a Test of theirs."""
     then: Expr
     other: Expr
 

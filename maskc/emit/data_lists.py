@@ -30,7 +30,7 @@ def banner(what: str, plan: KernelPlan, more: str = "", change: str = "pattern")
 def lists_source(
     plan: KernelPlan, template: str, spec: ListsSpec, launches: tuple[Launch, ...], form: str
 ) -> SourceUnit:
-    """A source beside those of the passes, which knows tiles and lengths from calls."""
+    """Return a source that accompanies the passes and takes tiles and lengths from calls."""
     return SourceUnit(
         plan.target.name, render(template, spec), TileShape(1, 1), False, (),
         (("usual", Mode(launches)),), form=form,

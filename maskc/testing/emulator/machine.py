@@ -34,7 +34,7 @@ OF_KERNELS = (*FLAGS, "-Og")
 
 
 class Fault(Exception):
-    """What the emulator found while a kernel ran."""
+    """A fault that the emulator detected while a kernel ran."""
 
 
 @cache
@@ -130,7 +130,7 @@ def encode(
 
 
 class Driver:
-    """What maskc.runtime.launch.cuda asks of a device."""
+    """The part of a CUDA device that maskc.runtime.launch.cuda uses."""
 
     def __init__(self) -> None:
         """Nothing was launched yet."""
@@ -194,7 +194,7 @@ class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
 
 
 class Patch(Protocol):
-    """What puts the emulator in place, and back; pytest's MonkeyPatch is one."""
+    """Interface that installs and removes the emulator; pytest's MonkeyPatch implements it."""
 
     @property
     def setattr(self) -> Callable[..., None]:

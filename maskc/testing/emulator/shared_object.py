@@ -22,11 +22,10 @@ class Refused(Exception):
 
 @cache
 def _folder() -> Path:
-    """The folder of what is built: CI starts with nothing, a developer with what the last run has
-    built.
+    """Return the folder of builds. CI starts with an empty one, a developer with the last run's.
 
-    Code is loaded from here. So the rules of the binary cache apply: a folder that is not this
-    user's alone is not used, but a new one for this process.
+    Code is loaded from here. So the rules of the binary cache apply: a folder that others can write
+    to is replaced by a temporary one.
     """
     own = os.environ.get("MASKC_EMULATOR_DIR")
     place = (
@@ -58,13 +57,13 @@ def _compiler(name: str) -> str:
 def built(
     key: str, suffix: str, command: list[str], source: Callable[[], str] | None = None
 ) -> Path:  # fmt: skip
-    """A file by what it was made from; several processes may make it at once.
+    """Return a file named after its inputs; several processes may build it at once.
 
     Args:
-        key: all that the result depends on, except the compiler and its arguments.
+        key: all inputs of the result, except the compiler and its arguments.
         suffix: the rest of the file's name; a `/` begins a name in a folder of its own.
         command: compiler and arguments; `-o` is added, and the source's file before it.
-        source: makes the text of the source, C where `command` names no other language.
+        source: returns the text of the source; C where `command` names no other language.
 
     Raises:
         Refused: it does not compile.
