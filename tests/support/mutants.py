@@ -230,7 +230,7 @@ def _child(room: Path, tests: list[str], answer: Path) -> None:
         for name in [name for name in sys.modules if name.split(".")[0] in ("maskc", "tests")]:
             del sys.modules[name]
         reporter = Reporter()
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not matrix", "--soon"]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not matrix"]
         code = pytest.main([*options, *tests], plugins=[reporter])
         answer.write_text(reporter.failed or ("" if code in (0, 5) else "it does not start"))
     except BaseException:
@@ -269,8 +269,10 @@ def tried(faults: list[Fault], say: Callable[[str], None] = print) -> None:
         for fault in faults:
             tests = tests_of(fault.file)
             while True:
-                left_out = [f"--deselect={name}" for name in sorted(broken)]
-                found = planted_in(room, fault, [*tests, *left_out])
+                asked = [*tests, *(f"--deselect={name}" for name in sorted(broken))]
+                found = planted_in(room, fault, [*asked, "--soon"]) or planted_in(
+                    room, fault, asked
+                )
                 if "::" not in found or not first_failure(room, [found]):
                     break
                 broken.add(found)  # it fails without a fault, too

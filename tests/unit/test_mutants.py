@@ -50,8 +50,6 @@ def test_the_first_failure(tmp_path, body, found):
         "[tool.pytest.ini_options]\nmarkers = ['gpu', 'matrix']"
     )
     (tmp_path / "tests").mkdir()
-    options = "def pytest_addoption(parser):\n    parser.addoption('--soon', action='store_true')\n"
-    (tmp_path / "tests" / "conftest.py").write_text(options)
     (tmp_path / "tests" / "test_x.py").write_text(f"def test_x():\n    {body}\n")
     assert mutants.first_failure(tmp_path, ["tests/test_x.py"], seconds=3) == found
 
