@@ -61,9 +61,7 @@ def page(title: str, lines: Sequence[str], panels: Sequence[tuple[str, str]]) ->
     )
 
 
-def runs(
-    classes: np.ndarray, share: np.ndarray
-) -> Iterator[tuple[int, int, int, int, float]]:  # fmt: skip
+def runs(classes: np.ndarray, share: np.ndarray) -> Iterator[tuple[int, int, int, int, float]]:
     """Yield (row, first, stop, class, share) of each run of equal cells in a row that are not
     empty.
 

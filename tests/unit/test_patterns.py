@@ -343,7 +343,7 @@ AXIS = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     grid=st.lists(st.integers(1, 7), min_size=1, max_size=3), axes=st.tuples(AXIS, AXIS, AXIS),
     for_all=st.sets(st.sampled_from(["kernel", "dilation", "stride", "causal"])),
