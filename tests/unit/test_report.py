@@ -17,6 +17,7 @@ import pytest
 
 import maskc as mc
 from maskc import driver
+from maskc.cli.report import read_notes
 from maskc.core.errors import BadEvaluation
 from maskc.core.target import Target
 from maskc.lab.report import Document, Subject, document
@@ -24,7 +25,7 @@ from maskc.lab.report.document import Code, Command, Figure, ReportTable, Sectio
 from maskc.lab.report.drawings import growth_chart
 from maskc.lab.report.evidence import significance_blocks
 from maskc.lab.report.html import html
-from maskc.lab.report.markdown import markdown
+from maskc.lab.report.markdown import markdown, plain
 from maskc.runtime import CompiledMask
 from maskc.verify.samples import sample_data
 from maskc.viz import weight_drawings
@@ -181,6 +182,18 @@ def test_motivation_and_discussion_stand_where_they_were_given(tmp_path: Path):
     only = report_of(MASKS["full"], discussion=["One thing."])
     assert [each.key for each in only.sections] == [*KEYS[:-1], "discussion", "environment"]
     assert "\n## Discussion\n\nOne thing.\n" in markdown(only)
+
+
+def test_committed_reports_have_the_notes_that_lie_beside_them():
+    folder = Path(__file__).parents[2] / "docs" / "reports"
+    pages = sorted(folder.glob("*.md"))
+    assert len(pages) == 3
+    for page in pages:
+        text = page.read_text()
+        written = read_notes(str(page.with_suffix(".notes.txt")))
+        for key in ("motivation", "discussion"):
+            (section,) = re.findall(rf"^## {key.title()}\n\n(.*?)\n\n## ", text, re.M | re.S)
+            assert section == "\n\n".join(map(plain, written[key])), (page.name, key)
 
 
 @pytest.mark.parametrize(
