@@ -7,7 +7,6 @@ import json
 import posixpath
 import re
 from pathlib import Path
-from runpy import run_path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -19,12 +18,6 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
 }
-DRAWS = Path(__file__).with_name("pattern_index.py")
-_PICTURED = """
-Rows are 256 queries, columns 256 keys. Parameters are smaller than in the papers, and data are
-synthetic. Blue tiles are full, amber tiles partial; darker means more live pairs.
-
-"""
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -67,8 +60,6 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Keep links between pages; of a link to another file of the repository keep its path."""
     source = page.file.src_uri
-    if source == "patterns.md":
-        markdown += "\n## Pictures\n\n" + _PICTURED + run_path(str(DRAWS))["drawings"]() + "\n"
     folder = "" if source in PAGES.values() else posixpath.join("docs", posixpath.dirname(source))
     here = posixpath.dirname(source)
 

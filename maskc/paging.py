@@ -94,7 +94,7 @@ def paged(
         dtype: of q, k and v, of two or four bytes; None: that of each call.
         layout: of pools: "NHD" is [pages, page_size, n_kv_heads, D], "HND" is [pages, n_kv_heads,
             page_size, D].
-        score: a formula of the score, see `mc.score`; its q and k are positions in a sequence.
+        score: a score formula, see `mc.score`; its q and k are positions in a sequence.
         target: as of Mask.compile.
         pool_dtype: "float8_e4m3fn" for pools of E4M3, which calls copy and convert to q's dtype;
             None: pools have q's dtype.
@@ -126,7 +126,7 @@ def paged(
             mask, score = mask & score.mask, Score(score.inputs)
         read = {x.name for x in E.walk(score.formula.logit) if isinstance(x, E.Sym)}
         for name in sorted(read & {"n_q", "n_kv", "b"}):
-            raise NotPaged(f"has a formula of the score that reads {name}", at="score")
+            raise NotPaged(f"has a score formula that reads {name}", at="score")
     options = {
         "head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": dtype, "score": score,
         "target": target,
@@ -221,9 +221,9 @@ class PagedAttention:
             k_pool, v_pool: pools in the layout of `mc.paged`, with any strides between rows.
             plan: of this step.
             scale, softcap, alibi_slopes, sink_logits: as of CompiledMask.
-            k_scale, v_scale: of pools of E4M3: by which their numbers are multiplied, a number or
+            k_scale, v_scale: factors of the numbers in E4M3 pools: a number or
                 fp32 [1] or [n_kv_heads]; 1 when None.
-            **tables: tables and parameters of the formula of the score.
+            **tables: tables and parameters of the score formula.
 
         Returns:
             out [tokens, n_heads, Dv] in the dtype of q, and lse fp32 [tokens, n_heads], natural

@@ -2,6 +2,7 @@
 
 Ze Tang et al., "AST-Trans: Code Summarization with Efficient Tree-Structured Attention", 2022:
 its ancestor-descendant and its sibling relation in one set, without the limit on distance.
+https://doi.org/10.1145/3510003.3510224
 
 Definition: k is q, an ancestor of q, a descendant of q, or a child of q's parent; roots are
 siblings of each other. Tokens are the nodes in depth-first order.

@@ -2,6 +2,7 @@
 
 Manzil Zaheer et al., "Big Bird: Transformers for Longer Sequences", 2020: internal transformer
 construction, with the global and window blocks of the published code.
+https://arxiv.org/abs/2007.14062
 
 Definition, over blocks I = p // block and J = k // block, nb = ceil(n / block) of them:
 I in {0, nb - 1} or J in {0, nb - 1} or |I - J| <= 1 or J in R(I), where R(I) holds the `n_random`

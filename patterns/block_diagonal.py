@@ -2,6 +2,7 @@
 
 Jiezhong Qiu et al., "Blockwise Self-Attention for Long Document Understanding", 2019: the heads
 whose permutation of blocks is the identity.
+https://arxiv.org/abs/1911.02972
 
 Definition: p // size == k // size.
 """

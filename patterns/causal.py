@@ -1,6 +1,7 @@
 """Causal attention.
 
 Ashish Vaswani et al., "Attention Is All You Need", 2017: the decoder.
+https://arxiv.org/abs/1706.03762
 
 Definition: k <= p.
 """

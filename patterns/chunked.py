@@ -1,6 +1,7 @@
 """Chunked causal attention.
 
 Meta AI, "The Llama 4 herd", 2025: the layers with rotary embeddings.
+https://ai.meta.com/blog/llama-4-multimodal-intelligence/
 
 Definition: p // size == k // size and k <= p.
 """

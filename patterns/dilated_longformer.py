@@ -2,6 +2,7 @@
 
 Iz Beltagy, Matthew E. Peters, Arman Cohan, "Longformer: The Long-Document Transformer", 2020:
 the dilated heads of the upper layers.
+https://arxiv.org/abs/2004.05150
 
 Definition: |p - k| <= window * dilation and (p - k) mod dilation == 0, or G[p] or G[k], where G
 holds the first `n_global` tokens.

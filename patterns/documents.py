@@ -1,6 +1,7 @@
 """Packed documents that do not see each other.
 
 Mario Michael Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
+https://arxiv.org/abs/2107.02027
 
 Definition: doc[q] == doc[k], and k <= p where `causal`.
 

@@ -1,6 +1,7 @@
 """Full attention.
 
 Ashish Vaswani et al., "Attention Is All You Need", 2017: the encoder.
+https://arxiv.org/abs/1706.03762
 
 Definition: every query sees every key.
 """

@@ -1,6 +1,7 @@
 """Longformer: a window on both sides and a few global tokens.
 
 Iz Beltagy, Matthew E. Peters, Arman Cohan, "Longformer: The Long-Document Transformer", 2020.
+https://arxiv.org/abs/2004.05150
 
 Definition: |p - k| <= window or G[p] or G[k], where G holds the first `n_global` tokens. In the
 paper's code attention_window = 2 * window.

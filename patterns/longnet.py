@@ -1,6 +1,7 @@
 """LongNet: dilated segments, sparser as they grow longer.
 
 Jiayu Ding et al., "LongNet: Scaling Transformers to 1,000,000,000 Tokens", 2023.
+https://arxiv.org/abs/2307.02486
 
 Definition: the union over (w, r) of p // w == k // w and p mod r == k mod r == h mod r, and k <= p
 where `causal`. Positions are taken mod r from the start of the sequence, which is the paper's

@@ -3,6 +3,7 @@
 Ali Hassani, Steven Walton, Jiachen Li, Shen Li, Humphrey Shi, "Neighborhood Attention Transformer",
 2022; dilation from Ali Hassani, Humphrey Shi, "Dilated Neighborhood Attention Transformer", 2022;
 stride from Ali Hassani et al., "Generalized Neighborhood Attention", 2025.
+https://arxiv.org/abs/2204.07143
 
 Definition, n tokens: those with the same residue g = q mod dilation form a class of
 L = ceil((n - g) / dilation) tokens, i = q // dilation the index inside it. The leader of i is

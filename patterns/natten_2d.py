@@ -2,6 +2,7 @@
 
 Ali Hassani, Steven Walton, Jiachen Li, Shen Li, Humphrey Shi, "Neighborhood Attention Transformer",
 2022, with the dilation and stride of its successors (see natten_1d.py).
+https://arxiv.org/abs/2204.07143
 
 Definition, on tokens in row-major order: the row of k is in the 1-D neighborhood of the row of q
 among n // width rows, and the column likewise among `width` columns. Each of `kernel`, `dilation`,

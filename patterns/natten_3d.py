@@ -2,6 +2,7 @@
 
 Ali Hassani, Steven Walton, Jiachen Li, Shen Li, Humphrey Shi, "Neighborhood Attention Transformer",
 2022, with the dilation and stride of its successors (see natten_1d.py).
+https://arxiv.org/abs/2204.07143
 
 Definition, on tokens ordered by frame, then row, then column: each of the three coordinates of k is
 in the 1-D neighborhood of that of q, among n // (height * width) frames, `height` rows and `width`

@@ -2,6 +2,7 @@
 
 Colin Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
 Transformer", 2019.
+https://arxiv.org/abs/1910.10683
 
 Definition: k <= p or k < n_prefix.
 """

@@ -1,6 +1,7 @@
 """Several continuations of one prefix, packed behind it.
 
 Jordan Juravsky et al., "Hydragen: High-Throughput LLM Inference with Shared Prefixes", 2024.
+https://arxiv.org/abs/2402.05099
 
 Definition: k <= p and (k < n_prefix or doc[q] == doc[k]).
 

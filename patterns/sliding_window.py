@@ -1,6 +1,7 @@
 """Causal sliding window.
 
 Albert Q. Jiang et al., "Mistral 7B", 2023.
+https://arxiv.org/abs/2310.06825
 
 Definition: 0 <= p - k < window, so that a query sees `window` keys, itself included.
 """

@@ -2,6 +2,7 @@
 
 Rewon Child, Scott Gray, Alec Radford, Ilya Sutskever, "Generating Long Sequences with Sparse
 Transformers", 2019.
+https://arxiv.org/abs/1904.10509
 
 Definition: k <= p and (p // length == k // length or k mod length >= length - summary).
 """

@@ -2,6 +2,7 @@
 
 Rewon Child, Scott Gray, Alec Radford, Ilya Sutskever, "Generating Long Sequences with Sparse
 Transformers", 2019.
+https://arxiv.org/abs/1904.10509
 
 Definition: 0 <= p - k < stride, or k <= p and (p - k) mod stride == 0. The union of the paper's two
 heads; its window holds stride + 1 keys in the text and stride in the code, here as in the code.

@@ -2,6 +2,7 @@
 
 Xupeng Miao et al., "SpecInfer: Accelerating Large Language Model Serving with Tree-based
 Speculative Inference and Verification", 2023.
+https://arxiv.org/abs/2305.09781
 
 Definition: k is q or an ancestor of q: tin[k] <= tin[q] < tout[k], entry and exit times of a
 depth-first walk.

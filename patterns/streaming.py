@@ -2,6 +2,7 @@
 
 Guangxuan Xiao, Yuandong Tian, Beidi Chen, Song Han, Mike Lewis, "Efficient Streaming Language
 Models with Attention Sinks", 2023.
+https://arxiv.org/abs/2309.17453
 
 Definition: k <= p and (k < n_sinks or p - k < window); the window counts the query itself.
 """

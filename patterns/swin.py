@@ -1,6 +1,7 @@
 """Shifted windows on an image.
 
 Ze Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", 2021.
+https://arxiv.org/abs/2103.14030
 
 Definition, on tokens in row-major order, row = t // width and col = t mod width:
 (row + window - shift) // window and (col + window - shift) // window are equal for q and k. The

@@ -2,6 +2,7 @@
 
 Yucheng Li, Huiqiang Jiang et al., "SCBench: A KV Cache-Centric Analysis of Long-Context Methods",
 2024.
+https://arxiv.org/abs/2412.10319
 
 Definition: k <= p and (k < n_sinks or p - k < window or q >= n_q - last).
 """

@@ -3,6 +3,7 @@
 Huiqiang Jiang et al., "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic
 Sparse Attention", 2024. There the lines of each head are estimated from the last queries; here they
 are given.
+https://arxiv.org/abs/2407.02490
 
 Definition: k <= p and (k in columns or p - k in slashes).
 """

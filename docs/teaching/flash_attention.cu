@@ -1,5 +1,5 @@
-// Attention in fp32 on CUDA cores. A query sees four sinks and a causal window of 128 keys.
-// q, k, v and out are [heads, n, D]; lse is [heads, n]. One block: ROWS queries of one head.
+// Attention in fp32 on CUDA cores. A query sees four sinks and a causal window of
+// 128 keys. q, k, v and out are [heads, n, D]; lse is [heads, n].
 
 constexpr int D = 64;     // head dimension
 constexpr int ROWS = 64;  // queries of a block, one per thread
@@ -11,11 +11,13 @@ constexpr int WINDOW = 128;
 // ---- the mask
 
 // Return whether query q sees key k.
-__device__ bool keep(int q, int k) { return k <= q && (k < SINKS || q - k < WINDOW); }
+__device__ bool keep(int q, int k) {
+    return k <= q && (k < SINKS || q - k < WINDOW);
+}
 
 enum TileClass { EMPTY, PARTIAL, FULL };
 
-// Return the class of the tile of queries q0 to q1 and keys k0 to k1, all inclusive.
+// Return the class of a tile: queries q0 to q1 and keys k0 to k1, all inclusive.
 __device__ TileClass classify(int q0, int q1, int k0, int k1) {
     const bool all_in_future = k0 > q1;
     const bool all_too_old = k0 >= SINKS && q0 - k1 >= WINDOW;
@@ -28,8 +30,8 @@ __device__ TileClass classify(int q0, int q1, int k0, int k1) {
 // ---- the kernel
 
 extern "C" __global__ void __launch_bounds__(ROWS)
-    attention(const float *q, const float *k, const float *v, float *out, float *lse, int n,
-              float scale) {
+    attention(const float *q, const float *k, const float *v, float *out,
+              float *lse, int n, float scale) {
     __shared__ float keys[KEYS][D];
     __shared__ float values[KEYS][D];
 
@@ -69,13 +71,16 @@ extern "C" __global__ void __launch_bounds__(ROWS)
             const float rescale = expf(row_max - new_max);  // 0 at the first key
             const float weight = expf(score - new_max);
             row_sum = row_sum * rescale + weight;
-            for (int d = 0; d < D; d++) acc[d] = acc[d] * rescale + weight * values[j][d];
+            for (int d = 0; d < D; d++)
+                acc[d] = acc[d] * rescale + weight * values[j][d];
             row_max = new_max;
         }
     }
 
     if (!exists) return;
     const bool has_keys = row_sum > 0;
-    for (int d = 0; d < D; d++) out[start + row * D + d] = has_keys ? acc[d] / row_sum : 0;
-    lse[(long long)head * n + row] = has_keys ? row_max + logf(row_sum) : MINUS_INFINITY;
+    for (int d = 0; d < D; d++)
+        out[start + row * D + d] = has_keys ? acc[d] / row_sum : 0;
+    lse[(long long)head * n + row] =
+        has_keys ? row_max + logf(row_sum) : MINUS_INFINITY;
 }

@@ -98,8 +98,8 @@ SCORE_FIELDS: tuple[Field, ...] = (
     Field("score_size", "i32", "entries along each dimension", _AXES),
     Field("score_number", "float", "parameters that are no tables", MAX_SLOTS),
     Field("score_integer", "i32", "likewise", MAX_SLOTS),
-)  # fmt: skip
-"""What `struct Attention` has behind FIELDS in sources with a formula of the score."""
+)
+"""Members of `struct Attention` behind FIELDS in sources with a score formula."""
 
 DROPOUT_FIELDS: tuple[Field, ...] = (
     Field("dropout_seed_at", "const i64 *", "where the seed lies, or null: in dropout_seed"),
@@ -108,8 +108,8 @@ DROPOUT_FIELDS: tuple[Field, ...] = (
     Field("dropout_scale", "float", "1 / (the share that is kept); 0 where nothing is"),
     Field("dropout_first_q", "i32", "sixteens of queries of the sequence before the call's first"),
     Field("dropout_first_k", "i32", "likewise of keys"),
-)  # fmt: skip
-"""What it has behind these in sources that drop weights."""
+)
+"""Further members in sources with dropout."""
 
 FP8_FIELDS: tuple[Field, ...] = (
     Field("v_transposed", "unsigned char *", "workspace: v^T, tile by tile"),
@@ -117,7 +117,7 @@ FP8_FIELDS: tuple[Field, ...] = (
     Field("k_descale", "const float *", "of k, likewise"),
     Field("v_descale", "const float *", "of v, likewise"),
 )
-"""What it has behind FIELDS in sources for E4M3."""
+"""Members of `struct Attention` behind FIELDS in sources for E4M3."""
 
 PAGE_FIELDS: tuple[Field, ...] = (
     Field("pages", "const i32 *", "entries of page tables: which page of the pool"),
@@ -175,8 +175,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("array", "i32 *", "what is given, or chosen, as the pass reads it", MAX_ARRAYS),
     Field("bounds", "i32 *", "[tiles][4]: least and greatest of a tile, 0, their last end"),
     Field("starts", "i32 *", "[batches][tile columns][4] bits: keys that begin a tile, or null"),
-    Field("seen", "i32 *", "[lists][tile rows][2][words]: what some queries chose, and all",
-          _EACH),
+    Field("seen", "i32 *", "[lists][tile rows][2][words]: what some queries chose, and all", _EACH),
     Field("bits", "i32 *", "[lists][words][2]: candidates that stay, and are full", 2),
     Field("counts", "i32 *", "[lists][tiles]: live tiles", 2),
     Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
@@ -237,7 +236,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("items", "i32", "that are planned"),
     Field("merges", "i32", "behind them"),
     Field("counters", "i32", "of the pass"),
-)  # fmt: skip
+)
 """The arguments of the kernel that makes lists of tiles on the device, from data, documents or
 chosen blocks. Of two values the first belongs to queries and tile rows, the second to keys and tile
 columns."""
@@ -286,7 +285,7 @@ SELECTED_FIELDS: tuple[Field, ...] = (
 values the first belongs to queries, the second to keys."""
 
 MOST_MOVED = 8
-"""The most tensors of which a launch moves rows."""
+"""The most tensors that a launch moves rows of."""
 _TENSORS = MOST_MOVED
 
 MOVED_FIELDS: tuple[Field, ...] = (
@@ -485,5 +484,5 @@ GATHERED_FIELDS: tuple[Field, ...] = (
     Field("given_code", "i32", "likewise of the scores"),
     Field("factor_code", "i32", "likewise of the factors"),
     Field("constants", "i32", "of the mask's formulas", MOST_CONSTANTS),
-)  # fmt: skip
-"""What kernels take that score keys and list the best."""
+)
+"""Argument block of kernels that score keys and list the best."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,7 +70,8 @@ def attention(
         out [B, Hq, tokens, Dv], or (out, lse) with lse fp32 [B, Hq, tokens].
 
     Raises:
-        RanksDisagree: ranks have different plans or shapes (MC703), on all of them.
+        RanksDisagree: ranks have different plans, shapes or options (MC703), on all of them. On
+            GPUs, later calls of a kind are compared together, each 1024th time at the latest.
         ShardLength: a tensor has another number of tokens than the rank (MC704).
         RankLost: a message did not come (MC705).
         RankRefused: another rank's call raised, on all of them (MC709). On GPUs the others are told
@@ -77,7 +79,7 @@ def attention(
         WrongGroup: the group does not fit the plan (MC706).
         PlanData: the mask reads data that the plan was not given (MC702).
         NotShared: ALiBi where a rank's rows do not end where its keys do; dropout where chunks of
-            tokens are no multiples of 16; a formula of the score that hides pairs (MC707).
+            tokens are no multiples of 16; a score formula that hides pairs (MC707).
         DropoutSeed: there is no seed (MC431).
         MaskcError: as `mc.attention`.
     """
@@ -175,7 +177,22 @@ def _accord(given: _Given, plan: Plan, ranks: Ranks, layer: str | None) -> Accor
     heads = options.alibi_slopes is None, options.sink_logits is None
     own = *named, bool(given.dropout), *heads
     alike = layer, formula, own, tuple(given.tables), options.return_lse
-    return Accord.of(plan, ranks, given.qkv, alike)
+    return Accord.of(plan, ranks, given.qkv, alike, _values(options, given.dropout))
+
+
+def _values(options: CallOptions, dropout: Mapping[str, Any]) -> tuple[float, ...]:
+    """Numbers among the options that the host can read; 0 stands for others, and for none."""
+    return tuple(
+        _on_host(x) for x in (options.scale, options.softcap, options.alpha, *dropout.values())
+    )
+
+
+def _on_host(value: Any) -> float:
+    if isinstance(value, (int, float)):
+        return value
+    if str(getattr(value, "device", None)) != "cpu" or math.prod(value.shape) != 1:
+        return 0
+    return value.item()  # type: ignore[no-any-return]
 
 
 def _tell(q: Any, plan: Plan, group: Any, accord: Accord | None, error: Exception) -> None:
@@ -236,7 +253,7 @@ def _check_names(tables: Mapping[str, Any], layer: LayerPlan, score: Score | Non
     known = () if inputs is None else (*inputs.defaults, *inputs.captured, *tables)
     for name in read:
         if inputs is not None and name not in known:
-            raise DataMissing(name, f"the formula of the score reads {inputs.text}", at=name)
+            raise DataMissing(name, f"the score formula reads {inputs.text}", at=name)
 
 
 def _checked(score: Score) -> Score:

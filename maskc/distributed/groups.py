@@ -79,7 +79,7 @@ class Own(NamedTuple):
     """Description of a rank's call. All fields are integers, so one message holds them."""
 
     at: int
-    """A `Pass`."""
+    """A `GroupPass`."""
     plan: int
     call: int
     """Shapes, dtype, layer and the names of options."""
@@ -89,6 +89,38 @@ class Own(NamedTuple):
     """Number of tokens of the wrong tensor."""
     code: int = 0
     """The code of the error that ends the rank's call; 0 where there is none."""
+    values: int = 0
+    """The values of its options."""
+    calls: int = 0
+    """The calls that it made since they were compared; 0 where each call is."""
+
+
+_EACH = 1024
+"""How many calls a GPU makes at most until its ranks compare what they called."""
+
+
+class Calls:
+    """Calls of a plan by one rank, so that ranks compare them now and then.
+
+    Waiting for the device in each call would cost more than the kernels. A number for all calls
+    so far, compared at calls 2, 4, 8, ... and every 1024th, finds any that differed.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.digest = 0
+        self._numbers: dict[tuple[object, ...], int] = {}
+
+    def add(self, call: tuple[object, ...], values: tuple[object, ...]) -> bool:
+        """Note a call; returns whether ranks compare their calls now."""
+        number = self._numbers.get(call)
+        if number is None:
+            number = self._numbers[call] = _number(repr(call))
+        for each in (number, *values):
+            # numbers alone: hashes of texts and of None differ between processes
+            self.digest = (self.digest * 1_000_003 + hash(each)) % (1 << 61)
+        self.count += 1
+        return self.count % _EACH == 0 or self.count & (self.count - 1) == 0
 
 
 @dataclass(eq=False, slots=True)
@@ -96,8 +128,9 @@ class Accord:
     """Comparison of one call between ranks, before and after each pass.
 
     Tensors of a CPU are compared in each call: no message is under way where one rank's call ends,
-    and all others end theirs. On a GPU that would wait for the device. There, only the first call
-    of its kind is compared, and a rank whose call fails later still sends what the others wait for.
+    and all others end theirs. On a GPU that would wait for the device. There, the first call of
+    its kind is compared, and later ones together (`Calls`); a rank whose call fails later still
+    sends what the others wait for.
     """
 
     plan: Plan
@@ -105,27 +138,32 @@ class Accord:
     device: Any
     call: tuple[object, ...] = ()
     """Numbers that are equal on all ranks if they make the same call; empty if this rank fails."""
+    values: tuple[float, ...] = ()
+    """Values of options, which may change from call to call and are equal on all ranks."""
     wrong: int = 0
     tokens: int = 0
 
     @classmethod
     def of(
-        cls, plan: Plan, ranks: Ranks, tensors: Sequence[Any], call: tuple[object, ...]
+        cls, plan: Plan, ranks: Ranks, tensors: Sequence[Any], call: tuple[object, ...],
+        values: tuple[float, ...],
     ) -> Accord:  # fmt: skip
         """Describe a call.
 
         Args:
             tensors: q, k and v of this rank [B, H, tokens, D].
-            call: what else ranks must have alike.
+            call: what else ranks must have alike, and decides which messages travel.
+            values: values of options that ranks must have alike.
         """
         shapes, own = [x.shape for x in tensors], plan.tokens(ranks.rank)
         wrong = next((i for i, shape in enumerate(shapes, 1) if shape[2] != own), 0)
         tokens = shapes[wrong - 1][2] if wrong else 0
         first = tensors[0]
         if ranks.size == 1:
-            return cls(plan, ranks, first.device, (), wrong, tokens)
+            return cls(plan, ranks, first.device, (), (), wrong, tokens)
         sizes = tuple((*shape[:2], shape[3]) for shape in shapes)
-        return cls(plan, ranks, first.device, (sizes, str(first.dtype), *call), wrong, tokens)
+        alike = sizes, str(first.dtype), *call
+        return cls(plan, ranks, first.device, alike, values, wrong, tokens)
 
     def begin(
         self, at: GroupPass = GroupPass.forward, failure: BaseException | None = None
@@ -144,8 +182,9 @@ class Accord:
             agreed: set[object] = self.plan.once(("agreed",), set)
             kind = id(self.ranks.group), self.call
             first = at is GroupPass.forward and (kind not in agreed if self.call else not agreed)
-            if self._compares or first:
-                self._check(self._exchanged(at, failure))
+            calls = self._noted() if at is GroupPass.forward else 0
+            if self._compares or first or calls:
+                self._check(self._exchanged(at, failure, calls))
                 agreed.add(kind)
                 return
         if self.wrong:
@@ -170,16 +209,27 @@ class Accord:
         self._check(self._exchanged(GroupPass.end, None))
         return found
 
+    def _noted(self) -> int:
+        """Note this call on a GPU; returns all calls as a number where ranks compare them now."""
+        if self._compares or not self.call:
+            return 0
+        calls = self.plan.once(("calls", id(self.ranks.group)), Calls)
+        due = calls.add(self.call, self.values)
+        return calls.digest | 1 << 61 if due and not _captures(self.device) else 0
+
     @property
     def _compares(self) -> bool:
         """Whether ranks are compared in each call."""
         return self.ranks.size > 1 and self.device.type == "cpu"
 
-    def _exchanged(self, at: GroupPass, failure: BaseException | None) -> list[Own]:
+    def _exchanged(
+        self, at: GroupPass, failure: BaseException | None, calls: int = 0
+    ) -> list[Own]:  # fmt: skip
         """Gather the description of each rank's call, by rank."""
         code = 0 if failure is None else int(getattr(failure, "code", "MC000")[2:]) or -1
         known = _number(self.plan.digest), _number(repr(self.call))
-        own = Own(at, *known, self.wrong, self.tokens, code)
+        values = _number(repr(self.values)) if self.call else 0
+        own = Own(at, *known, self.wrong, self.tokens, code, values, calls)
         return [Own(*each) for each in exchanged(self.ranks, self.device, own)]
 
     def _check(self, told: Sequence[Own]) -> None:
@@ -187,15 +237,25 @@ class Accord:
         if refused:
             codes = ", ".join(dict.fromkeys(_shown(told[rank].code) for rank in refused))
             raise RankRefused(_listed(refused), codes, at="group")
-        for what, number in (("the pass", 0), ("the plan", 1),
-                             ("shapes, dtype, layer or options", 2)):  # fmt: skip
-            others = [rank for rank, each in enumerate(told) if each[number] != told[0][number]]
+        for what, field in (("the pass", "at"), ("the plan", "plan"),
+                            ("shapes, dtype, layer or options", "call"),
+                            ("the values of options", "values"),
+                            ("the calls before this one", "calls")):  # fmt: skip
+            own = [getattr(each, field) for each in told]
+            others = [rank for rank, each in enumerate(own) if each != own[0]]
             if others:
                 found = f"rank 0 has another one than {_listed(others)}"
                 raise RanksDisagree(what, found, at="plan")
         for rank, each in enumerate(told):
             if each.wrong:
                 raise wrong_length(self.plan, "qkv"[each.wrong - 1], each.tokens, rank)
+
+
+def _captures(device: Any) -> bool:
+    """Whether the current stream records a CUDA graph, in which nobody may wait."""
+    import torch
+
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def exchanged(ranks: Ranks, device: Any, own: Sequence[int]) -> list[list[int]]:

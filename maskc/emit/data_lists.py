@@ -21,9 +21,7 @@ _TOKENS = [(E.Q,), (E.K,)]
 """Indices of an array that a tile reads at its own queries, or keys."""
 
 
-def banner(
-    what: str, plan: KernelPlan, more: str = "", change: str = "pattern"
-) -> tuple[str, ...]:  # fmt: skip
+def banner(what: str, plan: KernelPlan, more: str = "", change: str = "pattern") -> tuple[str, ...]:
     """The comment at the top of a source: what it is, and what to change instead of it."""
     written = f"Written by `maskc compile`; change the {change}, not this file."
     return f"{what}: {plan.target.name}{more}.", written
@@ -32,7 +30,7 @@ def banner(
 def lists_source(
     plan: KernelPlan, template: str, spec: ListsSpec, launches: tuple[Launch, ...], form: str
 ) -> SourceUnit:
-    """A source beside those of the passes, which knows tiles and lengths from calls."""
+    """Return a source that accompanies the passes and takes tiles and lengths from calls."""
     return SourceUnit(
         plan.target.name, render(template, spec), TileShape(1, 1), False, (),
         (("usual", Mode(launches)),), form=form,

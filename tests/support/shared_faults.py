@@ -31,6 +31,9 @@ def right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keep: np.ndarray) -
 def calls_that_end_early(rank: int, size: int) -> list[str]:
     """One rank's call raises: all ranks raise, and the next call is right."""
     made = mc.distributed.plan(mc.causal(), N, size, layout="contiguous", **SMALL)
+    by_squares = mc.distributed.plan(
+        mc.causal(), N, size, layout="contiguous", block=16, **SMALL
+    )  # fmt: skip
     q, k, v = tensors()
     own = [made.shard(x, 2).requires_grad_() for x in (q, k, v)]
     last, wrong = rank == size - 1, []
@@ -59,6 +62,16 @@ def calls_that_end_early(rank: int, size: int) -> list[str]:
             own[0][:, :, 1:] if last else own[0], 2)),
         "other shapes": ("MC703", lambda: mc.distributed.attention(
             own[0].repeat(1, 2, 1, 1) if last else own[0], *own[1:], made)),
+    }  # fmt: skip
+    calls |= {
+        f"another {name}": ("MC703", lambda own_options=own_options: mc.distributed.attention(
+            *own, by_squares, **own_options))
+        for name, own_options in {
+            "softcap": {"softcap": 3.0 + last},
+            "scale": {"scale": 0.5 + last},
+            "seed": {"dropout_p": 0.5, "dropout_seed": int(last)},
+            "seed in a tensor": {"dropout_p": 0.5, "dropout_seed": torch.tensor([int(last)])},
+        }.items()
     }  # fmt: skip
     for name, (code, call) in calls.items():
         told = _told(call)

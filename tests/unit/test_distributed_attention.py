@@ -5,6 +5,8 @@ Every mask on every number of ranks is tested with gloo, see test_distributed_gl
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +18,12 @@ torch = pytest.importorskip("torch")
 import maskc as mc  # noqa: E402
 from maskc import driver  # noqa: E402
 from maskc.core.dtypes import DType  # noqa: E402
-from maskc.core.errors import DropoutSeed, NotShared  # noqa: E402
+from maskc.core.errors import DropoutSeed, NotShared, RanksDisagree  # noqa: E402
 from maskc.core.problem import Direction, Problem  # noqa: E402
 from maskc.core.target import Target  # noqa: E402
+from maskc.distributed import groups  # noqa: E402
 from maskc.distributed.costs import of_call  # noqa: E402
+from maskc.distributed.groups import Accord, Ranks  # noqa: E402
 from maskc.distributed.times import _copied  # noqa: E402
 from maskc.dsl.nodes import structure  # noqa: E402
 from tests.support import rank_threads, shared_cases  # noqa: E402
@@ -139,6 +143,37 @@ def test_dropout_draws_whole_squares(monkeypatch: pytest.MonkeyPatch):
         rank_threads.run(2, job)
     with pytest.raises(DropoutSeed, match="missing"):
         mc.distributed.attention(x, x, x, made, dropout_p=0.5)
+
+
+@pytest.mark.parametrize(("wrong", "told"), [(3, 4), (6, 8), (2047, 2048), (None, None)])
+def test_gpus_compare_their_calls_now_and_then(wrong: int | None, told: int | None):
+    """Where nobody may wait in each call, a call that differs is told at the next power of two."""
+    barrier, table = threading.Barrier(3), [[0]] * 3
+    made = mc.distributed.plan(mc.full(), 48, 3, heads=(1, 1, 16))
+
+    def exchanged(ranks: Ranks, device: object, own: Sequence[int]) -> list[list[int]]:
+        table[ranks.rank] = list(own)
+        barrier.wait(timeout=60)
+        told = list(table)
+        barrier.wait(timeout=60)
+        return told
+
+    def job(rank: int) -> int | None:
+        ranks = Ranks(object(), rank, 3, (0, 1, 2))
+        for number in range(1, 2100):
+            layer = "other" if number == wrong and rank == 2 else "mask"
+            accord = Accord(made, ranks, torch.device("meta"), (layer, None), (0.5, number))
+            if number > 2:  # every kind was compared when it was new
+                made.once(("agreed",), set).add((id(ranks.group), accord.call))
+            try:
+                accord.begin()
+            except RanksDisagree as error:
+                return number if "the calls before this one" in str(error) else -1
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "exchanged", exchanged)
+        assert rank_threads.run(3, job) == [told] * 3
 
 
 def test_all_ranks_refuse_slopes_where_one_must(monkeypatch: pytest.MonkeyPatch):

@@ -343,7 +343,7 @@ AXIS = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     grid=st.lists(st.integers(1, 7), min_size=1, max_size=3), axes=st.tuples(AXIS, AXIS, AXIS),
     for_all=st.sets(st.sampled_from(["kernel", "dilation", "stride", "causal"])),
@@ -431,6 +431,7 @@ def test_the_file(file: Path) -> None:
     text = file.read_text()
     assert re.search(r'",\s20\d\d', text), "the docstring cites the paper with its year"
     assert "\nDefinition" in text
+    assert re.search(r"\nhttps://\S+\n\n", text), "the paragraph on the paper ends with its address"
     assert mc.parse(str(made())) == made()
 
 

@@ -46,7 +46,7 @@ def quality_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
 
 
 def ablation_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
-    """The mask without each of its terms, and beside it."""
+    """Blocks about the mask without each of its terms, next to the mask itself."""
     without = [each for each in found.patterns if (each.role, each.of) == ("ablation", own.name)]
     if not without:
         yield Words("The evaluation has no ablations: `maskc evaluate --ablate` makes them.")
@@ -56,7 +56,7 @@ def ablation_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
 
 
 def significance_blocks(found: Evaluation) -> Iterator[Block]:
-    """How sure the differences are."""
+    """Blocks about the significance of the differences."""
     blocks = [
         *_rows(
             found.patterns, "perplexity",
@@ -101,7 +101,7 @@ def _rows(
 
 
 def _losses(patterns: Sequence[Evaluated]) -> Iterator[Block]:
-    """What attention, predictions and retrieval lose."""
+    """Blocks about losses of attention, predictions and retrieval."""
     yield from _rows(
         patterns, "information",
         "Attention mass on kept keys (mean over queries, heads and layers), compared with as many "
