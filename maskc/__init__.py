@@ -34,6 +34,7 @@ from maskc.dsl.matrices import from_bool as from_bool
 from maskc.dsl.parser import parse as parse
 from maskc.dsl.pattern import Pattern as Pattern
 from maskc.dsl.pattern import pattern as pattern
+from maskc.dsl.score_tracer import EvaluatedScoreWarning as EvaluatedScoreWarning
 from maskc.dsl.score_tracer import Score as Score
 from maskc.dsl.score_tracer import ScoreMaskWarning as ScoreMaskWarning
 from maskc.dsl.score_tracer import from_score_mod as from_score_mod
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockLayout", "CompiledMask", "DenseWarning", "Difference", "EvaluatedMaskWarning",
+    "EvaluatedScoreWarning",
     "LayoutWarning", "Mask", "MaskcError", "PackedSelectionWarning", "Pattern", "Score",
     "ScoreMaskWarning", "SeveralErrors", "attention", "block_table", "clear_tuned",
     "cu_seqlens", "diff", "distributed", "documents", "evaluate", "flags", "flex_attention",
