@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 IMPLS = {
     "maskc": "the compiled mask",
-    "dense": "SDPA without a mask: what leaving the mask out would cost",
+    "dense": "SDPA without the mask",
     "sdpa_causal": "SDPA with is_causal, for masks that are causal",
     "sdpa_masked": "SDPA with the mask as booleans",
     "flex": "compiled FlexAttention",

@@ -5,14 +5,14 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
 };
 
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 16: causal()
+        // line 17: causal()
         k <= q + m.c0;
 }
 

@@ -7,14 +7,14 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
 };
 
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 16: causal()
+        // line 17: causal()
         k <= q + m.c0;
 }
 
@@ -46,31 +46,31 @@ FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,
 }
 
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
-// Pieces of 16 bytes of a row of q or k, and of v or out, in memory. Where rows are PADDED copies
-// fill up the rest of HEAD_DIM with zeros, and nothing is stored behind them.
+// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
+// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
-constexpr int TILE_Q = 64;  // queries per tile row
-constexpr int TILE_K = 64;  // keys per step
-// Of an index in a list of tiles, in keys; by documents tiles begin at any key.
+constexpr int TILE_Q = 64;  // queries of a tile row
+constexpr int TILE_K = 64;  // keys of a step
+// Unit of the indices in a tile list, in keys. Tiles that follow documents may begin at any key.
 constexpr int KEY_STEP = TILE_K;
-constexpr int SLABS = 2;  // of 64 columns, in every tile
-constexpr int GROUPS = 1;  // warpgroups that compute 64 queries each
+constexpr int SLABS = 2;  // slabs of 64 columns in every tile
+constexpr int GROUPS = 1;  // consumer warpgroups, 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
-constexpr int BLOCKS = 2;  // that a multiprocessor runs at once
-// Registers that the thread that copies needs for packed heads, and those of the others.
+constexpr int BLOCKS = 2;  // blocks that an SM runs at once
+// Registers of the producer thread with pack_gqa, and of the other threads.
 constexpr int PACKED_REGISTERS = 16;
 constexpr int USUAL_COMPUTE = 232, USUAL_COPY = 24;
 #define ROOM_FOR_Q 1  // in registers
-// Of shared memory, for lists of entmax.
+// Shared memory for the lists of entmax, in bytes.
 #define LIST_BYTES 0
-// When a step waits for p v, see lib/constants.cuh.
+// When a step waits for p v; see lib/constants.cuh.
 constexpr bool SETTLE_FIRST = 0;
 constexpr bool CROWDED_CELLS = 0;
 constexpr int SETTLE_LAST = 2;
-// Tiles come as lists in memory, or as ranges of consecutive ones.
+// Tiles come as lists in memory, or else as ranges of consecutive tiles.
 [[maybe_unused]] constexpr bool TILE_LISTS = 0;
-// Pairs are kept by their scores, in tiles whose pairs the predicate tests.
+// Scores also decide which pairs are kept, in tiles where the predicate tests pairs.
 [[maybe_unused]] constexpr bool FILTERS_PAIRS = 0;
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
@@ -78,7 +78,7 @@ constexpr int SETTLE_LAST = 2;
 #define KEYS_POLICY "sm90a/lib/keys_boxes.cuh"
 #define MASK_POLICY "sm90a/lib/mask_rows.cuh"
 
-// Products of tiles of 64 rows: columns, registers, operands, which of them lie along tokens.
+// WGMMA shapes with 64 rows: columns, registers, operand kinds, which operands are MN-major.
 #define PRODUCTS \
     PRODUCT_OF_TILES(multiply_qk, 64, 32, HALVES, ", 0, 0") \
     PRODUCT_OF_REGISTERS(multiply_kept_qk, 64, 32, HALVES, ", 0") \

@@ -5,7 +5,7 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
     const i32 *a0;  // document ids, k
     const i32 *a1;  // document ids, q
@@ -14,9 +14,9 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 18: documents(...)
+        // line 19: documents(...)
         (Integer)m.a0[k] == (Integer)m.a1[q] &&
-        // line 19: causal()
+        // line 20: causal()
         k <= q + m.c0;
 }
 
@@ -47,9 +47,9 @@ enum {
 
 #define HAS_BOUNDS 1
 enum {
-    INTERVALS = 1,  // of a query, in a run of keys
-    CONDITIONS = 0,  // on keys alone
-    RUNS = 1,  // of keys with the same data
+    INTERVALS = 1,  // of a query, per run of keys
+    CONDITIONS = 0,  // that depend on the key only
+    RUNS = 1,  // runs: keys with equal data
 };
 // The keys of query ti in a run, from its first.
 FN void row_bounds(struct Bounds *bounds, struct Mask m, Integer ti,
@@ -59,13 +59,13 @@ FN void row_bounds(struct Bounds *bounds, struct Mask m, Integer ti,
     bounds[0].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
     if (!((Integer)m.a0[run] == (Integer)m.a1[ti])) bounds[0].last = 0;
 }
-// Whether a column is of another run than the one `before` it.
+// Whether a column belongs to another run than the column `before` it.
 FN i32 differs(struct Mask m, Integer k, Integer before, Integer n_q,
             Integer n_kv) {
     (void)m, (void)k, (void)before, (void)n_q, (void)n_kv;
     return (Integer)m.a0[before] != (Integer)m.a0[k];
 }
-// Which condition the columns of an interval have to meet; -1: none.
+// The condition that columns of an interval must meet; -1: none.
 FN int condition(int interval) {
     (void)interval;
     return -1;

@@ -5,7 +5,7 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
     const i32 *a0;  // document ids, k
     const i32 *a1;  // document ids, q
@@ -14,9 +14,9 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 18: documents(...)
+        // line 19: documents(...)
         (Integer)m.a0[k] == (Integer)m.a1[q] &&
-        // line 19: causal()
+        // line 20: causal()
         k <= q + m.c0;
 }
 
@@ -38,13 +38,14 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
     return m;
 }
 
-// Rows' columns as data bound them.
+// The columns of rows, as bounded by data.
 #define DATA_ROWS 1
 template <>
 struct DataRows<ByQuery> {
-    static constexpr int INTERVALS = 1;  // of a row, in a run
-    static constexpr int CONDITIONS = 0;  // on columns alone
-    static constexpr bool RUNS = 1;  // of columns with the same data
+    static constexpr int INTERVALS = 1;  // of a row, per run of columns
+    // That depend on the column only
+    static constexpr int CONDITIONS = 0;
+    static constexpr bool RUNS = 1;  // runs: columns with equal data
     // The keys of query ti in a run, from its first.
     FN static void row_bounds(struct Bounds *bounds, struct Mask m, Integer ti,
                    Integer run, Integer n_q, Integer n_kv) {
@@ -53,13 +54,13 @@ struct DataRows<ByQuery> {
         bounds[0].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
         if (!((Integer)m.a0[run] == (Integer)m.a1[ti])) bounds[0].last = 0;
     }
-    // Whether a column is of another run than the one `before` it.
+    // Whether a column belongs to another run than the column `before` it.
     FN static i32 differs(struct Mask m, Integer k, Integer before, Integer n_q,
                 Integer n_kv) {
         (void)m, (void)k, (void)before, (void)n_q, (void)n_kv;
         return (Integer)m.a0[before] != (Integer)m.a0[k];
     }
-    // Which condition the columns of an interval have to meet; -1: none.
+    // The condition that columns of an interval must meet; -1: none.
     FN static int condition(int interval) {
         (void)interval;
         return -1;
@@ -70,35 +71,36 @@ struct DataRows<ByQuery> {
         return 1;
     }
 };
-// Whether columns have conditions, or pairs are tested; whether data tell of keys' queries.
+// DATA_EARLY: columns have conditions, or pairs are tested. DATA_OF_KEYS: data bound the queries of
+// keys.
 [[maybe_unused]] constexpr bool DATA_EARLY = 1;
 [[maybe_unused]] constexpr bool DATA_OF_KEYS = 0;
 
-// Pairs are tested one by one: aligned runs of so many keys, or queries, are alike.
+// Pairs are tested one by one. Aligned runs of this many keys, or queries, give equal results.
 constexpr int KEY_RUN = 1, QUERY_RUN = 1;
-// Columns of a turn of the loop: keys of queries, and queries of keys.
+// Columns per loop iteration: keys if rows are queries, and queries if rows are keys.
 constexpr int KEYS_AT_ONCE = 4, QUERIES_AT_ONCE = 4;
-constexpr bool LONG_FORMULA = 0;  // that takes many registers
+constexpr bool LONG_FORMULA = 0;  // needs many registers
 
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
-// Pieces of 16 bytes of a row of q or k, and of v or out, in memory. Where rows are PADDED copies
-// fill up the rest of HEAD_DIM with zeros, and nothing is stored behind them.
+// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
+// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
 constexpr int TILE_Q = 128;  // queries per block
 constexpr int TILE_K = 64;  // keys per step
 constexpr int WARPS = 4;
 constexpr int MIN_BLOCKS = 2;  // resident per multiprocessor
-// A warp's q stays in registers.
+// Keep a warp's q in registers.
 constexpr bool KEEP_Q = 0;
-// Tops and sums wait in shared memory between uses.
+// Keep tops and sums in shared memory between uses.
 constexpr bool PARK_ROWS = 1;
-// Keys and values of so many tokens fit the L2 cache.
+// Number of keys that fit the L2 cache together with their values.
 constexpr int GROUP_KEYS = 65536;
-// Bytes that struct Block may take, and of all shared memory.
+// Limit for struct Block in bytes, and total shared memory.
 [[maybe_unused]] constexpr int BLOCK_BYTES = 1024;
 [[maybe_unused]] constexpr int MEMORY = 70656;
-// Tiles come as lists in memory, or as ranges of consecutive ones.
+// Tiles come as lists in memory, or else as ranges of consecutive tiles.
 [[maybe_unused]] constexpr bool TILE_LISTS = 1;
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"

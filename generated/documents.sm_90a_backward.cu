@@ -7,7 +7,7 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
     const i32 *a0;  // document ids, k
     const i32 *a1;  // document ids, q
@@ -16,9 +16,9 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 18: documents(...)
+        // line 19: documents(...)
         (Integer)m.a0[k] == (Integer)m.a1[q] &&
-        // line 19: causal()
+        // line 20: causal()
         k <= q + m.c0;
 }
 
@@ -40,13 +40,14 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
     return m;
 }
 
-// Rows' columns as data bound them.
+// The columns of rows, as bounded by data.
 #define DATA_ROWS 1
 template <>
 struct DataRows<ByKey> {
-    static constexpr int INTERVALS = 1;  // of a row, in a run
-    static constexpr int CONDITIONS = 0;  // on columns alone
-    static constexpr bool RUNS = 1;  // of columns with the same data
+    static constexpr int INTERVALS = 1;  // of a row, per run of columns
+    // That depend on the column only
+    static constexpr int CONDITIONS = 0;
+    static constexpr bool RUNS = 1;  // runs: columns with equal data
     // The queries of key tj in a run, from its first.
     FN static void row_bounds(struct Bounds *bounds, struct Mask m, Integer tj,
                    Integer run, Integer n_q, Integer n_kv) {
@@ -55,13 +56,13 @@ struct DataRows<ByKey> {
         bounds[0].last = range_end(n_q);
         if (!((Integer)m.a0[tj] == (Integer)m.a1[run])) bounds[0].last = 0;
     }
-    // Whether a column is of another run than the one `before` it.
+    // Whether a column belongs to another run than the column `before` it.
     FN static i32 differs(struct Mask m, Integer q, Integer before, Integer n_q,
                 Integer n_kv) {
         (void)m, (void)q, (void)before, (void)n_q, (void)n_kv;
         return (Integer)m.a1[before] != (Integer)m.a1[q];
     }
-    // Which condition the columns of an interval have to meet; -1: none.
+    // The condition that columns of an interval must meet; -1: none.
     FN static int condition(int interval) {
         (void)interval;
         return -1;
@@ -72,55 +73,58 @@ struct DataRows<ByKey> {
         return 1;
     }
 };
-// Whether columns have conditions, or pairs are tested; whether data tell of keys' queries.
+// DATA_EARLY: columns have conditions, or pairs are tested. DATA_OF_KEYS: data bound the queries of
+// keys.
 [[maybe_unused]] constexpr bool DATA_EARLY = 1;
 [[maybe_unused]] constexpr bool DATA_OF_KEYS = 1;
 
-// Pairs are tested one by one: aligned runs of so many keys, or queries, are alike.
+// Pairs are tested one by one. Aligned runs of this many keys, or queries, give equal results.
 constexpr int KEY_RUN = 1, QUERY_RUN = 1;
-// Columns of a turn of the loop: keys of queries, and queries of keys.
+// Columns per loop iteration: keys if rows are queries, and queries if rows are keys.
 constexpr int KEYS_AT_ONCE = 4, QUERIES_AT_ONCE = 2;
-constexpr bool LONG_FORMULA = 0;  // that takes many registers
+constexpr bool LONG_FORMULA = 0;  // needs many registers
 
-constexpr int HEAD_DIM = 128;  // elements of a row of any tensor
-// Pieces of 16 bytes of a row of q or k, and of v or out, in memory. Where rows are PADDED copies
-// fill up the rest of HEAD_DIM with zeros, and nothing is stored behind them.
+constexpr int HEAD_DIM = 128;  // elements of a row, the same in all tensors
+// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
+// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
-constexpr int TILE_Q = 64;  // queries per step
+constexpr int TILE_Q = 64;  // queries of a step
 constexpr int TILE_K = 128;  // keys of a tile column
-constexpr int SLABS = 2;  // of 64 columns, in every tile
+constexpr int SLABS = 2;  // slabs of 64 columns in every tile
 constexpr int STAGES = 2;  // query tiles in flight
 constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
-// Queries of the transposed scores that a warpgroup computes.
+// Queries of the transposed score tile that one warpgroup computes.
 constexpr int QUERIES = 64;
 constexpr int GROUPS = 2;  // that compute
-constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
-constexpr unsigned MEMORY = 207616;  // of a block; of one that makes dq:
+constexpr int BLOCKS = 1;  // blocks that an SM runs at once
+// Shared memory in bytes: of a block, and of a block of the separate dq launch.
+constexpr unsigned MEMORY = 207616;
 constexpr unsigned ROW_MEMORY = 0;
-// A warp's rows of q and dout stay in registers where dq has a launch of its own.
+// In the separate dq launch, a warp keeps its rows of q and dout in registers.
 constexpr bool KEEP_ROWS = 0;
-// The warpgroups that compute divide the keys of a column, or else the columns of gradients.
+// The consumer warpgroups split a tile column by keys, or else split the columns of the gradients.
 #define SPLIT_KEYS 1
-// Shares of dq leave through shared memory and bulk copies that add, or straight from registers.
+// dq leaves through shared memory and bulk reduce-add copies, or else by atomics from registers.
 #define BULK_SHARES 1
-// Key/value heads come in groups whose queries are so many tokens.
+// Key/value heads are processed in groups that share the L2 cache: as many heads as have this many
+// queries.
 constexpr i32 GROUP_TOKENS = 32768;
-// Blocks that add up a column which items share.
+// Blocks that sum up a tile column which several work items share.
 constexpr int KEY_BLOCKS = 8;
-// Shares of a tile of dq in memory.
+// Shares of a tile of dq in the workspace.
 constexpr int SHARES = 2;
-// Tiles come as lists in memory, or as ranges of consecutive ones.
+// Tiles come as lists in memory, or else as ranges of consecutive tiles.
 constexpr bool TILE_LISTS = 1;
-// Delta is found once more where a call has few pairs.
+// With few live pairs, delta is recomputed with less rounding error (settled_delta.cuh).
 #define SETTLES_DELTA 1
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
 #define TOKENS_POLICY "common/lib/tokens_even.cuh"
 #define MASK_POLICY "sm90a/lib/mask_rows.cuh"
 
-// Products of tiles of 64 rows: columns, registers, operands, which of them lie along tokens.
+// WGMMA shapes with 64 rows: columns, registers, operand kinds, which operands are MN-major.
 #define PRODUCTS \
     PRODUCT_OF_TILES(multiply_scores, 64, 32, HALVES, ", 0, 0") \
     PRODUCT_OF_REGISTERS(multiply_pieces, 64, 32, BFLOATS, ", 0") \

@@ -80,14 +80,14 @@ struct Lists {
 };
 
 #undef WITH_WIDE
-#define WITH_WIDE 1  // bounds are computed in 64 bits
+#define WITH_WIDE 1  // bounds need 64 bits
 #include "common/lib/integers.h"
 #include "common/lib/formulas.h"
 #include "common/lib/tile_bounds.h"
 
 typedef unsigned int u32;
 constexpr i32 THREADS = 128;
-constexpr i32 BLOCKS = 8;  // that a multiprocessor runs at once, or more
+constexpr i32 BLOCKS = 8;  // that an SM runs at once, or more
 constexpr i32 MOST_RESULTS = 5;
 constexpr u32 ALL = 0xffffffff;
 
@@ -99,15 +99,15 @@ constexpr u32 ALL = 0xffffffff;
 
 // ---------------------------------------------------------------- the mask on a tile
 
-// What a block of a mask's array is read for: by the tiles of a side (0 rows, 1 columns), or (-1)
-// for the kernels alone, which read it as 32 bits.
+// Why a block reads an array of the mask: for the tiles of a side (0 rows, 1 columns), or (-1) only
+// to convert it to the 32 bits that attention kernels read.
 struct Reading {
     i32 number, slot, side;
     bool writes;
 };
 constexpr i32 READINGS = 2;
-constexpr i32 CHUNK = 2048;  // elements of a block of side -1
-constexpr i32 READ_TILES = 16;  // of a block of another side, at most
+constexpr i32 CHUNK = 2048;  // elements per block for side -1
+constexpr i32 READ_TILES = 16;  // most tiles per block for the other sides
 FN struct Reading reading_at(i32 number) {
     switch (number) {
     case 0:
@@ -118,8 +118,9 @@ FN struct Reading reading_at(i32 number) {
     return {0, 0, -1, false};
 }
 #define SEVERAL 1  // tiles of keys may begin with documents
-constexpr i32 OF_Q = 1, OF_K = 0;  // readings of ids
-constexpr i32 STOPS = 2;  // the array of where documents end
+// Readings of document ids
+constexpr i32 OF_Q = 1, OF_K = 0;
+constexpr i32 STOPS = 2;  // array of document ends
 #include "common/lib/entries.cuh"
 
 #include "common/lib/segments.cuh"
@@ -143,11 +144,11 @@ FN struct Mask load_mask(const struct Lists &p, i32 variant) {
     return m;
 }
 
-// A tile of one sequence and head: its place.
+// A tile of one sequence and head.
 struct Box {
     i32 batch, head, row, column;
 };
-// A pair of one sequence and head: its tokens.
+// A pair of one sequence and head.
 struct Pair {
     i32 batch, head, q, k;
 };
@@ -161,7 +162,7 @@ FN struct Span bounds_of(const struct Lists &p, i32 number, const struct Pair &a
     const i32 x = p.array[own.slot][at.batch * p.array_batch[own.slot] + (own.side ? at.k : at.q)];
     return span(x, x);
 }
-// The entries r0 .. r1, c0 .. c1 of a table, which are few.
+// Bounds of the entries r0 .. r1, c0 .. c1 of a table; the range is small.
 template <class At>
 FN struct Span entries(const struct Lists &p, i32 slot, const At &at, i64 r0, i64 r1, i64 c0,
                        i64 c1) {
@@ -188,8 +189,8 @@ FN struct Tokens tokens_of(const struct Lists &p, const struct Box &at) {
 FN struct Tokens tokens_of(const struct Lists &, const struct Pair &at) {
     return {at.q, at.q, at.k, at.k};
 }
-// Bit 0: some pair of a tile may be live; bit 1: every one certainly is. `full` tells whether all
-// of them are for what reads no data. Of a pair alone both are certain.
+// Bit 0: some pair of a tile may be live; bit 1: every pair certainly is. `full`: the part of the
+// formula without data keeps all pairs. For a single pair, both bits are exact.
 template <class At>
 FN i32 classify(const struct Lists &p, const struct Mask &m, const At &at, bool full) {
     const struct Tokens tokens = tokens_of(p, at);
@@ -215,7 +216,7 @@ struct Line {
     i32 count;
     uint2 *bits;
 };
-// A sequence has the candidates of its heads, or one list of them.
+// A sequence has one candidate list per head, or one for all heads.
 FN struct Line line_of(const struct Lists &p, const struct Place &at) {
     const i32 head = at.list % p.heads;
     const i32 *const ptr = p.kept_ptr[at.side] + head * (p.tile_count[at.side] + 1);
@@ -231,11 +232,12 @@ FN struct Box box_of(const struct Lists &p, const struct Line &line, i32 across)
             at.side ? at.tile : across};
 }
 
-// Queries up to which pairs are looked at where bounds leave a tile: they are as few as its keys,
-// and a tile in vain costs its copy. So it is where tiles hold tokens of many sequences.
+// If bounds cannot exclude a tile, its pairs are tested when it has at most this many queries.
+// Testing then costs no more than loading the tile for nothing, as in tiles with tokens of many
+// sequences.
 constexpr i32 FEW_QUERIES = 8;
 
-// A warp: whether a tile has a live pair, for what reads data.
+// Whether a tile has a live pair according to data. By a warp.
 FN bool has_pairs(const struct Lists &p, const struct Mask &m, const struct Box &at) {
     const struct Tokens tokens = tokens_of(p, at);
     for (i32 k = (i32)tokens.k0; k <= tokens.k1; k += 32) {

@@ -7,7 +7,7 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_q - n_kv + 63
     Integer c1;  // n_kv - n_q
     Integer c2;  // n_q - n_kv + 256
@@ -18,13 +18,13 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 17: global_tokens(64)
+        // line 18: global_tokens(64)
         (q <= m.c0 &&
         q >= -m.c1) ||
-        // line 17: window(256, 256)
+        // line 18: window(256, 256)
         (k >= q - m.c2 &&
         k <= q + m.c3) ||
-        // line 17: global_tokens(64)
+        // line 18: global_tokens(64)
         k <= m.c4;
 }
 
@@ -77,46 +77,48 @@ FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,
     bounds[2].last = range_end(min_int(n_kv - 1, m.c4) + 1);
 }
 
-constexpr int HEAD_DIM = 128;  // elements of a row of any tensor
-// Pieces of 16 bytes of a row of q or k, and of v or out, in memory. Where rows are PADDED copies
-// fill up the rest of HEAD_DIM with zeros, and nothing is stored behind them.
+constexpr int HEAD_DIM = 128;  // elements of a row, the same in all tensors
+// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
+// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
-constexpr int TILE_Q = 64;  // queries per step
+constexpr int TILE_Q = 64;  // queries of a step
 constexpr int TILE_K = 64;  // keys of a tile column
-constexpr int SLABS = 2;  // of 64 columns, in every tile
+constexpr int SLABS = 2;  // slabs of 64 columns in every tile
 constexpr int STAGES = 2;  // query tiles in flight
 constexpr int COMPUTE_REGISTERS = 232;
 constexpr int COPY_REGISTERS = 24;
-// Queries of the transposed scores that a warpgroup computes.
+// Queries of the transposed score tile that one warpgroup computes.
 constexpr int QUERIES = 64;
 constexpr int GROUPS = 1;  // that compute
-constexpr int BLOCKS = 2;  // that a multiprocessor runs at once
-constexpr unsigned MEMORY = 109056;  // of a block; of one that makes dq:
+constexpr int BLOCKS = 2;  // blocks that an SM runs at once
+// Shared memory in bytes: of a block, and of a block of the separate dq launch.
+constexpr unsigned MEMORY = 109056;
 constexpr unsigned ROW_MEMORY = 115712;
 #define DQ_LAUNCH 1
-// A warp's rows of q and dout stay in registers where dq has a launch of its own.
+// In the separate dq launch, a warp keeps its rows of q and dout in registers.
 constexpr bool KEEP_ROWS = 1;
-// The warpgroups that compute divide the keys of a column, or else the columns of gradients.
+// The consumer warpgroups split a tile column by keys, or else split the columns of the gradients.
 #define SPLIT_KEYS 1
-// Shares of dq leave through shared memory and bulk copies that add, or straight from registers.
+// dq leaves through shared memory and bulk reduce-add copies, or else by atomics from registers.
 #define BULK_SHARES 0
-// Key/value heads come in groups whose queries are so many tokens.
+// Key/value heads are processed in groups that share the L2 cache: as many heads as have this many
+// queries.
 constexpr i32 GROUP_TOKENS = 32768;
-// Blocks that add up a column which items share.
+// Blocks that sum up a tile column which several work items share.
 constexpr int KEY_BLOCKS = 4;
-// Shares of a tile of dq in memory.
+// Shares of a tile of dq in the workspace.
 constexpr int SHARES = 2;
-// Tiles come as lists in memory, or as ranges of consecutive ones.
+// Tiles come as lists in memory, or else as ranges of consecutive tiles.
 constexpr bool TILE_LISTS = 1;
-// Delta is found once more where a call has few pairs.
+// With few live pairs, delta is recomputed with less rounding error (settled_delta.cuh).
 #define SETTLES_DELTA 1
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
 #define TOKENS_POLICY "common/lib/tokens_even.cuh"
 #define MASK_POLICY "sm90a/lib/mask_rows.cuh"
 
-// Products of tiles of 64 rows: columns, registers, operands, which of them lie along tokens.
+// WGMMA shapes with 64 rows: columns, registers, operand kinds, which operands are MN-major.
 #define PRODUCTS \
     PRODUCT_OF_TILES(multiply_scores, 64, 32, HALVES, ", 0, 0") \
     PRODUCT_OF_REGISTERS(multiply_pieces, 64, 32, BFLOATS, ", 0") \

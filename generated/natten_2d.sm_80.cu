@@ -5,7 +5,7 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv // 64 - 4
     Integer c1;  // 3
     Integer c2;  // 3
@@ -19,7 +19,7 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 34: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 -...
+        // line 35: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 -...
         max_int(min_int(q / 64, m.c0), m.c1) + m.c2 >= k / 64 &&
         k % 64 + m.c4 >= min_int(q % 64, m.c3) &&
         k / 64 + m.c5 >= min_int(q / 64, m.c0) &&
@@ -47,31 +47,31 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
     return m;
 }
 
-// Pairs are tested one by one: aligned runs of so many keys, or queries, are alike.
+// Pairs are tested one by one. Aligned runs of this many keys, or queries, give equal results.
 constexpr int KEY_RUN = 1, QUERY_RUN = 1;
-// Columns of a turn of the loop: keys of queries, and queries of keys.
+// Columns per loop iteration: keys if rows are queries, and queries if rows are keys.
 constexpr int KEYS_AT_ONCE = 4, QUERIES_AT_ONCE = 4;
-constexpr bool LONG_FORMULA = 0;  // that takes many registers
+constexpr bool LONG_FORMULA = 0;  // needs many registers
 
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
-// Pieces of 16 bytes of a row of q or k, and of v or out, in memory. Where rows are PADDED copies
-// fill up the rest of HEAD_DIM with zeros, and nothing is stored behind them.
+// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
+// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
 constexpr int TILE_Q = 64;  // queries per block
 constexpr int TILE_K = 64;  // keys per step
 constexpr int WARPS = 2;
 constexpr int MIN_BLOCKS = 4;  // resident per multiprocessor
-// A warp's q stays in registers.
+// Keep a warp's q in registers.
 constexpr bool KEEP_Q = 0;
-// Tops and sums wait in shared memory between uses.
+// Keep tops and sums in shared memory between uses.
 constexpr bool PARK_ROWS = 1;
-// Keys and values of so many tokens fit the L2 cache.
+// Number of keys that fit the L2 cache together with their values.
 constexpr int GROUP_KEYS = 65536;
-// Bytes that struct Block may take, and of all shared memory.
+// Limit for struct Block in bytes, and total shared memory.
 [[maybe_unused]] constexpr int BLOCK_BYTES = 1024;
 [[maybe_unused]] constexpr int MEMORY = 52224;
-// Tiles come as lists in memory, or as ranges of consecutive ones.
+// Tiles come as lists in memory, or else as ranges of consecutive tiles.
 [[maybe_unused]] constexpr bool TILE_LISTS = 1;
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"

@@ -5,13 +5,13 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
     Integer c1;  // 1
     Integer c2;  // 63
     const i32 *a0;  // chosen blocks of keys
     i32 row0;
-    // The tile at hand: bit k - tile_k of word q - tile_q tells whether the pair was chosen.
+    // Selection bits of the current tile: bit k - tile_k of word q - tile_q.
     const unsigned long long *chosen0;
     i32 tile_q, tile_k;
 };
@@ -19,15 +19,15 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 26: where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)
+        // line 27: where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)
         ((k / 64 + m.c1 >= floor_div(q + m.c0, 64) ||
-        // line 27: prefix(64)
+        // line 28: prefix(64)
         k <= m.c2) &&
-        // line 27: causal()
+        // line 28: causal()
         k <= q + m.c0) ||
-        // line 28: topk(13, of=causal() - (causal() & (prefix(64) | where(lambda q, k: k...
+        // line 29: topk(13, of=causal() - (causal() & (prefix(64) | where(lambda q, k: k...
         ((m.chosen0[q - m.tile_q] >> (k - m.tile_k) & 1) != 0 &&
-        // line 27: causal()
+        // line 28: causal()
         k <= q + m.c0);
 }
 
@@ -58,7 +58,7 @@ enum {
 };
 
 #define HAS_SELECTIONS 1
-// Bits of the pairs of a tile that were chosen.
+// Bits of the selected pairs of a tile.
 #define CHOSEN_PAIRS(m, at) \
     u64 words0[TILE_Q]; \
     m.chosen0 = words0; \

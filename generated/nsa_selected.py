@@ -4,7 +4,7 @@ Mask: causal() & (prefix(64) | where(lambda q, k: k // 64 >= (q + n_kv - n_q) //
       of=causal() - (causal() & (prefix(64) | where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 -
       1))), score='given', block=64, share='group')
 
-Written by `maskc compile`; change the pattern, not this file. Beside it lie its kernels,
+Written by `maskc compile`; change the pattern, not this file. Next to it are its kernels,
 nsa_selected.cpu.c, nsa_selected.sm_90a.cu, nsa_selected.sm_90a_selections.cu,
 nsa_selected.sm_90a_small.cu, nsa_selected.sm_90a_backward.cu,
 nsa_selected.sm_90a_small_backward.cu, nsa_selected.sm_80.cu,
@@ -65,12 +65,12 @@ plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blo
          multiprocessor, 106.5 KiB of shared memory: taken by a call when the tiles of its lengths
          are predicted to take fewer cycles; where data decide, the tiles of typical data
 """
-"""What `explain()` returns."""
+"""The text that `explain()` returns."""
 
 _MASK = GeneratedMask.beside(__file__, REPORT)
 
 SOURCE = _MASK.source
-"""The text of the kernels, as the files beside this one have it, by target."""
+"""The text of the kernels by target, from the files next to this one."""
 
 
 def attention(
@@ -149,7 +149,7 @@ def backward(
     deterministic=False,
     nan_safe=False,
 ):
-    """Gradients of a call of `attention`, from its inputs, its results and the gradient of out.
+    """Return gradients of a call of `attention` from its inputs, results and gradient of out.
 
     Returns:
         (dq, dk, dv), then dsink_logits and dalibi_slopes (fp32 [Hq]) for those given.
@@ -181,7 +181,7 @@ def dense(
     n_heads=None,
     heads_kv=None,
 ):
-    """The mask itself: bool [n_q, n_kv], after batch and heads where it depends on them."""
+    """Return the mask: bool [n_q, n_kv], with leading batch and heads if it depends on them."""
     return _MASK.dense(
         n_q,
         n_kv,
@@ -202,9 +202,9 @@ def layout(
     n_heads=None,
     heads_kv=None,
 ):
-    """The live tiles of the mask at these lengths, of one head and one sequence.
+    """Return the live tiles of the mask at these lengths, for one head and one sequence.
 
-    `block` is (queries, keys) per tile, that of the first kernel when None.
+    `block` is (queries, keys) per tile; by default the tile of the first kernel.
     """
     return _MASK.layout(
         n_q,
@@ -219,5 +219,5 @@ def layout(
 
 
 def explain():
-    """What was proved of the mask, what it costs, and why its kernels are as they are."""
+    """Return what was proved about the mask, its cost, and why its kernels were chosen."""
     return _MASK.explain()

@@ -7,7 +7,7 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
     Integer c1;  // 1
     Integer c2;  // 63
@@ -18,15 +18,15 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 26: where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)
+        // line 27: where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)
         ((k / 64 + m.c1 >= floor_div(q + m.c0, 64) ||
-        // line 27: prefix(64)
+        // line 28: prefix(64)
         k <= m.c2) &&
-        // line 27: causal()
+        // line 28: causal()
         k <= q + m.c0) ||
-        // line 28: topk(13, of=causal() - (causal() & (prefix(64) | where(lambda q, k: k...
+        // line 29: topk(13, of=causal() - (causal() & (prefix(64) | where(lambda q, k: k...
         ((m.a0[(q) * m.row0 + k / 64 / 32] >> k / 64 % 32 & 1) != 0 &&
-        // line 27: causal()
+        // line 28: causal()
         k <= q + m.c0);
 }
 
@@ -66,55 +66,57 @@ FN void row_bounds(ByKey, struct Bounds (&bounds)[INTERVALS], struct Mask m,
     bounds[2].last = range_end(n_q);
 }
 
-// The table of what was chosen: a row for CHOSEN_Q queries, in it a bit for CHOSEN_K keys.
+// Table of the selection: one row per CHOSEN_Q queries, with one bit per CHOSEN_K keys.
 constexpr i32 CHOSEN_Q = 1, CHOSEN_K = 64;
-constexpr i32 CELL_KEYS = 64;  // of a tile that are chosen together
-constexpr i32 CELL_QUERIES = 1;  // of a tile that choose together
-// The intervals of pairs that are chosen, and of those that are seen without.
+constexpr i32 CELL_KEYS = 64;  // keys of a tile that are selected together
+constexpr i32 CELL_QUERIES = 1;  // queries of a tile that select together
+// Bit i: interval i holds pairs that need to be selected; or pairs that are visible without it.
 constexpr unsigned OF_CHOSEN = 4, OF_OTHERS = 0;
-constexpr bool BLOCKS_EARLY = 0;  // registers are too few to wait
+constexpr bool BLOCKS_EARLY = 0;  // too few registers to prefetch the words
 FN const i32 *chosen_table(const struct Mask &m) { return m.a0; }
 FN i32 chosen_pitch(const struct Mask &m) { return m.row0; }
 
-constexpr int HEAD_DIM = 128;  // elements of a row of any tensor
-// Pieces of 16 bytes of a row of q or k, and of v or out, in memory. Where rows are PADDED copies
-// fill up the rest of HEAD_DIM with zeros, and nothing is stored behind them.
+constexpr int HEAD_DIM = 128;  // elements of a row, the same in all tensors
+// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
+// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
-constexpr int TILE_Q = 64;  // queries per step
+constexpr int TILE_Q = 64;  // queries of a step
 constexpr int TILE_K = 128;  // keys of a tile column
-constexpr int SLABS = 2;  // of 64 columns, in every tile
+constexpr int SLABS = 2;  // slabs of 64 columns in every tile
 constexpr int STAGES = 2;  // query tiles in flight
 constexpr int COMPUTE_REGISTERS = 240;
 constexpr int COPY_REGISTERS = 24;
-// Queries of the transposed scores that a warpgroup computes.
+// Queries of the transposed score tile that one warpgroup computes.
 constexpr int QUERIES = 64;
 constexpr int GROUPS = 2;  // that compute
-constexpr int BLOCKS = 1;  // that a multiprocessor runs at once
-constexpr unsigned MEMORY = 207616;  // of a block; of one that makes dq:
+constexpr int BLOCKS = 1;  // blocks that an SM runs at once
+// Shared memory in bytes: of a block, and of a block of the separate dq launch.
+constexpr unsigned MEMORY = 207616;
 constexpr unsigned ROW_MEMORY = 0;
-// A warp's rows of q and dout stay in registers where dq has a launch of its own.
+// In the separate dq launch, a warp keeps its rows of q and dout in registers.
 constexpr bool KEEP_ROWS = 0;
-// The warpgroups that compute divide the keys of a column, or else the columns of gradients.
+// The consumer warpgroups split a tile column by keys, or else split the columns of the gradients.
 #define SPLIT_KEYS 1
-// Shares of dq leave through shared memory and bulk copies that add, or straight from registers.
+// dq leaves through shared memory and bulk reduce-add copies, or else by atomics from registers.
 #define BULK_SHARES 1
-// Key/value heads come in groups whose queries are so many tokens.
+// Key/value heads are processed in groups that share the L2 cache: as many heads as have this many
+// queries.
 constexpr i32 GROUP_TOKENS = 32768;
-// Blocks that add up a column which items share.
+// Blocks that sum up a tile column which several work items share.
 constexpr int KEY_BLOCKS = 8;
-// Shares of a tile of dq in memory.
+// Shares of a tile of dq in the workspace.
 constexpr int SHARES = 2;
-// Tiles come as lists in memory, or as ranges of consecutive ones.
+// Tiles come as lists in memory, or else as ranges of consecutive tiles.
 constexpr bool TILE_LISTS = 1;
-// Delta is found once more where a call has few pairs.
+// With few live pairs, delta is recomputed with less rounding error (settled_delta.cuh).
 #define SETTLES_DELTA 1
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
 #define TOKENS_POLICY "common/lib/tokens_even.cuh"
 #define MASK_POLICY "sm90a/lib/mask_chosen_blocks.cuh"
 
-// Products of tiles of 64 rows: columns, registers, operands, which of them lie along tokens.
+// WGMMA shapes with 64 rows: columns, registers, operand kinds, which operands are MN-major.
 #define PRODUCTS \
     PRODUCT_OF_TILES(multiply_scores, 64, 32, HALVES, ", 0, 0") \
     PRODUCT_OF_REGISTERS(multiply_pieces, 64, 32, BFLOATS, ", 0") \

@@ -120,20 +120,20 @@ typedef unsigned short u16;
 #include "common/lib/formulas.h"
 constexpr i32 THREADS = 128, WARPS = THREADS / 32;
 constexpr i32 HEAD_DIM = 128;
-constexpr i32 ROWS = 16;        // blocks of queries that a block ranks for, at most
-constexpr i32 OWN = ROWS / WARPS;            // of these, of a warp
-constexpr i32 COLUMNS = 32;                  // blocks of keys at a time, one per lane
-constexpr i32 KEY_ROW = HEAD_DIM + 4;        // floats from one to the next in shared memory
-constexpr i32 BLOCKS = 8;            // that a multiprocessor runs at once, or more
+constexpr i32 ROWS = 16;        // most query blocks that a block ranks for
+constexpr i32 OWN = ROWS / WARPS;            // of these, per warp
+constexpr i32 COLUMNS = 32;                  // key blocks at a time, one per lane
+constexpr i32 KEY_ROW = HEAD_DIM + 4;        // floats per row in shared memory
+constexpr i32 BLOCKS = 8;            // that an SM runs at once, or more
 constexpr u32 ALL = 0xffffffff;
 extern __shared__ __align__(16) unsigned char memory[];
 
-// By what a selection ranks.
+// What a selection ranks by.
 enum { PRODUCTS, MEANS, INDEXER, GIVEN };
-// Of a cell, a block of queries x a block of keys: whether the static mask allows its pairs.
+// Class of a cell (query block x key block): how many of its pairs the static mask allows.
 enum { NOTHING, SOMETHING, EVERYTHING };
 
-// The parameters of the formulas.
+// Parameters of the formulas.
 struct Mask {
     i32 c0;
 };
@@ -147,9 +147,10 @@ struct Selection0 {
     static constexpr i32 MOST = 13;  // chosen blocks
     static constexpr i32 BLOCK = 64, Q_BLOCK = 1;  // tokens
     static constexpr i32 SCORE = GIVEN;
-    static constexpr i32 CLASS_ROWS = 128;  // cells whose class is one number
+    // Cells of one class are stored as one number
+    static constexpr i32 CLASS_ROWS = 128;
     static constexpr i32 CLASS_COLUMNS = 2;
-    // Whether a pair may be chosen.
+    // Whether a pair is a candidate.
     static FN bool allows(const struct Mask &m, i32 q, i32 k, i32 n_q, i32 n_kv) {
         (void)m, (void)q, (void)k, (void)n_q, (void)n_kv;
         return
@@ -166,7 +167,7 @@ FN float from_half(u16 x) {
     return y;
 }
 FN float from_bfloat(u16 x) { return __uint_as_float((u32)x << 16); }
-FN float from_e4m3(u32 x) {  // as fp16 its fields lie 7 bits higher, and its exponent is 8 less
+FN float from_e4m3(u32 x) {  // fp16: fields 7 bits higher, exponent bias 8 more
     if ((x & 0x7f) == 0x7f) return __uint_as_float(0x7fc00000);
     return 256.0f * from_half((x & 0x80) << 8 | (x & 0x7f) << 7);
 }
@@ -175,7 +176,7 @@ FN float number(u16 x) {
     return BFLOAT16 ? from_bfloat(x) : from_half(x);
 }
 FN float element(const void *from, i64 place) { return number(((const u16 *)from)[place]); }
-// An element of a tensor that ranks.
+// An element of a tensor that a selection ranks by.
 enum { SCORES, INDEX_Q, INDEX_K, INDEX_W, FACTORS };
 FN float ranked(const struct Selected &p, i32 which, i32 batch, i32 head, i32 row, i32 column) {
     const i64 *const step = p.ranked_stride + 4 * which;
@@ -188,7 +189,7 @@ FN float ranked(const struct Selected &p, i32 which, i32 batch, i32 head, i32 ro
     return p.ranked_type[which] == 1 ? from_half(half) : from_bfloat(half);
 }
 
-// Ascends with the scores: 1 for NaN, one for both zeros, and 0 is left for what is no candidate.
+// Increases with the score; 1 for NaN, equal for both zeros, and 0 is reserved for non-candidates.
 FN u32 ascending(float score) {
     if (score != score) return 1;
     const u32 bits = __float_as_uint(score + 0.0f);
@@ -204,8 +205,8 @@ FN T warp_sum(T x) {
 
 // ---------------------------------------------------------------- blocks of tokens, as one row
 
-// A warp each: the sum of the rows of a block, or their mean; side 0 of queries, 1 of keys. Numbers
-// beyond those of a selection are of others.
+// Sums or averages the rows of a block, one warp each; side 0 is queries, 1 is keys. `number`
+// counts over all selections; indices past this one's belong to others.
 template <class S>
 FN void join_rows(const struct Selected &p, i32 number) {
     const i32 queries = S::Q_BLOCK > 1 ? p.batch * p.heads_q * p.rows[S::INDEX] : 0;
@@ -233,7 +234,8 @@ select_join(const __grid_constant__ struct Selected p) {
 
 // ---------------------------------------------------------------- scores
 
-// Who chooses in a block: query heads together, for blocks of queries from `first` on.
+// The heads and queries that a block selects for: query heads that select together, and query
+// blocks from `first` on.
 struct Voters {
     i32 batch, head, first;
 };
@@ -256,7 +258,7 @@ FN struct Cell cell_at(const struct Selected &p, i32 row, i32 column) {
 }
 FN i32 pairs_of(const struct Cell &cell) { return (cell.q_end - cell.q) * (cell.k_end - cell.k); }
 
-// Hands pairs that may be chosen to the lanes of a warp; returns how many there are.
+// Distributes the candidate pairs over the lanes of a warp; returns their number.
 template <class S, class Hand>
 FN i32 hand_pairs(const struct Selected &p, const struct Mask &m, const struct Cell &cell,
                   const Hand &hand) {
@@ -269,8 +271,8 @@ FN i32 hand_pairs(const struct Selected &p, const struct Mask &m, const struct C
     return warp_sum(count);
 }
 
-// Of the heads that choose together those that have the same keys: their products are summed as
-// that of their summed queries.
+// Number of heads that select together and share keys: the sum of their products is the product of
+// their summed queries.
 template <class S>
 FN i32 heads_alike(const struct Selected &p) {
     return min_i32(p.voters[S::INDEX], p.heads_q / p.heads_kv);
@@ -292,8 +294,8 @@ FN float score_of(const struct Selected &p, i32 batch, i32 head, i32 q, i32 k) {
     return p.ranked[FACTORS] ? total * ranked(p, FACTORS, batch, 0, k, 0) : total;
 }
 
-// The key of a cell of which some pairs may be chosen, or all; by a warp. `total` sums the heads'
-// scores of the cell, where cells have some.
+// The rank key of a cell where some or all pairs are candidates, computed by a warp. `total` is the
+// sum of the heads' scores of the cell, if cells have scores.
 template <class S>
 FN u32 key_of_some(const struct Selected &p, const struct Mask &m, const struct Voters &at, i32 row,
                    i32 column, bool by_cells, float total) {
@@ -314,7 +316,7 @@ FN u32 key_of_some(const struct Selected &p, const struct Mask &m, const struct 
     return ascending((float)(sum / ((double)count * heads)));
 }
 
-// What stands for a block of queries, summed over the heads from `head` on that have the same keys.
+// The representative of a query block, summed over the heads from `head` on that share keys.
 template <class S>
 FN float query_of(const struct Selected &p, i32 batch, i32 head, i32 row, i32 d) {
     float sum = 0;
@@ -326,7 +328,7 @@ FN float query_of(const struct Selected &p, i32 batch, i32 head, i32 row, i32 d)
     return sum;
 }
 
-// Of a column and so many rows of a warp.
+// Products of one column with OWN rows of a warp.
 template <int COUNT>
 FN void multiply(const float4 *key, const float4 *query, float (&total)[OWN]) {
     float own[COUNT] = {};
@@ -343,7 +345,7 @@ FN void multiply(const float4 *key, const float4 *query, float (&total)[OWN]) {
     for (int j = 0; j < COUNT; j++) total[j] += own[j];
 }
 
-// Adds the products of what stands for blocks; a lane has the same column for all rows of a warp.
+// Adds products of the blocks' representatives; a lane has the same column for all rows of a warp.
 template <class S>
 FN void add_products(const struct Selected &p, const struct Voters &at, i32 head, i32 chunk,
                      bool fresh, float (&total)[OWN]) {
@@ -369,19 +371,19 @@ FN void add_products(const struct Selected &p, const struct Voters &at, i32 head
     else multiply<OWN>(key, query, total);
 }
 
-// Whether heads' scores are of whole cells.
+// Whether scores belong to whole cells.
 template <class S>
 FN bool has_cells(const struct Selected &p) {
     return S::SCORE == MEANS || (S::SCORE == GIVEN && p.cells);
 }
-// Whether the key of a cell of a class needs no look at its pairs.
+// Whether the rank key of a cell of this class follows without looking at its pairs.
 template <class S>
 FN bool is_plain(const struct Selected &p, i32 kind) {
     return kind == EVERYTHING && (S::SCORE == PRODUCTS || has_cells<S>(p));
 }
 
-// The keys of the cells of a chunk whose pairs are to be looked at, where their totals are; each
-// by a warp. Not in the same loop as the totals, whose registers the products need.
+// Rank keys of the cells of a chunk whose pairs must be looked at, one warp per cell. In a separate
+// loop, because the loop over totals needs all registers for the products.
 template <class S>
 FN void rank_rest(const struct Selected &p, const struct Voters &at, i32 chunk, u32 *keys) {
     const struct Mask m = load_mask(p);
@@ -401,7 +403,7 @@ FN void rank_rest(const struct Selected &p, const struct Voters &at, i32 chunk, 
     }
 }
 
-// The keys of all cells, the greatest of which are chosen: rows of 32 per word of bits.
+// Rank keys of all cells: rows of 32 per word of bits.
 template <class S>
 FN void rank(const struct Selected &p, const struct Voters &at, u32 *keys) {
     constexpr i32 INDEX = S::INDEX;
@@ -409,7 +411,7 @@ FN void rank(const struct Selected &p, const struct Voters &at, u32 *keys) {
     const bool by_cells = has_cells<S>(p);
     const bool joined = S::SCORE == MEANS || S::SCORE == PRODUCTS;
     const i32 alike = joined ? heads_alike<S>(p) : 1;
-    bool fresh = true;  // no queries are in shared memory
+    bool fresh = true;  // queries are not in shared memory yet
 #pragma unroll 1
     for (i32 chunk = 0; chunk < p.words[INDEX]; chunk++) {
         const i32 column = COLUMNS * chunk + lane;
@@ -450,7 +452,7 @@ FN void rank(const struct Selected &p, const struct Voters &at, u32 *keys) {
 
 // ---------------------------------------------------------------- the best of a row
 
-// The greatest number that at least `most` keys reach; 0 where fewer are candidates. By a warp.
+// The greatest key that at least `most` keys reach; 0 if there are fewer candidates. By a warp.
 FN u32 threshold_of(const u32 *keys, i32 words, i32 most) {
     u32 found = 0;
 #pragma unroll 1
@@ -463,7 +465,7 @@ FN u32 threshold_of(const u32 *keys, i32 words, i32 most) {
     return found;
 }
 
-// Bits of the best of a row, ties to the lower index; for all heads that choose together.
+// Bits of the best of a row, ties to the lower index; for all heads that select together.
 template <class S>
 FN void mark_best(const struct Selected &p, const u32 *keys, i64 row, i64 head_step) {
     const i32 words = p.words[S::INDEX], lane = threadIdx.x % 32;
@@ -487,7 +489,7 @@ FN void choose(const struct Selected &p, i32 block) {
     constexpr i32 INDEX = S::INDEX;
     const i32 turns = (p.rows[INDEX] + p.turn[INDEX] - 1) / p.turn[INDEX], place = block / turns;
     const i32 owner = place % p.owners[INDEX], heads = p.copies[INDEX];
-    // The last rows first: most masks allow them most.
+    // Start with the last rows: in most masks they have the most candidates.
     const i32 first = (turns - 1 - block % turns) * p.turn[INDEX];
     const struct Voters at = {place / p.owners[INDEX], owner * p.voters[INDEX], first};
     u32 *const keys = (u32 *)memory + ROWS * HEAD_DIM + COLUMNS * KEY_ROW;
@@ -519,14 +521,14 @@ select_blocks(const __grid_constant__ struct Selected p) {
 
 #define SEVERAL 0
 
-// Where a tile row's words are: first what some of its queries chose, then what all did.
+// The words of a tile row: first the union of what its queries selected, then the intersection.
 template <class S>
 FN i32 *seen_by(const struct Lists &p, i32 list, i32 row) {
     const i64 place = (i64)list * p.tile_count[0] + row;
     return p.seen[S::INDEX] + 2 * place * p.array_row[S::INDEX];
 }
 
-// Reads what the queries of some tile rows of a list chose.
+// Reads the selections of some tile rows of a list.
 template <class S>
 FN void join_bits(const struct Lists &p, i32 list, i32 tile, i32 tiles) {
     constexpr i32 INDEX = S::INDEX;
@@ -554,8 +556,9 @@ FN bool read_part(const struct Lists &p, i32 block) {
     return false;
 }
 
-// Of the ways in which a pair may or may not be chosen by each selection, those that pairs of a
-// tile may have: `chosen` are the ways in which this selection has it.
+// Each pair is selected or not by each selection, which gives a set of possible combinations.
+// Returns those that pairs of a tile may have; `chosen` are the combinations that include this
+// selection.
 template <class S>
 FN u32 ways_of(const struct Lists &p, i32 list, i32 row, i32 column, u32 chosen) {
     const i32 *const words = seen_by<S>(p, list, row);
@@ -571,7 +574,7 @@ FN u32 ways_of(const struct Lists &p, i32 list, i32 row, i32 column, u32 chosen)
     return (some ? chosen : 0) | (others ? ~chosen : 0);
 }
 
-// A line whose candidates are all tiles.
+// A line: all of its tiles are candidates.
 struct Line {
     struct Place at;
     i32 count;

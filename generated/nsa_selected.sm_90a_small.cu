@@ -7,7 +7,7 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
     Integer c1;  // 1
     Integer c2;  // 63
@@ -18,15 +18,15 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 26: where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)
+        // line 27: where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)
         ((k / 64 + m.c1 >= floor_div(q + m.c0, 64) ||
-        // line 27: prefix(64)
+        // line 28: prefix(64)
         k <= m.c2) &&
-        // line 27: causal()
+        // line 28: causal()
         k <= q + m.c0) ||
-        // line 28: topk(13, of=causal() - (causal() & (prefix(64) | where(lambda q, k: k...
+        // line 29: topk(13, of=causal() - (causal() & (prefix(64) | where(lambda q, k: k...
         ((m.a0[(q) * m.row0 + k / 64 / 32] >> k / 64 % 32 & 1) != 0 &&
-        // line 27: causal()
+        // line 28: causal()
         k <= q + m.c0);
 }
 
@@ -66,42 +66,42 @@ FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,
     bounds[2].last = range_end(min_int(n_kv - 1, m.c0 + ti) + 1);
 }
 
-// The table of what was chosen: a row for CHOSEN_Q queries, in it a bit for CHOSEN_K keys.
+// Table of the selection: one row per CHOSEN_Q queries, with one bit per CHOSEN_K keys.
 constexpr i32 CHOSEN_Q = 1, CHOSEN_K = 64;
-constexpr i32 CELL_KEYS = 64;  // of a tile that are chosen together
-constexpr i32 CELL_QUERIES = 1;  // of a tile that choose together
-// The intervals of pairs that are chosen, and of those that are seen without.
+constexpr i32 CELL_KEYS = 64;  // keys of a tile that are selected together
+constexpr i32 CELL_QUERIES = 1;  // queries of a tile that select together
+// Bit i: interval i holds pairs that need to be selected; or pairs that are visible without it.
 constexpr unsigned OF_CHOSEN = 4, OF_OTHERS = 0;
-constexpr bool BLOCKS_EARLY = 0;  // registers are too few to wait
+constexpr bool BLOCKS_EARLY = 0;  // too few registers to prefetch the words
 FN const i32 *chosen_table(const struct Mask &m) { return m.a0; }
 FN i32 chosen_pitch(const struct Mask &m) { return m.row0; }
 
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
-// Pieces of 16 bytes of a row of q or k, and of v or out, in memory. Where rows are PADDED copies
-// fill up the rest of HEAD_DIM with zeros, and nothing is stored behind them.
+// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
+// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
-constexpr int TILE_Q = 64;  // queries per tile row
-constexpr int TILE_K = 64;  // keys per step
-// Of an index in a list of tiles, in keys; by documents tiles begin at any key.
+constexpr int TILE_Q = 64;  // queries of a tile row
+constexpr int TILE_K = 64;  // keys of a step
+// Unit of the indices in a tile list, in keys. Tiles that follow documents may begin at any key.
 constexpr int KEY_STEP = TILE_K;
-constexpr int SLABS = 2;  // of 64 columns, in every tile
-constexpr int GROUPS = 1;  // warpgroups that compute 64 queries each
+constexpr int SLABS = 2;  // slabs of 64 columns in every tile
+constexpr int GROUPS = 1;  // consumer warpgroups, 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
-constexpr int BLOCKS = 2;  // that a multiprocessor runs at once
-// Registers that the thread that copies needs for packed heads, and those of the others.
+constexpr int BLOCKS = 2;  // blocks that an SM runs at once
+// Registers of the producer thread with pack_gqa, and of the other threads.
 constexpr int PACKED_REGISTERS = 16;
 constexpr int USUAL_COMPUTE = 232, USUAL_COPY = 24;
 #define ROOM_FOR_Q 1  // in registers
-// Of shared memory, for lists of entmax.
+// Shared memory for the lists of entmax, in bytes.
 #define LIST_BYTES 0
-// When a step waits for p v, see lib/constants.cuh.
+// When a step waits for p v; see lib/constants.cuh.
 constexpr bool SETTLE_FIRST = 0;
 constexpr bool CROWDED_CELLS = 0;
 constexpr int SETTLE_LAST = 2;
-// Tiles come as lists in memory, or as ranges of consecutive ones.
+// Tiles come as lists in memory, or else as ranges of consecutive tiles.
 [[maybe_unused]] constexpr bool TILE_LISTS = 1;
-// Pairs are kept by their scores, in tiles whose pairs the predicate tests.
+// Scores also decide which pairs are kept, in tiles where the predicate tests pairs.
 [[maybe_unused]] constexpr bool FILTERS_PAIRS = 0;
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"
@@ -109,7 +109,7 @@ constexpr int SETTLE_LAST = 2;
 #define KEYS_POLICY "sm90a/lib/keys_boxes.cuh"
 #define MASK_POLICY "sm90a/lib/mask_chosen_blocks.cuh"
 
-// Products of tiles of 64 rows: columns, registers, operands, which of them lie along tokens.
+// WGMMA shapes with 64 rows: columns, registers, operand kinds, which operands are MN-major.
 #define PRODUCTS \
     PRODUCT_OF_TILES(multiply_qk, 64, 32, HALVES, ", 0, 0") \
     PRODUCT_OF_REGISTERS(multiply_kept_qk, 64, 32, HALVES, ", 0") \

@@ -5,7 +5,7 @@
 
 // The constants and arrays of one head's mask, held in registers.
 struct Mask {
-    i32 shape;  // which formula, where heads have different ones
+    i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // 3
     Integer c1;  // n_q - n_kv + 1023
     Integer c2;  // n_kv - n_q
@@ -14,11 +14,11 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 17: sinks(4)
+        // line 18: sinks(4)
         (k <= m.c0 ||
-        // line 17: window(1023)
+        // line 18: window(1023)
         k >= q - m.c1) &&
-        // line 17: causal()
+        // line 18: causal()
         k <= q + m.c2;
 }
 
@@ -54,24 +54,24 @@ FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,
 }
 
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
-// Pieces of 16 bytes of a row of q or k, and of v or out, in memory. Where rows are PADDED copies
-// fill up the rest of HEAD_DIM with zeros, and nothing is stored behind them.
+// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
+// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
 constexpr int TILE_Q = 64;  // queries per block
 constexpr int TILE_K = 64;  // keys per step
 constexpr int WARPS = 2;
 constexpr int MIN_BLOCKS = 4;  // resident per multiprocessor
-// A warp's q stays in registers.
+// Keep a warp's q in registers.
 constexpr bool KEEP_Q = 0;
-// Tops and sums wait in shared memory between uses.
+// Keep tops and sums in shared memory between uses.
 constexpr bool PARK_ROWS = 1;
-// Keys and values of so many tokens fit the L2 cache.
+// Number of keys that fit the L2 cache together with their values.
 constexpr int GROUP_KEYS = 65536;
-// Bytes that struct Block may take, and of all shared memory.
+// Limit for struct Block in bytes, and total shared memory.
 [[maybe_unused]] constexpr int BLOCK_BYTES = 1024;
 [[maybe_unused]] constexpr int MEMORY = 52224;
-// Tiles come as lists in memory, or as ranges of consecutive ones.
+// Tiles come as lists in memory, or else as ranges of consecutive tiles.
 [[maybe_unused]] constexpr bool TILE_LISTS = 1;
 
 #define ELEMENT_POLICY "common/lib/element_bf16.cuh"

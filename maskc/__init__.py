@@ -10,6 +10,7 @@ from maskc.api import merge as merge
 from maskc.conventions import LayoutWarning as LayoutWarning
 from maskc.core import package as _package
 from maskc.core.difference import Difference as Difference
+from maskc.core.errors import BadParameterValue as BadParameterValue
 from maskc.core.errors import MaskcError as MaskcError
 from maskc.core.errors import SeveralErrors as SeveralErrors
 from maskc.core.layout import BlockLayout as BlockLayout
@@ -62,15 +63,14 @@ if TYPE_CHECKING:
     from maskc.tuning import tune as tune
 
 __all__ = [
-    "BlockLayout", "CompiledMask", "DenseWarning", "Difference", "EvaluatedMaskWarning",
-    "EvaluatedScoreWarning",
-    "LayoutWarning", "Mask", "MaskcError", "PackedSelectionWarning", "Pattern", "Score",
-    "ScoreMaskWarning", "SeveralErrors", "attention", "block_table", "clear_tuned",
-    "cu_seqlens", "diff", "distributed", "documents", "evaluate", "flags", "flex_attention",
-    "from_block_mask", "from_bool", "from_mask_mod", "from_score_mod", "intervals", "key_lists",
-    "load", "merge", "n_kv", "n_q", "paged", "param", "parents", "parse", "pattern", "patterns",
-    "positions", "scaled_dot_product_attention", "score", "scores", "show", "table", "testing",
-    "tree", "tune", "where",
+    "BadParameterValue", "BlockLayout", "CompiledMask", "DenseWarning", "Difference",
+    "EvaluatedMaskWarning", "EvaluatedScoreWarning", "LayoutWarning", "Mask", "MaskcError",
+    "PackedSelectionWarning", "Pattern", "Score", "ScoreMaskWarning", "SeveralErrors", "attention",
+    "block_table", "clear_tuned", "cu_seqlens", "diff", "distributed", "documents", "evaluate",
+    "flags", "flex_attention", "from_block_mask", "from_bool", "from_mask_mod", "from_score_mod",
+    "intervals", "key_lists", "load", "merge", "n_kv", "n_q", "paged", "param", "parents",
+    "parse", "pattern", "patterns", "positions", "scaled_dot_product_attention", "score",
+    "scores", "show", "table", "testing", "tree", "tune", "where",
 ] + _combinators.__all__  # fmt: skip
 """The public names that need no extra; `nn` and `to_e4m3` need torch."""
 

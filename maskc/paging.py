@@ -1,13 +1,14 @@
 """Attention of sequences whose keys and values lie in pages of a pool: `mc.paged`.
 
 A plan says where the tokens of one step stand and in which pages their keys lie; all layers of the
-step share it. It is made by array operations on the device that holds the page table, so that
-nothing waits. Kernels work on *blocks* of queries: the queries of a sequence are cut into blocks of
-one size. Blocks are the sequences of a launch, and each brings its positions.
+step share it. One launch makes it on the GPU that holds the page table, NumPy makes it on a CPU.
+Kernels work on *blocks* of queries: the queries of a sequence are cut into blocks of one size.
+Blocks are the sequences of a launch, and each brings its positions.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +18,16 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.data import DataKind
 from maskc.core.dtypes import DType
-from maskc.core.errors import BadPages, BadPageTable, DataMissing, NotPaged
+from maskc.core.errors import (
+    BadPages,
+    BadPageTable,
+    DataMissing,
+    NotPaged,
+    PageFreed,
+    PageOutOfPool,
+    PageTwice,
+    SlotTwice,
+)
 from maskc.core.problem import Placed
 from maskc.core.tensors import torch_of
 from maskc.core.unknown import unknown_keyword
@@ -25,7 +35,28 @@ from maskc.dispatch.options import Pages
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import Score
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, TokenArray, placed
+from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
+from maskc.runtime.arrays.known import Library
 from maskc.runtime.paged import BLOCK, TABLES, PageTables
+from maskc.runtime.paged_launch import (
+    FLOAT_CODES,
+    ROWS,
+    STEP,
+    ArgumentBlock,
+    Integers,
+    PageKernels,
+    page_kernels,
+)
+from maskc.runtime.paged_rows import (
+    Rotary,
+    append,
+    as_bytes,
+    converted,
+    dtype_of,
+    is_e4m3,
+    single,
+    stored,
+)
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -33,6 +64,10 @@ if TYPE_CHECKING:
 _LAYOUTS = ("NHD", "HND")
 _ROWS = 128
 """Rows of a tile of queries, which the heads of a key/value head share."""
+_ALIGNED = 32
+"""int32 entries to which every array of a step is rounded up in memory."""
+_STATE = {POSITION: "position", LENGTH: "length", QUERIES: "queries"}
+"""Arrays of a step that masks read, by the names of core/abi.STEP_FIELDS."""
 _ROUNDED = 128
 """Keys to whose multiple the longest sequence is rounded up, so that steps share launches."""
 
@@ -40,7 +75,7 @@ _ROUNDED = 128
 def paged(
     mask: Mask, *, page_size: int, head_dim: int, n_heads: int, n_kv_heads: int | None = None,
     head_dim_v: int | None = None, dtype: object = None, layout: str = "NHD",
-    score: Score | None = None, target: str | None = None,
+    score: Score | None = None, target: str | None = None, pool_dtype: object = None,
 ) -> PagedAttention:  # fmt: skip
     """Compile a mask for keys and values that lie in pages of a pool.
 
@@ -59,8 +94,10 @@ def paged(
         dtype: of q, k and v, of two or four bytes; None: that of each call.
         layout: of pools: "NHD" is [pages, page_size, n_kv_heads, D], "HND" is [pages, n_kv_heads,
             page_size, D].
-        score: a formula of the score, see `mc.score`; its q and k are positions in a sequence.
+        score: a score formula, see `mc.score`; its q and k are positions in a sequence.
         target: as of Mask.compile.
+        pool_dtype: "float8_e4m3fn" for pools of E4M3, which calls copy and convert to q's dtype;
+            None: pools have q's dtype.
 
     Returns:
         What makes plans and runs them.
@@ -81,17 +118,21 @@ def paged(
         raise BadPages("layout", "'NHD' or 'HND'", repr(layout), at="layout")
     if dtype is not None and DType.parse(dtype).itemsize == 1:
         raise BadPages("dtype", "one of two or four bytes an element", str(dtype), at="dtype")
+    if pool_dtype is not None and DType.parse(pool_dtype) is not DType.float8_e4m3fn:
+        wanted = "'float8_e4m3fn', or None for that of q"
+        raise BadPages("pool_dtype", wanted, str(pool_dtype), at="pool_dtype")
     if score is not None:
         if score.mask is not None:
             mask, score = mask & score.mask, Score(score.inputs)
         read = {x.name for x in E.walk(score.formula.logit) if isinstance(x, E.Sym)}
         for name in sorted(read & {"n_q", "n_kv", "b"}):
-            raise NotPaged(f"has a formula of the score that reads {name}", at="score")
+            raise NotPaged(f"has a score formula that reads {name}", at="score")
     options = {
         "head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": dtype, "score": score,
         "target": target,
     }  # fmt: skip
-    return PagedAttention(mask, page_size, (n_heads, n_kv_heads), layout, options)
+    heads = n_heads, n_kv_heads
+    return PagedAttention(mask, page_size, heads, layout, options, pool_dtype is not None)
 
 
 class PagedAttention:
@@ -102,7 +143,7 @@ class PagedAttention:
 
     def __init__(
         self, mask: Mask, page_size: int, heads: tuple[int, int], layout: str,
-        options: Mapping[str, Any],
+        options: Mapping[str, Any], in_e4m3: bool = False,
     ) -> None:  # fmt: skip
         """Compile the mask.
 
@@ -110,13 +151,16 @@ class PagedAttention:
             mask, page_size, layout: as of `mc.paged`.
             heads: query heads, and key/value heads.
             options: of Mask.compile.
+            in_e4m3: whether pools are E4M3.
         """
         from maskc.driver import compile as compiled
 
         self.mask, self.page_size, self.heads, self.layout = mask, page_size, heads, layout
+        self.in_e4m3 = in_e4m3
         self.placed = placed(mask, heads[0])
+        loaded = 0 if in_e4m3 else page_size  # kernels convert nothing on load
         self.attn: CompiledMask = compiled(
-            self.placed.mask, n_heads=heads[0], placed=Placed(POSITION, page_size), **options
+            self.placed.mask, n_heads=heads[0], placed=Placed(POSITION, loaded), **options
         )
         """The compiled mask over blocks of queries."""
 
@@ -168,7 +212,7 @@ class PagedAttention:
     def run(
         self, q: Any, k_pool: Any, v_pool: Any, plan: PagedPlan, *, scale: float | None = None,
         softcap: float | None = None, alibi_slopes: Any = None, sink_logits: Any = None,
-        **tables: Any,
+        k_scale: Any = None, v_scale: Any = None, **tables: Any,
     ) -> tuple[Any, Any]:  # fmt: skip
         """Attention of one layer.
 
@@ -177,7 +221,9 @@ class PagedAttention:
             k_pool, v_pool: pools in the layout of `mc.paged`, with any strides between rows.
             plan: of this step.
             scale, softcap, alibi_slopes, sink_logits: as of CompiledMask.
-            **tables: tables and parameters of the formula of the score.
+            k_scale, v_scale: factors of the numbers in E4M3 pools: a number or
+                fp32 [1] or [n_kv_heads]; 1 when None.
+            **tables: tables and parameters of the score formula.
 
         Returns:
             out [tokens, n_heads, Dv] in the dtype of q, and lse fp32 [tokens, n_heads], natural
@@ -187,18 +233,11 @@ class PagedAttention:
             BadPages: a tensor has another shape than the plan says (MC464).
             MaskcError: as CompiledMask.
         """
-        heads, kv_heads = self.heads
+        heads = self.heads[0]
         if len(q.shape) != 3 or q.shape[0] != plan.tokens or q.shape[1] != heads:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
-        for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
-            rows = (self.page_size, kv_heads)[:: 1 if self.layout == "NHD" else -1]
-            if len(pool.shape) != 4 or tuple(pool.shape[1:3]) != rows:
-                wanted = f"of shape [pages, {rows[0]}, {rows[1]}, head_dim]"
-                raise BadPages(name, wanted, list(pool.shape), at=name)
-        if k_pool.shape[0] != v_pool.shape[0]:
-            wanted = f"a pool of {k_pool.shape[0]} pages, as k_pool is"
-            raise BadPages("v_pool", wanted, v_pool.shape[0], at="v_pool")
+        self._check_pools(k_pool, v_pool)
         attn = self.attn.serving(q)
         if os.environ.get("MASKC_CHECK") == "1":
             plan.check(k_pool.shape[0])
@@ -209,69 +248,144 @@ class PagedAttention:
         if attn.bundle.problem.page_size:
             k, v, given[TABLES] = plan.in_pages(k_pool, v_pool)
         else:
-            k, v = plan.copied(k_pool), plan.copied(v_pool)
+            k = plan.copied(k_pool, q, self._scale(k_scale, "k_scale"))
+            v = plan.copied(v_pool, q, self._scale(v_scale, "v_scale"))
         options = {"softcap": softcap, "alibi_slopes": alibi_slopes, "sink_logits": sink_logits}
         shown = {name: x for name, x in options.items() if x is not None}
         out, lse = attn(blocks, k, v, scale=scale, return_lse=True, **shown, **given)
         return plan.rows(out, lse)
 
+    def append(
+        self, k: Any, v: Any, k_pool: Any, v_pool: Any, plan: PagedPlan, *, q: Any = None,
+        rotary: tuple[Any, Any] | None = None, interleaved: bool = False, k_scale: Any = None,
+        v_scale: Any = None,
+    ) -> Any:  # fmt: skip
+        """Write the keys and values of a step's new tokens into the pools, in place.
 
-class _Ops(NamedTuple):
-    """Array operations of one library on one device."""
+        On a GPU this is one launch, and nothing is read from there. Rows of no sequence, and rows
+        for which the page table has no page of the pool, are left out.
 
-    torch: Any
-    """None: NumPy."""
-    device: Any
+        Args:
+            k, v: [tokens, n_kv_heads, D], a row for each row of q.
+            k_pool, v_pool: as of `run`, in the dtype of k or in E4M3.
+            plan: of this step, whose lengths count the new tokens.
+            q: queries [tokens, n_heads, D] to turn like k; None: there are none.
+            rotary: a rotary embedding for q and k: (cos, sin), each [positions, R / 2]. The first R
+                elements of a row turn by the row's position in its sequence.
+            interleaved: whether elements 2 i and 2 i + 1 are a pair; else i and i + R / 2 are.
+            k_scale, v_scale: of pools of E4M3: by which rows are divided, as of `run`.
 
-    def array(self, x: Any, name: str, rank: int) -> Any:
-        """Integers of so many dimensions, int32 and contiguous, on the device.
+        Returns:
+            The queries, turned where there is a rotary embedding; None without q.
 
         Raises:
-            BadPages: no integers, another rank, or another device.
+            BadPages: a tensor does not fit the plan or the pools (MC464).
+            BadPageTable, SlotTwice: with MASKC_CHECK=1, a page table is wrong, or two rows go to
+                one slot (MC465, MC660 to MC663).
         """
-        if self.torch is None:
-            found = np.ascontiguousarray(x)
-            whole = found.dtype.kind in "biu"
-            found = found.astype(np.int32, copy=False) if whole else found
-        else:
-            found = x if isinstance(x, self.torch.Tensor) else self.torch.as_tensor(np.asarray(x))
-            whole = not (found.is_floating_point() or found.is_complex())
-            if isinstance(x, self.torch.Tensor) and x.device != self.device:
-                raise BadPages(name, f"on {self.device}, as the page table", x.device, at=name)
-            found = found.to(self.device, self.torch.int32).contiguous()
-        if not whole or len(found.shape) != rank:
-            wanted = f"integers of {rank} dimension{'s' * (rank != 1)}"
-            raise BadPages(name, wanted, f"{x.dtype if hasattr(x, 'dtype') else type(x).__name__} "
-                           f"of shape {list(found.shape)}", at=name)  # fmt: skip
-        return found
+        heads, kv_heads = self.heads
+        self._check_pools(k_pool, v_pool)
+        for name, x, count in (("k", k, kv_heads), ("v", v, kv_heads), ("q", q, heads)):
+            if x is None:
+                continue
+            if len(x.shape) != 3 or tuple(x.shape[:2]) != (plan.tokens, count):
+                wanted = f"of shape [{plan.tokens}, {count}, head_dim]"
+                raise BadPages(name, wanted, list(x.shape), at=name)
+            if dtype_of(x) != dtype_of(k) or dtype_of(x) not in FLOAT_CODES or is_e4m3(x):
+                wanted = "of dtype float32, bfloat16 or float16, all alike"
+                raise BadPages(name, wanted, dtype_of(x), at=name)
+        for name, pool, x in (("k_pool", k_pool, k), ("v_pool", v_pool, v)):
+            if pool.shape[3] != x.shape[2]:
+                wanted = f"of rows of {x.shape[2]} elements, as those that go there"
+                raise BadPages(name, wanted, pool.shape[3], at=name)
+            if not self.in_e4m3 and dtype_of(pool) != dtype_of(x):
+                raise BadPages(name, f"of dtype {dtype_of(x)}, as k", dtype_of(pool), at=name)
+        for name, x in (("q", q), ("k", k), ("v", v), ("k_pool", k_pool), ("v_pool", v_pool)):
+            if x is not None and torch_of(x) is not None and x.stride(-1) != 1 < x.shape[-1]:
+                wanted = "with elements of a row next to each other"
+                raise BadPages(name, wanted, f"a stride of {x.stride(-1)}", at=name)
+        turn = None if rotary is None else self._rotary(rotary, interleaved, k)
+        if os.environ.get("MASKC_CHECK") == "1":
+            plan.check(k_pool.shape[0])
+            plan.check_slots()
+        if self.layout == "HND":
+            k_pool, v_pool = (x.swapaxes(1, 2) for x in (k_pool, v_pool))
+        scales = self._scale(k_scale, "k_scale"), self._scale(v_scale, "v_scale")
+        return plan.append(_NewRows(q, k, v, k_pool, v_pool, turn, *scales))
 
-    def span(self, count: int) -> Any:
-        """0, 1, ..."""
-        if self.torch is None:
-            return np.arange(count, dtype=np.int32)
-        return self.torch.arange(count, dtype=self.torch.int32, device=self.device)
+    def _check_pools(self, k_pool: Any, v_pool: Any) -> None:
+        """Raise BadPages if pools have other shapes or dtypes than `mc.paged` says."""
+        for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
+            rows = (self.page_size, self.heads[1])[:: 1 if self.layout == "NHD" else -1]
+            if len(pool.shape) != 4 or tuple(pool.shape[1:3]) != rows:
+                wanted = f"of shape [pages, {rows[0]}, {rows[1]}, head_dim]"
+                raise BadPages(name, wanted, list(pool.shape), at=name)
+            if is_e4m3(pool) != self.in_e4m3:
+                wanted = "float8_e4m3fn, as pool_dtype says" if self.in_e4m3 else (
+                    "of q's dtype; pools of E4M3 need mc.paged(..., pool_dtype='float8_e4m3fn')"
+                )  # fmt: skip
+                raise BadPages(name, wanted, dtype_of(pool), at=name)
+        if k_pool.shape[0] != v_pool.shape[0]:
+            wanted = f"a pool of {k_pool.shape[0]} pages, as k_pool is"
+            raise BadPages("v_pool", wanted, v_pool.shape[0], at="v_pool")
 
-    def sums(self, x: Any) -> Any:
-        """Where each begins if they follow each other, and the end: one entry more than x."""
-        if self.torch is None:
-            return np.concatenate([np.zeros(1, np.int32), np.cumsum(x, dtype=np.int32)])
-        total = self.torch.cumsum(x, 0, dtype=self.torch.int32)
-        return self.torch.nn.functional.pad(total, (1, 0))
+    def _scale(self, scale: Any, name: str) -> Any:
+        """The scale of a pool, 1 when None.
 
-    def owner(self, starts: Any, places: Any) -> Any:
-        """Which of the runs that begin at `starts` each place lies in, and how many runs there are
-        for a place behind all of them."""
-        if self.torch is None:
-            return np.searchsorted(starts[1:], places, side="right").astype(np.int32)
-        return self.torch.searchsorted(starts[1:].contiguous(), places, right=True, out_int32=True)
+        Raises:
+            BadPages: it has another shape, or pools are not E4M3.
+        """
+        if scale is None:
+            return 1.0
+        wanted = f"a number or an array of 1 or {self.heads[1]} of them"
+        if not self.in_e4m3:
+            wanted, found = "left out, as pools have q's dtype", type(scale).__name__
+            raise BadPages(name, wanted, found, at=name)
+        if hasattr(scale, "shape"):
+            if math.prod(scale.shape) not in (1, self.heads[1]):
+                raise BadPages(name, wanted, list(scale.shape), at=name)
+            return scale
+        if isinstance(scale, (int, float)) and scale > 0:
+            return float(scale)
+        raise BadPages(name, wanted, repr(scale), at=name)
 
-    def where(self, condition: Any, x: Any, other: Any) -> Any:
-        """x where a condition holds, else the other, a number or an array."""
-        return (np if self.torch is None else self.torch).where(condition, x, other)
+    def _rotary(self, rotary: tuple[Any, Any], interleaved: bool, k: Any) -> Rotary:
+        """Check a rotary embedding.
 
-    def on_host(self) -> bool:
-        """Whether the host can read arrays without waiting."""
-        return self.torch is None or self.device.type == "cpu"
+        Raises:
+            BadPages: cosines and sines do not fit each other or the rows.
+        """
+        pair = rotary if isinstance(rotary, (tuple, list)) and len(rotary) == 2 else (None, None)
+        cosine, sine = pair
+        shape: tuple[int, ...] = getattr(cosine, "shape", ())
+        fits = len(shape) == 2 and shape[0] and shape == getattr(sine, "shape", ())
+        if not fits or not 0 < 2 * shape[1] <= k.shape[2]:
+            wanted = f"(cos, sin) of one shape [positions, R / 2], R at most {k.shape[2]}"
+            shapes = [list(getattr(x, "shape", ())) for x in pair]
+            raise BadPages("rotary", wanted, f"shapes {shapes}", at="rotary")
+        for x in pair:
+            device = getattr(x, "device", None), getattr(k, "device", None)
+            if dtype_of(x) != dtype_of(cosine) or dtype_of(x) not in FLOAT_CODES or is_e4m3(x):
+                wanted = "of dtype float32, bfloat16 or float16, both alike"
+                raise BadPages("rotary", wanted, dtype_of(x), at="rotary")
+            if device[0] != device[1]:
+                raise BadPages("rotary", f"on {device[1]}, as k", device[0], at="rotary")
+        if torch_of(cosine) is not None:
+            cosine, sine = cosine.contiguous(), sine.contiguous()
+        return Rotary(cosine, sine, interleaved)
+
+
+class _NewRows(NamedTuple):
+    """New tokens of a step, and where they go; pools are [pages, page_size, heads, D]."""
+
+    q: Any
+    k: Any
+    v: Any
+    k_pool: Any
+    v_pool: Any
+    rotary: Rotary | None
+    k_scale: Any
+    v_scale: Any
 
 
 class _Lengths(NamedTuple):
@@ -282,6 +396,20 @@ class _Lengths(NamedTuple):
     """Queries of every sequence; 0 where they differ, or may."""
     total: int
     most: int
+
+
+class _Given(NamedTuple):
+    """The tables of a step as a caller gives them, checked."""
+
+    lens_q: Any
+    """[S], or cumulative [S + 1]; None where all sequences have as many queries."""
+    cumulative: bool
+    lens_kv: Any
+    starts: Any
+    """kv_indptr; None with a table of rows."""
+    table: Any
+    data: tuple[Any, ...]
+    """One per array of the mask."""
 
 
 class PagedPlan:
@@ -299,20 +427,31 @@ class PagedPlan:
         """Arguments as of `PagedAttention.plan`; `known`: total_q, max_seqlen_q, max_seqlen_kv."""
         self._paged = paged
         first = page_table[0] if isinstance(page_table, tuple) else page_table
-        torch = torch_of(first)
-        self._ops = ops = _Ops(torch, None if torch is None else first.device)
-        lens_kv = ops.array(seq_lens_kv, "seq_lens_kv", 1)
-        sequences = lens_kv.shape[0]
-        self._lengths = _known_lengths(ops, seq_lens_q, cu_seqlens_q, sequences, known[0], known[1])
-        self.tokens = self._lengths.total
+        self._torch = torch_of(first)
+        self._device = None if self._torch is None else first.device
+        self._kernels = self._kernels_for(first)
+        lens_kv = self._take(seq_lens_kv, "seq_lens_kv", 1)
+        count = int(lens_kv.shape[0])
+        lengths = _known_lengths(
+            self._on_host, seq_lens_q, cu_seqlens_q, count, known[0], known[1]
+        )  # fmt: skip
+        self.tokens = lengths.total
         """Rows of q."""
         self.max_seqlen_kv = self._most_keys(page_table, known[2])
         """The most keys that a sequence of this plan may have."""
-        self.n_kv = -(-self.max_seqlen_kv // _ROUNDED) * _ROUNDED
-        self._block, self._blocks = self._cut()
+        block, blocks = self._cut(lengths)
+        self._sizes = StepSizes(
+            count, lengths.each, lengths.total, block, blocks, paged.page_size,
+            -(-self.max_seqlen_kv // _ROUNDED) * _ROUNDED, self.max_seqlen_kv,
+        )  # fmt: skip
         self._params = _parameters(paged, data)
-        self._state: dict[str, Any] = {}
-        self._fill(page_table, seq_lens_q, lens_kv, cu_seqlens_q, data)
+        self._each = lengths.each if type(seq_lens_q) is int else None
+        given = self._checked(page_table, seq_lens_q, lens_kv, cu_seqlens_q, data)
+        self._shapes = _shapes_of(given)
+        self._block = ArgumentBlock(STEP)
+        self._buffers: tuple[Any, ...] = ()
+        self._state = self._allocated(given)
+        self._fill(given)
 
     def update(
         self, page_table: Any, seq_lens_q: Any, seq_lens_kv: Any, *, cu_seqlens_q: Any = None,
@@ -320,8 +459,8 @@ class PagedPlan:
     ) -> None:  # fmt: skip
         """Take the tables of another step, of the same shapes and within the same maxima.
 
-        Arrays of the plan keep their places. Nothing is read from a GPU, so that a CUDA graph may
-        hold it.
+        Arrays of the plan keep their places. On a GPU this is one launch, and nothing is read from
+        there, so that a CUDA graph may hold it.
 
         Args:
             page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q, data: as of `plan`.
@@ -329,14 +468,80 @@ class PagedPlan:
         Raises:
             BadPages: an array has another shape (MC464).
         """
-        each = self._lengths.each
-        if each and not (type(seq_lens_q) is int and seq_lens_q == each):
+        each = self._each
+        if each is not None and not (type(seq_lens_q) is int and seq_lens_q == each):
             wanted = f"{each}, the queries of every sequence of this plan"
             raise BadPages("seq_lens_q", wanted, seq_lens_q, at="seq_lens_q")
-        lens_kv = self._ops.array(seq_lens_kv, "seq_lens_kv", 1)
-        self._fill(page_table, seq_lens_q, lens_kv, cu_seqlens_q, data)
+        lens_kv = self._take(seq_lens_kv, "seq_lens_kv", 1)
+        given = self._checked(page_table, seq_lens_q, lens_kv, cu_seqlens_q, data)
+        for name, shape in _shapes_of(given).items():
+            if shape != self._shapes[name]:
+                wanted = f"of shape {_text(self._shapes[name])}, as before"
+                raise BadPages(name, wanted, _text(shape), at=name)
+        self._fill(given)
 
     # -------------------------------------------------------------- what a step is
+
+    @property
+    def _on_host(self) -> bool:
+        """Whether the host can read arrays without waiting."""
+        return self._device is None or self._device.type == "cpu"
+
+    @property
+    def n_kv(self) -> int:
+        """Keys of a block, a multiple of tiles."""
+        return self._sizes.n_kv
+
+    @property
+    def slots(self) -> Any:
+        """Where the key of each row of q lies: page * page_size + token of the page, int64
+        [tokens]; -1 for rows of no sequence."""
+        return self._state["slots"]
+
+    @property
+    def positions(self) -> Any:
+        """The position of each row of q in its sequence, int32 [tokens]; -1 for rows of no
+        sequence."""
+        return self._state["token_position"]
+
+    def _kernels_for(self, first: Any) -> PageKernels | None:
+        """What makes the arrays on a GPU; None where the host does."""
+        attn = self._paged.attn
+        kernels = None if self._torch is None else page_kernels(attn, first)
+        if kernels is None and (attn.target.language == "cuda" or not self._on_host):
+            where = "a GPU" if attn.target.language == "cuda" else "the CPU"
+            wanted = f"a torch tensor on {where}, for target {attn.target.name}"
+            if not hasattr(first, "shape"):
+                first = type(first).__name__
+            elif self._torch is not None:
+                first = f"one on {first.device}"
+            else:
+                first = f"{type(first).__module__}.{type(first).__name__}"
+            raise BadPages("page_table", wanted, first, at="page_table")
+        return kernels
+
+    def _take(self, x: Any, name: str, rank: int) -> Any:
+        """Integers of so many dimensions where the plan is made: a tensor on the GPU, or int64 of
+        NumPy.
+
+        Raises:
+            BadPages: no integers, another rank, or another device.
+        """
+        torch = self._torch
+        tensor = torch is not None and isinstance(x, torch.Tensor)
+        if tensor and x.device != self._device:
+            raise BadPages(name, f"on {self._device}, as the page table", x.device, at=name)
+        if self._kernels is None:
+            found: Any = x.numpy() if tensor else np.asarray(x)
+            whole = found.dtype.kind in "biu"
+        else:
+            found = x if tensor else torch.as_tensor(np.asarray(x)).to(self._device)
+            whole = not (found.is_floating_point() or found.is_complex())
+        if not whole or len(found.shape) != rank:
+            wanted = f"integers of {rank} dimension{'s' * (rank != 1)}"
+            raise BadPages(name, wanted, f"{x.dtype if hasattr(x, 'dtype') else type(x).__name__} "
+                           f"of shape {list(found.shape)}", at=name)  # fmt: skip
+        return found.astype(np.int64, copy=False) if self._kernels is None else found
 
     def _most_keys(self, page_table: Any, most: int | None) -> int:
         size = self._paged.page_size
@@ -345,21 +550,20 @@ class PagedPlan:
                 raise BadPages("max_seqlen_kv", "an integer from 0 on", most, at="max_seqlen_kv")
             return most
         if not isinstance(page_table, tuple):
-            table = self._ops.array(page_table, "page_table", 2)
-            return int(table.shape[1]) * size
-        if not self._ops.on_host():
+            return int(self._take(page_table, "page_table", 2).shape[1]) * size
+        if not self._on_host:
             wanted = "given with kv_indptr on a GPU, which the host does not read"
             raise BadPages("max_seqlen_kv", wanted, None, at="max_seqlen_kv")
-        ends = self._ops.array(page_table[0], "kv_indptr", 1)
+        ends = self._take(page_table[0], "kv_indptr", 1)
         return int((ends[1:] - ends[:-1]).max()) * size if len(ends) > 1 else 0
 
-    def _cut(self) -> tuple[int, int]:
+    def _cut(self, lengths: _Lengths) -> tuple[int, int]:
         """Queries of a block, and how many blocks there are at most.
 
         Blocks fit their heads into one tile of rows, which then reads keys once. Where pages are
         copied, a sequence is one block: each block gets a copy.
         """
-        lengths, group = self._lengths, self._paged.heads[0] // self._paged.heads[1]
+        group = self._paged.heads[0] // self._paged.heads[1]
         fitting = max(1, _ROWS // group)
         if lengths.each and (lengths.each <= fitting or not self._paged.loads_pages):
             return lengths.each, lengths.sequences
@@ -368,164 +572,203 @@ class PagedPlan:
         block = min(fitting, 1 << max(0, lengths.most - 1).bit_length())
         return block, lengths.sequences + lengths.total // block
 
-    @property
-    def _whole(self) -> bool:
-        """Whether a block is a sequence of the call, so that no query is moved."""
-        return bool(self._lengths.each) and self._block == self._lengths.each
-
-    def _fill(
+    def _checked(
         self, page_table: Any, seq_lens_q: Any, lens_kv: Any, cu_seqlens_q: Any,
         data: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        """Make all arrays of the step, in the places of those that there are."""
-        ops, count = self._ops, self._lengths.sequences
+    ) -> _Given:  # fmt: skip
+        """The arrays of a step, of shapes that fit each other.
+
+        Raises:
+            BadPages: they do not.
+        """
+        count = self._sizes.sequences
         _has(lens_kv, (count,), "seq_lens_kv")
-        starts = self._starts(seq_lens_q, cu_seqlens_q)
-        lens_q = starts[1:] - starts[:-1]
-        if self._whole:
-            owner = ops.span(count)
-            local = ops.span(self._block)[None]
-        else:
-            firsts = ops.sums((lens_q + (self._block - 1)) // self._block)
-            owner = ops.owner(firsts, ops.span(self._blocks))
-            owner = owner.clip(max=max(0, count - 1))
-            local = (ops.span(self._blocks) - firsts[owner])[:, None] * self._block
-            local = local + ops.span(self._block)[None]
-            self._take_rows(starts, firsts, owner, local, lens_q)
-        own_q, own_kv = lens_q[owner][:, None], lens_kv[owner][:, None]
-        there = local < own_q
-        position = own_kv - own_q + local
-        keys = ops.where(there, own_kv, 0)
-        self._put(POSITION, ops.where(there, position, -1))
-        self._put(LENGTH, keys)
-        if QUERIES in self._paged.placed.reads:
-            self._put(QUERIES, own_q + 0 * local)
-        self._put("key_count", keys.max(1) if ops.torch is None else keys.amax(1))
-        self._put("used", lens_kv)
-        entries, firsts_of = self._entries(page_table)
-        self._put("pages", entries)
-        self._put("first_page", firsts_of[owner])
-        for array in self._paged.placed.arrays:
-            self._put(array.name, self._data_array(array, data, owner, position))
-
-    def _starts(self, seq_lens_q: Any, cu_seqlens_q: Any) -> Any:
-        """Where each sequence's queries begin, [S + 1]."""
-        ops, count = self._ops, self._lengths.sequences
+        lens_q = None
         if cu_seqlens_q is not None:
-            starts = ops.array(cu_seqlens_q, "cu_seqlens_q", 1)
-            _has(starts, (count + 1,), "cu_seqlens_q")
-            return starts
-        if type(seq_lens_q) is int:
-            return ops.span(count + 1) * seq_lens_q
-        lens = ops.array(seq_lens_q, "seq_lens_q", 1)
-        _has(lens, (count,), "seq_lens_q")
-        return ops.sums(lens)
-
-    def _take_rows(self, starts: Any, firsts: Any, owner: Any, local: Any, lens_q: Any) -> None:
-        """Return the rows of q of each block, and the place of each row's results."""
-        ops, last = self._ops, max(0, self.tokens - 1)
-        rows = (starts[owner][:, None] + local).clip(min=0, max=last)
-        self._put("rows", rows)
-        token = ops.span(self.tokens)
-        of = ops.owner(starts, token)
-        real = of < self._lengths.sequences
-        of = of.clip(max=max(0, self._lengths.sequences - 1))
-        place = firsts[of] * self._block + (token - starts[of])
-        self._put("places", ops.where(real, place, 0))
-        self._put("real", real)
-
-    def _entries(self, page_table: Any) -> tuple[Any, Any]:
-        """All entries in a row, and where each sequence's begin."""
-        ops, count = self._ops, self._lengths.sequences
+            lens_q = self._take(cu_seqlens_q, "cu_seqlens_q", 1)
+            _has(lens_q, (count + 1,), "cu_seqlens_q")
+        elif type(seq_lens_q) is not int:
+            lens_q = self._take(seq_lens_q, "seq_lens_q", 1)
+            _has(lens_q, (count,), "seq_lens_q")
+        starts = None
         if isinstance(page_table, tuple):
-            ends = ops.array(page_table[0], "kv_indptr", 1)
-            _has(ends, (count + 1,), "kv_indptr")
-            return ops.array(page_table[1], "kv_indices", 1), ends[:-1]
-        table = ops.array(page_table, "page_table", 2)
-        _has(table, (count, table.shape[1]), "page_table")
-        wanted = -(-self.max_seqlen_kv // self._paged.page_size)
-        if table.shape[1] < wanted:
-            name = f"of {wanted} columns at least, for max_seqlen_kv={self.max_seqlen_kv}"
-            raise BadPages("page_table", name, table.shape[1], at="page_table")
-        return table.reshape(-1), ops.span(count) * int(table.shape[1])
+            starts = self._take(page_table[0], "kv_indptr", 1)
+            _has(starts, (count + 1,), "kv_indptr")
+            table = self._take(page_table[1], "kv_indices", 1)
+        else:
+            table = self._take(page_table, "page_table", 2)
+            _has(table, (count, table.shape[1]), "page_table")
+            wanted = -(-self.max_seqlen_kv // self._paged.page_size)
+            if table.shape[1] < wanted:
+                name = f"of {wanted} columns at least, for max_seqlen_kv={self.max_seqlen_kv}"
+                raise BadPages("page_table", name, table.shape[1], at="page_table")
+        arrays = tuple(self._datum(array, data) for array in self._paged.placed.arrays)
+        return _Given(lens_q, cu_seqlens_q is not None, lens_kv, starts, table, arrays)
 
-    def _data_array(self, array: TokenArray, data: Mapping[str, Any], owner: Any, at: Any) -> Any:
-        """An array of the mask for each block: [blocks, queries of a block], or [.., keys]."""
-        ops, name, kind = self._ops, array.decl.name, array.decl.kind
-        given = data[name]
+    def _datum(self, array: TokenArray, data: Mapping[str, Any]) -> Any:
+        """An array of the mask: an entry per token, of each sequence or for all."""
+        name, kind = array.decl.name, array.decl.kind
+        given = data.get(name)
+        if given is None:
+            raise DataMissing(name, f"{kind.value} of each token", at=name)
         if kind in (DataKind.intervals, DataKind.tree):
             if not isinstance(given, (tuple, list)) or len(given) != 2:
                 raise BadPages(name, "a pair of arrays", type(given).__name__, at=name)
             given = given[array.part % 2]
         if not hasattr(given, "shape"):
             given = np.asarray(given)
-        found = ops.array(given, name, len(given.shape))
-        shape = (self._lengths.sequences, self.max_seqlen_kv)
+        found = self._take(given, name, len(given.shape))
+        shape = (self._sizes.sequences, self.max_seqlen_kv)
         if tuple(found.shape) not in (shape, shape[1:]):
             raise BadPages(name, f"of shape {list(shape)} or {list(shape[1:])}: an entry per token",
                            list(found.shape), at=name)  # fmt: skip
-        if kind is DataKind.flags:
-            found = ops.where(found != 0, 1, 0)
-        if array.of_queries:
-            at = at.clip(min=0, max=max(0, shape[1] - 1))
-            return found[at] if len(found.shape) == 1 else found[owner[:, None], at]
-        more = self.n_kv - shape[1]
-        if ops.torch is None:
-            found = np.pad(found, [(0, 0)] * (len(found.shape) - 1) + [(0, more)])
-        else:
-            found = ops.torch.nn.functional.pad(found, (0, more))
-        return found[None] if len(found.shape) == 1 else found[owner]
+        return found
 
-    def _put(self, name: str, values: Any) -> None:
-        """Keep an array, in the place of the one that there is.
+    # -------------------------------------------------------------- arrays of the step
 
-        Raises:
-            BadPages: it has another shape.
-        """
-        ops, known = self._ops, self._state.get(name)
-        kind = bool if name == "real" else np.int32
-        if known is None:
-            if ops.torch is None:
-                self._state[name] = np.array(values, kind, order="C")
-            else:
-                kind = ops.torch.bool if name == "real" else ops.torch.int32
-                self._state[name] = values.to(kind).contiguous().clone()
-        elif tuple(known.shape) != tuple(values.shape):
-            raise BadPages(name, f"of shape {list(known.shape)}, as before", list(values.shape),
-                           at=name)  # fmt: skip
-        elif ops.torch is None:
-            known[...] = values
+    def _allocated(self, given: _Given) -> dict[str, Any]:
+        """Memory for all arrays of the step, by name; those of the mask's data by theirs."""
+        sizes = self._sizes
+        rows, blocks = (sizes.blocks, sizes.block), (sizes.blocks,)
+        shapes: dict[str, tuple[int, ...]] = {
+            "position": rows, "length": rows, "key_count": blocks, "first_page": blocks,
+            "used": (sizes.sequences,), "spans": (sizes.sequences, 2),
+            "pages": (math.prod(given.table.shape),), "token_position": (sizes.tokens,),
+        }  # fmt: skip
+        if QUERIES in self._paged.placed.reads:
+            shapes["queries"] = rows
+        if not sizes.whole:
+            shapes |= {"rows": rows, "places": (sizes.tokens,)}
+        arrays = zip(self._paged.placed.arrays, given.data, strict=True)
+        for number, (array, values) in enumerate(arrays):
+            own = (1 if len(values.shape) == 1 else sizes.blocks, sizes.n_kv)
+            shapes[f"array{number}"] = rows if array.of_queries else own
+        starts = [0]
+        for shape in shapes.values():
+            starts.append(-(-(starts[-1] + math.prod(shape)) // _ALIGNED) * _ALIGNED)
+        buffer = self._empty(starts[-1], np.int32)
+        found = {
+            name: buffer[start : start + math.prod(shape)].reshape(shape)
+            for (name, shape), start in zip(shapes.items(), starts, strict=False)
+        }
+        found["slots"] = self._empty(sizes.tokens, np.int64)
+        if not sizes.whole:
+            found["is_real"] = self._empty(sizes.tokens, np.bool_)
+        self._buffers = buffer, *(found[name] for name in ("slots", "is_real") if name in found)
+        return found
+
+    def _empty(self, count: int, kind: type[np.generic]) -> Any:
+        """A new array where the plan is made; torch counts what is written into it, whatever mode
+        the caller is in."""
+        if self._torch is None:
+            return np.empty(count, kind)
+        with self._torch.inference_mode(False):
+            dtype = getattr(self._torch, np.dtype(kind).name)
+            return self._torch.empty(count, dtype=dtype, device=self._device)
+
+    def _fill(self, given: _Given) -> None:
+        """Make all arrays of the step, in their places."""
+        if self._kernels is None:
+            self._fill_on_host(given)
         else:
-            known.copy_(values)
+            self._fill_block(given, self._kernels.library)
+            self._kernels.plan(self._block)
+        if self._torch is not None:
+            self._torch.autograd.graph.increment_version(self._buffers)
+
+    def _fill_on_host(self, given: _Given) -> None:
+        sizes = self._sizes
+        if given.lens_q is None:
+            starts = np.arange(sizes.sequences + 1) * sizes.each
+        elif given.cumulative:
+            starts = given.lens_q
+        else:
+            starts = np.concatenate([[0], np.cumsum(given.lens_q)])
+        if given.starts is None:
+            pages = PageLists.of_rows(given.table)
+        else:
+            pages = PageLists.of_lists(given.starts, given.table)
+        arrays = self._paged.placed.arrays
+        data = [
+            TokenData(x != 0 if array.decl.kind is DataKind.flags else x, array.of_queries)
+            for array, x in zip(arrays, given.data, strict=True)
+        ]
+        found = step_arrays(sizes, starts, given.lens_kv, pages, data)
+        for name, to in self._state.items():
+            to = to if self._torch is None else to.numpy()
+            to[...] = found[name]
+
+    def _fill_block(self, given: _Given, library: Library) -> None:
+        """Set the arguments of the launch."""
+        block, sizes = self._block.members, self._sizes
+        arrays = self._paged.placed.arrays
+        if not block.tokens and not block.sequences:
+            for name, to in self._state.items():
+                if hasattr(block, name):
+                    setattr(block, name, to.data_ptr())
+            for slot, array in enumerate(arrays):
+                block.array[slot] = self._state[f"array{slot}"].data_ptr()
+                block.flags[slot] = array.decl.kind is DataKind.flags
+                block.of_queries[slot] = array.of_queries
+            block.arrays, block.each, block.whole = len(arrays), sizes.each, sizes.whole
+            block.sequences, block.tokens, block.block = sizes.sequences, sizes.tokens, sizes.block
+            block.blocks, block.page_size = sizes.blocks, sizes.page_size
+            block.n_kv, block.max_kv = sizes.n_kv, sizes.max_kv
+            block.entries, block.columns = math.prod(given.table.shape), given.table.shape[-1]
+        for name in ("lens_q", "lens_kv", "starts"):
+            if (values := getattr(given, name)) is not None:
+                x = self._integers(values, library, name)
+                setattr(block, name, x.pointer)
+                setattr(block, f"{name}_code", x.code)
+                setattr(block, f"{name}_step", x.strides[0])
+        block.cumulative = given.cumulative
+        x = self._integers(given.table, library, "page_table")
+        block.table, block.table_code = x.pointer, x.code
+        block.table_step[:] = (*(0,) * (2 - len(x.strides)), *x.strides)
+        for slot, values in enumerate(given.data):
+            x = self._integers(values, library, arrays[slot].decl.name)
+            block.source[slot], block.source_code[slot] = x.pointer, x.code
+            block.source_sequence[slot] = x.strides[0] if len(x.strides) == 2 else 0
+            block.source_token[slot], block.shared[slot] = x.strides[-1], len(x.shape) == 1
+
+    @staticmethod
+    def _integers(values: Any, library: Library, name: str) -> Integers:
+        found = Integers.of(values, library, name)
+        if found is None:
+            raise BadPages(name, "integers of 8 to 64 bits, signed", values.dtype, at=name)
+        return found
 
     # -------------------------------------------------------------- what calls are given
 
     @property
     def data(self) -> dict[str, Any]:
         """The data of the compiled mask, by name."""
-        names = {*self._paged.placed.reads, *(x.name for x in self._paged.placed.arrays), POSITION}
-        return {**{name: self._state[name] for name in sorted(names)}, **self._params}
+        placed, state = self._paged.placed, self._state
+        found = {name: state[_STATE[name]] for name in (*placed.reads, POSITION)}
+        found |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
+        return found | self._params
 
     def block_queries(self, q: Any) -> Any:
         """The queries [blocks, heads, queries of a block, D] of a call."""
-        blocks, block = self._blocks, self._block
-        if not self._whole:
+        blocks, block = self._sizes.blocks, self._sizes.block
+        if not self._sizes.whole:
             q = q[self._state["rows"].reshape(-1)]
         q = q.reshape(blocks, block, *q.shape[1:]).swapaxes(1, 2)
         if block == 1:
             return q
-        return np.ascontiguousarray(q) if self._ops.torch is None else q.contiguous()
+        return np.ascontiguousarray(q) if self._torch is None else q.contiguous()
 
     def rows(self, out: Any, lse: Any) -> tuple[Any, Any]:
         """The results of a call for each row of q: out [tokens, heads, D], lse [tokens, heads]."""
         out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
         out, lse = out.reshape(-1, *out.shape[2:]), lse.reshape(-1, lse.shape[2])
-        if self._whole:
+        if self._sizes.whole:
             return out, lse
-        places, real = self._state["places"], self._state["real"][:, None]
-        zero, none = out.dtype.type(0) if self._ops.torch is None else 0, np.float32(-np.inf)
-        out = self._ops.where(real[..., None], out[places], zero)
-        return out, self._ops.where(real, lse[places], float(none))
+        places, real = self._state["places"], self._state["is_real"][:, None]
+        zero = out.dtype.type(0) if self._torch is None else 0
+        where = np.where if self._torch is None else self._torch.where
+        out = where(real[..., None], out[places], zero)
+        return out, where(real, lse[places], -math.inf if self._torch else np.float32(-np.inf))
 
     def in_pages(self, k_pool: Any, v_pool: Any) -> tuple[Any, Any, PageTables]:
         """k and v [blocks, heads, keys, D] without places, and where their pages are.
@@ -533,60 +776,141 @@ class PagedPlan:
         Args:
             k_pool, v_pool: [pages, heads, page_size, D].
         """
-        state, torch = self._state, self._ops.torch
+        state, torch = self._state, self._torch
         found, steps = [], []
         for pool in (k_pool, v_pool):
             page, head, token, dim = pool.stride()
-            shape = (self._blocks, pool.shape[1], self.n_kv, pool.shape[3])
+            shape = (self._sizes.blocks, pool.shape[1], self.n_kv, pool.shape[3])
             found.append(torch.as_strided(pool, shape, (0, head, 0, dim)))
             steps.append((page, head, token))
         held = tuple(state[name] for name in ("pages", "first_page", "key_count"))
         block = BLOCK.pack(*(x.data_ptr() for x in held), k_pool.shape[0])
         return found[0], found[1], PageTables(Pages(k_pool.shape[0], *steps), block, held)
 
-    def copied(self, pool: Any) -> Any:
+    def copied(self, pool: Any, like: Any, scale: Any) -> Any:
         """The rows of a pool [pages, heads, page_size, D] one after another for each sequence:
-        [blocks, heads, keys, D], with zeros where a sequence has no key."""
-        ops, size, state = self._ops, self._paged.page_size, self._state
-        key = ops.span(self.n_kv)
+        [blocks, heads, keys, D] in the dtype of `like`, zeros where a sequence has no key."""
+        torch, size, state = self._torch, self._paged.page_size, self._state
+        where = np.where if torch is None else torch.where
+        if torch is None:
+            key = np.arange(self.n_kv)
+        else:
+            key = torch.arange(self.n_kv, device=self._device)
         there = key[None] < state["key_count"][:, None]
         entry = state["first_page"][:, None] + key[None] // size
         entries = state["pages"]
-        there = there & (entry < entries.shape[0])
-        if not entries.shape[0] or not pool.shape[0]:
-            entries, there = ops.span(1), there & False
-        page = entries[ops.where(there, entry, 0)]
+        if not entries.shape[0]:
+            entries, there = key[:1], there & False
+        page = entries[where(there, entry, 0)]
         there = there & (page >= 0) & (page < pool.shape[0])
         if not pool.shape[0]:
-            page_pool = pool.reshape(1, pool.shape[1], size, pool.shape[3])
-        else:
-            page_pool = pool
-        rows = page_pool.swapaxes(1, 2)[ops.where(there, page, 0), (key % size)[None]]
-        zero = rows.dtype.type(0) if ops.torch is None else 0
-        return ops.where(there[..., None, None], rows, zero).swapaxes(1, 2)
+            pool = pool.reshape(1, pool.shape[1], size, pool.shape[3])
+        rows = as_bytes(pool).swapaxes(1, 2)[where(there, page, 0), (key % size)[None]]
+        if is_e4m3(pool):
+            rows = rows.view(pool.dtype)
+        rows = converted(rows, like, scale)
+        zero = rows.dtype.type(0) if torch is None else 0
+        return where(there[..., None, None], rows, zero).swapaxes(1, 2)
 
-    def check(self, pages: int) -> None:
+    def append(self, rows: _NewRows) -> Any:
+        """Write new rows into pools; see `PagedAttention.append`."""
+        if self._kernels is not None:
+            return self._append_on_device(rows, self._kernels)
+        slots, positions = self._state["slots"], self._state["token_position"]
+        k, q = single(rows.k), rows.q
+        if rows.rotary is not None:
+            k = rows.rotary.turned(k, positions)
+            if q is not None:
+                q = stored(rows.rotary.turned(single(q), positions), rows.q, 1.0)
+        append(rows.k_pool, k, slots, rows.k_scale)
+        append(rows.v_pool, rows.v, slots, rows.v_scale)
+        return q
+
+    def _append_on_device(self, rows: _NewRows, kernels: PageKernels) -> Any:
+        """The same in one launch."""
+        block = ArgumentBlock(ROWS)
+        to = block.members
+        q = None if rows.q is None else self._torch.empty_like(rows.q)
+        pools = q, rows.k_pool, rows.v_pool
+        for kind, (source, into) in enumerate(zip((rows.q, rows.k, rows.v), pools, strict=True)):
+            if source is None:
+                continue
+            to.source[kind], to.to[kind] = source.data_ptr(), into.data_ptr()
+            to.source_step[2 * kind : 2 * kind + 2] = source.stride()[:2]
+            page, *inside = into.stride()[:-1]
+            if kind:  # [pages, page_size, heads, D]
+                to.to_step[3 * kind : 3 * kind + 3] = (page, inside[1], inside[0])
+            else:
+                to.to_step[:3] = (page, inside[0], 0)
+            to.heads[kind], to.dim[kind] = source.shape[1:]
+            to.to_code[kind] = FLOAT_CODES[dtype_of(into)]
+        held = []
+        to.number[:] = 1.0, 1.0, 1.0
+        for kind, scale in ((1, rows.k_scale), (2, rows.v_scale)):
+            if hasattr(scale, "shape"):
+                held.append(scale.to(self._device, self._torch.float32).reshape(-1))
+                to.scale[kind] = held[-1].data_ptr()
+                to.scale_step[kind] = held[-1].shape[0] > 1
+            elif is_e4m3(pools[kind]):
+                to.number[kind] = scale
+        to.slots, to.token_position = self.slots.data_ptr(), self.positions.data_ptr()
+        to.source_code, to.tokens = FLOAT_CODES[dtype_of(rows.k)], self.tokens
+        to.page_size, to.page_count = self._paged.page_size, rows.k_pool.shape[0]
+        if rows.rotary is not None:
+            cosine, sine, to.interleaved = rows.rotary
+            to.cosine, to.sine = cosine.data_ptr(), sine.data_ptr()
+            to.lines, to.line_step = cosine.shape[0], cosine.stride(0)
+            to.rotated, to.angle_code = 2 * cosine.shape[1], FLOAT_CODES[dtype_of(cosine)]
+        kernels.append(block)
+        self._torch.autograd.graph.increment_version((rows.k_pool, rows.v_pool))
+        return q
+
+    def check(self, pages: int, freed: Any = ()) -> None:
         """Read the tables, and wait for them.
 
+        Args:
+            pages: of the pool.
+            freed: pages that belong to no sequence, integers.
+
         Raises:
-            BadPageTable: an entry that is read is no page, or two entries of a sequence are one
-                page, or a sequence has more keys than the plan allows (MC465).
+            BadPageTable: a sequence has more keys than the plan allows (MC465).
+            PageOutOfPool, PageTwice, PageFreed: an entry that is read is no page of the pool, two
+                entries of a sequence are one page, or one is free (MC660, MC661, MC662).
         """
-        entries, first, count, owner_first = (
-            _numpy(self._state[name]) for name in ("pages", "first_page", "key_count", "used")
-        )
-        if owner_first.size and owner_first.max() > self.max_seqlen_kv:
-            sequence = int(owner_first.argmax())
-            found = f"{owner_first.max()} keys, and max_seqlen_kv is {self.max_seqlen_kv}"
-            raise BadPageTable(sequence, found, at="seq_lens_kv")
-        for block, (start, keys) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
-            own = entries[start : start + -(-keys // self._paged.page_size)]
-            wrong = own[(own < 0) | (own >= pages)]
-            if wrong.size:
-                found = f"its page {wrong[0]} is none of the {pages} pages of the pool"
-                raise BadPageTable(block, found, at="page_table")
-            if len(np.unique(own)) < len(own):
-                raise BadPageTable(block, "one page holds two runs of its keys", at="page_table")
+        entries, spans, used = (_numpy(self._state[x]) for x in ("pages", "spans", "used"))
+        free = set(np.asarray(_numpy(freed)).reshape(-1).tolist())
+        for sequence, ((first, end), keys) in enumerate(
+            zip(spans.tolist(), used.tolist(), strict=True)
+        ):
+            count = -(-keys // self._paged.page_size)
+            room = min(self.max_seqlen_kv, (end - first) * self._paged.page_size)
+            if keys > room:
+                found = f"{keys} keys, and max_seqlen_kv is {self.max_seqlen_kv}"
+                if room < self.max_seqlen_kv:
+                    found = f"{keys} keys, and its {end - first} pages hold {room}"
+                raise BadPageTable(sequence, found, at="seq_lens_kv")
+            seen: dict[int, int] = {}
+            for index, page in enumerate(entries[first : first + count].tolist()):
+                if not 0 <= page < pages:
+                    raise PageOutOfPool(sequence, index, page, pages - 1, at="page_table")
+                if page in seen:
+                    raise PageTwice(sequence, seen[page], index, page, at="page_table")
+                if page in free:
+                    raise PageFreed(sequence, index, page, at="page_table")
+                seen[page] = index
+
+    def check_slots(self) -> None:
+        """Read where new rows go, and wait for it.
+
+        Raises:
+            SlotTwice: two rows go to one slot (MC663).
+        """
+        slots, size = _numpy(self._state["slots"]), self._paged.page_size
+        seen: dict[int, int] = {}
+        for row, slot in enumerate(slots.tolist()):
+            if slot >= 0 and slot in seen:
+                raise SlotTwice(seen[slot], row, *divmod(slot, size), at="page_table")
+            seen[slot] = row
 
 
 def _has(x: Any, shape: tuple[int, ...], name: str) -> None:
@@ -595,12 +919,27 @@ def _has(x: Any, shape: tuple[int, ...], name: str) -> None:
 
 
 def _numpy(x: Any) -> np.ndarray:
-    found: np.ndarray = x.cpu().numpy() if hasattr(x, "cpu") else x
-    return found
+    return np.asarray(x.cpu().numpy() if hasattr(x, "cpu") else x)
+
+
+def _shapes_of(given: _Given) -> dict[str, tuple[int, ...] | None]:
+    """The shapes of what a caller gives; None for what is not there."""
+    tables = {
+        "seq_lens_q": given.lens_q if not given.cumulative else None,
+        "cu_seqlens_q": given.lens_q if given.cumulative else None,
+        "kv_indptr": given.starts,
+        "page_table" if given.starts is None else "kv_indices": given.table,
+    }
+    tables |= {f"data {number}": x for number, x in enumerate(given.data)}
+    return {name: None if x is None else tuple(x.shape) for name, x in tables.items()}
+
+
+def _text(shape: tuple[int, ...] | None) -> str:
+    return "None" if shape is None else str(list(shape))
 
 
 def _known_lengths(
-    ops: _Ops, seq_lens_q: Any, cu_seqlens_q: Any, sequences: int, total: int | None,
+    on_host: bool, seq_lens_q: Any, cu_seqlens_q: Any, sequences: int, total: int | None,
     most: int | None,
 ) -> _Lengths:  # fmt: skip
     """Return the facts about queries that the host knows without waiting.
@@ -618,7 +957,7 @@ def _known_lengths(
         return _Lengths(sequences, seq_lens_q, sequences * seq_lens_q, seq_lens_q)
     if total is None or most is None:
         given = seq_lens_q if cu_seqlens_q is None else cu_seqlens_q
-        if not ops.on_host() and getattr(getattr(given, "device", None), "type", "cpu") != "cpu":
+        if not on_host and getattr(getattr(given, "device", None), "type", "cpu") != "cpu":
             name = "total_q" if total is None else "max_seqlen_q"
             wanted = "given with lengths on a GPU, which the host does not read"
             raise BadPages(name, wanted, None, at=name)

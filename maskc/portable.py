@@ -34,7 +34,7 @@ def to_graph(attn: Any, kind: str) -> str:
     """
     recipe = attn._report
     if not isinstance(recipe, Recipe):
-        raise NotExported(kind, "a generated module is no text", _WHOLE, at="mask")
+        raise NotExported(kind, "a generated module cannot be serialized", _WHOLE, at="mask")
     problem, text = recipe.problem, str(recipe.mask)
     inputs: Inputs | None = attn.inputs
     of_score = None

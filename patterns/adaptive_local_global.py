@@ -1,9 +1,10 @@
 """Adaptive Local-Global by structure: sinks, a local window, and landmarks where the text has them.
 
 The separators of Guoxuan Chen et al., "SepLLM: Accelerate Large Language Models by Compressing One
-Segment into One Separator", 2024; structure as what is global is from Joshua Ainslie et al., "ETC:
+Segment into One Separator", 2024. Global tokens from structure follow Joshua Ainslie et al., "ETC:
 Encoding Long and Structured Inputs in Transformers", 2020. `adaptive_local_global_content` chooses
 by content, `adaptive_local_global_learned` by a gate that was trained.
+https://arxiv.org/abs/2412.12094
 
 Definition: k <= p and (k < n_sinks or p - k < window or L[k]), where L flags the landmarks: the
 ends of sentences, headings, the lines that open a function.
@@ -29,11 +30,9 @@ def adaptive_local_global(
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     ends = np.cumsum(np.random.default_rng(0).integers(8, 30, 20))
     landmarks = np.isin(np.arange(256), ends)
-    print(draw(adaptive_local_global(window=24), 256, landmarks=landmarks))
+    adaptive_local_global(window=24).show(256, landmarks=landmarks)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 After Chaojun Xiao et al., "InfLLM: Training-Free Long-Context Extrapolation for LLMs with an
 Efficient Context Memory", 2024. There some keys stand for each block; here the mean of its keys
 does.
+https://arxiv.org/abs/2402.04617
 
 Definition: with near = (k < n_sinks or p - k < window) and J = k // block, k <= p and (near or J in
 the `top` best blocks by q . mean of the block's keys); a block whose keys k <= p are all near is no
@@ -25,12 +26,7 @@ def adaptive_local_global_content(
 
 
 def main() -> None:
-    import numpy as np
-
-    from maskc.viz.terminal import draw
-
-    scores = np.random.default_rng(0).standard_normal((256, 16), dtype=np.float32)
-    print(draw(adaptive_local_global_content(window=24, block=16, top=3), 256, scores=scores))
+    adaptive_local_global_content(window=24, block=16, top=3).show(256)
 
 
 if __name__ == "__main__":

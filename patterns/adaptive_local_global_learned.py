@@ -1,7 +1,8 @@
 """Adaptive Local-Global by learning: sinks, a local window, and the blocks that a gate opens.
 
 The gate of Yizhao Gao et al., "SeerAttention: Learning Intrinsic Sparse Attention in Your LLMs",
-2024, beside a local window.
+2024, with a local window.
+https://arxiv.org/abs/2410.13276
 
 Definition: with near = (k < n_sinks or p - k < window), I = q // q_block and J = k // block, k <= p
 and (near or J in the `top` best blocks by the gate's score for I); a block with no pair beyond
@@ -28,13 +29,7 @@ def adaptive_local_global_learned(
 
 
 def main() -> None:
-    import numpy as np
-
-    from maskc.viz.terminal import draw
-
-    scores = np.random.default_rng(0).standard_normal((16, 16), dtype=np.float32)
-    gated = adaptive_local_global_learned(window=24, block=16, q_block=16, top=3)
-    print(draw(gated, 256, scores=scores))
+    adaptive_local_global_learned(window=24, block=16, q_block=16, top=3).show(256)
 
 
 if __name__ == "__main__":

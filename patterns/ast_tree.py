@@ -2,6 +2,7 @@
 
 Ze Tang et al., "AST-Trans: Code Summarization with Efficient Tree-Structured Attention", 2022:
 its ancestor-descendant and its sibling relation in one set, without the limit on distance.
+https://doi.org/10.1145/3510003.3510224
 
 Definition: k is q, an ancestor of q, a descendant of q, or a child of q's parent; roots are
 siblings of each other. Tokens are the nodes in depth-first order.
@@ -24,14 +25,12 @@ def ast_tree() -> mc.Mask:
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     parent, size = np.array([-1, 0, 1, 1, 0, 4, 5, 5, 5, 4, 4, 0]), np.ones(12, dtype=int)
     for node in range(11, 0, -1):
         size[parent[node]] += size[node]
     start = np.arange(12)
     walk = start, start + size
-    print(draw(ast_tree(), 12, tree=walk, below=walk, parent=parent))
+    ast_tree().show(12, tree=walk, below=walk, parent=parent)
 
 
 if __name__ == "__main__":

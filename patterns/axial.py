@@ -2,6 +2,7 @@
 
 Jonathan Ho, Nal Kalchbrenner, Dirk Weissenborn, Tim Salimans, "Axial Attention in Multidimensional
 Transformers", 2019: the row and the column layers in one.
+https://arxiv.org/abs/1912.12180
 
 Definition, on tokens in row-major order: p // width == k // width or p mod width == k mod width.
 """
@@ -18,9 +19,7 @@ def axial(*, width: int = 64) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(axial(width=16), 256))
+    axial(width=16).show(256)
 
 
 if __name__ == "__main__":

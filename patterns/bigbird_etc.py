@@ -3,6 +3,7 @@
 Manzil Zaheer et al., "Big Bird: Transformers for Longer Sequences", 2020: extended transformer
 construction, after Joshua Ainslie et al., "ETC: Encoding Long and Structured Inputs in
 Transformers", 2020.
+https://arxiv.org/abs/2007.14062
 
 Definition: BigBird-ITC (see bigbird_itc.py), or p < n_global or k < n_global: the caller prepends
 `n_global` tokens. Blocks are counted from the first of them, over the whole sequence.
@@ -25,9 +26,7 @@ def bigbird_etc(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(bigbird_etc(block=8, n_random=2, n_global=16), 256))
+    bigbird_etc(block=8, n_random=2, n_global=16).show(256)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Manzil Zaheer et al., "Big Bird: Transformers for Longer Sequences", 2020: internal transformer
 construction, with the global and window blocks of the published code.
+https://arxiv.org/abs/2007.14062
 
 Definition, over blocks I = p // block and J = k // block, nb = ceil(n / block) of them:
 I in {0, nb - 1} or J in {0, nb - 1} or |I - J| <= 1 or J in R(I), where R(I) holds the `n_random`
@@ -28,9 +29,7 @@ def bigbird_itc(*, block: int = 64, n_random: int = 3, seed: int = 0) -> mc.Mask
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(bigbird_itc(block=8, n_random=2), 256))
+    bigbird_itc(block=8, n_random=2).show(256)
 
 
 if __name__ == "__main__":

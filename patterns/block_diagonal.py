@@ -2,6 +2,7 @@
 
 Jiezhong Qiu et al., "Blockwise Self-Attention for Long Document Understanding", 2019: the heads
 whose permutation of blocks is the identity.
+https://arxiv.org/abs/1911.02972
 
 Definition: p // size == k // size.
 """
@@ -18,9 +19,7 @@ def block_diagonal(*, size: int = 128) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(block_diagonal(size=32), 256))
+    block_diagonal(size=32).show(256)
 
 
 if __name__ == "__main__":

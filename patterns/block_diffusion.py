@@ -2,6 +2,7 @@
 
 Marianne Arriola et al., "Block Diffusion: Interpolating Between Autoregressive and Diffusion
 Language Models", 2025.
+https://arxiv.org/abs/2503.09573
 
 Definition, over 2 S tokens, the first S noised, qn = q < S, qb = (q mod S) // block and likewise
 for k: (qb == kb and qn == kn) or (qb > kb and qn and not kn) or (qb >= kb and not qn and not kn).
@@ -29,9 +30,7 @@ def block_diffusion(*, block: int = 16) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(block_diffusion(block=16), 256))
+    block_diffusion(block=16).show(256)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Causal attention.
 
 Ashish Vaswani et al., "Attention Is All You Need", 2017: the decoder.
+https://arxiv.org/abs/1706.03762
 
 Definition: k <= p.
 """
@@ -17,9 +18,7 @@ def causal() -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(causal(), 256))
+    causal().show(256)
 
 
 if __name__ == "__main__":

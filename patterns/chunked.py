@@ -1,6 +1,7 @@
 """Chunked causal attention.
 
 Meta AI, "The Llama 4 herd", 2025: the layers with rotary embeddings.
+https://ai.meta.com/blog/llama-4-multimodal-intelligence/
 
 Definition: p // size == k // size and k <= p.
 """
@@ -17,9 +18,7 @@ def chunked(*, size: int = 8192) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(chunked(size=64), 256))
+    chunked(size=64).show(256)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Iz Beltagy, Matthew E. Peters, Arman Cohan, "Longformer: The Long-Document Transformer", 2020:
 the dilated heads of the upper layers.
+https://arxiv.org/abs/2004.05150
 
 Definition: |p - k| <= window * dilation and (p - k) mod dilation == 0, or G[p] or G[k], where G
 holds the first `n_global` tokens.
@@ -19,9 +20,7 @@ def dilated_longformer(*, window: int = 256, dilation: int = 2, n_global: int = 
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(dilated_longformer(window=8, dilation=8, n_global=8), 256))
+    dilated_longformer(window=8, dilation=8, n_global=8).show(256)
 
 
 if __name__ == "__main__":

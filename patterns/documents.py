@@ -1,6 +1,7 @@
 """Packed documents that do not see each other.
 
 Mario Michael Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
+https://arxiv.org/abs/2107.02027
 
 Definition: doc[q] == doc[k], and k <= p where `causal`.
 
@@ -20,9 +21,7 @@ def documents(*, causal: bool = True) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(documents(), 256, doc=mc.cu_seqlens([0, 40, 130, 150, 256])))
+    documents().show(256, doc=mc.cu_seqlens([0, 40, 130, 150, 256]))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 DeepSeek-AI, "DeepSeek-V3.2-Exp: Boosting Long-Context Efficiency with DeepSeek Sparse Attention",
 2025.
+https://github.com/deepseek-ai/DeepSeek-V3.2-Exp
 
 Definition: of the keys k <= p the min(top, n) best by s(q, k) = sum over index heads j of
 w[q, j] * relu(qi[q, j] . ki[k]); equal scores: the lower k. All heads share the selection.
@@ -23,12 +24,7 @@ def dsa(*, top: int = 2048) -> mc.Mask:
 
 
 def main() -> None:
-    import numpy as np
-
-    from maskc.viz.terminal import draw
-
-    scores = np.random.default_rng(0).standard_normal((256, 256), dtype=np.float32)
-    print(draw(dsa(top=24), 256, scores=scores))
+    dsa(top=24).show(256)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 The dilations of Aaron van den Oord et al., "WaveNet: A Generative Model for Raw Audio", 2016, all
 levels in one attention instead of one per layer.
+https://arxiv.org/abs/1609.03499
 
 Definition: the union over level i < levels of 0 <= p - k < window * 2^i and (p - k) mod 2^i == 0:
 at level i, `window` keys 2^i apart.
@@ -22,9 +23,7 @@ def exponential_dilation(*, window: int = 256, levels: int = 4) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(exponential_dilation(window=16, levels=4), 256))
+    exponential_dilation(window=16, levels=4).show(256)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Text that sees the latest image only (cross-attention).
 
 Jean-Baptiste Alayrac et al., "Flamingo: a Visual Language Model for Few-Shot Learning", 2022.
+https://arxiv.org/abs/2204.14198
 
 Definition: image[q] == image[k], where image[q] is the number of the last image before text token
 q (-1 where there is none: such a query sees nothing) and image[k] the image of visual token k.
@@ -22,10 +23,8 @@ def flamingo() -> mc.Mask:
 def main() -> None:
     import numpy as np
 
-    from maskc.viz.terminal import draw
-
     text = np.repeat([-1, 0, 1, 2], [16, 80, 100, 60])
-    print(draw(flamingo(), 256, 192, image=(text, np.repeat([0, 1, 2], 64))))
+    flamingo().show(256, 192, image=(text, np.repeat([0, 1, 2], 64)))
 
 
 if __name__ == "__main__":

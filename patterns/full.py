@@ -1,6 +1,7 @@
 """Full attention.
 
 Ashish Vaswani et al., "Attention Is All You Need", 2017: the encoder.
+https://arxiv.org/abs/1706.03762
 
 Definition: every query sees every key.
 """
@@ -17,9 +18,7 @@ def full() -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(full(), 256))
+    full().show(256)
 
 
 if __name__ == "__main__":

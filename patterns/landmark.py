@@ -2,6 +2,7 @@
 
 Amirkeivan Mohtashami, Martin Jaggi, "Landmark Attention: Random-Access Infinite Context Length for
 Transformers", 2023.
+https://arxiv.org/abs/2305.16300
 
 Definition: k <= p and (p - k < window or k mod block == block - 1). The static part only:
 `landmark_selection` opens the blocks whose landmarks score best.
@@ -19,9 +20,7 @@ def landmark(*, window: int = 256, block: int = 64) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(landmark(window=32, block=16), 256))
+    landmark(window=32, block=16).show(256)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Amirkeivan Mohtashami, Martin Jaggi, "Landmark Attention: Random-Access Infinite Context Length for
 Transformers", 2023.
+https://arxiv.org/abs/2305.16300
 
 Definition: with I = p // block and J = k // block, (J == I and k <= p) or J in the `top` best of
 the blocks J < I by their scores for the query; equal scores: the lower block. Every head selects
@@ -24,12 +25,7 @@ def landmark_selection(*, block: int = 64, top: int = 4) -> mc.Mask:
 
 
 def main() -> None:
-    import numpy as np
-
-    from maskc.viz.terminal import draw
-
-    scores = np.random.default_rng(0).standard_normal((256, 16), dtype=np.float32)
-    print(draw(landmark_selection(block=16, top=2), 256, scores=scores))
+    landmark_selection(block=16, top=2).show(256)
 
 
 if __name__ == "__main__":

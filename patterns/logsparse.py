@@ -2,6 +2,7 @@
 
 Shiyang Li et al., "Enhancing the Locality and Breaking the Memory Bottleneck of Transformer on Time
 Series Forecasting", 2019.
+https://arxiv.org/abs/1907.00235
 
 Definition: k == p or p - k is a power of two; with `local`, or 0 <= p - k < local (local attention,
 itself counted); with `restart`, and p // restart == k // restart (restart attention). 0 leaves
@@ -23,9 +24,7 @@ def logsparse(*, local: int = 0, restart: int = 0) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(logsparse(local=8), 256))
+    logsparse(local=8).show(256)
 
 
 if __name__ == "__main__":

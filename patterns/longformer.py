@@ -1,6 +1,7 @@
 """Longformer: a window on both sides and a few global tokens.
 
 Iz Beltagy, Matthew E. Peters, Arman Cohan, "Longformer: The Long-Document Transformer", 2020.
+https://arxiv.org/abs/2004.05150
 
 Definition: |p - k| <= window or G[p] or G[k], where G holds the first `n_global` tokens. In the
 paper's code attention_window = 2 * window.
@@ -18,9 +19,7 @@ def longformer(*, window: int = 256, n_global: int = 64) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(longformer(window=16, n_global=8), 256))
+    longformer(window=16, n_global=8).show(256)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """LongNet: dilated segments, sparser as they grow longer.
 
 Jiayu Ding et al., "LongNet: Scaling Transformers to 1,000,000,000 Tokens", 2023.
+https://arxiv.org/abs/2307.02486
 
 Definition: the union over (w, r) of p // w == k // w and p mod r == k mod r == h mod r, and k <= p
 where `causal`. Positions are taken mod r from the start of the sequence, which is the paper's
@@ -36,9 +37,7 @@ def longnet(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(longnet(segments=(16, 64, 256), rates=(1, 4, 16)), 256, n_heads=2))
+    longnet(segments=(16, 64, 256), rates=(1, 4, 16)).show(256, n_heads=2)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Mixture of block attention: a query's own block and the past blocks nearest to it on average.
 
 Enzhe Lu et al., "MoBA: Mixture of Block Attention for Long-Context LLMs", 2025.
+https://arxiv.org/abs/2502.13189
 
 Definition: with I = p // block and J = k // block, (J == I and k <= p) or J in the top - 1 best of
 the blocks J < I by q . mean of the keys of J; equal scores: the lower block. `top` counts the
@@ -31,12 +32,7 @@ def moba(*, block: int = 512, top: int = 3, packed: bool = False) -> mc.Mask:
 
 
 def main() -> None:
-    import numpy as np
-
-    from maskc.viz.terminal import draw
-
-    scores = np.random.default_rng(0).standard_normal((256, 16), dtype=np.float32)
-    print(draw(moba(block=16), 256, scores=scores))
+    moba(block=16).show(256)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Ali Hassani, Steven Walton, Jiachen Li, Shen Li, Humphrey Shi, "Neighborhood Attention Transformer",
 2022; dilation from Ali Hassani, Humphrey Shi, "Dilated Neighborhood Attention Transformer", 2022;
 stride from Ali Hassani et al., "Generalized Neighborhood Attention", 2025.
+https://arxiv.org/abs/2204.07143
 
 Definition, n tokens: those with the same residue g = q mod dilation form a class of
 L = ceil((n - g) / dilation) tokens, i = q // dilation the index inside it. The leader of i is
@@ -18,7 +19,6 @@ Self-attention: as many queries as keys.
 from __future__ import annotations
 
 import maskc as mc
-from maskc.core.errors import BadParameterValue
 
 
 def near(q, k, length, kernel, dilation, stride, causal):
@@ -41,7 +41,7 @@ def per_axis(count, **values):
     for name, value in values.items():
         if isinstance(value, tuple) and len(value) != count:
             wanted = f"{count} values, one for each axis, or one for all"
-            raise BadParameterValue(f"natten_{count}d", name, wanted, value)
+            raise mc.BadParameterValue(f"natten_{count}d", name, wanted, value)
     return [
         {name: x[axis] if isinstance(x, tuple) else x for name, x in values.items()}
         for axis in range(count)
@@ -57,9 +57,7 @@ def natten_1d(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(natten_1d(kernel=33, dilation=2, stride=8), 256))
+    natten_1d(kernel=33, dilation=2, stride=8).show(256)
 
 
 if __name__ == "__main__":

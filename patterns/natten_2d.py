@@ -2,6 +2,7 @@
 
 Ali Hassani, Steven Walton, Jiachen Li, Shen Li, Humphrey Shi, "Neighborhood Attention Transformer",
 2022, with the dilation and stride of its successors (see natten_1d.py).
+https://arxiv.org/abs/2204.07143
 
 Definition, on tokens in row-major order: the row of k is in the 1-D neighborhood of the row of q
 among n // width rows, and the column likewise among `width` columns. Each of `kernel`, `dilation`,
@@ -35,9 +36,7 @@ def natten_2d(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(natten_2d(width=16, kernel=(5, 5)), 256))
+    natten_2d(width=16, kernel=(5, 5)).show(256)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Ali Hassani, Steven Walton, Jiachen Li, Shen Li, Humphrey Shi, "Neighborhood Attention Transformer",
 2022, with the dilation and stride of its successors (see natten_1d.py).
+https://arxiv.org/abs/2204.07143
 
 Definition, on tokens ordered by frame, then row, then column: each of the three coordinates of k is
 in the 1-D neighborhood of that of q, among n // (height * width) frames, `height` rows and `width`
@@ -44,9 +45,7 @@ def natten_3d(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(natten_3d(height=8, width=8, kernel=(3, 3, 3)), 256))
+    natten_3d(height=8, width=8, kernel=(3, 3, 3)).show(256)
 
 
 if __name__ == "__main__":

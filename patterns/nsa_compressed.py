@@ -2,6 +2,7 @@
 
 Jingyang Yuan et al., "Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse
 Attention", 2025.
+https://arxiv.org/abs/2502.11089
 
 Definition: key k stands for the tokens k * stride .. k * stride + length - 1, and query q sees it
 when all of them have been: k * stride + length - 1 <= q. There are (n - length) // stride + 1 keys
@@ -21,9 +22,7 @@ def nsa_compressed(*, length: int = 32, stride: int = 16) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(nsa_compressed(length=8, stride=4), 256, 63))
+    nsa_compressed(length=8, stride=4).show(256, 63)
 
 
 if __name__ == "__main__":

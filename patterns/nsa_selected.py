@@ -2,6 +2,7 @@
 
 Jingyang Yuan et al., "Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse
 Attention", 2025.
+https://arxiv.org/abs/2502.11089
 
 Definition: with I = p // block and J = k // block, causal and (J < initial or I - J < local or J in
 the top - initial - local best of the other blocks before); `top` counts the fixed blocks. Blocks
@@ -33,12 +34,7 @@ def nsa_selected(
 
 
 def main() -> None:
-    import numpy as np
-
-    from maskc.viz.terminal import draw
-
-    scores = np.random.default_rng(0).standard_normal((256, 32), dtype=np.float32)
-    print(draw(nsa_selected(block=8, top=6), 256, scores=scores))
+    nsa_selected(block=8, top=6).show(256)
 
 
 if __name__ == "__main__":

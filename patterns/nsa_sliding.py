@@ -2,6 +2,7 @@
 
 Jingyang Yuan et al., "Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse
 Attention", 2025.
+https://arxiv.org/abs/2502.11089
 
 Definition: 0 <= p - k < window; the window counts the query itself. The branches are three
 attentions whose gates are the caller's; `nsa_selected` chooses its blocks at run time.
@@ -19,9 +20,7 @@ def nsa_sliding(*, window: int = 512) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(nsa_sliding(window=32), 256))
+    nsa_sliding(window=32).show(256)
 
 
 if __name__ == "__main__":

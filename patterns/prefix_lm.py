@@ -2,6 +2,7 @@
 
 Colin Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
 Transformer", 2019.
+https://arxiv.org/abs/1910.10683
 
 Definition: k <= p or k < n_prefix.
 """
@@ -18,9 +19,7 @@ def prefix_lm(*, n_prefix: int = 256) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(prefix_lm(n_prefix=64), 256))
+    prefix_lm(n_prefix=64).show(256)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Several continuations of one prefix, packed behind it.
 
 Jordan Juravsky et al., "Hydragen: High-Throughput LLM Inference with Shared Prefixes", 2024.
+https://arxiv.org/abs/2402.05099
 
 Definition: k <= p and (k < n_prefix or doc[q] == doc[k]).
 
@@ -19,9 +20,7 @@ def shared_prefix(*, n_prefix: int = 512) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(shared_prefix(n_prefix=64), 256, doc=mc.cu_seqlens([0, 64, 128, 192, 256])))
+    shared_prefix(n_prefix=64).show(256, doc=mc.cu_seqlens([0, 64, 128, 192, 256]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Causal sliding window.
 
 Albert Q. Jiang et al., "Mistral 7B", 2023.
+https://arxiv.org/abs/2310.06825
 
 Definition: 0 <= p - k < window, so that a query sees `window` keys, itself included.
 """
@@ -17,9 +18,7 @@ def sliding_window(*, window: int = 4096) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(sliding_window(window=32), 256))
+    sliding_window(window=32).show(256)
 
 
 if __name__ == "__main__":

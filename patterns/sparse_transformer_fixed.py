@@ -2,6 +2,7 @@
 
 Rewon Child, Scott Gray, Alec Radford, Ilya Sutskever, "Generating Long Sequences with Sparse
 Transformers", 2019.
+https://arxiv.org/abs/1904.10509
 
 Definition: k <= p and (p // length == k // length or k mod length >= length - summary).
 """
@@ -19,9 +20,7 @@ def sparse_transformer_fixed(*, length: int = 128, summary: int = 8) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(sparse_transformer_fixed(length=32, summary=4), 256))
+    sparse_transformer_fixed(length=32, summary=4).show(256)
 
 
 if __name__ == "__main__":

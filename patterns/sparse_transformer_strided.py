@@ -2,6 +2,7 @@
 
 Rewon Child, Scott Gray, Alec Radford, Ilya Sutskever, "Generating Long Sequences with Sparse
 Transformers", 2019.
+https://arxiv.org/abs/1904.10509
 
 Definition: 0 <= p - k < stride, or k <= p and (p - k) mod stride == 0. The union of the paper's two
 heads; its window holds stride + 1 keys in the text and stride in the code, here as in the code.
@@ -19,9 +20,7 @@ def sparse_transformer_strided(*, stride: int = 128) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(sparse_transformer_strided(stride=16), 256))
+    sparse_transformer_strided(stride=16).show(256)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Xupeng Miao et al., "SpecInfer: Accelerating Large Language Model Serving with Tree-based
 Speculative Inference and Verification", 2023.
+https://arxiv.org/abs/2305.09781
 
 Definition: k is q or an ancestor of q: tin[k] <= tin[q] < tout[k], entry and exit times of a
 depth-first walk.
@@ -24,11 +25,9 @@ def speculative_tree() -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
     context = list(range(-1, 63))
     draft = [63 if token < 3 else 64 + (token - 3) // 3 for token in range(64)]
-    print(draw(speculative_tree(), 128, tree=mc.parents(context + draft)))
+    speculative_tree().show(128, tree=mc.parents(context + draft))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""SplashAttention: the keys nearest to a query, and of these only those that entmax gives weight.
+"""SplashAttention: alpha-entmax over the keys nearest to a query.
 
 After "SplashAttention" (github.com/mvideet/Adaptive-Splash-Attention); the normaliser is that of
 Ben Peters, Vlad Niculae and Andre F. T. Martins, "Sparse Sequence-to-Sequence Models", 2019.
+https://arxiv.org/abs/1905.05702
 
 Definition: of the keys k <= p the `top` best by q . k, equal scores: the lower k; weights are
 alpha-entmax of their scores, which is said at the call: `attn(q, k, v, normalizer="entmax",
@@ -21,12 +22,7 @@ def splash_attention(*, top: int = 32) -> mc.Mask:
 
 
 def main() -> None:
-    import numpy as np
-
-    from maskc.viz.terminal import draw
-
-    scores = np.random.default_rng(0).standard_normal((256, 256), dtype=np.float32)
-    print(draw(splash_attention(top=24), 256, scores=scores))
+    splash_attention(top=24).show(256)
 
 
 if __name__ == "__main__":

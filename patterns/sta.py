@@ -1,6 +1,7 @@
 """Sliding tile attention on a video.
 
 Peiyuan Zhang et al., "Fast Video Generation with Sliding Tile Attention", 2025.
+https://arxiv.org/abs/2502.04507
 
 Definition: the video is cut into canvas[0] x canvas[1] x canvas[2] tiles of `tile` tokens each,
 and tokens are ordered tile by tile. A query sees all keys of the window[0] x window[1] x window[2]
@@ -40,9 +41,7 @@ def sta(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(sta(canvas=(4, 4, 4), window=(3, 3, 3), tile=4), 256))
+    sta(canvas=(4, 4, 4), window=(3, 3, 3), tile=4).show(256)
 
 
 if __name__ == "__main__":

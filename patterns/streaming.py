@@ -2,6 +2,7 @@
 
 Guangxuan Xiao, Yuandong Tian, Beidi Chen, Song Han, Mike Lewis, "Efficient Streaming Language
 Models with Attention Sinks", 2023.
+https://arxiv.org/abs/2309.17453
 
 Definition: k <= p and (k < n_sinks or p - k < window); the window counts the query itself.
 """
@@ -18,9 +19,7 @@ def streaming(*, n_sinks: int = 4, window: int = 1024) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(streaming(n_sinks=8, window=32), 256))
+    streaming(n_sinks=8, window=32).show(256)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Shifted windows on an image.
 
 Ze Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", 2021.
+https://arxiv.org/abs/2103.14030
 
 Definition, on tokens in row-major order, row = t // width and col = t mod width:
 (row + window - shift) // window and (col + window - shift) // window are equal for q and k. The
@@ -24,9 +25,7 @@ def swin(*, width: int = 64, window: int = 8, shift: int = 4) -> mc.Mask:
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(swin(width=16, window=4, shift=2), 256))
+    swin(width=16, window=4, shift=2).show(256)
 
 
 if __name__ == "__main__":

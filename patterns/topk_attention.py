@@ -1,6 +1,7 @@
 """Top-k attention: each query sees the keys with which its product is largest.
 
 Ankit Gupta et al., "Memory-efficient Transformers via Top-k Attention", 2021.
+https://arxiv.org/abs/2106.06899
 
 Definition: of the keys k <= p (of all keys where not `causal`) the `top` best by q . k; equal
 scores: the lower k. Every head selects for itself.
@@ -18,12 +19,7 @@ def topk_attention(*, top: int = 64, causal: bool = True) -> mc.Mask:
 
 
 def main() -> None:
-    import numpy as np
-
-    from maskc.viz.terminal import draw
-
-    scores = np.random.default_rng(0).standard_normal((256, 256), dtype=np.float32)
-    print(draw(topk_attention(top=24), 256, scores=scores))
+    topk_attention(top=24).show(256)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Yucheng Li, Huiqiang Jiang et al., "SCBench: A KV Cache-Centric Analysis of Long-Context Methods",
 2024.
+https://arxiv.org/abs/2412.10319
 
 Definition: k <= p and (k < n_sinks or p - k < window or q >= n_q - last).
 """
@@ -19,9 +20,7 @@ def tri_shape(*, n_sinks: int = 128, window: int = 4096, last: int = 128) -> mc.
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(draw(tri_shape(n_sinks=16, window=48, last=32), 256))
+    tri_shape(n_sinks=16, window=48, last=32).show(256)
 
 
 if __name__ == "__main__":

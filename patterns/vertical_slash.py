@@ -3,6 +3,7 @@
 Huiqiang Jiang et al., "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic
 Sparse Attention", 2024. There the lines of each head are estimated from the last queries; here they
 are given.
+https://arxiv.org/abs/2407.02490
 
 Definition: k <= p and (k in columns or p - k in slashes).
 """
@@ -23,11 +24,7 @@ def vertical_slash(
 
 
 def main() -> None:
-    from maskc.viz.terminal import draw
-
-    print(
-        draw(vertical_slash(columns=(0, 1, 2, 3, 80, 81), slashes=tuple(range(16)) + (96, 97)), 256)
-    )
+    vertical_slash(columns=(0, 1, 2, 3, 80, 81), slashes=tuple(range(16)) + (96, 97)).show(256)
 
 
 if __name__ == "__main__":

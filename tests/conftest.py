@@ -5,12 +5,18 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import ledger
+
+# A slow machine must not fail a property: no test sets a deadline or health checks of its own.
+settings.register_profile("suite", deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("suite")
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Threads that wait by spinning take the cores of tests beside: three times as long on two cores.
@@ -60,6 +66,23 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     os.environ.setdefault("MASKC_CACHE_DIR", str(folder / "binaries"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _accepted_by_nvrtc() -> Iterator[None]:
+    """NVRTC reads what the emulator builds, too, see tests/support/ledger.py."""
+    from maskc.testing.emulator import machine
+
+    load = machine.loaded
+
+    @cache
+    def loaded(source: str, macros: tuple[str, ...], only: str = "") -> Any:
+        ledger.accept(source, macros)
+        return load(source, macros, only)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "loaded", loaded)
+        yield
 
 
 @pytest.fixture(autouse=True)

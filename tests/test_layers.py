@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "maskc"
@@ -44,8 +45,8 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
     "flex": {"dsl", "api", "integrations"},
     "sdpa": {"dsl", "scores", "api", "conventions"},
-    "paging": {"dsl", "ir", "dispatch", "runtime", "driver"},
-    "transformers": {"dsl", "runtime", "api"},
+    "paging": {"dsl", "ir", "layout", "dispatch", "runtime", "driver"},
+    "transformers": {"dsl", "runtime", "api", "paging"},
     "jax": {"dsl", "conventions", "build", "runtime", "api"},
     "nn": {"dsl", "api", "conventions", "driver"},
     "tuning": {"dispatch", "runtime", "verify"},
@@ -467,3 +468,14 @@ def test_nothing_speaks_of_one_machine():
         except (UnicodeDecodeError, FileNotFoundError):
             continue
         assert not rooted.search(text), name
+
+
+def test_properties_run_on_slow_machines():
+    """One profile for all of them: `tests/conftest.py` loads it."""
+    assert settings.default.deadline is None
+    assert set(settings.default.suppress_health_check) == set(HealthCheck)
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "settings":
+                own = {keyword.arg for keyword in node.keywords}
+                assert not own & {"deadline", "suppress_health_check"}, f"{file}:{node.lineno}"

@@ -1,4 +1,4 @@
-"""Decode token by token with a cache that grows, and get what one pass over all tokens gives."""
+"""Decode token by token with a growing cache, and compare with one pass over all tokens."""
 
 import torch
 
@@ -11,17 +11,17 @@ PROMPT, TOKENS = 50, 90
 def main() -> None:
     torch.manual_seed(0)
     mask = mc.causal() & (mc.sinks(4) | mc.window(31))
-    attn = mask.compile(head_dim=DIM, dtype="float32", target="cpu")  # no length anywhere
+    attn = mask.compile(head_dim=DIM, dtype="float32", target="cpu")  # serves every length
 
-    # What a model would compute from its hidden states, token by token.
+    # A model would compute these from its hidden states, token by token.
     q = torch.randn(1, HEADS, TOKENS, DIM)
     k, v = (torch.randn(1, KV_HEADS, TOKENS, DIM) for _ in range(2))
 
-    # Room for all keys and values; the kernel reads views of what is filled so far.
+    # Space for all keys and values; the kernel reads views of the filled part.
     k_cache, v_cache = (torch.empty(1, KV_HEADS, TOKENS, DIM) for _ in range(2))
 
     def step(first: int, last: int) -> torch.Tensor:
-        """Attention of the tokens from first to last, which are the newest ones."""
+        """Return attention of the newest tokens, from first to last."""
         k_cache[:, :, first:last], v_cache[:, :, first:last] = (
             k[:, :, first:last],
             v[:, :, first:last],
@@ -33,7 +33,7 @@ def main() -> None:
 
     at_once = attn(q, k, v)
     worst = (torch.cat(steps, dim=2) - at_once).abs().max()
-    print(f"{len(steps)} steps, {TOKENS} tokens, largest difference to one pass below 1e-6:",
+    print(f"{len(steps)} steps, {TOKENS} tokens, equal to one pass within 1e-6:",
           bool(worst < 1e-6))  # fmt: skip
     print("keys that the last token reads:", mask.count(1, TOKENS))
 

@@ -1,4 +1,4 @@
-"""Port a mask_mod as it is published: NATTEN 2-D of attention-gym (pip install attn-gym)."""
+"""Port a published mask_mod unchanged: NATTEN 2-D of attention-gym (pip install attn-gym)."""
 
 import torch
 from attn_gym.masks import generate_natten
@@ -27,9 +27,9 @@ def main() -> None:
     out.square().sum().backward()
     print("attention and gradients:", tuple(out.shape), tuple(q.grad.shape))
 
-    # The library's own pattern is written otherwise, and keeps the same pairs on this image.
+    # maskc's own pattern has another formula and keeps the same pairs on this image.
     known = mc.patterns.natten_2d(width=WIDTH, kernel=(KERNEL, KERNEL))
-    print("differs from the pattern of the library:", mc.diff(mask, known, n=n) is not None)
+    print("differs from maskc's pattern:", mc.diff(mask, known, n=n) is not None)
 
 
 if __name__ == "__main__":

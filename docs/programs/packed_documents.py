@@ -16,7 +16,7 @@ def main() -> None:
     q, k, v = (torch.randn(1, 4, tokens, 32, requires_grad=True) for _ in range(3))
     ends = torch.tensor([0, *LENGTHS]).cumsum(0)
 
-    # One call, one kernel for every packing: lengths are data, and data never rebuild anything.
+    # One call, one kernel for every packing: lengths are data, and new data never rebuild it.
     out = mc.attention(q, k, v, MASK, doc=mc.cu_seqlens(ends))
     out.square().sum().backward()
     packed = [x.grad.clone() for x in (q, k, v)]
@@ -32,9 +32,7 @@ def main() -> None:
         torch.testing.assert_close(together, x.grad)
 
     live = MASK.count(tokens, doc=mc.cu_seqlens(ends))
-    print(
-        f"{len(LENGTHS)} documents, {tokens} tokens: results and gradients are those of each alone"
-    )
+    print(f"{len(LENGTHS)} documents, {tokens} tokens: results and gradients equal separate calls")
     print(f"{live} pairs are live, {mc.causal().count(tokens)} without the document mask")
 
 

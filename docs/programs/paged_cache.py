@@ -1,4 +1,4 @@
-"""Decode sequences that share one pool of pages, and get what a cache of each one's own gives."""
+"""Decode sequences that share a pool of pages; compare with a separate cache per sequence."""
 
 import torch
 
@@ -9,16 +9,16 @@ LENGTHS, STEPS = [50, 7, 120, 33], 20  # of the sequences before the first step
 
 
 class Pool:
-    """Keys and values of all sequences, and whose each slot is: what the mask reads."""
+    """Keys and values of all sequences, with the owner and position of each slot."""
 
     def __init__(self) -> None:
         self.k, self.v = (torch.zeros(1, KV_HEADS, PAGE * PAGES, DIM) for _ in range(2))
-        self.owner = torch.full((PAGE * PAGES,), -1, dtype=torch.int32)  # nobody's
+        self.owner = torch.full((PAGE * PAGES,), -1, dtype=torch.int32)  # unused
         self.position = torch.zeros(PAGE * PAGES, dtype=torch.int32)
         self.free, self.pages = torch.randperm(PAGES).tolist(), [[] for _ in LENGTHS]
 
     def append(self, sequence: int, first: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Keep keys and values [Hkv, tokens, D] of a sequence from its token `first` on."""
+        """Store keys and values [Hkv, tokens, D] of a sequence, starting at its token `first`."""
         tokens, pages = torch.arange(first, first + k.shape[1]), self.pages[sequence]
         while len(pages) * PAGE < first + k.shape[1]:
             pages.append(self.free.pop())
@@ -48,7 +48,7 @@ def main() -> None:
         for i, at in new:
             own = alone(q[i][:, :, at], k[i][:, :, : at.stop], v[i][:, :, : at.stop])
             worst = max(worst, float((out[i : i + 1] - own).abs().max()))
-    print(sum(map(len, pool.pages)), "pages of", PAGES, "hold what caches would:", worst < 1e-6)
+    print(sum(map(len, pool.pages)), "of", PAGES, "pages; equal to own caches:", worst < 1e-6)
 
 
 if __name__ == "__main__":

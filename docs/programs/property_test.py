@@ -1,4 +1,4 @@
-"""Test a pattern of your own: against its definition, and its kernels against dense attention."""
+"""Test your own pattern against its definition, and its kernels against dense attention."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -10,13 +10,13 @@ from maskc import testing
 
 @mc.pattern
 def dialogue(*, window: int = 40, n_system: int = 10) -> mc.Mask:
-    """Causal: the turn that a token belongs to, a window, and the system prompt."""
+    """Causal: the own turn of a token, a window, and the system prompt."""
     return mc.causal() & (mc.documents("turn") | mc.window(window) | mc.sinks(n_system))
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 80), st.integers(0, 50), st.integers(0, 12), st.randoms())
-def test_the_mask_is_what_the_words_say(n, window, n_system, random):
+def test_the_mask_matches_its_definition(n, window, n_system, random):
     turn = np.sort([random.randrange(5) for _ in range(n)])
     kept = dialogue(window=window, n_system=n_system).dense(n, turn=turn)
     for q in range(n):
@@ -31,6 +31,6 @@ def test_the_kernels_compute_it():
 
 
 if __name__ == "__main__":
-    test_the_mask_is_what_the_words_say()
+    test_the_mask_matches_its_definition()
     test_the_kernels_compute_it()
-    print("both hold")
+    print("both tests pass")

@@ -1,4 +1,4 @@
-"""What can be proved about a mask. Every fact is a proof; what cannot be decided stays unknown."""
+"""Proved facts about a mask. Every fact is a proof; undecided questions stay unknown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 import islpy as isl
 import numpy as np
 
+from maskc.analysis.sampled_rows import have_gaps, sampled_rows
 from maskc.core import expr as E
-from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.ir.id_lists import veiled
 from maskc.ir.sets import TooHard, Universe, budget, domain, token_universe
@@ -78,32 +78,17 @@ def analyse(ir: MaskIR) -> MaskFacts:
 
 _CAUSAL, _NO_EMPTY_ROW = "causal", "no empty row"
 _CONTIGUOUS, _SHIFTS = "contiguous rows", "translation invariant"
-_TRIED = 61, 8192
-"""Numbers of tokens at which a fact is first looked for a counterexample."""
-_PAIRS = 12
-"""Pairs of neighbouring rows that are looked at."""
 
 
 def _refuted(keep: Expr) -> frozenset[str]:
-    """Names of facts that some rows of a mask without data contradict, at n_q = n_kv.
-
-    A row that contradicts takes a millisecond; isl needs up to a second to find out.
-    """
+    """Names of facts that some rows of a mask without data contradict, at n_q = n_kv."""
     wrong: set[str] = set()
-    for n in _TRIED:
-        first = np.unique(np.arange(_PAIRS, dtype=np.int64) * 2654435761 % (n - 1))
-        first = np.union1d(first, [0, n - 2])
-        keys = np.arange(n)
-        env = {**E.params(keep), "k": keys, "n_q": n, "n_kv": n}
-        rows, after = (
-            np.broadcast_to(evaluate(keep, {**env, "q": q[:, None]}), (len(q), n))
-            for q in (first, first + 1)
-        )
-        if (rows & (keys > first[:, None])).any():
+    for queries, rows, after in sampled_rows(keep, E.params(keep)):
+        if (rows & (np.arange(rows.shape[1]) > queries[:, None])).any():
             wrong.add(_CAUSAL)
         if not rows.any(axis=1).all():
             wrong.add(_NO_EMPTY_ROW)
-        if (np.diff(rows, axis=1).sum(axis=1) + rows[:, 0] + rows[:, -1] > 2).any():
+        if have_gaps(rows):
             wrong.add(_CONTIGUOUS)
         if (rows[:, :-1] != after[:, 1:]).any():
             wrong.add(_SHIFTS)

@@ -33,7 +33,7 @@ class HeadGroups:
     """The distinct masks of all query heads."""
 
     masks: tuple[MaskIR, ...]
-    """Decomposed."""
+    """In pieces where all heads share one; `pieces_of` has those of the others."""
     facts: tuple[MaskFacts, ...]
     of_head: tuple[int, ...]
     """The mask of each head; empty when all share the first."""
@@ -68,10 +68,14 @@ class SelectionHulls:
 def analyse_masks(masks: tuple[MaskIR, ...]) -> HeadGroups:
     """The distinct masks of all heads, analysed.
 
+    Only a mask that all heads share can run in parts: no other is decomposed.
+
     Args:
-        masks: decomposed; one for each head, or one for all.
+        masks: one for each head, or one for all.
     """
     distinct, of_head = _distinct(masks)
+    if len(distinct) == 1 and not distinct[0].selections:
+        distinct = (decompose(distinct[0]),)
     heads = _analysed(distinct, of_head)
     hulls = tuple(
         SelectionHulls(each, _widest(heads, each), _candidates(heads, each))
@@ -121,8 +125,7 @@ def _widest(heads: HeadGroups, selection: Selection) -> HeadGroups:
     masks = []
     for ir in heads.masks:
         keep = assume(ir.keep, selection, True)
-        own = replace(ir, keep=keep, data=ir.data_of(keep), pieces=(), selections=())
-        masks.append(decompose(own))
+        masks.append(replace(ir, keep=keep, data=ir.data_of(keep), pieces=(), selections=()))
     return _analysed(tuple(masks), heads.of_head)
 
 
@@ -134,7 +137,7 @@ def _candidates(heads: HeadGroups, selection: Selection) -> HeadGroups:
     for keep in formulas:
         read = set(E.arrays(keep))
         own = sorted((d for d in data if read.intersection(d.arrays)), key=lambda d: d.name)
-        masks.append(decompose(MaskIR(keep, tuple(own), owner.origins, owner.declared)))
+        masks.append(MaskIR(keep, tuple(own), owner.origins, owner.declared))
     of_head = tuple(map(formulas.index, selection.allowed)) if len(formulas) > 1 else ()
     return _analysed(tuple(masks), of_head)
 

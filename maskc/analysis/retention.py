@@ -34,10 +34,10 @@ class Unbounded:
 
 
 def retention(keeps: Iterable[Expr], queries: int) -> Retention | Unbounded:
-    """Decide which keys must be kept, for calls of at most so many new queries.
+    """Decide which keys must be kept for calls of at most `queries` new queries.
 
-    A call has n tokens in all, the last of which are its queries. A key is needed at n if a query
-    of that call sees it, or one of a later call, which only has queries after the first n tokens.
+    A call has n tokens in total; its queries are the last ones. A key is needed at n if a query of
+    that call sees it, or a query of a later call, which comes after the first n tokens.
 
     Args:
         keeps: the masks of all heads; none reads arrays or has parameters.

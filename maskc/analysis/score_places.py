@@ -9,7 +9,7 @@ from maskc.core import score as S
 
 
 class Spread(Enum):
-    """What pairs of a head have in common when they read the same entry, whatever the lengths."""
+    """Property shared by all pairs of a head that read the same entry, at any lengths."""
 
     one = "one"
     """All pairs read one entry."""

@@ -1,4 +1,4 @@
-"""Derivatives of a formula of the score by sympy, with what they have in common computed once.
+"""Derivatives of a score formula by sympy, with common subexpressions computed once.
 
 sympy sees the functions of `core/score` as functions of its own, whose derivatives are below: its
 rules for real and complex numbers, and its habit to rewrite, stay out of what kernels compute.
@@ -132,13 +132,11 @@ class _Algebra:
         return self.logit.diff(self.score if read is None else self._symbol("r", read))
 
     def shared(self, found: list[Any]) -> Slopes:
-        """The formulas with what they have in common taken out."""
+        """Return the formulas with common subexpressions extracted."""
         parts, results = sp.cse(found, symbols=sp.numbered_symbols("x"), order="canonical")
         for number, (symbol, _) in enumerate(parts):
             self._meanings[symbol] = S.Shared(number)
-        return Slopes(
-            tuple(self.back(part) for _, part in parts), tuple(map(self.back, results))
-        )  # fmt: skip
+        return Slopes(tuple(self.back(part) for _, part in parts), tuple(map(self.back, results)))
 
     def back(self, found: Any) -> S.Real:
         """A formula of sympy as one of ours.
@@ -166,7 +164,7 @@ class _Algebra:
         if isinstance(found, _Function):
             name = type(found).__name__.lower()
             return S.Call(name, tuple(map(self.back, found.args)))
-        raise TypeError(f"no formula of the score for {found!r}")
+        raise TypeError(f"no score formula for {found!r}")
 
     def _sum(self, found: Any) -> S.Real:
         first, *rest = sorted(

@@ -7,6 +7,7 @@ past the lengths is full when all of its real pairs are live, because the domain
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import islpy as isl
 
@@ -18,14 +19,22 @@ from maskc.ir.sets import Universe, domain
 
 @dataclass(frozen=True)
 class TileClasses:
-    """Sets of tiles [ti, tj], symbolic in n_q, n_kv and the universe's other parameters."""
+    """Sets of tiles [ti, tj], symbolic in n_q, n_kv and the universe's other parameters.
+
+    isl may need long for `full` and `partial`: they are made when they are first read.
+    """
 
     live: isl.Set
     """Tiles with at least one live pair."""
-    full: isl.Set
-    """Live tiles whose real pairs are all live."""
+    holed: isl.Set
+    """Tiles with at least one dead pair inside the lengths."""
 
-    @property
+    @cached_property
+    def full(self) -> isl.Set:
+        """The live tiles whose real pairs are all live."""
+        return self.live.subtract(self.holed).coalesce()
+
+    @cached_property
     def partial(self) -> isl.Set:
         """The live tiles with a dead pair inside the lengths."""
         return self.live.subtract(self.full).coalesce()
@@ -47,9 +56,7 @@ def tile_classes(
         inside = inside.intersect(universe.set(E.eq(E.N_Q, E.N_KV)))
     mask = universe.set(keep).intersect(inside).coalesce()
     to_tiles = _tile_map(tile, universe)
-    live = mask.apply(to_tiles).coalesce()
-    dead = inside.subtract(mask).apply(to_tiles)
-    return TileClasses(live, live.subtract(dead).coalesce())
+    return TileClasses(mask.apply(to_tiles).coalesce(), inside.subtract(mask).apply(to_tiles))
 
 
 def solid_tiles(keep: Expr, tile: TileShape, universe: Universe) -> isl.Set:

@@ -75,7 +75,7 @@ def candidates(question: Question) -> Iterator[CandidatePair]:
     free = bool(set(written).difference(given))
     for (paired, square), as_written in product(
         _ways(question), (True, False) if free else (True,)
-    ):  # fmt: skip
+    ):
         known = tuple({**(written if as_written else {}), **given}.items())
         for low in (0, -_LARGEST):
             if (found := _least(question, known, paired, square, low)) is not None:
@@ -144,8 +144,7 @@ class _Space:
         """Whether isl is asked at all."""
 
     def _read(self, formula: Expr) -> Expr:
-        """The formula with a symbol for each element that it reads, and numbers for what is
-        known."""
+        """Replace each element that a formula reads by a symbol, and known elements by numbers."""
 
         def leaf(node: Expr) -> Expr | None:
             if not isinstance(node, E.Load):

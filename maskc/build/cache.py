@@ -27,7 +27,7 @@ _LIMIT = 1 << 30
 """Bytes kept on disk; the least recently used entries go first."""
 _DIGEST = 32
 _ASIDE = ".aside-"
-"""What an entry's file is called until it is whole."""
+"""Prefix of an entry's file name until the file is complete."""
 _ABANDONED = 3600
 """Seconds after which an unfinished file is one that its writer was killed over."""
 _FORMAT = "2"
@@ -63,7 +63,7 @@ def _refuse_foreign(name: str, found: os.stat_result, is_kind: bool, kind: str) 
         NotTrusted: with the reason.
     """
     if not is_kind:
-        raise NotTrusted(f"{name} is no {kind}")
+        raise NotTrusted(f"{name} is not a {kind}")
     if found.st_uid != os.geteuid():
         raise NotTrusted(f"{name} belongs to another user")
     if found.st_mode & _OTHERS_WRITE:

@@ -61,7 +61,7 @@ class HostCompiler:
     version: str
     """First line of its --version."""
     machine: tuple[str, ...]
-    """What -march=native stands for here, as named flags; empty where it is not understood."""
+    """Named flags that -march=native stands for on this machine; empty if unsupported."""
     openmp: bool
     """Whether it links OpenMP; without, kernels run in one thread."""
 
@@ -227,7 +227,7 @@ def _version(command: tuple[str, ...]) -> str:
 
 
 def _native(command: tuple[str, ...]) -> tuple[str, ...]:
-    """What the compiler's driver turns -march=native into: one processor name, then features."""
+    """Return the flags that -march=native stands for: one processor name, then features."""
     probe = ("-march=native", "-###", "-O3", "-x", "c", "-c", os.devnull, "-o", os.devnull)
     try:
         log = _run((*command, *probe), _TRIAL_SECONDS).stdout
@@ -301,7 +301,7 @@ def build_beside_headers(unit: SourceUnit, headers: Path, entries: tuple[str, ..
 def _built(
     unit: SourceUnit, macros: tuple[str, ...], beside: tuple[str, ...], entries: tuple[str, ...]
 ) -> Binary:
-    """A shared object; `beside` stands in the key for arguments that name a place."""
+    """Build a shared object; `beside` replaces arguments with a path in the key."""
     compiler = host_compiler()
     flags = compiler.flags + (beside or macros)
     key = content_key("c", _SCHEMA, unit.digest, flags, compiler.version)

@@ -103,7 +103,7 @@ def _compile(
 
 
 def _log(nvrtc: ModuleType, program: int) -> str:
-    """What was printed, less the time it took, which would differ between runs."""
+    """Return the log without the compile time, which differs between runs."""
     text = nvrtc.getProgramLog(program).rstrip("\0")
     return re.sub(r"^ptxas info\s*: Compile time.*\n?", "", text, flags=re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""What this machine has, for `maskc doctor`: data only, and no probe may raise."""
+"""Components of this machine for `maskc doctor`: data only, and no probe may raise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ToolchainCheck:
     """One line of the report."""
 
     name: str
-    """What was looked for."""
+    """The name of the component."""
     ok: bool
     found: str
     """Version or place; where not ok, why."""
@@ -106,8 +106,7 @@ class InstalledGpu:
     capability: int
     """Compute capability as 10 * major + minor."""
     bytes_per_cycle: float = 0.0
-    """What memory gives a multiprocessor, at the greatest clocks of both; 0 where that is not
-    known."""
+    """Memory bandwidth per multiprocessor in bytes per cycle, at maximum clocks; 0 if unknown."""
 
 
 def gpus() -> tuple[InstalledGpu, ...]:

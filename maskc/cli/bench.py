@@ -1,4 +1,4 @@
-"""maskc bench: a mask's kernel beside what PyTorch and cuDNN offer, every result checked."""
+"""maskc bench: time a mask's kernel against PyTorch and cuDNN, and check every result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from maskc.cli.given import Arrays
 
 
-@click.command(short_help="Time the kernel beside what torch has, checked.")
+@click.command(short_help="Time the kernel against PyTorch's and check it.")
 @mask_source
 @kernel_options
 @click.option(
@@ -67,25 +67,23 @@ def bench(
     kv_heads: int | None, batch: int, direction: str, repeats: int, nvtx: bool, plot: str | None,
     suite: str | None, tiles: bool, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time the mask of FILE beside attention of PyTorch and cuDNN, where they are installed.
+    """Time the mask of FILE against attention of PyTorch and cuDNN, where they are installed.
 
-    Every result is checked in the same run. Several lengths make a sweep, which also says how time
-    grows beside the count of pairs, and from which length on the mask is faster. Exits with 3
-    where a result of maskc is wrong.
+    Every result is checked in the same run. Several lengths make a sweep. It also shows how time
+    grows compared with the number of pairs, and from which length on the mask is faster. Exits with
+    3 if a result of maskc is wrong.
     """
     directions = ("fwd", "bwd") if direction == "both" else (direction,)
     how = How(asked, kv_heads, batch, directions, repeats, nvtx)
     if suite:
         from maskc.cli.seeds import run_seeds
 
-        given = {
-            "--tiles": tiles, "FILE or --expr": found, "--plot": plot, "--data": arrays.given
-        }  # fmt: skip
+        given = {"--tiles": tiles, "FILE or --expr": found, "--plot": plot, "--data": arrays.given}
         for name, value in given.items():
             if value:
                 hint = "leave one of them out"
                 raise UsageMistake(
-                    f"--suite brings masks of its own; {name} too", hint, at="--suite"
+                    f"--suite has its own masks, so {name} cannot be given", hint, at="--suite"
                 )
         cap = click.get_current_context().params["n"]
         run_seeds(how, cap[-1] if cap else None, as_json)
@@ -118,7 +116,7 @@ def _check_plot(plot: str, lengths: Sequence[int]) -> None:
         pass  # matplotlib is there
     if len(lengths) < 2:
         hint = "give several lengths, such as --n 1k,2k,4k"
-        raise UsageMistake("--plot draws a sweep, and there is one length", hint, at="--plot")
+        raise UsageMistake("--plot draws a sweep and needs several lengths", hint, at="--plot")
 
 
 def _draw(result: Measured, plot: str) -> None:
@@ -144,9 +142,8 @@ def write(result: Measured, swept: bool) -> None:
         "relative", "error", "",
     )  # fmt: skip
     mine = {
-        (r["case"], r["direction"], r["n_q"]): r["ms"]
-        for r in result.rows if r["impl"] == "maskc"
-    }  # fmt: skip
+        (r["case"], r["direction"], r["n_q"]): r["ms"] for r in result.rows if r["impl"] == "maskc"
+    }
     ordered = sorted(result.rows, key=_place(result.rows)) if swept else result.rows
     table = [tuple(_cells(row, mine, swept)) for row in ordered]
     write_table(heads, table, numbers=range(3, len(heads) - 1))

@@ -177,7 +177,7 @@ def _summaries(
 def _summary(
     entry: MaskEntry, asked: KernelOptions, n: int, n_kv: int, data: dict[str, object]
 ) -> dict[str, Any]:
-    """What was built for one pattern, and its cost."""
+    """Return what was built for one pattern, and its cost."""
     from maskc.cli.costs import costs
 
     plan = asked.plan(entry.mask)

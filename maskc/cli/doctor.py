@@ -18,12 +18,12 @@ COSTS = {
     "CuPy": "no CUDA kernel can be built or run: pip install 'maskc[cuda13]'",
     "cuda.core": "arrays of other libraries are read through NumPy, CUDA arrays not at all",
     "cuda.bindings": "no CUDA kernel can run here: pip install 'maskc[cuda13]'",
-    "torch": "no torch tensors, no autograd, and bench has nobody to compare with",
+    "torch": "no torch tensors, no autograd, and bench has nothing to compare with",
     "ml_dtypes": "no bfloat16 in NumPy: pip install ml_dtypes",
     "numpy": "nothing works",
     "matplotlib": "no PNG and SVG pictures, the terminal draws: pip install 'maskc[figures]'",
 }
-"""What the absence of each probe costs, and what to do."""
+"""Consequences of each missing component, and the remedy."""
 CARDS = {
     70: "V100", 75: "T4, RTX 20", 80: "A100", 86: "A10, RTX 30", 89: "L4, RTX 40", 90: "H100, H200",
     100: "B200", 120: "RTX 50",

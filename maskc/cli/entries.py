@@ -35,7 +35,7 @@ class MaskEntry:
     params: Mapping[str, int] = field(default_factory=dict)
     """Call-time parameters set with --set."""
     pattern: Pattern[...] | None = None
-    """What the mask was made with; None for a mask that is no pattern's."""
+    """The pattern that made the mask; None if no pattern did."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """The pattern's own parameters set with --set, as text."""
 
@@ -48,8 +48,8 @@ class MaskEntry:
         """
         if self.name in _IMPORTED:
             raise UsageMistake(
-                f"the pattern {self.name!r} would be written as {self.name}.py, and where that "
-                f"lies, `import {self.name}` no longer gives the module of this name",
+                f"the pattern {self.name!r} would be written as {self.name}.py, which hides the "
+                f"module {self.name} from `import {self.name}`",
                 f"rename the pattern, for example to {self.name}_mask", at="-o",
             )  # fmt: skip
         for name in self.params:

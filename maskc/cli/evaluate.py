@@ -59,7 +59,7 @@ _PARTS = ("information", "perplexity", "retrieval")
     "--needles", type=click.IntRange(0), default=0, show_default=True,
     help="Texts with a number that the model must repeat.",
 )  # fmt: skip
-@click.option("--layers", metavar="I,...", help="Layers of which retained mass is asked.")
+@click.option("--layers", metavar="I,...", help="Layers to compute the retained mass of.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part.")
 @click.option("--device", metavar="D", help="cpu, cuda; a GPU where there is one, if not given.")
 @click.option("--dtype", default="float32", show_default=True, help="Of weights and activations.")
@@ -68,10 +68,10 @@ _PARTS = ("information", "perplexity", "retrieval")
 @click.option("-o", "output", metavar="FILE", help="Write the results as JSON.")
 @json_option
 def evaluate(found: list[MaskEntry], output: str | None, as_json: bool, **asked: Any) -> None:
-    """Measure what the mask of FILE loses of dense attention, beside others of as many pairs.
+    """Measure what the mask of FILE loses compared with dense attention and equally large masks.
 
     Retained attention mass is exact on the texts' q and k. Perplexity and retrieval use a model
-    that was trained without the mask: they say nothing about one that is trained with it.
+    that was trained without the mask. They say nothing about a model that is trained with it.
     """
     from maskc.cli.given import read_all
     from maskc.lab.evaluate import evaluate as evaluated
@@ -150,7 +150,7 @@ def _candidates(
     shares = [share / 100 for share in _numbers("--budget", budgets, float)] if budgets else []
     if any(not 0 < share <= 1 for share in shares):
         hint = "give percent of the pairs of dense attention, such as 12.5"
-        raise UsageMistake(f"--budget: {budgets} is not from 0 to 100", hint, at="--budget")
+        raise UsageMistake(f"--budget: {budgets} is not between 0 and 100", hint, at="--budget")
     if solve and not shares:
         raise UsageMistake("--solve was given without --budget", "give both", at="--solve")
     solved_by = {entry.name: _parameter(entry, solve) for entry in found} if shares else {}

@@ -61,6 +61,7 @@ def _plain(entry: MaskEntry, plan: KernelPlan) -> dict[str, Any]:
     """The report as plain values."""
     from maskc.analysis.counts import closed_form
     from maskc.core.expr_text import to_people
+    from maskc.ir.decompose import pieces_of
 
     sets = []
     for index, (mask, facts) in enumerate(zip(plan.masks, plan.facts, strict=True)):
@@ -69,7 +70,7 @@ def _plain(entry: MaskEntry, plan: KernelPlan) -> dict[str, Any]:
             "heads": [head for head, which in enumerate(plan.of_head) if which == index],
             "keep": to_people(mask.ir.keep),
             "pieces": [
-                {"kind": piece.kind, "keep": to_people(piece.keep)} for piece in mask.ir.pieces
+                {"kind": piece.kind, "keep": to_people(piece.keep)} for piece in pieces_of(mask.ir)
             ],
             "facts": [
                 {"name": f.name, "holds": f.holds, "where": f.where, "proof": f.proof}

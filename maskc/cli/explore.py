@@ -105,7 +105,7 @@ class Models:
 
     entry: MaskEntry
     other: str | None
-    """What it is compared with: a pattern's name, or an expression."""
+    """The pattern name or expression to compare with."""
     asked: KernelOptions
     arrays: Arrays
     n: int | None
@@ -141,7 +141,7 @@ class Models:
             return self.entry
         pattern = self.entry.pattern
         if pattern is None:
-            raise UsageMistake("only a pattern has settings", "write the expression anew", at="set")
+            raise UsageMistake("only a pattern has settings", "write a new expression", at="set")
         own = dict(self.entry.settings)
         for text in settings:
             name, _, value = text.partition("=")
@@ -158,7 +158,7 @@ class Models:
         self, entry: MaskEntry, heads: int | None, n_q: int, n_kv: int,
         taken: frozenset[str] = frozenset(),
     ) -> Shown:  # fmt: skip
-        """`taken`: the parameters of the mask beside which it stands."""
+        """Return the model of a mask; `taken` are parameters of the mask it is compared with."""
         from maskc.lab.explorer.page_model import Shown
         from maskc.lab.explorer.sliders import movable, movable_mask
 

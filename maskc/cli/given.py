@@ -36,13 +36,14 @@ class Arrays:
         quiet: bool = False,
         leave: Collection[str] = (),
     ) -> dict[str, object]:
-        """The arrays that a mask reads, made up where none were given, and parameters set.
+        """Return the arrays that a mask reads, made up if not given, and the parameters that were
+        set.
 
         Args:
             entry: the mask.
-            n_q, n_kv: lengths of what is made up.
-            quiet: do not say what was made up.
-            leave: names that are not made up.
+            n_q, n_kv: lengths of made-up arrays.
+            quiet: do not report made-up arrays.
+            leave: names to leave out.
         """
         from maskc.verify.samples import sample_data
 

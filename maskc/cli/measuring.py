@@ -54,9 +54,7 @@ class Measured:
 
     def plain(self) -> dict[str, Any]:
         """The value as JSON has it."""
-        found: dict[str, Any] = {
-            "environment": self.about, "rows": self.rows, "notes": self.notes
-        }  # fmt: skip
+        found: dict[str, Any] = {"environment": self.about, "rows": self.rows, "notes": self.notes}
         if self.growths:
             found["growth"] = [asdict(each) for each in self.growths]
         return found

@@ -35,7 +35,7 @@ LENGTH = 4096
 def _names_and_files(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """What a shell offers for FILE: patterns of the library, and files."""
+    """Return shell completions for FILE: patterns of the library, and files."""
     from maskc import patterns
 
     names = [name for name in patterns.names() if name.startswith(incomplete)]
@@ -128,7 +128,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 def _tile(text: str) -> tuple[int, int]:
     sides = text.lower().replace(" ", "").split("x")
     if len(sides) != 2 or not all(side.isascii() and side.isdecimal() for side in sides):
-        raise ValueError(f"{text!r} is no tile, such as 128x64: queries x keys")
+        raise ValueError(f"{text!r} is not a tile, such as 128x64: queries x keys")
     return int(sides[0]), int(sides[1])
 
 
@@ -192,12 +192,12 @@ def single(targets: tuple[str, ...]) -> str | None:
         UsageMistake: several were asked for.
     """
     if len(targets) > 1:
-        raise UsageMistake("this takes one target", "give --target once", at="--target")
+        raise UsageMistake("this command takes one target", "give --target once", at="--target")
     return next(iter(targets), None)
 
 
 _Options = dict[str, Callable[[Command], Command]]
-"""Options by the name of what they give."""
+"""Options by the name of their value."""
 _COSTS: _Options = {
     "head_dim": click.option(
         "--head-dim", type=click.IntRange(1), default=128, show_default=True, metavar="D",

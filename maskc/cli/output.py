@@ -1,4 +1,4 @@
-"""How results and progress are written: rich tables and JSON to stdout, progress to stderr."""
+"""Output of results and progress: rich tables and JSON to stdout, progress to stderr."""
 
 from __future__ import annotations
 
@@ -156,9 +156,7 @@ def told() -> Iterator[Callable[[str], object]]:
 class FilePath(click.Path):
     """A path on the command line; one with a null character is a usage mistake."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:  # fmt: skip
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path as it was given."""
         if "\0" in str(value):
             self.fail(f"{value!r} holds a null character: it names no file", param, ctx)

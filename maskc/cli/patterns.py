@@ -25,9 +25,8 @@ def patterns(words: tuple[str, ...], as_json: bool) -> None:
 
     found = [library.about(name) for name in library.names()]
     found = [
-        each for each in found
-        if all(word.lower() in " ".join(each[:3]).lower() for word in words)
-    ]  # fmt: skip
+        each for each in found if all(word.lower() in " ".join(each[:3]).lower() for word in words)
+    ]
     if as_json:
         write_json({"patterns": [each._asdict() | {"file": str(each.file)} for each in found]})
         return

@@ -101,7 +101,7 @@ def report(
 
 
 def _command(output: str) -> str:
-    """What was typed, with the names of files alone."""
+    """Return the command line as typed, with file names instead of paths."""
     typed = sys.argv[1:] if Path(sys.argv[0]).name in ("maskc", "__main__.py") else []
     if not typed:
         return f"maskc report ... -o {shlex.quote(Path(output).name)}"
@@ -117,7 +117,7 @@ def _without_folder(word: str) -> str:
 
 
 def _writer(output: str) -> Any:
-    """What turns a document into the text of the file.
+    """Return the function that turns a document into the text of the file.
 
     Raises:
         UsageMistake: another suffix.
@@ -133,7 +133,7 @@ def _writer(output: str) -> Any:
 
 
 def read_evaluation(path: str) -> Evaluation:
-    """What `maskc evaluate -o` wrote.
+    """Read a file that `maskc evaluate -o` wrote.
 
     Raises:
         BadEvaluation: it cannot be read, or is something else (MC750).
@@ -238,7 +238,7 @@ def _measurement(
 
 
 def _words(entry: MaskEntry) -> str:
-    """The mask as a command line names it, with what was set."""
+    """Return the mask as a command line names it, with its settings."""
     own = [f"--set {shlex.quote(f'{name}={text}')}" for name, text in entry.settings.items()]
     own += [f"--set {shlex.quote(f'{name}={value}')}" for name, value in entry.params.items()]
     named = entry.source in (entry.name, f"{entry.name}.py") or entry.source.startswith("--expr")

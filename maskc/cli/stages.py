@@ -64,9 +64,10 @@ def _per_set(heads: HeadGroups, stage: str) -> Iterator[str]:
 
 def _formulas(ir: MaskIR) -> Iterator[str]:
     from maskc.core.expr_text import to_people
+    from maskc.ir.decompose import pieces_of
 
     yield f"keep  {to_people(ir.keep)}"
-    for piece in ir.pieces:
+    for piece in pieces_of(ir):
         yield f"piece {piece.kind}: {to_people(piece.keep)}"
     for name, default in ir.params.items():
         yield f"param {name} = {default}"

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--examples", type=click.IntRange(1), default=100, show_default=True, metavar="N",
-    help="Cases that each pattern is tried in, at most.",
+    help="Most cases to draw for each pattern.",
 )  # fmt: skip
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="The same seed draws the same cases."
 )
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), metavar="S",
-    help="Draw no more cases of a pattern after so many.",
+    help="Time limit for drawing cases, for each pattern.",
 )  # fmt: skip
 @json_option
 def test(

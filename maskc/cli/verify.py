@@ -35,7 +35,7 @@ Report = dict[str, Any]
 @length_options("several lengths")
 @click.option(
     "--cases", type=click.IntRange(0), default=20, show_default=True, metavar="N",
-    help="Random cases, besides the lengths that the mask's constants ask for.",
+    help="Number of random cases, in addition to lengths that follow from the mask's constants.",
 )  # fmt: skip
 @data_options(None)
 @json_option
@@ -45,12 +45,12 @@ def verify(
 ) -> None:  # fmt: skip
     """Compile FILE and compare the kernel with dense attention in fp64.
 
-    At short lengths, and past the largest window, block and stride of the mask: random inputs,
-    forward and (where the target has it) backward; then probes: zero queries read the mask back
-    through one-hot values, and a NaN planted in a key stays with the queries that see it. After
-    that, without --n and --data, random cases: lengths around the mask's constants,
-    batches, heads, options, strides, data and parameters. A wrong one is made as small as possible
-    and printed as a program that shows it. Exits with 3 where something differs.
+    Lengths are short, and larger than the largest window, block and stride of the mask. Inputs are
+    random, forward and (if the target has it) backward. Probes follow: zero queries read the mask
+    back through one-hot values, and a NaN planted in a key must stay with the queries that see it.
+    After that, without --n and --data, random cases: lengths around the mask's constants, batches,
+    heads, options, strides, data and parameters. A wrong case is shrunk and printed as a program
+    that reproduces it. Exits with 3 if something differs.
     """
     shape = None if n is None or n_kv is None else (n, n_kv)
     reports = []
@@ -136,7 +136,7 @@ def _checked(
 def _drawn(
     entry: MaskEntry, attn: CompiledMask, heads: int | None, lengths: Lengths, cases: int, seed: int
 ) -> Report:
-    """What random cases show."""
+    """Return the report of random cases."""
     from maskc.dsl.nodes import default_parameters
     from maskc.verify.counterexample import script
     from maskc.verify.random_cases import MaskUnderTest, Outcome, try_cases

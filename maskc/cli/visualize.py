@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _JSON_CELLS = 64
 """Cells across the raster in JSON, at most."""
 _RANKED = ("scores", "index_q", "index_k", "index_w")
-"""What selections rank by: pictures make up scores of their own."""
+"""Inputs of selections; pictures make up scores instead."""
 _BESIDE = 48
 """Columns of a terminal that axes and numbers take."""
 

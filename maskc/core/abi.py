@@ -98,8 +98,8 @@ SCORE_FIELDS: tuple[Field, ...] = (
     Field("score_size", "i32", "entries along each dimension", _AXES),
     Field("score_number", "float", "parameters that are no tables", MAX_SLOTS),
     Field("score_integer", "i32", "likewise", MAX_SLOTS),
-)  # fmt: skip
-"""What `struct Attention` has behind FIELDS in sources with a formula of the score."""
+)
+"""Members of `struct Attention` behind FIELDS in sources with a score formula."""
 
 DROPOUT_FIELDS: tuple[Field, ...] = (
     Field("dropout_seed_at", "const i64 *", "where the seed lies, or null: in dropout_seed"),
@@ -108,8 +108,8 @@ DROPOUT_FIELDS: tuple[Field, ...] = (
     Field("dropout_scale", "float", "1 / (the share that is kept); 0 where nothing is"),
     Field("dropout_first_q", "i32", "sixteens of queries of the sequence before the call's first"),
     Field("dropout_first_k", "i32", "likewise of keys"),
-)  # fmt: skip
-"""What it has behind these in sources that drop weights."""
+)
+"""Further members in sources with dropout."""
 
 FP8_FIELDS: tuple[Field, ...] = (
     Field("v_transposed", "unsigned char *", "workspace: v^T, tile by tile"),
@@ -117,7 +117,7 @@ FP8_FIELDS: tuple[Field, ...] = (
     Field("k_descale", "const float *", "of k, likewise"),
     Field("v_descale", "const float *", "of v, likewise"),
 )
-"""What it has behind FIELDS in sources for E4M3."""
+"""Members of `struct Attention` behind FIELDS in sources for E4M3."""
 
 PAGE_FIELDS: tuple[Field, ...] = (
     Field("pages", "const i32 *", "entries of page tables: which page of the pool"),
@@ -175,8 +175,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("array", "i32 *", "what is given, or chosen, as the pass reads it", MAX_ARRAYS),
     Field("bounds", "i32 *", "[tiles][4]: least and greatest of a tile, 0, their last end"),
     Field("starts", "i32 *", "[batches][tile columns][4] bits: keys that begin a tile, or null"),
-    Field("seen", "i32 *", "[lists][tile rows][2][words]: what some queries chose, and all",
-          _EACH),
+    Field("seen", "i32 *", "[lists][tile rows][2][words]: what some queries chose, and all", _EACH),
     Field("bits", "i32 *", "[lists][words][2]: candidates that stay, and are full", 2),
     Field("counts", "i32 *", "[lists][tiles]: live tiles", 2),
     Field("ptr", "i32 *", "[lists][tiles + 1]: row_ptr and col_ptr", 2),
@@ -237,7 +236,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("items", "i32", "that are planned"),
     Field("merges", "i32", "behind them"),
     Field("counters", "i32", "of the pass"),
-)  # fmt: skip
+)
 """The arguments of the kernel that makes lists of tiles on the device, from data, documents or
 chosen blocks. Of two values the first belongs to queries and tile rows, the second to keys and tile
 columns."""
@@ -286,7 +285,7 @@ SELECTED_FIELDS: tuple[Field, ...] = (
 values the first belongs to queries, the second to keys."""
 
 MOST_MOVED = 8
-"""The most tensors of which a launch moves rows."""
+"""The most tensors that a launch moves rows of."""
 _TENSORS = MOST_MOVED
 
 MOVED_FIELDS: tuple[Field, ...] = (
@@ -322,6 +321,85 @@ MOVED_FIELDS: tuple[Field, ...] = (
 )  # fmt: skip
 """The arguments of kernels that list tokens and move their rows. Arrays have an entry per tensor;
 of two values the first belongs to queries, the second to keys."""
+
+STEP_FIELDS: tuple[Field, ...] = (
+    Field("lens_q", "const void *", "queries of each sequence, or null: `each` of all"),
+    Field("lens_kv", "const void *", "keys of each sequence"),
+    Field("table", "const void *", "[sequences][columns] or [entries]: pages"),
+    Field("starts", "const void *", "where each sequence's entries begin, or null: by rows"),
+    Field("source", "const void *", "data of the mask, an entry per token", MAX_ARRAYS),
+    Field("position", "i32 *", "[blocks][block]: of each query, -1 where there is none"),
+    Field("length", "i32 *", "[blocks][block]: keys of its sequence, 0 where there is none"),
+    Field("queries", "i32 *", "[blocks][block]: queries of its sequence, or null"),
+    Field("key_count", "i32 *", "[blocks]: as in struct Attention"),
+    Field("first_page", "i32 *", "[blocks]: likewise"),
+    Field("used", "i32 *", "[sequences]: keys"),
+    Field("spans", "i32 *", "[sequences][2]: its first entry, and the one past its last"),
+    Field("pages", "i32 *", "[entries]: as in struct Attention"),
+    Field("token_position", "i32 *", "[tokens]: position, -1 behind the last sequence"),
+    Field("slots", "i64 *", "[tokens]: page * page_size + place, -1 where there is none"),
+    Field("rows", "i32 *", "[blocks][block]: the token of each query, or null"),
+    Field("places", "i32 *", "[tokens]: block * queries of a block + query, or null"),
+    Field("is_real", "unsigned char *", "[tokens]: whether it is of a sequence, or null"),
+    Field("array", "i32 *", "data by block: [blocks][block], [blocks][n_kv] or [n_kv]", MAX_ARRAYS),
+    Field("lens_q_step", "i64", "elements from one to the next"),
+    Field("lens_kv_step", "i64", "likewise"),
+    Field("starts_step", "i64", "likewise"),
+    Field("table_step", "i64", "likewise: of sequences, and of entries", 2),
+    Field("source_sequence", "i64", "elements between sequences, 0 if shared", MAX_ARRAYS),
+    Field("source_token", "i64", "likewise between tokens", MAX_ARRAYS),
+    Field("lens_q_code", "i32", "of an element: 0 u8, 1 i8, 2 i16, 3 i32, 4 i64"),
+    Field("lens_kv_code", "i32", "likewise"),
+    Field("table_code", "i32", "likewise"),
+    Field("starts_code", "i32", "likewise"),
+    Field("source_code", "i32", "likewise", MAX_ARRAYS),
+    Field("flags", "i32", "whether entries become 0 or 1", MAX_ARRAYS),
+    Field("of_queries", "i32", "whether a block has those of its queries, else of keys",
+          MAX_ARRAYS),
+    Field("shared", "i32", "whether all sequences share its keys' data", MAX_ARRAYS),
+    Field("arrays", "i32", "of the mask"),
+    Field("each", "i32", "queries of every sequence without lens_q"),
+    Field("cumulative", "i32", "whether lens_q says where queries begin, [sequences + 1]"),
+    Field("whole", "i32", "whether every sequence is one block"),
+    Field("sequences", "i32", "of the step"),
+    Field("tokens", "i32", "queries for which there is room"),
+    Field("block", "i32", "queries of a block"),
+    Field("blocks", "i32", "for which there is room"),
+    Field("columns", "i32", "entries of a row of the table; all entries with starts"),
+    Field("entries", "i32", "of the table"),
+    Field("page_size", "i32", "tokens of a page"),
+    Field("n_kv", "i32", "keys of a block, a multiple of tiles"),
+    Field("max_kv", "i32", "tokens for which data have entries"),
+)  # fmt: skip
+"""The arguments of the kernel that makes the arrays of a step over pages."""
+
+PAGED_ROWS_FIELDS: tuple[Field, ...] = (
+    Field("source", "const void *", "[tokens][heads][dim]: queries, keys, values", 3),
+    Field("to", "void *", "where they go: queries likewise, others to pages", 3),
+    Field("cosine", "const void *", "[lines][rotated / 2], or null"),
+    Field("sine", "const void *", "likewise"),
+    Field("scale", "const float *", "by which rows are divided, or null", 3),
+    Field("slots", "const i64 *", "[tokens]: as in struct PageStep"),
+    Field("token_position", "const i32 *", "[tokens]: likewise"),
+    Field("source_step", "i64", "of each: elements between tokens, heads", 6),
+    Field("to_step", "i64", "of each: elements between pages, heads, tokens of a page; of "
+          "queries between tokens, heads", 9),
+    Field("line_step", "i64", "elements between lines of cosine and sine"),
+    Field("scale_step", "i64", "elements between heads, 0 if shared", 3),
+    Field("number", "float", "by which rows are divided without `scale`", 3),
+    Field("heads", "i32", "of each, 0 where it is not given", 3),
+    Field("dim", "i32", "elements of a row", 3),
+    Field("to_code", "i32", "of an element: 0 fp32, 1 bf16, 2 fp16, 3 E4M3", 3),
+    Field("source_code", "i32", "likewise"),
+    Field("angle_code", "i32", "likewise of cosine and sine"),
+    Field("rotated", "i32", "elements of a row that turn, the first ones"),
+    Field("interleaved", "i32", "whether pairs are neighbours, else half of `rotated` apart"),
+    Field("lines", "i32", "positions that cosine and sine have"),
+    Field("tokens", "i32", "of the step"),
+    Field("page_size", "i32", "tokens of a page"),
+    Field("page_count", "i32", "pages of a pool"),
+)  # fmt: skip
+"""The arguments of the kernel that writes rows of new tokens into pages."""
 
 _CTYPES: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {
     "i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float,
@@ -406,5 +484,5 @@ GATHERED_FIELDS: tuple[Field, ...] = (
     Field("given_code", "i32", "likewise of the scores"),
     Field("factor_code", "i32", "likewise of the factors"),
     Field("constants", "i32", "of the mask's formulas", MOST_CONSTANTS),
-)  # fmt: skip
-"""What kernels take that score keys and list the best."""
+)
+"""Argument block of kernels that score keys and list the best."""

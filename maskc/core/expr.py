@@ -134,7 +134,7 @@ class Pick(Expr):
     """
 
     condition: Anything
-    """An Expr, or in formulas of the score a Test of theirs."""
+    """An Expr, or in score formulas a Test of theirs."""
     then: Expr
     other: Expr
 
@@ -418,10 +418,7 @@ def _join(
     if absorbing in flat or any(negate(term) in flat for term in flat):
         return absorbing
     dual = Any if node is All else All
-    kept = [
-        t for t in flat
-        if not (isinstance(t, dual) and any(part in flat for part in t.terms))
-    ]  # fmt: skip
+    kept = [t for t in flat if not (isinstance(t, dual) and any(part in flat for part in t.terms))]
     if not kept:
         return unit
     return kept[0] if len(kept) == 1 else node(tuple(sorted(kept, key=lambda term: term.key)))

@@ -28,11 +28,11 @@ def panel(classes: np.ndarray, share: np.ndarray, ratio: float) -> str:
     rows, columns = classes.shape
     ratio = min(max(ratio, 0.1), 10.0)
     width, height = (round(_SIDE * side) for side in (min(1, 1 / ratio), min(1, ratio)))
-    boxes = "".join(
-        f'<rect x="{first}" y="{row}" width="{stop - first}" height="1" '
-        f'fill="{_color(kind, strength)}"/>'
-        for row, first, stop, kind, strength in runs(classes, np.round(share * 8) / 8)
-    )
+    outlines: dict[str, str] = {}  # one path a colour: a picture has many runs and few colours
+    for row, first, stop, kind, strength in runs(classes, np.round(share * 8) / 8):
+        color = _color(kind, strength)
+        outlines[color] = outlines.get(color, "") + f"M{first} {row}h{stop - first}v1H{first}z"
+    boxes = "".join(f'<path fill="{color}" d="{shape}"/>' for color, shape in outlines.items())
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {max(columns, 1)} {max(rows, 1)}" preserveAspectRatio="none" '
@@ -61,9 +61,7 @@ def page(title: str, lines: Sequence[str], panels: Sequence[tuple[str, str]]) ->
     )
 
 
-def runs(
-    classes: np.ndarray, share: np.ndarray
-) -> Iterator[tuple[int, int, int, int, float]]:  # fmt: skip
+def runs(classes: np.ndarray, share: np.ndarray) -> Iterator[tuple[int, int, int, int, float]]:
     """Yield (row, first, stop, class, share) of each run of equal cells in a row that are not
     empty.
 

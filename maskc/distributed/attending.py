@@ -79,7 +79,7 @@ def attention(
         WrongGroup: the group does not fit the plan (MC706).
         PlanData: the mask reads data that the plan was not given (MC702).
         NotShared: ALiBi where a rank's rows do not end where its keys do; dropout where chunks of
-            tokens are no multiples of 16; a formula of the score that hides pairs (MC707).
+            tokens are no multiples of 16; a score formula that hides pairs (MC707).
         DropoutSeed: there is no seed (MC431).
         MaskcError: as `mc.attention`.
     """
@@ -253,7 +253,7 @@ def _check_names(tables: Mapping[str, Any], layer: LayerPlan, score: Score | Non
     known = () if inputs is None else (*inputs.defaults, *inputs.captured, *tables)
     for name in read:
         if inputs is not None and name not in known:
-            raise DataMissing(name, f"the formula of the score reads {inputs.text}", at=name)
+            raise DataMissing(name, f"the score formula reads {inputs.text}", at=name)
 
 
 def _checked(score: Score) -> Score:

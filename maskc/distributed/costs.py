@@ -1,4 +1,4 @@
-"""What a rank's share of a pass takes, by the kernels' own cost model."""
+"""Cost of a rank's share of a pass, by the kernels' own cost model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PassCost:
     """The cost of each mode; a pass runs in the cheapest."""
     card: Card
     columns: bool = False
-    """Whether the pass goes by columns, with what it costs besides tiles in rows of dq."""
+    """Whether the pass goes by columns, and adds a cost for rows of dq to that of tiles."""
 
     def milliseconds(self, cycles: np.ndarray) -> np.ndarray:
         """The time that work keeps a card busy, of the shape of `cycles`."""
@@ -77,13 +77,13 @@ class PassCost:
 
 
 def shares(mask: Mask, reach: Reach, n: int, setting: Setting) -> tuple[float, float]:
-    """What both passes take, relative to the tiles of the sequence.
+    """Return the costs of both passes, relative to the tiles of the sequence.
 
     Kernels of masks with remainders run over one residue after another, each of which sees few
     tiles where the mask has many. All rows are reckoned to gain alike.
 
     Args:
-        reach: of the mask, which reads no data, at n tokens.
+        reach: reach of the mask, which reads no data, at n tokens.
     """
     target, count = Target.named(_TARGET), min(n, _LONGEST)
     if not reach.remainders or not count or driver.selects(mask):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExchangedRows:
-    """How keys and values of a token lie side by side: [tokens, batch * heads * (D + Dv)]."""
+    """Layout of the keys and values of a token: [tokens, batch * heads * (D + Dv)]."""
 
     batch: int
     heads: int
@@ -203,7 +203,8 @@ def _packed(
     many: Joined,
     first: int = 0,
 ) -> dict[Pieces, Any]:
-    """What messages carry; what several carry is packed once, and many stretches all together."""
+    """Pack the contents of messages; rows that several messages carry are packed once, and many
+    stretches together."""
     together: Any = packed(rows, k, v, many.all, first) if many.each else None
     found = {pieces: together[place] for pieces, place in many.each}
     for _, pieces in messages:

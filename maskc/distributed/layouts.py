@@ -76,9 +76,9 @@ def make(name: str, n: int, ranks: int, block: int, cost: np.ndarray) -> TokenLa
     Args:
         name: one of LAYOUTS.
         n: tokens.
-        ranks: how many share them.
-        block: tokens of a block, of which chunks are made.
-        cost: float [blocks], what the queries of each block cost; only `balanced` looks at it.
+        ranks: number of ranks that share them.
+        block: tokens per block; chunks consist of blocks.
+        cost: float [blocks], cost of the queries of each block; only `balanced` reads it.
     """
     blocks = -(-n // block)
     if name == "contiguous":

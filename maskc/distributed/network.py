@@ -1,4 +1,4 @@
-"""How fast ranks talk: what predictions of a plan reckon with."""
+"""Speed of the network, which predictions of a plan use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Network:
     gigabytes: float
     """GB/s that a rank sends, and at the same time receives."""
     microseconds: float
-    """What a round of messages takes besides."""
+    """Latency of a round of messages, in microseconds."""
 
     def milliseconds(self, sent: float, received: float) -> float:
         """The time of one exchange, by the bytes of its busiest direction; 0 without any."""

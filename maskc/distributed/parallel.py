@@ -29,11 +29,11 @@ def context_parallel() -> Any:
     class ContextParallel(ParallelStyle):
         """Attention of a module over a sequence that a mesh's ranks share, by a plan.
 
-        Apply it with `parallelize_module(module, mesh, ContextParallel(plan))` to
-        a module whose forward takes (q, k, v) as [B, H, tokens, D], such as `mc.nn.Attention`; or
-        to a model of transformers, whose layers take the masks that the plan names after their
-        types, see `model_masks`. Everything else in a model works token by token: give it the
-        rank's tokens and their positions, `model_inputs`.
+        Apply it with `parallelize_module(module, mesh, ContextParallel(plan))` to a module with
+        forward(q, k, v) on [B, H, tokens, D], such as `mc.nn.Attention`. A transformers model works
+        too: its layers take the masks that the plan names after their types, see `model_masks`.
+        Everything else in a model works token by token: give it the rank's tokens and their
+        positions, `model_inputs`.
         """
 
         def __init__(self, plan: Plan, layer: str | None = None) -> None:
@@ -47,9 +47,7 @@ def context_parallel() -> Any:
 
             def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:
                 options = {**_options_of(module), **given}
-                return attention(
-                    q, k, v, self.plan, layer=self.layer, group=device_mesh, **options
-                )  # fmt: skip
+                return attention(q, k, v, self.plan, layer=self.layer, group=device_mesh, **options)
 
             module.forward = forward
             return module
@@ -58,7 +56,7 @@ def context_parallel() -> Any:
 
 
 def _options_of(module: Any) -> dict[str, Any]:
-    """What `mc.nn.Attention` passes besides q, k and v; nothing of other modules."""
+    """Return the options of `mc.nn.Attention` other than q, k and v; nothing for other modules."""
     if not isinstance(getattr(module, "mask", None), Mask):
         return {}
     names = ("scale", "softcap", "normalizer", "alpha", "nan_safe", "deterministic")
@@ -154,7 +152,7 @@ def _mask_of(config: Any, kind: str) -> Mask:
 def model_inputs(
     plan: Plan, input_ids: Any, labels: Any = None, group: Any = None
 ) -> dict[str, Any]:
-    """This rank's keywords of a causal model's forward pass.
+    """Return this rank's keywords of a causal model's forward pass.
 
     Args:
         plan: from `plan(model_masks(config), n, ranks)`.
@@ -164,8 +162,8 @@ def model_inputs(
 
     Returns:
         input_ids and position_ids of the rank's tokens; with labels also shift_labels, and
-        num_items_in_batch of the whole sequence, so that losses add up to that of one process when
-        they are summed over ranks. Gradients of weights are to be summed likewise.
+        num_items_in_batch of the whole sequence, so that losses summed over ranks equal the loss of
+        one process. Gradients of weights must be summed likewise.
     """
     import torch
 
@@ -234,7 +232,7 @@ def _no_mask(*_: Any, attention_mask: Any = None, **__: Any) -> None:
     """
     if attention_mask is not None and not bool(attention_mask.bool().all()):
         hint = "pack sequences instead of padding them, with a plan for documents"
-        raise NotShared("a padded batch", "padding is no part of the plan", hint,
+        raise NotShared("a padded batch", "the plan has no padding", hint,
                         at="attention_mask")  # fmt: skip
 
 
@@ -243,7 +241,7 @@ def _run(
     scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
     s_aux: Any = None, **others: Any,
 ) -> tuple[Any, None]:  # fmt: skip
-    """Attention as AttentionInterface asks for it, over the ranks.
+    """Run attention over the ranks, with the signature of AttentionInterface.
 
     Raises:
         ModelArgument: an argument would change the result and is not computed (MC606).

@@ -1,4 +1,4 @@
-"""What the stages of a pass work on: a rank's tensors, what is under way, and what was found."""
+"""State of the stages of a pass: a rank's tensors, pending messages, and results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from maskc.distributed.work import Guest, RankCall, RankWork
 
 TWO_STREAMS = True
-"""Whether rows that read the buffer may run beside the others."""
+"""Whether rows that read the buffer may run concurrently with the others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class PassStep:
     options: CallOptions
     """Options of the call, without vectors per head."""
     dropout: dict[str, Any]
-    """What calls say of it besides their places; empty without."""
+    """Dropout options of calls without their positions; empty without dropout."""
     kernels: dict[object, Any]
     """Compiled masks by call and problem."""
     score: Score | None
@@ -63,7 +63,7 @@ class PassStep:
         """Find or compile the kernel of a call; a `plain` one drops nothing.
 
         Args:
-            q, v: [B, H, tokens, D or Dv], of which sizes, dtype and device are read.
+            q, v: [B, H, tokens, D or Dv]; only their sizes, dtype and device are read.
         """
         drops = bool(self.dropout) and not plain
         key = id(call), q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device, drops, self.score
@@ -81,7 +81,7 @@ class PassStep:
         return found
 
     def data(self, call: RankCall, plain: bool = False) -> dict[str, Any]:
-        """The arrays and numbers that a call passes beside q, k and v, by name."""
+        """Return the arrays and numbers that a call passes in addition to q, k and v, by name."""
         given = {**call.local.data, **self.tables}
         for name in self.ranking:
             given[name] = _ranked(name, given[name], call)
@@ -150,7 +150,7 @@ class PassStep:
             q, k, v, slopes, sinks: as for `forward`; out, lse: what it gave; kept: of its buffer.
             dout, dlse: the gradients of out and lse, in their shapes; None where nothing depends on
                 one.
-            wanted: the tables whose gradients are asked for.
+            wanted: the tables that need gradients.
 
         Returns:
             dq, dk, dv, dslopes, dsinks in the shapes of what they belong to, then those of the
@@ -168,8 +168,8 @@ class PassStep:
 
 
 class Saved(NamedTuple):
-    """What gradients of some rows need: q, out, dout [B, Hq, rows, D or Dv], lse, dlse [B, Hq,
-    rows], slopes and sinks [Hq]. None is what a call does not have."""
+    """Inputs for the gradients of some rows: q, out, dout [B, Hq, rows, D or Dv], lse, dlse [B, Hq,
+    rows], slopes and sinks [Hq]. None if a call lacks one."""
 
     q: Any
     out: Any
@@ -181,12 +181,12 @@ class Saved(NamedTuple):
 
 
 class RankPass(ABC):
-    """What stages of both directions need.
+    """Inputs of the stages of both directions.
 
     Rows that leave for their keys are computed by every rank that holds some of these. With the
-    log-sum-exp of each part their own rank puts the parts together. In the backward pass the
-    gradient of out, and what is needed beside it, go the same way: gradients of keys are where they
-    belong at once, and those of queries are summed in the order of the ranks.
+    log-sum-exp of each part their own rank puts the parts together. In the backward pass, the
+    gradient of out and other inputs take the same way. Gradients of keys are then in the right
+    place, and gradients of queries are summed in the order of the ranks.
     """
 
     answer_width: int
@@ -205,15 +205,15 @@ class RankPass(ABC):
         self.brought: list[Any] = []
         """[rows, B, Hq, columns] of each guest, when it has come."""
         self.widths: list[int] = []
-        """Columns of each tensor in what is brought."""
+        """Columns of each tensor in the received rows."""
         self.answers: Any = None
         """fp32 [hosts, B, Hq, rows, columns] of the rows that left, by rank, when all have come."""
 
     def run(self, stages: Sequence[Stage]) -> None:
         """Run stages, each on its stream.
 
-        Where one raises, those with messages still run, and send NaN for what was not computed: no
-        other rank waits for this one, and no message is left for a later call.
+        If one raises, stages with messages still run and send NaN for missing results: no other
+        rank waits for this one, and no message remains for a later call.
 
         Raises:
             Exception: what a stage raised, when all messages have gone and come.
@@ -243,7 +243,7 @@ class RankPass(ABC):
 
     @abstractmethod
     def sent(self) -> Sequence[Any]:
-        """What rows that leave take along, each [B, Hq, tokens, columns]."""
+        """Return the tensors that travel with leaving rows, each [B, Hq, tokens, columns]."""
 
     @abstractmethod
     def hosted(self, guest: Guest, brought: list[Any]) -> Any:
@@ -715,7 +715,7 @@ def _ranked(name: str, x: Any, call: RankCall) -> Any:
 
 
 def _moved(score: Score, first: tuple[int, int], n: int) -> Score:
-    """The formula over a call's own queries and keys, of which these are the first ones."""
+    """Return the formula over a call's own queries and keys; `first` are the first ones."""
     places: dict[Any, Any] = {
         E.Q: E.add(E.Q, E.const(first[0])), E.K: E.add(E.K, E.const(first[1])),
         E.N_Q: E.const(n), E.N_KV: E.const(n),

@@ -81,7 +81,7 @@ def _layer(plan: Plan, name: str) -> list[str]:
 
 
 def _moved(plan: Plan, name: str) -> str:
-    """What queries that go to their keys save."""
+    """Describe the savings of queries that go to their keys."""
     layer = plan.layer(name)
     rows = ", ".join(f"{each.start}-{each.stop - 1}" for each in layer.visits)
     homes = sorted({each.home for each in layer.visits})

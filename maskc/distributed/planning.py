@@ -223,7 +223,7 @@ class LayerPlan:
         return self.halo.tokens
 
     def receives(self, rank: int) -> list[Transfer]:
-        """What a rank receives, by senders and then by tokens."""
+        """Return the transfers that a rank receives, by senders and then by tokens."""
         found = []
         edges, owner = self.layout.edges, self.layout.owner
         for start, stop in self.halo.of(rank):
@@ -235,7 +235,7 @@ class LayerPlan:
         return _joined(found)
 
     def sends(self, rank: int) -> list[Transfer]:
-        """What a rank sends, by receivers and then by tokens."""
+        """Return the transfers that a rank sends, by receivers and then by tokens."""
         found = []
         halo, owners = self.halo, self.halo.owner
         for begin, end in self.layout.own.of(rank):
@@ -281,7 +281,7 @@ def _joined(found: list[Transfer]) -> list[Transfer]:
 
 @dataclass(frozen=True, eq=False)
 class Plan(Setting):
-    """How ranks share a sequence under one mask, or under several that alternate by layer.
+    """Distribution of a sequence over ranks for one mask, or for several that alternate by layer.
 
     `mc.distributed.plan` makes one. It is a value: every rank makes the same one.
     """
@@ -295,7 +295,7 @@ class Plan(Setting):
     tried: Mapping[str, float]
     """Predicted milliseconds, forward and backward of all masks, of each layout."""
     move_rows: bool | None = None
-    """As `plan` was asked."""
+    """The argument of `plan`."""
 
     @property
     def n(self) -> int:
@@ -304,11 +304,11 @@ class Plan(Setting):
 
     @property
     def ranks(self) -> int:
-        """How many ranks share it."""
+        """The number of ranks."""
         return self.layout.ranks
 
     def tokens(self, rank: int) -> int:
-        """How many tokens a rank holds; 0 where there are more ranks than blocks."""
+        """Return the number of tokens of a rank; 0 if there are more ranks than blocks."""
         return int(self.layout.tokens[rank])
 
     def indices(self, rank: int) -> np.ndarray:
@@ -414,7 +414,8 @@ class Plan(Setting):
         return self.once(("work", *asked), lambda: work_of(self, *asked))
 
     def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
-        """What `make` gives, remembered by a key as long as the plan lives; copies make it anew."""
+        """Return the result of `make`, cached by a key for the life of the plan; copies compute it
+        again."""
         known: dict[object, Any] = self.__dict__.setdefault("_known", {})
         if key not in known:
             known[key] = make()
@@ -576,13 +577,13 @@ def plan(
     data: Mapping[str, object] | None = None,
     move_rows: bool | None = None,
 ) -> Plan:
-    """Plan how ranks share a sequence; no GPU and no torch.
+    """Plan how ranks share a sequence. Needs neither a GPU nor torch.
 
     Args:
-        masks: one mask, or several by name where layers alternate: all share one layout, the one
-            whose predicted times add up to the least.
+        masks: one mask, or several by name if layers alternate. All share one layout: the one with
+            the least total predicted time.
         n: tokens of the whole sequence; ranks need not divide it.
-        ranks: how many ranks share it.
+        ranks: number of ranks.
         heads: (Hq, Hkv, D) or (Hq, Hkv, D, Dv).
         dtype: of keys and values.
         layout: "contiguous"; "zigzag", one chunk from the front and one from the back; "striped",
@@ -593,10 +594,10 @@ def plan(
         batch: sequences.
         block: tokens that every chunk is a multiple of; None is 128, less for short sequences.
         data: parameters and arrays that the masks name, for all tokens. Without arrays the plan
-            holds for all that they may be; `Plan.given` makes it exact, step by step.
-        move_rows: whether queries that see far more keys than others go to these keys, instead of
-            the keys to them; None is where that is fewer bytes and predicted to take less time,
-            True wherever it is fewer bytes.
+            holds for any content; `Plan.given` makes it exact, step by step.
+        move_rows: whether queries that see far more keys than others travel to these keys, instead
+            of the keys to them. None: if that needs fewer bytes and less predicted time. True:
+            whenever it needs fewer bytes.
 
     Returns:
         The plan; equal arguments give equal plans, on every machine.

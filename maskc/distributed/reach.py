@@ -41,7 +41,7 @@ _MOST_TABLE = 1 << 13
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """What the queries of blocks 0, 1, ... of `block` tokens see."""
+    """Keys that the queries of blocks 0, 1, ... of `block` tokens see."""
 
     keys: RangeSets
     """For each block of queries the keys that some query of it sees, on some head."""
@@ -52,13 +52,13 @@ class Reach:
     partial: np.ndarray
     """float [blocks]: those of them with dead pairs."""
     heads: int
-    """How many heads these are."""
+    """The number of these heads."""
     hull: tuple[str, ...]
     """Names of data that were not given, so that all that they may allow counts."""
     remainders: bool = False
     """Whether remainders or quotients of q or k shape the mask."""
     shares: tuple[float, float] = (1.0, 1.0)
-    """What the passes take, relative to these tiles; see costs.shares."""
+    """Costs of the passes, relative to these tiles; see costs.shares."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class _Set:
 
 
 def reach_of(mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, object]) -> Reach:
-    """What a mask's queries see at n tokens.
+    """Return the keys that a mask's queries see at n tokens.
 
     Args:
         mask: any mask; of run-time selections all candidates count.
@@ -175,7 +175,7 @@ def _united(each: _Set, n: int, tile: TileShape) -> list[_Spans]:
 
 
 def _alternatives(keep: Expr) -> list[Expr]:
-    """Formulas one of which holds where this one does; empty where it is not made of any."""
+    """Return formulas such that one of them holds wherever this one does; empty if unknown."""
     terms = keep.terms if isinstance(keep, E.All) else (keep,)
     for place, term in enumerate(terms):
         if isinstance(term, E.Any):
@@ -185,7 +185,7 @@ def _alternatives(keep: Expr) -> list[Expr]:
 
 
 def _runs(each: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """(block, first key, past the last key) of stretches of keys, and to what they are exact."""
+    """Return (block, first key, past the last key) of stretches of keys, and their granularity."""
     granule = 1
     while -(-n // block) * -(-n // granule) > _MOST_TILES and granule < TILE:
         granule *= 2
@@ -254,7 +254,8 @@ def _tally(each: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def granularity(mask: Mask) -> int:
-    """What every chunk of tokens should be a multiple of: blocks that the mask chooses or names."""
+    """Return the number that every chunk of tokens should be a multiple of: blocks that the mask
+    selects or names."""
     own = [1]
     for name in ("block", "q_block"):
         value = getattr(mask, name, 1)

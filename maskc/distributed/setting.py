@@ -1,4 +1,4 @@
-"""What predictions of a plan reckon with: tensors, the kernels' passes, and the network."""
+"""Inputs of a plan's predictions: tensors, the kernels' passes, and the network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def problem(self) -> Problem:
-        """What kernels are compiled for, without heads."""
+        """Return the problem that kernels are compiled for, without heads."""
         return Problem(self.heads.dim, self.heads.dim_v, self.dtype)
 
     @cached_property

@@ -23,7 +23,7 @@ class Stage:
     run: Callable[[Any], Any]
     """Enqueues its messages, kernels or copies, given the pass."""
     beside: bool = False
-    """Whether it runs on the second stream, beside what the present one has to do."""
+    """Whether it runs on the second stream, concurrently with the current one."""
     travels: bool = False
     """Whether it has to do with messages: other ranks wait for it."""
 

@@ -1,7 +1,7 @@
-"""What the passes of a plan are predicted to take, rank by rank.
+"""Predicted times of the passes of a plan, rank by rank.
 
-Layouts are compared by the mask's tiles, which for all ranks are a few vectors. What a plan says in
-the end is that of the kernels that its slowest ranks call, and of what is copied around them.
+Layouts are compared by the mask's tiles, which for all ranks are a few vectors. The final
+prediction counts the kernels that the slowest ranks call, and the copies around them.
 """
 
 from __future__ import annotations

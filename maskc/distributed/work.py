@@ -1,4 +1,4 @@
-"""What one rank does in one layer: messages, a buffer of keys, and calls over them.
+"""Work of one rank in one layer: messages, a buffer of keys, and calls over them.
 
 Rows whose keys all lie in one stretch of the rank's own tokens need nothing of others: they run
 while keys travel. The other rows read one buffer, in which what came and copies of some of the
@@ -81,7 +81,7 @@ class Guest:
     home: int
     """The rank whose rows they are, maybe this one."""
     rows: int
-    """How many queries of that rank leave."""
+    """The number of that rank's queries that leave."""
     calls: tuple[RankCall, ...]
     """Over own keys; rows count from the first of those that leave."""
 
@@ -94,9 +94,9 @@ class RankWork:
     size: int
     """Tokens of the buffer; 0 where there is none."""
     outgoing: Messages
-    """What each rank receives, in its place among the rank's own tokens."""
+    """Tokens that each rank receives, as positions among this rank's own tokens."""
     incoming: Messages
-    """What each rank sends, in its place in the buffer."""
+    """Tokens that each rank sends, as positions in the buffer."""
     came: Pieces
     """All that the buffer receives."""
     copies: tuple[Copy, ...]
@@ -336,7 +336,7 @@ def _place(own: list[tuple[int, int]], places: list[int], token: int) -> int:
     for (start, stop), place in zip(own, places, strict=False):
         if start <= token < stop:
             return place + token - start
-    raise LookupError(f"token {token} is not the rank's")
+    raise LookupError(f"token {token} is not on this rank")
 
 
 def _filled(

@@ -42,7 +42,7 @@ def causal(*, align: str = END, at: Positions | None = None) -> Mask:
         at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
     Raises:
-        NotPositions: `at` is something else, or stands beside `align` (MC492).
+        NotPositions: `at` is something else, or given together with `align` (MC492).
     """
     loc = caller()
     made = nodes.Causal(checked.align("causal", align, loc), loc=loc)
@@ -70,7 +70,7 @@ class _Window:
     Raises:
         NegativeWidth: a side is below 0 (MC101).
         NotAnInteger: a side is neither an integer nor a formula in lengths (MC103).
-        NotPositions: `at` is something else, or stands beside `align` (MC492).
+        NotPositions: `at` is something else, or given together with `align` (MC492).
     """
 
     def __call__(
@@ -120,7 +120,7 @@ window = _Window()
 
 def dilated(
     left: Count, right: Count = 0, *, stride: int, align: str = END, at: Positions | None = None
-) -> Mask:  # fmt: skip
+) -> Mask:
     """Keep every stride-th key of a window, the query's own position included.
 
     Args:
@@ -134,7 +134,7 @@ def dilated(
         NegativeWidth: a side is below 0 (MC101).
         NotPositive: the stride is below 1 (MC102).
         NotConstant: the stride is no plain integer (MC104).
-        NotPositions: `at` is something else, or stands beside `align` (MC492).
+        NotPositions: `at` is something else, or given together with `align` (MC492).
     """
     loc = caller()
     made = nodes.Dilated(
@@ -266,13 +266,11 @@ def block_diagonal(size: int, *, align: str = END, at: Positions | None = None) 
     Raises:
         NotPositive: the size is below 1 (MC102).
         NotConstant: the size is no plain integer (MC104).
-        NotPositions: `at` is something else, or stands beside `align` (MC492).
+        NotPositions: `at` is something else, or given together with `align` (MC492).
     """
     loc = caller()
     size = checked.constant("block_diagonal", "size", size, loc)
-    made = nodes.BlockDiagonal(
-        size, False, checked.align("block_diagonal", align, loc), loc=loc
-    )  # fmt: skip
+    made = nodes.BlockDiagonal(size, False, checked.align("block_diagonal", align, loc), loc=loc)
     return checked.placed("block_diagonal", made, at, loc)
 
 
@@ -287,7 +285,7 @@ def chunked(size: int, *, align: str = END, at: Positions | None = None) -> Mask
     Raises:
         NotPositive: the size is below 1 (MC102).
         NotConstant: the size is no plain integer (MC104).
-        NotPositions: `at` is something else, or stands beside `align` (MC492).
+        NotPositions: `at` is something else, or given together with `align` (MC492).
     """
     loc = caller()
     size = checked.constant("chunked", "size", size, loc)
@@ -373,7 +371,7 @@ def topk(
 
     Args:
         k: keys (or blocks of `block` keys) that are kept; fewer where fewer are allowed.
-        of: the mask among whose keys the best are chosen.
+        of: the mask of candidates.
         score: "qk" (q . k), "block_mean" (mean q of a query block . mean k of a key block),
             "indexer" (the sum over index heads of index_w * relu(index_q . index_k), as in
             DeepSeek's sparse attention), or "given" (a tensor `scores`).
@@ -382,8 +380,8 @@ def topk(
         share: which heads choose together: each "head", each key/value "group", or "all".
         at: positions that calls give, from `mc.positions`. Blocks then count from position 0:
             neighbouring keys whose positions ascend between two multiples of `block` are a block,
-            and likewise queries. Where positions begin at 0 in each of several packed documents,
-            each selects as it would alone.
+            and likewise queries. If positions begin at 0 in each of several packed documents, each
+            document selects as it would alone.
 
     Raises:
         NotPositions: `at` is something else (MC492).

@@ -56,22 +56,22 @@ def flags(
     At call time give `name=flags`, booleans. For keys they are [n_kv] or [B, n_kv]. For queries
     they are [n_q], one per query, or [n_kv], one per token. One name may be read on both sides.
 
-    Few flags beside other keys, as global tokens are, run over packed copies of their rows. With
-    `at_most` they may lie on a GPU and nothing waits for them; without it the host counts them,
-    which waits for the device.
+    A few flagged tokens among many keys, such as global tokens, run over packed copies of their
+    rows. With `at_most` the flags may be on a GPU without a synchronization; otherwise the host
+    counts them, which waits for the device.
 
     Args:
         name: the keyword under which calls give the flags.
         on: "k" for flag[k], "q" for flag[p].
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
-        at_most: a promise: so many tokens of a sequence are flagged at most. Where more are, a
-            call raises DataRange (MC305); on a GPU its results are NaN, and the next call raises.
+        at_most: upper bound on the flagged tokens of a sequence. With more, a call raises DataRange
+            (MC305); on a GPU its results are NaN, and the next call raises.
 
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
         BadChoice: `on` is neither "k" nor "q" (MC119).
         BadAlign: `align` is another word (MC109).
-        NotConstant, NotPositive: `at_most` is no integer, or below 1 (MC104, MC102).
+        NotConstant, NotPositive: `at_most` is not an integer, or below 1 (MC104, MC102).
     """
     return flagged("flags", name, on, align, at_most, caller())
 
@@ -134,9 +134,8 @@ def tree(name: str, *, align: str = nodes.END) -> Mask:
     """Keep tin[k] <= tin[p] < tout[k]: a query sees itself and its ancestors.
 
     At call time give `name=(tin, tout)`, entry and exit times of a depth-first walk, or
-    `name=mc.parents(x)`; integers with one entry per token, of which there are as many as the
-    greater length. This is the mask of speculative decoding by token trees (SpecInfer, Miao et al.,
-    2023).
+    `name=mc.parents(x)`. They are integers with one entry per token, as many as the greater length.
+    This is the mask of speculative decoding by token trees (SpecInfer, Miao et al., 2023).
 
     Args:
         name: the keyword under which calls give the times.
@@ -149,9 +148,7 @@ def tree(name: str, *, align: str = nodes.END) -> Mask:
     return _atom(nodes.Tree, DataKind.tree, name, align, "tin", "tout", "q")
 
 
-def _atom(
-    node: Callable[..., Mask], kind: DataKind, name: str, align: str, *parts: str
-) -> Mask:  # fmt: skip
+def _atom(node: Callable[..., Mask], kind: DataKind, name: str, align: str, *parts: str) -> Mask:
     """The mask over one argument of calls, whose parts formulas read by names of their own: these
     differ where `align` makes the arrays hold other values."""
     at = caller()

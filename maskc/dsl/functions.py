@@ -1,8 +1,8 @@
 """The meaning of functions and methods of torch and NumPy for traced values.
 
-Those that are exact on integers and conditions are followed; whatever else a formula calls is
-refused by its name. torch and NumPy hand their calls over (`__torch_function__`,
-`__array_function__`, `__array_ufunc__`), so nothing is replaced in them.
+Functions that are exact on integers and conditions are traced; all others are refused by name.
+torch and NumPy hand their calls over (`__torch_function__`, `__array_function__`,
+`__array_ufunc__`), so nothing is replaced in them.
 """
 
 from __future__ import annotations

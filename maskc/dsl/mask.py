@@ -308,7 +308,7 @@ class Mask:
 
     def cache(
         self, *, queries: int = 1, n_heads: int | None = None, ragged: bool = False, **data: object
-    ) -> KVCache:  # fmt: skip
+    ) -> KVCache:
         """Which keys decoding must keep, and where: a cache of constant size.
 
         Args:
@@ -338,8 +338,8 @@ class Mask:
         dtype: object = None, target: str | None = None, score: Score | None = None,
         tile: tuple[int, int] | None = None, stages: int | None = None,
     ) -> str:  # fmt: skip
-        """What was proved about the mask, which kernel it gets and why, and what it costs beside
-        dense attention.
+        """Return the proved facts about the mask, its kernel and the reasons, and its cost compared
+        with dense attention.
 
         Args:
             head_dim, head_dim_v, n_heads, dtype, target, score, tile, stages: as in `compile`;
@@ -372,28 +372,28 @@ class Mask:
         tile: tuple[int, int] | None = None,
         stages: int | None = None,
     ) -> CompiledMask:
-        """Make a callable attention kernel of this mask.
+        """Compile the mask to a callable attention kernel.
 
         Nothing is built yet: kernels are built on first use, or by `CompiledMask.warmup`.
 
         Args:
             head_dim: elements per row of q and k.
             head_dim_v: elements per row of v; head_dim when None.
-            n_heads: query heads; needed where heads differ by `heads` or by a formula in h.
+            n_heads: query heads; needed if heads differ by `heads` or by a formula in h.
             dtype: storage type of the tensors: "bfloat16", "float16" or "float32", as text or as a
                 dtype of torch or NumPy. None serves the dtype of each call; `explain` and `warmup`
-                are of bfloat16 then. Sums are fp32.
-            target: "cpu", "simt", "sm_80" or "sm_90a"; None is what this machine has. "simt", on
-                CUDA cores, takes the place of a CUDA target that has no kernels for the dtype,
-                the head dimensions or formulas of scores; the result's `target` tells.
-            score: what softmax sees in place of scale * q . k, from `mc.score` and the like. Calls
-                give its tables and parameters by name.
+                then use bfloat16. Sums are fp32.
+            target: "cpu", "simt", "sm_80" or "sm_90a"; None is the best target of this machine.
+                "simt", on CUDA cores, replaces a CUDA target without kernels for the dtype, the
+                head dimensions or the score formula; see `target` of the result.
+            score: the score formula that replaces scale * q . k, from `mc.score` and similar
+                functions. Calls pass its tables and parameters by name.
             tile: (queries, keys) of a tile of the forward pass instead of the planner's choice, on
-                the CPU of both passes; `maskc bench --tiles` times those that there are.
+                the CPU of both passes; `maskc bench --tiles` times all of them.
             stages: tiles of keys in flight in the forward pass, likewise; on Hopper alone.
 
         Returns:
-            The compiled mask, which may be called at all lengths.
+            The compiled mask, callable at all lengths.
 
         Raises:
             UnknownDType: there are no kernels for the dtype (MC501).
@@ -402,7 +402,7 @@ class Mask:
             DTypeUnsupported: the target lacks this dtype (MC505).
             SelectionNotCompiled: the target cannot run the mask's `topk` (MC117).
             HeadsUnknown: heads differ, and nobody says how many there are (MC114).
-            NotAScore: `score` is no formula of the score (MC132).
+            NotAScore: `score` is no score formula (MC132).
             TileUnsupported: the target has no kernel with this tile or these stages (MC490).
             BadTile: `tile` is no pair of positive integers, or `stages` no such integer (MC491).
             MaskcError: another reason why the mask cannot be compiled.

@@ -519,9 +519,7 @@ OfTokens = (
     | BlockDiagonal | Heads | Where
 )  # fmt: skip
 """Every combinator: `reference/pairs` has a case for each."""
-OfData = (
-    RandomBlocks | BlockTable | Flags | Intervals | Documents | AtPositions | Tree | KeyLists
-)  # fmt: skip
+OfData = RandomBlocks | BlockTable | Flags | Intervals | Documents | AtPositions | Tree | KeyLists
 """Masks that read an array."""
 OfMasks = Algebra | Complement | GlobalFlags | PerHead | TopK
 """Masks that are made of others."""

@@ -1,4 +1,4 @@
-"""Parts of a formula of the score that depend on places alone and that no formula says.
+"""Parts of a score formula that depend on places alone and that no formula says.
 
 As in masks (`tabled`), such a part is computed for the lengths of a call and read from a table,
 here of any of b, h, q and k. Formulas know an entry of the table; the numbers are made when a call
@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 22
 
 
 class ScoreTables(IndexTables):
-    """Tables that parts of one formula of the score became."""
+    """Tables that parts of one score formula became."""
 
     symbols = ("b", "h", "q", "k")
     together = True

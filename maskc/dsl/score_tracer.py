@@ -1,8 +1,8 @@
-"""Formulas of the score: `mc.score`, `mc.from_score_mod` and `mc.table`.
+"""Score formulas: `mc.score`, `mc.from_score_mod` and `mc.table`.
 
 The user's function runs once, with values of `score_values` for the score and the place of a pair.
-What comes back is checked (`score_checks`) and becomes a `Score`: the formula over numbered slots,
-which is all that plans and kernels know, and beside it the names and arrays that belong to slots.
+The result is checked (`score_checks`) and becomes a `Score`: the formula over numbered slots, and
+the names and arrays of the slots. Plans and kernels know only the formula.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class EvaluatedScoreWarning(UserWarning):
 
 
 class ScoreMaskWarning(UserWarning):
-    """A formula of the score hides pairs: they became a mask."""
+    """A score formula hides pairs: they became a mask."""
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """A formula of the score; `mc.score` makes it, `mask.compile(score=...)` takes it."""
+    """A score formula; `mc.score` makes it, `mask.compile(score=...)` takes it."""
 
     inputs: S.Inputs
     """The formula over slots called table0, table1, ..., and what belongs to these."""
@@ -68,7 +68,7 @@ class Score:
 
     @property
     def formula(self) -> S.Formula:
-        """What plans and kernels know of it."""
+        """The part of the score that plans and kernels use."""
         return self.inputs.formula
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ class Score:
 
 
 def score(function: Callable[..., object]) -> Score:
-    """A formula of the score: what softmax sees in place of s = scale * q . k.
+    """A score formula: what softmax sees in place of s = scale * q . k.
 
     Args:
         function: takes s, then any of q, k, h and b in this order: the query, the key, the head and
@@ -102,7 +102,7 @@ def score(function: Callable[..., object]) -> Score:
 
 
 def from_score_mod(score_mod: Callable[..., object], *, exact: bool = False) -> Score:
-    """A FlexAttention score_mod(score, b, h, q_idx, kv_idx) as a formula of the score.
+    """A FlexAttention score_mod(score, b, h, q_idx, kv_idx) as a score formula.
 
     It follows the rules of `mc.score`. Tensors that the function holds become tables; where they
     require grad they get their gradient.
@@ -115,7 +115,7 @@ def from_score_mod(score_mod: Callable[..., object], *, exact: bool = False) -> 
         exact: refuse what cannot be followed.
 
     Raises:
-        As `mc.score`.
+        MaskcError: as `mc.score`.
 
     Warns:
         EvaluatedScoreWarning: a part became a table of queries and keys.
@@ -131,7 +131,7 @@ def from_score_mod(score_mod: Callable[..., object], *, exact: bool = False) -> 
 
 
 def table(name: str, *, integer: bool = False) -> NamedTable:
-    """A table that calls give by name, for formulas of the score.
+    """A table that calls give by name, for score formulas.
 
     Args:
         name: the keyword under which calls give it: an array of up to four dimensions on the device
@@ -149,7 +149,7 @@ def table(name: str, *, integer: bool = False) -> NamedTable:
 
 
 def as_score(given: object) -> Score:
-    """What `score=` was given.
+    """Convert the argument `score=`.
 
     Raises:
         NotAScore: something else.
@@ -199,7 +199,7 @@ def _arguments(
 ) -> list[Value]:
     needed = required(function)
     if needed is None:
-        raise ScoreNotTraceable("it is no Python function", "write a lambda", at=at)
+        raise ScoreNotTraceable("it is not a Python function", "write a lambda", at=at)
     names, plain = needed
     if not plain or not (len(names) == 5 if whole else 1 <= len(names) <= 5):
         found = f"it takes {len(names)} arguments"
@@ -262,9 +262,7 @@ def _arrays(registry: ScoreRegistry) -> dict[str, Any]:
 def _finished(
     node: S.Real, mask: Mask | None, registry: ScoreRegistry, at: SourceLoc | None
 ) -> Score:
-    used = dict.fromkeys(
-        each.slot for each in E.walk(node) if isinstance(each, (S.Read, S.Entry))
-    )  # fmt: skip
+    used = dict.fromkeys(each.slot for each in E.walk(node) if isinstance(each, (S.Read, S.Entry)))
     slots = tuple(registry.slots[name] for name in used)
     if len(slots) > S.MAX_SLOTS:
         found = f"it reads {len(slots)} tables and parameters"

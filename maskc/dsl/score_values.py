@@ -1,4 +1,4 @@
-"""Values inside a traced formula of the score: real numbers, integers and conditions.
+"""Values inside a traced score formula: real numbers, integers and conditions.
 
 They stand for s, q, k, h and b while the user's function runs once, and remember how they were
 computed. What Python would have to decide about them is refused with the user's line.
@@ -84,7 +84,7 @@ _registry: ContextVar[ScoreRegistry | None] = ContextVar("maskc_score", default=
 
 
 def collecting() -> AbstractContextManager[ScoreRegistry]:
-    """While a formula of the score is traced."""
+    """While a score formula is traced."""
     return during(_registry, ScoreRegistry())
 
 
@@ -369,7 +369,7 @@ class Value(Followed):
 
     __slots__ = ("node",)
     of_score = True
-    """What integers of masks look for before they take another operand for their own."""
+    """Marker that integers of masks check before they accept another operand."""
     _called = staticmethod(call)
     _refused = staticmethod(refuse)
 
@@ -515,7 +515,7 @@ def _divisor(value: Any, symbol: str) -> int:
 
 
 class ScoreRows(TableRows):
-    """A table some of whose dimensions are indexed, in a formula of the score."""
+    """A table some of whose dimensions are indexed, in a score formula."""
 
     __slots__ = ()
     of_score = True
@@ -634,7 +634,7 @@ class Parameter(Value):
         self.name, self.default = name, default
 
     def outside(self) -> NoReturn:
-        """Refuse it where there is no formula of the score, as in a mask."""
+        """Refuse it where there is no score formula, as in a mask."""
         found = f"{self.name!r} is a real number, and masks compute with integers"
         refuse(found, f"write mc.param({self.name!r}, 2), or use it inside of mc.score")
 

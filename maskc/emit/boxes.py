@@ -14,10 +14,10 @@ _NAMES = "zyx"
 
 @dataclass(frozen=True, slots=True)
 class BoxText:
-    """What templates say of boxes; axes come outermost first."""
+    """Text about boxes for templates; axes come outermost first."""
 
     note: str
-    """What the grid and its boxes are, for the reader."""
+    """A description of the grid and its boxes for the reader."""
     names: tuple[str, ...]
     """Members of `struct Point`."""
     query: tuple[str, ...]
@@ -26,7 +26,7 @@ class BoxText:
     key: tuple[str, ...]
     """The coordinate of keys, likewise."""
     beyond: str
-    """Whether a point, `at`, is no token, but for the first axis."""
+    """A condition: the point `at` lies outside the grid, ignoring the first axis."""
     token: str
     """The number of a point, `at`."""
     copied: tuple[str, ...]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.bundle import Grid, Launch, Mode, SourceUnit
-from maskc.core.forms import DATA, DOCUMENTS, MOVES
+from maskc.core.forms import DATA, DOCUMENTS, MOVES, PAGES
 from maskc.core.problem import TileShape
 from maskc.core.tile_bounds import Span
 from maskc.emit.environment import render
-from maskc.emit.spec import DataListsSpec, ListsSpec, SegmentPlaces, TileText
+from maskc.emit.spec import DataListsSpec, ListsSpec, PagesSpec, SegmentPlaces, TileText
 from maskc.emit.tile_bounds_text import tile_text
 from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
 from maskc.plan.list_making import BLOCKS, MAKE_LISTS, SPOIL_RESULTS, THREADS
@@ -21,9 +21,7 @@ _TOKENS = [(E.Q,), (E.K,)]
 """Indices of an array that a tile reads at its own queries, or keys."""
 
 
-def banner(
-    what: str, plan: KernelPlan, more: str = "", change: str = "pattern"
-) -> tuple[str, ...]:  # fmt: skip
+def banner(what: str, plan: KernelPlan, more: str = "", change: str = "pattern") -> tuple[str, ...]:
     """The comment at the top of a source: what it is, and what to change instead of it."""
     written = f"Written by `maskc compile`; change the {change}, not this file."
     return f"{what}: {plan.target.name}{more}.", written
@@ -32,7 +30,7 @@ def banner(
 def lists_source(
     plan: KernelPlan, template: str, spec: ListsSpec, launches: tuple[Launch, ...], form: str
 ) -> SourceUnit:
-    """A source beside those of the passes, which knows tiles and lengths from calls."""
+    """Return a source that accompanies the passes and takes tiles and lengths from calls."""
     return SourceUnit(
         plan.target.name, render(template, spec), TileShape(1, 1), False, (),
         (("usual", Mode(launches)),), form=form,
@@ -96,3 +94,19 @@ def moves_unit(plan: KernelPlan) -> SourceUnit:
         threads=MOVING_THREADS,
     )
     return lists_source(plan, "common/move_rows.cu.j2", spec, launches, MOVES)
+
+
+def pages_unit(plan: KernelPlan) -> SourceUnit:
+    """The source for steps over pages; the same for all masks."""
+    launches = (
+        Launch("plan_pages", Grid.lists, MOVING_THREADS),
+        Launch("append_rows", Grid.results, MOVING_THREADS, resident=4),
+    )
+    spec = PagesSpec(
+        banner=banner("Steps over pages of a pool", plan, change="template"),
+        fields=abi.STEP_FIELDS,
+        arguments="PageStep",
+        rows=abi.PAGED_ROWS_FIELDS,
+        threads=MOVING_THREADS,
+    )
+    return lists_source(plan, "common/pages.cu.j2", spec, launches, PAGES)

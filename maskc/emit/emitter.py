@@ -38,7 +38,7 @@ from maskc.core.source import SourceLoc
 from maskc.core.target import PIECE, SPARE, Target
 from maskc.core.widths import is_list, largest, reach
 from maskc.emit.boxes import box_text
-from maskc.emit.data_lists import banner, data_lists_unit, moves_unit
+from maskc.emit.data_lists import banner, data_lists_unit, moves_unit, pages_unit
 from maskc.emit.environment import render
 from maskc.emit.gather import lists_unit
 from maskc.emit.predicate import (
@@ -156,9 +156,9 @@ def merged(bundles: Sequence[Bundle], report: str) -> Bundle:
 def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
     """One source."""
     formulas = [_formulas(mask) for mask in plan.masks]
-    reads = sorted({
-        name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)
-    })  # fmt: skip
+    reads = sorted(
+        {name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)}
+    )
     data, own = declarations(plan.masks), tuple(reads)
     listed = None if part is None else part.listed
     if listed is not None and listed.array not in reads:  # logits alone do
@@ -239,7 +239,7 @@ def _stem(plan: KernelPlan) -> str:
 
 
 def _formulas(mask: PlannedMask) -> tuple[Expr, ...]:
-    """What a source has of a mask: masks with the same formulas share them."""
+    """Return the formulas of a mask in a source; masks with equal formulas share them."""
     return (mask.lifted.shape, *(() if mask.spared is None else (mask.spared,)))
 
 
@@ -259,20 +259,22 @@ def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
 
 
 def _lists_units(plan: KernelPlan, reads: tuple[str, ...]) -> tuple[SourceUnit, ...]:
-    """What makes lists on the device, where something does, and moves rows of listed tokens."""
+    """Return the sources that build lists on the device, and move rows of listed tokens."""
     moves = plan.target.language == "cuda" and any(part.listed for part in plan.parts)
     moving = (moves_unit(plan),) if moves else ()
+    if plan.problem.placed is not None and plan.target.language == "cuda":
+        moving = (*moving, pages_unit(plan))
     if plan.data_lists:
         return (data_lists_unit(plan, reads), *moving)
     if plan.gathering is not None:
         return (lists_unit(plan, plan.gathering),)
     if plan.documents:
-        return (data_lists_unit(plan, reads),)
+        return (data_lists_unit(plan, reads), *moving)
     return (select_unit(plan),) if plan.selecting else moving
 
 
 def _maps(plan: KernelPlan) -> tuple[TensorMap, ...]:
-    """What copies move, as boxes where tiles are."""
+    """Return the tensor maps, with boxes if tiles are boxes."""
     maps, boxes = plan.schedule.maps, plan.boxes
     if plan.problem.page_size:
         return tuple(_of_granules(maps, granule(plan.problem.page_size, plan.tile.k)))
@@ -304,7 +306,7 @@ def _directions(plan: KernelPlan) -> tuple[Direction, ...]:
 
 
 def _modes(plan: KernelPlan) -> tuple[tuple[str, Mode], ...]:
-    """How a CUDA source is launched."""
+    """Return the modes of a CUDA source with their launches."""
     if plan.target.language == "c":
         return ()
     schedule = plan.schedule
@@ -424,9 +426,7 @@ def _cells(plan: KernelPlan, reads: tuple[str, ...]) -> Cells | None:
     chosen, others = (sum((x is kind) << i for i, x in enumerate(asked)) for kind in (True, False))
     across = gcd(one.block, plan.tile.k)
     down = gcd(one.q_block, plan.schedule.score_rows)
-    return Cells(
-        reads.index(one.name), one.q_block, one.block, across, down, chosen, others
-    )  # fmt: skip
+    return Cells(reads.index(one.name), one.q_block, one.block, across, down, chosen, others)
 
 
 def _reads_lists(plan: KernelPlan) -> bool:
@@ -439,7 +439,7 @@ def _bounds(spans: list[TileRange]) -> tuple[tuple[str, str], ...]:
 
 
 def _arg_note(masks: tuple[PlannedMask, ...], index: int) -> str:
-    """What argument `index` holds for each distinct value, user's names left out."""
+    """Return a comment on argument `index` with its distinct values, without the user's names."""
     values = dict.fromkeys(
         to_python(mask.lifted.args[index]) for mask in masks if index < len(mask.lifted.args)
     )

@@ -1,10 +1,9 @@
-"""A formula of the score as C and CUDA: the logit, its slope, and what tables get of a gradient.
+"""A score formula as C and CUDA: the logit, its slope, and the gradients of tables.
 
 One printer serves both languages, which differ in how the argument block is reached. Integers have
-32 bits where no intermediate can leave them, whatever the lengths, and 64 elsewhere. For tensor
-cores, whose scores come from 16-bit numbers, quotients are by reciprocals; and as they convert
-integers slowly, numbers that follow from q - k alone are made of `apart`, which is q - k in fp32:
-exact up to 2^24 tokens.
+32 bits where no intermediate can leave them, whatever the lengths, and 64 elsewhere. Tensor-core
+kernels have 16-bit inputs, so they use reciprocals for quotients. Integer conversions are slow
+there, so functions of q - k use `apart`, which is q - k in fp32: exact up to 2^24 tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a formula is on a tile, as C or CUDA text: the walk of `maskc.core.tile_bounds`, printed.
+"""Bounds of a formula on a tile as C or CUDA text: prints the walk of `maskc.core.tile_bounds`.
 
 Every operation becomes a line of its own, equal lines once. Numbers are of 64 bits, whatever the
 attention kernel needs: bounds are never larger than what a formula may reach.
@@ -105,7 +105,7 @@ Load = Callable[[E.Load, tuple[Span, ...]], str]
 
 
 class TextLeaves:
-    """What a box q0 .. q1, k0 .. k1 says of symbols; constants are members of `m`."""
+    """Bounds of symbols on a box q0 .. q1, k0 .. k1; constants are members of `m`."""
 
     def __init__(self, do: TextOperations, load: Load) -> None:
         self._do, self._load = do, load

@@ -1,7 +1,7 @@
-"""A mask as disjoint pieces, told apart by kind.
+"""Decompose a mask into disjoint pieces by kind.
 
-Pieces depend on the set alone, as far as isl's budget goes: the conjunctions of the set are made
-as wide as the mask allows, put in the order of kinds, and each loses what the earlier ones own.
+Pieces depend on the set alone, within isl's budget. The conjunctions of the set are made as wide as
+the mask allows, sorted by kind, and each loses the pairs of earlier ones.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import combinations
 
 import islpy as isl
@@ -34,17 +34,25 @@ _MOST = 48
 """Conjunctions of a mask up to which they are told apart."""
 
 _MOST_FLOORS = 6
-"""How many of these conjunctions may speak of blocks or residues."""
+"""The most of these conjunctions that may contain blocks or residues."""
 
 _FEW = 8
 """Conjunctions of a mask up to which it is asked whether it is of one kind."""
 
 
 def decompose(ir: MaskIR) -> MaskIR:
-    """Fill in `pieces`, which are disjoint and whose union is the mask.
+    """Fill in `pieces`."""
+    return ir if ir.pieces else replace(ir, pieces=pieces_of(ir))
+
+
+@lru_cache(maxsize=1 << 8)
+def pieces_of(ir: MaskIR) -> tuple[Piece, ...]:
+    """The pieces of a mask, which are disjoint and whose union is the mask.
 
     isl proves that, or arithmetic where `nested` decomposes the mask.
     """
+    if ir.pieces:
+        return ir.pieces
     own = replace(ir, keep=veiled(ir.keep))
     certain = _certain(own.keep)
     union = nested(certain)
@@ -56,7 +64,7 @@ def decompose(ir: MaskIR) -> MaskIR:
     if certain != own.keep:
         pieces += data_pieces(own, [piece.keep for piece in pieces])
         pieces = [replace(piece, keep=unveiled(piece.keep)) for piece in pieces]
-    return replace(ir, pieces=tuple(sorted(pieces, key=_place)))
+    return tuple(sorted(pieces, key=_place))
 
 
 _Place = tuple[int, int, bool, str]
@@ -111,9 +119,7 @@ def _exact(keep: Expr) -> list[Piece]:
     return [replace(piece, keep=simplified(piece.keep)) for piece in raw]
 
 
-def _joined(
-    parts: Iterable[_Part], join: Callable[[_Part, _Part], _Part | None]
-) -> list[_Part]:  # fmt: skip
+def _joined(parts: Iterable[_Part], join: Callable[[_Part, _Part], _Part | None]) -> list[_Part]:
     """The parts, each joined with the first before it that it can be joined with."""
     kept: list[_Part] = []
     for part in parts:

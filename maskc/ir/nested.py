@@ -65,9 +65,9 @@ class Nested:
 
     def simplified(self) -> Expr:
         """The union without terms that others hold."""
-        return E.disj(*(
-            term for (term, _), left in zip(self.terms, self.left, strict=True) if left
-        ))  # fmt: skip
+        return E.disj(
+            *(term for (term, _), left in zip(self.terms, self.left, strict=True) if left)
+        )
 
     def pieces(self) -> list[Piece]:
         """Disjoint pieces, one for every interval that is left; bands that touch are one piece."""

@@ -7,15 +7,20 @@ stays as it is.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import islpy as isl
+import numpy as np
 
 from maskc.core import expr as E
+from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
 from maskc.ir.id_lists import unveiled, veiled
 from maskc.ir.nested import nested
-from maskc.ir.sets import TooHard, Universe, budget, domain, token_universe
+from maskc.ir.sampled_points import sampled_points
+from maskc.ir.sets import TooHard, budget, domain, token_universe
 
 
 @lru_cache(maxsize=1 << 10)  # objects of islpy leave memory behind: ask once for each formula
@@ -26,25 +31,65 @@ def simplify(keep: Expr) -> Expr:
         return union.simplified()
     try:
         with budget():
-            universe = token_universe(keep)
-            return unveiled(_Simplifier(universe).run(keep, domain(universe)))
+            simplifier = _Simplifier(keep)
+            return unveiled(simplifier.run(keep, simplifier.everywhere()))
     except TooHard:
         return unveiled(keep)
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What is known to hold, as points at which it does and as a set."""
+
+    points: np.ndarray
+    """bool, one for each sampled point."""
+    set: Callable[[], isl.Set]
+    """Made when it is first asked for: isl is asked nothing that the points refute."""
 
 
 class _Simplifier:
     """Sound with data arrays: assumptions take their upper bound, conclusions their lower."""
 
-    def __init__(self, universe: Universe) -> None:
-        self.universe = universe
+    def __init__(self, keep: Expr) -> None:
+        self.universe = token_universe(keep)
+        self.points = sampled_points(keep)
+        self.inside = domain(self.universe)
+        self.known: dict[Expr, np.ndarray] = {}
 
-    def _assumed(self, formula: Expr) -> isl.Set:
-        return self.universe.set(formula, opaque=True)
+    def everywhere(self) -> _Context:
+        """What holds at all lengths."""
+        q, k, n_q, n_kv = (self.points[name] for name in ("q", "k", "n_q", "n_kv"))
+        return _Context((q >= 0) & (q < n_q) & (k >= 0) & (k < n_kv), lambda: self.inside)
 
-    def _implies(self, context: isl.Set, formula: Expr) -> bool:
-        return context.is_subset(self.universe.set(formula, opaque=False))
+    def holds(self, formula: Expr) -> np.ndarray:
+        """bool: at which points a formula holds; its terms are looked at once."""
+        if formula not in self.known:
+            match formula:
+                case E.All(terms):
+                    found = np.logical_and.reduce([self.holds(term) for term in terms])
+                case E.Any(terms):
+                    found = np.logical_or.reduce([self.holds(term) for term in terms])
+                case _:
+                    shape = self.points["q"].shape
+                    found = np.broadcast_to(evaluate(formula, self.points), shape)
+            self.known[formula] = found
+        return self.known[formula]
 
-    def run(self, formula: Expr, context: isl.Set) -> Expr:
+    def _with(self, context: _Context, assumed: Expr) -> _Context:
+        """The context where a formula holds, too."""
+        upper = E.assume_reads(assumed, True)
+        made = cache(lambda: context.set().intersect(self.universe.set(assumed, opaque=True)))
+        return _Context(context.points & self.holds(upper), made)
+
+    def _implies(self, context: _Context, formula: Expr) -> bool:
+        refuted = (context.points & ~self.holds(E.assume_reads(formula, False))).any()
+        return not refuted and self._proves(context, formula)
+
+    def _proves(self, context: _Context, formula: Expr) -> bool:
+        """Ask isl."""
+        return context.set().is_subset(self.universe.set(formula, opaque=False))
+
+    def run(self, formula: Expr, context: _Context) -> Expr:
         """The formula as it may be written where `context` is known to hold."""
         match formula:
             case E.All(terms):
@@ -62,16 +107,16 @@ class _Simplifier:
             return formula
         return equal
 
-    def _all(self, terms: list[Expr], context: isl.Set) -> Expr:
+    def _all(self, terms: list[Expr], context: _Context) -> Expr:
         for index in reversed(range(len(terms))):
-            others = context.intersect(self._assumed(E.conj(*terms[:index], *terms[index + 1 :])))
+            others = self._with(context, E.conj(*terms[:index], *terms[index + 1 :]))
             terms[index] = self.run(terms[index], others)
         return E.conj(*terms)
 
-    def _any(self, terms: list[Expr], context: isl.Set) -> Expr:
+    def _any(self, terms: list[Expr], context: _Context) -> Expr:
         for index in reversed(range(len(terms))):
             rest = E.disj(*terms[:index], *terms[index + 1 :])
-            outside = context.intersect(self._assumed(E.negate(rest)))
+            outside = self._with(context, E.negate(rest))
             terms[index] = self.run(terms[index], outside)
         return E.disj(*terms)
 

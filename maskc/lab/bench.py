@@ -1,4 +1,4 @@
-"""One mask, timed beside dense attention and masked attention of PyTorch, every result checked.
+"""Time one mask against dense and masked attention of PyTorch, and check every result.
 
 Comparisons with more libraries, suites of masks and the cost model's fit are in the folder
 `benchmarks/` of a checkout.
@@ -55,7 +55,7 @@ def bench_mask(
         case: mask, sizes, dtype and data.
         target: what the mask is compiled for; it decides where everything runs.
         directions: among "fwd" and "bwd"; a direction that the target lacks is left out.
-        repeats: rounds of the timing; 0 checks the mask and times nothing: ms, live_tflops,
+        repeats: rounds of the timing; 0 checks the mask and times nothing. Then ms, live_tflops,
             tokens_per_s and peak_bytes are None, and rivals are left out.
         progress: told, in a few words, what happens next.
         nvtx: mark the calls of each implementation as ranges for profilers, where PyTorch has CUDA.
@@ -63,10 +63,10 @@ def bench_mask(
 
     Returns:
         (rows, notes). A row has case, impl, direction, n_q, n_kv, pairs (live ones of the whole
-        call), ms [ms a call], live_tflops (live pairs, for every implementation), tokens_per_s
-        (queries of all sequences), peak_bytes (see `peak_bytes`; None where that is unknown),
-        error (the largest of sampled rows against fp64) and ok. Notes say what was left out, and
-        why.
+        call) and ms [ms per call]. It also has live_tflops (live pairs, for every implementation),
+        tokens_per_s (queries of all sequences) and peak_bytes (see `peak_bytes`; None if unknown).
+        error is the largest of sampled rows against fp64, and ok the verdict. Notes say what was
+        left out, and why.
 
     Raises:
         MaskcError: the mask, its data or the sizes are refused.
@@ -301,9 +301,8 @@ def bench_tiles(
     keep, _ = keep_and_live(case, tensors)
     judge = make_judge(case, tensors, rows, lambda b, h: keep(b, h, rows), False)
     calls = {
-        way: partial(attn, *tensors.qkv, return_lse=True, **case.data)
-        for way, attn in made.items()
-    }  # fmt: skip
+        way: partial(attn, *tensors.qkv, return_lse=True, **case.data) for way, attn in made.items()
+    }
     verdicts = {way: judged_forward(judge, rows, call()) for way, call in calls.items()}
     progress(f"{case.name}: timing {len(calls)} tiles")
     times = turns({way: Timed(call) for way, call in calls.items()}, repeats, tensors.device)

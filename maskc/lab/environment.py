@@ -22,7 +22,7 @@ _PACKAGES = {
 
 
 def environment(device: str) -> dict[str, object]:
-    """What a report says about the machine.
+    """Describe the machine for a report.
 
     Args:
         device: `cpu` or `cuda`; the GPU is described only where it was used.

@@ -24,14 +24,14 @@ from maskc.verify.case import Case
 from maskc.verify.case_tensors import CaseTensors
 
 RIVALS = {
-    "dense": "SDPA without a mask: what leaving the mask out would cost",
+    "dense": "SDPA without the mask",
     "sdpa_masked": "SDPA with the mask as booleans",
     "flex": "compiled FlexAttention with the same formula",
-    "unfused": "scores, mask, softmax and product one after another, all of it stored",
+    "unfused": "scores, mask, softmax and product as separate operators",
     "sparse": "torch.sparse in fp32: sampled product, softmax of rows, product; forward only",
-    "cudnn_flex": "cuDNN's flex attention, by runs of keys for each query, on GPUs",
+    "cudnn_flex": "cuDNN's flex attention by key intervals, on GPUs",
 }
-"""What the mask is timed beside, where PyTorch is installed."""
+"""Implementations to time a mask against, if PyTorch is installed."""
 
 _MASK_BYTES = 1 << 28
 """Largest boolean mask handed to SDPA."""
@@ -90,7 +90,7 @@ class Contender:
 
     @property
     def key(self) -> Key:
-        """What it is known by among the others."""
+        """Return a key that is unique among implementations."""
         return self.impl, self.variant
 
     def runs(self, direction: str) -> bool:
@@ -287,9 +287,7 @@ def sparse(case: Case, tensors: CaseTensors, pairs: CasePairs) -> Call:
     return call
 
 
-def _attend_sparse(
-    zeros: Any, lengths: Any, q: Any, k: Any, v: Any, *, scale: float
-) -> Any:  # fmt: skip
+def _attend_sparse(zeros: Any, lengths: Any, q: Any, k: Any, v: Any, *, scale: float) -> Any:
     """One head: zeros is the mask in CSR, lengths [n_q] how many keys a query sees."""
     import torch
 

@@ -30,8 +30,8 @@ def sweep(
         without: rivals to leave out.
 
     Returns:
-        (rows of all lengths, notes that name the length). A rival of which a call took more than
-        four seconds is left out of longer lengths, and a note says so.
+        (rows of all lengths, notes that name the length). A rival with a call of more than four
+        seconds is left out of longer lengths, and a note says so.
     """
     rows: list[Row] = []
     notes: list[str] = []
@@ -64,9 +64,7 @@ def _joined(notes: Iterable[str]) -> list[str]:
         where, colon, text = note.partition(": ")
         at, what = (where, text) if colon and where.startswith("N = ") else ("", note)
         places.setdefault(what, []).append(at.removeprefix("N = "))
-    return [
-        f"N = {', '.join(at)}: {what}" if all(at) else what for what, at in places.items()
-    ]  # fmt: skip
+    return [f"N = {', '.join(at)}: {what}" if all(at) else what for what, at in places.items()]
 
 
 # ------------------------------------------------------------------ what follows from the rows
@@ -113,7 +111,7 @@ class Growth:
     """The power of N in it."""
     crossovers: tuple[Crossover, ...]
     speedups: dict[str, dict[int, float]] = field(default_factory=dict)
-    """How often a rival's time holds the mask's, by rival and length."""
+    """Speedups over each rival, by rival and length."""
 
     def lines(self) -> Iterator[str]:
         """The sweep as sentences."""
@@ -131,7 +129,7 @@ class Growth:
 
 
 def growths(rows: Sequence[Row], orders: dict[str, tuple[str, int] | None]) -> list[Growth]:
-    """What a sweep says of each mask and direction; wrong results say nothing.
+    """Return the growth of each mask and direction in a sweep; wrong results are left out.
 
     Args:
         rows: of `sweep`, of several masks perhaps.

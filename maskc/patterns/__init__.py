@@ -18,7 +18,7 @@ from maskc.dsl.pattern import Pattern
 
 
 class About(NamedTuple):
-    """What a pattern's file says of it."""
+    """Description of a pattern, from its file."""
 
     name: str
     title: str
@@ -26,6 +26,8 @@ class About(NamedTuple):
     paper: str
     """Authors, title and year."""
     file: Path
+    link: str
+    """Address of the paper."""
 
 
 @cache
@@ -36,7 +38,7 @@ def names() -> tuple[str, ...]:
 
 @cache
 def about(name: str) -> About:
-    """What a pattern is, from the docstring of its file; nothing is run.
+    """Return the description of a pattern from the docstring of its file, without running it.
 
     Args:
         name: one of `names()`.
@@ -52,7 +54,9 @@ def about(name: str) -> About:
     source = " ".join(rest.partition("\n\n")[0].split())
     until_year = re.match(r".*?, (19|20)\d\d\b", source)
     paper = until_year[0] if until_year else source
-    return About(name, " ".join(title.split()).rstrip("."), paper, file)
+    address = re.search(r"https://\S+", source)
+    link = address[0] if address else ""
+    return About(name, " ".join(title.split()).rstrip("."), paper, file, link)
 
 
 @cache

@@ -18,6 +18,7 @@ from maskc.core.score import Formula, to_score_text
 from maskc.core.selection import Score, Selection, Share
 from maskc.dispatch.programs import Program
 from maskc.dispatch.residue_split import obstacle
+from maskc.ir.decompose import pieces_of
 from maskc.ir.types import Piece
 from maskc.layout import build
 from maskc.layout.tiles.numbers import Numbers
@@ -68,7 +69,7 @@ def _lines(plan: KernelPlan, n_q: int | None, n_kv: int | None) -> Iterator[str]
 
 
 def _score_lines(formula: Formula) -> Iterator[str]:
-    """The formula of the score, where it was written, and its derivative."""
+    """The score formula, where it was written, and its derivative."""
     place = "" if formula.loc is None else f"  (line {formula.loc.line})"
     yield from wrapped("score", f"{to_score_text(formula.logit)}{place}")
     found = slope(formula.logit)
@@ -79,7 +80,7 @@ def _score_lines(formula: Formula) -> Iterator[str]:
 
 def _mask_lines(plan: KernelPlan, index: int, mask: PlannedMask) -> Iterator[str]:
     yield from wrapped("mask", to_people(mask.ir.keep))
-    yield from _piece_lines(mask.ir.pieces)
+    yield from _piece_lines(pieces_of(mask.ir))
     for fact in plan.facts[index]:
         yield from wrapped("proof", str(fact))
     form = closed_form(mask.ir.keep)
@@ -103,7 +104,7 @@ _WHO = {
 
 
 def _selection_text(one: Selection) -> str:
-    """What a selection chooses, when q and k are known."""
+    """Describe the choice of a selection for known q and k."""
     keys = "keys" if one.block == 1 else f"blocks of {one.block} keys"
     queries = "each query" if one.q_block == 1 else f"each {one.q_block} queries"
     if one.at:
@@ -141,7 +142,7 @@ def _part_lines(plan: KernelPlan) -> Iterator[str]:
             where = f"copies of the listed {rows}, {part.listed.array} says which"
         text = to_people(mask.ir.keep)
         if len(text) > _LONGEST_PART:
-            kinds = Counter(str(piece.kind) for piece in mask.ir.pieces)
+            kinds = Counter(str(piece.kind) for piece in pieces_of(mask.ir))
             text = ", ".join(k if n == 1 else f"{n} x {k}" for k, n in kinds.items())
         yield from wrapped("part", f"{where}: {text}; {title(own)}, {lists}")
     if plan.parts:
@@ -224,7 +225,7 @@ def _program_lines(
 
 def _parts_choice(
     plan: KernelPlan, n_q: int, n_kv: int, times: tuple[float, float] | None
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     if not plan.parts or plan.masks[0].ir.data:
         return []
     where = f"{n_q} x {n_kv}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from maskc.analysis.sampled_rows import have_gaps, sampled_rows
 from maskc.core import expr as E
 from maskc.core.expr import Expr
 from maskc.core.problem import TileShape
@@ -38,7 +40,10 @@ class Interval:
     """Whether its bounds were seen only when comparisons of floors divided one side alone."""
 
 
-def intervals(shape: Expr, atom: Expr | None = None) -> tuple[Interval, ...] | None:
+@lru_cache(maxsize=1 << 8)
+def intervals(
+    shape: Expr, atom: Expr | None = None, args: tuple[Expr, ...] = ()
+) -> tuple[Interval, ...] | None:
     """Intervals whose union is the mask, per query and per key; None where there are too many,
     or rows or columns with gaps that no formula's `or` explains.
 
@@ -46,6 +51,7 @@ def intervals(shape: Expr, atom: Expr | None = None) -> tuple[Interval, ...] | N
         shape: a lifted formula; its constants stay symbolic.
         atom: what it has for the pairs that were chosen, if intervals may be of those; see
             `chosen_atom`.
+        args: values of its constants in one mask. isl is asked about no term that has gaps there.
     """
     if set(E.arrays(shape)) - set(E.arrays(atom) if atom else ()):
         return None
@@ -53,8 +59,8 @@ def intervals(shape: Expr, atom: Expr | None = None) -> tuple[Interval, ...] | N
     if terms is None:
         return None
     if atom is None:
-        return _of_all(terms)
-    return _of_chosen(terms, atom)
+        return _of_all(terms, args)
+    return _of_chosen(terms, atom, args)
 
 
 def chosen_atom(ir: MaskIR, lifted: Lifted) -> Expr | None:
@@ -69,7 +75,9 @@ def chosen_atom(ir: MaskIR, lifted: Lifted) -> Expr | None:
     return None
 
 
-def _of_chosen(terms: Iterable[Expr], atom: Expr) -> tuple[Interval, ...] | None:
+def _of_chosen(
+    terms: Iterable[Expr], atom: Expr, args: tuple[Expr, ...]
+) -> tuple[Interval, ...] | None:
     """The intervals where a term may ask for pairs that were chosen, or were not."""
     found: list[Interval] = []
     for term in terms:
@@ -77,15 +85,26 @@ def _of_chosen(terms: Iterable[Expr], atom: Expr) -> tuple[Interval, ...] | None
             continue
         wanted = next((taken for taken in (True, False) if _asks(term, atom, taken)), None)
         static = term if wanted is None else E.assume(term, atom, wanted)
-        interval = _interval(static, wanted)
+        interval = None if _has_gaps(static, args) else _interval(static, wanted)
         if interval is None:
             return None
         found.append(interval)
     return tuple(found)
 
 
+@lru_cache(maxsize=1 << 10)
+def _has_gaps(term: Expr, args: tuple[Expr, ...]) -> bool:
+    """Whether some row is seen to have gaps where the constants have the values `args`."""
+    if not args or E.arrays(term):
+        return False
+    known: dict[Expr, Expr] = {E.Sym(f"c{number}"): arg for number, arg in enumerate(args)}
+    formula = E.substitute(term, known)
+    return any(have_gaps(rows) for _, rows, _ in sampled_rows(formula, E.params(formula)))
+
+
 def _without_floors(term: Expr, token: str) -> Expr:
-    """The same formula, whose comparisons divide no sums with this token: its bounds are then seen.
+    """Rewrite a formula so that comparisons divide no sums with this token; this exposes its
+    bounds.
 
     floor(a / d) + r >= 0 is a + d * r >= 0, and r - floor(a / d) >= 0 is d * r + d - 1 - a >= 0.
     """
@@ -130,22 +149,28 @@ def _without_extremes(shape: Expr) -> Expr:
 
 
 def _asks(term: Expr, atom: Expr, taken: bool) -> bool:
-    """Whether a term is dead but for pairs that were chosen, or that were not."""
+    """Whether a term is dead except for pairs that were selected, or that were not."""
     return bool(E.arrays(term)) and E.assume(term, atom, not taken) == E.NEVER
 
 
+@lru_cache(maxsize=1 << 8)
 def intervals_beside(keep: Expr, lifted: Lifted) -> tuple[Interval, ...] | None:
-    """Intervals of what of a mask is left beside its part by distance, as bits in memory."""
+    """Return the intervals of the rest of a mask, after its part by distance, which is stored as
+    bits."""
     if E.arrays(keep):
         return None
     shape_of = {found: made for made, found in lifted.sources}
     rest = parts_by_distance(keep)[1]
-    return _of_all([E.substitute(term, shape_of) for term in rest]) if len(rest) <= MOST else None
+    if len(rest) > MOST:
+        return None
+    return _of_all([E.substitute(term, shape_of) for term in rest], lifted.args)
 
 
-def _of_all(terms: Iterable[Expr]) -> tuple[Interval, ...] | None:
+def _of_all(terms: Iterable[Expr], args: tuple[Expr, ...]) -> tuple[Interval, ...] | None:
     found = []
     for term in terms:
+        if _has_gaps(term, args):
+            return None
         ranges = row_ranges(term, _PAIR)
         if ranges is not None:
             found.append(Interval(ranges[0].live, ranges[1].live))

@@ -70,6 +70,13 @@ def tile_loops(
 _EFFORT = 2600
 """Constraints times (floors + 8) of a set that isl makes loops of in less than a second."""
 
+_MOST_LOOPS = 40
+"""A longer recipe is slower than the numbers."""
+
+_MOST_PARTS = _MOST_LOOPS * 3 // 2
+"""Disjoint conjunctions of a set up to which loops are sought: isl makes about one loop of each,
+and its time grows with the square of their number."""
+
 _MOST_FLOORS = 2
 """Floors of the scanned dimension in one conjunction; with more, isl seldom finds loops."""
 
@@ -84,12 +91,24 @@ def _check_effort(tiles: isl.Set, scanned: int) -> None:
     floors = sum(part.dim(isl.dim_type.div) for part in parts)
     if (floors + 8) * sum(part.n_constraint() for part in parts) > _EFFORT:
         raise NotALoop("too many constraints and floors")
+    _check_floors(tiles, scanned)
+    if tiles.make_disjoint().n_basic_set() > _MOST_PARTS:
+        raise NotALoop("too many conjunctions")
+
+
+def _check_floors(tiles: isl.Set, scanned: int) -> None:
+    """Refuse floors of the scanned dimension that are nested too deep.
+
+    Raises:
+        NotALoop: they are.
+    """
+    parts = tiles.compute_divs().get_basic_sets()
     if any(_floors_of(part, scanned) > _MOST_FLOORS for part in parts):
         raise NotALoop("too many floors of one tile column")
 
 
 def _floors_of(part: isl.BasicSet, dim: int) -> int:
-    """How many floors of a conjunction depend on one of its dimensions."""
+    """Return the number of floors of a conjunction that depend on one of its dimensions."""
     space = part.get_local_space()
     found: set[int] = set()
     for index in range(space.dim(isl.dim_type.div)):
@@ -100,30 +119,58 @@ def _floors_of(part: isl.BasicSet, dim: int) -> int:
     return len(found)
 
 
-_OPERATIONS = 300_000
+_OPERATIONS = 320_000
 """isl operations worth spending on a closed form: the numbers are fast too."""
 
 _HUGE = 1 << 31
 """Numbers up to which lengths and tiles times them fit 64 bits."""
 
-_MOST_LOOPS = 40
-"""A longer recipe is slower than the numbers."""
+_USUAL = TileShape(128, 128)
+"""The tile at which it is tried whether a mask is too hard for closed forms."""
 
 
 @lru_cache(maxsize=1 << 10)
 def layout_recipe(keep: Expr, tile: TileShape) -> LayoutRecipe:
-    """How lengths become tiles: closed forms where isl finds them in its budget.
+    """Return how lengths become tiles: closed forms if isl finds them within its budget.
 
     Tried in turn: all lengths with symbolic parameters, with default ones; equal lengths, likewise.
     """
     if not E.arrays(veiled(keep)):
         defaults = E.params(keep)
+        if _too_hard(keep):
+            return LayoutRecipe(tile, keep, None)
         for square in (False, True):
             for fixed in ((), tuple(defaults.items())) if defaults else ((),):
                 loops = _loops(keep, tile, square, fixed)
                 if loops is not None and not any(map(_is_huge, loops)):
                     return LayoutRecipe(tile, keep, loops, fixed, square)
     return LayoutRecipe(tile, keep, None)
+
+
+@lru_cache(maxsize=1 << 10)
+def _too_hard(keep: Expr) -> bool:
+    """Whether isl's budget does not suffice for the tiles that most kernels have, or their sets are
+    no loops. Other tiles and equal lengths would then need as long and fail likewise."""
+    formula = E.with_values(keep, E.params(keep))
+    try:
+        with budget(_OPERATIONS):
+            for tiles in _full_and_partial(formula, _USUAL, False):
+                _check_effort(tiles, 1)
+    except (TooHard, NotALoop):
+        return True
+    return False
+
+
+def _full_and_partial(formula: Expr, tile: TileShape, square: bool) -> tuple[isl.Set, isl.Set]:
+    """The full tiles and the partial ones.
+
+    Raises:
+        NotALoop: see `_check_floors`. TooHard: through the budget around it.
+    """
+    classes = tile_classes(formula, tile, token_universe(formula), square)
+    _check_floors(classes.live, 1)  # before isl tells full ones from partial ones for seconds
+    _check_floors(classes.full, 1)
+    return classes.full, classes.partial
 
 
 def _is_huge(loop: TileLoop) -> bool:
@@ -133,8 +180,8 @@ def _is_huge(loop: TileLoop) -> bool:
 
 
 def difficulty(keep: Expr) -> tuple[str, ...]:
-    """What makes closed forms of a mask hard to find, whatever its constants are: heads that differ
-    in a phase have the same."""
+    """Return the features that make closed forms of a mask hard to find, independent of its
+    constants; heads that differ in a phase have equal ones."""
     found = []
     for node in E.walk(keep):
         if isinstance(node, (E.FloorDiv, E.Mod)):
@@ -153,10 +200,10 @@ def _loops(
     formula = E.substitute(keep, known) if known else keep
     try:
         with budget(_OPERATIONS):
-            classes = tile_classes(formula, tile, token_universe(formula), square)
+            full, partial = _full_and_partial(formula, tile, square)
             defaults = E.params(formula)
-            loops = tile_loops(classes.full, tile, True, defaults)
-            loops += tile_loops(classes.partial, tile, False, defaults)
+            loops = tile_loops(full, tile, True, defaults)
+            loops += tile_loops(partial, tile, False, defaults)
     except (TooHard, NotALoop):
         return None
     return tuple(loops) if len(loops) <= _MOST_LOOPS else None

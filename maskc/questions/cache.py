@@ -113,7 +113,7 @@ class KVCache:
         return np.where(free & (self.slot(held) == np.arange(self.slots)), held, -1)
 
     def seen(self, n: Lengths, n_q: int = 1) -> np.ndarray:
-        """What the last n_q of n tokens see of the slots, by the positions of their keys.
+        """Return what the last n_q of n tokens see of the slots, by the positions of their keys.
 
         Args:
             n: tokens so far, the new ones included; their keys are in their slots. One length for
@@ -121,12 +121,12 @@ class KVCache:
             n_q: new tokens, which are the queries.
 
         Returns:
-            bool [n_q, slots]; [heads, n_q, slots] where heads differ. For a length of each sequence
+            bool [n_q, slots]; [heads, n_q, slots] where heads differ. With one length per sequence:
             [B, heads or 1, n_q, slots].
 
         Raises:
             CacheCall: there are more new tokens than the cache is for, or than tokens (MC643).
-            BadLength: a length is no integer, or out of range (MC306).
+            BadLength: a length is not an integer, or out of range (MC306).
         """
         if np.ndim(n):
             each = [self.seen(length, n_q) for length in _checked(n)]
@@ -161,7 +161,7 @@ class KVCache:
         return {_WRITTEN: min(lengths[0] if lengths else 0, self.slots)}
 
     def __str__(self) -> str:
-        """How many slots, which key goes where, and why."""
+        """Describe the number of slots, the slot of each key, and why."""
         start, new = self.first_of_ring, "token" if self.queries == 1 else "tokens"
         runs = ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in self.fixed)
         lines = [f"{self.slots} slots at any length, for calls of at most {self.queries} new {new}"]

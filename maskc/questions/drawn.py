@@ -59,7 +59,7 @@ def _filled(shape: tuple[int, ...], *cells: Mapping[tuple[int, ...], int]) -> np
 
 
 def _tokens(decl: DataDecl, found: CandidatePair) -> tuple[int, int, int]:
-    """How many tokens there are, and which ones query 0 and key 0 are."""
+    """Return the number of tokens, and the tokens of query 0 and key 0."""
     count = max(found.n_q, found.n_kv)
     first = (0, 0) if decl.from_start else (count - found.n_q, count - found.n_kv)
     return count, *first

@@ -1,4 +1,4 @@
-"""What a mask's own constants and tables say about lengths."""
+"""Lengths that follow from a mask's own constants and tables."""
 
 from __future__ import annotations
 

@@ -56,12 +56,12 @@ class MaskAtLengths:
 
     @property
     def sequences(self) -> int:
-        """How many sequences the data tell apart; 1 where all share theirs."""
+        """The number of sequences that the data distinguish; 1 if all share theirs."""
         return max(self.extents(ir)[0] for ir in self.irs)
 
     @property
     def heads(self) -> int:
-        """How many heads differ, by their masks or by their tables; 1 where all are the same."""
+        """The number of heads that differ, by their masks or tables; 1 if all are the same."""
         return max(len(self.irs), *(self.extents(ir)[1] for ir in self.irs))
 
     def ir(self, head: int) -> MaskIR:
@@ -89,7 +89,7 @@ class MaskAtLengths:
         yield from found.values()
 
     def mark(self, head: int, batch: int) -> tuple[Expr, int, int]:
-        """What is equal for heads and sequences that read the same."""
+        """Return a key that is equal for heads and sequences that read the same data."""
         ir = self.ir(head)
         sequences, heads = self.extents(ir)
         return ir.keep, batch if sequences > 1 else 0, head if heads > 1 else 0

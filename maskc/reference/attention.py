@@ -3,7 +3,7 @@
 For query q at position p = q + n_kv - n_q and the keys k it sees, in this order:
 
     s_k = scale * q . k
-    s_k = formula(s_k, q, k, h, b)             with a formula of the score (see `scores`)
+    s_k = formula(s_k, q, k, h, b)             with a score formula (see `scores`)
     s_k = softcap * tanh(s_k / softcap)        with softcap
     s_k = s_k - slope[h] * |p - k|             with ALiBi
     lse = log(exp(sink[h]) + sum exp(s_k))     the sink only with sink logits
@@ -61,7 +61,7 @@ class _Row:
     distance: np.ndarray
     """int64 [seen]: |p - k|."""
     shares: tuple[ScoreShare, ...] = ()
-    """What the formula read of tables, [seen] each."""
+    """The formula's table entries and their derivatives, [seen] each."""
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -89,8 +89,8 @@ def attention(
         softcap: None or 0 is none.
         alibi_slopes, sink_logits: [Hq]; sinks with softmax only.
         alpha: 1 is softmax; up to 2, alpha-entmax.
-        score: a formula of the score with what it reads.
-        dropout: what each weight is multiplied by, [B, Hq, Nq, Nkv]; see `dropout.factors`.
+        score: a score formula with what it reads.
+        dropout: factors of the weights, [B, Hq, Nq, Nkv]; see `dropout.factors`.
 
     Returns:
         out float64 [B, Hq, Nq, Dv] and lse float64 [B, Hq, Nq].

@@ -235,7 +235,7 @@ def _of_sequence(scores: np.ndarray, index: int) -> np.ndarray:
 
 
 def _ranked_heads(scores: np.ndarray) -> int | None:
-    """How many heads have scores of their own; None where all share theirs."""
+    """Return the number of heads with scores of their own; None if all share theirs."""
     return scores.shape[-3] if scores.ndim > 2 and scores.shape[-3] > 1 else None
 
 

@@ -19,7 +19,7 @@ Scope = dict[str, np.ndarray]
 
 
 class Values:
-    """The values of formulas in a scope; formulas of the score add nodes of their own."""
+    """The values of formulas in a scope; score formulas add nodes of their own."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -105,7 +105,8 @@ def _element(array: np.ndarray, index: list[np.ndarray], outside: list[np.ndarra
 
 
 def condition(expr: Expr, scope: Scope, at: SourceLoc | None = None) -> np.ndarray:
-    """Booleans, broadcasting to [n_q, n_kv]; of what 64 bits may not hold, by Python's integers.
+    """Evaluate a condition to booleans that broadcast to [n_q, n_kv]. Uses Python's integers if 64
+    bits may not suffice.
 
     A comparison that reads an array outside its bounds is unknown; "and" with what is false is
     false, "or" with what is true is true.

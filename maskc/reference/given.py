@@ -13,7 +13,7 @@ from maskc.core.errors import DataMissing, DataRange, DataShape, DataType, NotAn
 from maskc.core.unknown import unknown_keyword, wrong_ids
 
 Read = np.ndarray | CuSeqlens | Parents | tuple["Read", ...]
-"""What `read` makes of the data of one declaration."""
+"""Result of `read` for the data of one declaration."""
 
 
 def check_names(wanted: dict[str, DataDecl], params: set[str], data: Mapping[str, object]) -> None:
@@ -267,7 +267,7 @@ def _ids(name: str, given: Read, length: int, nobody: int) -> np.ndarray:
         raise DataShape(name, array.shape, "[documents + 1]", at=name)
     ends = [int(end) for end in array]
     if not ends or ends[0] != 0 or ends[-1] > length or ends != sorted(ends):
-        raise DataRange(name, f"{ends} do not rise from 0 to {length} at most", "", at=name)
+        raise DataRange(name, f"{ends} must ascend from 0 to at most {length}", "", at=name)
     ids = np.full(length, nobody, dtype=np.int64)
     for document in range(len(ends) - 1):
         ids[ends[document] : ends[document + 1]] = document

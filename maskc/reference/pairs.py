@@ -183,7 +183,7 @@ def _atom(mask: N.OfTokens | N.OfData, at: PairPlace) -> Truths:
             head = {"h": np.asarray(at.head)} if "h" in E.symbols(formula) else {}
             found = condition(formula, at.scope | held | head, place)
         case N.Heads(ids):
-            found = np.asarray(at.head in ids)
+            found = np.asarray(at.head in ids if ids else False)  # `heads()`: none on any head
         case _:
             N.no_case(mask)
     return found

@@ -1,4 +1,4 @@
-"""The meaning of a formula of the score, in float64, with its derivatives as dual numbers.
+"""The meaning of a score formula, in float64, with its derivatives as dual numbers.
 
 Every part of a formula has a value and its derivatives by s and by the entries of tables that it
 was made of. Indices are those of NumPy: below 0 they count from the end, a dimension of one entry
@@ -26,7 +26,7 @@ Index = tuple[Array, ...]
 
 @dataclass(frozen=True)
 class ScoreShare:
-    """What pairs read of a table, and the derivatives of their logits by that."""
+    """Table entries that pairs read, and the derivatives of their logits by them."""
 
     name: str
     index: Index
@@ -49,11 +49,11 @@ class Logits:
 class _Dual:
     value: Array
     by: Mapping[object, Array]
-    """Derivatives: by "s", or by the number of what was read."""
+    """Derivatives by "s", or by the index of the entry."""
 
 
 class ScoreOf:
-    """A formula with what it reads."""
+    """A formula with its data."""
 
     def __init__(
         self, inputs: S.Inputs, given: Mapping[str, object], n_q: int, n_kv: int, heads: int = 1,

@@ -91,7 +91,7 @@ _LACKED = ("normalizer", "alpha", "nan_safe", "dropout_p", "return_selection", "
 
 def refuse_gradients(
     target: str, q: Any, k: Any, v: Any, options: CallOptions, data: Mapping[str, Any]
-) -> None:  # fmt: skip
+) -> None:
     """There are none through E4M3.
 
     Raises:

@@ -104,7 +104,7 @@ _TILE = 64
 
 @dataclass(frozen=True)
 class Seen:
-    """What a mask is at some lengths."""
+    """Properties of a mask at some lengths."""
 
     case: str
     looks: str

@@ -96,8 +96,8 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def data_on_device(case: Case, tensors: CaseTensors) -> dict[str, Any]:
-    """What a case reads, with what an indexer ranks by where the tensors are: its products, as a
-    model has them, in their dtype, or in E4M3."""
+    """Return the data of a case on the device of its tensors. An indexer's inputs are in the
+    tensors' dtype, as a model has them, or in E4M3."""
     found = dict(case.data)
     for name in ("index_q", "index_k", "index_w"):
         if name in found and has_torch():
@@ -163,7 +163,7 @@ def device_of(target: Target) -> str:
 
 
 STRIDES = ("contiguous", "BSHD", "padded")
-"""How q, k, v lie in memory: [B, H, N, D]; [B, N, H, D]; rows 16 elements apart."""
+"""Memory layouts of q, k, v: [B, H, N, D]; [B, N, H, D]; rows 16 elements apart."""
 
 
 def laid(x: np.ndarray, strides: str, dtype: DType, device: str) -> Any:

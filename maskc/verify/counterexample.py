@@ -211,7 +211,7 @@ error = np.where(found == expected, 0, off).max()""",
     "dsink": _HEADS,
     "dalibi": _HEADS,
 }
-"""How the error of a part is measured; see `maskc.verify.full_judge`."""
+"""Code that measures the error of a part; see `maskc.verify.full_judge`."""
 
 
 # ------------------------------------------------------------------ values

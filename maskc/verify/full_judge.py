@@ -62,7 +62,7 @@ from maskc.verify.judge import SINGLE, Results, lse_error, rounding
 _UNIT = 2.0**-24
 """The rounding unit of fp32: half the distance from 1 to the next number."""
 _FLUSHED = 2.0**-126 / _UNIT
-"""What is smaller than the least normal number may become 0, in units of `_UNIT`."""
+"""Values below the least normal number may become 0; in units of `_UNIT`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +70,16 @@ class Steps(Results):
     """Results with what their errors are measured by, of each row [B, H, rows] of a part."""
 
     terms: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """The norm of the sums of absolute values that a row is a sum of: where a softmax is nearly
-    one-hot, the terms of a gradient cancel, and what is left is as exact as they are."""
+    """Norms of the sums of absolute values for each row. If a softmax is nearly one-hot, the terms
+    of a gradient cancel, and the remainder is only as precise as the terms."""
     single: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """How far off, in norm, a computation in fp32 may be; of fp64 results alone."""
+    """Bound on the error of an fp32 computation, as a norm; for fp64 results only."""
     dsink: np.ndarray | None = None
     """[Hq], with sink logits."""
     dalibi: np.ndarray | None = None
     """[Hq], with slopes."""
     spread: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """The root of the sum of squares of what is rounded, of dsink and dalibi [Hq]."""
+    """Root of the sum of squares of the rounding errors of dsink and dalibi [Hq]."""
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -215,7 +215,7 @@ class _ByHead:
         self._terms = dict.fromkeys(names, 0)
 
     def add(self, name: str, head: int, terms: np.ndarray, rounded: np.ndarray) -> None:
-        """Add terms of the sum, and the sizes of what is rounded on the way."""
+        """Add terms of the sum, and the sizes of intermediate rounded values."""
         self.found[name][head] += terms.sum(dtype=np.float64)
         self._sizes[name][head] += abs(terms).sum(dtype=np.float64)
         self._squares[name][head] += (rounded.astype(np.float64) ** 2).sum()
@@ -226,14 +226,14 @@ class _ByHead:
         self._single[name][head] += errors.sum()
 
     def errors(self) -> dict[str, np.ndarray]:
-        """How far off a computation in fp32 may be."""
+        """Return bounds on the errors of an fp32 computation."""
         return {
             name: _UNIT * (self._single[name] + sqrt(self._terms[name]) * self._sizes[name])
             for name in self.found
         }
 
     def spreads(self) -> dict[str, np.ndarray]:
-        """The root of the sum of squares of what is rounded."""
+        """Return the root of the sum of squares of the rounding errors."""
         return {name: np.sqrt(squares) for name, squares in self._squares.items()}
 
 
@@ -303,15 +303,15 @@ class FullJudge:
             self._near = stepwise(q, k, v, keep, dout, dtype, **options)
 
     def error(self, part: str, found: np.ndarray) -> tuple[float, float]:
-        """Measure a result against what is right, relative to its size, by its worst row.
+        """Measure the worst row of a result against the right answer, relative to its size.
 
         Args:
             part: `out`, `lse`, `dq`, `dk`, `dv`, `dsink` or `dalibi`.
-            found: all of it, in the shape that it has in `Steps`.
+            found: the whole result, in the shape that it has in `Steps`.
 
         Returns:
-            The error and what is allowed, of the row that has most of what it may have; the error
-            is NaN where anything in the part is.
+            The error and the allowance of the row with the largest ratio of both. The error is NaN
+            if anything in the part is.
         """
         right = getattr(self.expected, part)
         if part == "lse":

@@ -32,7 +32,7 @@ SINGLE = 1e-5
 """Allowed in fp32, and for the log-sum-exp, which is fp32 everywhere."""
 
 _VANISHING = 1e-9
-"""What fp64 leaves of a gradient that is zero."""
+"""Tolerance of fp64 for a gradient that is zero."""
 
 Keep = Callable[[int, int], Any]
 """(batch, head) -> bool [rows, n_kv], in NumPy or where the tensors are."""
@@ -57,7 +57,7 @@ class Results:
     slide: Array | None = None
     """[B, Hq, rows, D]: what dq loses where dout . out grows by 1."""
     slide_keys: Callable[[Array], Array] | None = None
-    """What dk loses [B, Hkv, Nkv, D] where dout . out grows by so much [B, Hq, rows]."""
+    """Change of dk [B, Hkv, Nkv, D] if dout . out grows by this much [B, Hq, rows]."""
 
 
 @dataclass(frozen=True)
@@ -248,12 +248,10 @@ class Judge:
     def __init__(
         self, expected: Results, stepwise: Results | None, dout: Array | None = None
     ) -> None:
-        """
-        Args:
-            expected: in fp64.
-            stepwise: the same computed in the case's dtype; None for fp32.
-            dout: [B, Hq, rows, Dv], where dq is to be judged by the out that was found.
-        """
+        """Args:
+        expected: in fp64.
+        stepwise: PyTorch's result in the case's dtype; None for fp32.
+        dout: [B, Hq, rows, Dv], if dq must be judged by the out of the kernel."""
         self.expected, self._dout = expected, dout
         self.allowed = {"lse": SINGLE}
         """Largest error by part."""
@@ -267,7 +265,7 @@ class Judge:
             self.allowed[part] = max(SINGLE, 2 * near)
 
     def _right(self, part: str, out: Array | None) -> Array:
-        """What is expected of a part; of dq and dk given this out."""
+        """Return the expected value of a part; for dq and dk, given this out."""
         right, slide = getattr(self.expected, part), self.expected.slide
         if part not in ("dq", "dk") or out is None or slide is None or self._dout is None:
             return right

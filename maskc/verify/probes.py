@@ -37,7 +37,7 @@ class ProbeResult:
     case: str
     """Lengths."""
     check: str
-    """The name of what was tried."""
+    """The name of the check."""
     error: float
     """The largest; of exact checks the number of wrong entries."""
     allowed: float
@@ -54,11 +54,11 @@ class Probe:
     """bool [heads, n_q, n_kv]."""
     seed: int
     note: str = ""
-    """How the mask ran, where there are several ways."""
+    """The way in which the mask ran, if there are several."""
 
     @property
     def label(self) -> str:
-        """How the report calls the lengths."""
+        """Return the name of the lengths in the report."""
         return f"{self.case.n_q} x {self.case.n_kv}{self.note}"
 
     @property
@@ -146,7 +146,7 @@ class Probe:
 
 
 def _share(error: float, allowed: float) -> float:
-    """The share of what is allowed; NaN is more than all of it."""
+    """Return the error as a fraction of the allowance; NaN exceeds it."""
     return error / allowed if np.isfinite(error) else np.inf
 
 

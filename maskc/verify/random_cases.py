@@ -67,7 +67,7 @@ class DrawnCase:
     seed: int
     params: tuple[tuple[str, int], ...]
     dtype: str
-    """What q, k and v are stored in."""
+    """The dtype of q, k and v."""
     data_as_tensors: bool = False
     """Whether the mask's data are tensors where q is, and not NumPy arrays on the host."""
     deterministic: bool = False
@@ -122,10 +122,10 @@ class Mismatch:
     """`out`, `lse`, `dq`, `dk`, `dv`, `dsink`, `dalibi`; `planted` where NaN spread, and `call`
     where something was raised that is no refusal."""
     error: float
-    """How far it is off; of `planted`, the number of wrong queries."""
+    """The error; for `planted`, the number of wrong queries."""
     allowed: float
     raised: str = ""
-    """What was raised."""
+    """The error that was raised."""
 
 
 @dataclass(frozen=True)

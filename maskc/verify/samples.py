@@ -42,7 +42,8 @@ _INDEX_HEADS, _INDEX_DIM = 4, 32
 def _ranking(
     selections: list[TopK], n_q: int, n_kv: int, rng: np.random.Generator
 ) -> dict[str, object]:
-    """What run-time selections rank by; small integers, so that every score is exact in fp32."""
+    """Return inputs of run-time selections: small integers, so that every score is exact in
+    fp32."""
     by = {each.score for each in selections}
     shapes: dict[str, tuple[int, ...]] = {}
     if "indexer" in by:

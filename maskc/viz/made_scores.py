@@ -13,24 +13,23 @@ from maskc.dsl.nodes import TopK, walk
 _MOST = 1 << 24
 """Scores that are made up, at most; they are a matrix."""
 _NEAR, _TOPIC = 1.0, 1.5
-"""How much the distance of a key counts, and whether it is of the query's topic, beside noise of
-size 1."""
+"""Weights of the key's distance and of a shared topic, relative to noise of size 1."""
 _TOPICS = 8
 
 
 def with_scores(
     mask: Mask, n_q: int, n_kv: int, data: Mapping[str, object], seed: int
 ) -> tuple[dict[str, object], tuple[str, ...]]:
-    """What a mask reads, with `scores` by which all of its run-time selections choose.
+    """Return the data of a mask, with made-up `scores` for all of its run-time selections.
 
     Args:
-        mask: any mask; one without selections reads what was given.
+        mask: any mask; the data of one without selections stay as given.
         n_q, n_kv: lengths of the whole mask.
-        data: what was given; scores among them are kept.
-        seed: of what is made up.
+        data: the given data; scores among them are kept.
+        seed: of the made-up scores.
 
     Returns:
-        The data, and what a caption must say about them.
+        The data, and texts for a caption about them.
     """
     if not selects(mask) or "scores" in data:
         return dict(data), ()

@@ -70,7 +70,7 @@ def show(
 
 
 def _display() -> Callable[..., object] | None:
-    """What shows things in a notebook; None elsewhere."""
+    """Return IPython's display function; None outside a notebook."""
     import sys
 
     ipython = sys.modules.get("IPython")

@@ -1,9 +1,9 @@
 """The data of a picture: plain values, drawn by terminal.py and figure.py.
 
-A raster holds one class per tile (or per element when the window is small), with the tile's live
-pairs, and is never larger than about 2048 x 2048. `fit` shrinks it exactly: a cell that covers
-several tiles is full only if all of them are full, empty only if all are empty, and else carries
-the share of its pairs that are live.
+A raster holds one class per tile (or per element when the window is small) with the number of live
+pairs. It is at most about 2048 x 2048. `fit` shrinks it exactly. A cell that covers several tiles
+is full only if all of them are full, and empty only if all are empty. Otherwise it carries the
+fraction of live pairs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LARGEST_TILE = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class PairCells:
-    """A raster shrunk to what is drawn."""
+    """A raster shrunk to the drawn size."""
 
     classes: np.ndarray
     """uint8 [rows, columns]: 0 empty, 1 partial, 2 full."""
@@ -115,7 +115,7 @@ class Picture:
     kernel: str = ""
     """The target whose kernel has the tiles; '' where they are of no kernel."""
     also: tuple[str, ...] = ()
-    """What else a call of that kernel may choose."""
+    """Alternatives to that kernel that a call may choose."""
 
     @property
     def whole(self) -> bool:
@@ -130,7 +130,7 @@ class KernelTiles:
     target: str
     tile: TileShape
     also: tuple[str, ...] = ()
-    """What else a call may choose, in a few words each."""
+    """Alternatives that a call may choose, in a few words each."""
 
 
 def suitable_tile(n_q: int, n_kv: int) -> TileShape:
@@ -219,10 +219,10 @@ def numbers_of(
     problem: Problem,
     data: Mapping[str, object],
 ) -> dict[tuple[int, ...], Numbers]:
-    """What stands beside pictures, without one: for each distinct set its heads and its numbers.
+    """Return the numbers that accompany pictures: the heads and numbers of each distinct set.
 
     Args:
-        tile: (queries, keys), of a kernel's plan for instance; never enlarged.
+        tile: (queries, keys), for example of a kernel's plan; never enlarged.
         problem: for the costs; the others as for `picture`.
 
     Raises:

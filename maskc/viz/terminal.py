@@ -38,7 +38,7 @@ def draw(
     color: bool = False,
     **data: object,
 ) -> str:
-    """The mask as text, with axes in tokens, a legend and its numbers beside.
+    """Draw a mask as text, with token axes, a legend and its numbers.
 
     Args:
         mask: any mask; run-time selections choose by made-up scores, unless `data` holds `scores`.

@@ -144,7 +144,7 @@ def views(
 def hull_asked(
     mask: Mask, n_q: int, n_kv: int, n_heads: int | None, data: Mapping[str, object]
 ) -> MaskAtLengths:
-    """The mask of all heads with what it reads; arguments and errors are those of `views`."""
+    """Return the mask of all heads with its data; arguments and errors are those of `views`."""
     mask, data = with_captured(mask, data, n_heads, n_q, n_kv)
     irs = on_all_heads(mask, n_heads)
     if "scores" not in data:

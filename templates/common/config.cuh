@@ -1,6 +1,6 @@
 #pragma once
-// What the config header of an attention kernel is written in, for GPUs: the argument block, the
-// integers of formulas, the sides from which kernels look at a mask.
+// Prelude of every GPU config header of an attention kernel: the argument block, the integer types
+// of formulas, and the two sides of a mask.
 
 #define FN __device__ __forceinline__
 typedef unsigned int u32;
@@ -19,7 +19,7 @@ typedef unsigned int u32;
 #include "common/lib/mask_sides.cuh"
 
 #if WITH_SCORE
-// Of all parts of a mask, which formulas of the score may name; TOKENS_POLICY says them.
+// Token counts over all parts of a mask, which score formulas may read. TOKENS_POLICY defines them.
 FN i32 all_queries(const struct Attention &p);
 FN i32 all_keys(const struct Attention &p);
 #endif

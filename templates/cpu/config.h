@@ -1,5 +1,5 @@
 #pragma once
-// What the config header of the CPU's kernels is written in: the argument block and the integers of
+// Prelude of the config header of CPU kernels: the argument block and the integer types of
 // formulas.
 
 #include <sched.h>
@@ -20,7 +20,7 @@
 #include "common/lib/bounds.h"
 
 #if WITH_SCORE
-// Of all parts of a mask, which formulas of the score may name; TOKENS_POLICY says them.
+// Token counts over all parts of a mask, which score formulas may read. TOKENS_POLICY defines them.
 FN i32 all_queries(const struct Attention *p);
 FN i32 all_keys(const struct Attention *p);
 #endif

@@ -45,7 +45,7 @@ constexpr int PARTS = (STRIPS + STRIPS_V + OWNED - 1) / OWNED;  // blocks that s
 
 #include "simt/lib/store_gradients.cuh"
 
-// What a backward pass reads of one query head.
+// The inputs of a backward pass for one query head.
 struct Head {
     struct Rows<HEAD_DIM> q, k;
     struct Rows<HEAD_DIM_V> v, dout;
@@ -63,7 +63,7 @@ FN struct Head head_of(const struct Attention &p, const struct Place &at) {
 
 #include "simt/lib/delta.cuh"
 
-// dq: a block has the rows of one tile of queries, and passes over the tiles of keys that they see.
+// dq: a block owns one tile of queries, and loops over the tiles of keys that they see.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 attention_backward_rows(const __grid_constant__ struct Attention p) {
     __shared__ __align__(16) struct Shared shared;
@@ -105,10 +105,10 @@ attention_backward_rows(const __grid_constant__ struct Attention p) {
     }
 }
 
-// dk and dv: a block has the keys of one tile column, and passes over the tiles of queries that see
-// them, of all heads that share them, one after another. Nothing is added up by several blocks, so
-// the results have the same bits on every run. Where rows are so long that registers do not hold
-// all of dv and dk, several blocks have strips of them each.
+// dk and dv: a block owns the keys of one tile column, and loops over the tiles of queries that see
+// them, for all heads that share these keys. No two blocks add to the same number, so the results
+// are bitwise deterministic. With large head dimensions, registers cannot hold all of dv and dk;
+// several blocks then compute some strips each.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 attention_backward_columns(const __grid_constant__ struct Attention p) {
     __shared__ __align__(16) struct Shared shared;
@@ -131,7 +131,7 @@ attention_backward_columns(const __grid_constant__ struct Attention p) {
             const struct Tile tile = tile_at(list, i);
             const i32 first_q = tile.index * TILE_Q;
             load_rows(rows, p, at.batch, head, first_q);
-            float x[COLS][ROWS], dp[COLS][ROWS];  // turned: keys down, queries across
+            float x[COLS][ROWS], dp[COLS][ROWS];  // transposed: keys down, queries across
             multiply_rows<HEAD_DIM_V, true>(dp, shared, h.v, first_k, h.dout, first_q);
             multiply_rows<HEAD_DIM>(x, shared, h.k, first_k, h.q, first_q);
             const u32 seen = visible<COLS, ROWS, true>(p, h.mask, tile.full, first_q, first_k);
@@ -183,7 +183,8 @@ attention_backward_tables(const __grid_constant__ struct Attention p) {
 }
 
 #endif
-// The gradient of a head's sink: its weight times (0 - delta), as its value is zero. One block.
+// The gradient of a head's sink: its weight times (0 - delta), because its value is zero. One
+// block.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_backward_sinks(const __grid_constant__ struct Attention p) {
     if (!p.dsink) return;
@@ -198,7 +199,7 @@ attention_backward_sinks(const __grid_constant__ struct Attention p) {
     if (threadIdx.x == 0) p.dsink[head] += sum;
 }
 
-// And of its slope by distance, from the shares of tile rows. One block.
+// The gradient of a head's slope, from the shares of tile rows. One block.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_backward_slopes(const __grid_constant__ struct Attention p) {
     if (!p.dslopes) return;

@@ -35,7 +35,7 @@ constexpr int STRIPS = (HEAD_DIM_V + STRIP - 1) / STRIP;
 
 #include "simt/lib/store_rows.cuh"
 
-// What a block reads, and which tiles.
+// The inputs of a block, and its tiles.
 struct Head {
     struct Rows<HEAD_DIM> q, k;
     struct Rows<HEAD_DIM_V> v;
@@ -52,7 +52,7 @@ FN struct Head head_of(const struct Attention &p, const struct Place &at) {
             mask, row_tiles(&p, mask, at.batch, at.head, at.tile), logit_of(p, at.head, at.batch)};
 }
 
-// The logits of a tile. Returns which pairs are seen; the others have minus infinity.
+// Computes the logits of a tile. Returns the visible pairs; the others get -inf.
 FN u32 tile_logits(float (&x)[ROWS][COLS], const struct Attention &p, struct Shared &shared,
                    const struct Head &h, const struct Tile &tile, i32 first_q) {
     const i32 first_k = tile.index * TILE_K;
@@ -66,8 +66,7 @@ FN u32 tile_logits(float (&x)[ROWS][COLS], const struct Attention &p, struct Sha
 #include "simt/lib/entmax.cuh"
 
 #endif
-// One block computes the rows of one tile of queries: it passes once over the tiles of keys that
-// they see.
+// One block computes one tile of queries: it loops once over the tiles of keys that they see.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 attention_forward(const __grid_constant__ struct Attention p) {
     __shared__ __align__(16) struct Shared shared;

@@ -1,10 +1,10 @@
 // Attention backward for mma.sync (sm_80 and later); contract: maskc/core/abi.py.
 
-// A block has a tile of keys and values and walks over the queries that see them: scores are made
-// again, transposed, with dp = dout . v beside them, so that weights and their gradients are the
-// left operands of dv and dk where they are, in registers. Gradients alone go through shared
-// memory, as dq needs those of all keys of the tile; it is added up in fp32, by atomics, or where
-// the same bits are wanted made once more by a launch over rows.
+// A block has a tile of keys and values and loops over the queries that see them. It recomputes the
+// scores, transposed, together with dp = dout . v: weights and their gradients are then in
+// registers as the A operands of dv and dk. Only the gradients go through shared memory, because dq
+// needs those of all keys of the tile. dq is accumulated in fp32 by atomics; in deterministic mode,
+// a separate launch over rows recomputes it.
 #include "sm80/lib/backward_constants.cuh"
 
 #include "common/lib/tiles.h"
@@ -61,7 +61,7 @@ attention_backward_few(const __grid_constant__ struct Attention p) {
 #include "sm80/lib/backward_queries.cuh"
 #endif
 
-// What gradients of tables need, see backward_tables.cuh.
+// Interface for the gradients of tables, see backward_tables.cuh.
 FN i32 key_at(i32 place) { return place; }
 FN float2 left_row(const struct Attention &p, i64 row, i32 r) {
     return make_float2(workspace(p).lse[row * TILE_Q + r], workspace(p).delta[row * TILE_Q + r]);

@@ -1,5 +1,5 @@
-// Gradients of tables that the formula of the score reads: launches behind backward.cuh.
-// What gen/score_tables.cuh.j2 writes comes before it.
+// Gradients of the tables that the score formula reads: launches that follow backward.cuh. The
+// output of gen/score_tables.cuh.j2 comes before this file.
 
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS, HEAD_DIM <= 128 ? 2 : 1)
 attention_backward_pairs(const __grid_constant__ struct Attention p) {

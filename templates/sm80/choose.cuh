@@ -1,5 +1,5 @@
-// spec.chosen: which keys a query chooses, for mma.sync (sm_80 and later): two numbers a row, see
-// common/thresholds.cuh.j2. Contract: maskc/core/abi.py.
+// spec.chosen: the selection thresholds of each query, two numbers per row (see
+// common/thresholds.cuh.j2), for mma.sync (sm_80 and later). Contract: maskc/core/abi.py.
 
 #include "sm80/lib/constants.cuh"
 
@@ -29,14 +29,14 @@
 #include "common/lib/threshold_place.cuh"
 
 static_assert(FRAGMENTS == 1, "a lane has two rows, as brackets do");
-constexpr int OWN = TILE_K / 4;  // scores of a tile that a thread has in each of them
-// What is said of a tile: its index, and whether some of its pairs may not be chosen.
+constexpr int OWN = TILE_K / 4;  // scores of a tile that a thread holds per row
+// The word of a tile: its index, and MASKED if some pairs are not candidates.
 constexpr i32 KEY_STEP = TILE_K, MASKED = 1 << 28, INDEX = MASKED - 1;
 FN float &score_at(Scores &s, int r, int i) { return s[0][i / 2][2 * r + i % 2]; }
 
 #include "common/lib/choose_rows.cuh"
 
-// The shared memory of a block; its size is in maskc/plan/families/sm80.py.
+// Shared memory of a block. maskc/plan/families/sm80.py plans its size.
 struct Shared {
     unsigned char q[TILE_Q * PITCH];
     unsigned char k[2][TILE_K * PITCH];
@@ -45,22 +45,23 @@ struct Shared {
 };
 static_assert(sizeof(struct Shared) <= MEMORY, "planned memory");
 
-// What a warp has throughout.
+// State of a warp for all passes.
 struct Rows {
     i32 batch, head, query, tiles;
-    i32 at;  // the tile whose keys arrive
-    u32 place;  // theirs, of two
+    i32 at;  // the tile that is being loaded
+    u32 place;  // its slot, one of two
     struct Query q;
 };
 
-// Keys of a tile come while the scores of the one before are used; after the last tile, those of
-// the first, as there may be another pass.
+// Loads the keys of a tile while the scores of the previous tile are in use. After the last tile it
+// loads the first one again, as there may be another pass.
 FN void load_keys(struct Shared &shared, const struct Attention &p, const struct Rows &w) {
     load_tile<TILE_K>(shared_address(shared.k[w.place]), shared.block.k, p.k_stride,
                       tile_at(shared.block.list, w.at).index * TILE_K, p.n_kv);
 }
 
-// The scores of the next tile, those of pairs that may not be chosen DEAD. Returns its word.
+// Computes the scores of the next tile and returns its word. Pairs that are not candidates become
+// DEAD.
 FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w,
                    i32 (&allowed)[2]) {
     const struct Tile tile = tile_at(shared.block.list, w.at);
@@ -69,7 +70,7 @@ FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, 
     struct Seen seen = everything();
     if (masked) seen = seen_by(&p, shared.block, tile);
     copy_wait<0>();   // the keys have arrived, and
-    __syncthreads();  // those of the tile before are no longer read
+    __syncthreads();  // the previous tile is no longer read
     w.at = w.at + 1 == w.tiles ? 0 : w.at + 1, w.place ^= 1;
     load_keys(shared, p, w);
     score(s, w.q, k_tile);
@@ -108,7 +109,7 @@ attention_choose(const __grid_constant__ struct Attention p) {
     w.q.at = q_tile + first_row() * PITCH + lane_in_rows();
     keep_query(w.q);
     struct Bracket row[2] = {};
-    row[0].low = row[1].low = PLUS_INFINITY;  // without a tile nothing is chosen
+    row[0].low = row[1].low = PLUS_INFINITY;  // without a tile nothing is selected
     if (w.tiles > 0) {
         u32 *const bins = shared.bins[first_row()];
         enum Pass pass = MOMENTS;

@@ -20,7 +20,7 @@
 #if WIDE
 #include "sm80/lib/halves.cuh"
 
-// A list without its first tiles; how many are left is told by `count`.
+// Drops the first tiles of a list; `count` is the number of tiles left.
 FN void begin_later(struct TileList &list, i32 tiles) {
 #if TILE_RANGES
     list.first += tiles;
@@ -32,11 +32,11 @@ FN void begin_later(struct TileList &list, i32 tiles) {
 #endif
 #include "sm80/lib/work.cuh"
 
-// The shared memory of a block; its size is in maskc/plan/families/sm80.py.
+// Shared memory of a block. maskc/plan/families/sm80.py plans its size.
 struct Shared {
 #if WIDE
     union {
-        unsigned char q[TILE_Q * PITCH];  // until it is in registers, and then out
+        unsigned char q[TILE_Q * PITCH];  // until q is in registers; then out is staged here
         struct {
             unsigned char k[TILE_K * PITCH];
             unsigned char v[TILE_K * PITCH];
@@ -73,7 +73,7 @@ struct Shared {
 
 #include "common/lib/join_sum.cuh"
 
-// Where a query's lse and out are.
+// lse and out of a query.
 FN float &lse_of(const struct Attention *p, struct Work work, i32 q) {
     return p->lse[work.batch * p->lse_stride[0] + work.head * p->lse_stride[1]
                   + q * p->lse_stride[2]];
@@ -86,21 +86,21 @@ FN unsigned char *out_of(const struct Attention *p, struct Work work, i32 q) {
 #include "sm80/lib/packed_heads.cuh"
 
 #endif
-// Divides by the rows' sums; writes lse, which with entmax is in `top`, and out through the warp's
-// own rows of the q tile.
+// Divides by the row sums, writes lse (with entmax, `top` is lse), and stores out through the
+// warp's own rows of the q tile.
 FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS],
               const struct Attention *p, struct Shared &shared) {
     const struct Work work = shared.block.work;
     const i32 lane = threadIdx.x % 32, first = work.row * TILE_Q + first_row();
     unsigned char *const tile = shared.q + first_row() * PITCH;
-    float joined[ROWS];  // lse of what a row's other keys gave
+    float joined[ROWS];  // lse of an earlier launch over other keys
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const i32 q = first + lane / 4 + 8 * r;
         joined[r] = p->joins && q < p->n_q ? lse_of(p, work, q) : MINUS_INFINITY;
     }
 #if WIDE
-    __syncthreads();  // the other half has read them, too, and nobody reads keys and values
+    __syncthreads();  // the other half has read them too, and no warp reads k or v
 #else
     __syncwarp();
 #endif
@@ -179,7 +179,7 @@ FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS
     }
 }
 
-// The tile to come, in one register where they are short, or where a list's entry is just that.
+// The next tile, in one register if registers are short, or if it is just a list entry.
 constexpr bool PACKED = TILE_LISTS || SHORT_OF_REGISTERS;
 FN void pack(struct Tile &tile) {
     if constexpr (PACKED) tile.index = tile.index * 2 + tile.full;
@@ -195,13 +195,14 @@ FN i32 first_key(const struct Tile &packed) {
 #include "sm80/lib/entmax.cuh"
 
 #endif
-// Whether warps pass over tiles of which their rows see nothing; not where all have to take part.
+// Whether warps skip tiles of which their rows see nothing. Not with WIDE, where all warps exchange
+// data.
 #if WIDE
 constexpr bool SKIPS = false;
 #else
 constexpr bool SKIPS = !WITH_NAN_SAFE;
 #endif
-// Of more than two blocks none has the registers that entmax takes.
+// entmax needs more registers than three blocks per SM leave.
 constexpr int RESIDENT = WITH_ENTMAX && MIN_BLOCKS > 2 ? 2 : MIN_BLOCKS;
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
@@ -222,7 +223,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
     query.at = q_tile + first_row() * PITCH + lane_in_rows();
     Scores s;
     Output o;
-    float own[2][ROWS];  // of each row its top and this lane's share of the sum
+    float own[2][ROWS];  // per row: its top, and this lane's share of the sum
     float (&top)[ROWS] = PARK_ROWS ? shared.top[threadIdx.x] : own[0];
     float (&sum)[ROWS] = PARK_ROWS ? shared.sum[threadIdx.x] : own[1];
 #pragma unroll
@@ -232,7 +233,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
     copy_wait<0>();
     __syncthreads();
     keep_query(query);
-    __syncthreads();  // keys come where q was
+    __syncthreads();  // keys overwrite q
 #endif
 #if WITH_ENTMAX
 #if WIDE
@@ -252,10 +253,10 @@ attention_forward(const __grid_constant__ struct Attention p) {
     } else {
 #if WIDE
 #else
-        copy_wait<0>();  // q, in whose place zeros go out
+        copy_wait<0>();  // q has arrived; its place is reused to write zeros
         __syncthreads();
 #endif
-        if (p.joins) return;  // its rows keep what they have
+        if (p.joins) return;  // these rows keep the earlier result
     }
 #pragma unroll 1
     for (i32 i = 0; i < block.list.count; i++) {
@@ -267,7 +268,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
         if (masked) seen = seen_by(&p, block, tile);
 
         copy_wait<0>();   // k has arrived, and
-        __syncthreads();  // the last v is no longer read
+        __syncthreads();  // the previous v is no longer read
         load_keys<PIECES_V>(v_tile, block.v, p.v_stride, first_k, p, block.work.batch);
         next = tile_at(block.list, min_i32(i + 1, block.list.count - 1));
         pack(next);
@@ -285,7 +286,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
         give_half(shared.halves, s);
 #else
         if (KEEP_Q && i == 0) keep_query(query);
-        if (SKIPS && masked && !sees_any(seen)) {  // nothing, for the whole warp
+        if (SKIPS && masked && !sees_any(seen)) {  // uniform in a warp
             load_next();
             continue;
         }

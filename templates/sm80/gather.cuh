@@ -24,7 +24,7 @@
 
 #include "sm80/lib/values.cuh"
 
-// A block's shared memory; its size is in maskc/plan/families/gather.py.
+// Shared memory of a block. maskc/plan/families/gather.py plans its size.
 struct Shared {
     unsigned char q[TILE_Q * PITCH];
     unsigned char k[TILE_K * PITCH];
@@ -39,8 +39,8 @@ static_assert(sizeof(struct Shared) <= MEMORY, "planned memory");
 
 // ---------------------------------------------------------------- one item
 
-// Scores q . k become logits up to the factor `unit`: rows are heads, and the keys of columns are
-// anywhere.
+// Turns scores q . k into logits, up to the factor `unit`. Rows are heads, and columns are keys at
+// arbitrary positions.
 FN void make_logits(Scores &s, const struct Attention &p, const struct Logit &logit,
                     const struct Shared &shared, const struct Item &item) {
     (void)logit, (void)shared, (void)item;
@@ -49,7 +49,7 @@ FN void make_logits(Scores &s, const struct Attention &p, const struct Logit &lo
     const struct Steps steps = steps_from(p, item.query);
 #pragma unroll
     for (int i = 0; i < TILE_K / 4; i++) {
-        if (i % 4 == 0) __syncwarp();  // keys are not all read at once: registers are short
+        if (i % 4 == 0) __syncwarp();  // spreads the loads of keys: registers are short
         const i32 key = NEEDS_WHERE ? shared.key[i / 2 * 8 + thread % 4 * 2 + i % 2] : 0;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
@@ -70,7 +70,7 @@ FN void make_logits(Scores &s, const struct Attention &p, const struct Logit &lo
 #endif
 }
 
-// Columns past the last key become -inf.
+// Hides columns past the last key.
 FN void hide_tail(Scores &s, i32 count) {
     const i32 own = count - anew(threadIdx.x) % 4 * 2;
 #pragma unroll
@@ -82,7 +82,7 @@ FN void hide_tail(Scores &s, i32 count) {
                 if (8 * n + e % 2 >= own) s[m][n][e] = MINUS_INFINITY;
 }
 
-// Divides by the rows' sums, and writes out and lse of the heads that are there.
+// Divides by the row sums, and writes out and lse of the existing heads.
 FN void store(const Output &o, const float (&top)[ROWS], const float (&sum)[ROWS],
               const struct Item &item, const struct Attention &p) {
     const i32 lane = threadIdx.x % 32;
@@ -123,7 +123,7 @@ FN void attend(struct Shared &shared, const struct Attention &p, const struct It
     query.at = q_tile + first_row() * PITCH + lane_in_rows();
     Scores s;
     Output o;
-    float own[2][ROWS];  // of each row its top and this lane's share of the sum
+    float own[2][ROWS];  // per row: its top, and this lane's share of the sum
     float (&top)[ROWS] = PARK_ROWS ? shared.top[threadIdx.x] : own[0];
     float (&sum)[ROWS] = PARK_ROWS ? shared.sum[threadIdx.x] : own[1];
 #pragma unroll
@@ -138,7 +138,7 @@ FN void attend(struct Shared &shared, const struct Attention &p, const struct It
     for (i32 first = 0; first < count; first += TILE_K) {
         const i32 left = count - first;
         copy_wait<0>();   // k has arrived, and
-        __syncthreads();  // the last v is no longer read
+        __syncthreads();  // the previous v is no longer read
         copy_keys<PIECES_V>(v_tile, p.v, p.v_stride, item, keys + first, left);
         if (NEEDS_WHERE) take_keys(shared, keys + first, left);
         if (KEEP_Q && first == 0) keep_query(query);

@@ -20,7 +20,7 @@
 
 #include "common/lib/gathered_items.cuh"
 
-constexpr int PIECES = CHUNKS;  // of 16 bytes, in a row of sums
+constexpr int PIECES = CHUNKS;  // 16-byte pieces in a row of sums
 #include "common/lib/gather_sums.cuh"
 
 #include "sm80/lib/softmax.cuh"
@@ -29,7 +29,7 @@ constexpr int PIECES = CHUNKS;  // of 16 bytes, in a row of sums
 
 #include "sm80/lib/values.cuh"
 
-// A block's shared memory; its size is in maskc/plan/families/gather.py.
+// Shared memory of a block. maskc/plan/families/gather.py plans its size.
 struct Shared {
     unsigned char q[TILE_Q * PITCH], dout[TILE_Q * PITCH];
     unsigned char k[TILE_K * PITCH], v[TILE_K * PITCH];
@@ -46,11 +46,11 @@ static_assert(FRAGMENTS == 1, "a warp has sixteen heads");
 
 // ---------------------------------------------------------------- heads
 
-// What a thread knows of its two heads.
+// Per-head values of a thread's two rows.
 struct Heads {
-    float lse[2];    // in powers of two; infinity for a head that is not there
+    float lse[2];    // times log2(e); infinity for a head that does not exist
     float delta[2];  // sum of out * dout
-    float total[2];  // gradient of the slope of distances, so far
+    float total[2];  // gradient of the head's slope so far
     struct TableSums tables;
 };
 
@@ -87,7 +87,7 @@ FN void begin_heads(struct Heads &heads, const struct Attention &p, const struct
         heads.total[r] = 0.0f;
     }
 }
-// What heads have a gradient of beside that of their queries.
+// Stores the gradients that belong to a whole head (sink, slope).
 FN void end_heads(const struct Heads &heads, const struct Attention &p, const struct Item &item,
                   const struct Units &units) {
 #pragma unroll
@@ -107,23 +107,23 @@ FN void end_heads(const struct Heads &heads, const struct Attention &p, const st
 
 // ---------------------------------------------------------------- a tile
 
-// Where a 16-byte piece of a row of p or ds lies: pieces trade places as those of tiles do.
+// Offset of a 16-byte piece of a row of p or ds. Pieces are XOR-swizzled as in other tiles.
 constexpr int P_SPAN = TILE_K < 64 ? TILE_K / 8 : 8, P_PITCH = 2 * TILE_K;
 FN u32 p_place(u32 row, u32 piece) {
     return row * P_PITCH + 16 * (piece ^ (row / (8 / P_SPAN) % P_SPAN));
 }
 
-// Scores and dp become weights and the gradients of scores but for the scale; both are left for
-// other warps, too. `left` keys of the tile are there.
+// Turns scores and dp into weights and the gradients of scores without the scale factor, and stores
+// both for the other warps. `left`: existing keys of the tile.
 FN void weigh(Scores &s, Scores &dp, struct Shared &shared, const struct Attention &p,
               struct Heads &heads, const struct Item &item, i32 left) {
     const struct Logit all = logit_of(&p, 0);
-    const float unit = BENT ? all.unit : p.scale * LOG2E;  // with its sign
+    const float unit = BENT ? all.unit : p.scale * LOG2E;  // signed
     const struct Steps steps = steps_from(p, item.query);
     const i32 own = anew(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int n = 0; n < TILE_K / 8; n++) {
-        if (HEAD_GRADIENT) __syncwarp();  // keys are not all read at once: registers are short
+        if (HEAD_GRADIENT) __syncwarp();  // spreads the loads of keys: registers are short
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const i32 row = own_row(r);
@@ -154,7 +154,7 @@ FN void weigh(Scores &s, Scores &dp, struct Shared &shared, const struct Attenti
     }
 }
 
-// Sixteen keys' share of 32 columns of dv (or dk): the tile's p^T dout (or ds^T q), added to sums.
+// Adds 32 columns of dv (or dk) of sixteen keys to the sums: p^T dout (or ds^T q) of the tile.
 FN void add_keys(struct Shared &shared, const struct Attention &p, i64 first_row, i32 left,
                  i32 fragment, i32 slab, bool values, const struct Units &units) {
     const u32 lane = threadIdx.x % 32;
@@ -243,13 +243,13 @@ FN void attend(struct Shared &shared, const struct Attention &p, const struct It
             const float *x = &dp[m][2 * n + i / 2][i % 2 * 2];
             return pack(x[0], x[1]);
         });
-        __syncthreads();  // p and ds are there
+        __syncthreads();  // p and ds are complete
         constexpr int FEW = TILE_K / 16, SLABS = HEAD_DIM / 32;
 #pragma unroll 1
         for (i32 job = threadIdx.x / 32; job < 2 * FEW * SLABS; job += WARPS)
             add_keys(shared, p, first_of_head, left, job % FEW, job / FEW % SLABS,
                      job < FEW * SLABS, units);
-        __syncthreads();  // nothing of the tile is read any more
+        __syncthreads();  // the tile is no longer read
     }
     store_dq(dq, p, item);
     end_heads(heads, p, item, units);

@@ -65,23 +65,25 @@ attention_backward_few(const __grid_constant__ struct Attention p,
 
 #include "sm90a/lib/backward_order.cuh"
 
-// What the thread that loads keeps of a head: all that its tiles have in common.
+// State of the producer thread for one query head: everything its tiles have in common.
 struct Source {
     List list;
-    struct Place q, dout;     // as coordinates; 0 where all share a dimension
-    const float *lse, *delta;  // of the first query
-    i32 tail;                 // MASKED where the column ends past the last key
+    struct Place q, dout;     // coordinates; 0 along dimensions that broadcast
+    const float *lse, *delta;  // at the first query
+    i32 tail;                 // MASKED if the tile column reaches past the last key
 };
 
-// A block's shared memory; its size is in maskc/plan/families/sm90a_backward.py.
+// Shared memory of a block. maskc/plan/families/sm90a_backward.py plans its size.
 struct Shared {
     unsigned char k[K_BYTES], v[K_BYTES];
     unsigned char q[STAGES][Q_BYTES], dout[STAGES][Q_BYTES];
 #if FOLDED
-    // Pieces of lse and delta. Not at the end: products read them as if they were twice as long.
+    // bf16 pieces of lse and delta. They must not come last: WGMMA reads them as if they were twice
+    // as long.
     unsigned char rows[STAGES][PIECE_BYTES];
 #endif
-    // ds, and p where it is exchanged; between two warpgroups then, in the same place, dk and dv.
+    // ds, and p if the warpgroups exchange it. With two warpgroups, dk and dv are staged here at
+    // the end of a tile column.
     unsigned char ds[DS_STAGES][PAIR_BYTES];
 #if !SPLIT_KEYS
     unsigned char weights[STAGES][PAIR_BYTES];
@@ -96,23 +98,23 @@ struct Shared {
     float lse[STAGES][TILE_Q], delta[STAGES][TILE_Q];
 #endif
 #if WITH_THRESHOLDS
-    float low[STAGES][TILE_Q], end[STAGES][TILE_Q];  // thresholds; the latter are integers
+    float low[STAGES][TILE_Q], end[STAGES][TILE_Q];  // thresholds; `end` holds integers
 #endif
     u64 column_full, column_free;
     u64 q_full[STAGES], q_free[STAGES], dout_full[STAGES], dout_free[STAGES];
     u64 dq_full[GROUPS], dq_free[GROUPS], dq_added, dq_seen, column_settled;
     struct Item item[ITEMS];
-    struct Source source;  // of the head whose steps are loaded
-    i32 word[STAGES], head[STAGES];  // of the query tile in this stage
-    struct Turn turn[STAGES], dq_turn;  // of a step, and of the tile in dq
-    i32 *dq_counter;                    // of additions to what a step adds to
-    u32 holds, settled;  // whether the last turn of the item that is loaded is held; parity
+    struct Source source;  // the head whose steps are being loaded
+    i32 word[STAGES], head[STAGES];  // the query tile in this stage
+    struct Turn turn[STAGES], dq_turn;  // of a step; of the tile staged in `dq`
+    i32 *dq_counter;                    // counts additions to the tile of dq that a step adds to
+    u32 holds, settled;  // whether the last turn of the item being loaded is HELD; mbarrier parity
 };
 static_assert(sizeof(struct Shared) <= MEMORY, "planned memory");
 
 #include "common/lib/memory.cuh"
 
-// Turns through a ring of places in shared memory, one or two.
+// Ring of one or two slots in shared memory.
 template <u32 COUNT>
 struct Ring {
     u32 steps = 0;
@@ -141,10 +143,10 @@ FN void initialize(struct Shared &shared) {
     barriers_ready();
 }
 
-// The query tile of a step.
+// One step: a query tile.
 struct Step {
     i32 word;
-    i32 row;  // the tile row's number
+    i32 row;  // index of the tile row
 };
 
 #include "sm90a/lib/backward_load.cuh"
@@ -159,7 +161,8 @@ FN struct Step step_in(const struct Shared &shared, i32 at, const struct Attenti
     const i32 word = uniform(shared.word[at]);
     return {word, uniform(shared.head[at]) * p.tile_rows + (word & INDEX)};
 }
-// The place of a thread's first key; the other is 8 behind. Computed where it is used.
+// The thread's first key; its second one is 8 further on. Recomputed at each use to save a
+// register.
 FN i32 first_key(i32 tile, i32 group) {
     const i32 thread = threadIdx.x % 128;
     return anew(tile) * TILE_K + key_of(group) + thread / 32 * 16 + thread % 32 / 4;
@@ -172,12 +175,12 @@ FN struct Where where_of(const struct Place &place, const struct Step &step,
     return {place, query, key, own, steps_from(p, place.batch, query, key)};
 }
 
-// dp = dout . v begins before scores become weights, where registers are at hand.
+// EARLY: issue dp = dout . v before the scores become weights, if there are registers for both.
 constexpr bool FEW = QUERIES <= 64;
 constexpr bool EARLY =
     !LONG_LOGITS && (THRESHOLDS ? FEW : !(BENT || WITH_ENTMAX) || (FEW && !CROWDED));
-// Numbers of the rows that are read are so before the products begin, behind whose operands they
-// would wait.
+// LSE_EARLY, DELTA_EARLY: load lse and delta before issuing the WGMMAs. Afterwards the loads would
+// queue behind the WGMMA operand reads from shared memory.
 constexpr bool LSE_EARLY =
     EARLY && !BENT && !MASK_HEAVY && (DROPS ? FEW : !THRESHOLDS && !WITH_ENTMAX);
 constexpr bool DELTA_EARLY = LSE_EARLY && QUERIES <= 64 && !CROWDED;
@@ -202,7 +205,8 @@ FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Op
     begin_scores(dp, tiles.k + TO_V, tiles.q + TO_DOUT + q_stage(at), tiles, at, true);
 }
 
-// Scores of a step, under way, become weights: p and dp are then in registers.
+// Turns the scores of a step, whose WGMMAs are in flight, into weights. Leaves p and dp in
+// registers.
 FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
                       struct Shared &shared, const struct Operands &tiles,
                       const struct Attention &p, const struct Step &step,
@@ -251,7 +255,7 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
 #if ADDS_DIAGONALS
 #include "sm90a/lib/diagonals.cuh"
 
-// What a step's tile of ds gives to tables of the formula, where a call wants that.
+// Adds a step's tile of ds to the gradients of the score formula's tables, if the call wants them.
 FN void add_step(struct Shared &shared, const struct Attention &p, const struct Step &step, u32 at,
                  i32 tile) {
 #if !DETERMINISTIC
@@ -263,7 +267,7 @@ FN void add_step(struct Shared &shared, const struct Attention &p, const struct 
 }
 
 #endif
-// The tile column that a block is at.
+// The tile column that a block works on.
 struct Column {
     i32 tile, head, shared, steps;
 };
@@ -274,8 +278,8 @@ FN struct Column column_in(const struct Item &item) {
 
 #include "sm90a/lib/backward_store.cuh"
 
-// One query tile: shares of dk, dv and dq. Around it no product is under way. A place that is kept
-// is not given back to the thread that loads.
+// Processes one query tile: adds its contributions to dk, dv and dq. No WGMMA is in flight before
+// or after. `keeps`: do not release the stage to the producer thread; the epilogue still needs it.
 FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1> &staged,
                   const struct Column &column, const struct Attention &p, i32 group, bool keeps) {
     struct Shared &shared = shared_memory();
@@ -322,7 +326,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
     const float slope = to_gradients(dp, s, kept, ds, delta, rest, p, where);
 #if APART
-    sync_both();  // nobody reads numbers of this step any more
+    sync_both();  // after this, no thread reads lse or delta of this step
     begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
     begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
     products_wait<1>();
@@ -404,7 +408,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         const u32 last = (stage.steps - 1) % STAGES;
         if (column.shared) add_column(dk, dv, column, p, group);
         else store_column(dk, dv, column, last, shared, p, maps, group);
-        // Not before all warps, which met in store_column, have read what the column is.
+        // Only after store_column, where all warps meet: until then some warp may still read
+        // `column`.
         if (column.steps == 0 && thread == 0) arrive(shared.column_free);
         if (ALONE && column.steps > 0 && thread == 0)
             arrive(shared.dout_free[last]), arrive(shared.q_free[last]);
@@ -446,7 +451,7 @@ attention_backward(const __grid_constant__ struct Attention p,
     if (group == 0) {
         give_registers<COPY_REGISTERS>();
         const i32 warp = uniform(threadIdx.x / 32);
-        if (warp == 3) {  // with 0 for it ptxas makes a switch of all, and spills
+        if (warp == 3) {  // testing for warp 0 instead makes ptxas emit a jump table, and spill
             if (elected()) load_items(shared, p, maps);
         } else if (warp == 1) {
 #if STAGED

@@ -1,5 +1,5 @@
-// spec.chosen: which keys a query chooses, for Hopper (sm_90a): two numbers a row, see
-// thresholds.cuh.j2. Contract: maskc/core/abi.py and core/bundle.py.
+// spec.chosen: the selection thresholds of each query, two numbers per row (see thresholds.cuh.j2),
+// for Hopper (sm_90a). Contract: maskc/core/abi.py and core/bundle.py.
 
 #include ELEMENT_POLICY
 #include "common/lib/device.cuh"
@@ -30,26 +30,26 @@ struct Maps {
     TensorMap q, k;
 };
 
-// What a block works on.
+// The tile row of a block.
 struct alignas(16) Row {
     i32 tile, head, batch, part;
 };
 
-// Of the thread's row `r`.
+// Score i of the thread's row `r`.
 FN float &score_at(Scores &s, int r, int i) { return s[i / 2 * 4 + 2 * r + i % 2]; }
 
 #include "common/lib/choose_rows.cuh"
 
-// A block's shared memory; its size is in maskc/plan/families/sm90a.py.
+// Shared memory of a block. maskc/plan/families/sm90a.py plans its size.
 struct Shared {
     unsigned char q[1][Q_BYTES];
     unsigned char k[STAGES][K_BYTES];
     u32 bins[TILE_Q][BINS];
     u64 q_full[1], k_full[STAGES], k_free[STAGES];
     u64 started, decided;
-    i32 first_word;          // tiles of the block's row
+    i32 first_word;          // tiles in the block's row
     i32 next[STAGES];        // the word of the tile in this stage
-    i32 wishes[2][4 * GROUPS];  // of every warp: whether it needs another pass
+    i32 wishes[2][4 * GROUPS];  // per warp: whether it needs another pass
     struct Row row[1];
 };
 static_assert(sizeof(struct Shared) <= MEMORY, "planned memory");
@@ -73,8 +73,8 @@ FN void initialize(struct Shared &shared) {
 
 #include "sm90a/lib/items.cuh"
 
-// Whether any warp needs another pass. The thread that copies arrives as well, as the others might
-// else be through with two passes before it asks about the first.
+// Returns whether any warp needs another pass. The producer thread arrives too; without it, the
+// consumers could complete two phases before the producer looked at the first.
 FN bool heard(struct Shared &shared, i32 passes) {
     wait(shared.decided, passes & 1);
     i32 any = 0;
@@ -93,7 +93,8 @@ FN void copy_keys(struct Shared &shared, const struct Attention &p, const struct
     stage.next();
 }
 
-// One thread. The first keys of another pass follow before it is known whether there is one.
+// The producer thread. It prefetches the first keys of the next pass before it knows whether there
+// is a next pass.
 FN void copy_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     const struct Work work = item(p, blockIdx.x);
     shared.first_word = work.count;
@@ -118,7 +119,7 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
         arrive(shared.decided);
         more = heard(shared, passes);
     }
-    // Copies that nobody needs must be in before the block ends.
+    // Wait for prefetched tiles that nobody uses: a block must not exit with copies in flight.
     for (i32 i = 0; i < ahead; i++) {
         wait(shared.k_full[first.at], first.turn);
         first.next();
@@ -127,7 +128,7 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
 
 // ---------------------------------------------------------------- scores
 
-// The place of the thread's first query; the other one is 8 behind.
+// The thread's first query; its second one is 8 further on.
 FN i32 query_of(const struct Row &row, i32 group) {
     const i32 thread = threadIdx.x % 128;
     return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
@@ -135,7 +136,7 @@ FN i32 query_of(const struct Row &row, i32 group) {
 
 #include "sm90a/lib/query.cuh"
 
-// What a warpgroup has throughout.
+// State of a consumer warpgroup for all passes.
 struct Rows {
     i32 batch, head, query, group, tiles;
     struct Query q;
@@ -143,7 +144,7 @@ struct Rows {
     struct MaskRow kept;
 };
 
-// The scores of the next tile. Returns its word.
+// Computes the scores of the next tile and returns its word.
 FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, struct Rows &w,
                    i32 (&allowed)[2]) {
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
@@ -183,7 +184,7 @@ FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, 
 
 // ---------------------------------------------------------------- warpgroups that compute
 
-// All warps agree on whether there is another pass, and the one that copies hears of it.
+// Makes all warps agree whether there is another pass, and tells the producer thread.
 FN bool agreed(struct Shared &shared, bool wish, i32 passes) {
     const i32 any = __any_sync(0xffffffff, wish);
     if (threadIdx.x % 32 == 0) {
@@ -219,7 +220,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
                 make_int2(__float_as_int(row[r].low), row[r].last);
 }
 
-// Rows of tiles without an allowed pair: the end of the work list.
+// Writes rows of tiles without an allowed pair. They are at the end of the work list.
 FN void store_empty(const struct Attention &p) {
     for (i32 index = p.items + p.empty - 1 - blockIdx.x; index >= 0; index -= gridDim.x) {
         const struct Work work = work_at(p, index);

@@ -35,16 +35,18 @@
 #include "sm90a/lib/filter_rows.cuh"
 
 #endif
-// What a warpgroup works on.
+// The tile row that a warpgroup works on.
 struct alignas(16) Row {
     i32 tile, head, batch;
-    i32 part;   // 1 + its number where the row is cut; read when it is needed, but of packed heads
-    i32 merge;  // of packed heads: the number of the row among those that are cut; likewise
+    // 1 + index of the part if the row is split along the keys. Read at its use, except with
+    // pack_gqa.
+    i32 part;
+    i32 merge;  // with pack_gqa: index of the row among the split rows; read at its use
 };
 
-// A block's shared memory; its size is in maskc/plan/families/sm90a.py.
+// Shared memory of a block. maskc/plan/families/sm90a.py plans its size.
 struct Shared {
-    unsigned char q[Q_TILES][Q_BYTES];  // then, in the same place, out
+    unsigned char q[Q_TILES][Q_BYTES];  // the output is staged here in the epilogue
     unsigned char k[STAGES][K_BYTES];
     unsigned char v[STAGES][K_BYTES];
 #if LONG_SUMS
@@ -52,22 +54,22 @@ struct Shared {
 #endif
 #if LIST_BYTES
 #if WITH_ENTMAX
-    unsigned char lists[LIST_BYTES];  // they begin in v
+    unsigned char lists[LIST_BYTES];  // the lists begin in v
 #endif
 #endif
     u64 q_full[Q_TILES], q_free[Q_TILES];
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
     u64 started;
-    i32 item;                 // that the block begins with
-    i32 first_word;           // of its first tile
-    i32 next[STAGES];         // the word of the tile after the one in this stage
-    struct Row row[Q_TILES];  // whose q is in this place
+    i32 item;                 // the block's first work item
+    i32 first_word;           // word of its first tile
+    i32 next[STAGES];         // word of the tile that follows the one in this stage
+    struct Row row[Q_TILES];  // the row that this stage's q belongs to
 #if PACKED
-    i32 stored[GROUPS];       // parts of the row, before the item's own
+    i32 stored[GROUPS];       // parts of the row that precede the item's own
 #endif
 #if WITH_ENTMAX
     u64 decided;
-    i32 wishes[2][4 * GROUPS];  // of every warp: the pass that is to follow
+    i32 wishes[2][4 * GROUPS];  // per warp: the pass that it needs next
 #endif
 };
 
@@ -92,7 +94,7 @@ FN void initialize(struct Shared &shared) {
     }
     barriers_ready();
 }
-// Those of a block that has computed an item, for another one.
+// Re-initializes the mbarriers of a block that starts another work item.
 FN void initialize_again(struct Shared &shared) {
     for (u64 *barrier = shared.q_full; barrier <= &shared.started; barrier++) barrier_end(*barrier);
     initialize(shared);
@@ -120,7 +122,7 @@ FN struct Row row_in(const struct Shared &shared, i32 place) {
     const int4 row = *(const int4 *)&shared.row[place];
     return {uniform(row.x), uniform(row.y), uniform(row.z), PACKED ? uniform(row.w) : 0};
 }
-// The place of the thread's first query; the other one is 8 behind.
+// The thread's first query; its second one is 8 further on.
 FN i32 query_of(const struct Row &row, i32 group) {
     const i32 thread = threadIdx.x % 128;
     return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
@@ -129,10 +131,10 @@ FN i32 query_of(const struct Row &row, i32 group) {
 #if PACKED
 #include "sm90a/lib/where_packed.cuh"
 #else
-// Which pairs a thread's scores of a tile are of; see logit.cuh.
+// Maps a thread's score elements to pairs; see logit.cuh.
 struct Where {
     struct Row row;
-    i32 query_place, key_place;  // of the first element
+    i32 query_place, key_place;  // at the first element
     struct HeadLogit own;
     struct Steps steps;
     FN void refresh(const struct Attention &) {}
@@ -168,7 +170,7 @@ FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 q
 #if WITH_SHIFTS
 #include "sm90a/lib/shifts.cuh"
 
-// What distance adds to a warpgroup's scores of the tile in a stage, in the unit of scores.
+// SHIFTED: the distance term of the score formula for a warpgroup's tile, in the unit of scores.
 typedef struct Shifts<64, TILE_K> TileShifts;
 FN float *shifts_in(i32 stage, i32 group) {
     __shared__ float all[STAGES * GROUPS][TileShifts::COUNT];
@@ -193,7 +195,7 @@ FN void add_shifts(Scores &s, i32 stage, i32 group) {
 }
 
 #endif
-// o += p v, begun
+// Issues o += p v.
 FN void begin_output(Output &o, Weights &weights, u64 v) {
     pin(weights);
     pin(o);
@@ -206,15 +208,16 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
 
 #include "sm90a/lib/forward_store.cuh"
 
-// Which of a thread's pairs of a tile dropout keeps.
+// Draws the dropout bits of a thread's pairs of a tile.
 FN void draw_tile(struct Staying<TILE_K / 2> &stay, const struct Dropout &d, const struct Row &row,
                   i32 query, i32 word) {
     const i32 key = (word & INDEX) * TILE_K + threadIdx.x % 4 * 2;
     draw_by_query(stay, d, query, key, row.head, row.batch);
 }
 
-// Warpgroups take turns at starting products, so that the softmax of one runs under those of the
-// next. Named barriers 1 .. GROUPS. One that is alone has other blocks beside it.
+// Scheduler barrier between the consumer warpgroups (named barriers 1 .. GROUPS): they issue WGMMAs
+// in turn, so that the softmax of one overlaps the WGMMAs of the next. With a single warpgroup per
+// block, the other blocks of the SM provide the overlap.
 FN void take_turn(i32 group) {
     if (GROUPS > 1) sync_threads(1 + group, 256);
 }
@@ -275,10 +278,11 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     to_weights(weights, s);
     Ring<STAGES> last = stage;
     stage.next();
-    // Computed before they are needed, under the exponentials.
+    // Operand descriptors of the next step. Computed early, so that the integer work overlaps the
+    // exponentials.
     u64 k_tile = k_tiles + stage.at * (K_BYTES >> 4), v_tile = v_tiles;
 
-    bool storing = false;  // out still leaves through the place of q before this one
+    bool storing = false;  // the previous row's output is still being stored from the other q slot
 #pragma unroll 1
     while (true) {
         if (STREAM && storing) {
@@ -293,7 +297,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         wait(shared.k_full[stage.at], stage.turn);
         next = shared.next[stage.at];
 #if PACKED
-        if (word & FIRST) {  // another part of the row: few beside tiles, nothing overlaps
+        // pack_gqa, next part of the row: rare compared with tiles, so nothing overlaps here
+        if (word & FIRST) {
             wait(shared.v_full[last.at], last.turn);
             begin_output(o, weights, v_tile);
             products_wait<0>();
@@ -320,7 +325,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         }
 #endif
 
-        // A new row: its first product begins before the last one of the row before.
+        // On a new row, issue its first WGMMA before the last one of the previous row has finished.
         const bool first = STREAM && word & FIRST;
         const struct Row old = row;
         const float old_top[2] = {softmax.top[0], softmax.top[1]};
@@ -365,8 +370,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             exponentials(s, 0, factors.unit, softmax);
             pin(s);
         }
-        // The wait for p v stands in two branches: without them ptxas moves it up, before the
-        // maxima and the exponentials that are to run under the product.
+        // The wait for p v is duplicated in the branches below. With a single wait, ptxas hoists it
+        // above the row maxima and exponentials that should overlap the WGMMA.
         if (first) {
             products_wait<0>();
             pin(o);
@@ -418,8 +423,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #endif
 #endif
 
-// Whether a block has another item. Of packed heads a list made on the device has room for many
-// more than are live: to start a block for each would take longer than their work.
+// Returns whether the block has another work item. With pack_gqa, a list built on the device has
+// room for many more items than are live; one block per slot would cost more time than the work.
 FN bool goes_on(struct Shared &shared, const struct Attention &p) {
     if (!ROUNDS) return false;
     const i32 next = shared.item + gridDim.x;

@@ -10,8 +10,8 @@
 #include TOKENS_POLICY
 
 #include "sm90a/lib/constants.cuh"
-// Groups of copies under way: with 2 (STAGES - 1) of k and v in between, the next place in the ring
-// is still free in time.
+// cp.async groups in flight. k and v of STAGES - 1 tiles lie in between, so the next slot of the
+// ring is free by the time it is needed.
 constexpr int BEHIND = STAGES > 2 ? 3 : 2;
 
 #include "sm90a/lib/ptx.cuh"
@@ -34,7 +34,7 @@ constexpr int BEHIND = STAGES > 2 ? 3 : 2;
 
 #include "sm90a/lib/gather_load.cuh"
 
-// A block's shared memory; its size is in maskc/plan/families/gather.py.
+// Shared memory of a block. maskc/plan/families/gather.py plans its size.
 struct Shared {
     unsigned char q[Q_BYTES];
     unsigned char k[STAGES][K_BYTES];
@@ -71,12 +71,13 @@ FN void copy_items(struct Shared &shared, const struct Attention &p) {
 #pragma unroll 1
         for (i32 tile = 0; tile < tiles; tile++) {
             const struct Rows own = rows;
-            rows = rows_of(keys, count, min_i32(tile + 1, tiles - 1));  // needed a tile later
+            rows = rows_of(keys, count, min_i32(tile + 1, tiles - 1));  // used one tile later
             wait(shared.k_free[stage.at], stage.turn ^ 1);
             gather<PIECES_QK>(shared.k[stage.at], p.k, p.k_stride, item, own);
             begun(under, shared.k_full[stage.at]);
             if (tile == 0) {
-                settle_all(under);  // q waits for the item before, which may wait for these
+                // The wait for q depends on the previous item, which may wait for these copies
+                settle_all(under);
                 wait(shared.q_free, q_turn ^ 1);
                 q_turn ^= 1;
                 copy_heads<PIECES_QK>(shared.q, p.q, p.q_stride, item);
@@ -93,14 +94,14 @@ FN void copy_items(struct Shared &shared, const struct Attention &p) {
 
 // ---------------------------------------------------------------- warpgroups that compute
 
-// The thread's first row, a head; the other one is 8 behind.
+// The thread's first row, which is a head; its second one is 8 further on.
 FN i32 row_in_tile(i32 group) {
     const i32 thread = threadIdx.x % 128;
     return 64 * group + thread / 32 * 16 + thread % 32 / 4;
 }
 
-// Which pairs a thread's scores of a tile are of: rows are heads, and the keys of columns are
-// anywhere. See logit.cuh.
+// Maps a thread's score elements to pairs: rows are heads, and columns are keys at arbitrary
+// positions. See logit.cuh.
 struct Where {
     struct Item item;
     const i32 *keys;
@@ -125,7 +126,7 @@ struct Where {
     FN i32 batch() const { return item.batch; }
 };
 
-// s = q k^T, begun
+// Issues s = q k^T.
 FN void begin_scores(Scores &s, u64 q, u64 k) {
     pin(s);
     products_begin();
@@ -134,7 +135,7 @@ FN void begin_scores(Scores &s, u64 q, u64 k) {
         multiply_qk(s, q + column_step(i, Q_SLAB), k + column_step(i, K_SLAB), i > 0);
     products_commit();
 }
-// o += p v, begun
+// Issues o += p v.
 FN void begin_output(Output &o, Weights &weights, u64 v) {
     pin(weights);
     pin(o);
@@ -145,8 +146,8 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
     products_commit();
 }
 
-// Warpgroups take turns at starting products, so that the softmax of one runs under those of the
-// other. Named barriers 1 and 2.
+// Scheduler barrier between the two consumer warpgroups (named barriers 1 and 2): they issue WGMMAs
+// in turn, so that the softmax of one overlaps the WGMMAs of the other.
 FN void take_turn(i32 group) {
     if (GROUPS > 1) sync_threads(1 + group, 256);
 }
@@ -154,7 +155,7 @@ FN void pass_turn(i32 group) {
     if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
-// Divides by the rows' sums, and writes out and lse of the heads that are there.
+// Divides by the row sums and writes out and lse of the existing heads.
 FN void store(const Output &o, const struct Softmax &softmax, float unit, const struct Item &item,
               const struct Attention &p, i32 first) {
     const i32 lane = threadIdx.x % 32;
@@ -164,7 +165,8 @@ FN void store(const Output &o, const struct Softmax &softmax, float unit, const 
         float total = quad_sum(softmax.sum[r]), base = softmax.top[r] * unit, factor = 1.0f;
 #if WITH_SINKS
         const float sink = p.sink_logits[head] * LOG2E, higher = fmaxf(base, sink);
-        const float finite = higher == MINUS_INFINITY ? 0.0f : higher;  // neither key nor sink
+        // The row has neither keys nor a sink
+        const float finite = higher == MINUS_INFINITY ? 0.0f : higher;
         factor = fast_exp2(base - finite);
         total = fmaf(total, factor, fast_exp2(sink - finite));
         base = higher;
@@ -238,7 +240,8 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
             raised = raise_tops(s, unit, stale, softmax);
             exponentials(s, 0, unit, softmax);
             pin(s);
-            // In two branches, so that ptxas does not move the wait up, before the maxima.
+            // The wait is duplicated in both branches, so that ptxas does not hoist it above the
+            // row maxima.
             if (raised) {
                 asm volatile("wgmma.wait_group.sync.aligned 0;  // raised" ::: "memory");
                 pin(o);

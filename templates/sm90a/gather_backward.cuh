@@ -14,7 +14,7 @@
 #include TOKENS_POLICY
 
 #include "sm90a/lib/constants.cuh"
-constexpr int BEHIND = STAGES - 1;  // groups of copies under way: k and v of a tile are one
+constexpr int BEHIND = STAGES - 1;  // cp.async groups in flight; k and v of a tile form one group
 
 #include "sm90a/lib/ptx.cuh"
 
@@ -26,14 +26,14 @@ constexpr int BEHIND = STAGES - 1;  // groups of copies under way: k and v of a 
 
 #include "common/lib/gather_sums.cuh"
 
-// A block's shared memory; its size is in maskc/plan/families/gather.py.
+// Shared memory of a block. maskc/plan/families/gather.py plans its size.
 struct Shared {
     unsigned char q[Q_BYTES];
     unsigned char dout[Q_BYTES];
     unsigned char k[STAGES][K_BYTES];
     unsigned char v[STAGES][K_BYTES];
     unsigned char p[K_SLAB], ds[K_SLAB];  // heads x keys
-    i32 key[STAGES][TILE_K];              // whose k and v are there
+    i32 key[STAGES][TILE_K];              // the keys in this stage
     u64 q_full, q_free;
     u64 full[STAGES], free[STAGES];
 };
@@ -62,7 +62,8 @@ FN void copy_items(struct Shared &shared, const struct Attention &p) {
         const i32 count = count_of(p, item), tiles = tiles_of(count);
         if (count == 0) continue;
         struct Rows rows = rows_of(keys, count, 0);
-        settle_all(under);  // q waits for the item before, which may wait for these
+        // The wait for q depends on the previous item, which may wait for these copies
+        settle_all(under);
         wait(shared.q_free, q_turn ^ 1);
         q_turn ^= 1;
         copy_heads<PIECES_QK>(shared.q, p.q, p.q_stride, item);
@@ -71,7 +72,7 @@ FN void copy_items(struct Shared &shared, const struct Attention &p) {
 #pragma unroll 1
         for (i32 tile = 0; tile < tiles; tile++) {
             const struct Rows own = rows;
-            rows = rows_of(keys, count, min_i32(tile + 1, tiles - 1));  // needed a tile later
+            rows = rows_of(keys, count, min_i32(tile + 1, tiles - 1));  // used one tile later
             wait(shared.free[stage.at], stage.turn ^ 1);
             gather<PIECES_QK>(shared.k[stage.at], p.k, p.k_stride, item, own);
             gather<PIECES_V>(shared.v[stage.at], p.v, p.v_stride, item, own);
@@ -88,21 +89,22 @@ FN void copy_items(struct Shared &shared, const struct Attention &p) {
 
 // ---------------------------------------------------------------- rows
 
-// A thread's part of an accumulator: element 4 i + 2 r + e lies in row 16 warp + lane / 4 + 8 r and
-// in column 8 i + 2 (lane % 4) + e. Rows are heads, columns are keys; or rows keys, columns a slab.
+// Accumulator layout: element 4 i + 2 r + e of a thread is in row 16 warp + lane / 4 + 8 r and
+// column 8 i + 2 (lane % 4) + e. Rows are heads and columns are keys, or rows are keys and columns
+// are a slab of the head dimension.
 typedef float Scores[TILE_K / 2];
 typedef float Gradient[HEAD_DIM / 2];
 typedef float Slab[32];
-typedef u32 Weights[TILE_K / 4];  // in storage precision, as a left operand
+typedef u32 Weights[TILE_K / 4];  // in storage precision, as the A operand
 
 #include "common/lib/gather_tables.cuh"
 
-// What a thread knows of its two heads.
+// Per-head values of a thread's two rows.
 struct Heads {
-    float lse[2];    // in powers of two; infinity for a head that is not there
+    float lse[2];    // times log2(e); infinity for a head that does not exist
     float delta[2];  // sum of out * dout
     struct HeadLogit logit[2];
-    float total[2];  // gradient of what that has, so far
+    float total[2];  // gradient of the head's slope so far
     struct TableSums tables;
 };
 
@@ -142,7 +144,7 @@ FN void begin_heads(struct Heads &heads, const struct Attention &p, const struct
     }
 }
 
-// What heads have a gradient of beside that of their queries.
+// Stores the gradients that belong to a whole head (sink, slope).
 FN void end_heads(const struct Heads &heads, const struct Attention &p, const struct Item &item,
                   const struct Units &units) {
 #pragma unroll
@@ -162,14 +164,14 @@ FN void end_heads(const struct Heads &heads, const struct Attention &p, const st
 
 // ---------------------------------------------------------------- a tile
 
-// The keys of a tile, and which query they are of.
+// A tile of keys, and the query that selected them.
 struct Tile {
     const i32 *keys;
-    i32 count;  // of those that there are, from the first one on
+    i32 count;  // existing keys, counted from the first one
     struct Steps steps;
 };
 
-// Which pairs the scores of two columns are of; see logit.cuh.
+// Maps the scores of two columns to pairs; see logit.cuh.
 struct Where {
     struct Item item;
     struct Tile tile;
@@ -188,8 +190,8 @@ struct Where {
     FN i32 batch() const { return item.batch; }
 };
 
-// Weights, and the gradients of the scores but for the scale, as they are multiplied. Scores come
-// halfway to logits.
+// Computes the weights and the gradients of the scores without the scale factor, as WGMMA operands.
+// The scores arrive after the first half of the logit formula.
 FN void weigh(const Scores &s, const Scores &dp, Weights &weights, Weights &ds,
               struct Heads &heads, const struct Item &item, const struct Tile &tile,
               const struct Attention &p) {
@@ -224,7 +226,7 @@ FN void weigh(const Scores &s, const Scores &dp, Weights &weights, Weights &ds,
     }
 }
 
-// A warp's 16 rows of a tile of heads x keys.
+// Stores a warp's 16 rows of a tile of heads x keys.
 FN void put(u32 tile, const Weights &x) {
     const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
@@ -233,7 +235,7 @@ FN void put(u32 tile, const Weights &x) {
                        x[4 * i + 2], x[4 * i + 3]);
 }
 
-// s = q k^T and dp = dout v^T, begun one after the other
+// Issues s = q k^T, then dp = dout v^T.
 FN void begin_scores(Scores &s, u64 rows, u64 keys) {
     pin(s);
     products_begin();
@@ -242,7 +244,7 @@ FN void begin_scores(Scores &s, u64 rows, u64 keys) {
         multiply_scores(s, rows + column_step(i, Q_SLAB), keys + column_step(i, K_SLAB), i > 0);
     products_commit();
 }
-// dq += ds k, begun
+// Issues dq += ds k.
 FN void begin_dq(Gradient &dq, Weights &ds, u64 k) {
     pin(ds);
     pin(dq);
@@ -251,7 +253,7 @@ FN void begin_dq(Gradient &dq, Weights &ds, u64 k) {
     for (int i = 0; i < TILE_K / 16; i++) multiply_dq(dq, ds + 4 * i, k + token_step(i), true);
     products_commit();
 }
-// A slab of dv = p^T dout or of dk = ds^T q, begun: rows are keys.
+// Issues one slab of dv = p^T dout or of dk = ds^T q. Rows are keys.
 FN void begin_slab(Slab &x, u64 weights, u64 rows) {
     pin(x);
     products_begin();
@@ -260,7 +262,8 @@ FN void begin_slab(Slab &x, u64 weights, u64 rows) {
         multiply_keys(x, weights + token_step(i), rows + token_step(i), i > 0);
     products_commit();
 }
-// 64 columns of a thread's two keys; rows that are not there are negative.
+// Adds 64 columns of a thread's two keys to memory. A negative row number marks a key that does not
+// exist.
 FN void add_slab(const struct Attention &p, const float (&x)[32], const i64 (&row)[2], bool values,
                  int slab, const struct Units &units) {
 #pragma unroll
@@ -282,7 +285,8 @@ FN void add_slab(const struct Attention &p, const float (&x)[32], const i64 (&ro
         }
     }
 }
-// Adds a tile's share to dk and dv of its keys: slab by slab, the next one under the additions.
+// Adds a tile's contribution to dk and dv of its keys, slab by slab. The WGMMAs of the next slab
+// overlap the additions of this one.
 FN void add_keys(struct Shared &shared, const struct Attention &p, const struct Item &item,
                  const struct Tile &tile, const struct Units &units) {
     i64 row[2];
@@ -358,7 +362,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
             pin(dp);
             halfway(s, p);
             weigh(s, dp, weights, ds, heads, item, own, p);
-            sync_threads(1, 128);  // products have read the tiles before
+            sync_threads(1, 128);  // WGMMAs have finished reading the tiles
             put(shared_address(shared.p), weights);
             put(shared_address(shared.ds), ds);
             publish_writes();

@@ -1,5 +1,5 @@
-// Attention forward for Hopper in tiles of 16 x 16, one warp for a row of them: no shared memory,
-// no barriers, no copies. Contract: maskc/core/abi.py.
+// Attention forward for Hopper with 16 x 16 tiles, one warp per tile row: no shared memory, no
+// barriers, no TMA. Contract: maskc/core/abi.py.
 
 #include "common/lib/tiles.h"
 
@@ -24,7 +24,7 @@
 
 #include "common/lib/join_sum.cuh"
 
-// The tile row of a warp: those of a head are side by side.
+// The tile row of a warp. Neighboring warps have the rows of one head.
 struct Work {
     i32 row, head, batch;
 };
@@ -35,8 +35,8 @@ FN struct Work work_of(const struct Attention &p) {
 
 typedef Span Output[SPANS];
 
-// Raises the rows' tops where a logit is far above, and rescales what was summed under the old
-// ones. Tops are the same in a quad; sums and out are each lane's own share.
+// Updates the row maxima if a logit is far above, and rescales the accumulators. All lanes of a
+// quad have the same maxima; each lane has its own partial sums and outputs.
 FN void raise_tops(const Scores &s, float (&top)[2], float (&sum)[2], Output &o) {
     float peak[2];
 #pragma unroll
@@ -58,7 +58,7 @@ FN void raise_tops(const Scores &s, float (&top)[2], float (&sum)[2], Output &o)
     }
 }
 
-// Logits become weights, whose sums grow.
+// Turns logits into weights and adds them to the sums.
 FN void make_weights(Scores &s, const float (&top)[2], float (&sum)[2]) {
 #pragma unroll
     for (int n = 0; n < 2; n++)
@@ -74,11 +74,11 @@ FN float &lse_of(const struct Attention &p, struct Work work, i32 q) {
                  + q * p.lse_stride[2]];
 }
 
-// Divides by the rows' sums, joins other keys' results, and writes lse and out.
+// Divides by the row sums, adds results of earlier launches, and writes lse and out.
 FN void store(const Output &o, const float (&top)[2], const float (&sum)[2],
               const struct Attention &p, struct Work work) {
     const i32 first = work.row * TILE_Q + lane_row();
-    float joined[2];  // lse of what a row's other keys gave
+    float joined[2];  // lse of earlier launches
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const i32 q = first + 8 * r;
@@ -114,7 +114,7 @@ FN void store(const Output &o, const float (&top)[2], const float (&sum)[2],
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_forward(const __grid_constant__ struct Attention p) {
     const struct Work work = work_of(p);
-    if (work.batch >= p.batch) return;  // of the last block
+    if (work.batch >= p.batch) return;  // excess warp of the last block
     const i32 kv_head = work.head / (p.heads_q / p.heads_kv), first_q = work.row * TILE_Q;
     const struct Rows k = rows_of(p.k, p.k_stride, work.batch, kv_head, p.n_kv);
     const struct Rows v = rows_of(p.v, p.v_stride, work.batch, kv_head, p.n_kv);
@@ -125,7 +125,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
         q[i] = load_slice(rows_of(p.q, p.q_stride, work.batch, work.head, p.n_q), first_q, i);
     const struct Mask mask = load_mask(&p, work.batch, work.head);
     const struct TileList list = row_tiles(&p, mask, work.batch, work.head, work.row);
-    if (list.count == 0 && p.joins) return;  // its rows keep what they have
+    if (list.count == 0 && p.joins) return;  // these rows keep the earlier result
 
     Output o;
 #pragma unroll
@@ -136,7 +136,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
         const struct Tile tile = tile_at(list, i);
         const i32 first_k = tile.index * TILE_K;
         Scores s;
-        Across x[SPANS];  // of v, asked for before anything waits
+        Across x[SPANS];  // of v; requested before anything waits
         clear(s);
 #pragma unroll
         for (int j = 0; j < SLICES; j++) multiply_along(s, q[j], load_slice(k, first_k, j));

@@ -1,6 +1,6 @@
-// Attention backward for Hopper in tiles of 16 x 16, a warp for 64 elements of the gradients of a
-// column of them, where no tile row has several: dq is stored, not added up. Contract:
-// maskc/core/abi.py.
+// Attention backward for Hopper with 16 x 16 tiles. A warp computes 64 elements of the gradients of
+// a tile column. Only for masks where each tile row has at most one tile, so that dq is stored, not
+// added. Contract: maskc/core/abi.py.
 
 #include "common/lib/tiles.h"
 
@@ -25,13 +25,13 @@
 
 #include "sm90a/lib/mma16_logits.cuh"
 
-// A matrix of 8 x 8, transposed: lane l holds elements 2 (l % 4) and + 1 of row l / 4.
+// Transposes an 8 x 8 matrix: lane l holds elements 2 (l % 4) and + 1 of row l / 4.
 FN u32 transposed(u32 x) {
     u32 y;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
-// Weights by keys instead of queries.
+// Transposes weights, so that keys are rows.
 FN void transpose_weights(u32 (&to)[4], const u32 (&w)[4]) {
     to[0] = transposed(w[0]);
     to[1] = transposed(w[2]);
@@ -39,8 +39,8 @@ FN void transpose_weights(u32 (&to)[4], const u32 (&w)[4]) {
     to[3] = transposed(w[3]);
 }
 
-// A row of tiles (or, for keys and values, a column) of one head, and a span of its elements: warps
-// side by side have those of one row.
+// A tile row (for dk and dv, a tile column) of one head, and a span of its elements. Neighboring
+// warps have the spans of one row.
 struct Place {
     i32 tile, head, batch, span;
 };
@@ -62,7 +62,7 @@ FN void store_span(void *tensor, const i64 (&stride)[3], struct Place at, i32 co
     }
 }
 
-// dq of the queries of a tile row that has no tile: nobody else writes what is zero.
+// Zeroes dq of a tile row without a tile: no other warp writes there.
 FN void clear_lonely(const struct Attention &p, u32 index) {
     const struct Place at = place_of(index, p.tile_rows, p.heads_q);
     if (at.batch >= p.batch) return;
@@ -73,7 +73,7 @@ FN void clear_lonely(const struct Attention &p, u32 index) {
     store_span(p.dq, p.dq_stride, at, p.n_q, nothing, 1.0f);
 }
 
-// lse in powers of two of a lane's two rows.
+// lse times log2(e), for a lane's two rows.
 FN void read_levels(float (&level)[2], const struct Attention &p, struct Place at) {
     const float *const lse = p.lse + at.batch * p.lse_stride[0] + at.head * p.lse_stride[1];
 #pragma unroll
@@ -84,9 +84,9 @@ FN void read_levels(float (&level)[2], const struct Attention &p, struct Place a
     }
 }
 
-// Scores and dp = dout . v become weights p and gradients ds = p (dp - delta) of logits. A row's
-// only tile has all its keys, so that delta can be the sum of p dp, without the rounding of `out`:
-// wherever that explains the difference.
+// Turns scores and dp = dout . v into weights p and gradients ds = p (dp - delta) of logits. The
+// only tile of a row holds all of its keys, so delta can be computed as the sum of p dp, without
+// the rounding error of `out`; see settled_delta.cuh.
 FN void make_gradients(Scores &s, Scores &dp, const float (&level)[2], float (&delta)[2],
                        const float (&size)[2], const struct Attention &p,
                        i32 head, i32 batch, const struct Mask &mask, struct Tile tile,
@@ -102,7 +102,7 @@ FN void make_gradients(Scores &s, Scores &dp, const float (&level)[2], float (&d
 #if HAS_SLOPE
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float &x = slope[i / 4][i % 4];  // the score until now
+        float &x = slope[i / 4][i % 4];  // holds the score until here
         x = log2_slope(x, s[i / 4][i % 4], logit, p, where, i);
     }
 #endif
@@ -126,14 +126,16 @@ FN void make_gradients(Scores &s, Scores &dp, const float (&level)[2], float (&d
             dp[n][e] = (dp[n][e] - delta[e / 2]) * s[n][e];
 #if HAS_SLOPE
 #if WITH_SCORE
-            if (s[n][e] == 0.0f) slope[n][e] = 0.0f;  // whatever it is of a dead pair
+            // The derivative of a dead pair may be anything
+            if (s[n][e] == 0.0f) slope[n][e] = 0.0f;
 #endif
             dp[n][e] *= slope[n][e];
 #endif
         }
 }
 
-// One tile of a query head: stores a span of its rows of dq, and adds to dk and dv of its column.
+// Processes one tile of a query head: stores a span of its rows of dq, and adds to dk and dv of its
+// column.
 FN void add_tile(Span &dk, Span &dv, const struct Attention &p, struct Tile tile, struct Place at,
                  i32 head, const struct Mask &mask) {
     const i32 first_q = tile.index * TILE_Q, first_k = at.tile * TILE_K;
@@ -178,7 +180,7 @@ FN void add_tile(Span &dk, Span &dv, const struct Attention &p, struct Tile tile
     store_span(p.dq, p.dq_stride, row, p.n_q, dq, p.scale);
 }
 
-// All of a column: the tiles of every query head that shares its keys and values.
+// Processes a column: the tiles of every query head that shares its keys and values.
 FN void take_column(const struct Attention &p, struct Place at) {
     Span dk, dv;
     clear(dk);
@@ -201,5 +203,5 @@ attention_backward(const __grid_constant__ struct Attention p) {
     const u32 index = blockIdx.x * WARPS + uniform(threadIdx.x / 32);
     const struct Place at = place_of(index, p.tile_cols, p.heads_kv);
     if (at.batch < p.batch) take_column(p, at);
-    clear_lonely(p, index);  // last, as what it reads is then near
+    clear_lonely(p, index);  // last, because the data that it reads is in cache by then
 }

@@ -6,7 +6,7 @@ Run with `make test-gpu`. fp32 is held to 1e-5 of the largest value or term, bot
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -89,7 +89,7 @@ def test_features(dim, features):
         judged(attn, made(n_q, n_kv, dim, dim, torch.float32), live, **features)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60)
 @given(masks(), st.sampled_from(SIZES), st.sampled_from([16, 80]), st.integers(0, 2**31))
 def test_random_masks(mask, sizes, dim, seed):
     heads = heads_of(mask, HEADS)

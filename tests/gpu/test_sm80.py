@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -81,7 +81,7 @@ def check(attn, q, k, v, mask, data=None, **features):
         assert ((lse - exact_lse)[~odd].abs() <= 2e-3).all()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25)
 @given(st.data(), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
 def test_random_masks(data, parts):
     mask = mc.per_head(parts)

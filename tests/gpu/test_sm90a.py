@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, seed, settings
+from hypothesis import Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -61,10 +61,7 @@ def test_random_masks(part):
     """Four masks a call, one per head, with random data, features, modes and lengths."""
 
     @seed(part)
-    @settings(
-        max_examples=3, deadline=None, database=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @settings(max_examples=3, database=None, phases=[Phase.generate])
     @given(st.data(), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
     def run(data, parts):
         mask = mc.per_head(parts)

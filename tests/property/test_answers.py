@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -12,10 +12,7 @@ from maskc.ir.names import declared_names
 from maskc.testing.strategies import HEADS, data_for, lengths, masks
 from tests.support.thorough import examples
 
-SLOW = settings(
-    max_examples=examples(30), deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)  # fmt: skip
+SLOW = settings(max_examples=examples(30))
 QUICK = settings(SLOW, max_examples=examples(20))
 
 

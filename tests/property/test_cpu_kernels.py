@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -38,7 +38,7 @@ def worst(found: np.ndarray, expected: np.ndarray) -> float:
     return np.abs(found[~odd] - expected[~odd]).max(initial=0) / scale
 
 
-@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10))
 @given(st.integers(0, 1 << 16), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
 def test_random_masks_forward_and_backward(seed, parts):
     """As users test theirs: lengths, data, options, strides and both passes are drawn again."""

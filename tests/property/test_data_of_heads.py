@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -115,7 +115,7 @@ def dense(q, k, v, live):
 
 
 @pytest.mark.parametrize("name", MASKS)
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12))
 @given(
     st.sampled_from([(), (1,), (B,), (B, H), (1, H), (B, 1)]), st.integers(1, 40),
     st.integers(0, 9), st.integers(0, 1 << 16),
@@ -148,7 +148,7 @@ def test_arrays_of_sequences_and_heads(name, lead, n_q, further, seed):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=B), st.integers(0, 12),
     st.integers(0, 5), st.sampled_from(["one", "pair", "mixed"]), st.integers(0, 1 << 16),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -21,9 +21,7 @@ from maskc.layout import Chosen, bind_ranked
 from maskc.testing.strategies import data_for, lengths, masks
 from tests.support.thorough import examples, more
 
-SLOW = settings(
-    max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+SLOW = settings(max_examples=examples(80))
 FOLDER = Path(__file__).parents[2] / "patterns"
 
 Env = dict[str, object]

@@ -145,7 +145,7 @@ def attention(mask):
 
 
 @pytest.mark.parametrize("name", MASKS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=SEEDS, batch=st.integers(1, 3), backward=st.booleans())
 def test_data(passes, name, seed, batch, backward):
     rng = np.random.default_rng(seed)
@@ -182,7 +182,7 @@ def cumulative(rng: np.random.Generator, longest: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("number", range(len(DOCUMENTS)))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=SEEDS, batch=st.integers(1, 3), longest=st.sampled_from([5, 60, 200]),
        promise=st.booleans(), as_lengths=st.booleans())  # fmt: skip
 def test_documents(passes, number, seed, batch, longest, promise, as_lengths):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -35,7 +35,7 @@ def tokens(ranges: list[tuple[int, int]]) -> set[int]:
     return {token for start, stop in ranges for token in range(start, stop)}
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_what_travels_is_what_is_seen(data: st.DataObject):
     name = data.draw(st.sampled_from(sorted(MASKS)))
@@ -80,7 +80,7 @@ def test_what_travels_is_what_is_seen(data: st.DataObject):
     assert layer.received.sum() == layer.sent.sum()
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_every_pair_is_computed_once(data: st.DataObject):
     """By a call of the queries' rank, or where the queries move by one of the key's rank."""
@@ -123,7 +123,7 @@ def _counted(count: np.ndarray, rows: np.ndarray, keys: np.ndarray, call: RankCa
     count[np.ix_(rows, keys[there])] += live[:, there]
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_sets_of_ranges_are_sets(data: st.DataObject):
     n, owners = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 4))

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -46,7 +46,7 @@ def tensors(rng: np.random.Generator, n_q: int, n_kv: int, dim: int) -> tuple[np
     return tuple(rng.standard_normal(shape, dtype=np.float32) for shape in shapes)
 
 
-@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6))
 @given(st.data(), st.lists(masks(max_depth=2), min_size=HEADS, max_size=HEADS))
 def test_random_masks_forward_and_backward(path, data, parts):
     mask = mc.per_head(parts)

@@ -158,7 +158,7 @@ def small_steps() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=examples(800), deadline=None)
+@settings(max_examples=examples(800))
 @given(ANY_FORMULA, grids(), st.integers(0, 6))
 def test_layout_of_any_formula(keep: Expr, grid: tuple[int, int, TileShape], width: int) -> None:
     n_q, n_kv, tile = grid
@@ -168,7 +168,7 @@ def test_layout_of_any_formula(keep: Expr, grid: tuple[int, int, TileShape], wid
     assert count(recipe, n_q, n_kv, {"width": width}, ARRAYS) == live.sum()
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(500))
 @given(INVARIANT, grids())
 def test_two_engines_on_differences(keep: Expr, grid: tuple[int, int, TileShape]) -> None:
     n_q, n_kv, tile = grid
@@ -186,7 +186,7 @@ STRETCHES = formula(
 )  # fmt: skip
 
 
-@settings(max_examples=examples(600), deadline=None)
+@settings(max_examples=examples(600))
 @given(st.one_of(ANY_FORMULA, STRETCHES), grids())
 def test_rows_in_stretches(keep: Expr, grid: tuple[int, int, TileShape]) -> None:
     """By the rows alone, by the columns alone, and tiles: whatever has that form."""
@@ -221,7 +221,7 @@ def scattered(draw: st.DrawFn) -> Expr:
     return draw(st.sampled_from(joins))(same, other)
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(500))
 @given(scattered(), grids())
 def test_all_tiles_at_once(keep: Expr, grid: tuple[int, int, TileShape]) -> None:
     n_q, n_kv, tile = grid
@@ -258,7 +258,7 @@ def test_pairs_are_not_looked_at_where_stretches_tell(monkeypatch: pytest.Monkey
     assert sum(looked) < n * n // 50
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(ANY_FORMULA, grids())
 def test_fine_boxes_and_samples(keep: Expr, grid: tuple[int, int, TileShape]) -> None:
     """With boxes of 2 x 2 the elements of a tile are reached through all stages."""
@@ -273,7 +273,7 @@ def test_fine_boxes_and_samples(keep: Expr, grid: tuple[int, int, TileShape]) ->
         assert refine.count_pairs(elements_of(keep, n_q, n_kv), n_q, n_kv) == live.sum()
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(500))
 @given(ANY_FORMULA, st.lists(st.tuples(*[st.integers(0, 49)] * 4), min_size=1, max_size=8))
 def test_certain_answers_are_true(keep: Expr, corners: list[tuple[int, int, int, int]]) -> None:
     live = dense(keep, 50, 50)
@@ -286,7 +286,7 @@ def test_certain_answers_are_true(keep: Expr, corners: list[tuple[int, int, int,
         assert pairs.all() or not must[box]
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.integers(1, 90), st.data())
 def test_ranges_of_a_vector(size: int, data: st.DataObject) -> None:
     array = np.random.default_rng(size).integers(-99, 99, size).astype(np.int32)

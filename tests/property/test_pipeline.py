@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -28,11 +28,7 @@ from maskc.reference.dense import dense as reference
 from maskc.testing.strategies import HEADS, data_for, lengths, masks, tiles
 from tests.support.thorough import examples
 
-SLOW = settings(
-    max_examples=examples(80), deadline=None,
-    # Many masks have no closed form: those that have one are still compared, more slowly.
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)  # fmt: skip
+SLOW = settings(max_examples=examples(80))
 
 
 def bound(

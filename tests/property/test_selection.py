@@ -136,7 +136,7 @@ def several(number: int, batches: tuple[int, ...] = (1, 2)) -> st.SearchStrategy
     )
 
 
-@settings(deadline=None, max_examples=examples(13))
+@settings(max_examples=examples(13))
 @given(several(4))
 def test_calls_see_what_the_definition_says(made: list[Call]) -> None:
     for call in made:
@@ -160,7 +160,7 @@ def _as_defined(call: Call) -> None:
             assert np.abs(gradient[part] - wanted[name]).max() < 1e-5 * scale, name
 
 
-@settings(deadline=None, max_examples=examples(5))
+@settings(max_examples=examples(5))
 @given(several(2, batches=(2,)))
 def test_a_sequence_does_not_see_the_rest_of_the_batch(made: list[Call]) -> None:
     for call in made:

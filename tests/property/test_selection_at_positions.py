@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -36,7 +36,7 @@ def attended(q, k, v, live):
     return weights / np.where(total > 0, total, 1) @ v
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=4), min_size=1, max_size=2),
     st.sampled_from([(2, 1), (4, 1), (4, 3), (5, 2)]),

@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -89,7 +89,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("tiles")
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=4, derandomize=True)
 @given(st.lists(FORMULAS, min_size=25, max_size=25), st.integers(0, 1000))
 def test_c_says_what_numpy_says(folder, formulas: list[Expr], seed: int) -> None:
     values = {"n_q": N, "n_kv": N, "width": 3}
@@ -119,7 +119,7 @@ def test_c_says_what_numpy_says(folder, formulas: list[Expr], seed: int) -> None
             assert (found & 1, found >> 1) == (may[box], must[box]), keep
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(formula(ATOMS, READ))
 def test_the_hull_keeps_all_that_data_could(keep: Expr) -> None:
     live, whole = dense(keep, N, N), dense(hull(keep), N, N)

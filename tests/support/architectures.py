@@ -758,17 +758,17 @@ def sweep(path: Path, only: list[str], again: list[str]) -> None:
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 _MEANING = {
-    RIGHT: "equals the judge",
+    RIGHT: "equals the reference",
     PARTLY: "equals it, with one part on eager attention",
-    NOTHING: "never asks for an implementation, and is right",
+    NOTHING: "never requests an implementation; correct",
     REFUSED: "raises an error that names the model and the reason",
     WRONG: "differs",
     CRASHED: "ends in another error",
-    UNBUILT: "no small model of it ran on eager attention here",
+    UNBUILT: "no small model of it ran on eager attention",
 }
 _REASONS = (
-    (r"MC605", "computes attention by itself"),
-    (r"MC614.*attn_implementation=(\{.*\})", "a part computes attention by itself: `{}`"),
+    (r"MC605", "has its own attention code"),
+    (r"MC614.*attn_implementation=(\{.*\})", "a part has its own attention code: `{}`"),
     (r"MC606.* with ([\w ]+), which", "passes `{}` to its attention"),
     (r"MC607.* takes (.*) of its attention mask", "computes with its mask: {}"),
     (r"MC609.* calls its attention with (.*?) hint", "{}"),
@@ -794,13 +794,13 @@ def table(path: Path) -> None:
     steps = {step: sum(step in o.ran for o in outcomes if o.status == RIGHT) for step in (
         "plain", "padded", "generate", "gradients")}  # fmt: skip
     ran = (
-        f"Of those that are right, {steps['plain']} were compared without padding, "
+        f"Of the correct model types, {steps['plain']} were compared without padding, "
         f"{steps['padded']} with padding, {steps['generate']} also in `generate`, and a sample of "
         f"{steps['gradients']} in the gradients of all weights."
     )
     installed = (
-        f"transformers {transformers.__version__}: {len(outcomes)} of {asked} model types, parts "
-        "of models among them."
+        f"transformers {transformers.__version__}: {len(outcomes)} of {asked} model types, "
+        "including parts of models."
     )
     sdpa = [o.architecture for o in outcomes if o.status == RIGHT and o.judge == "sdpa"]
     nothing = [o.architecture for o in outcomes if o.status == NOTHING]
@@ -815,24 +815,29 @@ def table(path: Path) -> None:
             *(f"| {s} | {counts[s]} | {meaning} |" for s, meaning in _MEANING.items()),
         ]),
         _filled(ran),
-        "## All that are not right",
+        "## Other outcomes",
         "\n".join([
             "| model type | outcome | why |",
             "|---|---|---|",
             *(f"| {o.architecture} | {o.status} | {_reason(o)} |" for o in rows),
         ]),
-        _filled("No attention asks for an implementation in: " + ", ".join(nothing) + "."),
-        _filled("SDPA is the judge of: " + ", ".join(sdpa) + "."),
+        _filled(
+            "These model types never request an attention implementation: "
+            + ", ".join(nothing) + "."
+        ),
+        _filled("SDPA is the reference for: " + ", ".join(sdpa) + "."),
     ]  # fmt: skip
     PAGE.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
 
 
 _HOW = (
-    "`python -m tests.support.architectures` writes this page: `sweep FILE` tries every "
-    "architecture and goes on where it was, `table FILE` writes. A model is random and tiny, made "
-    "from the defaults of its configuration. It is compared with eager attention on a CPU in fp32; "
-    "with SDPA where the model has no eager attention, or where eager attention and SDPA differ. A "
-    f"difference above {TOLERANCE:g} of the largest output is wrong."
+    "Find out whether your model type runs on maskc. Each model is tiny and random, with default "
+    "settings. Its output is compared with eager attention on a CPU in fp32. The reference is "
+    "SDPA if the model has no eager attention, or if eager attention and SDPA differ. "
+    f"A difference above {TOLERANCE:g} of the largest output counts as wrong. "
+    "`python -m tests.support.architectures` writes this page: `sweep FILE` "
+    "tries every architecture and resumes after an interruption; "
+    "`table FILE` writes the page."
 )
 
 

@@ -123,7 +123,7 @@ def test_too_few_times_are_no_fit(timed):
         fits(timed[:8], PROCESSORS)
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(st.integers(0, 1 << 30))
 def test_non_negative_least_squares(seed):
     """No other point that is not negative is nearer, tried around and at random."""

@@ -1,4 +1,4 @@
-"""What the README and docs/ say: every block of Python runs and prints what the page says."""
+"""The README and docs/: every block of Python runs, and prints what the page says."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    found, fences = [], list(FENCE.finditer(text))
+    parts, fences = [], list(FENCE.finditer(text))
     for fence, then in zip(fences, [*fences[1:], None], strict=True):
         shown = (
             then is not None and then[1] == "text" and not text[fence.end() : then.start()].strip()
         )
         title = re.search(r'title="([^"]*)"', fence[2])
-        found.append(Block(
+        parts.append(Block(
             1 + text.count("\n", 0, fence.start()), fence[1], title[1] if title else "", fence[3],
             then[3] if shown else None,
         ))  # fmt: skip
-    return found
+    return parts
 
 
 def run_page(page: Path, scope: dict[str, object]) -> None:
@@ -84,7 +84,19 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers.*")
 @pytest.mark.parametrize(
-    "name", ["tutorial.md", "porting.md", "jax.md", "huggingface.md", "command-line.md"]
+    "name",
+    [
+        "tutorial.md",
+        "howto.md",
+        "language.md",
+        "porting.md",
+        "jax.md",
+        "huggingface.md",
+        "command-line.md",
+        "serving.md",
+        "scale-out.md",
+        "simt.md",
+    ],
 )
 def test_the_blocks_of_a_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -153,26 +165,79 @@ def test_every_code_of_a_page_exists() -> None:
 # ---------------------------------------------------------------- patterns
 
 
-def test_the_gallery_lists_every_pattern_with_its_paper_and_price() -> None:
+@pytest.fixture(scope="module")
+def pattern_pages() -> dict[str, object]:
+    return runpy.run_path(str(ROOT / "docs" / "pattern_index.py"))
+
+
+STALE = "run `python docs/pattern_index.py`"
+
+
+def test_the_index_lists_every_pattern_with_its_paper_and_price(pattern_pages) -> None:
     from maskc import patterns
 
-    written = runpy.run_path(str(ROOT / "docs" / "pattern_index.py"))
     page = (ROOT / "docs" / "patterns.md").read_text()
-    assert page.startswith(written["HEAD"]), "run `python docs/pattern_index.py`"
-    rows = page.removeprefix(written["HEAD"]).splitlines(keepends=True)
+    table, pictures, _ = page.partition(pattern_pages["PICTURES"])
+    assert pictures, STALE
+    assert page.startswith(pattern_pages["HEAD"]), STALE
+    rows = table.removeprefix(pattern_pages["HEAD"]).splitlines(keepends=True)
     about = [patterns.about(name) for name in patterns.names()]
     assert len(rows) == len(about)
-    for line, each in zip(rows, about, strict=True):
-        link = f"[`{each.name}`](../patterns/{each.name}.py)"
-        assert line.startswith(f"| {link} | {each.title} | {each.paper} | "), each.name
+    for line, pattern in zip(rows, about, strict=True):
+        link = f"[`{pattern.name}`](patterns/{pattern.name}.md)"
+        paper = f"[{pattern.paper}]({pattern.link})"
+        assert line.startswith(f"| {link} | {pattern.title} | {paper} | "), pattern.name
+        assert f"(patterns/{pattern.name}.svg)" in page, pattern.name
     for name in ("causal", "documents", "longformer", "swin", "topk_attention"):
-        assert written["row"](name) in rows, name
+        assert pattern_pages["row"](name) in rows, name
+
+
+def test_every_pattern_has_a_page_with_its_formula_and_paper(pattern_pages) -> None:
+    """`make check` compares the pages whole."""
+    from maskc import patterns
+
+    folder = ROOT / "docs" / "patterns"
+    assert {path.stem for path in folder.iterdir()} == {*patterns.names()}, STALE
+    for name in patterns.names():
+        page = (folder / f"{name}.md").read_text()
+        mask = getattr(patterns, name)()
+        for part in (
+            pattern_pages["formula"](name, mask), pattern_pages["paper"](name),
+        ):  # fmt: skip
+            assert "\n".join(part) in page, (name, STALE)
+        assert f"python patterns/{name}.py" in page
+
+
+@pytest.mark.parametrize("name", ["causal", "streaming", "vertical_slash"])
+def test_the_page_of_a_pattern_is_up_to_date(pattern_pages, name: str) -> None:
+    for path, text in pattern_pages["texts"]((name,)):
+        if path.stem == name:
+            assert path.read_text() == text, STALE
+
+
+def test_the_commands_of_a_page_print_its_numbers() -> None:
+    page = (ROOT / "docs" / "patterns" / "streaming.md").read_text()
+    commands = re.findall(r"^maskc (explain streaming .*)$", page, re.M)
+    rows = re.findall(r"^\| [0-9,]+ \|.*$", page, re.M)
+    assert len(commands) == len(rows) == 2
+    for command, row in zip(commands, rows, strict=True):
+        printed = CliRunner().invoke(main, shlex.split(command)).stdout
+        _, pairs, share, _, forward, backward, _ = (
+            cell.strip() for cell in row.strip("|").split("|")
+        )
+        assert f"{share} at" in printed
+        assert f"{pairs} of" in printed
+        assert f"{forward} forward, {backward} backward" in printed
+    keys = sum(min(1024, q + 1) + max(0, min(4, q - 1023)) for q in range(4096))
+    assert f"| 4,096 | {keys:,} | {100 * keys / 4096**2:.1f} % | {keys / 4096:,.0f} |" in page
 
 
 # ---------------------------------------------------------------- links
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: page.name
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not re.match(r"\w+:", target):
@@ -181,8 +246,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_site_lists_every_page() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
-    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    assert listed == pages | {"contributing.md", "changelog.md"}  # see docs/site_hooks.py
+    pages = {
+        str(page.relative_to(ROOT / "docs"))
+        for page in (ROOT / "docs").rglob("*.md")
+        if page.parent.name != "patterns"  # patterns.md links to them
+    }
+    pages |= {f"notebooks/{path.stem}.md" for path in (ROOT / "docs/notebooks").glob("*.ipynb")}
+    pages |= {"contributing.md", "changelog.md", "security.md"}  # see docs/site_hooks.py
+    assert listed == pages
 
 
 # ---------------------------------------------------------------- one mask, followed through
@@ -208,6 +279,20 @@ def test_the_example_of_the_architecture_is_what_the_stages_print() -> None:
             r"\.\.\.|\n(?=    [a-z]+ )(?=    plan|    piece|    no|    cont)", block
         ):
             assert " ".join(part.split()) in printed
+
+
+# ---------------------------------------------------------------- the kernels
+
+
+def test_names_on_the_page_of_the_kernels_exist() -> None:
+    """Files, macros and functions: what the page quotes is somewhere in the sources."""
+    folders = ("maskc", "templates", "tests/support", "tests/gpu", "generated", "benchmarks")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    sources = [path for path in paths if path.suffix in (".py", ".cu", ".cuh", ".h", ".j2")]
+    code = "\n".join(f"{path.relative_to(ROOT)}\n{path.read_text()}" for path in sources)
+    page = FENCE.sub("", (ROOT / "docs" / "kernels.md").read_text())
+    for quoted in re.findall(r"`([^`\n]+)`", page):
+        assert all(name in code for name in re.findall(r"[A-Za-z][\w/]+", quoted)), quoted
 
 
 # ---------------------------------------------------------------- the README

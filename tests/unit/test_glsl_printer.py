@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -67,7 +67,7 @@ def lengths_of(name: str) -> list[tuple[int, int]]:
     return [(150, 150), (70, 333)] if name != "flamingo" else [(150, 150)]
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12))
 @given(st.lists(masks(with_data=False), min_size=20, max_size=20))
 def test_random_masks_equal_dense(tmp_path_factory, many):
     """Twenty at a time: the compiler starts once for all of them."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -26,7 +26,7 @@ from maskc.runtime.launch import kernels as built
 from tests.support.thorough import each, examples
 
 torch = pytest.importorskip("torch")
-SLOW = settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=examples(300))
 SIDE = 7
 TABLE = np.array([-9, 4, 0, 2, 7, -3, 1])
 

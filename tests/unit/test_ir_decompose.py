@@ -274,14 +274,23 @@ def test_data_lose_what_formulas_own():
 # ------------------------------------------------------------------ limits and manners
 
 
-def test_too_hard_masks_are_one_set(monkeypatch):
+@pytest.fixture
+def forgetful():
+    """Pieces are not remembered from one test to another."""
+    decomposing.pieces_of.cache_clear()
+    yield decomposing.pieces_of.cache_clear
+    decomposing.pieces_of.cache_clear()
+
+
+def test_too_hard_masks_are_one_set(monkeypatch, forgetful):
     mask = mc.window(9) | mc.strided(4)
     assert "set" not in kinds(pieces(mask))
+    forgetful()
     monkeypatch.setattr(decomposing, "_OPERATIONS", 1)
     assert pieces(mask) == (Piece(driver.lowered(mask).keep),)
 
 
-def test_too_hard_questions_leave_a_set(monkeypatch):
+def test_too_hard_questions_leave_a_set(monkeypatch, forgetful):
     monkeypatch.setattr(pieces_space, "_OPERATIONS", 1)
     assert kinds(pieces(mc.window(9) | mc.strided(4))) == ["set"]
 

@@ -44,7 +44,7 @@ def same(mask: mc.Mask, extents: tuple[int, ...], alongs=(1, 2, 5, 11)) -> None:
         np.testing.assert_array_equal(product_of(found, along), mask.dense(n), str(n))
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     width=st.integers(2, 13), kernel=st.tuples(*[st.integers(1, 6)] * 2),
     dilation=st.tuples(*[st.integers(1, 3)] * 2), stride=st.tuples(*[st.integers(1, 4)] * 2),

@@ -51,7 +51,7 @@ def by_place(boxes: Boxes, grid, live: np.ndarray, beyond_q: bool) -> np.ndarray
     return found.reshape(-1, prod(boxes.q), len(columns) // prod(boxes.k), prod(boxes.k))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(products())
 def test_lists_are_the_classes_of_all_pairs_of_boxes(case):
     boxes, grid, relations = case
@@ -68,7 +68,7 @@ def test_lists_are_the_classes_of_all_pairs_of_boxes(case):
     np.testing.assert_array_equal(layout.transpose().to_dense(), want)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(products(), st.booleans())
 def test_words_of_all_axes_together_are_the_pairs(case, keys):
     """Read as kernels read them: axis by axis, the innermost first."""

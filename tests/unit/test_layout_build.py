@@ -96,7 +96,7 @@ def test_loops_agree_with_the_numbers(name: str, n: int) -> None:
         assert getattr(forms, field).tolist() == getattr(numbers, field).tolist()
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 @given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 30), st.data())
 def test_interleaving_loops(step: int, rows: int, columns: int, data: st.DataObject) -> None:
     """Loops over different residues take turns in a row; entries still ascend."""
@@ -200,7 +200,7 @@ def test_blocks_are_two_integers(block: object) -> None:
         tile_shape(block)
     assert str(caught.value) == (
         f"MC307 block  block must be two integers in 1..65536, found {block!r}\n"
-        "    hint: for example block=(128, 128)"
+        "    hint: pass for example block=(128, 128)"
     )
 
 

@@ -70,7 +70,7 @@ def ids(draw, n: int):
 # ------------------------------------------------------------------ lists
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.data(), st.sampled_from(range(len(MASKS))), st.integers(1, 200), st.integers(1, 200))
 def test_every_pair_is_in_one_tile(data, number, n_q, n_kv):
     tile = TileShape(data.draw(st.sampled_from([8, 16, 48])), data.draw(st.sampled_from([8, 16])))
@@ -92,7 +92,7 @@ def packed(lengths: list[int]) -> np.ndarray:
 LENGTHS = st.lists(st.integers(2, 40), max_size=6)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(LENGTHS, st.integers(2, 90), LENGTHS, st.sampled_from([0, 1, 2]))
 def test_a_document_has_the_same_tiles_everywhere(before, own, behind, number):
     """Those that have live keys of a query, counted from the document's first key."""

@@ -47,7 +47,7 @@ def calls(draw):
     return live, of_head, kv, rule
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(calls(), st.integers(1, 16))
 def test_everything_once_and_in_turn(call, together):
     live, of_head, kv, rule = call
@@ -95,7 +95,7 @@ def by_columns(live):
     return ptr.astype(np.int32), 2 * np.nonzero(live)[2].astype(np.int32) + 1
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(calls(), st.integers(1, 16), st.booleans(), st.integers(1, MOST_SUMS))
 def test_turns_of_a_row_follow_the_items(call, together, plain, most):
     live = call[0]
@@ -114,7 +114,7 @@ def test_turns_of_a_row_follow_the_items(call, together, plain, most):
             assert divmod(found, MOST_SUMS) == (before // number, before % number)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(calls(), st.integers(0, 300))
 def test_sums_keep_chains_short(call, n_q):
     live, rule = call[0], call[3]
@@ -179,7 +179,7 @@ def both_ways(live, at_once, sums=1, may=True):
     return lists, any(held for _, _, held in steps)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(random_tables(), st.integers(1, 12), st.integers(1, 3))
 def test_columns_that_wait_both_ways_have_every_turn_once(live, at_once, sums):
     lists, joint = both_ways(live, at_once, sums)
@@ -194,7 +194,7 @@ def test_columns_that_wait_both_ways_have_every_turn_once(live, at_once, sums):
             assert sorted(ranks) == list(range((adders + sums - 1 - to % sums) // sums))
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(random_tables(), st.integers(1, 12), st.integers(1, 3), st.sampled_from([0, 1, 3]),
        st.randoms(use_true_random=False))  # fmt: skip
 def test_nobody_waits_for_ever(live, blocks, heads, most, random):

@@ -63,7 +63,7 @@ def kernel() -> object:
     return made
 
 
-@settings(deadline=None, max_examples=examples(300))
+@settings(max_examples=examples(300))
 @given(rows_of_scores())
 def test_the_best_are_those_of_a_full_sort(kernel, case):
     scores, live, k = case
@@ -113,7 +113,7 @@ def chosen_blocks(draw: st.DrawFn) -> tuple[Chosen, np.ndarray]:
     return Chosen(lists, columns, block, q_block), pairs
 
 
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 @given(chosen_blocks())
 def test_lists_read_like_a_table(case):
     table, pairs = case
@@ -125,7 +125,7 @@ def sides(table: Chosen) -> tuple[int, int]:
     return table.q_block, table.block
 
 
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 @given(chosen_blocks(), st.integers(0, 2**32))
 def test_bounds_hold_and_are_exact_on_cells(case, seed):
     table, _ = case
@@ -147,7 +147,7 @@ def test_bounds_hold_and_are_exact_on_cells(case, seed):
             assert (low, high) == (box.min(), box.max())
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(chosen_blocks())
 def test_layouts_of_chosen_pairs(case):
     table, pairs = case
@@ -164,7 +164,7 @@ def test_layouts_of_chosen_pairs(case):
             assert found[row, column] == right or (not certain and found[row, column] == 1)
 
 
-@settings(deadline=None, max_examples=examples(100))
+@settings(max_examples=examples(100))
 @given(chosen_blocks())
 def test_bits_say_the_same(case):
     table, _ = case

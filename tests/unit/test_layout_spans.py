@@ -68,7 +68,7 @@ def test_ranges_are_the_layouts(monkeypatch, columns, n_q, n_kv):
         assert (spans.full_last > spans.full_first)[0, inner].all()
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.integers(0, 1 << 30), st.integers(1, 6), st.integers(1, 8), st.booleans())
 def test_ranges_of_explicit_tiles(seed, rows, columns, by_column):
     """The longest run of full tiles counts, wherever it is."""

@@ -169,7 +169,7 @@ def problems(draw):
     return kinds, of_head, heads_kv, rule, draw(st.integers(1, 25))
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(problems())
 def test_a_forward_pass_covers_every_tile_once(problem):
     kinds, of_head, heads_kv, rule, tokens = problem
@@ -184,7 +184,7 @@ def test_a_forward_pass_covers_every_tile_once(problem):
     assert all(item["heads"] == 1 for item in items_of(made))
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(problems())
 def test_a_backward_pass_covers_every_tile_once(problem):
     kinds, of_head, heads_kv, rule, tokens = problem
@@ -213,7 +213,7 @@ def test_a_backward_pass_covers_every_tile_once(problem):
     check_sizes(made, [kinds[i].T for i in of_head.ravel()], rule)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(problems())
 def test_shares_of_columns_lie_side_by_side(problem):
     """The same items in the same order, but each leaves a share: by column, head, position."""
@@ -410,7 +410,7 @@ def test_where_packed_rows_are_cut(rows, tiles, size):
     assert {item["tile"] for item in items_of(made)} == {size}
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_packed_rows_are_covered_once(data):
     draw = data.draw

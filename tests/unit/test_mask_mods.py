@@ -590,7 +590,7 @@ _CONDITIONS = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(_CONDITIONS)
 def test_random_mask_mods(text: str) -> None:
     mod = eval(f"lambda b, h, q, k: {text}", {"torch": torch, "DOC": DOC, "REACH": REACH})

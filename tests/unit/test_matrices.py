@@ -69,7 +69,7 @@ def test_the_mask_of_a_matrix(name: str) -> None:
     assert pickle.loads(pickle.dumps(mask)) == mask == copy.deepcopy(mask)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_random_matrices(data: st.DataObject) -> None:
     front = data.draw(st.sampled_from([(), (2,), (2, 1), (1, 2), (2, 2)]))

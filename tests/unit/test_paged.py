@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 
 import maskc as mc
-from maskc.core.errors import BadPageTable, DataMissing, MaskcError, NotPaged
+from maskc.core.errors import (
+    BadPageTable,
+    DataMissing,
+    MaskcError,
+    NotPaged,
+    PageFreed,
+    SlotTwice,
+)
+from maskc.ir.placed import POSITION
 from maskc.testing.emulator import machine
+from tests.support.ledger import build
 from tests.support.paged import Pool, exact
 
 LENGTHS, COUNTS = [75, 0, 1, 40, 9, 33], [1, 0, 1, 40, 3, 10]
@@ -219,8 +228,13 @@ def test_tables_are_checked_where_asked(monkeypatch):
     q = pool.queries([1, 1], 4)
     attn = on_cpu(mc.causal(), 8)
     for table, lengths, why in (
-        (np.array([[0, 1, 9], [3, -1, -1]]), [20, 7], "page 9 is none of the 7 pages"),
-        (np.array([[0, 1, 0], [3, -1, -1]]), [20, 7], "one page holds two runs"),
+        (
+            np.array([[0, 1, 9], [3, -1, -1]]),
+            [20, 7],
+            "MC660.*sequence 0: entry 2 .* is 9, .*0 to 6",
+        ),
+        (np.array([[0, 1, 2], [-4, -1, -1]]), [20, 7], "MC660.*sequence 1: entry 0 .* is -4"),
+        (np.array([[0, 1, 0], [3, -1, -1]]), [20, 7], "MC661.*sequence 0: entries 0 and 2.*page 0"),
         (np.array([[0, 1, 2], [3, -1, -1]]), [20, 70], "70 keys, and max_seqlen_kv is 24"),
     ):
         plan = attn.plan(table, 1, lengths)
@@ -230,6 +244,187 @@ def test_tables_are_checked_where_asked(monkeypatch):
         with pytest.raises(BadPageTable, match=why):
             attn.run(q, pool.k_pool, pool.v_pool, plan)
         monkeypatch.delenv("MASKC_CHECK")
+
+
+def test_pages_that_are_free():
+    pool = Pool([20, 7], 8, 2, 16)
+    plan = on_cpu(mc.causal(), 8).plan((pool.indptr, pool.indices), 1, [20, 7])
+    free = sorted(set(range(len(pool.k_pool))) - set(pool.indices.tolist()))
+    plan.check(len(pool.k_pool), free)
+    with pytest.raises(PageFreed, match=f"sequence 1: entry 0 .* is page {pool.indices[3]}"):
+        plan.check(len(pool.k_pool), [*free, pool.indices[3]])
+    plan = on_cpu(mc.causal(), 8).plan((pool.indptr, pool.indices), 1, [25, 7], max_seqlen_kv=32)
+    with pytest.raises(BadPageTable, match="sequence 0: 25 keys, and its 3 pages hold 24"):
+        plan.check(len(pool.k_pool))
+
+
+# ------------------------------------------------------------------ new tokens
+
+
+E4M3_CODES = np.array([code for code in range(256) if code & 127 != 127])
+_EXPONENT, _FRACTION = E4M3_CODES >> 3 & 15, E4M3_CODES & 7
+E4M3_NUMBERS = np.where(E4M3_CODES & 128, -1, 1) * np.where(
+    _EXPONENT == 0, _FRACTION * 2.0**-9, (8 + _FRACTION) * 2.0 ** (_EXPONENT - 10)
+)
+
+
+def in_e4m3(x):
+    """The nearest number of E4M3, of two the one with the even code."""
+    away = np.abs(E4M3_NUMBERS - np.clip(x, -448, 448)[..., None])
+    rank = np.where(away == away.min(-1, keepdims=True), E4M3_CODES % 2, 2)
+    return E4M3_NUMBERS[rank.argmin(-1)]
+
+
+def turned(x, positions, width, interleaved):
+    """[tokens, heads, D] in fp64, by complex numbers."""
+    cos, sin = angles(width)
+    pair = [(2 * i, 2 * i + 1) if interleaved else (i, i + width // 2) for i in range(width // 2)]
+    first, second = map(list, zip(*pair, strict=True))
+    found = x.astype(float)
+    number = (x[..., first] + 1j * x[..., second]) * (cos + 1j * sin)[positions][:, None]
+    found[..., first], found[..., second] = number.real, number.imag
+    return found
+
+
+def angles(width, most=100):
+    angle = np.arange(most)[:, None] * 10.0 ** -np.arange(width // 2)
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+APPENDED = [
+    {}, {"width": 16}, {"width": 8, "interleaved": True}, {"in_e4m3": True},
+    {"in_e4m3": True, "width": 16, "scales": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", APPENDED, ids=str)
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("where", ["numpy", "torch", "sm_90a", "sm_80"])
+def test_new_tokens_go_into_pages(how, layout, where, monkeypatch):
+    """Every slot of the pools is looked at: those that no new token owns keep their NaN."""
+    width, e4m3, interleaved = how.get("width", 0), "in_e4m3" in how, how.get("interleaved", False)
+    more, target = 2, where if where.startswith("sm_") else "cpu"
+    if where != "numpy":
+        torch = pytest.importorskip("torch")
+    if target != "cpu":
+        machine.install(monkeypatch)
+    make = (lambda x: np.ascontiguousarray(x)) if where == "numpy" else torch.from_numpy
+    page, dim = 8, 16 if target == "cpu" else 64
+    pool = Pool(LENGTHS, page, 2, dim, layout=layout)
+    table, tokens = pool.table.copy(), sum(COUNTS) + more
+    table[0, 9] = -1  # the new token of the first sequence has no page
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.normal(size=(tokens, h, dim)).astype(np.float32) * 40 for h in (4, 2, 2))
+    rounding = {"sm_90a": 2**-8, "sm_80": 2**-11}.get(where, 1e-6)
+    half = {"sm_90a": "bfloat16", "sm_80": "float16"}.get(where)
+    if half is not None:
+        q, k, v = (torch.from_numpy(x).to(getattr(torch, half)) for x in (q, k, v))
+        given, (q, k, v) = (q, k, v), (x.float().numpy() for x in (q, k, v))
+    else:
+        given = tuple(map(make, (q, k, v)))
+    options = {"pool_dtype": "float8_e4m3fn"} if e4m3 else {}
+    kind = half or "float32"
+    attn = on_cpu(mc.causal(), page, dim=dim, layout=layout, target=target, dtype=kind, **options)
+    starts = np.concatenate([[0], np.cumsum(COUNTS)])
+    known = {"cu_seqlens_q": make(starts), "total_q": tokens, "max_seqlen_q": 40}
+    plan = attn.plan(make(table), None, make(np.array(LENGTHS)), **known)
+    empty = np.full(pool.k_pool.shape, np.nan, np.float32)
+    if where == "numpy":
+        kinds = pytest.importorskip("ml_dtypes").float8_e4m3fn if e4m3 else np.float32
+        k_pool, v_pool = (empty.astype(kinds) for _ in range(2))
+    else:
+        kinds = torch.float8_e4m3fn if e4m3 else getattr(torch, kind)
+        k_pool, v_pool = (torch.tensor(empty).to(kinds) for _ in range(2))
+    scale = {"k_scale": make(np.array([0.5, 4], np.float32)), "v_scale": 2.0}
+    scale = scale if "scales" in how else {}
+    rotary = tuple(map(make, angles(width))) if width else None
+    turn = {"rotary": rotary, "interleaved": interleaved}
+    got_q = attn.append(*given[1:], k_pool, v_pool, plan, q=given[0], **turn, **scale)
+    want_k, want_v = empty.astype(float), empty.astype(float)
+    k_by, v_by = (np.array([0.5, 4]), 2.0) if scale else (1.0, 1.0)
+    row, near = 0, {"atol": 1e-4, "rtol": rounding}
+    for sequence, (length, count) in enumerate(zip(LENGTHS, COUNTS, strict=True)):
+        for p in range(length - count, length):
+            new_k, new_q = (turned(x[row : row + 1], [p], width, interleaved) if width
+                            else x[row : row + 1] for x in (k, q))  # fmt: skip
+            got = got_q[row] if half is None else got_q[row].float()
+            np.testing.assert_allclose(got, new_q[0], **near)
+            entry = table[sequence, p // page]
+            if entry >= 0:
+                place = (entry, p % page) if layout == "NHD" else (entry, slice(None), p % page)
+                want_k[place], want_v[place] = (new_k[0].T / k_by).T, v[row] / v_by
+            row += 1
+    found = [np.asarray(x.float() if hasattr(x, "float") else x, float) for x in (k_pool, v_pool)]
+    for got, want in zip(found, (want_k, want_v), strict=True):
+        assert (np.isnan(got) == np.isnan(want)).all()
+        if e4m3:  # fp32 may be on the other side of the middle of two
+            away = np.abs(got - in_e4m3(np.nan_to_num(want)))
+            assert np.nanmax(away / np.maximum(np.abs(got), 1)) <= 0.13
+            assert np.nanmean(away > 0) < 1e-3
+        else:
+            np.testing.assert_allclose(got, want, **near)
+    assert np.asarray(plan.positions)[-more:].tolist() == [-1] * more
+    assert np.asarray(plan.slots)[-more:].tolist() == [-1] * more
+
+
+def test_one_slot_takes_one_token(monkeypatch):
+    attn = on_cpu(mc.causal(), 8)
+    plan = attn.plan(np.array([[0, 1], [2, 1]]), 1, [9, 9])
+    rows, pools = np.zeros((2, 2, 16), np.float32), np.zeros((2, 3, 8, 2, 16), np.float32)
+    attn.append(rows, rows, *pools, plan)
+    monkeypatch.setenv("MASKC_CHECK", "1")
+    with pytest.raises(SlotTwice, match="rows 0 and 1 of k go to one slot: page 1, token 0"):
+        attn.append(rows, rows, *pools, plan)
+
+
+def test_what_append_refuses():
+    attn, rows = on_cpu(mc.causal(), 8), np.zeros((2, 2, 16), np.float32)
+    pools = np.zeros((2, 3, 8, 2, 16), np.float32)
+    plan = attn.plan(np.array([[0], [2]]), 1, [3, 4])
+    angle = np.zeros((5, 4), np.float32)
+    for given, options, why in (
+        ((rows[:1], rows), {}, r"k must be of shape \[2, 2, head_dim\]"),
+        ((rows, rows.astype(np.float16)), {}, "v must be of dtype .* all alike"),
+        ((rows, rows[..., :8]), {}, "v_pool must be of rows of 8 elements"),
+        ((rows, rows), {"rotary": (angle, angle[1:])}, "rotary must be"),
+        ((rows, rows), {"k_scale": 2.0}, "k_scale must be left out"),
+    ):
+        with pytest.raises(MaskcError, match=why):
+            attn.append(*given, *pools, plan, **options)
+    eight = on_cpu(mc.causal(), 8, pool_dtype="float8_e4m3fn")
+    with pytest.raises(MaskcError, match="k_pool must be float8_e4m3fn"):
+        eight.append(rows, rows, *pools, eight.plan(np.array([[0], [2]]), 1, [3, 4]))
+
+
+@pytest.mark.parametrize("where", ["numpy", "torch", "sm_90a"])
+def test_pools_in_e4m3(where, monkeypatch):
+    """Numbers of a pool, times the scale of their head, are the keys and values."""
+    if where != "numpy":
+        torch = pytest.importorskip("torch")
+    if where == "sm_90a":
+        machine.install(monkeypatch)
+    dim = 64 if where == "sm_90a" else 16
+    pool = Pool(LENGTHS, 8, 2, dim)
+    q, scale = pool.queries(COUNTS, 4), np.array([0.5, 2], np.float32)
+    pool.k = [in_e4m3(x) * scale[:, None] for x in pool.k]
+    pool.v = [in_e4m3(x) * 0.25 for x in pool.v]
+    if where == "numpy":
+        make, kind = (lambda x: x), pytest.importorskip("ml_dtypes").float8_e4m3fn
+        pools = [np.clip(x, -448, 448).astype(kind) for x in (pool.k_pool, pool.v_pool)]
+    else:
+        make = torch.from_numpy
+        pools = [make(x).to(torch.float8_e4m3fn) for x in (pool.k_pool, pool.v_pool)]
+    target, kind = (where, "bfloat16") if where == "sm_90a" else ("cpu", "float32")
+    attn = on_cpu(
+        mc.window(30), 8, dim=dim, target=target, dtype=kind, pool_dtype="float8_e4m3fn"
+    )  # fmt: skip
+    assert not attn.loads_pages
+    plan = attn.plan(make(pool.table), make(np.array(COUNTS)), make(np.array(LENGTHS)))
+    rows = make(q).bfloat16() if where == "sm_90a" else make(q)
+    found = attn.run(rows, *pools, plan, k_scale=make(scale), v_scale=0.25)
+    rule = lambda p, k: (k <= p) & (p - k <= 30)  # noqa: E731
+    want = exact(pool, q, COUNTS, lambda s, h: rule)
+    close(found, want, 3e-2 if where == "sm_90a" else 1e-5)
 
 
 # ------------------------------------------------------------------ Hopper's kernels
@@ -319,6 +514,65 @@ def test_places_decide_no_bit(hopper):
     assert (first == again).all()
 
 
+@pytest.mark.parametrize("kind", ["int32", "int64", "int16"])
+@pytest.mark.parametrize("given", ["lens", "cumulative", "each"])
+@pytest.mark.parametrize("lists", [False, True])
+def test_one_launch_makes_a_step(hopper, kind, given, lists):
+    """The kernel and NumPy make the same arrays, of tables with any strides, and of tables that
+    promise more than there is; nothing outside of the arrays is written."""
+    import torch
+
+    rng = np.random.default_rng(7)
+    for counts, lengths, total in (
+        ([1, 0, 1, 40, 3, 10], [75, 0, 1, 40, 9, 33], 60),
+        ([2, 2, 2], [2, 50, 1000], 6),
+        ([5, 600, 3], [5, 700, 2], 40),  # more than total_q, more than max_seqlen_kv
+        ([], [], 3),
+    ):
+        if given == "each" and len(set(counts)) != 1:
+            continue
+        sequences, page = len(lengths), 8
+        entries = rng.integers(-3, 90, (sequences, 2 * 14)).astype(kind)
+        starts = np.sort(rng.integers(0, 40, sequences + 1)).astype(kind)
+        lens = np.repeat(np.array(lengths, kind), 2)
+        docs, low = rng.integers(0, 3, (sequences, 112)), rng.integers(0, 50, 112)
+        made = []
+        for target in ("cpu", "sm_90a"):
+            mask = mc.causal() & mc.documents("d") & mc.intervals("i") & mc.flags("f")
+            attn = on_hopper(
+                mask, page, target=target, dtype="bfloat16" if target != "cpu" else None
+            )
+            if target == "cpu":  # which cuts as the kernels do
+                monkey = pytest.MonkeyPatch()
+                monkey.setattr(type(attn), "loads_pages", True)
+            table = torch.from_numpy(entries)[:, ::2]
+            if lists:
+                table = torch.from_numpy(starts), table.reshape(-1)
+            how = {"total_q": total, "max_seqlen_q": 64, "max_seqlen_kv": 112}
+            lens_q = torch.tensor(counts, dtype=getattr(torch, kind))
+            if given == "cumulative":
+                cumulative = np.concatenate([[0], np.cumsum(counts)]).astype(kind)
+                lens_q, how["cu_seqlens_q"] = None, torch.from_numpy(cumulative)
+            if given == "each":
+                lens_q = counts[0]
+            data = {"d": docs, "i": (low, low + 9), "f": low % 2 == 0}
+            data = {name: tuple(map(torch.from_numpy, x)) if isinstance(x, tuple)
+                    else torch.from_numpy(x) for name, x in data.items()}  # fmt: skip
+            plan = attn.plan(table, lens_q, torch.from_numpy(lens)[::2], **how, **data)
+            made.append({name: x.clone() for name, x in plan._state.items()})
+            versions = plan.data[POSITION]._version
+            plan.update(table, lens_q, torch.from_numpy(lens)[::2],
+                        cu_seqlens_q=how.get("cu_seqlens_q"), **data)  # fmt: skip
+            assert plan.data[POSITION]._version > versions  # or lists of tiles would be kept
+            assert all((plan._state[name] == x).all() for name, x in made[-1].items())
+            if target == "cpu":
+                monkey.undo()
+        assert made[0].keys() == made[1].keys()
+        for name, want in made[0].items():
+            np.testing.assert_array_equal(made[1][name], want, name)
+    assert {entry for entry, _ in hopper.launches} == {"plan_pages"}
+
+
 def test_pickles():
     """A copy computes the same; plans are of their own process."""
     attn = on_cpu(mc.window(9), 8)
@@ -330,3 +584,15 @@ def test_pickles():
         for each in (attn, copy)
     ]
     assert (results[0][0] == results[1][0]).all()
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120"])
+def test_nvrtc_takes_the_source(arch):
+    pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
+    target = {"sm_75": "simt", "sm_120": "sm_80"}.get(arch, arch)
+    unit = on_hopper(mc.causal(), 16, target=target).attn.bundle.pages_source(target)
+    report = build(unit, arch=arch).report
+    assert {kernel.name for kernel in report.kernels} == {"plan_pages", "append_rows"}
+    for kernel in report.kernels:
+        assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0)
+        assert kernel.registers <= 128

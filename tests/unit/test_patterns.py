@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from collections.abc import Callable
@@ -342,7 +343,7 @@ AXIS = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     grid=st.lists(st.integers(1, 7), min_size=1, max_size=3), axes=st.tuples(AXIS, AXIS, AXIS),
     for_all=st.sets(st.sampled_from(["kernel", "dilation", "stride", "causal"])),
@@ -430,6 +431,7 @@ def test_the_file(file: Path) -> None:
     text = file.read_text()
     assert re.search(r'",\s20\d\d', text), "the docstring cites the paper with its year"
     assert "\nDefinition" in text
+    assert re.search(r"\nhttps://\S+\n\n", text), "the paragraph on the paper ends with its address"
     assert mc.parse(str(made())) == made()
 
 
@@ -440,3 +442,31 @@ def test_it_draws_itself(
     monkeypatch.syspath_prepend(FOLDER)
     runpy.run_path(str(file), run_name="__main__")
     assert capsys.readouterr().out.count("\n") > 10
+
+
+def private_names(tree: ast.Module, alias: str = "mc") -> list[str]:
+    """Imports and attributes of maskc that a pattern uses and that are not public."""
+    allowed = {"__future__", "maskc", "numpy", *(file.stem for file in FILES)}
+    private = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                private += [name.name for name in names if name.name not in allowed]
+            case ast.ImportFrom(module=module, names=names):
+                private += [module] if module not in allowed else []
+                private += [
+                    name.name for name in names if module == "maskc" and name.name not in dir(mc)
+                ]
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner == alias:
+                private += [name] if name not in dir(mc) else []
+    return private
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_it_uses_public_names_only(file: Path) -> None:
+    assert private_names(ast.parse(file.read_text())) == []
+
+
+def test_private_names_of_a_pattern_are_seen() -> None:
+    text = "import maskc.viz\nfrom maskc.core import errors\nfrom maskc import dsl\nmc.driver.x()"
+    assert private_names(ast.parse(text)) == ["maskc.viz", "maskc.core", "dsl", "driver"]

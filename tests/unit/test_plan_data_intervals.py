@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -76,7 +76,7 @@ def check(mask: mc.Mask, n_q: int, n_kv: int, data: dict[str, object]) -> tuple[
     return sides[0], sides[1]
 
 
-@settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(300))
 @given(st.data(), masks(max_depth=2), lengths(24))
 def test_any_mask(data, mask, sizes):
     found = check(mask, *sizes, data.draw(data_for(mask, *sizes)))
@@ -89,7 +89,7 @@ ATOMS = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200))
 @given(st.data(), st.lists(ATOMS, min_size=2, max_size=4), lengths(24))
 def test_data_and_bands(data, parts, sizes):
     """Intersections and unions of what comes with batches."""

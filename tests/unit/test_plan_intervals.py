@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -69,7 +69,7 @@ def formulas(span: Interval) -> list[E.Expr]:
     return [formula for side in sides for formula in (side.guard, side.first, side.last)]
 
 
-SLOW = settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=examples(200))
 
 
 @SLOW

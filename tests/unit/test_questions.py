@@ -104,6 +104,12 @@ def test_masks_per_head_know_how_many_heads_there_are():
     assert shared.layout(5).nnz == 1
 
 
+def test_no_heads_are_no_difference_between_heads():
+    mask = mc.full() & (mc.full() | mc.heads())
+    assert mask.dense(2, 3, n_heads=4).shape == (2, 3)
+    assert mask.count(2, 3, n_heads=4) == 6
+
+
 def test_heads_that_nobody_counts():
     mask = mc.heads(1) & mc.causal()
     for ask in (mask.count, mask.dense):

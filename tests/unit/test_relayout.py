@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -32,9 +32,7 @@ from maskc.plan.choose import plan
 from maskc.testing.strategies import data_for, lengths, masks
 from tests.support.thorough import examples
 
-SLOW = settings(
-    max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+SLOW = settings(max_examples=examples(120))
 FOLDER = Path(__file__).parents[2] / "patterns"
 
 

@@ -411,7 +411,7 @@ _ROW = evaluation().to_dict()["patterns"][0]
      'patterns[0].share is "0.5", expected a number'),
     (_with({"environment": [["a"]]}), 'environment[0] is ["a"], expected a list of 2'),
     ("{}", "source is missing"),
-    ("[" * 100_000, "it is no JSON"),
+    ("[" * 100_000, "it is not JSON"),
 ])  # fmt: skip
 def test_fields_of_other_types_are_named(text: str, said: str):
     with pytest.raises(BadEvaluation, match="MC750") as raised:

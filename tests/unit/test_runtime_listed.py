@@ -124,7 +124,7 @@ def test_sequences_with_flags_of_their_own():
     np.testing.assert_array_equal(usual(*made.qkv, g=flags)[-1], usual(*made.qkv, g=others)[-1])
 
 
-@settings(max_examples=examples(12) // 2 + 1, deadline=None)
+@settings(max_examples=examples(12) // 2 + 1)
 @given(
     st.lists(st.integers(0, 139), min_size=3, max_size=30, unique=True),
     st.sampled_from(["both", "rows", "columns"]), st.booleans(), st.integers(0, 9),

@@ -159,7 +159,7 @@ def test_parts_run_where_they_pay(name, n, parted):
     assert found == parted
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 40),
     st.integers(0, 40), st.booleans(), st.booleans(),

@@ -1,4 +1,4 @@
-"""Formulas of the score: what is traced, what it means, and what the CPU's kernels make of it."""
+"""Score formulas: what is traced, what it means, and what the CPU's kernels make of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -86,7 +86,7 @@ def test_parts_and_data():
     both_passes(score, data, mask=mask, n_q=160, n_kv=160)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25)
 @given(random_formulas(), st.integers(0, 999))
 def test_random_formulas_differentiate(formula, seed):
     """The reference's dual numbers against finite differences, and sympy's slopes as printed."""

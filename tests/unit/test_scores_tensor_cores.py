@@ -1,4 +1,4 @@
-"""Formulas of the score on tensor cores, both passes, which the emulator runs."""
+"""Score formulas on tensor cores, both passes, which the emulator runs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_formulas(name):
 
 
 @emulated
-@settings(max_examples=examples(4) - 1, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(4) - 1, derandomize=True, database=None)
 @given(random_formulas())
 def test_random_formulas(made):
     function, kinds = made

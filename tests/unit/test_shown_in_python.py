@@ -28,10 +28,12 @@ def painted(svg: ElementTree.Element) -> np.ndarray:
     """Which cells have a colour, and the colours, as numbers of 24 bits."""
     columns, rows = map(int, svg.attrib["viewBox"].split()[2:])
     cells = np.zeros((rows, columns), int)
-    for box in svg:
-        x, y, width = (int(box.attrib[name]) for name in ("x", "y", "width"))
-        assert not cells[y, x : x + width].any()
-        cells[y, x : x + width] = int(box.attrib["fill"].removeprefix("#"), 16)
+    for path in svg:
+        for text in path.attrib["d"].removesuffix("z").split("z"):
+            x, y, width, left = map(int, re.fullmatch(r"M(\d+) (\d+)h(\d+)v1H(\d+)", text).groups())
+            assert left == x
+            assert not cells[y, x : x + width].any()
+            cells[y, x : x + width] = int(path.attrib["fill"].removeprefix("#"), 16)
     return cells
 
 

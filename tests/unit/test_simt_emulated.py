@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 import maskc as mc  # noqa: E402
@@ -84,7 +84,7 @@ def test_random_masks(dim, dim_v, dtype, features):
     attn = simt(TABLE, dim, dim_v, dtype)
     lengths = st.sampled_from([1, 2, 63, 64, 65, 100, 129])
 
-    @settings(max_examples=examples(4), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(4))
     @given(
         lengths, lengths, st.sampled_from([0.02, 0.5, 1.0]), st.integers(0, 99), st.integers(1, 2)
     )

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import given as drawn
+from hypothesis import settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -226,11 +226,7 @@ def chosen(selector, direction, n_q, n_kv, features=NONE, deterministic=False, j
     return taken.unit, taken.mode, selector._tables_of(taken.unit, asked, *call)
 
 
-@settings(
-    max_examples=examples(200),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=examples(200))
 @drawn(
     st.sampled_from(list(DRAWN)), st.sampled_from(list(Direction)), st.integers(1, 700),
     st.integers(1, 700), st.sets(st.sampled_from(FEATURES)), st.booleans(), st.booleans(),

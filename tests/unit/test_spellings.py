@@ -104,7 +104,7 @@ AT = {"q": np.arange(-5, 23)[:, None], "k": np.arange(-7, 23)[None], "n_q": 20, 
 
 
 @given(NUMBERS, NUMBERS, st.sampled_from([E.ge, E.lt, E.eq, E.ne]))
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 def test_a_normal_spelling_says_the_same(left: Expr, right: Expr, compare) -> None:
     formula = compare(left, right)
     found, wanted = (np.broadcast_to(evaluate(x, AT), (28, 30)) for x in (normal(formula), formula))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import maskc as mc
@@ -85,7 +85,7 @@ def test_a_window_is_the_same_part_of_the_dense_mask(name: str, n_q: int, n_kv: 
 
 
 @given(st.data(), masks(with_heads=False), lengths(60), tiles())
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60))
 def test_shares_are_those_of_the_dense_mask(data, mask, sizes, tile):
     """Of random masks and data, every tile's live pairs, and every cell's of several tiles."""
     n_q, n_kv = sizes
@@ -151,7 +151,7 @@ def test_tiles_of_a_kernel():
     st.integers(0, 40), st.integers(0, 40), st.integers(1, 12), st.integers(1, 12),
     st.integers(0, 2**31),
 )  # fmt: skip
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_a_cell_says_exactly_what_its_tiles_say(rows, columns, most_rows, most_columns, seed):
     classes = np.random.default_rng(seed).integers(0, 3, (rows, columns)).astype(np.uint8)
     pairs = np.full(classes.shape, 16)

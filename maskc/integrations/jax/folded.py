@@ -48,7 +48,7 @@ def batched(
 
 def _one_after_another(
     operation: Any, arrays: Sequence[Any], axes: Sequence[int | None], call: TracedCall
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     mapped = [x for x, axis in zip(arrays, axes, strict=True) if axis is not None]
 
     def run(own: list[Any]) -> Any:

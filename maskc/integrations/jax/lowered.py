@@ -104,7 +104,7 @@ def _custom_call(
 
 def _on_host(
     which: str, call: TracedCall, avals: Sequence[Any], arrays: Sequence[Any]
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """The results of a call that the host makes with NumPy arrays."""
     names = _names(which, call)
 

@@ -21,8 +21,8 @@ _SINKS = 4
 def ablations(mask: Mask) -> dict[str, Mask]:
     """A mask without each of its terms, from its own text, and with sinks where it has none.
 
-    The terms are those of the outermost union: causal() & (A | B | C) gives it without A, without B
-    and without C.
+    Terms belong to the outermost union: causal() & (A | B | C) gives the mask without A, without B
+        and without C.
 
     Args:
         mask: a mask that contains a union.

@@ -59,12 +59,12 @@ def can_select(mask: Mask) -> bool:
 
 
 def selected(mask: Mask, made: Made, queries: Queries) -> Any:
-    """bool [rows, n] or [heads, rows, n]: the keys of some queries under a mask.
+    """Return bool [rows, n] or [heads, rows, n]: the keys of some queries under a mask.
 
     Args:
-        mask: one of which `can_select` is true.
+        mask: a mask for which `can_select` is true.
         made: gives the parts that select nothing.
-        queries: of which the rows are.
+        queries: the queries of the rows.
     """
     rows = slice(queries.first, queries.last)
     if not selects(mask):
@@ -89,7 +89,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def combined(op: str, left: Any, right: Any) -> Any:
-    """What a node of the mask algebra means, on booleans."""
+    """Apply an operator of the mask algebra to booleans."""
     return _OPERATORS[op](left, right)
 
 

@@ -27,22 +27,19 @@ from maskc.lab.evaluate.statistics import bootstrap, holm
 from maskc.lab.evaluate.tensors import Data, Tensors, capture, data_of
 
 INFORMATION = (
-    "Retained mass and output error speak of one model's q and k on these texts, layer by layer: "
-    "errors of one layer are not fed to the next."
+    "Retained mass and output error describe one model's q and k on these texts, layer by layer. "
+    "Errors of one layer are not fed to the next."
 )
 UNTRAINED = (
-    "Perplexity and retrieval without training say how far a trained dense model stands the mask, "
-    "not how good a model trained with it would be: a pattern that ranks low here may train well."
+    "Perplexity and retrieval without training show how well a dense model tolerates the mask. "
+    "They do not predict a model trained with it: a pattern that ranks low here may train well."
 )
-SCOPE = (
-    "Nothing here speaks of larger models, longer sequences, other languages or other benchmarks "
-    "than those named."
-)
+SCOPE = "Larger models, longer sequences, other languages and other benchmarks were not evaluated."
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mask that is to be evaluated."""
+    """A mask to evaluate."""
 
     name: str
     mask: Mask
@@ -58,7 +55,7 @@ class Candidate:
 
 @dataclass
 class Inputs:
-    """A model and its texts, with what it does without a mask: computed once, when needed."""
+    """A model and its texts, with its results without a mask: computed once, when needed."""
 
     model: Any
     tokenizer: Any
@@ -69,13 +66,13 @@ class Inputs:
     source: str
     needles: Sequence[needle.Trial] = ()
     layers: Sequence[int] | None = None
-    """The layers of which information loss is asked; all of them when None."""
+    """The layers to compute information loss for; all of them when None."""
     matrices: Matrices | None = None
     """Where attention is computed by matrices instead of kernels; None: by kernels."""
 
     @property
     def compute(self) -> Any:
-        """What computes attention; None is maskc."""
+        """The attention implementation; None is maskc."""
         return None if self.matrices is None else self.matrices.attention
 
     @property
@@ -110,7 +107,7 @@ def evaluate(
     progress: Callable[[str], object] | None = None,
     each: Callable[[Evaluated], bool] | None = None,
 ) -> Evaluation:  # fmt: skip
-    """What masks lose of dense attention, and what a model loses by them without training.
+    """Measure what masks lose of dense attention, and what a model loses by them without training.
 
     Args:
         masks: masks by name, or candidates.
@@ -120,24 +117,23 @@ def evaluate(
         margin: nats per token below which a difference counts as none.
         resamples: of each bootstrap.
         seed: of the bootstraps.
-        known: what an earlier run found; candidates of the same names are not evaluated again.
-        base: what dense attention means where pairs are counted; causal() when None.
+        known: results of an earlier run; candidates of the same names are not evaluated again.
+        base: the mask of dense attention, for pair counts; causal() when None.
         data: arrays and parameters that masks read, by name. Of a model: the same for every
             sequence and prompt, or a function from the tokens of one (int64 [N], NumPy) to them.
             Of tensors: arrays that may have a row for each sequence.
-        command: what makes the numbers again, for reports.
+        command: the command that reproduces the numbers, for reports.
         environment: versions and the machine, for reports.
-        progress: is told what comes next.
-        each: is given each result of a candidate when it is there; the run ends early where it
-            returns False.
+        progress: called with a description of the next step.
+        each: called with each result of a candidate; the run ends early if it returns False.
 
     Returns:
         The evaluation, with p-values corrected for all its patterns by Holm's method.
 
     Raises:
-        NotAMask: a value is no mask (MC106).
+        NotAMask: a value is not a mask (MC106).
         BadTensors: data are a function of tokens, and there are none (MC730).
-        MaskcError: as a call of the masks raises.
+        MaskcError: see calls of the masks.
     """
     candidates = _candidates(masks)
     base = causal() if base is None else base
@@ -147,7 +143,7 @@ def evaluate(
     whole = [one for one in wanted if one.layers is None]
     model = inputs if isinstance(inputs, Inputs) else None
     if model is None and callable(data):
-        raise BadTensors(inputs.source, "it has no tokens to make data of", at="data")
+        raise BadTensors(inputs.source, "it has no tokens to derive data from", at="data")
     information: dict[str, InformationLoss] = {}
     if "information" in parts and whole:
         masks_of = {one.name: one.mask for one in whole}
@@ -257,7 +253,7 @@ def perplexity(
     dense: np.ndarray, ours: np.ndarray, texts: Sequence[str], margin: float = 0.02,
     resamples: int = 2000, seed: int = 0,
 ) -> Perplexity:  # fmt: skip
-    """Losses with a mask beside those without, on the same tokens.
+    """Compare losses with a mask to losses without, on the same tokens.
 
     Args:
         dense, ours: float [sequences, tokens] in nats; each sequence is a document of its own.

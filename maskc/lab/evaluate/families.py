@@ -61,7 +61,7 @@ and `fixed` every 32nd key, `bigbird` 16 sinks and a random block of 16 keys a b
 very scores it then attends to: it is a ceiling, and saves no time by itself."""
 
 ROLES = {"random": "control", "dilated": "control", "topk": "ceiling"}
-"""What families are for, where that is not "pattern"."""
+"""Roles of families other than "pattern"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ def at_budget(
     """The greatest member of a family with at most a share of the base mask's pairs.
 
     Args:
-        family: from a whole number to a mask; the number of pairs must not fall with it, but for
-            effects of rounding.
+        family: from a whole number to a mask; the number of pairs must not fall with it, except by
+            rounding.
         budget: share of the pairs of `base` at length n, above 0 and up to 1.
         n: tokens.
-        base: what dense attention means; causal() when None.
+        base: the mask of dense attention; causal() when None.
         n_heads: query heads, where masks differ by head.
         low, high: the numbers to look between; 0 and n when None.
         name: of the number, for errors.

@@ -27,21 +27,21 @@ def information_loss(
     masks: Mapping[str, Mask], given: Tensors, *, data: Mapping[str, object] | None = None,
     resamples: int = 2000, seed: int = 0, progress: Progress | None = None,
 ) -> dict[str, InformationLoss]:  # fmt: skip
-    """What each mask retains of the dense attention of every layer, head and query.
+    """Measure what each mask retains of the dense attention of every layer, head and query.
 
     Dense probabilities are computed in fp32. A pattern is a mask & the layer's own mask. Soft-cap,
     position bias and sink logits are the layer's, in the pattern as in dense attention. The weight
-    of a sink logit counts as retained. Nothing is estimated: only the intervals, which speak of
-    other texts, are resampled.
+    of a sink logit counts as retained. Nothing is estimated; only the intervals, which generalize
+    to other texts, are resampled.
 
     Args:
         masks: patterns by name. A `topk` chooses by the q and k of the layer.
         given: the tensors, see `tensors`, `read_npz` and `capture`.
-        data: arrays and parameters that the masks name, the same for all layers; arrays may have
-            a row for each sequence.
+        data: arrays and parameters that the masks name, the same for all layers; arrays may have a
+            row for each sequence.
         resamples: of the intervals.
         seed: of the intervals.
-        progress: is told which layer comes next.
+        progress: called with the number of the next layer.
 
     Returns:
         The loss by name, in the order of `masks`.
@@ -205,7 +205,7 @@ class _Kept:
 
 
 class _Sums:
-    """What one mask loses, by layer, head and query."""
+    """Losses of one mask, by layer, head and query."""
 
     def __init__(self, given: Tensors) -> None:
         layers, heads = len(given.layers), given.layers[0].q.shape[1]

@@ -23,7 +23,7 @@ class Trial(NamedTuple):
     ids: Any
     """int64 [N]."""
     answer: int
-    """How many of the last tokens are the answer."""
+    """The number of last tokens that are the answer."""
     depth: float
     """Where the number stands, 0 at the beginning and 1 at the end."""
 
@@ -80,7 +80,7 @@ def answers(
 
 
 def retrieval(asked: Sequence[Trial], dense: Sequence[bool], ours: Sequence[bool]) -> Retrieval:
-    """The result of one mask beside dense attention; p_holm is p_value until others are known."""
+    """Compare one mask with dense attention; p_holm is p_value until others are known."""
     only_dense = sum(a and not b for a, b in zip(dense, ours, strict=True))
     only_masked = sum(b and not a for a, b in zip(dense, ours, strict=True))
     parts: dict[int, list[bool]] = {0: [], 1: [], 2: []}

@@ -84,10 +84,10 @@ def bootstrap(
     """Resample the mean of values that depend on their neighbours and on their document.
 
     A resample draws as many documents as there are, with replacement, and in each of them blocks of
-    `block` neighbouring values until it is full. Blocks begin anywhere and go on at the beginning
-    of the document (Politis and Romano 1992): blocks that stop at its ends (Künsch 1989) draw the
-    first values too seldom, and it is those where masks lose nothing. A document that is no longer
-    than a block stays as it is.
+    `block` neighbouring values until it is full. Blocks begin anywhere and wrap around to the
+    beginning of the document (Politis and Romano 1992). Blocks that stop at its ends (Künsch 1989)
+    draw the first values too seldom, and those are where masks lose nothing. A document that is no
+    longer than a block stays as it is.
 
     Args:
         documents: float [tokens of the document] each; no document is empty.
@@ -114,7 +114,7 @@ def bootstrap(
 
 
 def student_tails(t: float, freedom: int) -> float:
-    """How often Student's t is further from 0 than this.
+    """Return the probability that Student's t is further from 0 than this.
 
     The series of the incomplete beta function, which converges fast where t is not small.
     """

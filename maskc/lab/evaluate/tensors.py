@@ -24,7 +24,7 @@ Data = Mapping[str, object] | Callable[[np.ndarray], Mapping[str, object]]
 
 
 def data_of(data: Data | None, tokens: Any) -> Mapping[str, object]:
-    """What masks read on a sequence of tokens, a tensor [N]."""
+    """Return the data that masks read on a sequence of tokens, a tensor [N]."""
     if data is None or isinstance(data, Mapping):
         return data or {}
     return data(tokens.cpu().numpy())
@@ -55,7 +55,7 @@ def placed(value: Any, device: Any) -> Any:
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """What one attention layer computes with."""
+    """Inputs of one attention layer."""
 
     layer: int
     q: Any
@@ -66,7 +66,7 @@ class LayerTensors:
     """Tensor [B, Hkv, N, Dv]."""
     scale: float
     base: Mask = field(default_factory=causal)
-    """What the layer sees without a pattern."""
+    """The mask of the layer without a pattern."""
     data: Mapping[str, object] = field(default_factory=dict)
     """Arrays that the base mask reads."""
     softcap: float | None = None
@@ -112,7 +112,7 @@ class Tensors:
 
     @property
     def sequences(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return int(self.layers[0].q.shape[0])
 
     @property
@@ -159,7 +159,7 @@ def tensors(
         if x.ndim != 5 or 0 in x.shape:
             raise BadTensors(source, f"{name} has shape {list(x.shape)}", at=name)
         if not x.is_floating_point():
-            raise BadTensors(source, f"{name} holds {x.dtype}, which is no float", at=name)
+            raise BadTensors(source, f"{name} holds {x.dtype}, which is not a float dtype", at=name)
         found[name] = x
     _check(source, *found.values())
     count, _, heads, _, dim = found["q"].shape

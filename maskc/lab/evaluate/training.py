@@ -1,4 +1,5 @@
-"""Layer 3 of the evidence: small models trained with a mask beside models trained without."""
+"""Layer 3 of the evidence: small models trained with a mask, compared with models trained
+without."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ MARGIN = 0.02
 
 
 class Batch(NamedTuple):
-    """Sequences with what is to be predicted at each place."""
+    """Sequences with their targets at each place."""
 
     tokens: np.ndarray
     """int64 [B, N]."""
@@ -43,7 +44,7 @@ class Task:
     name: str
     n: int
     tokens: int
-    """How many different tokens there are."""
+    """The number of different tokens."""
     classes: int
     measure: str
     chance: float
@@ -51,19 +52,19 @@ class Task:
     draw: Callable[[np.random.Generator, int, bool], Batch]
     """From (random numbers, batch size, whether held out) to a batch."""
     base: Mask
-    """What dense attention means."""
+    """The mask of dense attention."""
     whole: bool = False
     """Whether one answer is given for a whole sequence."""
     effort: int = 1
-    """How many times the recipe's steps: dense models must learn the task before masks can lose."""
+    """Multiple of the recipe's steps: dense models must learn the task before masks can lose."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How small models are trained; the same for all masks of a comparison."""
+    """Training settings of small models; the same for all masks of a comparison."""
 
     steps: int = 1000
-    """Of a task whose effort is 1."""
+    """Steps of a task with effort 1."""
     batch: int = 32
     width: int = 64
     layers: int = 2
@@ -73,7 +74,7 @@ class Recipe:
     """Batches of the measurement."""
     device: str = "cpu"
     compute: Any = None
-    """What computes attention; maskc when None. On a GPU it gets q, k and v in bfloat16."""
+    """The attention implementation; maskc when None. On a GPU it gets q, k and v in bfloat16."""
 
 
 # ------------------------------------------------------------------ tasks
@@ -253,7 +254,7 @@ def compared(
     task: Task, recipe: Recipe, seeds: Sequence[int], masked: Sequence[float],
     dense: Sequence[float],
 ) -> Trained:  # fmt: skip
-    """Measures by seed with a mask beside those without; errors as `train`."""
+    """Compare measures by seed with a mask and without; raises as `train` does."""
     steps = recipe.steps * task.effort
     return Trained(
         task.name, task.measure, steps, steps * recipe.batch * task.n, tuple(seeds),
@@ -266,15 +267,15 @@ def measured(
     masks: Mapping[str, Mask | None], task: Task, seeds: Sequence[int], recipe: Recipe,
     progress: Callable[[str], object] | None = None,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """What models come to that were trained with masks, by name and seed.
+    """Train models with masks and return their measures, by name and seed.
 
-    All models are trained at once, each by its own losses: their weights are stacked, so that one
-    product serves them all. Models of a seed have the same first weights and batches.
+    All models are trained at once, each with its own losses. Their weights are stacked, so that one
+    product serves all. Models of a seed have the same first weights and batches.
 
     Args:
         masks: by name; None is dense attention.
         task, seeds, recipe: as `train`.
-        progress: is told a step of a hundred.
+        progress: called every hundredth step.
     """
     torch = torch_module()
     models = _Models(masks, task, seeds, recipe)

@@ -1,4 +1,4 @@
-"""What the page shows, as plain values: formulas, shaders, arrays, terms and the compiler's counts.
+"""Content of the page as plain values: formulas, shaders, arrays, terms and the compiler's counts.
 
 Lengths and parameters stay symbols in it: the page moves them without asking the compiler again.
 """

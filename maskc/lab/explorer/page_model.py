@@ -1,4 +1,4 @@
-"""The model of a page: a mask, what the compiler knows of it, and perhaps another one beside it."""
+"""Model of a page: a mask, facts from the compiler, and optionally a mask to compare with."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from maskc.core.expr_text import to_people
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
+from maskc.ir.decompose import pieces_of
 from maskc.lab.explorer.model import Plain, mask_model, tree
 from maskc.lab.explorer.program_rows import forms, no_price, prices, taken
 from maskc.lab.explorer.sources import pattern_text, sources
@@ -27,7 +28,7 @@ class Shown:
     mask: Mask
     title: str = ""
     expression: str = ""
-    """What names it on a command line: a pattern's name, or an expression."""
+    """The pattern name or expression for a command line."""
     data: Mapping[str, object] = field(default_factory=dict)
     made_up: tuple[str, ...] = ()
     """Names of the data that nobody gave: they are made up."""
@@ -49,14 +50,14 @@ def page_model(
     shown: Shown, n_q: int, n_kv: int, *, problem: Problem, target: Target,
     other: Shown | None = None, served: bool = False, embedded: bool = False, quick: bool = False,
 ) -> Plain:  # fmt: skip
-    """Everything that the page shows, as plain values.
+    """Return everything that the page shows, as plain values.
 
     Args:
         n_q, n_kv: lengths to begin with.
         problem, target: for the kernel's tile, its source and its times.
         other: a mask to compare with.
         served: whether a server makes other models.
-        embedded: whether the page is part of another one, whose address it leaves alone.
+        embedded: whether the page is part of another one and must not change its address.
         quick: leave out what takes planning and proofs; the page then asks for the rest.
 
     Raises:
@@ -114,7 +115,7 @@ def _planned(shown: Shown, problem: Problem, target: Target, mask: Plain) -> Pla
             known = set(each["arrays"])
             each["pieces"] = [
                 {"kind": piece.kind.value, "text": _short(piece.keep), "keep": tree(piece.keep)}
-                for piece in ir.pieces if set(E.arrays(piece.keep)) <= known
+                for piece in pieces_of(ir) if set(E.arrays(piece.keep)) <= known
             ]  # fmt: skip
     except MaskcError as refusal:
         return {"source": {"files": []}, "price": no_price(problem, str(refusal.finding))}
@@ -139,7 +140,7 @@ def _planned(shown: Shown, problem: Problem, target: Target, mask: Plain) -> Pla
 
 
 def _verdict(one: Shown, other: Shown, name: str, n_heads: int | None) -> Plain:
-    """What is proved of two masks at all lengths, and a pair that tells them apart."""
+    """Return what is proved about two masks at all lengths, and a pair that distinguishes them."""
     a, b = one.written, other.written
     if equals(a, b) is True:
         return {"said": "Proved: both are the same set at all lengths.", "witness": None}

@@ -37,7 +37,7 @@ Plain = dict[str, Any]
 
 
 def forms(plan: KernelPlan, moved: HeadGroups) -> list[Plain]:
-    """What a call may run instead of `plan.tile`, as the page's forms.js reads it.
+    """Return alternatives to `plan.tile` that a call may run, as the page's forms.js reads them.
 
     Args:
         plan: of the mask as it was written.
@@ -95,7 +95,7 @@ def _by(box: tuple[int, ...]) -> str:
 
 
 def _classes(plan: KernelPlan, moved: HeadGroups) -> Iterator[Plain]:
-    """A plan in parts, of which some run over residue classes, at most one."""
+    """Yield the parts of a plan of which at most one runs over residue classes."""
     if not plan.parts or any(part.listed is not None for part in plan.parts):
         return  # the rows of listed tokens are copied: they have no place on the map
     if any(part.plan.masks[0].ir.data for part in plan.parts):
@@ -116,7 +116,7 @@ def _classes(plan: KernelPlan, moved: HeadGroups) -> Iterator[Plain]:
 
 
 def _only(parts: tuple[PlannedPart, ...], movable: bool) -> str:
-    """What lengths and parameters must be, for people."""
+    """Describe the condition on lengths and parameters, for people."""
     strides = [str(part.stride) for part in parts if part.aligned]
     said = [f"{' and '.join(strides)} must divide n_kv - n_q"] if strides else []
     return "; ".join([*said, *([] if movable else ["parameters must stay as they are"])])

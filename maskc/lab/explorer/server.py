@@ -21,7 +21,7 @@ from maskc.lab.explorer.page import html
 HOST = "127.0.0.1"
 
 Models = Callable[[dict[str, list[str]]], Plain]
-"""The model for a query; an empty one asks for the model to begin with."""
+"""The model for a query; an empty query returns the initial model."""
 
 
 class ExplorerServer:

@@ -31,7 +31,7 @@ class Movable:
 
     mask: Mask
     labels: Mapping[str, str]
-    """What the user calls the parameters of these names."""
+    """Labels of the parameters of these names."""
     stuck: tuple[tuple[str, object], ...]
     """The pattern's other arguments and their values."""
 
@@ -45,7 +45,7 @@ def movable(
     Args:
         values: of some parameters of the pattern; the others have their defaults.
         n_heads: query heads, where the mask does not say how many there are.
-        taken: names that its parameters must not have: those of a mask beside it.
+        taken: names that its parameters must not have, because a mask shown with it uses them.
 
     Raises:
         MaskcError: the pattern refuses the values as they are.

@@ -1,4 +1,5 @@
-"""What the source pane shows: the pattern, its formula and pieces, the kernels; linked by lines."""
+"""Content of the source pane: the pattern, its formula and pieces, and the kernels; linked by
+lines."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from maskc.core.expr import Expr
 from maskc.core.expr_text import to_people
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import walk
+from maskc.ir.decompose import pieces_of
 from maskc.ir.types import MaskIR
 from maskc.plan.types import KernelPlan
 from maskc.viz import words
@@ -102,7 +104,7 @@ def _formulas(heads: HeadGroups) -> Plain:
             lines.append(text)
             if line:
                 links.append([len(lines), line])
-        lines += ["", *(f"{piece.kind}: {to_people(piece.keep)}" for piece in ir.pieces)]
+        lines += ["", *(f"{piece.kind}: {to_people(piece.keep)}" for piece in pieces_of(ir))]
         lines += ["", *map(str, facts), ""]
     return {"name": "IR", "kind": "ir", "text": "\n".join(lines).rstrip(), "links": links}
 

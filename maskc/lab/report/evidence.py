@@ -37,7 +37,7 @@ def quality_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
     if own.is_dense:
         yield Words(dense_words(own, found))
     for text in found.cannot_show:
-        yield Words(f"What this cannot show: {text}")
+        yield Words(f"Limit: {text}")
     rows = [each for each in found.patterns if each.role != "ablation"]
     yield from _losses(rows)
     yield from _trained(rows)
@@ -46,7 +46,7 @@ def quality_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
 
 
 def ablation_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
-    """The mask without each of its terms, and beside it."""
+    """Blocks about the mask without each of its terms, next to the mask itself."""
     without = [each for each in found.patterns if (each.role, each.of) == ("ablation", own.name)]
     if not without:
         yield Words("The evaluation has no ablations: `maskc evaluate --ablate` makes them.")
@@ -56,7 +56,7 @@ def ablation_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
 
 
 def significance_blocks(found: Evaluation) -> Iterator[Block]:
-    """How sure the differences are."""
+    """Blocks about the significance of the differences."""
     blocks = [
         *_rows(
             found.patterns, "perplexity",
@@ -73,7 +73,7 @@ def significance_blocks(found: Evaluation) -> Iterator[Block]:
         ),
         *_rows(
             found.patterns, "retrieval",
-            "Retrieval beside dense attention on the same trials, McNemar's exact test:",
+            "Retrieval compared with dense attention on the same trials, McNemar's exact test:",
             ("pattern", "dense only", "pattern only", "p (Holm)"),
             lambda each, asked: (
                 each.name, f"{asked.only_dense}", f"{asked.only_masked}", f"{asked.p_holm:.3g}"
@@ -101,11 +101,11 @@ def _rows(
 
 
 def _losses(patterns: Sequence[Evaluated]) -> Iterator[Block]:
-    """What attention, predictions and retrieval lose."""
+    """Blocks about losses of attention, predictions and retrieval."""
     yield from _rows(
         patterns, "information",
-        "Attention mass that stays on kept keys (mean over queries, heads and layers), beside "
-        "what as many random keys and the best keys would keep; relative error of outputs.",
+        "Attention mass on kept keys (mean over queries, heads and layers), compared with as many "
+        "random keys and as many best keys; relative error of outputs.",
         ("pattern", "role", "pairs", "retained", "random keys", "best keys", "output error",
          "KL, nats"),
         lambda each, found: (
@@ -140,7 +140,7 @@ def _trained(patterns: Sequence[Evaluated]) -> Iterator[Block]:
         for each in patterns for one in each.trained
     ]  # fmt: skip
     if rows:
-        yield Words("Small models trained with the mask, beside others trained without:")
+        yield Words("Small models trained with the mask, compared with models trained without:")
         heads = ("pattern", "task", "measure", "seeds", "difference", "p", "margin",
                  "p of a loss as large")  # fmt: skip
         yield ReportTable(heads, rows, frozenset(range(3, 8)))

@@ -1,4 +1,4 @@
-"""What a report says of a mask, section by section; what cannot be said, says why."""
+"""Sections of a report about a mask. A section without content says why."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from maskc.core.expr_text import to_people
 from maskc.core.problem import Problem
 from maskc.core.target import Target
 from maskc.dsl.mask import Mask
+from maskc.ir.decompose import pieces_of
 from maskc.lab.explorer.sources import pattern_text
 from maskc.lab.report.document import (
     Block,
@@ -52,7 +53,7 @@ Row = dict[str, Any]
 _LONGEST_FILE = 20_000
 """Characters of a pattern's file; of a longer one only the docstring is shown."""
 _LENGTHS = (1 << 10, 1 << 12, 1 << 14, 1 << 17)
-"""The lengths at which pairs are counted, beside those that are timed."""
+"""The lengths for pair counts, in addition to the timed ones."""
 _TILED = 1 << 14
 """Up to this length tiles are counted as well."""
 _WIDTH = 56
@@ -61,7 +62,7 @@ _WIDTH = 56
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a sweep measured."""
+    """Results of a sweep."""
 
     rows: Sequence[Row]
     notes: Sequence[str]
@@ -79,9 +80,9 @@ class Subject:
     mask: Mask
     title: str
     words: str
-    """What names it on a command line, with its settings."""
+    """The mask as a command line names it, with its settings."""
     command: str
-    """What makes the report again."""
+    """The command that reproduces the report."""
     problem: Problem
     target: Target
     data_at: Callable[[int], Mapping[str, object]]
@@ -99,7 +100,7 @@ class Subject:
 
     @cached_property
     def plan(self) -> KernelPlan:
-        """What the compiler plans for it.
+        """Return the compiler's plan for the mask.
 
         Raises:
             MaskcError: the target has no such kernel.
@@ -240,7 +241,7 @@ def _proofs(subject: Subject) -> Iterator[Block]:
         for fact in facts:
             verdict = {True: "yes", False: "no", None: "unknown"}[fact.holds]
             rows.append((who, fact.name, verdict, fact.where, fact.proof))
-        pieces += [(who, str(piece.kind), to_people(piece.keep)) for piece in ir.pieces]
+        pieces += [(who, str(piece.kind), to_people(piece.keep)) for piece in pieces_of(ir)]
     yield Words(
         "Each answer was decided on integer sets for all lengths that it names, not on samples."
     )
@@ -280,7 +281,7 @@ def _picture(subject: Subject) -> Iterator[Block]:
 
 
 _RANKED = ("scores", "index_q", "index_k", "index_w")
-"""What selections rank by: pictures make up scores of their own."""
+"""Inputs of selections; pictures make up scores instead."""
 
 
 def _loops(subject: Subject) -> Iterator[Block]:
@@ -301,10 +302,10 @@ def _complexity(subject: Subject) -> Iterator[Block]:
         "pass; the backward pass has 2.5 times as many."
     )
     lines = [*driver.beside_dense(subject.mask, subject.plan), *_wins_elsewhere(subject)]
-    yield Code("\n".join(lines), "Beside dense attention")
+    yield Code("\n".join(lines), "Compared with dense attention")
     yield Words(
-        "Time: every live pair is computed once, and pairs of a live tile that are not live are "
-        "computed and thrown away (column: run). Memory of a call: q, k, v, out and one "
+        "Time: every live pair is computed once. Masked pairs of a live tile are computed and "
+        "discarded (column: run). Memory of a call: q, k, v, out and one "
         "number per query; no score is stored. Decoding: " + _cache(subject) + "."
     )
     rows = [row for n in _counted_at(subject) for row in _count_rows(subject, n)]
@@ -381,7 +382,7 @@ def _pairs_alone(subject: Subject, n: int, naive: str) -> Iterator[tuple[str, ..
 
 
 def _at(subject: Subject) -> int:
-    """The length of numbers of which there is one only."""
+    """Return the length for single numbers."""
     measured = [row["n_q"] for row in subject.measurement.rows] if subject.measurement else []
     return max(measured, default=4096)
 
@@ -441,16 +442,16 @@ def _speed(subject: Subject) -> Iterator[Block]:
             series = {
                 name: {r["n_q"]: r[measure] for r in own if r["impl"] == name and r[measure]}
                 for name in names
-            }  # fmt: skip
+            }
             label = f"{unit} over N, {growth.direction}"
             if svg := growth_chart(series, names, unit, label, say):
                 yield Figure(svg, f"{label}.", _twin(series, say))
-        yield Code("\n".join(
-            textwrap.fill(line, 100, subsequent_indent="    ") for line in growth.lines()
-        ))  # fmt: skip
+        yield Code(
+            "\n".join(textwrap.fill(line, 100, subsequent_indent="    ") for line in growth.lines())
+        )
     yield ReportTable(_SPEED, [_speed_row(row, found.rows) for row in _ordered(found.rows)],
                 frozenset(range(2, 8)))  # fmt: skip
-    yield Words("; ".join(f"{name}: {text}" for name, text in texts.items()) + ".")
+    yield Words(" ".join(f"{name}: {text}." for name, text in texts.items()))
     for note in found.notes:
         yield Words(f"Note: {note}")
     yield Command(found.command)
@@ -484,9 +485,7 @@ def _speed_row(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
         return (*head, "", "", "", "", error, "WRONG")
     peak = "-" if row["peak_bytes"] is None else words.scaled(row["peak_bytes"], "B")
     ratio = f"{row['ms'] / mine[0]:.3g}" if mine and row["impl"] != "maskc" else ""
-    return (
-        *head, f"{row['ms']:.4g}", f"{row['tokens_per_s']:,.0f}", peak, ratio, error, "right"
-    )  # fmt: skip
+    return (*head, f"{row['ms']:.4g}", f"{row['tokens_per_s']:,.0f}", peak, ratio, error, "right")
 
 
 def _twin(series: Mapping[str, Mapping[int, float]], say: Callable[[float], str]) -> str:
@@ -530,7 +529,7 @@ def _significance(subject: Subject) -> Iterator[Block]:
 
 
 def _terms(subject: Subject) -> Iterator[Block]:
-    """What each term of the mask adds to it, in pairs: a cost that needs no model."""
+    """Blocks about the pairs that each term of the mask adds: a cost without a model."""
     from maskc.lab.evaluate import ablations
 
     if driver.selects(subject.mask):

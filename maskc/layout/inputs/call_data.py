@@ -224,7 +224,8 @@ def _vectors(length: object) -> str:
 
 
 def _side(decl: DataDecl, array: np.ndarray, length: int) -> np.ndarray:
-    """What queries, or keys, read of one entry per token: the last ones, or the first ones."""
+    """Return the entries of one side from an array with one entry per token: the last ones, or the
+    first ones."""
     tokens = array.shape[-1]
     if tokens == length:
         return array
@@ -323,7 +324,7 @@ def _ids(
 
 def _ids_from_ends(
     name: str, given: CuSeqlens, ends: np.ndarray, length: int, nobody: int
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     hint = "cumulative lengths are 0, then the end of each document; tokens may follow the last"
     if ends[0] != 0:
         raise DataRange(name, f"cumulative lengths start at {ends[0]}, not 0", hint, at=name)

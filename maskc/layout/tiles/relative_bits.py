@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -37,6 +38,7 @@ def parts_by_distance(keep: Expr) -> tuple[list[Expr], list[Expr]]:
     return near, rest
 
 
+@lru_cache(maxsize=1 << 8)
 def _alone(term: Expr) -> Expr | None:
     """The formula over d = k - q; None where it depends on more, data included."""
     return None if E.arrays(term) else of_difference(term)

@@ -22,7 +22,7 @@ BETWEEN = 2
 
 def in_given_turn(
     ptr: list[int], following: np.ndarray, turn: np.ndarray, at_once: int
-) -> tuple[np.ndarray, int]:  # fmt: skip
+) -> tuple[np.ndarray, int]:
     """Order the tiles of columns where it is known who adds to a tile of dq after whom.
 
     A column takes the first tile of its own whose turn has come.
@@ -65,7 +65,7 @@ def in_given_turn(
 
 def in_any_turn(
     ptr: list[int], sums: np.ndarray, row: np.ndarray, at_once: int
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray]:
     """Order the tiles of columns where any column may add to a tile of dq after any other one.
 
     A column takes the first tile of its own to whose tile of dq nobody added of late, or where that
@@ -95,7 +95,7 @@ class _Additions:
         self._count, self._last = [0] * len(sums), [-CALM] * len(sums)
 
     def best(self, rows: list[int], now: int) -> int | None:
-        """Which of these rows, that a column still has, is to be next; None: none can be yet."""
+        """Return the row that a column should take next; None if none can be taken yet."""
         last = self._last
         for at, row in enumerate(rows):
             if now - last[row] >= CALM:
@@ -114,7 +114,7 @@ class _Additions:
 
 def _one_head(
     ptr: list[int], sums: np.ndarray, row: np.ndarray, free: list[int]
-) -> tuple[np.ndarray, np.ndarray, list[int]]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """The order, and when blocks are through, which are free for columns at such times."""
     left = [(list(range(a, b)), row[a:b].tolist()) for a, b in pairwise(ptr)]
     taken: list[list[int]] = [[] for _ in left]

@@ -1,6 +1,6 @@
-"""What a kernel family is: a template folder, its limits, and a schedule for each form and pass.
+"""Kernel families: a template folder, its limits, and a schedule for each form and pass.
 
-A new family is a file beside this one, a row in `table.py`, and a folder of templates.
+A new family is a file in this folder, a row in `table.py`, and a folder of templates.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a family's blocks compute an indexer's scores."""
+    """How a family's blocks compute the scores of an indexer."""
 
     threads: int
     keys: int

@@ -82,7 +82,7 @@ class Sm80Schedule(Schedule):
     group_keys: int = 1
     """Tokens whose keys and values take L2_BYTES: heads run in groups of that size."""
     block_bytes: int = BLOCK_BYTES
-    """Part of `shared_bytes` beside the tiles."""
+    """Part of `shared_bytes` other than the tiles."""
 
 
 _LONG = {
@@ -103,7 +103,7 @@ _SHORT = _LONG | {
     96: (64, 2, 4, False),
     128: (64, 2, 4, False),
 }
-"""The same numbers for masks with short rows."""
+"""Likewise for masks with short rows."""
 
 
 def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
@@ -114,10 +114,10 @@ def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
     if problem.tile is not None:
         return _with_tile(problem, problem.tile)
     high, low = schedule(problem), schedule(problem, short_rows=True)
-    whys = () if high.tile == low.tile else [_why_low(ir, high.tile, low.tile) for ir in masks]
-    if not whys or None in whys:
+    if high.tile == low.tile or not all(_why_low(ir, high.tile, low.tile) for ir in masks):
         return high
-    return replace(low, reason=f"{low.reason}; {low.tile.q} queries a tile because {whys[0]}")
+    why = _why_low(masks[0], high.tile, low.tile)
+    return replace(low, reason=f"{low.reason}; {low.tile.q} queries a tile because {why}")
 
 
 @lru_cache(maxsize=256)
@@ -134,7 +134,7 @@ def _why_low(ir: MaskIR, high: TileShape, low: TileShape) -> str | None:
 
 
 def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
-    """The schedule of one problem.
+    """Return the schedule of one problem.
 
     `short_rows` asks for tiles of 64 queries also where 128 are the default: better where a row
     sees about a thousand keys or fewer, or where the mask comes in blocks of 64.
@@ -161,7 +161,7 @@ def _with_tile(problem: Problem, tile: TileShape) -> Sm80Schedule:
 
 def _schedule(
     problem: Problem, tile: TileShape, warps: int, blocks: int, keep_q: bool
-) -> Sm80Schedule:  # fmt: skip
+) -> Sm80Schedule:
     dim = problem.head_dim
     rows, park = tile.q // warps, dim == 128
     why = "each fragment of K and V serves them all" if rows == 32 else "out fills the registers"

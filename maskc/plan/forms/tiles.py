@@ -33,7 +33,7 @@ from maskc.plan.types import KernelPlan, PlannedMask
 
 def plan_tiles(
     heads: HeadGroups, problem: Problem, target: Target, direction: Direction, form: str
-) -> KernelPlan:  # fmt: skip
+) -> KernelPlan:
     """One of the plans, alone.
 
     Raises:
@@ -90,9 +90,7 @@ def _why_tile(problem: Problem, direction: Direction) -> tuple[str, ...]:
     )
 
 
-def _of_data(
-    masks: tuple[PlannedMask, ...], along: int, run: int
-) -> DataIntervals | None:  # fmt: skip
+def _of_data(masks: tuple[PlannedMask, ...], along: int, run: int) -> DataIntervals | None:
     """The intervals of masks that read data, where all heads share a formula; None where one pair
     stands for many anyway, or where data differ from token to token.
 

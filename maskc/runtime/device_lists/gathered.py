@@ -69,7 +69,7 @@ class Room:
 
     @property
     def sums(self) -> int:
-        """What keys have so far of their gradients; nothing in a forward pass."""
+        """Offset of the keys' accumulated gradients; nothing in a forward pass."""
         return self.scores + self.at_once * self.pitch
 
 
@@ -80,11 +80,11 @@ def _rounded(entries: int) -> int:
 def room_for(
     wanted: int, recipe: Gather, ranking: Ranking, sizes: Sizes, params: Mapping[str, int]
 ) -> Room:
-    """What a call needs.
+    """Return the sizes that a call needs.
 
     Args:
-        wanted: keys that are chosen for a query.
-        recipe: tells what it may see besides.
+        wanted: number of keys to select for a query.
+        recipe: describes the keys that it sees without a selection.
         ranking: of the call.
         params: a value for every parameter.
     """
@@ -184,7 +184,7 @@ class Gatherer:
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
     ) -> GatherPlan:  # fmt: skip
-        """How a pass runs over some tokens; arguments as in SourceSelector.plan."""
+        """Plan a pass over some tokens; arguments as in SourceSelector.plan."""
         bundle, sizes, ranking = self._bundle, place.sizes, bound.given
         unit = self._chosen(unit, wanted, sizes)
         device = wanted.device[1]
@@ -243,9 +243,7 @@ def _blocks(unit: SourceUnit, sizes: Sizes, launch: Launch, multiprocessors: int
     return min(_items(unit, sizes), multiprocessors * launch.resident)
 
 
-def _numbers(
-    numbers: bytes, unit: SourceUnit, sizes: Sizes, ranking: Ranking, room: Room
-) -> bytes:  # fmt: skip
+def _numbers(numbers: bytes, unit: SourceUnit, sizes: Sizes, ranking: Ranking, room: Room) -> bytes:
     """`struct Attention` that says how far apart the lists of two queries are."""
     block = ATTENTION.from_buffer_copy(numbers)
     own_sequence, own_head = ranking.lists > 1, ranking.groups > 1
@@ -293,7 +291,7 @@ def _gathered(
 
 def _chunks(
     block: ctypes.Structure, kernel: CudaKernel, sizes: Sizes, room: Room
-) -> Iterator[Chunk]:  # fmt: skip
+) -> Iterator[Chunk]:
     """Launch by launch; scores that are kept are of one sequence."""
     each = room.rows if room.pitch == 0 else sizes.n_q
     for start in range(0, room.rows, max(1, each)):

@@ -63,8 +63,8 @@ def _wanted(text: str | None) -> int:
 
 
 _NUMBER = re.compile(r"\s*\+?0*([1-9][0-9]{0,15})[0-9]*\s*(?:,|$)", re.ASCII)
-"""A positive integer, of which 16 digits are read, and what OpenMP lets follow: numbers for inner
-levels."""
+"""A positive integer (16 digits are read), and the numbers for inner levels that OpenMP lets
+follow."""
 _FEW = 16
 """Threads that any system starts; GNU OpenMP ends the process where one is refused."""
 

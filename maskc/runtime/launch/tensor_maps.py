@@ -20,7 +20,7 @@ _KEPT = 512
 """Sets of addresses remembered per plan."""
 
 _KINDS = {"bfloat16": "BFLOAT16", "float16": "FLOAT16", E4M3: "UINT8"}
-"""What copies take elements for."""
+"""Element types of copies."""
 
 Encode = Callable[[int, Shape, Shape, Shape, str], bytes]
 """(address, dims in elements, strides in bytes of all but the first, box, dtype) -> 128 bytes."""
@@ -89,5 +89,5 @@ def encode_with(driver: Any, address: int, dims: Shape, strides: Shape, box: Sha
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )  # fmt: skip
+    )
     return found

@@ -1,5 +1,5 @@
 #pragma once
-// The argument block of attention kernels, the same bytes for every target: maskc/core/abi.py.
+// The argument block of attention kernels, byte-identical for every target: maskc/core/abi.py.
 
 typedef int i32;
 typedef long long i64;
@@ -45,51 +45,51 @@ struct Attention {
     i32 batch;  // sequences
     i32 heads_q;  // query heads
     i32 heads_kv;  // key/value heads; heads_q is a multiple
-    i32 n_q;  // queries per sequence, or rows of a packed head
-    i32 queries;  // per sequence; n_q counts rows where heads are packed
+    i32 n_q;  // queries per sequence, or rows per key/value head with pack_gqa
+    i32 queries;  // per sequence; differs from n_q with pack_gqa
     i32 n_kv;  // keys per sequence
     i32 tile_rows;  // ceil(n_q / TILE_Q), or boxes of a grid
     i32 tile_cols;  // ceil(n_kv / TILE_K), or boxes of a grid
-    i32 items;  // of the work list that have tiles
-    i32 empty;  // items behind them without any
-    i32 shared_items;  // rows to be merged, or columns that items share
-    i32 list_batch;  // lists from one sequence to the next, 0 if all share theirs
-    i32 joins;  // 1: results hold those of other keys, and are joined with them
-    float spacing;  // the distance from one token to the next
+    i32 items;  // work items with tiles
+    i32 empty;  // work items without tiles, behind them
+    i32 shared_items;  // rows to merge, or columns that several items share
+    i32 list_batch;  // lists per sequence, 0 if all share one set
+    i32 joins;  // 1: add to the results of an earlier launch over other keys
+    float spacing;  // ALiBi distance between neighboring tokens
     float scale;  // factor of q . k
-    float softcap;  // of the options; read only where they are built in
-    float alpha_minus_1;  // of entmax; read only by kernels built WITH_ENTMAX
-    i32 further;  // deterministic: most further tiles of dq of a list
-    const i32 *row_sums;  // [lists][tile_rows + 1] of them before a row, or null: none
+    float softcap;  // option of the call; read only WITH_SOFTCAP
+    float alpha_minus_1;  // of entmax; read only WITH_ENTMAX
+    i32 further;  // deterministic: most further tiles of dq in a list
+    const i32 *row_sums;  // [lists][tile_rows + 1] counts of those before a row, or null
 #if WITH_SCORE
-    const void *score_table[8];  // tables, or null: a number
+    const void *score_table[8];  // tables, or null for a number
     float *score_gradient[8];  // backward: to add to, or null
     i64 *score_sums[8];  // backward: exact sums [entries][SUM_WORDS], or null
     float *score_diagonals;  // backward: zeros for sums by distance, or null
-    i64 score_entries[8];  // of each gradient
-    i64 score_step[32];  // elements along each dimension; 0: one for all
-    i64 score_gradient_step[32];  // likewise of gradients
+    i64 score_entries[8];  // entries of each gradient
+    i64 score_step[32];  // stride of each dimension; 0 broadcasts
+    i64 score_gradient_step[32];  // likewise for gradients
     i32 score_size[32];  // entries along each dimension
-    float score_number[8];  // parameters that are no tables
+    float score_number[8];  // scalar parameters
     i32 score_integer[8];  // likewise
 #endif
 #if WITH_DROPOUT
-    const i64 *dropout_seed_at;  // where the seed lies, or null: in dropout_seed
-    i64 dropout_seed;  // of all bits that are drawn
-    i32 dropout_least;  // the least of 0 .. 65535 whose pair is kept
-    float dropout_scale;  // 1 / (the share that is kept); 0 where nothing is
-    i32 dropout_first_q;  // sixteens of queries of the sequence before the call's first
-    i32 dropout_first_k;  // likewise of keys
+    const i64 *dropout_seed_at;  // address of the seed, or null: use dropout_seed
+    i64 dropout_seed;  // seed of all dropout bits
+    i32 dropout_least;  // pairs with a 16-bit draw of at least this are kept
+    float dropout_scale;  // 1 / (fraction kept); 0 if nothing is kept
+    i32 dropout_first_q;  // token offset of the call's first query in its sequence, / 16
+    i32 dropout_first_k;  // likewise for keys
 #endif
 #if WITH_FP8
     unsigned char *v_transposed;  // workspace: v^T, tile by tile
-    const float *q_descale;  // [batch, heads_kv] factors of q, or null: 1
+    const float *q_descale;  // [batch, heads_kv] scales of q, or null: 1
     const float *k_descale;  // of k, likewise
     const float *v_descale;  // of v, likewise
 #endif
 #if WITH_PAGES
-    const i32 *pages;  // entries of page tables: which page of the pool
-    const i32 *first_page;  // [batch]: where a sequence's entries begin
+    const i32 *pages;  // page-table entries: page indices in the pool
+    const i32 *first_page;  // [batch]: first entry of each sequence
     const i32 *key_count;  // [batch]: keys of each sequence
     i32 page_count;  // pages of a pool
 #endif

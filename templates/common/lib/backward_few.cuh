@@ -1,8 +1,8 @@
-// Delta found once more where a call has few pairs.
-// Needs: backward_rows.cuh; keep of the mask. Gives: settle_rows.
+// Recomputes delta if a call has few pairs. Needs: backward_rows.cuh; keep of the mask. Gives:
+// settle_rows.
 
-// Gradients of many rows hide how `out` was rounded. Where a call has few pairs it would be most of
-// their error, and delta is found once more, by a warp for each query.
+// delta = rowsum(out * dout) inherits the rounding error of `out`. With many pairs it averages out;
+// with few pairs it would dominate the error of dq and dk, so a warp per query recomputes delta.
 #include "common/lib/settled_delta.cuh"
 
 #if SETTLES_DELTA
@@ -31,7 +31,7 @@ FN float term_of(const struct Attention &p, struct Place at, struct Place keys, 
 }
 #endif
 
-// By a block for each tile row.
+// One block per tile row.
 FN void settle_rows(const struct Attention &p) {
 #if SETTLES_DELTA
 #if !WITH_ENTMAX
@@ -46,7 +46,7 @@ FN void settle_rows(const struct Attention &p) {
         const i32 q = query_at(first + r);
         if (q >= p.n_q) continue;
         const float lse = __ldg(p.lse + row_offset(p.lse_stride, at, q));
-        if (lse == MINUS_INFINITY) continue;  // no key: delta is 0
+        if (lse == MINUS_INFINITY) continue;  // no keys: delta is 0
         const uint4 *const of_q = pieces_of(p.q, p.q_stride, at, q);
         const uint4 *const of_dout = pieces_of(p.dout, p.dout_stride, at, q);
         float exact = 0.0f, rounded = 0.0f, size = 0.0f;

@@ -1,6 +1,6 @@
-// A prefix sum over a block. The includer defines FN, THREADS and ALL.
+// Prefix sum over a block. The includer defines FN, THREADS and ALL.
 
-// How many come before a thread's own, and in `all` how many there are.
+// Exclusive prefix sum of `count`; `all` receives the total.
 FN i32 block_before(i32 count, i32 &all) {
     __shared__ i32 part[THREADS / 32];
     const i32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -1,4 +1,4 @@
-// Sums and the greatest over a block, in all threads. The includer defines FN, THREADS and ALL.
+// Block-wide sums and maxima, returned to all threads. The includer defines FN, THREADS and ALL.
 // Gives: warp_sum, warp_max, block_sums, block_max.
 
 // Over a warp, in all lanes.
@@ -40,7 +40,7 @@ FN void block_sums(i32 (&x)[COUNT]) {
     __syncthreads();
 }
 
-// The greatest over a block, in all threads.
+// Maximum over a block, in all threads.
 FN i32 block_max(i32 x) {
     __shared__ i32 part[THREADS / 32];
     x = warp_max(x);

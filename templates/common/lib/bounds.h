@@ -1,5 +1,5 @@
 #pragma once
-// The first of a row's columns and the one past its last.
+// The range of a row's columns.
 struct Bounds {
-    i32 first, last;  // past the end
+    i32 first, last;  // exclusive end
 };

@@ -1,28 +1,28 @@
-// Scores about a threshold, collected in one pass.
-// Needs: choose_rows.cuh, images.cuh; score_at and Scores of the family.
+// Collects the scores near a threshold in one pass. Needs: choose_rows.cuh, images.cuh; score_at
+// and Scores of the family.
 
-// Each thread lists what it has of a row inside of the bracket: no thread waits for another, and
-// the place of a list's end is a register. A quad's four lists then lie where the row's bins do.
-constexpr int LIST_ROOM = 64;        // scores; those at one place of all lanes lie side by side
-constexpr int MOST = LIST_ROOM - 8;  // that a list may have: its end is looked at every 8 scores
-constexpr u32 LIST_STEP = 32 * 4;    // bytes from one score of a list to the next
+// Each thread lists its own scores of a row inside the bracket: threads do not synchronize, and the
+// end of a list is in a register. The four lists of a quad use the memory of the row's bins.
+constexpr int LIST_ROOM = 64;        // scores; the same position of all lanes is contiguous
+constexpr int MOST = LIST_ROOM - 8;  // limit of a list: its end is checked every 8 scores
+constexpr u32 LIST_STEP = 32 * 4;    // bytes between consecutive scores of a list
 
 FN const u32 *list_in(const u32 *bins, int r) {
     return bins + (LIST_ROOM * r * 32 + threadIdx.x % 32);
 }
 
 struct List {
-    float low, high;       // what is listed
+    float low, high;       // range of listed scores
     u32 first, at;         // addresses
-    i32 reached;           // scores not below `low`
-    u32 dropped;           // bytes of those inside that did not fit
+    i32 reached;           // scores >= `low`
+    u32 dropped;           // bytes of scores inside that did not fit
 };
 FN struct List list_of(const struct Bracket &b, const u32 *bins, int r) {
     const u32 first = shared_address(list_in(bins, r));
     return {b.from, b.to, first, first, 0, 0};
 }
 
-// Without a branch, and with no more instructions than it says.
+// PTX without a branch: the compiler would branch, and use more instructions.
 FN void list_one(struct List &x, float score) {
     asm volatile("{\n"
                  ".reg .pred reaches, inside;\n"
@@ -50,20 +50,20 @@ FN void collect(struct List (&list)[2], Scores &s) {
     }
 }
 
-// How a rank is searched among what two rows' lists hold.
+// State of a rank search in the lists of two rows.
 struct Ranked {
-    u32 low, high;  // images: the score of that rank lies here
-    i32 rank, reached;  // and this many reach `low`
+    u32 low, high;  // images that enclose the score of that rank
+    i32 rank, reached;  // rank, and the number of scores >= `low`
     bool open;
 };
 
-// Until nothing that is listed lies between `low` and the score that is searched, or they are one.
+// Bisects until no listed score lies between `low` and the wanted score, or until they are equal.
 FN void halve(struct Ranked (&x)[2], const float (&score)[2][MOST]) {
 #pragma unroll 1
     while (__any_sync(0xffffffff, x[0].open || x[1].open)) {
         u32 middle[2];
         float least[2];
-        float count[2] = {};  // as numbers: two instructions for each score
+        float count[2] = {};  // floats: two instructions per score
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const u32 range = x[r].high - x[r].low;
@@ -88,7 +88,7 @@ FN void halve(struct Ranked (&x)[2], const float (&score)[2][MOST]) {
 
 FN float quad_min(float x) { return -quad_max(-x); }
 
-// What counts say of the bracket: so many reach `low`, and so many pass `high`.
+// Narrows the bracket: `reached` scores are >= `low`, `above` are > `high`.
 FN void prove(struct Bracket &b, float low, float high, i32 reached, i32 above) {
     i32 least = b.better + b.inside;
     if (reached < b.k)
@@ -100,8 +100,8 @@ FN void prove(struct Bracket &b, float low, float high, i32 reached, i32 above) 
     b.inside = least - b.better;
 }
 
-// A row's threshold: the least of its scores that reach where the search ended. If not all that are
-// that score are among the best, it is a bracket for keys.
+// A row's threshold: the least score at or above the end of the search. If some pairs with exactly
+// this score are not selected, the result is a bracket of keys.
 FN void take_least(struct Bracket &b, const struct Ranked &x, const float (&score)[MOST],
                    bool found, i32 n_kv) {
     const float low = number_of(x.low);
@@ -121,7 +121,7 @@ FN void take_least(struct Bracket &b, const struct Ranked &x, const float (&scor
     }
 }
 
-// Of two rows: what became of their guesses. `again`: whether wrong ones are followed by others.
+// Evaluates the guesses of two rows. `again`: whether to guess again after a wrong guess.
 FN void take_collected(struct Bracket (&row)[2], const struct List (&list)[2], const u32 *bins,
                        bool again, i32 n_kv) {
     float score[2][MOST];

@@ -1,6 +1,5 @@
-// Passes of a warp over its rows' scores.
-// Needs: choose_lists.cuh, choose_rows.cuh; Rows, Shared, take_scores and chosen_count of the
-// includer.
+// Passes of a warp over its rows' scores. Needs: choose_lists.cuh, choose_rows.cuh; Rows, Shared,
+// take_scores and chosen_count of the includer.
 
 FN void first_brackets(struct Bracket (&row)[2], const struct Moments (&moments)[2],
                        const i32 (&allowed)[2], bool looked, bool &unsure,
@@ -14,7 +13,7 @@ FN void first_brackets(struct Bracket (&row)[2], const struct Moments (&moments)
     }
 }
 
-// The pass that is to follow.
+// The next pass.
 FN enum Pass next_pass(const struct Bracket (&row)[2]) {
     if (__any_sync(0xffffffff, guessed(row[0]) || guessed(row[1]))) return COLLECT;
     if (__all_sync(0xffffffff, is_short(row[0]) && is_short(row[1]))) return LISTS;
@@ -22,10 +21,10 @@ FN enum Pass next_pass(const struct Bracket (&row)[2]) {
     return __any_sync(0xffffffff, by_key) ? BINS_OF_ALL : BINS_OF_SCORES;
 }
 
-constexpr i32 GUESSES = 3;  // passes that may collect, before bins are counted
+constexpr i32 GUESSES = 3;  // passes that may collect before falling back to bins
 
-// One pass, and what it tells; returns what the next one is to do. All warps of a group go through
-// the same loop, whatever they do there, as they have their products together.
+// Runs one pass and returns the next one. All warps of a group run the same loop, since they share
+// the loads and products.
 FN enum Pass pass_over(enum Pass pass, i32 passes, u32 *bins, struct Bracket (&row)[2],
                        struct Shared &shared, const struct Attention &p, struct Rows &w) {
     const struct Spread spread[2] = {spread_of(row[0]), spread_of(row[1])};

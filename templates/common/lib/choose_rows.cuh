@@ -1,37 +1,38 @@
-// The k-th best of a row, without its scores in memory.
-// Needs: images.cuh; score_at and Scores of the family.
+// Finds the k-th best score of a row without storing the scores. Needs: images.cuh; score_at and
+// Scores of the family.
 
-// A row's threshold is searched in passes over its scores. A first one takes their moments; as if
-// they were normal, these say where a few more than a hundred scores about the threshold lie. The
-// second pass collects those, and counts what lies above. Mostly that is all: else counts say where
-// to guess again. Rows that resist, or whose threshold is a score that several pairs have, spread
-// what lies inside of their bracket over bins, of which one is the next bracket; once the pairs
-// inside are few, they are listed with their keys, and the right one is picked. Guesses may be
-// wrong; brackets are right whatever the scores, as they follow from counts alone.
+// A row's threshold is found in passes over its scores. The first pass computes mean and variance.
+// If scores were normally distributed, these predict where a bit more than a hundred scores around
+// the threshold lie. The second pass collects these scores and counts the ones above. Usually this
+// finds the threshold; otherwise the counts give a better guess. For rows where guesses fail, or
+// where many pairs have the threshold score, further passes build a histogram of the bracket, and
+// one of its bins becomes the next bracket. When few pairs are left, they are listed with their
+// keys and the right one is picked. Guesses may be wrong; brackets are always right, because they
+// follow from counts only.
 //
-// Each warp has 16 rows for itself, and the four lanes of a quad have two of them in common:
-// numbers of a bracket are the same in all four.
+// Each warp owns 16 rows, and the four lanes of a quad share two of them: all four hold the same
+// bracket.
 struct Bracket {
-    float low, high;  // of scores, both inside; at last in `low` that of the threshold
-    float from, to;   // a guess inside of it; no numbers where there is none
-    i32 first, last;  // of keys, where `low` is `high`; at last in `last` the threshold's end
-    i32 k;            // rank that is searched, 1: the best
-    i32 numbers;      // pairs of the row that have a score that is one
-    i32 better;       // of which above the bracket
-    i32 inside;       // and in it
-    i32 above;        // pairs better than all in the bracket, of this thread in this pass
-    bool nans;        // the row's pairs that are no number are ranked, by their keys alone
+    float low, high;  // inclusive bounds of scores; at the end `low` is the threshold
+    float from, to;   // a guess inside; NaN if there is none
+    i32 first, last;  // of keys, if low == high; at the end `last` is the threshold's end
+    i32 k;            // the wanted rank; 1 is the best
+    i32 numbers;      // pairs of the row with a score that is not NaN
+    i32 better;       // how many of them are above the bracket
+    i32 inside;       // how many are in it
+    i32 above;        // this thread's pairs above the bracket in this pass
+    bool nans;        // NaN pairs are ranked too, by their keys only
     bool done;
 };
 constexpr i32 MANY = 0x7fffffff;
 
-constexpr int BINS = 256;       // of a row, in shared memory
-constexpr int LISTED = 127;     // pairs that fit a row's place of bins, and their number
-constexpr int LIST_SIZE = 254;  // where that lies
-// What no product gives, for pairs that may not be chosen; no number either.
+constexpr int BINS = 256;       // per row, in shared memory
+constexpr int LISTED = 127;     // pairs that fit a row's bins, with their count
+constexpr int LIST_SIZE = 254;  // index of that count
+// Marks pairs that are not candidates. A NaN that no product produces.
 #define DEAD __int_as_float(0xffffffff)
 
-// What a warp does with the scores of a pass.
+// What a warp does with the scores in a pass.
 enum Pass { MOMENTS, MOMENTS_OF_NUMBERS, COLLECT, BINS_OF_SCORES, BINS_OF_ALL, LISTS };
 
 FN i32 quad_add(i32 x) {
@@ -45,7 +46,7 @@ struct Moments {
     float sum, squares;
     i32 numbers;
 };
-// Who does not look takes all for numbers: what is none shows in the sum.
+// LOOK false: assume that there are no NaNs; a NaN shows in the sum.
 template <bool LOOK>
 FN void add_moments(struct Moments (&x)[2], Scores &s) {
 #pragma unroll
@@ -59,8 +60,8 @@ FN void add_moments(struct Moments (&x)[2], Scores &s) {
     if (!LOOK) x[0].numbers += OWN, x[1].numbers += OWN;
 }
 
-// What a share `above` of normal numbers passes, in standard deviations: Abramowitz and Stegun,
-// 26.2.23, right within 5e-4.
+// The quantile that a share `above` of a normal distribution exceeds, in standard deviations:
+// Abramowitz and Stegun 26.2.23, error below 5e-4.
 FN float normal_quantile(float above) {
     const float t = sqrtf(-2.0f * LN2 * fast_log2(fminf(above, 1.0f - above)));
     const float over = fmaf(fmaf(0.010328f, t, 0.802853f), t, 2.515517f);
@@ -68,8 +69,8 @@ FN float normal_quantile(float above) {
     const float x = t - over * fast_reciprocal(under);
     return above < 0.5f ? x : -x;
 }
-// Ranks that a guess has on each side of the one searched; and a later one, of a row whose pairs
-// lie with one of four lanes, as those of a strided mask do.
+// Ranks that a guess covers on each side of the wanted one: at first, and later. NEAR is small
+// enough that the list of one lane can hold all of them, as with strided masks.
 constexpr i32 REACH = 64, NEAR = 24;
 
 // The score that `rank` of `count` pairs reach.
@@ -81,7 +82,7 @@ FN float expected(i32 rank, i32 count, float mean, float deviation) {
 FN bool guessed(const struct Bracket &b) { return b.from <= b.to; }
 FN void forget(struct Bracket &b) { b.from = b.to = DEAD; }
 
-// Scores that are not finite, or alike, leave no guess.
+// No guess if scores are not finite, or all equal.
 FN void guess(struct Bracket &b, float mean, float deviation, i32 reach) {
     const float from = expected(b.k + reach, b.numbers, mean, deviation);
     const float to = expected(b.k - reach, b.numbers, mean, deviation);
@@ -89,7 +90,8 @@ FN void guess(struct Bracket &b, float mean, float deviation, i32 reach) {
     if (from < to) b.from = fmaxf(from, b.low), b.to = fminf(to, b.high);
 }
 
-// As if scores were normal between two of which the ranks are known, and beyond.
+// Interpolates in the normal distribution between two scores of known rank, and extrapolates
+// beyond.
 FN void guess_by(struct Bracket &b, float low, float high, i32 reached, i32 above, i32 reach) {
     const float count = (float)b.numbers;
     const float left = normal_quantile(fminf((float)reached, count - 0.5f) / count);
@@ -98,7 +100,7 @@ FN void guess_by(struct Bracket &b, float low, float high, i32 reached, i32 abov
     guess(b, low - left * deviation, deviation, reach);
 }
 
-// Where the sum is no number, `own` must come from a pass that looked; else `unsure`.
+// If the sum is NaN, `own` must come from a pass with LOOK; otherwise sets `unsure`.
 FN struct Bracket first_bracket(const struct Moments &own, i32 allowed, i32 k, i32 n_kv,
                                 bool looked, bool &unsure) {
     struct Bracket b = {MINUS_INFINITY, PLUS_INFINITY, DEAD, DEAD, 0, n_kv - 1, k};
@@ -124,8 +126,8 @@ FN struct Bracket first_bracket(const struct Moments &own, i32 allowed, i32 k, i
 
 // ---------------------------------------------------------------- a pass
 
-// A warp's bins, or lists: of each of its rows BINS words. Those of eight rows that are read at the
-// same place lie in different banks.
+// A warp's bins, or lists: BINS words per row. The same word of eight rows is in eight different
+// banks.
 FN void clear_bins(u32 *bins) {
 #pragma unroll
     for (int i = 0; i < 16 * BINS / 128; i++)
@@ -135,7 +137,7 @@ FN void clear_bins(u32 *bins) {
 FN u32 *bins_of(u32 *bins, int r) { return bins + (threadIdx.x % 32 / 4 + 8 * r) * BINS; }
 FN u32 bin_at(u32 bin) { return bin ^ threadIdx.x % 32 / 4 * 4; }
 
-// How a bracket is spread over bins, the best pairs first.
+// Mapping from the bracket to bins, the best pairs first.
 struct Spread {
     u32 best, range;  // 0 .. range: how much worse than the best
     i32 shift;
@@ -153,7 +155,7 @@ FN u32 worse(const struct Spread &x, float score, i32 key) {
     return x.by_key ? (u32)key - x.best : x.best - image_of(score);
 }
 
-// What becomes of a pair inside of a row's bracket of scores. Brackets of keys are rare.
+// Processes a pair inside a row's bracket of scores. Brackets of keys are rare.
 template <Pass PASS>
 FN void meet(struct Bracket &b, const struct Spread &x, u32 *bins, float score, i32 key) {
     if (PASS == BINS_OF_SCORES) {
@@ -182,7 +184,7 @@ FN void look_at(struct Bracket &b, const struct Spread &x, u32 *bins, Scores &s,
     }
 }
 
-// What is no number becomes 0, and what is one, none.
+// Turns NaN into 0 and numbers into NaN, to rank the NaN pairs.
 FN void turn_around(Scores &s, int r) {
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
@@ -191,7 +193,7 @@ FN void turn_around(Scores &s, int r) {
     }
 }
 
-// A tile's scores in a pass that fills bins or lists, of those rows that are not done.
+// Processes a tile's scores in a pass that fills bins or lists, for the rows that are not done.
 FN void look_on(enum Pass pass, struct Bracket (&row)[2], const struct Spread (&spread)[2],
                 u32 *bins, Scores &s, i32 k) {
 #pragma unroll
@@ -218,7 +220,7 @@ FN void settle(struct Bracket &b, float low, i32 end) {
     forget(b);
 }
 
-// The pair of the rank that is searched: the four lanes rank all that are listed.
+// Picks the pair of the wanted rank: the four lanes rank all listed pairs.
 FN void take_from_list(struct Bracket &b, const u32 *list) {
     const struct Spread x = spread_of(b);
     const i32 rank = b.k - quad_add(b.above), count = min_i32(list[LIST_SIZE], LISTED);
@@ -236,12 +238,13 @@ FN void take_from_list(struct Bracket &b, const u32 *list) {
             if (better + 1 == rank) found = own, key = own_key + 1;
         }
     }
-    found = (u32)quad_add((i32)found), key = (u32)quad_add((i32)key);  // three of four have 0
+    // The other three lanes hold 0
+    found = (u32)quad_add((i32)found), key = (u32)quad_add((i32)key);
     if (!b.done) settle(b, x.by_key ? b.low : number_of(x.best - found), (i32)key);
 }
 
-// A row's bins, the best first: which one has the rank that is searched, how many pairs are in the
-// ones before, and in it. Lanes have a quarter each.
+// Finds the bin with the wanted rank, the number of pairs in better bins, and in the bin. Each lane
+// scans a quarter.
 FN void find_bin(const u32 *bins, i32 rank, i32 &bin, i32 &before, i32 &in_it) {
     const i32 lane = threadIdx.x % 4;
     i32 own = 0;

@@ -1,8 +1,8 @@
-// Rows whose columns data bound, as bits: a few intervals, in all of a tile or in runs of columns
-// with the same data. All lanes of a warp have the same columns.
-// Needs: bits.cuh, mask_sides.cuh; Own, a type of a thread's columns, DataRows of the mask.
+// Columns of rows that data bound, as bits: a few intervals, in the whole tile or per run of
+// columns with equal data. All lanes of a warp have the same columns. Needs: bits.cuh,
+// mask_sides.cuh; Own, a type of a thread's columns, DataRows of the mask.
 
-// Which columns meet each condition on columns alone.
+// Finds the columns that meet each condition on columns.
 template <class Side, class Own, int CONDITIONS>
 FN void vote_on_columns(u32 (&counts)[CONDITIONS][Own::WORDS], const struct Mask &mask, i32 first,
                         i32 n_q, i32 n_kv) {
@@ -18,7 +18,7 @@ FN void vote_on_columns(u32 (&counts)[CONDITIONS][Own::WORDS], const struct Mask
     }
 }
 
-// Adds the columns of a run, `begin` to `end` counted from the tile's first one.
+// Adds the columns of a run, `begin` to `end`, counted from the tile's first column.
 template <class Side, class Own, int R, int CONDITIONS>
 FN void add_run(u32 (&word)[R][Own::WORDS], const u32 (&counts)[CONDITIONS][Own::WORDS],
                 const struct Mask &mask, const i32 (&rows)[R], i32 first, i32 begin, i32 end,
@@ -44,8 +44,8 @@ FN void add_run(u32 (&word)[R][Own::WORDS], const u32 (&counts)[CONDITIONS][Own:
     }
 }
 
-// What rows see of the tile that begins with column `first`; false where runs are so many that a
-// tile does not go run by run, and where data do not tell.
+// Adds what rows see of the tile that begins with column `first`. Returns false if there are too
+// many runs to go run by run, or if data do not bound the rows.
 template <class Side, class Own, int R>
 FN bool add_data(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
                  i32 first, i32 n_q, i32 n_kv) {

@@ -1,6 +1,6 @@
 #pragma once
-// What every CUDA family needs of the machine: short type names, numbers, instructions.
-// Needs: FN, common/lib/element_*.cuh.
+// Basics for every CUDA family: short type names, constants, instructions. Needs: FN,
+// common/lib/element_*.cuh.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -11,7 +11,7 @@ constexpr float LOG2E = 1.4426950408889634f;
 
 FN u32 shared_address(const void *pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
-// Two numbers in storage precision, the first in the low half.
+// Packs two numbers in storage precision, the first in the low half.
 FN u32 pack(float low, float high) {
     u32 pair;
     asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -34,8 +34,8 @@ FN float fast_reciprocal(float x) {
     return y;
 }
 
-// The same value of unknown origin: what follows from it is computed where it is used, and does not
-// wait in registers from before a loop.
+// Returns the same value, but hides its origin from the compiler: values derived from it are
+// recomputed at their use, instead of being hoisted out of a loop into registers.
 FN i32 anew(i32 x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -46,7 +46,7 @@ FN float anew_float(float x) {
     return x;
 }
 
-// Over the four lanes that share a row of an accumulator.
+// Maximum over the four lanes that share a row of an accumulator.
 FN float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
@@ -55,5 +55,5 @@ FN float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
-// The first lane's value, which all lanes then share: branches on it are uniform.
+// Broadcasts the first lane's value. The compiler then knows that branches on it are uniform.
 FN i32 uniform(i32 x) { return __shfl_sync(0xffffffff, x, 0); }

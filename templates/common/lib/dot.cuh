@@ -1,5 +1,4 @@
-// Eight numbers in storage precision times eight others.
-// Needs: unpack.cuh. Gives: dot.
+// Dot product of eight numbers in storage precision. Needs: unpack.cuh. Gives: dot.
 
 FN float dot(uint4 a, uint4 b) {
     const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};

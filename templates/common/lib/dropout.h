@@ -1,18 +1,17 @@
-// Which weights dropout keeps.
-// Needs: FN, struct Attention with the fields of dropout. Gives: Dropout, dropout_of, Draws,
-// draws_at, stays.
+// The dropout bits. Needs: FN, struct Attention with the fields of dropout. Gives: Dropout,
+// dropout_of, Draws, draws_at, stays.
 
 // Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-// 2011) turns a counter into 128 bits. A pair (q, k) takes 16 of them: eight pairs share a counter,
-// {q, q + 8} x {k, k + 1, k + 8, k + 9} of an aligned square of 16 x 16, because a thread has these
-// in its fragment of a product of matrix units. Nothing depends on tiles.
+// 2011) turns a counter into 128 bits. A pair (q, k) uses 16 of them. Eight pairs share a counter:
+// {q, q + 8} x {k, k + 1, k + 8, k + 9} in an aligned square of 16 x 16, because these belong to
+// one thread of an mma fragment. The bits depend on positions only, never on tile sizes.
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 struct Dropout {
     u32 key[2];  // the seed
-    u32 least;   // the least of 0 .. 65535 whose pair is kept
-    u32 first_q, first_k;  // sixteens of tokens of the sequence before the call's first ones
+    u32 least;   // a draw in 0 .. 65535 of at least this keeps its pair
+    u32 first_q, first_k;  // token offset of the call in its sequence, / 16
 };
 FN struct Dropout dropout_of(const i64 *seed_at, i64 seed, i32 least, i32 first_q, i32 first_k) {
     const u64 bits = (u64)(seed_at ? *seed_at : seed);
@@ -21,8 +20,8 @@ FN struct Dropout dropout_of(const i64 *seed_at, i64 seed, i32 least, i32 first_
     return d;
 }
 
-// The numbers of eight pairs: word[2 * (k % 2) + q / 8 % 2] has that of k / 8 % 2 == 0 in its lower
-// half, and the other one in its upper half.
+// Draws of eight pairs: the halves of word[2 * (k % 2) + q / 8 % 2] belong to k / 8 % 2 == 0 (lower
+// half) and 1 (upper half).
 struct Draws {
     u32 word[4];
 };
@@ -40,7 +39,7 @@ FN struct Draws draws_at(struct Dropout d, i32 q, i32 k, i32 head, i32 batch) {
     return draws;
 }
 
-// Whether a pair stays, of the eight that these are of.
+// Whether a pair, one of these eight, is kept.
 FN i32 stays(struct Draws draws, u32 least, i32 q, i32 k) {
     const u32 *const w = draws.word;
     const u32 even = q & 8 ? w[1] : w[0], odd = q & 8 ? w[3] : w[2], word = k & 1 ? odd : even;

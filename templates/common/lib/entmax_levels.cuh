@@ -1,14 +1,15 @@
-// alpha-entmax: sums over a row's scores, and the steps by which its level rises until they are 1.
-// The includer says what `RowScores` are, and names the passes DONE < VALUES < SUMS.
-// Needs: entmax_weights.cuh. Gives: Search.
+// alpha-entmax: sums over a row's scores, and the steps that raise its level until the weights sum
+// to 1. The includer defines `RowScores` and the passes DONE < VALUES < SUMS. Needs:
+// entmax_weights.cuh. Gives: Search.
 
-// Two rows of a thread. The levels are the same in a quad; so are sums, once a pass is over.
+// State for a thread's two rows. Levels are equal within a quad; sums are too, once a pass is
+// complete.
 struct Search {
     float level[2];
-    float p[2], u[2], count[2];  // sums; count: weights above 0, with alpha 1.5
+    float p[2], u[2], count[2];  // sums; count: positive weights, with alpha 1.5
 };
 
-// A score that is not a number makes the level one that is none.
+// A NaN score makes the level NaN.
 FN float max_or_nan(float x, float y) {
     float z;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
@@ -19,17 +20,17 @@ FN float quad_max_or_nan(float x) {
     return max_or_nan(x, __shfl_xor_sync(0xffffffff, x, 2));
 }
 
-// 1 - e^-x, also where x is small.
+// 1 - e^-x, accurate for small x.
 FN float one_less_exp(float x) {
     const float near = x * (1.0f - x * (0.5f - x * (1.0f / 6 - x * (1.0f / 24))));
     return fabsf(x) < 0.1f ? near : 1.0f - fast_exp2(-LOG2E * x);
 }
 
-// Adds row r of a tile to the sums of a thread. Scores become weights where they are kept.
+// Adds row r of a tile to the sums of a thread. KEEP: replaces scores by weights.
 template <Alpha ALPHA, bool KEEP>
 FN void add_row(RowScores &s, int r, float unit, float a, struct Search &sums) {
-    // Without a key so far all scores are minus infinity, and weights nothing at any level. What
-    // this makes of a level does not wait in a register beside it.
+    // As long as no key was seen, all scores are -inf, and any level gives weights of 0.
+    // anew_float: values derived from the level must not occupy further registers.
     const float met = anew_float(sums.level[r]), level = met == MINUS_INFINITY ? 0.0f : met;
     const float offset = 1.0f - level, exponent = 1.0f / a - 1.0f;
     const float sharpness = LOG2E / a;
@@ -47,7 +48,7 @@ FN void add_row(RowScores &s, int r, float unit, float a, struct Search &sums) {
             u += x > 0.0f ? 1.0f : 0.0f;
             p += x;
             if (KEEP) y = x;
-        } else if (ALPHA == NEAR_SOFTMAX) {  // where u is almost p
+        } else if (ALPHA == NEAR_SOFTMAX) {  // u is almost p
             const float weight = fast_exp2(sharpness * log_near_1(fmaf(y, unit, -level)));
             p += weight;
             if (KEEP) y = weight;
@@ -81,21 +82,21 @@ FN void sum_over_quads(struct Search &x) {
     }
 }
 
-// Newton's step for the 1/a-norm of x, which falls with the level and is convex: from below, it
-// does not pass the root. Nothing where there are no weights.
+// Newton's step for the 1/a-norm of x. It decreases with the level and is convex, so steps from
+// below do not pass the root. 0 if there are no weights.
 FN float newton_step(float a, float p, float u) {
     return p > 0.0f ? p * one_less_exp(a * LN2 * fast_log2(p)) * fast_reciprocal(u) : 0.0f;
 }
-// With alpha 1.5 and the weights above 0 known, the level solves a quadratic equation. Weights that
-// it makes 0, or that would come, change it by the square of their distance only.
+// With alpha 1.5 and the set of positive weights known, the level solves a quadratic equation.
+// Weights that become 0 or appear change it only by the square of their distance.
 FN float closed_step(float a, float p, float u, float count) {
     const float square = fmaf(u, u, -count * (p - 1.0f));
     if (a != 0.5f || count == 0.0f || square < 0.0f) return newton_step(a, p, u);
     return (p - 1.0f) * fast_reciprocal(u + sqrtf(square));
 }
 
-// What sums of other tiles become as the level rises: p from below and u from above, so that steps
-// by them do not pass the root either.
+// Updates the sums of earlier tiles for a higher level: p is rounded down and u up, so that later
+// steps do not pass the root either.
 FN void raise_level(struct Search &x, int r, float by, float a) {
     x.level[r] += by;
     if (!(x.p[r] > 0.0f)) return;
@@ -116,14 +117,14 @@ FN float largest_score(const RowScores &s, int r) {
     return quad_max_or_nan(peak);
 }
 
-// Levels rise towards those of the keys met so far, whose sums are known.
+// Raises the levels towards those of the keys seen so far, whose sums are known.
 FN void start_levels(RowScores &s, float unit, float a, struct Search &x) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float peak = largest_score(s, r) * unit;  // no weight is above 1
+        const float peak = largest_score(s, r) * unit;  // a weight is at most 1
         if (x.level[r] > MINUS_INFINITY)
             raise_level(x, r, max_or_nan(peak - x.level[r], 0.0f), a);
-        x.level[r] = max_or_nan(x.level[r], peak);  // rounded down, a weight of 1 would hide it
+        x.level[r] = max_or_nan(x.level[r], peak);  // if rounded down, a weight of 1 would be lost
     }
 #pragma unroll 1
     for (int sweep = 0; sweep < 2; sweep++) {
@@ -141,20 +142,21 @@ FN void start_levels(RowScores &s, float unit, float a, struct Search &x) {
     }
 }
 
-// How far a level may be off before its last step, which corrects it once more: with alpha 1.5 an
-// error of d becomes one of about d^2.
+// How precise a level must be before its last step, which corrects it once more: with alpha 1.5 an
+// error of d becomes about d^2.
 FN float close_enough(float a, float level) {
     return fmaf(1e-6f, fmaxf(fabsf(level), a), a == 0.5f ? 0x1p-13f : 0.0f);
 }
 
-// And before a pass without values: the next one will be close enough, most likely.
+// The same before a pass over keys only: the next level will most likely be close enough.
 FN float coarse(float a) { return a == 0.5f ? 0x1p-5f : 0x1p-9f * a; }
 
-constexpr i32 MOST_PASSES = 40;  // should rounding keep a level from rest
+constexpr i32 MOST_PASSES = 40;  // limit, in case rounding keeps a level from settling
 
-// The levels take the step that the sums of a pass ask for. Returns the pass that these rows need.
+// Applies the step that follows from the sums of a pass. Returns the pass that these rows need
+// next.
 FN Pass take_step(struct Search &x, float a, Pass now, i32 passes) {
-    a = anew_float(a);  // what follows from it does not wait in registers
+    a = anew_float(a);  // values derived from it must not occupy registers
     Pass next = DONE;
 #pragma unroll
     for (int r = 0; r < 2; r++) {

@@ -1,8 +1,8 @@
-// Entries of arrays that a caller gave, documents of tokens among them, and their bounds by tile.
+// Entries of the caller's arrays, including document ids of tokens, and their bounds by tile.
 // Needs: integers.h, block_sums.cuh, Lists, Reading. Gives: entry, Stretch, Ends, ends_of,
 // document_of, bounds_at.
 
-// How an array becomes 32 bits.
+// How an array is converted to 32 bits.
 enum { AS_IS, BOOLEAN, CLIPPED, CUMULATIVE };
 
 FN i64 element(const struct Lists &p, i32 slot, i64 place) {
@@ -18,16 +18,16 @@ FN i64 element(const struct Lists &p, i32 slot, i64 place) {
 FN i64 entry(const struct Lists &p, i32 slot, i32 batch, i32 index) {
     return element(p, slot, batch * p.source_batch[slot] + index * p.source_step[slot]);
 }
-// The ids of queries behind the last document; those of keys there are greater by 1, so that no
-// query sees one. maskc/layout/inputs/call_data.py gives them the same.
+// Document ids of queries past the last document. Keys there get this plus 1, so that no query sees
+// them. maskc/layout/inputs/call_data.py uses the same numbers.
 constexpr i32 NO_QUERY = (1 << 30) - 1;
 
-// Some tokens of one side and sequence, of an array that a block reads.
+// A range of tokens of one side and sequence, in an array that a block reads.
 struct Stretch {
     i32 slot, side, batch, first, end;
 };
-// How many cumulative lengths end before the first token, at or before it, and at or before the
-// last one: documents of the tokens are found between them.
+// Number of cumulative lengths that end before the first token, at or before it, and at or before
+// the last token: the documents of the tokens lie in between.
 struct Ends {
     i32 before, first, last;
 };
@@ -41,7 +41,8 @@ FN struct Ends ends_of(const struct Lists &p, const struct Stretch &at) {
     block_sums(sum);
     return {sum[0], sum[1], sum[2]};
 }
-// The document of a token, from cumulative lengths: how many of them end at or before it.
+// The document of a token, from cumulative lengths: the number of documents that end at or before
+// it.
 FN i32 document_of(const struct Lists &p, const struct Stretch &at, const struct Ends &ends,
                    i32 token) {
     i32 low = ends.before, high = ends.last;
@@ -52,7 +53,7 @@ FN i32 document_of(const struct Lists &p, const struct Stretch &at, const struct
     }
     return low < p.ends[at.slot] ? low - 1 : NO_QUERY + at.side;
 }
-// The least and the greatest entry that a tile reads.
+// Bounds of the entries that a tile reads.
 FN int4 bounds_at(const struct Lists &p, const struct Reading &own, i32 batch, i32 tile) {
     const i32 place = (p.batches[own.slot] > 1 ? batch : 0) * p.tile_count[own.side] + tile;
     return ((const int4 *)p.bounds)[p.first_tile[own.number] + place];

@@ -1,6 +1,6 @@
 #pragma once
-// What a call needs: the builder sets these macros to 1. And what is done to scores, see
-// score_facts.h: by the options of a call, or by the formula of a mask.
+// Features of a call, as macros that the builder sets to 1. Includes the facts about scores
+// (score_facts.h): from the options of a call, or from the formula of a mask.
 
 #ifndef WITH_SOFTCAP
 #define WITH_SOFTCAP 0

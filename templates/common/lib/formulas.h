@@ -1,6 +1,6 @@
 #pragma once
-// What formulas of masks are computed in: 32 bits, or 64 where a call's lengths, numbers or data
-// could take something beyond. The includer defines FN.
+// Integer type of mask formulas: 32 bits, or 64 if lengths, parameters or data could overflow. The
+// includer defines FN.
 
 #ifndef WITH_WIDE
 #define WITH_WIDE 0
@@ -12,10 +12,11 @@ typedef i32 Integer;
 #endif
 FN Integer min_int(Integer a, Integer b) { return a < b ? a : b; }
 FN Integer max_int(Integer a, Integer b) { return a > b ? a : b; }
-// Division and remainder that round towards minus infinity, as the mask's formulas mean them.
+// Division and remainder that round towards minus infinity, as mask formulas require.
 FN Integer floor_div(Integer a, Integer b) { return a / b - (a % b < 0); }
 FN Integer floor_mod(Integer a, Integer b) { return a % b + (a % b < 0 ? b : 0); }
-// An end of tiles or tokens: what lies beyond all of them may be anything beyond them.
+// Clamps the end of a range of tiles or tokens to 32 bits; anything past the last one is
+// equivalent.
 FN i32 range_end(Integer x) {
 #if WITH_WIDE
     const Integer most = 1 << 30;

@@ -1,16 +1,14 @@
-// The best of the scores of a query, exactly. The includer says what ranks (`Row`, `scores_at`,
-// `score_of`) and what may be chosen.
-// Needs: block_before.cuh, gen/gather_mask.cuh.j2.
+// The exact top-k of the scores of a query. The includer defines what is ranked (`Row`,
+// `scores_at`, `score_of`) and the candidates. Needs: block_before.cuh, gen/gather_mask.cuh.j2.
 
-// A sample tells about how high a score has to be; candidates that are so high are listed in shared
-// memory in one walk over the scores, and the last one to be chosen is found among them. Counts
-// say whether the sample was wrong: then, or where a list would not hold as many as are wanted,
-// scores are walked over again and again instead.
+// A sample estimates the threshold. One pass over the scores lists the candidates above the
+// estimate in shared memory, and the k-th best is found among them. Counts reveal a bad estimate;
+// then, or if the list would overflow, the search makes repeated passes over the scores.
 constexpr i32 LISTED = 6144;           // candidates
-constexpr i32 SAMPLED = 32;            // one key in so many; more where a list would not hold them
-constexpr i32 STRETCH = 1 << 17;       // keys that have their bits at a time
+constexpr i32 SAMPLED = 32;            // one key of this many; more if the list would overflow
+constexpr i32 STRETCH = 1 << 17;       // keys whose bits are in memory at a time
 constexpr int BITS = 11, BINS = 1 << BITS, OWN_BINS = BINS / THREADS;
-constexpr int AHEAD = 4;               // loads under way in a thread
+constexpr int AHEAD = 4;               // loads in flight per thread
 
 struct Choice {
     u64 list[LISTED];
@@ -23,7 +21,7 @@ FN struct Choice &choice_memory() { return *(struct Choice *)memory; }
 
 // ---------------------------------------------------------------- candidates
 
-// Ascends with the score: 0 for NaN, one number for both zeros.
+// Increases with the score; 0 for NaN, and equal for both zeros.
 FN u32 rank_of(float score) {
     const u32 bits = __float_as_uint(__fadd_rn(score, 0.0f));
     if ((bits & 0x7fffffff) > 0x7f800000) return 0;
@@ -32,7 +30,7 @@ FN u32 rank_of(float score) {
 FN float score_with(u32 rank) {
     return __uint_as_float(rank & 0x80000000 ? rank ^ 0x80000000 : ~rank);
 }
-// A candidate as one number: the better one is the larger, and none equals another.
+// A candidate as one number: better is larger, and all are distinct.
 FN u64 candidate(float score, i32 key) {
     return (u64)rank_of(score) << 32 | (0xffffffff - (u32)key);
 }
@@ -43,7 +41,7 @@ FN bool may(const struct Gathered &p, const struct Mask &m, const struct Row &ro
     return key < hull.last && allowed(m, row.query, key, p.n_q, p.n_kv);
 }
 
-// Scores with their keys, all of a hull and a few around it.
+// Visits scores with their keys: all of a range, and a few around it.
 template <class Act>
 FN void each_score(const struct Gathered &p, const struct Row &row, const struct Hull &hull,
                    const Act &act) {
@@ -65,9 +63,9 @@ FN void each_score(const struct Gathered &p, const struct Row &row, const struct
 
 // ---------------------------------------------------------------- the last one to be chosen
 
-// The bin, from the last one down, that the `wanted`-th candidate lies in.
+// The bin, from the last one down, that contains the `wanted`-th candidate.
 struct Bin {
-    i32 bin, above, inside;  // its number, and candidates in those behind it, and in it
+    i32 bin, above, inside;  // its index; candidates in higher bins, and in it
     i32 all;
 };
 FN struct Bin bin_of(const i32 *bins, i32 wanted) {
@@ -89,8 +87,8 @@ FN struct Bin bin_of(const i32 *bins, i32 wanted) {
     return result;
 }
 
-// What the candidates reach that are chosen, all of which lie between `low` and `high`; 0 where
-// all are. `each` hands every candidate over, as often as it is called.
+// The least selected candidate; all candidates lie between `low` and `high`; 0 if all are selected.
+// `each` visits every candidate, and may be called repeatedly.
 template <class Each>
 FN u64 least_of(i32 *bins, u64 low, u64 high, i32 wanted, const Each &each) {
 #pragma unroll 1
@@ -132,21 +130,22 @@ FN u64 least_listed(struct Choice &c, i32 count, i32 wanted) {
 
 // ---------------------------------------------------------------- the candidates that are listed
 
-// What the best candidates of a query reach; they are in the list, or where `count` is -1 nowhere.
+// The least selected candidate of a query. The best are in the list, or not listed if `count` is
+// -1.
 struct Best {
     u64 least;
     i32 count;
 };
 
-// A rank that rather more keys reach than are wanted, and fewer than a list holds, as far as a
-// sample tells; 0: all are to be listed.
+// An estimated rank that more keys reach than are wanted, but fewer than a list holds; 0: list all.
 FN u32 sampled_rank(struct Choice &c, const struct Gathered &p, const struct Mask &m,
                     const struct Row &row, const struct Hull &hull, i32 &count) {
     const i32 length = hull.last - hull.first;
     if (length <= LISTED) return 0;
     const i32 step = max_i32(SAMPLED, (length + LISTED - 1) / LISTED);
     for (i32 i = threadIdx.x; i < length / step; i += THREADS) {
-        // Somewhere in its step, lest a pattern of the keys is met in step.
+        // A pseudo-random position within each step, so that the sample does not resonate with a
+        // pattern of the keys.
         const u32 beside = (u64)((u32)i * 0x9e3779b1u) * (u32)step >> 32;
         const i32 key = hull.first + i * step + (i32)beside;
         if (may(p, m, row, hull, key))

@@ -1,5 +1,4 @@
-// An element of a tensor whose dtype a call tells.
-// Gives: element_at.
+// Reads an element of a tensor with a run-time dtype. Gives: element_at.
 
 // Codes: 0 fp32, 1 bf16, 2 fp16.
 FN float element_at(const void *from, i64 place, i32 code) {

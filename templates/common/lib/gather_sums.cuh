@@ -1,24 +1,25 @@
-// What keys and heads have so far of their gradients, and the launches before and after a pass.
-// Needs: gathered_items.cuh, unpack.cuh.
+// Accumulated gradients of keys and heads, and the launches before and after a pass. Needs:
+// gathered_items.cuh, unpack.cuh.
 
 #ifndef DETERMINISTIC
-#define DETERMINISTIC 0  // gradients have the same bits on every run
+#define DETERMINISTIC 0  // bitwise deterministic gradients
 #endif
 
-// Queries add to the keys they chose in any order. In fp32 that changes the last bits. Where it may
-// not, sums are 64-bit integers, in a unit so small that what it rounds is not seen in the results
-// and so large that no sum is out of range: it follows from the largest numbers of q, v and dout.
-// A term that is not finite leaves a mark instead, and a result that has one is NaN.
+// Queries add to the keys that they selected in any order, so fp32 sums are not deterministic.
+// DETERMINISTIC uses 64-bit integers in a fixed-point unit. The unit follows from the largest
+// numbers of q, v and dout: small enough that its rounding error is invisible in the results, and
+// large enough that no sum overflows. A term that is not finite sets a mark instead; marked results
+// become NaN.
 //
-// Behind each other, at p.array[2]: sums of dk and of dv [sequences][heads][keys][HEAD_DIM]. Then,
-// where they are integers, those of dsink and of dslopes [heads_q], marks [2: dk, dv][rows] and
-// [2][heads_q], which rows of v count [rows], and the largest numbers [3: of q, v and dout].
+// Layout at p.array[2]: sums of dk and of dv [sequences][heads][keys][HEAD_DIM]. With integers,
+// then: sums of dsink and of dslopes [heads_q], marks [2: dk, dv][rows] and [2][heads_q], which
+// rows of v are used [rows], and the largest numbers [3: of q, v and dout].
 #if DETERMINISTIC
 typedef i64 Sum;
 #else
 typedef float Sum;
 #endif
-constexpr i32 BLOCK = 256;  // threads of the launches before and after
+constexpr i32 BLOCK = 256;  // threads per block of the launches before and after
 
 FN i64 rows_of_keys(const struct Attention &p) { return (i64)p.batch * p.heads_kv * p.n_kv; }
 FN Sum *sums_of(const struct Attention &p) { return (Sum *)p.array[2]; }
@@ -33,14 +34,14 @@ FN u32 *head_marks(const struct Attention &p) { return marks_of(p) + 2 * rows_of
 FN u32 *seen_rows(const struct Attention &p) { return head_marks(p) + 2 * p.heads_q; }
 FN u32 *largest(const struct Attention &p) { return seen_rows(p) + rows_of_keys(p); }
 
-// Units of the integers are 2^-exponent.
+// Units of the integers: 2^-exponent.
 struct Units {
     i32 dk, dv, dsink, dslopes;
 };
 FN float power_of_two(i32 exponent) {
     return __int_as_float((min_i32(max_i32(exponent, -126), 127) + 127) << 23);
 }
-// The least exponent whose power of two is above a number, or not below a count.
+// The least exponent whose power of two exceeds a number, or is at least a count.
 FN i32 exponent_above(u32 bits) { return (i32)(bits >> 23) - 126; }
 FN i32 exponent_of_count(i32 x) { return 32 - __clz(x - 1); }
 
@@ -52,7 +53,7 @@ FN struct Units units_of(const struct Attention &p) {
     const i32 dout = exponent_above(most[2]), dim = exponent_of_count(HEAD_DIM);
     const i32 queries = exponent_of_count(p.n_q), spare = 2;
     const i32 heads = exponent_of_count((u32)p.heads_q / (u32)p.heads_kv);
-    const i32 ds = dim + v + dout + 1;  // of a row: weights add up to 1, times dp - delta
+    const i32 ds = dim + v + dout + 1;  // of a row: weights sum to 1, times dp - delta
     const i32 all = queries + exponent_of_count(p.batch), far = max_i32(p.n_q, p.n_kv);
     units.dv = 62 - spare - (queries + heads + dout);
     units.dk = 62 - spare - (queries + heads + ds + q);
@@ -106,7 +107,7 @@ attention_clear(const __grid_constant__ struct Attention p) {
 }
 
 #if DETERMINISTIC
-// Whose keys count: some query keeps them.
+// Marks the keys that some query selected.
 extern "C" __global__ void __launch_bounds__(BLOCK)
 attention_seen(const __grid_constant__ struct Attention p) {
     const i64 lists = (i64)p.batch * p.heads_kv * p.n_q;
@@ -122,7 +123,7 @@ attention_seen(const __grid_constant__ struct Attention p) {
     }
 }
 
-// The largest finite number of a tensor.
+// The largest finite magnitude in a tensor.
 template <int OWN>
 FN void raise_largest(const struct Attention &p, const void *tensor, const i64 (&stride)[3],
                       i32 heads, i32 tokens, const u32 *seen, u32 *to) {
@@ -156,7 +157,7 @@ attention_largest(const __grid_constant__ struct Attention p) {
 }
 #endif
 
-// Sums become dk and dv, eight columns a thread, and gradients of heads.
+// Converts sums to dk and dv, eight columns per thread, and to gradients of heads.
 extern "C" __global__ void __launch_bounds__(BLOCK)
 attention_keys(const __grid_constant__ struct Attention p) {
     const struct Units units = units_of(p);

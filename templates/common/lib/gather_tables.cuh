@@ -1,4 +1,4 @@
-// Gradients of the formula's tables over gathered keys, see gen/gather_tables.cuh.j2; without
+// Gradients of the score formula's tables over gathered keys, see gen/gather_tables.cuh.j2. Without
 // GATHER_TABLES the formula reads none. Gives: TableSums, add_to_tables, end_tables.
 
 #if GATHER_TABLES

@@ -1,10 +1,10 @@
-// Items of passes over gathered keys: a query's heads, and its list of keys.
-// Needs: TILE_Q, TILE_K. Gives: Item, keys_of, count_of, row_of.
+// Work items of passes over gathered keys: a query's heads and its list of keys. Needs: TILE_Q,
+// TILE_K. Gives: Item, keys_of, count_of, row_of.
 
-// One query and up to TILE_Q of the heads that share its keys: the rows of a tile.
+// One query and up to TILE_Q of the heads that share its keys; the heads are the rows of a tile.
 struct Item {
     i32 query, kv_head, batch;
-    i32 head, heads;  // the first of them, and how many there are
+    i32 head, heads;  // first head, and their number
 };
 FN struct Item item_at(const struct Attention &p, i32 index) {
     const u32 group = (u32)p.heads_q / (u32)p.heads_kv, tiles = (group + TILE_Q - 1) / TILE_Q;
@@ -19,7 +19,7 @@ FN struct Item item_at(const struct Attention &p, i32 index) {
     return item;
 }
 
-// The keys of its query, ascending: `array` holds the lists, and how long they are.
+// The keys of the query, ascending. `array` holds the lists and their lengths.
 FN const i32 *keys_of(const struct Attention &p, const struct Item &item) {
     return p.array[0] + item.batch * p.array_batch[0] + item.kv_head * p.array_head[0]
         + item.query * p.array_row[0];

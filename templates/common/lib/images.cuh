@@ -1,7 +1,6 @@
-// Numbers in the order of integers.
-// Gives: image_of, number_of.
+// Order-preserving integer images of floats. Gives: image_of, number_of.
 
-// Integers that ascend with the numbers; both zeros have one. What is no number has some other.
+// Integers in the order of the floats; both zeros have the same image. NaNs have some other image.
 FN u32 image_of(float x) {
     const i32 bits = __float_as_int(x + 0.0f);
     return bits ^ (bits >> 31 | 0x80000000);

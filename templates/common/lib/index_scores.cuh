@@ -1,11 +1,11 @@
-// The scores of an indexer, in tiles by tensor cores, except for the products. Needs: INDEX_BYTES
-// of an element, INDEX_SLABS of a row, KEYS, QUERIES and COLUMNS of a step, the threads COMPUTING
-// and COPYING, swizzled and copy_piece.
+// The scores of an indexer, in tiles, on tensor cores; everything except the products. Needs:
+// INDEX_BYTES of an element, INDEX_SLABS of a row, KEYS, QUERIES and COLUMNS of a step, the threads
+// COMPUTING and COPYING, swizzled and copy_piece.
 
-// A block has KEYS keys, and goes over some queries in steps of COLUMNS columns: the heads of a
-// query one after another, in a number that divides COLUMNS or is a multiple of it. Keys are the
-// rows of the product, sixteen a warp, so that a query's heads are added up in a thread. They stay;
-// heads come slab by slab, 128 bytes of each.
+// A block owns KEYS keys and iterates over queries in steps of COLUMNS columns. The columns are the
+// heads of consecutive queries; the padded number of heads divides COLUMNS or is a multiple of it.
+// Keys are the rows of the product, sixteen per warp, so a thread sums the heads of a query itself.
+// Keys stay in shared memory; heads stream through in slabs of 128 bytes per row.
 constexpr int COLUMN_BITS = 7;
 constexpr u32 KEY_SLAB = KEYS * 128, COLUMN_SLAB = COLUMNS * 128;  // bytes
 static_assert(COLUMNS == 1 << COLUMN_BITS, "heads are told by bits");
@@ -17,13 +17,13 @@ FN float relu(float x) {  // NaN stays NaN
     return y;
 }
 
-// What a block computes.
+// The part of the scores that a block computes.
 struct Part {
     i32 batch, first_key;
-    i32 query, queries;  // the first one, and how many
-    i64 row;             // of its scores
-    i32 heads;           // as columns: padded
-    i32 bits;            // of a column that tell its head: it has 2^bits of a query, or more steps
+    i32 query, queries;  // the first query, and their number
+    i64 row;             // row index of its scores
+    i32 heads;           // number of columns per query, padded
+    i32 bits;            // a query has 2^bits columns in a step, or several steps
 };
 FN struct Part part_of(const struct Gathered &p, i32 block) {
     const i32 tiles = (p.n_kv + KEYS - 1) / KEYS, tile = block % tiles;
@@ -41,7 +41,7 @@ FN struct Part part_of(const struct Gathered &p, i32 block) {
     return part;
 }
 
-// The first column of a step: which head of which of the block's queries.
+// The first column of a step: a head of one of the block's queries.
 struct Step {
     i32 query, head;
 };
@@ -53,7 +53,7 @@ FN struct Step step_after(const struct Part &part, struct Step step) {
     if (head < part.heads) return {step.query, head};
     return {step.query + (1 << (COLUMN_BITS - part.bits)), 0};
 }
-// And another one.
+// A column of a step.
 struct Column {
     i32 query, head;
     bool real;
@@ -64,7 +64,8 @@ FN struct Column column_at(const struct Gathered &p, const struct Part &part, st
     return {query, head, head < p.heads && query < part.queries};
 }
 
-// Which queries may choose one of the keys: the first, and past the last; in shared memory.
+// Finds the queries that may select one of the keys: the first, and past the last, in shared
+// memory.
 FN void find_live(i32 &first, i32 &last, const struct Gathered &p, const struct Mask &m,
                   const struct Part &part) {
     const i32 own = threadIdx.x, end = min_i32(part.first_key + KEYS, p.n_kv);
@@ -80,14 +81,14 @@ FN void find_live(i32 &first, i32 &last, const struct Gathered &p, const struct 
 
 // ---------------------------------------------------------------- copies
 
-// Eight threads copy the 128 bytes that a row has in a slab; zeros past the row's end.
+// Eight threads copy the 128 bytes of a row in a slab; zeros past the row's end.
 FN void copy_part(const struct Gathered &p, u32 slab, u32 row, const unsigned char *from,
                   i32 number, bool real) {
     const i32 own = threadIdx.x % 8, piece = 8 * number + own;
     const bool inside = real && 16 * piece < INDEX_BYTES * p.index_dim;
     copy_piece(slab + swizzled(row, own), from + (inside ? 16 * piece : 0), inside);
 }
-// All keys, by the threads that compute.
+// Copies all keys, with the consumer threads.
 FN void copy_keys(u32 keys, const struct Gathered &p, const struct Part &part) {
 #pragma unroll
     for (int row = threadIdx.x / 8; row < KEYS; row += COMPUTING / 8) {
@@ -137,13 +138,13 @@ FN void copy_heads(u32 slab, const struct Gathered &p, const struct Heads &heads
 
 // ---------------------------------------------------------------- sums
 
-// The heads of a step, eight columns after eight: those of both of a thread's keys are added up.
+// Where the scores of the thread's two keys go. Heads are added eight columns at a time.
 struct Target {
-    float *to;  // the score of the thread's first key
+    float *to;  // score of the thread's first key
     i32 query;
-    float2 factor;  // of its keys
+    float2 factor;  // factors of its keys
 };
-// Writes the scores of a query whose heads are complete.
+// Writes the scores of a query after its last head.
 FN void write_scores(float (&sum)[2], struct Target &target, const struct Gathered &p,
                      const struct Part &part) {
     const i32 lane = threadIdx.x % 32;
@@ -176,7 +177,7 @@ FN float2 factors_of(const struct Gathered &p, const struct Part &part) {
     return make_float2(factor_at(p, part, key), factor_at(p, part, key + 8));
 }
 
-// Any number of heads. Padding may give NaN: it has no part in a sum.
+// Any number of heads. Padding may give NaN, so padded columns are excluded from the sum.
 FN void add_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const float *weight,
                   float2 factor, const struct Gathered &p, const struct Part &part,
                   struct Step step) {
@@ -197,7 +198,7 @@ FN void add_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const float *w
     }
 }
 
-// A multiple of 64 heads, none of which is padding: nothing is asked before half a step is over.
+// A multiple of 64 heads without padding: no test within half a step.
 FN void add_all_heads(const float (&x)[COLUMNS / 2], float (&sum)[2], const float *weight,
                       float2 factor, const struct Gathered &p, const struct Part &part,
                       struct Step step) {

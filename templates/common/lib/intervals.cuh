@@ -1,10 +1,9 @@
-// The live columns of a row as bits, where they lie in a few intervals; without HAS_INTERVALS there
-// are none beside what a policy tells.
-// Needs: bits.cuh, mask_sides.cuh; Own, a type of a thread's columns, Bounds, INTERVALS and
-// row_bounds of the mask.
+// The live columns of a row as bits, if they are a few intervals. Without HAS_INTERVALS there are
+// none in addition to the policy's. Needs: bits.cuh, mask_sides.cuh; Own, a type of a thread's
+// columns, Bounds, INTERVALS and row_bounds of the mask.
 
 #if HAS_INTERVALS
-// Those before `end`, which counts keys; `only` tells of interval i which bits of word w count.
+// Adds the columns before key `end`. `only` gives the bits of word w that count for interval i.
 template <class Side, class Own, class Only>
 FN void add_intervals(u32 (&word)[Own::WORDS], const struct Mask &mask, i32 row, i32 column,
                       i32 end, i32 n_q, i32 n_kv, const Only &only) {

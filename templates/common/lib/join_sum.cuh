@@ -1,7 +1,7 @@
-// A row's sum, joined with that of other keys.
+// Adds the result of an earlier launch over other keys to a row's sum.
 
-// What a row's other keys gave before becomes one key more: its lse is that key's logit, out its
-// value. Returns its weight.
+// The earlier result counts as one more key: its lse is the key's logit, its out the key's value.
+// Returns its weight.
 FN float join_sum(float lse, float &total, float &base, float &factor) {
     const float before = lse * LOG2E, higher = fmaxf(base, before);
     const float shrink = fast_exp2(base - higher), weight = fast_exp2(before - higher);

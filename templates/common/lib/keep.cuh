@@ -1,6 +1,5 @@
-// Which weights dropout keeps, for kernels of matrix units; without WITH_DROPOUT all stay.
-// Which of a thread's N pairs stay is drawn while a product is under way, and waits in a register
-// for 32 pairs.
+// Dropout bits for tensor-core kernels; without WITH_DROPOUT all pairs are kept. The bits of a
+// thread's N pairs are drawn while a matrix product runs, and occupy one register per 32 pairs.
 // Needs: device.cuh. Gives: DROPS, Staying, none, put, has, drop, drop_pairs, dropout_of,
 // kept_scale, kept_factor, stays, draw_by_key, draw_by_query.
 
@@ -27,13 +26,13 @@ FN bool has(const struct Staying<N> &stay, int i) {
     return stay.bits[i / 32] >> i % 32 & 1;
 }
 
-// x times a factor where pairs stay, else 0.
+// Multiplies kept elements by `factor` and zeroes the others.
 template <int N>
 FN void drop(float (&x)[N], const struct Staying<N> &stay, float factor = 1.0f) {
 #pragma unroll
     for (int i = 0; i < N; i++) x[i] = has(stay, i) ? x[i] * factor : 0.0f;
 }
-// The same of numbers in storage precision, two in a word.
+// The same for numbers in storage precision, two per word.
 template <int N>
 FN void drop_pairs(u32 (&x)[N], const struct Staying<2 * N> &stay) {
 #pragma unroll
@@ -41,7 +40,7 @@ FN void drop_pairs(u32 (&x)[N], const struct Staying<2 * N> &stay) {
         x[i] &= (has(stay, 2 * i) ? 0xffff : 0) | (has(stay, 2 * i + 1) ? 0xffff0000 : 0);
 }
 
-// The seed, the same in all lanes.
+// The dropout state; uniform in a warp.
 FN struct Dropout dropout_of(const struct Attention &p) {
     struct Dropout d = dropout_of(p.dropout_seed_at, p.dropout_seed, p.dropout_least,
                                   p.dropout_first_q, p.dropout_first_k);
@@ -49,24 +48,24 @@ FN struct Dropout dropout_of(const struct Attention &p) {
     return d;
 }
 
-// By which what is left is multiplied.
+// 1 / (fraction kept).
 FN float kept_scale(const struct Attention &p) { return p.dropout_scale; }
 
-// Whether one pair stays.
+// Whether one pair is kept.
 FN bool stays(const struct Dropout &d, i32 q, i32 k, i32 head, i32 batch) {
     return stays(draws_at(d, q, k, head, batch), d.least, q, k);
 }
-// And its factor, for lanes that go their own ways.
+// Its factor; usable in divergent code.
 FN float kept_factor(const struct Attention &p, i32 q, i32 k, i32 head, i32 batch) {
     const struct Dropout d = dropout_of(p.dropout_seed_at, p.dropout_seed, p.dropout_least,
                                         p.dropout_first_q, p.dropout_first_k);
     return stays(d, q, k, head, batch) ? p.dropout_scale : 0.0f;
 }
 
-// Draws for fragments whose rows are keys.
-// Element 4 i + 2 r + e is of key k + 8 r and query q + 8 i + e: k is lane / 4 and q 2 * (lane % 4)
-// behind multiples of 16. A counter has the pairs of two neighbours among the keys, which threads
-// have that are four lanes apart: of their two queries each draws one, and sends the other's half.
+// Draws for fragments whose rows are keys. Element 4 i + 2 r + e belongs to key k + 8 r and query q
+// + 8 i + e, where k % 16 is lane / 4 and q % 16 is 2 * (lane % 4). A counter covers two
+// neighboring keys, which belong to threads four lanes apart: each of them draws for one of the two
+// queries and sends the other half to its partner.
 template <int N>
 FN void draw_by_key(struct Staying<N> &stay, const struct Dropout &d, i32 q, i32 k, i32 head,
                     i32 batch) {
@@ -76,7 +75,7 @@ FN void draw_by_key(struct Staying<N> &stay, const struct Dropout &d, i32 q, i32
     for (int i = 0; i < N / 8; i++) {  // squares of 16 x 16 pairs
         const struct Draws draws = draws_at(d, q + 16 * i + odd, k, head, batch);
         const u32 *const w = draws.word;
-        u32 words[2][2];  // of query q + e, and eight behind it
+        u32 words[2][2];  // for query q + e, and q + e + 8
 #pragma unroll
         for (int y = 0; y < 2; y++) {
             const u32 own = odd ? w[2 + y] : w[y];
@@ -91,9 +90,9 @@ FN void draw_by_key(struct Staying<N> &stay, const struct Dropout &d, i32 q, i32
     }
 }
 
-// And for fragments whose rows are queries.
-// Element 4 i + 2 r + e is of query q + 8 r and key k + 8 i + e: q is lane / 4 and k 2 * (lane % 4)
-// behind multiples of 16. A thread has whole counters.
+// Draws for fragments whose rows are queries. Element 4 i + 2 r + e belongs to query q + 8 r and
+// key k + 8 i + e, where q % 16 is lane / 4 and k % 16 is 2 * (lane % 4). Each counter belongs to
+// one thread.
 template <int N>
 FN void draw_by_query(struct Staying<N> &stay, const struct Dropout &d, i32 q, i32 k, i32 head,
                       i32 batch) {

@@ -1,17 +1,17 @@
-// Where a line's list begins, and who has its work, from the tiles that all lines have.
-// Needs: block_sums.cuh, block_before.cuh, list_parts.cuh. Gives: Place, Listing, the words of
-// p.state, write_items, write_planned, tell_verdict.
+// Assigns list positions and work items to lines, given the tile counts of all lines. Needs:
+// block_sums.cuh, block_before.cuh, list_parts.cuh. Gives: Place, Listing, the words of p.state,
+// write_items, write_planned, tell_verdict.
 
 struct Place {
     i32 side, list, tile;
 };
-// Blocks that read, that counted and that are done, and whether something given was wrong; then,
-// of each list, how many lines of p.work_side have tiles, documents, and whether ids descend.
+// Words of p.state: blocks that have read, counted and listed, and whether any data were wrong.
+// Then, for each list: lines of p.work_side with tiles, documents, and whether ids descend.
 enum { READ, COUNTED, LISTED, WRONG, OF_LISTS };
-enum { LIVE, RUNS, DESCENDS, OF_LIST = DESCENDS + 2 };  // by queries, by keys
+enum { LIVE, RUNS, DESCENDS, OF_LIST = DESCENDS + 2 };  // for queries and for keys
 FN i32 *of_list(const struct Lists &p, i32 list) { return p.state + OF_LISTS + OF_LIST * list; }
 
-// Where a line's tiles are among those of its side, and how many.
+// Position of a line's tiles in its side's list, and their number.
 struct Listing {
     i32 first, count;
 };
@@ -21,17 +21,17 @@ struct Listing {
 // Sums over other lines.
 enum { TILES_BEFORE, DEAD_BEFORE, LIVE_LISTS, LIVE_GROUPS, IN_GROUP, LONGER, LIVE_ALL, SUMS };
 
-// How many tiles, and lines without any, come before in the line's own list.
+// Adds the tiles, and the lines without tiles, that come before in the line's own list.
 FN void add_before(const struct Lists &p, const struct Place &at, i32 (&sum)[SUMS]) {
     const i32 *const counts = p.counts[at.side] + at.list * p.tile_count[at.side];
     for (i32 i = threadIdx.x; i < at.tile; i += THREADS)
         sum[TILES_BEFORE] += counts[i], sum[DEAD_BEFORE] += !counts[i];
 }
-// Groups of lists come one after another, and in each the longest lines first.
+// Groups of lists follow one another; within a group, the longest lines come first.
 FN void add_ranks(const struct Lists &p, const struct Place &at, i32 count, i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], group = at.list / p.group_lists * p.group_lists;
     const i32 behind = min_i32(group + p.group_lists, p.lists);
-    const bool several = p.lists > p.group_lists;  // else all lines are in the group
+    const bool several = p.lists > p.group_lists;  // otherwise all lines are in the group
     for (i32 list = threadIdx.x; several && list < p.lists; list += THREADS) {
         const i32 live = of_list(p, list)[LIVE];
         sum[LIVE_ALL] += live;
@@ -54,10 +54,9 @@ FN void add_ranks(const struct Lists &p, const struct Place &at, i32 count, i32 
     }
 }
 
-// Writes the items of a line, one for every owner: the owners of one line side by side, in groups
-// of those that share the cache. Items without tiles are the last of all. Where the lists of a
-// sequence are of query heads of which p.sharing have one tile column of keys, they add to it, and
-// behind all items come these columns.
+// Writes the items of a line, one per owner. The owners of one line are adjacent, in groups that
+// share the L2 cache. Items without tiles come last. If p.sharing query heads of a sequence share a
+// tile column of keys, they add to it; these columns follow all items.
 FN void write_ranked(const struct Lists &p, const struct Place &at, const struct Listing &own,
                      const i32 (&sum)[SUMS]) {
     const i32 tiles = p.tile_count[at.side], batch = at.list / p.heads, head = at.list % p.heads;
@@ -82,16 +81,16 @@ FN void write_ranked(const struct Lists &p, const struct Place &at, const struct
     }
 }
 
-// Of the planned items, whose `first` is the number of a line among those of all lists, a block
-// writes its share once lists have their places: those that have tiles, then the others, then what
-// is to be merged, each in the order of the plan.
+// Writes a block's share of the planned items, after all lists have positions. In a planned item,
+// `first` is the line's index among all lists. First the items with tiles, then the others, then
+// the rows to merge, each in the order of the plan.
 FN void write_planned(const struct Lists &p, i32 block) {
     const i32 side = p.work_side, tiles = p.tile_count[side], all = p.items + p.merges;
     const i32 share = (all + p.item_blocks - 1) / p.item_blocks;
     const i32 start = block * share, stop = min_i32(start + share, all);
     const int4 *const planned = (const int4 *)p.planned;
     int4 *const work = (int4 *)p.work;
-    i32 live[2] = {0};  // before the share, and in all
+    i32 live[2] = {0};  // items before the share, and in total
 #pragma unroll 4
     for (i32 i = threadIdx.x; i < p.items; i += THREADS) {
         const i32 some = p.counts[side][planned[2 * i].z] > 0;
@@ -117,7 +116,7 @@ FN void write_planned(const struct Lists &p, i32 block) {
     }
 }
 
-// Writes a line's place, and its share of the work.
+// Writes a line's position, and its share of the work.
 FN struct Listing write_items(const struct Lists &p, const struct Place &at) {
     const i32 side = at.side, tiles = p.tile_count[side];
     const i32 count = p.counts[side][at.list * tiles + at.tile];
@@ -139,7 +138,7 @@ FN struct Listing write_items(const struct Lists &p, const struct Place &at) {
     return own;
 }
 
-// One thread tells the launch behind the pass, and the host, whether anything given was wrong.
+// One thread reports wrong data to the launch after the pass, and to the host.
 FN void tell_verdict(const struct Lists &p, bool wrong) {
     *p.verdict = wrong;
     if (wrong) *(volatile i32 *)p.report = 1;

@@ -1,13 +1,13 @@
-// The items of packed heads, whose only tile row is cut, from lists made on the device: as
-// maskc/layout/work/work_list.py cuts them. Needs: block_sums.cuh; Place of a block: side, list.
-// Gives: write_parts.
+// Work items of pack_gqa with split_kv, from lists built on the device; splits as
+// maskc/layout/work/work_list.py does. Needs: block_sums.cuh; Place of a block: side, list. Gives:
+// write_parts.
 
-constexpr i32 NO_ROW = -1;  // in place of its tile row: an item that is left over
+constexpr i32 NO_ROW = -1;  // tile row of an unused item
 
 struct Cut {
-    i32 size, item;  // tiles of a part, 0 where the row is whole, and of an item
+    i32 size, item;  // tiles per part (0: not split) and per item
 };
-// `wanted`: tiles that an item should have.
+// How to split a row; `wanted`: tiles that an item should have.
 FN struct Cut cut_of(const struct Lists &p, i32 count, i32 wanted) {
     i32 size = p.part_tiles[0];
     while (size < p.part_tiles[1] && count >= 16 * size) size *= 2;
@@ -21,16 +21,16 @@ FN i32 pieces_of(const struct Cut &cut, i32 count) {
     return count ? (count + cut.item - 1) / cut.item : 0;
 }
 
-// Writes the items of a list, for every owner as many as it may have at most: those with tiles,
-// then those that are left over, and at the end one for each row without tiles, to be filled.
-// Behind them come the rows.
+// Writes the items of a list. Every owner gets its maximal number: items with tiles, then unused
+// items, and one item for each row without tiles, whose results must be filled. The rows to merge
+// follow.
 FN void write_parts(const struct Lists &p, const struct Place &at, i32 first, i32 count) {
     const i32 *const counts = p.counts[at.side];
     i32 all[1] = {0};
     for (i32 i = threadIdx.x; i < p.lists; i += THREADS) all[0] += counts[i];
     block_sums(all);
     const i32 wanted = (i32)(((i64)p.owners * all[0] + p.blocks - 1) / p.blocks);
-    i32 sum[4] = {0};  // pieces of the lists before this one, and of all; those without, likewise
+    i32 sum[4] = {0};  // parts of the earlier lists, and of all; then rows without tiles, likewise
     for (i32 i = threadIdx.x; i < p.lists; i += THREADS) {
         const i32 x = counts[i], pieces = pieces_of(cut_of(p, x, wanted), x);
         sum[0] += i < at.list ? pieces : 0;

@@ -1,16 +1,18 @@
-// Tile lists and the work list of a pass, made by one launch where the data are. Its blocks read
-// the data, then count the candidates of a line that stay, then write the lists and items. A line
-// is a tile row or a tile column of one of the lists.
+// Builds the tile lists and the work list of a pass in one launch, on the device that holds the
+// data. Blocks first read the data, then count the live candidates of a line, then write lists and
+// items. A line is a tile row or a tile column of one of the lists.
 // Needs: block_sums.cuh, list_items.cuh, and a verdict policy. That has
-//   bool read_part(p, block): a block of p.reading_blocks reads; whether something given is wrong;
-//   struct Line line_of(p, at): a line: how many candidates, and where their bits are;
-//   i32 across_of(line, i): where a candidate lies on the other side;
-//   i32 verdict_of(p, line, i): a warp's candidates: 0 empty, 1 partial, 3 full; 0 behind the last;
-//   SEVERAL: whether a candidate may be several tiles, see segments.cuh.
+//     bool read_part(p, block)       one of p.reading_blocks blocks reads; returns whether data
+//                                    are wrong
+//     struct Line line_of(p, at)     a line: its number of candidates, and where their bits are
+//     i32 across_of(line, i)         position of a candidate on the other side
+//     i32 verdict_of(p, line, i)     for a warp of candidates: 0 empty, 1 partial, 3 full; 0 past
+//                                    the end
+//     SEVERAL                        a candidate may be several tiles, see segments.cuh
 // Gives: make_lists.
 
-// What a block is for: a tile row (side 0) or a tile column (side 1) of one of the lists. Rows are
-// listed first, then columns, or one of them alone.
+// The line of a block: a tile row (side 0) or a tile column (side 1) of one of the lists. All rows
+// precede the columns; a pass may need only one side.
 FN struct Place line_place(const struct Lists &p, i32 line) {
     const i32 rows = p.lists * p.tile_count[0];
     const i32 number = line + p.first_side * rows, side = number >= rows;
@@ -20,8 +22,9 @@ FN struct Place line_place(const struct Lists &p, i32 line) {
 
 // ---------------------------------------------------------------- the order of blocks
 
-// A block waits for blocks of a lower index alone. A device starts blocks in the order of their
-// index (CUB's scans rely on it as well), so those run, or have run, whatever else it is busy with.
+// A block waits only for blocks of a lower index. GPUs start blocks in the order of their index
+// (decoupled look-back scans such as CUB's rely on this too), so those blocks are running or done,
+// and there is no deadlock.
 FN void finish(const struct Lists &p, i32 stage) {
     __syncthreads();
     if (threadIdx.x == 0)
@@ -36,7 +39,7 @@ FN void wait_for(const struct Lists &p, i32 stage, i32 blocks) {
     }
     __syncthreads();
 }
-// What the launch before left, and the counters of the pass, are cleared for the next ones.
+// Clears the words of the previous launch and the counters of the pass, for later launches.
 FN void clear_words(const struct Lists &p) {
     for (i32 i = threadIdx.x; p.spent && i < OF_LISTS + OF_LIST * p.lists; i += THREADS)
         p.spent[i] = 0;
@@ -45,7 +48,7 @@ FN void clear_words(const struct Lists &p) {
 
 // ---------------------------------------------------------------- the tiles that stay
 
-// Marks the candidates of a line that stay; how many they are.
+// Marks the live candidates of a line; returns their number.
 FN i32 mark_tiles(const struct Lists &p, const struct Line &line) {
     i32 count[1] = {0};
     for (i32 turn = 0; turn < line.count; turn += THREADS) {
@@ -59,7 +62,7 @@ FN i32 mark_tiles(const struct Lists &p, const struct Line &line) {
     block_sums(count);
     return count[0];
 }
-// Writes those that are marked, in order.
+// Writes the marked candidates in order.
 FN void write_marked(const struct Line &line, i32 *to) {
     const i32 words = (line.count + 31) / 32, lane = threadIdx.x % 32;
     for (i32 w = threadIdx.x / 32; w < words; w += THREADS / 32) {
@@ -74,7 +77,7 @@ FN void write_marked(const struct Line &line, i32 *to) {
 }
 
 #if SEVERAL
-constexpr i32 STASH = 1024;  // words of a line that a block keeps while it waits
+constexpr i32 STASH = 1024;  // words of a line that a block keeps in shared memory while it waits
 
 FN i32 count_tiles(const struct Lists &p, const struct Line &line) {
     const struct Segments keys = segments_of(p, line.at.list, line.at.tile);
@@ -122,7 +125,7 @@ FN void count_line(const struct Lists &p, const struct Place &at) {
     }
     finish(p, COUNTED);
 #if SEVERAL
-    if (p.starts) write_stops(p, at);  // which the pass alone reads
+    if (p.starts) write_stops(p, at);  // read only by the pass
 #endif
 }
 FN void list_line(const struct Lists &p, const struct Place &at) {

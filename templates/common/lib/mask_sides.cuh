@@ -1,11 +1,11 @@
 #pragma once
-// The two sides from which kernels look at a mask.
+// The two sides of a mask: rows are queries, or rows are keys.
 
 // Rows are queries, columns are keys. Keys past the last one are never visible.
 struct ByQuery {
     static constexpr bool KEY_ROWS = false;
     FN static i32 queries(const struct Attention &p) { return p.queries; }
-    // Which query a row of the tiles is. A template, as kernels that ask define mask_row later.
+    // The query of a tile row. A template, because kernels define mask_row later.
     template <class Block>
     FN static i32 row(const Block &p, i32 place) { return mask_row(p, place); }
     FN static i32 inside(i32 row, i32) { return row; }
@@ -14,8 +14,8 @@ struct ByQuery {
     FN static i32 key(i32, i32 column) { return column; }
     FN static i32 column_end(i32 end, i32 n_kv) { return min_i32(end, n_kv); }
 };
-// Rows are keys, columns are queries. Keys past the last one see nothing; of queries past the last
-// one anything is true, as their lse is infinite.
+// Rows are keys, columns are queries. Keys past the last one see nothing. For queries past the last
+// one any answer is fine, because their lse is infinite.
 struct ByKey {
     static constexpr bool KEY_ROWS = true;
     FN static i32 queries(const struct Attention &p) { return p.n_q; }
@@ -31,8 +31,8 @@ template <bool KEY_ROWS> struct SideType { typedef ByQuery Type; };
 template <> struct SideType<true> { typedef ByKey Type; };
 template <bool KEY_ROWS> using SideOf = typename SideType<KEY_ROWS>::Type;
 
-// What data tell of rows: a config header has more for the sides that they do.
+// Rows bounded by data. Config headers specialize this for the sides that data bound.
 template <class Side>
-struct DataRows {  // data do not tell
+struct DataRows {  // not bounded by data
     static constexpr int INTERVALS = 0;
 };

@@ -1,8 +1,7 @@
-// The block's shared memory, once `struct Shared` is known.
-// Gives: shared_memory.
+// The shared memory of a block, once `struct Shared` is defined. Gives: shared_memory.
 
-// Asked for where it is used: an address kept over a loop lies in an ordinary register, and with it
-// the operands of all products, which then take two moves each.
+// Call this at each use. An address kept across a loop is in an ordinary register, and so are all
+// operand descriptors derived from it; each WGMMA then needs two more moves to uniform registers.
 extern __shared__ __align__(1024) unsigned char memory[];
 FN struct Shared &shared_memory() {
     u32 address;

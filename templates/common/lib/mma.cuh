@@ -1,4 +1,4 @@
-// The matrix product of a warp. The includer defines FN and ELEMENT.
+// The matrix product of a warp (mma.sync). The includer defines FN and ELEMENT.
 
 // c += a b: 16 x 16 times 16 x 8, accumulated in fp32.
 FN void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {

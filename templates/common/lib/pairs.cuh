@@ -1,7 +1,6 @@
-// The live pairs of a tile by the mask's formula, pair by pair, or one pair for a run of columns
-// that are alike.
-// Needs: bits.cuh, mask_sides.cuh; Own, a type of a thread's columns, KEY_RUN, QUERY_RUN,
-// KEYS_AT_ONCE, QUERIES_AT_ONCE, LONG_FORMULA, keep of the mask.
+// The live pairs of a tile by the mask's formula: pair by pair, or once per run of columns with
+// equal results. Needs: bits.cuh, mask_sides.cuh; Own, a type of a thread's columns, KEY_RUN,
+// QUERY_RUN, KEYS_AT_ONCE, QUERIES_AT_ONCE, LONG_FORMULA, keep of the mask.
 
 template <class Side>
 FN u32 is_live(const struct Mask &mask, i32 row, i32 column, i32 n_q, i32 n_kv) {
@@ -9,7 +8,7 @@ FN u32 is_live(const struct Mask &mask, i32 row, i32 column, i32 n_q, i32 n_kv) 
     return keep(mask, Side::query(row, column), Side::key(row, column), n_q, n_kv) != 0;
 }
 
-// Aligned runs of columns are alike: one of each is tested.
+// Tests one column of each aligned run of equal columns.
 template <class Side, class Own, int R>
 FN void add_runs(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
                  i32 first, i32 n_q, i32 n_kv) {
@@ -33,7 +32,7 @@ FN void add_runs(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 
         for (int r = 0; r < R; r++) word[r][w] &= bits_before(end - 32 * w);
 }
 
-// Some pairs at a time; those of keys from `end` on are none.
+// Tests several pairs per iteration. Keys from `end` on are dead.
 template <class Side, class Own, int R>
 FN void add_pairs(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
                   i32 own, i32 end, i32 n_q, i32 n_kv) {
@@ -51,7 +50,7 @@ FN void add_pairs(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32
     }
 }
 
-// One pair at a time: long formulas need the registers. Rows are keys.
+// Tests one pair per iteration, because long formulas need the registers. Rows are keys.
 template <class Side, class Own, int R>
 FN void add_single_pairs(u32 (&word)[R][Own::WORDS], const struct Mask &mask,
                          const i32 (&rows)[R], i32 column, i32 n_q, i32 n_kv) {
@@ -66,7 +65,7 @@ FN void add_single_pairs(u32 (&word)[R][Own::WORDS], const struct Mask &mask,
     }
 }
 
-// All of a tile, in whichever way suits the formula.
+// Tests all pairs of a tile, in the way that suits the formula.
 template <class Side, class Own, int R>
 FN void add_tested(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
                    i32 first, i32 n_q, i32 n_kv) {

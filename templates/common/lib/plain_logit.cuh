@@ -1,5 +1,5 @@
-// The logit of one pair as it is defined, for where time does not count.
-// Needs: device.cuh, tokens_*.cuh. Gives: plain_logit.
+// The logit of one pair, straight from its definition, for code that is not time-critical. Needs:
+// device.cuh, tokens_*.cuh. Gives: plain_logit.
 
 FN float plain_logit(const struct Attention &p, float score, i32 head, i32 batch, i32 q, i32 k) {
     score *= p.scale;

@@ -1,8 +1,9 @@
-// The data of a mask as its kernels read them, of 32 bits, and their bounds by tile.
-// Needs: entries.cuh, segments.cuh, READINGS, READ_TILES, reading_at, CHUNK. Gives: read_part.
+// Converts the data of a mask to the 32 bits that its kernels read, and computes their bounds by
+// tile. Needs: entries.cuh, segments.cuh, READINGS, READ_TILES, reading_at, CHUNK. Gives:
+// read_part.
 
-// Whether a block's share of the cumulative lengths is out of order, or ends behind the tokens, or
-// has a document that is longer than promised.
+// Whether a block's share of the cumulative lengths descends, exceeds the tokens, or has a document
+// that is longer than declared.
 FN bool wrong_ends(const struct Lists &p, i32 slot, i32 batch, i32 tile, i32 tiles) {
     const i32 ends = p.ends[slot];
     bool wrong = false;
@@ -14,7 +15,7 @@ FN bool wrong_ends(const struct Lists &p, i32 slot, i32 batch, i32 tile, i32 til
     }
     return wrong;
 }
-// An element as the mask's formula means it; `wrong` where 32 bits cannot hold it.
+// An element as the mask's formula reads it; sets `wrong` if it does not fit 32 bits.
 FN i32 value_of(const struct Lists &p, i32 slot, i64 found, bool &wrong) {
     switch (p.rule[slot]) {
     case BOOLEAN: return found != 0;
@@ -24,7 +25,7 @@ FN i32 value_of(const struct Lists &p, i32 slot, i64 found, bool &wrong) {
     return (i32)found;
 }
 
-// Some consecutive tiles' entries of an array.
+// Reads the entries of some consecutive tiles of an array.
 FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block) {
     __shared__ i32 least[READ_TILES];
     __shared__ i32 greatest[READ_TILES];
@@ -33,7 +34,7 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
     const i32 share = block - batch * shares, tile = share * p.reading_tiles;
     const i32 count = min_i32(p.reading_tiles, tiles - tile), first = tile * size;
     const i32 end = min_i32(first + count * size, p.n[own.side]);
-    const i32 stop = tile + count < tiles ? end : p.columns[slot];  // the rest is kept too
+    const i32 stop = tile + count < tiles ? end : p.columns[slot];  // copy the rest as well
     const struct Stretch at = {slot, own.side, batch, first, stop};
     i32 *const to = p.array[slot] + batch * p.array_batch[slot];
     const bool cumulative = p.rule[slot] == CUMULATIVE;
@@ -53,7 +54,7 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
             if (own.writes) to[token] = kept;
             if (token < end) low = high = kept;
         }
-        const bool whole = size % 32 == 0;  // a warp's tokens are of one tile
+        const bool whole = size % 32 == 0;  // a warp's tokens are in one tile
         if (whole) low = ~warp_max(~low), high = warp_max(high);
         if (token < end && (!whole || threadIdx.x % 32 == 0))
             atomicMin(least + place, low), atomicMax(greatest + place, high);
@@ -68,7 +69,7 @@ FN bool read_tokens(const struct Lists &p, const struct Reading &own, i32 block)
             make_int4(least[threadIdx.x], greatest[threadIdx.x], 0, last);
     return wrong;
 }
-// A chunk of an array that no tile has as its tokens.
+// Reads a chunk of an array that is not indexed by tokens.
 FN bool read_chunk(const struct Lists &p, i32 slot, i32 block) {
     const i32 rows = p.rows[slot], heads = p.heads_of[slot], columns = p.columns[slot];
     const i64 all = (i64)p.batches[slot] * heads * rows * columns;

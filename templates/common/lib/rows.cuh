@@ -1,6 +1,6 @@
-// What finds the live columns of rows of a tile: intervals, whose ends follow from formulas or from
-// data, or the formula of all pairs. The config header says which: HAS_INTERVALS, DATA_ROWS.
-// Needs: bits.cuh; mask_row; DATA_FIT: whether registers suffice for runs of data. Gives: see_rows.
+// Finds the live columns of rows of a tile: intervals with bounds from formulas or from data, or
+// the formula of all pairs. The config header chooses: HAS_INTERVALS, DATA_ROWS. Needs: bits.cuh;
+// mask_row; DATA_FIT: whether registers suffice for runs of data. Gives: see_rows.
 
 #if HAS_INTERVALS
 #include "common/lib/intervals.cuh"
@@ -12,8 +12,9 @@
 #include "common/lib/pairs.cuh"
 #endif
 
-// What rows see of the tile that begins with column `first`, as bits of a thread's own columns.
-// Rows lie inside the lengths. Bits of keys past the last one are 0, those past the tile anything.
+// Returns what rows see of the tile that begins with column `first`, as bits of a thread's own
+// columns. Rows must be inside the lengths. Bits of keys past the last one are 0; bits past the
+// tile are undefined.
 template <class Side, class Own, int R>
 FN void see_rows(u32 (&word)[R][Own::WORDS], const struct Mask &mask, const i32 (&rows)[R],
                  i32 first, i32 n_q, i32 n_kv) {

@@ -1,6 +1,5 @@
-// Functions of formulas of the score in full precision.
-// Gives: score_exp, score_log, score_tanh, score_sigmoid, score_erf, score_gelu,
-// score_sin, score_cos, score_over.
+// Functions of score formulas in full precision. Gives: score_exp, score_log, score_tanh,
+// score_sigmoid, score_erf, score_gelu, score_sin, score_cos, score_over.
 
 FN float score_exp(float x) { return expf(x); }
 FN float score_log(float x) { return logf(x); }

@@ -1,14 +1,12 @@
-// What is done to scores where a mask has no formula of its own, by the options of a call:
-//     softcap * tanh(s / softcap) - alibi_slopes[head] * |p - k|, p being the query's position,
-// with the parts that a source is built with. Kernels ask for these facts, which
-// features.h gives of other formulas.
-//     SCORED         a logit is more than its score times the scale.
+// Score options of a call, for masks without a score formula: softcap * tanh(s / softcap) -
+// alibi_slopes[head] * |p - k|, where p is the query's position. Each part only if the source is
+// built with it. Kernels test these facts; features.h defines them for score formulas.
+//     SCORED         the logit differs from the score.
 //     SCORE_BENDS    its derivative by scale * score is not 1 everywhere.
-//     SCORE_CAPS     it is height * tanh(scale * score / height), before anything is added.
-//     SCORE_SHIFTS   all that is done is to add what follows from distance.
-//     HEAD_GRADIENT  heads have a number of their own, the slope by which logits fall with
-//                    distance, and that has a gradient: the sum of gradients of logits times
-//                    minus the distance.
+//     SCORE_CAPS     it is height * tanh(scale * score / height), plus other terms.
+//     SCORE_SHIFTS   the only change is to add a function of distance.
+//     HEAD_GRADIENT  heads have a slope by distance with a gradient: the sum of -distance times the
+//                    gradients of logits.
 #define SCORED (WITH_SOFTCAP || WITH_ALIBI)
 #define SCORE_BENDS WITH_SOFTCAP
 #define SCORE_CAPS WITH_SOFTCAP

@@ -1,7 +1,6 @@
-// Functions of formulas of the score by single instructions, for kernels whose scores come from
-// 16-bit numbers. The tanh is not by its own instruction, which is too coarse for logits.
-// Needs: device.cuh. Gives: score_exp, score_log, score_tanh, score_sigmoid, score_erf, score_gelu,
-// score_sin, score_cos, score_over, score_steps.
+// Functions of score formulas by single instructions, for kernels with 16-bit inputs. Exception:
+// tanh.approx is too coarse for logits. Needs: device.cuh. Gives: score_exp, score_log, score_tanh,
+// score_sigmoid, score_erf, score_gelu, score_sin, score_cos, score_over, score_steps.
 
 FN float score_exp(float x) { return fast_exp2(x * LOG2E); }
 FN float score_log(float x) { return logf(x); }
@@ -15,7 +14,7 @@ FN float score_sin(float x) { return sinf(x); }
 FN float score_cos(float x) { return cosf(x); }
 FN float score_over(float x, float y) { return x * fast_reciprocal(y); }
 
-// So many steps of an index that is not below 0: two multiplications where it has 32 bits.
+// index * stride for a nonnegative index: two multiplications with a 32-bit index.
 FN i64 score_steps(i32 i, i64 step) {
     return (i64)((u64)(u32)i * (u32)step) + ((i64)((u32)i * (u32)(step >> 32)) << 32);
 }

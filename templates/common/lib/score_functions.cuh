@@ -1,8 +1,9 @@
-// What formulas of the score need of CUDA: sums by several blocks, and functions that are exact and
-// fast at once. Gives: score_abs, ..., score_join, score_plus, as common/gen/score.h.j2 needs them;
+// CUDA primitives of score formulas: atomics across blocks, and functions that are both exact and
+// fast. Gives: score_abs, ..., score_join, score_plus, as common/gen/score.h.j2 needs them;
 // score_exact.cuh or score_fast.cuh gives the other functions.
 
-// Tables stay as they are, so that pairs that read the same entry read it once.
+// Tables are constant during a launch, so use the read-only path: pairs that read the same entry
+// share a load.
 FN float score_fetch(const float *from) { return __ldg(from); }
 FN i32 score_fetch_integer(const i32 *from) { return __ldg(from); }
 

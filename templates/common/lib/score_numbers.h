@@ -1,12 +1,12 @@
-// Integers of formulas of the score, and exact sums of what tables get of a gradient.
-// Needs: FN, score_bits, score_join, score_plus. Gives: score_add, score_sum.
+// Integers in score formulas, and exact sums of table gradients. Needs: FN, score_bits, score_join,
+// score_plus. Gives: score_add, score_sum.
 
 #ifdef __CUDACC__
 #define NOT_A_NUMBER __int_as_float(0x7fffffff)
 #else
 #define NOT_A_NUMBER __builtin_nanf("")
 #endif
-#define OUTSIDE (-2147483647 - 1)  // an entry outside of its table: no index of any other
+#define OUTSIDE (-2147483647 - 1)  // an entry outside its table; not a valid index
 
 FN i64 min_i64(i64 a, i64 b) { return a < b ? a : b; }
 FN i64 max_i64(i64 a, i64 b) { return a > b ? a : b; }
@@ -19,15 +19,15 @@ FN i32 score_trunc(float x) {
     return x != x ? OUTSIDE : x >= 2147483647.0f ? 2147483647 : x <= -2147483648.0f ? OUTSIDE
                                                               : (i32)x;
 }
-// As torch has them: what is not a number stays so.
+// As in torch: NaN propagates.
 FN float score_min(float a, float b) { return a < b || a != a ? a : b; }
 FN float score_max(float a, float b) { return a > b || a != a ? a : b; }
 FN float score_sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x; }
 FN float score_step(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? 0.0f : x == x ? 0.5f : x; }
 
-// A sum that does not depend on the order of its terms, for gradients with the same bits on every
-// run: integers of 32 bits each, side by side, that hold every bit an fp32 number can have. A term
-// goes to two of them; each has room for 2^31 terms. The last one marks terms that are not finite.
+// A sum that does not depend on the order of its terms, for deterministic gradients: a row of
+// integers with 32 bits each that covers every bit of an fp32 number. A term goes to two of them;
+// each has room for 2^31 terms. The last one marks terms that are not finite.
 enum { SUM_WORDS = 10, SUM_MARK = 9, SCORE_SLOTS = 8 };
 
 FN void score_add_exactly(i64 *sum, float x) {
@@ -38,13 +38,13 @@ FN void score_add_exactly(i64 *sum, float x) {
         return;
     }
     const i64 digits = (bits & 0x7fffff) | (exponent ? 0x800000 : 0);
-    const i32 shift = exponent ? exponent - 1 : 0;  // above the least exponent
+    const i32 shift = exponent ? exponent - 1 : 0;  // subnormals have the least exponent
     const i64 term = (bits >> 31 ? -digits : digits) * ((i64)1 << shift % 32);
     score_join(sum + shift / 32, term & 0xffffffff);
     score_join(sum + shift / 32 + 1, term >> 32);
 }
 
-// The sum as a number, of all that was added so far: what words hold beyond 32 bits moves up.
+// The sum of all terms so far, as a number. Carries beyond 32 bits first.
 FN float score_sum(i64 *sum) {
     if (sum[SUM_MARK]) return NOT_A_NUMBER;
     for (i32 i = 0; i + 1 < SUM_MARK; i++) {

@@ -1,6 +1,5 @@
-// The numbers in the formula of options, see score_facts.h. Only there, here and in
-// cpu/lib/option_logits.h options are named.
-// Needs: FN, Attention. Gives: score_height, head_slope.
+// The numbers in the formula of options, see score_facts.h. Options are named only there, here and
+// in cpu/lib/option_logits.h. Needs: FN, Attention. Gives: score_height, head_slope.
 
 FN float score_height(i32, i32, const struct Attention &p) { return p.softcap; }
 FN float head_slope(const struct Attention &p, i32 head) {

@@ -1,6 +1,6 @@
-// Scores and dp = dout . v of sixteen queries and sixteen keys by one warp, from memory to
-// registers, for launches that look at every pair once more.
-// Needs: mma.cuh, Place, row_offset, HEAD_DIM. Gives: Pairs, KeyRows, take_keys, multiply_queries.
+// Scores and dp = dout . v of sixteen queries by sixteen keys, computed by one warp from global
+// memory, for launches that revisit every pair. Needs: mma.cuh, Place, row_offset, HEAD_DIM. Gives:
+// Pairs, KeyRows, take_keys, multiply_queries.
 
 constexpr int SLICES = HEAD_DIM / 32;  // of a row
 static_assert(HEAD_DIM % 32 == 0, "whole slices");
@@ -8,8 +8,8 @@ static_assert(HEAD_DIM % 32 == 0, "whole slices");
 // [8 keys][query lane / 4, and + 8; keys 2 * (lane % 4), and + 1].
 typedef float Pairs[2][4];
 
-// Eight consecutive elements of rows lane / 4 and + 8: another order than the instruction's, but
-// the same in both operands, and sums do not depend on it.
+// Eight consecutive elements of rows lane / 4 and + 8. The MMA expects another order, but both
+// operands use the same one, so the sums are equal.
 struct Slice {
     uint4 low, high;
 };
@@ -22,7 +22,7 @@ FN void multiply_slices(Pairs &x, const struct Slice &a, const struct Slice &b) 
     multiply(x[1], right, b.high.z, b.high.w);
 }
 
-// Where a lane reads of a head of a tensor: its pieces of two rows.
+// A lane's addresses in a head of a tensor: its pieces of two rows.
 struct Lines {
     const uint4 *low, *high;
 };
@@ -37,11 +37,11 @@ FN struct Slice slice_of(const struct Lines &lines, int i) {
     return {__ldg(lines.low + 4 * i), __ldg(lines.high + 4 * i)};
 }
 
-// Sixteen keys of k and of v, which stay.
+// Sixteen keys of k and of v, kept in registers.
 struct KeyRows {
     struct Slice k[SLICES], v[SLICES];
 };
-// `low` and `high` are the lane's tokens; of one past the end any row will do.
+// `low` and `high` are the lane's tokens; past the end, any row will do.
 FN void take_keys(struct KeyRows &rows, const struct Attention &p, struct Place at, i32 low,
                   i32 high) {
     low = min_i32(low, p.n_kv - 1), high = min_i32(high, p.n_kv - 1);

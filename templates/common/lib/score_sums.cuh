@@ -1,5 +1,5 @@
-// Exact sums of tables become gradients, entry by entry, by all threads of a launch.
-// Needs: gen/score.h.j2. Gives: finish_tables.
+// Converts exact sums to gradients of tables, entry by entry, with all threads of a launch. Needs:
+// gen/score.h.j2. Gives: finish_tables.
 
 FN void finish_tables(const struct Attention &p, i32 threads) {
     for (i32 slot = 0; slot < SCORE_SLOTS; slot++) {

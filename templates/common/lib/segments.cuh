@@ -1,14 +1,13 @@
-// Tiles of keys that begin with documents: where documents are packed every one has tiles of its
-// own, the first of which begins with it, so that its sums are the same wherever it lies. Elsewhere
-// tiles begin where tile columns do.
-// Needs: entries.cuh, reading_at, OF_Q and OF_K, STOPS. The readings OF_Q and OF_K are of ids, and
-// array STOPS is where documents end. Gives, where SEVERAL: note_segments, segments_of, hand_tiles,
-// write_stops.
+// Tiles of keys that begin with documents. If documents are packed, every document has its own
+// tiles, the first of which begins with it, so that its sums do not depend on its position in the
+// batch. Otherwise tiles begin at tile columns. Needs: entries.cuh, reading_at, OF_Q and OF_K,
+// STOPS. The readings OF_Q and OF_K are document ids; array STOPS holds document ends. Gives, where
+// SEVERAL: note_segments, segments_of, hand_tiles, write_stops.
 
 #if SEVERAL
 static_assert(THREADS == 128, "bits of the keys of a tile come from four warps");
 
-// Bits of the keys of a tile column.
+// One bit per key of a tile column.
 struct Bits {
     u32 word[4];
 };
@@ -16,7 +15,7 @@ FN struct Bits bits_at(const i32 *from, i32 tile) {
     const int4 x = ((const int4 *)from)[tile];
     return {(u32)x.x, (u32)x.y, (u32)x.z, (u32)x.w};
 }
-// The first bit at or behind `from`, or `none`.
+// The first bit at or after `from`, or `none`.
 FN i32 first_bit(const struct Bits &x, i32 from, i32 none) {
     i32 found = none;
 #pragma unroll
@@ -35,7 +34,8 @@ FN i32 last_bit(const struct Bits &x, i32 none) {
     return found;
 }
 
-// The first of low .. high - 1 that `holds`, which is so for all behind it, or high.
+// Binary search by a block: the first of low .. high - 1 that `holds`, or high. `holds` is
+// monotonic.
 template <class Holds>
 FN i32 block_first(i32 low, i32 high, const Holds &holds) {
     while (low < high) {
@@ -48,9 +48,9 @@ FN i32 block_first(i32 low, i32 high, const Holds &holds) {
     return low;
 }
 
-// Of a tile of ids, which a thread has `kept` one of: bits of the keys that tiles begin with if
-// documents are packed, how many begin in it, whether ids descend. Gives where the document of its
-// last key ends.
+// Processes a tile of ids; each thread has `kept` one of them. Records the keys that tiles begin
+// with if documents are packed, the number of documents that begin here, and whether ids descend.
+// Returns the end of the last key's document.
 FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
                      const struct Ends &ends, i32 tile) {
     const i32 slot = at.slot, n = p.n[at.side], token = at.first + threadIdx.x;
@@ -64,7 +64,7 @@ FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
         return 0;
     }
     bool begins = token == 0;
-    i32 begin, end;  // of the documents of the first and of the last key
+    i32 begin, end;  // the documents of the first and of the last key
     if (cumulative) {
         const i32 own = min_i32(kept, p.ends[slot] - 1);
         begins |= token < at.end && entry(p, slot, at.batch, own) == token;
@@ -91,7 +91,7 @@ FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
     descends = __syncthreads_or(descends);
     if (threadIdx.x == 0) {
         struct Bits bits = {words[0], words[1], words[2], words[3]};
-        const i32 goes_on = begin % p.tile[1];  // the next tile of the document from before
+        const i32 goes_on = begin % p.tile[1];  // next tile of the document that began earlier
         const bool own = goes_on < first_bit(bits, 0, at.end - at.first);
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -107,8 +107,8 @@ FN i32 note_segments(const struct Lists &p, const struct Stretch &at, i32 kept,
 // The tiles of keys of a list.
 struct Segments {
     const i32 *starts, *ids;
-    const int4 *bounds;  // by tile column
-    int4 own;            // of the ids of a tile row
+    const int4 *bounds;  // bounds of ids by tile column
+    int4 own;            // bounds of ids of the tile row
     i32 n, size;
     bool packed;
 
@@ -116,7 +116,7 @@ struct Segments {
         if (packed) return bits_at(starts, column);
         return {{1}};
     }
-    // Where the document of a tile ends, or -n.
+    // The end of the document of a tile, or -n.
     FN i32 stop_of(const struct Bits &at, i32 column, i32 start) const {
         if (!packed) return -n;
         const i32 next = first_bit(at, start + 1, size);
@@ -138,7 +138,7 @@ FN struct Segments segments_of(const struct Lists &p, i32 list, i32 row) {
 FN bool meet(int4 a, int4 b) { return a.x <= b.y && b.x <= a.y; }
 FN bool same(int4 a, int4 b) { return a.x == a.y && b.x == b.y && a.x == b.x; }
 
-// Hands on the word of a tile of keys if it stays.
+// Passes on the word of a tile of keys if it is live.
 template <class Hand>
 FN void hand_tile(const struct Segments &keys, i32 first, i32 stop, bool full, int4 bounds,
                   const Hand &hand) {
@@ -146,15 +146,17 @@ FN void hand_tile(const struct Segments &keys, i32 first, i32 stop, bool full, i
     full &= (stop < 0 ? -stop : stop) - first >= keys.size && same(keys.own, bounds);
     if (meet(keys.own, bounds)) hand(2 * first + full);
 }
-// Hands on the words of the tiles that stay of candidate `i` of some `words`, ascending: of the
-// tile column all that begin there; and what reaches into it from one that is dead. Ids between
-// the least and the greatest may be missing: such a tile stays, and its pairs are tested.
+// Passes on the words of the live tiles of candidate `i` of `words`, in ascending order: for a live
+// tile column, all tiles that begin there; and the tile that reaches into it from a dead column.
+// Some ids between the least and the greatest may be absent; such a tile stays, and its pairs are
+// tested.
 template <class Hand>
 FN void hand_tiles(const struct Segments &keys, const i32 *words, i32 count, i32 i,
                    const Hand &hand) {
     const i32 word = words[i], column = word >> 1;
     const i32 before = i ? words[i - 1] >> 1 : -1, after = i + 1 < count ? words[i + 1] : 0;
-    const struct Bits starts = keys.starts_at(column);  // its load and that of bounds overlap
+    // Overlaps this load with that of the bounds
+    const struct Bits starts = keys.starts_at(column);
     const int4 bounds = keys.bounds[column];
     if (!meet(keys.own, bounds)) return;
     const i32 size = keys.size, first = column * size;
@@ -172,7 +174,7 @@ FN void hand_tiles(const struct Segments &keys, const i32 *words, i32 count, i32
     }
 }
 
-// Where the documents end that tiles begin with: columns are shared among the rows of a list.
+// Writes the ends of the documents that tiles begin with. The rows of a list share the columns.
 FN void write_stops(const struct Lists &p, const struct Place &at) {
     const struct Segments keys = segments_of(p, at.list, at.tile);
     i32 *const stops = p.array[STOPS] + at.list * p.array_batch[STOPS];

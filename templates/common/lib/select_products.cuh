@@ -1,10 +1,10 @@
-// Products of cells of which not all pairs may be chosen; for gen/select_scores.cuh.j2.
-// Needs: Cell and heads_alike.
+// Products of cells where only some pairs are candidates; for gen/select_scores.cuh.j2. Needs: Cell
+// and heads_alike.
 
 // ---------------------------------------------------------------- products of some pairs
 
-// The sum of q . k over the pairs of a cell that may be chosen, of heads from `head` on that have
-// the same keys; by a warp, and of no key that may not be chosen.
+// The sum of q . k over the candidate pairs of a cell, for heads from `head` on that share keys; by
+// a warp. Never reads other keys, which may hold NaN.
 template <class S>
 FN float sum_one_by_one(const struct Selected &p, const struct Mask &m, const struct Cell &cell,
                       i32 batch, i32 head) {
@@ -18,7 +18,7 @@ FN float sum_one_by_one(const struct Selected &p, const struct Mask &m, const st
         float keys[PIECES] = {};
 #pragma unroll 1
         for (i32 k = cell.k; k < cell.k_end; k++) {
-            if (!S::allows(m, q, k, p.n[0], p.n[1])) continue;  // alike in all lanes
+            if (!S::allows(m, q, k, p.n[0], p.n[1])) continue;  // uniform in a warp
 #pragma unroll
             for (int i = 0; i < PIECES; i++)
                 keys[i] += element(p.k, from_k + k * p.k_stride[2] + 32 * i);
@@ -33,10 +33,10 @@ FN float sum_one_by_one(const struct Selected &p, const struct Mask &m, const st
     return warp_sum(sum);
 }
 
-// The keys that each of 16 queries may choose, summed by tensor cores: the mask, of zeros and ones,
-// times keys is exact but for the order of a sum in fp32. SLAB dimensions at a time: of queries
-// l / 4 and l / 4 + 8, lane l has dimensions 8 (l % 4) + t, and those 32 further. Within a product
-// tokens and dimensions are numbered so that all that a lane reads lies together.
+// Sums the candidate keys of each of 16 queries on tensor cores: the mask, as zeros and ones, times
+// the keys. Exact except for the order of fp32 additions. Processes SLAB dimensions at a time: for
+// queries l / 4 and l / 4 + 8, lane l has dimensions 8 (l % 4) + t and those 32 further on. Tokens
+// and dimensions are permuted within a product, so that a lane reads contiguous memory.
 constexpr i32 SLAB = 64, TILES = SLAB / 8, SLABS = (HEAD_DIM + SLAB - 1) / SLAB;
 struct KeySums {
     float of[TILES][4];  // by t; two for the first query, two for the second
@@ -49,10 +49,10 @@ FN void add_product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// One in the low half, one in the high half.
+// 1.0 in the low and in the high half.
 FN u32 ones(bool low, bool high) { return (low ? ONE : 0) | (high ? ONE << 16 : 0); }
 
-// Of 16 keys from `k` on; `keys` is where dimensions of this lane start.
+// Adds 16 keys from `k` on; `keys` points to this lane's first dimension.
 template <class S>
 FN void add_keys(const struct Selected &p, const struct Mask &m, const struct Cell &cell, i32 q,
                  i32 k, const u16 *keys, struct KeySums &sums) {
@@ -80,7 +80,7 @@ FN void add_keys(const struct Selected &p, const struct Mask &m, const struct Ce
     }
 }
 
-// Of eight dimensions of a query, with one of the sums.
+// Multiplies eight dimensions of a query with one of the sums.
 FN float times_query(const u16 *query, const struct KeySums &sums, i32 which, float sum) {
     const uint4 row = *(const uint4 *)query;
     const u32 read[4] = {row.x, row.y, row.z, row.w};
@@ -90,8 +90,8 @@ FN float times_query(const u16 *query, const struct KeySums &sums, i32 which, fl
     return sum;
 }
 
-// The sum of q . k over the pairs of a cell that may be chosen, of heads from `head` on that have
-// the same keys; by a warp.
+// The sum of q . k over the candidate pairs of a cell, for heads from `head` on that share keys; by
+// a warp.
 template <class S>
 FN float sum_products(const struct Selected &p, const struct Mask &m, const struct Cell &cell,
                       i32 batch, i32 head) {
@@ -104,7 +104,8 @@ FN float sum_products(const struct Selected &p, const struct Mask &m, const stru
 #pragma unroll 1
     for (i32 turn = 0; turn < (S::Q_BLOCK + 15) / 16 * SLABS; turn++) {
         const i32 q = cell.q + turn / SLABS * 16, d = turn % SLABS * SLAB;
-        const bool whole = d + SLAB <= HEAD_DIM;  // else the further 32 are others, and not used
+        // Otherwise the dimensions 32 further on do not exist
+        const bool whole = d + SLAB <= HEAD_DIM;
         const u16 *const keys = of_k + d + (whole ? lane / 4 % 2 * 32 : 0);
         struct KeySums sums = {};
 #pragma unroll 1
@@ -122,6 +123,6 @@ FN float sum_products(const struct Selected &p, const struct Mask &m, const stru
         }
     }
     const float sum = warp_sum(part[0] + part[1]);
-    // Nothing times what is not finite is NaN, though no pair of it may be chosen.
+    // 0 * inf is NaN even if no candidate pair is infinite, so recompute without the other keys.
     return sum - sum == 0 ? sum : sum_one_by_one<S>(p, m, cell, batch, head);
 }

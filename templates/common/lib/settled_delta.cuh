@@ -1,8 +1,7 @@
-// `out` was rounded to storage precision. dq and dk of a row that sees few keys, or few of any
-// weight, show that: the sum of p dp over its keys has no such error. Where that differs from
-// dout . out by more than the rounding explains, `out` is not of these keys alone, as of a mask in
-// parts, and decides. `size` is the sum of |dout * out|.
-// Needs: dot.cuh.
+// `out` was rounded to storage precision. In rows with few keys, or with few keys of any weight,
+// the error reaches dq and dk; the sum of p dp over the keys has no such error. If both differ by
+// more than rounding explains, `out` also contains other keys (a mask in several parts), and dout .
+// out must be used. `size` is the sum of |dout * out|. Needs: dot.cuh.
 FN float settled_delta(float exact, float rounded, float size) {
     return fabsf(exact - rounded) <= ROUNDING * size ? exact : rounded;
 }

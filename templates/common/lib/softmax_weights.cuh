@@ -1,4 +1,4 @@
-// Softmax: from a score to its weight, once the row's lse is known; as entmax_weights.cuh.
+// Softmax: from a score to its weight, given the row's lse. Same interface as entmax_weights.cuh.
 // Gives: Alpha, Weight, by_alpha.
 
 enum Alpha { SOFTMAX };

@@ -1,7 +1,7 @@
-// What runs behind a pass whose data may turn out to be wrong. Needs: Lists, THREADS, BLOCKS,
+// Launched after a pass, in case its data turn out to be wrong. Needs: Lists, THREADS, BLOCKS,
 // MOST_RESULTS. Gives: spoil_results.
 
-// NaN, in any precision.
+// Overwrites results with a NaN of any precision.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 spoil_results(const __grid_constant__ struct Lists p) {
     if (!*p.verdict) return;

@@ -1,12 +1,12 @@
-// Keys chosen by score, of which two numbers a row tell.
+// Keys selected by score: two numbers per row describe the selection.
 
 #include "common/lib/images.cuh"
 
-// A row's chosen keys are those with scores above `low`, and those with just that score before key
-// `end`. With fewer numbers than keys to choose `low` is none: then all numbers are chosen, and
-// before `end` what is no number, too.
+// A row selects the keys with scores above `low`, and keys before `end` with a score of exactly
+// `low`. If a row has fewer numbers than keys to select, `low` is NaN: all numbers are selected,
+// and NaN scores before `end`.
 struct Threshold {
-    float low, high;  // the least score that is chosen, of keys before `end` and of later ones
+    float low, high;  // least selected score, for keys before `end` and for later keys
     i32 end;
 };
 FN struct Threshold threshold_from(float low, i32 end) {

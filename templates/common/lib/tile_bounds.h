@@ -1,5 +1,4 @@
-// What formulas are on a tile: numbers between bounds, of 64 bits.
-// Needs: FN, formulas.h.
+// Interval arithmetic for formulas on a tile, with 64-bit bounds. Needs: FN, formulas.h.
 
 struct Span {
     i64 low, high;
@@ -9,7 +8,7 @@ FN struct Span span(i64 low, i64 high) {
     found.low = low, found.high = high;
     return found;
 }
-// Whether some, and whether all, of the values low .. high have their bit in a list of ids.
+// Whether some, and whether all, of the values low .. high are in a list of ids.
 FN struct Span listed_between(const i32 *bits, i64 low, i64 high) {
     i32 some = 0, all = 1;
     for (i64 word = low >> 5; word <= high >> 5; word++) {

@@ -1,14 +1,14 @@
 #pragma once
-// The live tiles of a tile row, ascending: lists in memory, or with TILE_RANGES closed forms, which
-// a config header has. Needs: FN.
+// The live tiles of a tile row, ascending: lists in memory or, with TILE_RANGES, closed forms from
+// the config header. Needs: FN.
 
 struct Tile {
-    i32 index;  // tile column of a row's list, tile row of a column's list
-    i32 full;   // every pair of it is live: no predicate
+    i32 index;  // tile column in a row's list, tile row in a column's list
+    i32 full;   // every pair is live: no predicate needed
 };
 
 #if TILE_RANGES
-// The live tiles of one tile row (or, transposed, of one tile column): consecutive ones.
+// The live tiles of one tile row (or, transposed, of one tile column), as a range.
 struct TileList {
     i32 count;
     i32 first, full_first, full_last;

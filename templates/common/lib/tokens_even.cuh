@@ -1,9 +1,9 @@
-// Which tokens the rows of a launch are: those of the call in their order, or every so-manieth.
-// Needs: Attention. Gives, as tokens_listed.cuh and tokens_strided.cuh do: Steps, steps_from,
-// anew_steps, query_token, key_token, all_queries, all_keys.
+// The tokens that the rows of a launch stand for: all in order, or every s-th. Needs: Attention.
+// Gives, as tokens_listed.cuh and tokens_strided.cuh do: Steps, steps_from, anew_steps,
+// query_token, key_token, all_queries, all_keys.
 
-// How far queries are behind keys: positions for the slope of a head, tokens for a formula of the
-// score. A pair is so many rows down and across from a first one.
+// Query minus key: positions for the slope of a head, tokens for a score formula. A pair is given
+// as rows down and across from a first pair.
 struct Steps {
     float first;
     FN float at(i32 down, i32 across) const { return first + (down - across); }
@@ -11,7 +11,7 @@ struct Steps {
 FN struct Steps steps_from(const struct Attention &p, i32, i32 query, i32 key) {
     return {(float)(query + (HEAD_GRADIENT ? p.n_kv - p.queries : 0) - key)};
 }
-// Keeps the compiler from finding all steps ahead.
+// Keeps the compiler from precomputing all steps.
 template <typename S>
 FN void anew_steps(S &x) { x.first = anew_float(x.first); }
 

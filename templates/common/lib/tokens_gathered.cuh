@@ -1,7 +1,7 @@
-// Which tokens a tile of gathered keys has: rows are heads of one query, and a list has the keys of
-// columns. Needs: Attention. Gives: Steps, steps_from; what else tokens_even.cuh gives of lengths.
+// The tokens of a tile of gathered keys: rows are heads of one query, and columns are listed keys.
+// Needs: Attention. Gives: Steps, steps_from; what else tokens_even.cuh gives of lengths.
 
-// From keys to the query, as tokens_even.cuh has them.
+// From keys to the query, as in tokens_even.cuh.
 struct Steps {
     i32 query;
     FN float to(i32 key) const { return (float)(query - key); }

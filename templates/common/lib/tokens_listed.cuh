@@ -1,6 +1,6 @@
-// Which tokens the rows of a launch are: of one side those of a list, the data array LIST.
-// `array_row` of PLACE is by how much positions of queries exceed their tokens.
-// Needs: integers.h, Attention; LIST, LISTED_QUERIES, PLACE. Gives what tokens_even.cuh does.
+// The tokens that the rows of a launch stand for: on one side, those of a list, the data array
+// LIST. `array_row` of PLACE is query position minus query token. Needs: integers.h, Attention;
+// LIST, LISTED_QUERIES, PLACE. Gives what tokens_even.cuh does.
 
 FN const i32 *tokens_of(const struct Attention &p, i32 batch) {
     return p.array[LIST] + batch * p.array_batch[LIST];
@@ -11,7 +11,7 @@ FN i32 listed_token(const i32 *list, const struct Attention &p, i32 row) {
 
 struct Steps {
     const i32 *list;
-    i32 row, last;  // of the list: the first pair's, and the last of all
+    i32 row, last;  // list index of the first pair, and of the last entry
     i32 other;      // the first pair's token on the other side, as far as steps need it
     FN float at(i32 down, i32 across) const {
         const i32 token = __ldg(list + min_i32(row + (LISTED_QUERIES ? down : across), last));

@@ -1,6 +1,6 @@
-// Which tokens the rows of a launch are: all queries, and every so-manieth key from FIRST_KEY on.
-// `array_row` of PLACE is by how much positions of queries exceed their tokens.
-// Needs: Attention; FIRST_KEY, KEY_TOKENS, PLACE. Gives what tokens_even.cuh does.
+// The tokens that the rows of a launch stand for: all queries, and every s-th key from FIRST_KEY
+// on. `array_row` of PLACE is query position minus query token. Needs: Attention; FIRST_KEY,
+// KEY_TOKENS, PLACE. Gives what tokens_even.cuh does.
 
 struct Steps {
     float first;

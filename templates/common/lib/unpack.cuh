@@ -1,4 +1,4 @@
-// Two numbers in storage precision as fp32. Needs: common/lib/device.cuh.
+// Converts two numbers in storage precision to fp32. Needs: common/lib/device.cuh.
 
 FN float2 unpack(u32 pair) {
     if (BFLOAT16)

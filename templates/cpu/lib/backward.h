@@ -2,19 +2,20 @@
 // Needs: forward.h, weights.h, multiply.h, storage.h, vector.h, scores.h; Mask and lists of
 // tiles.
 
-// A tile is visited once, by the thread that owns its tile column, and gives its share of dk, dv
-// and dq. dk and dv stay with the thread. dq is added up in memory by one thread after another,
-// in the order of the row's list: any number of threads gives the same bits.
+// Each tile is visited once, by the thread that owns its tile column, and contributes to dk, dv and
+// dq. dk and dv stay with the thread. Threads add to dq in memory one after another, in the order
+// of the row's list, so the result does not depend on the number of threads.
 struct Workspace {
-    float *delta;   // [batch, heads_q, n_q] mean of dout . v, by u: rowsum(out * dout) with softmax
-    float *share;   // likewise, with a formula: see shares.h
-    float *dsink;   // [batch, heads_q, tile_rows] shares of each tile row
+    // [batch, heads_q, n_q] softmax: rowsum(out * dout); entmax: mean of dout . v, weighted by u
+    float *delta;
+    float *share;   // likewise, with a score formula: see shares.h
+    float *dsink;   // [batch, heads_q, tile_rows] shares of the tile rows
     float *dslopes;  // likewise
-    i32 *turn;      // likewise: how many of the row's tiles have been added to dq
+    i32 *turn;      // likewise: tiles of the row that were added to dq
     float *dq;      // [batch, heads_q, tile_rows][TILE_Q][QK_LD]
 };
 
-// With a formula also factors of weights.
+// With a score formula, also factors of weights.
 #if WITH_SCORE
 enum { OF_QUERIES = 2 };
 #else
@@ -24,7 +25,7 @@ enum { OF_QUERIES = 1 };
 FN i64 queries_of_all(const struct Attention *p) { return (i64)p->batch * p->heads_q * p->n_q; }
 FN i64 all_rows(const struct Attention *p) { return (i64)p->batch * p->heads_q * p->tile_rows; }
 
-// Floats before dq, up to a whole vector.
+// Floats before dq, rounded up to a whole vector.
 FN i64 small_parts(const struct Attention *p) {
     const i64 floats = OF_QUERIES * queries_of_all(p) + 3 * all_rows(p);
     return (floats + LANES - 1) / LANES * LANES;
@@ -39,7 +40,7 @@ FN struct Workspace workspace(const struct Attention *p) {
     return w;
 }
 
-// How many floats `delta` must have room for.
+// Number of floats that `delta` must have room for.
 i64 attention_workspace(const struct Attention *p) {
     return small_parts(p) + all_rows(p) * TILE_Q * QK_LD;
 }
@@ -55,8 +56,8 @@ struct Backward {
     float dout_t[V_LD * TILE_Q];
     Scores weights;
     Scores dscores;
-    Scores kept;  // what slopes of logits follow from
-    float lse[TILE_Q];    // times UNIT; +inf where there is no key, so that weights are 0
+    Scores kept;  // input for the slopes of logits
+    float lse[TILE_Q];    // times UNIT; +inf without keys, so that weights are 0
     float delta[TILE_Q];
 #if WITH_SCORE
     float share[TILE_Q];
@@ -64,11 +65,11 @@ struct Backward {
     i32 k_finite;
     Live live;
 #if WITH_DROPOUT
-    Live stay;  // whether dropout keeps a pair
+    Live stay;  // pairs that dropout keeps
 #endif
 } __attribute__((aligned(64)));
 
-// One tile of one head, and what belongs to its row.
+// One tile of one head, and the data of its row.
 struct Visit {
     struct Mask m;
     struct Place at;
@@ -85,7 +86,7 @@ FN void load_lse(const struct Attention *p, i32 batch, i32 head, struct Place at
     }
 }
 
-// q, dout and lse of a tile row. Returns whether q and dout are finite.
+// Loads q, dout and lse of a tile row. Returns whether q and dout are finite.
 FN i32 load_rows(const struct Attention *p, struct Backward *b, struct Place at, i32 batch,
                  i32 head) {
     const i32 queries = at.queries;
@@ -101,9 +102,9 @@ FN i32 load_rows(const struct Attention *p, struct Backward *b, struct Place at,
     return q_finite && dout_finite;
 }
 
-// ---- before: delta, the sinks' share, and rows that no tile will visit
+// ---- prepare: delta, the sinks' share, and rows without tiles
 
-// The sink's gradient is its weight times (0 - delta), as its value is zero.
+// The sink's gradient is its weight times (0 - delta), because its value is zero.
 FN float sink_share(const struct Attention *p, struct Place at, i32 batch, i32 head,
                     const float *delta, const float *share) {
     float lse[TILE_Q], weight[TILE_Q];
@@ -160,8 +161,8 @@ FN void load_delta(const struct Attention *p, struct Workspace w, struct Backwar
 #endif
 }
 
-// weights: from scores to shares of v. dscores: from dout . v to the gradient of scale * q . k.
-// Returns the tile's share of dslopes.
+// Turns `weights` from scores into shares of v, and `dscores` from dout . v into the gradients of
+// scale * q . k. Returns the tile's share of dslopes.
 FN float score_gradients(const struct Attention *p, struct Backward *b, struct Visit t) {
     const struct Place at = t.at;
     vec fall = {0};
@@ -186,7 +187,7 @@ FN float score_gradients(const struct Attention *p, struct Backward *b, struct V
 }
 
 #if WITH_SCORE
-// From gradients of logits to those of scores, which `kept` holds, and to those of tables.
+// Turns gradients of logits into those of scores, which `kept` holds, and those of tables.
 FN void formula_gradients(const struct Attention *p, struct Backward *b, struct Visit t) {
     for (i32 k = 0; k < t.at.keys; k++) {
         for (i32 q = 0; q < t.at.queries; q++) {
@@ -210,8 +211,8 @@ FN void store_gradient(const struct Attention *p, void *tensor, const i64 *strid
     }
 }
 
-// Adds this tile's part of dq after its left neighbours', and writes dq after the last. The part
-// is nothing where `keys` is 0.
+// Adds this tile's part of dq after those of its left neighbors, and writes dq after the last one.
+// With `keys` 0 the part is zero.
 FN void add_dq(const struct Attention *p, struct Workspace w, struct Backward *b, struct Visit t,
                i32 keys, float fall, const i32 *live) {
     const struct TileList tiles = row_tiles(p, t.m, t.batch, t.head, t.ti);
@@ -298,7 +299,7 @@ static void backward_column(const struct Attention *p, struct Workspace w, struc
                    1.0f);
 }
 
-// ---- after: sums over rows, in one order
+// ---- finish: sums over rows, in a fixed order
 
 FN void sum_shares(const struct Attention *p, float *to, const float *shares, i32 head,
                    float factor) {
@@ -311,7 +312,7 @@ FN void sum_shares(const struct Attention *p, float *to, const float *shares, i3
 }
 
 #if WITH_SCORE
-// Exact sums of tables become gradients: every head takes its part of the entries.
+// Converts exact sums to gradients of tables; every head takes its share of the entries.
 FN void take_sums(const struct Attention *p, i32 head) {
     for (i32 slot = 0; slot < SCORE_SLOTS; slot++) {
         if (!p->score_gradient[slot] || !p->score_sums[slot]) continue;
@@ -322,8 +323,9 @@ FN void take_sums(const struct Attention *p, i32 head) {
 }
 
 #endif
-// Columns are handed out from left to right, so that whoever waits in add_dq() waits for a column
-// already under way; neighbours of one list go to different heads first, so that few wait.
+// Columns are assigned from left to right. A thread that waits in add_dq() therefore waits for a
+// column that is already in progress, so there is no deadlock. Neighboring columns belong to
+// different heads first, so that few threads wait.
 void attention_backward(const struct Attention *p, i32 threads) {
     const struct Workspace w = workspace(p);
     const i64 pairs = (i64)p->batch * p->heads_kv;
@@ -331,7 +333,7 @@ void attention_backward(const struct Attention *p, i32 threads) {
 #pragma omp parallel num_threads(max_i32(1, threads))
     {
         struct Backward b;
-#pragma omp for schedule(static, 1)  // with entmax, long causal rows lie side by side
+#pragma omp for schedule(static, 1)  // with entmax, long causal rows are adjacent
         for (i64 row = 0; row < all_rows(p); row++) {
             prepare_row(p, w, &b, row / p->tile_rows, (i32)(row % p->tile_rows));
         }

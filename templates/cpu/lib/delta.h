@@ -1,8 +1,8 @@
-// What a row's gradients are relative to: delta. ROUNDED_OUT tells whether `out` was rounded.
-// A part of backward.h.
+// delta, the base of a row's gradients. ROUNDED_OUT: whether `out` was rounded. A part of
+// backward.h.
 
-// Sums over a row's keys, each with its u: of u * (dout . v), and of u. It takes a walk over the
-// row's tiles. Loads q and dout.
+// Sums over a row's keys, weighted by u: of u * (dout . v), and of u. A pass over the row's tiles.
+// Loads q and dout.
 FN void sum_over_keys(const struct Attention *p, struct Backward *b, struct Row r, float *sum,
                       float *sum_u) {
     clear(sum, TILE_Q);
@@ -38,8 +38,8 @@ FN void sum_over_keys(const struct Attention *p, struct Backward *b, struct Row 
 }
 
 #if WITH_ENTMAX
-// The mean of dout . v over a row's keys, each with its u: so that the gradients of the scores add
-// up to 0, as the weights add up to 1 whatever the scores.
+// The mean of dout . v over a row's keys, weighted by u. It makes the gradients of the scores sum
+// to 0, as they must, because the weights sum to 1 for any scores.
 FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, float *delta) {
     const i32 queries = place(p, r.ti, 0).queries;
     float sum[TILE_Q], sum_u[TILE_Q];
@@ -73,13 +73,13 @@ FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, 
     (void)b;
 }
 #else
-// `out` was rounded to storage precision, and a row of few keys, or whose weights are those of few,
-// shows that in dq and dk: there delta is all that its largest terms leave. The sum over keys in
-// fp32 is without that error. Where the weights of these keys and of the sink do not add up to 1,
-// or the sum differs by more than a rounding explains, `out` is not of these keys alone, as of a
-// mask in parts, and decides.
+// `out` was rounded to storage precision. In rows with few keys, or with few large weights, the
+// error reaches dq and dk, because delta nearly cancels their largest terms. The fp32 sum over keys
+// has no such error. But if the weights of these keys and of the sink do not sum to 1, or if the
+// sum differs by more than rounding explains, `out` also contains other keys (a mask in several
+// parts), and dout . out must be used.
 FN void find_delta(const struct Attention *p, struct Backward *b, struct Row r, float *delta) {
-    const float WHOLE = 0x1p-12f;  // weights that are missing change delta by less than `out` did
+    const float WHOLE = 0x1p-12f;  // missing weights change delta by less than rounding of `out`
     const float ROUNDING = OUT_ROUNDING;
     const struct Place at = place(p, r.ti, 0);
     float sum[TILE_Q], sum_u[TILE_Q];

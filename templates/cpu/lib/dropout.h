@@ -1,8 +1,7 @@
-// Weights without those that dropout takes away.
-// Needs: common/lib/dropout.h, scores.h. Gives: draw_pairs, drop.
+// Applies dropout. Needs: common/lib/dropout.h, scores.h. Gives: draw_pairs, drop.
 
-// Whether the pairs of a tile stay, 0 or 1. Squares of 16 x 16 pairs are drawn whole, eight queries
-// at a time, so that a compiler sees vectors.
+// Whether the pairs of a tile are kept, 0 or 1. Draws whole squares of 16 x 16 pairs, eight queries
+// at a time, so that the compiler vectorizes the loop.
 static __attribute__((noinline)) void draw_pairs(const struct Attention *p, i32 batch, i32 head,
                                                  struct Place at, Live stay) {
     _Static_assert(TILE_Q % 16 == 0 && TILE_K % 16 == 0, "tiles begin with squares");
@@ -23,7 +22,7 @@ static __attribute__((noinline)) void draw_pairs(const struct Attention *p, i32 
     }
 }
 
-// x times the factor of what stays, else 0; in place.
+// Multiplies kept pairs by the dropout factor and zeroes the others, in place.
 FN void drop(const struct Attention *p, struct Place at, Live stay, Scores x) {
     for (i32 k = 0; k < at.keys; k++) {
         for (i32 j = 0; j < at.vectors * LANES; j += LANES) {

@@ -1,9 +1,9 @@
 // The forward pass over a row with entmax.
 // A part of forward.h.
 
-// A row takes several passes: one for the scores, as many as lse needs, and one with the values of
-// the tiles that have a weight above zero. Scores are kept meanwhile, in longer rows those of the
-// first tiles only: the others' are computed again.
+// A row takes several passes: one for the scores, as many as lse needs, and one over the values of
+// the tiles with positive weights. Scores are kept in between; in long rows only those of the first
+// tiles, and the others are recomputed.
 enum { KEPT_TILES = 2048 };
 
 FN void keep_scores(const struct Attention *p, struct Forward *f) {
@@ -12,7 +12,7 @@ FN void keep_scores(const struct Attention *p, struct Forward *f) {
     if (!f->kept) f->most_kept = 0;
 }
 
-// What the search for lse knows of every query.
+// State of the search for lse, per query.
 struct Search {
     float p[TILE_Q], u[TILE_Q];  // sums over the row
     i32 moves[TILE_Q];           // -1 until lse is found
@@ -24,7 +24,7 @@ FN i32 any_lane(ivec x) {
     return any;
 }
 
-// The largest scores: below lse unless they are all a row has, as no weight is above 1.
+// The largest scores. lse is at least as large, because no weight exceeds 1.
 FN void find_tops(const struct Attention *p, struct Forward *f, struct Row r) {
     for (i32 i = 0; i < r.tiles.count; i++) {
         const struct Tile tile = tile_at(r.tiles, i);
@@ -38,7 +38,8 @@ FN void find_tops(const struct Attention *p, struct Forward *f, struct Row r) {
     }
 }
 
-// Tile i of the row again; null where it has no weight above zero, and never will: lse only grows.
+// Tile i of the row again; null if it has no positive weight. It never will have one, as lse only
+// grows.
 FN Scores *kept_scores(const struct Attention *p, struct Forward *f, struct Row r, i32 i,
                        struct Place *at) {
     const struct Tile tile = tile_at(r.tiles, i);
@@ -48,7 +49,7 @@ FN Scores *kept_scores(const struct Attention *p, struct Forward *f, struct Row 
     return &f->scores;
 }
 
-// Adds up a tile's weights. Returns whether one is above zero, or not a number.
+// Adds a tile's weights to the sums. Returns whether one is positive or NaN.
 FN i32 add_sums(const struct Attention *p, struct Forward *f, struct Place at, Scores scores,
                 struct Search *s) {
     i32 any = 0;
@@ -67,10 +68,10 @@ FN i32 add_sums(const struct Attention *p, struct Forward *f, struct Place at, S
     return any;
 }
 
-// One step towards sum(p) = 1: Newton's for the 1/a-norm of x, which falls with lse and is convex,
-// so that the steps from the largest score upwards do not pass the root. The first is the last
-// where all scores are equal, and as alpha falls to 1. A row stops on its own, whatever its
-// neighbours do. Returns whether one goes on.
+// One step towards sum(p) = 1: Newton's step for the 1/a-norm of x. It decreases with lse and is
+// convex, so steps upwards from the largest score do not pass the root. The first step is exact if
+// all scores are equal, and as alpha approaches 1. Each row stops on its own, independent of its
+// neighbors. Returns whether any row continues.
 FN i32 step(const struct Attention *p, struct Forward *f, struct Search *s) {
     const float a = p->alpha_minus_1;
     ivec going = {0};
@@ -86,7 +87,7 @@ FN i32 step(const struct Attention *p, struct Forward *f, struct Search *s) {
     return any_lane(going);
 }
 
-// From the largest score to lse; 0 where a row has no key.
+// Finds lse, starting from the largest score; 0 if a row has no keys.
 FN void find_lse(const struct Attention *p, struct Forward *f, struct Row r) {
     struct Search s;
     const i32 queries = place(p, r.ti, 0).queries;
@@ -107,7 +108,7 @@ FN void find_lse(const struct Attention *p, struct Forward *f, struct Row r) {
     } while (step(p, f, &s));
 }
 
-// Scores become weights, and total moves on to include them.
+// Turns scores into weights and adds them to the total.
 FN void take_weights(const struct Attention *p, struct Forward *f, struct Place at, Scores scores) {
     for (i32 j = 0; j < at.vectors * LANES; j += LANES) {
         const vec lse = load(f->top + j);

@@ -1,9 +1,9 @@
-// From scores to logits by the formula of the score.
-// Needs: vector.h, gen/score.h.j2; Place, Scores, UNIT, tokens. Gives what option_logits.h does.
+// From scores to logits by the score formula. Needs: vector.h, gen/score.h.j2; Place, Scores, UNIT,
+// tokens. Gives what option_logits.h does.
 
 FN float query_factor(const struct Attention *p) { return p->scale; }
 
-// `kept`, where given, receives the scores. Lanes past the last query keep theirs, which are 0.
+// `kept`, if given, receives the scores. Lanes past the last query keep their scores, which are 0.
 FN void make_logits(const struct Attention *p, struct Mask m, i32 head, struct Place at,
                     Scores scores, Scores kept) {
     (void)head;
@@ -19,7 +19,7 @@ FN void make_logits(const struct Attention *p, struct Mask m, i32 head, struct P
     }
 }
 
-// Slopes follow pair by pair, see formula_gradients.
+// Slopes are applied pair by pair, see formula_gradients.
 FN vec take_slopes(const struct Attention *p, struct Mask m, struct Place at, i32 k, i32 j, vec d,
                    Scores kept, vec *fall) {
     (void)p, (void)m, (void)at, (void)k, (void)j, (void)kept, (void)fall;

@@ -5,12 +5,12 @@
 // The scores of a tile, kept from one pass over its row to the next.
 struct Kept {
     Scores scores;
-    i32 live;  // whether some weight may be above zero
+    i32 live;  // some weight may be positive
 } __attribute__((aligned(64)));
 #endif
 
-// What one thread works on: tiles widened to fp32 and packed, so that strides and storage types
-// are met once per tile.
+// Data of one thread: tiles widened to fp32 and packed, so that strides and storage types matter
+// once per tile only.
 struct Forward {
     float q[TILE_Q * QK_LD];
     float q_t[QK_LD * TILE_Q];  // transposed, times query_factor()
@@ -20,13 +20,13 @@ struct Forward {
     Scores scores;
     Live live;
 #if WITH_DROPOUT
-    Live stay;  // whether dropout keeps a pair
+    Live stay;  // pairs that dropout keeps
 #endif
-    float top[TILE_Q];     // the largest score so far; where entmax's search for lse starts
+    float top[TILE_Q];     // the largest score so far; start of entmax's search for lse
     float total[TILE_Q];   // the weights so far, relative to 2^top
-    float shrink[TILE_Q];  // by how much the current tile shrinks what came before
+    float shrink[TILE_Q];  // rescale factor that the current tile causes
 #if WITH_ENTMAX
-    struct Kept *kept;     // of the row's first tiles
+    struct Kept *kept;     // of the first tiles of the row
     i32 most_kept;
 #endif
 } __attribute__((aligned(64)));
@@ -38,7 +38,7 @@ struct Row {
     i32 batch, head, head_kv, ti;
 };
 
-// The logit of a head's sink as softmax sees it; a finite one stays finite.
+// The logit of a head's sink in the unit of scores; a finite one stays finite.
 FN float sink_score(const struct Attention *p, i32 head) {
     if (!WITH_SINKS) return -INFINITE;
     const float sink = p->sink_logits[head], most = UNIT > 1.0f ? 2.3e38f : 0x1.fffffep127f;
@@ -46,7 +46,7 @@ FN float sink_score(const struct Attention *p, i32 head) {
     return UNIT * (sink - sink == 0.0f ? within : sink);
 }
 
-// A sink is a key seen by all whose value is zero: softmax simply starts from it.
+// A sink is a key that all queries see, with value zero: softmax starts from it.
 FN void start_rows(const struct Attention *p, struct Forward *f, i32 head) {
     const float sink = sink_score(p, head);
     for (i32 q = 0; q < TILE_Q; q++) {
@@ -64,8 +64,8 @@ FN void load_queries(const struct Attention *p, struct Forward *f, struct Place 
     transpose(f->q_t, TILE_Q, f->q, QK_LD, TILE_Q, QK_LD, query_factor(p));
 }
 
-// The largest of `before` and a column of scores. Four maxima side by side, as each step waits
-// for the one before it; the last row may count twice.
+// The maximum of `before` and a column of scores. Uses four independent maxima, because each step
+// waits for the previous one; the last row may count twice.
 FN vec largest(Scores scores, i32 keys, i32 j, vec before) {
     vec top[4] = {before, before, before, before};
     for (i32 k = 0; k < keys; k += 4) {
@@ -77,7 +77,7 @@ FN vec largest(Scores scores, i32 keys, i32 j, vec before) {
     return max_vec(max_vec(top[0], top[1]), max_vec(top[2], top[3]));
 }
 
-// The tile's keys. fp32 ones are read where they lie: each is met once, so packing would not pay.
+// The tile's keys. fp32 keys are read in place: each is read once, so packing would not pay.
 FN struct Left load_keys(const struct Attention *p, struct Forward *f, struct Place at, i32 batch,
                          i32 head) {
     if (sizeof(element) == sizeof(float)) {
@@ -94,18 +94,18 @@ FN void row_scores(const struct Attention *p, struct Forward *f, struct Row r, s
     tile_scores(p, r.m, r.head, at, tile.full, f->q_t, keys, scores, 0, f->live);
 }
 
-// The tile's values. Returns whether all are finite.
+// Loads the tile's values. Returns whether all are finite.
 FN i32 load_values(const struct Attention *p, struct Forward *f, struct Place at, struct Row r) {
     return load_tile(f->v, V_LD, p->v, p->v_stride, r.batch, r.head_kv, at.k0, at.keys,
                      HEAD_DIM_V);
 }
 
-// Scores become weights 2^(score - top), and top and total move on to include them.
+// Turns scores into weights 2^(score - top), and updates top and total.
 FN void online_softmax(struct Forward *f, struct Place at) {
     for (i32 j = 0; j < at.vectors * LANES; j += LANES) {
         const vec before = load(f->top + j);
         const vec top = largest(f->scores, at.keys, j, before);
-        // A row that has seen no key yet: 0 instead of -inf, whose difference with itself is NaN.
+        // For a row without keys so far, use 0 instead of -inf, because -inf - -inf is NaN.
         const vec base = zero_where(top == -INFINITE, top);
         const vec shrink = exp2_vec(POWER * (before - base));
         vec total = load(f->total + j) * shrink;
@@ -148,8 +148,8 @@ FN void finish_rows(const struct Attention *p, struct Forward *f, struct Place a
     }
 }
 
-// The rows have results from other keys: what they stand for joins as if it were one key more, its
-// logit their lse and its value their out.
+// Adds results of an earlier launch over other keys: they count as one more key, with their lse as
+// its logit and their out as its value.
 FN void join_rows(const struct Attention *p, struct Forward *f, struct Place at, i32 batch,
                   i32 head) {
     const float *lse = p->lse + row_offset(p->lse_stride, batch, head, at.q0);
@@ -180,7 +180,7 @@ FN void join_rows(const struct Attention *p, struct Forward *f, struct Place at,
 #if WITH_ENTMAX
 #include "cpu/lib/entmax.h"
 #else
-// Over the row's live tiles from left to right.
+// Processes the row's live tiles from left to right.
 FN void add_tiles(const struct Attention *p, struct Forward *f, struct Row r) {
     for (i32 i = 0; i < r.tiles.count; i++) {
         const struct Tile tile = tile_at(r.tiles, i);
@@ -208,8 +208,8 @@ static void forward_row(const struct Attention *p, struct Forward *f, i32 batch,
     finish_rows(p, f, place(p, ti, 0), batch, head);
 }
 
-// Rows are handed out one by one; none depends on another, so no bit depends on `threads`. Heads
-// that share keys and values take turns, and long causal rows come first.
+// Rows are scheduled one by one and are independent, so results do not depend on `threads`. Heads
+// that share keys and values are adjacent, and long causal rows come first.
 void attention_forward(const struct Attention *p, i32 threads) {
     const i32 group = p->heads_q / max_i32(1, p->heads_kv);
     const i64 items = (i64)p->batch * p->heads_q * p->tile_rows;

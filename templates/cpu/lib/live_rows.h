@@ -1,12 +1,12 @@
-// The mask of a partial tile where a query's keys lie in a few intervals: their ends are found once
-// a query, and lanes are compared with them.
-// Needs: vector.h, bounds.h; Live, Place, tested_pairs; INTERVALS, CONDITIONS, RUNS, row_bounds,
-// differs, condition, counts of the mask. Gives: live_pairs.
+// The mask of a partial tile if a query's keys are a few intervals: bounds are computed once per
+// query, and lanes are compared with them. Needs: vector.h, bounds.h; Live, Place, tested_pairs;
+// INTERVALS, CONDITIONS, RUNS, row_bounds, differs, condition, counts of the mask. Gives:
+// live_pairs.
 
-// Runs of keys with the same data up to which going run by run is cheaper than testing pairs.
+// Up to this many runs of keys with equal data, going run by run is cheaper than testing pairs.
 enum { MOST_RUNS = 16 };
 
-// Keys `begin` to `end` of the tile, which have the same data.
+// Processes keys `begin` to `end` of the tile, which have equal data.
 FN void live_run(const struct Attention *p, struct Mask m, struct Place at, i32 begin, i32 end,
                  Live live) {
     const i32 n_q = p->n_q, n_kv = p->n_kv;

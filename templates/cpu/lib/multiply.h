@@ -1,14 +1,13 @@
-// Products of tiles held in fp32.
-// Needs: vector.h.
+// Products of fp32 tiles. Needs: vector.h.
 
-// A left operand: element (i, t) is at[i * row + t * step], so either tile may lie transposed.
+// A left operand: element (i, t) is at[i * row + t * step], so either tile may be transposed.
 struct Left {
     const float *at;
     i64 row, step;
 };
 
-// c[i][:] += sum over t < depth of a(i, t) * b[t][:], for one block of sums kept in registers.
-// `rows` and `vectors` are constants wherever this is inlined.
+// c[i][:] += sum over t < depth of a(i, t) * b[t][:], for one block of sums in registers. `rows`
+// and `vectors` are constants wherever this is inlined.
 INLINE void multiply_block(float *c, i32 c_ld, struct Left a, const float *b, i32 b_ld, i32 depth,
                            const i32 rows, const i32 vectors) {
     vec sum[BLOCK_ROWS][BLOCK_VECTORS];
@@ -50,8 +49,8 @@ INLINE void multiply_strip(float *c, i32 c_ld, struct Left a, const float *b, i3
     }
 }
 
-// c[i][:] += sum over t of a(i, t) * b[t][:] for `rows` rows of `vectors` vectors. Each sum runs
-// over t in ascending order whatever the shape, so a row's bits do not depend on its neighbours.
+// c[i][:] += sum over t of a(i, t) * b[t][:] for `rows` rows of `vectors` vectors. Every sum runs
+// over t in ascending order for any shape, so a row's bits do not depend on its neighbors.
 static void multiply(float *c, i32 c_ld, struct Left a, const float *b, i32 b_ld, i32 rows,
                      i32 vectors, i32 depth) {
     i32 j = 0;
@@ -65,8 +64,8 @@ static void multiply(float *c, i32 c_ld, struct Left a, const float *b, i32 b_ld
     if (j < vectors) multiply_strip(c + j * LANES, c_ld, a, b + j * LANES, b_ld, rows, depth, 1);
 }
 
-// The same sums over live pairs only, for a partial tile whose b has a NaN or an infinity: there
-// a weight of zero is not enough to keep a row out. `live` is laid out like a.
+// The same sums over live pairs only, for a partial tile whose b has a NaN or infinity: 0 * NaN
+// would be NaN. `live` has the layout of a.
 static void multiply_live(float *c, i32 c_ld, struct Left a, const float *b, i32 b_ld, i32 rows,
                           i32 vectors, i32 depth, const i32 *live) {
     for (i32 i = 0; i < rows; i++) {

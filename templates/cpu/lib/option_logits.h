@@ -1,15 +1,15 @@
-// From scores to logits by the options of a call: softcap * tanh(s / softcap) - slope * |p - k|, p
-// being the query's position with both ends aligned. No other file of the CPU names them.
+// From scores to logits by the options of a call: softcap * tanh(s / softcap) - slope * |p - k|,
+// where p is the query's position with both ends aligned. No other CPU file names these options.
 // Needs: vector.h; Place, Scores, UNIT, tokens. Gives, as formula_logits.h does: query_factor,
 // make_logits, take_slopes.
 
-// The factor of scores goes into the transposed q.
+// The factor of scores is folded into the transposed q.
 FN float query_factor(const struct Attention *p) {
     return WITH_SOFTCAP ? p->scale / p->softcap : p->scale * UNIT;
 }
 
 #if WITH_SOFTCAP
-// Within a relative 2e-7: an odd polynomial near 0, where 1 - e^-2x would cancel.
+// Relative error below 2e-7: near 0 an odd polynomial, where 1 - e^-2x would cancel.
 FN vec tanh_vec(vec x) {
     const ivec sign = (ivec)x & (i32)0x80000000;
     const vec size = (vec)((ivec)x ^ sign);
@@ -35,7 +35,7 @@ FN vec distance(const struct Attention *p, struct Mask m, struct Place at, i32 k
 }
 #endif
 
-// `kept`, where given, receives what take_slopes needs: the tanh.
+// `kept`, if given, receives the input of take_slopes: the tanh.
 FN void make_logits(const struct Attention *p, struct Mask m, i32 head, struct Place at,
                     Scores scores, Scores kept) {
 #if WITH_SOFTCAP
@@ -60,7 +60,8 @@ FN void make_logits(const struct Attention *p, struct Mask m, i32 head, struct P
     (void)p, (void)m, (void)head, (void)at, (void)scores, (void)kept;
 }
 
-// Gradients of logits, LANES of a key, become those of scores. `fall` is the head's share.
+// Turns gradients of logits, LANES of a key, into gradients of scores. `fall` receives the head's
+// share.
 FN vec take_slopes(const struct Attention *p, struct Mask m, struct Place at, i32 k, i32 j, vec d,
                    Scores kept, vec *fall) {
 #if WITH_ALIBI

@@ -1,7 +1,6 @@
-// The functions of formulas of the score, within 2e-7 of each value, and sums by several threads.
-// But for those of the C library they are plain arithmetic without calls, so that compilers
-// vectorise loops over pairs.
-// Needs: FN, LOG2E, LN2, INFINITE.
+// Functions of score formulas, with errors below 2e-7 of each value, and sums by several threads.
+// Except for those of the C library they are plain arithmetic without calls, so that compilers
+// vectorize loops over pairs. Needs: FN, LOG2E, LN2, INFINITE.
 
 FN unsigned score_bits(float x) {
     unsigned bits;
@@ -20,14 +19,15 @@ FN i32 score_fetch_integer(const i32 *from) { return *from; }
 FN float score_abs(float x) { return score_float(score_bits(x) & 0x7fffffff); }
 FN float score_sqrt(float x) { return __builtin_sqrtf(x); }
 FN float score_floor(float x) {
-    if (!(score_abs(x) < 8388608.0f)) return x;  // whole numbers, and what is none
+    if (!(score_abs(x) < 8388608.0f)) return x;  // integers, infinities and NaN
     const float whole = (float)(i32)x;
     return whole > x ? whole - 1.0f : whole;
 }
 
-// e^x = 2^n * e^f with f = x - n * log(2), in two parts, so that large x lose no digits.
+// e^x = 2^n * e^f with f = x - n * log(2); log(2) is split into two parts, so that large x lose no
+// digits.
 FN float score_exp(float x) {
-    const float round = 12582912.0f;  // 1.5 * 2^23: a sum with it has no bits for a fraction
+    const float round = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction bits
     const float shifted = x * LOG2E + round, n = shifted - round;
     const float f = ((x - n * 0.693359375f) + n * 2.12194440e-4f) * LOG2E;
     float y = 1.5353363e-4f;  // minimax for (2^f - 1) / f
@@ -66,7 +66,7 @@ FN float score_tanh(float x) {
 
 FN float score_sigmoid(float x) { return 1.0f / (1.0f + score_exp(-x)); }
 
-// Those of the C library, pair by pair.
+// Functions of the C library, pair by pair.
 FN float score_erf(float x) { return __builtin_erff(x); }
 FN float score_gelu(float x) { return 0.5f * x * (1.0f + __builtin_erff(0.70710678f * x)); }
 FN float score_sin(float x) { return __builtin_sinf(x); }

@@ -1,13 +1,13 @@
-// A tile lies transposed, scores[k][q]: the lanes of a vector are queries, so what softmax needs
-// (maxima and sums over keys) is plain vector arithmetic, and a NaN in one query stays in it.
+// A tile is transposed, scores[k][q]: the lanes of a vector are queries. Softmax's maxima and sums
+// over keys are then plain vector arithmetic, and a NaN in one query stays in that query.
 typedef float Scores[TILE_K][TILE_Q];
 typedef i32 Live[TILE_K][TILE_Q];  // the mask of a partial tile: 0 or 1
 
-// One tile of one head: where it starts and how much of it lies inside the lengths.
+// One tile of one head: its start, and the part inside the lengths.
 struct Place {
     i32 q0, k0;
     i32 queries, keys;
-    i32 vectors;  // of queries; lanes past the last query hold numbers nobody reads
+    i32 vectors;  // of queries; lanes past the last query are never read
 };
 
 FN struct Place place(const struct Attention *p, i32 ti, i32 tj) {
@@ -28,7 +28,7 @@ FN struct Place place(const struct Attention *p, i32 ti, i32 tj) {
 typedef unsigned long long u64;
 _Static_assert(TILE_K == 64, "a query's keys are the bits of one word");
 
-// The first of ascending entries that is not below `least`.
+// The first of ascending entries that is at least `least`.
 FN i32 first_from(const i32 *list, i32 entries, i32 least) {
     i32 first = 0;
     while (entries > 0) {
@@ -40,7 +40,7 @@ FN i32 first_from(const i32 *list, i32 entries, i32 least) {
     return first;
 }
 
-// A list of chosen blocks of `block` keys as the bits of those at k0 .. k0 + TILE_K - 1.
+// Converts a list of selected blocks of `block` keys to bits of keys k0 .. k0 + TILE_K - 1.
 FN u64 chosen_keys(const i32 *list, i32 entries, i32 block, i32 k0) {
     u64 keys = 0;
     const i32 last = (k0 + TILE_K - 1) / block;
@@ -66,7 +66,7 @@ FN void chosen_pairs(u64 *words, const i32 *lists, i32 entries, struct Place at,
 #endif
 #include "cpu/lib/live_pairs.h"
 
-// -inf where the mask says no, so that a dead pair's weight is exactly 0 whatever its score was.
+// Writes -inf to dead pairs, so that their weight is exactly 0 with any score.
 FN void mask_scores(struct Place at, Live live, Scores scores) {
     for (i32 k = 0; k < at.keys; k++) {
         for (i32 j = 0; j < at.vectors * LANES; j += LANES) {
@@ -76,9 +76,8 @@ FN void mask_scores(struct Place at, Live live, Scores scores) {
     }
 }
 
-// scores = UNIT * (the scores of q and k as softmax will see them). `q` is transposed and holds
-// query_factor() already. `kept`, where given, is for gradients; `live` is filled if the tile is
-// partial.
+// scores = UNIT * (the logits of q and k). `q` is transposed and includes query_factor(). `kept`,
+// if given, receives the input for gradients; `live` is filled for partial tiles.
 FN void tile_scores(const struct Attention *p, struct Mask m, i32 head, struct Place at, i32 full,
                     const float *q, struct Left k, Scores scores, Scores kept, Live live) {
     clear(&scores[0][0], at.keys * TILE_Q);

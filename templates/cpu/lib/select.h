@@ -1,7 +1,6 @@
-// The best columns of rows of scores, for run-time selections.
-// Needs: vector.h.
+// Top-k columns of rows of scores, for run-time selections. Needs: vector.h.
 
-// Ascends with the float of these bits: the least for NaN, one number for both zeros.
+// Increases with the float of these bits: lowest for NaN, equal for both zeros.
 FN i32 rank(i32 bits) {
     const i32 size = bits & 0x7fffffff;
     const i32 number = bits < 0 ? -size : size;
@@ -10,14 +9,14 @@ FN i32 rank(i32 bits) {
 
 #define DEAD (-0x7fffffff - 1)  // ranks below everything
 
-// A candidate as one number: the better one is the larger, none equals another, none is 0.
+// A candidate as one number: better is larger, all are distinct, none is 0.
 FN u64 candidate(i32 ranked, i32 column) {
     return (u64)((unsigned)ranked ^ 0x80000000) << 32 | (0xffffffff - (unsigned)column);
 }
 
 FN i32 rank_of(u64 found) { return (i32)((unsigned)(found >> 32) ^ 0x80000000); }
 
-// Whether one of LANES columns ranks at `least` or above: mostly none does.
+// Whether one of LANES columns ranks at `least` or above; usually none does.
 FN i32 any_from(const i32 *ranks, i32 least) {
     const ivec found = *(const ivec_in_memory *)ranks >= least;
     i32 any = 0;
@@ -31,7 +30,7 @@ FN void swap_candidates(u64 *a, u64 *b) {
     *b = held;
 }
 
-// Puts the `wanted` largest of `count` numbers in front, the least of them last.
+// Moves the `wanted` largest of `count` numbers to the front, the least of them last.
 FN void put_largest_first(u64 *x, i64 count, i64 wanted) {
     i64 low = 0, high = count - 1;
     while (low < high) {
@@ -56,13 +55,13 @@ FN void put_largest_first(u64 *x, i64 count, i64 wanted) {
     }
 }
 
-// What one thread works with.
+// Scratch memory of one thread.
 struct Ranking {
     i32 *ranks;  // of a row's columns
-    u64 *kept;   // the best so far, room for twice as many as are wanted
+    u64 *kept;   // the best so far; room for 2 * width
 };
 
-// The least of the `width` best candidates of a row; 0 where there are no more than these.
+// The least of the `width` best candidates of a row; 0 if there are at most `width`.
 FN u64 least_of_best(struct Ranking r, i32 columns, i64 width) {
     u64 least = 0;
     i64 count = 0;
@@ -84,7 +83,7 @@ FN u64 least_of_best(struct Ranking r, i32 columns, i64 width) {
     return r.kept[width - 1];
 }
 
-// The live columns that are no worse than `least`, ascending; returns how many.
+// Lists the live columns that are at least as good as `least`, ascending; returns their number.
 FN i32 list_best(struct Ranking r, i32 columns, u64 least, i32 *list) {
     i32 count = 0;
     for (i32 first = 0; first < columns; first += LANES) {
@@ -97,9 +96,9 @@ FN i32 list_best(struct Ranking r, i32 columns, u64 least, i32 *list) {
     return count;
 }
 
-// For each row the `width` best live columns, ascending, then the largest integer.
-//   scores [rows][columns] as bits of floats, live [rows][columns], lists [rows][width],
-//   ranks [threads][columns] and kept [threads][2 * width] to work with
+// For each row: the `width` best live columns, ascending, then the largest integer as padding.
+// scores [rows][columns] as bits of floats, live [rows][columns], lists [rows][width]. Scratch:
+// ranks [threads][columns] and kept [threads][2 * width].
 void attention_select(const i32 *scores, const unsigned char *live, i64 rows, i32 columns,
                       i32 width, i32 *lists, i32 *ranks, u64 *kept, i32 threads) {
     i32 started = 0;

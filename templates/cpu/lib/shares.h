@@ -1,10 +1,9 @@
-// What weights that follow from lse must be multiplied by. lse is top + log(sum), in fp32: where
-// all logits of a row are far from 0, as finfo.min or -1e9 in a padded row, it has lost digits of
-// the log, and the weights do not add up to 1.
-// A part of backward.h.
+// Correction factors for weights that are recomputed from lse. lse = top + log(sum) in fp32: if all
+// logits of a row are far from 0, as with finfo.min or -1e9 in a padded row, lse has lost digits of
+// the log, and the weights do not sum to 1. A part of backward.h.
 
 #if !WITH_ENTMAX
-enum { LARGE = 1 << 12 };  // an lse of this size costs weights more than 1e-4
+enum { LARGE = 1 << 12 };  // from this magnitude of lse on, weights are off by more than 1e-4
 
 FN i32 any_large(const float *lse, i32 queries) {
     for (i32 q = 0; q < queries; q++) {
@@ -15,8 +14,8 @@ FN i32 any_large(const float *lse, i32 queries) {
 }
 #endif
 
-// Where the mean over these keys is not the one that `out` shows, there are others, as of a mask in
-// parts: then weights only become smaller.
+// If the mean over these keys differs from the one that `out` shows, there are other keys (a mask
+// in several parts). Then weights may only become smaller.
 FN void find_shares(const struct Attention *p, struct Backward *b, struct Row r, float *share) {
     const struct Place at = place(p, r.ti, 0);
     for (i32 q = 0; q < at.queries; q++) share[q] = 1.0f;

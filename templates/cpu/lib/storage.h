@@ -1,6 +1,6 @@
 // Rows and tiles of tensors in memory; arithmetic is fp32. Needs: storage_*.h.
 
-// Where a row of a [batch, heads, tokens, dim] tensor starts, in elements.
+// Offset of a row of a [batch, heads, tokens, dim] tensor, in elements.
 FN i64 row_offset(const i64 *stride, i32 batch, i32 head, i32 token) {
     return batch * stride[0] + head * stride[1] + token * stride[2];
 }
@@ -9,8 +9,8 @@ FN void clear(float *at, i32 floats) {
     for (i32 i = 0; i < floats; i += LANES) store(at + i, (vec){0});
 }
 
-// `columns` elements as floats, then zeros up to a whole vector. Returns x * 0 summed in each
-// lane: NaN if an element was NaN or infinite.
+// Reads `columns` elements as floats, then pads with zeros to a whole vector. Returns x * 0 summed
+// in each lane: NaN if an element is NaN or infinite.
 FN vec load_row(float *to, const element *from, i32 columns) {
     vec trace = {0};
     i32 j = 0;
@@ -41,7 +41,8 @@ FN void store_row(element *to, const float *from, i32 columns, float factor) {
     }
 }
 
-// `rows` tokens of a tensor, packed `ld` floats apart. Returns whether every element is finite.
+// Loads `rows` tokens of a tensor, packed `ld` floats apart. Returns whether every element is
+// finite.
 FN i32 load_tile(float *to, i32 ld, const void *tensor, const i64 *stride, i32 batch, i32 head,
                  i32 token, i32 rows, i32 columns) {
     const element *from = (const element *)tensor + row_offset(stride, batch, head, token);
@@ -50,14 +51,14 @@ FN i32 load_tile(float *to, i32 ld, const void *tensor, const i64 *stride, i32 b
     return sum_lanes(trace) == 0.0f;
 }
 
-// The way back, times `factor`.
+// Stores a tile times `factor`.
 FN void store_tile(void *tensor, const i64 *stride, i32 batch, i32 head, i32 token,
                    const float *from, i32 ld, i32 rows, i32 columns, float factor) {
     element *to = (element *)tensor + row_offset(stride, batch, head, token);
     for (i32 i = 0; i < rows; i++) store_row(to + i * stride[2], from + i * ld, columns, factor);
 }
 
-// The same, added to what the rows hold.
+// Adds a tile times `factor` to what the rows hold.
 FN void add_tile(void *tensor, const i64 *stride, i32 batch, i32 head, i32 token,
                  const float *from, i32 ld, i32 rows, i32 columns, float factor) {
     element *to = (element *)tensor + row_offset(stride, batch, head, token);

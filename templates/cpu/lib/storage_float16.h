@@ -1,11 +1,11 @@
-// Numbers in memory are IEEE halves.
+// Tensors are float16.
 
 #define ROUNDED_OUT 1
-#define OUT_ROUNDING 0x1p-10f  // of a stored number
+#define OUT_ROUNDING 0x1p-10f  // relative error of a stored number
 #include "cpu/lib/storage_halves.h"
 
-// The fields of a half moved to their places in a float, the exponent corrected by a product,
-// which also normalises subnormals. Bits instead of _Float16: compilers do not vectorise that.
+// Moves the fields of a half to their places in a float, and corrects the exponent by a
+// multiplication, which also normalizes subnormals. Not _Float16: compilers do not vectorize it.
 FN vec widen(stored x) {
     const uvec bits = __builtin_convertvector((halves)x, uvec);
     const vec number = (vec)((bits & 0x7fff) << 13) * 0x1p112f;
@@ -13,7 +13,7 @@ FN vec widen(stored x) {
     return (vec)((uvec)number | special | (bits & 0x8000) << 16);
 }
 
-// To the nearest half, ties to even.
+// Rounds to the nearest half, ties to even.
 FN stored narrow(vec x) {
     const uvec sign = (uvec)x & 0x80000000;
     const uvec size = (uvec)x ^ sign;

@@ -1,6 +1,6 @@
-// Numbers in memory are fp32. Gives element, stored (LANES elements), widen and narrow.
+// Tensors are fp32. Gives element, stored (LANES elements), widen and narrow.
 
-#define ROUNDED_OUT 0  // `out` is as it was computed
+#define ROUNDED_OUT 0  // `out` is not rounded
 typedef float element;
 typedef vec stored __attribute__((aligned(4), may_alias));  // LANES elements
 

@@ -1,4 +1,4 @@
-// Numbers of two bytes in memory; a file of their own says how they become fp32.
+// Tensors with two bytes per element; storage_*.h defines the conversion to fp32.
 
 typedef unsigned short element;
 typedef unsigned u32;

@@ -1,6 +1,6 @@
-// Which tokens the rows of a launch are: of one side those of a list, TOKENS of a mask.
-// `array_row` of PLACE is by how much positions of queries exceed their tokens.
-// Needs: vector.h, Mask; TOKENS, LISTED_QUERIES, PLACE. Gives what tokens_even.h does.
+// The tokens that the rows of a launch stand for: on one side those of a list, TOKENS of a mask.
+// `array_row` of PLACE is query position minus query token. Needs: vector.h, Mask; TOKENS,
+// LISTED_QUERIES, PLACE. Gives what tokens_even.h does.
 
 FN i32 query_token(struct Mask m, i32 row) { return LISTED_QUERIES ? TOKENS(m)[row] : row; }
 FN i32 key_token(struct Mask m, i32 row) { return LISTED_QUERIES ? row : TOKENS(m)[row]; }

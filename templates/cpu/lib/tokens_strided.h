@@ -1,6 +1,6 @@
-// Which tokens the rows of a launch are: all queries, and every so-manieth key from FIRST_KEY on.
-// `array_row` of PLACE is by how much positions of queries exceed their tokens.
-// Needs: vector.h, Mask; FIRST_KEY, KEY_TOKENS, PLACE. Gives what tokens_even.h does.
+// The tokens that the rows of a launch stand for: all queries, and every s-th key from FIRST_KEY
+// on. `array_row` of PLACE is query position minus query token. Needs: vector.h, Mask; FIRST_KEY,
+// KEY_TOKENS, PLACE. Gives what tokens_even.h does.
 
 FN i32 query_token(struct Mask m, i32 row) { return (void)m, row; }
 FN i32 key_token(struct Mask m, i32 row) { return (void)m, FIRST_KEY + KEY_TOKENS * row; }

@@ -24,7 +24,7 @@ FN float sum_lanes(vec x) {
     return sum;
 }
 
-// (2^f - 1) / f for f in -0.5 .. 0.5: a minimax polynomial of relative error 2e-9.
+// (2^f - 1) / f for f in -0.5 .. 0.5: a minimax polynomial with relative error 2e-9.
 FN vec exp2_slope(vec f) {
     vec y = splat(1.5353363e-4f);
     y = y * f + 1.3398875e-3f;
@@ -34,10 +34,10 @@ FN vec exp2_slope(vec f) {
     return y * f + 6.9314718e-1f;
 }
 
-// 2^x for x below 127, within a relative 1e-7: exactly 1 at 0, exactly 0 below -125 and at -inf.
-// NaN stays NaN.
+// 2^x for x below 127, with relative error below 1e-7: exactly 1 at 0, exactly 0 below -125 and at
+// -inf. NaN stays NaN.
 FN vec exp2_vec(vec x) {
-    const float round = 12582912.0f;  // 1.5 * 2^23: a sum with it has no bits for a fraction
+    const float round = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction bits
     const vec shifted = x + round;
     const vec f = x - (shifted - round);  // -0.5 .. 0.5
     const vec y = exp2_slope(f) * f + 1.0f;
@@ -61,21 +61,21 @@ FN vec log_of_parts(ivec exponent, vec f) {
     return __builtin_convertvector(exponent, vec) * LN2 + 2.0f * s * series;
 }
 
-// The natural logarithm of normal positive numbers, within 3e-7.
+// The natural logarithm of normal positive numbers, with error below 3e-7.
 FN vec log_vec(vec x) {
     const ivec exponent = exponent_of(x);
     return log_of_parts(exponent, fraction_of(x, exponent) - 1.0f);
 }
 
 #if WITH_ENTMAX
-// log(1 + y) for y above -1, to a relative 3e-7 also where y is small.
+// log(1 + y) for y > -1, with relative error below 3e-7, also for small y.
 FN vec log1p_vec(vec y) {
     const vec x = 1.0f + y;
     const ivec exponent = exponent_of(x);
     return log_of_parts(exponent, either(exponent == 0, y, fraction_of(x, exponent) - 1.0f));
 }
 
-// 1 - e^-x for x not below 0, to a relative 3e-7 also where x is small.
+// 1 - e^-x for x >= 0, with relative error below 3e-7, also for small x.
 FN vec one_less_exp(vec x) {
     const vec f = x * -LOG2E;
     return either(f > -0.5f, -f * exp2_slope(f), 1.0f - exp2_vec(f));

@@ -1,11 +1,12 @@
-// What follows from the numbers of a schedule, see gen/constants.cuh.j2.
+// Constants derived from the schedule; see gen/constants.cuh.j2.
 
 typedef unsigned int u32;
 constexpr int SIDE = 16;              // threads form a square: 16 down, 16 across
 constexpr int THREADS = SIDE * SIDE;
-constexpr int STRIP = 4 * SIDE;       // columns of v, k, q or dout that are taken at a time
-constexpr int PIECE = DEPTH % 16 ? DEPTH : 32;  // columns of dout and v whose products are one sum
-constexpr int PAD = 4;                // floats behind a row in shared memory, see load_columns
+constexpr int STRIP = 4 * SIDE;       // columns of v, k, q or dout per step
+// Columns of dout and v that are summed before they join the total
+constexpr int PIECE = DEPTH % 16 ? DEPTH : 32;
+constexpr int PAD = 4;                // padding of a row in shared memory, in floats; see Columns
 constexpr int LONGER = TILE_Q > TILE_K ? TILE_Q : TILE_K;
 
 #define MINUS_INFINITY __int_as_float(0xff800000)

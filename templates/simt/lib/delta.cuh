@@ -1,8 +1,8 @@
-// What the gradients of a row's scores are relative to.
-// Needs: gradients.cuh, sums.cuh. Gives: the launches attention_backward_delta and _few.
+// delta, the base of the gradients of a row's scores. Needs: gradients.cuh, sums.cuh. Gives: the
+// launches attention_backward_delta and _few.
 
-// The sum of |out * dout|, of which a rounded `out` makes out . dout wrong by a share. Where the
-// sum over a row's pairs differs by more, `out` is not of these keys alone, as of a mask in parts.
+// The sum of |out * dout|, which bounds the error that a rounded `out` causes in out . dout. If the
+// sum over a row's pairs differs by more, `out` also contains other keys (a mask in several parts).
 FN float size_of_terms(const struct Attention &p, const struct Place &at, const struct Head &h,
                        i32 q) {
     const struct Rows<HEAD_DIM_V> out =
@@ -13,8 +13,8 @@ FN float size_of_terms(const struct Attention &p, const struct Place &at, const 
     return row_sum(sum);
 }
 
-// The mean of dout . v over the keys of a row, each with its u (softmax: its weight), so that the
-// gradients of its scores add up to nothing. It takes a walk over the row's tiles.
+// delta as the mean of dout . v over the keys of a row, weighted by u (softmax: by the weights), so
+// that the gradients of its scores sum to 0. Needs a pass over the row's tiles.
 FN void find_means(const struct Attention &p, struct Shared &shared) {
     const struct Place at = row_place(p);
     __shared__ struct Head h;
@@ -63,9 +63,9 @@ FN void find_means(const struct Attention &p, struct Shared &shared) {
     }
 }
 
-// With softmax that mean is out . dout: a warp for each row, and a lane for each piece of it, whose
-// sums are added in the order of multiply_rows. Of a row with one key both have the same bits then,
-// and its gradients are zero.
+// With softmax, delta = out . dout: one warp per row, one lane per piece, and pieces are added in
+// the order of multiply_rows. For a row with one key, both sums are then bit-identical, and its
+// gradients are exactly zero.
 FN void find_deltas(const struct Attention &p) {
     static_assert(HEAD_DIM_V <= 32 * PIECE, "a warp has all pieces of a row");
     const struct Place at = row_place(p);
@@ -95,8 +95,7 @@ attention_backward_delta(const __grid_constant__ struct Attention p) {
 #endif
 }
 
-// Where a call has few pairs, the rounding of a stored `out` would be most of the error of dq and
-// dk.
+// With few pairs in a call, the rounding of the stored `out` would dominate the error of dq and dk.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_backward_few(const __grid_constant__ struct Attention p) {
     if constexpr (HALF && !WITH_ENTMAX) {

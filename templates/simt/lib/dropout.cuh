@@ -1,8 +1,8 @@
-// Numbers of pairs without those that dropout takes away.
-// Needs: common/lib/dropout.h, constants.cuh. Gives: draw, drop.
+// Applies dropout to a thread's pairs. Needs: common/lib/dropout.h, constants.cuh. Gives: draw,
+// drop.
 
-// Bit C * r + c tells whether this thread's pair (r, c) stays; see `visible`. Two neighbours among
-// the keys are drawn together.
+// Bit C * r + c: whether this thread's pair (r, c) is kept; see `visible`. Two neighboring keys
+// share a draw.
 template <int R, int C, bool TURNED>
 FN u32 draw(const struct Attention &p, i32 batch, i32 head, i32 first_q, i32 first_k) {
     constexpr int KEYS = TURNED ? R : C, QUERIES = TURNED ? C : R;
@@ -23,8 +23,8 @@ FN u32 draw(const struct Attention &p, i32 batch, i32 head, i32 first_q, i32 fir
     return bits;
 }
 
-// x times the factor of what stays, else 0; with nan_safe hidden pairs have -0, which drops out of
-// products, and so have these.
+// Multiplies kept pairs by `factor` and zeroes the others. With nan_safe, hidden and dropped pairs
+// become -0, which products skip.
 template <int R, int C>
 FN void drop(float (&x)[R][C], u32 stay, float factor) {
     const float gone = WITH_NAN_SAFE ? -0.0f : 0.0f;

@@ -1,9 +1,8 @@
-// Numbers in memory are float16.
-// Gives: Element, HALF, ROUNDING, number_of, stored.
+// Tensors are float16. Gives: Element, HALF, ROUNDING, number_of, stored.
 
 typedef unsigned short Element;
-[[maybe_unused]] constexpr bool HALF = true;  // whether results are rounded when they are stored
-[[maybe_unused]] constexpr float ROUNDING = 0x1p-10f;  // of a stored number, relative
+[[maybe_unused]] constexpr bool HALF = true;  // results are rounded when stored
+[[maybe_unused]] constexpr float ROUNDING = 0x1p-10f;  // relative error of a stored number
 
 FN float number_of(Element x) {
     float y;

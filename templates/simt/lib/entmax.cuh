@@ -1,13 +1,13 @@
-// alpha-entmax instead of softmax: passes over a row of tiles until its level is found.
+// alpha-entmax instead of softmax: repeated passes over a row of tiles until its level is found.
 // Needs: softmax.cuh, tile_logits. Gives: find_levels.
 
 #include "simt/lib/powers.cuh"
 
 #include "common/lib/entmax_weights.cuh"
 
-constexpr i32 MOST_PASSES = 60;  // should rounding keep a level from rest
+constexpr i32 MOST_PASSES = 60;  // limit, in case rounding keeps a level from settling
 
-// A score that is not a number makes the level one that is none.
+// A NaN score makes the level NaN.
 FN float max_or_nan(float x, float y) { return x != x || y != y ? x + y : fmaxf(x, y); }
 FN float row_max_or_nan(float x) {
 #pragma unroll
@@ -16,14 +16,14 @@ FN float row_max_or_nan(float x) {
     return x;
 }
 
-// Newton's step for the 1/a-norm of the weights, which falls with the level and is convex: from
-// below it does not pass the level at which they add up to 1. Nothing where there are none.
+// Newton's step for the 1/a-norm of the weights. It decreases with the level and is convex, so
+// steps from below do not pass the level at which the weights sum to 1. 0 if there are no weights.
 FN float newton_step(float a, float p, float u) {
     return p > 0.0f ? p * -expm1f(-a * logf(p)) / u : 0.0f;
 }
 
-// The level starts at that of the largest score alone, whose weight is then 1. What is left in
-// `rows` is lse, level / a, as the peak, and the sum of the weights.
+// Starts from the level of the largest score alone, whose weight is 1. Leaves in `rows`: lse, which
+// is level / a, as the peak, and the sum of the weights.
 FN void find_levels(struct RowState &rows, float (&o)[STRIPS][ROWS][4], const struct Attention &p,
                     struct Shared &shared, const struct Head &h, i32 first_q) {
     const float a = p.alpha_minus_1;
@@ -42,9 +42,9 @@ FN void find_levels(struct RowState &rows, float (&o)[STRIPS][ROWS][4], const st
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         level[r] = a * row_max_or_nan(level[r]);
-        if (level[r] == MINUS_INFINITY) level[r] = PLUS_INFINITY;  // no key: no weight
+        if (level[r] == MINUS_INFINITY) level[r] = PLUS_INFINITY;  // no keys: no weights
     }
-    bool last = false;  // whether the levels are found, and values are added up
+    bool last = false;  // levels are found; this pass adds values
 #pragma unroll 1
     for (i32 pass = 0;; pass++) {
         float sum[ROWS] = {}, sum_u[ROWS] = {};

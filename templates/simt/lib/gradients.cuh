@@ -1,18 +1,17 @@
-// From weights to the gradients of scores, pair by pair.
-// Needs: logits.cuh, pairs.cuh, workspace.cuh. Gives: Row, load_row, load_rows, weigh,
-// score_gradients.
+// From weights to the gradients of scores, pair by pair. Needs: logits.cuh, pairs.cuh,
+// workspace.cuh. Gives: Row, load_row, load_rows, weigh, score_gradients.
 
-// What a backward pass reads of a query: by its lse a logit becomes the weight that it had.
+// Per-query inputs of a backward pass. lse recovers a weight from its logit.
 struct Row {
-    float lse;    // +inf where there is no key, so that weights are 0
-    float delta;  // the mean of dout . v over the row's keys: rowsum(out * dout)
+    float lse;    // +inf without keys, so that weights are 0
+    float delta;  // mean of dout . v over the row's keys: rowsum(out * dout)
 };
 FN struct Row load_row(const struct Attention &p, i32 batch, i32 head, i32 q) {
     if (q >= p.n_q) return {PLUS_INFINITY, 0.0f};
     const float lse = row_of(p.lse, p.lse_stride, batch, head, q);
     return {lse == MINUS_INFINITY ? PLUS_INFINITY : lse, delta_of(p, batch, head)[q]};
 }
-// Those of a tile, to shared memory; the products that follow let all threads see them.
+// Loads the rows of a tile to shared memory. The barriers of the next product make them visible.
 FN void load_rows(struct Row *rows, const struct Attention &p, i32 batch, i32 head, i32 first_q) {
     const i32 i = threadIdx.x;
     if (i < TILE_Q) rows[i] = load_row(p, batch, head, first_q + i);
@@ -27,7 +26,7 @@ FN struct Weight weigh(const struct Attention &p, float logit, float lse) {
 }
 #else
 struct Weight {
-    float p, u;  // the weight, and its derivative by the logit where delta is held
+    float p, u;  // the weight, and its derivative by the logit at constant delta
 };
 FN struct Weight weigh(const struct Attention &, float logit, float lse) {
     const float weight = expf(logit - lse);
@@ -35,9 +34,9 @@ FN struct Weight weigh(const struct Attention &, float logit, float lse) {
 }
 #endif
 
-// Turns scores into weights, and the gradients of these, dp, into those of scale * scores. Hidden
-// pairs have none, whatever stands in their rows; with nan_safe they are -0, see add_product.
-// Returns this thread's share of the gradient of the head's slope.
+// Turns scores into weights, and dp, the gradients of the weights, into gradients of scale * score.
+// Hidden pairs get 0, whatever their rows hold; with nan_safe they get -0, see add_product. Returns
+// this thread's share of the gradient of the head's slope.
 template <int R, int C, bool TURNED>
 FN float score_gradients(float (&x)[R][C], float (&dp)[R][C], const struct Attention &p,
                          const struct Logit &kind, const struct Row *rows, u32 seen, i32 first_q,

@@ -1,12 +1,12 @@
-// From scores q . k to logits, by the formula of the score or by the options of a call.
-// Gives: Logit, logit_of, LogitAndSlope, logit, make_logits; add_to_tables, or distance.
+// From scores q . k to logits: applies the score formula or the options of a call. Gives: Logit,
+// logit_of, LogitAndSlope, logit, make_logits; add_to_tables, or distance.
 
 struct LogitAndSlope {
     float value;
     float slope;  // d value / d (scale * score)
 };
 #if WITH_SCORE
-// Whose logits they are.
+// Head and sequence of the logits.
 struct Logit {
     const struct Attention *p;
     i32 head, batch;
@@ -27,7 +27,7 @@ FN void add_to_tables(const struct Logit &l, float d, float score, i32 q, i32 k)
 #else
 #include "common/lib/score_options.cuh"
 
-// What the logits of one head are made of.
+// Constants of the logits of one head.
 struct Logit {
     const struct Attention *p;
     float scale, height, slope;
@@ -51,7 +51,7 @@ FN struct LogitAndSlope logit(const struct Logit &l, float score, i32 q, i32 k) 
 }
 #endif
 
-// The logits of a tile, R queries x C keys a thread; hidden pairs have minus infinity.
+// Computes the logits of a tile, R queries x C keys per thread; hidden pairs get -inf.
 template <int R, int C>
 FN void make_logits(float (&x)[R][C], const struct Logit &kind, u32 seen, i32 first_q,
                     i32 first_k) {

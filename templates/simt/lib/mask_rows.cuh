@@ -1,4 +1,4 @@
-// What finds the live columns of rows.
+// Selects how the live columns of rows are found.
 
 #include "common/lib/bits.cuh"
 

@@ -1,5 +1,5 @@
-// Powers for alpha-entmax, to fp32's precision; other families have the fast instructions here.
-// Gives: fast_exp2, fast_log2, LOG2E, as common/lib/entmax_weights.cuh needs them.
+// Powers for alpha-entmax in fp32 precision, where other families use fast instructions. Gives:
+// fast_exp2, fast_log2, LOG2E, as common/lib/entmax_weights.cuh needs them.
 
 constexpr float LOG2E = 1.4426950408889634f;
 FN float fast_exp2(float x) { return exp2f(x); }

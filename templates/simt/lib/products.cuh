@@ -1,19 +1,18 @@
-// The two matrix products that attention is made of, both passes.
-// Needs: constants.cuh, tensors.cuh. Gives: Shared, clear, add, multiply_rows, add_strip,
-// keep_weights.
+// The two matrix products of attention, for both passes. Needs: constants.cuh, tensors.cuh. Gives:
+// Shared, clear, add, multiply_rows, add_strip, keep_weights.
 //
-// A block of 16 x 16 threads computes a tile of the result. A thread has R x C neighbouring numbers
-// of it in registers, and adds to all of them, for each step of the sum, R numbers of the left
-// operand times C of the right one: so every number that it reads from shared memory is used C or
-// R times. Both operands lie there with the steps as rows, `operand[step][row or column]`, so that
-// a thread reads its neighbours as vectors of four.
+// A block of 16 x 16 threads computes a tile of the result. A thread keeps R x C neighboring
+// numbers of it in registers. For each step of the sum it multiplies R numbers of the left operand
+// by C of the right one, so that each number read from shared memory is used C or R times. Both
+// operands are stored with the steps as rows, `operand[step][row or column]`, so that a thread
+// reads its neighbors as vectors of four.
 
-// The shared memory of a block.
+// Shared memory of a block.
 struct Operands {
     float left[DEPTH][LONGER + PAD], right[DEPTH][LONGER + PAD];
 };
 struct Shared {
-    union {  // what is multiplied at the moment
+    union {  // operands of the current product
         struct Operands operands;
         float strip[LONGER][STRIP + PAD];
     };
@@ -36,8 +35,8 @@ FN void add(float (&x)[R][C], const float (&y)[R][C]) {
         for (int c = 0; c < C; c++) x[r][c] += y[r][c];
 }
 
-// One step of a sum. With nan_safe a weight of -0 says that the pair is hidden: nothing is added,
-// whatever stands in the other row, while a product with zero could be NaN.
+// One step of a sum. With nan_safe, a weight of -0 marks a hidden pair: its product is skipped,
+// because 0 * NaN would be NaN.
 template <bool WEIGHTED>
 FN float add_product(float a, float b, float sum) {
     if (WITH_NAN_SAFE && WEIGHTED && __float_as_uint(a) == 0x80000000u) return sum;
@@ -62,8 +61,9 @@ FN void multiply(float (&x)[R][C], const float (*left)[LEFT], const float (*righ
     }
 }
 
-// COUNT rows and DEPTH columns of a tensor on their way to shared memory: they are asked for before
-// the last ones are multiplied, and arrive meanwhile. A warp takes four rows and eight columns.
+// COUNT rows and DEPTH columns of a tensor on their way to shared memory. They are loaded to
+// registers before the previous ones are multiplied, which hides the latency. A warp loads four
+// rows by eight columns.
 template <int COUNT>
 struct Columns {
     float x[COUNT / 32][DEPTH / 8];
@@ -76,7 +76,7 @@ struct Columns {
 #pragma unroll
             for (int j = 0; j < DEPTH / 8; j++) x[i][j] = rows.at(row + 32 * i, column + 8 * j);
     }
-    // Turned: columns become rows. PAD puts the 32 numbers of a warp into 32 different banks.
+    // Transposes: columns become rows. PAD puts the 32 numbers of a warp into 32 different banks.
     FN void store(float (*to)[LONGER + PAD]) const {
         const i32 row = threadIdx.x / 8, column = threadIdx.x % 8;
 #pragma unroll
@@ -86,9 +86,10 @@ struct Columns {
     }
 };
 
-// x[r][c] = (row r of this thread, of `left`) . (row c, of `right`): scores from q and k, and the
-// gradients of weights from dout and v. These are summed BY_PIECES of PIECE columns, as delta is,
-// which is subtracted from them: rows of few keys leave little but what both have lost.
+// x[r][c] = (row r of this thread, of `left`) . (row c, of `right`): scores from q and k, and dp
+// from dout and v. With BY_PIECES, sums are formed in pieces of PIECE columns, in the same order as
+// delta, which is subtracted from dp: in rows with few keys, the rounding errors of both then
+// cancel.
 template <int WIDTH, bool BY_PIECES = false, int R, int C>
 FN void multiply_rows(float (&x)[R][C], struct Shared &shared, const struct Rows<WIDTH> &left,
                       i32 first_left, const struct Rows<WIDTH> &right, i32 first_right) {
@@ -121,9 +122,9 @@ FN void multiply_rows(float (&x)[R][C], struct Shared &shared, const struct Rows
     }
 }
 
-// The weights of a tile to shared memory, as the left operand of `add_strip`: turned, so that the
-// tile's columns are the steps of the sum. Whoever calls has just multiplied rows: since then
-// nobody reads the last weights.
+// Stores the weights of a tile to shared memory as the left operand of `add_strip`: transposed, so
+// that the tile's columns are the steps of the sum. The caller has just run multiply_rows, so no
+// thread still reads the previous weights.
 template <int R, int C>
 FN void keep_weights(struct Shared &shared, const float (&x)[R][C]) {
     const i32 row = R * thread_down(), column = C * thread_across();
@@ -135,13 +136,13 @@ FN void keep_weights(struct Shared &shared, const float (&x)[R][C]) {
                 make_float4(x[r][c], x[r + 1][c], x[r + 2][c], x[r + 3][c]);
 }
 
-// x += weights times COUNT rows of a tensor, of whose columns a strip: values and dout with p, keys
-// and queries with the gradients of scores.
+// x += weights times COUNT rows of a tensor, for a strip of its columns: v and dout with p, k and q
+// with the gradients of scores.
 template <int COUNT, int WIDTH, int R>
 FN void add_strip(float (&x)[R][4], struct Shared &shared, const struct Rows<WIDTH> &rows,
                   i32 first_row, i32 first_column) {
     const i32 row = threadIdx.x / STRIP, column = threadIdx.x % STRIP;
-    __syncthreads();  // the last operands are no longer read, and all weights are there
+    __syncthreads();  // the previous operands are no longer read, and all weights are stored
 #pragma unroll 8
     for (i32 i = row; i < COUNT; i += THREADS / STRIP)
         shared.strip[i][column] = rows.at(first_row + i, first_column + column);

@@ -1,9 +1,9 @@
-// The softmax of rows whose keys come tile by tile.
-// Needs: sums.cuh. Gives: RowState, start, add_scores, finish, weigh, level_of.
+// Online softmax of rows whose keys come tile by tile. Needs: sums.cuh. Gives: RowState, start,
+// add_scores, finish, weigh, level_of.
 
-// What is known of a thread's rows so far: sum is that of e^(logit - peak) over the keys that this
-// thread has met, and out, which lies elsewhere, that of the same weights times values. The peak is
-// the largest logit that any of the 16 threads of a row has met; minus infinity where none was.
+// State of a thread's rows. `sum` is the sum of e^(logit - peak) over the keys that this thread has
+// seen; out, stored elsewhere, is the sum of the same weights times values. `peak` is the largest
+// logit that any of the 16 threads of a row has seen, -inf if none.
 struct RowState {
     float peak[ROWS], sum[ROWS];
 };
@@ -13,14 +13,13 @@ FN void start(struct RowState &rows) {
     for (int r = 0; r < ROWS; r++) rows.peak[r] = MINUS_INFINITY, rows.sum[r] = 0.0f;
 }
 
-// A factor of sums. With nan_safe it never becomes zero, so that infinities outlive it.
+// A rescale factor. With nan_safe it never becomes 0, so that infinities are not erased.
 FN float not_zero(float factor) {
     constexpr float LEAST = 0x1p-126f;
     return WITH_NAN_SAFE && factor < LEAST ? LEAST : factor;
 }
 
-// Turns the logits of a tile into weights. Where they raise a row's peak, what was summed under the
-// old one shrinks.
+// Turns the logits of a tile into weights. If they raise a row's peak, rescales the earlier sums.
 FN void add_scores(struct RowState &rows, float (&x)[ROWS][COLS], u32 seen,
                    float (&o)[STRIPS][ROWS][4]) {
 #pragma unroll
@@ -36,7 +35,7 @@ FN void add_scores(struct RowState &rows, float (&x)[ROWS][COLS], u32 seen,
 #pragma unroll
         for (int c = 0; c < COLS; c++) {
             const bool sees = seen >> (COLS * r + c) & 1;
-            const float weight = expf(x[r][c] - base);  // 0 where the pair is hidden
+            const float weight = expf(x[r][c] - base);  // 0 if the pair is hidden
             rows.sum[r] += weight;
             x[r][c] = WITH_NAN_SAFE ? (sees ? not_zero(weight) : -0.0f) : weight;
         }
@@ -47,14 +46,14 @@ FN void add_scores(struct RowState &rows, float (&x)[ROWS][COLS], u32 seen,
     }
 }
 
-// Joins what the 16 threads of a row have summed.
+// Sums over the 16 threads of a row.
 FN void finish(struct RowState &rows) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) rows.sum[r] = row_sum(rows.sum[r]);
 }
 
-// One key more, which is not in any tile, with a weight of its own: the sink, or what the row's
-// other keys gave before, whose logit is their lse. Returns its weight; `factor` is for the others.
+// Adds one more key that is in no tile: the sink, or the result of an earlier launch, whose logit
+// is its lse. Returns its weight; `factor` rescales the others.
 FN float join(struct RowState &rows, int r, float value, float &factor) {
     const float peak = fmaxf(rows.peak[r], value);
     const float base = peak == MINUS_INFINITY ? 0.0f : peak;

@@ -1,5 +1,5 @@
-// Gradients of tokens to memory. With parts of a mask they are added to what others have left.
-// Needs: tensors.cuh. Gives: store_strip.
+// Stores gradients of tokens. For masks in several parts, adds to what earlier parts stored. Needs:
+// tensors.cuh. Gives: store_strip.
 
 template <int WIDTH, int R>
 FN void store_strip(const struct Rows<WIDTH> &to, const float (&x)[R][4], i32 first_row,

@@ -1,17 +1,17 @@
-// The end of a forward pass: weighted sums of values become out, and with the sums of weights lse.
-// Needs: softmax.cuh, tensors.cuh, places.cuh. Gives: store_rows.
+// Epilogue of a forward pass: out from the weighted sums of values, and lse from the sums of
+// weights. Needs: softmax.cuh, tensors.cuh, places.cuh. Gives: store_rows.
 
 FN void store_rows(const struct Attention &p, const struct Place &at, struct RowState &rows,
                    const float (&o)[STRIPS][ROWS][4]) {
     finish(rows);
     const i32 first = at.tile * TILE_Q + ROWS * thread_down();
-    float known[ROWS];  // with parts of a mask: lse of what the row's other keys gave
+    float known[ROWS];  // for masks in several parts: lse of earlier parts
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const bool joins = p.joins && first + r < p.n_q;
         known[r] = joins ? row_of(p.lse, p.lse_stride, at.batch, at.head, first + r) : 0.0f;
     }
-    __syncwarp();  // the threads of a row have read what one of them will overwrite
+    __syncwarp();  // all threads of a row have read what one of them will overwrite
     const struct Rows<HEAD_DIM_V> out =
         rows_of<HEAD_DIM_V>(p.out, p.out_stride, at.batch, at.head, p.n_q);
 #pragma unroll
@@ -21,7 +21,7 @@ FN void store_rows(const struct Attention &p, const struct Place &at, struct Row
         if (WITH_SINKS) join(rows, r, p.sink_logits[at.head], factor);
         if (p.joins) before = join(rows, r, known[r], factor);
         if (q >= p.n_q) continue;
-        // A row without keys has out 0 and lse -inf; so has one whose sink weighs nothing.
+        // A row without keys has out 0 and lse -inf; so has a row whose sink has weight 0.
         const bool empty = rows.sum[r] == 0.0f;
         const float whole = empty ? 0.0f : 1.0f / rows.sum[r];
         const float scale = not_zero(factor * whole), share = not_zero(before * whole);

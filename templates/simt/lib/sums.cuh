@@ -1,5 +1,5 @@
-// Over the threads that share rows, and over a block.
-// Needs: constants.cuh. Gives: row_max, row_sum, block_sum.
+// Sums and maxima over the threads of a row, and over a block. Needs: constants.cuh. Gives:
+// row_max, row_sum, block_sum.
 
 // The 16 threads of a row of the square are half a warp.
 FN float row_max(float x) {
@@ -13,7 +13,7 @@ FN float row_sum(float x) {
     return x;
 }
 
-// In one order, so that the sum has the same bits on every run. All threads get it.
+// The order is fixed, so the sum is deterministic. All threads get it.
 FN float block_sum(float x) {
     __shared__ float part[THREADS / 32];
 #pragma unroll

@@ -1,12 +1,12 @@
-// Which pairs of a tile are seen.
-// Needs: constants.cuh, square_columns.cuh; see_rows of the mask. Gives: everything, visible.
+// The visible pairs of a tile. Needs: constants.cuh, square_columns.cuh; see_rows of the mask.
+// Gives: everything, visible.
 
 constexpr u32 EVERYTHING = 0xffffffff;
 
-// Bit C * r + c tells whether this thread's row r sees its column c. Rows are queries and columns
-// keys, or, turned, rows keys and columns queries.
+// Bit C * r + c: whether this thread's row r sees its column c. Rows are queries and columns keys
+// or, TURNED, rows are keys and columns queries.
 //
-// The mask is asked where a tile is partial; full ones, which are most, lose their tails alone.
+// Only partial tiles evaluate the mask. Full tiles, which are most, only hide what is past the end.
 template <int R, int C, bool TURNED>
 FN u32 visible(const struct Attention &p, const struct Mask &mask, bool full, i32 first_q,
                i32 first_k) {

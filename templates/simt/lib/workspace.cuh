@@ -1,6 +1,5 @@
-// Between the launches of a backward pass, in fp32: for every padded row delta, and behind these
-// for every tile row its share of the gradient of its head's slope.
-// Gives: delta_of, slope_shares.
+// fp32 workspace between the launches of a backward pass: delta of every padded row, then for every
+// tile row its share of the gradient of its head's slope. Gives: delta_of, slope_shares.
 
 FN i64 tile_row(const struct Attention &p, i32 batch, i32 head) {
     return ((i64)batch * p.heads_q + head) * p.tile_rows;

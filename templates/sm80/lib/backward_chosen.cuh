@@ -1,17 +1,16 @@
-// Keys that were chosen one by one, in backward passes.
-// Needs: backward_scores.cuh. Gives: keep_chosen.
+// Keys selected one by one, in backward passes. Needs: backward_scores.cuh. Gives: keep_chosen.
 
 #include "common/lib/thresholds.cuh"
 
 
-// The thresholds of a head's queries; behind them the workspace has room that other kernels use.
+// The thresholds of a head's queries. The workspace has room behind them, which other kernels use.
 FN const int2 *thresholds_in(const struct Attention &p, struct Place at) {
     const i64 room = 2ll * p.batch * p.heads_q * p.tile_rows * TILE_Q;
     return thresholds_of(p, p.delta - room, at.batch, at.head);
 }
 
-// Of the pairs that may be chosen, those that are, and those that are seen whatever their scores:
-// bits as in Weights. The thread's first pair is of query q and key k.
+// Keeps the selected ones among the candidate pairs, and pairs that are kept with any score. Bits
+// as in Weights. The thread's first pair is query q and key k.
 template <bool KEY_ROWS, int COUNT, int GROUPS>
 FN void keep_chosen(u32 &seen, const float (&s)[COUNT][GROUPS][4], const struct Attention &p,
                     struct Place at, i32 q, i32 k) {
@@ -20,7 +19,8 @@ FN void keep_chosen(u32 &seen, const float (&s)[COUNT][GROUPS][4], const struct 
 #if HAS_SPARED
     const struct Mask mask = load_mask(&p, at.batch, at.head);
 #pragma unroll 1
-    for (int i = 0; i < 2 * GROUPS; i++) {  // not beside the scores: formulas need registers
+    // In a separate loop: formulas need the registers of the scores
+    for (int i = 0; i < 2 * GROUPS; i++) {
         const i32 across = i / 2 * 8 + i % 2;
 #pragma unroll
         for (int r = 0; r < 2 * COUNT; r++) {
@@ -30,7 +30,7 @@ FN void keep_chosen(u32 &seen, const float (&s)[COUNT][GROUPS][4], const struct 
         }
     }
 #endif
-    // Queries on the outside: each has one threshold.
+    // The outer loop is over queries, as each has one threshold.
     constexpr int QUERIES = KEY_ROWS ? 2 * GROUPS : 2 * COUNT;
     constexpr int KEYS = KEY_ROWS ? 2 * COUNT : 2 * GROUPS;
 #pragma unroll

@@ -1,39 +1,39 @@
-// The modes of a backward pass, and what follows from the numbers of its schedule, see
+// Modes of a backward pass, and constants derived from its schedule; see
 // gen/backward_constants.cuh.j2.
 
 #if WIDE
-#define DETERMINISTIC 1  // dq always has a launch of its own, by tile rows
+#define DETERMINISTIC 1  // a separate launch over tile rows always computes dq
 #else
 #ifndef DETERMINISTIC
-#define DETERMINISTIC 0  // the same bits on every run: a launch of its own makes dq, by tile rows
+#define DETERMINISTIC 0  // bitwise deterministic: a separate launch over tile rows computes dq
 #endif
 #endif
 #if WITH_THRESHOLDS
-#define SETTLES_DELTA 0  // which keys were chosen is known beside their scores alone
+#define SETTLES_DELTA 0  // the selection is known only while scores are in registers
 #else
-// Where a call has few pairs, delta is found once more.
+// With few pairs in a call, delta is recomputed more precisely.
 #define SETTLES_DELTA 1
 #endif
 
 constexpr bool PARK_ROWS = false;  // as forward passes may
 constexpr int THREADS = 32 * WARPS;
-constexpr int PLAIN_THREADS = 256;                    // of launches before and after
+constexpr int PLAIN_THREADS = 256;  // threads per block of the launches before and after
 constexpr int DEPTH = HEAD_DIM / 16;                  // 16-column steps along a row
 constexpr int PITCH = 2 * HEAD_DIM;                   // bytes of a row in shared memory
 constexpr int CHUNKS = HEAD_DIM / 8;                  // 16-byte pieces of a row
 constexpr int SPAN = CHUNKS % 8 ? 4 : 8;              // pieces that trade places, see place()
-constexpr int COPY_ROWS = THREADS / SPAN;             // rows that all threads copy at once
+constexpr int COPY_ROWS = THREADS / SPAN;             // pieces per swizzle group, see place()
 #if WIDE
 // Two warps share rows: each multiplies a half of them along their length, and has a half of the
 // columns of gradients.
 constexpr int HALVES = 2;
-constexpr int FRAGMENTS = TILE_K * HALVES / (16 * WARPS);  // of 16 tokens, that a warp has
+constexpr int FRAGMENTS = TILE_K * HALVES / (16 * WARPS);  // 16-token fragments per warp
 constexpr int OWN_GROUPS = HEAD_DIM / (8 * HALVES);        // 8-column groups of a gradient
 #else
-constexpr int FRAGMENTS = TILE_K / (16 * WARPS);      // of 16 keys, that a warp has
+constexpr int FRAGMENTS = TILE_K / (16 * WARPS);      // 16-key fragments per warp
 #endif
-constexpr int ROW_WARPS = TILE_Q / 16;                // warps that have all queries of a tile
-constexpr int SHARES = WARPS / ROW_WARPS;             // of 16 rows of dq: of columns, or of keys
+constexpr int ROW_WARPS = TILE_Q / 16;                // warps that cover all queries of a tile
+constexpr int SHARES = WARPS / ROW_WARPS;  // warps that share 16 rows of dq, by columns or by keys
 constexpr int TILE_FLOATS = TILE_Q * HEAD_DIM;        // of dq
 
 #if WIDE

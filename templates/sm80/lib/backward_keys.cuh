@@ -1,5 +1,5 @@
-// dk and dv of a tile column, and what it adds to dq.
-// Needs: backward_rows.cuh, backward_scores.cuh, backward_store.cuh.
+// dk and dv of a tile column, and its contribution to dq. Needs: backward_rows.cuh,
+// backward_scores.cuh, backward_store.cuh.
 
 #include "sm80/lib/backward_turns.cuh"
 
@@ -13,7 +13,7 @@ static_assert(sizeof(struct Shared) <= MEMORY, "see maskc/plan/families/sm80_bac
 extern __shared__ __align__(128) unsigned char memory[];
 FN struct Shared &shared_memory() { return *(struct Shared *)memory; }
 
-// The row of tiles that holds one of dq, of all heads and sequences.
+// Index of the tile row of dq among all heads and sequences.
 FN i64 row_of(const struct Attention &p, i32 batch, i32 head, i32 tile) {
     return ((i64)batch * p.heads_q + head) * p.tile_rows + tile;
 }
@@ -51,7 +51,7 @@ FN void add_to_dq(const struct Shared &shared, u32 ds, const struct Attention &p
         add_four(to + dq_place(fragment, share * COLUMNS + c, threadIdx.x % 32, 0), x[0][c]);
 }
 
-// Gradients of scores of a step, for the product that is dq.
+// Stores the gradients of scores of a step, as the operand of dq.
 FN void put_gradients(unsigned char *to, const Pairs &ds, i32 step) {
     const i32 lane = threadIdx.x % 32, own = threadIdx.x / 32 * 16 * FRAGMENTS;
 #pragma unroll
@@ -65,7 +65,7 @@ FN void put_gradients(unsigned char *to, const Pairs &ds, i32 step) {
             }
 }
 
-// What one step of STEP_Q queries gives. Gradients of scores go to `to`, where that has a place.
+// Computes one step of STEP_Q queries. Gradients of scores go to `to`, if it has room for them.
 template <bool KEYS, bool VALUES>
 FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, unsigned char *to, struct Shared &shared,
                    const struct Attention &p, const struct Logit &logit, struct Place at, i32 step,
@@ -87,11 +87,11 @@ FN float take_step(Gradient &dk, Gradient &dv, Pairs &ds, unsigned char *to, str
     weights.seen = ~0u;
     if (tested)
 #else
-    if (masked)  // first, as long formulas need the registers of scores
+    if (masked)  // first, because long formulas need the registers of scores
 #endif
     {
         weights.seen = seen_by<true, FRAGMENTS, STEP_Q / 8>(p, at, query, key, full);
-        if (!__any_sync(0xffffffff, weights.seen)) {  // nothing, for the whole warp
+        if (!__any_sync(0xffffffff, weights.seen)) {  // uniform in a warp
 #pragma unroll
             for (int m = 0; m < FRAGMENTS; m++)
 #pragma unroll
@@ -155,7 +155,7 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
         float total = 0.0f;
 
         copy_wait<0>();   // queries have arrived, and
-        __syncthreads();  // the last gradients are no longer read
+        __syncthreads();  // the previous gradients are no longer read
         Pairs ds;
 #pragma unroll 1
         for (int step = 0; step < TILE_Q; step += STEP_Q) {
@@ -163,7 +163,7 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, const struct
                                              shared, p, logit, at, step, tile.index * TILE_Q,
                                              first_k, tile.full);
         }
-        __syncthreads();  // gradients are there, and queries no longer read
+        __syncthreads();  // gradients are complete, and queries no longer read
         if (ADDS && ONE_PLACE) {
             put_gradients(of_ds, ds, 0);
             __syncthreads();

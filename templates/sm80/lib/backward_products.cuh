@@ -1,11 +1,11 @@
 // Products of a warp, from fragments in shared memory or registers.
 // Needs: backward_constants.cuh, load.cuh, mma.cuh. Gives: Scores, Pairs, Gradient, products.
 
-// A warp's scores lie transposed: [16 keys][8 queries][key lane / 4 and + 8, queries
-// 2 (lane % 4) and + 1].
+// The scores of a warp are transposed: [16 keys][8 queries][key lane / 4 and + 8, queries 2 (lane %
+// 4) and + 1].
 typedef float Scores[FRAGMENTS][STEP_Q / 8][4];
 typedef u32 Pairs[FRAGMENTS][STEP_Q / 8][2];  // two queries each, in storage precision
-// dk or dv of its keys.
+// dk or dv of the warp's keys.
 #if WIDE
 typedef float Gradient[FRAGMENTS][OWN_GROUPS][4];
 #else
@@ -20,8 +20,8 @@ FN void clear(float (&x)[COUNT][GROUPS][4]) {
         for (int n = 0; n < GROUPS; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0.0f;
 }
 
-// s = a b^T along the head dimension. `a` is where the lane finds its rows, 16 by 16; `b` where it
-// finds halves of rows.
+// s = a b^T along the head dimension. `a_at` is the lane's address of its rows, 16 by 16; `b_at`
+// its address of half rows.
 template <int COUNT, int GROUPS>
 FN void products(float (&s)[COUNT][GROUPS][4], u32 a_at, u32 b_at) {
     clear(s);
@@ -42,7 +42,7 @@ FN void products(float (&s)[COUNT][GROUPS][4], u32 a_at, u32 b_at) {
     }
 }
 
-// x += w b, where w are scores in storage precision, and b has a row for each column of them.
+// x += w b, where w are scores in storage precision, and b has one row per column of w.
 template <int COUNT, int GROUPS, int COLUMNS>
 FN void add_products(float (&x)[COUNT][COLUMNS][4], const u32 (&w)[COUNT][GROUPS][2], u32 b_at) {
 #pragma unroll
@@ -61,15 +61,15 @@ FN void add_products(float (&x)[COUNT][COLUMNS][4], const u32 (&w)[COUNT][GROUPS
         }
 }
 
-// Gradients of scores in shared memory: a row for each key, TILE_Q queries long, whose 16-byte
-// pieces trade places as those of tiles do.
+// Gradients of scores in shared memory: one row of TILE_Q queries per key, with 16-byte pieces
+// XOR-swizzled as in other tiles.
 constexpr int DS_SPAN = TILE_Q < 64 ? TILE_Q / 8 : 8;
 constexpr int DS_PITCH = 2 * TILE_Q;
 FN u32 ds_place(u32 key, u32 piece) {
     return key * DS_PITCH + 16 * (piece ^ (key / (8 / DS_SPAN) % DS_SPAN));
 }
 
-// A warp's 16 queries of a tile, and its share of dq's columns: x = ds k.
+// x = ds k, for a warp's 16 queries of a tile and its share of dq's columns.
 typedef float Share[1][HEAD_DIM / 8 / SHARES][4];
 FN void dq_products(Share &x, u32 ds, u32 k, i32 fragment, i32 share) {
     const u32 lane = threadIdx.x % 32, at = k + lane_in_rows();

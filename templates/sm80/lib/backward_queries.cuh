@@ -1,20 +1,19 @@
-// Passes over tile rows: dq where it has a launch of its own, and with entmax what gradients are
-// relative to. Needs: backward_keys.cuh.
+// Passes over tile rows: the separate dq launch and, with entmax, delta. Needs: backward_keys.cuh.
 
 constexpr int STEP_K = 32;               // keys whose scores are in registers at a time
-constexpr int OWN_K = TILE_K / SHARES;   // keys of a tile that a warp has
+constexpr int OWN_K = TILE_K / SHARES;   // keys of a tile per warp
 static_assert(OWN_K % STEP_K == 0, "steps are whole");
 typedef float RowScores[1][STEP_K / 8][4];
 
-// What a thread knows of its two rows.
+// Per-row values of a thread's two rows.
 struct Rows {
     float lse[2], delta[2];
-    float sum[2], mass[2];  // of u dp and of u, so far
+    float sum[2], mass[2];  // of u dp and of u so far
 };
 
 #include "sm80/lib/backward_line.cuh"
 
-// Takes the keys of a tile that are the warp's own.
+// Processes the warp's own keys of a tile.
 template <bool MEAN>
 FN float take_tile(float (&dq)[1][HEAD_DIM / 8][4], struct Rows &rows, const struct Shared &shared,
                    const struct Attention &p, const struct Logit &logit, const struct Line &line,
@@ -106,7 +105,7 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, const s
     for (i32 i = 0; i < list.count; i++) {
         const struct Tile tile = tile_at(list, i);
         const i32 first_k = tile.index * TILE_K;
-        __syncthreads();  // the last keys are no longer read
+        __syncthreads();  // the previous keys are no longer read
         load_tile<TILE_K>(shared_address(shared.k), head_rows(p.k, p.k_stride, batch, kv_head),
                           p.k_stride, first_k, p.n_kv);
         load_tile<TILE_K, PIECES_V>(shared_address(shared.v),
@@ -118,7 +117,7 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, const s
     }
     copy_wait<0>();
     __syncthreads();
-    // Warps with other keys hand theirs to those with the first ones.
+    // Warps with other keys pass their sums to the warps with the first keys.
     float *const handed = (float *)shared.k + threadIdx.x % (32 * ROW_WARPS);
     const bool first = threadIdx.x < 32 * ROW_WARPS;
     constexpr int STRIDE = 32 * ROW_WARPS;
@@ -162,8 +161,8 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, const s
 }
 
 #if WITH_ENTMAX
-// delta = sum(u dp) / sum(u) over a row's keys, with dp = dout . v: the gradients of its scores
-// then add up to 0, as its weights add up to 1 whatever the scores.
+// delta = sum(u dp) / sum(u) over the keys of a row, with dp = dout . v. It makes the score
+// gradients of a row sum to 0, as they must, because the weights sum to 1 for any scores.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 attention_backward_mean(const __grid_constant__ struct Attention p) {
     pass_over_keys<true>(shared_memory(), p, line_of(p, blockIdx.x));

@@ -1,6 +1,6 @@
-// What a backward pass needs of every query, the launch before that finds it, and the one after.
-// Needs: backward_constants.cuh, load.cuh, dot.cuh; lists of tiles. Gives: Workspace, Place,
-// row_offset, leave_row, dq_place.
+// Per-query inputs of a backward pass, the launch before it that computes them, and the launch
+// after it. Needs: backward_constants.cuh, load.cuh, dot.cuh; lists of tiles. Gives: Workspace,
+// Place, row_offset, leave_row, dq_place.
 
 struct Place {
     i32 batch, head;
@@ -9,7 +9,7 @@ FN struct Place place_of(i32 head, i32 heads) {
     const i32 batch = (u32)head / (u32)heads;
     return {batch, head - batch * heads};
 }
-// Elements before a token's row.
+// Offset of a token's row, in elements.
 FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
     return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
 }
@@ -20,9 +20,9 @@ FN i32 query_at(i32 place) { return place; }
 
 // For every tile row, head and sequence: lse and delta of TILE_Q queries, two sums, a tile of dq.
 struct Workspace {
-    float *lse;    // times log2(e), or with entmax the level; infinite where there is no key
-    float *delta;  // rowsum(out * dout); with entmax the mean of dout . v, by u
-    float *sums;   // of the tile: the gradients of its head's sink and of its slope
+    float *lse;    // times log2(e), or with entmax the level; infinite without keys
+    float *delta;  // softmax: rowsum(out * dout); entmax: mean of dout . v, weighted by u
+    float *sums;   // of the tile: gradients of its head's sink and slope
     float *dq;
 };
 enum { SINK_SUM = 0, SLOPE_SUM = 1 };
@@ -36,8 +36,8 @@ FN struct Workspace workspace(const struct Attention &p) {
     w.dq = w.sums + rows * TILE_Q;
     return w;
 }
-// Where a lane's number of a 16-row fragment of dq lies: its four side by side where one
-// instruction adds them, else those of all lanes.
+// Offset of a lane's number in a 16-row fragment of dq. The lane's four numbers are contiguous if
+// one instruction adds four, otherwise the numbers of all lanes are.
 #if __CUDA_ARCH__ >= 900
 constexpr bool ADDS_FOUR = true;
 FN void add_four(float *to, const float (&x)[4]) {
@@ -61,7 +61,7 @@ FN float warp_sum(float x) {
     for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xffffffff, x, by);
     return x;
 }
-// The sum of one number per thread, in thread 0; always in the same order.
+// Sums one number per thread, in thread 0. The order is fixed, so the result is deterministic.
 template <int COUNT>
 FN float block_sum(float x) {
     __shared__ float part[COUNT / 32];
@@ -72,7 +72,7 @@ FN float block_sum(float x) {
     return threadIdx.x < 32 ? warp_sum(x) : 0.0f;
 }
 
-// Leaves lse and delta of query `r` of a tile row for the main launch.
+// Stores lse and delta of query `r` of a tile row for the main launch.
 FN void leave_row(const struct Attention &p, i64 row, i32 r, float lse, float delta) {
     const struct Workspace w = workspace(p);
     w.lse[row * TILE_Q + r] = lse == MINUS_INFINITY ? PLUS_INFINITY
@@ -80,7 +80,7 @@ FN void leave_row(const struct Attention &p, i64 row, i32 r, float lse, float de
     w.delta[row * TILE_Q + r] = delta;
 }
 
-// Before: lse and delta of a tile row, the sink's gradient from it, zeros to add to.
+// Prepare launch: computes lse and delta of a tile row and the sink's gradient, and zeroes dq.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_prepare(const __grid_constant__ struct Attention p) {
     constexpr int LANES = CHUNKS <= 8 ? 8 : CHUNKS <= 16 ? 16 : 32;  // per row
@@ -95,7 +95,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p) {
 #pragma unroll
     for (int i = 0; i < TILE_Q; i += PLAIN_THREADS / LANES) {
         const i32 r = i + threadIdx.x / LANES, q = first + r;
-        if (r >= TILE_Q) break;  // all lanes of a row
+        if (r >= TILE_Q) break;  // uniform over the lanes of a row
         const bool inside = q < p.n_q;
         float sum = 0.0f;
 #if WIDE
@@ -112,7 +112,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p) {
         if (lane > 0) continue;
         const i64 place = row_offset(p.lse_stride, at, q);
         const float lse = inside ? __ldg(p.lse + place) : MINUS_INFINITY;
-        const bool dead = lse == MINUS_INFINITY;  // no key, or past the end: weights are 0
+        const bool dead = lse == MINUS_INFINITY;  // no keys, or past the end: all weights are 0
         leave_row(p, row, r, lse, dead ? 0.0f : sum);
         if (WITH_SINKS && !dead)
             sink_sum -= fast_exp2((p.sink_logits[at.head] - lse) * LOG2E) * sum;
@@ -121,7 +121,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p) {
     if (threadIdx.x == 0) w.sums[row * TILE_Q + SINK_SUM] = sink_sum;
 }
 
-// Adds the tiles' shares, head by head, always in the same order.
+// Sums the tiles' shares head by head, in a fixed order.
 FN void sum_shares(const struct Attention &p, int which, float *to) {
     const float *const sums = workspace(p).sums;
     const i32 tiles = p.batch * p.tile_rows;
@@ -137,7 +137,8 @@ FN void sum_shares(const struct Attention &p, int which, float *to) {
     }
 }
 
-// After: a tile row of dq in storage precision, where it was added up; the gradients of heads.
+// Finish launch: converts a tile row of dq to storage precision, if it was accumulated, and sums
+// the gradients of heads.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish(const __grid_constant__ struct Attention p) {
     if (blockIdx.x == 0) {
@@ -152,7 +153,8 @@ attention_backward_finish(const __grid_constant__ struct Attention p) {
     unsigned char *const to = head_rows(p.dq, p.dq_stride, at.batch, at.head);
 #pragma unroll 4
     for (i32 i = threadIdx.x; i < TILE_FLOATS / 2; i += PLAIN_THREADS) {
-        // Four lanes have a row's eight columns; rows first, so that lines are written whole.
+        // Four lanes have eight columns of a row. Rows vary fastest, so that whole cache lines are
+        // written.
         const i32 lane = i % 4, column = i / 4 % CHUNKS, r = i / 4 / CHUNKS, q = first + r;
         const i32 owner = r % 8 * 4 + lane, e = r % 16 / 8 * 2;
         if (q >= p.n_q) break;

@@ -1,4 +1,4 @@
-// Between the products: scores to weights, dp = dout . v to gradients of scores.
+// Between the products: turns scores into weights, and dp = dout . v into gradients of scores.
 // Needs: backward_products.cuh, logit.cuh; see_rows of the mask. Gives: Weights, weigh,
 // to_gradients.
 
@@ -8,31 +8,31 @@
 #include "common/lib/softmax_weights.cuh"
 #endif
 
-// Of what to_logit leaves, in powers of two; with its sign, as no score is hidden by infinity.
+// Factor from the output of to_logit to powers of two. It keeps its sign, as no score is hidden by
+// infinity here.
 FN float signed_unit(const struct Attention &p, const struct Logit &logit) {
     return BENT ? logit.unit : p.scale * (WITH_ENTMAX ? p.alpha_minus_1 : LOG2E);
 }
 
-// What a thread knows of its pairs. Element (m, n, e) is of row lane / 4 + 16 m + 8 (e / 2) and
-// column 8 n + 2 (lane % 4) + e % 2.
+// Per-pair values of a thread. Element (m, n, e) is in row lane / 4 + 16 m + 8 (e / 2) and column 8
+// n + 2 (lane % 4) + e % 2.
 template <int COUNT, int GROUPS>
 struct Weights {
     u32 p[COUNT][GROUPS][2];  // in storage precision
     u32 slope[SCORE_BENDS ? COUNT : 1][SCORE_BENDS ? GROUPS : 1][2];  // derivatives of logits
-    u32 seen;                 // a bit for each pair, see bit_of
+    u32 seen;                 // one bit per pair, see bit_of
 };
 template <int GROUPS>
 FN u32 bit_of(int m, int n, int e) { return (2 * m + e / 2) * (2 * GROUPS) + 2 * n + e % 2; }
 
-// From a pair's key to its query, where rows are keys or queries.
+// Query minus key of a pair, for either kind of rows.
 template <bool KEY_ROWS>
 FN float steps_of(const struct Steps &steps, int m, int n, int e) {
     const int row = 16 * m + 8 * (e / 2), column = 8 * n + e % 2;
     return KEY_ROWS ? steps.at(column, row) : steps.at(row, column);
 }
 
-// The levels of a thread's pairs, and which pairs they are: the first one is of this query and this
-// key.
+// The levels of a thread's pairs, and their positions: the first pair is this query and this key.
 template <bool KEY_ROWS, class Level>
 struct Placed {
     Level level;
@@ -53,7 +53,7 @@ FN Placed<KEY_ROWS, Level> placed(const Level &level, i32 query, i32 key, struct
     return {level, query, key, at, steps};
 }
 
-// Which pairs of a thread are live; the first one is of query q and key k.
+// The live pairs of a thread; the first pair is query q and key k.
 template <bool KEY_ROWS, int COUNT, int GROUPS>
 FN u32 seen_by(const struct Attention &p, struct Place at, i32 q, i32 k, i32 full) {
     typedef SideOf<KEY_ROWS> Side;
@@ -82,7 +82,8 @@ FN u32 seen_by(const struct Attention &p, struct Place at, i32 q, i32 k, i32 ful
     return seen;
 }
 
-// Scores become u, the derivatives of weights by logits. `level` gives a pair's, see Placed.
+// Turns scores into u, the derivatives of weights by logits. `level` returns the level of a pair,
+// see Placed.
 template <bool KEY_ROWS, Alpha ALPHA, int COUNT, int GROUPS, class Level>
 FN void weigh_all(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
                   const struct Attention &p, const struct Logit &logit, bool masked,
@@ -123,8 +124,8 @@ FN void weigh_scores(float (&s)[COUNT][GROUPS][4], Weights<COUNT, GROUPS> &w,
     });
 }
 
-// ds = u (dp - delta), by the logit's slope, in storage precision: gradients of scaled scores.
-// Returns the thread's share of the gradient of the head's slope.
+// ds = u (dp - delta) times the logit's slope, in storage precision: the gradients of scaled
+// scores. Returns the thread's share of the gradient of the head's slope.
 template <bool KEY_ROWS, int COUNT, int GROUPS, class Delta>
 FN float to_gradients(u32 (&ds)[COUNT][GROUPS][2], const float (&dp)[COUNT][GROUPS][4],
                       const float (&u)[COUNT][GROUPS][4], const Weights<COUNT, GROUPS> &w,
@@ -142,7 +143,7 @@ FN float to_gradients(u32 (&ds)[COUNT][GROUPS][2], const float (&dp)[COUNT][GROU
                     const int at = 2 * r + e;
                     const bool live = !masked || w.seen >> bit_of<GROUPS>(m, n, at) & 1;
                     x[e] = u[m][n][at] * (dp[m][n][at] - delta(m, n, at));
-                    x[e] = live ? x[e] : 0.0f;  // whatever dp is
+                    x[e] = live ? x[e] : 0.0f;  // dp of dead pairs may be NaN
                     if (HEAD_GRADIENT) total -= x[e] * fabsf(steps_of<KEY_ROWS>(steps, m, n, at));
                 }
                 if (SCORE_BENDS) {

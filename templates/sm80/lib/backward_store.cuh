@@ -1,7 +1,7 @@
-// Rows of a gradient leave through shared memory. Needs: backward_products.cuh.
+// Stores rows of a gradient through shared memory. Needs: backward_products.cuh.
 
-// Stores a warp's rows, times `factor`, or adds them to those that are there; `tile` is where as
-// many rows of shared memory are the warp's own, and `first` the first one's token of `tokens`.
+// Stores a warp's rows times `factor`, or adds them to those in memory. `tile` is shared memory for
+// as many rows, owned by the warp; `first` is the first row's token, of `tokens`.
 template <int PIECES = PIECES_QK, int COUNT>
 #if WIDE
 FN void store_rows(const float (&x)[COUNT][OWN_GROUPS][4], unsigned char *tile, void *tensor,

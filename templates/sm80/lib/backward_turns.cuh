@@ -1,13 +1,13 @@
-// Which keys a block has, and the tiles of queries that see them.
-// Needs: backward_rows.cuh; lists of tiles. Gives: Column, column_of, Turn, first_turn, find_tile.
+// The keys of a block, and the tiles of queries that see them. Needs: backward_rows.cuh; lists of
+// tiles. Gives: Column, column_of, Turn, first_turn, find_tile.
 
 struct Column {
     i32 tile;
     struct Place keys;  // sequence and key/value head
-    bool of_values;     // dv, where that has a block of its own
+    bool of_values;     // computes dv, if dv has blocks of its own
 };
-// Heads run in groups whose queries fit the L2 cache; inside a group the first columns, which are
-// the longest ones of a causal mask, come first.
+// Heads are processed in groups whose queries fit the L2 cache. Within a group, start with the
+// first columns, which are the longest of a causal mask.
 FN struct Column column_of(const struct Attention &p, u32 index) {
     const bool of_values = DIVIDED && index % 2;
     if (DIVIDED) index /= 2;
@@ -19,12 +19,12 @@ FN struct Column column_of(const struct Attention &p, u32 index) {
     return {(i32)(rest / here), place_of(group * size + rest % here, p.heads_kv), of_values};
 }
 
-// The tiles of a column, query head by query head.
+// Iterates over the tiles of a column, query head by query head.
 struct Turn {
     i32 head, end, i;
     struct TileList list;
 };
-// Finds the next tile; false where there is none.
+// Finds the next tile; false if there is none.
 FN bool find_tile(struct Turn &turn, const struct Attention &p, const struct Column &column) {
     while (turn.i >= turn.list.count) {
         if (++turn.head >= turn.end) return false;

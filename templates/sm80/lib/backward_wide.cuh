@@ -1,8 +1,9 @@
-// Gradients of long rows. A block has 64 keys, of whose 16 two warps have dk, or dv, a half of the
-// columns each; or 64 queries, and dq of these. One loop serves all three: what the block has, its
-// own tokens, stays, and others pass by in steps. Weights come from products of the own k (or q),
-// which is in registers, and their gradients from those of the own v (or dout), in shared memory.
-// Needs: backward_scores.cuh, backward_store.cuh, halves.cuh.
+// Gradients of rows with a large head dimension. A block has 64 keys and computes dk, or dv; or it
+// has 64 queries and computes dq. Two warps share 16 rows, with half of the columns each. One loop
+// serves all three: the block's own tokens stay, and the others stream through in steps. Weights
+// come from products with the own k (or q), in registers, and their gradients from products with
+// the own v (or dout), in shared memory. Needs: backward_scores.cuh, backward_store.cuh,
+// halves.cuh.
 
 #include "sm80/lib/backward_turns.cuh"
 
@@ -11,7 +12,7 @@
 enum Wanted { OF_KEYS, OF_VALUES, OF_QUERIES, MEANS };
 
 struct Shared {
-    unsigned char own[TILE_K * PITCH];        // v or dout; at first k or q, at last gradients
+    unsigned char own[TILE_K * PITCH];  // v or dout; k or q at the start, gradients at the end
     unsigned char others[2][STEP_Q * PITCH];  // q and dout of a step, or k and v
     float lse[2][STEP_Q], delta[2][STEP_Q];
 };
@@ -19,12 +20,12 @@ static_assert(sizeof(struct Shared) <= MEMORY, "see maskc/plan/families/sm80_bac
 extern __shared__ __align__(128) unsigned char memory[];
 FN struct Shared &shared_memory() { return *(struct Shared *)memory; }
 
-// Halves of scores that are exchanged lie where the others' v or dout was, or, as dv needs that,
-// where its blocks have none of their own.
+// The exchanged halves of scores overwrite the other tokens' v or dout. dv still needs those, so
+// its blocks use the place of their own operand, which they do not have.
 typedef float4 Exchanged[STEP_Q / 8][THREADS];
 static_assert(2 * sizeof(Exchanged) <= STEP_Q * PITCH, "those of two products fit");
 
-// Starts to copy COUNT rows; pieces beyond a row's, and rows past `end`, become zeros.
+// Starts to copy COUNT rows; missing pieces, and rows past `end`, become zeros.
 template <int COUNT>
 FN void load_rows_of(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i32 first,
                      i32 end, i32 pieces) {
@@ -41,9 +42,9 @@ FN void load_rows_of(u32 tile, const unsigned char *rows, const i64 (&stride)[3]
     copy_commit();
 }
 
-// What a block does: its own tokens, and those that pass by, head by head.
+// The work of a block: its own tokens, and the tokens that stream through, head by head.
 struct Walk {
-    i32 tile;             // of its own
+    i32 tile;             // of the block's own tokens
     struct Place keys;    // sequence and key/value head
     struct Turn turn;
     bool more;
@@ -94,7 +95,8 @@ FN void load_levels(struct Shared &shared, const struct Attention &p, const stru
     copy_commit();
 }
 
-// A half of s = a b^T: `left` gives fragments of a, and `right` is where b lies, in rows.
+// Computes a half of s = a b^T: `left` gives fragments of a, and `right` is the address of the rows
+// of b.
 template <class Left>
 FN void half_products(Scores &s, u32 right, const Left &left) {
     const struct Half b_half = half_of(right + lane_in_halves(), own_half());
@@ -115,11 +117,11 @@ FN void half_products(Scores &s, u32 right, const Left &left) {
 template <Wanted WANTED>
 FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk w) {
     constexpr bool KEY_ROWS = WANTED == OF_KEYS || WANTED == OF_VALUES;
-    constexpr bool GRADIENTS = WANTED != OF_VALUES;  // of scores, or their means
+    constexpr bool GRADIENTS = WANTED != OF_VALUES;  // needs gradients of scores, or their means
     const i32 lane = threadIdx.x % 32, row = threadIdx.x / (32 * HALVES) * 16;
     const i32 first_own = w.tile * TILE_K;
     const u32 own = shared_address(shared.own);
-    // Two places for what passes by, where there is room for a second one.
+    // Double-buffers the streamed tokens if there is room.
     const auto of_scores = [&](i32 stage) {
         return stage ? own : shared_address(shared.others[0]);
     };
@@ -181,7 +183,7 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk 
         if (masked) weights.seen = seen_by<KEY_ROWS, 1, STEP_Q / 8>(p, at, query, key, full);
 
         copy_wait<0>();   // the step has arrived, and
-        __syncthreads();  // the last one is no longer read
+        __syncthreads();  // the previous step is no longer read
         if (!GRADIENTS && w.more) {
             load_others<KEY_ROWS>(of_scores(1 - parity), p, w, next, false);
             load_others<KEY_ROWS>(of_values(1 - parity), p, w, next, true);
@@ -194,7 +196,7 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk 
         if (GRADIENTS) {
             half_products(dp, of_values(0),
                           [&](u32 (&a)[4], int d) { load_matrices(a, half_at(a_half, 0, d)); });
-            __syncthreads();  // what is exchanged comes where values were
+            __syncthreads();  // the exchange overwrites the values
             give_half(exchanged[1], dp);
         }
         give_half(exchanged[0], s);
@@ -258,7 +260,7 @@ FN void pass_over(struct Shared &shared, const struct Attention &p, struct Walk 
         if constexpr (WANTED == OF_QUERIES) {
             store_rows(x, to, p.dq, p.dq_stride, at, first_own + row, p.n_q, p.scale, p.joins);
             if (!HEAD_GRADIENT) return;
-            total = block_sum<THREADS>(own_half() ? 0.0f : total);  // both halves have found it
+            total = block_sum<THREADS>(own_half() ? 0.0f : total);  // both halves computed it
             if (threadIdx.x == 0)
                 workspace(p).sums[line * TILE_Q + SLOPE_SUM] = total * p.spacing;
         } else {
@@ -283,8 +285,8 @@ FN struct Walk walk_of_row(const struct Attention &p, i32 index) {
 }
 
 #if WITH_ENTMAX
-// delta = sum(u dp) / sum(u) over a row's keys, with dp = dout . v: the gradients of its scores
-// then add up to 0, as its weights add up to 1 whatever the scores.
+// delta = sum(u dp) / sum(u) over the keys of a row, with dp = dout . v. It makes the score
+// gradients of a row sum to 0, as they must, because the weights sum to 1 for any scores.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 attention_backward_mean(const __grid_constant__ struct Attention p) {
     pass_over<MEANS>(shared_memory(), p, walk_of_row(p, blockIdx.x));

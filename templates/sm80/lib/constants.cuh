@@ -1,14 +1,14 @@
-// What follows from the numbers of a schedule, see gen/constants.cuh.j2.
+// Constants derived from the schedule; see gen/constants.cuh.j2.
 
-constexpr int UNROLL = 4;  // columns of a partial tile that one turn of a loop tests
+constexpr int UNROLL = 4;  // columns of a partial tile tested per loop iteration
 
 constexpr int THREADS = 32 * WARPS;
 #if WIDE
 #ifndef PACKED_HEADS
-#define PACKED_HEADS 0  // query heads that share keys follow one another as rows of tiles
+#define PACKED_HEADS 0  // pack_gqa: query heads that share keys are consecutive rows of tiles
 #endif
-// Two warps share rows: each multiplies a half of q and k along their length, and has a half of the
-// columns of out.
+// Two warps share rows: each multiplies one half of the head dimension of q and k, and has one half
+// of the columns of out.
 constexpr int HALVES = 2;
 constexpr int FRAGMENTS = TILE_Q * HALVES / (16 * WARPS);  // 16-row fragments per warp
 constexpr int OWN_GROUPS = HEAD_DIM_V / (8 * HALVES);      // 8-column groups of out
@@ -19,7 +19,7 @@ constexpr int ROWS = 2 * FRAGMENTS;               // rows per thread: lane / 4 +
 constexpr int DEPTH = HEAD_DIM / 16;              // 16-column steps along a row
 constexpr int PITCH = 2 * HEAD_DIM;               // bytes of a row in shared memory
 constexpr int CHUNKS = HEAD_DIM / 8;              // 16-byte pieces of a row
-constexpr int SPAN = CHUNKS % 8 ? 4 : 8;          // pieces that trade places, see place()
+constexpr int SPAN = CHUNKS % 8 ? 4 : 8;          // pieces per swizzle group, see place()
 constexpr int COPY_ROWS = THREADS / SPAN;         // rows that all threads copy at once
 
 #if WIDE

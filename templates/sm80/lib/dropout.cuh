@@ -1,8 +1,7 @@
-// The second product of a tile with the weights that dropout keeps.
-// Needs: values.cuh, a keep policy. Gives: Kept, draw_tile, drop_tile,
-// accumulate_kept.
+// The second product of a tile with dropout. Needs: values.cuh, a keep policy. Gives: Kept,
+// draw_tile, drop_tile, accumulate_kept.
 
-// Which pairs of a thread stay, fragment by fragment.
+// The kept pairs of a thread, fragment by fragment.
 typedef struct Staying<TILE_K / 2> Kept[FRAGMENTS];
 
 FN void draw_tile(Kept &kept, const struct Attention *p, const struct Work &work, i32 first_k) {
@@ -17,7 +16,7 @@ FN void drop_tile(Scores &s, const Kept &kept) {
     for (int m = 0; m < FRAGMENTS; m++) drop(*(float (*)[TILE_K / 2])&s[m], kept[m]);
 }
 
-// As `accumulate`: sums are those of all weights.
+// Like `accumulate`; the sums still include dropped weights.
 FN void accumulate_kept(Output &o, float (&sum)[ROWS], const Scores &s, const float (&top)[ROWS],
                         float unit, u32 v_tile, const Kept &kept) {
     float base[ROWS], share[ROWS];

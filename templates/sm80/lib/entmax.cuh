@@ -1,10 +1,11 @@
-// alpha-entmax instead of softmax: passes over a row of tiles until its lse is found.
+// alpha-entmax instead of softmax: repeated passes over a row of tiles until its lse is found.
 // Needs: scores.cuh, values.cuh, work.cuh.
 
 #include "common/lib/entmax_weights.cuh"
 
-// A block passes over its keys: once for levels that are close from below, then for sums at these
-// levels until they are right but for a last step, and over values too when they seem to be.
+// Passes over the keys of a block. START finds levels that are close from below. SUMS passes sum
+// weights at these levels until they are right except for a last step. VALUES passes also add
+// values, once the levels seem right.
 enum Pass { DONE, VALUES, SUMS, START };
 typedef float RowScores[TILE_K / 2];  // of the two rows of a fragment
 #include "common/lib/entmax_levels.cuh"
@@ -21,7 +22,8 @@ FN void take_scores(Scores &s, Searches &x, float unit, float a) {
         else add_tile<NOW == VALUES>(rows_of(s, m), unit, a, x[m]);
 }
 
-// The first keys of a pass come alone; values come under the scores, the next keys under values.
+// The first keys of a pass are loaded alone; values are loaded while scores are computed, the next
+// keys while values are used.
 template <Pass NOW>
 FN void pass_over(Output &o, Searches &x, const struct Query &query, const struct Attention *p,
                   struct Shared &shared) {
@@ -79,13 +81,13 @@ FN void pass_over(Output &o, Searches &x, const struct Query &query, const struc
                 return pack(w[0], w[1]);
             });
     }
-    __syncthreads();  // nor are the last tiles
+    __syncthreads();  // nor are the previous tiles
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++)
         if (NOW != START) sum_over_quads(x[m]);
 }
 
-// What all rows of the block need.
+// The pass that the block needs, over all its rows.
 FN Pass agreed(Searches &x, float a, Pass now, i32 passes) {
     Pass wish = DONE;
 #pragma unroll
@@ -97,15 +99,15 @@ FN Pass agreed(Searches &x, float a, Pass now, i32 passes) {
     return __syncthreads_or(wish == VALUES) ? VALUES : DONE;
 }
 
-// Weights times values, their sums, and lse. Rows without keys have no weights; a level that is no
-// number makes all of a row not a number.
+// Computes weights times values, the sums of weights, and lse. Rows without keys have no weights. A
+// NaN level makes the whole row NaN.
 FN void find_weights(Output &o, float (&lse)[ROWS], float (&sum)[ROWS], const struct Query &query,
                      const struct Attention *p, struct Shared &shared) {
     const float a = p->alpha_minus_1;
     __shared__ Searches parked[PARK_ROWS ? THREADS : 1];
     Searches own, &x = PARK_ROWS ? parked[threadIdx.x] : own;
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {  // past the end there are no weights to look for
+    for (int r = 0; r < ROWS; r++) {  // rows past the end need no weights
         const bool inside = lane_query(shared.block.work) + 8 * r < p->n_q;
         x[r / 2].level[r % 2] = inside ? MINUS_INFINITY : PLUS_INFINITY;
         x[r / 2].p[r % 2] = 0.0f;

@@ -1,10 +1,10 @@
-// Rows that are gathered: a query's heads, and keys by a list.
-// Needs: load.cuh, gathered_items.cuh; Shared of the includer.
+// Gathers rows: the heads of a query, and listed keys. Needs: load.cuh, gathered_items.cuh; Shared
+// of the includer.
 
 FN i32 first_row() { return threadIdx.x / 32 * 16 * FRAGMENTS; }
 
-// SPAN threads copy a row, from where `at` says that row `i` of the tile begins; rows from `end` on
-// become zeros, for which it is not asked; so does what a row in memory lacks behind OWN pieces.
+// SPAN threads copy a row; `at(i)` returns the address of row `i` of the tile. Rows from `end` on
+// become zeros, without calling `at`; so do pieces beyond OWN, which rows in memory do not have.
 template <int COUNT, int OWN, typename F>
 FN void copy_rows(u32 tile, i32 end, const F &at) {
     const i32 row = threadIdx.x / SPAN, chunk = threadIdx.x % SPAN;
@@ -34,7 +34,7 @@ FN void copy_keys(u32 tile, const void *tensor, const i64 (&stride)[3], const st
     });
 }
 
-// Slopes of the heads, and the keys of a tile.
+// Loads the slopes of the heads, and the keys of a tile.
 FN void take_slopes(struct Shared &shared, const struct Attention &p, const struct Item &item) {
     if (HEAD_GRADIENT && threadIdx.x < TILE_Q)
         shared.slope[threadIdx.x] =

@@ -3,7 +3,7 @@
 #include "sm80/lib/ptx.cuh"
 
 FN void copy_piece(u32 to, const void *from, bool inside) { copy_async(to, from, inside); }
-// Slabs have rows of 128 bytes, whose 16-byte pieces trade places with row % 8.
+// Slabs have rows of 128 bytes, whose 16-byte pieces are XOR-swizzled with row % 8.
 FN u32 swizzled(u32 row, u32 piece) { return row * 128 + ((piece ^ (row % 8)) << 4); }
 
 constexpr i32 COMPUTING = SCORE_THREADS, COPYING = COMPUTING;  // threads
@@ -13,13 +13,13 @@ struct Shared {
     unsigned char keys[INDEX_SLABS * KEY_SLAB];
     unsigned char heads[SLOTS][COLUMN_SLAB];  // slabs in flight
     float weight[SLOTS][COLUMNS];             // of steps
-    i32 first, last;  // queries that may choose one of the keys, and those between
+    i32 first, last;  // queries that may select one of the keys, and all between them
 };
 
-// A slab of a step.
+// One slab of a step.
 struct Slab {
     struct Step step;
-    i32 number, slab, slot;  // where its weights lie; which of its slabs; where that lies
+    i32 number, slab, slot;  // slot of its weights; index within the step; slot of the slab
 };
 FN void advance(struct Slab &at, const struct Part &part) {
     at.slot = at.slot + 1 == SLOTS ? 0 : at.slot + 1;
@@ -28,7 +28,8 @@ FN void advance(struct Slab &at, const struct Part &part) {
     at.number = at.number + 1 == SLOTS ? 0 : at.number + 1;
 }
 
-// Begins to copy a slab, and with a step's first one its weights; a group, though it may be empty.
+// Starts to copy a slab, and the weights with the first slab of a step. Always commits a group,
+// even an empty one, so that group counts stay valid.
 FN void begin_slab(struct Shared &shared, struct Slab &ahead, const struct Gathered &p,
                    const struct Part &part, i32 last) {
     if (ahead.step.query < last) {
@@ -42,8 +43,8 @@ FN void begin_slab(struct Shared &shared, struct Slab &ahead, const struct Gathe
     advance(ahead, part);
 }
 
-// x += keys . heads, of a slab of both: a warp's sixteen keys by all columns. Element 4 i + 2 r + e
-// of a thread is of key lane / 4 + 8 r and column 8 i + 2 (lane % 4) + e.
+// x += keys . heads, for one slab of both: a warp's sixteen keys by all columns. Element 4 i + 2 r
+// + e of a thread is key lane / 4 + 8 r and column 8 i + 2 (lane % 4) + e.
 FN void multiply_slab(float (&x)[COLUMNS / 2], u32 keys, u32 heads) {
     const u32 lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16 + lane % 16;
 #pragma unroll
@@ -68,12 +69,12 @@ FN void score_steps(struct Shared &shared, const struct Gathered &p, const struc
     const u32 keys = shared_address(shared.keys), heads = shared_address(shared.heads);
     struct Slab now = {step_of(part, first), 0, 0, 0}, ahead = now;
     float sum[2] = {}, x[COLUMNS / 2] = {};
-    copy_keys(keys, p, part);  // they come with the first slab
+    copy_keys(keys, p, part);  // they arrive with the first slab
     for (int i = 0; i < SLOTS - 1; i++) begin_slab(shared, ahead, p, part, last);
 #pragma unroll 1
     for (; now.step.query < last; advance(now, part)) {
         copy_wait<SLOTS - 2>();
-        __syncthreads();  // all see this slab, and nobody reads the last one
+        __syncthreads();  // all threads see this slab, and none reads the previous one
         begin_slab(shared, ahead, p, part, last);
         multiply_slab(x, keys + now.slab * KEY_SLAB, heads + now.slot * COLUMN_SLAB);
         if (now.slab + 1 < INDEX_SLABS) continue;

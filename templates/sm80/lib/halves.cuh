@@ -1,4 +1,4 @@
-// Rows that two warps share: where a warp's half of each begins, and how halves of scores meet.
+// Rows that two warps share: the start of a warp's half, and the exchange of halves of scores.
 // Needs: load.cuh, ptx.cuh; HALVES, OWN_GROUPS, DEPTH, CHUNKS, SPAN, THREADS.
 
 constexpr int HALF_DEPTH = DEPTH / HALVES;    // 16-column steps along a half
@@ -9,8 +9,8 @@ static_assert(SPAN == 8 && ODD_CHUNKS % 4 == 0, "see half_of");
 FN i32 own_half() { return threadIdx.x / 32 % HALVES; }
 FN i32 first_group() { return own_half() * OWN_GROUPS; }
 
-// Where the lane points ldmatrix in the first block of a half. One that begins amid pieces that
-// trade places has the later pieces of each eight in the next eight.
+// ldmatrix address of the lane in the first block of a half. If the half begins inside a swizzle
+// group, the later pieces of each group are in the next group (`late`).
 struct Half {
     u32 early, late;
 };
@@ -23,8 +23,8 @@ FN u32 half_at(const struct Half &half, int down, int right) {
     return fragment_at(2 * right % SPAN < SPAN - ODD_CHUNKS ? half.early : half.late, down, right);
 }
 
-// A thread's numbers of a half of scores go to the thread with the other half, which adds its own:
-// both then have the same sums. Whoever calls these waits for the block in between.
+// give_half and add_half exchange partial scores with the thread of the other half: each adds the
+// other's to its own, so both have equal sums. The caller synchronizes the block in between.
 template <int COUNT, int GROUPS>
 FN void give_half(float4 (&place)[GROUPS][THREADS], const float (&s)[COUNT][GROUPS][4]) {
 #pragma unroll

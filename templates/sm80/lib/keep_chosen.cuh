@@ -1,9 +1,9 @@
-// Keys that were chosen one by one. Needs: softmax.cuh. Gives: keep_chosen.
+// Keys selected one by one. Needs: softmax.cuh. Gives: keep_chosen.
 
 #include "common/lib/thresholds.cuh"
 
-// Of the pairs that may be chosen, those that are, and those that are seen whatever their scores:
-// bits as in Seen.
+// Keeps the selected ones among the candidate pairs, and pairs that are kept with any score. Bits
+// as in Seen.
 FN void keep_chosen(struct Seen &seen, const Scores &s, const struct Attention *p,
                     const struct Block &block, i32 first_k) {
     const i32 q = lane_query(block.work), k = lane_key(first_k);
@@ -17,7 +17,8 @@ FN void keep_chosen(struct Seen &seen, const Scores &s, const struct Attention *
 #if HAS_SPARED
         u32 kept = 0;
 #pragma unroll 1
-        for (int i = 0; i < TILE_K / 4; i++) {  // not beside the scores: formulas need registers
+        // In a separate loop: formulas need the registers of the scores
+        for (int i = 0; i < TILE_K / 4; i++) {
             const i32 column = min_i32(k + i / 2 * 8 + i % 2, p->n_kv - 1);
             kept |= (u32)(spared(block.mask, row, column, p->n_q, p->n_kv) != 0) << i;
         }

@@ -1,8 +1,8 @@
-// The loader of keys that lie in pages of a pool: every row has an address of its own. Rows behind
-// the last key of a sequence, and those of an entry that is no page, become zeros and read nothing.
-// Needs: load.cuh, PAGE_SIZE. Gives what keys_rows.cuh does.
+// Loader for a paged KV cache: every row has an address of its own. Rows past the end of a
+// sequence, and rows of invalid page-table entries, become zeros without a memory access. Needs:
+// load.cuh, PAGE_SIZE. Gives what keys_rows.cuh does.
 
-FN i32 key_batch(i32) { return 0; }  // the pool is one for all
+FN i32 key_batch(i32) { return 0; }  // all sequences share the pool
 
 template <int PIECES = PIECES_QK>
 FN void load_keys(u32 tile, const unsigned char *rows, const i64 (&stride)[3], i32 first,

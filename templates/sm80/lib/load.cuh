@@ -1,14 +1,14 @@
-// Rows of a tensor in shared memory: where they lie, and how they get there.
-// Needs: ptx.cuh; PITCH, CHUNKS, SPAN, COPY_ROWS, THREADS.
+// Rows of a tensor in shared memory: their layout, and their copies. Needs: ptx.cuh; PITCH, CHUNKS,
+// SPAN, COPY_ROWS, THREADS.
 
-// Where a 16-byte piece of a row lies in a tile. SPAN neighbouring pieces of a row trade places, so
-// that the same piece of eight consecutive rows lies in eight different groups of banks.
+// Offset of a 16-byte piece of a row in a tile. Groups of SPAN pieces are XOR-swizzled, so that the
+// same piece of eight consecutive rows is in eight different bank groups.
 FN u32 place(u32 row, u32 chunk) {
     return row * PITCH + 16 * (chunk ^ (row / (8 / SPAN) % SPAN));
 }
 
-// Where a lane points ldmatrix for the first 16 x 16 block of a tile: at its rows in order (operand
-// A, or B transposed), or at its two halves of eight rows (operand B).
+// ldmatrix address of a lane for the first 16 x 16 block of a tile: its rows in order (operand A,
+// or B transposed), or two halves of eight rows (operand B).
 FN u32 lane_in_rows() {
     const u32 lane = anew(threadIdx.x) % 32;
     return place(lane % 16, lane / 16);
@@ -17,7 +17,7 @@ FN u32 lane_in_halves() {
     const u32 lane = anew(threadIdx.x) % 32;
     return place(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
-// From there, the block `down` blocks below and `right` blocks to the right.
+// The address of the block `down` blocks below and `right` blocks to the right.
 FN u32 fragment_at(u32 lane_address, int down, int right) {
     const u32 pieces = 2 * right;
     const u32 swapped = lane_address ^ (16 * (pieces % SPAN));

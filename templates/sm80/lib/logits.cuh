@@ -1,7 +1,7 @@
-// Tiles of consecutive queries and keys: scores to logits, the mask.
-// Needs: logit.cuh, softmax.cuh, work.cuh; see_rows of the mask.
+// Tiles of consecutive queries and keys: turns scores into logits and applies the mask. Needs:
+// logit.cuh, softmax.cuh, work.cuh; see_rows of the mask.
 
-// Scores q . k become logits up to the factor `unit`, which the exponential applies.
+// Turns scores q . k into logits, up to the factor `unit`, which the exponential applies.
 FN void make_logits(Scores &s, const struct Attention *p, const struct Block &block, i32 first_k) {
 #if SCORED
     const struct Work work = block.work;
@@ -12,7 +12,7 @@ FN void make_logits(Scores &s, const struct Attention *p, const struct Block &bl
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) {
 #if WITH_SCORE
-        // Few queries are rows of few fragments: what there is nothing of is left alone.
+        // With few queries, skip fragments without rows.
         if (first_q - thread % 32 / 4 + 16 * m >= p->n_q) continue;
 #endif
 #pragma unroll
@@ -68,7 +68,7 @@ FN struct Seen seen_by(const struct Attention *p, const struct Block &block, str
     return seen;
 }
 
-// Whether some row of the warp sees a key of the tile, and whether all see all.
+// Whether any row of the warp sees a key of the tile, and whether all rows see all keys.
 FN bool sees_any(const struct Seen &seen) {
     u32 some = 0;
 #pragma unroll

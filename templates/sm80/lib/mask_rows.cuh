@@ -1,4 +1,4 @@
-// What finds the live columns of rows. Needs: mask_row.
+// Selects how the live columns of rows are found. Needs: mask_row.
 
 #include "common/lib/bits.cuh"
 

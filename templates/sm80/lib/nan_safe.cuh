@@ -1,20 +1,20 @@
-// nan_safe: rows of v that are not finite reach only the queries that see their keys.
-// Needs: load.cuh, softmax.cuh.
+// nan_safe: non-finite rows of v reach only the queries that see their keys. Needs: load.cuh,
+// softmax.cuh.
 
 #if WITH_NAN_SAFE
 FN bool is_finite(u32 bits) { return (bits & EXPONENT) != EXPONENT; }
 FN u32 only_finite(u32 pair) {
     return (is_finite(pair) ? pair & 0xffff : 0) | (is_finite(pair >> 16) ? pair & 0xffff0000 : 0);
 }
-// The fp32 infinity or NaN that stands for 16 bits, zero for a finite value.
+// The infinity or NaN of a 16-bit number as fp32; 0 for a finite number.
 FN float not_finite(u32 bits) {
     const u32 sign = (bits & 0x8000) << 16, nan = (bits & 0x7fff) > EXPONENT ? 0x400000 : 0;
     return is_finite(bits) ? 0.0f : __int_as_float(sign | 0x7f800000 | nan);
 }
 
-// Zero times a v that is not finite is NaN, be p zero because the mask hides the key or because it
-// underflowed, which no exponential does. So those values leave the tile, zeros stay, and the
-// queries that see their key get them here as they are; not_zero() keeps them in out.
+// p is 0 if the mask hides the key, or if it underflowed although an exact exponential is positive.
+// 0 * inf is NaN in both cases. So non-finite values are replaced by zeros in the tile, and added
+// here to the queries that see their key. not_zero() keeps rescaling from erasing them.
 FN void quarantine(Output &o, unsigned char *v_tile, struct Seen seen) {
     bool found = false;
 #pragma unroll 1
@@ -27,7 +27,7 @@ FN void quarantine(Output &o, unsigned char *v_tile, struct Seen seen) {
     const i32 lane = anew(threadIdx.x) % 32;
 #pragma unroll 1
     for (i32 i = 0; i < TILE_K; i++) {
-        u32 sees[ROWS / 2];  // bits 0 and 16, from the lane of the quad that has the key's column
+        u32 sees[ROWS / 2];  // bits 0 and 16, from the quad's lane with the key's column
 #pragma unroll
         for (int m = 0; m < ROWS / 2; m++)
             sees[m] = __shfl_sync(0xffffffff, seen.word[m], lane / 4 * 4 + i % 8 / 2)

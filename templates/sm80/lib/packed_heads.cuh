@@ -1,5 +1,5 @@
-// Query heads as rows of tiles: sinks, and rows whose keys several blocks share.
-// Needs: work.cuh, softmax.cuh. Gives: sink_of, store_part, merge_row.
+// pack_gqa: sinks of packed heads, and rows whose keys several blocks split. Needs: work.cuh,
+// softmax.cuh. Gives: sink_of, store_part, merge_row.
 
 FN float sink_of(const struct Attention *p, i32 head, i32 row) {
     if (!PACKED_HEADS) return p->sink_logits[head];
@@ -8,7 +8,7 @@ FN float sink_of(const struct Attention *p, i32 head, i32 row) {
 }
 
 #if PACKED_HEADS
-// What a block leaves of a tile of rows: out before it is divided, tops, sums.
+// A block's partial result for a tile of rows: out before the division, tops, sums.
 constexpr int PART_FLOATS = TILE_Q * (HEAD_DIM_V + 2);
 FN float *part_of(const struct Attention *p, const struct Work &work, i32 part) {
     const i32 rows = (p->n_q + TILE_Q - 1) / TILE_Q;
@@ -35,7 +35,7 @@ FN void store_part(const Output &o, const float (&top)[ROWS], const float (&sum)
     }
 }
 
-// A warp merges the parts of a row, always in the same order.
+// A warp merges the parts of a row in a fixed order.
 FN void merge_row(const struct Attention *p, i64 number) {
     const i32 lane = threadIdx.x % 32, rows = (p->n_q + TILE_Q - 1) / TILE_Q * TILE_Q;
     const i32 row = number % rows, head = number / rows;

@@ -1,8 +1,8 @@
-// The first product.
-// Needs: load.cuh, logit.cuh, softmax.cuh, mma.cuh. Gives: Query, score.
+// The first product, s = q k^T. Needs: load.cuh, logit.cuh, softmax.cuh, mma.cuh. Gives: Query,
+// score.
 
 #if WIDE
-// A warp's rows of q, of which its half stays in registers.
+// A warp's rows of q; its half of the columns stays in registers.
 struct Query {
     u32 at;
     u32 fragment[HALF_DEPTH][FRAGMENTS][4];
@@ -14,7 +14,7 @@ FN void keep_query(struct Query &q) {
     for (int d = 0; d < HALF_DEPTH; d++) load_matrices(q.fragment[d][0], half_at(half, 0, d));
 }
 
-// A half of s = q k^T
+// Computes one half of s = q k^T.
 FN void score(Scores &s, const struct Query &q, u32 k_tile) {
     const struct Half half = half_of(k_tile + lane_in_halves(), own_half());
     clear(s);
@@ -29,7 +29,7 @@ FN void score(Scores &s, const struct Query &q, u32 k_tile) {
         }
 }
 #else
-// A warp's rows of q: where they lie, and, where registers allow, their fragments.
+// A warp's rows of q: an address and, if registers allow, fragments.
 struct Query {
     u32 at;
     u32 fragment[KEEP_Q ? DEPTH : 1][FRAGMENTS][4];
@@ -49,7 +49,7 @@ FN void score(Scores &s, const struct Query &q, u32 k_tile) {
     clear(s);
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
-        if (SHORT_OF_REGISTERS && d == DEPTH / 2) __syncwarp();  // no load passes it
+        if (SHORT_OF_REGISTERS && d == DEPTH / 2) __syncwarp();  // keeps ptxas from hoisting loads
         u32 a[FRAGMENTS][4], b[4];
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; m++)

@@ -1,5 +1,5 @@
-// Between the two products: what is seen, the running softmax.
-// Needs: constants.cuh. Gives: Scores, Seen, Output.
+// Between the two products: visibility and the online softmax. Needs: constants.cuh. Gives: Scores,
+// Seen, Output.
 
 // A warp's accumulators: [fragment][8-column group][row lane / 4 and + 8, columns 2 * (lane % 4)
 // and + 1].
@@ -20,8 +20,8 @@ FN void clear(float (&x)[FRAGMENTS][GROUPS][4]) {
 
 #include "common/lib/tops.cuh"
 
-// Which keys of a tile the thread's rows see, sixteen bits a row and two rows a word: bit
-// 16 * (r % 2) + 2 * n + e of word[r / 2] is of row r, column 2 * (lane % 4) + 8 * n + e.
+// The keys of a tile that the thread's rows see, 16 bits per row and two rows per word: bit 16 * (r
+// % 2) + 2 * n + e of word[r / 2] is row r, column 2 * (lane % 4) + 8 * n + e.
 struct Seen {
     u32 word[ROWS / 2];
 };
@@ -44,15 +44,15 @@ FN void hide_rest(Scores &s, struct Seen seen) {
                     s[m][n][e] = MINUS_INFINITY;
 }
 
-// A factor for out. With nan_safe it never underflows to zero, so that infinities outlive it.
+// A rescale factor for out. With nan_safe it never underflows to 0, so that infinities in out are
+// not erased.
 FN float not_zero(float factor) {
     constexpr float LEAST = 0x1p-126f;
     return WITH_NAN_SAFE && factor < LEAST ? LEAST : factor;
 }
 
-// Raises the rows' tops where a logit is far above, and rescales what was summed under the old
-// ones.
-// Tops are the same in a quad; sums and out are each lane's own share.
+// Updates the row maxima if a logit is far above, and rescales the accumulators. All lanes of a
+// quad have the same maxima; each lane has its own partial sums and outputs.
 FN void raise_tops(const Scores &s, float unit, float (&top)[ROWS], float (&sum)[ROWS], Output &o) {
     float peak[ROWS], base[ROWS];
     bool far = false;

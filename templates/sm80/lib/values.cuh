@@ -1,8 +1,7 @@
-// The second product.
-// Needs: load.cuh, softmax.cuh, mma.cuh. Gives: add_values.
+// The second product, o += p v. Needs: load.cuh, softmax.cuh, mma.cuh. Gives: add_values.
 
-// o += p v, sixteen keys at a time: `pair(m, n, i)` makes two weights, register i of fragment m,
-// between the products. `v` is where the lane finds them, in rows.
+// o += p v, sixteen keys at a time. `pair(m, n, i)` computes two weights, register i of fragment m,
+// between the products. `v` is the lane's address in the rows of v.
 template <typename F>
 FN void add_values(Output &o, u32 v, const F &pair) {
 #pragma unroll
@@ -28,7 +27,7 @@ FN void add_values(Output &o, u32 v, const F &pair) {
     }
 }
 
-// The same with p = 2^(s unit - top), whose sums grow.
+// The same with p = 2^(s unit - top); also accumulates the sums of p.
 FN void accumulate(Output &o, float (&sum)[ROWS], const Scores &s, const float (&top)[ROWS],
                    float unit, u32 v_tile) {
 #if WIDE

@@ -1,12 +1,12 @@
-// Which rows a block computes, and what its threads share.
-// Needs: load.cuh, a loader of keys; Mask and lists of tiles. Gives: Block.
+// The rows that a block computes, and what its threads share. Needs: load.cuh, a loader of keys;
+// Mask and lists of tiles. Gives: Block.
 
 #include "sm80/lib/logit.cuh"
 
 struct Work {
-    i32 row, head, batch;  // row of tiles
+    i32 row, head, batch;  // `row` is a tile row
 #if WIDE
-    i32 part, parts;  // of its keys, where heads are packed
+    i32 part, parts;  // split_kv, with pack_gqa
 #endif
 };
 
@@ -19,12 +19,12 @@ FN i32 mask_row(const struct Attention &p, i32 row) {
 #include "common/lib/plain_rows.cuh"
 #endif
 
-// Heads run in groups whose keys and values fit the L2 cache; inside a group the last tile rows,
-// which are the longest ones of a causal mask, come first. A grid has at most 2^31 - 1 blocks, so
-// that 32 bits count them.
+// Heads are processed in groups whose keys and values fit the L2 cache. Within a group, start with
+// the last tile rows, which are the longest of a causal mask. A grid has at most 2^31 - 1 blocks,
+// so 32 bits suffice.
 FN struct Work work_of(const struct Attention *p, u32 index) {
 #if WIDE
-    if (PACKED_HEADS) {  // blocks that have the same keys follow one another
+    if (PACKED_HEADS) {  // blocks with the same keys are adjacent
         const u32 rows = (p->n_q + TILE_Q - 1) / TILE_Q, heads = p->batch * p->heads_q;
         const u32 parts = gridDim.x / (rows * heads), head = index / (rows * parts);
         return {(i32)(index % rows), (i32)(head % p->heads_q), (i32)(head / p->heads_q),
@@ -41,7 +41,7 @@ FN struct Work work_of(const struct Attention *p, u32 index) {
     return {(i32)(rows - 1 - rest / here), (i32)(head % p->heads_q), (i32)(head / p->heads_q)};
 }
 
-// What the threads of a block share. It lies in shared memory because registers are short.
+// Data that the threads of a block share, in shared memory because registers are short.
 struct Block {
     struct Work work;
     struct Mask mask;

@@ -1,5 +1,5 @@
-// Scores of pairs that are not visible become `hidden`; element 4 (i / 2) + 2 r + i % 2 is of a
-// thread's row r and column i. Needs: Scores, Visible, word_of.
+// Overwrites the scores of invisible pairs with `hidden`. Element 4 (i / 2) + 2 r + i % 2 belongs
+// to a thread's row r and column i. Needs: Scores, Visible, word_of.
 
 FN void apply_mask(Scores &s, const struct Visible &seen, int r, float hidden) {
 #pragma unroll

@@ -1,14 +1,15 @@
-// How a warpgroup's share of dq gets to memory.
-// Needs: backward_workspace.cuh, backward_order.cuh, backward_products.cuh, ptx.cuh.
+// Moves a warpgroup's share of dq to memory. Needs: backward_workspace.cuh, backward_order.cuh,
+// backward_products.cuh, ptx.cuh.
 
 // ---------------------------------------------------------------- dq leaves
 
-// Named barriers: 1 for all that compute, 2 and 3 for each warpgroup.
+// Named barrier 1 is for all consumer warpgroups, 2 and 3 are for one warpgroup each.
 FN void sync_both() { sync_threads(1, 128 * GROUPS); }
 FN void sync_group(i32 group) { sync_threads(2 + group, 128); }
 
 #if ZEROES
-// The warp that writes zeros, ahead of who adds to them; a block takes up what is next.
+// The warp that zeroes tiles of dq ahead of the warps that add to them. All blocks take rows from
+// one counter.
 FN void zero_tiles(struct Shared &shared, const struct Attention &p) {
     for (u32 i = threadIdx.x % 32; i < ZERO_BYTES / 16; i += 32)
         ((float4 *)shared.zeros)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -35,8 +36,8 @@ FN void zero_tiles(struct Shared &shared, const struct Attention &p) {
 #endif
 
 #if DETERMINISTIC
-// A thread that passes turns on once a step's dq is in memory, which takes long to be sure of: who
-// hands over the next waits for none of it.
+// The thread that signals that a step's dq has reached memory. Waiting for that takes long, so a
+// thread of its own does it: the threads that add the next dq do not stall.
 FN void pass_turns_on(struct Shared &shared) {
 #pragma unroll 1
     for (Ring<1> added;; added.next()) {
@@ -55,12 +56,12 @@ FN void pass_turns_on(struct Shared &shared) {
 #endif
 
 #if STAGED
-// The thread that adds what the warpgroups stage to dq in memory.
+// The thread that adds the staged tiles to dq in memory.
 FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
     float *const dq = workspace(p).dq;
 #if ZEROES
     const i64 before = zeroed_before(p);
-    i32 head = -1;  // whose tiles have zeros
+    i32 head = -1;  // the head whose tiles are known to be zeroed
 #endif
 #pragma unroll 1
     for (Ring<1> staged;; staged.next()) {
@@ -107,7 +108,7 @@ FN void add_dq_tiles(struct Shared &shared, const struct Attention &p) {
     stores_done<0>();
 }
 #elif DETERMINISTIC
-// A thread that waits for the turn of the next step while warpgroups compute one.
+// The thread that waits for the next step's turn to add, while the warpgroups compute this step.
 FN void await_turns(struct Shared &shared, const struct Attention &p) {
     Ring<STAGES> stage;
 #pragma unroll 1
@@ -125,7 +126,8 @@ FN void await_turns(struct Shared &shared, const struct Attention &p) {
 }
 #endif
 
-// A warp's part of a tile of dq is there: staged, and visible to copies, or in memory.
+// Announces that a warp's part of a tile of dq is complete: staged and visible to bulk copies, or
+// in memory.
 FN void publish_dq(struct Shared &shared, i32 group) {
 #if STAGED
     publish_writes();
@@ -136,14 +138,14 @@ FN void publish_dq(struct Shared &shared, i32 group) {
 #endif
 }
 
-// What a step adds to; read where registers are at hand, but before all warps meet for the last
-// time: behind that the place may be given back.
+// Returns the turn of a step. Read where registers are free, but before the last barrier of the
+// step: after it, the producer may reuse the slot.
 FN struct Turn turn_in(const struct Shared &shared, u32 at, const struct Step &step) {
     if (!DETERMINISTIC) return {step.row, 0};
     return {uniform(shared.turn[at].sum), uniform(shared.turn[at].rank)};
 }
 
-// Waits until a warpgroup may hand over its part of a step's dq.
+// Waits until the warpgroup may hand over its part of a step's dq.
 FN void await_dq(struct Shared &shared, const struct Turn &turn, i32 group, Ring<1> &staged) {
 #if STAGED
     wait(shared.dq_free[group], staged.turn() ^ 1);
@@ -156,8 +158,8 @@ FN void await_dq(struct Shared &shared, const struct Turn &turn, i32 group, Ring
 }
 
 #if ONCE || APART
-// A thread's columns of one row, of two pieces of dq, in storage precision: threads side by side
-// exchange halves, so that four of them have 32 bytes in a row, of the piece thread % 2.
+// Packs a thread's columns of one row of two pieces of dq. Neighboring threads exchange halves, so
+// that four threads write 32 contiguous bytes of piece thread % 2.
 FN uint2 traded_halves(const float *x, const float *y, float scale) {
     const bool odd = threadIdx.x % 2;
     const u32 low = pack(x[0] * scale, x[1] * scale), high = pack(y[0] * scale, y[1] * scale);
@@ -167,7 +169,7 @@ FN uint2 traded_halves(const float *x, const float *y, float scale) {
 #endif
 
 #if ONCE
-// Stores a share of a tile of dq, in storage precision at once.
+// Stores a share of a tile of dq directly in storage precision.
 FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention &p,
                const struct Step &step, const struct Turn &, i32 share) {
     const i32 thread = threadIdx.x % 128, odd = thread % 2;
@@ -189,8 +191,8 @@ FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention
     }
 }
 #else
-// Hands over a share of a tile of dq; `slope` is the thread's share of its head's gradient. What is
-// staged is still to be published.
+// Hands over a share of a tile of dq. `slope` is the thread's share of its head's gradient. STAGED:
+// the caller must still publish the writes.
 FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const struct Attention &p,
                const struct Step &, const struct Turn &turn, i32 share) {
     const i32 thread = threadIdx.x % 128;
@@ -198,7 +200,7 @@ FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const stru
     constexpr bool first = true;
     float *const to = shared.dq + share * SHARE;
 #else
-    const bool first = DETERMINISTIC && rank_in(turn) == 0;  // finds nothing to add to
+    const bool first = DETERMINISTIC && rank_in(turn) == 0;  // nothing to add to yet
     float *const to = workspace(p).dq + (i64)anew(turn.sum) * TILE_FLOATS + anew(share) * SHARE;
 #endif
 #pragma unroll

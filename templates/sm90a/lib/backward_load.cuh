@@ -1,9 +1,9 @@
-// The thread that claims tile columns and loads what they need.
-// Needs: backward_order.cuh, backward_workspace.cuh, ptx.cuh; Shared and Maps of the includer.
+// The producer thread: claims tile columns and loads their operands. Needs: backward_order.cuh,
+// backward_workspace.cuh, ptx.cuh; Shared and Maps of the includer.
 
 // ---------------------------------------------------------------- the warp that loads
 
-// A tile of a tensor.
+// Loads one tile of a tensor.
 template <int ROWS>
 FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Point &from,
                   const struct Place &at) {
@@ -13,7 +13,7 @@ FN void load_tile(unsigned char *tile, const TensorMap &map, u64 &full, const Po
                  at.batch);
 }
 
-// One query tile and what is known of its rows; or dout, and the rest.
+// Loads one query tile with lse and thresholds; load_dout loads dout with delta.
 FN void load_queries(struct Shared &shared, const struct Source &source, const TensorMap &map,
                      u32 at, i32 first) {
     u64 &full = shared.q_full[at];
@@ -27,7 +27,8 @@ FN void load_queries(struct Shared &shared, const struct Source &source, const T
 #endif
     load_tile<TILE_Q>(shared.q[at], map, full, query_point(first), source.q);
 #if THRESHOLDS
-    // Thresholds of all rows come just before, as many numbers each: no pointers to them.
+    // The thresholds of all rows precede lse in the workspace, as many numbers each, so they need
+    // no pointer of their own.
     const i64 rows = source.delta - source.lse;
     load_bytes(shared_address(shared.low[at]), source.lse - 2 * rows + first, NUMBERS, full);
     load_bytes(shared_address(shared.end[at]), source.lse - rows + first, NUMBERS, full);
@@ -45,7 +46,7 @@ FN void load_dout(struct Shared &shared, const struct Source &source, const Tens
     load_tile<TILE_Q>(shared.dout[at], map, full, query_point(first), source.dout);
 }
 
-// Where a place lies in a tensor: a dimension without a stride is one that all share.
+// Tensor coordinates of a place: 0 along dimensions with stride 0, which broadcast.
 FN struct Place coordinates(const i64 (&stride)[3], const struct Place &at) {
     return {stride[0] ? at.batch : 0, stride[1] ? at.head : 0};
 }
@@ -73,9 +74,10 @@ FN void load_column(struct Shared &shared, const struct Work &work, const struct
     load_tile<TILE_K>(shared.v, maps.v, shared.column_full, first, coordinates(p.v_stride, at));
 }
 
-// The steps of one head of an item. What is done for every tile is little, as it costs the warps
-// that compute on the same scheduler. The column itself comes behind its first queries, whose place
-// is free earlier: `begins` says whether it is still to come, `turn` when its place is free.
+// Loads the steps of one head of an item. Keep the loop body short: it competes with consumer warps
+// for issue slots of the same scheduler. The keys are loaded after the first queries, because the q
+// slot becomes free earlier. `begins`: the keys must still be loaded. `turn`: parity at which their
+// slot is free.
 FN void load_steps(struct Shared &shared, const struct Work &work, const struct Attention &p,
                    const struct Maps &maps, i32 head, bool &begins, u32 turn,
                    Ring<STAGES> &stage) {
@@ -112,7 +114,7 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
 #pragma unroll 1
     for (Ring<ITEMS> column;; column.next()) {
 #if DETERMINISTIC
-        if (shared.holds) {  // these are the thread's own, which has no registers for them
+        if (shared.holds) {  // in shared memory, because this thread has no registers for them
             wait_asleep(shared.column_settled, shared.settled);
             shared.settled ^= 1, shared.holds = 0;
         }
@@ -121,7 +123,7 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
         const u32 turn = column.steps % 2 ^ 1;
         bool begins = ITEMS > 1;
         if (!begins) wait_asleep(shared.column_free, turn);
-        struct Item &item = shared.item[column.at()];  // where there are two, ahead of its turn
+        struct Item &item = shared.item[column.at()];  // with two slots, written ahead of its turn
         find_item(item, p, index);
         if (item.steps <= 0) {
             if (begins) wait_asleep(shared.column_free, turn);
@@ -134,6 +136,6 @@ FN void load_items(struct Shared &shared, const struct Attention &p, const struc
         for (i32 i = 0; i < item.work.heads; i++)
             load_steps(shared, item.work, p, maps, item.work.head + i, begins, turn, stage);
     }
-    // The last block leaves the counter as it found it.
+    // The last block resets the counter for the next launch.
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
 }

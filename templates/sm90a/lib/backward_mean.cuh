@@ -1,13 +1,13 @@
-// What a row's gradients with entmax are relative to: a launch over tile rows, before the main one.
-// Needs: backward_products.cuh, backward_load.cuh, entmax_weights.cuh.
+// delta for entmax: a launch over tile rows that precedes the main one. Needs:
+// backward_products.cuh, backward_load.cuh, entmax_weights.cuh.
 #if WITH_THRESHOLDS
-// And filter_columns.cuh: keys that were not chosen have no u.
+// Also needs filter_columns.cuh: keys that were not selected have u = 0.
 #endif
 
-// delta = sum(u dp) / sum(u) over a row's keys, with dp = dout . v: the gradients of its scores
-// then add up to 0, as its weights add up to 1 whatever the scores. A block has one tile row, whose
-// q and dout stay while k and v stream; scores are transposed, as in the main launch, and every
-// thread adds up over its own keys.
+// delta = sum(u dp) / sum(u) over the keys of a row, with dp = dout . v. It makes the score
+// gradients of a row sum to 0, as they must, because the weights sum to 1 for any scores. A block
+// owns one tile row: q and dout stay in shared memory while k and v stream through. Scores are
+// transposed as in the main launch; each thread sums over its own keys.
 constexpr int WARPS = 4 * GROUPS;
 
 struct MeanShared {
@@ -15,12 +15,12 @@ struct MeanShared {
     unsigned char q[Q_BYTES], dout[Q_BYTES];
     float level[TILE_Q];
 #if WITH_THRESHOLDS
-    float low[TILE_Q], end[TILE_Q];  // the latter are integers
+    float low[TILE_Q], end[TILE_Q];  // `end` holds integers
 #endif
-    float sum[WARPS][TILE_Q], mass[WARPS][TILE_Q];  // of a warp's keys
+    float sum[WARPS][TILE_Q], mass[WARPS][TILE_Q];  // over a warp's keys
     u64 rows_full;
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
-    i32 tiles;         // of the row
+    i32 tiles;         // tiles of the row
     i32 word[STAGES];  // of the key tile in this stage
 };
 static_assert(sizeof(struct MeanShared) <= sizeof(struct Shared), "memory of the main launch");
@@ -39,10 +39,11 @@ FN void initialize_mean(struct MeanShared &shared) {
     barriers_ready();
 }
 
-// The last rows, which most masks make the longest, come first.
+// Start with the last rows, which are the longest in most masks.
 FN i32 row_of_block() { return gridDim.x - 1 - blockIdx.x; }
 
-// One thread: the row's q, dout and level, then the keys and values of its tiles.
+// The producer thread: loads q, dout and the threshold of the row, then the keys and values of its
+// tiles.
 FN void load_row(struct MeanShared &shared, const struct Attention &p, const struct Maps &maps) {
     const i32 row = row_of_block(), tile_row = row % p.tile_rows;
     const struct Place at = place_of_row(p, row);
@@ -83,10 +84,10 @@ FN void load_row(struct MeanShared &shared, const struct Attention &p, const str
     }
 }
 
-// As with softmax; see EARLY.
+// As for softmax; see EARLY.
 constexpr bool MEAN_EARLY = !LONG_LOGITS && (!BENT || QUERIES <= 64);
 
-// What a thread adds up for each of its queries.
+// A thread's sums for each of its queries.
 struct Mean {
     float sum[OWN], mass[OWN];  // of u dp, and of u
 };
@@ -98,7 +99,7 @@ FN void begin_mean_dp(Scores &dp, struct MeanShared &shared, const struct Operan
                  tiles.q + (Q_BYTES >> 4));
 }
 
-// Scores become u.
+// Replaces scores by u.
 FN void to_slopes(Scores &s, const struct Attention &p, float unit, const float *level) {
     by_alpha(p.alpha_minus_1, [&](auto kind) {
 #pragma unroll
@@ -124,7 +125,7 @@ FN void add_slopes(struct Mean &mean, const Scores &u, const Scores &dp) {
     }
 }
 
-// One tile of keys.
+// Adds one tile of keys.
 FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ring<STAGES> &stage,
                  i32 group) {
     struct MeanShared &shared = mean_memory();
@@ -176,7 +177,7 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     add_slopes(mean, s, dp);
 }
 
-// Over the eight lanes of a warp that have the same queries.
+// Sums over the eight lanes of a warp that hold the same queries.
 FN float key_sum(float x) {
 #pragma unroll
     for (int by = 4; by < 32; by *= 2) x += __shfl_xor_sync(0xffffffff, x, by);
@@ -192,14 +193,15 @@ FN void store_sums(struct MeanShared &shared, const struct Mean &mean, i32 group
     }
 }
 
-// Of a row without keys it is 0, of a level that is no number none.
+// Rows without keys get delta 0. A NaN threshold gives NaN.
 FN void store_delta(const struct MeanShared &shared, const struct Attention &p, i32 row) {
     const i32 query = threadIdx.x - 128;
     if (query >= TILE_Q) return;
     float sum = 0.0f, mass = 0.0f;
 #pragma unroll
     for (int i = 0; i < WARPS; i++) {
-        if (!SPLIT_KEYS && i / 4 != query / QUERIES) continue;  // a group has its own queries
+        // Each warpgroup has its own queries
+        if (!SPLIT_KEYS && i / 4 != query / QUERIES) continue;
         sum += shared.sum[i][query];
         mass += shared.mass[i][query];
     }

@@ -1,17 +1,19 @@
-// Which tile columns a block takes; in deterministic mode also who adds to dq after whom.
-// Needs: work.cuh, backward_workspace.cuh, order.cuh. Gives: Item, Turn.
+// The order in which blocks take tile columns; in deterministic mode also the order of additions to
+// dq. Needs: work.cuh, backward_workspace.cuh, order.cuh. Gives: Item, Turn.
 
-// A tile column, and the query heads that are taken one after another.
+// A tile column and the query heads that are processed one after another.
 struct alignas(16) Item {
     struct Work work;
     i32 steps;         // query tiles of all heads; negative past the end of the work
 };
 
-// In memory at a time. In deterministic mode large tiles have no registers for a second.
+// Items in shared memory at a time. In deterministic mode, large tiles leave no registers for a
+// second one.
 constexpr u32 ITEMS = DETERMINISTIC && !ALONE ? 1 : 2;
 
-// Which tile of dq a column adds to, and, where that matters, how many do so before; the last turn
-// of a column may be HELD, see maskc/layout/work/deterministic_order.py.
+// The tile of dq that a step adds to (`sum`), and in deterministic mode the number of additions
+// that must come first (`rank`). The last turn of a column may be HELD; see
+// maskc/layout/work/deterministic_order.py.
 struct Turn {
     i32 sum, rank;
 };
@@ -20,9 +22,9 @@ FN i32 rank_in(const struct Turn &turn) { return turn.rank & ~HELD; }
 FN bool held(const struct Turn &turn) { return DETERMINISTIC && turn.rank & HELD; }
 
 #if DETERMINISTIC
-// Additions to a tile of dq happen in the order in which blocks take the columns of a head, from
-// the last to the first: whoever waits for a turn waits for a block already under way. In most
-// masks a later column begins at a later row, so that it is ahead.
+// Columns are added to a tile of dq in the order in which blocks take them, from the last column of
+// a head to the first. A block that waits therefore waits for a block that already runs, so there
+// is no deadlock. In most masks a later column begins at a later row, so the wait is short.
 typedef struct TileList List;
 
 FN void find_list(List &list, const struct Attention &p, const struct Work &work, i32 head) {
@@ -40,7 +42,7 @@ FN i32 word_in(const struct Attention &, const List &list, i32 i) {
 
 FN void find_item(struct Item &item, const struct Attention &p, i32 index) {
     item.steps = -1;
-    // The same order, with long columns cut: see maskc/layout/work/deterministic_order.py.
+    // The same order with long columns split; see maskc/layout/work/deterministic_order.py.
     if (p.work) {
         if (index >= p.items) return;
         item.work = work_at(p, index);
@@ -69,7 +71,7 @@ FN i32 rank_of(const struct Attention &p, i32 head, i32 row, i32 column) {
     return behind(row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head, row), column);
 }
 
-// Of tile `i` of a column's list; where the host made the lists it is written there.
+// The turn of tile `i` of a column's list. Lists from the host store it.
 FN struct Turn turn_at(const struct Attention &p, const List &list, i32 i, i32 head, i32 row,
                        i32 column) {
     const i32 sum = head * p.tile_rows + row;

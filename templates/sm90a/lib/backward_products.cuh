@@ -1,16 +1,17 @@
-// Products of a backward pass: their operands, and those of scores; SPLIT_KEYS tells of the others.
+// WGMMA operands of a backward pass, and the WGMMAs of scores. SPLIT_KEYS selects the file with the
+// others.
 
-// dk or dv of a warpgroup's keys and columns.
+// dk or dv for a warpgroup's keys and columns.
 typedef float Gradient[PIECES * 4];
 typedef float QueryGradient[DQ_PIECES * 4];
 
-// Where a warpgroup's operands lie, of stage 0. The tile of v lies behind that of k; that of dout,
-// STAGES tiles behind that of q; that of p, where it is exchanged, as many behind that of ds.
+// Operand descriptors of a warpgroup for stage 0. In shared memory, v follows k; dout is STAGES
+// tiles after q; p, if exchanged, is STAGES tiles after ds.
 struct Operands {
-    u64 k, q;                // for scores, along the columns
-    u64 rows, ones;          // for scores and dp, lse and delta, and what stands beside them
-    u64 k_tokens, q_tokens;  // for gradients, along the tokens
-    u64 k_half, q_half;      // the same of the slab that both warpgroups have half of, if any
+    u64 k, q;                // for scores: K-major
+    u64 rows, ones;          // FOLDED: pieces of lse and delta, and the ones that multiply them
+    u64 k_tokens, q_tokens;  // for gradients: MN-major, reduced along tokens
+    u64 k_half, q_half;      // the slab that both warpgroups share half of, if any
     u64 ds, ds_keys;         // for dq, along the keys; for dk, along the queries
 };
 constexpr u32 TO_V = K_BYTES >> 4, TO_DOUT = STAGES * Q_BYTES >> 4;
@@ -20,15 +21,16 @@ FN u32 rows_stage(u32 at) { return at * TILE_Q; }
 FN u32 ds_stage(u32 at) { return at % DS_STAGES * (PAIR_BYTES >> 4); }
 
 #if FOLDED
-// Minus lse and minus delta are the right operand of one more step: a query has a row of eight
-// numbers, three of lse, a zero, and the same of delta. The step's second half is the first again.
+// -lse and -delta are the B operand of one more k-step. Each query has a row of eight bf16 numbers:
+// three pieces of lse, a zero, and the same for delta. The second half of the k-step rereads the
+// first.
 FN u64 along_pieces(u32 rows) { return (u64)(rows >> 4) | 8ull << 32; }
 constexpr u32 PIECE_BYTES = 16 * TILE_Q;
-// The left operand, in registers, has ones beside what is to be added, and zeros.
+// The A operand, in registers, has ones at the pieces to add and zeros elsewhere.
 constexpr u32 TWO_ONES = 0x3f803f80;
 #endif
 
-// s = k q^T, begun; likewise v dout^T.
+// Issues s = k q^T, or dp^T = v dout^T.
 FN void begin_scores(Scores &s, u64 k, u64 q, bool more = false) {
     pin(s);
     products_begin();
@@ -37,7 +39,7 @@ FN void begin_scores(Scores &s, u64 k, u64 q, bool more = false) {
         multiply_scores(s, k + column_step(i, K_SLAB), q + column_step(i, Q_SLAB), i > 0);
     if (!more) products_commit();
 }
-// The same, and what is folded into them.
+// The same, followed by the k-step that subtracts lse or delta.
 FN void begin_scores(Scores &s, u64 k, u64 q, [[maybe_unused]] const struct Operands &tiles,
                      [[maybe_unused]] u32 at, [[maybe_unused]] bool of_delta) {
 #if FOLDED
@@ -52,7 +54,7 @@ FN void begin_scores(Scores &s, u64 k, u64 q, [[maybe_unused]] const struct Oper
 #endif
 }
 
-// Writes p or ds of a warpgroup to a tile of queries by keys.
+// Writes a warpgroup's p or ds to a tile of queries by keys.
 FN void store_pairs(u32 tile, const Pairs &x, i32 group) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     tile += SPLIT_KEYS ? group * Q_SLAB : group * QUERIES * SLAB_ROW;

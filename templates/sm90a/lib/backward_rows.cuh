@@ -1,5 +1,5 @@
-// What a backward pass needs of every row before its main launch, and the launch that finds it.
-// Needs: backward_workspace.cuh, work.cuh. Gives: Rows of lse and delta, leave_row.
+// Per-row inputs of the main launch of a backward pass, and the launch that computes them. Needs:
+// backward_workspace.cuh, work.cuh. Gives: Rows of lse and delta, leave_row.
 
 #include "common/lib/dot.cuh"
 
@@ -14,7 +14,7 @@ FN float warp_sum(float x) {
     return x;
 }
 
-// The sum of one number per thread, in thread 0; always in the same order.
+// Sums one number per thread, in thread 0. The order is fixed, so the result is deterministic.
 FN float block_sum(float x) {
     __shared__ float part[PLAIN_THREADS / 32];
     x = warp_sum(x);
@@ -25,7 +25,8 @@ FN float block_sum(float x) {
 }
 
 #if FOLDED
-// A number as the sum of three in bf16: the high halves of two words, and the low half of one.
+// Splits a number into the sum of three bf16 numbers: the high halves of two words, and the low
+// half of one.
 FN uint2 three_pieces(float x) {
     constexpr u32 HIGH = 0xffff0000;
     const u32 first = __float_as_uint(x) & HIGH;
@@ -40,8 +41,8 @@ FN float sum_of_pieces(uint2 x) {
            + __uint_as_float(x.y << 16);
 }
 #endif
-// What the products of scores and dp add for a query: minus lse, by the scores' unit, and minus
-// delta. Rows without a key, and those past the end, have so large an lse that weights are 0.
+// The numbers that the WGMMAs of scores and dp add for a query: -lse in the unit of scores, and
+// -delta. Rows without keys, and rows past the end, get an lse so large that their weights are 0.
 FN uint4 row_pieces(const struct Attention &p, float lse, float delta) {
     const float unit = score_unit(p);
     const float level = (lse == MINUS_INFINITY ? 1e8f : lse * LOG2E) / unit;
@@ -50,7 +51,7 @@ FN uint4 row_pieces(const struct Attention &p, float lse, float delta) {
 }
 #endif
 
-// Leaves lse and delta of query `r` of a tile row for the main launch.
+// Stores lse and delta of query `r` of a tile row for the main launch.
 FN void leave_row(const struct Attention &p, i64 row, i32 r, float lse, float delta) {
     const struct Workspace w = workspace(p);
 #if FOLDED
@@ -64,7 +65,7 @@ FN void leave_row(const struct Attention &p, i64 row, i32 r, float lse, float de
 }
 
 #if WITH_SCORE
-// Both, as they were left, for tables of the formula.
+// Reads both back, for the gradients of tables.
 FN float2 left_row(const struct Attention &p, i64 row, i32 r) {
 #if FOLDED
     const uint4 x = ((const uint4 *)workspace(p).lse)[row * TILE_Q + r];
@@ -78,8 +79,8 @@ FN float2 left_row(const struct Attention &p, i64 row, i32 r) {
 #endif
 
 #if !APART
-// Before: delta and lse of a tile row, the sink's gradient from it, and zeros to add to, where it
-// is not known who is the first. With entmax another launch finds delta.
+// Prepare launch: computes delta and lse of a tile row and the sink's gradient, and writes zeros
+// where it is not known which block adds first. With entmax, another launch computes delta.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_prepare(const __grid_constant__ struct Attention p,
                            const __grid_constant__ struct Maps) {
@@ -106,7 +107,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
     for (int i = 0; i < TILE_Q * LANES / PLAIN_THREADS; i++) {
         const i32 r = i * (PLAIN_THREADS / LANES) + thread / LANES, q = query_at(first + r);
         float sum = 0.0f;
-        if (lonely && q < p.n_q && lane < PIECES_QK)  // nobody else writes what is zero
+        if (lonely && q < p.n_q && lane < PIECES_QK)  // no other block writes these zero rows
             ((uint4 *)p.dq)[row_offset(p.dq_stride, at, q) / 8 + lane] = make_uint4(0, 0, 0, 0);
         if (q < p.n_q && lane < PIECES_V) {
             const uint4 *out = (const uint4 *)p.out + row_offset(p.out_stride, at, q) / 8;
@@ -118,7 +119,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
         if (lane == 0) {
             const float lse =
                 q < p.n_q ? __ldg(p.lse + row_offset(p.lse_stride, at, q)) : MINUS_INFINITY;
-            const bool dead = lse == MINUS_INFINITY;  // no key, or past the end: weights are 0
+            const bool dead = lse == MINUS_INFINITY;  // no keys, or past the end: all weights are 0
             leave_row(p, row, r, lse, dead ? 0.0f : sum);
 #if THRESHOLDS
             const i64 place = row * TILE_Q + place_in_rows(r);
@@ -147,7 +148,7 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
 }
 #endif
 
-// Eight numbers in storage precision, joined with those that are there.
+// Stores eight numbers in storage precision, or adds them to those in memory (`joins`).
 FN void store_eight(uint4 *to, const float2 (&x)[4], bool joins) {
     const uint4 there = joins ? *to : make_uint4(0, 0, 0, 0);
     const u32 before[4] = {there.x, there.y, there.z, there.w};
@@ -163,13 +164,13 @@ FN void store_eight(uint4 *to, const float2 (&x)[4], bool joins) {
 FN float4 sum_of(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
-// Tiles that are added up: the first, and others that lie side by side.
+// The tiles of dq to sum: the first, and further ones that are contiguous.
 struct Sum {
     const float *first, *more;
     i32 count, stride;
 };
-// Eight columns of two of `tokens` rows, as four threads left them at a place of a tile: numbers 0
-// and 1 of each belong to `first`, 2 and 3 to `second`.
+// Stores eight columns of two of `tokens` rows, which four threads left at one place of a tile:
+// numbers 0 and 1 of each belong to row `first`, 2 and 3 to row `second`.
 FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first, i32 second,
                    i32 tokens, int column, const struct Sum &sum, i32 place, float scale,
                    bool joins) {
@@ -178,7 +179,7 @@ FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first,
     if (sum.count > 0)
 #pragma unroll
         for (int i = 0; i < 4; i++) x[i] = __ldcs(from + i);
-    constexpr int TOGETHER = 4;  // that are on their way at a time
+    constexpr int TOGETHER = 4;  // loads in flight at a time
 #pragma unroll 1
     for (i32 part = 1; part < sum.count; part += TOGETHER) {
         float4 y[TOGETHER][4] = {};
@@ -205,7 +206,7 @@ FN void store_rows(void *to, const i64 (&stride)[3], struct Place at, i32 first,
     if (second < tokens) store_eight(line + second * stride[2] / 8, high, joins);
 }
 
-// The last block adds the tiles' shares, head by head, always in the same order.
+// The last block sums the tiles' shares head by head, in a fixed order.
 FN void sum_shares(const struct Attention &p, const struct Workspace &w, int which, float *to,
                    float factor) {
     const i32 tiles = p.batch * p.tile_rows;
@@ -222,7 +223,8 @@ FN void sum_shares(const struct Attention &p, const struct Workspace &w, int whi
 }
 
 #if !(ONCE || APART)
-// After: a tile row of dq in storage precision, and what its queries leave for a whole head.
+// Finish launch: converts a tile row of dq to storage precision, and sums the gradients of whole
+// heads.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish(const __grid_constant__ struct Attention p,
                           const __grid_constant__ struct Maps) {
@@ -235,7 +237,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
 #if DETERMINISTIC
     const struct Further further = further_of(p, row / p.tile_rows, row % p.tile_rows);
     sum.more = w.dq + (i64)further.first * TILE_FLOATS;
-    // Where nobody added to it there is nothing, not even zeros.
+    // If no column added to this row, the workspace was not even zeroed.
     sum.count = *control_of(p, row, TURN) ? 1 + further.count : 0;
 #endif
 #pragma unroll
@@ -271,7 +273,7 @@ attention_backward_finish(const __grid_constant__ struct Attention p,
 }
 #endif
 
-// After: dk and dv of a tile column that several items share.
+// Finish launch: dk and dv of a tile column that several items share.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
 attention_backward_finish_keys(const __grid_constant__ struct Attention p,
                                const __grid_constant__ struct Maps) {

@@ -1,16 +1,17 @@
-// Between the products: transposed scores to weights p, and dout . v to gradients ds = u (dp -
-// delta); with softmax u is p.
+// The softmax part of a backward step: turns transposed scores into weights p, and dp = dout . v
+// into gradients ds = u (dp - delta). With softmax, u = p.
 
-// Scores lie transposed: a warpgroup has 64 keys as rows, and QUERIES columns. A thread's element
-// 4 i + 2 r + e is of key 16 warp + lane / 4 + 8 r and query 8 i + 2 (lane % 4) + e.
+// Scores are transposed: a warpgroup has 64 keys as rows and QUERIES columns. Element 4 i + 2 r + e
+// of a thread belongs to key 16 warp + lane / 4 + 8 r and query 8 i + 2 (lane % 4) + e.
 typedef float Scores[QUERIES / 2];
 typedef u32 Pairs[QUERIES / 4];  // two scores each, in storage precision
-// Numbers of a thread's queries. They lie as threads read them, four in one go, as shared memory is
-// what limits a step: of 16 queries first those of lane 0, which are 0, 1, 8 and 9.
+// One number for each of a thread's queries. They are stored in the order in which threads read
+// them, four per load, because shared memory bandwidth limits a step: of 16 queries, lane 0 reads
+// 0, 1, 8 and 9 first.
 typedef float4 Rows[QUERIES / 16];
 
 #if FOLDED
-// They are in what the products made.
+// The WGMMAs have already added them.
 FN void read_rows(Rows &, const float *) {}
 FN float2 pair_of(const Rows &, int) { return make_float2(0.0f, 0.0f); }
 FN float4 row_four(const float *, int) { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
@@ -28,10 +29,10 @@ FN float2 pair_of(const Rows &rows, int i) {  // of queries 8 i + 2 (lane % 4)
 }
 #endif
 
-// What scores are in.
+// Scale of the scores.
 struct Logit {
-    float unit;    // of what `bend` leaves, in powers of two; with entmax, times alpha - 1
-    float hidden;  // the score of a dead pair: its weight is 0
+    float unit;    // of the output of `bend`, times log2(e); with entmax, times alpha - 1
+    float hidden;  // score of a hidden pair: gives weight 0
 };
 FN struct Logit logit_of(const struct Attention &p) {
     struct Logit logit;
@@ -40,10 +41,10 @@ FN struct Logit logit_of(const struct Attention &p) {
     return logit;
 }
 
-// Which pairs a thread's scores of a step are of; see logit.cuh.
+// Maps a thread's score elements to pairs; see logit.cuh.
 struct Where {
     struct Place place;
-    i32 query_place, key_place;  // of the first element
+    i32 query_place, key_place;  // at the first element
     struct HeadLogit own;
     struct Steps steps;
     FN void refresh(const struct Attention &) { anew_steps(steps); }
@@ -82,13 +83,13 @@ struct Where {
 #include "common/lib/softmax_weights.cuh"
 #endif
 
-// A step keeps u, the weight's derivative by its logit, times that of the logit, from the weights
-// until dp is there: in s, or where registers are short, in storage precision.
+// u, the derivative of the weight by its logit times the derivative of the logit, must live until
+// dp is complete: in the registers of s or, if registers are short, packed in storage precision.
 constexpr bool KEEP_U = QUERIES <= 64 && !HEAD_GRADIENT && !(CROWDED && HAS_SLOPE);
 struct Kept {
-    Pairs p;  // without the derivative
+    Pairs p;  // without the derivative of the logit
 #if WITH_ENTMAX
-    Pairs u;  // with it, but where a head's own gradient is to be found first
+    Pairs u;  // with it, unless the head's own gradient is computed first
 #endif
     struct Slopes<QUERIES / 2> slopes;
     struct Staying<QUERIES / 2> stay;
@@ -97,13 +98,13 @@ struct Kept {
 #if WITH_SHIFTS
 #include "sm90a/lib/shifts.cuh"
 
-// What distance adds to a warpgroup's scores, in powers of two.
+// SHIFTED: the distance term of a warpgroup's scores, times log2(e).
 typedef struct Shifts<QUERIES, 64> StepShifts;
 FN float *shifts_of(i32 group) {
     __shared__ float all[GROUPS][StepShifts::COUNT];
     return all[group];
 }
-// What a score in powers of two, of element i, is to lose.
+// The value to subtract from element i, a score times log2(e).
 FN float base_of(float lse, int i) {
     if (!SHIFTED) return lse;
     const i32 thread = threadIdx.x % 128;
@@ -114,7 +115,7 @@ FN float base_of(float lse, int i) {
 }
 
 #endif
-// Logits become weights. Past the last query lse is infinite and weights are 0.
+// Turns logits into weights. Past the last query, lse is infinite, so weights are 0.
 template <Alpha ALPHA>
 FN void weigh_all(Scores &s, Kept &kept, const Rows &lse, const struct Attention &p,
                   const struct Logit &logit, struct Where where) {
@@ -152,7 +153,7 @@ FN void to_weights(Scores &s, Kept &kept, const Rows &lse, const struct Attentio
     });
 }
 
-// A thread's share of the gradient of what its head has, from those of logits.
+// A thread's share of the gradient of its head's slope or sink, from the gradients of logits.
 FN float head_gradient(const Pairs &ds, const struct Where &where) {
     float sum = 0.0f;
 #pragma unroll
@@ -163,8 +164,8 @@ FN float head_gradient(const Pairs &ds, const struct Where &where) {
     return sum;
 }
 
-// dp = dout . v becomes ds = u (dp - delta), where delta is yet to be read if there is a `rest`.
-// Returns the thread's share of the head's own gradient.
+// Turns dp = dout . v into ds = u (dp - delta). If `rest` is set, delta must still be read from
+// there. Returns the thread's share of the head's own gradient.
 FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, Rows &delta,
                       const float *rest, const struct Attention &p, struct Where where) {
     float share = 0.0f;
@@ -190,7 +191,7 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
         }
     }
 #if HEAD_GRADIENT
-    pin(ds);  // one after the other: registers are short
+    pin(ds);  // one after the other, because registers are short
     where.refresh(p);
     share = head_gradient(ds, where);
 #if HAS_SLOPE

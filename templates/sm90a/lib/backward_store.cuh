@@ -1,8 +1,8 @@
-// The end of a tile column: dk and dv, alone or with what others add.
-// Needs: backward_workspace.cuh, backward_dq.cuh, ptx.cuh.
+// Epilogue of a tile column: stores dk and dv, or adds them if items share the column. Needs:
+// backward_workspace.cuh, backward_dq.cuh, ptx.cuh.
 
-// A warpgroup's share of a tile column's gradients, in storage precision, where boxes are copied
-// from: its own keys, or its own columns of all keys.
+// Stages a warpgroup's share of a tile column's gradients in storage precision for box copies: its
+// own keys, or its own columns of all keys.
 FN void stage_gradient(const Gradient &d, u32 tile, float scale, i32 group) {
     const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
@@ -17,8 +17,8 @@ FN void stage_gradient(const Gradient &d, u32 tile, float scale, i32 group) {
     publish_writes();
 }
 
-// Where a warpgroup stages dk or dv. `last` is the stage of a column's last step, whose place a
-// warpgroup alone has not given back yet; a column without steps has that of its keys.
+// Where a warpgroup stages dk or dv. `last` is the stage of the column's last step, which a single
+// warpgroup has not released yet. A column without steps uses the place of its keys.
 FN u32 gradient_place(const struct Shared &shared, const struct Column &column, u32 last, int of_k,
                       i32 group) {
     if (!ALONE)
@@ -33,7 +33,7 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
     const struct Place place = place_of(column.head, p.heads_q);
     const struct Place at = {place.batch, place.head / (p.heads_q / p.heads_kv)};
     const bool leader = threadIdx.x % 128 == 0 && (SPLIT_KEYS || group == 0);
-    sync_both();  // all products that read what lies there are over
+    sync_both();  // all WGMMAs that read this place have finished
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const u32 tile = gradient_place(shared, column, last, i, group);
@@ -58,7 +58,7 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
     }
 }
 
-// The same where others add to the column too, or leave shares of it.
+// The same for columns that several items share: adds to the column, or stores a share of it.
 FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &column,
                    const struct Attention &p, i32 group) {
     float *const tile = workspace(p).keys + (column.shared - 1ll) * KEY_TILE_FLOATS;

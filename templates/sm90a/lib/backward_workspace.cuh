@@ -1,28 +1,30 @@
-// Memory between the launches of a backward pass, and where a warpgroup's numbers belong.
-// Needs: backward_constants.cuh, work.cuh, SPLIT_KEYS. Gives: Workspace, Further, column_of.
+// Global memory that carries data between the launches of a backward pass, and where a warpgroup's
+// numbers lie in it. Needs: backward_constants.cuh, work.cuh, SPLIT_KEYS. Gives: Workspace,
+// Further, column_of.
 
-// For every tile row, head and sequence: TILE_Q numbers of each of the first three, the first two
-// as `Rows` reads them, or instead of these two a row of pieces for every query, then a tile of dq.
-// In deterministic mode a tile row may have further tiles of dq, with TILE_Q numbers of control
-// each: they lie behind those of all rows, head by head.
-// For every tile column that several items add to, or in deterministic mode for each of these
-// items: tiles of dk and dv.
+// Layout, for every tile row, head and sequence: TILE_Q numbers each of lse, delta and control,
+// then a tile of dq. lse and delta are in the order in which `Rows` reads them; FOLDED stores a row
+// of bf16 pieces per query instead. In deterministic mode a tile row may have further tiles of dq,
+// with TILE_Q control numbers each. They follow the tiles of all rows, head by head. For every tile
+// column that several items share: tiles of dk and dv. In deterministic mode, one pair of tiles for
+// each of these items.
 struct Workspace {
-    float *lse;      // times log2(e), or the level; infinite past the end and where there is no key
-    float *delta;    // mean of dout . v, by u: rowsum(out * dout) with softmax
+    float *lse;  // times log2(e), or the entmax threshold; infinite past the end and without keys
+    float *delta;    // softmax: rowsum(out * dout); entmax: mean of dout . v, weighted by u
     float *control;  // of the tile; see below
     float *dq;
     float *keys;
 };
-constexpr int ROW_FLOATS = 4;  // of lse and delta, in either form
-// Where `Rows` looks for the number of a query of the tile.
+constexpr int ROW_FLOATS = 4;  // floats of lse and delta per row, in either form
+// Position of a query of the tile in the order of `Rows`.
 FN i32 place_in_rows(i32 query) {
     return query / 16 * 16 + query % 8 / 2 * 4 + query / 8 % 2 * 2 + query % 2;
 }
 
-// In the control numbers of a tile row: its shares; then, integers, of the first tile how many
-// blocks are through, and of all tiles how many tile columns added to dq; of a head's first tile
-// how many of the head's have zeros to add to; of the first tile how many were taken up.
+// Control numbers of a tile row. SINK_SUM, SLOPE_SUM: shares of these gradients. The others are
+// integers. DONE (first tile): blocks that have finished. TURN (every tile): tile columns that were
+// added to dq. ZEROED (first tile of a head): tiles of the head that are zeroed. TAKEN (first
+// tile): tiles that zeroing warps have claimed.
 enum { SINK_SUM = 0, SLOPE_SUM = 1, DONE = 2, TURN = 4, ZEROED = 5, TAKEN = 6 };
 constexpr int KEY_TILE_FLOATS = 2 * TILE_K * HEAD_DIM;
 
@@ -34,16 +36,16 @@ FN struct Workspace workspace(const struct Attention &p) {
     w.delta = w.lse + rows * TILE_Q;
     w.control = w.lse + ROW_FLOATS * rows * TILE_Q;
     w.dq = w.control + sums * TILE_Q;
-    w.keys = APART ? w.control : w.dq + sums * TILE_FLOATS;  // then there are no others
+    w.keys = APART ? w.control : w.dq + sums * TILE_FLOATS;  // with APART there are no tiles of dq
     return w;
 }
 
-// Of a tile row, or of another tile of dq.
+// Control numbers of a tile row, or of a further tile of dq.
 FN i32 *control_of(const struct Attention &p, i64 row, int which) {
     return (i32 *)(workspace(p).control + row * TILE_Q) + which;
 }
 
-// The further tiles of dq that a tile row of a head has.
+// The further tiles of dq of one tile row of a head.
 struct Further {
     i32 first, count;
 };
@@ -56,8 +58,8 @@ FN struct Further further_of(const struct Attention &p, i32 head, i32 row) {
     return {rows + head * p.further + first, __ldg(before + 1) - first};
 }
 #if ZEROES
-// Tile rows whose zeros come before the main launch: those of the heads that begin, or where only
-// few blocks run all.
+// Number of tile rows that the prepare launch zeroes: those of the first heads, or all if few
+// blocks run.
 FN i64 zeroed_before(const struct Attention &p) {
     constexpr i32 FEW_ITEMS = 256;
     const i64 heads = p.batch * p.heads_q;
@@ -66,14 +68,15 @@ FN i64 zeroed_before(const struct Attention &p) {
 }
 #endif
 
-// The unit of scores, in powers of two; with entmax, times alpha - 1.
+// Scale of the scores, times log2(e); with entmax, times alpha - 1 instead.
 FN float score_unit(const struct Attention &p) {
     const float whole = WITH_ENTMAX ? p.alpha_minus_1 : LOG2E;
     const float unit = left_scale(p) * whole;
     return fabsf(unit) < 1e-30f ? 1e-30f : unit;  // zero must not turn infinity into NaN
 }
 
-// One thread tells others what it wrote by adding to a number; they wait until it is so much.
+// Release/acquire between blocks: a thread publishes its writes by incrementing a counter, and
+// others wait for a value of it.
 FN void tell(i32 *number) {
     asm volatile("fence.proxy.async.global;\n"
                  "red.release.gpu.global.add.s32 [%0], 1;" :: "l"(number) : "memory");
@@ -85,26 +88,27 @@ FN void wait_until(const i32 *number, i32 is) {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// Thresholds come before them: as they were found, then for every tile row as `Rows` reads them.
+// The thresholds precede lse: first as computed, then for every tile row in the order of `Rows`.
 FN i64 padded_rows(const struct Attention &p) {
     return (i64)p.batch * p.heads_q * p.tile_rows * TILE_Q;
 }
 FN float *ends_of(const struct Attention &p) { return p.delta - padded_rows(p); }
 FN float *lows_of(const struct Attention &p) { return ends_of(p) - padded_rows(p); }
 
-// A warpgroup's columns of dk, dv and dq come in pieces of eight.
+// A warpgroup's columns of dk, dv and dq are divided into pieces of eight.
 #if SPLIT_KEYS
 constexpr int PIECES = HEAD_DIM / 8;  // of dk and dv
 FN int column_of(i32, int piece) { return 8 * piece; }
 FN int key_of(i32 group) { return 64 * group; }
-// A share of dq has 64 rows or 64 columns, or is all. Pieces of what is transposed are of queries.
+// A share of dq has 64 rows, or 64 columns, or is the whole tile. In transposed tiles, pieces are
+// of queries.
 constexpr bool SHARE_COLUMNS = TILE_Q < 128;
 FN int dq_pieces(i32 share) { return share && HEAD_DIM % 64 ? HEAD_DIM % 64 / 8 : DQ_PIECES; }
 FN int dq_column(i32 share, int piece) { return (SHARE_COLUMNS ? 64 * share : 0) + 8 * piece; }
 FN int dq_query(i32 share) { return SHARE_COLUMNS ? 0 : 64 * share; }
 #else
 constexpr int PIECES = HEAD_DIM / 16;
-constexpr int WHOLE = SLABS / 2;  // slabs; the one in the middle, if any, is divided
+constexpr int WHOLE = SLABS / 2;  // whole slabs; if SLABS is odd, the middle slab is divided
 FN int column_of(i32 group, int piece) {
     return piece < 8 * WHOLE ? 64 * (SLABS - WHOLE) * group + 8 * piece
                              : 64 * WHOLE + 32 * group + 8 * (piece - 8 * WHOLE);
@@ -115,7 +119,7 @@ FN int dq_column(i32 share, int piece) { return column_of(share, piece); }
 FN int dq_query(i32) { return 0; }
 #endif
 
-// Whose row a tile row's number stands for.
+// The head and sequence that a tile row's index belongs to.
 FN struct Place place_of_row(const struct Attention &p, i32 row) {
     return place_of(row / p.tile_rows, p.heads_q);
 }

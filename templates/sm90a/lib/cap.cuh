@@ -1,16 +1,17 @@
-// Logits that are height * tanh(rate * s), and their derivatives. The approximate instruction is
-// too coarse for logits, and the exact tanh takes two slow ones. Where all scores of a warp are
-// moderate, as most are, a polynomial takes its place.
-// Needs: device.cuh; score_height, score_rate. Gives: Cap, cap_of, cap_scores, slope_at.
+// Capped logits, height * tanh(rate * s), and their derivatives. tanh.approx is too coarse for
+// logits, and the exact tanh costs two MUFU operations. If all scores of a warp are moderate, as
+// usual, a polynomial replaces it. Needs: device.cuh; score_height, score_rate. Gives: Cap, cap_of,
+// cap_scores, slope_at.
 
-constexpr float MODERATE = 0.75f;  // |rate * s|, up to which the polynomial is within 3e-7 of tanh
+// Bound on |rate * s| up to which the polynomial is within 3e-7 of tanh
+constexpr float MODERATE = 0.75f;
 constexpr int TERMS = 5;
 constexpr float TANH[TERMS] = {0.9999972f, -0.33323076f, 0.13226092f, -0.04928044f, 0.012318827f};
-// FOLDED: five registers hold the polynomial of a score before the scale.
+// FOLDED: the polynomial coefficients include the scale, which takes five registers.
 template <bool FOLDED = false>
 struct Cap {
     float height, rate;
-    float slope, bent;  // the derivative by scale * score: slope - bent * logit^2
+    float slope, bent;  // derivative by scale * score: slope - bent * logit^2
     float odd[FOLDED ? TERMS : 1];
 };
 template <bool FOLDED = false>
@@ -37,13 +38,14 @@ FN float moderate_logit(float s, const Cap<FOLDED> &cap) {
     for (int i = TERMS - 2; i >= 0; i--) sum = fmaf(sum, square, odd[i]);
     return factor * x * sum;
 }
-// tanh as 1 - 2 / (e^2x + 1), by one exponential.
+// tanh as 1 - 2 / (e^2x + 1), with one exponential.
 template <bool FOLDED>
 FN float any_logit(float s, const Cap<FOLDED> &cap) {
     const float x = fast_exp2(s * (2.0f * LOG2E * cap.rate));
     return fmaf(-2.0f * cap.height, fast_reciprocal(x + 1.0f), cap.height);
 }
-// The derivative at a logit, which has the sign of the height and the rate, or is 0 beyond both.
+// The derivative at a logit. Its sign is that of height * rate, or it is 0: rounding must not flip
+// it.
 FN float slope_at(float logit, const Cap<> &cap) {
     const float slope = fmaf(-cap.bent * logit, logit, cap.slope);
     return cap.slope < 0.0f ? fminf(slope, 0.0f) : fmaxf(slope, 0.0f);

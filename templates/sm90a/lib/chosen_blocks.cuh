@@ -1,22 +1,21 @@
-// What a selection has chosen, as bits of a thread's columns: a table has a row for CHOSEN_Q
-// queries, and in it a bit for CHOSEN_K keys.
-// Needs: visible.cuh; CHOSEN_Q, CHOSEN_K, CELL_KEYS, CELL_QUERIES, OF_CHOSEN, OF_OTHERS,
-// chosen_table, chosen_pitch of the mask.
+// Reads which blocks were selected, as bits of a thread's columns. The table has one row per
+// CHOSEN_Q queries, with one bit per CHOSEN_K keys. Needs: visible.cuh; CHOSEN_Q, CHOSEN_K,
+// CELL_KEYS, CELL_QUERIES, OF_CHOSEN, OF_OTHERS, chosen_table, chosen_pitch of the mask.
 
-// The pairs that count of interval i: those that were chosen, those that were not, or all.
+// The pairs of interval i that count: selected ones, unselected ones, or all.
 FN u32 of_interval(int i, u32 chosen) {
     return OF_CHOSEN >> i & 1 ? chosen : OF_OTHERS >> i & 1 ? ~chosen : ~0u;
 }
 
-// The blocks of a tile that a query has chosen: bit 0 is the one with the tile's first key.
+// The blocks of a tile that a query selected; bit 0 is the block of the tile's first key.
 FN u32 blocks_of(const struct Mask &m, i32 query, i32 first_k, i32 n_kv) {
     const i32 *const words = chosen_table(m) + query / CHOSEN_Q * chosen_pitch(m);
     const u32 first = (u32)first_k / CHOSEN_K, low = words[first / 32];
-    if (32 * CHOSEN_K % TILE_K == 0) return low >> first % 32;  // a word has them all
+    if (32 * CHOSEN_K % TILE_K == 0) return low >> first % 32;  // one word holds all
     const u32 last = (u32)(min_i32(first_k + TILE_K, n_kv) - 1) / CHOSEN_K;
     return __funnelshift_r(low, words[last / 32], first % 32);
 }
-// Which of a thread's keys lie in them.
+// Expands blocks to bits of a thread's keys.
 FN void cover(u32 (&own)[WORDS], u32 blocks, i32 first_k) {
     constexpr bool ALIGNED = TILE_K % CHOSEN_K == 0 || CHOSEN_K % TILE_K == 0;
     const i32 offset = ALIGNED ? 0 : (u32)first_k % CHOSEN_K;
@@ -31,7 +30,7 @@ FN void cover(u32 (&own)[WORDS], u32 blocks, i32 first_k) {
     }
 }
 
-// Which of a thread's queries have chosen a key. Past the last query they may be any.
+// The thread's queries that selected a key. Bits past the last query are undefined.
 FN u32 choosing(const struct Mask &m, i32 key, i32 first_q, i32 n_q) {
     const u32 block = (u32)key / CHOSEN_K;
     const i32 *const words = chosen_table(m) + block / 32;

@@ -1,10 +1,10 @@
-// Sums of gradients of logits along the diagonals of tiles, for tables that formulas read by
-// distance alone: a backward pass adds up what is at one distance, head by head, and a launch
-// behind it gives that to the tables.
-// Needs: Shared, backward_workspace.cuh, ptx.cuh. Gives: diagonals_of, add_diagonals.
+// Sums of logit gradients along the diagonals of tiles, for tables that the score formula reads by
+// distance only. A backward pass adds up one sum per distance and head; a later launch adds the
+// sums to the tables. Needs: Shared, backward_workspace.cuh, ptx.cuh. Gives: diagonals_of,
+// add_diagonals.
 
-// Where the sums of a head begin: at distance 0, the query minus the key. Tiles may reach past the
-// ends.
+// The sums of a head, at distance 0 (query minus key). Tiles may reach past both ends, hence the
+// margin.
 constexpr i32 MARGIN = 128;
 static_assert(TILE_Q <= MARGIN && TILE_K <= MARGIN, "room past the ends");
 FN float *diagonals_of(const struct Attention &p, i32 head, i32 batch) {
@@ -12,10 +12,10 @@ FN float *diagonals_of(const struct Attention &p, i32 head, i32 batch) {
     return p.score_diagonals + number * (p.n_q + p.n_kv + 2 * MARGIN) + p.n_kv + MARGIN;
 }
 
-// A tile of ds in shared memory, its `first` query minus its first key, by all warps that compute.
-// A warp takes 16 queries and 64 keys, two keys a lane. With every second query a diagonal would
-// pass to the next lane; lanes move instead, and those that begin anew with the first keys hold
-// other diagonals from then on.
+// Adds a tile of ds in shared memory, with all consumer warps; `first` is its first query minus its
+// first key. A warp takes 16 queries and 64 keys, two keys per lane. Every second query, a diagonal
+// moves on to the next lane. Instead of passing sums on, lanes keep their diagonal and change keys;
+// a lane that wraps around to the first keys starts another diagonal.
 FN void add_diagonals(const unsigned char *tile, float *to, i32 first) {
     constexpr int ACROSS = TILE_K / 64, ALL = ACROSS * (TILE_Q / 16);
     const i32 lane = threadIdx.x % 32;
@@ -23,7 +23,7 @@ FN void add_diagonals(const unsigned char *tile, float *to, i32 first) {
     for (i32 part = threadIdx.x / 32 - 4; part < ALL; part += 4 * GROUPS) {
         const unsigned char *const from =
             tile + part % ACROSS * Q_SLAB + part / ACROSS * 16 * SLAB_ROW;
-        float sum[4] = {}, before[4] = {};  // of even queries and of odd ones, both keys of each
+        float sum[4] = {}, before[4] = {};  // of even and of odd queries, for two keys each
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             if (i > 0)
@@ -44,7 +44,8 @@ FN void add_diagonals(const unsigned char *tile, float *to, i32 first) {
             before[j] = lane <= 24 ? sum[j] : before[j];
             after[j] = sum[j] - before[j];
         }
-        // The odd queries' first keys are of the diagonal before that of the next lane's others.
+        // For odd queries, a lane's first key is on the diagonal that precedes the next lane's
+        // second key.
         const float next = __shfl_sync(0xffffffff, before[2], (lane + 1) % 32);
         const float later = __shfl_sync(0xffffffff, after[2], (lane + 1) % 32);
         float *const own = to + first + part / ACROSS * 16 - part % ACROSS * 64 - 2 * lane;

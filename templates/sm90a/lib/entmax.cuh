@@ -1,16 +1,19 @@
-// alpha-entmax instead of softmax: passes over a row until its lse is found.
-// Needs: items.cuh, ptx.cuh.
+// alpha-entmax instead of softmax: repeated passes over a row until its level is found. The level
+// is the threshold tau of entmax plus 1: a score (times alpha - 1) has a weight if it exceeds level
+// - 1. Needs: items.cuh, ptx.cuh.
 
 #include "common/lib/entmax_weights.cuh"
 
-// Blocks stream through tile rows. A block passes once over the tiles of one for the keys that may
-// have a weight: the level of these is the row's. Where they are few, their values are all that it
-// takes then; where they are more, a pass over values alone. Where they were too many to be
-// remembered it passes over keys until their level is close, and over both until it is right.
-// Wishes of warps are joined bit by bit: one that cannot have values alone, UNLISTED, may have few.
+// Persistent blocks loop over tile rows. START, the first pass over the tiles of a row, lists the
+// keys that may have a weight; the level of this list is the level of the row. DONE: the list is
+// short, so the consumers fetch single values. LISTED: the list is long, so a pass over the tiles
+// of v follows. SUMS: the lists overflowed, so passes over k refine the level. VALUES: passes over
+// k and v compute the output, until the level is right. The wishes of warps are combined with a
+// bitwise or. UNLISTED comes from a warp that has no room to prepare a LISTED pass: together with
+// LISTED it becomes VALUES.
 enum Pass { DONE = 0, LISTED = 1, UNLISTED = 2, VALUES = 3, SUMS = 7, START = 8 };
 
-// Of scores, as finish_scores leaves them, in units of a * score.
+// Unit of the scores that finish_scores leaves, times alpha - 1.
 FN float unit_of_entmax(const struct Attention &p) {
     return p.alpha_minus_1 * fmaxf(fabsf(left_scale(p)), 1e-30f);
 }
@@ -26,9 +29,9 @@ typedef Scores RowScores;
 
 // ---------------------------------------------------------------- what comes next
 
-// All warps agree on the next pass, and the thread that copies hears of it. It arrives as well, as
-// the others might else be through with two passes before it asks about the first. Decisions are
-// counted, over all items of a block.
+// All warps agree on the next pass, and the producer thread reads the decision. It arrives too;
+// without it, the consumers could complete two phases before the producer looked at the first.
+// Decisions are numbered over all items of a block.
 FN Pass heard(struct Shared &shared, i32 number) {
     wait(shared.decided, number & 1);
     i32 next = DONE;
@@ -47,22 +50,22 @@ FN Pass agreed(struct Shared &shared, Pass wish, i32 number) {
 
 // ---------------------------------------------------------------- the warp that copies
 
-// Tile i of a pass: it begins in the middle of the list, where most masks hide nothing and every
-// row finds a level.
+// Tile i of a pass. Passes begin in the middle of the list, where most masks hide nothing, so that
+// every row gets a first level early.
 FN i32 tile_of_pass(const struct Attention &p, const struct Work &work, i32 i) {
     const i32 place = i + work.count / 2;
     return word_at(p, work, place < work.count ? place : place - work.count);
 }
 
-// What the thread that copies has throughout.
+// State of the producer thread over all items.
 struct Copier {
     Ring<STAGES> k_stage, v_stage;
     i32 decisions = 0;     // heard of
-    bool storing = false;  // the last item's output leaves through the place of q
-    u32 stored = 0;        // parity of items whose output did
+    bool storing = false;  // the previous item's output is being stored from the place of q
+    u32 stored = 0;        // parity of such items
 };
 
-// q of an item, whose place must be free, as must be what is known of the item before.
+// Loads q of an item. The place of q and the decisions of the previous item must be free.
 FN void copy_q(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                const struct Work &work, struct Copier &c) {
     if (c.storing) {
@@ -76,19 +79,19 @@ FN void copy_q(struct Shared &shared, const struct Attention &p, const struct Ma
                       slice_of(p.q_stride, place.head, place.batch));
 }
 
-// All passes over one item; `coming` is fetched on the way. The first keys are on their way before
-// q, whose place may still be taken. A pass over keys alone is followed by another one for sure:
-// the first of its keys come before it is known which one that is. After other passes most items
-// are done, and those of the next one come. Values alone take the places of keys, as their own have
-// the lists.
+// Loads the tiles of all passes over one item, and fetches the next item (`coming`) meanwhile. The
+// first keys are requested before q, since the place of q may still be in use. A pass over keys is
+// always followed by another pass, so its first keys are prefetched before it is known which pass
+// it is. After other passes most items are done, so the next item's keys are prefetched. A pass
+// over values uses the slots of k, because the lists occupy the slots of v.
 FN void copy_item(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                   const struct Work &work, struct Work &coming, struct Copier &c) {
     const struct Place place = place_of(work.head, p.heads_q);
     const i32 kv_head = (u32)place.head / ((u32)p.heads_q / (u32)p.heads_kv);
     const struct Slice k = slice_of(p.k_stride, kv_head, place.batch);
     const struct Slice v = slice_of(p.v_stride, kv_head, place.batch);
-    const i32 first = min_i32(work.count, STAGES);  // tiles for which there is a place
-    i32 ahead = 0;  // tiles of k of this pass that were asked for in the last one
+    const i32 first = min_i32(work.count, STAGES);  // tiles that fit the ring
+    i32 ahead = 0;  // tiles of k that the previous pass already requested
     Pass now = START, next;
 #pragma unroll 1
     while (true) {
@@ -126,7 +129,8 @@ FN void copy_item(struct Shared &shared, const struct Attention &p, const struct
     c.storing = now != START;
 }
 
-// One thread. The next item's first tiles come while the output of this one is made.
+// The producer thread. It loads the next item's first tiles while the output of this one is
+// computed.
 FN void copy_passes(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     struct Copier c;
     struct Work work = item(p, atomicAdd(p.counter, 1)), coming;
@@ -138,7 +142,7 @@ FN void copy_passes(struct Shared &shared, const struct Attention &p, const stru
     if (c.storing) wait(shared.q_free[0], c.stored);
     shared.first_word = 0;
     arrive(shared.q_full[0]);
-    // The last block leaves the counter as it found it.
+    // The last block resets the counter for the next launch.
     if (atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
 }
 

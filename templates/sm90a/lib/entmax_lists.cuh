@@ -1,25 +1,26 @@
-// alpha-entmax: the keys of a row that may have a weight, as lists.
-// Needs: entmax_levels.cuh, entmax_weights.cuh. Gives: Lists.
+// alpha-entmax: lists of the keys of a row that may have a weight. Needs: entmax_levels.cuh,
+// entmax_weights.cuh. Gives: Lists.
 
-// With alpha from 1.5 on most rows have few keys with a weight, if in many tiles. The first pass
-// keeps the scores of those that have one at the level of the keys met so far, which only rises:
-// the level of the row is that of its list. Lists lie where values will, and behind: a thread has
-// one place for both rows' shares, the first's growing from below, the second's from above. Where
-// they meet, the level takes passes over the row's keys.
-constexpr u32 PLACE = sizeof(float2);  // of a score and the number of its key
-constexpr u32 LIST_STEP = PLACE * 128 * GROUPS;  // bytes from one place of a thread to its next
+// With alpha >= 1.5, most rows have few keys with a weight, though in many tiles. The first pass
+// keeps the scores of keys that have a weight at the level of the keys seen so far. That
+// level only rises, so the level of the list is the level of the row. The lists use the
+// place of v and the memory behind it. Each thread has one region for its share of both rows: the
+// first row's list grows upwards, the second row's downwards. If they meet, passes over all keys
+// find the level.
+constexpr u32 PLACE = sizeof(float2);  // a score and the index of its key
+constexpr u32 LIST_STEP = PLACE * 128 * GROUPS;  // bytes between consecutive entries of a thread
 constexpr u32 LIST = (sizeof(Shared::v) + sizeof(Shared::lists)) / LIST_STEP;
-// Numbers of keys are fp32: what adds to them runs beside the instructions on integers that lists
-// take anyway. They are exact, and tiles have numbers of 16 bits, up to so many keys.
+// Key indices are stored as fp32: their additions use the FP32 pipe, since the lists keep the
+// integer pipe busy. They are exact, and tile indices fit 16 bits, up to this many keys.
 constexpr i32 MOST_KEYS = 1 << 22;
 
 struct Lists {
-    u32 free[2];     // the first place of each row that is, in shared memory
-    float least[2];  // what a score must be above to have a weight
-    bool full;       // the same in a warp, and for good
+    u32 free[2];     // address of each row's first free entry, in shared memory
+    float least[2];  // a score must exceed this to have a weight
+    bool full;       // the lists overflowed; uniform in a warp and permanent
 };
 
-// Where the lists of a thread's rows begin. Computed where it is used.
+// Address of the lists of a thread's two rows. Recomputed at each use to save a register.
 FN u32 first_place(int r) {
     return shared_address(shared_memory().v[0]) + PLACE * (threadIdx.x - 128)
         + r * (LIST - 1) * LIST_STEP;
@@ -28,11 +29,11 @@ FN float2 &kept(u32 at) { return *(float2 *)__cvta_shared_to_generic(at); }
 FN float &kept_score(u32 at) { return *(float *)__cvta_shared_to_generic(at); }
 FN u32 next_in_list(int r, u32 at) { return r ? at - LIST_STEP : at + LIST_STEP; }
 
-// Calls f(row, score, key) for the lists, both rows at once: a loop waits for shared memory once a
-// turn. Only some ask for keys.
-// Behind a list lie so many places with minus infinity, which has no weight, that a turn needs not
-// ask where it ends; one that has ended reads them again. Both lists may have the same ones, and
-// `f` may write to places that were read.
+// Calls f(row, score, key) for all entries of both rows' lists. An iteration takes AT_ONCE entries
+// of each list, so that it waits for shared memory only once. ASKED: `f` uses the key. Entries of
+// minus infinity, which have no weight, follow each list, so an iteration needs no end test; a list
+// that has ended rereads them. Both lists may share these entries. `f` may overwrite entries that
+// were read.
 constexpr u32 AT_ONCE = 2;
 template <bool ASKED = false, typename F>
 FN void for_lists(const struct Lists &lists, const F &f) {
@@ -66,7 +67,7 @@ FN void for_lists(const struct Lists &lists, const F &f) {
     }
 }
 
-// Where the level is no number the row needs no scores any more.
+// With a NaN level the row needs no scores any more.
 FN void set_least(struct Lists &lists, const struct Search &x, float unit) {
 #pragma unroll
     for (int r = 0; r < 2; r++) lists.least[r] = fminf((x.level[r] - 1.0f) / unit, PLUS_INFINITY);
@@ -79,12 +80,12 @@ FN void start_lists(struct Lists &lists, const struct Search &x, float unit, flo
     set_least(lists, x, unit);
 }
 
-// The places that are free beyond those behind the lists.
+// Bytes reserved behind the lists.
 constexpr u32 BEHIND = (AT_ONCE - 1) * LIST_STEP;
 
-// Keeps the scores of a tile; `key` is the thread's first one. What is not a number is kept too.
-// The rows take turns, as a store holds up what finds its row's next place. Some scores share what
-// keeps the lists apart: where there is no place left the last one is written again and again.
+// Appends the scores of a tile; `key` is the thread's first key. NaN scores are kept too. The rows
+// alternate, because a store delays the computation of its row's next address. One overflow check
+// serves TOGETHER scores: when the region is full, the last entry is overwritten again and again.
 constexpr u32 TOGETHER = 2;
 FN void keep_scores(const Scores &s, float key, struct Lists &x) {
 #pragma unroll
@@ -112,7 +113,7 @@ FN void keep_score(u32 (&free)[2], int r, float y, float key) {
     free[r] = next_in_list(r, free[r]);
 }
 
-// Forgets those that have no weight any more, and nothing that is no number.
+// Drops entries that have no weight any more. Keeps NaN entries.
 FN void drop_scores(struct Lists &x) {
     u32 free[2] = {first_place(0), first_place(1)};
     for_lists<true>(x, [&](int r, float y, float key) {
@@ -125,7 +126,7 @@ FN void add_lists(const struct Lists &lists, float unit, float a, struct Search 
     clear_sums(x);
     by_alpha(a, [&](auto kind) {
         constexpr Alpha ALPHA = decltype(kind)::value;
-        if (ALPHA == NEAR_SOFTMAX) return;  // has no lists
+        if (ALPHA == NEAR_SOFTMAX) return;  // no lists
         for_lists(lists, [&](int r, float y, float) {
             const struct Weight w = weigh<ALPHA>(y, unit, x.level[r], a);
             x.p[r] += w.p, x.u[r] += w.u;
@@ -135,10 +136,10 @@ FN void add_lists(const struct Lists &lists, float unit, float a, struct Search 
     sum_over_quads(x);
 }
 
-// Rises towards the level of the lists, but not past it: what has no weight then has none for good.
-// The lists are read once: on the way they lose what had no weight at the level before, and scores
-// too far above that count as 1, as if they were lower, which only makes the step smaller. No
-// weight is above 1: the level is not below the largest score either.
+// Raises the level towards the level of the lists, never beyond it: a score without a weight then
+// stays without one. The lists are read once. On the way, entries without a weight at the previous
+// level are dropped; scores too far above it count as 1, which makes the step smaller and therefore
+// safe. A weight is at most 1, so the level is at least the largest score.
 FN void raise_and_drop(struct Lists &lists, float unit, float a, struct Search &x) {
     u32 free[2] = {first_place(0), first_place(1)};
     float peak[2] = {MINUS_INFINITY, MINUS_INFINITY};
@@ -163,10 +164,10 @@ FN void raise_and_drop(struct Lists &lists, float unit, float a, struct Search &
     set_least(lists, x, unit);
 }
 
-constexpr int MOST_STEPS = 12;  // of a search
+constexpr int MOST_STEPS = 12;  // steps of a search
 
-// The levels become those of the lists, which then hold just what has a weight. Returns whether
-// they are close enough.
+// Makes the levels those of the lists, and leaves only entries with a weight. Returns whether
+// the levels are precise enough.
 FN bool search_lists(struct Lists &lists, float unit, float a, struct Search &x) {
     raise_and_drop(lists, unit, a, x);
     bool moves = true;
@@ -187,25 +188,25 @@ FN bool search_lists(struct Lists &lists, float unit, float a, struct Search &x)
     return !moves;
 }
 
-// Whether a warp's lists have room for less than so many scores.
+// Returns whether a warp's lists have room for less than `places` more entries.
 FN bool fewer_places(const struct Lists &lists, u32 places) {
     const u32 room = lists.free[1] - lists.free[0] - BEHIND;
     return __any_sync(0xffffffff, room < places * LIST_STEP);
 }
 
-// Whether scores may have been without one.
+// Returns whether entries may have been lost.
 FN bool too_few_places(const struct Lists &lists) { return fewer_places(lists, TOGETHER + 1); }
 
-// Levels are raised after 2, 3, 5, 8, 16, 32, ... tiles, which is early enough for most lists and
-// finds all warps at it together, and where places get few.
+// The level is raised after 2, 3, 5, 8, 16, 32, ... tiles, and when space runs out. That is
+// early enough for most lists, and all warps raise at the same tiles.
 FN bool time_to_raise(const struct Lists &lists, i32 tiles) {
     const bool power = (tiles & (tiles - 1)) == 0 && tiles != 1 && tiles != 4;
     return power || tiles == 3 || tiles == 5 || fewer_places(lists, LIST / 6);
 }
 
-// The first pass over a tile; `tiles` counts it, `key` is the thread's first one. Its own scores
-// raise the level before they are kept where a row has none, where there are no places for them,
-// and where lists were given up.
+// First pass over one tile. `tiles` counts tiles, `key` is the thread's first key. The tile's own
+// scores raise the level before they are appended if a row has none yet, if they would not fit,
+// or if the lists were given up.
 FN void list_scores(Scores &s, i32 tiles, float key, float unit, float a, struct Lists &lists,
                     struct Search &x) {
     const u32 before[2] = {lists.free[0], lists.free[1]};

@@ -1,7 +1,7 @@
 // alpha-entmax: passes over a row, as a warpgroup runs them.
 // A part of entmax.cuh. Needs: entmax_lists.cuh, entmax_products.cuh, entmax_values.cuh, query.cuh.
 
-// What a warpgroup has throughout.
+// State of a warpgroup for one tile row.
 struct Rows {
     struct Row row;
     i32 query, group, tiles, decisions;
@@ -12,13 +12,13 @@ struct Rows {
     struct Search x;
 };
 
-// A tile whose scores are being computed.
+// A tile whose score WGMMAs are in flight.
 struct Tile {
     i32 word, query;
     struct Visible seen;
 };
-// TURNS: whether warpgroups take turns at products. Lists keep them busy for unequal times, and a
-// warpgroup that is through with its own does not wait for others.
+// TURNS: whether to use the scheduler barrier. Lists keep the warpgroups busy for unequal times, so
+// in the first pass a warpgroup that is done must not wait for the others.
 template <bool TURNS>
 FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attention &p,
                           struct Rows &w) {
@@ -33,7 +33,7 @@ FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attenti
     begin_scores(s, w.q, k_tiles + w.k_stage.at * (K_BYTES >> 4));
     return tile;
 }
-// Its product is done.
+// Call after the WGMMAs have finished.
 FN void finish_tile(Scores &s, const struct Tile &tile, struct Shared &shared,
                     const struct Attention &p, struct Rows &w) {
     pin(s);
@@ -49,8 +49,8 @@ FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, 
     return (tile.word & INDEX) * KEY_STEP + threadIdx.x % 4 * 2;
 }
 
-// The first pass. Returns the one that these rows need next: none over keys where the lists that it
-// made tell all about them.
+// The first pass. Returns the pass that these rows need next. If the lists are complete, no further
+// pass over the keys is needed.
 FN Pass pass_to_start(struct Lists &lists, struct Shared &shared, const struct Attention &p,
                       struct Rows &w) {
     start_lists(lists, w.x, w.unit, w.a);
@@ -62,7 +62,7 @@ FN Pass pass_to_start(struct Lists &lists, struct Shared &shared, const struct A
         list_scores(s, i + 1, key, w.unit, w.a, lists, w.x);
     }
     const bool found = !lists.full && search_lists(lists, w.unit, w.a, w.x);
-    publish_writes();  // before values are copied to where lists were
+    publish_writes();  // before v is copied over the lists
     if (!found || p.n_kv > MOST_KEYS) return lists.full ? SUMS : VALUES;
     const i32 listed = longest(join_lists(lists)) <= most_fetched(w.tiles) ? DONE : LISTED;
     const bool room = room_for_pairs(lists) && p.n_kv <= MOST_COLUMNS;
@@ -92,8 +92,8 @@ FN void finish_values(Output &o, Weights &weights, struct Shared &shared, struct
     w.v_stage.next();
 }
 
-// The scores of a tile are computed before the product of the last one's weights, under which they
-// become weights themselves: but not where logits need the registers.
+// The scores of the next tile are computed before the WGMMA of this tile's weights, which then
+// overlaps their softmax. Exception: CROWDED, where logits need the registers.
 constexpr bool CROWDED = GROUPS == 3 && BENT;
 FN void drop_tile(Scores &s, const struct Dropout &d, const struct Rows &w, i32 query, i32 key) {
     struct Staying<TILE_K / 2> stay;
@@ -128,7 +128,7 @@ FN void pass_over_values(Output &o, struct Shared &shared, const struct Attentio
     finish_values(o, weights, shared, w);
 }
 
-// Rows without keys have no weights; a level that is no number makes all of a row not a number.
+// Rows without keys have no weights. A NaN level makes the whole row NaN.
 FN void take_lse(float (&lse)[2], struct Search &x, float a) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -143,7 +143,8 @@ FN void finish_by_lists(const struct Lists &lists, const struct Attention &p, st
     take_lse(lse, w.x, w.a);
     store_pieces(o, lse, w.x.p, w.row, w.query, p);
 }
-// The pass over values alone. Weights are put in place under the products of other warpgroups.
+// The pass over the tiles of v. A warpgroup prepares its weights while the WGMMAs of other
+// warpgroups run.
 FN void pass_by_lists(Output &o, struct Lists &lists, struct Shared &shared, struct Rows &w) {
     const u64 tiles = along_tokens(shared_address(shared.k[0]), K_SLAB);
     struct Cursor cursor = weigh_lists(lists, w.unit, w.a, w.x);
@@ -163,7 +164,7 @@ FN void pass_by_lists(Output &o, struct Lists &lists, struct Shared &shared, str
     }
 }
 
-// Through the place of q, which is free then.
+// Stores through the place of q, which is free by then.
 FN void store_rows(Output &o, struct Shared &shared, const struct Attention &p,
                    const struct Maps &maps, struct Rows &w) {
     float lse[2];
@@ -180,7 +181,8 @@ FN void finish_by_products(struct Lists &lists, struct Shared &shared, const str
     pass_by_lists(o, lists, shared, w);
     store_rows(o, shared, p, maps, w);
 }
-// Passes over tiles, from the second on, until a level is found with which they have the output.
+// Runs passes over tiles, from the second pass on, until the output was computed with the right
+// level.
 FN void finish_by_tiles(Pass next, struct Shared &shared, const struct Attention &p,
                         const struct Maps &maps, struct Rows &w) {
 #pragma unroll 1
@@ -216,7 +218,7 @@ FN void compute_passes(struct Shared &shared, const struct Attention &p, const s
         begin_row(w.kept);
         take_q(w.q, shared, 0, group);
 #pragma unroll
-        for (int r = 0; r < 2; r++)  // past the end there are no weights to look for
+        for (int r = 0; r < 2; r++)  // rows past the end need no weights
             w.x.level[r] = query_at(w.query + 8 * r) < p.n_q ? MINUS_INFINITY : PLUS_INFINITY;
         struct Lists lists;
         const Pass next = agreed(shared, pass_to_start(lists, shared, p, w), w.decisions++);

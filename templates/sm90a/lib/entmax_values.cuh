@@ -1,15 +1,16 @@
-// alpha-entmax: out from the lists of keys, without another pass.
-// Needs: entmax_lists.cuh, unpack.cuh, work.cuh.
+// alpha-entmax: computes out from the lists of keys by fetching single values. Needs:
+// entmax_lists.cuh, unpack.cuh, work.cuh.
 
-// Where all rows of a block have few keys in their lists, only the values of these are read, from
-// global memory. A quad has two rows of queries, and four keys of each a turn: each of its threads
-// weighs one, and all take a quarter of its values, 16 bytes of every 64.
-constexpr int PIECES = HEAD_DIM / 32;  // of 16 bytes, of a thread
-constexpr int FETCHED = HEAD_DIM > 128 ? 1 : HEAD_DIM > 64 ? 2 : 4;  // keys of a row at once
+// Used if all rows of a block have short lists: only the values of listed keys are read, from
+// global memory. A quad owns two rows and takes four keys of each per iteration. Each thread
+// computes the weight of one key, and all four read a quarter of each value row: 16 bytes of every
+// 64.
+constexpr int PIECES = HEAD_DIM / 32;  // 16-byte pieces of a thread
+constexpr int FETCHED = HEAD_DIM > 128 ? 1 : HEAD_DIM > 64 ? 2 : 4;  // keys of a row per iteration
 
-// The lists of a quad's rows, one after another.
+// The lists of the four threads of a quad, concatenated.
 struct Joined {
-    u32 end[2][4];  // where each ends, in bytes
+    u32 end[2][4];  // end offset of each thread's list, in bytes
 };
 FN struct Joined join_lists(const struct Lists &lists) {
     struct Joined x;
@@ -20,15 +21,15 @@ FN struct Joined join_lists(const struct Lists &lists) {
 #pragma unroll
         for (int i = 0; i < 4; i++) x.end[r][i] = end += __shfl_sync(0xffffffff, own, i, 4);
     }
-    __syncwarp();  // now all threads see them
+    __syncwarp();  // make the entries visible to all threads of the quad
     return x;
 }
 FN u32 longest(const struct Joined &x) { return max(x.end[0][3], x.end[1][3]); }
-// Beyond so many keys a pass over tiles of values is faster: it reads them once for all rows, and
-// single ones come through a bandwidth that all blocks share.
+// Above this length, a pass over tiles of v is faster: it reads each value once for all rows, while
+// single values go through the L2 bandwidth that all blocks share.
 FN u32 most_fetched(i32 tiles) { return (3 * (u32)tiles / 2 + 8) * LIST_STEP; }
 
-// Where the score lies that has so many bytes before it.
+// Address of the score at offset `before` in the concatenated lists.
 FN u32 joined_at(const struct Joined &x, int r, u32 before) {
     u32 begin = 0, thread = 0;
 #pragma unroll
@@ -38,7 +39,7 @@ FN u32 joined_at(const struct Joined &x, int r, u32 before) {
     return r ? first - (before - begin) : first + (before - begin);
 }
 
-// Piece n of row r: in an output those of a thread lie one after another.
+// Adds piece n of row r. Here an output holds the pieces of a thread one after another.
 FN void add_piece(Output &o, int r, int piece, float weight, const uint4 &x) {
     const u32 pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -48,9 +49,10 @@ FN void add_piece(Output &o, int r, int piece, float weight, const uint4 &x) {
         to[0] = fmaf(weight, y.x, to[0]), to[1] = fmaf(weight, y.y, to[1]);
     }
 }
-// Of four keys of each row one is the thread's: its weight, and where its values lie.
+// Adds four keys of each row. The thread contributes one of them: its weight, and where its values
+// lie.
 FN void add_keys(Output &o, const float (&own)[2], const u32 (&own_at)[2], const uint4 *values) {
-#pragma unroll (HEAD_DIM > 192 ? 1 : 4)  // where values take no more registers than there are
+#pragma unroll (HEAD_DIM > 192 ? 1 : 4)  // unroll as far as registers allow
     for (int first = 0; first < 4; first += FETCHED) {
         float weight[FETCHED][2];
         uint4 x[FETCHED][2][PIECES];
@@ -72,7 +74,7 @@ FN void add_keys(Output &o, const float (&own)[2], const u32 (&own_at)[2], const
     }
 }
 
-// A thread has pieces of a row's output, not columns as a product leaves them.
+// Stores pieces of a row, because a thread does not hold columns in WGMMA order here.
 FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[2],
                      const struct Row &row, i32 query, const struct Attention &p) {
     const struct Place place = {row.batch, row.head};
@@ -100,14 +102,14 @@ FN void store_pieces(const Output &o, const float (&lse)[2], const float (&sum)[
     }
 }
 
-// Where the values of a score's key lie, in 16 bytes: 32 bits reach over 64 GiB.
+// Offset of the values of a score's key, in units of 16 bytes, so that 32 bits reach over 64 GiB.
 FN u32 values_of(const struct Attention &p, u32 place) {
     return (i64)(i32)kept(place).y * p.v_stride[2] / 8;
 }
 
-// Of rows whose levels are found: sums of their weights, and the output that these are to divide.
-// A row that has no more keys, but others have, reads values of one again: no others, which might
-// not be numbers.
+// Sums the weights of rows with known levels, and computes the output before the division by the
+// sums. A row whose list ends before others' rereads the value of one of its own keys: values of
+// other keys might be NaN.
 FN void fetch_values(Output &o, const struct Lists &lists, const struct Attention &p,
                      const struct Row &row, float unit, float a, struct Search &x) {
     const i32 kv_head = (u32)row.head / ((u32)p.heads_q / (u32)p.heads_kv);

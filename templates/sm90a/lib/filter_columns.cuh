@@ -1,14 +1,14 @@
-// A filter beside any mask policy: of the pairs that are visible those remain whose scores reach
-// their column's threshold, and those that are spared. Columns are queries.
-// Needs: thresholds.cuh, visible.cuh; SPARES and spare of spared.cuh.
+// A filter on top of any mask policy: keeps visible pairs if their scores reach their column's
+// threshold, or if they are always kept. Columns are queries. Needs: thresholds.cuh, visible.cuh;
+// SPARES and spare of spared.cuh.
 
 FN struct Visible see_all() {
     struct Visible seen;
     seen.word[0][0] = seen.word[1][0] = ~0u;
     return seen;
 }
-// Of the pairs of keys k and k + 8 that may be chosen those remain that were, by their scores.
-// `lows` and `ends` are of the queries from `first_q` on, and lie as the numbers of `Rows`.
+// Keeps the selected ones among the candidate pairs of keys k and k + 8. `lows` and `ends` belong
+// to the queries from `first_q` on, in the order of `Rows`.
 FN void keep_chosen(struct Visible &seen, const Scores &s, const struct Attention &p,
                     const struct Place &at, const float *lows, const float *ends, i32 k,
                     i32 first_q) {
@@ -31,6 +31,6 @@ FN void keep_chosen(struct Visible &seen, const Scores &s, const struct Attentio
             const bool live = any || chosen_by(t, s[i / 2 * 4 + 2 * r + i % 2], before);
             seen.word[r][0] &= live ? ~0u : free[r][0] | ~(1u << i);
         }
-        pin(seen.word[0]), pin(seen.word[1]);  // one after the other: registers are short
+        pin(seen.word[0]), pin(seen.word[1]);  // one after the other, because registers are short
     }
 }

@@ -1,18 +1,18 @@
-// A filter beside any mask policy: of the pairs that are visible those remain whose scores reach
-// their row's threshold, and those that are spared. Rows are queries.
-// Needs: thresholds.cuh, bits.cuh, visible.cuh, mask_row; SPARES and spare of spared.cuh.
+// A filter on top of any mask policy: keeps visible pairs if their scores reach their row's
+// threshold, or if they are always kept. Rows are queries. Needs: thresholds.cuh, bits.cuh,
+// visible.cuh, mask_row; SPARES and spare of spared.cuh.
 
 FN void see_all(struct Visible &seen) {
 #pragma unroll
     for (int w = 0; w < WORDS; w++) seen.word[0][w] = seen.word[1][w] = ~0u;
 }
 
-// How the pairs of one of a thread's rows are told: bits as in Visible.
+// The selection of one of a thread's rows, with bits as in Visible.
 struct Choice {
     struct Threshold threshold;
-    u32 open[WORDS];    // pairs that may be chosen
-    u32 before[WORDS];  // of which a lesser score is enough
-    u32 sure[WORDS];    // pairs that are seen whatever their scores
+    u32 open[WORDS];    // candidates
+    u32 before[WORDS];  // candidates before the threshold's end, where a tie is selected
+    u32 sure[WORDS];    // pairs that are visible with any score
 };
 FN bool is_seen(const struct Choice &x, float score, int i) {
     const u32 bit = 1u << i % 32;
@@ -20,7 +20,7 @@ FN bool is_seen(const struct Choice &x, float score, int i) {
     return (x.sure[i / 32] | (chosen ? x.open[i / 32] : 0)) & bit;  // without branches
 }
 
-// Of query q + 8 r, whose candidates are `seen`.
+// The selection of query q + 8 r among the candidates `seen`.
 FN struct Choice choice_of(const struct Visible &seen, const struct Attention &p, i32 batch,
                            i32 head, i32 q, i32 first_k, int r) {
     const i32 k = first_k + threadIdx.x % 4 * 2, row = mask_row(p, q + 8 * r);
@@ -40,13 +40,14 @@ FN struct Choice choice_of(const struct Visible &seen, const struct Attention &p
     return x;
 }
 
-// Scores q . k become -inf where pairs are not seen; those that turn around later, inf.
+// Sets the scores q . k of invisible pairs to -inf, or to inf if scores are negated later.
 FN void hide_others(Scores &s, const struct Visible &seen, const struct Attention &p, i32 batch,
                     i32 head, i32 q, i32 first_k) {
     const float hidden = flips(p) ? PLUS_INFINITY : MINUS_INFINITY;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        // The second row's numbers do not wait in registers while the first one's are in use.
+        // `anew`: without it, the second row's numbers occupy registers while the first row is in
+        // use.
         const struct Choice x = choice_of(seen, p, batch, head, anew(q), first_k, r);
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
@@ -57,9 +58,10 @@ FN void hide_others(Scores &s, const struct Visible &seen, const struct Attentio
     }
 }
 
-// The same of a tile where all pairs may be chosen, in two instructions a score, if one bound a row
-// tells: all of a row's keys lie before the threshold's end, or none. Returns whether that is so.
-// Scores that turn around later are not here: all their tiles are special. Nothing may be spared.
+// A faster variant for tiles where all pairs are candidates: two instructions per score, if a
+// single bound decides for each row, because all keys of the tile lie before the threshold's end,
+// or none. Returns whether that holds. Not for scores that are negated later (their tiles are all
+// MASKED), nor if pairs are always kept.
 FN bool hide_lesser(Scores &s, const struct Attention &p, i32 batch, i32 head, i32 q, i32 first_k) {
     const int2 *const rows = thresholds_of(p, p.delta, batch, head);
     float least[2];
@@ -89,7 +91,7 @@ FN void keep_chosen(struct Visible &seen, const Scores &s, const struct Attentio
         for (int i = 0; i < OWN; i++) {
             const float score = s[i / 2 * 4 + 2 * r + i % 2];
             kept[i / 32] |= is_seen(x, score, i) ? 1u << i % 32 : 0;
-            if (i % 4 == 3) pin(kept);  // not one register for each
+            if (i % 4 == 3) pin(kept);  // otherwise ptxas keeps one register per bit
         }
 #pragma unroll
         for (int w = 0; w < WORDS; w++) seen.word[r][w] = kept[w];

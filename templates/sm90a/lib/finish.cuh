@@ -1,5 +1,5 @@
-// Scores of a tile become logits, and those of pairs that are dead, or with WITH_THRESHOLDS were
-// not chosen, -inf. Needs: look.cuh, logit.cuh, apply_mask.cuh, filter_rows.cuh.
+// Turns the scores of a tile into logits and hides dead pairs; WITH_THRESHOLDS also hides
+// unselected pairs. Needs: look.cuh, logit.cuh, apply_mask.cuh, filter_rows.cuh.
 
 #if WITH_THRESHOLDS
 FN void finish_scores(Scores &s, const struct Attention &p, const struct Row &row, i32 query,

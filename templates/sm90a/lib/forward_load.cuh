@@ -1,17 +1,18 @@
-// The thread that loads the tiles of items.
-// Needs: ring.cuh, items.cuh, a loader of keys, an operand policy; Shared of the includer.
+// The producer thread: loads the tiles of work items. Needs: ring.cuh, items.cuh, a loader of keys,
+// an operand policy; Shared of the includer.
 
-// The first one that no block of a stream has taken: each begins with that of its own number.
+// Claims the next item of a persistent launch. Each block begins with the item of its own index.
 FN struct Work next_item(const struct Attention &p) {
     return item(p, (i32)gridDim.x + atomicAdd(p.counter, 1));
 }
 
-// Packed heads: FIRST where the tile at position left - 1 is the last one of a part of its item.
+// pack_gqa: FIRST if the tile at position left - 1 is the last one of a part of its item.
 FN i32 part_ends(const struct Work &work, i32 left) {
     return PACKED && (left & (work.tile - 1)) == 0 ? FIRST : 0;
 }
 
-// One thread. It shares its scheduler with warps that compute: what it does per tile is little.
+// The producer thread. Keep the loop body short: it competes with consumer warps for issue slots of
+// the same scheduler.
 FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     const u32 group = (u32)p.heads_q / (u32)p.heads_kv;
     Ring<STAGES> stage;
@@ -26,7 +27,8 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         const i32 kv_head = (u32)place.head / group;
         const Keys k = keys_in(p, p.k_stride, {place.batch, kv_head});
         const Values v = values_in(p, {place.batch, kv_head});
-        // The next item is fetched under the first tile of this one, unless that is the only one.
+        // Claim the next item while the first tile is in flight; if there is only one tile, claim
+        // it now.
         if (STREAM && work.count == 1) coming = next_item(p);
 #pragma unroll 1
         for (i32 left = work.count - 1; left >= 0; left--) {
@@ -57,6 +59,6 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
         work = coming;
         coming = {};
     }
-    // The last block leaves the counter as it found it.
+    // The last block resets the counter for the next launch.
     if (STREAM && atomicAdd(p.counter + 1, 1) == gridDim.x - 1) p.counter[0] = p.counter[1] = 0;
 }

@@ -1,12 +1,12 @@
-// The end of a row: sinks, other keys' results, lse, and out.
-// Needs: query.cuh, ptx.cuh, unpack.cuh, work.cuh.
+// Epilogue of a row: sinks, results of other launches, lse, and out. Needs: query.cuh, ptx.cuh,
+// unpack.cuh, work.cuh.
 
-// The logit of a sink; of packed heads each has its own.
+// The logit of a sink. With pack_gqa, every row has its own head's sink.
 FN float sink_of(const struct Attention &p, i32 head, i32 row) {
     return p.sink_logits[head_of_row(p, head, row)];
 }
 
-// What a row's other keys gave before, in powers of two; -inf where there is none.
+// lse of a row from an earlier launch over other keys, times log2(e); -inf if there is none.
 FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
     return p.joins && token < p.n_q ? __fmul_rn(lse[token * p.lse_stride[2]], LOG2E)
                                     : MINUS_INFINITY;
@@ -18,7 +18,7 @@ FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
 #include "sm90a/lib/merge_rows.cuh"
 #endif
 
-// Adds that, or a sink, to a row's sum, as if it were one more key's logit; both it and all others
+// Adds an earlier result or a sink to a row's sum, like one more key with this logit. Either side
 // may be -inf. Returns its weight.
 FN float join_sum(float before, float &total, float &base, float &factor) {
     const float higher = fmaxf(base, before), finite = higher == MINUS_INFINITY ? 0.0f : higher;
@@ -29,7 +29,7 @@ FN float join_sum(float before, float &total, float &base, float &factor) {
     base = higher;
     return weight;
 }
-// And its output to theirs, which is then divided.
+// Adds the earlier output, before the division.
 FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const struct Row &row,
                   i32 query, const struct Attention &p) {
 #pragma unroll
@@ -48,14 +48,16 @@ FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const s
     }
 }
 
-// Which part of its row the item has whose q lies, or lay, in this place; 0 where it has all.
+// Index + 1 of the part that the item computes, if its row is split; 0 otherwise. Read from the
+// slot of q, which may already be free.
 FN i32 part_in(u32 tile) {
     const struct Shared &shared = shared_memory();
     return uniform(shared.row[STREAM && tile != shared_address(shared.q)].part);
 }
 
-// Divides by the rows' sums; writes lse, and starts to write out through the place of q. Roundings
-// are spelled out: a stream stores in two places, whose bits are to be the same.
+// Divides by the row sums, writes lse, and starts to store out through the place of q. Roundings
+// are explicit (__fmul_rn): persistent launches call this in two places, which must give identical
+// bits.
 FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float unit,
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
@@ -65,7 +67,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         finish_parts(shared_memory(), p, part - row.part + 1, group);
 #else
         store_part(o, top, sum, unit, part_at(p, part - 1), group);
-        sync_threads(8 + group, 128);  // all have read which part, before the place is free
+        sync_threads(8 + group, 128);  // all threads have read `part`; now the place may be reused
 #endif
         return;
     }
@@ -115,10 +117,10 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
     }
 }
 
-// Rows of tiles without a live pair: the end of the work list, behind live items and those of a
-// list made on the device that are left over.
+// Writes rows of tiles without a live pair. They are at the end of the work list, behind the live
+// items and the unused items of a list that the device built.
 FN void store_empty(const struct Attention &p) {
-    if (p.joins) return;  // they keep what they have
+    if (p.joins) return;  // these rows keep the earlier result
     const i32 thread = threadIdx.x - 128;
     for (i32 index = p.items + p.empty - 1 - blockIdx.x; index >= 0; index -= gridDim.x) {
         const struct Work work = work_at(p, index);

@@ -1,8 +1,7 @@
-// Rows that are gathered: a query's heads, and keys by a list; the order in which they are handed
-// over. Expects BEHIND: groups of copies under way.
-// Needs: gather_copy.cuh, ptx.cuh.
+// Gathers rows: the heads of a query, and listed keys. Hands tiles over in order. Expects BEHIND:
+// groups of copies in flight. Needs: gather_copy.cuh, ptx.cuh.
 
-constexpr int PIECES = HEAD_DIM / 8;  // of 16 bytes, in a row of a tile
+constexpr int PIECES = HEAD_DIM / 8;  // 16-byte pieces in a row of a tile
 constexpr int COPIERS = 128;          // threads that copy
 
 #include "common/lib/gathered_items.cuh"
@@ -11,13 +10,13 @@ constexpr int COPIERS = 128;          // threads that copy
 
 // ---------------------------------------------------------------- the warpgroup that copies
 
-// Eight threads copy a row, a piece of 16 bytes each at a time.
+// Eight threads copy a row, each 16 bytes at a time.
 constexpr int ROWS_AT_ONCE = COPIERS / 8, TURNS = TILE_K / ROWS_AT_ONCE;
 
-// What a thread's copies are of: the rows, of a tile of keys, that are its to copy.
+// The rows of a tile of keys that this thread copies.
 struct Rows {
     i32 key[TURNS];
-    i32 live;  // of them; the others become zeros
+    i32 live;  // existing rows; the others become zeros
 };
 FN struct Rows rows_of(const i32 *keys, i32 count, i32 tile) {
     const i32 own = tile * TILE_K + threadIdx.x / 8, last = count - 1;
@@ -29,8 +28,8 @@ FN struct Rows rows_of(const i32 *keys, i32 count, i32 tile) {
     return rows;
 }
 
-// A piece of a row, one in eight; the last ones are not there where HEAD_DIM is no multiple of 64,
-// and zeros where the row in memory has but OWN.
+// Copies every eighth piece of a row. If HEAD_DIM is not a multiple of 64, the last pieces do not
+// exist; if rows in memory have only OWN pieces, the others become zeros.
 template <int OWN>
 FN void copy_row(u32 tile, u32 slab, u32 row, const unsigned char *from, bool live) {
     const u32 own = threadIdx.x % 8;
@@ -49,7 +48,7 @@ FN void gather(unsigned char *tile, const void *tensor, const i64 (&stride)[3],
                       row_of(tensor, stride, item.batch, item.kv_head, rows.key[i]),
                       i < rows.live);
 }
-// The rows of a tile's heads, zeros where there are fewer.
+// Copies the rows of a tile of heads; missing heads become zeros.
 template <int OWN>
 FN void copy_heads(unsigned char *tile, const void *tensor, const i64 (&stride)[3],
                    const struct Item &item) {
@@ -62,8 +61,9 @@ FN void copy_heads(unsigned char *tile, const void *tensor, const i64 (&stride)[
     }
 }
 
-// Groups of copies that are under way, the oldest first. Products read what ordinary writes left
-// only after the writing threads' fence, so a barrier is told when BEHIND later groups have begun.
+// Groups of copies in flight, oldest first. WGMMA reads the data only after the copying threads
+// have issued a proxy fence, so a group's mbarrier is signalled when BEHIND later groups have been
+// started.
 static_assert(STAGES >= 2, "the warpgroup that copies would wait for itself");
 struct Under {
     u64 *barrier[BEHIND];
@@ -76,7 +76,7 @@ FN void settle_first(struct Under &under) {
     for (int i = 1; i < BEHIND; i++) under.barrier[i - 1] = under.barrier[i];
     under.count--;
 }
-// What was copied since is a group of its own; the barrier is of those who wait for it.
+// Commits the copies since the last call as a group; the consumers wait on `barrier`.
 FN void begun(struct Under &under, u64 &barrier) {
     copies_commit();
     if (under.count == BEHIND) {

@@ -1,5 +1,5 @@
-// The scores of an indexer by wgmma: one warpgroup copies heads for the others, which compute.
-// Needs: index_scores.cuh, ptx.cuh, wgmma.cuh.
+// The scores of an indexer by WGMMA: one warpgroup copies heads, the others compute. Needs:
+// index_scores.cuh, ptx.cuh, wgmma.cuh.
 
 #include "sm90a/lib/ptx.cuh"
 
@@ -14,17 +14,17 @@ static_assert(BEHIND > 0, "who copies would wait for a slab that he has not hand
 struct Shared {
     unsigned char keys[INDEX_SLABS * KEY_SLAB];
     unsigned char heads[SLOTS][COLUMN_SLAB];  // slabs in flight
-    float weight[SLOTS][COLUMNS];  // of a step, with its first slab
+    float weight[SLOTS][COLUMNS];  // of a step, loaded with its first slab
     u64 full[SLOTS], empty[SLOTS];
-    i32 first, last;  // queries that may choose one of the keys, and those between
+    i32 first, last;  // queries that may select one of the keys, and all between them
 };
 
 #include "sm90a/lib/ring.cuh"
 
 // ---------------------------------------------------------------- who copies
 
-// Products read what ordinary writes left only after the writing threads' fence, so a slab is
-// handed over when BEHIND later ones have begun to be copied.
+// WGMMA reads the data only after the copying threads have issued a proxy fence, so a slab is
+// handed over when BEHIND later slabs have been started.
 FN void hand_over(struct Shared &shared, Ring<SLOTS> &told) {
     publish_writes();
     arrive(shared.full[told.at]);
@@ -57,7 +57,7 @@ FN void copy_steps(struct Shared &shared, const struct Gathered &p, const struct
 
 // ---------------------------------------------------------------- who computes
 
-// Keys by the heads of a step, 32 bytes deep.
+// Multiplies keys by the heads of a step, over 32 bytes of the reduction.
 FN void multiply(float (&x)[COLUMNS / 2], u64 keys, u64 heads, bool add) {
     if (INDEX_BYTES == 1)
         multiply_e4m3(x, keys, heads, add);

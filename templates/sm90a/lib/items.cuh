@@ -1,10 +1,10 @@
-// Items of the work list, and copies of their tiles.
-// Needs: work.cuh, ptx.cuh, tokens.cuh.
+// Work items, and copies of their tiles. Needs: work.cuh, ptx.cuh, tokens.cuh.
 
-constexpr i32 FIRST = 1 << 29;  // in a word: the tile is the first of its item, or part
-constexpr i32 END = 1 << 30;    // there is no tile, and none will come
+constexpr i32 FIRST = 1 << 29;  // bit of a word: the tile is the first of its item, or of its part
+constexpr i32 END = 1 << 30;    // bit of a word: no tile, and none will follow
 
-// The word of a tile of an item, the last of the row first; END where there is no item.
+// The word of a tile of an item. Tiles are taken from the last of the row to the first. END if
+// there is no item.
 FN i32 word_at(const struct Attention &p, const struct Work &work, i32 left) {
     if (work.count == 0) return END;
     const i32 end = keys_end(p) - (TILE_K - KEY_STEP);
@@ -15,7 +15,7 @@ FN struct Work item(const struct Attention &p, i32 index) {
     return index < p.items ? work_at(p, index) : none;
 }
 
-// Where a tensor has the rows of one head. A dimension without a stride is one that all share.
+// Where a tensor holds the rows of one head. Dimensions with stride 0 broadcast.
 struct Slice {
     i32 head, batch;
 };

@@ -1,8 +1,7 @@
-// The loader of keys that lie one after another: a tile is one box of a tensor map.
-// keys_granules.cuh, whose names these are, is the other one.
-// Needs: items.cuh. Gives: Keys, keys_in, ValueMap, load_keys, load_value_rows.
+// Loader for contiguous keys: a tile is one box of a tensor map. Counterpart with the same names:
+// keys_granules.cuh. Needs: items.cuh. Gives: Keys, keys_in, ValueMap, load_keys, load_value_rows.
 
-// Where the keys of a head lie, and, likewise, its values.
+// Where the keys of a head lie; values likewise.
 typedef struct Slice Keys;
 FN Keys keys_in(const struct Attention &, const i64 (&stride)[3], struct Place at) {
     return slice_of(stride, at.head, at.batch);

@@ -1,30 +1,31 @@
-// The loader of keys that lie in pages of a pool, in any order. A tile is loaded in granules, which
-// are the largest runs of keys that lie in one page wherever a tile begins: each is a box of its
-// own. The swizzle follows addresses in shared memory, so that boxes of any height fit together.
+// Loader for a paged KV cache, with pages in any order. A tile is loaded in granules: the longest
+// runs of keys that share a page wherever a tile begins. Each granule is a box of its own. The TMA
+// swizzle depends on shared-memory addresses only, so boxes of any height fit together.
 //
-// Copies never leave the pool. A granule behind the last key of its sequence, and an entry of the
-// page table that is no page, has coordinates outside of the map: the copy engine reads nothing
-// and writes zeros.
+// Copies never leave the pool. A granule past the end of its sequence, or with an invalid
+// page-table entry, gets coordinates outside of the tensor map: TMA then reads nothing and writes
+// zeros.
 // Needs: items.cuh, PAGE_SIZE, GRANULE. Gives what keys_boxes.cuh does.
 
-constexpr i32 GRANULES = TILE_K / GRANULE;  // of a tile
+constexpr i32 GRANULES = TILE_K / GRANULE;  // granules of a tile
 
 struct Keys {
     const struct Attention &p;
-    i32 head, count, entry;  // of a sequence: its keys, and its first entry of the page table
+    i32 head, count, entry;  // of a sequence: number of keys, and first entry in the page table
 };
 FN Keys keys_in(const struct Attention &p, const i64 (&stride)[3], struct Place at) {
     return {p, stride[1] ? at.head : 0, __ldg(p.key_count + at.batch),
             __ldg(p.first_page + at.batch)};
 }
 
-// Of values a sequence's last granule is copied row by row, as what lies behind its last key may
-// be no number: times a weight of 0 that would be none either. Scores of such keys are replaced.
+// The last granule of a sequence's values is copied row by row: memory past the last key may hold
+// NaN, and 0 * NaN is NaN. For keys this does not matter, because their scores are overwritten.
 struct ValueMap {
     TensorMap granule, row;
 };
 
-// `rows` of the keys from `key` on, all in one page, as a box; zeros behind the sequence's end.
+// Loads `rows` keys from `key` on, which share a page, as one box; zeros past the end of the
+// sequence.
 FN void load_run(unsigned char *tile, const TensorMap &map, u64 &full, i32 row, i32 key,
                  const Keys &from) {
     const i32 *const entry = from.p.pages + from.entry + (u32)key / PAGE_SIZE;
@@ -43,7 +44,7 @@ FN void load_keys(unsigned char *tile, const TensorMap &map, u64 &full, const Po
 }
 FN void load_value_rows(unsigned char *tile, const ValueMap &map, u64 &full, const Point &first,
                         const Keys &from) {
-    const i32 behind = from.count - first;  // keys from the tile's first one on
+    const i32 behind = from.count - first;  // keys from the first of the tile to the end
     if (GRANULE == 1 || behind >= TILE_K || behind % GRANULE == 0) {
         load_keys(tile, map.granule, full, first, from);
         return;

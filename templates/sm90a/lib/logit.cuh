@@ -1,27 +1,26 @@
-// From the score q . k of a pair to its logit.
-// What stands between them is the formula of the score, or that of the options of a call, see
-// score_facts.h, which also says SCORED, SCORE_BENDS, HEAD_GRADIENT. The kernels ask for these
-// and for the facts below, and call what follows.
+// From the score q . k of a pair to its logit: applies the score formula, or the options of
+// a call. score_facts.h defines SCORED, SCORE_BENDS and HEAD_GRADIENT. Kernels test these and the
+// facts below, and call the functions below.
 // Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
-// `where` tells which pairs a thread's elements are of. Each kernel has a type of its own for it,
-// with what follows; nothing is computed of what is not asked for:
-//     void refresh(p)                     called before many elements are asked about
-//     float distance(int i)               between the positions of query and key of element i
-//     struct HeadLogit head_logit(int i)  what the head of element i has
-//     i32 query(p, int i), key(p, int i)  tokens, inside the sequence
-//     i32 head(int i), batch()            a query head, a sequence
-//     float apart(p, int i)               the query's token minus the key's
+// `where` maps a thread's elements to pairs. Each kernel has its own type for it, with these
+// members; unused ones cost nothing:
+//     void refresh(p)                     call before querying many elements
+//     float distance(int i)               |position of the query - position of the key|, element i
+//     struct HeadLogit head_logit(int i)  constants of the head of element i
+//     i32 query(p, int i), key(p, int i)  tokens, clamped to the sequence
+//     i32 head(int i), batch()            query head, sequence
+//     float apart(p, int i)               query token minus key token
 
 // Facts:
-//     BENT           a logit is more than its score times the scale. Otherwise nothing is done to
-//                    scores, and what reads them next applies the scale.
-//     HAS_SLOPE      the derivative of a logit by scale * score is not 1 everywhere.
-//     NEEDS_WHERE    a logit depends on where its pair is.
-//     LONG_LOGITS    logits take so many registers that less can wait beside them.
-//     SHIFTED        the kernel itself adds what follows from distance, by diagonals of its tiles,
-//                    see shifts.cuh, and to the facts above that is nothing.
-//     CAPPED         a logit is height * tanh(rate * s), see cap.cuh, before anything is added.
+//     BENT           logits are more than scale * score. Otherwise scores stay as they are, and
+//                    whatever reads them next applies the scale.
+//     HAS_SLOPE      the derivative of the logit by scale * score is not 1 everywhere.
+//     NEEDS_WHERE    the logit depends on the position of the pair.
+//     LONG_LOGITS    logits need so many registers that fewer values can be kept across them.
+//     SHIFTED        the kernel adds the distance term along the diagonals of its tiles, see
+//                    shifts.cuh. The facts above then ignore it.
+//     CAPPED         the logit is height * tanh(rate * s), see cap.cuh, plus other terms.
 #if WITH_SCORE
 FN float head_slope(const struct Attention &, i32) { return 0.0f; }  // see score_options.cuh
 #else
@@ -38,7 +37,8 @@ FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
 #ifndef PACKED
 #define PACKED 0
 #endif
-#define SHIFTED (SCORE_SHIFTS && !(WITH_ENTMAX || PACKED))  // heads have distances of their own
+// With pack_gqa, rows of a tile have different heads
+#define SHIFTED (SCORE_SHIFTS && !(WITH_ENTMAX || PACKED))
 #else
 #define SHIFTED 0
 #endif
@@ -48,12 +48,12 @@ FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
 #define NEEDS_WHERE (BENT && (HEAD_GRADIENT || !CAPPED))
 #define LONG_LOGITS SCORE_BENDS
 
-// What scores are still to be multiplied by when `bend` is through, to be logits.
+// The factor between the output of `bend` and logits.
 FN float left_scale(const struct Attention &p) { return BENT ? 1.0f : p.scale; }
 
-// What the logits of one head are made of.
+// Constants of the logits of one head.
 struct HeadLogit {
-    float slope;  // by which a logit falls with every step of distance
+    float slope;  // decrease of the logit per unit of distance
 };
 FN struct HeadLogit head_logit_of(const struct Attention &p, i32 head) {
     return {head_slope(p, head)};
@@ -71,7 +71,7 @@ FN float score_rate(i32 head, i32 batch, const struct Attention &p);
 #include "sm90a/lib/cap.cuh"
 
 #endif
-// Scores become logits, where they are bent at all. FOLDED: see cap.cuh.
+// Turns scores into logits if BENT. FOLDED: see cap.cuh.
 template <bool FOLDED = false, int N, typename Where>
 FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #if BENT

@@ -1,6 +1,5 @@
-// Derivatives of logits by scores, for backward passes.
-// Needs: logit.cuh, unpack.cuh. Gives: bend, Slopes, take_slopes, kept_slopes; Halfway, halfway_of,
-// halfway, logit_from, slope_from.
+// Derivatives of logits by scores, for backward passes. Needs: logit.cuh, unpack.cuh. Gives: bend,
+// Slopes, take_slopes, kept_slopes; Halfway, halfway_of, halfway, logit_from, slope_from.
 
 // The derivatives of N logits by scale * score, in storage precision.
 template <int N>
@@ -9,8 +8,8 @@ struct Slopes {
     u32 pair[N / 2];
 #endif
 };
-// Scores become logits, with which a pass goes on to gradients. Where derivatives cannot be told
-// from logits, they are found here.
+// Turns scores into the logits of a backward pass. Computes the derivatives too, if they do not
+// follow from the logits.
 #if WITH_SCORE
 template <int N, typename Where>
 FN void bend(float (&s)[N], struct Slopes<N> &slopes, const struct Attention &p, Where where) {
@@ -45,8 +44,8 @@ FN void bend(float (&s)[N], struct Slopes<N> &, const struct Attention &p, const
 #endif
 #if HAS_SLOPE
 #if CAPPED
-// Those at the logits x and y of elements 2 i and 2 i + 1, 0 where these are minus infinity;
-// `slopes` has them from now on.
+// Returns the derivatives at the logits x and y of elements 2 i and 2 i + 1, and stores them in
+// `slopes`. 0 where the logit is -inf.
 template <int N, typename Where>
 FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y, const struct Attention &p,
                       const Where &where) {
@@ -60,7 +59,7 @@ FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y, const s
     return slope;
 }
 #else
-// Those of a formula; 0 where logits are minus infinity, whatever the formula makes of dead pairs.
+// The same for formulas. Logits of -inf give 0, whatever the formula returns for dead pairs.
 template <int N, typename Where>
 FN float2 take_slopes(struct Slopes<N> &slopes, int i, float x, float y, const struct Attention &,
                       const Where &) {
@@ -75,8 +74,8 @@ FN float2 kept_slopes(const struct Slopes<N> &slopes, int i) {
 }
 #endif
 
-// Half the way to logits, from where both they and their derivatives can be told; `counts`: whether
-// a derivative is asked for.
+// Half the way from scores to logits: both logits and derivatives follow from this value. `counts`:
+// whether the derivative is needed.
 struct Halfway {
     float unit, steep;
 };

@@ -1,11 +1,11 @@
-// Logits and their derivatives by the tanh itself, for kernels whose unit holds the cap.
-// Needs: logit.cuh. Gives: Log2Logit, log2_logit_of, log2_logit, log2_slope; sharpness_of,
-// tanh_halfway, tanh_logit, tanh_slope.
+// Logits and their derivatives with an explicit tanh, for kernels that fold the cap's height into
+// the unit. Needs: logit.cuh. Gives: Log2Logit, log2_logit_of, log2_logit, log2_slope;
+// sharpness_of, tanh_halfway, tanh_logit, tanh_slope.
 
-// Of a call and a head, for logits in powers of two.
+// Constants of a call and a head, for logits times log2(e).
 struct Log2Logit {
-    float unit;       // of a score, or of what is made of it
-    float sharpness;  // of the cap: tanh(rate s) is 1 - 2 / (2^(sharpness x) + 1)
+    float unit;       // factor of a score, or of its tanh
+    float sharpness;  // of the cap: tanh(rate s) = 1 - 2 / (2^(sharpness s) + 1)
     float slope;      // see HeadLogit
 };
 FN float sharpness_of(const struct Attention &p) {
@@ -29,7 +29,7 @@ FN struct Log2Logit log2_logit_of(const struct Attention &p, i32 head) {
     x.slope = head_logit_of(p, head).slope * LOG2E;
     return x;
 }
-// The logit of a score, in powers of two.
+// The logit of a score, times log2(e).
 template <typename Where>
 FN float log2_logit(float score, const struct Log2Logit &l, const struct Attention &p,
                     const Where &where, int i) {
@@ -44,7 +44,7 @@ FN float log2_logit(float score, const struct Log2Logit &l, const struct Attenti
     if (HEAD_GRADIENT) x -= l.slope * where.distance(i);
     return x;
 }
-// The derivative by scale * score of what log2_logit made of a score, as a logit's own.
+// The derivative by scale * score of the logit that log2_logit returned.
 #if WITH_SCORE
 template <typename Where>
 FN float log2_slope(float score, float, const struct Log2Logit &, const struct Attention &p,
@@ -56,13 +56,14 @@ FN float log2_slope(float score, float, const struct Log2Logit &, const struct A
 template <typename Where>
 FN float log2_slope(float, float logit, const struct Log2Logit &l, const struct Attention &,
                     const Where &, int) {
-    const float bend = logit * fast_reciprocal(l.unit);  // the tanh: no kernel adds to it
+    // This is the tanh: with a cap, no kernel adds to it
+    const float bend = logit * fast_reciprocal(l.unit);
     return 1.0f - bend * bend;
 }
 #endif
 
-// Halfway there, as above, for kernels that know no gradients of heads. Logits are
-// yet to be multiplied by left_scale, but those of a formula.
+// Half the way to logits (see logit_slope.cuh), for kernels without gradients of heads. The result
+// still needs the factor left_scale, unless a formula computed it.
 #if WITH_SCORE
 FN float tanh_halfway(float score, float) { return score; }
 template <typename Where>

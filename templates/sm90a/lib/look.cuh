@@ -1,7 +1,7 @@
-// When a forward pass looks at the mask of a tile.
-// Needs: Row and words of the includer; a mask policy.
+// Decides when a forward pass evaluates the mask of a tile. Needs: Row and words of the includer; a
+// mask policy.
 
-// What is known before the product begins: all of it, or what is fetched for it.
+// Before the WGMMA: evaluates the mask, or only prefetches what it reads from memory.
 FN struct Visible look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word,
                              struct MaskRow &kept) {
     struct Visible seen;
@@ -13,7 +13,7 @@ FN struct Visible look_early(const struct Attention &p, const struct Row &row, i
     }
     return seen;
 }
-// All of it, behind the product.
+// After the WGMMA: evaluates the mask, if look_early did not.
 FN struct Visible look_late(const struct Attention &p, const struct Row &row, i32 query, i32 word,
                             struct MaskRow &kept, const struct Visible &seen) {
     if (MASK_EARLY) return seen;

@@ -1,6 +1,6 @@
-// Mask policy: tiles are boxes of a grid, and whether a pair is live is told axis by axis, by words
-// in memory. See mask_policy.cuh.
-// Needs: words_of, seen_inside, seen_outside, outer_box of the grid; Point, query_point, key_point.
+// Mask policy: tiles are boxes of a grid, and liveness is stored as words in memory, one per axis.
+// See mask_policy.cuh. Needs: words_of, seen_inside, seen_outside, outer_box of the grid; Point,
+// query_point, key_point.
 
 constexpr bool MASK_EARLY = true;
 constexpr bool MASK_HEAVY = OWN > 16;
@@ -9,13 +9,14 @@ constexpr bool MASK_FETCHED = false;
 constexpr int WORDS = 1;
 struct Visible {
     u32 word[2][WORDS];
-    u32 outside[2];  // on all axes but the innermost: joined when needed, before nothing waits
+    // All axes except the innermost; combined at the last moment, so that nothing waits earlier
+    u32 outside[2];
 };
 FN u32 word_of(const struct Visible &seen, int r, int) {
     return seen.word[r][0] & seen.outside[r];
 }
 
-// What two rows see of boxes that only differ in their place on the innermost axis.
+// What two rows see of boxes that differ only in their position along the innermost axis.
 struct MaskRow {
     u32 boxes = ~0u;
     u32 outside[2];

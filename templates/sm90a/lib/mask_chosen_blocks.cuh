@@ -1,6 +1,6 @@
-// Mask policy: the live columns of a row are a few intervals, in some of which blocks of keys were
-// chosen at run time. See mask_policy.cuh.
-// Needs: CHOSEN_Q, CHOSEN_K, BLOCKS_EARLY and what follows them of the config header.
+// Mask policy: the live columns of a row are a few intervals; in some of them only blocks of keys
+// that were selected at run time are live. See mask_policy.cuh. Needs: CHOSEN_Q, CHOSEN_K,
+// BLOCKS_EARLY and what follows them of the config header.
 
 #include "sm90a/lib/visible.cuh"
 
@@ -14,10 +14,11 @@ constexpr bool MASK_FETCHED = true;
 struct MaskRow {};
 FN void begin_row(struct MaskRow &) {}
 
-constexpr bool ROWS_ALIKE = !ROWS_PACKED && CHOSEN_Q % 16 == 0;  // both queries of a thread
+// Both queries of a thread share a row of the table
+constexpr bool ROWS_ALIKE = !ROWS_PACKED && CHOSEN_Q % 16 == 0;
 constexpr bool KEYS_ALIKE = CHOSEN_K % 16 == 0;
 
-// The words of blocks, in the first words: they are fetched long before they are needed.
+// Prefetches the words of the table, long before they are needed, to hide the latency.
 template <class Side>
 FN struct Visible prefetch_mask(const struct Attention &p, struct Place at, i32 row, i32 first) {
     struct Visible blocks = {};

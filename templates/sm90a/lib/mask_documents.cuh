@@ -1,6 +1,6 @@
-// Mask policy: tiles of keys begin with documents. Where all keys are of one, rows of that document
-// see intervals, and others nothing; else the mask's formula decides. See mask_policy.cuh.
-// Needs: ENDS, query_documents, key_documents of the config header.
+// Mask policy: tiles of keys begin with documents. If all keys of a tile belong to one document,
+// its queries see intervals, and other queries see nothing; otherwise the mask's formula decides.
+// See mask_policy.cuh. Needs: ENDS, query_documents, key_documents of the config header.
 
 #include "sm90a/lib/visible.cuh"
 
@@ -14,8 +14,8 @@ constexpr bool MASK_FETCHED = false;
 struct MaskRow {};
 FN void begin_row(struct MaskRow &) {}
 
-// Where the document ends that a tile begins with, as the next one has tiles of its own; or minus
-// the number of all keys, where tiles hold several. ENDS: its place among the data arrays.
+// The end of the document that a tile begins with; the next document has its own tiles. If the tile
+// holds several documents: minus the number of all keys. ENDS is the index of the data array.
 FN i32 document_end(const struct Attention &p, i32 batch, i32 first_k) {
     return __ldg(p.array[ENDS] + batch * p.array_batch[ENDS] + first_k);
 }

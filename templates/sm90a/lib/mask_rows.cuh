@@ -1,9 +1,9 @@
-// Mask policy: a row's live columns are a few intervals, whose ends follow from formulas or from
-// data, or the mask's formula decides pair by pair. See mask_policy.cuh.
+// Mask policy: the live columns of a row are a few intervals, with bounds from formulas or data;
+// otherwise the mask's formula decides pair by pair. See mask_policy.cuh.
 
 #include "sm90a/lib/visible.cuh"
 
-// Beside distances small heads leave too few registers for runs.
+// With distances and small heads, too few registers are left for intervals from data.
 [[maybe_unused]] constexpr bool DATA_FIT = !(HEAD_GRADIENT && HEAD_DIM <= 64);
 
 #include "common/lib/rows.cuh"

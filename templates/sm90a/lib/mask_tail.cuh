@@ -1,6 +1,5 @@
-// The mask of gathered keys, which are all live: columns past the last one are hidden. Rows are
-// heads and see the same.
-// Needs: bits.cuh, visible.cuh.
+// Mask of gathered keys: all are live, and only columns past the last key are hidden. All rows,
+// which are heads, see the same columns. Needs: bits.cuh, visible.cuh.
 
 // The first `count` columns, counted from the tile's first.
 FN struct Visible columns_before(i32 count) {

@@ -1,10 +1,10 @@
-// Packed heads, whose only tile row is cut along the keys: its parts, of which an item has several,
-// and their merge by the last item that is done.
-// Needs: work.cuh, unpack.cuh; lse_before and sink_of of forward_store.cuh.
+// pack_gqa with split_kv: the only tile row is split along the keys. An item computes several
+// parts, and the last item to finish merges all of them. Needs: work.cuh, unpack.cuh; lse_before
+// and sink_of of forward_store.cuh.
 
-// An item leaves parts instead of results, in fp32, where p.delta points: outputs of the rows that
-// there are, and then of each the level that they are relative to, in powers of two, and the sum of
-// its exponentials. Parts begin at multiples of 16 bytes, and do not tell which item they are of.
+// A part is stored as fp32 at p.delta: the unnormalized output of every row, then for every row the
+// level of its exponentials (times log2(e)) and their sum. Parts are 16-byte aligned, and do not
+// record their item.
 FN i32 part_rows(const struct Attention &p) { return p.n_q + p.n_q % 2; }
 FN float *part_at(const struct Attention &p, i32 part) {
     return p.delta + (i64)part * (part_rows(p) * (HEAD_DIM + 2));
@@ -16,7 +16,7 @@ FN float2 *sums_of(const struct Attention &p, float *part) {
 FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2], float unit,
                    const struct Attention &p, i32 part, i32 group) {
     const i32 lane = threadIdx.x % 32, first = 64 * group + threadIdx.x % 128 / 32 * 16;
-    if (first >= p.n_q) return;  // the whole warp
+    if (first >= p.n_q) return;  // uniform in a warp
     float *const to = part_at(p, part);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -31,8 +31,8 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
     }
 }
 
-// One warpgroup: a warp has a row, whose columns its lanes share by fours. Parts are added in the
-// order of their keys, whoever was last, and the sink's logit behind them.
+// Run by one warpgroup: one row per warp, four columns per lane. Parts are added in key order,
+// independent of which finished last, then the sink. This keeps the result deterministic.
 constexpr int FOURS = HEAD_DIM / 4, OWN_FOURS = (FOURS + 31) / 32;
 
 FN void merge_parts(const struct Attention &p, const struct Work &work) {
@@ -86,7 +86,8 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
 #pragma unroll
         for (int j = 0; j < OWN_FOURS; j++) {
             if (FOURS % 32 && lane + 32 * j >= FOURS) continue;
-            if (PADDED && lane + 32 * j >= 2 * PIECES_V) continue;  // the next row's place
+            // This would be the next row's memory
+            if (PADDED && lane + 32 * j >= 2 * PIECES_V) continue;
             const uint2 old = p.joins ? out[lane + 32 * j] : make_uint2(0, 0);
             const float2 low = unpack(old.x), high = unpack(old.y);
             const float *const x = o + 4 * j;
@@ -100,8 +101,8 @@ FN void merge_parts(const struct Attention &p, const struct Work &work) {
     }
 }
 
-// An item's parts are stored, `count` of them; the last warpgroup of all that store parts of a row
-// merges them. It leaves the row's counter as it found it.
+// Counts an item's `count` stored parts. The last warpgroup to store parts of a row merges them and
+// resets the row's counter for the next launch.
 FN void finish_parts(struct Shared &shared, const struct Attention &p, i32 count, i32 group) {
     const i32 merge = uniform(shared.row[0].merge);
     const struct Work work = work_at(p, p.items + p.empty + merge);

@@ -1,9 +1,9 @@
-// Tile rows cut along the keys: what their items leave, and the launch that merges it.
-// Needs: work.cuh, unpack.cuh.
+// split_kv: tile rows that are split along the keys. What their items store, and the launch that
+// merges it. Needs: work.cuh, unpack.cuh.
 
-// An item of a row that is cut leaves a part instead of results, in fp32, where p.delta points: of
-// each warpgroup its accumulators, four numbers of every thread at a time, and then of each query
-// the level that they are relative to, in powers of two, and the sum of its exponentials.
+// An item of a split row stores a part as fp32 at p.delta instead of results. For each warpgroup:
+// its accumulators, four numbers of every thread at a time, then for each query the level of its
+// exponentials (times log2(e)) and their sum.
 constexpr i32 PART_FLOATS = TILE_Q * (HEAD_DIM + 2);
 
 FN float *part_at(const struct Attention &p, i32 part) { return p.delta + (i64)part * PART_FLOATS; }
@@ -27,9 +27,10 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
     }
 }
 
-// After: a block has 16 queries of a row, which were one warp's; each of its warps has a quarter of
-// the columns. Parts are added in the order of their keys, and the sink's logit last.
-constexpr int MERGE_ROWS = 16, MERGE_PIECES = HEAD_DIM / 32;  // of eight columns
+// Merge launch: a block has 16 queries of a row, which one warp computed. Each of its warps merges
+// a quarter of the columns. Parts are added in key order, then the sink, so that the result is
+// deterministic.
+constexpr int MERGE_ROWS = 16, MERGE_PIECES = HEAD_DIM / 32;  // pieces of eight columns
 constexpr int PARTS_AT_ONCE = HEAD_DIM > 128 ? 2 : 4;
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -38,7 +39,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
     const struct Work work = work_at(p, p.items + p.empty + blockIdx.x / STRIPS);
     const i32 strip = blockIdx.x % STRIPS, lane = threadIdx.x % 32;
     const i32 row = strip * MERGE_ROWS + lane / 4, query = work.tile * TILE_Q + row;
-    if (!GRID_TILES && work.tile * TILE_Q + strip * MERGE_ROWS >= p.n_q) return;  // nobody is here
+    if (!GRID_TILES && work.tile * TILE_Q + strip * MERGE_ROWS >= p.n_q) return;  // no queries here
     const i32 first = threadIdx.x / 32 * MERGE_PIECES;
     const i32 place = first * 128 + strip % 4 * 32 + lane;
 
@@ -46,7 +47,7 @@ attention_merge(const __grid_constant__ struct Attention p, const __grid_constan
     float *const lse = p.lse + row_offset(p.lse_stride, at, 0);
     const i32 token[2] = {query_at(query), query_at(query + 8)};
     const float before[2] = {lse_before(p, lse, token[0]), lse_before(p, lse, token[1])};
-    __syncthreads();  // all have read what one warp will write
+    __syncthreads();  // all warps have read lse before one writes it
 
     float top[2] = {before[0], before[1]};
 #pragma unroll 8

@@ -1,10 +1,10 @@
-// What scores become: logits in powers of two, and minus infinity.
-// Needs: logit_tanh.cuh, mma16_rows.cuh; keep of the mask.
+// Turns scores into logits times log2(e), and hides dead pairs. Needs: logit_tanh.cuh,
+// mma16_rows.cuh; keep of the mask.
 
-// Which pairs a lane's scores of a tile are of, element e of eight keys n being number 4 n + e; see
+// Maps a lane's score elements to pairs: element e of eight keys n is number 4 n + e; see
 // logit.cuh.
 struct Where {
-    i32 query_place, key_place, own_head, own_batch;  // of the first element
+    i32 query_place, key_place, own_head, own_batch;  // at the first element
     struct Steps steps;
     FN float distance(int i) const {
         return fabsf(steps.at(i / 2 % 2 * 8, i / 4 * 8 + i % 2));
@@ -21,7 +21,7 @@ struct Where {
     FN i32 head(int) const { return own_head; }
     FN i32 batch() const { return own_batch; }
 };
-// Of queries first_q + lane / 4, and + 8.
+// For queries first_q + lane / 4, and + 8.
 FN struct Where where_of(const struct Attention &p, i32 head, i32 batch, i32 first_q,
                          i32 first_k) {
     const i32 q = first_q + lane_row(), k = first_k + lane_column();
@@ -34,7 +34,7 @@ FN void make_logits(Scores &s, const struct Log2Logit &logit, const struct Atten
     for (int i = 0; i < 8; i++) s[i / 4][i % 4] = log2_logit(s[i / 4][i % 4], logit, p, where, i);
 }
 
-// Whether some pairs of a tile are dead, or lie past the end.
+// Returns whether some pairs of a tile are dead or past the end.
 FN bool is_masked(const struct Attention &p, struct Tile tile, i32 first_q, i32 first_k) {
     return !tile.full || p.n_q - first_q < TILE_Q || p.n_kv - first_k < TILE_K;
 }

@@ -1,14 +1,16 @@
-// Tiles of 16 x 16 in the registers of a warp, and rows of tensors in memory.
-// Needs: mma.cuh, unpack.cuh.
+// 16 x 16 tiles in the registers of a warp, and rows of tensors in memory. Needs: mma.cuh,
+// unpack.cuh.
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int SLICES = HEAD_DIM / 32;  // of a row, in products along rows
-constexpr int SPANS = HEAD_DIM / 64;   // of a row, in products across rows
+// 32-element slices of a row, for products that reduce along rows
+constexpr int SLICES = HEAD_DIM / 32;
+// 64-element spans of a row, for products that reduce across rows
+constexpr int SPANS = HEAD_DIM / 64;
 static_assert(TILE_Q == 16 && TILE_K == 16 && HEAD_DIM % 64 == 0, "a tile is one fragment");
 
-// A warp's accumulators. Scores: [8 keys][row lane / 4, and + 8; keys 2 * (lane % 4), and + 1].
-// Output: the same rows, 64 columns a span; of these, numbers 2 i and 2 i + 1 hold elements 2 i and
-// 2 i + 1 of two pieces of 8, the ones at lane % 4 and at lane % 4 + 4.
+// Accumulators of a warp. Scores: [8 keys][row lane / 4, and + 8; keys 2 * (lane % 4), and + 1].
+// Output: the same rows, one Span per 64 columns; numbers 2 i and 2 i + 1 hold elements 2 i and 2 i
+// + 1 of two pieces of 8 columns, at lane % 4 and at lane % 4 + 4.
 typedef float Scores[2][4];
 typedef float Span[8][4];
 
@@ -18,13 +20,14 @@ FN void clear(float (&x)[COUNT][4]) {
     for (int i = 0; i < COUNT; i++) x[i][0] = x[i][1] = x[i][2] = x[i][3] = 0.0f;
 }
 
-FN i32 lane_row() { return threadIdx.x % 32 / 4; }  // of an accumulator; the other is 8 below
+// Row of an accumulator; the second is 8 further on
+FN i32 lane_row() { return threadIdx.x % 32 / 4; }
 FN i32 lane_column() { return threadIdx.x % 4 * 2; }
 
 // The rows of one head of a tensor.
 struct Rows {
     const unsigned char *first;
-    i64 pitch;  // bytes from one to the next
+    i64 pitch;  // bytes from one row to the next
     i32 count;
 };
 FN struct Rows rows_of(const void *tensor, const i64 (&stride)[3], i32 batch, i32 head,
@@ -32,8 +35,8 @@ FN struct Rows rows_of(const void *tensor, const i64 (&stride)[3], i32 batch, i3
     const i64 start = batch * stride[0] + head * stride[1];
     return {(const unsigned char *)tensor + 2 * start, 2 * stride[2], count};
 }
-// Eight elements of a row; of one past the end those of the last row, whose weights are zeros. No
-// load by the read-only path: it would leave its loop, and wait in registers.
+// Loads eight elements of a row. Past the end it rereads the last row, whose weights are 0 there.
+// Not __ldg: ptxas would hoist such a load out of its loop and spend registers on it.
 FN uint4 load_piece(const struct Rows &rows, i32 row, i32 column) {
     const i64 inside = min_i32(row, rows.count - 1);
     return *(const uint4 *)(rows.first + inside * rows.pitch + 2 * column);
@@ -44,9 +47,9 @@ FN uint4 *piece_at(void *tensor, const i64 (&stride)[3], i32 batch, i32 head, i3
     return (uint4 *)((unsigned char *)tensor + 2 * (start + column));
 }
 
-// Sixteen rows as operands of products along them, 32 elements of each. A lane has 8 consecutive
-// ones of rows lane / 4 and + 8: another order than the instruction's, but the same in both
-// operands, and sums do not depend on it.
+// Sixteen rows as operands of products that reduce along them, 32 elements of each. A lane has 8
+// consecutive elements of rows lane / 4 and + 8. The MMA expects another order, but both operands
+// use the same one, so the sums are equal.
 struct Slice {
     uint4 low, high;
 };
@@ -64,8 +67,9 @@ FN void multiply_along(Scores &s, const struct Slice &a, const struct Slice &b) 
     multiply(s[1], right, b.high.z, b.high.w);
 }
 
-// A span of sixteen rows as the operand of a product across them. A lane has 8 elements of four
-// rows, such that what four lanes hold of a row of the result is 64 bytes in a row.
+// A span of sixteen rows as the operand of a product that reduces across them. A lane has 8
+// elements of four rows, chosen such that four lanes hold 64 contiguous bytes of a row of the
+// result.
 typedef u32 Across[4][4];
 FN void load_span(Across &x, const struct Rows &rows, i32 first, int u) {
     const i32 row = first + lane_column();
@@ -80,7 +84,7 @@ FN void load_span(Across &x, const struct Rows &rows, i32 first, int u) {
 FN void multiply_span(Span &o, const u32 (&w)[4], const Across &x) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        constexpr u32 LOW = 0x5410, HIGH = 0x7632;  // halves of two words
+        constexpr u32 LOW = 0x5410, HIGH = 0x7632;  // byte selectors: halves of two words
         multiply(o[2 * i], w, __byte_perm(x[0][i], x[1][i], LOW),
                  __byte_perm(x[2][i], x[3][i], LOW));
         multiply(o[2 * i + 1], w, __byte_perm(x[0][i], x[1][i], HIGH),
@@ -88,9 +92,10 @@ FN void multiply_span(Span &o, const u32 (&w)[4], const Across &x) {
     }
 }
 
-// Where the pieces of an accumulator's row are: `c` tells two apart.
+// First column of a piece of an accumulator's row; `c` selects one of two.
 FN i32 piece_column(int u, int c) { return 64 * u + 8 * (threadIdx.x % 4 + 4 * c); }
-// One of them in storage precision, times `scale`, and `share` of what is there already.
+// A piece in storage precision: `scale` times the accumulator, plus `share` times what memory
+// already holds.
 FN uint4 pack_piece(const Span &o, int r, int c, float scale, float share, uint4 there) {
     const u32 before[4] = {there.x, there.y, there.z, there.w};
     u32 made[4];
@@ -103,7 +108,7 @@ FN uint4 pack_piece(const Span &o, int r, int c, float scale, float share, uint4
     return make_uint4(made[0], made[1], made[2], made[3]);
 }
 
-// Scores and weights as the left operand of a product.
+// Packs scores or weights as the A operand.
 FN void pack_weights(u32 (&w)[4], const Scores &s) {
 #pragma unroll
     for (int i = 0; i < 4; i++) w[i] = pack(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);

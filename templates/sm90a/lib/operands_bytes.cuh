@@ -1,20 +1,21 @@
-// The operand policy of tensors in E4M3, as tiles and weights have it; values_bytes.cuh has the
-// rest of it. The other policy, whose names these are, is operands_halves.cuh.
-// Needs: constants.cuh, device.cuh. Gives: as that one, and V_BYTES, RAISED.
+// Operand policy for FP8 (E4M3) tensors: tiles and weights; the rest is in values_bytes.cuh.
+// Counterpart with the same names: operands_halves.cuh. Needs: constants.cuh, device.cuh. Gives: as
+// that one, and V_BYTES, RAISED.
 
-// q, k and v have one byte an element, and out has two: a tile of q is half as wide as that of out.
+// q, k and v have one byte per element and out has two, so a tile of q is half as wide as a tile of
+// out.
 constexpr int SLAB_COLUMNS = 128, OPERAND_SLABS = (HEAD_DIM + 127) / 128;
 constexpr int QK_STEPS = HEAD_DIM / 32, PV_STEPS = TILE_K / 32;
 constexpr u32 K_BYTES = OPERAND_SLABS * K_SLAB;
 constexpr u32 V_BYTES = HEAD_DIM * TILE_K;  // of v^T
 
-// All exponentials are 2^RAISED times as large, an integer, so that 1 is exact: E4M3 ends at 448,
-// and has all its bits from 2^-6 on.
+// All exponentials are scaled by 2^RAISED, to use the range of E4M3: it ends at 448, and has full
+// precision from 2^-6 on. RAISED is an integer, so that 1 stays exact.
 constexpr float STALE = 1.75f, RAISED = 7.0f;
 FN float base_of(float top, float unit) { return fmaf(-top, unit, RAISED); }
 
 typedef u32 Weights[TILE_K / 8];
-// Four numbers in E4M3, the first in the lowest byte; NaN stays NaN.
+// Packs four numbers to E4M3, the first in the lowest byte. NaN stays NaN.
 FN u32 pack_bytes(float a, float b, float c, float d) {
     u32 x;
     asm("{\n"
@@ -25,8 +26,9 @@ FN u32 pack_bytes(float a, float b, float c, float d) {
         "}" : "=r"(x) : "f"(a), "f"(b), "f"(c), "f"(d));
     return x;
 }
-// What a thread has of 16 keys of a row, two of the first eight and two of the others, stands where
-// the operand has four in a row: keys of v^T lie in that order, see transpose_v.cuh.
+// Of 16 keys of a row, a thread holds two of the first eight and two of the others, where the A
+// operand expects four consecutive ones. v^T lists its keys in the same permuted order; see
+// transpose_v.cuh.
 FN void to_weights(Weights &weights, const float (&s)[TILE_K / 2]) {
 #pragma unroll
     for (int i = 0; i < TILE_K / 8; i++) {

@@ -1,17 +1,17 @@
-// The operand policy of tensors with two bytes an element, as tiles and weights have it;
-// values_halves.cuh has the rest of it. The other policy is operands_bytes.cuh.
-// Needs: constants.cuh, device.cuh. Gives: SLAB_COLUMNS, OPERAND_SLABS, QK_STEPS, PV_STEPS,
-// K_BYTES, STALE, base_of, Weights, to_weights.
+// Operand policy for 16-bit tensors: tiles and weights; the rest is in values_halves.cuh.
+// Counterpart: operands_bytes.cuh. Needs: constants.cuh, device.cuh. Gives: SLAB_COLUMNS,
+// OPERAND_SLABS, QK_STEPS, PV_STEPS, K_BYTES, STALE, base_of, Weights, to_weights.
 
 [[maybe_unused]] constexpr int SLAB_COLUMNS = 64, OPERAND_SLABS = SLABS;  // of a tile of q or k
 [[maybe_unused]] constexpr int QK_STEPS = HEAD_DIM / 16, PV_STEPS = TILE_K / 16;  // of products
 constexpr u32 K_BYTES = OPERAND_SLABS * K_SLAB;
 
-// A row's top is kept until a score passes it by so many powers of two: p stays below 2^8.
+// Rescale threshold: a row's maximum is updated only when a score exceeds it by this many powers of
+// two, so p stays below 2^8.
 [[maybe_unused]] constexpr float STALE = 8.0f;
 FN float base_of(float top, float unit) { return -top * unit; }
 
-typedef u32 Weights[TILE_K / 4];  // p in storage precision, as the left operand of p v
+typedef u32 Weights[TILE_K / 4];  // p in storage precision, as the A operand of p v
 FN void to_weights(Weights &weights, const float (&s)[TILE_K / 2]) {
 #pragma unroll
     for (int i = 0; i < TILE_K / 4; i++) weights[i] = pack(s[2 * i], s[2 * i + 1]);

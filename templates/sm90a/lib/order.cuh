@@ -1,25 +1,26 @@
-// The order of additions to dq, where tiles come as lists or, with TILE_RANGES, as ranges.
-// Needs: common/lib/tiles.h.
+// The order of additions to dq, for lists of tiles and, with TILE_RANGES, for ranges. Needs:
+// common/lib/tiles.h.
 
 #if TILE_RANGES
 #if DETERMINISTIC
 FN void skip_tiles(struct TileList &list, i32 count) { list.first += count; }
 
-// How many tile columns add to a tile of dq before this one: those behind it.
+// Number of tile columns that add to a tile of dq before this one. Later columns add first.
 FN i32 behind(const struct TileList &list, i32 column) {
     return list.first + list.count - 1 - column;
 }
 
-// The host wrote nothing.
+// Ranges store no turns.
 FN bool turn_word(i32 &, const struct Attention &, const struct TileList &, i32) { return false; }
 #endif
 #else
 #if DETERMINISTIC
 FN void skip_tiles(struct TileList &list, i32 count) { list.tiles += count; }
 
-// How many tile columns add to a tile of dq before this one: those behind it.
+// Number of tile columns that add to a tile of dq before this one. Later columns add first.
 FN i32 column_at(const struct TileList &list, i32 i) { return __ldg(list.tiles + i) >> 1; }
-FN i32 behind(const struct TileList &list, i32 column) {  // a step leaves a quarter to be searched
+// A 4-way search: each step leaves a quarter
+FN i32 behind(const struct TileList &list, i32 column) {
     i32 low = 0, high = list.count;
     while (low < high) {
         const i32 step = (high - low + 3) / 4, last = high - 1;
@@ -33,7 +34,7 @@ FN i32 behind(const struct TileList &list, i32 column) {  // a step leaves a qua
     return list.count - low;
 }
 
-// What the host wrote beside tile `i` of a column's list; false where it did not.
+// Reads the turn that the host stored for tile `i` of a column's list; false if it stored none.
 FN bool turn_word(i32 &word, const struct Attention &p, const struct TileList &list, i32 i) {
     if (!p.col_turns) return false;
     word = __ldg(p.col_turns + (list.tiles - p.col_tiles) + i);

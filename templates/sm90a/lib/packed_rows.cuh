@@ -1,10 +1,10 @@
-// The query at a row of the tiles: heads that are packed have theirs one after another.
+// The query at a row of the tiles. With pack_gqa, each head contributes a run of rows.
 
 [[maybe_unused]] constexpr bool ROWS_PACKED = PACKED;
 FN i32 mask_row(const struct Attention &p, i32 row) {
     return min_i32(PACKED ? (u32)row % (u32)p.queries : row, p.queries - 1);
 }
-// The head of a row of head `head` of the launch.
+// The head of a row, where `head` is the launch's first head.
 FN i32 head_of_row(const struct Attention &p, i32 head, i32 row) {
     if (!PACKED) return head;
     const u32 packed = (u32)p.n_q / (u32)p.queries;  // heads

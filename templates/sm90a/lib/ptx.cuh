@@ -1,6 +1,6 @@
-// Hopper's instructions, one wrapper each: barriers, box copies, register quotas, stmatrix.
+// Wrappers of Hopper's PTX instructions: mbarriers, TMA, setmaxnreg, stmatrix.
 
-// ---- barriers in shared memory. A phase ends when all arrivals and all announced bytes are in.
+// ---- mbarriers. A phase ends when all arrivals and all announced bytes are in.
 FN void barrier_init(u64 &barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                  :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
@@ -9,7 +9,7 @@ FN void barrier_end(u64 &barrier) {
     asm volatile("mbarrier.inval.shared::cta.b64 [%0];"
                  :: "r"(shared_address(&barrier)) : "memory");
 }
-// Makes fresh barriers visible to the copy engine.
+// Makes newly initialized mbarriers visible to TMA.
 FN void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 FN void arrive(u64 &barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
@@ -19,7 +19,7 @@ FN void arrive_expecting(u64 &barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  :: "r"(shared_address(&barrier)), "r"(bytes) : "memory");
 }
-// Waits until the phase of this parity is over.
+// Waits until the phase of this parity has completed.
 FN void wait(u64 &barrier, u32 parity) {
     asm volatile(
         "{\n"
@@ -32,7 +32,8 @@ FN void wait(u64 &barrier, u32 parity) {
         "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
 }
 
-// The same for threads that wait long: asleep, as their polls would cost the warps that compute.
+// The same with nanosleep between polls, for long waits: polling would take issue slots from the
+// consumer warps.
 FN void wait_asleep(u64 &barrier, u32 parity) {
     asm volatile(
         "{\n"
@@ -45,7 +46,7 @@ FN void wait_asleep(u64 &barrier, u32 parity) {
         "}" :: "r"(shared_address(&barrier)), "r"(parity), "r"(10000000) : "memory");  // ns
 }
 
-// ---- named barriers, 1 to 15: `threads` counts those that wait and those that only arrive.
+// ---- named barriers 1 to 15: `threads` counts waiting threads and threads that only arrive.
 FN void sync_threads(int name, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(name), "r"(threads) : "memory");
 }
@@ -53,7 +54,7 @@ FN void arrive_threads(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" :: "r"(name), "r"(threads) : "memory");
 }
 
-// ---- box copies. Coordinates: element, token, head, sequence.
+// ---- TMA box copies. Coordinates: element, token, head, sequence.
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
@@ -71,32 +72,32 @@ FN void store_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i3
                  "[%0, { %2, %3, %4, %5}], [%1];"
                  :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
 }
-// The same, added to what is there.
+// The same with reduce-add.
 FN void add_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
     asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
                  "[%0, { %2, %3, %4, %5}], [%1];"
                  :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
 }
-// `bytes` consecutive ones; addresses and size are multiples of 16.
+// Copies `bytes` contiguous bytes. Addresses and size are multiples of 16.
 FN void load_bytes(u32 to, const void *from, u32 bytes, u64 &barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];"
                  :: "r"(to), "l"(from), "r"(bytes), "r"(shared_address(&barrier)) : "memory");
 }
 constexpr u64 EVICT_LAST = 0x14f0000000000000ull;
-// Copies fp32 numbers in shared memory to global memory, where they are to stay in the L2 cache.
+// Copies fp32 numbers from shared to global memory, with the evict_last hint for L2.
 FN void put_floats(float *to, u32 from, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;"
                  :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
 }
-// The same, added to those that are there.
+// The same with reduce-add.
 FN void add_floats(float *to, u32 from, u32 bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 "
                  "[%0], [%1], %2, %3;"
                  :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
 }
 FN void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// At most PENDING groups of this thread's stores still read shared memory.
+// Waits until at most PENDING groups of this thread's stores still read shared memory.
 template <int PENDING>
 FN void stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory");
@@ -105,10 +106,10 @@ template <int PENDING>
 FN void stores_done() {
     asm volatile("cp.async.bulk.wait_group %0;" :: "n"(PENDING) : "memory");
 }
-// This thread's writes to shared memory become visible to copies and matrix products.
+// Proxy fence: makes this thread's writes to shared memory visible to TMA and WGMMA.
 FN void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- registers move from the warpgroup that copies to those that compute.
+// ---- setmaxnreg: moves registers from the producer warpgroup to the consumers.
 template <int COUNT>
 FN void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT));
@@ -127,7 +128,8 @@ FN bool elected() {
     return mine;
 }
 
-// ---- 8 x 8 matrices: lane l gives the address of row l % 8 of matrix l / 8.
+// ---- 8 x 8 matrices (ldmatrix, stmatrix): lane l provides the address of row l % 8 of matrix l /
+// 8.
 FN void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};"
                  :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");

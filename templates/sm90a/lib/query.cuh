@@ -1,14 +1,14 @@
-// A warpgroup's q, and its products with keys.
-// Needs: ptx.cuh, wgmma.cuh; Shared and Scores of the includer.
+// A warpgroup's q, and its products with keys. Needs: ptx.cuh, wgmma.cuh; Shared and Scores of the
+// includer.
 
-// Where a lane points ldmatrix and stmatrix for 16 columns of its warp's rows of q or out.
+// ldmatrix or stmatrix address of a lane, for 16 columns of its warp's rows of q or out.
 FN u32 warp_rows(u32 tile, i32 group, int step) {
     const u32 thread = threadIdx.x % 128, lane = thread % 32;
     const u32 row = 64 * group + thread / 32 * 16 + lane % 16;
     return tile + step / 4 * Q_SLAB + swizzled(row, step % 4 * 2 + lane / 16);
 }
 
-// A warpgroup's q: in shared memory, or its fragments.
+// A warpgroup's q: a shared-memory descriptor, or fragments in registers.
 struct Query {
     u64 operand;
 #if KEEP_Q
@@ -31,7 +31,7 @@ FN void take_q(struct Query &q, struct Shared &shared, i32 at, i32 group) {
 #endif
 }
 
-// s = q k^T, begun
+// Issues s = q k^T.
 FN void begin_scores(Scores &s, struct Query &q, u64 k) {
     pin(s);
 #if KEEP_Q

@@ -1,5 +1,4 @@
-// Turns through a ring of places in shared memory.
-// Gives: Ring.
+// Position in a ring of shared-memory slots, with the mbarrier parity. Gives: Ring.
 template <int COUNT>
 struct Ring {
     i32 at = 0;

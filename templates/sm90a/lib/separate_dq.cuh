@@ -1,30 +1,30 @@
-// Gradients of queries in a launch of their own, by tile rows, so that nothing is added up in
-// memory; the main launch then makes those of keys and values alone. For one warpgroup and square
-// tiles. spec.schedule.row_bytes, spec.schedule.keep_rows.
+// Separate dq launch: one block per tile row computes dq, so that nothing is accumulated in memory.
+// The main launch then computes dk and dv only. For one warpgroup and square tiles.
+// spec.schedule.row_bytes, spec.schedule.keep_rows.
 
 // ---------------------------------------------------------------- gradients of queries
 
 namespace by_rows {
 
-// A warp's rows of q and dout stay in registers, and their place is free at once; else they lie in
-// two places in turn.
+// KEEP_ROWS: a warp's rows of q and dout are in registers, so their slot is free at once. Otherwise
+// two slots alternate.
 constexpr int ROW_PLACES = KEEP_ROWS ? 1 : 2;
 static_assert(ALONE && TILE_Q == 64 && TILE_K == 64 && QUERIES == 64, "one kind of scores");
 
 // A tile row of a head.
 struct alignas(16) Row {
-    i32 number;  // among those of all heads
+    i32 number;  // index among the tile rows of all heads
     i32 tile, batch, head;
 };
 
-// A block's shared memory; its size is in maskc/plan/families/sm90a_backward.py.
+// Shared memory of a block. maskc/plan/families/sm90a_backward.py plans its size.
 struct Shared {
     unsigned char q[ROW_PLACES][Q_BYTES], dout[ROW_PLACES][Q_BYTES], out[ROW_PLACES][Q_BYTES];
     unsigned char k[STAGES][K_BYTES], v[STAGES][K_BYTES];
     u64 row_full[ROW_PLACES], row_free[ROW_PLACES], full[STAGES], free[STAGES];
-    struct Row row[2];  // the one that is computed, and the next
-    i32 count[2];       // of their tiles
-    i32 word[STAGES];   // of the tile in this stage
+    struct Row row[2];  // the current row and the next one
+    i32 count[2];       // number of tiles in these rows
+    i32 word[STAGES];   // word of the tile in this stage
 };
 static_assert(sizeof(struct Shared) <= ROW_MEMORY, "planned memory");
 FN struct Shared &shared_memory() {
@@ -56,8 +56,8 @@ FN void initialize(struct Shared &shared) {
     barriers_ready();
 }
 
-// The thread that loads. A block takes every so-manieth tile row; past the last one there is one
-// with a negative number.
+// The producer thread. A block takes every gridDim.x-th tile row, and ends with a row of negative
+// index.
 FN void load_rows(struct Shared &shared, const struct Attention &p, const struct Maps &maps) {
     const i32 rows = p.batch * p.heads_q * p.tile_rows;
     Ring<STAGES> stage;
@@ -105,17 +105,17 @@ FN void load_rows(struct Shared &shared, const struct Attention &p, const struct
     }
 }
 
-// Rows of q or dout as the left operand of products, and what a thread knows of its two.
+// Rows of q or dout as the A operand.
 struct Rows {
     u64 tile;
     u32 fragment[KEEP_ROWS ? STEPS * 4 : 4];
 };
 struct Known {
-    float level[2];  // lse, times log2(e); infinite past the end and where there is no key
+    float level[2];  // lse times log2(e); infinite past the end and without keys
     float delta[2];
 };
 
-// Where a lane points ldmatrix for 16 columns of its warp's rows.
+// Loads 16 columns of a warp's rows with ldmatrix.
 FN void take_rows(u32 *x, const unsigned char *tile, int step) {
     const u32 thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane % 16;
     load_matrices(x[0], x[1], x[2], x[3], shared_address(tile) + step / 4 * Q_SLAB
@@ -129,7 +129,7 @@ FN float both(u32 a, u32 b) {
     const float2 x = unpack(a), y = unpack(b);
     return fmaf(x.x, y.x, x.y * y.y);
 }
-// The place of the thread's first query of a tile row; the other one is 8 behind.
+// The thread's first query within a tile row; its second one is 8 further on.
 FN i32 own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
 FN struct Visible seen_in(const struct Attention &p, u32 info, i32 word) {
@@ -173,7 +173,7 @@ FN struct Known take_row(struct Rows &q, struct Rows &dout, struct Shared &share
     return known;
 }
 
-// s = q k^T, begun; likewise dout v^T.
+// Issues s = q k^T, or dp = dout v^T.
 FN void begin_product(Scores &s, struct Rows &rows, u64 tile) {
     if (KEEP_ROWS) pin(rows.fragment);
     pin(s);
@@ -187,9 +187,9 @@ FN void begin_product(Scores &s, struct Rows &rows, u64 tile) {
     products_commit();
 }
 
-// Which pairs a thread's scores of a tile are of; see logit.cuh.
+// Maps a thread's score elements to pairs; see logit.cuh.
 struct Where {
-    u32 info;  // the place of the tile row
+    u32 info;  // slot of the tile row in `Shared::row`
     i32 word;
     FN i32 first_query() const { return row_in(info).tile * TILE_Q + own_row(); }
     FN i32 first_key() const { return (word & INDEX) * TILE_K + threadIdx.x % 4 * 2; }
@@ -207,7 +207,7 @@ struct Where {
     FN i32 batch() const { return row_in(info).batch; }
 };
 
-// Scores of a tile become weights, times the derivatives of logits.
+// Turns the scores of a tile into weights times the derivatives of logits.
 FN void weigh(Scores &s, const struct Visible &seen, const struct Where &where,
               const struct Known &known, const struct Attention &p) {
 #if WITH_SCORE
@@ -255,7 +255,7 @@ FN void store_dq(const Gradient &dq, const struct Attention &p, const struct Row
     }
 }
 
-// Pairs are looked at before products begin where what follows needs the registers.
+// Whether to evaluate the mask before the WGMMAs, because the code after them needs the registers.
 constexpr bool EARLY_LOOK = MASK_EARLY || LONG_LOGITS;
 
 FN void compute(struct Shared &shared, const struct Attention &p) {
@@ -302,7 +302,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
             if (KEEP_ROWS) pin(q.fragment), pin(dout.fragment);
             if (threadIdx.x % 32 == 0) arrive(shared.free[at]);
         }
-        const struct Row row = row_in(info.at());  // while nobody writes there
+        const struct Row row = row_in(info.at());  // before the slot may be overwritten
         if (!KEEP_ROWS) free_row(shared, own);
         if (count > 0 || !p.joins) store_dq(dq, p, row);
     }

@@ -1,17 +1,17 @@
-// What a formula adds to scores by distance alone. It is found once for every diagonal of a
-// warpgroup's tile, and lies in shared memory, where all pairs of the diagonal read it.
-// Needs: gen/score.h.j2. Gives: Shifts, find_shifts, lay_shifts.
+// The distance term of a score formula. It is evaluated once per diagonal of a warpgroup's tile and
+// kept in shared memory, where all pairs of the diagonal read it. Needs: gen/score.h.j2. Gives:
+// Shifts, find_shifts, lay_shifts.
 
-// Of a tile of QUERIES by KEYS: as many floats as COUNT. A pair reads at the distance of its query
-// from the tile's first one, minus that of its key, plus ORIGIN.
+// For a tile of QUERIES by KEYS: COUNT floats. A pair (i, j) of the tile reads element i - j +
+// ORIGIN.
 template <int QUERIES, int KEYS>
 struct Shifts {
     static constexpr int COUNT = QUERIES + KEYS - 1, ORIGIN = KEYS - 1;
-    float own[(COUNT + 127) / 128];  // every so-manieth is of one thread of a warpgroup
+    float own[(COUNT + 127) / 128];  // of a thread of the warpgroup: every 128th element
 };
 
-// Those of a thread, `first` being the tile's first query minus its first key. Past the ends, where
-// no pair counts, the last distance that there is stands for others.
+// Evaluates a thread's elements. `first` is the tile's first query minus its first key. Distances
+// past the ends, where no pair is live, are clamped to existing ones.
 template <int QUERIES, int KEYS>
 FN void find_shifts(struct Shifts<QUERIES, KEYS> &x, i32 first, i32 head, i32 batch,
                     const struct Attention &p, float factor) {
@@ -23,8 +23,8 @@ FN void find_shifts(struct Shifts<QUERIES, KEYS> &x, i32 first, i32 head, i32 ba
         x.own[i / 128] = factor * score_shift(far, head, batch, p);
     }
 }
-// To shared memory. HARMLESS leaves what is minus infinity so: nothing that is added is then no
-// number or infinite.
+// Writes the elements to shared memory. HARMLESS replaces +inf and NaN by 0, so that additions
+// cannot make dead pairs NaN; -inf stays.
 template <bool HARMLESS, int QUERIES, int KEYS>
 FN void lay_shifts(float *to, const struct Shifts<QUERIES, KEYS> &x) {
     constexpr int COUNT = Shifts<QUERIES, KEYS>::COUNT;

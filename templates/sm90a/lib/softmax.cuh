@@ -1,30 +1,30 @@
-// Between the two products: scores to logits, the mask, the running softmax.
+// Between the two matrix products: scores to logits, the mask, and the online softmax.
 
-// A thread's part of an accumulator of a warpgroup: element 4 i + 2 r + e lies in row
-// 16 warp + lane / 4 + 8 r and in column 8 i + 2 (lane % 4) + e.
+// Accumulator layout of WGMMA: element 4 i + 2 r + e of a thread is in row 16 warp + lane / 4 + 8 r
+// and column 8 i + 2 (lane % 4) + e.
 typedef float Scores[TILE_K / 2];
 typedef float Output[HEAD_DIM / 2];
 
-// Of scores (or of logits, where they are made of scores) in powers of two. A scale of zero must
-// not turn the mask's -inf into NaN.
+// Factor from scores (or logits, if BENT) to powers of two. Not 0: the mask's -inf would become
+// NaN.
 FN float unit_of(const struct Attention &p) {
     return fmaxf(fabsf(left_scale(p)) * LOG2E, 1e-30f);
 }
 
-// A negative scale turns the order of scores around: they are negated first, in every tile.
+// With a negative scale, scores are negated first in every tile, so that row maxima work.
 FN bool flips(const struct Attention &p) { return left_scale(p) < 0.0f; }
 FN void negate(Scores &s) {
 #pragma unroll
     for (int i = 0; i < TILE_K / 2; i++) s[i] = -s[i];
 }
 
-// The running softmax of a thread's two rows. Exponentials are relative to a row's top, which is
-// kept until a score of the warp passes it by STALE powers of two. Tops are the same in a quad;
-// sums are each lane's own share.
+// Online softmax of a thread's two rows. Exponentials are relative to `top`, the row maximum, which
+// is updated only when a score of the warp exceeds it by STALE powers of two. All threads of a quad
+// have the same tops; each lane has its own partial sums.
 struct Softmax {
     float top[2], sum[2];
-    float base[2];    // -top * unit, or 0 where nothing was seen
-    float factor[2];  // what the last raise asks of the output
+    float base[2];    // -top * unit, or 0 if nothing was visible
+    float factor[2];  // the last rescale factor of the output
 };
 
 FN void start(struct Softmax &x) {
@@ -32,7 +32,7 @@ FN void start(struct Softmax &x) {
     for (int r = 0; r < 2; r++) x.top[r] = MINUS_INFINITY, x.sum[r] = 0.0f, x.base[r] = 0.0f;
 }
 
-// Whether tops were raised, so that what was summed under the old ones is to be rescaled.
+// Updates the row maxima. Returns whether they changed, so that the accumulators must be rescaled.
 FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) {
     float peak[2];
 #pragma unroll
@@ -61,7 +61,7 @@ FN bool raise_tops(const Scores &s, float unit, float stale, struct Softmax &x) 
     return true;
 }
 
-// Scores of one row become exponentials.
+// Turns the scores of one row into exponentials.
 FN void exponentials(Scores &s, int r, float unit, struct Softmax &x) {
     float even = 0.0f, odd = 0.0f;
 #pragma unroll

@@ -1,7 +1,7 @@
-// Pairs that are kept whatever their scores: by intervals of a row, or by a formula; without
-// HAS_SPARED none are. Gives SPARES and spare, which adds a row's columns, of which the thread's
-// first one is `column`, as bits. Needs: bits.cuh, mask_sides.cuh, visible.cuh; spared_bounds or
-// spared of the config header.
+// Pairs that are always kept, whatever their scores: given by intervals of a row, or by a formula;
+// none without HAS_SPARED. Gives SPARES and spare, which adds such columns of a row as bits;
+// `column` is the thread's first column. Needs: bits.cuh, mask_sides.cuh, visible.cuh;
+// spared_bounds or spared of the config header.
 
 #if !HAS_SPARED
 constexpr bool SPARES = false;

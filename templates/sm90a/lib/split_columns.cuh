@@ -1,10 +1,11 @@
-// Products of gradients where warpgroups divide their columns: whole slabs of WHOLE_COLUMNS in all,
-// and with HALF_SLAB half of one more. Needs: backward_products.cuh, wgmma.cuh.
+// WGMMAs of gradients when warpgroups split the columns: WHOLE_COLUMNS columns in whole slabs and,
+// with HALF_SLAB, half of one more slab. Needs: backward_products.cuh, wgmma.cuh.
 
 #define OF_COLUMNS(name, columns) OF_COLUMNS_(name, columns)
 #define OF_COLUMNS_(name, columns) name##columns
 
-// A warpgroup's columns of a tile whose slabs take `slab` bytes: whole slabs, then half of one.
+// Operand descriptors of a warpgroup's columns, in tiles with slabs of `slab` bytes: whole slabs,
+// then half of one.
 FN u64 whole_slabs(u32 tile, u32 slab, i32 group) {
     return along_tokens(tile + (SLABS - WHOLE) * slab * group, slab);
 }
@@ -25,13 +26,14 @@ FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
     at.ds_keys = along_tokens(ds, Q_SLAB);
     return at;
 }
-// The `count` accumulators from `first` on.
+// The `count` accumulators starting at `first`.
 template <int first, int count, int N>
 FN float (&part(float (&x)[N]))[count] {
     return *(float (*)[count])(x + first);
 }
 
-// dv += p^T dout, begun; likewise dk += ds^T q. Operands lie so far behind those of ds and q.
+// Issues dv += p^T dout, or dk += ds^T q. `to_pairs` and the other offset lead from the operands of
+// ds and q to the actual ones.
 FN void begin_gradient(Gradient &d, const struct Operands &tiles, u32 to_pairs, u32 to_q) {
     const u64 pairs = tiles.ds_keys + to_pairs;
     pin(d);
@@ -49,7 +51,7 @@ FN void begin_gradient(Gradient &d, const struct Operands &tiles, u32 to_pairs, 
     products_commit();
 }
 
-// dq = ds k, begun.
+// Issues dq = ds k.
 FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at, int) {
     const u64 ds = tiles.ds + ds_stage(at);
     pin(dq);

@@ -1,5 +1,5 @@
-// Products of gradients where warpgroups divide the keys of a tile column.
-// Needs: backward_products.cuh, backward_workspace.cuh, wgmma.cuh.
+// WGMMAs of gradients when warpgroups split the keys of a tile column. Needs:
+// backward_products.cuh, backward_workspace.cuh, wgmma.cuh.
 
 FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
     const u32 half = SHARE_COLUMNS ? 0 : group * 64 * SLAB_ROW;
@@ -12,7 +12,7 @@ FN struct Operands operands(u32 k, u32 q, u32 ds, i32 group) {
     return at;
 }
 
-// dv += p dout, begun; likewise dk += ds q. The left operand is in registers.
+// Issues dv += p dout, or dk += ds q. The A operand is in registers.
 FN void begin_gradient(Gradient &d, Pairs &pairs, u64 q) {
     pin(pairs);
     pin(d);
@@ -23,7 +23,7 @@ FN void begin_gradient(Gradient &d, Pairs &pairs, u64 q) {
     products_commit();
 }
 
-// dq = ds k, begun; a warpgroup alone does so for each of its shares.
+// Issues dq = ds k. A single warpgroup does this once per share.
 FN void begin_dq(QueryGradient &dq, const struct Operands &tiles, u32 at, int share) {
     const u64 ds = tiles.ds + ds_stage(at), k = tiles.k_tokens + share * (K_SLAB >> 4);
     pin(dq);

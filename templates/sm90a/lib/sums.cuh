@@ -1,12 +1,12 @@
-// Hopper adds up products of bytes with 14 bits: after SUM_TILES tiles what a row has is added to a
-// sum in fp32, in shared memory, and accumulators begin again.
-// Without LONG_SUMS accumulators have the sums of whole rows: nothing is added up beside them.
+// Hopper accumulates FP8 products with about 14 bits. Therefore the accumulators are added to an
+// fp32 sum in shared memory after every SUM_TILES tiles, and start again from 0. Without LONG_SUMS,
+// the accumulators hold the sum of the whole row.
 // Needs: softmax.cuh; shared_memory, whose `sums` these are.
 
 #if LONG_SUMS
 struct LongSum {
-    float factor[2];  // of the sum, to be relative to the tops of now
-    i32 tiles;        // whose products are in accumulators
+    float factor[2];  // rescales the sum to the current row maxima
+    i32 tiles;        // tiles in the accumulators
     bool begun;
 };
 FN void begin_row(LongSum &x) {
@@ -16,7 +16,7 @@ FN void begin_row(LongSum &x) {
 FN void rescale(LongSum &x, const struct Softmax &by) {
     x.factor[0] *= by.factor[0], x.factor[1] *= by.factor[1];
 }
-// o becomes all that the row has.
+// Adds the sum to the accumulators: o is then the whole row's.
 FN void collect(Output &o, LongSum &x, i32 group) {
     if (!x.begun) return;
     const float4 *const sums = shared_memory().sums[group][0] + threadIdx.x % 128;
@@ -29,7 +29,7 @@ FN void collect(Output &o, LongSum &x, i32 group) {
         o[4 * i + 3] = fmaf(y.w, x.factor[1], o[4 * i + 3]);
     }
 }
-// After the products of a tile.
+// Call after the WGMMA of a tile.
 FN void tile_added(Output &o, LongSum &x, i32 group) {
     if (++x.tiles < SUM_TILES) return;
     collect(o, x, group);

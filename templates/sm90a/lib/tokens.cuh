@@ -1,14 +1,14 @@
-// Which tokens a tile has: consecutive ones, or with GRID a box of a grid. Gives GRID_TILES, Point,
+// The tokens of a tile: consecutive ones or, with GRID, a box of a grid. Gives GRID_TILES, Point,
 // query_point, key_point, query_at, key_at, keys_end, and for boxes their copies.
 
 #if GRID
 [[maybe_unused]] constexpr bool GRID_TILES = true;
-// Places count the tokens of tiles, one tile after another.
+// A place numbers the tokens of all tiles, tile by tile.
 FN i32 query_at(i32 place) { return token_at(query_point(place)); }
 FN i32 key_at(i32 place) { return token_at(key_point(place)); }
 FN i32 keys_end(const struct Attention &) { return BEYOND; }  // full tiles lie inside the grid
 
-// Copies. Coordinates: element, then BOX_COORDINATES.
+// Box copies. Coordinates: element, then BOX_COORDINATES.
 FN void load_box(u32 to, const TensorMap &map, u64 &barrier, i32 d, const struct Point &at,
                  i32 head, i32 batch) {
     asm volatile(
@@ -23,7 +23,7 @@ FN void store_box(const TensorMap &map, u32 from, i32 d, const struct Point &at,
                  "[%0, { %2, %3, %4, %5, %6}], [%1];"
                  :: "l"(&map), "r"(from), "r"(d), BOX_COORDINATES : "memory");
 }
-// The same, added to what is there.
+// The same with reduce-add.
 FN void add_box(const TensorMap &map, u32 from, i32 d, const struct Point &at, i32 head,
                 i32 batch) {
     asm volatile("cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group "
@@ -32,8 +32,8 @@ FN void add_box(const TensorMap &map, u32 from, i32 d, const struct Point &at, i
 }
 #else
 [[maybe_unused]] constexpr bool GRID_TILES = false;
-// Places count the tokens of tiles, one tile after another.
-// They are tokens, and where copies find them.
+// A place numbers the tokens of all tiles, tile by tile. Here it is the token itself, and its
+// coordinate.
 typedef i32 Point;
 FN Point query_point(i32 place) { return place; }
 FN Point key_point(i32 place) { return place; }

@@ -1,9 +1,8 @@
-// Products of bytes want both operands along their reduction: v is turned around before the pass,
-// tile by tile, and lies in memory as it will lie in shared memory.
-// Needs: tokens.cuh, work.cuh, wgmma.cuh.
+// FP8 WGMMAs need K-major operands, so v is transposed before the pass, tile by tile, directly into
+// the layout that it will have in shared memory. Needs: tokens.cuh, work.cuh, wgmma.cuh.
 
-// A tile has a row of TILE_K bytes for each column of v, whose 16-byte pieces trade places as the
-// products expect: with row % 8 where there are 128, with row / 2 % 4 where there are 64.
+// A tile has one row of TILE_K bytes per column of v. Its 16-byte pieces are swizzled as WGMMA
+// expects: by row % 8 for rows of 128 bytes, by row / 2 % 4 for rows of 64 bytes.
 static_assert(TILE_K == 128 || TILE_K == 64, "the widths of swizzled rows");
 FN u32 swizzled_v(u32 row, u32 piece) {
     return row * TILE_K + ((piece ^ (TILE_K == 128 ? row % 8 : row / 2 % 4)) << 4);
@@ -18,10 +17,10 @@ FN unsigned char *v_tiles_of(const struct Attention &p, struct Place at) {
     return p.v_transposed + (i64)(at.batch * p.heads_kv + at.head) * p.tile_cols * V_BYTES;
 }
 
-// Of 16 consecutive keys the operand has, in word t, 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: those whose
-// weights a thread has. Keys behind the last one are 0.
+// Of 16 consecutive keys, word t of the operand holds 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, because a
+// thread holds the weights of these keys. Keys past the last one are 0.
 constexpr int TRANSPOSE_THREADS = 256;
-constexpr u32 V_ROW = HEAD_DIM + 4;  // bytes of a key, so that banks differ
+constexpr u32 V_ROW = HEAD_DIM + 4;  // bytes of a key, padded against bank conflicts
 
 extern "C" __global__ void __launch_bounds__(TRANSPOSE_THREADS)
 attention_transpose_v(const __grid_constant__ struct Attention p,

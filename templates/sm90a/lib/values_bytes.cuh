@@ -1,6 +1,6 @@
-// The operand policy of tensors in E4M3: where values lie, and what scores and results are
-// multiplied by. values_halves.cuh, whose names these are, is the other one.
-// Needs: as that one. Gives: as that one, and the launch attention_transpose_v.
+// Operand policy for FP8 (E4M3) tensors: where values lie, and the scales of scores and results.
+// Counterpart with the same names: values_halves.cuh. Needs: as that one. Gives: as that one, and
+// the launch attention_transpose_v.
 
 struct Maps {
     TensorMap q, k, out;
@@ -19,7 +19,7 @@ FN void load_values(unsigned char *tile, const struct Maps &, u64 &full, const P
 FN u64 values_operand(u32 tile) { return along_keys(tile); }
 FN u32 values_step(int i) { return column_step(i, 0); }
 
-// The factors of a row's scores, and of its results.
+// The scales of a row's scores and results.
 struct Factors {
     float unit, stale, scores, out;
 };
@@ -43,7 +43,7 @@ FN void multiply_all(float (&x)[N], float by) {
 FN void multiply_scores(Scores &s, const struct Factors &x) {
     if (BENT) multiply_all(s, x.scores);
 }
-// The end of a row, or of a part of one; undoes the raise of exponentials.
+// Call at the end of a row or part: undoes the scaling of exponentials by 2^RAISED.
 FN void lower(Output &o, float (&sum)[2], const struct Factors &x) {
     const float down = fast_exp2(-RAISED);
     sum[0] *= down, sum[1] *= down;

@@ -1,7 +1,7 @@
-// The operand policy of tensors with two bytes an element: where values lie, and what scores and
-// results are multiplied by. values_bytes.cuh is the other one.
-// Needs: a loader of keys, wgmma.cuh, softmax.cuh. Gives: Maps, Values, values_in,
-// load_values, values_operand, values_step, Factors, factors_of, begin_row, multiply_scores, lower.
+// Operand policy for 16-bit tensors: where values lie, and the scales of scores and results.
+// Counterpart: values_bytes.cuh. Needs: a loader of keys, wgmma.cuh, softmax.cuh. Gives: Maps,
+// Values, values_in, load_values, values_operand, values_step, Factors, factors_of, begin_row,
+// multiply_scores, lower.
 
 struct Maps {
     TensorMap q, k;
@@ -9,7 +9,7 @@ struct Maps {
     TensorMap out;
 };
 
-// Of a key/value head.
+// Where the values of a key/value head lie.
 typedef Keys Values;
 FN Values values_in(const struct Attention &p, struct Place at) {
     return keys_in(p, p.v_stride, at);
@@ -18,13 +18,13 @@ FN void load_values(unsigned char *tile, const struct Maps &maps, u64 &full, con
                     i32, const Values &from) {
     load_value_rows(tile, maps.v, full, first, from);
 }
-// A tile of them as the right operand of p v, and where step `i` begins.
+// A tile of values as the B operand of p v, and the offset of k-step `i`.
 FN u64 values_operand(u32 tile) { return along_tokens(tile, K_SLAB); }
 FN u32 values_step(int i) { return token_step(i); }
 
-// All rows have the same factor of scores.
+// All rows have the same scale.
 struct Factors {
-    float unit, stale;  // of scores in powers of two; STALE in theirs
+    float unit, stale;  // from scores to powers of two; STALE in units of scores
 };
 FN struct Factors factors_of(const struct Attention &p) {
     const float unit = unit_of(p);

@@ -1,5 +1,5 @@
-// Which columns of a tile a thread's two rows see. Needs: quad_columns.cuh; OWN, the columns of a
-// tile that a thread has in each row.
+// The columns of a tile that a thread's two rows see. Needs: quad_columns.cuh; OWN, the columns of
+// a tile that a thread has in each row.
 
 typedef QuadColumns<OWN> Own;
 constexpr int WORDS = Own::WORDS;
@@ -8,7 +8,7 @@ struct Visible {
 };
 FN u32 word_of(const struct Visible &seen, int r, int w) { return seen.word[r][w]; }
 
-// Where rows are keys, those past the last one see nothing.
+// If rows are keys, rows past the last key see nothing.
 template <class Side>
 FN void hide_keys_past(struct Visible &seen, const i32 (&rows)[2], i32 n_kv) {
     if (!Side::KEY_ROWS) return;

@@ -1,29 +1,29 @@
-// Tiles lie as slabs of 64 columns: a slab has a row of 128 bytes per token, and the 16-byte pieces
-// of a row trade places with row % 8. This is what box copies write and what products read. Every
-// tile starts at a multiple of 1024 bytes.
+// Tiles are stored as slabs of 64 columns. A slab has a row of 128 bytes per token, whose 16-byte
+// pieces are XOR-swizzled with row % 8: the 128-byte swizzle of TMA and WGMMA. Tiles are 1024-byte
+// aligned, as this swizzle requires.
 constexpr u32 SLAB_ROW = 128;
 FN u32 swizzled(u32 row, u32 piece) { return row * SLAB_ROW + ((piece ^ (row % 8)) << 4); }
 
-// An operand whose reduction runs along the columns (K-major): a step of 32 bytes, which are 16
-// columns of two bytes.
+// Descriptor of a K-major operand: a k-step is 32 bytes, or 16 columns of two bytes.
 FN u64 along_columns(u32 tile) { return (u64)(tile >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
-// An operand whose reduction runs along the tokens: 16 tokens on are 2048 bytes on; the next slab
-// lies `slab` bytes behind.
+// Descriptor of an MN-major operand, reduced along tokens: 16 tokens are 2048 bytes; the next slab
+// is `slab` bytes further on.
 FN u64 along_tokens(u32 tile, u32 slab) {
     return (u64)(tile >> 4) | (u64)(slab >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
-// Where step `i` begins: four steps a slab.
+// Offset of k-step `i`: four k-steps per slab.
 FN u32 column_step(int i, u32 slab) { return (i % 4 * 32 + i / 4 * slab) >> 4; }
 FN u32 token_step(int i) { return i * 16 * SLAB_ROW >> 4; }
 
-// Ordinary writes to accumulators and register operands come before the products that follow.
+// wgmma.fence: orders ordinary accesses to accumulators and register operands before the following
+// WGMMAs.
 FN void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FN void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING>
 FN void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
 }
-// Keeps accesses to registers that products use on their side of this line.
+// Fences operands: keeps the compiler from moving accesses to these registers across this line.
 template <int N>
 FN void pin(float (&x)[N]) {
 #pragma unroll
@@ -40,8 +40,9 @@ FN void clear(float (&x)[N]) {
     for (int i = 0; i < N; i++) x[i] = 0.0f;
 }
 
-// The matrix products of a warpgroup. Accumulators come in eights of registers: of n there are
-// OUT_n, their names in an instruction, IN_n, and AFTER_n, the names of what follows them.
+// The WGMMAs of a warpgroup. Accumulators come in groups of eight registers. For n registers: OUT_n
+// are their names in an instruction, IN_n their constraints, AFTER_n the names of the following
+// operands.
 #define R0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define R8 "%8, %9, %10, %11, %12, %13, %14, %15"
 #define R16 "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -110,9 +111,8 @@ FN void clear(float (&x)[N]) {
 #define AFTER_120 "%120", "%121", "%122", "%123", "%124", "%125"
 #define AFTER_128 "%128", "%129", "%130", "%131", "%132", "%133"
 
-// d = a b, or d += a b where `add`: 64 x `columns`, in `n` registers of a thread. `kind`: how deep
-// it is, and the types of operands. `flags`: which operands lie along tokens.
-// With a in shared memory:
+// d = a b, or d += a b if `add`: 64 x `columns`, in `n` registers of a thread. `kind`: the k extent
+// and operand types. `flags`: which operands are MN-major. With a in shared memory:
 #define PRODUCT_OF_TILES(name, columns, n, kind, flags) \
     OF_TILES(name, columns, n, kind, flags, OUT_##n, (IN_##n), AFTER_##n)
 #define OF_TILES(...) OF_TILES_(__VA_ARGS__)

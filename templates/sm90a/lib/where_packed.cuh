@@ -1,12 +1,12 @@
-// Which pairs a thread's scores of a tile are of, where rows are of several heads; see logit.cuh.
-// Needs: packed_rows.cuh, logit.cuh, Row of the includer.
+// Maps a thread's score elements to pairs, if rows belong to several heads (pack_gqa); see
+// logit.cuh. Needs: packed_rows.cuh, logit.cuh, Row of the includer.
 
-// Of one of the thread's rows.
+// One of the thread's rows.
 struct RowWhere {
-    i32 sequence, key_place;  // of the first element
-    i32 token, of_head;  // a row of the call, or of a list
+    i32 sequence, key_place;  // at the first element
+    i32 token, of_head;  // token in the call, or in its list
     struct HeadLogit own;
-    struct Steps steps;  // from the first key
+    struct Steps steps;  // counted from the first key
     FN void refresh(const struct Attention &) {}
     FN float distance(int i) const { return fabsf(steps.at(0, i / 2 * 8 + i % 2)); }
     FN struct HeadLogit head_logit(int) const { return own; }
@@ -22,7 +22,7 @@ struct RowWhere {
 };
 struct Where {
     struct RowWhere row[2];
-    bool any[2];  // whether some lane of the warp has such a row at all
+    bool any[2];  // whether any lane of the warp has such a row
 };
 FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 query, i32 word) {
     struct Where where;
@@ -40,7 +40,7 @@ FN struct Where where_of(const struct Attention &p, const struct Row &row, i32 q
     return where;
 }
 
-// Scores become logits, row by row: few rows of a tile are any, and others are left alone.
+// Turns scores into logits row by row. Few rows of a tile exist; the others are skipped.
 template <bool FOLDED, int N>
 FN void bend(float (&s)[N], const struct Attention &p, const struct Where &where) {
 #if BENT

@@ -1,6 +1,6 @@
-// Who computes what. Work items come from the host, longest first. Needs: TILE_LISTS.
+// Distribution of work. Work items come from the host, longest first. Needs: TILE_LISTS.
 
-// One item of the work list; maskc/core/abi.py says what its fields mean.
+// A work item; maskc/core/abi.py documents its fields.
 struct alignas(16) Work {
     i32 tile, head, first, count, full_first, full_last, heads, shared;
 };
@@ -21,17 +21,16 @@ FN struct Place place_of(i32 head, i32 heads) {
     const i32 batch = (u32)head / (u32)heads;
     return {batch, head - batch * heads};
 }
-// Elements before a token's row.
+// Offset of a token's row, in elements.
 FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
     return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
 }
 
-// What the copying warp tells of a tile: its index, and whether anything about it is special.
-constexpr i32 MASKED = 1 << 28;  // some of its pairs are dead or lie past the end
+// The word that the producer passes on for a tile: its index, and flags.
+constexpr i32 MASKED = 1 << 28;  // some pairs are dead or past the end
 constexpr i32 INDEX = MASKED - 1;
 
-// The word of tile `i` of an item; `end` counts the tokens along the list, of which a tile has
-// `size`.
+// The word of tile `i` of an item. `end` counts the tokens along the list, `size` those of a tile.
 FN i32 word_of(const struct Work &work, i32 i, const i32 *tiles, i32 size, i32 end) {
     const i32 entry = TILE_LISTS ? __ldg(tiles + work.first + i) : 0;
     const i32 index = TILE_LISTS ? entry >> 1 : work.first + i;

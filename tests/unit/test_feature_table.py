@@ -1,4 +1,4 @@
-"""The grid in the README: each tick names a test, on a card but for those of the CPU."""
+"""The table of features in docs/targets.md: each tick names a test; on GPUs, one on a card."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ TESTS = {
     "fp32": "cpu_template::test_head_dimensions simt::test_head_dimensions",
     "[E4M3]": "fp8::test_masks",
     "head dimensions": "",
-    "576 of q and k": "sm80::test_heads_packed_for_decoding",
-    "another head": "cpu_template::test_head_dimensions targets::test_widths * *",
-    "`tile=`": "tile_overrides::test_both_passes_on_the_cpu targets::test_tiles_of_ones_own *",
-    "grouped heads": "cpu_template::test_features simt::test_features sm80::test_random_masks "
+    "D 576": "sm80::test_heads_packed_for_decoding",
+    "Dv different": "cpu_template::test_head_dimensions targets::test_widths * *",
+    "your own `tile=`": "tile_overrides::test_both_passes_on_the_cpu "
+                        "targets::test_tiles_of_ones_own *",
+    "grouped-query": "cpu_template::test_features simt::test_features sm80::test_random_masks "
                      "sm90a::test_features",
-    "the same bits": "cpu_template::test_threads_do_not_change_bits "
+    "bitwise": "cpu_template::test_threads_do_not_change_bits "
                      "simt::test_the_same_bits_on_every_run",
     "alpha-entmax": "entmax::test_lengths simt::test_entmax sm80::test_entmax "
                     "entmax_hopper::test_masks",
-    "[formulas": "scores::test_formulas targets::test_formulas_with_tables * *",
+    "[score formulas]": "scores::test_formulas targets::test_formulas_with_tables * *",
     "dropout": "dropout::test_both_passes scores::test_data_on_the_device * *",
     "dilated": "runtime_parts::test_both_passes targets::test_residue_classes * *",
     "NATTEN": "sm90a_grid::test_both_passes",
@@ -36,8 +37,8 @@ TESTS = {
     "long rows": "sm90a_split::test_long_rows_among_short_ones",
     "scattered": "runtime_listed::test_both_passes scores::test_parts_over_listed_tokens * "
                  "sm90a_listed::test_both_passes",
-    "padding": "data_lists::test_other_targets * *",
-    "[keys and values in pages]": "paged::test_pages *",
+    "block lists": "data_lists::test_other_targets * *",
+    "[paged KV cache]": "paged::test_pages *",
     "[JAX:": "jax::test_both_passes *",
     "`topk` of blocks": "runtime_selecting::test_scores_by_their_definitions "
                         "targets::test_chosen_keys *",
@@ -49,8 +50,9 @@ TESTS = {
 
 
 def rows():
-    """(first cell, those of the targets) of the grid."""
-    text = (ROOT / "README.md").read_text("utf-8").partition("## What runs where")[2]
+    """Return the rows of the table: its first cell, and the cells of the targets."""
+    text = (ROOT / "docs/targets.md").read_text("utf-8").partition("## Features")[2]
+    text = text.partition("\n## ")[0]
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
     return [(row[0].strip(), [cell.strip() for cell in row[1:]]) for row in lines[2:]]
 
@@ -66,9 +68,9 @@ def test_each_tick_has_a_test(name, cells):
     for number, test in zip(ticks, tests, strict=True):
         file, function = (file, function) if test == "*" else test.split("::")
         folder = "gpu" if number else "unit"
-        found = re.search(
+        definition = re.search(
             rf"^def {function.replace('*', 'test_')}",
             (ROOT / f"tests/{folder}/test_{file}.py").read_text(),
             re.MULTILINE,
         )
-        assert found, test
+        assert definition, test

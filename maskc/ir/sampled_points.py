@@ -1,0 +1,44 @@
+"""Points at which a formula is looked at before isl is asked: one that contradicts saves a question
+that takes milliseconds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from maskc.core import expr as E
+from maskc.core.expr import Expr
+
+_SIDE = 13
+"""Neighbouring queries and keys of a square of points: small residues all occur."""
+_MOST_NUMBERS = 8
+"""Numbers of a formula around which squares lie."""
+_LENGTHS = (24, 24), (24, 40), (40, 24), (5001, 9003), (1 << 16, 1 << 16)
+"""Lengths (n_q, n_kv) of the squares."""
+
+
+def sampled_points(keep: Expr) -> dict[str, np.ndarray]:
+    """int64 [points] of q, k, n_q, n_kv and each parameter; some points lie outside the lengths."""
+    numbers = set(E.params(keep).values())
+    for node in E.walk(keep):
+        if isinstance(node, E.Sum) and node.const:
+            numbers.add(abs(node.const))
+        elif isinstance(node, (E.FloorDiv, E.Mod)):
+            numbers.add(node.den)
+    near = [0, *sorted(numbers, reverse=True)[:: max(1, -(-len(numbers) // _MOST_NUMBERS))]]
+    squares: list[tuple[int, int, int, int]] = []
+    for place, (n_q, n_kv) in enumerate(_LENGTHS):
+        for index, number in enumerate(near):
+            row = (place + 7 * index) * 2654435761 % n_q
+            far = index * 40503 % n_kv
+            squares += ((q, k, n_q, n_kv) for q, k in (
+                (number - _SIDE // 2, far), (far, number - _SIDE // 2),
+                (row, row + n_kv - n_q - number - _SIDE // 2), (row, row + number - _SIDE // 2),
+            ))  # fmt: skip
+    at = np.array(squares, dtype=np.int64)[:, :, None, None]
+    side = np.arange(_SIDE)
+    coordinates = at[:, 0] + side[:, None], at[:, 1] + side, at[:, 2], at[:, 3]
+    points = dict(zip(("q", "k", "n_q", "n_kv"), np.broadcast_arrays(*coordinates), strict=True))
+    which = np.broadcast_to(np.arange(len(at))[:, None, None], points["q"].shape)
+    for name, default in E.params(keep).items():
+        points[name] = np.where(which % 3 == 1, which, default)
+    return {name: np.ascontiguousarray(x).reshape(-1) for name, x in points.items()}

@@ -1,0 +1,95 @@
+"""Rows of keys and values on their way out of pages and into them, by array operations of NumPy or
+torch; GPUs have a kernel for new rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maskc.core.dtypes import E4M3
+from maskc.core.tensors import torch_of
+
+LARGEST_E4M3 = 448.0
+"""The greatest number of E4M3."""
+
+
+class Rotary(NamedTuple):
+    """A rotary embedding: cosines and sines [positions, half], and which elements are pairs."""
+
+    cosine: Any
+    sine: Any
+    interleaved: bool
+
+    def turned(self, rows: Any, positions: Any) -> Any:
+        """Turn the first elements of fp32 rows [tokens, heads, D] by their positions."""
+        half = self.cosine.shape[1]
+        line = positions.clip(0, self.cosine.shape[0] - 1)
+        c, s = (single(x)[line][:, None] for x in (self.cosine, self.sine))
+        first, second = slice(half), slice(half, 2 * half)
+        if self.interleaved:
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        x, y = rows[..., first], rows[..., second]
+        found = rows.clone() if hasattr(rows, "clone") else rows.copy()
+        found[..., first], found[..., second] = x * c - y * s, y * c + x * s
+        return found
+
+
+def single(x: Any) -> Any:
+    """The array in fp32."""
+    return x.astype(np.float32) if torch_of(x) is None else x.float()
+
+
+def dtype_of(x: Any) -> str:
+    """The name of an array's dtype."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def is_e4m3(x: Any) -> bool:
+    """Whether numbers are E4M3."""
+    return dtype_of(x) == E4M3
+
+
+def by_head(scale: Any, rows: Any) -> Any:
+    """A scale as a factor of rows [.., heads, D]: a number, or an array of one or of heads."""
+    if not hasattr(scale, "shape"):
+        return scale
+    shaped = scale.reshape(-1, 1)
+    return shaped if torch_of(rows) is None else shaped.to(rows.device)
+
+
+def converted(rows: Any, like: Any, scale: Any) -> Any:
+    """Rows of a pool [.., heads, D] in the dtype of `like`, times their scales."""
+    if dtype_of(rows) == dtype_of(like):
+        return rows
+    rows = single(rows) * by_head(scale, rows)
+    return rows.astype(like.dtype) if torch_of(rows) is None else rows.to(like.dtype)
+
+
+def stored(rows: Any, pool: Any, scale: Any) -> Any:
+    """Rows [.., heads, D] in the dtype of a pool, divided by their scales if that is E4M3."""
+    if not is_e4m3(pool):
+        return rows.astype(pool.dtype) if torch_of(rows) is None else rows.to(pool.dtype)
+    rows = (single(rows) / by_head(scale, rows)).clip(-LARGEST_E4M3, LARGEST_E4M3)
+    return rows.astype(pool.dtype) if torch_of(rows) is None else rows.to(pool.dtype)
+
+
+def as_bytes(x: Any) -> Any:
+    """An array of E4M3 as integers, whose operations every library has; others as they are."""
+    if not is_e4m3(x):
+        return x
+    torch = torch_of(x)
+    return x.view(np.uint8 if torch is None else torch.uint8)
+
+
+def append(pool: Any, rows: Any, slots: Any, scale: Any) -> None:
+    """Write rows [tokens, heads, D] into a pool [pages, page_size, heads, D].
+
+    Args:
+        slots: [tokens]: page * page_size + token of the page; rows without a slot of the pool are
+            left out.
+    """
+    size = pool.shape[1]
+    real = (slots >= 0) & (slots < pool.shape[0] * size)
+    slots = slots[real]
+    as_bytes(pool)[slots // size, slots % size] = as_bytes(stored(rows[real], pool, scale))

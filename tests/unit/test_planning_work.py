@@ -1,0 +1,148 @@
+"""Count what a plan asks isl: questions bound the time of the masks that ask most."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import islpy as isl
+import numpy as np
+import pytest
+
+import maskc as mc
+from maskc import driver
+from maskc.analysis import sampled_rows
+from maskc.core.evaluator import evaluate
+from maskc.core.problem import TileShape
+from maskc.core.target import TARGETS
+from maskc.ir import decompose as decomposing
+from maskc.ir import simplify as simplifying
+from maskc.ir.sampled_points import sampled_points
+from maskc.plan import intervals, ranges, recipe
+
+FRAME, HEADS = 1350, 16
+SPATIAL = mc.where(lambda q, k: (abs(q // FRAME - k // FRAME) <= 1) | (k // FRAME == 0))
+TEMPORAL = mc.where(lambda q, k: (abs(q % FRAME - k % FRAME) <= 48) | (k // FRAME == 0))
+VIDEO_HEADS = mc.per_head([SPATIAL if head % 2 else TEMPORAL for head in range(HEADS)])
+"""Sparse VideoGen: some heads look at near frames, others at one place of all frames."""
+SCATTERED = (
+    mc.dilated(5, 1, stride=5, align="start") | mc.offsets([-25, 37, 58])
+) & mc.global_tokens([8, 22, 26, 47, 56, 66, 88], align="start").columns
+"""Its partial tiles of 2 x 64 are 822 disjoint conjunctions."""
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often each question was asked, nothing being remembered from other tests."""
+    counts: Counter[str] = Counter()
+
+    def counted(module, name):
+        real = getattr(module, name)
+
+        def question(*given, **named):
+            counts[name] += 1
+            return real(*given, **named)
+
+        monkeypatch.setattr(module, name, question)
+
+    for remembers in (
+        driver._analyse_heads, decomposing.pieces_of, simplifying.simplify, recipe.layout_recipe,
+        recipe._too_hard, ranges._ranges, intervals.intervals, intervals.intervals_beside,
+    ):  # fmt: skip
+        remembers.cache_clear()
+    counted(recipe, "_full_and_partial")
+    counted(recipe, "tile_loops")
+    counted(ranges, "solid_tiles")
+    counted(decomposing, "_exact")
+    proves = simplifying._Simplifier._proves
+
+    def proved(simplifier, *given):
+        counts["proofs"] += 1
+        return proves(simplifier, *given)
+
+    monkeypatch.setattr(simplifying._Simplifier, "_proves", proved)
+    return counts
+
+
+def plan(mask: mc.Mask, heads: int | None = None):
+    problem = driver.problem(64, None, heads, "bfloat16")
+    return driver.plan_kernel(mask, problem, TARGETS["sm_90a"])
+
+
+@pytest.mark.parametrize("name", ["sta", "natten_3d"])
+def test_a_mask_too_hard_for_closed_forms_is_tried_at_one_tile(asked, name):
+    made = plan(getattr(mc.patterns, name)())
+    tiles = {each.tile for each in (made, *made.also)}
+    assert len(tiles) > 2
+    assert asked["_full_and_partial"] == 1
+    assert asked["tile_loops"] == 0
+    assert asked["solid_tiles"] == 0, "rows with gaps are no intervals"
+
+
+def test_heads_that_differ_in_a_phase_ask_little(asked):
+    """LongNet has 12 different sets on 16 heads."""
+    made = plan(mc.patterns.longnet(), 16)
+    assert len(made.masks) == 12
+    assert asked["_full_and_partial"] == 1
+    assert asked["solid_tiles"] <= 3, "the one term without gaps is the same on all heads"
+    assert asked["proofs"] == 0, "points refute everything that would make a formula shorter"
+    assert asked["_exact"] == 0, "only a mask that all heads share can run in parts"
+
+
+def test_equal_heads_are_planned_once(asked):
+    made = plan(VIDEO_HEADS, HEADS)
+    assert len(made.masks) == 2
+    tiles = {each.tile for each in (made, *made.also)}
+    # the temporal mask is too hard, the spatial one is tried at all lengths and at equal ones
+    assert asked["_full_and_partial"] <= 2 + 2 * len(tiles)
+    assert asked["_exact"] == 0
+
+
+def test_pieces_of_heads_are_found_when_somebody_reads_them(asked):
+    heads = driver.analyse_heads(VIDEO_HEADS, HEADS)
+    assert all(not ir.pieces for ir in heads.masks)
+    assert all(decomposing.pieces_of(ir) for ir in heads.masks)
+    assert asked["_exact"] == 2
+
+
+def test_loops_are_sought_for_few_disjoint_conjunctions(monkeypatch):
+    """isl needs a minute for these, and cannot be stopped while it makes loops."""
+    made = []
+    build = isl.AstBuild.node_from_schedule_map
+    monkeypatch.setattr(
+        isl.AstBuild, "node_from_schedule_map",
+        lambda builder, schedule: made.append(schedule) or build(builder, schedule),
+    )  # fmt: skip
+    recipe.layout_recipe.cache_clear()
+    found = recipe.layout_recipe(driver.lowered(SCATTERED).keep, TileShape(2, 64))
+    most = [len(tiles.domain().make_disjoint().get_basic_sets())
+            for schedule in made for tiles in _maps(schedule)]  # fmt: skip
+    assert max(most, default=0) <= recipe._MOST_PARTS
+    layout = SCATTERED.layout(130, 120, block=(2, 64))
+    dense = np.pad(SCATTERED.dense(130, 120), ((0, 0), (0, 8)))
+    live = dense.reshape(65, 2, 2, 64).any(axis=(1, 3))
+    np.testing.assert_array_equal(layout.to_dense() > 0, live)
+    assert found.keep is not None
+
+
+def _maps(schedule: isl.UnionMap) -> list[isl.Map]:
+    found: list[isl.Map] = []
+    schedule.foreach_map(found.append)
+    return found
+
+
+@pytest.mark.parametrize("mask", [mc.window(9), mc.strided(3) | mc.causal(), SPATIAL])
+def test_sampled_points_are_of_the_mask(mask):
+    """Points that lie inside the lengths see live and dead pairs, so that they can contradict."""
+    keep = driver.lowered(mask).keep
+    at = sampled_points(keep)
+    inside = (at["q"] >= 0) & (at["q"] < at["n_q"]) & (at["k"] >= 0) & (at["k"] < at["n_kv"])
+    holds = np.broadcast_to(evaluate(keep, at), inside.shape)[inside]
+    assert holds.any()
+    assert not holds.all()
+
+
+def test_gaps_are_seen_in_rows():
+    rows = np.array([[0, 1, 1, 0], [1, 0, 0, 0]], dtype=bool)
+    assert not sampled_rows.have_gaps(rows)
+    assert sampled_rows.have_gaps(np.array([[1, 0, 1, 0]], dtype=bool))
+    assert sampled_rows.have_gaps(np.array([[0, 1, 0, 1]], dtype=bool))
