@@ -316,11 +316,12 @@ def json_option(command: Command) -> Command:
     )
 
 
-def data_options(fallback: int | None) -> Callable[[Command], Command]:
+def data_options(fallback: int | None, also: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """--data and --seed; the command gets `arrays`, and lengths that fit those of --data.
 
     Args:
         fallback: queries and keys where nothing says how many; None leaves that to the command.
+        also: names of arrays that the command reads besides those of the mask.
     """
 
     def decorate(command: Command) -> Command:
@@ -340,7 +341,7 @@ def data_options(fallback: int | None) -> Callable[[Command], Command]:
         ) -> Any:  # fmt: skip
             from maskc.cli.given import Arrays, read_all
 
-            arrays = Arrays(seed, read_all(files, found))
+            arrays = Arrays(seed, read_all(files, found, also))
             if n is None and (shape := arrays.shape(found)) is not None:
                 n, n_kv = shape
             if n is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from maskc.cli.options import (
     problem_options,
 )
 from maskc.cli.output import FilePath, echo, told, write_file, write_json
-from maskc.core.errors import BadEvaluation, MaskcError, UsageMistake
+from maskc.core.errors import BadEvaluation, BadNotes, MaskcError, UsageMistake
 from maskc.dsl.pattern import kind_name
 
 if TYPE_CHECKING:
@@ -59,17 +61,22 @@ _CHECKED = 2
     "--evaluation", type=FilePath(dir_okay=False), metavar="JSON",
     help="What `maskc evaluate -o JSON` wrote: quality, ablations, significance.",
 )  # fmt: skip
-@data_options(None)
+@click.option(
+    "--notes", type=FilePath(dir_okay=False), metavar="FILE",
+    help="Markdown with the headings `# Motivation` and `# Discussion`, in words of your own.",
+)  # fmt: skip
+@data_options(None, also=("q", "k"))
 @json_option
 def report(
     found: list[MaskEntry], output: str, asked: KernelOptions, n: tuple[int, ...] | int | None,
-    n_kv: int | None, direction: str, repeats: int, evaluation: str | None, arrays: Arrays,
-    as_json: bool,
+    n_kv: int | None, direction: str, repeats: int, evaluation: str | None, notes: str | None,
+    arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Write one self-contained page about the mask of FILE.
 
-    It has definition, picture, proofs, pseudocode, complexity, plan, verification, speed on this
-    machine, quality, ablations and significance.
+    It has definition, picture, a heatmap of attention weights, proofs, pseudocode, complexity,
+    plan, verification, speed on this machine, quality, ablations and significance. The heatmap is
+    of --data q=FILE and k=FILE, else of synthetic q and k.
 
     Sections that were not run say so, and which command runs them. Exits with 3 where a result is
     wrong; the page is written all the same.
@@ -84,12 +91,18 @@ def report(
     entry = found[0]
     read = None if evaluation is None else read_evaluation(evaluation)
     row = None if read is None else _row_of(read, entry, str(evaluation))
+    written = {} if notes is None else read_notes(notes)
     directions = ("fwd", "bwd") if direction == "both" else (direction,)
     how = How(asked, None, 1, directions, repeats)
     with told() as progress:
         subject = _subject(entry, how, n, arrays, read, row, _command(output), progress)
         from maskc.lab.report import document
 
+        tensors = {name: arrays.given[name] for name in ("q", "k") if name in arrays.given}
+        subject = replace(
+            subject, tensors=tensors, motivation=written.get("motivation", ()),
+            discussion=written.get("discussion", ()),
+        )  # fmt: skip
         page = document(subject, progress)
     write_file(Path(output), writer(page))
     if as_json:
@@ -149,6 +162,39 @@ def read_evaluation(path: str) -> Evaluation:
         return Evaluation.from_json(text)
     except BadEvaluation as error:
         raise BadEvaluation(path, error.args[1], at="--evaluation") from None
+
+
+_NOTES = ("motivation", "discussion")
+"""The headings of a file with notes, and the sections of a report that they become."""
+
+
+def read_notes(path: str) -> dict[str, list[str]]:
+    """Read the paragraphs under `# Motivation` and `# Discussion` of a Markdown file.
+
+    A blank line ends a paragraph, and an item of a list is one. Marks inside of a paragraph stay
+    as they are: a report shows text.
+
+    Raises:
+        BadNotes: it cannot be read, or has neither heading, or nothing below one (MC755).
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadNotes(path, reason, at="--notes") from None
+    parts = re.split(r"^#+[ \t]+(.+?)[ \t]*#*[ \t]*$", text, flags=re.M)
+    found: dict[str, list[str]] = {}
+    for title, below in zip(parts[1::2], parts[2::2], strict=True):
+        key = title.strip().lower()
+        if key not in _NOTES:
+            raise BadNotes(path, f"it has the heading {title!r}", at="--notes")
+        paragraphs = re.split(r"\n[ \t]*\n|\n(?=[ \t]*[-*+] )", below)
+        found[key] = [" ".join(each.split()) for each in paragraphs if each.strip()]
+        if not found[key]:
+            raise BadNotes(path, f"nothing stands below {title!r}", at="--notes")
+    if not found or parts[0].strip():
+        raise BadNotes(path, "it does not begin with one of the headings", at="--notes")
+    return found
 
 
 def _row_of(evaluation: Evaluation, entry: MaskEntry, path: str) -> Evaluated:

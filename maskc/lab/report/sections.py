@@ -41,6 +41,8 @@ from maskc.viz import words
 from maskc.viz.picture import KernelTiles, numbers_of, picture
 from maskc.viz.shown_lengths import showing
 from maskc.viz.terminal import render
+from maskc.viz.weight_drawings import svg, text
+from maskc.viz.weights import tensor_lengths, weight_lengths, weights
 
 if TYPE_CHECKING:
     from maskc.lab.evaluate import Evaluated, Evaluation
@@ -96,6 +98,12 @@ class Subject:
     """The row of the evaluation that is about this mask; None without an evaluation."""
     made_up: Sequence[str] = ()
     """Names of the arrays that were made up."""
+    motivation: Sequence[str] = ()
+    """Paragraphs that a person wrote on why the mask is of interest."""
+    discussion: Sequence[str] = ()
+    """Paragraphs that a person wrote on what the results mean."""
+    tensors: Mapping[str, object] = field(default_factory=dict)
+    """`q` and `k` of the heatmap of weights; synthetic ones where they are missing."""
     _counted: dict[int, Mapping[tuple[int, ...], Numbers]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -129,6 +137,8 @@ def document(subject: Subject, progress: Callable[[str], object] = lambda text: 
     """
     sections = []
     for key, title, blocks in _SECTIONS:
+        if key in _NOTES and not getattr(subject, key):
+            continue
         progress(f"{subject.name}: {title.lower()}")
         try:
             contents = list(blocks(subject))
@@ -287,6 +297,33 @@ def _picture(subject: Subject) -> Iterator[Block]:
 
 _RANKED = ("scores", "index_q", "index_k", "index_w")
 """Inputs of selections; pictures make up scores instead."""
+
+
+def _weights(subject: Subject) -> Iterator[Block]:
+    heads = subject.problem.n_heads
+    q, k = (subject.tensors.get(name) for name in ("q", "k"))
+    n, n_kv = tensor_lengths(q, k) or weight_lengths(subject.mask, heads)
+    shown = weights(
+        subject.mask, n, n_kv, q=q, k=k, name=subject.name, n_heads=heads,
+        data={k: v for k, v in subject.data_at(n).items() if k not in _RANKED},
+    )  # fmt: skip
+    drawing = svg(shown, f"Attention weights at {n} tokens")
+    caption = (
+        f"Heatmap of softmax(q k^T) in float64, {shown.caption}. Queries go down, keys to the "
+        "right. A cell shows the mean weight of its kept pairs; the scale is logarithmic. Masked "
+        "pairs are grey."
+    )
+    yield Figure(drawing, caption, text(shown, _WIDTH))
+    given = "" if q is None else " --data q=q.npy --data k=k.npy"
+    yield Command(f"maskc visualize {subject.words} --weights --n {n}{given}")
+
+
+def _motivation(subject: Subject) -> Iterator[Block]:
+    yield from map(Words, subject.motivation)
+
+
+def _discussion(subject: Subject) -> Iterator[Block]:
+    yield from map(Words, subject.discussion)
 
 
 def _loops(subject: Subject) -> Iterator[Block]:
@@ -581,9 +618,11 @@ def _environment(subject: Subject) -> Iterator[Block]:
 
 
 _SECTIONS: tuple[tuple[str, str, Callable[[Subject], Iterator[Block]]], ...] = (
+    ("motivation", "Motivation", _motivation),
     ("summary", "Summary", _summary),
     ("definition", "Definition", _definition),
     ("picture", "Picture", _picture),
+    ("weights", "Attention weights", _weights),
     ("proofs", "Proofs", _proofs),
     ("pseudocode", "Pseudocode", _loops),
     ("complexity", "Complexity and memory", _complexity),
@@ -593,5 +632,8 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Subject], Iterator[Block]]], ...] = (
     ("quality", "Quality", _quality),
     ("ablations", "Ablations", _ablations),
     ("significance", "Significance", _significance),
+    ("discussion", "Discussion", _discussion),
     ("environment", "Environment", _environment),
 )
+_NOTES = ("motivation", "discussion")
+"""Sections that people write; there are none where nothing was given."""
