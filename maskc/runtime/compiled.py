@@ -375,7 +375,7 @@ class CompiledMask:
     ) -> Any: ...
     @shown_by_overload
     def __call__(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-        """softmax(scale * q k^T, restricted to the mask) v.
+        """Compute softmax(scale * q k^T, restricted to the mask) v.
 
         Torch tensors that require grad get results that do, as from `maskc.attention`; `launch` is
         the same without a graph. Under torch.autocast q, k and v are cast to the kernel's dtype.
