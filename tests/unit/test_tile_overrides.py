@@ -100,16 +100,16 @@ def test_it_outlives_pickling_and_planning_anew():
 @pytest.mark.parametrize(
     ("target", "dim", "named", "why", "hint"),
     [
-        ("sm_90a", 128, {"tile": (64, 64)}, "64 queries a tile", "q 128 or 192 and k 64, 96"),
+        ("sm_90a", 128, {"tile": (64, 64)}, "no tiles of 64 queries", "q 128 or 192 and k 64, 96"),
         ("sm_90a", 128, {"tile": (192, 128)}, "192 registers and has 160", "stages 2 to 8"),
         ("sm_90a", 128, {"stages": 4}, "4 stages need 289 KiB", "stages 2 to 8"),
         ("sm_90a", 256, {"tile": (128, 96)}, "of 227 that there are", "stages 2 to 8"),
         ("sm_90a", 128, {"stages": 9}, "9 stages", "stages 2 to 8"),
-        ("sm_80", 128, {"tile": (128, 128)}, "128 keys a tile", "k 32 or 64"),
-        ("sm_80", 128, {"stages": 2}, "no ring of stages", "sm_80 takes tile=(q, k)"),
-        ("sm_80", 256, {"tile": (128, 64)}, "128 queries a tile", "q 64 and k 32 or 64"),
-        ("simt", 64, {"tile": (32, 64)}, "32 queries a tile", "q 64 and k 64"),
-        ("cpu", 64, {"tile": (48, 64)}, "48 queries a tile", "q 16, 32, 64 or 128"),
+        ("sm_80", 128, {"tile": (128, 128)}, "no tiles of 128 keys", "k 32 or 64"),
+        ("sm_80", 128, {"stages": 2}, "no pipeline stages", "sm_80 takes tile=(q, k)"),
+        ("sm_80", 256, {"tile": (128, 64)}, "no tiles of 128 queries", "q 64 and k 32 or 64"),
+        ("simt", 64, {"tile": (32, 64)}, "no tiles of 32 queries", "q 64 and k 64"),
+        ("cpu", 64, {"tile": (48, 64)}, "no tiles of 48 queries", "q 16, 32, 64 or 128"),
     ],
 )
 def test_outside_of_the_limits(target, dim, named, why, hint):
