@@ -241,6 +241,8 @@ class PagedAttention:
         attn = self.attn.serving(q)
         if os.environ.get("MASKC_CHECK") == "1":
             plan.check(k_pool.shape[0])
+        if not plan.tokens:
+            return _nothing(q, v_pool)
         given = {**plan.data, **tables}
         if self.layout == "NHD":
             k_pool, v_pool = (x.swapaxes(1, 2) for x in (k_pool, v_pool))
@@ -505,7 +507,7 @@ class PagedPlan:
         return self._state["token_position"]
 
     def _kernels_for(self, first: Any) -> PageKernels | None:
-        """What makes the arrays on a GPU; None where the host does."""
+        """Kernel that makes the arrays on a GPU; None where the host does."""
         attn = self._paged.attn
         kernels = None if self._torch is None else page_kernels(attn, first)
         if kernels is None and (attn.target.language == "cuda" or not self._on_host):
@@ -827,7 +829,7 @@ class PagedPlan:
         return q
 
     def _append_on_device(self, rows: _NewRows, kernels: PageKernels) -> Any:
-        """The same in one launch."""
+        """Fused variant: one launch."""
         block = ArgumentBlock(ROWS)
         to = block.members
         q = None if rows.q is None else self._torch.empty_like(rows.q)
@@ -922,8 +924,16 @@ def _numpy(x: Any) -> np.ndarray:
     return np.asarray(x.cpu().numpy() if hasattr(x, "cpu") else x)
 
 
+def _nothing(q: Any, v_pool: Any) -> tuple[Any, Any]:
+    """The results of a step without queries."""
+    shape = 0, q.shape[1], v_pool.shape[3]
+    if (torch := torch_of(q)) is None:
+        return np.empty(shape, q.dtype), np.empty(shape[:2], np.float32)
+    return q.new_empty(shape), q.new_empty(shape[:2], dtype=torch.float32)
+
+
 def _shapes_of(given: _Given) -> dict[str, tuple[int, ...] | None]:
-    """The shapes of what a caller gives; None for what is not there."""
+    """Return the shapes of the given arrays; None for missing ones."""
     tables = {
         "seq_lens_q": given.lens_q if not given.cumulative else None,
         "cu_seqlens_q": given.lens_q if given.cumulative else None,
