@@ -144,7 +144,7 @@ def test_a_normal_spelling_says_the_same(left: Expr, right: Expr, compare) -> No
     st.lists(st.tuples(st.sampled_from([E.Q, E.K]), st.sampled_from([E.ge, E.lt]),
                        st.integers(0, 12)), min_size=1, max_size=3),
 )  # fmt: skip
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 def test_bounds_of_tokens_settle_residues(compared, bounds) -> None:
     """Tokens are never negative."""
     terms = [compare(value, E.const(2)) for value, compare in compared]
