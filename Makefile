@@ -1,48 +1,58 @@
-# Two commands for a newcomer: `make demo` and `make test`. Both build their own virtual environment.
+# New here? Run `make demo`, then `make test`. Both build their own virtual environment. `make test` is the part of the
+# tests that answers soon; `make test-all` and CI run every test that needs no GPU.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# PyTorch only where it is already cheap to have: tests that compare with it skip themselves without.
+# PyTorch is not installed by default. Tests that need it skip themselves; see EXTRAS in CONTRIBUTING.
 STAMP := $(VENV)/.installed
-# What needs no GPU; to load the others takes seconds in every process. Neighbours stay together where
-# work is divided: what one test has planned is there for the next.
+# Tests that need no GPU. Collecting the others takes seconds in every process.
 HOST := --ignore tests/gpu
-# Tests that ask what NVRTC made of a source, and those that draw more, or compile otherwise, in full.
+ALL_CORES := $(HOST) -n auto --dist worksteal
+# ASK_LEDGER: tests that read what NVRTC made of a source. EMULATED: tests whose sources NVRTC's front end reads before
+# the emulator runs them. THOROUGH: tests with more cases in full.
 ASK_LEDGER := $$(grep -rlE 'support.ledger|test_sm90a_sources' tests/unit)
+EMULATED := $$(grep -rlE 'emulat|support.(hopper|host_|probe)' tests/unit tests/property)
 THOROUGH := $$(grep -rlE 'examples\(|THOROUGH|inductor|support.cpu_harness|shared_cases' tests/unit tests/property)
 
-# To parse every module of what is installed takes longer than to install it: each is when imported.
+# Byte-compiling every installed module takes longer than installing it. Python does it on import.
 QUIETLY := --quiet --no-compile
 
-# Processes that tests start would else parse every module anew.
+# With this variable set, each process that a test starts would parse every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test fast test-gpu matrix ledger check generated decisions docs format clean
+.PHONY: demo test test-all fast test-gpu matrix ledger cover mutants check generated decisions docs format clean
 
 $(STAMP): pyproject.toml
-	@echo "Building a virtual environment in $(VENV), once: a minute or so, most of it downloads."
+	@echo "Building a virtual environment in $(VENV). This happens once and takes about a minute."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install $(QUIETLY) --upgrade pip
 	$(BIN)/pip install $(QUIETLY) -e '.[test,figures]' $(EXTRAS)
 	touch $@
 
-# What `check` and `docs` need more, once, too.
+# Extras that `check` and `docs` need, installed once.
 $(VENV)/.%: $(STAMP)
 	$(BIN)/pip install $(QUIETLY) -e '.[$*]'
 	touch $@
 
-# One mask drawn, compiled for this machine's CPU, run on a real text and checked: some seconds.
+# Draws a mask, compiles it for this CPU, runs it on a text and checks it, in a few seconds.
 demo: $(STAMP)
 	@$(BIN)/python docs/demo.py
 
-# Everything that needs no GPU, on all cores, with the reason of every test that is skipped.
+# Runs cheap tests, and of the others those that reach most for their cost. tests/golden/later.txt names the rest;
+# `make cover` writes that list.
 test: $(STAMP)
-	@echo "Without PyTorch and NVRTC about 5,000 tests, some five minutes on two cores; with them 7,000, some"
-	@echo "fifteen. What is skipped is named at the end, with what it needs. make fast: a minute."
-	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),$(HOST) -n auto --dist worksteal -rs)
+	@echo "The tests that answer soon: about 4,600 without PyTorch. 'make test-all' runs every test."
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),--soon $(ALL_CORES))
 
-# While editing: messages, the house rules, the language, sets, layouts and plans.
+# Runs everything that needs no GPU, on all cores, and prints why tests were skipped.
+test-all: $(STAMP)
+	@echo "About 5,000 tests and five minutes on two cores; with PyTorch and NVRTC 8,000 tests and fifteen"
+	@echo "minutes. Skipped tests are listed at the end, with what they need. 'make fast' takes a minute."
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),$(ALL_CORES) -rs)
+
+
+# Run this while editing: messages, layers, the language, sets, layouts and plans.
 fast: $(STAMP)
 	$(BIN)/python -m pytest $(or $(PYTEST_ARGS),-n auto) tests/messages tests/test_layers.py \
 	    tests/unit/test_dsl_*.py tests/unit/test_ir_*.py tests/unit/test_layout_*.py \
@@ -51,17 +61,34 @@ fast: $(STAMP)
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
-# Every architecture, head dimension and dtype through NVRTC, and again what the ledger
-# in tests/golden (compiled.txt, machine_code.txt) remembers; needs the cuda13 extra, no GPU.
+# Compiles every architecture, head dimension and dtype with NVRTC, and checks the ledger in
+# tests/golden (compiled.txt, machine_code.txt) again. Needs the cuda13 extra, but no GPU.
 matrix: $(STAMP)
 	$(BIN)/pip install $(QUIETLY) -e '.[cuda13]' nvidia-cuda-nvdisasm
 	$(BIN)/python -m pytest -m matrix $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m 'not gpu and not matrix' --thorough $(PYTEST_ARGS) $(THOROUGH)
 	MASKC_COMPILE_ANEW=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(ASK_LEDGER)
 
-# After a kernel's text has changed: adds to the ledger what the compiler makes of the new text.
+# Run this after a kernel's source has changed. It adds the new source to the ledger, and lists anew which sources of
+# emulated tests NVRTC accepts.
 ledger: $(STAMP)
-	MASKC_WRITE_LEDGER=1 $(BIN)/python -m pytest -m 'not gpu and not matrix' $(PYTEST_ARGS) $(ASK_LEDGER)
+	rm -f tests/golden/accepted.txt
+	MASKC_WRITE_LEDGER=1 $(BIN)/python -m pytest -m 'not gpu and not matrix' \
+	    $(or $(PYTEST_ARGS),-n auto --dist worksteal) $(ASK_LEDGER) $(EMULATED)
+
+# Measures what each test costs and reaches, and chooses what `make test` runs. Needs an idle machine and all extras.
+cover: $(STAMP)
+	$(BIN)/pip install $(QUIETLY) coverage
+	mkdir -p build
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(HOST) \
+	    -p tests.support.cover --cover-to build/cover.pickle
+	$(BIN)/python -m tests.support.cover build/cover.pickle
+
+# Plants small faults and writes which test finds each to tests/golden/mutants.txt. It resumes where it ended.
+# PART=3/40 is a part of the faults, ONLY='maskc/layout/*' those of some files.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.support.mutants --share $(or $(PART),1/1) --only '$(or $(ONLY),*)'
+	$(BIN)/python -m tests.support.mutants --summary
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .
@@ -74,11 +101,11 @@ check: $(VENV)/.dev
 generated: $(STAMP)
 	$(BIN)/python .ci/generated
 
-# How calls of all patterns run, in tests/golden/decisions.txt; needs no GPU.
+# Writes which kernels the calls of all patterns take to tests/golden/decisions.txt. Needs no GPU.
 decisions: $(STAMP)
 	$(BIN)/python -m tests.support.decisions
 
-# The site, into build/site; a broken link or a docstring that cannot be read is an error.
+# Builds the site into build/site. A broken link, or a docstring that cannot be read, is an error.
 docs: $(VENV)/.docs
 	$(BIN)/python docs/error_index.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # --quiet would hide broken links

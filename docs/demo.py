@@ -1,4 +1,4 @@
-"""The demo behind `make demo`: one mask, its price, a kernel on this machine's CPU, and a check.
+"""Draw a mask, compile a kernel for this CPU, run it and check it: the demo behind `make demo`.
 
 The queries, keys and values come from a real text: bytes of docs/language.md, embedded by a fixed
 random table and projected by fixed random matrices.
@@ -23,7 +23,7 @@ HEADS, HEAD_DIM, TOKENS, DTYPE = 4, 64, 2048, "float32"
 
 
 def text_as_qkv(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q, k, v float32 [1, HEADS, TOKENS, HEAD_DIM] from the bytes of a text."""
+    """Return q, k and v, float32 [1, HEADS, TOKENS, HEAD_DIM], made from the bytes of a text."""
     tokens = np.frombuffer(path.read_bytes()[:TOKENS], dtype=np.uint8)
     rng = np.random.default_rng(2026)
     width = HEADS * HEAD_DIM
@@ -37,7 +37,7 @@ def text_as_qkv(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def say(step: int, text: str) -> None:
-    """Announce one of the demo's steps before it runs."""
+    """Announce a step of the demo before it runs."""
     print(f"\n[{step}/4] {text}", flush=True)
 
 
@@ -46,16 +46,16 @@ def main() -> None:
     attn = mask.compile(head_dim=HEAD_DIM, dtype=DTYPE, target="cpu")
     tiles = KernelTiles(attn.target.name, attn.unit.tile)
     shown = picture(mask, TOKENS, kernel=tiles, head_dim=HEAD_DIM, dtype=DTYPE)
-    say(1, f"Drawing the mask {mask}: 16 keys that all see, and the 256 nearest.")
+    say(1, f"Drawing the mask {mask}: 16 attention sinks and a window of 256.")
     print(render(shown))
 
-    say(2, "Planning a kernel, writing it in C and compiling it for this CPU.")
+    say(2, "Planning a kernel, writing it in C, compiling it for this CPU.")
     start = perf_counter()
     attn.warmup()
     print(f"compiled in {perf_counter() - start:.2f} s (cached builds take milliseconds)")
     print(attn.explain())
 
-    say(3, "Running it on a text, and dense attention in fp64 NumPy to compare with.")
+    say(3, "Running the kernel on a text, and comparing it with dense attention in NumPy.")
     q, k, v = text_as_qkv(HERE / "language.md")
     attn(q, k, v)
     start = perf_counter()
@@ -78,8 +78,8 @@ def main() -> None:
     say(4, f"Drawing the mask into {file.name}.")
     write(shown, file)
     print(
-        "Next: `maskc patterns` lists published masks, `maskc init` writes a file to start from,\n"
-        f"and docs/tutorial.md goes on. The programs are in {Path(sys.executable).parent}."
+        "Next: read docs/tutorial.md. `maskc patterns` lists published masks, and `maskc init`\n"
+        f"writes a pattern file to start from. The commands are in {Path(sys.executable).parent}."
     )
 
 

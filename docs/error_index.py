@@ -1,4 +1,4 @@
-"""Writes docs/errors.md, the index of error codes, from the classes that raise them."""
+"""Write docs/errors.md, the index of error codes, from the classes of the errors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ To catch any of them, write `except maskc.MaskcError`. The attributes are `code`
 `finding` and `exit_code`. The command line exits with 1 if the pattern or the build failed, with 2
 after a usage error, and with 3 after drift or a failed check.
 
-In the tables, … stands for a value that the message fills in. `python docs/error_index.py` writes
-this page from the classes in `maskc.core.errors`, and a test compares them.
+Below, … stands for a value that the message fills in. If no action is listed, the message itself
+names it. `python docs/error_index.py` writes this page from the classes in `maskc.core.errors`, and
+a test compares them.
 """
 
 CHAPTERS = {
@@ -45,7 +46,7 @@ CHAPTERS = {
 
 
 def classes() -> list[type[MaskcError]]:
-    """Every class with a code of its own, in the order of codes."""
+    """Return every class that has its own code, ordered by code."""
     found, todo = set(), [MaskcError]
     while todo:
         kinds = todo.pop().__subclasses__()
@@ -55,39 +56,36 @@ def classes() -> list[type[MaskcError]]:
 
 
 def filled(template: str) -> str:
-    """A message with … in place of what it fills in; empty where nothing else is left."""
+    """Return a message with … for each value; empty if it is nothing but values."""
     parts = (
         text + "…" * (name is not None) for text, name, *_ in string.Formatter().parse(template)
     )
-    text = "".join(parts).replace("|", "\\|")
+    text = "".join(parts)
     return text if re.search(r"[a-z]", text) else ""
 
 
-def quoted(message: str) -> str:
-    """A message in the font of code, on a line of its own."""
-    ticks = "``" if "`" in message else "`"
-    return f"<br>{ticks}{message}{ticks}" if message else ""
+def entry(kind: type[MaskcError]) -> list[str]:
+    """Return the lines of the page about one class."""
+    meaning = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
+    message, hint = filled(kind.message), filled(kind.hint)
+    lines = [f'\n<a id="{kind.code.lower()}"></a>', f"\n### {kind.code} {kind.__name__}\n", meaning]
+    if message:
+        lines += ["\n```text", message, "```"]
+    if hint:
+        lines.append(f"\n**What to do:** {hint.replace('<', '&lt;')}")
+    if kind.exit_code != 1:
+        lines.append(f"\nExit code {kind.exit_code}.")
+    return lines
 
 
 def page() -> str:
-    """The text of docs/errors.md."""
+    """Return the text of docs/errors.md."""
     lines = [HEAD]
     for start, title in CHAPTERS.items():
-        lines += [
-            f"\n## {title}\n",
-            "| code | class | what happened | what to do |",
-            "|---|---|---|---|",
-        ]
+        lines.append(f"\n## {title}")
         for kind in classes():
             if kind.code.startswith(start):
-                meaning = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
-                message = quoted(filled(kind.message))
-                hint = filled(kind.hint) or "see the message"
-                anchor = f'<a id="{kind.code.lower()}"></a>{kind.code}'
-                exits = f" (exit {kind.exit_code})" if kind.exit_code != 1 else ""
-                lines.append(
-                    f"| {anchor}{exits} | `{kind.__name__}` | {meaning}{message} | {hint} |"
-                )
+                lines += entry(kind)
     return "\n".join(lines) + "\n"
 
 

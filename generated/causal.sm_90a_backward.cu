@@ -14,7 +14,7 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 16: causal()
+        // line 17: causal()
         k <= q + m.c0;
 }
 

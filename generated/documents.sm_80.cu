@@ -14,9 +14,9 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 18: documents(...)
+        // line 19: documents(...)
         (Integer)m.a0[k] == (Integer)m.a1[q] &&
-        // line 19: causal()
+        // line 20: causal()
         k <= q + m.c0;
 }
 

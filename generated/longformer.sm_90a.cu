@@ -18,13 +18,13 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 17: global_tokens(64)
+        // line 18: global_tokens(64)
         (q <= m.c0 &&
         q >= -m.c1) ||
-        // line 17: window(256, 256)
+        // line 18: window(256, 256)
         (k >= q - m.c2 &&
         k <= q + m.c3) ||
-        // line 17: global_tokens(64)
+        // line 18: global_tokens(64)
         k <= m.c4;
 }
 

@@ -19,7 +19,7 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 34: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 -...
+        // line 35: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 -...
         max_int(min_int(q / 64, m.c0), m.c1) + m.c2 >= k / 64 &&
         k % 64 + m.c4 >= min_int(q % 64, m.c3) &&
         k / 64 + m.c5 >= min_int(q / 64, m.c0) &&

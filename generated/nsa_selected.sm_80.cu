@@ -16,15 +16,15 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 26: where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)
+        // line 27: where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)
         ((k / 64 + m.c1 >= floor_div(q + m.c0, 64) ||
-        // line 27: prefix(64)
+        // line 28: prefix(64)
         k <= m.c2) &&
-        // line 27: causal()
+        // line 28: causal()
         k <= q + m.c0) ||
-        // line 28: topk(13, of=causal() - (causal() & (prefix(64) | where(lambda q, k: k...
+        // line 29: topk(13, of=causal() - (causal() & (prefix(64) | where(lambda q, k: k...
         ((m.a0[(q) * m.row0 + k / 64 / 32] >> k / 64 % 32 & 1) != 0 &&
-        // line 27: causal()
+        // line 28: causal()
         k <= q + m.c0);
 }
 

@@ -16,11 +16,11 @@ struct Mask {
 // Whether query q sees key k. Evaluated in partial tiles only.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
-        // line 17: sinks(4)
+        // line 18: sinks(4)
         (k <= m.c0 ||
-        // line 17: window(1023)
+        // line 18: window(1023)
         k >= q - m.c1) &&
-        // line 17: causal()
+        // line 18: causal()
         k <= q + m.c2;
 }
 

@@ -73,50 +73,50 @@ def attention(
 def attention(
     q: Any, k: Any, v: Any, mask: Mask | None = None, *others: Any, **keywords: Any
 ) -> Any:
-    """Attention restricted to a mask, compiled on first use and remembered.
+    """Compute attention restricted to a mask. The kernel is compiled on first use and cached.
 
-    On torch tensors it is differentiable in q, k, v, alibi_slopes and sink_logits, through out
-    and through lse, once; it works inside torch.compile(fullgraph=True) with a mask made outside,
-    and under autocast, which casts q, k and v as it does for scaled_dot_product_attention.
+    On torch tensors, out and lse are differentiable (once) in q, k, v, alibi_slopes and
+    sink_logits. It works inside torch.compile(fullgraph=True) with a mask made outside. Under
+    autocast, q, k and v are cast as for scaled_dot_product_attention.
 
     Args:
-        q: [B, Hq, Nq, D]; k: [B, Hkv, Nkv, D]; v: [B, Hkv, Nkv, Dv]. Where they live decides the
+        q: [B, Hq, Nq, D]; k: [B, Hkv, Nkv, D]; v: [B, Hkv, Nkv, Dv]. Their device decides the
             target.
-        mask: which query sees which key. It may be left out where is_causal, window_size or
-            cu_seqlens_q says so; beside them, a pair must satisfy all.
+        mask: which query sees which key. It may be left out if is_causal, window_size or
+            cu_seqlens_q is given; with several of them, a pair must satisfy all.
         others: none; all further arguments go by name.
-        deterministic: torch gradients have the same bits on every run; also whenever
-            torch.use_deterministic_algorithms(True) is in force.
-        scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe: as of a
-            call of CompiledMask.
-        is_causal: keep k <= q, as scaled_dot_product_attention does: with fewer queries than keys
-            the first ones meet. `mc.causal()` lets the last ones meet.
-        window_size: (keys before, keys behind) of flash-attn, -1 where unbounded; with fewer
-            queries than keys the last ones meet.
-        enable_gqa: False refuses fewer heads of keys than of queries; else they are grouped.
-        layout: "bhsd", the default, or "bshd" for tensors [B, N, H, D]; then so is out.
-        cu_seqlens_q, cu_seqlens_k: integers [sequences + 1], cumulative lengths of packed tokens.
-            q is [tokens, Hq, D] then, or has a batch of one. One array serves both. Where there
-            are two, is_causal and window_size count from the last tokens of each sequence.
-        max_seqlen: a promise that no sequence has more tokens, see `mc.cu_seqlens`.
-        score: what softmax sees in place of scale * q . k, see `mc.score`.
+        deterministic: torch gradients are bitwise deterministic; also whenever
+            torch.use_deterministic_algorithms(True) is in force. scale, return_lse, softcap,
+            alibi_slopes, sink_logits, normalizer, alpha, nan_safe: see calls of CompiledMask.
+            is_causal: keep k <= q, as scaled_dot_product_attention does: with fewer queries than
+            keys, the first query is aligned with the first key. `mc.causal()` aligns the last ones.
+        window_size: (keys before, keys behind) of flash-attn, -1 for unbounded; with fewer queries
+            than keys, the last ones are aligned.
+        enable_gqa: False refuses fewer key heads than query heads; otherwise query heads share key
+            heads.
+        layout: "bhsd", the default, or "bshd" for tensors [B, N, H, D], out included.
+        cu_seqlens_q, cu_seqlens_k: integers [sequences + 1], cumulative lengths of packed tokens. q
+            is [tokens, Hq, D] then, or has a batch of one. One array serves both. With two arrays,
+            is_causal and window_size count from the last tokens of each sequence.
+        max_seqlen: upper bound on the tokens of a sequence, see `mc.cu_seqlens`.
+        score: the score formula that replaces scale * q . k, see `mc.score`.
         return_selection, indexer_loss: as of a call of CompiledMask.
-        dropout_p: the share of weights that are dropped, as of scaled_dot_product_attention: in
-            every call that gives it, whether something trains or not.
-        dropout_seed: decides which ones; None takes a seed from the default generator of the
-            device of torch tensors, so that torch.manual_seed repeats it.
+        dropout_p: the probability of dropping a weight, as in scaled_dot_product_attention: it
+            applies in every call that passes it, also in evaluation mode.
+        dropout_seed: seed of the dropped weights. None takes a seed from torch's default generator
+            of the device, so that torch.manual_seed reproduces it.
         data: the mask's and the score's data and parameters by name.
 
     Returns:
         out [B, Hq, Nq, Dv], or (out, lse) with return_lse=True; lse is [B, Hq, Nq]. With
-        layout="bshd" out is [B, Nq, Hq, Dv]; of packed tokens [tokens, Hq, D] it is
-        [tokens, Hq, Dv], and lse [Hq, tokens].
+        layout="bshd" out is [B, Nq, Hq, Dv]; for packed tokens [tokens, Hq, D] it is [tokens, Hq,
+        Dv], and lse [Hq, tokens].
 
     Raises:
-        NotAMask: `mask` is something else; a matrix, a function and the like with what to write.
+        NotAMask: `mask` is something else; for a matrix or a function, the hint says what to write.
         BadOption: keywords contradict each other (MC407).
-        ArgumentsByPlace: further arguments stand behind the mask (MC439).
-        TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
+        ArgumentsByPlace: more positional arguments follow the mask (MC439).
+        TargetNotBuilt: a gradient is required and the target has no backward kernels.
         MaskcError: see CompiledMask.
 
     Warns:
@@ -321,24 +321,25 @@ def diff(
     a: Mask, b: Mask, /, *, n: int | None = None, n_q: int | None = None,
     n_kv: int | None = None, n_heads: int | None = None, **data: Any,
 ) -> Difference | None:  # fmt: skip
-    """A pair that tells two masks apart, and the data that make it differ; None where none does.
+    """Find a pair that distinguishes two masks, with data that make them differ; None if they are
+    equal.
 
     With `n` and all data that the masks name, the answer is exact for these, and the pair is the
     first one. Without data, arrays are found as well: all but a few elements are 0. Without `n`,
-    lengths are found, the least that isl knows. What is returned was checked by the masks' dense
+    lengths are found, the least that isl knows. The result is verified against the masks' dense
     definition.
 
     Args:
         a, b: the masks; they may name the same data.
-        n: queries; n_kv: keys, n when None. Without both the question is about all lengths.
-        n_q: the same as n, which beside it is a parameter of that name.
-        n_heads: query heads, where heads differ and the masks do not say how many there are.
-        data: arrays and parameters that the masks name. Parameters may come without arrays; of
-            arrays all or none.
+        n: queries; n_kv: keys, n when None. Without both, the answer covers all lengths.
+        n_q: the same as n; with both, n is a parameter of that name.
+        n_heads: query heads, if heads differ and the masks do not say how many there are.
+        data: arrays and parameters that the masks name. Parameters may come without arrays; arrays
+            must be complete or absent.
 
     Returns:
         Difference, which has q, k, head, batch, n_q, n_kv, kept_by ("a" or "b"), data and pairs
-        (how many differ in all); or None, which is a proof that the masks are equal.
+        (number of differing pairs); or None, which is a proof that the masks are equal.
 
     Raises:
         Undecided: no difference was found, and no proof that there is none.

@@ -1,7 +1,7 @@
 """Keywords of scaled_dot_product_attention and flash-attn, in maskc's words.
 
-`mc.attention` takes them beside its mask: this module says which mask they mean, which data they
-bring, and how tensors in other layouts are seen as [B, H, N, D].
+`mc.attention` accepts them together with its mask. This module translates them to a mask and its
+data, and views tensors in other layouts as [B, H, N, D].
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class LayoutWarning(UserWarning):
 
 
 class Restriction(NamedTuple):
-    """What keywords leave of a mask; hashable, so that a kernel is remembered by it."""
+    """Effect of the keywords on a mask; hashable, so that it can be part of a cache key."""
 
     is_causal: bool
     window_size: tuple[int, int] | None
     align: str
-    """What `is_causal` aligns; windows go by the last tokens, as flash-attn's do."""
+    """Alignment of `is_causal`; windows are aligned at the last tokens, as in flash-attn."""
     packed: str | None
     """The name of the data that say which tokens belong together."""
 
@@ -101,11 +101,11 @@ class Keywords(NamedTuple):
             raise BadOption("enable_gqa", wanted, False, at="enable_gqa")
 
     def restriction(self, n_q: int, n_kv: int, masked: bool, data: dict[str, Any]) -> Restriction:
-        """What they leave of the mask; `data` gets what packed tokens bring.
+        """Return the restriction by the keywords; adds the data of packed tokens to `data`.
 
         Args:
             n_q: queries; n_kv: keys.
-            masked: whether there is a mask beside them.
+            masked: whether there is also a mask.
 
         Raises:
             BadOption: keywords contradict each other, or one has another form.
@@ -116,7 +116,7 @@ class Keywords(NamedTuple):
         differ = n_q != n_kv and packed is None
         if differ and is_causal and sides is not None:
             wanted = (
-                "left out beside window_size where there are fewer queries than keys (SDPA lets "
+                "left out with window_size if there are fewer queries than keys (SDPA lets "
                 "the first tokens meet, flash-attn the last ones): window_size=(left, 0) is causal"
             )
             raise BadOption("is_causal", wanted, True, at="is_causal")
@@ -135,7 +135,7 @@ class Keywords(NamedTuple):
             return None
         for name in (_DOCUMENTS, BROUGHT):
             if name in data:
-                raise BadOption(name, "left out beside cu_seqlens_q", "it", at=name)
+                raise BadOption(name, "left out with cu_seqlens_q", "it", at=name)
         if of_k is None or of_k is of_q:
             if n_q != n_kv:
                 wanted = f"an array of its own, as there are {n_q} queries and {n_kv} keys"
@@ -254,7 +254,8 @@ def heads_first(x: Any, name: str) -> Any:
 
 
 def tokens_first(results: Any, packed: bool) -> Any:
-    """What a call returns, with tokens before heads; log-sum-exps keep heads before tokens."""
+    """Return the results of a call with tokens before heads; log-sum-exps keep heads before
+    tokens."""
     if isinstance(results, tuple):
         out, lse = results
         return tokens_first(out, packed), tokens_major(lse[0] if packed else lse)
@@ -264,7 +265,7 @@ def tokens_first(results: Any, packed: bool) -> Any:
 def may_be_tokens_first(q: Any, k: Any) -> bool:
     """Whether tensors look like [B, N, H, D]: both have as many heads, and more than tokens.
 
-    Grouped heads, few tokens of which are normal, never look so.
+    Grouped heads never count, because few tokens are normal for them.
     """
     of_k: tuple[int, ...] = tuple(getattr(k, "shape", ()))
     return len(of_k) == 4 and q.shape[1] == of_k[1] > of_k[2] > 1

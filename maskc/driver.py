@@ -66,7 +66,7 @@ def capture(
     score: Score | None = None, dropout: bool = False, tile: object = None, stages: object = None,
     placed: Placed | None = None,
 ) -> tuple[Recipe, Held | None]:  # fmt: skip
-    """Stage 1: what a call asks for, and the arrays that its formulas captured.
+    """Stage 1: return the request of a call, and the arrays that its formulas captured.
 
     Args:
         head_dim, head_dim_v, n_heads, dtype, target, score, tile, stages: as in Mask.compile.
@@ -94,7 +94,7 @@ def capture(
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What a compiled mask is made of: explains it, and makes it again where a pickle is stale."""
+    """Ingredients of a compiled mask: explains it, and compiles it again for a stale pickle."""
 
     mask: Mask
     """The mask that was compiled, without what its formulas captured."""
@@ -125,7 +125,7 @@ class Recipe:
 
         Args:
             held: the arrays that formulas of the mask captured.
-            inputs: what a formula of the score reads; None takes the names of its slots.
+            inputs: what a score formula reads; None takes the names of its slots.
         """
         from maskc.build.bundles import remembered
         from maskc.runtime.compiled import CompiledMask
@@ -167,9 +167,9 @@ class Recipe:
 
 
 def _serving(target: Target, mask: Mask, problem: Problem) -> Target:
-    """What runs a mask: `target`, or what stands in for it where it lacks the kernels, as those on
-    tensor cores do for single keys chosen at run time with dropout, and beside a formula of the
-    score where they are found by thresholds."""
+    """Return the target that runs a mask: `target`, or a substitute if it lacks the kernels.
+    Tensor-core targets lack dropout with single keys selected at run time, and score formulas
+    with thresholds."""
     chosen = selects(mask) if target.language == "cuda" else 0
     if 0 < chosen < target.least_block and (
         problem.dropout or (problem.score is not None and not _gathers(mask, problem))

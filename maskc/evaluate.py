@@ -1,9 +1,9 @@
-"""Evidence for a mask: the public names of `maskc.lab.evaluate`, with what each layer shows.
+"""Evidence for a mask: the public names of `maskc.lab.evaluate`.
 
 1. `information_loss`: retained attention, output error and divergence on real q, k and v, exact.
 2. `evaluate`: perplexity of a language model with the mask and without training, ablations,
-   retrieval, with intervals and tests.
-3. `train`: small models trained with the mask beside models trained without.
+    retrieval, with intervals and tests.
+3. `train`: small models trained with the mask, compared with models trained without.
 
 Results are frozen values with `to_json` and `from_json`. Importing this loads no torch.
 """

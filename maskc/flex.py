@@ -178,13 +178,13 @@ def check_heads(of_q: int, of_k: int, enable_gqa: bool) -> None:
 
 
 def _asks_for_lse(return_aux: Any, return_lse: bool) -> bool:
-    """Whether an AuxRequest asks for the log-sum-exp.
+    """Whether an AuxRequest requests the log-sum-exp.
 
     Raises:
         BadOption.
     """
     if return_lse:
-        raise BadOption("return_lse", "left out beside return_aux", return_lse, at="return_lse")
+        raise BadOption("return_lse", "left out with return_aux", return_lse, at="return_lse")
     lse, most = (getattr(return_aux, name, None) for name in ("lse", "max_scores"))
     if lse is None or most:
         wanted = "AuxRequest(lse=True): maskc computes no max_scores"
@@ -289,7 +289,7 @@ def check_sizes(
     made, front = sizes
     call, wanted = (n_q, n_kv), (batch, heads)
     if made not in (None, call):
-        what = f"{call} for the queries and keys of this call; make it anew for other lengths"
+        what = f"{call} for the queries and keys of this call; create it again for other lengths"
         raise BadShape("block_mask", made, what, at="block_mask")
     if any(size not in (1, n) for size, n in zip(front, wanted, strict=True)):
         what = f"{wanted} sequences and heads, or 1 of these"

@@ -78,7 +78,7 @@ class Attention(torch.nn.Module):
 
         Raises:
             NotAMask: `mask` is no mask (MC106).
-            NotAScore: `score` is no formula of the score (MC132).
+            NotAScore: `score` is no score formula (MC132).
             BadOption: a number of heads is needed or contradicted, or a table is no tensor (MC407).
             DropoutRate: `dropout` is no number in 0 .. 1 (MC430).
         """
@@ -257,7 +257,7 @@ class SplashAttention(torch.nn.Module):
         """The data of a call, none where all keys or those before a query count."""
         if (q_idx is None) != (k_idx is None):
             missing = "K_idx" if k_idx is None else "Q_idx"
-            raise BadOption(missing, "given where the other one is", "None", at=missing)
+            raise BadOption(missing, "given together with the other one", "None", at=missing)
         if q_idx is None or not self.causal:
             return {}
         return {
@@ -313,7 +313,7 @@ def _of_heads(name: str, given: Any, n_heads: int | None) -> torch.Tensor | None
         return None
     if given is True:
         if n_heads is None:
-            raise BadOption("n_heads", f"given beside {name}=True", "None", at="n_heads")
+            raise BadOption("n_heads", f"given together with {name}=True", "None", at="n_heads")
         return torch.zeros(n_heads) if name == "sink_logits" else torch.tensor(_slopes(n_heads))
     if not isinstance(given, torch.Tensor) or given.ndim != 1:
         found = tuple(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__

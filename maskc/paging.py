@@ -94,7 +94,7 @@ def paged(
         dtype: of q, k and v, of two or four bytes; None: that of each call.
         layout: of pools: "NHD" is [pages, page_size, n_kv_heads, D], "HND" is [pages, n_kv_heads,
             page_size, D].
-        score: a formula of the score, see `mc.score`; its q and k are positions in a sequence.
+        score: a score formula, see `mc.score`; its q and k are positions in a sequence.
         target: as of Mask.compile.
         pool_dtype: "float8_e4m3fn" for pools of E4M3, which calls copy and convert to q's dtype;
             None: pools have q's dtype.
@@ -126,7 +126,7 @@ def paged(
             mask, score = mask & score.mask, Score(score.inputs)
         read = {x.name for x in E.walk(score.formula.logit) if isinstance(x, E.Sym)}
         for name in sorted(read & {"n_q", "n_kv", "b"}):
-            raise NotPaged(f"has a formula of the score that reads {name}", at="score")
+            raise NotPaged(f"has a score formula that reads {name}", at="score")
     options = {
         "head_dim": head_dim, "head_dim_v": head_dim_v, "dtype": dtype, "score": score,
         "target": target,
@@ -221,9 +221,9 @@ class PagedAttention:
             k_pool, v_pool: pools in the layout of `mc.paged`, with any strides between rows.
             plan: of this step.
             scale, softcap, alibi_slopes, sink_logits: as of CompiledMask.
-            k_scale, v_scale: of pools of E4M3: by which their numbers are multiplied, a number or
+            k_scale, v_scale: factors of the numbers in E4M3 pools: a number or
                 fp32 [1] or [n_kv_heads]; 1 when None.
-            **tables: tables and parameters of the formula of the score.
+            **tables: tables and parameters of the score formula.
 
         Returns:
             out [tokens, n_heads, Dv] in the dtype of q, and lse fp32 [tokens, n_heads], natural
@@ -241,6 +241,8 @@ class PagedAttention:
         attn = self.attn.serving(q)
         if os.environ.get("MASKC_CHECK") == "1":
             plan.check(k_pool.shape[0])
+        if not plan.tokens:
+            return _nothing(q, v_pool)
         given = {**plan.data, **tables}
         if self.layout == "NHD":
             k_pool, v_pool = (x.swapaxes(1, 2) for x in (k_pool, v_pool))
@@ -505,7 +507,7 @@ class PagedPlan:
         return self._state["token_position"]
 
     def _kernels_for(self, first: Any) -> PageKernels | None:
-        """What makes the arrays on a GPU; None where the host does."""
+        """Kernel that makes the arrays on a GPU; None where the host does."""
         attn = self._paged.attn
         kernels = None if self._torch is None else page_kernels(attn, first)
         if kernels is None and (attn.target.language == "cuda" or not self._on_host):
@@ -827,7 +829,7 @@ class PagedPlan:
         return q
 
     def _append_on_device(self, rows: _NewRows, kernels: PageKernels) -> Any:
-        """The same in one launch."""
+        """Fused variant: one launch."""
         block = ArgumentBlock(ROWS)
         to = block.members
         q = None if rows.q is None else self._torch.empty_like(rows.q)
@@ -922,8 +924,16 @@ def _numpy(x: Any) -> np.ndarray:
     return np.asarray(x.cpu().numpy() if hasattr(x, "cpu") else x)
 
 
+def _nothing(q: Any, v_pool: Any) -> tuple[Any, Any]:
+    """The results of a step without queries."""
+    shape = 0, q.shape[1], v_pool.shape[3]
+    if (torch := torch_of(q)) is None:
+        return np.empty(shape, q.dtype), np.empty(shape[:2], np.float32)
+    return q.new_empty(shape), q.new_empty(shape[:2], dtype=torch.float32)
+
+
 def _shapes_of(given: _Given) -> dict[str, tuple[int, ...] | None]:
-    """The shapes of what a caller gives; None for what is not there."""
+    """Return the shapes of the given arrays; None for missing ones."""
     tables = {
         "seq_lens_q": given.lens_q if not given.cumulative else None,
         "cu_seqlens_q": given.lens_q if given.cumulative else None,

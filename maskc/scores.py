@@ -1,4 +1,4 @@
-"""Formulas of the score by their names, each with its paper, and the functions to write others.
+"""Score formulas by their names, each with its paper, and the functions to write others.
 
 A formula is given to `mask.compile(score=...)` or `mc.attention(score=...)`; calls then give its
 tables by name, and torch tensors that require grad get their gradient. Distances are those of
@@ -82,7 +82,7 @@ def cos(x: Any) -> Any:
 
 
 def _behind(q: Any, k: Any) -> Any:
-    """How many tokens a key lies behind its query."""
+    """Return the distance from a query back to a key, in tokens."""
     return q + (n_kv - n_q) - k
 
 

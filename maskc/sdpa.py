@@ -33,7 +33,8 @@ def scaled_dot_product_attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """PyTorch's call, run by maskc: differentiable, and one operator inside torch.compile.
+    """Compute PyTorch's scaled_dot_product_attention with maskc, differentiable and as one operator
+    inside torch.compile.
 
     A matrix is read at every call. A rule costs no memory and skips more:
     `mc.attention(q, k, v, mc.causal() & mc.window(1023))`.
@@ -44,9 +45,9 @@ def scaled_dot_product_attention(
         attn_mask: broadcasts to [..., Hq, Nq, Nkv]. Booleans, True where the query sees the key; or
             floating-point numbers that are added to the scores, with a gradient where they require
             grad; or torch's causal_upper_left and causal_lower_right.
-        dropout_p: the share of weights that are dropped, in every call that gives it. The seed
+        dropout_p: the probability of dropping a weight, in every call that passes it. The seed
             comes from the default generator of the device, so torch.manual_seed repeats it.
-        is_causal: keep k <= q: the first query meets the first key. Beside attn_mask a pair must
+        is_causal: keep k <= q: the first query meets the first key. With attn_mask, a pair must
             satisfy both.
         scale: factor of q . k; D^-1/2 when None.
         enable_gqa: whether groups of query heads may share a head of key and value. A single head
@@ -56,11 +57,11 @@ def scaled_dot_product_attention(
         out [..., Hq, Nq, Dv]. A query without keys has out 0.
 
     Raises:
-        NotAnArray: query, key or value is none (MC406).
+        NotAnArray: query, key or value is not an array (MC406).
         BadShape: shapes do not broadcast (MC401).
         BadOption: heads differ without enable_gqa (MC407).
-        HeadsDoNotDivide: query heads are no multiple of those of key or value (MC402).
-        NotAnAttnMask: attn_mask is no array of booleans or floating-point numbers (MC437).
+        HeadsDoNotDivide: query heads are not a multiple of the heads of key or value (MC402).
+        NotAnAttnMask: attn_mask is not an array of booleans or floating-point numbers (MC437).
         MaskcError: as `mc.attention`.
     """
     if getattr(query, "is_nested", False):  # refused, with what to do
@@ -148,7 +149,7 @@ def _four_dimensions(tensors: tuple[Any, Any, Any], enable_gqa: bool) -> tuple[A
         most = max(heads, of_key, of_value)
         if any(count not in (1, most) for count in (heads, of_key, of_value)):
             found = f"query has {heads} heads, key {of_key} and value {of_value}"
-            raise BadOption("enable_gqa", f"True, as {found}", enable_gqa, at="enable_gqa")
+            raise BadOption("enable_gqa", f"True, because {found}", enable_gqa, at="enable_gqa")
         heads = most
     shared = of_key if of_key == of_value else heads
     counts = (heads, shared, shared)

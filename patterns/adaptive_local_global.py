@@ -1,7 +1,7 @@
 """Adaptive Local-Global by structure: sinks, a local window, and landmarks where the text has them.
 
 The separators of Guoxuan Chen et al., "SepLLM: Accelerate Large Language Models by Compressing One
-Segment into One Separator", 2024; structure as what is global is from Joshua Ainslie et al., "ETC:
+Segment into One Separator", 2024. Global tokens from structure follow Joshua Ainslie et al., "ETC:
 Encoding Long and Structured Inputs in Transformers", 2020. `adaptive_local_global_content` chooses
 by content, `adaptive_local_global_learned` by a gate that was trained.
 https://arxiv.org/abs/2412.12094

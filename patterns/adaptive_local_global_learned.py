@@ -1,7 +1,7 @@
 """Adaptive Local-Global by learning: sinks, a local window, and the blocks that a gate opens.
 
 The gate of Yizhao Gao et al., "SeerAttention: Learning Intrinsic Sparse Attention in Your LLMs",
-2024, beside a local window.
+2024, with a local window.
 https://arxiv.org/abs/2410.13276
 
 Definition: with near = (k < n_sinks or p - k < window), I = q // q_block and J = k // block, k <= p

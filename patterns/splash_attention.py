@@ -1,4 +1,4 @@
-"""SplashAttention: the keys nearest to a query, and of these only those that entmax gives weight.
+"""SplashAttention: alpha-entmax over the keys nearest to a query.
 
 After "SplashAttention" (github.com/mvideet/Adaptive-Splash-Attention); the normaliser is that of
 Ben Peters, Vlad Niculae and Andre F. T. Martins, "Sparse Sequence-to-Sequence Models", 2019.

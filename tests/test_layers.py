@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "flex": {"dsl", "api", "integrations"},
     "sdpa": {"dsl", "scores", "api", "conventions"},
     "paging": {"dsl", "ir", "layout", "dispatch", "runtime", "driver"},
-    "transformers": {"dsl", "runtime", "api"},
+    "transformers": {"dsl", "runtime", "api", "paging"},
     "jax": {"dsl", "conventions", "build", "runtime", "api"},
     "nn": {"dsl", "api", "conventions", "driver"},
     "tuning": {"dispatch", "runtime", "verify"},

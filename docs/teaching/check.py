@@ -69,9 +69,9 @@ def mistake(source: str, mask: mc.Mask, n: int) -> str | None:
 def main(kernel: Path, mask: str) -> None:
     wrong = False
     for n in LENGTHS:
-        found = mistake(kernel.read_text(), mc.parse(mask), n)
-        print(f"n = {n:3}: {found or 'right'}")
-        wrong |= found is not None
+        error = mistake(kernel.read_text(), mc.parse(mask), n)
+        print(f"n = {n:3}: {error or 'right'}")
+        wrong |= error is not None
     sys.exit(wrong)
 
 

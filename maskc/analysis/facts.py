@@ -1,4 +1,4 @@
-"""What can be proved about a mask. Every fact is a proof; what cannot be decided stays unknown."""
+"""Proved facts about a mask. Every fact is a proof; undecided questions stay unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How long a mask's rows are, and whether it comes in blocks, to choose the height of a tile.
+"""Lengths of a mask's rows, and whether the mask consists of blocks; used to choose the height of a
+tile.
 
 All answers are about the set alone, with the parameters at their defaults.
 """

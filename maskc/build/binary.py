@@ -1,4 +1,4 @@
-"""What a build gives: machine code, the entry points in it, and what the toolchain said."""
+"""Results of a build: machine code, its entry points, and the output of the toolchain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """What one CUDA kernel takes of the machine, as ptxas reports it."""
+    """Resources of one CUDA kernel, as ptxas reports them."""
 
     name: str
     """Entry point."""
@@ -32,7 +32,7 @@ class KernelUse:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What compiled the source, how, and what it printed."""
+    """Compiler, options and output of a build."""
 
     toolchain: str
     """Name and version, for example `gcc 12.2.0`."""

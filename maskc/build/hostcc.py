@@ -61,7 +61,7 @@ class HostCompiler:
     version: str
     """First line of its --version."""
     machine: tuple[str, ...]
-    """What -march=native stands for here, as named flags; empty where it is not understood."""
+    """Named flags that -march=native stands for on this machine; empty if unsupported."""
     openmp: bool
     """Whether it links OpenMP; without, kernels run in one thread."""
 
@@ -77,13 +77,13 @@ def host_compiler() -> HostCompiler:
     Raises:
         NoCompiler: none works; the message names each one tried and why it failed.
     """
-    own = os.environ.get("CC", "").strip()
-    found = _find(own, os.environ.get("PATH", ""), open_cache())
-    if isinstance(found, str):
-        raise NoCompiler(found)
-    if found.command in _silent:
-        raise NoCompiler(_silent[found.command])
-    return found
+    chosen = os.environ.get("CC", "").strip()
+    compiler = _find(chosen, os.environ.get("PATH", ""), open_cache())
+    if isinstance(compiler, str):
+        raise NoCompiler(compiler)
+    if compiler.command in _silent:
+        raise NoCompiler(_silent[compiler.command])
+    return compiler
 
 
 _silent: dict[tuple[str, ...], str] = {}
@@ -95,19 +95,19 @@ class _NoAnswer(Exception):
 
 
 @lru_cache(maxsize=8)
-def _find(own: str, path: str, cache: Cache) -> HostCompiler | str:
+def _find(chosen: str, path: str, cache: Cache) -> HostCompiler | str:
     """The compiler, or what was tried; `path` is here because the answer depends on it.
 
     One that does not come back is given up at once, under all its names.
     """
     try:
-        commands = [shlex.split(own)] if own else [[name] for name in _CANDIDATES]
+        commands = [shlex.split(chosen)] if chosen else [[name] for name in _CANDIDATES]
     except ValueError as error:
-        return f"CC={own} (not a command line: {error})"
+        return f"CC={chosen} (not a command line: {error})"
     tried: list[str] = []
     hung: dict[Path, str] = {}
     for command in commands:
-        shown = f"CC={own}" if own else command[0]
+        shown = f"CC={chosen}" if chosen else command[0]
         program = shutil.which(command[0], path=path)
         if program is None:
             tried.append(f"{shown} (not found)")
@@ -129,9 +129,9 @@ def _find(own: str, path: str, cache: Cache) -> HostCompiler | str:
 def _remembered(command: tuple[str, ...], cache: Cache) -> HostCompiler | str:
     """Try a compiler, or recall the trial: the same file on the same kind of processor."""
     real = Path(command[0]).resolve()
-    found = real.stat()
+    stat = real.stat()
     key = content_key(
-        "compiler", _SCHEMA, command, str(real), found.st_size, found.st_mtime_ns, _processor()
+        "compiler", _SCHEMA, command, str(real), stat.st_size, stat.st_mtime_ns, _processor()
     )
     stored = cache.get(key)
     if stored is not None:
@@ -227,7 +227,7 @@ def _version(command: tuple[str, ...]) -> str:
 
 
 def _native(command: tuple[str, ...]) -> tuple[str, ...]:
-    """What the compiler's driver turns -march=native into: one processor name, then features."""
+    """Return the flags that -march=native stands for: one processor name, then features."""
     probe = ("-march=native", "-###", "-O3", "-x", "c", "-c", os.devnull, "-o", os.devnull)
     try:
         log = _run((*command, *probe), _TRIAL_SECONDS).stdout
@@ -301,7 +301,7 @@ def build_beside_headers(unit: SourceUnit, headers: Path, entries: tuple[str, ..
 def _built(
     unit: SourceUnit, macros: tuple[str, ...], beside: tuple[str, ...], entries: tuple[str, ...]
 ) -> Binary:
-    """A shared object; `beside` stands in the key for arguments that name a place."""
+    """Build a shared object; `beside` replaces arguments with a path in the key."""
     compiler = host_compiler()
     flags = compiler.flags + (beside or macros)
     key = content_key("c", _SCHEMA, unit.digest, flags, compiler.version)

@@ -1,4 +1,4 @@
-"""What this machine has, for `maskc doctor`: data only, and no probe may raise."""
+"""Components of this machine for `maskc doctor`: data only, and no probe may raise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ToolchainCheck:
     """One line of the report."""
 
     name: str
-    """What was looked for."""
+    """The name of the component."""
     ok: bool
     found: str
     """Version or place; where not ok, why."""
@@ -63,10 +63,10 @@ def _guarded(name: str, look: Callable[[], str]) -> ToolchainCheck:
 
 
 def _compiler() -> str:
-    found = host_compiler()
-    threads = "OpenMP" if found.openmp else "no OpenMP: one thread"
-    machine = found.machine[0].removeprefix("-march=") if found.machine else "generic code"
-    return f"{' '.join(found.command)}, {found.version}, {threads}, {machine}"
+    compiler = host_compiler()
+    threads = "OpenMP" if compiler.openmp else "no OpenMP: one thread"
+    machine = compiler.machine[0].removeprefix("-march=") if compiler.machine else "generic code"
+    return f"{' '.join(compiler.command)}, {compiler.version}, {threads}, {machine}"
 
 
 def _cache() -> str:
@@ -106,8 +106,7 @@ class InstalledGpu:
     capability: int
     """Compute capability as 10 * major + minor."""
     bytes_per_cycle: float = 0.0
-    """What memory gives a multiprocessor, at the greatest clocks of both; 0 where that is not
-    known."""
+    """Memory bandwidth per multiprocessor in bytes per cycle, at maximum clocks; 0 if unknown."""
 
 
 def gpus() -> tuple[InstalledGpu, ...]:
@@ -141,10 +140,10 @@ def _attribute(library: ctypes.CDLL, device: ctypes.c_int, number: int) -> int:
 
 
 def _devices() -> str:
-    found = gpus()
-    if not found:
+    cards = gpus()
+    if not cards:
         raise _Missing("none")
-    return ", ".join(f"{gpu.name} (sm_{gpu.capability})" for gpu in found)
+    return ", ".join(f"{gpu.name} (sm_{gpu.capability})" for gpu in cards)
 
 
 def _nvrtc() -> str:

@@ -1,4 +1,4 @@
-"""maskc bench: a mask's kernel beside what PyTorch and cuDNN offer, every result checked."""
+"""maskc bench: time a mask's kernel against PyTorch and cuDNN, and check every result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from maskc.cli.given import Arrays
 
 
-@click.command(short_help="Time the kernel beside what torch has, checked.")
+@click.command(short_help="Time the kernel against PyTorch's and check it.")
 @mask_source
 @kernel_options
 @click.option(
@@ -67,11 +67,11 @@ def bench(
     kv_heads: int | None, batch: int, direction: str, repeats: int, nvtx: bool, plot: str | None,
     suite: str | None, tiles: bool, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time the mask of FILE beside attention of PyTorch and cuDNN, where they are installed.
+    """Time the mask of FILE against attention of PyTorch and cuDNN, where they are installed.
 
-    Every result is checked in the same run. Several lengths make a sweep, which also says how time
-    grows beside the count of pairs, and from which length on the mask is faster. Exits with 3
-    where a result of maskc is wrong.
+    Every result is checked in the same run. Several lengths make a sweep. It also shows how time
+    grows compared with the number of pairs, and from which length on the mask is faster. Exits with
+    3 if a result of maskc is wrong.
     """
     directions = ("fwd", "bwd") if direction == "both" else (direction,)
     how = How(asked, kv_heads, batch, directions, repeats, nvtx)
@@ -83,7 +83,7 @@ def bench(
             if value:
                 hint = "leave one of them out"
                 raise UsageMistake(
-                    f"--suite brings masks of its own; {name} too", hint, at="--suite"
+                    f"--suite has its own masks, so {name} cannot be given", hint, at="--suite"
                 )
         cap = click.get_current_context().params["n"]
         run_seeds(how, cap[-1] if cap else None, as_json)
@@ -116,7 +116,7 @@ def _check_plot(plot: str, lengths: Sequence[int]) -> None:
         pass  # matplotlib is there
     if len(lengths) < 2:
         hint = "give several lengths, such as --n 1k,2k,4k"
-        raise UsageMistake("--plot draws a sweep, and there is one length", hint, at="--plot")
+        raise UsageMistake("--plot draws a sweep and needs several lengths", hint, at="--plot")
 
 
 def _draw(result: Measured, plot: str) -> None:
@@ -153,7 +153,7 @@ def write(result: Measured, swept: bool) -> None:
     texts = rivals.items() if isinstance(rivals, dict) else ()
     lines = [f"{name}: {text}" for name, text in texts if name in ran]
     known = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
-    said = [line for each in result.growths for line in each.lines()]
+    said = [line for growth in result.growths for line in growth.lines()]
     lines = [*said, *lines, *(f"note: {note}" for note in result.notes), known]
     echo("\n" + "\n".join(lines))
 
@@ -175,12 +175,12 @@ def _cells(row: Row, mine: dict[tuple[str, str, int], float], swept: bool) -> It
     if swept:
         yield f"{row['n_q']:,}"
     if row["ok"]:
-        own = mine.get((row["case"], row["direction"], row["n_q"]))
+        timing = mine.get((row["case"], row["direction"], row["n_q"]))
         peak = row["peak_bytes"]
         yield from (
             f"{row['ms']:.4g}", _thousands(row["tokens_per_s"]), f"{row['live_tflops']:.4g}",
             "-" if peak is None else scaled(peak, "B"),
-            f"{row['ms'] / own:.3g}" if own and row["impl"] != "maskc" else "",
+            f"{row['ms'] / timing:.3g}" if timing and row["impl"] != "maskc" else "",
         )  # fmt: skip
     else:
         yield from [""] * 5

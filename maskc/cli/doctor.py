@@ -18,12 +18,12 @@ COSTS = {
     "CuPy": "no CUDA kernel can be built or run: pip install 'maskc[cuda13]'",
     "cuda.core": "arrays of other libraries are read through NumPy, CUDA arrays not at all",
     "cuda.bindings": "no CUDA kernel can run here: pip install 'maskc[cuda13]'",
-    "torch": "no torch tensors, no autograd, and bench has nobody to compare with",
+    "torch": "no torch tensors, no autograd, and bench has nothing to compare with",
     "ml_dtypes": "no bfloat16 in NumPy: pip install ml_dtypes",
     "numpy": "nothing works",
     "matplotlib": "no PNG and SVG pictures, the terminal draws: pip install 'maskc[figures]'",
 }
-"""What the absence of each probe costs, and what to do."""
+"""Consequences of each missing component, and the remedy."""
 CARDS = {
     70: "V100", 75: "T4, RTX 20", 80: "A100", 86: "A10, RTX 30", 89: "L4, RTX 40", 90: "H100, H200",
     100: "B200", 120: "RTX 50",
@@ -42,7 +42,7 @@ def doctor(as_json: bool) -> None:
     from maskc.runtime.device import default_target
 
     now("looking for compilers, GPUs and libraries")
-    found = [
+    rows = [
         (probe.name, probe.ok, probe.found, "" if probe.ok else COSTS.get(probe.name, ""))
         for probe in (*probes(), ToolchainCheck("matplotlib", *_matplotlib()))
     ]
@@ -53,18 +53,18 @@ def doctor(as_json: bool) -> None:
             "target": target,
             "cost_model": _cost_model(),
             "cards": {
-                f"{capability / 10:.1f}": [each.name for each in targets_of(capability)]
+                f"{capability / 10:.1f}": [target.name for target in targets_of(capability)]
                 for capability in CARDS
             },
             "probes": [
-                dict(zip(("name", "ok", "found", "cost"), row, strict=True)) for row in found
+                dict(zip(("name", "ok", "found", "cost"), row, strict=True)) for row in rows
             ],
         })  # fmt: skip
         return
     echo(f"maskc {__version__}; kernels are compiled for {target!r} unless you say otherwise\n")
     write_table(
         ("looked for", "", "found", "what the gap costs"),
-        [(name, "ok" if ok else "missing", *rest) for name, ok, *rest in found],
+        [(name, "ok" if ok else "missing", *rest) for name, ok, *rest in rows],
     )
     if model := _cost_model():
         echo(f"\nprograms are chosen by coefficients {model}")

@@ -105,7 +105,7 @@ class Models:
 
     entry: MaskEntry
     other: str | None
-    """What it is compared with: a pattern's name, or an expression."""
+    """The pattern name or expression to compare with."""
     asked: KernelOptions
     arrays: Arrays
     n: int | None
@@ -125,12 +125,12 @@ class Models:
         target = Target.named(single(self.asked.targets) or "sm_90a")
         other = query["with"][0] if query.get("with") else self.other
         shown = self._shown(entry, heads, n_q, n_kv)
-        beside = None
+        compared = None
         if other:
-            beside = self._shown(_one(other), heads, n_q, n_kv, frozenset(shown.labels))
+            compared = self._shown(_one(other), heads, n_q, n_kv, frozenset(shown.labels))
         model = page_model(
             shown, n_q, n_kv, problem=problem, target=target,
-            other=beside, served=served, quick=served and not query,
+            other=compared, served=served, quick=served and not query,
         )  # fmt: skip
         if self.ranks is not None:
             model["ranks"] = _held(entry, shown, n_q, n_kv, self.ranks, self.asked)
@@ -141,12 +141,12 @@ class Models:
             return self.entry
         pattern = self.entry.pattern
         if pattern is None:
-            raise UsageMistake("only a pattern has settings", "write the expression anew", at="set")
-        own = dict(self.entry.settings)
+            raise UsageMistake("only a pattern has settings", "write a new expression", at="set")
+        changed = dict(self.entry.settings)
         for text in settings:
             name, _, value = text.partition("=")
-            own[name] = value
-        return replace(self.entry, mask=pattern.with_text(own), settings=own)
+            changed[name] = value
+        return replace(self.entry, mask=pattern.with_text(changed), settings=changed)
 
     def _lengths(self, query: dict[str, list[str]]) -> tuple[int, int] | None:
         try:
@@ -158,7 +158,7 @@ class Models:
         self, entry: MaskEntry, heads: int | None, n_q: int, n_kv: int,
         taken: frozenset[str] = frozenset(),
     ) -> Shown:  # fmt: skip
-        """`taken`: the parameters of the mask beside which it stands."""
+        """Return the model of a mask; `taken` are parameters of the mask it is compared with."""
         from maskc.lab.explorer.page_model import Shown
         from maskc.lab.explorer.sliders import movable, movable_mask
 

@@ -36,13 +36,14 @@ class Arrays:
         quiet: bool = False,
         leave: Collection[str] = (),
     ) -> dict[str, object]:
-        """The arrays that a mask reads, made up where none were given, and parameters set.
+        """Return the arrays that a mask reads, made up if not given, and the parameters that were
+        set.
 
         Args:
             entry: the mask.
-            n_q, n_kv: lengths of what is made up.
-            quiet: do not say what was made up.
-            leave: names that are not made up.
+            n_q, n_kv: lengths of made-up arrays.
+            quiet: do not report made-up arrays.
+            leave: names to leave out.
         """
         from maskc.verify.samples import sample_data
 
@@ -71,12 +72,15 @@ class Arrays:
         return (n_q or n_kv or 0), (n_kv or n_q or 0)
 
 
-def read_all(texts: Sequence[str], found: Sequence[MaskEntry]) -> dict[str, object]:
-    """The arrays of all --data options.
+def read_all(
+    texts: Sequence[str], found: Sequence[MaskEntry], also: Collection[str] = ()
+) -> dict[str, object]:
+    """Read the arrays of all --data options.
 
     Args:
         texts: NAME=FILE each.
         found: the masks; every name must be that of data of one of them.
+        also: further names that a command takes.
 
     Raises:
         UsageMistake: a name that no mask has, or a file that cannot be read (MC603).
@@ -84,7 +88,7 @@ def read_all(texts: Sequence[str], found: Sequence[MaskEntry]) -> dict[str, obje
     from maskc.dsl.nodes import data_of_calls
 
     declared = {decl.name: decl for entry in found for decl in data_of_calls(entry.mask)}
-    known = sorted({name for entry in found for name in names(entry)})
+    known = sorted({*also, *(name for entry in found for name in names(entry))})
     given: dict[str, object] = {}
     for text in texts:
         name, equals, source = (part.strip() for part in text.partition("="))

@@ -1,4 +1,4 @@
-"""How results and progress are written: rich tables and JSON to stdout, progress to stderr."""
+"""Output of results and progress: rich tables and JSON to stdout, progress to stderr."""
 
 from __future__ import annotations
 

@@ -45,10 +45,10 @@ def plan(
     kv_heads: int | None, batch: int, files: tuple[str, ...], together: bool, asked: KernelOptions,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """How ranks share a sequence of --n tokens under a mask.
+    """Plan how ranks share a sequence of --n tokens under a mask.
 
-    Says which tokens each rank holds, which keys travel and from where, how even the tiles are,
-    and what forward and backward are predicted to take, beside all-gather and a ring.
+    Prints the tokens of each rank, the keys that travel, the balance of tiles, and predicted times
+    of both passes, compared with all-gather and a ring.
     """
     from maskc import distributed
     from maskc.cli.given import read_all
@@ -88,7 +88,7 @@ def _plain(plan: Plan) -> dict[str, Any]:
             "hull_of": list(layer.reach.hull), "imbalance": plan.imbalance(name),
             "received_bytes": travels.received.tolist(),
             "sent_bytes": travels.sent.tolist(),
-            "moved_queries": [[each.start, each.stop] for each in layer.visits],
+            "moved_queries": [[visit.start, visit.stop] for visit in layer.visits],
             "forward_ms": forward.total, "backward_ms": backward.total,
             "other_forward_ms": plan.others(name),
         })  # fmt: skip

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--examples", type=click.IntRange(1), default=100, show_default=True, metavar="N",
-    help="Cases that each pattern is tried in, at most.",
+    help="Most cases to draw for each pattern.",
 )  # fmt: skip
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="The same seed draws the same cases."
 )
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), metavar="S",
-    help="Draw no more cases of a pattern after so many.",
+    help="Time limit for drawing cases, for each pattern.",
 )  # fmt: skip
 @json_option
 def test(
@@ -60,14 +60,14 @@ def test(
         if not as_json:
             _write(*done[-1])
     if as_json:
-        write_json({"patterns": [_plain(*each) for each in done]})
-    wrong = [each.finding() for _, each in done if each.outcome.mismatch is not None]
+        write_json({"patterns": [_plain(*result) for result in done]})
+    wrong = [tested.finding() for _, tested in done if tested.outcome.mismatch is not None]
     if wrong:
         raise Counterexample("; ".join(wrong))
-    for _, each in done:
-        each.right()
-        if not each.outcome.cases:
-            raise NothingCompared(0, each.subject.mask, "none was drawn in the time given")
+    for _, tested in done:
+        tested.right()
+        if not tested.outcome.cases:
+            raise NothingCompared(0, tested.subject.mask, "none was drawn in the time given")
 
 
 def _examined(entry: MaskEntry, wanted: Wanted) -> Examined:

@@ -35,7 +35,7 @@ Report = dict[str, Any]
 @length_options("several lengths")
 @click.option(
     "--cases", type=click.IntRange(0), default=20, show_default=True, metavar="N",
-    help="Random cases, besides the lengths that the mask's constants ask for.",
+    help="Number of random cases, in addition to lengths that follow from the mask's constants.",
 )  # fmt: skip
 @data_options(None)
 @json_option
@@ -45,12 +45,12 @@ def verify(
 ) -> None:  # fmt: skip
     """Compile FILE and compare the kernel with dense attention in fp64.
 
-    At short lengths, and past the largest window, block and stride of the mask: random inputs,
-    forward and (where the target has it) backward; then probes: zero queries read the mask back
-    through one-hot values, and a NaN planted in a key stays with the queries that see it. After
-    that, without --n and --data, random cases: lengths around the mask's constants,
-    batches, heads, options, strides, data and parameters. A wrong one is made as small as possible
-    and printed as a program that shows it. Exits with 3 where something differs.
+    Lengths are short, and larger than the largest window, block and stride of the mask. Inputs are
+    random, forward and (if the target has it) backward. Probes follow: zero queries read the mask
+    back through one-hot values, and a NaN planted in a key must stay with the queries that see it.
+    After that, without --n and --data, random cases: lengths around the mask's constants, batches,
+    heads, options, strides, data and parameters. A wrong case is shrunk and printed as a program
+    that reproduces it. Exits with 3 if something differs.
     """
     shape = None if n is None or n_kv is None else (n, n_kv)
     reports = []
@@ -113,7 +113,7 @@ def _checked(
     from maskc.verify.case_lengths import seen
 
     rows: list[ProbeResult] = []
-    skipped, found = [], []
+    skipped, patterns_seen = [], []
     for n_q, n_kv in shapes:
         now(f"verifying {entry.name} at {n_q} x {n_kv}")
         try:
@@ -121,7 +121,7 @@ def _checked(
                 if not note or hold(way.bundle, n_q, n_kv):
                     probe = _probe(entry, way, heads, n_q, n_kv, arrays, note)
                     rows += probe.checks()
-                    found += [] if note else [asdict(seen(probe.keep, probe.label))]
+                    patterns_seen += [] if note else [asdict(seen(probe.keep, probe.label))]
         except (DataShape, DataRange) as refusal:  # a table of its own fits some lengths only
             skipped.append({"case": f"{n_q} x {n_kv}", "reason": refusal.finding})
     if not rows:
@@ -130,13 +130,13 @@ def _checked(
             f"{entry.name} fits none of the lengths: {why}",
             "give lengths that fit with --n and --n-kv", at="--n",
         )  # fmt: skip
-    return {"rows": [asdict(row) for row in rows], "skipped": skipped, "seen": found}
+    return {"rows": [asdict(row) for row in rows], "skipped": skipped, "seen": patterns_seen}
 
 
 def _drawn(
     entry: MaskEntry, attn: CompiledMask, heads: int | None, lengths: Lengths, cases: int, seed: int
 ) -> Report:
-    """What random cases show."""
+    """Return the report of random cases."""
     from maskc.dsl.nodes import default_parameters
     from maskc.verify.counterexample import script
     from maskc.verify.random_cases import MaskUnderTest, Outcome, try_cases
@@ -196,14 +196,14 @@ def _write(report: Report) -> None:
 
 def _seen(report: Report) -> Iterator[str]:
     """The length from which the mask is one of its own, and what was not reached."""
-    found = report["seen"]
+    rows = report["seen"]
     for plain in ("causal", "full"):
-        other = [each["case"] for each in found if each["looks"] not in (plain, "full")]
-        if len(other) == len(found):
+        other = [row["case"] for row in rows if row["looks"] not in (plain, "full")]
+        if len(other) == len(rows):
             continue
         until = f"from {other[0]} on" if other else "at none of these lengths"
         yield f"differs from {plain} {until}"
-    tiles = {kind: sum(each[kind] for each in found) for kind in ("full", "partial", "empty")}
+    tiles = {kind: sum(row[kind] for row in rows) for kind in ("full", "partial", "empty")}
     yield "tiles of 64 x 64: " + ", ".join(f"{count} {kind}" for kind, count in tiles.items())
     if report["unreached"]:
         first = report["unreached"][0]

@@ -99,7 +99,7 @@ SCORE_FIELDS: tuple[Field, ...] = (
     Field("score_number", "float", "parameters that are no tables", MAX_SLOTS),
     Field("score_integer", "i32", "likewise", MAX_SLOTS),
 )
-"""What `struct Attention` has behind FIELDS in sources with a formula of the score."""
+"""Members of `struct Attention` behind FIELDS in sources with a score formula."""
 
 DROPOUT_FIELDS: tuple[Field, ...] = (
     Field("dropout_seed_at", "const i64 *", "where the seed lies, or null: in dropout_seed"),
@@ -109,7 +109,7 @@ DROPOUT_FIELDS: tuple[Field, ...] = (
     Field("dropout_first_q", "i32", "sixteens of queries of the sequence before the call's first"),
     Field("dropout_first_k", "i32", "likewise of keys"),
 )
-"""What it has behind these in sources that drop weights."""
+"""Further members in sources with dropout."""
 
 FP8_FIELDS: tuple[Field, ...] = (
     Field("v_transposed", "unsigned char *", "workspace: v^T, tile by tile"),
@@ -117,7 +117,7 @@ FP8_FIELDS: tuple[Field, ...] = (
     Field("k_descale", "const float *", "of k, likewise"),
     Field("v_descale", "const float *", "of v, likewise"),
 )
-"""What it has behind FIELDS in sources for E4M3."""
+"""Members of `struct Attention` behind FIELDS in sources for E4M3."""
 
 PAGE_FIELDS: tuple[Field, ...] = (
     Field("pages", "const i32 *", "entries of page tables: which page of the pool"),
@@ -285,7 +285,7 @@ SELECTED_FIELDS: tuple[Field, ...] = (
 values the first belongs to queries, the second to keys."""
 
 MOST_MOVED = 8
-"""The most tensors of which a launch moves rows."""
+"""The most tensors that a launch moves rows of."""
 _TENSORS = MOST_MOVED
 
 MOVED_FIELDS: tuple[Field, ...] = (
@@ -485,4 +485,4 @@ GATHERED_FIELDS: tuple[Field, ...] = (
     Field("factor_code", "i32", "likewise of the factors"),
     Field("constants", "i32", "of the mask's formulas", MOST_CONSTANTS),
 )
-"""What kernels take that score keys and list the best."""
+"""Argument block of kernels that score keys and list the best."""

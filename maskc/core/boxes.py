@@ -18,7 +18,7 @@ MOST_ALONG = 2048
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """How tiles lie in a grid whose tokens are numbered row by row.
+    """Layout of tiles in a grid of tokens that are numbered row by row.
 
     Axes come outermost first, as the numbering has them. The first axis has as many steps as
     tokens allow, the others are constant.
@@ -60,12 +60,12 @@ class Boxes:
 
 
 def boxes_along(grid: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
-    """How many boxes cover each axis; the last ones may reach beyond."""
+    """Return the number of boxes that cover each axis; the last ones may reach beyond."""
     return tuple(-(-extent // side) for extent, side in zip(grid, box, strict=True))
 
 
 def steps_of(box: tuple[int, ...]) -> tuple[int, ...]:
-    """How far apart neighbours on each axis are where a box is numbered row by row."""
+    """Return the distance of neighbors on each axis if a box is numbered row by row."""
     return tuple(prod(box[axis + 1 :]) for axis in range(len(box)))
 
 

@@ -47,7 +47,7 @@ class TileLoop:
 
 @dataclass(frozen=True)
 class LayoutRecipe:
-    """How lengths become tiles, without isl."""
+    """Recipe that turns lengths into tiles, without isl."""
 
     tile: TileShape
     keep: Expr
@@ -101,7 +101,7 @@ class Variant:
 
 
 class Grid(Enum):
-    """How many blocks a CUDA launch has."""
+    """Rule for the number of blocks of a CUDA launch."""
 
     rows = "rows"
     """One block per tile row, head and sequence."""
@@ -111,8 +111,8 @@ class Grid(Enum):
     """One block per item, but no more than the device runs in some turns: they go on to items
     beyond. A list made on the device has room for many more items than are live."""
     stream = "stream"
-    """As many blocks as the device runs at once, at most one per item; blocks fetch items in
-    turn."""
+    """Persistent: as many blocks as the device runs at once, at most one per item. Blocks fetch
+    items from a counter."""
     queries = "queries"
     """Enough for all tile rows, heads and sequences, `per_block` queries each."""
     sides = "sides"
@@ -211,13 +211,14 @@ class TensorMap:
     """Member of `struct Attention`."""
     rows: int
     box: tuple[int, ...] = ()
-    """How the tokens of a tile lie in a grid; empty where they are consecutive."""
+    """Box of a grid that the tokens of a tile form; empty if they are consecutive."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """How the work of a pass is cut into items and ordered: the longest first, inside groups of
-    heads whose keys and values (forward) or queries (backward) share the L2 cache."""
+    """Rules for splitting the work of a pass into items and ordering them. The longest come first,
+    inside groups of heads with keys and values (forward) or queries (backward) that fit the L2
+    cache together."""
 
     group_tokens: int
     """Tokens per group of heads: groups have as many heads as fit, at least one."""
@@ -281,7 +282,7 @@ class SourceUnit:
     """The boxes, where tiles are boxes of a grid; the source then serves only calls that have a
     grid."""
     gather: Gather | None = None
-    """What lists of single keys are made of."""
+    """Recipe of the lists of single keys."""
     thresholds: bool = False
     """Whether its workspace begins with thresholds of keys that are chosen one by one: it reads
     them, or, as that of a chooser, writes them."""
@@ -407,7 +408,8 @@ class Bundle:
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of what it computes and how, hexadecimal, wherever the mask was written."""
+        """The sha256 of the bundle's content, hexadecimal, independent of where the mask was
+        written."""
         own: tuple[object, ...] = (
             self.problem, self.variants, self.head_variant, self.data, self.params, self.unread,
             self.selections, [(unit.key, unit.digest) for unit in self.units],

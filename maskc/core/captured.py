@@ -37,7 +37,7 @@ class Captured:
     __slots__ = ("_array", "_digest", "_now", "_version", "at", "fixed", "source")
 
     def __init__(self, source: Any, at: SourceLoc | None = None) -> None:
-        """Read the array now; one on a device when somebody asks for it.
+        """Read the array now; an array on a device only when needed.
 
         Args:
             source: a torch tensor, which is watched; or a NumPy array, which is copied.
@@ -454,7 +454,8 @@ class Held:
 
     @property
     def extents(self) -> tuple[int, int]:
-        """How many sequences and heads the arrays tell apart; 1 where all share theirs."""
+        """Return the number of sequences and heads that the arrays distinguish; 1 if all share
+        theirs."""
         return self.sequences, max(values.heads(rank) for _, rank, values in self.tables)
 
     @property

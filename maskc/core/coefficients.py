@@ -49,12 +49,12 @@ def _file() -> Mapping[str, Tables]:
 
 @cache
 def measured(target: str, gpu: Gpu | None = None) -> Tables:
-    """All measured numbers of a target; empty where there are none.
+    """Return all measured numbers of a target; empty if there are none.
 
     Args:
-        gpu: the card whose numbers are wanted: its own, or those between the two measured cards
-            whose memory gives a multiprocessor less and more in a cycle. None: those that plans are
-            made with.
+        gpu: the card. An unmeasured card gets numbers between two measured cards, with less and
+            with more memory bandwidth per multiprocessor and cycle. None: the numbers that plans
+            use.
     """
     main: Tables = _file().get(target, _NONE)
     if gpu is None or not main:
@@ -85,7 +85,7 @@ def cards(target: str) -> tuple[str, ...]:
 
 _NONE: Tables = {}
 OF_CARD = "on"
-"""What stands between a target and the name of a card, in the names of tables of another card."""
+"""Separator between a target and a card in the names of tables of other cards."""
 
 
 def _bytes_per_cycle(tables: Tables) -> float:

@@ -70,7 +70,7 @@ class Card:
     launch_us: float
     """The overhead of a launch, in microseconds."""
     bytes_per_cycle: float = 0.0
-    """What memory gives a multiprocessor, at the greatest clocks of both."""
+    """Memory bandwidth per multiprocessor in bytes per cycle, at maximum clocks."""
 
     def milliseconds(self, cycles: float, launches: float = 1) -> float:
         """The time of work that keeps all multiprocessors busy, in milliseconds."""

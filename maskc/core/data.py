@@ -42,10 +42,11 @@ class DataKind(Enum):
     documents = "documents"
     """ids, integer [N]; or (ids of queries, ids of keys); or mc.cu_seqlens(x)."""
     flags = "flags"
-    """booleans [n_kv]; on queries [n_q], or [n_kv] of which each query reads its position's."""
+    """Booleans [n_kv]; on queries [n_q], or [n_kv], where each query reads the entry of its
+    position."""
     intervals = "intervals"
-    """(lo, hi), integers [n_q], or [n_kv] of which each query reads its position's: query q sees
-    keys lo[q] .. hi[q] - 1."""
+    """(lo, hi), integers [n_q], or [n_kv], where each query reads the entry of its position. Query
+    q sees keys lo[q] .. hi[q] - 1."""
     positions = "positions"
     """integers [n_q] of queries, or [n_kv] of keys: where each of them stands."""
     tree = "tree"
@@ -71,7 +72,7 @@ _BY_SIDE = (DataKind.flags, DataKind.positions)
 BY_PAIR = (DataKind.table, DataKind.random, DataKind.selection, DataKind.key_lists)
 """Kinds that formulas read as a table of queries and keys, or of blocks of them."""
 LISTED = (DataKind.selection, DataKind.key_lists)
-"""Kinds whose tables are lists of what is 1 in each row."""
+"""Kinds with tables that list the ones of each row."""
 _COMPUTED = (DataKind.random, DataKind.constant, DataKind.selection, DataKind.tokens)
 
 
@@ -87,13 +88,12 @@ class DataDecl:
     block: int = 1
     """Tokens per entry of a table; keys per block of a selection."""
     options: tuple[int, ...] = ()
-    """random: (per_row, seed, 1 when positions are aligned at the end, 0 at the start);
-    flags: (1,) when indexed by queries, (2,) when by both; positions: (1,) when of queries;
-    selection: (queries per block,); a further 1 where an array of documents, flags, intervals or a
-    tree has an entry per token and the first query is the first token, instead of the last query
-    the last one;
-    key_lists: (1,), as of a selection;
-    constant: the number of indices, where `shape` does not tell."""
+    """Options by kind. random: (per_row, seed, 1 when positions are aligned at the end, 0 at the
+    start). flags: (1,) when indexed by queries, (2,) when by both. positions: (1,) for queries.
+    selection: (queries per block,). documents, flags, intervals, tree: a further 1 if an array
+    has an entry per token and the first query is the first token, instead of the last one the
+    last. key_lists: (1,), as for a selection. constant: the number of indices, if `shape` does
+    not tell."""
     values: bytes | Captured = b""
     """constant and compile-time tables: int32, little endian, C order; of a mask's formulas what
     they captured. Empty where a call brings them, see `Held`."""
@@ -179,7 +179,7 @@ class CuSeqlens:
 def check_name(name: object, at: SourceLoc | None) -> str:
     """The name itself, or an error when it cannot be a keyword of a call."""
     if not isinstance(name, str):
-        raise ReservedName(f"a {type(name).__name__}", "it is no text", at=at)
+        raise ReservedName(f"a {type(name).__name__}", "it is not a string", at=at)
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ReservedName(name, "it is not a Python identifier", at=at)
     if name in RESERVED or name.startswith("_"):

@@ -1,4 +1,4 @@
-"""What calls say of dropout, as their kernels take it."""
+"""Dropout arguments of calls, as kernels take them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from maskc.core.errors import DropoutRate
 PARTS = 1 << 16
 """A rate is a whole number of these parts."""
 RATE, SEED, FIRST = "dropout_rate", "dropout_key", "dropout_first"
-"""Keywords of kernels that drop weights: parts of PARTS; an integer or an array that holds one; and
-where the call is a part of a longer sequence, how many tokens of that are before its first query
-and its first key, in sixteens."""
+"""Keywords of kernels with dropout: the rate in units of 1 / PARTS, the seed, and the first tokens.
+
+The seed is an integer, or an array that holds one. For a part of a longer sequence, the last
+keyword has the tokens before its first query and its first key, divided by 16.
+"""
 SQUARE = 16
 """Tokens of the squares in which pairs are drawn."""
 

@@ -24,6 +24,6 @@ class Gather:
     constants: tuple[Expr, ...]
     """The constants of the kernel's formulas, over n_q, n_kv and parameters."""
     beside: tuple[Span, ...]
-    """What a query may see without its being chosen; the union holds all of it."""
+    """Ranges that contain all keys that a query sees without a selection."""
     rests: tuple[Expr | None, ...] = ()
     """A bound on what each constant is added to, as in `Variant`."""

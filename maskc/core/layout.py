@@ -82,15 +82,15 @@ class BlockLayout:
 
     @property
     def nnz(self) -> int:
-        """How many tiles are live."""
+        """The number of live tiles."""
         return len(self.col)
 
     def transpose(self) -> BlockLayout:
         """Returns the same tiles by columns (CSC).
 
         Returns:
-            A layout whose row_ptr counts tile columns and whose col holds tile rows. Transposing
-            twice gives the original back.
+            A layout in which row_ptr counts tile columns and col holds tile rows. Transposing twice
+            gives the original back.
         """
         rows, columns = self.shape
         minor = rows if self.transposed else columns

@@ -13,13 +13,14 @@ _COUNTED = (".py", ".toml", ".j2", ".cuh", ".h")
 
 
 def template_folder() -> Path:
-    """The folder of templates, inside an installed wheel or beside the package in a checkout."""
+    """Return the folder of templates, in an installed wheel or next to the package in a
+    checkout."""
     inside = _PACKAGE / "templates"
     return inside if inside.is_dir() else _PACKAGE.parent / "templates"
 
 
 def pattern_folder() -> Path:
-    """The folder of published patterns, inside an installed wheel or beside the package."""
+    """Return the folder of published patterns, in an installed wheel or next to the package."""
     inside = _PACKAGE / "patterns" / "published"
     return inside if inside.is_dir() else _PACKAGE.parent / "patterns"
 

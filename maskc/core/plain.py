@@ -102,7 +102,7 @@ def _plain(value: object) -> object:
 def _name(kind: type) -> str:
     """The name of a class of core in the text."""
     if not kind.__module__.startswith(_ROOM):
-        raise TypeError(f"a {kind.__name__} is no plain value")
+        raise TypeError(f"a {kind.__name__} is not a plain value")
     return f"{kind.__module__.removeprefix(_ROOM)}.{kind.__name__}"
 
 
@@ -150,7 +150,7 @@ def _class(name: str) -> type:
     module, _, own = name.rpartition(".")
     kind = getattr(import_module(_ROOM + module), own)
     if not (isinstance(kind, type) and kind.__module__ == _ROOM + module):
-        raise TypeError(f"{name} is no class")
+        raise TypeError(f"{name} is not a class")
     _fields(kind)
     return kind
 

@@ -77,7 +77,7 @@ class Problem:
     n_heads: int | None = None
     """Query heads; needed only where heads have different masks."""
     score: Formula | None = None
-    """The formula of the score; None: s itself, with the features that a call asks for."""
+    """The score formula; None: the score itself, with the features that a call requests."""
     dropout: bool = False
     """Whether weights are dropped; rate and seed are arguments of a call."""
     tile: TileShape | None = None

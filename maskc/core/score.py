@@ -1,4 +1,4 @@
-"""Formulas of the score: real numbers over the score of a pair, its place and the call's tables.
+"""Score formulas: real numbers over the score of a pair, its place and the call's tables.
 
 A formula turns s = scale * q . k into the logit that softmax sees. `dsl/score_tracer` traces it
 from the user's function, `analysis/score_slopes` differentiates it, `emit/score_text` prints it.
@@ -11,8 +11,10 @@ sequence b; three nodes that masks lack join them (`Trunc`, `Product`, `Entry`).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from maskc.core import expr as E
@@ -22,7 +24,7 @@ from maskc.core.source import SourceLoc
 from maskc.core.widths import INDEX
 
 B = E.Sym("b")
-"""The sequence of a pair, beside q, k and h of core/expr."""
+"""The sequence of a pair, in addition to q, k and h of core/expr."""
 MAX_SLOTS = 8
 """The most tables and parameters that a formula may read."""
 MAX_RANK = 4
@@ -203,8 +205,8 @@ def by_distance(node: Term) -> bool:
 
 
 def shift(logit: Real) -> Real | None:
-    """What a formula adds to s, if it does nothing else and adds the same to all pairs of a head
-    with the same q - k."""
+    """Return the term that a formula adds to s, if that is all it does and pairs of a head with
+    equal q - k get the same."""
 
     def adds(node: Real) -> bool:
         match node:
@@ -347,9 +349,20 @@ def of_whole(expr: Expr, extents: Mapping[str, int] = _EXTENTS) -> Range:
 # ------------------------------------------------------------------ what belongs to slots
 
 
+class PlaceTable(ABC):
+    """Numbers of places that no formula says: a table, made when a call has lengths."""
+
+    at: SourceLoc | None
+    """The line of the part that it stands for."""
+
+    @abstractmethod
+    def of_call(self, batch: int, heads: int, n_q: int, n_kv: int) -> Any:
+        """The NumPy array for a call; the same object where nothing has changed."""
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a formula reads, as calls give it."""
+    """Inputs of a formula, as calls pass them."""
 
     formula: Formula
     names: tuple[str, ...]
@@ -363,8 +376,23 @@ class Inputs:
 
     @classmethod
     def of(cls, formula: Formula) -> Inputs:
-        """What calls give by the names of the formula's own slots."""
+        """Return the inputs by the names of the formula's own slots."""
         return cls(formula, tuple(slot.name for slot in formula.slots))
+
+    @cached_property
+    def placed(self) -> PlaceTable | None:
+        """A table that is made when a call has lengths; None where there is none."""
+        return next((x for x in self.captured.values() if isinstance(x, PlaceTable)), None)
+
+    def held(self, batch: int, heads: int, n_q: int, n_kv: int) -> Mapping[str, Any]:
+        """The arrays of `captured` in a call of so many sequences, heads, queries and keys."""
+        if self.placed is None:
+            return self.captured
+        size = batch, heads, n_q, n_kv
+        return {
+            name: x.of_call(*size) if isinstance(x, PlaceTable) else x
+            for name, x in self.captured.items()
+        }
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -379,7 +407,7 @@ _ATOM, _PRODUCT, _SUM, _COMPARE, _AND, _OR = 7, 6, 5, 4, 2, 1
 
 
 class ScorePrinter(Printer):
-    """Prints formulas of the score as Python; languages of kernels derive from it."""
+    """Prints score formulas as Python; languages of kernels derive from it."""
 
     infix = {"add": ("+", _SUM), "sub": ("-", _SUM), "mul": ("*", _PRODUCT), "div": ("/", _PRODUCT)}
     tests = _ATOM

@@ -40,7 +40,7 @@ class Target:
     oldest: int = 0
     """CUDA: the least compute capability, where the name does not say it."""
     scores: bool = False
-    """Whether its kernels take formulas of the score."""
+    """Whether its kernels take score formulas."""
     drops: bool = False
     """Whether its kernels drop weights."""
     fp8_dims: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ class Target:
     loads_pages: bool = False
     """Whether its kernels load keys and values from pages of pools."""
     unequal: tuple[tuple[int, int], ...] = ()
-    """Widths of q and k, and of v, that forward kernels have beside `head_dims`."""
+    """Widths of q and k, and of v, that forward kernels support in addition to `head_dims`."""
 
     @property
     def suffix(self) -> str:
@@ -79,8 +79,7 @@ class Target:
         return TARGETS[name]
 
     def padded(self, problem: Problem) -> Problem:
-        """The problem as kernels compute it: head dimensions that are multiples of 8 become the
-        next width that there is, of q, k and v alike but for `unequal` ones.
+        """Return the problem that kernels compute: head dimensions become the next supported width.
 
         Tensors stay as they are: copies fill the rest of each row with zeros in shared memory, and
         what is stored ends where rows in memory end. A problem without such a width comes back.
@@ -172,7 +171,7 @@ class Target:
         what = direction.value if direction is Direction.backward else ""
         what = what or ("score" if problem.score is not None else "dropout" * problem.dropout)
         if what:
-            why = "E4M3 has a forward pass, without formulas of the score and without dropout"
+            why = "E4M3 has a forward pass, without score formulas and without dropout"
             hint = "convert q, k and v first: q.to(torch.bfloat16) * q_descale"
             raise TargetNotBuilt(self.name, f"{problem.dtype.value} {what}", why, hint, at="dtype")
         if self.lacks(problem):
@@ -187,7 +186,7 @@ class Target:
         if self.head_dims:
             known = f"multiples of {PIECE} up to {self.head_dims[-1]}"
         if self.unequal:
-            known += "".join(f", and {of_qk} beside {of_v} of v" for of_qk, of_v in self.unequal)
+            known += "".join(f", and {of_qk} with {of_v} for v" for of_qk, of_v in self.unequal)
         if chosen:
             widths = [dim for dim in self.head_dims if dim <= NARROW]
             known = f"{', '.join(map(str, widths))} where blocks of keys are chosen at run time"
@@ -206,9 +205,9 @@ NARROW = 256
 """The longest rows of out that one warp of tensor cores' kernels has; two share longer ones
 (sm_80), and keys are not chosen among such at run time."""
 SPARE = "simt"
-"""What runs on a card the dtypes and head dimensions for which matrix units have no kernels."""
+"""Substitute for dtypes and head dimensions that tensor cores do not support."""
 SPARES = {"sm_90a": ("sm_80", SPARE), "sm_80": (SPARE,)}
-"""What stands in for a target that lacks a problem, the first that has it."""
+"""Substitutes for a target that lacks a problem; the first that has it is used."""
 
 _BOTH = (Direction.forward, Direction.backward)
 

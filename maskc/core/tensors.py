@@ -21,7 +21,7 @@ call launches on it is written down, see maskc/runtime/launch/recording.py."""
 
 
 class Array(NamedTuple):
-    """What a kernel needs to know of an array."""
+    """Properties of an array that a kernel needs."""
 
     pointer: int
     shape: Shape
@@ -34,7 +34,7 @@ class Array(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """How to allocate one result."""
+    """Specification of one result to allocate."""
 
     shape: Shape
     order: Shape = (0, 1, 2)

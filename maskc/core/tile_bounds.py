@@ -1,4 +1,4 @@
-"""What a formula is on a whole box of queries and keys: abstract interpretation, once for all
+"""Bounds of a formula on a box of queries and keys: abstract interpretation, once for all
 languages.
 
 An integer becomes the least and the greatest value that it may have on the box, a condition whether
@@ -81,7 +81,7 @@ class Operations(Protocol):
 
 
 class Leaves(Protocol):
-    """What a box says of symbols and arrays."""
+    """Bounds of symbols and arrays on a box."""
 
     def symbol(self, name: str) -> Span:
         """The values of q, k or another symbol."""
@@ -191,8 +191,8 @@ class TileBounds:
         return Verdict(self._do.negation(verdict.must), self._do.negation(verdict.may))
 
     def _sides(self, lhs: Expr) -> tuple[Span, Span]:
-        """`lhs` as left - right, each a sum of what is added: elements of 32 bits that are only
-        compared are never subtracted from each other."""
+        """Split `lhs` into left - right with nonnegative coefficients. 32-bit elements that are
+        only compared are then never subtracted from each other."""
         constant, terms = E.split_linear(lhs)
         left = tuple(pair for pair in terms if pair[0] > 0)
         right = tuple((-factor, term) for factor, term in terms if factor < 0)

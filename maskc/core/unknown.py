@@ -12,8 +12,8 @@ from maskc.core.errors import DataShape, DataUnknown, LengthsNotIds
 
 _SCALE = "scale= is the factor of q . k"
 _LENGTHS = (
-    "max_seqlen= is the promise for queries and keys together; is_causal= and window_size= stand "
-    "beside cu_seqlens_q= and cu_seqlens_k="
+    "max_seqlen= bounds queries and keys together; is_causal= and window_size= can accompany "
+    "cu_seqlens_q= and cu_seqlens_k="
 )
 _PADDING = 'mc.flags("kept") is the mask of keys that count, called with kept='
 _PAGES = "mc.paged(mask, page_size=...) takes page tables: docs/serving.md"

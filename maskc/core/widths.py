@@ -14,7 +14,7 @@ from maskc.core.expr_text import compared, nonnegative
 
 INT32, INT64 = (1 << 31) - 1, (1 << 63) - 1
 SAFE = (1 << 62) - 1
-"""Largest magnitude of what is computed in 64 bits: sums of two such values still fit."""
+"""Largest magnitude of values computed in 64 bits: the sum of two such values still fits."""
 INDEX = 1 << 30
 """Lengths and parameters are at most this."""
 _FAR = 1 << 40

@@ -1,4 +1,4 @@
-"""What a plan is asked for: the pass, the tokens, the mask bound to a call."""
+"""The request of a plan: the pass, the tokens, and the mask bound to a call."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Place:
     spacing: int = 1
     """The distance from one of them to the next, in tokens of the call."""
     shift: int | None = None
-    """What is added to the token of a query to be its position, where queries or keys of the call
-    are missing; None where lengths tell."""
+    """The difference between a query's position and its token, if queries or keys of the call are
+    missing; None if the lengths determine it."""
     keys: tuple[int, int] = (0, 1)
     """The first key, and the step from one to the next, where such are missing."""
     joins: bool = False
@@ -63,7 +63,7 @@ class Bound:
     key: Hashable
     """Equal keys, equal masks at equal lengths; or equal plans, where documents are `given`."""
     given: Any = None
-    """What stays on the device, in place of `arrays`: only who bound it reads it."""
+    """Data that stay on the device, in place of `arrays`; read only by the code that bound them."""
     longest: int | None = None
     """The longest document, as the call promises; None where it promises nothing."""
     lasting: bool = True

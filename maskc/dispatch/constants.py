@@ -46,7 +46,7 @@ def extremes_of(arrays: Mapping[str, object]) -> Extremes:
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """What a kernel reads as `mask_args`."""
+    """Constants that a kernel reads as `mask_args`."""
 
     words: np.ndarray
     """int32: for each mask its formula's number, where its lists begin, and its constants, of one

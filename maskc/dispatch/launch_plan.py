@@ -44,7 +44,7 @@ class LaunchPlan:
     unit: SourceUnit
     mode: str
     features: Features
-    """What is compiled in."""
+    """The compiled features."""
     direction: Direction
     device: Device
     sizes: Sizes
@@ -64,7 +64,7 @@ class LaunchPlan:
     """Query heads that are the rows of one."""
 
     def blocks(self, launch: Launch, multiprocessors: int) -> int:
-        """How many blocks a launch has; 0 where it is left out."""
+        """Return the number of blocks of a launch; 0 if it is left out."""
         if launch.grid in (Grid.parts, Grid.packed_rows):
             tiles, parts = packed_parts(self.unit, self.sizes, self.packed)
             if launch.grid is Grid.parts:
@@ -167,8 +167,11 @@ def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
 
 
 def threshold_words(unit: SourceUnit, sizes: Sizes) -> int:
-    """Words of four bytes that thresholds take at the start of a workspace: two a row, so many that
-    what lies behind is aligned; in a backward pass two more for every row of a tile."""
+    """Return the number of 32-bit words of thresholds at the start of a workspace: two per row,
+    padded so that the rest is aligned.
+
+    A backward pass has two more for every row of a tile.
+    """
     if not unit.thresholds:
         return 0
     found = -(-2 * sizes.batch * sizes.heads_q * sizes.n_q // _ALIGNED) * _ALIGNED

@@ -53,7 +53,7 @@ def tokens_of(
 
 
 def of_all(n_q: int, n_kv: int) -> dict[str, int]:
-    """What the parameters of masks over some tokens are."""
+    """Return the parameters of masks over some of the tokens."""
     return {N_Q_OF_ALL: n_q, N_KV_OF_ALL: n_kv}
 
 

@@ -44,7 +44,7 @@ class PlanOptions(NamedTuple):
 
     @property
     def features(self) -> Features:
-        """What must be compiled in.
+        """Return the features to compile.
 
         Raises:
             BadOption: sink logits with entmax.
@@ -149,6 +149,6 @@ def features_named(names: Iterable[Feature | str]) -> frozenset[Feature]:
     for name in names:
         if not isinstance(name, Feature) and name not in Feature.__members__:
             known = ", ".join(Feature.__members__)
-            raise BadOption("features", f"names among {known}", repr(name), at="features")
+            raise BadOption("features", f"names from {known}", repr(name), at="features")
         found.add(name if isinstance(name, Feature) else Feature[name])
     return frozenset(found)

@@ -1,4 +1,4 @@
-"""Query heads that share keys, as rows of one tile: what decoding with few queries asks for."""
+"""pack_gqa: query heads that share keys, as rows of one tile, for decoding with few queries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from maskc.dispatch.programs import Emitted, Program
 from maskc.dispatch.tables import per_head
 
 _FEW = 8
-"""Queries of a head that shares its keys with no other, up to which it is packed where a formula of
-the score is to be computed: of that mode rows that there are, not those of a whole tile."""
+"""Queries per head, for heads that share keys with no other, up to which a mask with a score
+formula is packed: this mode computes the formula for existing rows only, not for a whole tile."""
 _PACKED = ("q", "out", "lse")
 
 
@@ -62,7 +62,7 @@ def packed(
 
 
 def _whole_only(bundle: Bundle, wanted: Pass, place: Place) -> bool:
-    """What kernels do not know whose blocks find their work from their index."""
+    """Whether kernels without a work list lack a feature that this call needs."""
     scored = bundle.problem.score is not None or bundle.problem.dropout
     return scored or place.joins or bool(wanted.features & (BY_DISTANCE | {Feature.nan_safe}))
 

@@ -25,8 +25,8 @@ from maskc.layout.tiles.build import build
 from maskc.layout.work.residue_classes import views
 
 ROW = {"c": 64, "cuda": 384}
-"""Pairs that take as long as a query's row does beside its tiles, by language: q, out and lse are
-read or written once per launch."""
+"""Cost of a query's row in addition to its tiles, in pairs, by language: q, out and lse are read or
+written once per launch."""
 PARTIAL = 1.3
 """Time of a partial tile, a full one's being 1."""
 
@@ -68,10 +68,10 @@ class Tiled:
 
 
 def time_in_pairs(parts: Sequence[Tiled], language: str, n_q: int, n_kv: int) -> float:
-    """What parts take one after another; a mask whole is one part.
+    """Return the time of parts that run one after another, in pairs; a whole mask is one part.
 
     Args:
-        parts: each after the first joins its results with those that are there.
+        parts: each part after the first adds to the results of the earlier ones.
         language: of the target, `c` or `cuda`.
         n_q, n_kv: lengths.
 
@@ -91,7 +91,7 @@ def time_in_pairs(parts: Sequence[Tiled], language: str, n_q: int, n_kv: int) ->
 
 
 _ONCE = ("sink_logits", "dsink")
-"""What the first part alone takes into account."""
+"""Inputs that only the first part takes into account."""
 
 
 _SINGLE = 4
@@ -167,8 +167,11 @@ def _even(sizes: Sizes, strides: Mapping[str, Shape]) -> bool:
 
 
 def _sums_last(parts: tuple[PartBundle, ...]) -> list[int]:
-    """The order of parts in which, of those that have all keys, longer strides are first: where one
-    tile has all keys of a query, dq needs no sum, if nothing is to be joined (see ONCE)."""
+    """Return the order of parts: among parts with all keys, longer strides come first.
+
+    If one tile has all keys of a query, dq needs no sum, provided that nothing must be added (see
+    ONCE).
+    """
     return sorted(range(len(parts)), key=lambda i: (parts[i].keys is not None, -parts[i].stride))
 
 

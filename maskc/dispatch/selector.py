@@ -31,9 +31,9 @@ _UNCUT = {"most_tiles": 0, "uneven_tiles": 0}
 """Rules of work lists that cut no row."""
 
 _MOST_TURNS = 64
-"""Additions to one small tile of dq up to which blocks may wait for each other: each comes some
-2 us after the one before (Longformer at 16k, H200: 256 of them 0.48 ms, 128 to larger tiles 0.38;
-12, as its global queries have many tiles of dq, 0.36)."""
+"""Most additions to one small tile of dq for which blocks may wait for each other. Each comes some
+2 us after the previous one (Longformer at 16k, H200: 256 of them 0.48 ms, 128 to larger tiles
+0.38 ms; 12, as its global queries have many tiles of dq, 0.36 ms)."""
 
 _EXACT = {"sm_90a": "sm_80"}
 """Targets whose kernels have no nan_safe variant: the one that runs such forward passes."""
@@ -123,7 +123,8 @@ class SourceSelector:
         return unit
 
     def spare_source(self) -> SourceUnit | None:
-        """What runs a forward pass that the target's own kernel cannot, if the bundle has it."""
+        """The source for forward passes that the target's own kernel cannot run, if the bundle has
+        one."""
         spare = _EXACT.get(self.target.name)
         return self.bundle.unit(spare) if spare else None
 
@@ -325,8 +326,8 @@ class SourceSelector:
     def _tables_of(
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place, lists: bool = False
     ) -> Tables:
-        """The mask at these lengths; calls that differ only in strides or features share it.
-        `lists` asks for lists of tiles even where the source needs none."""
+        """Return the tables of a mask at these lengths; calls that differ only in strides or
+        features share them."""
         sizes, direction = place.sizes, wanted.direction
         lists |= not unit.ranges
         by_head = bool(self.bundle.data) or unit.work is not None

@@ -163,11 +163,11 @@ _GOLDEN = (5**0.5 - 1) / 2
 def of_documents(
     tile: TileShape, beside: Expr, params: Values, longest: int | None, direction: Direction
 ) -> Tally:
-    """Return the tile counts of packed documents of about one length.
+    """Return the tile counts of packed documents of about equal length.
 
     Args:
         tile: the tile shape.
-        beside: what the mask asks besides documents, see `beside_documents`.
+        beside: the condition in addition to documents, see `beside_documents`.
         params: a value for every parameter.
         longest: tokens of the longest document; None takes TYPICAL.
         direction: a backward pass goes through tile columns.
@@ -179,7 +179,7 @@ def of_documents(
 def tally_of_documents(
     tile: TileShape, beside: Expr, params: Values, ids: np.ndarray, direction: Direction
 ) -> Tally:
-    """Return the tile counts of packed documents, whose tiles begin where documents do.
+    """Return the tile counts of packed documents, with tiles that begin at documents.
 
     Args:
         tile, beside, params, direction: see `of_documents`.

@@ -62,7 +62,7 @@ from maskc.layout.work.tile_counts import (
 _PAD = 4
 """int32 entries to which every part is rounded up: 16 bytes."""
 CAPTURED = 1023
-"""Launches captured in CUDA graphs that find counters of their own beside the tables, at most."""
+"""Most launches captured in CUDA graphs that find their own counters next to the tables."""
 _COUNTERS, _MOST_COUNTERS = 2, 1 << 15
 """Counters of a launch that merges nothing itself, see maskc/core/abi.py, and of all captured
 launches."""
@@ -117,10 +117,10 @@ class Tables:
     copies: dict[tuple[Device, object], tuple[object, int, Callable[[], int | None]]] = field(
         default_factory=dict
     )
-    """What owns the copy on a device and stream, where the copy starts, and its counters."""
+    """The owner of the copy for a device and stream, the start of the copy, and its counters."""
 
     def features(self, asked: Features) -> Features:
-        """What a kernel needs compiled in to read them."""
+        """Return the features that a kernel needs in order to read them."""
         return asked | {Feature.wide} if self.wide else asked
 
     @property
@@ -135,7 +135,7 @@ class Tables:
 
     @property
     def further(self) -> int:
-        """The most tiles of dq that a head has beside one for each tile row."""
+        """The most tiles of dq that a head has in addition to one for each tile row."""
         sums = dict(self.parts).get("row_sums")
         return 0 if sums is None else int(sums[:, -1].max(initial=0))
 

@@ -44,7 +44,7 @@ class Tensor:
     strides: Shape
     """Bytes between neighbours, for all but the first."""
     box: Shape
-    """What a copy moves of each."""
+    """The box that one copy moves."""
     dtype: str
 
 
@@ -54,15 +54,15 @@ def tensor(
 ) -> Tensor:  # fmt: skip
     """The map of a tensor [batch, heads, tokens, dim].
 
-    A dimension of which nothing is far apart (size 1, or stride 0 because it was expanded) has
-    size 1 in the map: kernels multiply its coordinate by 0 where the stride in the argument block
-    is 0.
+    A dimension with size 1, or with stride 0 because it was expanded, has size 1 in the map:
+    kernels multiply its coordinate by 0 if the stride in the argument block is 0.
 
     Args:
         wanted: which tensor, and its box.
-        strides: in elements, of batch, heads, tokens; of keys in pages those of a pool.
-        boxes: where tokens lie in a grid; of three axes only if there is one sequence.
-        pages: of a pool, which are then the sequences of keys and values; 0 where there is none.
+        strides: in elements, of batch, heads, tokens; for paged keys, strides of the pool.
+        boxes: boxes of a grid; three axes only with a single sequence.
+        pages: number of pages of a pool, which take the place of sequences of keys and values; 0
+            without a pool.
 
     Raises:
         NotAddressable: a stride that no map can have.

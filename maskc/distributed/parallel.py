@@ -29,11 +29,11 @@ def context_parallel() -> Any:
     class ContextParallel(ParallelStyle):
         """Attention of a module over a sequence that a mesh's ranks share, by a plan.
 
-        Apply it with `parallelize_module(module, mesh, ContextParallel(plan))` to
-        a module whose forward takes (q, k, v) as [B, H, tokens, D], such as `mc.nn.Attention`; or
-        to a model of transformers, whose layers take the masks that the plan names after their
-        types, see `model_masks`. Everything else in a model works token by token: give it the
-        rank's tokens and their positions, `model_inputs`.
+        Apply it with `parallelize_module(module, mesh, ContextParallel(plan))` to a module with
+        forward(q, k, v) on [B, H, tokens, D], such as `mc.nn.Attention`. A transformers model works
+        too: its layers take the masks that the plan names after their types, see `model_masks`.
+        Everything else in a model works token by token: give it the rank's tokens and their
+        positions, `model_inputs`.
         """
 
         def __init__(self, plan: Plan, layer: str | None = None) -> None:
@@ -56,15 +56,15 @@ def context_parallel() -> Any:
 
 
 def _options_of(module: Any) -> dict[str, Any]:
-    """What `mc.nn.Attention` passes besides q, k and v; nothing of other modules."""
+    """Return the options of `mc.nn.Attention` other than q, k and v; nothing for other modules."""
     if not isinstance(getattr(module, "mask", None), Mask):
         return {}
     names = ("scale", "softcap", "normalizer", "alpha", "nan_safe", "deterministic")
-    found = {name: getattr(module, name) for name in names}
+    options = {name: getattr(module, name) for name in names}
     for name in ("alibi_slopes", "sink_logits"):
         given = getattr(module, name)
-        found[name] = None if given is None else given.float()
-    return found
+        options[name] = None if given is None else given.float()
+    return options
 
 
 def load_balancer(plan: Plan) -> Any:
@@ -152,7 +152,7 @@ def _mask_of(config: Any, kind: str) -> Mask:
 def model_inputs(
     plan: Plan, input_ids: Any, labels: Any = None, group: Any = None
 ) -> dict[str, Any]:
-    """This rank's keywords of a causal model's forward pass.
+    """Return this rank's keywords of a causal model's forward pass.
 
     Args:
         plan: from `plan(model_masks(config), n, ranks)`.
@@ -162,24 +162,24 @@ def model_inputs(
 
     Returns:
         input_ids and position_ids of the rank's tokens; with labels also shift_labels, and
-        num_items_in_batch of the whole sequence, so that losses add up to that of one process when
-        they are summed over ranks. Gradients of weights are to be summed likewise.
+        num_items_in_batch of the whole sequence, so that losses summed over ranks equal the loss of
+        one process. Gradients of weights must be summed likewise.
     """
     import torch
 
     ranks_of(plan, group)
-    own = plan.shard(input_ids, 1, group)
+    shard = plan.shard(input_ids, 1, group)
     position = plan.position_ids(group, input_ids.device)
-    found = {
-        "input_ids": own, "position_ids": position[None].expand(own.shape[0], -1),
+    keywords = {
+        "input_ids": shard, "position_ids": position[None].expand(shard.shape[0], -1),
         "use_cache": False,
     }  # fmt: skip
     if labels is not None:
         following = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-        found["shift_labels"] = plan.shard(following, 1, group).contiguous()
-        found["labels"] = found["shift_labels"]
-        found["num_items_in_batch"] = (following != -100).sum()
-    return found
+        keywords["shift_labels"] = plan.shard(following, 1, group).contiguous()
+        keywords["labels"] = keywords["shift_labels"]
+        keywords["num_items_in_batch"] = (following != -100).sum()
+    return keywords
 
 
 def _adapted(model: Any, plan: Plan, group: Any) -> Any:
@@ -232,7 +232,7 @@ def _no_mask(*_: Any, attention_mask: Any = None, **__: Any) -> None:
     """
     if attention_mask is not None and not bool(attention_mask.bool().all()):
         hint = "pack sequences instead of padding them, with a plan for documents"
-        raise NotShared("a padded batch", "padding is no part of the plan", hint,
+        raise NotShared("a padded batch", "the plan has no padding", hint,
                         at="attention_mask")  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def _run(
     scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
     s_aux: Any = None, **others: Any,
 ) -> tuple[Any, None]:  # fmt: skip
-    """Attention as AttentionInterface asks for it, over the ranks.
+    """Run attention over the ranks, with the signature of AttentionInterface.
 
     Raises:
         ModelArgument: an argument would change the result and is not computed (MC606).
@@ -276,9 +276,9 @@ def sum_gradients(model: Any, group: Any = None) -> Mapping[str, Any]:
     import torch.distributed as dist
 
     given = group.get_group() if hasattr(group, "get_group") else group
-    found = {}
+    gradients = {}
     for name, weight in model.named_parameters():
         if weight.grad is not None:
             dist.all_reduce(weight.grad, group=given)
-            found[name] = weight.grad
-    return found
+            gradients[name] = weight.grad
+    return gradients

@@ -18,7 +18,7 @@ _STEMS = {
 }  # fmt: skip
 _ENDINGS = ("_idx", "_index", "_i", "_id", "_pos", "idx", "i")
 WORDS = {"s": "score", "b": "sequence", "h": "head", "q": "query", "k": "key"}
-"""What messages call them."""
+"""Names of the arguments in messages."""
 
 
 def named(name: str) -> str | None:
@@ -59,17 +59,17 @@ def check_order(
 def arguments(
     predicate: Callable[..., object], at: SourceLoc | None, by_place: bool
 ) -> tuple[Traced, ...]:
-    """The traced arguments with which the function is called.
+    """Return the traced arguments for a call of the function.
 
     Args:
         predicate: the function.
         at: where the user wrote it.
-        by_place: whether others call it by place, as FlexAttention does; names that contradict
-            their places are refused then.
+        by_place: whether it is called by position, as FlexAttention does; names that contradict
+            their positions are then refused.
 
     Raises:
         NotTraceable: the function has another number or kind of parameters.
-        ArgumentOrder: names and places, both of which are known, disagree.
+        ArgumentOrder: known names and positions disagree.
     """
     needed = required(predicate)
     if needed is None:

@@ -1,4 +1,4 @@
-"""Matrices of booleans as tiles of 64 x 64, of which partial ones are kept once each.
+"""Boolean matrices as 64 x 64 tiles; equal partial tiles are stored once.
 
 Two arrays say everything: the number of the tile at each place, where 0 is the empty tile and 1 the
 full one, and the bits of the tiles by their numbers.

@@ -32,7 +32,7 @@ _HOST = {"n_q", "n_kv"}
 
 
 def shown(value: object) -> str:
-    """How an error names what it found."""
+    """Return the text for a value in an error message."""
     return to_python(value.expr) if isinstance(value, Traced) else repr(value)
 
 
@@ -146,7 +146,7 @@ def positions(where: str, at: object, loc: SourceLoc | None) -> Positions | None
 
 
 def mask(where: str, value: object, at: SourceLoc | None) -> Mask:
-    """A mask; everything stands in for what is none."""
+    """Return a mask; a value that is not a mask becomes the full mask after an error."""
     from maskc.dsl.nodes import Full
 
     if isinstance(value, Mask):

@@ -42,7 +42,7 @@ def causal(*, align: str = END, at: Positions | None = None) -> Mask:
         at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
     Raises:
-        NotPositions: `at` is something else, or stands beside `align` (MC492).
+        NotPositions: `at` is something else, or given together with `align` (MC492).
     """
     loc = caller()
     made = nodes.Causal(checked.align("causal", align, loc), loc=loc)
@@ -70,7 +70,7 @@ class _Window:
     Raises:
         NegativeWidth: a side is below 0 (MC101).
         NotAnInteger: a side is neither an integer nor a formula in lengths (MC103).
-        NotPositions: `at` is something else, or stands beside `align` (MC492).
+        NotPositions: `at` is something else, or given together with `align` (MC492).
     """
 
     def __call__(
@@ -134,7 +134,7 @@ def dilated(
         NegativeWidth: a side is below 0 (MC101).
         NotPositive: the stride is below 1 (MC102).
         NotConstant: the stride is no plain integer (MC104).
-        NotPositions: `at` is something else, or stands beside `align` (MC492).
+        NotPositions: `at` is something else, or given together with `align` (MC492).
     """
     loc = caller()
     made = nodes.Dilated(
@@ -266,7 +266,7 @@ def block_diagonal(size: int, *, align: str = END, at: Positions | None = None) 
     Raises:
         NotPositive: the size is below 1 (MC102).
         NotConstant: the size is no plain integer (MC104).
-        NotPositions: `at` is something else, or stands beside `align` (MC492).
+        NotPositions: `at` is something else, or given together with `align` (MC492).
     """
     loc = caller()
     size = checked.constant("block_diagonal", "size", size, loc)
@@ -285,7 +285,7 @@ def chunked(size: int, *, align: str = END, at: Positions | None = None) -> Mask
     Raises:
         NotPositive: the size is below 1 (MC102).
         NotConstant: the size is no plain integer (MC104).
-        NotPositions: `at` is something else, or stands beside `align` (MC492).
+        NotPositions: `at` is something else, or given together with `align` (MC492).
     """
     loc = caller()
     size = checked.constant("chunked", "size", size, loc)
@@ -371,17 +371,17 @@ def topk(
 
     Args:
         k: keys (or blocks of `block` keys) that are kept; fewer where fewer are allowed.
-        of: the mask among whose keys the best are chosen.
-        score: "qk" (q . k), "block_mean" (mean q of a query block . mean k of a key block),
-            "indexer" (the sum over index heads of index_w * relu(index_q . index_k), as in
-            DeepSeek's sparse attention), or "given" (a tensor `scores`).
+        of: the mask of candidates.
+        score: "qk" (q . k), "block_mean" (mean q of a query block . mean k of a key block), or
+            "given" (a tensor `scores`). "indexer" is the sum over index heads of index_w *
+            relu(index_q . index_k), as in DeepSeek's sparse attention.
         block: keys per chosen block.
         q_block: queries that choose together.
         share: which heads choose together: each "head", each key/value "group", or "all".
         at: positions that calls give, from `mc.positions`. Blocks then count from position 0:
             neighbouring keys whose positions ascend between two multiples of `block` are a block,
-            and likewise queries. Where positions begin at 0 in each of several packed documents,
-            each selects as it would alone.
+            and likewise queries. If positions begin at 0 in each of several packed documents, each
+            document selects as it would alone.
 
     Raises:
         NotPositions: `at` is something else (MC492).

@@ -51,27 +51,27 @@ def documents(name: str, *, align: str = nodes.END) -> Mask:
 def flags(
     name: str, on: str = "k", *, align: str = nodes.END, at_most: int | None = None
 ) -> nodes.Flags:
-    """Keep the pairs whose key, or whose query, is flagged.
+    """Keep the pairs with a flagged key, or with a flagged query.
 
     At call time give `name=flags`, booleans. For keys they are [n_kv] or [B, n_kv]. For queries
     they are [n_q], one per query, or [n_kv], one per token. One name may be read on both sides.
 
-    Few flags beside other keys, as global tokens are, run over packed copies of their rows. With
-    `at_most` they may lie on a GPU and nothing waits for them; without it the host counts them,
-    which waits for the device.
+    A few flagged tokens among many keys, such as global tokens, run over packed copies of their
+    rows. With `at_most` the flags may be on a GPU without a synchronization; otherwise the host
+    counts them, which waits for the device.
 
     Args:
         name: the keyword under which calls give the flags.
         on: "k" for flag[k], "q" for flag[p].
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
-        at_most: a promise: so many tokens of a sequence are flagged at most. Where more are, a
-            call raises DataRange (MC305); on a GPU its results are NaN, and the next call raises.
+        at_most: upper bound on the flagged tokens of a sequence. With more, a call raises DataRange
+            (MC305); on a GPU its results are NaN, and the next call raises.
 
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
         BadChoice: `on` is neither "k" nor "q" (MC119).
         BadAlign: `align` is another word (MC109).
-        NotConstant, NotPositive: `at_most` is no integer, or below 1 (MC104, MC102).
+        NotConstant, NotPositive: `at_most` is not an integer, or below 1 (MC104, MC102).
     """
     return flagged("flags", name, on, align, at_most, caller())
 
@@ -134,9 +134,8 @@ def tree(name: str, *, align: str = nodes.END) -> Mask:
     """Keep tin[k] <= tin[p] < tout[k]: a query sees itself and its ancestors.
 
     At call time give `name=(tin, tout)`, entry and exit times of a depth-first walk, or
-    `name=mc.parents(x)`; integers with one entry per token, of which there are as many as the
-    greater length. This is the mask of speculative decoding by token trees (SpecInfer, Miao et al.,
-    2023).
+    `name=mc.parents(x)`. They are integers with one entry per token, as many as the greater length.
+    This is the mask of speculative decoding by token trees (SpecInfer, Miao et al., 2023).
 
     Args:
         name: the keyword under which calls give the times.

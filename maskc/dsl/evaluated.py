@@ -1,9 +1,9 @@
-"""mask_mods that cannot be followed: evaluated for the lengths of a call, as FlexAttention does.
+"""mask_mods that cannot be traced: evaluated for the lengths of a call, as FlexAttention does.
 
 The function runs under torch.vmap over stretches of queries, on the device of the tensors that it
 reads, and its pairs are compressed to tiles, as those of `from_bool` are. Plans and kernels know
-the mask as a formula over two arrays of tiles; their content is computed for the sequences, heads
-and lengths of a call, and anew when somebody has written into what the function reads.
+the mask as a formula over two arrays of tiles. Their content is computed for the sequences, heads
+and lengths of a call, and again after a write to an array that the function reads.
 """
 
 from __future__ import annotations

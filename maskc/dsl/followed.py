@@ -1,4 +1,4 @@
-"""What torch, NumPy and Python ask of values that remember how they were computed.
+"""Protocols of torch, NumPy and Python for values that remember how they were computed.
 
 Both tracers, of masks and of scores, take names of functions, protocols and indices from here;
 what a function means for its values each says itself.
@@ -32,7 +32,7 @@ def during(variable: ContextVar[Any], value: T) -> Iterator[T]:
 
 @contextmanager
 def told(wrong: type[MaskcError], at: SourceLoc | None, *hint: str) -> Iterator[None]:
-    """What the user's function raises meanwhile is a mistake at its line, or else at `at`."""
+    """Turn errors of the user's function into mistakes at its line, or else at `at`."""
     try:
         yield
     except MaskcError:

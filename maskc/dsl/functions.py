@@ -1,8 +1,8 @@
 """The meaning of functions and methods of torch and NumPy for traced values.
 
-Those that are exact on integers and conditions are followed; whatever else a formula calls is
-refused by its name. torch and NumPy hand their calls over (`__torch_function__`,
-`__array_function__`, `__array_ufunc__`), so nothing is replaced in them.
+Functions that are exact on integers and conditions are traced; all others are refused by name.
+torch and NumPy hand their calls over (`__torch_function__`, `__array_function__`,
+`__array_ufunc__`), so nothing is replaced in them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _followed(
 ) -> object:
     name = getattr(function, "__name__", repr(function))
     known = _FUNCTIONS.get(canonical(name.strip("_")))
-    if known is None or (library, name) == ("torch", "equal"):  # which asks for a Python bool
+    if known is None or (library, name) == ("torch", "equal"):  # which needs a Python bool
         _refuse(f"it uses {library}.{name}")
     try:
         return known(*args, **named)

@@ -1,4 +1,4 @@
-"""The pairs that a formula of the score hides: a mask where integers say which, else weights of 0.
+"""The pairs that a score formula hides: a mask where integers say which, else weights of 0.
 
 A score of -inf has the weight 0, whatever made it. `where(condition, s, -inf)` is split into the
 condition and the score of the other pairs. What a mask can say of the condition becomes a mask,
@@ -162,7 +162,7 @@ def _conjuncts(condition: Term) -> Iterator[Term]:
 
 
 class _Masks:
-    """Conditions of a formula of the score as a mask's formulas."""
+    """Conditions of a score formula as a mask's formulas."""
 
     def __init__(self, captured: Mapping[str, Any], defaults: Mapping[str, float | int]) -> None:
         self._captured, self._defaults = captured, defaults
@@ -225,6 +225,8 @@ class _Masks:
     def _entry(self, slot: str, index: tuple[Expr, ...]) -> Expr:
         """An element of a captured array, or a parameter that calls give."""
         array = self._captured.get(slot)
+        if isinstance(array, S.PlaceTable):  # made anew for each length
+            return _refuse()
         if array is not None:
             places = [self._integer(part) for part in index] or [E.ZERO] * array.ndim
             shared = zip(array.shape, places, strict=True)

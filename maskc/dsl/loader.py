@@ -74,7 +74,7 @@ def _read(path: str | Path) -> bytes:
         if stat.S_ISDIR(kind):
             raise FileMissing(str(path))
         if not stat.S_ISREG(kind):
-            raise FileUnreadable(str(path), "it is no regular file")
+            raise FileUnreadable(str(path), "it is not a regular file")
         return Path(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null character
         raise FileMissing(str(path)) from None
@@ -134,15 +134,14 @@ _THEIRS = frozenset(sys.stdlib_module_names) | {
     "click", "cuda", "cupy", "hypothesis", "islpy", "jinja2", "markupsafe", "maskc", "matplotlib",
     "ml_dtypes", "mpmath", "numpy", "rich", "sympy", "torch", "transformers",
 }  # fmt: skip
-"""Modules that a file beside the pattern does not stand in for, whatever its name: maskc imports
-many of them only when it needs them, while the pattern's neighbours can be imported."""
+"""Modules that a file next to the pattern must not shadow, whatever its name."""
 
 
 class _Neighbours:
     """Finds modules in the folder of a pattern file, before all other places."""
 
     _from: dict[str, Path] = {}
-    """Name -> folder, of modules that were imported from beside a pattern file."""
+    """Name -> folder, of modules imported from next to a pattern file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -187,7 +186,7 @@ _ATTRIBUTE = re.compile(r"\b(?:mc|maskc)\.([a-z]+)\b")
 
 
 def _keyword_meant(error: SyntaxError) -> str:
-    """What a word of Python after `mc.` was meant to be, as in mc.global(4)."""
+    """Return the name that a Python keyword after `mc.` was meant to be, as in mc.global(4)."""
     words = filter(keyword.iskeyword, _ATTRIBUTE.findall(error.text or ""))
     for word in words:
         if ours := closest(word, _WORDS):
@@ -196,7 +195,7 @@ def _keyword_meant(error: SyntaxError) -> str:
 
 
 _WORDS = ("global_tokens", "window", "from_mask_mod")
-"""What a word of Python may stand for."""
+"""Names that a Python keyword may stand for."""
 
 
 def _try(pattern: Pattern[...], name: str) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from maskc.dsl.score_tracer import Score
     from maskc.questions.cache import KVCache
     from maskc.runtime.compiled import CompiledMask
+    from maskc.viz.weights import WeightMap
 
 
 class Mask:
@@ -162,6 +163,43 @@ class Mask:
         if n is None:
             n, n_kv = showing(self, heads)
         save(self, path, n_q=n, n_kv=n_kv, name=name, n_heads=heads, data=data)
+
+    def weights(
+        self, n: int | None = None, n_kv: int | None = None, *, q: object = None,
+        k: object = None, head: int = 0, sequence: int = 0, n_heads: int | None = None,
+        scale: float | None = None, reduce: str = "mean", seed: int = 0, **data: object,
+    ) -> WeightMap:  # fmt: skip
+        """Compute a heatmap of attention weights: softmax of q and k over the pairs that it keeps.
+
+        Args:
+            n: queries of synthetic q and k, up to 512 when None; checked where q is given.
+            n_kv: keys; n when None.
+            q: [n, D], [heads, n, D] or [sequences, heads, n, D], on the host; synthetic when None.
+            k: as q, with n_kv rows and a number of heads that divides that of q.
+            head, sequence: the ones to show.
+            n_heads: query heads, as in `dense`.
+            scale: of products; D ** -0.5 when None.
+            reduce: `mean` or `max` of the kept pairs of a cell, where a cell covers several.
+            seed: of synthetic tensors.
+            data: the arrays and parameters that the mask names.
+
+        Returns:
+            A heatmap with at most 256 x 256 cells. It draws itself in a notebook and with `print`;
+            `save` writes a PNG or SVG file, and `cells` returns the numbers.
+
+        Raises:
+            BadWeightTensors: q and k do not fit (MC751).
+            WeightsNotFinite: q or k make a score infinite or NaN (MC752).
+            NoSuchWeights: there is no such head, sequence or reduction (MC753).
+            TooManyWeights: more than 2^28 pairs, or 2^24 of a mask that selects keys (MC754).
+            MaskcError: as `dense`.
+        """
+        from maskc.viz.weights import weights
+
+        return weights(
+            self, n, n_kv, q=q, k=k, head=head, sequence=sequence, n_heads=n_heads, scale=scale,
+            reduce=reduce, data=data, seed=seed,
+        )  # fmt: skip
 
     # -------------------------------------------------------------- questions
 
@@ -338,8 +376,8 @@ class Mask:
         dtype: object = None, target: str | None = None, score: Score | None = None,
         tile: tuple[int, int] | None = None, stages: int | None = None,
     ) -> str:  # fmt: skip
-        """What was proved about the mask, which kernel it gets and why, and what it costs beside
-        dense attention.
+        """Return the proved facts about the mask, its kernel and the reasons, and its cost compared
+        with dense attention.
 
         Args:
             head_dim, head_dim_v, n_heads, dtype, target, score, tile, stages: as in `compile`;
@@ -372,28 +410,28 @@ class Mask:
         tile: tuple[int, int] | None = None,
         stages: int | None = None,
     ) -> CompiledMask:
-        """Make a callable attention kernel of this mask.
+        """Compile the mask to a callable attention kernel.
 
         Nothing is built yet: kernels are built on first use, or by `CompiledMask.warmup`.
 
         Args:
             head_dim: elements per row of q and k.
             head_dim_v: elements per row of v; head_dim when None.
-            n_heads: query heads; needed where heads differ by `heads` or by a formula in h.
+            n_heads: query heads; needed if heads differ by `heads` or by a formula in h.
             dtype: storage type of the tensors: "bfloat16", "float16" or "float32", as text or as a
                 dtype of torch or NumPy. None serves the dtype of each call; `explain` and `warmup`
-                are of bfloat16 then. Sums are fp32.
-            target: "cpu", "simt", "sm_80" or "sm_90a"; None is what this machine has. "simt", on
-                CUDA cores, takes the place of a CUDA target that has no kernels for the dtype,
-                the head dimensions or formulas of scores; the result's `target` tells.
-            score: what softmax sees in place of scale * q . k, from `mc.score` and the like. Calls
-                give its tables and parameters by name.
+                then use bfloat16. Sums are fp32.
+            target: "cpu", "simt", "sm_80" or "sm_90a"; None is the best target of this machine.
+                "simt", on CUDA cores, replaces a CUDA target without kernels for the dtype, the
+                head dimensions or the score formula; see `target` of the result.
+            score: the score formula that replaces scale * q . k, from `mc.score` and similar
+                functions. Calls pass its tables and parameters by name.
             tile: (queries, keys) of a tile of the forward pass instead of the planner's choice, on
-                the CPU of both passes; `maskc bench --tiles` times those that there are.
+                the CPU of both passes; `maskc bench --tiles` times all of them.
             stages: tiles of keys in flight in the forward pass, likewise; on Hopper alone.
 
         Returns:
-            The compiled mask, which may be called at all lengths.
+            The compiled mask, callable at all lengths.
 
         Raises:
             UnknownDType: there are no kernels for the dtype (MC501).
@@ -402,7 +440,7 @@ class Mask:
             DTypeUnsupported: the target lacks this dtype (MC505).
             SelectionNotCompiled: the target cannot run the mask's `topk` (MC117).
             HeadsUnknown: heads differ, and nobody says how many there are (MC114).
-            NotAScore: `score` is no formula of the score (MC132).
+            NotAScore: `score` is no score formula (MC132).
             TileUnsupported: the target has no kernel with this tile or these stages (MC490).
             BadTile: `tile` is no pair of positive integers, or `stages` no such integer (MC491).
             MaskcError: another reason why the mask cannot be compiled.

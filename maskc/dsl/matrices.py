@@ -61,12 +61,12 @@ def _element(array: np.ndarray, *own: Traced) -> Any:
 
 
 def from_bool(matrix: object) -> Mask:
-    """The mask of a matrix of booleans, True where the query sees the key.
+    """Make a mask from a matrix of booleans, True where the query sees the key.
 
-    The matrix is compressed: to the first and last key of each query where these say everything
-    (causal, windows, padding, sorted documents), else to blocks of 64 x 64, of which those that
-    are neither empty nor full are kept once each. The mask holds at the lengths of the matrix
-    only; a dimension of 1 broadcasts, as in scaled_dot_product_attention.
+    The matrix is compressed. If each query sees one interval of keys (causal, windows, padding,
+    sorted documents), its bounds are stored. Otherwise blocks of 64 x 64 are stored, and equal
+    partial blocks only once. The mask holds at the lengths of the matrix only; a dimension of 1
+    broadcasts, as in scaled_dot_product_attention.
 
     Args:
         matrix: booleans, NumPy or torch on any device: [n_q, n_kv], [heads, n_q, n_kv] or
@@ -160,7 +160,7 @@ _LARGEST = 65536
 
 @dataclass(frozen=True)
 class _Blocks:
-    """What a BlockMask lists, booleans [sequences, heads, rows, columns]."""
+    """Blocks of a BlockMask, booleans [sequences, heads, rows, columns]."""
 
     partial: np.ndarray
     full: np.ndarray

@@ -1,4 +1,4 @@
-"""What somebody meant who wrote a name that the mask language does not have."""
+"""Suggestions for names that the mask language does not have."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _is_ours(kind: type) -> bool:
 
 
 def _found(value: Any) -> str:
-    """How the message names it."""
+    """Return the name of a value in the message."""
     kind = type(value).__name__
     if kind == "Traced":
         return "a formula"

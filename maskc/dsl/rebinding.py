@@ -1,8 +1,9 @@
-"""Copies of a user's functions in which min, max, type and NumPy's arrays are those of tracing.
+"""Copies of a user's functions in which min, max, type and NumPy's arrays are replaced by traced
+ones.
 
-torch needs no copies: its calls are seen as they happen. NumPy's arrays are asked for an element
-without a chance to answer, and so is a builtin; both are replaced where a function may meet them:
-among its globals, its closure, its defaults, in containers and in the attributes of objects.
+torch needs no copies: its calls are seen as they happen. Indexing a NumPy array, and calling a
+    builtin, bypass traced values. Both are replaced wherever a function may find them: among its
+    globals, its closure, its defaults, in containers and in the attributes of objects.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _differentiates(owner: Any) -> bool:
 
 
 def _own_backward(owner: Any, *given: object, **named: object) -> NoReturn:
-    """What stands in for its `apply`: a traced formula has the derivative that it has."""
+    """Replacement for its `apply`: a traced formula has its own derivative only."""
     raise TypeError(
         f"{owner.__name__} is a torch.autograd.Function, whose gradient need not be that of its "
         "formula; write the formula with torch's own functions, such as torch.tanh"

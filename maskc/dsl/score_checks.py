@@ -1,4 +1,4 @@
-"""Whether a formula of the score is smooth enough.
+"""Whether a score formula is smooth enough.
 
 A derivative by the score must be finite wherever a pair has a weight; what a formula makes of
 places and tables alone is the user's own matter. Of log that is enough: log(0) is -inf, a pair

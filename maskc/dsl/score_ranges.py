@@ -1,4 +1,4 @@
-"""Ranges of the values that formulas of the score may have, by interval arithmetic.
+"""Ranges of the values that score formulas may have, by interval arithmetic.
 
 q, k, h and b count tokens, heads and sequences; tables and parameters may hold anything. A part may
 be given: then many of its ranges are followed at once, which keeps apart what a sum of ranges

@@ -104,7 +104,7 @@ class IndexedRows(TableRows):
 
     @property
     def ndim(self) -> int:
-        """How many dimensions are left."""
+        """The number of remaining dimensions."""
         return len(self.shape)
 
     def __len__(self) -> int:

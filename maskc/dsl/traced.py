@@ -153,7 +153,7 @@ _Binary = Callable[["Traced", object], "Traced"]
 
 def _arithmetic(symbol: str, build: _Build) -> tuple[_Binary, _Binary]:
     def forward(self: Traced, other: object) -> Traced:
-        if getattr(type(other), "of_score", False):  # a formula of the score goes on with it
+        if getattr(type(other), "of_score", False):  # a score formula goes on with it
             return cast("Traced", NotImplemented)
         return Traced(build(lift_int(self, symbol), lift_int(other, symbol)))
 
@@ -171,7 +171,7 @@ def _bitwise(symbol: str, of_conditions: _Build, of_bits: Callable[[Expr, int], 
     """Two conditions, or the bits of an integer and a plain one."""
 
     def combine(self: Traced, other: object) -> Traced:
-        if getattr(type(other), "of_score", False):  # a formula of the score goes on with it
+        if getattr(type(other), "of_score", False):  # a score formula goes on with it
             return cast("Traced", NotImplemented)
         left, right = lift(self), lift(other)
         for value, bits in ((left, E.as_const(right)), (right, E.as_const(left))):
@@ -427,14 +427,14 @@ def param(name: str, default: int | float) -> Any:
 
     Use it where an integer is data: a window's width, a number of sinks, a limit in `where`. Then
     `attn(q, k, v, name=value)` gives another value. With a float it is a real number, with which
-    formulas of the score compute (`mc.score`); torch tensors that require grad get their gradient.
+    score formulas compute (`mc.score`); torch tensors that require grad get their gradient.
 
     Args:
         name: the keyword under which calls give the value.
         default: the value where a call gives none.
 
     Returns:
-        A formula with which masks and `where` may compute, or formulas of the score.
+        A formula with which masks and `where` may compute, or score formulas.
 
     Raises:
         NotAnInteger: the default is no integer (MC103).

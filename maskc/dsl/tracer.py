@@ -24,51 +24,53 @@ from maskc.dsl.watching import watched
 
 
 def where(predicate: Callable[..., object]) -> Mask:
-    """Keep the pairs for which a Python function holds; it is traced once and exactly.
+    """Keep the pairs for which a Python function holds. The function is traced once, exactly.
 
     Args:
         predicate: takes token indices, known by their names: q, k, h and b, also q_idx, kv_idx,
-            head, batch and the like. Other names go by place: (q, k), (h, q, k) or (b, h, q, k).
-            Further parameters keep their defaults.
-            It may use + - * // %, abs, min, max, comparisons, & | ~, the functions of torch and
-            NumPy for these, mc.n_q, mc.n_kv, mc.param(...), integers, and integer or boolean arrays
-            indexed by such formulas. b may only index an array, as data per sequence.
+            head, batch and the like. Other names are assigned by position: (q, k), (h, q, k) or (b,
+            h, q, k). Further parameters keep their defaults. It may use + - * // %, abs, min, max,
+            comparisons, & | ~, and the functions of torch and NumPy for these. Operands are
+            integers, mc.n_q, mc.n_kv, mc.param(...), and integer or boolean arrays indexed by such
+            formulas. b may only index an array, as data per sequence.
 
     Raises:
-        NotTraceable: the predicate cannot be followed exactly; the message names the line (MC107).
-        ArgumentOrder: some names contradict the places of the others (MC121).
+        NotTraceable: the predicate cannot be traced exactly; the message names the line (MC107).
+        ArgumentOrder: some names contradict the positions of the others (MC121).
         BatchUsed: the predicate computes with b (MC108).
         IntegerTooWide: an integer does not fit 64 bits (MC120).
     """
-    return _traced(predicate, caller(), by_place=False)
+    return traced_at(predicate, caller(), by_place=False)
 
 
 def from_mask_mod(mask_mod: Callable[..., object], *, exact: bool = False) -> Mask:
-    """A FlexAttention mask_mod(b, h, q_idx, kv_idx) as a mask.
+    """Convert a FlexAttention mask_mod(b, h, q_idx, kv_idx) to a mask.
 
-    It follows the rules of `where`, except that arguments go by place, as FlexAttention calls it.
-    A function that cannot be followed, and runs under torch.vmap as FlexAttention runs it, is
-    evaluated for the lengths of each call and compressed to tiles, with a warning: its pairs are
-    exact, but nothing is known of other lengths.
+    It follows the rules of `where`, except that arguments go by position, as FlexAttention calls
+    it. A function that cannot be traced, but runs under torch.vmap as in FlexAttention, is
+    evaluated for the lengths of each call and compressed to tiles, with a warning. Its pairs are
+    exact, but nothing is known about other lengths.
 
     Args:
         mask_mod: the function; what it captures becomes data or constants of the mask.
-        exact: refuse a function that cannot be followed.
+        exact: refuse a function that cannot be traced.
 
     Raises:
-        ArgumentOrder: the names say something else than the places (MC121).
-        NotTraceable: the function cannot be followed exactly (MC107), and neither evaluated.
+        ArgumentOrder: names contradict positions (MC121).
+        NotTraceable: the function can be neither traced exactly nor evaluated (MC107).
         BatchUsed: the function computes with b (MC108), with exact=True.
 
     Warns:
         EvaluatedMaskWarning: the function is evaluated for the lengths of each call.
     """
-    return _traced(mask_mod, caller(), by_place=True, exact=exact)
+    return traced_at(mask_mod, caller(), exact=exact)
 
 
-def _traced(
-    predicate: Callable[..., object], at: SourceLoc | None, by_place: bool, exact: bool = True
-) -> Mask:
+def traced_at(
+    predicate: Callable[..., object], at: SourceLoc | None, by_place: bool = True,
+    exact: bool = True,
+) -> Mask:  # fmt: skip
+    """Return the mask of a function, which messages place at `at`; see `where`, from_mask_mod."""
     try:
         formula, tables = trace(predicate, at, by_place)
     except MaskcError as error:

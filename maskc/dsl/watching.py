@@ -1,4 +1,5 @@
-"""What runs while a formula is traced: torch's calls, and what Python decides without asking.
+"""Hooks that run while a formula is traced: torch's calls, and Python operations that bypass the
+traced value.
 
 Most questions reach the traced value itself (`bool`, `len`, `str`, `hash`, `isinstance`), which
 refuses them. `is`, `type` and `id` do not: every function of the user's that runs meanwhile is

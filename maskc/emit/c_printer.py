@@ -42,12 +42,11 @@ class CPrinter(Printer):
         self, arrays: tuple[str, ...] = (), selections: frozenset[str] = frozenset(),
         tiled: bool = False, counts: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
-        """Name what the formulas read.
+        """Name the inputs of the formulas.
 
         Args:
-            selections: those arrays whose entries are bits, 32 to a word.
-            tiled: whether these are lists instead, of which `m.chosen0` holds the bits of the tile
-                at hand.
+            selections: arrays with entries that are bits, 32 per word.
+            tiled: whether these are lists instead; `m.chosen0` holds the bits of the current tile.
             counts: constants that are never negative.
         """
         self._slot = {name: number for number, name in enumerate(arrays)}

@@ -41,14 +41,14 @@ class PartText:
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """What the wrappers of matrix products read."""
+    """Inputs of the wrappers of matrix products."""
 
     products: tuple[Product, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatherSpec(ListsSpec):
-    """What the template of this source reads."""
+    """Inputs of the template of this source."""
 
     dtype: DType
     formulas: tuple[PartText, ...]
@@ -62,7 +62,7 @@ class GatherSpec(ListsSpec):
     score_threads: int
     """The threads of a block that scores keys."""
     list_blocks: int
-    """How many of these blocks a multiprocessor runs at once."""
+    """Number of these blocks that a multiprocessor runs at once."""
     family: str
     score_tile: TileShape
     columns: int
@@ -112,8 +112,8 @@ def _reach(made: Gathering) -> Iterator[E.Expr]:
     """Bounds on everything that is computed of the formulas."""
     for formula in made.formulas:
         yield from reach(formula.lifted.shape)
-        for each in formula.spans or ():
-            yield from reach_of(each.keys)
+        for span in formula.spans or ():
+            yield from reach_of(span.keys)
 
 
 def _text(ir: MaskIR, formula: Formula) -> PartText:

@@ -25,12 +25,12 @@ LIBRARY = """\
 int floor_div(int a, int b) { return a >= 0 ? a / b : ~(~a / b); }
 int floor_mod(int a, int b) { return a >= 0 ? a % b : b - 1 - ~a % b; }
 """
-"""What every predicate may call; a shader states it once."""
+"""Functions that every predicate may call; a shader includes them once."""
 
 
 @dataclass(frozen=True)
 class Shader:
-    """A predicate over `int q, int k`, and the names of what it reads.
+    """A predicate over `int q, int k`, and the names of its inputs.
 
     `n_q`, `n_kv` and p0, p1, ... are integers that can be set without another build.
     """

@@ -34,7 +34,7 @@ _WIDTH = 100
 """The most columns of a generated module."""
 
 _Mark = tuple[str, tuple[Direction, ...], str]
-"""Equal for sources that are equal but for comments: target, passes, digest."""
+"""Equal for sources that are equal except for comments: target, passes, digest."""
 
 _ABOUT = {
     DataKind.documents: "ids, integer [N]; or (ids of queries, ids of keys); or mc.cu_seqlens(x)",
@@ -48,10 +48,10 @@ _ABOUT = {
 
 
 def module_files(bundle: Bundle, mask: str, title: str, standalone: bool = False) -> dict[str, str]:
-    """File names and texts: the module, its plan, and its sources beside it.
+    """Return file names and texts: the module, its plan, and its sources.
 
     Args:
-        bundle: whose units have keys of their own.
+        bundle: the bundle; its units have distinct keys.
         mask: the mask as maskc prints it.
         title: the first line of the pattern's docstring, or its name.
         standalone: sources have the text of all static files that they include.
@@ -77,7 +77,8 @@ def _named(bundle: Bundle, prefix: str, known: dict[_Mark, str], texts: dict[str
 
     Args:
         prefix: the module's name, and which part of it this is.
-        known: files by what tells sources apart; sources equal but for comments share the first.
+        known: files by the mark of their source; sources that are equal except for comments share
+            the first.
         texts: by file name; filled here.
     """
     units = []
@@ -112,7 +113,8 @@ def _inlined(bundle: Bundle) -> Bundle:
 
 
 def digests(bundle: Bundle) -> tuple[str, str]:
-    """What tells drift: of all its sources without their comments, and of its plan; hexadecimal."""
+    """Return two digests that detect drift, in hexadecimal: of all sources without comments, and of
+    the plan."""
     texts: dict[str, str] = {}
     known: dict[_Mark, str] = {}
     plan = to_readable_text(_named(unpriced(bundle), bundle.name, known, texts))
@@ -124,7 +126,7 @@ def digests(bundle: Bundle) -> tuple[str, str]:
 
 
 def _keywords(bundle: Bundle) -> Iterator[_Keyword]:
-    """What calls give for the mask: data first, then parameters, then what it does not need."""
+    """Yield the keywords of calls: data first, then parameters, then optional ones."""
     for decl in bundle.data:
         if decl.from_caller:
             yield _keyword(decl.name, "", _ABOUT.get(decl.kind) or SHAPES[decl.name])
@@ -143,7 +145,7 @@ def _keyword(name: str, default: str, about: str) -> _Keyword:
 def _of_questions(bundle: Bundle, keywords: tuple[_Keyword, ...]) -> Iterator[_Keyword]:
     """The keywords of questions about the mask, which have no q and k to choose keys by."""
     scoring = {decl.name for decl in bundle.data if decl.kind is DataKind.scoring}
-    yield from (each for each in keywords if each.name not in scoring)
+    yield from (keyword for keyword in keywords if keyword.name not in scoring)
     if bundle.selections:
         yield from (_keyword(name, "None", "") for name in RANKING)
 

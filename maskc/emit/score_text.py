@@ -1,10 +1,9 @@
-"""A formula of the score as C and CUDA: the logit, its slope, and what tables get of a gradient.
+"""A score formula as C and CUDA: the logit, its slope, and the gradients of tables.
 
 One printer serves both languages, which differ in how the argument block is reached. Integers have
-32 bits where no intermediate can leave them, whatever the lengths, and 64 elsewhere. For tensor
-cores, whose scores come from 16-bit numbers, quotients are by reciprocals; and as they convert
-integers slowly, numbers that follow from q - k alone are made of `apart`, which is q - k in fp32:
-exact up to 2^24 tokens.
+32 bits where no intermediate can leave them, whatever the lengths, and 64 elsewhere. Tensor-core
+kernels have 16-bit inputs, so they use reciprocals for quotients. Integer conversions are slow
+there, so functions of q - k use `apart`, which is q - k in fp32: exact up to 2^24 tokens.
 """
 
 from __future__ import annotations
@@ -92,16 +91,16 @@ class ScoreCPrinter(S.ScorePrinter, CPrinter):
                 factor = factors.pop(E.Q, 0)
                 if not factor or factor + factors.pop(E.K, 0) or not {E.N_Q, E.N_KV} >= {*factors}:
                     return None
-                own = {1: "apart", -1: "-apart"}
-                text = own.get(factor) or f"{self.number(float(factor))} * apart"
-                rest = E.linear(constant, [(each, term) for term, each in factors.items()])
+                signs = {1: "apart", -1: "-apart"}
+                text = signs.get(factor) or f"{self.number(float(factor))} * apart"
+                rest = E.linear(constant, [(factor, term) for term, factor in factors.items()])
                 added = (
                     self.number(float(constant)) if not factors else f"(float)({self._own(rest)})"
                 )
                 return f"{text} + {added}" if factors or constant else text
             case E.Max((one, two)) if E.add(one, two) == E.ZERO:
-                found = [self._by_distance(each) for each in (one, two)]
-                return found[0] and f"score_abs({min(map(str, found), key=len)})"
+                sides = [self._by_distance(side) for side in (one, two)]
+                return sides[0] and f"score_abs({min(map(str, sides), key=len)})"
             case E.Max(args) | E.Min(args):
                 texts = [self._by_distance(arg) or self._literal(arg) for arg in args]
                 if None in texts or all(map(self._literal, args)):

@@ -1,4 +1,4 @@
-"""What a template may read: every hole of every kernel, typed."""
+"""Typed inputs of templates: every hole of every kernel."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class MaskSide:
-    """How a pass looks at a mask, see templates/common/lib/mask_sides.cuh."""
+    """One side of a mask in a pass, see templates/common/lib/mask_sides.cuh."""
 
     name: str
     """The policy's type."""
     row: str
     columns: str
-    """What rows and columns are, for the reader."""
+    """Names of rows and columns for the reader."""
     variable: str
     """The variable of a row, in bounds of its columns."""
     column: str
@@ -185,7 +185,7 @@ class EntryText:
 
 @dataclass(frozen=True, slots=True)
 class ScoreText:
-    """A formula of the score in the language of a target."""
+    """A score formula in the language of a target."""
 
     comment: tuple[str, ...]
     tables: tuple[TableText, ...]
@@ -198,7 +198,7 @@ class ScoreText:
     params: str
     """The declaration of the argument block as a parameter."""
     at: str
-    """What stands between it and a member."""
+    """The operator before a member: `.` or `->`."""
     bends: bool
     """Whether d logit / d s is not 1 everywhere."""
     far: bool
@@ -206,7 +206,7 @@ class ScoreText:
     fast: bool
     """Whether functions are tensor cores': these are also given q - k as a number, `apart`."""
     shift: str
-    """What is added to s, where that follows from the distance; else empty."""
+    """The term that depends on the distance and is added to s; empty if there is none."""
     cap: tuple[str, str] | None
     """(height, rate), where the logit is height * tanh(rate * s)."""
 
@@ -239,7 +239,7 @@ class KernelSpec:
     table_ranks: tuple[int, ...]
     """The rank of each data array of the mask: 1 (vector) or 2 (table)."""
     array_notes: tuple[str, ...]
-    """What each data array holds, for the reader."""
+    """Comments on the contents of each data array."""
     n_lists: int = 0
     """Lists of ids per mask (`l0`, `l1`, ...)."""
     selections: tuple[Lists, ...] = ()
@@ -258,7 +258,7 @@ class KernelSpec:
     key_run: int = 1
     """Aligned runs of so many keys are alike: where pairs are tested, one key stands for them."""
     query_run: int = 1
-    """The same of queries."""
+    """Likewise for queries."""
     boxes: BoxText | None = None
     """The boxes, where tiles are boxes of a grid: partial ones come as bits by coordinates."""
     gathered: bool = False
@@ -281,7 +281,7 @@ class KernelSpec:
     pieces: RowPieces | None = None
     """The pieces of rows that are shorter in memory than `head_dim`."""
     score: ScoreText | None = None
-    """The formula of the score, where there is one."""
+    """The score formula, where there is one."""
     rows: PartRows | None = None
     """The tokens whose rows there are; None: all, or a residue class of both."""
     dropout: bool = False
@@ -331,11 +331,11 @@ class KernelSpec:
 
     @property
     def looks_up(self) -> bool:
-        """Whether the formula of the score reads entries of tables that differ from pair to pair,
+        """Whether the score formula reads entries of tables that differ from pair to pair,
         for which registers have to be at hand."""
         score = self.score
         return score is not None and (
-            any(each.spread is not Spread.one for each in score.entries)
+            any(entry.spread is not Spread.one for entry in score.entries)
             or any(table.integer and table.rank for table in score.tables)
         )
 
@@ -355,7 +355,7 @@ class KernelSpec:
 
     @property
     def caps(self) -> bool:
-        """Whether the formula of the score is a tanh of the score (sm_90a)."""
+        """Whether the score formula is a tanh of the score (sm_90a)."""
         return (
             self.score is not None and self.score.cap is not None and self.target.name == "sm_90a"
             and self.tile.q >= 64 and not self.gathered
@@ -373,8 +373,8 @@ class KernelSpec:
 
     @property
     def intervals(self) -> int:
-        """Intervals that a row's live pairs consist of at most, but for documents where tiles begin
-        with these; 0 where they are no help."""
+        """Most intervals of a row's live pairs, not counting documents if tiles begin with them; 0
+        if intervals do not help."""
         if self.boxes is not None or any(shape.key_bounds is None for shape in self.shapes):
             return 0
         most = max(len(shape.key_bounds or ()) for shape in self.shapes)
@@ -382,8 +382,8 @@ class KernelSpec:
 
     @property
     def spared_policy(self) -> str:
-        """What decides which pairs are kept whatever their scores:
-        templates/sm90a/lib/spared_*.cuh of that name (sm_90a)."""
+        """The file templates/sm90a/lib/spared_*.cuh that decides which pairs are always kept
+        (sm_90a)."""
         if not self.spares:
             return "nothing"
         return "intervals" if self.intervals else "pairs"
@@ -406,7 +406,7 @@ class KernelSpec:
 
     @property
     def row_policy(self) -> str:
-        """What finds a row's live columns in partial tiles: intervals, whose ends follow from
+        """The method that finds a row's live columns in partial tiles: intervals, with bounds from
         formulas or from data, or the formula of all pairs."""
         if self.by_query is not None or self.by_key is not None:
             return "data_rows"
@@ -414,7 +414,7 @@ class KernelSpec:
 
     @property
     def mask_policy(self) -> str:
-        """What decides in partial tiles: templates/sm90a/lib/mask_*.cuh of that name (sm_90a)."""
+        """The file templates/sm90a/lib/mask_*.cuh that decides in partial tiles (sm_90a)."""
         if self.boxes is not None:
             return "boxes"
         if self.distances:
@@ -425,7 +425,7 @@ class KernelSpec:
 
     @property
     def has_intervals(self) -> bool:
-        """Whether rows, or what a policy has beside its own pairs, come as intervals."""
+        """Whether rows, or the pairs that a policy adds to its own, come as intervals."""
         return self.intervals > 0 and not (self._sees_rows and self.row_policy == "data_rows")
 
     @property
@@ -495,7 +495,7 @@ class KernelSpec:
 
     @property
     def queries_at_once(self) -> int:
-        """The same of queries."""
+        """Likewise for queries."""
         return 2 if self.target.name == "sm_90a" else self.keys_at_once
 
     @property
@@ -542,7 +542,7 @@ class PagesSpec(ListsSpec):
 
 @dataclass(frozen=True, slots=True)
 class TileText:
-    """What a mask is on a tile."""
+    """Bounds of a mask on a tile, as text."""
 
     lines: tuple[str, ...]
     """Declarations of C."""
@@ -592,7 +592,7 @@ class SelectionText:
     q_block: int
     """Queries per block."""
     score: str
-    """What it ranks by, as the template names it."""
+    """The ranking score, as the template names it."""
     class_rows: int
     class_columns: int
     """Cells whose class is one number, see maskc/layout/topk/sizes.py."""

@@ -1,4 +1,4 @@
-"""What a formula is on a tile, as C or CUDA text: the walk of `maskc.core.tile_bounds`, printed.
+"""Bounds of a formula on a tile as C or CUDA text: prints the walk of `maskc.core.tile_bounds`.
 
 Every operation becomes a line of its own, equal lines once. Numbers are of 64 bits, whatever the
 attention kernel needs: bounds are never larger than what a formula may reach.
@@ -105,7 +105,7 @@ Load = Callable[[E.Load, tuple[Span, ...]], str]
 
 
 class TextLeaves:
-    """What a box q0 .. q1, k0 .. k1 says of symbols; constants are members of `m`."""
+    """Bounds of symbols on a box q0 .. q1, k0 .. k1; constants are members of `m`."""
 
     def __init__(self, do: TextOperations, load: Load) -> None:
         self._do, self._load = do, load
@@ -121,8 +121,8 @@ class TextLeaves:
             text = f"listed_between(m.l{node.array.removeprefix('ids.')}, {low}, {high})"
         else:
             text = self._load(node, index)
-        found = self._do.named("struct Span", text)
-        return Span(f"{found}.low", f"{found}.high")
+        name = self._do.named("struct Span", text)
+        return Span(f"{name}.low", f"{name}.high")
 
     def member(self, value: Span, ranges: tuple[tuple[int, int], ...]) -> Verdict:
         do = self._do
@@ -134,8 +134,8 @@ class TextLeaves:
             for first, last in ranges
         ]
         return Verdict(
-            reduce(do.either, (each.may for each in within)),
-            reduce(do.either, (each.must for each in within)),
+            reduce(do.either, (span.may for span in within)),
+            reduce(do.either, (span.must for span in within)),
         )
 
 
@@ -143,6 +143,6 @@ def tile_text(keep: Expr, load: Load, static_part: bool = False) -> TileText:
     """The text of a lifted formula, with `struct Span` and the functions of
     templates/common/lib/tile_bounds.h in scope."""
     do = TextOperations()
-    found = TileBounds(do, TextLeaves(do, load)).condition(keep)
-    may, must = (str(int(x)) if isinstance(x, bool) else str(x) for x in found)
+    result = TileBounds(do, TextLeaves(do, load)).condition(keep)
+    may, must = (str(int(x)) if isinstance(x, bool) else str(x) for x in result)
     return TileText(tuple(do.lines), may, must, static_part)

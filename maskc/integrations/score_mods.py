@@ -6,7 +6,7 @@ written, with their gradients. What comes back is read as
 
     factor * score, or cap * tanh(factor * score),  plus  slope[h] * (k - q) or -slope[h] * |q - k|
 
-and a constant. Anything else is no option of a call, but a formula of the score.
+and a constant. Anything else is no option of a call, but a score formula.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Capped(NamedTuple):
 
 
 Atom = str | Distance | Capped
-"""What coefficients belong to: "score", "q", "k", "k - q", "" for a constant, and the others."""
+"""Terms of coefficients: "score", "q", "k", "k - q", "" for a constant, and the other atoms."""
 
 
 class ScoreOptions(NamedTuple):
-    """What a score_mod does, as options of a call."""
+    """Effect of a score_mod, as options of a call."""
 
     factor: float
     """The factor of the scale, after the soft-cap was taken out."""
@@ -53,7 +53,7 @@ class ScoreOptions(NamedTuple):
     offset: float | None
     """None: slopes * (k - q); else -slopes * |k - q - offset|."""
     shift: Any
-    """What is added to every score of a head: a number or a tensor [Hq]."""
+    """The number or tensor [Hq] that is added to every score of a head."""
 
 
 def score_options(score_mod: Callable[..., Any], query: Any) -> ScoreOptions:
@@ -260,7 +260,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("to", "type"), lambda x, *kind: x._as(*kind)),
     **dict.fromkeys(("float", "double"), lambda x: x),
 }
-"""What terms can do, by the names of torch and NumPy."""
+"""Operations of terms, by the names of torch and NumPy."""
 
 
 def per_head(value: Any, query: Any) -> Any:

@@ -1,7 +1,7 @@
-"""A mask as disjoint pieces, told apart by kind.
+"""Decompose a mask into disjoint pieces by kind.
 
-Pieces depend on the set alone, as far as isl's budget goes: the conjunctions of the set are made
-as wide as the mask allows, put in the order of kinds, and each loses what the earlier ones own.
+Pieces depend on the set alone, within isl's budget. The conjunctions of the set are made as wide as
+the mask allows, sorted by kind, and each loses the pairs of earlier ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST = 48
 """Conjunctions of a mask up to which they are told apart."""
 
 _MOST_FLOORS = 6
-"""How many of these conjunctions may speak of blocks or residues."""
+"""The most of these conjunctions that may contain blocks or residues."""
 
 _FEW = 8
 """Conjunctions of a mask up to which it is asked whether it is of one kind."""

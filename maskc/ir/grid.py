@@ -1,7 +1,7 @@
 """Masks that are products over the axes of a grid of tokens numbered row by row.
 
-A coordinate of token t is (t // low) mod (high // low), t // low on the outermost axis. A formula
-that reads queries and keys through coordinates alone, and each of whose terms speaks of one axis,
+A coordinate of token t is (t // low) mod (high // low), t // low on the outermost axis. Suppose
+that a formula reads queries and keys only through coordinates, and each term has one axis. Then it
 is a conjunction of relations between the coordinates of a query and of a key, axis by axis.
 """
 
@@ -16,7 +16,7 @@ from maskc.core import expr as E
 from maskc.core.expr import Expr
 
 MOST_AXES = 3
-"""A tensor map has room for so many axes beside elements and heads."""
+"""A tensor map has room for this many axes in addition to elements and heads."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ FEW_RANGES = 8
 """Ranges of ids up to which a list is a formula like any other: comparisons for kernels, sets for
 isl."""
 _NAME = "listed "
-"""What the names of such arrays begin with; no array of a mask has a space in its name."""
+"""Prefix of the names of such arrays; no array of a mask has a space in its name."""
 
 
 def is_long(node: Expr) -> bool:

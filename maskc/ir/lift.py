@@ -71,7 +71,8 @@ def _is_host(term: Expr) -> bool:
 
 
 def _ordered(keep: Expr, lists: bool) -> list[Expr]:
-    """The comparisons of a formula, alternatives sorted by what they are without constants."""
+    """Return the comparisons of a formula, with alternatives sorted by their shape without
+    constants."""
     if isinstance(keep, (E.All, E.Any)):
         terms = sorted(keep.terms, key=lambda term: (_skeleton(term, lists), term.key))
         return [atom for term in terms for atom in _ordered(term, lists)]
@@ -206,8 +207,8 @@ class _Lifter:
 
 
 def _is_structure(op: str, number: int, rest: list[tuple[int, Expr]]) -> bool:
-    """Whether a number belongs to what is compared rather than to how: zero where two things are
-    equal, and the ends of intervals that arrays hold."""
+    """Whether a number belongs to the compared terms: zero in an equality, and the ends of
+    intervals in arrays."""
     if op != ">=":
         return number == 0
     return len(rest) > 1 and number in (0, -1) and any(E.arrays(term) for _, term in rest)

@@ -37,13 +37,13 @@ def _simplified(keep: Expr) -> Expr:
 
 
 def on_all_heads(mask: Mask, n_heads: int | None = None) -> list[MaskIR]:
-    """The mask of every head; a single one where heads do not differ.
+    """Lower the mask of every head; a single one if heads do not differ.
 
     Args:
-        n_heads: query heads, where the mask itself does not say how many there are.
+        n_heads: query heads, if the mask itself does not say how many there are.
 
     Raises:
-        HeadsUnknown: it differs between heads of which nobody says how many there are.
+        HeadsUnknown: it differs between heads, and their number is unknown.
         WrongHeads: it is written for another number of them.
         NameClash: heads read one array in ways that differ.
     """

@@ -65,7 +65,7 @@ def _bounded(terms: tuple[Expr, ...]) -> dict[Expr, Expr]:
 
 
 def _residues(total: Expr) -> Expr:
-    """The sum with what it has of t, t % d and t // d as one term, where one is enough."""
+    """Combine the multiples of t, t % d and t // d in a sum into one term, if one suffices."""
     constant, terms = E.split_linear(total)
     count = {term: factor for factor, term in terms}
     for _, term in terms:

@@ -99,8 +99,8 @@ def _line(pairs: isl.Set, dim: int) -> isl.Set:
 def crossing(
     pairs: isl.Set, known: isl.Set, space: Space, kind: PieceKind
 ) -> Columns | Rows | None:
-    """The pairs as columns (or rows), if they are: a few keys, or many with gaps, that almost all
-    queries see. The keys are those of `known`, of which the pairs are all but a few queries'."""
+    """Return the pairs as columns (or rows), if they are: a few keys, or many with gaps, that
+    almost all queries see."""
     found = _lines(pairs, known, space, int(kind is PieceKind.columns))
     if found is None:
         return None

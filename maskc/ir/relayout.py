@@ -65,8 +65,8 @@ class RelayoutPart:
 
 
 Extents = Mapping[int, int | None]
-"""For each stride (1 for what is not regrouped) the smallest and the largest distance in strides,
-at the parameters' defaults; None where there is no largest."""
+"""For each stride (1 for terms that are not regrouped), the smallest and the largest distance in
+strides, at the parameters' defaults; None if unbounded."""
 Choose = Callable[[Extents], Mapping[int, int]]
 """Says with which stride pieces of each stride run: their own, or one that divides it."""
 
@@ -300,7 +300,7 @@ class _Line:
         return self.line.set(found).intersect(self.counts).coalesce()
 
     def distances(self, piece: Piece) -> _Distances:
-        """What the distances have in common at any parameters."""
+        """Return the common property of the distances at any parameters."""
         try:
             with budget():
                 far = self._kept(piece.keep)
@@ -311,9 +311,8 @@ class _Line:
             return _Distances(1, None)
 
     def inside(self, piece: Piece, stride: int) -> _Found | None:
-        """The piece inside residue classes, if it is proved that it keeps multiples of the stride
-        and that nothing but the distance decides, at all lengths or at aligned ones; a question
-        too hard is a no."""
+        """Return the piece inside residue classes, if that is proved; None if not, or if the proof
+        is too hard."""
         try:
             with budget():
                 shrink = self.line.map(f"{{ [d] -> [x] : d = {stride}*x }}")

@@ -46,11 +46,9 @@ def sampled_points(keep: Expr) -> dict[str, np.ndarray]:
             ))  # fmt: skip
     at = np.array(squares, dtype=np.int64)[:, :, None, None]
     side = np.arange(_SIDE)
-    q, k, n_q, n_kv = np.broadcast_arrays(
-        at[:, 0] + side[:, None], at[:, 1] + side, at[:, 2], at[:, 3]
-    )
-    points = {"q": q, "k": k, "n_q": n_q, "n_kv": n_kv}
-    which = np.broadcast_to(np.arange(len(at))[:, None, None], q.shape)
+    coordinates = at[:, 0] + side[:, None], at[:, 1] + side, at[:, 2], at[:, 3]
+    points = dict(zip(("q", "k", "n_q", "n_kv"), np.broadcast_arrays(*coordinates), strict=True))
+    which = np.broadcast_to(np.arange(len(at))[:, None, None], points["q"].shape)
     for name, default in E.params(keep).items():
         points[name] = np.where(which % 3 == 1, which, default)
     return {name: np.ascontiguousarray(x).reshape(-1) for name, x in points.items()}

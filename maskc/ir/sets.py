@@ -103,7 +103,7 @@ class Universe:
             for index, name in enumerate(names)
         }
         self.prefix = f"[{', '.join(params)}] -> "
-        """What isl's texts of sets and maps over these parameters begin with."""
+        """Prefix of isl's texts of sets and maps over these parameters."""
         self._maps: dict[str, isl.Map] = {}
 
     def map(self, text: str) -> isl.Map:

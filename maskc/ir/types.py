@@ -156,7 +156,7 @@ class MaskIR:
     """The run-time selections it reads, each after those that it needs itself."""
 
     def data_of(self, keep: Expr) -> tuple[DataDecl, ...]:
-        """What a formula reads of the mask's data."""
+        """Return the data of the mask that a formula reads."""
         read = set(arrays(keep))
         return tuple(decl for decl in self.data if read.intersection(decl.arrays))
 

@@ -30,8 +30,8 @@ def sweep(
         without: rivals to leave out.
 
     Returns:
-        (rows of all lengths, notes that name the length). A rival of which a call took more than
-        four seconds is left out of longer lengths, and a note says so.
+        (rows of all lengths, notes that name the length). A rival with a call of more than four
+        seconds is left out of longer lengths, and a note says so.
     """
     rows: list[Row] = []
     notes: list[str] = []
@@ -41,13 +41,13 @@ def sweep(
         def told(text: str, at: int = n) -> None:
             progress(f"N = {at:,}: {text}")
 
-        found, said = bench_mask(
+        table, said = bench_mask(
             case_at(n), target, directions, repeats, told,
             nvtx=nvtx, without=(*without, *slow),
         )  # fmt: skip
-        rows += found
+        rows += table
         notes += [f"N = {n:,}: {note}" for note in said]
-        for row in found:
+        for row in table:
             if row["impl"] != "maskc" and row["ms"] > _SLOW and row["impl"] not in slow:
                 slow[row["impl"]] = n
     notes += [
@@ -111,41 +111,41 @@ class Growth:
     """The power of N in it."""
     crossovers: tuple[Crossover, ...]
     speedups: dict[str, dict[int, float]] = field(default_factory=dict)
-    """How often a rival's time holds the mask's, by rival and length."""
+    """Speedups over each rival, by rival and length."""
 
     def lines(self) -> Iterator[str]:
         """The sweep as sentences."""
         head = f"{self.case} {self.direction}"
         fitted = {name: f"N^{value:.2f}" for name, value in self.exponents.items()}
-        if own := fitted.pop("maskc", None):
+        if mine := fitted.pop("maskc", None):
             pairs = f"pairs N^{self.pairs_exponent:.2f}" if self.pairs_exponent is not None else ""
             order = f"{self.order} for long sequences" if self.order else "no closed form"
             predicted = ", ".join(filter(None, (pairs, order)))
             others = "; ".join(f"{name} {value}" for name, value in fitted.items())
             span = f"{self.lengths[0]:,} to {self.lengths[-1]:,}"
-            yield f"{head}: time grows as {own} from {span}, predicted {predicted}; {others}"
-        for each in self.crossovers:
-            yield f"{head}: {each}"
+            yield f"{head}: time grows as {mine} from {span}, predicted {predicted}; {others}"
+        for crossover in self.crossovers:
+            yield f"{head}: {crossover}"
 
 
 def growths(rows: Sequence[Row], orders: dict[str, tuple[str, int] | None]) -> list[Growth]:
-    """What a sweep says of each mask and direction; wrong results say nothing.
+    """Return the growth of each mask and direction in a sweep; wrong results are left out.
 
     Args:
         rows: of `sweep`, of several masks perhaps.
         orders: by case what `driver.order` says of its mask.
     """
-    found = []
+    growths_of = []
     for case, direction in dict.fromkeys((row["case"], row["direction"]) for row in rows):
-        own = [r for r in rows if (r["case"], r["direction"]) == (case, direction) and r["ok"]]
+        timed = [r for r in rows if (r["case"], r["direction"]) == (case, direction) and r["ok"]]
         times: dict[str, dict[int, float]] = {}
-        for row in own:
+        for row in timed:
             times.setdefault(row["impl"], {})[row["n_q"]] = row["ms"]
-        pairs = {row["n_q"]: float(row["pairs"]) for row in own if row["impl"] == "maskc"}
+        pairs = {row["n_q"]: float(row["pairs"]) for row in timed if row["impl"] == "maskc"}
         mine = times.get("maskc", {})
         rivals = [name for name in times if name != "maskc" and times[name].keys() & mine.keys()]
         order = orders.get(case)
-        found.append(Growth(
+        growths_of.append(Growth(
             case, direction, tuple(sorted(mine)),
             {name: b for name, at in times.items() if (b := exponent(at)) is not None},
             exponent(pairs), order[0] if order else "", order[1] if order else None,
@@ -155,7 +155,7 @@ def growths(rows: Sequence[Row], orders: dict[str, tuple[str, int] | None]) -> l
                 for name in rivals
             },
         ))  # fmt: skip
-    return found
+    return growths_of
 
 
 def exponent(values: dict[int, float]) -> float | None:

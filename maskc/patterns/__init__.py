@@ -18,7 +18,7 @@ from maskc.dsl.pattern import Pattern
 
 
 class About(NamedTuple):
-    """What a pattern's file says of it."""
+    """Description of a pattern, from its file."""
 
     name: str
     title: str
@@ -38,7 +38,7 @@ def names() -> tuple[str, ...]:
 
 @cache
 def about(name: str) -> About:
-    """What a pattern is, from the docstring of its file; nothing is run.
+    """Return the description of a pattern from the docstring of its file, without running it.
 
     Args:
         name: one of `names()`.
@@ -74,7 +74,7 @@ def _unknown(name: str) -> str:
 
 def __getattr__(name: str) -> Pattern[...]:
     """The pattern of this name."""
-    if name.startswith("__"):  # Python asks for its own names, too
+    if name.startswith("__"):  # Python looks up its own names, too
         raise AttributeError(f"module 'maskc.patterns' has no attribute {name!r}")
     return _loaded(name)
 

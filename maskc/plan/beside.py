@@ -1,7 +1,7 @@
-"""A plan beside dense attention: how many pairs, FLOPs and bytes, and from which length it wins.
+"""Compare a plan with dense attention: pairs, FLOPs, bytes, and the length from which it wins.
 
-Dense is causal attention for a mask that is proved to be causal, else attention over all pairs.
-Everything is of one head at n_q = n_kv = N.
+Dense is causal attention for a mask that is proved to be causal, else attention over all pairs. All
+numbers are for one head at n_q = n_kv = N.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONGEST, _LONGEST_COUNTED = 1 << 16, 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """How many pairs of a head attend, in N and the mask's parameters."""
+    """The number of pairs per head, in N and the mask's parameters."""
 
     formula: sympy.Expr
     least: int
@@ -96,12 +96,12 @@ def _unchosen(ir: MaskIR) -> Expr | None:
 def beside_dense(
     plan: KernelPlan, irs: tuple[MaskIR, ...], dense: KernelPlan, name: str
 ) -> Iterator[str]:
-    """Lines that compare a plan with the one of dense attention, for the same problem.
+    """Yield lines that compare a plan with the plan of dense attention for the same problem.
 
     Args:
-        irs: the distinct masks as they were before planning, with what they choose.
+        irs: the distinct masks before planning, with their selections.
         dense: the plan of a mask without data, parameters and differences between heads.
-        name: what that is.
+        name: its name.
     """
     problem = plan.problem
     whole = pairs_of(dense.masks[0].ir)
@@ -147,7 +147,7 @@ def _kept(plan: KernelPlan, one: Selection) -> str:
 
 
 def _beside(ir: MaskIR, found: Pairs, whole: Pairs) -> str:
-    """How much fewer pairs, and from which lengths."""
+    """Return by which factor pairs are reduced, and from which lengths."""
     if found.formula == 0:
         return "no pairs"
     ratio = sympy.cancel(_leading(whole.formula) / _leading(found.formula))
@@ -185,7 +185,8 @@ def _from(share: int, formula: sympy.Expr, found: Pairs, whole: Pairs, ir: MaskI
 
 
 def _counted(share: int, found: Pairs, whole: Pairs, ir: MaskIR) -> int | None:
-    """The same below the lengths at which the formula holds, by exact counts, from above."""
+    """Return the crossover below the lengths at which the formula holds, by exact counts from
+    above."""
     n = max(found.least, whole.least) // found.period * found.period
     low, high = 0, n  # in low it is not so; from high on it is
     while high - low > found.period:

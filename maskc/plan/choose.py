@@ -53,7 +53,7 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     planned = forward is None and not problem.names_tile
     reasons = (*main.reasons, *grid_boxes.why_no_boxes(main)) if planned else main.reasons
     if problem.score is not None and target.name == SPARE and selections(main.masks):
-        why = "beside a formula of the score, single keys by q . k are chosen here alone"
+        why = "beside a score formula, single keys by q . k are chosen here alone"
         reasons = (*reasons, why)
     parts = _parts(heads, problem, target)
     main = replace(main, parts=parts, reasons=reasons)
@@ -106,7 +106,7 @@ def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[Planned
     """The parts of the one mask that all heads share, if some run over residue classes of the
     tokens, or over listed tokens.
 
-    Dropout draws for the user's q and k; a formula of the score reads those, too, and is not told
+    Dropout draws for the user's q and k; a score formula reads those, too, and is not told
     them of residue classes.
     """
     regrouped = any(part.stride > 1 and part.keys is None for part in heads.parts)
@@ -148,8 +148,8 @@ def _in_named_tile(plan: KernelPlan) -> bool:
 
 
 def _goes_along(each: Along, main: KernelPlan) -> bool:
-    """Whether a plan has the tiles of such a source beside its own; of a forward pass whose tile
-    the user names there is no other on its target."""
+    """Whether a plan has a source with these tiles in addition to its own. If the user names a tile
+    of the forward pass, its target has no other."""
     if _in_named_tile(main) and each[:2] == (main.target.name, main.direction):
         return False
     if not family_of(main.target).has(each.form, main.padded):

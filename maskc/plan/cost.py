@@ -1,4 +1,4 @@
-"""What the cost model says of two plans of one mask."""
+"""Costs of two plans of one mask by the cost model."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ WHEN = (
 
 
 def launch_share(plan: KernelPlan) -> float:
-    """What a launch of a plan's source takes besides its cycles, of what most take."""
+    """Return the launch overhead of a plan's source, relative to that of most sources."""
     forms = coefficients.measured(plan.target.name)
     own = forms.get(source_name(plan.direction, plan.form), {}).get("launch_us")
     return 1.0 if own is None else own / forms["card"]["launch_us"]
 
 
 def costs_of(plan: KernelPlan) -> tuple[Cost, ...]:
-    """What a plan's modes take; none where nothing is known."""
+    """Return the costs of a plan's modes; empty if unknown."""
     size = 1.0
     other = plan.boxes is not None or plan.problem.names_tile
     if other and plan.direction is Direction.forward:

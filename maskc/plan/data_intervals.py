@@ -1,10 +1,10 @@
-"""A mask that reads arrays as a few intervals per row, in runs of columns whose data are alike.
+"""Masks that read arrays, as a few intervals per row, in runs of columns with equal data.
 
-Of one query, an element of an array there is a number like any other: `lo[q] <= k` bounds its keys.
-An element at a key is one number for a run of keys that have the same, so the keys of a query in a
-run are intervals, too: packed documents and segments have long runs. What depends on a key alone,
-as flags do, is a bit per key beside the intervals. All of this holds for any values: isl has a
-parameter for each element, and kernels find the runs.
+For one query, an array element at the query is a constant: `lo[q] <= k` bounds its keys. An array
+element at a key is constant in a run of keys with equal elements, so the keys of a query in a run
+are intervals too. Packed documents and segments have long runs. A condition on the key alone, such
+as a flag, becomes one bit per key. All of this holds for any values: isl has a parameter for each
+element, and kernels find the runs.
 
 The same goes for the queries of a key.
 """
@@ -45,8 +45,8 @@ class DataIntervals:
 
     intervals: tuple[DataInterval, ...]
     alike: tuple[Expr, ...]
-    """What has one value in a run: formulas over k, or over q where rows are keys. None: a tile is
-    one run."""
+    """Formulas over k (over q if rows are keys) with one value in a run. None: a tile is one
+    run."""
 
     @property
     def columns(self) -> tuple[Expr, ...]:
@@ -76,7 +76,8 @@ def data_intervals(shape: Expr, along: int) -> DataIntervals | None:
 
 
 def _of_term(term: Expr, along: int, alike: dict[Expr, None]) -> DataInterval | None:
-    """The one interval of a conjunction; adds to what is alike in a run of its columns."""
+    """Return the one interval of a conjunction; adds the constants of a run of its columns to
+    `alike`."""
     row, column, place = _ROWS[along]
     guards: list[Expr] = []
     solved: list[Expr] = []
@@ -120,7 +121,8 @@ def _without_loads(expr: Expr) -> Expr:
 
 
 def _of_run(part: Expr, row: str, column: str) -> list[Expr] | None:
-    """What has to be alike in a run so that the elements in a formula are; None: no telling."""
+    """Return the formulas that must be constant in a run so that the elements in a formula are;
+    None if unknown."""
     found: list[Expr] = []
     for load in _loads(part):
         names = E.symbols(load)

@@ -69,7 +69,7 @@ def _lines(plan: KernelPlan, n_q: int | None, n_kv: int | None) -> Iterator[str]
 
 
 def _score_lines(formula: Formula) -> Iterator[str]:
-    """The formula of the score, where it was written, and its derivative."""
+    """The score formula, where it was written, and its derivative."""
     place = "" if formula.loc is None else f"  (line {formula.loc.line})"
     yield from wrapped("score", f"{to_score_text(formula.logit)}{place}")
     found = slope(formula.logit)
@@ -104,7 +104,7 @@ _WHO = {
 
 
 def _selection_text(one: Selection) -> str:
-    """What a selection chooses, when q and k are known."""
+    """Describe the choice of a selection for known q and k."""
     keys = "keys" if one.block == 1 else f"blocks of {one.block} keys"
     queries = "each query" if one.q_block == 1 else f"each {one.q_block} queries"
     if one.at:

@@ -103,7 +103,8 @@ def _has_gaps(term: Expr, args: tuple[Expr, ...]) -> bool:
 
 
 def _without_floors(term: Expr, token: str) -> Expr:
-    """The same formula, whose comparisons divide no sums with this token: its bounds are then seen.
+    """Rewrite a formula so that comparisons divide no sums with this token; this exposes its
+    bounds.
 
     floor(a / d) + r >= 0 is a + d * r >= 0, and r - floor(a / d) >= 0 is d * r + d - 1 - a >= 0.
     """
@@ -148,13 +149,14 @@ def _without_extremes(shape: Expr) -> Expr:
 
 
 def _asks(term: Expr, atom: Expr, taken: bool) -> bool:
-    """Whether a term is dead but for pairs that were chosen, or that were not."""
+    """Whether a term is dead except for pairs that were selected, or that were not."""
     return bool(E.arrays(term)) and E.assume(term, atom, not taken) == E.NEVER
 
 
 @lru_cache(maxsize=1 << 8)
 def intervals_beside(keep: Expr, lifted: Lifted) -> tuple[Interval, ...] | None:
-    """Intervals of what of a mask is left beside its part by distance, as bits in memory."""
+    """Return the intervals of the rest of a mask, after its part by distance, which is stored as
+    bits."""
     if E.arrays(keep):
         return None
     shape_of = {found: made for made, found in lifted.sources}

@@ -1,4 +1,4 @@
-"""A plan as the loop nest that a call runs, in some lines that a person can read.
+"""A plan as the loop nest of a call, in a few lines for people.
 
 Everything is said at given lengths, where closed forms are short: rows in which a loop is empty do
 not show, and a bound that is a straight line over the rows is written as one.
@@ -132,7 +132,7 @@ def _of_part(part: PlannedPart, at: _At) -> tuple[str, _At]:
 
 
 def _listed(listed: Listed, at: _At) -> int:
-    """How many tokens are listed; parts that are predicted read no data."""
+    """Return the number of listed tokens; predicted parts read no data."""
     size = at.n_q if listed.side == "q" else at.n_kv
     found = evaluate(at.fixed(listed.among), {listed.side: np.arange(size)})
     return int(np.broadcast_to(found, size).sum())
@@ -312,7 +312,7 @@ def _tiles(
 
 
 def _who_lists(main: KernelPlan, plan: KernelPlan, mask: PlannedMask, at: _At) -> str:
-    """What decides a list without closed forms, and who makes it."""
+    """Describe what decides a list without closed forms, and where it is built."""
     if plan.boxes is not None:
         return "the boxes of keys in which a query of ti sees a key, from a list of each axis"
     if mask.ir.data:

@@ -49,7 +49,8 @@ def mask_for(ir: MaskIR, facts: MaskFacts, tile: TileShape, closed: bool = True)
 
 
 def without_chosen(mask: PlannedMask) -> PlannedMask:
-    """The mask without intervals of what was chosen: kernels tell those of one formula alone."""
+    """Return the mask without intervals of selected pairs: kernels support them for a single
+    formula only."""
     told = any(each.chosen is not None for each in mask.intervals or ())
     return replace(mask, intervals=None) if told else mask
 
@@ -73,7 +74,7 @@ def with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | 
 
 
 def why_padded(problem: Problem, target: Target) -> tuple[str, ...]:
-    """What rows are filled up to, where they are."""
+    """Explain to which widths rows are padded, if they are."""
     if not target.pads(problem):
         return ()
     wide = target.padded(problem).head_dim
@@ -96,10 +97,10 @@ def why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
 def why_partial(
     masks: tuple[PlannedMask, ...], distances: bool, run: int, data: DataIntervals | None = None
 ) -> str:
-    """How kernels treat partial tiles.
+    """Explain how kernels treat partial tiles.
 
     Args:
-        run: aligned keys for which kernels test one.
+        run: aligned keys that share one test.
     """
     if data is not None:
         return _why_data(data)
@@ -128,7 +129,7 @@ def _why_data(data: DataIntervals) -> str:
 
 
 def why_layout(mask: PlannedMask) -> str:
-    """How live tiles are found."""
+    """Explain how live tiles are found."""
     recipe = mask.recipe
     if mask.ir.selections:
         return "layout by counts of chosen pairs: tiles that these leave in doubt count as partial"

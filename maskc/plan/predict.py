@@ -1,6 +1,6 @@
-"""How long a pass is predicted to take, in milliseconds of the card that coefficients are of.
+"""Predicted time of a pass in milliseconds, for the card of the coefficients.
 
-Predictions print beside what is measured; no choice depends on them, see maskc/core/cost.py.
+Predictions are printed next to measurements; no choice depends on them, see maskc/core/cost.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from maskc.plan.types import KernelPlan, PlannedMask
 Tiles = Callable[[KernelPlan, PlannedMask, int, int], BlockLayout]
 """(plan, one of its masks, n_q, n_kv) -> its live tiles."""
 _Cycles = tuple[float, float]
-"""Of all launches, and how many there are; those that take less than most count less."""
+"""Cycles of all launches, and the number of launches; shorter ones than most count less."""
 
 
 def milliseconds(
@@ -148,7 +148,7 @@ def launches_of(mode: Mode) -> int:
 
 
 def _heads(plan: KernelPlan, owners: int) -> list[float]:
-    """How many heads of all sequences have each mask."""
+    """Return the number of heads of all sequences with each mask."""
     if not plan.of_head:
         return [float(owners)]
     count = Counter(plan.of_head)

@@ -40,8 +40,8 @@ class RowRange:
 
 
 _OPERATIONS = 200_000
-"""isl operations worth spending on ranges. Masks of grids ask for three at most that do not exist,
-each of which takes a second with five times as many."""
+"""isl operations worth spending on ranges. Masks of grids need at most three that do not exist;
+each takes a second with five times as many operations."""
 
 NOTHING = TileRange(E.ALWAYS, E.ZERO, E.ZERO)
 

@@ -108,7 +108,7 @@ def _check_floors(tiles: isl.Set, scanned: int) -> None:
 
 
 def _floors_of(part: isl.BasicSet, dim: int) -> int:
-    """How many floors of a conjunction depend on one of its dimensions."""
+    """Return the number of floors of a conjunction that depend on one of its dimensions."""
     space = part.get_local_space()
     found: set[int] = set()
     for index in range(space.dim(isl.dim_type.div)):
@@ -131,7 +131,7 @@ _USUAL = TileShape(128, 128)
 
 @lru_cache(maxsize=1 << 10)
 def layout_recipe(keep: Expr, tile: TileShape) -> LayoutRecipe:
-    """How lengths become tiles: closed forms where isl finds them in its budget.
+    """Return how lengths become tiles: closed forms if isl finds them within its budget.
 
     Tried in turn: all lengths with symbolic parameters, with default ones; equal lengths, likewise.
     """
@@ -180,8 +180,8 @@ def _is_huge(loop: TileLoop) -> bool:
 
 
 def difficulty(keep: Expr) -> tuple[str, ...]:
-    """What makes closed forms of a mask hard to find, whatever its constants are: heads that differ
-    in a phase have the same."""
+    """Return the features that make closed forms of a mask hard to find, independent of its
+    constants; heads that differ in a phase have equal ones."""
     found = []
     for node in E.walk(keep):
         if isinstance(node, (E.FloorDiv, E.Mod)):

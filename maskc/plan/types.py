@@ -41,7 +41,8 @@ class Schedule:
     maps: tuple[TensorMap, ...] = ()
     """CUDA: tensor maps in the order of the kernel's parameter."""
     work: WorkList | None = None
-    """How work is cut and ordered; None where blocks find theirs from their index."""
+    """Rules for splitting and ordering the work; None if blocks derive their work from their
+    index."""
     row_floats: int = 0
     """fp32 workspace per query."""
     key_floats: int = 0
@@ -88,8 +89,8 @@ class PlannedMask:
     ranges: tuple[RowRange, RowRange] | None
     """Per tile row and per tile column, over the lifted constants."""
     intervals: tuple[Interval, ...] | None = None
-    """Intervals whose union is the mask, but for its documents where tiles begin with these, row by
-    row and column by column; None: no such few."""
+    """Intervals whose union is the mask row by row and column by column, except for its documents
+    if tiles begin with them; None: there are not so few."""
     spared: Expr | None = None
     """Lifted like the mask: the pairs that it keeps whatever is chosen, where thresholds tell which
     of the others it keeps."""
@@ -147,8 +148,8 @@ class KernelPlan:
     costs: tuple[Cost, ...] = ()
     """The costs by mode, where a call chooses."""
     parts: tuple[PlannedPart, ...] = ()
-    """The parts of the mask, of which some run over residue classes; none where that is no help
-    or the family cannot."""
+    """The parts of the mask, possibly over residue classes; none if that does not help or the
+    family cannot."""
     documents: bool = False
     """Whether tile lists may be made on the device, from documents that are given there."""
     by_query: DataIntervals | None = None
@@ -163,14 +164,14 @@ class KernelPlan:
     boxes: Boxes | None = None
     """The boxes, where tiles are boxes of a grid instead of consecutive tokens."""
     gathering: Gathering | None = None
-    """How the lists are made that tell which keys are gathered, where single keys are."""
+    """Recipe of the lists of gathered keys, if single keys are gathered."""
     thresholds: bool = False
     """Whether kernels keep pairs by thresholds, see maskc/plan/forms/thresholds.py."""
     chosen: int | None = None
     """In a plan that finds thresholds: which of the lifted constants is the number of keys that a
     query chooses."""
     chooser: KernelPlan | None = None
-    """What finds the thresholds."""
+    """Plan of the source that finds thresholds."""
     also: tuple[KernelPlan, ...] = ()
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""
@@ -202,15 +203,15 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """How a mask's lists are made."""
+    """Recipe of the lists of a mask."""
 
     selection: Selection
     allowed: Formula
-    """What may be chosen."""
+    """The candidates of the selection."""
     chosen: Formula
-    """What the mask keeps of the chosen pairs."""
+    """The pairs that the mask keeps among selected ones."""
     beside: Formula
-    """What it keeps of the others."""
+    """The pairs that the mask keeps among the others."""
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
@@ -222,7 +223,7 @@ class Gathering:
 
     @property
     def recipe(self) -> Gather:
-        """What the runtime needs of it."""
+        """Return the part that the runtime needs."""
         values: dict[Expr, Expr] = {E.Sym(f"c{i}"): value for i, value in enumerate(self.constants)}
         spans = (each.keys for each in self.beside.spans or ())
         return Gather(self.constants, tuple(

@@ -87,12 +87,12 @@ class KVCache:
         """
         keys = np.asarray(k, dtype=np.int64)
         start = self.first_of_ring
-        found = start + (keys - start) % self.ring
+        slots = start + (keys - start) % self.ring
         before = 0
         for first, last in self.fixed:
-            found = np.where((keys >= first) & (keys <= last), before + keys - first, found)
+            slots = np.where((keys >= first) & (keys <= last), before + keys - first, slots)
             before += last - first + 1
-        return found
+        return slots
 
     def positions(self, n: Lengths) -> np.ndarray:
         """Which key each slot holds, once the first n were written.
@@ -102,8 +102,8 @@ class KVCache:
             that a query may see.
         """
         if np.ndim(n):
-            each = [self.positions(length) for length in _checked(n)]
-            return np.array(each, np.int64).reshape(-1, self.slots)
+            rows = [self.positions(length) for length in _checked(n)]
+            return np.array(rows, np.int64).reshape(-1, self.slots)
         n = check_lengths(n, n)[0]
         start = self.first_of_ring
         runs = [np.arange(first, last + 1) for first, last in self.fixed]
@@ -113,7 +113,7 @@ class KVCache:
         return np.where(free & (self.slot(held) == np.arange(self.slots)), held, -1)
 
     def seen(self, n: Lengths, n_q: int = 1) -> np.ndarray:
-        """What the last n_q of n tokens see of the slots, by the positions of their keys.
+        """Return what the last n_q of n tokens see of the slots, by the positions of their keys.
 
         Args:
             n: tokens so far, the new ones included; their keys are in their slots. One length for
@@ -121,26 +121,26 @@ class KVCache:
             n_q: new tokens, which are the queries.
 
         Returns:
-            bool [n_q, slots]; [heads, n_q, slots] where heads differ. For a length of each sequence
+            bool [n_q, slots]; [heads, n_q, slots] where heads differ. With one length per sequence:
             [B, heads or 1, n_q, slots].
 
         Raises:
             CacheCall: there are more new tokens than the cache is for, or than tokens (MC643).
-            BadLength: a length is no integer, or out of range (MC306).
+            BadLength: a length is not an integer, or out of range (MC306).
         """
         if np.ndim(n):
-            each = [self.seen(length, n_q) for length in _checked(n)]
-            return np.array(each, bool).reshape(len(each), -1, n_q, self.slots)
+            rows = [self.seen(length, n_q) for length in _checked(n)]
+            return np.array(rows, bool).reshape(len(rows), -1, n_q, self.slots)
         n_q, n = check_lengths(n_q, n)
         if not 1 <= n_q <= min(n, self.queries):
             raise CacheCall(self.queries, n_q, n, at="n_q")
         keys = self.positions(n)
         at = {"q": np.arange(n_q)[:, None], "k": keys, "n_q": n_q, "n_kv": n}
-        found = [
+        masks = [
             np.broadcast_to(evaluate(keep, at) & (keys >= 0), (n_q, self.slots))
             for keep in self.keeps
         ]
-        return found[0] if len(found) == 1 else np.stack(found)
+        return masks[0] if len(masks) == 1 else np.stack(masks)
 
     def given(self, n: Lengths, n_q: int = 1) -> Mapping[str, object]:
         """The data of `mask` for a call; arguments and errors as of `seen`.
@@ -161,7 +161,7 @@ class KVCache:
         return {_WRITTEN: min(lengths[0] if lengths else 0, self.slots)}
 
     def __str__(self) -> str:
-        """How many slots, which key goes where, and why."""
+        """Describe the number of slots, the slot of each key, and why."""
         start, new = self.first_of_ring, "token" if self.queries == 1 else "tokens"
         runs = ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in self.fixed)
         lines = [f"{self.slots} slots at any length, for calls of at most {self.queries} new {new}"]
@@ -191,8 +191,8 @@ def _checked(lengths: Lengths) -> list[int]:
     """
     if np.ndim(lengths) > 1:
         raise DataShape("n", np.shape(lengths), "one length, or [sequences]", at="n")
-    each: Any = lengths.tolist() if hasattr(lengths, "tolist") else lengths
-    return [check_lengths(length, 0)[0] for length in each]
+    values: Any = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+    return [check_lengths(length, 0)[0] for length in values]
 
 
 def cache(
@@ -219,12 +219,12 @@ def cache(
     values = bound(irs, 0, 0, params).params
     keeps = tuple(E.with_values(ir.keep, values) for ir in irs)
     try:
-        found = retention(keeps, queries)
+        kept = retention(keeps, queries)
     except TooHard:
         raise CacheUndecided(f"{OPERATIONS:,}", at=at) from None
-    if isinstance(found, Unbounded):
-        raise CacheUnbounded(found.reason, at=at)
-    in_order = all(first == 0 for first, _ in found.forever)  # then key k goes to slot k at first
-    own = keeps if len(set(keeps)) > 1 else keeps[:1]
-    all_seen = found.all_seen and in_order
-    return KVCache(queries, found.forever, found.newest, all_seen, own, ragged)
+    if isinstance(kept, Unbounded):
+        raise CacheUnbounded(kept.reason, at=at)
+    in_order = all(first == 0 for first, _ in kept.forever)  # then key k goes to slot k at first
+    distinct = keeps if len(set(keeps)) > 1 else keeps[:1]
+    all_seen = kept.all_seen and in_order
+    return KVCache(queries, kept.forever, kept.newest, all_seen, distinct, ragged)

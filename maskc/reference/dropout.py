@@ -63,7 +63,7 @@ def dropped(p: float) -> int:
 
 
 def factors(p: float, seed: int, batch: int, heads: int, n_q: int, n_kv: int) -> np.ndarray:
-    """What every weight is multiplied by: 0 where it is dropped.
+    """Return the factor of every weight: 0 if it is dropped.
 
     Returns:
         float64 [batch, heads, n_q, n_kv].

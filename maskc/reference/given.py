@@ -13,7 +13,7 @@ from maskc.core.errors import DataMissing, DataRange, DataShape, DataType, NotAn
 from maskc.core.unknown import unknown_keyword, wrong_ids
 
 Read = np.ndarray | CuSeqlens | Parents | tuple["Read", ...]
-"""What `read` makes of the data of one declaration."""
+"""Result of `read` for the data of one declaration."""
 
 
 def check_names(wanted: dict[str, DataDecl], params: set[str], data: Mapping[str, object]) -> None:
@@ -99,8 +99,8 @@ def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
         return truths.astype(np.int64)
     if array.dtype == np.uint64 and array.size and array.max() > _MOST:
         if decl.kind is not DataKind.intervals:
-            found = f"{array.max()} does not fit 64 signed bits"
-            raise DataRange(decl.name, found, "number tokens and documents from 0", at=decl.name)
+            fault = f"{array.max()} does not fit 64 signed bits"
+            raise DataRange(decl.name, fault, "number tokens and documents from 0", at=decl.name)
         array = np.minimum(array, np.uint64(_MOST))  # beyond all keys, as it was
     signed = array.astype(np.int64)
     if decl.kind is DataKind.positions and signed.size:
@@ -168,8 +168,8 @@ def _part(is_divided: Callable[[np.ndarray], bool], value: Read, index: int) -> 
         return type(value)(_part(is_divided, np.asarray(value.array), index))
     if not is_divided(value):
         return value
-    own: np.ndarray = value[index if len(value) > 1 else 0]
-    return own
+    entries: np.ndarray = value[index if len(value) > 1 else 0]
+    return entries
 
 
 def heads_of(decl: DataDecl, value: Read) -> int:
@@ -178,13 +178,13 @@ def heads_of(decl: DataDecl, value: Read) -> int:
     Raises:
         DataShape: two arrays disagree.
     """
-    found = 1
+    heads = 1
     for array in (array for array in _leaves(value) if array.ndim > 2):
-        own = array.shape[-3 if decl.kind in _TABLES else -2]
-        if own not in (1, found) and found != 1:
-            raise DataShape(decl.name, array.shape, f"{found} heads", at=decl.name)
-        found = max(found, own)
-    return found
+        count = array.shape[-3 if decl.kind in _TABLES else -2]
+        if count not in (1, heads) and heads != 1:
+            raise DataShape(decl.name, array.shape, f"{heads} heads", at=decl.name)
+        heads = max(heads, count)
+    return heads
 
 
 def is_by_head(decl: DataDecl, value: Read) -> bool:
@@ -217,8 +217,8 @@ def key_lists(name: str, given: Read, n_q: int, n_kv: int) -> np.ndarray:
     if lists.ndim != 2 or len(lists) != n_q:
         raise DataShape(name, lists.shape, f"[{n_q}, K]", at=name)
     if lists.size and (lists.min() < -1 or lists.max() >= n_kv):
-        found = f"lists name keys from {lists.min()} to {lists.max()} of {n_kv}"
-        raise DataRange(name, found, "keys count from 0, and -1 stands for none", at=name)
+        fault = f"lists name keys from {lists.min()} to {lists.max()} of {n_kv}"
+        raise DataRange(name, fault, "keys count from 0, and -1 stands for none", at=name)
     return lists
 
 
@@ -267,7 +267,7 @@ def _ids(name: str, given: Read, length: int, nobody: int) -> np.ndarray:
         raise DataShape(name, array.shape, "[documents + 1]", at=name)
     ends = [int(end) for end in array]
     if not ends or ends[0] != 0 or ends[-1] > length or ends != sorted(ends):
-        raise DataRange(name, f"{ends} do not rise from 0 to {length} at most", "", at=name)
+        raise DataRange(name, f"{ends} must ascend from 0 to at most {length}", "", at=name)
     ids = np.full(length, nobody, dtype=np.int64)
     for document in range(len(ends) - 1):
         ids[ends[document] : ends[document + 1]] = document
@@ -292,8 +292,8 @@ def ancestors(
         at = token
         while at != -1:
             if not 0 <= at < length or above[row, at]:
-                found = f"from token {token} the parents lead to {at}"
-                raise DataRange(name, found, "parents are token indices; -1 marks a root", at=name)
+                fault = f"from token {token} the parents lead to {at}"
+                raise DataRange(name, fault, "parents are token indices; -1 marks a root", at=name)
             above[row, at] = True
             at = int(parent[at])
     return above

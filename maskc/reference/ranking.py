@@ -35,8 +35,8 @@ def scores_of(mask: N.TopK, tensors: Mapping[str, object]) -> np.ndarray:
 
     Args:
         tensors: q [batch, heads, n_q, D] and k [batch, heads_kv, n_kv, D]; for "indexer" index_q
-            [batch, index heads, n_q, Di], index_k [batch, n_kv, Di], or a pair of that and of
-            factors [batch, n_kv], and index_w [batch, index heads, n_q].
+            [batch, index heads, n_q, Di], index_k [batch, n_kv, Di] and index_w [batch, index
+            heads, n_q]. index_k may be a pair with factors [batch, n_kv].
 
     Returns:
         float64 [batch, heads, rows, columns]; one head for "indexer".
@@ -87,14 +87,14 @@ def blocks_of(positions: np.ndarray | None, block: int, count: int) -> list[slic
     """The blocks of `count` tokens: of consecutive ones, or by their positions [count]."""
     if positions is None:
         return [slice(first, min(first + block, count)) for first in range(0, count, block)]
-    found: list[slice] = []
+    blocks: list[slice] = []
     for token in range(count):
         before, here = positions[token - 1], positions[token]
         if token and before < here and before // block == here // block:
-            found[-1] = slice(found[-1].start, token + 1)
+            blocks[-1] = slice(blocks[-1].start, token + 1)
         else:
-            found.append(slice(token, token + 1))
-    return found
+            blocks.append(slice(token, token + 1))
+    return blocks
 
 
 def select(

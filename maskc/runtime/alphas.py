@@ -39,10 +39,11 @@ class Run(NamedTuple):
 def runs_of(
     bundle: Bundle, alpha: Any, heads: int, heads_kv: int, normalizer: str, data: Mapping[str, Any]
 ) -> list[Run]:
-    """What a call consists of. The host reads alpha, which waits for the device that it is on.
+    """Return the runs of a call, one for each alpha. The host reads alpha, which synchronizes with
+    its device.
 
     Args:
-        data: of the mask, as the call gives them.
+        data: data of the mask, as passed to the call.
 
     Raises:
         BadOption: alpha is not in 1 .. 2, or not of entmax.

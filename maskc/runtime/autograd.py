@@ -102,7 +102,7 @@ TAKING_NONE: set[type] = set()
 """Types that take no part, as far as they were met."""
 
 UNFIT = (NotAnArray, WrongDevice, WrongDType)
-"""What a launch says of tensors that torch may still have an answer for."""
+"""Errors of a launch for tensors that torch may still handle."""
 
 
 def torch_answers(q: Any) -> bool:
@@ -128,7 +128,7 @@ def through_torch(*call: Any) -> Any:
 
 
 def indexer_loss_of(*call: Any) -> Any:
-    """`maskc.integrations.torch.indexer_loss.indexer_loss`, loaded when a call asks for it."""
+    """Return `maskc.integrations.torch.indexer_loss.indexer_loss`, loaded when a call needs it."""
     from maskc.integrations.torch.indexer_loss import indexer_loss
 
     return indexer_loss(*call)
@@ -142,7 +142,7 @@ def entmax_by_head(*call: Any) -> Any:
 
 
 def refuse_lost_gradient(q: Any, name: str, x: Any) -> None:
-    """Refuse a tensor that requires grad beside a q of another library, which has no graph.
+    """Refuse a tensor that requires grad if q belongs to another library, which has no graph.
 
     Raises:
         MixedLibraries.
@@ -154,6 +154,6 @@ def refuse_lost_gradient(q: Any, name: str, x: Any) -> None:
 
 
 def kind_of(x: Any) -> str:
-    """How messages name the type of an array: `numpy.ndarray`, `torch.Tensor`."""
+    """Return the name of an array's type for messages: `numpy.ndarray`, `torch.Tensor`."""
     kind = type(getattr(x, "source", x))
     return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"

@@ -1,7 +1,7 @@
-"""The keywords of a call that speak of the mask: parameters and data, and a key for them.
+"""Keywords of a call for the mask: parameters and data, and a cache key for them.
 
-Data are known by their content. Reading them takes longer than many kernels, so the last few calls
-are remembered by a mark: an exact copy of what was given, which costs little more than its bytes.
+Data are identified by their content. Reading them takes longer than many kernels, so the last few
+calls are cached by a mark: an exact copy of the data, which costs little more than its bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Known:
 _MOST_KNOWN = 4
 """Calls that are remembered."""
 _MOST_BYTES = 32 << 20
-"""What they keep alive in all."""
+"""Limit on the memory of all cached data."""
 _MOST_MARKED = 4 << 20
 """Bytes of a mark; calls with more data are read every time."""
 
@@ -63,7 +63,7 @@ class Binder:
         self.needs_data = self.reads_data or bool(bundle.selections)
         """Whether a call's mask is more than its lengths and parameters."""
         self.default = Bound({}, {}, None) if self.needs_data else self._plain({})
-        """What a call without keywords means, where it needs no data."""
+        """The binding of a call without keywords, if the mask needs no data."""
         self._known: tuple[_Known, ...] = ()  # latest first; only ever replaced as a whole
 
     def _split(self, keywords: Mapping[str, object]) -> tuple[dict[str, int], dict[str, object]]:
@@ -178,7 +178,7 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def _digests(held: Held, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
-    """Of captured arrays: their own, and how long they were made."""
+    """Return digests of captured arrays: their content, and their extended lengths."""
     found = []
     for name, _, values in held.tables:
         found += [f"{name}{arrays[name].shape}".encode(), values.digest]
@@ -198,7 +198,7 @@ def _longer_than(held: Held, arrays: Mapping[str, np.ndarray]) -> int:
 
 _PLAIN = {int, bool}
 _PLAIN_BYTES = 64
-"""What an integer of a list takes, about."""
+"""Approximate bytes of an integer in a list."""
 
 
 def _mark_all(keywords: Mapping[str, object], mark: list[object]) -> int:

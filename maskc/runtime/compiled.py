@@ -124,7 +124,7 @@ class CompiledMask:
             in_parts: whether a mask that has parts runs in them wherever they hold, or never;
                 None: where they take less time.
             held: the arrays that formulas of the mask captured.
-            inputs: what a formula of the score reads; None takes the names of its slots.
+            inputs: what a score formula reads; None takes the names of its slots.
             runner: runs calls in place of kernels; None: there is none.
 
         Raises:
@@ -182,7 +182,7 @@ class CompiledMask:
 
         Args:
             held: arrays that formulas of the mask captured; None leaves them.
-            inputs: names and arrays of the formula of the score; None leaves them.
+            inputs: names and arrays of the score formula; None leaves them.
         """
         held = self.held if held is None else held
         inputs = self.inputs if inputs is None else inputs
@@ -198,12 +198,12 @@ class CompiledMask:
 
     @property
     def inputs(self) -> Inputs | None:
-        """Arrays that a formula of the score reads; None without a formula."""
+        """Arrays that a score formula reads; None without a formula."""
         return None if self._score is None else self._score.inputs
 
     @property
     def trainable(self) -> tuple[str, ...]:
-        """Tables and parameters of the formula of the score that may require grad."""
+        """Tables and parameters of the score formula that may require grad."""
         return () if self._score is None else self._score.inputs.trainable
 
     def _like(self, **changed: Any) -> Self:
@@ -236,7 +236,7 @@ class CompiledMask:
         return self._planner.gatherer is not None
 
     def of_any_dtype(self) -> Self:
-        """These kernels, beside which calls in other dtypes get kernels of their own."""
+        """Return these kernels, with separate kernels for calls in other dtypes."""
         self._of_dtypes = {}
         return self
 
@@ -267,7 +267,7 @@ class CompiledMask:
         return None if own or not hasattr(recipe, "compile") else recipe.compile(dtype=kind)
 
     def _sharing(self, other: CompiledMask) -> CompiledMask:
-        """Other kernels, with what these read beside their calls."""
+        """Return other kernels that share the cached data of these."""
         other = other.holding(self.held, self.inputs)
         return other if self._on_device else other.choosing_on_host()
 
@@ -281,8 +281,11 @@ class CompiledMask:
 
     @property
     def listing(self) -> CompiledMask | None:
-        """What knows which keys a call chose: itself, or where kernels that choose single keys keep
-        no list of them, the same mask for `simt`; None where nothing says how to compile it."""
+        """Return the mask that can list the selected keys of a call.
+
+        That is this mask or, if its kernels store no list of single keys, the same mask for `simt`;
+        None if it cannot be compiled.
+        """
         if self.bundle.chooser is None:
             return self
         found = self._with.get(SPARE)
@@ -297,11 +300,11 @@ class CompiledMask:
         self, asked: Callable[[Sizes, Device], Asked], given: list[Any], kinds: tuple[Any, ...],
         places: tuple[int, ...],
     ) -> Bound:  # fmt: skip
-        """What the host chooses for a call, or remembers to have chosen.
+        """Return the host's selection for a call, cached or new.
 
         Args:
-            asked: makes the call, when its sizes and its device are known.
-            given, kinds, places: as `read` gives them.
+            asked: makes the call from its sizes and device.
+            given, kinds, places: as returned by `read`.
         """
         sizes, device = self._sound.sizes(given, kinds, places)
         return self._planner.bind(asked(sizes, device), False)
@@ -445,7 +448,7 @@ class CompiledMask:
         if not (options is DEFAULTS or options is WITH_LSE or options.is_one_pass):
             several = options.return_selection or options.indexer_loss or options.alpha_by_head
             if options.dropout_p and several:
-                wanted = "left out beside return_selection, indexer_loss and an alpha for each head"
+                wanted = "left out with return_selection, indexer_loss or an alpha for each head"
                 raise BadOption("dropout_p", wanted, options.dropout_p, at="dropout_p")
             if options.return_selection or options.indexer_loss:
                 return call_selecting(self, call)
@@ -467,10 +470,10 @@ class CompiledMask:
 
     @property
     def dropping(self) -> CompiledMask:
-        """The same mask with kernels that drop weights, compiled when it is first asked for.
+        """Return the same mask with dropout kernels, compiled on first use.
 
         Raises:
-            DropoutNotRun: nothing says how to compile the mask again (MC432).
+            DropoutNotRun: the mask cannot be compiled again (MC432).
             MaskcError: as `Mask.compile`.
         """
         if self._runner is not None:  # which drops weights, too
@@ -648,9 +651,11 @@ class CompiledMask:
         return gradients
 
     def _adds_by_distance(self, call: AttentionCall) -> bool:
-        """Whether a mask with parts had better run whole where tables get gradients: of tables that
-        are read by distance kernels of whole tiles add up diagonals, and parts add pair by pair
-        (window 128 and 16 scattered ids, T5's buckets, H100: 1.8 and 21.7 ms)."""
+        """Whether a mask with parts should run whole because tables need gradients.
+
+        For tables read by distance, kernels of whole tiles sum diagonals, and parts add pair by
+        pair (window 128 and 16 scattered ids, T5's buckets, H100: 1.8 and 21.7 ms).
+        """
         score = self._score
         return (
             score is not None and score.by_distance
@@ -671,11 +676,11 @@ class CompiledMask:
     def _begin(
         self, options: PlanOptions, given: list[Any], data: Mapping[str, Any]
     ) -> tuple[Runnable, Library, tuple[int, ...]]:
-        """(plan, q's library, addresses of what is given).
+        """Return (plan, q's library, addresses of the arrays).
 
         Args:
-            options: that the plan depends on.
-            given: arrays; those of unknown libraries are replaced by what stands for them.
+            options: options that the plan depends on.
+            given: arrays; those of unknown libraries are replaced by views.
         """
         lib, kinds, places = read(options.names, given)
         if data or self._needs_data:
@@ -892,7 +897,7 @@ def _restored(
     kept: tuple[str, bytes], target: str, recipe: Any, in_parts: bool | None, held: Held | None,
     any_dtype: bool = False, inputs: Inputs | None = None, runner: Runner | None = None,
 ) -> CompiledMask:  # fmt: skip
-    """What was pickled.
+    """Restore a pickled mask.
 
     Raises:
         StalePickle: see CompiledMask.__reduce__.

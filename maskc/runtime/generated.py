@@ -1,4 +1,4 @@
-"""What a generated module is made of: a bundle, and the right kernel for each call's device."""
+"""Runtime of a generated module: a bundle, and the right kernel for each call's device."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class GeneratedMask:
 
     @classmethod
     def beside(cls, module: str, report: str = "") -> GeneratedMask:
-        """The mask of a generated module, from the plan and the sources that lie beside it.
+        """Load the mask of a generated module from the plan and the sources next to it.
 
         Args:
             module: the module's `__file__`.
-            report: what explain() returns.
+            report: text that explain() returns.
 
         Raises:
             BadPlan: the plan is missing, or it or its sources were written by another version.
@@ -138,7 +138,7 @@ class GeneratedMask:
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Its bundle, as a CompiledMask has it."""
+        """Pickle its bundle, like a CompiledMask."""
         return _restored, (pickled(self.bundle), dict(self.source))
 
     def explain(self) -> str:
@@ -160,7 +160,7 @@ def _preference(target: str) -> int:
 
 
 def _plan_of(file: Path) -> Bundle:
-    """What a plan's file holds."""
+    """Read the bundle in a plan's file."""
     try:
         found = from_text(file.read_text("utf-8"))
     except (OSError, ValueError) as error:

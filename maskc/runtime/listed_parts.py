@@ -107,8 +107,7 @@ class ListedParts:
         self._listing = _listing(whole.bundle)
         self._flags = _flags_of(whole.bundle) if self.active and self._moving else {}
         self.on_device = bool(self._flags) and in_parts is not False
-        """Whether the device may make the lists, from flags of which the mask promises how many
-        there are."""
+        """Whether the device may build the lists, from flags with a declared upper bound."""
         self.alignment = whole.target.alignment(whole.bundle.problem.dtype)
         """Bytes to whose multiples rows are aligned."""
         self._binder = binder
@@ -138,12 +137,12 @@ class ListedParts:
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...], measured: bool | None = None,
     ) -> ListedRowsPlan | None:  # fmt: skip
-        """How a pass runs over some tokens, None where whole; arguments as in SourceSelector.plan.
+        """Plan a pass over some tokens, None to run it whole; arguments as in SourceSelector.plan.
 
         A list has the same tokens for all heads, so flags by head run whole.
 
         Args:
-            measured: whether parts were measured to be faster; None where nobody measured it.
+            measured: whether parts were measured to be faster; None without a measurement.
 
         Raises:
             NotAddressable, ExtraMissing: tensor maps cannot be made.
@@ -175,7 +174,7 @@ class ListedParts:
         self, kernel: CudaKernel, given: Flags, over: Mapping[str, _Over],
         take: Callable[[int], Address], outputs: tuple[Output, ...], device: int,
     ) -> Making:  # fmt: skip
-        """How the device makes the lists of a plan, in a workspace from which `take` takes."""
+        """Return how the device builds the lists of a plan, in a workspace allocated by `take`."""
         backward = len(outputs) > _FORWARD
         room = [over[side].rows if side in over else 0 for side in _SIDES]
         lists = [over[side].lists if side in over else 0 for side in _SIDES]
@@ -346,7 +345,7 @@ class _Planning:
         )  # fmt: skip
 
     def _before(self) -> list[Moved]:
-        """What is packed first."""
+        """Return the rows to pack first."""
         found = [
             self._moved(PACK, side, name)
             for side in self.over for name in _READ[side, self.direction]

@@ -1,7 +1,7 @@
-"""Attention over keys and values in pages of pools: page tables join every call.
+"""Attention over paged keys and values: every call gets a page table.
 
-Tensors say how long sequences are, as they would if their keys lay one after another; how pools lie
-in memory is an option of the call, and page tables stand in a block behind `struct Attention`.
+Tensors have the shapes of contiguous sequences. The memory layout of pools is an option of the
+call, and page tables are in a block behind `struct Attention`.
 """
 
 from __future__ import annotations

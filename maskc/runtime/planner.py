@@ -52,16 +52,16 @@ from maskc.runtime.listed_parts import ListedParts
 from maskc.runtime.tuned import stored
 
 _REMEMBERED = 1024
-"""Lengths and data of which it is known whether parts pay."""
+"""Number of lengths and data for which it is remembered whether parts pay."""
 
 
 def _made_by(bundle: Bundle) -> Callable[[BuiltBundle, Binder], DeviceLists]:
-    """What makes the tile lists of a mask on the device."""
+    """Return the class that builds the tile lists of a mask on the device."""
     return TopKLists if bundle.selections else DataLists
 
 
 Planned = PreparedLaunch | PartedPlan | ListedRowsPlan | DeviceListedPlan
-"""How calls of one signature run."""
+"""A plan for calls of one signature."""
 
 
 class CallPlanner:
@@ -166,7 +166,7 @@ class CallPlanner:
         return self._on_host_bound(asked)
 
     def _on_host_bound(self, asked: Asked) -> Bound:
-        """What the host reads, and what run-time selections choose there."""
+        """Return the data that the host reads, and the selections made there."""
         if not self.bundle.selections:
             return self._binder.bind(asked.keywords_of_call, asked.sizes.n_q, asked.sizes.n_kv)
         if self.gatherer is not None:
@@ -177,7 +177,8 @@ class CallPlanner:
 
     @property
     def all_reports(self) -> dict[tuple[str, str, Features], BuildReport]:
-        """What was built so far, by source, mode and features; see CompiledMask.all_reports."""
+        """Return the build reports so far, by source, mode and features; see
+        CompiledMask.all_reports."""
         found = dict(self.whole.kernels.all_reports)
         if self.chooser is not None:
             found |= self.chooser.kernels.all_reports
@@ -199,7 +200,8 @@ class CallPlanner:
     def _forms(
         self, features: Features, directions: Sequence[Direction] = tuple(Direction)
     ) -> Iterator[tuple[Kernels, Form]]:
-        """What lengths and data choose from for calls with these features, and whose it is.
+        """Yield the kernels for calls with these features, with their forms; lengths and data
+        choose among them.
 
         Raises:
             TargetNotBuilt: no forward pass has them.
@@ -398,7 +400,7 @@ class Sound:
     def sizes(
         self, given: list[Any], kinds: tuple[Any, ...], places: tuple[int, ...]
     ) -> tuple[Sizes, Device]:
-        """Of a call, and the device; arguments begin with q, k and v.
+        """Return the sizes of a call, and its device; arguments begin with q, k and v.
 
         Raises:
             MC4xx, BadLength: see `checks`.

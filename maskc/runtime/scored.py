@@ -1,4 +1,4 @@
-"""The formula of the score in calls: its tables and parameters.
+"""The score formula in calls: its tables and parameters.
 
 Kernels read them from a block that lies behind `struct Attention`. Plans do not depend on it: a
 call takes the plan of its mask, and fills the block from what it was given.
@@ -68,7 +68,7 @@ _MOST_CHECKED = 256
 
 
 class Table(NamedTuple):
-    """What a call gives for a slot."""
+    """The value of a slot in a call."""
 
     owner: Any
     """Keeps the memory alive."""
@@ -80,7 +80,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Gradient:
-    """What a backward pass adds a table's gradient to."""
+    """Destination of a table's gradient in a backward pass."""
 
     made: Any
     pointer: int
@@ -89,9 +89,9 @@ class _Gradient:
 
 
 class ScoreReader:
-    """Gives kernels with a formula of the score its tables and parameters, see `mc.score`.
+    """Gives kernels with a score formula its tables and parameters, see `mc.score`.
 
-    Calls take them by name, beside the data of the mask: arrays on the device of q, of any floating
+    Calls take them by name, like the data of the mask: arrays on the device of q, of any floating
     dtype (kernels compute in fp32), and numbers. A dimension of one entry is shared by all, and
     missing ones in front are, too. Torch tensors that require grad get their gradient; a backward
     pass returns those of all arrays that a call gives.
@@ -133,15 +133,15 @@ class ScoreReader:
         return str((self.inputs.names, dict(self.inputs.defaults), held))
 
     def opened(self, call: AttentionCall) -> OpenedCall:
-        """See `CallBlock`; gradients are fp32 in the shapes of the tables, in the order in which
-        the formula reads them.
+        """Open a call, see `CallBlock`. Gradients are fp32 in the shapes of the tables, in the
+        order in which the formula reads them.
 
         Raises:
             DataMissing: a table is missing (MC301).
             DataUnknown: a keyword is neither an option nor named by mask or formula (MC302).
-            ScoreTable: a table is not what the formula reads (MC416).
-            ScoreIndex: an index leaves its table for certain (MC417).
-            ScoreOption: softcap or alibi_slopes beside a formula (MC418).
+            ScoreTable: a table does not fit the formula (MC416).
+            ScoreIndex: an index certainly exceeds its table (MC417).
+            ScoreOption: softcap or alibi_slopes together with a formula (MC418).
         """
         if call.options.softcap is not None:
             raise ScoreOption("softcap=", "cap * tanh(s / cap)", at="softcap")
@@ -187,13 +187,15 @@ class ScoreReader:
         for name in self._slots:
             if name in self._own and name in data:  # the mask reads it, too
                 given[name] = data[name]
-        values = {**self.inputs.defaults, **self.inputs.captured, **data}
+        held = self.inputs.captured
+        if self.inputs.placed is not None:
+            of_call = _extents(q, k)
+            held = self.inputs.held(of_call["b"], of_call["h"], of_call["q"], of_call["k"])
+        values = {**self.inputs.defaults, **held, **data}
         tables = {}
         for name, slot in self._slots.items():
             if name not in values:
-                raise DataMissing(
-                    name, f"the formula of the score reads {self.inputs.text}", at=name
-                )
+                raise DataMissing(name, f"the score formula reads {self.inputs.text}", at=name)
             tables[name] = self._table(q, k, name, slot, values[name])
         return given, tables
 
@@ -253,10 +255,11 @@ class ScoreReader:
     def _moved(self, q: Any, name: str, x: np.ndarray, view: Array, here: Device) -> Table:
         """A captured NumPy array on the device of q; copied when its content is another one."""
         known = self._copies.get((name, here))
-        if known is None or not np.array_equal(known[0], x):
+        if known is None or (known[0] is not x and not np.array_equal(known[0], x)):
             lib = LIBRARIES[type(library(q, "q"))]
             words = np.ascontiguousarray(x).view(np.int32).reshape(-1)
-            known = self._copies[name, here] = x.copy(), *lib.send(q, words)
+            kept = x.copy() if x.flags.writeable else x
+            known = self._copies[name, here] = kept, *lib.send(q, words)
         steps = contiguous(view.shape)
         return Table(known[1], None, Array(known[2], view.shape, steps, view.dtype, here))
 
@@ -277,7 +280,7 @@ class ScoreReader:
         return _Gradient(made, pointer, sums, entries)
 
     def _diagonals(self, q: Any, extents: Mapping[str, int]) -> tuple[Any, int]:
-        """Zeros for what is at one distance, where tables get gradients by distance alone."""
+        """Return zeros for sums by distance, if tables get gradients by distance only."""
         if not self.by_distance or self._target.name != "sm_90a":
             return None, 0
         known, lines = library(q, "q"), extents["b"] * extents["h"]
@@ -334,8 +337,8 @@ class ScoreReader:
     def _check_indices(
         self, extents: Mapping[str, int], shapes: tuple[tuple[int, ...], ...]
     ) -> None:
-        """Refuse indices that leave their table whatever the mask keeps: those of q, k, h or b
-        alone, of which every call has all.
+        """Refuse indices that exceed their table whatever the mask keeps: indices of q, k, h or b
+        alone, which take all values in every call.
 
         Raises:
             ScoreIndex.
@@ -376,7 +379,7 @@ def _indices(formula: S.Formula) -> tuple[tuple[str, tuple[E.Expr, ...]], ...]:
 
 
 def _symbols(index: E.Expr) -> set[object]:
-    """What an index depends on, lengths aside."""
+    """Return the variables that an index depends on, lengths aside."""
     own = (E.Sym, S.Entry, S.Score, S.Read)
     return {each for each in E.walk(index) if isinstance(each, own) and each not in (E.N_Q, E.N_KV)}
 

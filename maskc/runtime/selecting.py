@@ -93,7 +93,7 @@ def check_trained(attn: CompiledMask, q: Any) -> None:
         elif one.block > 1 or one.q_block > 1:
             why = f"blocks of {one.q_block} x {one.block} are chosen, not single keys"
         elif attn.bundle.problem.score is not None:
-            why = "softmax sees a formula of the score"
+            why = "softmax sees a score formula"
     if attn.bundle.chooser is not None:
         why = "the keys are ranked by qk, not by tensors of the call"
     if why:
@@ -103,7 +103,7 @@ def check_trained(attn: CompiledMask, q: Any) -> None:
 
 
 def _detached(x: Any) -> Any:
-    """What ranks in a call: its gradient is that of the loss."""
+    """Return a ranking tensor of a call without its gradient, which comes from the loss."""
     if isinstance(x, tuple):
         return tuple(map(_detached, x))
     return x.detach() if torch_of(x) is not None else x
@@ -115,7 +115,7 @@ def _sizes(q: Any, k: Any) -> Sizes:
 
 
 def _bound(attn: CompiledMask, q: Any, k: Any, v: Any, data: Mapping[str, Any]) -> Bound:
-    """What the host chose for a call, which it remembers."""
+    """Return the host's cached selection for a call."""
     options, given = plan_options(_QKV, True, 0.0, False), [q, k, v]
     _, kinds, places = read(options.names, given)
     return attn.bound_on_host(

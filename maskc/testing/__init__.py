@@ -32,25 +32,25 @@ def check(
 ) -> int:  # fmt: skip
     """Compile a mask and compare it with dense attention in random cases, both passes.
 
-    Drawn are lengths around the mask's own constants, batches, grouped heads, dtypes, strides,
-    soft-cap, ALiBi, sinks and scales, the data that the mask reads (by sequence, as arrays or as
-    tensors), its parameters, the deterministic backward pass, and keys of NaN. fp64 decides; what
-    rounding may do is derived (see `maskc.verify.full_judge`). With Hypothesis installed a wrong
-    case is made as small as possible.
+    Cases draw lengths around the mask's own constants, batches, grouped heads, dtypes, strides,
+    soft-cap, ALiBi, sinks and scales. They also draw the data that the mask reads (by sequence, as
+    arrays or as tensors), its parameters, the deterministic backward pass, and NaN keys. fp64
+    decides; what rounding may do is derived (see `maskc.verify.full_judge`). With Hypothesis
+    installed, a wrong case is shrunk.
 
     Args:
-        mask: a mask; a pattern, which is taken with its default parameters; or the path of a
-            pattern file, all of whose patterns are tested.
-        target: cpu, simt, sm_80 or sm_90a; None is what this machine has. Without such a GPU the
-            kernels run in the emulator, on short lengths.
+        mask: a mask; a pattern, with its default parameters; or the path of a pattern file, to test
+            all of its patterns.
+        target: cpu, simt, sm_80 or sm_90a; None is the best target of this machine. Without such a
+            GPU the kernels run in the emulator, on short lengths.
         head_dim, head_dim_v: elements per row of q and k, and of v (as of q when None).
         dtype: float32, bfloat16 or float16; None draws from those that the target has.
-        examples: how many cases are drawn at most, for each mask.
+        examples: most cases to draw for each mask.
         seed: the same seed draws the same cases.
-        seconds: no more cases are drawn after so many; None sets no limit.
+        seconds: time limit for drawing cases; None sets no limit.
 
     Returns:
-        How many cases were compared.
+        Number of compared cases.
 
     Raises:
         Counterexample: a result is wrong (MC611); the message ends with a program that shows it.

@@ -26,7 +26,7 @@ EMULATED_PAIRS = 1 << 14
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a property test is to try."""
+    """Settings of a property test."""
 
     target: str | None = None
     """None: what this machine has."""
@@ -80,7 +80,7 @@ class Examined:
         return done.cases
 
     def finding(self) -> str:
-        """What is wrong, in one line."""
+        """Describe the fault in one line."""
         wrong = self.outcome.mismatch
         if wrong is None:
             return f"{self.outcome.cases} cases are right"

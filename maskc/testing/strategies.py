@@ -1,10 +1,10 @@
-"""Random masks, lengths, tiles and the data a mask asks for, for every property test.
+"""Random masks, lengths, tiles and their data, for every property test.
 
 A mask is drawn from all combinators, traced formulas and the set algebra, with small constants so
-that small lengths meet every case. Data atoms have fixed names (one name means one array):
-`doc`, `seen` (flags on keys), `awake` (flags on queries), `span`, `walk` and `grid1`, `grid3`, ...
-(tables by block size), and `late`, `early`, `reach` and `roots`, which are aligned at the start;
-parameters are those of PARAMS. Masks that differ by head are for HEADS query heads.
+that small lengths meet every case. Data atoms have fixed names (one name means one array): `doc`,
+`seen` (flags on keys), `awake` (flags on queries), `span`, `walk` and `grid1`, `grid3`, ... (tables
+by block size). `late`, `early`, `reach` and `roots` are aligned at the start. Parameters are those
+of PARAMS. Masks that differ by head are for HEADS query heads.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _one_of_equally(kinds: list[st.SearchStrategy[mc.Mask]]) -> st.SearchStrateg
 def data_for(
     draw: st.DrawFn, mask: mc.Mask, n_q: int, n_kv: int, batch: int | None = None
 ) -> dict[str, object]:
-    """What a call passes: every array the mask names, and values for some parameters.
+    """Draw the keywords of a call: every array the mask names, and values for some parameters.
 
     With `batch`, some of the arrays have a leading batch dimension.
     """

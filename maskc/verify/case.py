@@ -1,4 +1,4 @@
-"""What is measured: a mask, sizes, a dtype, and the arrays the mask reads."""
+"""The subject of a measurement: a mask, sizes, a dtype, and the arrays that the mask reads."""
 
 from __future__ import annotations
 

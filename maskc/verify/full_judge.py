@@ -62,7 +62,7 @@ from maskc.verify.judge import SINGLE, Results, lse_error, rounding
 _UNIT = 2.0**-24
 """The rounding unit of fp32: half the distance from 1 to the next number."""
 _FLUSHED = 2.0**-126 / _UNIT
-"""What is smaller than the least normal number may become 0, in units of `_UNIT`."""
+"""Values below the least normal number may become 0; in units of `_UNIT`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +70,16 @@ class Steps(Results):
     """Results with what their errors are measured by, of each row [B, H, rows] of a part."""
 
     terms: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """The norm of the sums of absolute values that a row is a sum of: where a softmax is nearly
-    one-hot, the terms of a gradient cancel, and what is left is as exact as they are."""
+    """Norms of the sums of absolute values for each row. If a softmax is nearly one-hot, the terms
+    of a gradient cancel, and the remainder is only as precise as the terms."""
     single: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """How far off, in norm, a computation in fp32 may be; of fp64 results alone."""
+    """Bound on the error of an fp32 computation, as a norm; for fp64 results only."""
     dsink: np.ndarray | None = None
     """[Hq], with sink logits."""
     dalibi: np.ndarray | None = None
     """[Hq], with slopes."""
     spread: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """The root of the sum of squares of what is rounded, of dsink and dalibi [Hq]."""
+    """Root of the sum of squares of the rounding errors of dsink and dalibi [Hq]."""
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -114,7 +114,7 @@ def stepwise(
     out, lse = np.zeros((*q.shape[:3], v.shape[3]), real), np.zeros(q.shape[:3], real)
     dq, dk, dv = (np.zeros(x.shape, real) for x in (q, k, v))
     sizes = {"out": lse.shape, "dq": lse.shape, "dk": k.shape[:3], "dv": k.shape[:3]}
-    terms, single = ({part: np.zeros(each) for part, each in sizes.items()} for _ in range(2))
+    terms, single = ({part: np.zeros(shape) for part, shape in sizes.items()} for _ in range(2))
     by_head = _ByHead(q.shape[1], alibi_slopes is not None, sink_logits is not None)
     for b, shared in np.ndindex(k.shape[:2]):
         sums = {part: np.zeros((n_kv, x.shape[3])) for part, x in (("dk", k), ("dv", v))}
@@ -140,8 +140,8 @@ def stepwise(
             total = weights.sum(1) + np.exp(sink - base[:, 0])
             lse[b, h, rows] = base[:, 0] + np.log(total)
             p = store(weights / total[:, None])
-            found = store(p @ of_v)
-            out[b, h, rows] = found
+            out_stored = store(p @ of_v)
+            out[b, h, rows] = out_stored
             terms["out"][b, h, rows] = norms(p @ abs(of_v))
             off = None
             if dtype is None:
@@ -153,16 +153,16 @@ def stepwise(
                 continue
             given = dout[b, h, rows].astype(real)
             dp = store(given @ of_v.T)
-            delta = (given * found).sum(1)[:, None]
+            delta = (given * out_stored).sum(1)[:, None]
             bend = real(1) if bent is None else 1 - bent**2
             raw = store(p * (dp - delta))
             ds = store(store(raw * bend) * factor)
             dq[b, h, rows] = store(ds @ of_k)
             dk[b, shared, keys] += ds.T @ of_q
             dv[b, shared, keys] += p.T @ given
-            each = p * (abs(dp) + abs(delta)) * bend * abs(factor)
-            terms["dq"][b, h, rows] = norms(each @ abs(of_k))
-            rounded = np.sqrt(((given * found) ** 2).sum(1))  # of delta
+            change = p * (abs(dp) + abs(delta)) * bend * abs(factor)
+            terms["dq"][b, h, rows] = norms(change @ abs(of_k))
+            rounded = np.sqrt(((given * out_stored) ** 2).sum(1))  # of delta
             at_sink = np.exp(sink - base[:, 0]) / total
             if sink_logits is not None:
                 by_head.add("dsink", h, -at_sink * delta[:, 0], at_sink * rounded)
@@ -170,11 +170,11 @@ def stepwise(
                 whole = p * (abs(dp) + abs(delta)) * distance
                 far = np.concatenate([whole.ravel(), (p * distance).sum(1) * rounded])
                 by_head.add("dalibi", h, -raw * distance, far)
-            sums["dk"][keys] += each.T @ abs(of_q)
+            sums["dk"][keys] += change.T @ abs(of_q)
             sums["dv"][keys] += p.T @ abs(given)
             if off is None:
                 continue
-            of_delta = (abs(given) * (r_v * abs(found) + of_out)).sum(1)[:, None]
+            of_delta = (abs(given) * (r_v * abs(out_stored) + of_out)).sum(1)[:, None]
             of_dp = r_v * (abs(given) @ abs(of_v).T)
             of_ds = p * (of_dp + of_delta + 2 * (abs(dp) + abs(delta)))
             of_raw = of_ds + off.weight * abs(dp - delta)
@@ -215,7 +215,7 @@ class _ByHead:
         self._terms = dict.fromkeys(names, 0)
 
     def add(self, name: str, head: int, terms: np.ndarray, rounded: np.ndarray) -> None:
-        """Add terms of the sum, and the sizes of what is rounded on the way."""
+        """Add terms of the sum, and the sizes of intermediate rounded values."""
         self.found[name][head] += terms.sum(dtype=np.float64)
         self._sizes[name][head] += abs(terms).sum(dtype=np.float64)
         self._squares[name][head] += (rounded.astype(np.float64) ** 2).sum()
@@ -226,21 +226,21 @@ class _ByHead:
         self._single[name][head] += errors.sum()
 
     def errors(self) -> dict[str, np.ndarray]:
-        """How far off a computation in fp32 may be."""
+        """Return bounds on the errors of an fp32 computation."""
         return {
             name: _UNIT * (self._single[name] + sqrt(self._terms[name]) * self._sizes[name])
             for name in self.found
         }
 
     def spreads(self) -> dict[str, np.ndarray]:
-        """The root of the sum of squares of what is rounded."""
+        """Return the root of the sum of squares of the rounding errors."""
         return {name: np.sqrt(squares) for name, squares in self._squares.items()}
 
 
 def norms(x: np.ndarray) -> np.ndarray:
     """The norms of rows [..., D], in fp64."""
-    found: np.ndarray = np.sqrt(np.einsum("...d,...d->...", x, x, dtype=np.float64))
-    return found
+    norms_of_rows: np.ndarray = np.sqrt(np.einsum("...d,...d->...", x, x, dtype=np.float64))
+    return norms_of_rows
 
 
 class _Off:
@@ -303,15 +303,15 @@ class FullJudge:
             self._near = stepwise(q, k, v, keep, dout, dtype, **options)
 
     def error(self, part: str, found: np.ndarray) -> tuple[float, float]:
-        """Measure a result against what is right, relative to its size, by its worst row.
+        """Measure the worst row of a result against the right answer, relative to its size.
 
         Args:
             part: `out`, `lse`, `dq`, `dk`, `dv`, `dsink` or `dalibi`.
-            found: all of it, in the shape that it has in `Steps`.
+            found: the whole result, in the shape that it has in `Steps`.
 
         Returns:
-            The error and what is allowed, of the row that has most of what it may have; the error
-            is NaN where anything in the part is.
+            The error and the allowance of the row with the largest ratio of both. The error is NaN
+            if anything in the part is.
         """
         right = getattr(self.expected, part)
         if part == "lse":
@@ -320,8 +320,8 @@ class FullJudge:
             return 0.0, SINGLE
         by_head = part in ("dsink", "dalibi")
         norm = np.abs if by_head else norms
-        own = norm(right)
-        size = np.maximum(own, np.sqrt((own**2).mean(-1))[..., None])
+        size_of_rows = norm(right)
+        size = np.maximum(size_of_rows, np.sqrt((size_of_rows**2).mean(-1))[..., None])
         size = np.maximum(size, np.finfo(np.float64).tiny)
         allowed = np.maximum(SINGLE, self.expected.single[part] / size)
         if self._near is not None:
@@ -332,7 +332,7 @@ class FullJudge:
                 allowed = np.maximum(allowed, theirs + 4 * deviation / size)
             else:
                 near_0 = _SMALLEST[self._dtype] / 2 * right.shape[-1] ** 0.5  # not relative there
-                rounded = np.maximum(epsilon * own, near_0)
+                rounded = np.maximum(epsilon * size_of_rows, near_0)
                 allowed = theirs + (rounded + _SUMS * self.expected.terms[part]) / size
         off = norm(np.asarray(found, np.float64) - right) / size
         if not np.isfinite(off).all():

@@ -32,7 +32,7 @@ SINGLE = 1e-5
 """Allowed in fp32, and for the log-sum-exp, which is fp32 everywhere."""
 
 _VANISHING = 1e-9
-"""What fp64 leaves of a gradient that is zero."""
+"""Tolerance of fp64 for a gradient that is zero."""
 
 Keep = Callable[[int, int], Any]
 """(batch, head) -> bool [rows, n_kv], in NumPy or where the tensors are."""
@@ -57,7 +57,7 @@ class Results:
     slide: Array | None = None
     """[B, Hq, rows, D]: what dq loses where dout . out grows by 1."""
     slide_keys: Callable[[Array], Array] | None = None
-    """What dk loses [B, Hkv, Nkv, D] where dout . out grows by so much [B, Hq, rows]."""
+    """Change of dk [B, Hkv, Nkv, D] if dout . out grows by this much [B, Hq, rows]."""
 
 
 @dataclass(frozen=True)
@@ -95,19 +95,19 @@ def attend_head(
         alpha: of entmax; 1 is softmax.
     """
     p, lse = weights(q, k, keep, scale, store, alpha)
-    found = [store(p @ v), lse]
+    results = [store(p @ v), lse]
     if dout is not None:
         dp = store(dout @ v.T)
         slopes, slide = p, p @ k * scale
-        mean = (dout * found[0]).sum(1)
+        mean = (dout * results[0]).sum(1)
         if alpha > 1:  # whose gradient does not read out
             slopes, slide = sparse.slopes(p, alpha), q * 0
             total = slopes.sum(1)
             mean = (slopes * dp).sum(1) / library(q).where(total == 0, 1.0, total)
         ds = store(slopes * (dp - mean[:, None]))
         ds = store(ds * scale)
-        found += [store(ds @ k), slide, ds.T @ q, p.T @ dout]
-    return found
+        results += [store(ds @ k), slide, ds.T @ q, p.T @ dout]
+    return results
 
 
 def weights(
@@ -159,10 +159,12 @@ def attend(
             for part in parts:
                 given = dout[b, h, part] if backward else None
                 seen = like(k, keep(b, h)[part])
-                found = attend_head(q[b, h, part], k, v, seen, given, case.scale, store, case.alpha)
-                for values, own in zip(of_head, found, strict=False):
-                    values.append(own)
-                sums = [total + own for total, own in zip(sums, found[4:], strict=False)]
+                results = attend_head(
+                    q[b, h, part], k, v, seen, given, case.scale, store, case.alpha
+                )
+                for values, part_of_head in zip(of_head, results, strict=False):
+                    values.append(part_of_head)
+                sums = [total + share for total, share in zip(sums, results[4:], strict=False)]
             for values, pieces in zip(of_rows, of_head, strict=True):
                 values += [xp.concatenate(pieces)] if pieces else []
         for values, total in zip(columns, sums if backward else (), strict=False):
@@ -248,12 +250,10 @@ class Judge:
     def __init__(
         self, expected: Results, stepwise: Results | None, dout: Array | None = None
     ) -> None:
-        """
-        Args:
-            expected: in fp64.
-            stepwise: the same computed in the case's dtype; None for fp32.
-            dout: [B, Hq, rows, Dv], where dq is to be judged by the out that was found.
-        """
+        """Args:
+        expected: in fp64.
+        stepwise: PyTorch's result in the case's dtype; None for fp32.
+        dout: [B, Hq, rows, Dv], if dq must be judged by the out of the kernel."""
         self.expected, self._dout = expected, dout
         self.allowed = {"lse": SINGLE}
         """Largest error by part."""
@@ -267,7 +267,7 @@ class Judge:
             self.allowed[part] = max(SINGLE, 2 * near)
 
     def _right(self, part: str, out: Array | None) -> Array:
-        """What is expected of a part; of dq and dk given this out."""
+        """Return the expected value of a part; for dq and dk, given this out."""
         right, slide = getattr(self.expected, part), self.expected.slide
         if part not in ("dq", "dk") or out is None or slide is None or self._dout is None:
             return right

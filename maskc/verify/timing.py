@@ -1,5 +1,5 @@
-"""What calls cost: milliseconds of rivals that take turns, so that what disturbs one round disturbs
-all of them; and the most memory that a call takes beside its inputs."""
+"""Costs of calls. Milliseconds of rivals that take turns, so that a disturbance affects all of
+them; and the peak memory of a call in addition to its inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 Name = TypeVar("Name", bound=Hashable)
 
 SECONDS = 2.0
-"""What one rival may spend in all rounds, if nobody says."""
+"""Default limit for one rival in all rounds."""
 _FEWEST = 3
 """Rounds of a rival, however slow."""
 _BURST = 4
@@ -28,7 +28,7 @@ _LONGEST_LEAD = 4e-3
 _MARGIN = 3.0
 """Times what the host needed for a burst that the GPU waits: a host may be slower the next time."""
 _SLOW = 100.0
-"""Milliseconds of a call beside which the host's time is nothing."""
+"""From this many milliseconds per call, the time of the host is negligible."""
 _CYCLES = 2e9
 """Clock cycles of a GPU in a second, at most."""
 
@@ -49,18 +49,18 @@ def take_turns(
 ) -> dict[Name, float]:
     """Median milliseconds per call.
 
-    Each round gives every rival a burst of calls, in an order drawn anew: a card at its power limit
-    keeps the clock that the rival before has left it, so no rival may always follow the same one.
-    The draw is the same in every run. On a GPU a burst is four launches between two CUDA events,
-    behind an untimed one; where the host is slower than the kernels, the GPU first waits until the
-    burst is queued, so that kernels are timed and not Python. On a CPU bursts last about 20 ms (1
-    to 8 calls after an untimed one, which also lets the last rival's idle threads fall asleep).
+    Each round gives every rival a burst of calls, in a new random order. A card at its power limit
+    keeps the clock that the previous rival left, so no rival may always follow the same one. The
+    draw is the same in every run. On a GPU, a burst is four launches between two CUDA events, after
+    an untimed one. If the host is slower than the kernels, the GPU first waits until the burst is
+    queued, so that kernels are timed and not Python. On a CPU bursts last about 20 ms (1 to 8 calls
+    after an untimed one, which also lets the last rival's idle threads fall asleep).
 
     Args:
         rivals: warmed up.
         rounds: at least 1; slow rivals get fewer.
         device: `cpu` or `cuda`.
-        seconds: what one rival may spend in all rounds; three rounds it gets anyway.
+        seconds: limit for one rival in all rounds; it always gets three rounds.
     """
     clock = _cuda_burst if device == "cuda" else _host_burst
     plan: dict[Name, tuple[int, int]] = {}
@@ -84,7 +84,7 @@ def take_turns(
             calls, turns = plan[name]
             if turn < turns:
                 times[name].append(clock(ready[name], calls))
-    return {name: median(found) for name, found in times.items()}
+    return {name: median(samples) for name, samples in times.items()}
 
 
 def _host_burst(rival: Timed, calls: int) -> float:
@@ -153,11 +153,11 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int | None:
-    """How far the memory in use rises above its level while `call` runs, results included.
+    """Return by how much the memory in use rises while `call` runs, results included.
 
     On a GPU this is what PyTorch's allocator counts, exactly. On a CPU it is the resident set of
-    the process, which the kernel counts in pages: memory that libraries keep between calls does
-    not count, and a rise of less than about a megabyte means little.
+    the process, which the kernel counts in pages. Memory that libraries keep between calls does not
+    count, and a rise below about a megabyte means little.
 
     Args:
         call: warmed up.

@@ -245,7 +245,7 @@ def _counts(page: Page, x: float, y: float, shown: Picture, panel: Panel) -> flo
 
 
 def _convention(drawn: Drawn) -> tuple[str, ...]:
-    """What shades mean, and what colours mean where a cell covers several tiles."""
+    """Return captions that explain the shades and, if a cell covers several tiles, the colors."""
     raster, (down, right) = drawn.panel.raster, drawn.cells.covers
     several = (down, right) != (1, 1)
     if raster.elements:

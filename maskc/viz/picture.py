@@ -1,9 +1,9 @@
 """The data of a picture: plain values, drawn by terminal.py and figure.py.
 
-A raster holds one class per tile (or per element when the window is small), with the tile's live
-pairs, and is never larger than about 2048 x 2048. `fit` shrinks it exactly: a cell that covers
-several tiles is full only if all of them are full, empty only if all are empty, and else carries
-the share of its pairs that are live.
+A raster holds one class per tile (or per element when the window is small) with the number of live
+pairs. It is at most about 2048 x 2048. `fit` shrinks it exactly. A cell that covers several tiles
+is full only if all of them are full, and empty only if all are empty. Otherwise it carries the
+fraction of live pairs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LARGEST_TILE = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class PairCells:
-    """A raster shrunk to what is drawn."""
+    """A raster shrunk to the drawn size."""
 
     classes: np.ndarray
     """uint8 [rows, columns]: 0 empty, 1 partial, 2 full."""
@@ -115,7 +115,7 @@ class Picture:
     kernel: str = ""
     """The target whose kernel has the tiles; '' where they are of no kernel."""
     also: tuple[str, ...] = ()
-    """What else a call of that kernel may choose."""
+    """Alternatives to that kernel that a call may choose."""
 
     @property
     def whole(self) -> bool:
@@ -130,7 +130,7 @@ class KernelTiles:
     target: str
     tile: TileShape
     also: tuple[str, ...] = ()
-    """What else a call may choose, in a few words each."""
+    """Alternatives that a call may choose, in a few words each."""
 
 
 def suitable_tile(n_q: int, n_kv: int) -> TileShape:
@@ -197,13 +197,13 @@ def picture(
         counted, kernel = tile_shape(tile) if tile else suitable_tile(*window.shape), None
     counted = TileShape(*map(_coarse, (counted.q, counted.k), window.shape))
     read, notes = with_scores(mask, n_q, n_kv, data or {}, seed)
-    found = views(mask, n_q, n_kv, window, n_heads=n_heads, batch=batch, data=read)
+    pictures = views(mask, n_q, n_kv, window, n_heads=n_heads, batch=batch, data=read)
     panels = tuple(
         _panel(heads, view, counted, tile is None, Problem(*dims, kind))
-        for heads, view in found.by_heads.items()
+        for heads, view in pictures.by_heads.items()
     )
-    if found.sequence is not None:
-        notes = (*notes, f"sequence {found.sequence} of {found.sequences}")
+    if pictures.sequence is not None:
+        notes = (*notes, f"sequence {pictures.sequence} of {pictures.sequences}")
     formula = f"{mask} ({', '.join(notes)})" if notes else str(mask)
     whose = (kernel.target, kernel.also) if kernel else ("", ())
     return Picture(name, formula, n_q, n_kv, window, *dims, kind, panels, *whose)
@@ -219,10 +219,10 @@ def numbers_of(
     problem: Problem,
     data: Mapping[str, object],
 ) -> dict[tuple[int, ...], Numbers]:
-    """What stands beside pictures, without one: for each distinct set its heads and its numbers.
+    """Return the numbers that accompany pictures: the heads and numbers of each distinct set.
 
     Args:
-        tile: (queries, keys), of a kernel's plan for instance; never enlarged.
+        tile: (queries, keys), for example of a kernel's plan; never enlarged.
         problem: for the costs; the others as for `picture`.
 
     Raises:
@@ -230,9 +230,10 @@ def numbers_of(
     """
     n_q, n_kv = check_lengths(n_q, n_kv)
     shape, whole = tile_shape(tile), ViewSpan(0, n_q, 0, n_kv)
-    found = views(mask, n_q, n_kv, whole, n_heads=n_heads, data=data)
+    pictures = views(mask, n_q, n_kv, whole, n_heads=n_heads, data=data)
     return {
-        heads: _numbers(view, view.layout(shape), problem) for heads, view in found.by_heads.items()
+        heads: _numbers(view, view.layout(shape), problem)
+        for heads, view in pictures.by_heads.items()
     }
 
 
@@ -311,6 +312,6 @@ def live_pairs(
             "k": np.minimum(k, layout.n_kv - 1)[:, None, :],
         }
         kept = np.broadcast_to(evaluate(keep, env), inside.shape)
-        found = np.count_nonzero(kept & inside, axis=(1, 2))
-        live[i, j] = found * pairs[i, j] / np.count_nonzero(inside, axis=(1, 2))
+        counts = np.count_nonzero(kept & inside, axis=(1, 2))
+        live[i, j] = counts * pairs[i, j] / np.count_nonzero(inside, axis=(1, 2))
     return live, step

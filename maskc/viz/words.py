@@ -1,4 +1,4 @@
-"""How pictures say numbers and places; the same words in the terminal and in figures."""
+"""Texts for numbers and places in pictures, shared by the terminal and figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formulas of the score on a card: gradients by autograd beside fp64, tables wherever they lie.
+"""Score formulas on a card: gradients by autograd beside fp64, tables wherever they lie.
 
 Run with `make test-gpu`. Tensor cores serve 16-bit tensors; fp32 ones run on CUDA cores.
 """

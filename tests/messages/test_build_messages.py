@@ -133,7 +133,7 @@ def sharded():
 
 
 def scored(**options: object) -> None:
-    """A call of a mask with a formula of the score."""
+    """A call of a mask with a score formula."""
     score = mc.score(lambda s, q, k, h: s + mc.table("table")[h, q])
     attn = mc.causal().compile(16, dtype="float32", target="cpu", score=score)
     x = np.zeros((1, 2, 5, 16), np.float32)
@@ -168,7 +168,7 @@ TEXTS = {
     ),
     "MC404": (
         lambda: on_gpu(device=("cpu", 0)),
-        "MC404 q  q lives on cpu, but sm_80 runs on cuda\n"
+        "MC404 q  q is on cpu, but sm_80 runs on cuda\n"
         "    hint: move the tensor, or compile for the other target",
     ),
     "MC405": (
@@ -188,7 +188,7 @@ TEXTS = {
     ),
     "MC408": (
         lambda: on_gpu(pointer=4104),
-        "MC408 q  q starts at an address or has strides that are not multiples of 16 bytes\n"
+        "MC408 q  the address or strides of q are not multiples of 16 bytes\n"
         "    hint: call .contiguous() on it, slice at multiples of 8 elements, or use "
         "target='simt'",
     ),
@@ -200,20 +200,21 @@ TEXTS = {
     ),
     "MC410": (
         lambda: on_stream(16),
-        "MC410 deterministic  with the same bits on every run this mask takes 128 "
-        "multiprocessors at a time, and the stream may use 16\n"
-        "    hint: use a stream of the whole device instead of a green context's, or leave it out",
+        "MC410 deterministic  deterministic=True needs 128 multiprocessors at a time for this "
+        "mask, and the stream may use 16\n"
+        "    hint: use a stream of the whole device instead of a green context, or pass "
+        "deterministic=False",
     ),
     "MC411": (
         lambda: merge([zeros(1, 1, 2, 8)], [torch().zeros(1, 1, 2)]),
         "MC411 lses[0]  outs[0] is a numpy.ndarray, and lses[0] is a torch.Tensor\n"
-        "    hint: convert one of them, so that both are of the same library",
+        "    hint: convert one of them to the other library",
     ),
     "MC412": (
         lambda: through_torch(
             None, None, AttentionCall(*[torch().zeros(1)] * 3, data={"scores": learned()})
         ),
-        "MC412 scores  scores requires grad, and what is chosen by it has no gradient\n"
+        "MC412 scores  scores requires grad, but a selection has no gradient with respect to it\n"
         "    hint: pass scores.detach(), or train it with indexer_loss=True",
     ),
     "MC424": (
@@ -241,17 +242,18 @@ TEXTS = {
     "MC417": (
         lambda: scored(table=np.zeros((2, 3), np.float32)),
         "MC417 table  'table' has 3 entries along dimension 1, and q runs over 0 to 4\n"
-        "    hint: give a larger table, or one with a single entry there, which all share",
+        "    hint: pass a larger table, or one with a single entry there, which then broadcasts",
     ),
     "MC460": (
         lambda: selected(mc.causal(), return_selection=True),
-        "MC460 return_selection  return_selection=True, and the mask has no run-time selection\n"
+        "MC460 return_selection  return_selection=True needs a mask with a run-time selection, "
+        "and this one has none\n"
         "    hint: leave it out, or select keys with mc.topk",
     ),
     "MC461": (
         lambda: selected(mc.topk(3, mc.causal()), "sm_90a", return_selection=True),
-        "MC461 return_selection  the kernels of target sm_90a choose these keys as they meet them "
-        "and keep no list\n"
+        "MC461 return_selection  the kernels of target sm_90a select these keys on the fly "
+        "and store no list of them\n"
         "    hint: compile the mask for target='simt', or for 'cpu' with tensors on the CPU",
     ),
     "MC462": (
@@ -262,8 +264,8 @@ TEXTS = {
     ),
     "MC463": (
         lambda: selected_by(learned() + 1, mc.topk(3, mc.causal()), "sm_90a", module=True),
-        "MC463 alpha  alpha requires grad, and the kernels of target sm_90a keep no list of the "
-        "keys that they chose, which its gradient needs\n"
+        "MC463 alpha  the gradient of alpha needs a list of the selected keys, and the kernels of "
+        "target sm_90a store none\n"
         "    hint: call mask.compile(...) instead of a generated module, or pass alpha.detach()",
     ),
     "MC464": (
@@ -299,6 +301,12 @@ TEXTS = {
         "MC663 page_table  rows 0 and 1 of k go to one slot: page 2, token 7 of the page\n"
         "    hint: copy a page that sequences share before one of them writes into it",
     ),
+    "MC664": (
+        lambda: mc.slices([[0, 4]], [[3, 2]]),
+        "MC664 k_ranges  k_ranges must be ranges from 0 on that do not end before they begin, "
+        "found [3, 2) in slice 0\n"
+        "    hint: see help(maskc.from_flashmask) and help(maskc.slices)",
+    ),
     "MC466": (
         lambda: mc.paged(
             mc.causal(),
@@ -307,18 +315,19 @@ TEXTS = {
             n_heads=4,
             score=mc.score(lambda s, q, k: s * mc.n_kv),
         ),
-        "MC466 score  mc.paged has no kernel for it: it has a formula of the score that reads n_kv"
+        "MC466 score  mc.paged has no kernel for this mask or score: it has a score formula "
+        "that reads n_kv"
         "\n    hint: documents, flags, intervals, positions and trees have an entry per token; "
         "gather the keys and call mc.attention for other data",
     ),
     "MC418": (
         lambda: scored(softcap=2.0),
-        "MC418 softcap  softcap= beside score=: the order of the two is not settled\n"
+        "MC418 softcap  softcap= cannot be combined with score=: their order would be ambiguous\n"
         "    hint: write it in the formula: cap * tanh(s / cap)",
     ),
     "MC419": (
         scored,
-        "MC419 score  no kernel runs this formula of the score: no working C compiler: tried "
+        "MC419 score  no kernel runs this score formula: no working C compiler: tried "
         "CC=no-such-cc (not found)\n"
         "    hint: install gcc or clang, or set CC",
     ),
@@ -329,14 +338,14 @@ TEXTS = {
     ),
     "MC431": (
         lambda: dropping(dropout_p=0.5),
-        "MC431 dropout_seed  the seed of dropout is missing\n"
+        "MC431 dropout_seed  the dropout seed is missing\n"
         "    hint: pass dropout_seed=; only torch tensors have a generator that gives one",
     ),
     "MC432": (
         lambda: CompiledMask(bundle("band"), "cpu")(
             *[zeros(1, 1, 5, 32)] * 3, dropout_p=0.5, dropout_seed=1
         ),
-        "MC432 dropout_p  no kernel drops weights here: a generated module holds the kernels that "
+        "MC432 dropout_p  no kernel runs dropout here: a generated module holds the kernels that "
         "it was written with\n"
         "    hint: compile the mask with mask.compile",
     ),
@@ -353,9 +362,8 @@ TEXTS = {
     ),
     "MC439": (
         lambda: mc.attention(*3 * [zeros(1, 2, 5, 16)], mc.causal(), 0.0, True),
-        "MC439 mask  mc.attention takes q, k, v and mask by place, and 2 more stand behind "
-        "them\n"
-        "    hint: give them by name, as in scale=0.1; mc.scaled_dot_product_attention takes "
+        "MC439 mask  mc.attention takes q, k, v and mask by position, but got 2 more\n"
+        "    hint: pass them by name, for example scale=0.1; mc.scaled_dot_product_attention takes "
         "PyTorch's arguments in PyTorch's order",
     ),
     "MC440": (
@@ -373,20 +381,21 @@ TEXTS = {
     ),
     "MC442": (
         lambda: mc.causal()(zeros(1, 2, 5, 16)),
-        "MC442 mask  a mask is a set of pairs and no function\n"
+        "MC442 mask  a mask is a set of pairs, not a function\n"
         "    hint: mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a "
         "function",
     ),
     "MC443": (
         lambda: narrowed("ids", np.zeros(3, np.int64)),
         "MC443 ids  'ids' is int64 on a GPU, and the host cannot check here that it fits 32 bits\n"
-        "    hint: give it as int32: x.int() of a torch tensor, x.astype('int32') of a CuPy array",
+        "    hint: pass it as int32: x.int() of a torch tensor, x.astype('int32') of a CuPy array",
     ),
     "MC433": (
         lambda: mc.window(3).cache().given([9, 4]),
-        "MC433 n  lengths are from 4 to 9, and the mask of this cache takes one for all sequences\n"
-        "    hint: make it with mask.cache(ragged=True): its mask reads which slots of each were "
-        "written",
+        "MC433 n  the sequences have lengths from 4 to 9, and this cache has one length for "
+        "all of them\n"
+        "    hint: create it with mask.cache(ragged=True), which tracks the slots of each "
+        "sequence",
     ),
     "MC413": (
         lambda: through_torch(None, None, AttentionCall(*[nested()] * 3)),
@@ -402,15 +411,16 @@ TEXTS = {
     ),
     "MC421": (
         lambda: portable.from_graph("[]"),
-        "MC421 mask  another version of maskc wrote the program's mask, or somebody changed it\n"
+        "MC421 mask  the mask of this program was written by another version of maskc, or was "
+        "changed\n"
         "    hint: export the model again",
     ),
     "MC480": (
         lambda: LIBRARIES[Blank].clear(None),
-        "MC480  this call cannot run inside of a program that JAX compiles: an array without "
+        "MC480  this call cannot run inside a program that JAX compiles: an array without "
         "memory outside of a recording\n"
-        "    hint: give data as arrays of integers or booleans on the device; where the host has "
-        "to choose keys, call the compiled mask with torch or CuPy arrays, outside of jax.jit",
+        "    hint: pass data as integer or boolean arrays on the device; if the host must "
+        "select keys, call the compiled mask with torch or CuPy arrays, outside jax.jit",
     ),
     "MC481": (
         lambda: in_jax().attention(
@@ -420,19 +430,20 @@ TEXTS = {
     ),
     "MC482": (
         lambda: in_jax().lowered.ad.primitive_jvps[in_jax().lowered.BACKWARD]((), ()),
-        "MC482 q  attention has gradients, and these have no derivative\n"
-        "    hint: jax.grad and jax.vjp work, once; jax.hessian and jax.jacfwd do not",
+        "MC482 q  the gradients of attention have no derivative\n"
+        "    hint: jax.grad and jax.vjp work once; jax.hessian and jax.jacfwd do not",
     ),
     "MC483": (
         lambda: in_jax().native.opened("libnothing.so"),
-        "MC483  JAX cannot run kernels of maskc: the CUDA driver lacks libnothing.so\n"
-        "    hint: install jaxlib with its headers, an NVIDIA driver of CUDA 12 or later for GPUs",
+        "MC483  JAX cannot run maskc's kernels: the CUDA driver lacks libnothing.so\n"
+        "    hint: install jaxlib with its headers and, for GPUs, an NVIDIA driver for CUDA 12 "
+        "or later",
     ),
     "MC484": (
         lambda: in_jax("splash").from_splash("causal"),
-        "MC484 mask  cannot read a str as a mask of Splash\n"
-        "    hint: CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask, MultiHeadMask, "
-        "& and | of these, and boolean arrays are known; write others with "
+        "MC484 mask  cannot read a str as a Splash attention mask\n"
+        "    hint: use CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask, "
+        "MultiHeadMask, & and | of these, or boolean arrays; write others with "
         "mc.where(lambda q, k: ...)",
     ),
     "MC501": (
@@ -557,7 +568,7 @@ def test_mc510():
     text = str(SharedMemoryExceeded(120000, "sm_80", 101376, at="target"))
     assert text == (
         "MC510 target  the plan needs 120000 bytes of shared memory, target sm_80 has 101376\n"
-        "    hint: a smaller tile fits"
+        "    hint: choose a smaller tile"
     )
 
 

@@ -83,7 +83,7 @@ def test_mistakes_of_several_files_come_together(file: str, tmp_path: Path):
 MC201 worse.py:2:1  the pattern file raised ZeroDivisionError: division by zero
     1 / 0
     ^^^^^
-    hint: a pattern file is ordinary Python; this is its own error
+    hint: a pattern file is ordinary Python, and this error comes from its code
 """)
 
 
@@ -190,7 +190,7 @@ def test_a_pattern_that_fails_with_a_setting(tmp_path: Path, monkeypatch: pytest
 MC201 near.py:6:22  the pattern file raised ZeroDivisionError: integer division or modulo by zero
         return mc.window(64 // width)
                          ^^^^^^^^^^^
-    hint: a pattern file is ordinary Python; this is its own error
+    hint: a pattern file is ordinary Python, and this error comes from its code
 """
     )
 

@@ -24,12 +24,14 @@ TEXTS = {
     "MC303": (
         lambda: DOC.dense(4, doc=np.zeros(3, int)),
         "MC303 doc  'doc' has shape (3,), expected [4]\n"
-        "    hint: lengths follow q and k; dimensions of sequences and of heads may stand in front",
+        "    hint: lengths must match q and k; the array may have leading batch and heads "
+        "dimensions",
     ),
     "MC304": (
         lambda: DOC.dense(4, doc=np.zeros(4)),
         "MC304 doc  'doc' has dtype float64, expected integers\n"
-        "    hint: convert it first, as x.long() or x.bool() do; nothing is rounded silently",
+        "    hint: convert it first, for example with x.long() or x.bool(); maskc never rounds "
+        "silently",
     ),
     "MC305": (
         lambda: DOC.dense(4, doc=np.full(4, 1 << 63, np.uint64)),
@@ -39,12 +41,12 @@ TEXTS = {
     "MC306": (
         lambda: mc.causal().dense(-1),
         "MC306 n_q  n_q must be an integer in 0..1073741824, found -1\n"
-        "    hint: lengths are numbers of tokens",
+        "    hint: pass a number of tokens as an int",
     ),
     "MC307": (
         lambda: mc.causal().layout(64, block=(0, 64)),
         "MC307 block  block must be two integers in 1..65536, found (0, 64)\n"
-        "    hint: for example block=(128, 128)",
+        "    hint: pass for example block=(128, 128)",
     ),
     "MC308": (
         lambda: mc.full().layout(1 << 20, block=(1, 1)),
@@ -53,18 +55,19 @@ TEXTS = {
     ),
     "MC310": (
         lambda: HEADS.layout(64),
-        "MC310 head  the 2 heads of this mask have layouts of their own\n"
-        "    hint: say which one with head=",
+        "MC310 head  the 2 heads of this mask have different layouts\n"
+        "    hint: select one with head=",
     ),
 }
 
 # No small input leads here: tests of the stages raise these, and this is what they read as.
 SHOWN = {
     errors.TooMuchWork(70000, 65535): (
-        "MC309  the call has 70000 pieces of work, more than 65535\n    hint: split the batch"
+        "MC309  the call has 70000 work items, more than the limit of 65535\n    hint: split "
+        "the batch into several calls"
     ),
     errors.DecompositionBroken("two of them overlap"): (
-        "MC512  the pieces of this mask do not add up to it: two of them overlap\n"
+        "MC512  the pieces of this mask are not equal to the mask: two of them overlap\n"
         "    hint: this is a defect of maskc: please report it with the pattern"
     ),
     errors.CheckFailed("out is off by 0.5"): (

@@ -17,7 +17,7 @@ from maskc.lab.evaluate import FAMILIES, ablations, at_budget, read_npz, tensors
 from maskc.lab.evaluate.models import PACKAGES, _weights
 from maskc.lab.evaluate.statistics import wilson
 
-_SHAPES = "    hint: give q [layers, sequences, heads, n, D] or [sequences, heads, n, D], k and v alike with a number of heads that divides that of q"
+_SHAPES = "    hint: pass q [layers, sequences, heads, n, D] or [sequences, heads, n, D], and k and v likewise with a number of heads that divides that of q"
 
 
 def of(*shape: int) -> np.ndarray:
@@ -31,7 +31,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "kind": (
         lambda: tensors(of(1, 1, 4, 8).astype(int), of(1, 1, 4, 8)),
-        "MC730 q  tensors: q holds torch.int64, which is no float\n" + _SHAPES,
+        "MC730 q  tensors: q holds torch.int64, which is not a float dtype\n" + _SHAPES,
     ),
     "fit": (
         lambda: tensors(of(1, 2, 4, 8), of(1, 2, 5, 8)),
@@ -45,11 +45,11 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "budget": (
         lambda: at_budget(FAMILIES["longformer"], 0.125, 64, name="window"),
         "MC732 window  no window from 0 to 64 gives 260 live pairs: they keep 952 to 2080\n"
-        "    hint: ask for a budget in between, or solve another parameter",
+        "    hint: request a budget in this range, or solve for another parameter",
     ),
     "terms": (
         lambda: ablations(mc.parse("causal() & window(3)")),
-        "MC733  causal() & window(3) is no union of several masks, so that no term can be dropped\n"
+        "MC733  causal() & window(3) is not a union of several masks, so no term can be dropped\n"
         "    hint: write the mask as a union, such as mc.causal() & (mc.sinks(4) | mc.window(255))",
     ),
     "values": (
@@ -114,7 +114,7 @@ def test_short_texts():
 
     assert text_of(lambda: sequences(letters, {"note": "abc"}, 64, 2)) == (
         "MC734 note  note has 3 tokens, fewer than the 64 of a sequence\n"
-        "    hint: give a longer text, or a smaller n"
+        "    hint: pass a longer text, or a smaller n"
     )
 
 

@@ -13,7 +13,7 @@ import maskc as mc
 from maskc.analysis import retention
 from maskc.core.errors import MaskcError
 
-UNBOUNDED = "    hint: keep some first keys and a window, as mc.causal() & (mc.sinks(4) | mc.window(1023)) does, or keep all keys"
+UNBOUNDED = "    hint: keep some first keys and a window, for example mc.causal() & (mc.sinks(4) | mc.window(1023)), or keep all keys"
 CASES: dict[str, tuple[Callable[[], object], str]] = {
     "causal": (
         lambda: mc.parse("causal() & strided(3)").cache(),
@@ -28,20 +28,20 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "data": (
         lambda: mc.parse("documents('doc') & flags('f') & window(3)").cache(),
-        "MC641 --expr:1:1  which keys later queries see depends on the data doc, f, which nobody knows ahead\n"
+        "MC641 --expr:1:1  the keys that later queries see depend on the data doc, f, which is not known in advance\n"
         "    documents('doc') & flags('f') & window(3)\n"
         "    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
-        "    hint: bound what data may reach: ask the part of the mask that reads none, and keep its keys",
+        "    hint: bound the keys that data can reach: call this on the part of the mask without data, and keep its keys",
     ),
     "calls": (
         lambda: mc.window(3).cache(queries=2).given(9, 3),
         "MC643 n_q  the cache is for calls of 1 to 2 new tokens; this one has 3 of 9 tokens\n"
-        "    hint: make it for the longest call, mask.cache(queries=...), and count the new tokens in n",
+        "    hint: create it for the longest call, mask.cache(queries=...), and count the new tokens in n",
     ),
     "queries": (
         lambda: mc.window(3).cache(queries=0),
         "MC643 queries  the cache is for calls of 1 to any number of new tokens; this one has 0 of n tokens\n"
-        "    hint: make it for the longest call, mask.cache(queries=...), and count the new tokens in n",
+        "    hint: create it for the longest call, mask.cache(queries=...), and count the new tokens in n",
     ),
 }
 

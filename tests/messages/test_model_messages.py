@@ -120,13 +120,13 @@ TEXTS = {
     ),
     "torch_function": (
         as_tensor,
-        "MC607  llama takes torch.add of its attention mask, which maskc keeps as a set and not as a tensor\n"
-        "    hint: this model computes with masks by itself: load it with attn_implementation='eager'",
+        "MC607  llama reads torch.add of its attention mask, which is a set in maskc and not a tensor\n"
+        "    hint: this model computes with masks itself: load it with attn_implementation='eager'",
     ),
     "packed_with_a_cache": (
         lambda: llama(position_ids=PACKED),
-        "MC608  LlamaAttention of llama gets position_ids that start anew at token 10 of sequence 0, and a mask without packed sequences, so tokens would see other sequences\n"
-        "    hint: transformers packs only without a cache and without a mask: pass use_cache=False and attention_mask=None, also in training; some models never pack, so give them one sequence a row",
+        "MC608  LlamaAttention of llama got position_ids that restart at token 10 of sequence 0, and a mask without packed sequences, so tokens would see other sequences\n"
+        "    hint: transformers packs only without a cache and without a mask: pass use_cache=False and attention_mask=None, also in training; give models that never pack one sequence per row",
     ),
     "integers": (
         lambda: llama(attention_mask=torch.ones(1, 1, 24, 24, dtype=torch.long)),
@@ -146,7 +146,7 @@ TEXTS = {
     "no_mask": (
         no_mask,
         "MC609  Module calls its attention with is_causal=True, no mask, and 3 queries for 5 keys\n"
-        "    hint: nothing says where the queries are: load the model with attn_implementation='eager'",
+        "    hint: the positions of the queries are unknown: load the model with attn_implementation='eager'",
     ),
 }
 

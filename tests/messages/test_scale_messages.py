@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
             "far"
         ),
         "MC701 layer  layer='far' is none of the plan's masks: full, near\n"
-        "    hint: name one of them, plan(...) took them as a dict",
+        "    hint: pass one of these names: plan(...) got the masks as a dict",
     ),
     "data": (
         lambda: plan(mc.documents("doc"), 64, 2, heads=HEADS).work(0),
@@ -101,11 +101,11 @@ def test_of_several_ranks():
     refused = RankRefused("1, 3", "MC401", at="group")
     assert str(refused) == (
         "MC709 group  the call ended on all ranks: rank 1, 3 raised MC401\n"
-        "    hint: the output of that rank has the whole error; the next call may go on"
+        "    hint: see the output of that rank for the whole error; later calls may continue"
     )
     lost = RankLost(3, 1, 4, "Connection closed by peer", at="group")
     assert str(lost) == (
-        "MC705 group  waiting for rank 3 failed after 1 of 4 messages had come: Connection closed by peer\n"
-        "    hint: look at that rank's own output first; a rank that is only slow needs a longer timeout, "
+        "MC705 group  waiting for rank 3 failed after 1 of 4 messages had arrived: Connection closed by peer\n"
+        "    hint: look at that rank's own output first; if it is only slow, raise the timeout, "
         "init_process_group(timeout=...)"
     )

@@ -22,7 +22,7 @@ def test_what_the_emulator_needs(monkeypatch: pytest.MonkeyPatch):
         testing.check(mc.causal(), target="sm_90a", dtype="bfloat16")
     assert str(raised.value) == (
         "MC610  this machine has no GPU that runs the kernels, and the emulator needs g++ and PyTorch\n"
-        "    hint: install it, or test the CPU's kernels with target='cpu'"
+        "    hint: install it, or test the CPU kernels with target='cpu'"
     )
     assert not machine.installed
 
@@ -35,7 +35,7 @@ def test_a_wrong_case(monkeypatch: pytest.MonkeyPatch):
     done = maskc("test", "--expr", "window(3)", "--target", "cpu", "--examples", 5, code=1)
     assert done.stderr == (
         "MC611  dq of window(3) on cpu is off by 0.25, allowed 0.01\n"
-        "    hint: the program shows it: please report it with the pattern\n"
+        "    hint: this program reproduces the fault: please report it with the pattern\n"
     )
     with pytest.raises(Counterexample) as raised:
         testing.check(mc.window(3), target="cpu", examples=5)
@@ -55,7 +55,7 @@ def test_nothing_is_compared(monkeypatch: pytest.MonkeyPatch):
         testing.check(mc.window(3), target="cpu", examples=5)
     expected = (
         "MC612  none of the 5 cases of window(3) could be compared; the first was refused: MC000 a reason\n"
-        "    hint: give what such a call needs, or lengths that the mask takes"
+        "    hint: pass the data that such a call needs, or lengths that the mask accepts"
     )
     assert str(raised.value) == expected
     done = maskc("test", "--expr", "window(3)", "--target", "cpu", "--examples", 5, code=1)

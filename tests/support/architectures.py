@@ -799,8 +799,8 @@ def table(path: Path) -> None:
         f"{steps['gradients']} in the gradients of all weights."
     )
     installed = (
-        f"transformers {transformers.__version__}: {len(outcomes)} of {asked} model types, including "
-        "parts of models."
+        f"transformers {transformers.__version__}: {len(outcomes)} of {asked} model types, "
+        "including parts of models."
     )
     sdpa = [o.architecture for o in outcomes if o.status == RIGHT and o.judge == "sdpa"]
     nothing = [o.architecture for o in outcomes if o.status == NOTHING]
@@ -821,7 +821,10 @@ def table(path: Path) -> None:
             "|---|---|---|",
             *(f"| {o.architecture} | {o.status} | {_reason(o)} |" for o in rows),
         ]),
-        _filled("These model types never request an attention implementation: " + ", ".join(nothing) + "."),
+        _filled(
+            "These model types never request an attention implementation: "
+            + ", ".join(nothing) + "."
+        ),
         _filled("SDPA is the reference for: " + ", ".join(sdpa) + "."),
     ]  # fmt: skip
     PAGE.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
@@ -829,10 +832,11 @@ def table(path: Path) -> None:
 
 _HOW = (
     "Find out whether your model type runs on maskc. Each model is tiny and random, with default "
-    "settings. Its output is compared with eager attention on a CPU in fp32. The reference is SDPA "
-    "if the model has no eager attention, or if eager attention and SDPA differ. A difference above "
-    f"{TOLERANCE:g} of the largest output counts as wrong. `python -m tests.support.architectures` "
-    "writes this page: `sweep FILE` tries every architecture and resumes after an interruption; "
+    "settings. Its output is compared with eager attention on a CPU in fp32. The reference is "
+    "SDPA if the model has no eager attention, or if eager attention and SDPA differ. "
+    f"A difference above {TOLERANCE:g} of the largest output counts as wrong. "
+    "`python -m tests.support.architectures` writes this page: `sweep FILE` "
+    "tries every architecture and resumes after an interruption; "
     "`table FILE` writes the page."
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 from proselint import checks as stock
@@ -14,29 +13,44 @@ from proselint.registry.checks import Check, CheckFlags, CheckResult, types
 from proselint.registry.checks.engine import Fancy
 from proselint.tools import LintFile
 
-ROOT = Path(__file__).parents[2]
-MOST_WORDS = 35
-"""A sentence with more words than this holds two ideas."""
+from tests.support.words import MOST_WORDS, PHRASES
 
-RULES = {
-    r"\bbut for\b": "write 'except'",
-    r"\bthat is to say\b": "write two sentences",
-    r"\b(is|are|was|were|be) to be\b": "write 'must be' or 'will be'",
-    r"\bof (which|whom)\b": "start a new sentence",
-    r"\bwhose\b[^.|]*\bwhose\b": "use 'whose' once in a sentence",
+ADVICE = {
+    "but for": "write 'except'",
+    "is to be": "write 'must be' or 'will be'",
+    "that is to say": "write two sentences",
+    "of which": "start a new sentence",
+    "whose ... whose": "use 'whose' once in a sentence",
+    "what is": "name the thing",
+    "beside": "write 'compared with', 'alongside' or 'next to'",
+    "asks for": "write 'needs' or 'requests'",
+    "so-manieth": "write 'every s-th'",
+}
+"""Advice for each phrase that docstrings and comments must not have, either."""
+RULES = {PHRASES[name].pattern: advice for name, advice in ADVICE.items()} | {
+    r"\b(was|were|be) to be\b": "write 'must be' or 'will be'",
+    r"\bof whom\b": "start a new sentence",
     r"\bthose (of|that)\b": "repeat the noun",
-    r"\bbeside\b": "write 'compared with', 'alongside' or 'next to'",
-    r"\bask(s|ed)? for\b": "write 'needs' or 'requests'",
+    r"\bask(ed)? for\b": "write 'needs' or 'requests'",
     r"\bwhat (is|are|was|has) (to|not to)\b": "name the thing",
     r"\bhas not to\b": "write 'need not'",
     r"\bin vain\b|\banew\b|\bsought\b|\bwhence\b|\bthereof\b|\bsave for\b": "use a common word",
     r"\bthe same bits\b": "write 'bitwise identical' or 'bitwise deterministic'",
     r"(?<![\w.)\]])\.\d": "write the leading zero",
 }
-"""A regular expression for a phrase that stops the reader, and what to do instead."""
+"""A regular expression for a phrase that stops the reader, and the advice."""
 
-STOCK = ("archaism", "cliches", "hedging", "industrial_language", "needless_variants", "nonwords",
-         "oxymorons", "redundancy", "uncomparables")  # fmt: skip
+STOCK = (
+    "archaism",
+    "cliches",
+    "hedging",
+    "industrial_language",
+    "needless_variants",
+    "nonwords",
+    "oxymorons",
+    "redundancy",
+    "uncomparables",
+)
 """Checks of proselint itself that run, too. Its typography wants curly quotes."""
 
 QUOTED = CheckFlags(
@@ -45,7 +59,7 @@ QUOTED = CheckFlags(
 _CODE = re.compile(
     r"^( *)(```+|~~~+).*?^\1\2`*$|(?<=\n\n)(?: {4}[^\n]*\n|\n(?= {4}))+|<[^>\n]+>", re.M | re.S
 )
-_INLINE = re.compile(r"`[^`]+`|\]\([^)]*\)|https?://\S+")
+_INLINE = re.compile(r"``[^\n]+?``|`[^`\n]*(?:\n(?![\n|])[^`\n]*)?`|\]\([^)]*\)|https?://\S+")
 _BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*+|#>]|\d+\.)\s?)|\|")
 _END = re.compile(r"(?<=[^\s.])(?<!et al)(?<!e\.g)(?<!i\.e)[.!?][\"')*_]*(?=\s|$)")
 
@@ -88,16 +102,18 @@ def register() -> None:
     registry = CheckRegistry()
     if any(check.path.startswith("house") for check in registry.checks):
         return
-    registry.register_many(tuple(
-        Check(types.ExistenceSimple(pattern), Fancy(), f"house.{number}", message, QUOTED)
-        for number, (pattern, message) in enumerate(RULES.items())
-    ))  # fmt: skip
+    registry.register_many(
+        tuple(
+            Check(types.ExistenceSimple(pattern), Fancy(), f"house.{number}", message, QUOTED)
+            for number, (pattern, message) in enumerate(RULES.items())
+        )
+    )
     registry.register(
         Check(_long_sentences, Fancy(), "house.length", "{} words: two sentences", QUOTED)
     )
-    registry.register_many(tuple(
-        check for check in stock.__register__ if check.path.split(".")[0] in STOCK
-    ))  # fmt: skip
+    registry.register_many(
+        tuple(check for check in stock.__register__ if check.path.split(".")[0] in STOCK)
+    )
 
 
 def complaints(markdown: str) -> list[Complaint]:
@@ -105,12 +121,12 @@ def complaints(markdown: str) -> list[Complaint]:
     register()
     prose = without_code(markdown)
     page = LintFile("page", prose)
-    found = page.lint({"max_errors": 1000, "checks": dict.fromkeys(["house", *STOCK], True)})
+    results = page.lint({"max_errors": 1000, "checks": dict.fromkeys(["house", *STOCK], True)})
     return [
         Complaint(
             page.content.count("\n", 0, result.check_result.span[0]) or 1,
             " ".join(page.content[slice(*result.check_result.span)].split()),
             result.check_result.message,
         )
-        for result in found
+        for result in results
     ]

@@ -1,4 +1,4 @@
-"""Formulas of the score with what they read, and random ones."""
+"""Score formulas with what they read, and random ones."""
 
 from __future__ import annotations
 

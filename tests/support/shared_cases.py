@@ -86,7 +86,7 @@ MORE = (
     Case("sinks and a window of a step", mc.causal() & (mc.window(mc.param("w", 9)) | mc.sinks(5)),
          333, "contiguous", data={"w": 30}),
     Case("ALiBi", mc.causal() & mc.window(40), 256, "contiguous", options={"alibi_slopes": True}),
-    Case("a formula of the score", mc.causal() & (mc.window(30) | mc.sinks(5)), 333, "zigzag",
+    Case("a score formula", mc.causal() & (mc.window(30) | mc.sinks(5)), 333, "zigzag",
          options={"score": mc.score(lambda s, q, k, h: s + 0.01 * (h + 1) * (q - 2 * k))}),
     Case("dropout", mc.causal() & (mc.window(30) | mc.sinks(5)), 500, "zigzag", batch=2,
          options={"dropout_p": 0.3, "dropout_seed": 7}),

@@ -265,7 +265,7 @@ def test_nobody_waits_for_what_is_no_file(tmp_path, kind):
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(os.path.relpath(files / "key"))
         (files / "key").chmod(0o600)
-    unused_and_unchanged(tmp_path / "c", tmp_path, "its entry key is no regular file")
+    unused_and_unchanged(tmp_path / "c", tmp_path, "its entry key is not a regular file")
 
 
 def test_a_pipe_in_place_of_the_folder(tmp_path):
@@ -283,7 +283,7 @@ def test_what_is_put_in_place_later_is_not_trusted_either(tmp_path):
         cache.put("key", b"mine")
         cache.put("more", b"mine")
     assert len(caught) == 1
-    assert "its entry key is no regular file" in str(caught[0].message)
+    assert "its entry key is not a regular file" in str(caught[0].message)
     assert [cache.get(key) for key in ("key", "more")] == [b"mine", b"mine"]
     assert snapshot(tmp_path) == before
 

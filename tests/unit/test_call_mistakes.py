@@ -419,7 +419,7 @@ def test_a_table_of_another_dtype_is_no_matter_of_compiling():
 def test_a_tensor_elsewhere_is_compared_with_q():
     torch = pytest.importorskip("torch")
     x = torch.from_numpy(Q)
-    with pytest.raises(WrongDevice, match="k lives on meta:0, but this call runs on cpu"):
+    with pytest.raises(WrongDevice, match="k is on meta:0, but this call runs on cpu"):
         mc.attention(x, x.to("meta"), x, mc.causal())
 
 

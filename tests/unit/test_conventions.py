@@ -191,7 +191,7 @@ def test_gradients_and_compilation() -> None:
 def test_contradictions_are_refused() -> None:
     q, k, one = draw(1, 4, 9, 16), draw(1, 2, 70, 16), np.array([0, 9])
     for options, found in (
-        ({"is_causal": True, "window_size": (3, 3)}, "is_causal must be left out beside"),
+        ({"is_causal": True, "window_size": (3, 3)}, "is_causal must be left out with"),
         ({"is_causal": True, "enable_gqa": False}, "as q has 4 heads and k 2"),
         ({"is_causal": "yes"}, "is_causal must be True or False, found 'yes'"),
         ({"window_size": 5}, "window_size must be two integers"),

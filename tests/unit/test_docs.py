@@ -1,4 +1,4 @@
-"""What the README and docs/ say: every block of Python runs and prints what the page says."""
+"""The README and docs/: every block of Python runs, and prints what the page says."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    found, fences = [], list(FENCE.finditer(text))
+    parts, fences = [], list(FENCE.finditer(text))
     for fence, then in zip(fences, [*fences[1:], None], strict=True):
         shown = (
             then is not None and then[1] == "text" and not text[fence.end() : then.start()].strip()
         )
         title = re.search(r'title="([^"]*)"', fence[2])
-        found.append(Block(
+        parts.append(Block(
             1 + text.count("\n", 0, fence.start()), fence[1], title[1] if title else "", fence[3],
             then[3] if shown else None,
         ))  # fmt: skip
-    return found
+    return parts
 
 
 def run_page(page: Path, scope: dict[str, object]) -> None:
@@ -93,6 +93,9 @@ def run_page(page: Path, scope: dict[str, object]) -> None:
         "jax.md",
         "huggingface.md",
         "command-line.md",
+        "serving.md",
+        "scale-out.md",
+        "simt.md",
     ],
 )
 def test_the_blocks_of_a_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,11 +183,11 @@ def test_the_index_lists_every_pattern_with_its_paper_and_price(pattern_pages) -
     rows = table.removeprefix(pattern_pages["HEAD"]).splitlines(keepends=True)
     about = [patterns.about(name) for name in patterns.names()]
     assert len(rows) == len(about)
-    for line, each in zip(rows, about, strict=True):
-        link = f"[`{each.name}`](patterns/{each.name}.md)"
-        paper = f"[{each.paper}]({each.link})"
-        assert line.startswith(f"| {link} | {each.title} | {paper} | "), each.name
-        assert f"(patterns/{each.name}.svg)" in page, each.name
+    for line, pattern in zip(rows, about, strict=True):
+        link = f"[`{pattern.name}`](patterns/{pattern.name}.md)"
+        paper = f"[{pattern.paper}]({pattern.link})"
+        assert line.startswith(f"| {link} | {pattern.title} | {paper} | "), pattern.name
+        assert f"(patterns/{pattern.name}.svg)" in page, pattern.name
     for name in ("causal", "documents", "longformer", "swin", "topk_attention"):
         assert pattern_pages["row"](name) in rows, name
 
@@ -276,6 +279,20 @@ def test_the_example_of_the_architecture_is_what_the_stages_print() -> None:
             r"\.\.\.|\n(?=    [a-z]+ )(?=    plan|    piece|    no|    cont)", block
         ):
             assert " ".join(part.split()) in printed
+
+
+# ---------------------------------------------------------------- the kernels
+
+
+def test_names_on_the_page_of_the_kernels_exist() -> None:
+    """Files, macros and functions: what the page quotes is somewhere in the sources."""
+    folders = ("maskc", "templates", "tests/support", "tests/gpu", "generated", "benchmarks")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    sources = [path for path in paths if path.suffix in (".py", ".cu", ".cuh", ".h", ".j2")]
+    code = "\n".join(f"{path.relative_to(ROOT)}\n{path.read_text()}" for path in sources)
+    page = FENCE.sub("", (ROOT / "docs" / "kernels.md").read_text())
+    for quoted in re.findall(r"`([^`\n]+)`", page):
+        assert all(name in code for name in re.findall(r"[A-Za-z][\w/]+", quoted)), quoted
 
 
 # ---------------------------------------------------------------- the README

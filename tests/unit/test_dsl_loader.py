@@ -276,7 +276,7 @@ def test_links_in_a_circle(here: Path):
 
 def test_nobody_waits_for_a_pipe(here: Path):
     os.mkfifo(here / "pipe.py")
-    with pytest.raises(FileUnreadable, match=r"cannot read pipe\.py: it is no regular file"):
+    with pytest.raises(FileUnreadable, match=r"cannot read pipe\.py: it is not a regular file"):
         mc.load("pipe.py")
 
 

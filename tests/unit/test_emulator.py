@@ -14,6 +14,7 @@ from maskc.build.cache import CacheWarning
 from maskc.testing.emulator import machine
 from maskc.testing.emulator import shared_object as built
 from maskc.testing.emulator.translate import Unknown, translated
+from tests.support import ledger
 
 SHARED = """
 typedef unsigned int u32;
@@ -151,6 +152,13 @@ def test_faults(name):
 def test_instructions_nobody_knows():
     with pytest.raises(Unknown, match="brkpt"):
         translated('FN void stop() { asm volatile("brkpt;"); }')
+
+
+def test_what_nvrtc_refuses_is_refused_here():
+    """g++ leaves a function that nobody defines to the linker, which leaves it to the loader."""
+    pytest.importorskip("cupy")
+    with pytest.raises(ledger.Refused, match='"missing" was referenced but not defined'):
+        run("p.y[0] = missing(p.x[0]);", X, before="static float missing(float x);")
 
 
 # ------------------------------------------------------------------ the folder of what is built

@@ -120,7 +120,7 @@ def test_arrays_that_are_too_large_are_refused(monkeypatch):
         mask_model(mc.documents("doc"), 512, data={"doc": np.arange(512)})
     assert str(found.value) == (
         "MC720  the arrays of this mask take 1,033 bytes; a page holds at most 100\n"
-        "    hint: explore a shorter sequence: --n sets the lengths where data are made up"
+        "    hint: explore a shorter sequence: --n sets the lengths if data are made up"
     )
 
 

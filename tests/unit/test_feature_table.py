@@ -68,9 +68,9 @@ def test_each_tick_has_a_test(name, cells):
     for number, test in zip(ticks, tests, strict=True):
         file, function = (file, function) if test == "*" else test.split("::")
         folder = "gpu" if number else "unit"
-        found = re.search(
+        definition = re.search(
             rf"^def {function.replace('*', 'test_')}",
             (ROOT / f"tests/{folder}/test_{file}.py").read_text(),
             re.MULTILINE,
         )
-        assert found, test
+        assert definition, test

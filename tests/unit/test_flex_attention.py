@@ -240,7 +240,7 @@ def test_aux_outputs() -> None:
     assert mc.flex_attention(q, k, v, return_aux=flex.AuxRequest())[1] == (None, None)
     with pytest.raises(BadOption, match="computes no max_scores"):
         mc.flex_attention(q, k, v, return_aux=flex.AuxRequest(max_scores=True))
-    with pytest.raises(BadOption, match="left out beside return_aux"):
+    with pytest.raises(BadOption, match="left out with return_aux"):
         mc.flex_attention(q, k, v, return_lse=True, return_aux=flex.AuxRequest(lse=True))
 
 

@@ -200,7 +200,7 @@ def test_blocks_are_two_integers(block: object) -> None:
         tile_shape(block)
     assert str(caught.value) == (
         f"MC307 block  block must be two integers in 1..65536, found {block!r}\n"
-        "    hint: for example block=(128, 128)"
+        "    hint: pass for example block=(128, 128)"
     )
 
 

@@ -173,9 +173,11 @@ def refused(decl: DataDecl, given: object, n_q: int, n_kv: int) -> str:
 CU_HINT = (
     "    hint: cumulative lengths are 0, then the end of each document; tokens may follow the last"
 )
-TYPE_HINT = "    hint: convert it first, as x.long() or x.bool() do; nothing is rounded silently"
+TYPE_HINT = (
+    "    hint: convert it first, for example with x.long() or x.bool(); maskc never rounds silently"
+)
 SHAPE_HINT = (
-    "    hint: lengths follow q and k; dimensions of sequences and of heads may stand in front"
+    "    hint: lengths must match q and k; the array may have leading batch and heads dimensions"
 )
 
 
@@ -254,10 +256,10 @@ def vectors(length: object) -> str:
          "    hint: pass it by name: attn(q, k, v, doc=...)"),
         (DOC, [1], -1, 4,
          "MC306 n_q  n_q must be an integer in 0..1073741824, found -1\n"
-         "    hint: lengths are numbers of tokens"),
+         "    hint: pass a number of tokens as an int"),
         (DOC, [1], 1, 2.5,
          "MC306 n_kv  n_kv must be an integer in 0..1073741824, found 2.5\n"
-         "    hint: lengths are numbers of tokens"),
+         "    hint: pass a number of tokens as an int"),
     ],
 )  # fmt: skip
 def test_refusals(decl: DataDecl, given: object, n_q: int, n_kv: int, message: str) -> None:
@@ -341,10 +343,12 @@ def test_a_call_is_split_into_parameters_and_data() -> None:
          "    hint: pass it by name: attn(q, k, v, doc=...)"),
         ({"doc": [1], "width": 2.0},
          "MC304 width  'width' has dtype float, expected an integer\n"
-         "    hint: convert it first, as x.long() or x.bool() do; nothing is rounded silently"),
+         "    hint: convert it first, for example with x.long() or x.bool(); maskc never "
+         "rounds silently"),
         ({"doc": [1], "width": True},
          "MC304 width  'width' has dtype bool, expected an integer\n"
-         "    hint: convert it first, as x.long() or x.bool() do; nothing is rounded silently"),
+         "    hint: convert it first, for example with x.long() or x.bool(); maskc never "
+         "rounds silently"),
         ({"doc": [1], "width": 2**31},
          "MC305 width  'width': 2147483648 is outside 0..1073741824\n"
          "    hint: parameters count tokens; None in the pattern means unbounded"),

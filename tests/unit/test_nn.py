@@ -145,7 +145,7 @@ def test_one_graph_without_breaks() -> None:
     torch.testing.assert_close(*grads)
 
 
-# ------------------------------------------------------------------ formulas of the score
+# ------------------------------------------------------------------ score formulas
 
 
 def with_bias(q: Any, k: Any, v: Any, bias: Any) -> Any:
@@ -359,7 +359,7 @@ def test_mistakes() -> None:
         with pytest.raises(BadOption):
             mc.nn.SplashAttention(**{"head_dim": D} | options)
     module = mc.nn.SplashAttention(D)
-    with pytest.raises(BadOption, match="K_idx must be given where the other one is"):
+    with pytest.raises(BadOption, match="K_idx must be given together with the other one"):
         module(q, k, v, torch.arange(N))
     with pytest.raises(BadShape, match="Q_idx"):
         module(q, k, v, torch.arange(N - 1), torch.arange(N))

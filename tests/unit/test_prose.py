@@ -8,19 +8,25 @@ import pytest
 
 pytest.importorskip("proselint")
 
-from tests.support.prose import MOST_WORDS, RULES, complaints, without_code
+from tests.support.prose import ADVICE, RULES, complaints, without_code
+from tests.support.words import MOST_WORDS, PHRASES
 
 ROOT = Path(__file__).parents[2]
 BROKEN = [
     "All masks but for one are tested.",
-    "It is exact, that is to say proved.",
     "A number is to be given.",
+    "It is exact, that is to say proved.",
     "Six masks, of which two are causal.",
     "A mask whose rows are read by a kernel whose tiles are small.",
-    "The tiles are those of the plan.",
+    "A test compares it with what is written.",
     "It was timed beside cuDNN.",
     "A call asks for a gradient.",
-    "A list says what is to be copied.",
+    "A kernel reads every so-manieth key.",
+    "A number was to be given.",
+    "Six engineers, two of whom write kernels.",
+    "The tiles are those of the plan.",
+    "The gradient was asked for.",
+    "A list says what is to move.",
     "What a policy has not to do is empty.",
     "A closed form is sought.",
     "It has the same bits on every run.",
@@ -31,11 +37,12 @@ BROKEN = [
 
 def test_every_rule_has_a_sentence() -> None:
     assert len(BROKEN) == len(RULES)
+    assert set(ADVICE) == set(PHRASES)
 
 
 @pytest.mark.parametrize(("sentence", "rule"), [*zip(BROKEN, RULES.values(), strict=True)])
 def test_a_sentence_that_breaks_a_rule(sentence: str, rule: str) -> None:
-    assert rule in [found.rule for found in complaints(f"# Title\n\n{sentence}\n")]
+    assert rule in [complaint.rule for complaint in complaints(f"# Title\n\n{sentence}\n")]
 
 
 @pytest.mark.parametrize(
@@ -57,8 +64,8 @@ def test_a_text_without_a_mistake(text: str) -> None:
 def test_a_long_sentence_and_its_place() -> None:
     words = " ".join(["word"] * (MOST_WORDS + 1))
     text = f"# Title\n\n```sh\nmaskc bench\n```\n\nShort. And\n{words}.\n"
-    (found,) = complaints(text)
-    assert (found.line, found.rule) == (7, f"{MOST_WORDS + 2} words: two sentences")
+    (complaint,) = complaints(text)
+    assert (complaint.line, complaint.rule) == (7, f"{MOST_WORDS + 2} words: two sentences")
     assert complaints(text.replace("And\n", "And.\nA ").replace("word word", "word")) == []
 
 

@@ -41,15 +41,15 @@ def arguments(function: object) -> str:
     except (TypeError, ValueError):
         return ""
     shown, named = [], False
-    for each in parameters:
-        if each.name == "self":
+    for parameter in parameters:
+        if parameter.name == "self":
             continue
-        if each.kind is each.KEYWORD_ONLY and not named:
+        if parameter.kind is parameter.KEYWORD_ONLY and not named:
             shown.append("*")
-        named = named or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
-        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
-        default = "" if each.default is each.empty else f"={each.default!r}"
-        shown.append(f"{stars}{each.name}{default}")
+        named = named or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        shown.append(f"{stars}{parameter.name}{default}")
     return f"({', '.join(shown)})"
 
 
@@ -72,7 +72,7 @@ def lines(name: str, value: object) -> Iterator[str]:
         given = ", ".join(f"{label}={default!r}" for label, _, default in value.parameters)
         yield f"{name}({given}): pattern"
     elif inspect.isclass(value):
-        bases = ", ".join(each.__name__ for each in value.__bases__ if each is not object)
+        bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
         yield f"{name}: class of {bases}" if bases else f"{name}: class"
         if not issubclass(value, BaseException):
             yield from methods(value)
@@ -87,14 +87,14 @@ def lines(name: str, value: object) -> Iterator[str]:
 def test_every_public_name_and_its_arguments(golden) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("hypothesis")
-    found = []
+    snapshot = []
     for name in dir(mc):
         value = getattr(mc, name)
-        found += lines(name, value)
+        snapshot += lines(name, value)
         if isinstance(value, ModuleType):
             for inner in own(value):
-                found += [f"    {line}" for line in lines(inner, getattr(value, inner))]
-    golden("api.txt", "\n".join(found) + "\n")
+                snapshot += [f"    {line}" for line in lines(inner, getattr(value, inner))]
+    golden("api.txt", "\n".join(snapshot) + "\n")
 
 
 def test_every_name_of_an_integration_in_the_reference_and_its_arguments(golden) -> None:
@@ -104,11 +104,11 @@ def test_every_name_of_an_integration_in_the_reference_and_its_arguments(golden)
     shown = "\n".join(page.read_text() for page in pages)
     names = re.findall(r"^::: (maskc\.integrations\.\S+)", shown, re.M)
     assert "maskc.integrations.transformers.register" in names
-    found = []
+    snapshot = []
     for name in names:
         module, _, last = name.rpartition(".")
-        found += lines(name, getattr(import_module(module), last))
-    golden("api_integrations.txt", "\n".join(found) + "\n")
+        snapshot += lines(name, getattr(import_module(module), last))
+    golden("api_integrations.txt", "\n".join(snapshot) + "\n")
 
 
 def test_dir_shows_public_names_alone() -> None:

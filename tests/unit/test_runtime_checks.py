@@ -205,9 +205,9 @@ def test_cuda_inputs_pass():
     ("change", "error", "text"),
     [
         ({"q": on_gpu(2, 4, 5, 64, device=("cpu", 0))}, WrongDevice,
-         "q lives on cpu, but sm_80 runs on cuda"),
+         "q is on cpu, but sm_80 runs on cuda"),
         ({"v": on_gpu(2, 2, 7, 64, device=("cuda", 1))}, WrongDevice,
-         "v lives on cuda:1, but this call runs on cuda:0"),
+         "v is on cuda:1, but this call runs on cuda:0"),
         ({"k": on_gpu(2, 2, 7, 64, pointer=4104)}, Misaligned, "not multiples of 16 bytes"),
         ({"k": on_gpu(2, 2, 7, 64, strides=(1000, 500, 68, 1))}, Misaligned, "k starts at"),
         ({"q": on_gpu(2, 4, 1 << 31, 64)}, BadLength, "n_q must be an integer in 0..1073741824"),
@@ -234,7 +234,7 @@ def test_a_cpu_tensor_for_a_cuda_kernel():
     unit = replace(cpu_unit("bfloat16", 64, 64), target="sm_80")
     mask = CompiledMask(bundle("band", dtype="bfloat16", head_dim=64, head_dim_v=64, units=(unit,)))
     q = zeros(1, 1, 8, 64).astype(np.float32)
-    with pytest.raises(WrongDevice, match="q lives on cpu, but sm_80 runs on cuda"):
+    with pytest.raises(WrongDevice, match="q is on cpu, but sm_80 runs on cuda"):
         mask(q, q, q)
 
 

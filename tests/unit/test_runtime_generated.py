@@ -173,7 +173,7 @@ def test_no_target_for_a_device(monkeypatch):
     made = GeneratedMask(
         bundle("band", dtype="bfloat16", head_dim=64, head_dim_v=64, units=(unit,))
     )
-    with pytest.raises(WrongDevice, match="q lives on cpu:0, but this module runs on sm_80"):
+    with pytest.raises(WrongDevice, match="q is on cpu:0, but this module runs on sm_80"):
         made.attention(*[np.zeros((1, 1, 4, 64), np.float32)] * 3)
 
 

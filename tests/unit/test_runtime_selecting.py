@@ -346,9 +346,9 @@ BY_SCORES = mc.topk(2, mc.causal(), score="given")
     ("target", "mask", "found"),
     [
         ("sm_80", BY_SCORES, "single keys by scores of each head"),
-        ("sm_80", ONE | mc.topk(1, mc.full()), "single keys besides another selection"),
+        ("sm_80", ONE | mc.topk(1, mc.full()), "single keys together with another selection"),
         ("sm_90a", BY_SCORES, "single keys by scores of each head"),
-        ("sm_90a", ONE | mc.topk(1, mc.full()), "single keys besides another selection"),
+        ("sm_90a", ONE | mc.topk(1, mc.full()), "single keys together with another selection"),
         ("sm_90a", mc.topk(2, mc.full(), share="all"), "single keys that heads share"),
         ("sm_90a", mc.causal() - ONE, "single keys that are taken away"),
     ],

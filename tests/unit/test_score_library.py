@@ -1,4 +1,4 @@
-"""The named formulas of the score, each against its paper's own words in PyTorch."""
+"""The named score formulas, each against its paper's own words in PyTorch."""
 
 from __future__ import annotations
 

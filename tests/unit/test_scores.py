@@ -1,4 +1,4 @@
-"""Formulas of the score: what is traced, what it means, and what the CPU's kernels make of it."""
+"""Score formulas: what is traced, what it means, and what the CPU's kernels make of it."""
 
 from __future__ import annotations
 

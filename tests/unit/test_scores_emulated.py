@@ -1,4 +1,4 @@
-"""Formulas of the score on CUDA cores, whole, where no GPU is: both passes in the emulator."""
+"""Score formulas on CUDA cores, whole, where no GPU is: both passes in the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formulas of the score on tensor cores, both passes, which the emulator runs."""
+"""Score formulas on tensor cores, both passes, which the emulator runs."""
 
 from __future__ import annotations
 

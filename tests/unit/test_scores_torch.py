@@ -1,4 +1,4 @@
-"""Formulas of the score on torch tensors: autograd through tables, and published score_mods."""
+"""Score formulas on torch tensors: autograd through tables, and published score_mods."""
 
 from __future__ import annotations
 

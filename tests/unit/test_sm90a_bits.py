@@ -16,7 +16,6 @@ from maskc.core.bundle import Bundle
 from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
 from maskc.layout.tiles.relative_bits import PAD, distance_count, distance_words
-from maskc.plan.families.sm90a_backward import backward_schedule
 from maskc.plan.runs import run_length
 from tests.support.host_bits import HostBits
 from tests.support.thorough import alternating, each, more
@@ -71,8 +70,7 @@ def bits_of(mask: mc.Mask, dim: int, direction: Direction, packed: int = 1) -> H
     bundle = bundle_of(mask, dim)
     unit = bundle.unit("sm_90a", direction)
     assert unit is not None
-    queries = backward_schedule(driver.problem(dim, None, HEADS, "bfloat16")).score_queries
-    return HostBits(bundle, unit, queries, packed)
+    return HostBits(bundle, unit, packed)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +158,9 @@ def test_bits_of_data_are_the_mask(name, dim, direction):
     bundle = bundle_of(mask, dim)
     units = {u.key: u for u in bundle.units}
     unit = units["sm_90a" + ("_backward" if direction is Direction.backward else "")]
-    queries = backward_schedule(driver.problem(dim, None, HEADS, "bfloat16")).score_queries
     if not unit.by_documents:
         assert "add_data" in unit.source
-    bits = HostBits(bundle, unit, queries)
+    bits = HostBits(bundle, unit)
     for n_q, n_kv in SIZES:
         rng = np.random.default_rng(n_q)
         data = {key: make(rng, n_q, n_kv) for key, make in makers.items()}

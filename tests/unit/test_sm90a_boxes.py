@@ -27,7 +27,6 @@ from maskc.layout.tiles.grid_tiles import box_layout
 from maskc.plan.cost import costs_of
 from maskc.plan.explain import explain
 from maskc.plan.families.sm90a import grid_schedules
-from maskc.plan.families.sm90a_backward import backward_schedule
 from maskc.plan.forms.grid_boxes import boxes_for, grid_masks
 from tests.support.host_bits import HostBits
 from tests.support.ledger import build
@@ -95,8 +94,7 @@ def in_boxes(bundle, direction: Direction):
 def test_bits_are_the_mask(name, dim, direction):
     mask, lengths = MASKS[name]
     bundle = emitted(mask, dim)
-    queries = backward_schedule(planned(mask, dim).problem).score_queries
-    bits = HostBits(bundle, in_boxes(bundle, direction), queries)
+    bits = HostBits(bundle, in_boxes(bundle, direction))
     for n in lengths:
         want = np.broadcast_to(mask.dense(n, n_heads=HEADS), (HEADS, n, n))
         np.testing.assert_array_equal(bits.live(n, n, HEADS), want, str(n))

@@ -16,7 +16,6 @@ from maskc.core.target import TARGETS
 from maskc.layout import Chosen
 from maskc.layout.tiles.chosen_blocks import NONE
 from maskc.plan.explain import explain
-from maskc.plan.families.sm90a_backward import backward_schedule
 from tests.support.host_bits import HostBits
 from tests.support.thorough import each
 
@@ -98,8 +97,7 @@ def test_bits_are_the_mask(name, dim, source):
     units = [x for x in bundle.choice("sm_90a", direction) if x.form == form]
     if not units:
         pytest.skip("there are no smaller tiles")
-    queries = backward_schedule(driver.problem(dim, None, HEADS, "bfloat16")).score_queries
-    bits = HostBits(bundle, units[0], queries)
+    bits = HostBits(bundle, units[0])
     rng = np.random.default_rng(dim)
     for n_q, n_kv in SIZES:
         chosen = tables(mask, n_q, n_kv, rng)
@@ -113,7 +111,7 @@ def test_packed_heads_have_the_same_rows(name):
     """The queries of several heads, one head after another, are rows of one tile."""
     mask = BY_CELLS[name]
     bundle = emitted(mask)
-    bits = HostBits(bundle, bundle.unit("sm_90a", Direction.forward), 64, packed=3)
+    bits = HostBits(bundle, bundle.unit("sm_90a", Direction.forward), packed=3)
     rng = np.random.default_rng(0)
     for n_q, n_kv in ((1, 300), (5, 260), (16, 9)):
         chosen = tables(mask, n_q, n_kv, rng)

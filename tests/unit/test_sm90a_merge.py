@@ -1,6 +1,6 @@
 """Rows of tiles in parts: what Hopper's items leave and its merge makes of it, against fp64.
 
-The kernel's own text runs on the CPU, see tests/support/host_merge.py.
+The kernel's own text runs in the emulator, see tests/support/host_merge.py.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_parts_become_rows(dim, sinks):
     logits = np.array([-np.inf, 2.5], np.float32)
     out = np.full((BATCH, N, HEADS, dim), 0x7FC0, np.uint16)
     lse = np.full((BATCH, HEADS, N), np.nan, np.float32)
-    kernel = HostMerge(unit, dim, sinks)
+    kernel = HostMerge(unit, sinks)
     kernel.set(
         delta=np.full(work.parts * tile * unit.row_floats, np.nan, np.float32), out=out, lse=lse,
         out_stride=(N * HEADS * dim, dim, HEADS * dim), lse_stride=(HEADS * N, N, 1),

@@ -220,7 +220,7 @@ def test_a_sweep_as_text():
         (("--n", "64,64"), "64,64 does not ascend"),
         (("--n", "64,"), "'' is no number of tokens"),
         (("--n", "64,1q"), "'1q' is no number of tokens"),
-        (("--n", "64", "--plot", "x.png"), "--plot draws a sweep, and there is one length"),
+        (("--n", "64", "--plot", "x.png"), "--plot draws a sweep and needs several lengths"),
         (("--n", "64,128", "--plot", "x.pdf"), "is neither *.png nor *.svg"),
         (("--suite", "seeds"), "--suite brings masks of its own; FILE or --expr too"),
     ],

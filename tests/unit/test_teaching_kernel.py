@@ -71,14 +71,14 @@ def test_the_classes_of_tiles_are_exact() -> None:
     from maskc.testing.emulator import machine
 
     n, rows, keys = 400, 64, 32
-    found = np.full((-(-n // rows), -(-n // keys)), -1, np.int32)
-    values = (ctypes.c_void_p(found.ctypes.data), ctypes.c_int(n))
+    classes = np.full((-(-n // rows), -(-n // keys)), -1, np.int32)
+    values = (ctypes.c_void_p(classes.ctypes.data), ctypes.c_int(n))
     addresses = (ctypes.c_void_p * 2)(*map(ctypes.addressof, values))
     library = machine.loaded(KERNEL + CLASSES, ())
-    machine.run(library, "classes", ctypes.addressof(addresses), 1, len(found), 1 << 16)
+    machine.run(library, "classes", ctypes.addressof(addresses), 1, len(classes), 1 << 16)
     q, k = np.ogrid[:n, :n]
     live = (k <= q) & ((k < 4) | (q - k < 128))
-    for (row, column), tile_class in np.ndenumerate(found):
+    for (row, column), tile_class in np.ndenumerate(classes):
         tile = live[row * rows : (row + 1) * rows, column * keys : (column + 1) * keys]
         assert tile_class == tile.any() + int(tile.all())
 

@@ -96,7 +96,7 @@ def test_what_the_emulator_needs(monkeypatch: pytest.MonkeyPatch):
         testing.check(mc.causal(), **HOPPER)
     assert str(raised.value) == (
         "MC610  this machine has no GPU that runs the kernels, and the emulator needs g++ and "
-        "PyTorch\n    hint: install it, or test the CPU's kernels with target='cpu'"
+        "PyTorch\n    hint: install it, or test the CPU kernels with target='cpu'"
     )
     assert not machine.installed
 

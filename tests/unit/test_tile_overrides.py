@@ -256,7 +256,7 @@ def test_the_command_line_compiles_and_explains_named_tiles():
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [
-        (("--tile", "64"), "'64' is no tile, such as 128x64", 2),
+        (("--tile", "64"), "'64' is not a tile, such as 128x64", 2),
         (("--tile", "48x64"), "MC490 tile  cpu has no forward kernel", 1),
         (("--stages", "3"), "MC490 stages  cpu has no forward kernel", 1),
     ],

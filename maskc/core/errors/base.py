@@ -78,7 +78,7 @@ class _Shown(str):
 
 
 def _portable(value: object) -> object:
-    """What another process can read and show in the same way."""
+    """Return a value that another process can read and show in the same way."""
     if isinstance(value, tuple):
         return tuple(map(_portable, value))
     if value is None or type(value) in (bool, int, float, str, _Shown):

@@ -43,7 +43,7 @@ class HeadDimUnsupported(MaskcError):
 
 
 class BadTile(MaskcError, TypeError):
-    """A tile is no pair of numbers, or a number of stages no number."""
+    """A tile is not a pair of numbers, or a number of stages is not a number."""
 
     code = "MC491"
     message = "{0} must be {1}, found {2}"
@@ -51,7 +51,7 @@ class BadTile(MaskcError, TypeError):
 
 
 class TileUnsupported(MaskcError):
-    """The target has no forward kernel with the tile or the number of stages that was asked for."""
+    """The target has no forward kernel with this tile or number of stages."""
 
     code = "MC490"
     message = "{0} has no forward kernel with {1}: {2}"
@@ -125,7 +125,7 @@ class SharedMemoryExceeded(MaskcError):
 
     code = "MC510"
     message = "the plan needs {0} bytes of shared memory, target {1} has {2}"
-    hint = "a smaller tile fits"
+    hint = "choose a smaller tile"
 
 
 class TooManyArrays(MaskcError):
@@ -137,10 +137,10 @@ class TooManyArrays(MaskcError):
 
 
 class DecompositionBroken(MaskcError):
-    """The pieces of a mask do not add up to it, which is a defect of maskc."""
+    """The pieces of a mask are not equal to it, which is a defect of maskc."""
 
     code = "MC512"
-    message = "the pieces of this mask do not add up to it: {0}"
+    message = "the pieces of this mask are not equal to the mask: {0}"
     hint = "this is a defect of maskc: please report it with the pattern"
 
 
@@ -157,7 +157,7 @@ class Drift(MaskcError):
 
 
 class BadPlan(MaskcError):
-    """The plan or a source beside a generated module does not belong to it."""
+    """The plan or a source next to a generated module does not belong to it."""
 
     code = "MC604"
     message = "a generated module cannot read {0}: {1}"
@@ -174,7 +174,7 @@ class CheckFailed(MaskcError):
 
 
 class UsageMistake(MaskcError):
-    """A command line contradicts itself or asks for something that is not there."""
+    """A command line contradicts itself or names something that does not exist."""
 
     code = "MC603"
     exit_code = 2
@@ -186,12 +186,12 @@ class UsageMistake(MaskcError):
 
 
 class EmulatorMissing(MaskcError):
-    """CUDA kernels are to be tested, and there is neither a GPU nor what the emulator needs."""
+    """CUDA kernels need a GPU or the emulator to be tested, and neither is available."""
 
     code = "MC610"
     exit_code = 2
     message = "this machine has no GPU that runs the kernels, and the emulator needs {0}"
-    hint = "install it, or test the CPU's kernels with target='cpu'"
+    hint = "install it, or test the CPU kernels with target='cpu'"
 
 
 class Counterexample(CheckFailed):
@@ -200,7 +200,7 @@ class Counterexample(CheckFailed):
     code = "MC611"
     exit_code = 1
     message = "{0}"
-    hint = "the program shows it: please report it with the pattern"
+    hint = "this program reproduces the fault: please report it with the pattern"
 
 
 class NothingCompared(CheckFailed):
@@ -209,4 +209,4 @@ class NothingCompared(CheckFailed):
     code = "MC612"
     exit_code = 1
     message = "none of the {0} cases of {1} could be compared; the first was refused: {2}"
-    hint = "give what such a call needs, or lengths that the mask takes"
+    hint = "pass the data that such a call needs, or lengths that the mask accepts"

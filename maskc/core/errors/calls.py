@@ -26,7 +26,7 @@ class DataShape(MaskcError):
 
     code = "MC303"
     message = "{0!r} has shape {1}, expected {2}"
-    hint = "lengths follow q and k; dimensions of sequences and of heads may stand in front"
+    hint = "lengths must match q and k; the array may have leading batch and heads dimensions"
 
 
 class DataType(MaskcError):
@@ -34,7 +34,7 @@ class DataType(MaskcError):
 
     code = "MC304"
     message = "{0!r} has dtype {1}, expected {2}"
-    hint = "convert it first, as x.long() or x.bool() do; nothing is rounded silently"
+    hint = "convert it first, for example with x.long() or x.bool(); maskc never rounds silently"
 
 
 class DataRange(MaskcError):
@@ -46,11 +46,11 @@ class DataRange(MaskcError):
 
 
 class BadLength(MaskcError):
-    """A number of queries or keys is no integer, or out of range."""
+    """A number of queries or keys is not an integer, or out of range."""
 
     code = "MC306"
     message = "{0} must be an integer in 0..{1}, found {2}"
-    hint = "lengths are numbers of tokens"
+    hint = "pass a number of tokens as an int"
 
 
 class BadBlock(MaskcError):
@@ -58,7 +58,7 @@ class BadBlock(MaskcError):
 
     code = "MC307"
     message = "block must be two integers in 1..65536, found {0}"
-    hint = "for example block=(128, 128)"
+    hint = "pass for example block=(128, 128)"
 
 
 class TooManyTiles(MaskcError):
@@ -73,16 +73,16 @@ class TooMuchWork(MaskcError):
     """A call has more work items than a launch can have."""
 
     code = "MC309"
-    message = "the call has {0} pieces of work, more than {1}"
-    hint = "split the batch"
+    message = "the call has {0} work items, more than the limit of {1}"
+    hint = "split the batch into several calls"
 
 
 class OneOfSeveral(MaskcError):
-    """A layout is of one head of one sequence, and the caller does not say which."""
+    """A layout describes one head of one sequence, and the caller does not say which."""
 
     code = "MC310"
-    message = "the {0} of this mask have layouts of their own"
-    hint = "say which one with {1}"
+    message = "the {0} of this mask have different layouts"
+    hint = "select one with {1}"
 
 
 # ---------------------------------------------------------------- tensors and options
@@ -138,10 +138,10 @@ class WrongDType(MaskcError):
 
 
 class WrongDevice(MaskcError):
-    """A tensor lives on another device than the kernel's target."""
+    """A tensor is on another device than the kernel's target."""
 
     code = "MC404"
-    message = "{0} lives on {1}, but {2} runs on {3}"
+    message = "{0} is on {1}, but {2} runs on {3}"
     hint = "move the tensor, or compile for the other target"
 
 
@@ -154,7 +154,7 @@ class NotContiguous(MaskcError):
 
 
 class NotPositions(MaskcError):
-    """`at` is not what mc.positions gives, or stands beside `align`."""
+    """`at` is not a result of mc.positions, or is given together with `align`."""
 
     code = "MC492"
     message = "{0}: at must be mc.positions(q=..., k=...), {1}"
@@ -162,7 +162,7 @@ class NotPositions(MaskcError):
 
 
 class NotAnArray(MaskcError, TypeError):
-    """An argument is no array."""
+    """An argument is not an array."""
 
     code = "MC406"
     message = "{0} is a {1}, not an array"
@@ -178,11 +178,13 @@ class BadOption(MaskcError):
 
 
 class Misaligned(MaskcError):
-    """A tensor's address or strides are not multiples of 16 bytes, which kernels of matrix units
-    need; those of target simt need multiples of an element."""
+    """A tensor's address or strides are not multiples of 16 bytes, as tensor-core kernels need.
+
+    Target simt needs multiples of an element.
+    """
 
     code = "MC408"
-    message = "{0} starts at an address or has strides that are not multiples of {1} bytes"
+    message = "the address or strides of {0} are not multiples of {1} bytes"
     hint = "call .contiguous() on it, slice at multiples of 8 elements, or use target='simt'"
 
 
@@ -199,18 +201,20 @@ class TooFewMultiprocessors(MaskcError):
 
     code = "MC410"
     message = (
-        "with the same bits on every run this mask takes {0} multiprocessors at a time, and the "
-        "stream may use {1}"
+        "deterministic=True needs {0} multiprocessors at a time for this mask, and the stream "
+        "may use {1}"
     )
-    hint = "use a stream of the whole device instead of a green context's, or leave it out"
+    hint = (
+        "use a stream of the whole device instead of a green context, or pass deterministic=False"
+    )
 
 
 class MixedLibraries(MaskcError, TypeError):
-    """Arrays of two libraries meet where gradients or results would get lost."""
+    """Arrays of two libraries are combined where gradients or results would be lost."""
 
     code = "MC411"
     message = "{0} is a {1}, and {2} is a {3}"
-    hint = "convert one of them, so that both are of the same library"
+    hint = "convert one of them to the other library"
 
 
 class ShardedTensor(MaskcError):
@@ -228,39 +232,39 @@ class NoGradient(MaskcError):
     """An array that `topk` ranks by requires grad, and selection has no derivative."""
 
     code = "MC412"
-    message = "{0} requires grad, and what is chosen by it has no gradient"
+    message = "{0} requires grad, but a selection has no gradient with respect to it"
     hint = "pass {0}.detach(), or train it with indexer_loss=True"
 
 
 class NothingSelected(MaskcError):
-    """A call asks for a selection, or its training, of a mask that selects nothing."""
+    """A call requests a selection, or its training, from a mask that selects nothing."""
 
     code = "MC460"
-    message = "{0}=True, and the mask has no run-time selection"
+    message = "{0}=True needs a mask with a run-time selection, and this one has none"
     hint = "leave it out, or select keys with mc.topk"
 
 
 class SelectionNotListed(MaskcError):
-    """Kernels that choose keys one by one keep no list of them."""
+    """Kernels that select keys one by one store no list of them."""
 
     code = "MC461"
-    message = "the kernels of target {0} choose these keys as they meet them and keep no list"
+    message = "the kernels of target {0} select these keys on the fly and store no list of them"
     hint = "compile the mask for target='simt', or for 'cpu' with tensors on the CPU"
 
 
 class AlphaWithoutGradient(MaskcError):
-    """alpha requires grad, and the pairs with weight are known to a module's kernels alone."""
+    """alpha requires grad, and only a module's kernels know which pairs have a weight."""
 
     code = "MC463"
     message = (
-        "alpha requires grad, and the kernels of target {0} keep no list of the keys that they "
-        "chose, which its gradient needs"
+        "the gradient of alpha needs a list of the selected keys, and the kernels of target {0}"
+        " store none"
     )
     hint = "call mask.compile(...) instead of a generated module, or pass alpha.detach()"
 
 
 class NoIndexerLoss(MaskcError):
-    """A ranking that the indexer's loss is not defined for."""
+    """A ranking for which the indexer's loss is not defined."""
 
     code = "MC462"
     message = "indexer_loss trains a ranking by tensors of the call, and {0}"
@@ -287,7 +291,7 @@ class BadPageTable(MaskcError):
 
 
 class PageOutOfPool(BadPageTable):
-    """With MASKC_CHECK=1: an entry of a page table is no page of the pool."""
+    """With MASKC_CHECK=1: an entry of a page table is not a page of the pool."""
 
     code = "MC660"
     message = "sequence {0}: entry {1} of its page table is {2}, and the pool has pages 0 to {3}"
@@ -317,11 +321,19 @@ class SlotTwice(MaskcError):
     hint = "copy a page that sequences share before one of them writes into it"
 
 
+class BadRanges(MaskcError):
+    """Ranges of from_flashmask or slices have a wrong shape, or say what they cannot say."""
+
+    code = "MC664"
+    message = "{0} must be {1}, found {2}"
+    hint = "see help(maskc.from_flashmask) and help(maskc.slices)"
+
+
 class NotPaged(MaskcError):
-    """A mask, or a formula of the score, cannot be read in the positions of paged sequences."""
+    """A mask or score formula cannot be evaluated at the positions of paged sequences."""
 
     code = "MC466"
-    message = "mc.paged has no kernel for it: it {0}"
+    message = "mc.paged has no kernel for this mask or score: it {0}"
     hint = (
         "documents, flags, intervals, positions and trees have an entry per token; gather the keys "
         "and call mc.attention for other data"
@@ -340,7 +352,7 @@ class NestedTensor(MaskcError):
 
 
 class NotExported(MaskcError):
-    """A call of a program that is exported or recorded cannot be written down as text."""
+    """A call inside an exported or recorded program cannot be serialized."""
 
     code = "MC420"
     message = "attention cannot be a part of {0}: {1}"
@@ -351,15 +363,15 @@ class StaleProgram(MaskcError):
     """A saved program holds a mask that another version of maskc wrote."""
 
     code = "MC421"
-    message = "another version of maskc wrote the program's mask, or somebody changed it"
+    message = "the mask of this program was written by another version of maskc, or was changed"
     hint = "export the model again"
 
 
 class NotPicklable(MaskcError, TypeError):
-    """A pattern was made inside a function, where no other process finds it."""
+    """A pattern was defined inside a function, where no other process can find it."""
 
     code = "MC414"
-    message = "pattern {0} cannot be pickled, as it was made inside of {1}"
+    message = "pattern {0} cannot be pickled, because it is defined inside {1}"
     hint = "define it at the top level of a module or of a pattern file, or pickle its mask, {0}()"
 
 
@@ -367,12 +379,12 @@ class StalePickle(MaskcError):
     """A pickle comes from another version of maskc and does not hold its mask."""
 
     code = "MC415"
-    message = "{0} was pickled by another version of maskc, and nothing says which mask it is of"
+    message = "{0} was pickled by another version of maskc, without its mask"
     hint = "compile the mask again, or generate the module again"
 
 
 class ScoreTable(MaskcError):
-    """A table or parameter of a formula of the score is not what the formula reads."""
+    """A table or parameter of a score formula does not fit the formula."""
 
     code = "MC416"
     message = "{0!r} is {1}, expected {2}"
@@ -380,31 +392,31 @@ class ScoreTable(MaskcError):
 
 
 class ScoreIndex(MaskcError):
-    """An index of a formula of the score leaves its table, whatever the mask keeps."""
+    """An index of a score formula exceeds its table, whatever the mask keeps."""
 
     code = "MC417"
     message = "{0!r} has {1} entries along dimension {2}, and {3} runs over {4}"
-    hint = "give a larger table, or one with a single entry there, which all share"
+    hint = "pass a larger table, or one with a single entry there, which then broadcasts"
 
 
 class ScoreOption(MaskcError):
-    """An option of a call does what a formula of the score is for."""
+    """An option of a call is combined with a score formula."""
 
     code = "MC418"
-    message = "{0} beside score=: the order of the two is not settled"
+    message = "{0} cannot be combined with score=: their order would be ambiguous"
     hint = "write it in the formula: {1}"
 
 
 class ScoreNotRun(MaskcError):
-    """A formula of the score meets a mask, a target or a machine without such kernels."""
+    """No kernel runs the score formula with this mask, target or machine."""
 
     code = "MC419"
-    message = "no kernel runs this formula of the score: {0}"
+    message = "no kernel runs this score formula: {0}"
     hint = "{1}"
 
 
 class DropoutRate(MaskcError):
-    """The share of weights that dropout takes away is no number in 0 .. 1."""
+    """The dropout rate is not a number in 0 .. 1."""
 
     code = "MC430"
     message = "{0} must be a number in 0 .. 1, found {1}"
@@ -412,23 +424,23 @@ class DropoutRate(MaskcError):
 
 
 class DropoutSeed(MaskcError):
-    """The seed of dropout is missing, or no integer."""
+    """The dropout seed is missing or not an integer."""
 
     code = "MC431"
-    message = "the seed of dropout is {0}"
+    message = "the dropout seed is {0}"
     hint = "{1}"
 
 
 class DropoutNotRun(MaskcError):
-    """Dropout meets a mask, a module or a machine without such kernels."""
+    """No kernel runs dropout with this mask, module or machine."""
 
     code = "MC432"
-    message = "no kernel drops weights here: {0}"
+    message = "no kernel runs dropout here: {0}"
     hint = "{1}"
 
 
 class NotAnAttnMask(MaskcError, TypeError):
-    """`mc.scaled_dot_product_attention` was given something else than an array as attn_mask."""
+    """attn_mask of `mc.scaled_dot_product_attention` is not an array of booleans or numbers."""
 
     code = "MC437"
     message = "attn_mask must hold booleans or floating-point numbers, found {0}"
@@ -444,18 +456,18 @@ class DTypesDiffer(WrongDType):
 
 
 class ArgumentsByPlace(MaskcError, TypeError):
-    """Arguments stand behind the mask of a call, where only names tell them apart."""
+    """Positional arguments follow the mask of a call, where only keywords are accepted."""
 
     code = "MC439"
-    message = "{0} takes q, k, v and mask by place, and {1} more stand behind them"
+    message = "{0} takes q, k, v and mask by position, but got {1} more"
     hint = (
-        "give them by name, as in scale=0.1; mc.scaled_dot_product_attention takes PyTorch's "
-        "arguments in PyTorch's order"
+        "pass them by name, for example scale=0.1; mc.scaled_dot_product_attention takes "
+        "PyTorch's arguments in PyTorch's order"
     )
 
 
 class LengthsNotIds(DataShape):
-    """Documents were given as lengths, or as cumulative lengths without their mark."""
+    """Documents were given as lengths, or as cumulative lengths that are not marked as such."""
 
     code = "MC440"
     message = "{0!r} has shape {1}, expected {2}; its values {3}"
@@ -466,36 +478,36 @@ class MaskCalled(MaskcError, TypeError):
     """A mask was called like a function or a module."""
 
     code = "MC442"
-    message = "a mask is a set of pairs and no function"
+    message = "a mask is a set of pairs, not a function"
     hint = "mc.attention(q, k, v, mask) is a call; mask.compile(head_dim=64) gives a function"
 
 
 class IntegersUnread(MaskcError):
-    """A table of integers of 64 bits lies on a GPU, where the host cannot read it once and for all.
+    """A table of 64-bit integers is on a GPU, where the host cannot read it once and for all.
 
-    Kernels read int32, and the host checks that the integers fit when a tensor is new. It cannot
-    while a CUDA graph is captured, nor where nobody counts what is written into the array: one of
-    CuPy or JAX, or a tensor made in inference mode.
+    Kernels read int32, and the host checks that the integers fit when a tensor is new. It cannot do
+    so while a CUDA graph is captured, nor if nothing counts the writes to the array: arrays of CuPy
+    or JAX, or tensors made in inference mode.
     """
 
     code = "MC443"
     message = "{0!r} is {1} on a GPU, and the host cannot check here that it fits 32 bits"
-    hint = "give it as int32: x.int() of a torch tensor, x.astype('int32') of a CuPy array"
+    hint = "pass it as int32: x.int() of a torch tensor, x.astype('int32') of a CuPy array"
 
 
 class NotRecorded(MaskcError):
-    """A call cannot become a part of a program that JAX compiles for a GPU."""
+    """A call cannot become part of a program that JAX compiles for a GPU."""
 
     code = "MC480"
-    message = "this call cannot run inside of a program that JAX compiles: {0}"
+    message = "this call cannot run inside a program that JAX compiles: {0}"
     hint = (
-        "give data as arrays of integers or booleans on the device; where the host has to choose "
-        "keys, call the compiled mask with torch or CuPy arrays, outside of jax.jit"
+        "pass data as integer or boolean arrays on the device; if the host must select keys, "
+        "call the compiled mask with torch or CuPy arrays, outside jax.jit"
     )
 
 
 class NotTraced(MaskcError, TypeError):
-    """A call with arrays of JAX got what JAX cannot trace, or traces where it must not."""
+    """A call with JAX arrays got what JAX cannot trace, or a tracer instead of a value."""
 
     code = "MC481"
     message = "{0} is {1}"
@@ -503,27 +515,27 @@ class NotTraced(MaskcError, TypeError):
 
 
 class OnlyOneDerivative(MaskcError, TypeError):
-    """JAX asked for a derivative of the gradients of attention."""
+    """JAX requested a derivative of the gradients of attention."""
 
     code = "MC482"
-    message = "attention has gradients, and these have no derivative"
-    hint = "jax.grad and jax.vjp work, once; jax.hessian and jax.jacfwd do not"
+    message = "the gradients of attention have no derivative"
+    hint = "jax.grad and jax.vjp work once; jax.hessian and jax.jacfwd do not"
 
 
 class NoRunner(MaskcError):
-    """The library that runs kernels inside of a program of XLA's cannot be built or loaded."""
+    """The library that runs kernels inside XLA programs cannot be built or loaded."""
 
     code = "MC483"
-    message = "JAX cannot run kernels of maskc: {0}"
-    hint = "install jaxlib with its headers, an NVIDIA driver of CUDA 12 or later for GPUs"
+    message = "JAX cannot run maskc's kernels: {0}"
+    hint = "install jaxlib with its headers and, for GPUs, an NVIDIA driver for CUDA 12 or later"
 
 
 class NotASplashMask(MaskcError, TypeError):
-    """`from_splash` was given something that is no mask of Splash attention."""
+    """`from_splash` got something that is not a mask of Splash attention."""
 
     code = "MC484"
-    message = "cannot read {0} as a mask of Splash"
+    message = "cannot read {0} as a Splash attention mask"
     hint = (
-        "CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask, MultiHeadMask, & and | of "
-        "these, and boolean arrays are known; write others with mc.where(lambda q, k: ...)"
+        "use CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask, MultiHeadMask, & "
+        "and | of these, or boolean arrays; write others with mc.where(lambda q, k: ...)"
     )

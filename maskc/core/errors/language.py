@@ -50,7 +50,7 @@ class MaskUsedAsBool(MaskcError, TypeError):
 
 
 class NotAMask(MaskcError, TypeError):
-    """Something else stands where a mask is expected; the hint depends on what it is."""
+    """An argument is not a mask; the hint depends on what it is."""
 
     code = "MC106"
     message = "{0} expects a mask, found {1}"
@@ -98,11 +98,11 @@ class BadPhase(MaskcError):
 
 
 class ReservedName(MaskcError):
-    """The name of data or of a parameter is taken, or is no identifier."""
+    """The name of data or of a parameter is reserved, or is not an identifier."""
 
     code = "MC111"
     message = "{0!r} cannot name data or a parameter: {1}"
-    hint = "choose another identifier, for example 'doc_ids': calls give the data under this name"
+    hint = "choose another identifier, for example 'doc_ids'; calls pass the data under this name"
 
 
 class NameClash(MaskcError):
@@ -110,14 +110,14 @@ class NameClash(MaskcError):
 
     code = "MC112"
     message = "{0!r} is used both as {1} and as {2}"
-    hint = "give each its own name; one name means one array at call time"
+    hint = "use two names: one name means one array at call time"
 
 
 class NoSuchHead(MaskcError):
-    """The mask speaks of a query head that the call does not have."""
+    """The mask refers to a query head that the call does not have."""
 
     code = "MC113"
-    message = "the mask speaks of head {0}, but there are {1} heads"
+    message = "the mask refers to head {0}, but there are {1} heads"
     hint = "per_head([...]) needs one mask per query head; pass n_heads= to compile()"
 
 
@@ -150,16 +150,18 @@ class SelectionNotCompiled(MaskcError):
     """The target has no kernels for this run-time selection."""
 
     code = "MC117"
-    message = "target {0} has no kernels for topk of {1}; of blocks of at least {2} keys it has"
+    message = (
+        "target {0} has no kernels for topk of {1}; it has kernels for blocks of at least {2} keys"
+    )
     hint = (
-        "use target='simt' or 'cpu', or choose larger blocks; sm_80 and sm_90a have single keys by "
-        "q . k of each head, and where heads choose together by an indexer or by given scores "
+        "use target='simt' or 'cpu', or larger blocks; sm_80 and sm_90a select single keys by q"
+        " . k of each head, and by an indexer or given scores if heads choose together "
         "(share='all' or 'group')"
     )
 
 
 class BadIds(MaskcError):
-    """A list of token or head ids holds something else, or an id out of range."""
+    """A list of token or head ids holds something other than ids in range."""
 
     code = "MC118"
     message = "{0}: ids must be integers{1}, found {2}"
@@ -167,11 +169,11 @@ class BadIds(MaskcError):
 
 
 class BadChoice(MaskcError):
-    """A word is not one of those that the argument takes."""
+    """A word is not one of the allowed values."""
 
     code = "MC119"
     message = "{0}: {1} must be one of {2}, found {3!r}"
-    hint = "these words are all there are"
+    hint = "choose one of these words"
 
 
 class IntegerTooWide(MaskcError):
@@ -179,19 +181,19 @@ class IntegerTooWide(MaskcError):
 
     code = "MC120"
     message = "{0}: {1} does not fit 64 bits"
-    hint = "integers of masks lie between -2^63 and 2^63; leave a bound out where there is none"
+    hint = "integers of masks lie between -2^63 and 2^63; omit a bound if there is none"
 
 
 class MissingParentheses(NotTraceable):
-    """`&`, `|` or `^` of a formula joins two integers, because it binds before comparisons."""
+    """`&`, `|` or `^` of a formula combines two integers, because it binds before comparisons."""
 
     code = "MC122"
-    message = "{0} binds before comparisons do, and joins two integers here"
+    message = "{0} binds more tightly than comparisons, so it combines two integers here"
     hint = "put each comparison in parentheses: (q >= k) & (q - k < 3)"
 
 
 class MaskArithmetic(MaskcError, TypeError):
-    """Masks are joined by an operator that sets do not have, such as +."""
+    """Masks are combined with an operator that sets do not have, such as +."""
 
     code = "MC123"
     message = "masks have no {0}"
@@ -199,11 +201,11 @@ class MaskArithmetic(MaskcError, TypeError):
 
 
 class ArgumentOrder(MaskcError):
-    """The names of a function's arguments contradict their places."""
+    """The names of a function's arguments contradict their positions."""
 
     code = "MC121"
-    message = "names and places of the arguments disagree: by name {0}; by place {1}"
-    hint = "FlexAttention calls mask_mod(b, h, q_idx, kv_idx) by place; mc.where goes by name"
+    message = "names and positions of the arguments disagree: by name {0}; by position {1}"
+    hint = "FlexAttention calls mask_mod(b, h, q_idx, kv_idx) by position; mc.where goes by name"
 
 
 class WrongHeads(NoSuchHead):
@@ -218,12 +220,12 @@ class Undecided(MaskcError):
     """`mc.diff` found neither a difference nor a proof that there is none."""
 
     code = "MC126"
-    message = "no pair was found that tells the masks apart{0}, and no proof that there is none"
-    hint = "give n=, n_heads= and all data: for these the answer is exact"
+    message = "found neither a pair that distinguishes the masks{0} nor a proof that there is none"
+    hint = "pass n=, n_heads= and all data: the answer is then exact"
 
 
 class BadMatrix(MaskcError):
-    """A matrix from which a mask is to be made has another rank or element type."""
+    """A matrix that should become a mask has the wrong rank or element type."""
 
     code = "MC127"
     message = "{0} expects booleans [.., n_q, n_kv] of 2 to 4 dimensions, found {1}"
@@ -231,31 +233,31 @@ class BadMatrix(MaskcError):
 
 
 class ScoreNotTraceable(MaskcError):
-    """A formula of the score does something that cannot be followed exactly."""
+    """A score formula does something that tracing cannot follow exactly."""
 
     code = "MC129"
-    message = "this formula of the score cannot be followed: {0}"
+    message = "this score formula cannot be traced: {0}"
     hint = "{1}"
 
 
 class ScoreDerivative(MaskcError):
-    """A formula of the score has no finite derivative at some score."""
+    """A score formula has no finite derivative at some score."""
 
     code = "MC130"
-    message = "this formula of the score has no finite derivative: {0}"
+    message = "this score formula has no finite derivative: {0}"
     hint = "{1}"
 
 
 class ScoreHidesPairs(MaskcError):
-    """A formula of the score gives pairs no weight, which is what masks are for."""
+    """A score formula gives pairs no weight, which is the purpose of masks."""
 
     code = "MC131"
-    message = "this formula of the score hides pairs: {0}"
+    message = "this score formula hides pairs: {0}"
     hint = "{1}"
 
 
 class NotAScore(MaskcError, TypeError):
-    """Something else stands where a formula of the score is expected."""
+    """An argument is not a score formula."""
 
     code = "MC132"
     message = "score= expects mc.score(...), found {0}"
@@ -263,22 +265,26 @@ class NotAScore(MaskcError, TypeError):
 
 
 class NeedsLengths(MaskcError):
-    """A mask_mod is evaluated for the lengths of a call, and something needs its pairs without."""
+    """A mask_mod is evaluated for the lengths of a call, and something needs its pairs without
+    lengths."""
 
     code = "MC133"
-    message = "this mask_mod is evaluated for the lengths of a call: without them there is no mask"
+    message = (
+        "this mask_mod is evaluated for the lengths of each call, so there is no mask without "
+        "lengths"
+    )
     hint = (
-        "write it so that it can be followed, see the warning of mc.from_mask_mod; or fix its "
+        "write it so that it can be traced, see the warning of mc.from_mask_mod; or fix its "
         "lengths with mc.from_bool(create_mask(mask_mod, B, H, n_q, n_kv))"
     )
 
 
 class SequencesUnknown(MaskcError):
-    """A mask_mod computes with b, and a question does not know how many sequences there are."""
+    """A mask_mod computes with b, and the number of sequences is unknown."""
 
     code = "MC134"
-    message = "this mask_mod computes with b, so nobody knows how many sequences there are"
-    hint = "let b index a tensor, which says how many; or ask about mc.from_bool(create_mask(...))"
+    message = "this mask_mod computes with b, and the number of sequences is unknown"
+    hint = "let b index a tensor, which tells their number; or use mc.from_bool(create_mask(...))"
 
 
 class MaskModFailed(MaskcError):
@@ -286,6 +292,26 @@ class MaskModFailed(MaskcError):
 
     code = "MC135"
     message = "the mask_mod raised {0}, for {1} sequences, {2} heads, {3} queries and {4} keys"
+    hint = "a tensor that it reads may have fewer entries than the call has tokens, heads or rows"
+
+
+class ScoreNeedsLengths(MaskcError):
+    """A part of a score formula is evaluated for the lengths of a call, and something needs
+    it without."""
+
+    code = "MC650"
+    message = "this part of the score is evaluated for the lengths of a call: {0}"
+    hint = (
+        "write it so that it can be followed, see the warning of mc.from_score_mod; or give its "
+        "values as a tensor, score=mc.scores.bias() with bias="
+    )
+
+
+class NotEvaluated(MaskcError):
+    """A part of a score formula raised when it was evaluated for the lengths of a call."""
+
+    code = "MC651"
+    message = "this part raised {0}, for {1} sequences, {2} heads, {3} queries and {4} keys"
     hint = "a tensor that it reads may have fewer entries than the call has tokens, heads or rows"
 
 
@@ -297,7 +323,7 @@ class PatternFailed(MaskcError):
 
     code = "MC201"
     message = "the pattern file raised {0}: {1}"
-    hint = "a pattern file is ordinary Python; this is its own error"
+    hint = "a pattern file is ordinary Python, and this error comes from its code"
 
 
 class NoPattern(MaskcError):
@@ -336,7 +362,7 @@ class BadParameterValue(MaskcError):
 
 
 class NotAMaskReturned(MaskcError, TypeError):
-    """A pattern's function returned something else than a mask."""
+    """A pattern's function returned something other than a mask."""
 
     code = "MC206"
     message = "pattern {0} returned {1}, not a mask"
@@ -358,7 +384,7 @@ class FileUnreadable(MaskcError):
     code = "MC208"
     exit_code = 2
     message = "cannot read {0}: {1}"
-    hint = "a pattern file is a regular file that you may read"
+    hint = "pass a regular file that you may read"
 
 
 class PatternTwice(MaskcError):
@@ -366,4 +392,4 @@ class PatternTwice(MaskcError):
 
     code = "MC209"
     message = "{0} is defined twice: the pattern of this name in line {1} would be lost"
-    hint = "give each its own name; the name becomes the generated module's name"
+    hint = "rename one of them; the name becomes the generated module's name"

@@ -18,11 +18,11 @@ class LayerUnknown(MaskcError):
 
     code = "MC701"
     message = "layer={0!r} is none of the plan's masks: {1}"
-    hint = "name one of them, plan(...) took them as a dict"
+    hint = "pass one of these names: plan(...) got the masks as a dict"
 
 
 class PlanData(MaskcError):
-    """A plan needs data that it was not given, or was given others."""
+    """A plan lacks data that it needs, or got other data."""
 
     code = "MC702"
     message = "{0}"
@@ -49,9 +49,9 @@ class RankLost(MaskcError):
     """A rank did not send what the plan says, or died."""
 
     code = "MC705"
-    message = "waiting for rank {0} failed after {1} of {2} messages had come: {3}"
+    message = "waiting for rank {0} failed after {1} of {2} messages had arrived: {3}"
     hint = (
-        "look at that rank's own output first; a rank that is only slow needs a longer timeout, "
+        "look at that rank's own output first; if it is only slow, raise the timeout, "
         "init_process_group(timeout=...)"
     )
 
@@ -65,7 +65,7 @@ class WrongGroup(MaskcError):
 
 
 class NotShared(MaskcError):
-    """A call, or a mask, that cannot run on shards."""
+    """A call or a mask cannot run on shards."""
 
     code = "MC707"
     message = "{0} cannot run on shards: {1}"
@@ -73,7 +73,7 @@ class NotShared(MaskcError):
 
 
 class NetworkUnknown(MaskcError):
-    """A network that is neither known nor described."""
+    """The network is neither known nor described."""
 
     code = "MC708"
     exit_code = 2
@@ -86,4 +86,4 @@ class RankRefused(MaskcError):
 
     code = "MC709"
     message = "the call ended on all ranks: rank {0} raised {1}"
-    hint = "the output of that rank has the whole error; the next call may go on"
+    hint = "see the output of that rank for the whole error; later calls may continue"

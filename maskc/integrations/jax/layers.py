@@ -27,7 +27,7 @@ def attention_fn(mask: Mask, **options: Any) -> Callable[..., Any]:
         **options: of `maskc.integrations.jax.attention`: softcap, alibi_slopes, data, ...
 
     Raises:
-        BadOption: by the function, where the layer gives a mask, a bias, or asks for weights
+        BadOption: raised by the function, if the layer passes a mask or a bias, or requests weights
             (MC407).
     """
 

@@ -14,15 +14,15 @@ from maskc.dsl.mask import Mask
 
 
 def from_splash(mask: Any) -> Mask:
-    """The mask of maskc that keeps the pairs of a mask of Splash.
+    """Convert a Splash attention mask to a mask that keeps the same pairs.
 
     Masks of maskc have no lengths, so that a CausalMask, a LocalMask or a ChunkedCausalMask serves
     every length. Splash counts queries and keys from the first one.
 
     Args:
-        mask: CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask, MultiHeadMask, any of
-            these joined by & and |, a subclass that computes the mask by a function of ids of
-            queries and keys, or a boolean array [Nq, Nkv] or [heads, Nq, Nkv].
+        mask: CausalMask, LocalMask, ChunkedCausalMask, FullMask, NumpyMask or MultiHeadMask; any of
+            these combined with & and |; or a boolean array [Nq, Nkv] or [heads, Nq, Nkv].
+            Subclasses may compute the mask by a function of query and key ids.
 
     Raises:
         NotASplashMask: it is something else, or a slice of a longer mask (MC484).

@@ -55,7 +55,7 @@ class GivenLengths(NamedTuple):
 
 
 class TracedScore(NamedTuple):
-    """A formula of the score without its arrays, which are given like all others."""
+    """A score formula without its arrays, which are given like all others."""
 
     formula: Formula
     names: tuple[str, ...]
@@ -97,7 +97,7 @@ class TracedCall:
 
     @property
     def reads_data(self) -> bool:
-        """Whether arrays of data are given, beside tables of a formula."""
+        """Whether arrays of data are given, not counting tables of a formula."""
         return any(name not in self.tables and _leaves(own) for name, own in self.data)
 
     @property

@@ -5,9 +5,9 @@ Two ways lead to the same kernels. Plain eager calls go straight to the compiled
 a dispatch mode, a tensor subclass) sees `torch.ops.maskc.attention`.
 
 Why two: a torch operator with a kernel and a derivative in Python passes the dispatcher and its
-wrappers several times. For one query on a CPU, where the compiled mask by itself takes 10 us, a
-call without gradients takes 15 us directly and 29 us as an operator; with gradients the forward
-takes 27 us against 105, and forward and backward 94 us against 217.
+    wrappers several times. For one query on a CPU, the compiled mask by itself takes 10 us. A call
+    without gradients takes 15 us directly and 29 us as an operator. With gradients the forward pass
+    takes 27 us compared with 105 us, and forward and backward 94 us compared with 217 us.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def attention(find: Finder, mask: Any, call: AttentionCall, score: Any = None) -
 
     Args:
         find: makes or finds the kernel of `mask`.
-        score: a formula of the score, where a compiler traces the call.
+        score: a score formula, where a compiler traces the call.
 
     Raises:
         As `through_torch`.
@@ -70,14 +70,14 @@ def through_torch(
     find: Finder | None, owner: Any, call: AttentionCall, dtype: str | None = None,
     score: Any = None,
 ) -> Any:  # fmt: skip
-    """A call that torch must see, see `maskc/runtime/autograd.py`.
+    """Run a call that torch must see, see `maskc/runtime/autograd.py`.
 
     Args:
-        find: makes or finds the kernel; None: the owner has but one, whatever a call is made of.
-        owner: what it is a kernel of: a mask, a compiled mask or a generated module's.
-        dtype: what autocast casts to; None: what it casts the operands of
-            scaled_dot_product_attention to.
-        score: a formula that `find` is told of, beside an owner that is a mask.
+        find: makes or finds the kernel; None: the owner has a single one for all calls.
+        owner: the mask, compiled mask or generated module that the kernel belongs to.
+        dtype: the dtype that autocast casts to; None: as for operands of
+            scaled_dot_product_attention.
+        score: a score formula for `find`, if the owner is a mask.
 
     Raises:
         TargetNotBuilt: a gradient is wanted and the target has no backward kernels.
@@ -124,10 +124,10 @@ def through_torch(
 
 
 def cast_all(q: Any, k: Any, v: Any, dtype: str | None = None) -> tuple[Any, Any, Any]:
-    """What autocast makes of them, where it is in force.
+    """Cast tensors as autocast does, if it is enabled.
 
     Args:
-        dtype: what it casts to; None: what it casts operands of scaled_dot_product_attention to.
+        dtype: the target dtype; None: as for operands of scaled_dot_product_attention.
 
     Raises:
         NestedTensor: one is nested.
@@ -143,8 +143,7 @@ def cast_all(q: Any, k: Any, v: Any, dtype: str | None = None) -> tuple[Any, Any
 
 
 def _is_plain(q: Any, k: Any, v: Any, beside: Mapping[str, Any]) -> bool:
-    """Whether nobody but autograd can take part in a call of these tensors, and of what is beside
-    them."""
+    """Whether only autograd can intercept a call with these tensors."""
     return not (
         torch.compiler.is_compiling()
         or type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN
@@ -183,7 +182,7 @@ def _dropping(find: Finder, owner: Any, *kernel: Any, **score: Any) -> Any:
 
 
 def captured_by(score: Any) -> dict[str, Any]:
-    """The tensors that a formula of the score captured, by name: torch must see them, and kernels
+    """The tensors that a score formula captured, by name: torch must see them, and kernels
     find arrays of others by themselves."""
     held: Mapping[str, Any] = score.inputs.captured
     return {name: x for name, x in held.items() if isinstance(x, torch.Tensor)}
@@ -213,10 +212,10 @@ def _place(q: Any) -> tuple[str, int]:
 def _wanted(
     q: Any, k: Any, v: Any, options: CallOptions, beside: Mapping[str, Any], tables: Sequence[str]
 ) -> bool:
-    """Whether there is something to differentiate.
+    """Whether a gradient is required.
 
     Args:
-        beside: vectors per head and data; tables: those of the data that may require grad.
+        beside: vectors per head and data; tables: the data that may require grad.
 
     Raises:
         NoGradient: data require grad. BadOption: a number does.

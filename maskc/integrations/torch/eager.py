@@ -28,7 +28,7 @@ def backward(
     """Gradients of out; the mode of torch.use_deterministic_algorithms joins the call's own.
 
     Args:
-        tables: of a formula of the score, whose gradients follow.
+        tables: of a score formula, whose gradients follow.
     """
     options = call.options.with_heads(slopes, sinks)
     if torch.are_deterministic_algorithms_enabled():
@@ -82,8 +82,8 @@ class MaskedAttention(torch.autograd.Function):
 
 _looking: Any = MaskedAttention.apply
 _apply: Any = super(torch.autograd.Function, MaskedAttention).apply
-"""What `Function.apply` calls when it has looked at each argument for what torch.func may have left
-there, which takes some 5 us."""
+"""`Function.apply` without its search of every argument for torch.func transforms, which takes some
+5 us."""
 
 
 def attended(*call: Any) -> tuple[Any, Any]:

@@ -13,18 +13,18 @@ _MOST = 448.0
 
 
 def to_e4m3(x: Any, heads: int | None = None) -> tuple[Any, Any]:
-    """A torch tensor in E4M3, and what its heads are to be multiplied by: the largest number of
-    each becomes 448.
+    """Convert a torch tensor to E4M3 with one scale per head, such that its largest magnitude
+    becomes 448.
 
     Args:
         x: [B, H, N, D] of any floating dtype.
-        heads: those of the keys, where x is q: query heads of one key/value head share a factor.
+        heads: number of key heads, if x is q: query heads of one key/value head share a scale.
 
     Returns:
         (float8_e4m3fn [B, H, N, D], fp32 [B, heads]).
 
     Raises:
-        BadShape: H is no multiple of heads (MC401).
+        BadShape: H is not a multiple of heads (MC401).
     """
     if x.ndim != 4 or (heads is not None and (heads < 1 or x.shape[1] % heads)):
         raise BadShape("x", tuple(x.shape), f"[B, a multiple of {heads or 1}, N, D]", at="x")

@@ -17,7 +17,7 @@ Derivative = Callable[..., Any]
 
 
 def refuse_transforms(arguments: Mapping[str, Any]) -> None:
-    """Refuse tensors of which a kernel would see one part only.
+    """Refuse tensors if a kernel would see only a part of them.
 
     Raises:
         BadOption: a transform of torch.func or forward-mode differentiation would miss the kernel.
@@ -25,7 +25,7 @@ def refuse_transforms(arguments: Mapping[str, Any]) -> None:
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         found = "one under torch.func (vmap, grad, jvp)"
-        raise BadOption("q", "a tensor that nothing transforms", found, at="q")
+        raise BadOption("q", "an untransformed tensor", found, at="q")
     forward: Any = torch.autograd.forward_ad
     for name, given in arguments.items():
         for x in given if isinstance(given, tuple) else (given,):
@@ -55,7 +55,7 @@ def once(derivative: Derivative) -> Backward:
             x is not None and functorch.is_legacy_batchedtensor(x) for x in gradients
         ):
             found = "one under vmap (is_grads_batched, vectorize=True)"
-            raise BadOption("dout", "a tensor that nothing transforms", found, at="dout")
+            raise BadOption("dout", "an untransformed tensor", found, at="dout")
         if not torch.is_grad_enabled():  # without create_graph nobody can ask
             return derivative(ctx, ctx.saved_tensors, *gradients)
         saved = ctx.saved_tensors  # once: checkpoints refuse to give them again
@@ -93,12 +93,12 @@ def gradients(
     backward: Callable[..., Any], v: Any, out: Any, lse: Any, slopes: Any, sinks: Any,
     dout: Any, dlse: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """(dq, dk, dv, dslopes, dsinks), then those of tables; None where there is none.
+    """Return (dq, dk, dv, dslopes, dsinks), then gradients of tables; None for missing ones.
 
     With p the probabilities, ds = p * (dout . v - dout . out) + p * dlse. Both terms are linear in
-    their gradient, so the second comes from a second pass: where v has a one in front and zeros
-    behind, out is 0 and dout holds dlse in front, the first term is the second. dlse is rounded to
-    the dtype of v on the way, as a dout is.
+    their gradient, so a second pass computes the second term. In that pass, v has a one in front
+    and zeros behind, out is 0, and dout holds dlse in front. The first term then equals the second.
+    dlse is rounded to the dtype of v on the way, as a dout is.
 
     Args:
         backward: (v, out, dout) -> gradients as CompiledMask.backward gives them; with True behind

@@ -47,7 +47,8 @@ def handle(
     find: Callable[..., Any] | None, owner_id: int, head_dim: int, head_dim_v: int, heads: int,
     dtype: Any, place: tuple[str, int], wanted: bool, score_id: int = 0,
 ) -> str:  # fmt: skip
-    """The name of a compiled mask, the same in every process: a digest of what it computes.
+    """Return the name of a compiled mask, which is the same in every process: a digest of its
+    content.
 
     While torch.compile traces, this runs as it is and its result becomes a constant of the graph,
     guarded by the identity of its owner. Errors get names too, and are raised when the graph runs:
@@ -57,7 +58,7 @@ def handle(
         find: see `maskc.integrations.torch.Finder`; the next six are its arguments.
         owner_id: `id` of the owner, which the caller keeps alive.
         wanted: whether the call needs a gradient.
-        score_id: `id` of the formula of the score, likewise; 0: none, or the owner has it.
+        score_id: `id` of the score formula, likewise; 0: none, or the owner has it.
     """
     found: Any
     owner = ctypes.cast(owner_id, ctypes.py_object).value

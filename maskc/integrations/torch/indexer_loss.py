@@ -1,4 +1,5 @@
-"""What trains an indexer: how far its softmax over the chosen keys is from where attention looks.
+"""The training loss of an indexer: the divergence of its softmax over the selected keys from the
+attention weights.
 
 DeepSeek-AI, "DeepSeek-V3.2-Exp: Boosting Long-Context Efficiency with DeepSeek Sparse Attention",
 2025, the sparse training stage. Torch computes it, from the keys that were chosen alone and some
@@ -31,19 +32,19 @@ def indexer_loss(
     attn: Any, q: Any, k: Any, lse: Any, options: CallOptions, data: Mapping[str, Any],
     bound: Bound | None,
 ) -> Any:  # fmt: skip
-    """The loss of every query.
+    """Return the loss of every query.
 
-    With t the attention's weights on a query's chosen keys, added up over the heads that choose
-    together and divided by their sum, and s the softmax of the keys' ranks over the same keys, it
-    is sum(t * log(t / s)), the mean over heads that choose apart; 0 where no weight is there.
+    t are the attention weights on a query's selected keys, summed over the heads that select
+    together and normalized. s is the softmax of the keys' ranks over the same keys. The loss is
+    sum(t * log(t / s)), averaged over heads that select separately; 0 without weights.
 
     Args:
         attn: the compiled mask; `check_trained` had nothing to say of it.
-        q: [B, Hq, Nq, D]; k: [B, Hkv, Nkv, D]; lse: [B, Hq, Nq], of the call. No gradient
-            reaches them.
+        q: [B, Hq, Nq, D]; k: [B, Hkv, Nkv, D]; lse: [B, Hq, Nq], of the call. No gradient reaches
+            them.
         options: of the call.
-        data: keywords of the call, and what ranks: index_q [B, J, Nq, Di], index_k [B, Nkv, Di] or
-            a pair of that and factors [B, Nkv], index_w [B, J, Nq]; or scores.
+        data: keywords of the call, and the ranking tensors: index_q [B, J, Nq, Di], index_k [B,
+            Nkv, Di] or a pair with factors [B, Nkv], index_w [B, J, Nq]; or scores.
         bound: what the host chose; None: the keys are ranked here.
 
     Returns:
@@ -76,7 +77,7 @@ class _Terms:
     lists: Any
     """int64 [B, G, Nq, width], -1 behind the last one; None: the keys are ranked here."""
     kept: Pairs | None
-    """What the mask keeps of the chosen pairs; None: all."""
+    """The kept pairs among the selected ones; None: all."""
     allowed: Pairs
     sizes: Sizes
 

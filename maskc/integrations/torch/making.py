@@ -1,8 +1,8 @@
 """Masks and formulas that code under torch.compile makes once, while it is traced.
 
-Dynamo cannot follow how these are made. It knows what they are made of by its identity, which it
-guards, and finds them again as attributes of `_MADE`: they must have a place, as the tensors that
-they captured are operands of the graph.
+Dynamo cannot follow how these are made. It identifies their ingredients by `id`, which it guards,
+and finds the results as attributes of `_MADE`. They need such a place because their captured
+tensors are operands of the graph.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from maskc.core.errors import BadOption
 from maskc.dsl.mask import Mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.integrations.transformers.attention import EXTRA
+from maskc.integrations.transformers.continuous import continuous_batching as continuous_batching
 from maskc.integrations.transformers.model_checks import Check as Check
 from maskc.integrations.transformers.model_checks import Row as Row
 from maskc.integrations.transformers.model_checks import attention_modules

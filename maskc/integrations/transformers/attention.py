@@ -39,7 +39,7 @@ _ADVICE = {
 
 
 class Layer(NamedTuple):
-    """What one call of an attention module ran."""
+    """Record of one call of an attention module."""
 
     number: int | None
     """The layer's number, where the module knows it."""
@@ -76,25 +76,25 @@ def run(
     position_bias: Any = None, cu_seq_lens_q: Any = None, cu_seq_lens_k: Any = None,
     compute: Any = None, **others: Any,
 ) -> tuple[Any, None]:  # fmt: skip
-    """Attention as `AttentionInterface` asks for it.
+    """Compute attention with the signature of `AttentionInterface`.
 
     Args:
         module: the attention module; its class and layer index name it in errors.
         query: [B, Hq, n_q, D]; key: [B, Hkv, n_kv, D]; value: [B, Hkv, n_kv, Dv]; any strides.
-        attention_mask: what `make_mask` made; or a tensor that broadcasts to [B, Hq, n_q, n_kv],
-            booleans that keep pairs or numbers that are added to scores; or None where the model
-            has no mask.
+        attention_mask: the result of `make_mask`; or a tensor that broadcasts to [B, Hq, n_q,
+            n_kv], booleans that keep pairs or numbers that are added to scores; or None if the
+            model has no mask.
         scaling: factor of the scores; D^-1/2 when None.
         dropout: the share of weights that are dropped, by the default generator of the device.
         softcap: scores become softcap * tanh(score / softcap).
         s_aux: [Hq], a logit per head in the denominator, with a gradient.
-        is_causal: counts only where there is no mask; None is what the module says.
+        is_causal: used only without a mask; None takes the module's setting.
         position_bias: [B, Hq, n_q, n_kv] or what broadcasts to it, added to scaled scores, with a
             gradient; T5 and its kin make it.
         position_ids: [B, n_q]; only read to find packed sequences that the mask ignores.
         cu_seq_lens_q: int [segments + 1], cumulative lengths of packed segments.
         cu_seq_lens_k: the same for keys.
-        compute: what is called in the place of `maskc.attention`, with its arguments.
+        compute: replacement of `maskc.attention`, with its arguments.
         others: ignored where they are known to say nothing about attention.
 
     Returns:
@@ -184,7 +184,7 @@ def _without(module: Any, query: Any, key: Any, is_causal: bool | None) -> Mask:
     if n_q == n_kv:
         return _CAUSAL
     what = f"is_causal=True, no mask, and {n_q} queries for {n_kv} keys"
-    raise ModelMask(_name(module), what, "nothing says where the queries are: " + _EAGER)
+    raise ModelMask(_name(module), what, "the positions of the queries are unknown: " + _EAGER)
 
 
 _FULL, _CAUSAL = full(), causal()

@@ -1,4 +1,4 @@
-"""What travels through a model in place of an attention mask."""
+"""Objects that travel through a model in place of an attention mask."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def make_mask(
     mask_function: Any = None, attention_mask: Any = None, config: Any = None, device: Any = None,
     use_vmap: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
-    """The mask of all layers of one type, as `AttentionMaskInterface` asks for it.
+    """Return the mask of all layers of one type, with the signature of `AttentionMaskInterface`.
 
     Args:
         batch_size: sequences.
         q_length: queries; kv_length: keys.
-        q_offset: position of the first query, an integer or a tensor without dimensions, which is
-            read: on a GPU that waits once per forward pass with a static cache.
+        q_offset: position of the first query, an integer or a 0-D tensor. Reading it on a GPU
+            synchronizes once per forward pass with a static cache.
         kv_offset: position of the first key.
         mask_function: which query sees which key, in absolute positions; None is causal.
         attention_mask: bool [B, tokens], False where a token is padding; or None.
@@ -83,7 +83,7 @@ def _booleans(
 
 
 class _Late:
-    """What `prepare` makes once torch is there."""
+    """Objects that `prepare` makes once torch is loaded."""
 
     eager: Any = staticmethod(_eager)
     """Calls as `_eager` does, and no compiler follows: a graph breaks there, and nothing in it is
@@ -109,7 +109,7 @@ def check_served(config: type) -> None:
     """Refuse the models of a configuration class if they compute attention by themselves.
 
     Raises:
-        ModelNotServed: their module never asks for an attention function (MC605).
+        ModelNotServed: their module never uses an attention function (MC605).
     """
     if (why := _why_not(config)) is not None:
         raise not_served(config.__name__.removesuffix("Config"), why, config)
@@ -167,7 +167,7 @@ def reads_is_causal(layer: type) -> bool:
     """Whether anything but maskc reads `is_causal` of a class of attention layers.
 
     Eager attention takes a missing mask for full attention, whatever the layer says. SDPA does not,
-    so models that SDPA never ran say things that nobody has tried: BridgeTower's image layers.
+    so models that SDPA never ran say things that were never tried: BridgeTower's image layers.
     """
     import sys
 
@@ -210,7 +210,7 @@ _WITHOUT: dict[type, dict[str, Any]] = {}
 
 
 def note_parts(config: Any) -> None:
-    """Remember of which parts a model is made, for hints; of a part the whole is known already."""
+    """Record the parts of a model for hints; keeps the known whole of a part."""
     if type(config) not in _WITHOUT:
         _WITHOUT.clear()
         _WITHOUT.update(_without_each(config))
@@ -259,7 +259,7 @@ def _attribute(carried: Any, name: str) -> Any:
 
 
 def _plain(value: Any, shown: str) -> Any:
-    """Arguments with booleans in the place of what is carried."""
+    """Return arguments with booleans in place of carried masks."""
     if isinstance(value, dict):
         return {name: _plain(part, shown) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -279,7 +279,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _carrier() -> Any:
-    """As `carrier`."""
+    """The cached part of `carrier`."""
     return carrier()
 
 

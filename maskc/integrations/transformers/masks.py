@@ -23,7 +23,7 @@ from maskc.dsl.tracer import from_mask_mod, where
 SHIFT = "query_offset"
 """The parameter that says how far the first query is behind the first key."""
 SHIFTED = "shifted"
-"""An alignment beside "start" and "end": by that parameter."""
+"""An alignment other than "start" and "end": by that parameter."""
 
 
 class LayerPlace(NamedTuple):
@@ -53,7 +53,7 @@ class _Unknown(Exception):
 
 
 Tree = tuple[Any, ...]
-"""What a mask function computes, without its tensors: (word, ...parts or numbers)."""
+"""The computation of a mask function, without its tensors: (word, ...parts or numbers)."""
 _FULL: Tree = ("full",)
 _CAUSAL: Tree = ("causal",)
 
@@ -199,7 +199,7 @@ _MAKERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "packed_sequence_mask_function": ("packing", ("packed_sequence_mask",)),
     "remap_positions_for_packed_sequence": ("remapped", ("mask_function", "position_ids")),
 }
-"""What makes them, and what it is called with; no name: functions."""
+"""Makers of mask functions: their kind, and the names of their arguments; no name: functions."""
 
 
 def _marking(make: Callable[..., Any], word: str, names: tuple[str, ...]) -> Callable[..., Any]:
@@ -305,12 +305,12 @@ def _sides(ids: Any, place: LayerPlace) -> Any:
 
 
 def _read(function: Any, tensors: _Tensors, positions: Any, segments: tuple[Any, ...]) -> Tree:
-    """What a mask function computes.
+    """Return the computation of a mask function.
 
     Args:
-        tensors: takes what it captured.
-        positions: [B, N], where the function is called with the positions inside packed sequences.
-            In a segment positions are consecutive, so there differences of positions are those of
+        tensors: receives the captured tensors.
+        positions: [B, N], if the function is called with positions inside packed sequences.
+            Positions in a segment are consecutive, so differences of positions equal differences of
             indices.
         segments: ids of packed sequences that stand in a conjunction with the function.
     """
@@ -437,12 +437,12 @@ def _name(mask: Mask) -> str:
 
 
 def _name_of_tree(tree: Tree, align: str, padded: bool) -> str:
-    """What `named` calls the mask of a tree."""
+    """Return the name under which `named` knows the mask of a tree."""
     return _name(joined(_mask(tree, align), _PADDING) if padded else _mask(tree, align))
 
 
 def name_of_both(mask: int, other: int) -> str:
-    """What `named` calls the pairs of both masks, which are given by their `id`."""
+    """Return the name under which `named` knows the pairs of both masks, given by their `id`."""
     return _name(joined(*(ctypes.cast(x, ctypes.py_object).value for x in (mask, other))))
 
 

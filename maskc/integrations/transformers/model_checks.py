@@ -25,7 +25,7 @@ _HALF = 2e-2
 
 @dataclass(frozen=True)
 class Row:
-    """What one attention layer ran."""
+    """Result of one attention layer."""
 
     layer: int
     """The layer's index; where the module does not know it, how many calls came before."""
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """What `check` found; printed as a table."""
+    """Result of `check`; printed as a table."""
 
     model: str
     rows: tuple[Row, ...]

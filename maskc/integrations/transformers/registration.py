@@ -27,7 +27,7 @@ def register() -> None:
     """Make `attn_implementation="maskc"` known to transformers. Calling it again does nothing.
 
     Works in `from_pretrained`, `from_config` and `set_attn_implementation`, with dynamic and static
-    caches. Continuous batching of transformers takes only its own implementations.
+    caches. Continuous batching takes only implementations of its own, see `continuous_batching`.
 
     Raises:
         ExtraMissing: transformers or torch is not installed (MC507).

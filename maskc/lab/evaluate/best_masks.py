@@ -59,18 +59,18 @@ def can_select(mask: Mask) -> bool:
 
 
 def selected(mask: Mask, made: Made, queries: Queries) -> Any:
-    """bool [rows, n] or [heads, rows, n]: the keys of some queries under a mask.
+    """Return bool [rows, n] or [heads, rows, n]: the keys of some queries under a mask.
 
     Args:
-        mask: one of which `can_select` is true.
+        mask: a mask for which `can_select` is true.
         made: gives the parts that select nothing.
-        queries: of which the rows are.
+        queries: the queries of the rows.
     """
     rows = slice(queries.first, queries.last)
     if not selects(mask):
         return made(mask)[..., rows, :]
     if isinstance(mask, Algebra):
-        left, right = (selected(each, made, queries) for each in (mask.left, mask.right))
+        left, right = (selected(operand, made, queries) for operand in (mask.left, mask.right))
         return combined(mask.op, left, right)
     chosen: Any = mask
     allowed = made(chosen.of)
@@ -89,7 +89,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def combined(op: str, left: Any, right: Any) -> Any:
-    """What a node of the mask algebra means, on booleans."""
+    """Apply an operator of the mask algebra to booleans."""
     return _OPERATORS[op](left, right)
 
 
@@ -147,5 +147,5 @@ def cells(allowed: Any, rows: int, columns: int) -> Any:
     """bool [..., ceil(n / rows), ceil(n / columns)]: which blocks have an allowed pair."""
     torch = torch_module()
     over = (0, -allowed.shape[-1] % columns, 0, -allowed.shape[-2] % rows)
-    found = torch.nn.functional.pad(allowed, over)
-    return found.unflatten(-1, (-1, columns)).any(dim=-1).unflatten(-2, (-1, rows)).any(dim=-2)
+    padded = torch.nn.functional.pad(allowed, over)
+    return padded.unflatten(-1, (-1, columns)).any(dim=-1).unflatten(-2, (-1, rows)).any(dim=-2)

@@ -39,7 +39,7 @@ SCOPE = "Larger models, longer sequences, other languages and other benchmarks w
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mask that is to be evaluated."""
+    """A mask to evaluate."""
 
     name: str
     mask: Mask
@@ -55,7 +55,7 @@ class Candidate:
 
 @dataclass
 class Inputs:
-    """A model and its texts, with what it does without a mask: computed once, when needed."""
+    """A model and its texts, with its results without a mask: computed once, when needed."""
 
     model: Any
     tokenizer: Any
@@ -66,13 +66,13 @@ class Inputs:
     source: str
     needles: Sequence[needle.Trial] = ()
     layers: Sequence[int] | None = None
-    """The layers of which information loss is asked; all of them when None."""
+    """The layers to compute information loss for; all of them when None."""
     matrices: Matrices | None = None
     """Where attention is computed by matrices instead of kernels; None: by kernels."""
 
     @property
     def compute(self) -> Any:
-        """What computes attention; None is maskc."""
+        """The attention implementation; None is maskc."""
         return None if self.matrices is None else self.matrices.attention
 
     @property
@@ -83,8 +83,8 @@ class Inputs:
     @cached_property
     def dense_losses(self) -> np.ndarray:
         """float64 [sequences, n - 1] in nats."""
-        found: np.ndarray = losses(self.model, self.ids, None, self.compute)
-        return found
+        values: np.ndarray = losses(self.model, self.ids, None, self.compute)
+        return values
 
     @cached_property
     def dense_answers(self) -> tuple[bool, ...]:
@@ -107,7 +107,7 @@ def evaluate(
     progress: Callable[[str], object] | None = None,
     each: Callable[[Evaluated], bool] | None = None,
 ) -> Evaluation:  # fmt: skip
-    """What masks lose of dense attention, and what a model loses by them without training.
+    """Measure what masks lose of dense attention, and what a model loses by them without training.
 
     Args:
         masks: masks by name, or candidates.
@@ -117,34 +117,33 @@ def evaluate(
         margin: nats per token below which a difference counts as none.
         resamples: of each bootstrap.
         seed: of the bootstraps.
-        known: what an earlier run found; candidates of the same names are not evaluated again.
-        base: what dense attention means where pairs are counted; causal() when None.
+        known: results of an earlier run; candidates of the same names are not evaluated again.
+        base: the mask of dense attention, for pair counts; causal() when None.
         data: arrays and parameters that masks read, by name. Of a model: the same for every
             sequence and prompt, or a function from the tokens of one (int64 [N], NumPy) to them.
             Of tensors: arrays that may have a row for each sequence.
-        command: what makes the numbers again, for reports.
+        command: the command that reproduces the numbers, for reports.
         environment: versions and the machine, for reports.
-        progress: is told what comes next.
-        each: is given each result of a candidate when it is there; the run ends early where it
-            returns False.
+        progress: called with a description of the next step.
+        each: called with each result of a candidate; the run ends early if it returns False.
 
     Returns:
         The evaluation, with p-values corrected for all its patterns by Holm's method.
 
     Raises:
-        NotAMask: a value is no mask (MC106).
+        NotAMask: a value is not a mask (MC106).
         BadTensors: data are a function of tokens, and there are none (MC730).
-        MaskcError: as a call of the masks raises.
+        MaskcError: see calls of the masks.
     """
     candidates = _candidates(masks)
     base = causal() if base is None else base
     tell = progress or (lambda _: None)
-    finished = {each.name: each for each in known}
+    finished = {result.name: result for result in known}
     wanted = [one for one in candidates if one.name not in finished]
     whole = [one for one in wanted if one.layers is None]
     model = inputs if isinstance(inputs, Inputs) else None
     if model is None and callable(data):
-        raise BadTensors(inputs.source, "it has no tokens to make data of", at="data")
+        raise BadTensors(inputs.source, "it has no tokens to derive data from", at="data")
     information: dict[str, InformationLoss] = {}
     if "information" in parts and whole:
         masks_of = {one.name: one.mask for one in whole}
@@ -153,15 +152,15 @@ def evaluate(
     for number, one in enumerate(wanted, start=1):
         tell(f"{one.name} ({number} of {len(wanted)})")
         pairs = mean_pairs(one.mask, inputs, base, data) if one.pairs is None else one.pairs
-        found = Evaluated(
+        result = Evaluated(
             one.name, repr(one.mask), one.role, one.of, pairs,
             pairs / everything, one.budget, information.get(one.name),
             digest=digest_of(one.mask, {} if callable(data) else data or {}),
         )  # fmt: skip
         if model is not None:
-            found = _of_model(found, one, model, data, parts, margin, resamples, seed)
-        finished[one.name] = found
-        if each is not None and not each(found):
+            result = _of_model(result, one, model, data, parts, margin, resamples, seed)
+        finished[one.name] = result
+        if each is not None and not each(result):
             break
     results = _corrected([finished[one.name] for one in candidates if one.name in finished])
     limits = (INFORMATION, UNTRAINED, SCOPE) if model is not None else (INFORMATION, SCOPE)
@@ -206,11 +205,11 @@ def mean_pairs(mask: Mask, inputs: Inputs | Tensors, base: Mask, data: Data | No
     if not data or not declared_names(mask):
         return pairs_of(mask, n, base, heads)
     if isinstance(inputs, Inputs):
-        found = [pairs_of(mask, n, base, heads, data_of(data, row)) for row in inputs.ids]
+        counts = [pairs_of(mask, n, base, heads, data_of(data, row)) for row in inputs.ids]
     else:
         rows, given = range(inputs.sequences), data_of(data, None)
-        found = [pairs_of(mask, n, base, heads, given, batch) for batch in rows]
-    return sum(found) // len(found)
+        counts = [pairs_of(mask, n, base, heads, given, batch) for batch in rows]
+    return sum(counts) // len(counts)
 
 
 def _joined(
@@ -254,7 +253,7 @@ def perplexity(
     dense: np.ndarray, ours: np.ndarray, texts: Sequence[str], margin: float = 0.02,
     resamples: int = 2000, seed: int = 0,
 ) -> Perplexity:  # fmt: skip
-    """Losses with a mask beside those without, on the same tokens.
+    """Compare losses with a mask to losses without, on the same tokens.
 
     Args:
         dense, ours: float [sequences, tokens] in nats; each sequence is a document of its own.
@@ -283,7 +282,7 @@ def _corrected(found: Sequence[Evaluated]) -> list[Evaluated]:
     """Correct p-values for all patterns, each kind of test among its own."""
     results = list(found)
     for kind in ("perplexity", "retrieval"):
-        having = [i for i, each in enumerate(results) if getattr(each, kind) is not None]
+        having = [i for i, result in enumerate(results) if getattr(result, kind) is not None]
         p_values = [getattr(results[i], kind).p_value for i in having]
         for i, value in zip(having, holm(p_values), strict=True):
             part = replace(getattr(results[i], kind), p_holm=value)

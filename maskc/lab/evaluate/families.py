@@ -61,7 +61,7 @@ and `fixed` every 32nd key, `bigbird` 16 sinks and a random block of 16 keys a b
 very scores it then attends to: it is a ceiling, and saves no time by itself."""
 
 ROLES = {"random": "control", "dilated": "control", "topk": "ceiling"}
-"""What families are for, where that is not "pattern"."""
+"""Roles of families other than "pattern"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ def at_budget(
     """The greatest member of a family with at most a share of the base mask's pairs.
 
     Args:
-        family: from a whole number to a mask; the number of pairs must not fall with it, but for
-            effects of rounding.
+        family: from a whole number to a mask; the number of pairs must not fall with it, except by
+            rounding.
         budget: share of the pairs of `base` at length n, above 0 and up to 1.
         n: tokens.
-        base: what dense attention means; causal() when None.
+        base: the mask of dense attention; causal() when None.
         n_heads: query heads, where masks differ by head.
         low, high: the numbers to look between; 0 and n when None.
         name: of the number, for errors.
@@ -108,9 +108,9 @@ def at_budget(
     first, last = low, high
     while first < last:
         middle = (first + last + 1) // 2
-        found = solved(middle)
-        if found.pairs <= wanted:
-            first, best = middle, found
+        member = solved(middle)
+        if member.pairs <= wanted:
+            first, best = middle, member
         else:
             last = middle - 1
     return best
@@ -132,22 +132,24 @@ def pairs_of(
         batch: the sequence, of data with several.
     """
     both = mask if mask == base else mask & base
-    own: dict[str, Any] = (
+    data_of: dict[str, Any] = (
         {name: data[name] for name in declared_names(both) & data.keys()} if data else {}
     )
     if isinstance(mask, TopK):
-        allowed = _row_counts(mask.of, base, n) if not own else _counts(mask.of & base, n, own)
+        allowed = (
+            _row_counts(mask.of, base, n) if not data_of else _counts(mask.of & base, n, data_of)
+        )
         rows = allowed.reshape(-1, n)[batch if allowed.size > n else 0]
         return int(np.minimum(rows, mask.k * mask.block).sum())
-    if own:
-        found = both.count(n, n_heads=n_heads, batch=batch, **own)
+    if data_of:
+        count = both.count(n, n_heads=n_heads, batch=batch, **data_of)
     else:
-        found = both.count(n, n_heads=n_heads)
+        count = both.count(n, n_heads=n_heads)
     if n_heads and n_heads > 1:
         from maskc.ir.lower import differs_by_head
 
-        return found // n_heads if differs_by_head(both) else found
-    return found
+        return count // n_heads if differs_by_head(both) else count
+    return count
 
 
 @cache

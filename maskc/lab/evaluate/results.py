@@ -1,4 +1,4 @@
-"""What an evaluation found: frozen values, which reports show and JSON keeps."""
+"""Results of an evaluation: frozen values, which reports show and JSON keeps."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Result:
         """The result that `to_json` was asked of.
 
         Raises:
-            BadEvaluation: it is no JSON, or a field is missing or of another type (MC750).
+            BadEvaluation: it is not JSON, or a field is missing or of another type (MC750).
         """
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise BadEvaluation("the text", f"it is no JSON: {error}") from None
-        read: T = _read(cls, found, "")
+            raise BadEvaluation("the text", f"it is not JSON: {error}") from None
+        read: T = _read(cls, value, "")
         return read
 
 
@@ -74,7 +74,7 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if get_origin(kind) in (Union, UnionType):
         if value is None and type(None) in get_args(kind):
             return None
-        kind = next(each for each in get_args(kind) if each is not type(None))
+        kind = next(option for option in get_args(kind) if option is not type(None))
     if is_dataclass(kind):
         return _read_object(kind, value, place)
     if get_origin(kind) is tuple:
@@ -85,7 +85,7 @@ def _read(kind: Any, value: Any, place: str) -> Any:
             wanted = "a list" if inner[1:] == (...,) else f"a list of {len(inner)}"
             raise _wrong(place, value, wanted)
         pairs = enumerate(zip(inner, value, strict=True))
-        return tuple(_read(own, item, f"{place}[{i}]") for i, (own, item) in pairs)
+        return tuple(_read(item_kind, item, f"{place}[{i}]") for i, (item_kind, item) in pairs)
     if kind is float and value is None:
         return float("nan")
     taken = (int, float) if kind is float else kind
@@ -97,14 +97,14 @@ def _read(kind: Any, value: Any, place: str) -> Any:
 def _read_object(kind: Any, value: Any, place: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(place, value, "an object")
-    hints, own = get_type_hints(kind), {}
-    for each in fields(kind):
-        where = f"{place}.{each.name}" if place else each.name
-        if each.name in value:
-            own[each.name] = _read(hints[each.name], value[each.name], where)
-        elif each.default is MISSING and each.default_factory is MISSING:
+    hints, values = get_type_hints(kind), {}
+    for member in fields(kind):
+        where = f"{place}.{member.name}" if place else member.name
+        if member.name in value:
+            values[member.name] = _read(hints[member.name], value[member.name], where)
+        elif member.default is MISSING and member.default_factory is MISSING:
             raise BadEvaluation("the text", f"{where} is missing")
-    return kind(**own)
+    return kind(**values)
 
 
 _JSON = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -134,7 +134,7 @@ class Interval(Result):
 
 @dataclass(frozen=True, slots=True)
 class LayerLoss(Result):
-    """What the heads of one attention layer lose; each tuple has a number per query head."""
+    """Losses of the heads of one attention layer; each tuple has one number per query head."""
 
     layer: int
     retained: tuple[float, ...]
@@ -150,7 +150,8 @@ class LayerLoss(Result):
 
 @dataclass(frozen=True, slots=True)
 class InformationLoss(Result):
-    """What a mask drops of dense attention, on given q, k and v; nothing is trained or sampled.
+    """Loss of dense attention by a mask on given q, k and v; nothing is trained or sampled.
+    Intervals come from blocks of 64 queries, drawn inside of sequences that are drawn too.
 
     Intervals come from blocks of 64 queries, drawn inside of sequences that are drawn too.
     """
@@ -164,15 +165,16 @@ class InformationLoss(Result):
     kl: float
     """Mean KL(sparse || dense) in nats over queries with a key."""
     floor: float
-    """What as many keys in each row, drawn at random, retain in expectation."""
+    """Expected retention of as many keys in each row, drawn at random."""
     ceiling: float
-    """What as many keys in each row retain at most: those with the highest probabilities."""
+    """Largest possible retention of as many keys in each row: the ones with the highest
+    probabilities."""
     bound_used: float
     """Largest |o_sparse - o_dense| / (2 (1 - retained) max |v|): never above 1 but by rounding."""
     rows: int
     """Queries that were looked at, times heads and layers."""
     empty_rows: int
-    """Those without a kept key: they retain 0, their output is 0 and they have no KL."""
+    """Rows without a kept key: they retain 0, their output is 0 and they have no KL."""
 
 
 # ------------------------------------------------------------------ layer 2
@@ -192,7 +194,7 @@ class Perplexity(Result):
     ratio: Interval
     """perplexity / dense."""
     p_value: float
-    """Of no difference, from the bootstrap; not below 1 / (resamples + 1)."""
+    """p-value of no difference, from the bootstrap; at least 1 / (resamples + 1)."""
     p_holm: float
     """After Holm's correction for all patterns of the evaluation."""
     detectable: float
@@ -207,7 +209,7 @@ class Perplexity(Result):
 
 @dataclass(frozen=True, slots=True)
 class Retrieval(Result):
-    """How often the model repeats a number that stood at some place of a long text."""
+    """Rate at which the model repeats a number that stands at some place of a long text."""
 
     trials: int
     found: int
@@ -229,11 +231,12 @@ class Retrieval(Result):
 
 @dataclass(frozen=True, slots=True)
 class Trained(Result):
-    """Small models trained with the mask beside models trained without, on the same batches."""
+    """Small models trained with the mask, compared with models trained without on the same
+    batches."""
 
     task: str
     measure: str
-    """What `masked` and `dense` are, and in which unit."""
+    """Meaning and unit of `masked` and `dense`."""
     steps: int
     tokens: int
     seeds: tuple[int, ...]
@@ -245,7 +248,7 @@ class Trained(Result):
     p_value: float
     margin: float
     p_equivalence: float
-    """Of a difference of at least the margin (two one-sided paired t-tests)."""
+    """p-value of a difference of at least the margin (two one-sided paired t-tests)."""
     chance: float
     """The measure of a model that knows nothing."""
 
@@ -290,17 +293,17 @@ class Evaluation(Result):
     """Evidence about several masks on the same inputs."""
 
     source: str
-    """What q, k and v, or the texts and the model, are."""
+    """Description of q, k and v, or of the texts and the model."""
     n: int
     """Tokens of each sequence."""
     sequences: int
     base: str
-    """What dense attention means here: causal() for language models."""
+    """The mask of dense attention: causal() for language models."""
     patterns: tuple[Evaluated, ...]
     cannot_show: tuple[str, ...]
-    """What nobody may conclude from these numbers."""
+    """Conclusions that these numbers do not support."""
     command: str = ""
-    """What makes the numbers again."""
+    """The command that reproduces the numbers."""
     seed: int = 0
     resamples: int = 0
     environment: tuple[tuple[str, str], ...] = field(default=())
@@ -311,7 +314,7 @@ class Evaluation(Result):
         Raises:
             KeyError: there is none.
         """
-        for each in self.patterns:
-            if each.name == name:
-                return each
+        for pattern in self.patterns:
+            if pattern.name == name:
+                return pattern
         raise KeyError(name)

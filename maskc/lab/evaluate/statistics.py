@@ -57,11 +57,11 @@ class Bootstrap:
         many masks.
         """
         beyond = min(int((self.means <= 0).sum()), int((self.means >= 0).sum()))
-        found = min(1.0, 2 * (beyond + 1) / (len(self.means) + 1))
+        share = min(1.0, 2 * (beyond + 1) / (len(self.means) + 1))
         error = float(self.means.std(ddof=1))
         if beyond or self.documents < 2 or error == 0:
-            return found
-        return min(found, student_tails(self.mean / error, self.documents - 1))
+            return share
+        return min(share, student_tails(self.mean / error, self.documents - 1))
 
     @property
     def detectable(self) -> float:
@@ -84,10 +84,10 @@ def bootstrap(
     """Resample the mean of values that depend on their neighbours and on their document.
 
     A resample draws as many documents as there are, with replacement, and in each of them blocks of
-    `block` neighbouring values until it is full. Blocks begin anywhere and go on at the beginning
-    of the document (Politis and Romano 1992): blocks that stop at its ends (Künsch 1989) draw the
-    first values too seldom, and it is those where masks lose nothing. A document that is no longer
-    than a block stays as it is.
+    `block` neighbouring values until it is full. Blocks begin anywhere and wrap around to the
+    beginning of the document (Politis and Romano 1992). Blocks that stop at its ends (Künsch 1989)
+    draw the first values too seldom, and those are where masks lose nothing. A document that is no
+    longer than a block stays as it is.
 
     Args:
         documents: float [tokens of the document] each; no document is empty.
@@ -105,16 +105,16 @@ def bootstrap(
     for index, values in enumerate(documents):
         times = (drawn == index).sum(axis=1)
         total = int(times.sum())
-        found, size = _blocks(np.asarray(values, dtype=np.float64), total, block, rng)
+        block_sums, size = _blocks(np.asarray(values, dtype=np.float64), total, block, rng)
         owner = np.repeat(np.arange(resamples), times)
-        np.add.at(sums, owner, found)
+        np.add.at(sums, owner, block_sums)
         np.add.at(sizes, owner, float(size))
     everything = np.concatenate([np.asarray(x, dtype=np.float64) for x in documents])
     return Bootstrap(float(everything.mean()), sums / sizes, len(documents))
 
 
 def student_tails(t: float, freedom: int) -> float:
-    """How often Student's t is further from 0 than this.
+    """Return the probability that Student's t is further from 0 than this.
 
     The series of the incomplete beta function, which converges fast where t is not small.
     """

@@ -1,4 +1,5 @@
-"""Layer 3 of the evidence: small models trained with a mask beside models trained without."""
+"""Layer 3 of the evidence: small models trained with a mask, compared with models trained
+without."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ MARGIN = 0.02
 
 
 class Batch(NamedTuple):
-    """Sequences with what is to be predicted at each place."""
+    """Sequences with their targets at each place."""
 
     tokens: np.ndarray
     """int64 [B, N]."""
@@ -43,7 +44,7 @@ class Task:
     name: str
     n: int
     tokens: int
-    """How many different tokens there are."""
+    """The number of different tokens."""
     classes: int
     measure: str
     chance: float
@@ -51,19 +52,19 @@ class Task:
     draw: Callable[[np.random.Generator, int, bool], Batch]
     """From (random numbers, batch size, whether held out) to a batch."""
     base: Mask
-    """What dense attention means."""
+    """The mask of dense attention."""
     whole: bool = False
     """Whether one answer is given for a whole sequence."""
     effort: int = 1
-    """How many times the recipe's steps: dense models must learn the task before masks can lose."""
+    """Multiple of the recipe's steps: dense models must learn the task before masks can lose."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How small models are trained; the same for all masks of a comparison."""
+    """Training settings of small models; the same for all masks of a comparison."""
 
     steps: int = 1000
-    """Of a task whose effort is 1."""
+    """Steps of a task with effort 1."""
     batch: int = 32
     width: int = 64
     layers: int = 2
@@ -73,7 +74,7 @@ class Recipe:
     """Batches of the measurement."""
     device: str = "cpu"
     compute: Any = None
-    """What computes attention; maskc when None. On a GPU it gets q, k and v in bfloat16."""
+    """The attention implementation; maskc when None. On a GPU it gets q, k and v in bfloat16."""
 
 
 # ------------------------------------------------------------------ tasks
@@ -158,8 +159,8 @@ def code_trees(n: int = 256) -> Task:
         again = np.random.default_rng()
         again.bit_generator.state = rng.bit_generator.state
         starts = again.integers(len(ids[held_out]) - n, size=size)
-        own = np.stack([above[held_out][i : i + n] - i for i in starts])
-        tree = parents(np.where(own < 0, -1, own))  # whose parent is before: a root
+        targets = np.stack([above[held_out][i : i + n] - i for i in starts])
+        tree = parents(np.where(targets < 0, -1, targets))  # whose parent is before: a root
         return ahead(rng, size, held_out)._replace(data={"tree": tree})
 
     stream = np.concatenate(list(ids.values()))
@@ -178,20 +179,20 @@ def _trees(modules: Sequence[str]) -> list[tuple[str, int]]:
     from importlib.util import find_spec
     from pathlib import Path
 
-    found: list[tuple[str, int]] = []
+    nodes: list[tuple[str, int]] = []
 
     def visit(node: ast.AST, parent: int) -> None:
-        own = len(found)
-        found.append((type(node).__name__, parent))
+        number = len(nodes)
+        nodes.append((type(node).__name__, parent))
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, ast.expr_context):
-                visit(child, own)
+                visit(child, number)
 
     for name in modules:
         spec = find_spec(name)
         if spec is not None and spec.origin and spec.origin.endswith(".py"):
             visit(ast.parse(Path(spec.origin).read_text(encoding="utf-8")), -1)
-    return found
+    return nodes
 
 
 def digits() -> Task:
@@ -245,15 +246,15 @@ def train(
     """
     recipe = recipe or Recipe()
     asked = {"masked": mask} if dense is not None else {"dense": None, "masked": mask}
-    found = measured(asked, task, seeds, recipe, progress)
-    return compared(task, recipe, seeds, found["masked"], found.get("dense", dense) or ())
+    measures = measured(asked, task, seeds, recipe, progress)
+    return compared(task, recipe, seeds, measures["masked"], measures.get("dense", dense) or ())
 
 
 def compared(
     task: Task, recipe: Recipe, seeds: Sequence[int], masked: Sequence[float],
     dense: Sequence[float],
 ) -> Trained:  # fmt: skip
-    """Measures by seed with a mask beside those without; errors as `train`."""
+    """Compare measures by seed with a mask and without; raises as `train` does."""
     steps = recipe.steps * task.effort
     return Trained(
         task.name, task.measure, steps, steps * recipe.batch * task.n, tuple(seeds),
@@ -266,15 +267,15 @@ def measured(
     masks: Mapping[str, Mask | None], task: Task, seeds: Sequence[int], recipe: Recipe,
     progress: Callable[[str], object] | None = None,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """What models come to that were trained with masks, by name and seed.
+    """Train models with masks and return their measures, by name and seed.
 
-    All models are trained at once, each by its own losses: their weights are stacked, so that one
-    product serves them all. Models of a seed have the same first weights and batches.
+    All models are trained at once, each with its own losses. Their weights are stacked, so that one
+    product serves all. Models of a seed have the same first weights and batches.
 
     Args:
         masks: by name; None is dense attention.
         task, seeds, recipe: as `train`.
-        progress: is told a step of a hundred.
+        progress: called every hundredth step.
     """
     torch = torch_module()
     models = _Models(masks, task, seeds, recipe)
@@ -318,7 +319,7 @@ class _Models:
         self.names = [declared_names(mask) for mask in self.masks]
         drawn = [_first_weights(task, recipe, seed) for seed in seeds]
         self.weights = {
-            name: torch.stack([each[name] for each in drawn] * len(self.masks))
+            name: torch.stack([batch[name] for batch in drawn] * len(self.masks))
             .to(recipe.device)
             .requires_grad_()
             for name in drawn[0]
@@ -403,14 +404,14 @@ class _Models:
 def _merged(batches: Sequence[Batch], names: frozenset[str], device: Any) -> dict[str, object]:
     """The arrays of all batches that a mask names, one sequence after the other, as tensors."""
     torch = torch_module()
-    found: dict[str, object] = {}
+    merged: dict[str, object] = {}
     for name in sorted(names & set(batches[0].data)):
-        own: Any = [batch.data[name] for batch in batches]
-        marked = isinstance(own[0], Parents)
-        whole = np.concatenate([each.array for each in own] if marked else own)
+        arrays: Any = [batch.data[name] for batch in batches]
+        marked = isinstance(arrays[0], Parents)
+        whole = np.concatenate([array.array for array in arrays] if marked else arrays)
         tensor = torch.from_numpy(whole).to(device)
-        found[name] = parents(tensor) if marked else tensor
-    return found
+        merged[name] = parents(tensor) if marked else tensor
+    return merged
 
 
 def _first_weights(task: Task, recipe: Recipe, seed: int) -> dict[str, Any]:
@@ -429,10 +430,10 @@ def _first_weights(task: Task, recipe: Recipe, seed: int) -> dict[str, Any]:
                 f"{index}.down": nn.Linear(4 * width, width),
             }  # fmt: skip
         layers |= {"norm": nn.LayerNorm(width), "head": nn.Linear(width, task.classes)}
-    found = {"places": places}
+    weights = {"places": places}
     for name, layer in layers.items():
-        found |= {f"{name}.{part}": weight.detach() for part, weight in layer.named_parameters()}
-    return found
+        weights |= {f"{name}.{part}": weight.detach() for part, weight in layer.named_parameters()}
+    return weights
 
 
 def tasks(long_text: str | None = None, n: int = 256) -> Iterator[Task]:

@@ -31,7 +31,7 @@ class Movable:
 
     mask: Mask
     labels: Mapping[str, str]
-    """What the user calls the parameters of these names."""
+    """Labels of the parameters of these names."""
     stuck: tuple[tuple[str, object], ...]
     """The pattern's other arguments and their values."""
 
@@ -45,7 +45,7 @@ def movable(
     Args:
         values: of some parameters of the pattern; the others have their defaults.
         n_heads: query heads, where the mask does not say how many there are.
-        taken: names that its parameters must not have: those of a mask beside it.
+        taken: names that its parameters must not have, because a mask shown with it uses them.
 
     Raises:
         MaskcError: the pattern refuses the values as they are.
@@ -105,12 +105,12 @@ def movable_mask(mask: Mask, taken: Collection[str] = ()) -> Movable:
 
 def params_of(mask: Mask) -> dict[str, int]:
     """Names and defaults of the parameters of a mask, and names that data have."""
-    found: dict[str, int] = {}
+    params: dict[str, int] = {}
     for node in N.walk(mask):
-        found |= dict.fromkeys((decl.name for decl in node.decls), 0)
+        params |= dict.fromkeys((decl.name for decl in node.decls), 0)
         for part in node.formulas:
-            found |= E.params(part)
-    return found
+            params |= E.params(part)
+    return params
 
 
 def _name(label: str, taken: Collection[str]) -> str:

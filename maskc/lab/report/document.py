@@ -47,7 +47,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Command:
-    """What makes a section's numbers again."""
+    """The command that reproduces the numbers of a section."""
 
     text: str
 

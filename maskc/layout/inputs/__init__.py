@@ -1,1 +1,1 @@
-"""What a call gives, before any tile: parameters, data, captured arrays."""
+"""Inputs of a call, before any tile: parameters, data, captured arrays."""

@@ -224,7 +224,8 @@ def _vectors(length: object) -> str:
 
 
 def _side(decl: DataDecl, array: np.ndarray, length: int) -> np.ndarray:
-    """What queries, or keys, read of one entry per token: the last ones, or the first ones."""
+    """Return the entries of one side from an array with one entry per token: the last ones, or the
+    first ones."""
     tokens = array.shape[-1]
     if tokens == length:
         return array

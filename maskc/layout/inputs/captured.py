@@ -1,9 +1,8 @@
-"""Captured arrays at given lengths: long enough for every index, and no index that matters outside.
+"""Captured arrays at given lengths: long enough for every index, and no decisive index outside.
 
-A formula may read outside an array where a condition beside it says that the pair does not count,
-as `(q >= 1) & (doc[q - 1] == doc[k])`. Kernels evaluate every term, so arrays are made as long as
-the largest index needs, and what is added is never decisive: pairs for which it would be are
-refused.
+A formula may read outside an array if another condition excludes the pair, as `(q >= 1) & (doc[q -
+1] == doc[k])`. Kernels evaluate every term, so arrays are extended to the largest index. The added
+entries are never decisive: pairs for which they would be are refused.
 """
 
 from __future__ import annotations
@@ -100,7 +99,8 @@ def reads_inside(
 
 
 def with_content(decl: DataDecl, held: Held) -> DataDecl:
-    """The declaration of a captured array with what it holds; any other one as it is."""
+    """Return the declaration of a captured array with its content; any other declaration
+    unchanged."""
     found = {name: (rank, values) for name, rank, values in held.tables}.get(decl.name)
     if found is None or not decl.held or isinstance(found[1], Computed):
         return decl

@@ -10,17 +10,17 @@ from maskc.core.widths import INT32
 _KNOWN = {kind.__name__.rstrip("_") for kind in np.sctypeDict.values()}
 """Element types that NumPy has."""
 _OF_DTYPES = {TypeError, ValueError, BufferError, NotImplementedError}
-"""What libraries raise where NumPy cannot have an array; others speak of devices."""
+"""Errors of libraries if NumPy cannot represent an array; other errors concern devices."""
 
 
 def to_host(given: object, name: str = "array") -> np.ndarray:
     """View or copy an array on the host: NumPy's, torch's, CuPy's, DLPack's, a list or a number.
 
-    The result has the shape and dtype of what was given.
+    The result has the same shape and dtype.
 
     Args:
         given: the caller's array; device memory is copied to the host.
-        name: what an error calls it.
+        name: its name in errors.
 
     Raises:
         NotAnArray: it is none of these, or a ragged list.
@@ -66,5 +66,5 @@ def check_extremes(name: str, least: int, most: int) -> None:
     """Check the smallest and the largest integer as check_int32 does."""
     if not -INT32 - 1 <= least <= most <= INT32:
         found = f"its values reach from {least} to {most}, beyond 32 bits"
-        hint = "subtract the smallest one, count in a larger unit, or number them anew"
+        hint = "subtract the smallest one, count in a larger unit, or renumber them"
         raise DataRange(name, found, hint, at=name)

@@ -60,7 +60,7 @@ def first_row(offset: int, block: int) -> int:
 
 
 def table_rows(n_q: int, offset: int, block: int) -> int:
-    """How many block rows the positions offset .. offset + n_q - 1 reach."""
+    """Return the number of block rows that positions offset .. offset + n_q - 1 reach."""
     return (offset + n_q - 1) // block - first_row(offset, block) + 1 if n_q else 0
 
 

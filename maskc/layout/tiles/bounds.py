@@ -1,4 +1,4 @@
-"""What a formula certainly is on a box of queries and keys: interval arithmetic, vectorised.
+"""Certain properties of a formula on a box of queries and keys: interval arithmetic, vectorized.
 
 The walk is `maskc.core.tile_bounds`; here it is done with NumPy, on many boxes at a time. "Certain"
 answers are proofs, "unknown" is a value.
@@ -66,7 +66,7 @@ NUMPY = NumPyOperations()
 
 
 class _Leaves:
-    """What boxes say of q, k and arrays."""
+    """Bounds of q, k and arrays on boxes."""
 
     def __init__(self, analyst: Analyst, boxes: PairBoxes) -> None:
         self._analyst, self._boxes = analyst, boxes
@@ -91,8 +91,7 @@ class Analyst:
     def verdict(self, keep: Expr, boxes: PairBoxes) -> Verdict:
         """Bool [boxes] twice: some pair may be live; every pair certainly is.
 
-        Boxes whose rows are [rows, 1] and whose columns are [1, columns] have answers [rows,
-        columns].
+        Boxes with rows [rows, 1] and columns [1, columns] give answers [rows, columns].
         """
         may, must = TileBounds(NUMPY, _Leaves(self, boxes)).condition(keep)
         shape = np.broadcast_shapes(boxes.q_low.shape, boxes.k_low.shape)
@@ -108,7 +107,7 @@ class Analyst:
             return Span(boxes.q_low, boxes.q_high)
         if name == "k":
             return Span(boxes.k_low, boxes.k_high)
-        raise TypeError(f"{name} is no number and neither q nor k")
+        raise TypeError(f"{name} is not a number and neither q nor k")
 
     def values(self, name: str) -> Extremes:
         """One table per array, even where several names share it."""

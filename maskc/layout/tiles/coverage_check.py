@@ -31,7 +31,7 @@ def check_spans(spans: Spans, layout: BlockLayout) -> None:
         ):
             which = "column" if layout.transposed else "row"
             raise CheckFailed(
-                f"tile {which} {tile} is said to have tiles {first} to {last - 1}, of which "
+                f"the lists give tile {which} {tile} the tiles {first} to {last - 1}, with "
                 f"{full_first} to {full_last - 1} full; it has {live.tolist()}"
             )
 

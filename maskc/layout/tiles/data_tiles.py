@@ -24,8 +24,8 @@ class Split(NamedTuple):
     hull: Expr
     """All pairs that any data could keep; it reads none."""
     rest: Expr
-    """What decides a tile of the hull: the terms that read data where the hull is the other ones,
-    else the mask."""
+    """The formula that decides a tile of the hull: the terms with data if the hull is the other
+    ones, otherwise the mask."""
     exact: bool
     """Whether hull and rest together are the mask."""
 
@@ -61,7 +61,7 @@ class BlockReading(NamedTuple):
     """An array as tiles read it, see templates/common/lib/read_arrays.cuh."""
 
     slot: int
-    """Its place among the data arrays."""
+    """The index among the data arrays."""
     side: int
     """0: at the queries of a tile, 1: at its keys, -1: elsewhere only."""
     writes: bool
@@ -69,7 +69,7 @@ class BlockReading(NamedTuple):
 
 
 def readings_of(shapes: Iterable[Expr], reads: tuple[str, ...]) -> tuple[BlockReading, ...]:
-    """How tiles read the arrays of masks.
+    """Return how tiles read the arrays of masks.
 
     Args:
         shapes: the masks of all heads, lifted or not.

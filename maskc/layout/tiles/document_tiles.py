@@ -1,8 +1,8 @@
 """Masks of documents and something else that reads no data, and tiles that begin with documents.
 
-Where documents are packed, one behind the other, every one has tiles of keys of its own, the first
-of which begins with it: what is added up for a query is then the same wherever its document lies.
-The device makes the same lists, see templates/common/lib/segments.cuh.
+If documents are packed one after another, each has its own tiles of keys, and its first tile begins
+with it. The sums of a query then do not depend on the position of its document. The device makes
+the same lists, see templates/common/lib/segments.cuh.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from maskc.layout.tiles.build import build
 from maskc.layout.tiles.expand import numbered
 
 RUNS_PER_COLUMN = 4
-"""Most documents per tile column of a list: with more, of which few keys of a tile are, tiles begin
-where tile columns do."""
+"""Most documents per tile column of a list. With more, documents have few keys per tile, and tiles
+begin at tile columns."""
 MOST_KEYS = (1 << 28) - 1
 """Keys that words of kernels can name."""
 
 
 def beside_documents(keep: Expr, data: tuple[DataDecl, ...]) -> Expr | None:
-    """What a mask asks of a pair besides that both tokens are of one document.
+    """Return the condition of a mask in addition to both tokens being in one document.
 
     Args:
         keep: the mask over q, k, n_q, n_kv, parameters and data arrays.
-        data: all that it reads.
+        data: all its data.
 
     Returns:
         The rest of the conjunction, which reads no data; None where the mask is anything else.
@@ -59,11 +59,12 @@ def most_runs(columns: int) -> int:
 
 
 def room_of(kept: int, rows: int, columns: int) -> int:
-    """Tiles that a list has at most, from those of the mask but for its documents.
+    """Return an upper bound on the tiles of a list, given the tiles of the mask without its
+    documents.
 
-    Of every tile column that a row sees one tile goes on from before, and one reaches into it from
-    a column that the row does not see; then there are those that begin with a document. Where ids
-    ascend, rows share no more than their first document with the rows before.
+    In every tile column that a row sees, one tile continues from before, and one reaches into it
+    from a column that the row does not see. Further tiles begin with a document. If ids ascend, a
+    row shares at most its first document with the rows before.
     """
     return 2 * kept + rows + most_runs(columns)
 
@@ -154,8 +155,8 @@ def document_lists(
 def _beginning(
     layout: BlockLayout, tiles: Tiles, size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(tile row, number of a tile, whether all of its keys are live but for documents) of all tiles
-    that reach into a live tile column."""
+    """Return (tile row, index of a tile, whether all of its keys are live except for documents) of
+    all tiles that reach into a live tile column."""
     row = np.repeat(np.arange(layout.shape[0]), np.diff(layout.row_ptr))
     column, full = layout.col.astype(np.int64), layout.kind == FULL
     same_row = row[1:] == row[:-1]

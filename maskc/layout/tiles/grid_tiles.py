@@ -53,8 +53,8 @@ def sides(relation: np.ndarray, q: int, k: int) -> Sides:
 
 
 def sides_by_size(relation: np.ndarray) -> Callable[[int, int], Sides]:
-    """Return what `sides` gives of one axis, for boxes of many sizes: each consists of smaller
-    ones, of which the counts are known."""
+    """Return a function that gives `sides` of one axis for boxes of many sizes. Each box consists
+    of smaller ones with known counts."""
 
     @cache
     def of(q: int, k: int) -> Sides:
@@ -135,12 +135,13 @@ def _product(outer: _Lists, inner: _Lists) -> _Lists:
 
 
 def box_words(boxes: Boxes, relations: Sequence[np.ndarray], keys: bool) -> np.ndarray:
-    """What kernels read in partial tiles, int32: bits of the columns of a tile, axis by axis.
+    """Return the words that kernels read in partial tiles, int32: bits of the columns of a tile,
+    axis by axis.
 
     A tile has queries as rows and keys as columns, or the other way round. The innermost axis comes
-    first. Of an axis there are [boxes of columns, coordinates of rows (of whole boxes), parts of a
-    box of `boxes.seen` columns, 4] words: bit 2 i + e of word c is column 8 i + 2 c + e of the
-    part, which is what one thread of a quad has. Beyond the grid bits are 0.
+    first. An axis has [boxes of columns, coordinates of rows (of whole boxes), parts of a box of
+    `boxes.seen` columns, 4] words. Bit 2 i + e of word c is column 8 i + 2 c + e of the part: the
+    columns of one thread of a quad. Beyond the grid bits are 0.
 
     Args:
         keys: whether rows are keys, as in a backward pass.

@@ -1,4 +1,4 @@
-"""What the tiles of one head's forward pass amount to: pairs, operations, bytes."""
+"""Totals of the tiles of one head's forward pass: pairs, operations, bytes."""
 
 from __future__ import annotations
 

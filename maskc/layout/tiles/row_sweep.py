@@ -1,11 +1,12 @@
-"""Masks whose rows fall into a few stretches of keys: counted and laid out without their pairs.
+"""Masks with rows that consist of a few stretches of keys: counted and laid out without listing
+pairs.
 
 A comparison u(q) + v(k) >= 0 with v monotone, as in causal and window masks, intervals, sorted
 documents, holds for the keys from some key on, or up to one. All such comparisons cut the keys of a
 row into stretches, inside which the mask says something of the key alone: a prefix sum over the
 keys counts that. One comparison of identities u(q) == v(k) may be left, as in documents in any
-order: prefix sums over the keys sorted by identity count it. Everything is O(rows + keys) but for
-sorting.
+order: prefix sums over the keys sorted by identity count it. Everything is O(rows + keys) except
+    for sorting.
 
 Where a stretch is all live or all dead, tile rows follow from where stretches begin and end.
 """
@@ -227,7 +228,7 @@ class Sweep:
             yield first, stop, code
 
     def _chunks(self, size: int = 1) -> Iterator[slice]:
-        """Consecutive rows, a multiple of `size` of them but for the last."""
+        """Yield slices of consecutive rows, each with a multiple of `size` rows except the last."""
         step = max(1, _ROWS // size) * size
         for first in range(0, self.rows, step):
             yield slice(first, min(first + step, self.rows))
@@ -238,7 +239,7 @@ class Sweep:
         return sorted(set(codes.tolist()))
 
     def _left(self, code: int) -> Expr:
-        """What the mask says of keys where the comparisons have these truth values."""
+        """Return the condition on keys if the comparisons have these truth values."""
         told = {part: E.Truth(bool(code >> bit & 1)) for bit, part in enumerate(self._known)}
         return E.transform(self.keep, told.get)
 
@@ -381,8 +382,8 @@ def _runs(
 def _deep(
     begin: np.ndarray, end: np.ndarray, least: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where intervals begin .. end - 1 lie as deep as `least` asks for at their place: the begins
-    and the ends of such stretches, ascending."""
+    """Return the begins and ends of stretches, ascending, where intervals begin .. end - 1 are at
+    least `least` deep."""
     events = np.concatenate([begin * 2 + 1, end * 2])  # ends come before begins
     events.sort()
     change = np.where(events & 1, 1, -1)

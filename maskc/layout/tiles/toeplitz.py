@@ -50,10 +50,10 @@ def count_differences(live: np.ndarray, n_q: int, n_kv: int) -> int:
 def difference_rows(live: np.ndarray, n_q: int, n_kv: int, tile: TileShape) -> RowLists:
     """Make all tile rows from bool [n_q + n_kv - 1] by k - q, as `live_differences` makes it.
 
-    Tiles of the last row and the last column may be cut off, so they are classified one by one;
-    the others come from palettes: along a diagonal of tiles the class is the same. With a query
-    tile of q and a key tile of k tokens, row i starts at query i*q = m*k + r, and rows of equal r
-    see the same tiles up to a shift by m.
+    Tiles of the last row and the last column may be cut off, so they are classified one by one. The
+    others come from palettes, since the class is constant along a diagonal of tiles. With q queries
+    and k keys per tile, row i starts at query i*q = m*k + r, and rows of equal r see the same tiles
+    up to a shift by m.
     """
     rows, columns = -(-n_q // tile.q), -(-n_kv // tile.k)
     live_before = np.zeros(len(live) + 1, dtype=np.int64)

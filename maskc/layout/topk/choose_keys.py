@@ -74,7 +74,7 @@ def _by_scores(
     selections: tuple[Selection, ...], scores: Any, n_q: int, n_kv: int, heads: Any,
     heads_kv: Any, params: Mapping[str, int], data: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:  # fmt: skip
-    """What selections choose where all of them rank by the same tensor."""
+    """Return the choices of selections that all rank by the same tensor."""
     batch, counted = (1, 1, *np.shape(scores)[:-2])[-2:]
     heads = heads or max([counted, *(len(each.allowed) for each in selections)])
     extent = Sizes(batch, heads, heads_kv or heads, n_q, n_kv)
@@ -86,7 +86,7 @@ def _by_scores(
 
 
 Rank = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
-"""How keys are ranked, as in `best`."""
+"""The ranking function, as in `best`."""
 
 
 def choose(

@@ -1,4 +1,4 @@
-"""What selections rank by: fp32 scores, a few rows at a time."""
+"""Ranking scores of selections: fp32, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def scores_of(
     selection: Selection, tensors: Mapping[str, object], q: np.ndarray, k: np.ndarray,
     arrays: Mapping[str, np.ndarray],
 ) -> Scores:  # fmt: skip
-    """What a selection ranks by in a call.
+    """Return the ranking scores of a selection in a call.
 
     Args:
         tensors: the caller's, by name.

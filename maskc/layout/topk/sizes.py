@@ -18,8 +18,7 @@ COLUMNS = 32
 ITEMS = 512
 """Items of the work list that a block writes, at most."""
 CLASS_TOKENS = 128
-"""Queries, and keys, of which the static mask is classed together, or those of one block if that
-has more."""
+"""Queries, and keys, that share one class of the static mask; one block if it has more."""
 
 
 def scores_shared(head_dim: int) -> int:

@@ -1,9 +1,9 @@
-"""What the host knows of a mask with run-time selections before anything is chosen.
+"""Tiles of a mask with run-time selections, before anything is selected.
 
-A pair may be chosen by each of several selections, or not: with `m` of them there are 2^m ways,
-way `w` being that selection `i` has chosen it where bit `i` of `w` is set. Without the selections
-the mask is static in each way, so that a tile is laid out once per way: its code tells in which
-ways something of it is live (bits 0 to 7) and in which all of it is (bits 8 to 15).
+Each of `m` selections may select a pair or not, which gives 2^m combinations: in combination `w`,
+selection `i` has selected it if bit `i` of `w` is set. In each combination the mask is static, so a
+tile is laid out once per combination. Its code tells in which ones some pairs are live (bits 0 to
+7) and in which all are (bits 8 to 15).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The work list of a deterministic backward pass: an order in which nobody waits for what is later.
+"""The work list of a deterministic backward pass: an order without forward dependencies.
 
-Columns of a head are taken from the last to the first, and add to a tile of dq in that order too.
-Whoever waits for a turn then waits for an item before its own, which is under way. In most masks a
-later column begins at a later row, and so is ahead of those that follow it. Items that have a
-column's tiles between them write shares of dk and dv of their own, which are added in the order of
-the items.
+Columns of a head are taken from the last to the first, and add to a tile of dq in that order too. A
+block that waits for its turn then waits for an earlier item, which is already running. In most
+masks a later column begins at a later row, so it is ahead of the columns that follow it. Items that
+share a column write separate shares of dk and dv, which are added in the order of the items.
 
 Of random tiles blocks would wait a third of the time that way. Where a card runs as many blocks as
 are reckoned with here, columns under way at a time may wait for each other both ways: tiles are
@@ -52,9 +51,9 @@ def runs_side_by_side(multiprocessors: int) -> bool:
 
 
 def heads_together(count: np.ndarray, chain: int, n_q: int, rule: WorkList) -> int:
-    """Key/value heads that run side by side: as many as have `rule.group_tokens` queries between
-    them, which then stay in the L2 cache; more where the additions to one tile of dq, each behind
-    the one before, would take longer than all steps of so few heads.
+    """Return the number of key/value heads that run side by side: as many as have
+    `rule.group_tokens` queries together, which then stay in the L2 cache. More run if the chain
+    of additions to one tile of dq would take longer than all steps of so few heads.
 
     Args:
         count: int64 [lists, columns] live tiles.
@@ -67,12 +66,14 @@ def heads_together(count: np.ndarray, chain: int, n_q: int, rule: WorkList) -> i
 
 
 def sums_of(row_ptr: np.ndarray, n_q: int, rule: WorkList) -> np.ndarray:
-    """How many tiles of dq every tile row's additions are spread over: several where one after
-    another they would take longer than all steps of the heads that fit the L2 cache together, as
-    those of global queries do; then so many that they take half as long as these.
+    """Return over how many tiles of dq the additions of every tile row are spread.
+
+    Several tiles are used if a chain of additions, as for global queries, would take longer than
+    all steps of the heads that share the L2 cache. Then there are so many tiles that the chain
+    takes half as long.
 
     Args:
-        row_ptr: int [lists, rows + 1], where lists by rows begin.
+        row_ptr: int [lists, rows + 1], the start of each list by rows.
         n_q: queries per sequence.
 
     Returns:
@@ -166,8 +167,8 @@ def in_turn(
 ) -> list[tuple[str, np.ndarray]]:
     """Make the tables of a deterministic pass; other passes keep theirs.
 
-    Lists by columns get another order, `col_turns` stands beside them and beside those by rows, and
-    `row_sums` where a row has several tiles of dq.
+    Lists by columns get another order. `col_turns` accompanies lists by columns and by rows, and
+    `row_sums` is added if a row has several tiles of dq.
 
     Args:
         parts: int32 tables [elements] by name.
@@ -199,22 +200,22 @@ def turns(
     ptr: np.ndarray, tiles: np.ndarray, sums: np.ndarray, at_once: int, plain: bool,
     both_ways: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Lists by columns in the order in which their tiles should be taken, and their turns.
+    """Return lists by columns in the order in which their tiles should be taken, and their turns.
 
-    Tiles are taken in their order, but for those whose turn would not have come if all steps took
-    as long as each other.
+    Tiles are taken in their order, except tiles that would have to wait for their turn if all steps
+    took equally long.
 
     Args:
         ptr, tiles: lists by columns, as `kernel_lists` gives them.
         sums: int32 [lists, rows] as `sums_of` gives them; columns take these in turn.
         at_once: columns of a list under way at a time, see `BLOCKS`.
         plain: whether tiles stay in their order.
-        both_ways: whether columns that are under way at a time may wait for each other both ways,
-            where that is worth it; a column is then one item, of one query head.
+        both_ways: whether columns that run at the same time may wait for each other both ways, if
+            that pays; a column is then one item, of one query head.
 
     Returns:
-        int32 tiles; int32, of the same shape, how many columns add to the same tile of dq before,
-        times MOST_SUMS, plus which of the row's it is, and HELD.
+        int32 tiles, and int32 turns of the same shape: the number of columns that add to the same
+        tile of dq before, times MOST_SUMS, plus the index of the row's tile of dq, and HELD.
     """
     columns = ptr.shape[1] - 1
     owner = np.repeat(np.arange(ptr.shape[0] * columns), np.diff(ptr).ravel())
@@ -242,8 +243,8 @@ def _coded(rank: np.ndarray, share: np.ndarray) -> np.ndarray:
 
 
 def _ranks(line: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many of the same line are before each, from the last owner to the first, and which one of
-    them follows; -1 for none."""
+    """Return for each element the number of earlier ones of its line, from the last owner to the
+    first, and the index of the next one; -1 for none."""
     order = np.lexsort((-owner, line))
     begins = np.diff(line[order], prepend=-1) > 0
     first = np.flatnonzero(begins)

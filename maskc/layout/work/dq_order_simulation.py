@@ -95,7 +95,7 @@ class _Additions:
         self._count, self._last = [0] * len(sums), [-CALM] * len(sums)
 
     def best(self, rows: list[int], now: int) -> int | None:
-        """Which of these rows, that a column still has, is to be next; None: none can be yet."""
+        """Return the row that a column should take next; None if none can be taken yet."""
         last = self._last
         for at, row in enumerate(rows):
             if now - last[row] >= CALM:

@@ -17,7 +17,7 @@ class Classes:
     first: int
     """The first class's residue of positions: its first key, where it has keys."""
     count: int
-    """How many classes."""
+    """The number of classes."""
     first_query: int
     """The first class's first query; 0 where these classes have none."""
     n_q: int
@@ -46,7 +46,8 @@ def classes(stride: int, n_q: int, n_kv: int) -> tuple[Classes, ...]:
 
 
 def views(stride: int, keys: int | None, n_q: int, n_kv: int) -> tuple[Classes, ...]:
-    """What a part runs over: `classes`, or all queries and the keys of one residue."""
+    """Return the tokens that a part runs over: `classes`, or all queries and the keys of one
+    residue."""
     if keys is None:
         return classes(stride, n_q, n_kv)
     return (Classes(keys, 1, 0, n_q, len(range(keys, n_kv, stride))),)

@@ -1,4 +1,4 @@
-"""How many tiles a pass has in all, and how many a row has at most."""
+"""Tile counts: the total of a pass, and the most of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work list of a pass: which tiles of which heads a block takes, and in which order."""
+"""The work list of a pass: the tiles that each block takes, and their order."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _FEW = 16
 _FEW_LISTED = 8
 """Tile rows, or columns, of a list of few."""
 _FEW_ROWS, _MOST_FEW = 4, 16
-"""Rows of packed heads of which the same holds for parts of `few_tiles`, and the most times as many
-tiles that parts of more rows have."""
+"""Rows of packed heads up to which parts may have `few_tiles`, and the largest multiple of it for
+more rows."""
 _WIDER = 4
 """Times as many tiles as the least that parts of long rows have, where eight of them are left."""
 MOST_PARTS = 64
@@ -114,7 +114,7 @@ class _Pieces:
     """1 where others have the rest of a tile row or column."""
 
     def fields(self) -> np.ndarray:
-        """int32 [pieces, WORK_FIELDS]: items but for whose they are."""
+        """int32 [pieces, WORK_FIELDS]: work items; sequence and head are filled in later."""
         nobody = np.zeros_like(self.tile)
         columns = (
             self.tile, nobody, self.first, self.count, self.full_first, self.full_last, nobody,
@@ -152,8 +152,8 @@ def forward_work(
 
 
 def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> Work:
-    """Items of a forward pass of packed heads, each of which has one tile row: runs of parts of
-    their rows, the longest first.
+    """Items of a forward pass of packed heads with one tile row each: runs of parts of their rows,
+    the longest first.
 
     A row's own tiles alone decide where it is cut. How many of its parts, one after another, are an
     item depends on what there is to do for all blocks of a card.
@@ -162,7 +162,7 @@ def packed_work(spans: Spans, of_head: np.ndarray, n_q: int, rule: WorkList) -> 
         spans: the live tiles of the only tile row of every list.
         of_head: int [batch, heads] which list the packed heads of a sequence have.
         n_q: queries per sequence, of one head.
-        rule: `heads` of which are packed.
+        rule: `heads` of it are packed.
 
     Raises:
         TooMuchWork: more items than 32 bits index.
@@ -273,10 +273,10 @@ def backward_work(
 
 
 MOST_HEADS = {False: 64, True: 32}
-"""Key/value heads of a group in forward and backward passes: of many short heads late items would
-find nothing in the L2 cache of what was read for the first ones (512 causal rows forward, 512
-heads, D 64, H100: 65 us with 64 heads, 73 with 256; all keys of 1024 backward, 256 heads: 422 us
-with 32, 485 with 64)."""
+"""Most key/value heads of a group in forward and backward passes. With many short heads, the data
+of the first items have left the L2 cache when late items run (512 causal rows forward, 512
+heads, D 64, H100: 65 us with 64 heads, 73 us with 256; all keys of 1024 backward, 256 heads: 422
+us with 32, 485 us with 64)."""
 
 
 def heads_per_group(rule: WorkList, tokens: int, heads: int, backward: bool) -> int:
@@ -290,13 +290,13 @@ def heads_per_group(rule: WorkList, tokens: int, heads: int, backward: bool) -> 
 
 
 def most_tiles(spans: Spans, rule: WorkList) -> np.ndarray:
-    """Count the most tiles of an item of every row or column: int64 [lists, rows], as the counts
+    """Return the most tiles of an item for every row or column: int64 [lists, rows], as the counts
     are.
 
-    All are cut by `most_tiles` if that is above 0. Long ones are cut by `uneven_tiles`, twice as
-    many, and so on until their list has at most as many parts as rows: what the parts of a forward
-    pass take in memory is then no more than its result in fp32. The list alone decides, not how
-    many heads or sequences share it, on which results must not depend.
+    All are cut by `most_tiles` if that is above 0. Long ones are split by `uneven_tiles`, twice as
+    many, and so on until their list has at most as many parts as rows. The parts of a forward pass
+    then need no more memory than its result in fp32. Only the list decides, not the number of heads
+    or sequences that share it: results must not depend on those.
     """
     count = spans.count
     most = np.full(count.shape, rule.most_tiles or max(1, count.max(initial=1)), np.int64)
@@ -313,8 +313,8 @@ def most_tiles(spans: Spans, rule: WorkList) -> np.ndarray:
 
 
 def _most_alone(spans: Spans, n_q: int, rule: WorkList) -> np.ndarray:
-    """The same, where the long rows of a list of few are cut too: by `uneven_tiles` if it has few
-    queries, whose parts are small, and four times as many if it has some more.
+    """Likewise, but also split the long rows of a list with few rows: by `uneven_tiles` if it has
+    few queries, whose parts are small, and four times as many if it has some more.
 
     The only row of a list may be long. Of a few it is, if it has more than `UNEVEN` times the mean
     of the others: it could not have that of all.
@@ -330,7 +330,8 @@ def _most_alone(spans: Spans, n_q: int, rule: WorkList) -> np.ndarray:
 
 
 def _most_of_few(spans: Spans, rule: WorkList) -> np.ndarray:
-    """The same, where long columns of a list of few are cut: they alone would not fill a card."""
+    """Likewise, but also split long columns of a list with few columns: they alone would not fill a
+    card."""
     most, count = most_tiles(spans, rule), spans.count
     if count.shape[1] <= _FEW_LISTED and rule.uneven_tiles:
         size = 2 * rule.uneven_tiles
@@ -455,8 +456,8 @@ def _running(values: np.ndarray) -> np.ndarray:
 
 
 def _in_columns(work: Work, tiles: int, heads: int, size: int, apart: bool) -> Work:
-    """The same with numbers for the columns that items share, or for their shares of these, by
-    column, head and position.
+    """Return the items with indices of the columns that they share, or of their shares, by column,
+    head and position.
 
     Args:
         tiles, heads: tile columns, and key/value heads of all sequences.

@@ -1,20 +1,20 @@
 """Keys chosen one by one for heads together: which masks run so, and the launches.
 
-A tile's rows are the heads of one query that share its keys, 64 or, on Hopper, 128 of them; what a
-key/value head has fewer is padding, computed and thrown away. On Hopper one warpgroup gathers keys
-and values row by row (cp.async, 16 bytes a thread), one or two others compute; below it all threads
-do both.
+The rows of a tile are the heads of one query that share its keys, 64 or, on Hopper, 128 of them.
+Missing heads are padding, computed and discarded. On Hopper one warpgroup gathers keys and values
+row by row (cp.async, 16 bytes a thread), one or two others compute; below it all threads do both.
 
-Lists are made just before, on the device: scores by tensor cores, tile by tile, for so many queries
-at a time as the workspace holds; the k-th best of a row exactly, among the few candidates that
-reach a bound that a sample tells; then the keys that the mask keeps, in ascending order. What the
-mask keeps beside what was chosen is put together with it key by key, so nothing is counted twice.
+Lists are built just before, on the device. Tensor cores compute scores, tile by tile, for as many
+queries at a time as fit the workspace. The k-th best score of a row is found exactly, among the few
+candidates above a bound from a sample. Then the keys that the mask keeps are listed in ascending
+order. Selected keys and keys that the mask keeps anyway are merged key by key, so none is counted
+twice.
 
 Scores of DSA (64 heads of 128, 32k x 32k causal, one H200) take 16.2 ms in bf16, 542 TFLOP/s, and
-11.4 in E4M3, 775. In E4M3 products alone take 5.8 and all but them 6.1: the two hardly overlap.
-It did not help that warpgroups take turns at products, in pairs or one after another, handing over
-when theirs are issued or done; that weights are loaded a step ahead; or that four threads that
-share two keys sum up a query and key each.
+11.4 in E4M3, 775. In E4M3, products alone take 5.8 ms and everything else takes 6.1 ms: the two
+hardly overlap. It did not help that warpgroups take turns at products, in pairs or one after
+another, handing over when theirs are issued or done; that weights are loaded a step ahead; or that
+four threads that share two keys sum up a query and key each.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SLAB_ROW = 128
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What decides a schedule."""
+    """Parameters that determine a schedule."""
 
     stages: int
     registers: tuple[int, int]
@@ -61,7 +61,7 @@ class _Form:
 
 
 _BESIDE_80 = 1024
-"""Bytes beside the tiles."""
+"""Bytes of shared memory other than the tiles."""
 _WARPS_80 = 4
 _BLOCKS_80 = {32: 3, 64: 3, 96: 2, 128: 2, 192: 2, 256: 2}
 """Below Hopper, for each head dimension: blocks that a multiprocessor runs at once. With two warps
@@ -206,7 +206,7 @@ def backward_schedule(problem: Problem) -> ForwardSchedule:
 
 def _backward_modes(problem: Problem, main: Launch) -> tuple[tuple[str, Mode], ...]:
     """Sums of dk and dv in fp32, added up in any order; or as integers, in which no order shows.
-    Tables of a formula of the score follow."""
+    Tables of a score formula follow."""
     clear, seen, largest, keys = (
         Launch(f"attention_{name}", Grid.results, 256, resident=6)
         for name in ("clear", "seen", "largest", "keys")
@@ -222,7 +222,8 @@ def _backward_modes(problem: Problem, main: Launch) -> tuple[tuple[str, Mode], .
 
 
 def list_modes(score: Score, own: Scoring) -> tuple[tuple[str, Mode], ...]:
-    """How lists are made: of given scores, or of an indexer's, which are computed first."""
+    """Return how lists are built: from given scores, or from an indexer's, which are computed
+    first."""
     choose = Launch("gather_lists", Grid.rows, THREADS, LIST_BYTES, resident=list_blocks(score))
     if score is Score.given:
         return (("usual", Mode((choose,))),)

@@ -11,7 +11,7 @@ from maskc.core.problem import Problem, TileShape
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a family's forward kernels can be made with, for one problem."""
+    """Tiles and stages of a family's forward kernels, for one problem."""
 
     target: str
     queries: tuple[int, ...]
@@ -29,13 +29,13 @@ class Limits:
         """
         tile, stages = problem.tile, problem.stages
         if tile is not None and tile.q not in self.queries:
-            raise self.refused(problem, f"{tile.q} queries a tile are none of its sizes")
+            raise self.refused(problem, f"it has no tiles of {tile.q} queries")
         if tile is not None and tile.k not in self.keys:
-            raise self.refused(problem, f"{tile.k} keys a tile are none of its sizes")
+            raise self.refused(problem, f"it has no tiles of {tile.k} keys")
         if stages is not None and not self.stages:
-            raise self.refused(problem, "its kernels have no ring of stages")
+            raise self.refused(problem, "its kernels have no pipeline stages")
         if stages is not None and stages not in self.stages:
-            raise self.refused(problem, f"{stages} stages are none of its numbers")
+            raise self.refused(problem, f"it has no kernels with {stages} stages")
 
     def refused(self, problem: Problem, why: str) -> TileUnsupported:
         """The error: what was asked for, why not, and the limits."""

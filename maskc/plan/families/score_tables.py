@@ -1,9 +1,9 @@
-"""The launches that find gradients of a formula's tables on tensor cores.
+"""Launches that compute gradients of a formula's tables on tensor cores.
 
-They follow the others of a backward pass: the main launch has no registers for what pairs add to
-tables, and pairs of one entry are better added up where a warp has them side by side. Every pair is
-looked at once more, two of a pass's five products; launches leave at once where a call wants no
-such gradient.
+They follow the other launches of a backward pass: the main launch has no registers for the
+contributions of pairs, and pairs of one entry are better summed where a warp has them together.
+Every pair is recomputed, with two of the five products of a pass. The launches exit at once if a
+call needs no such gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHARING = 2
 
 
 def reads_tables(problem: Problem) -> bool:
-    """Whether the formula of the score reads numbers that may have a gradient."""
+    """Whether the score formula reads numbers that may have a gradient."""
     return problem.score is not None and bool(S.reads(problem.score.logit))
 
 

@@ -1,11 +1,11 @@
 """The simt family: CUDA cores in fp32, for every card from compute capability 7.0 on.
 
-One block of 16 x 16 threads has a tile of 64 x 64 pairs; a thread has 4 x 4 of them, and of each
-strip of 64 columns of a result 4 x 4 numbers. Rows of any length pass through 35 KiB of shared
-memory in pieces of DEPTH elements, so no card needs to be asked for more. What grows with the head
-dimension is registers: 16 a strip. Forward passes and dq hold a whole row of strips, eight of them
-at 512 elements. dk and dv together may have sixteen: beyond eight, several blocks share a tile
-column, and each makes the scores again for the strips that it has.
+One block of 16 x 16 threads has a tile of 64 x 64 pairs. A thread has 4 x 4 of them, and 4 x 4
+numbers of each strip of 64 columns of a result. Rows of any length pass through 35 KiB of shared
+memory in pieces of DEPTH elements, so no card needs an opt-in for more. Registers grow with the
+head dimension: 16 per strip. Forward passes and dq hold a whole row of strips, eight of them at 512
+    elements. dk and dv together may have sixteen. Beyond eight, several blocks share a tile column,
+    and each recomputes the scores for its strips.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Sm80Schedule(Schedule):
     group_keys: int = 1
     """Tokens whose keys and values take L2_BYTES: heads run in groups of that size."""
     block_bytes: int = BLOCK_BYTES
-    """Part of `shared_bytes` beside the tiles."""
+    """Part of `shared_bytes` other than the tiles."""
 
 
 _LONG = {
@@ -103,7 +103,7 @@ _SHORT = _LONG | {
     96: (64, 2, 4, False),
     128: (64, 2, 4, False),
 }
-"""The same numbers for masks with short rows."""
+"""Likewise for masks with short rows."""
 
 
 def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
@@ -134,10 +134,10 @@ def _why_low(ir: MaskIR, high: TileShape, low: TileShape) -> str | None:
 
 
 def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
-    """The schedule of one problem.
+    """Return the schedule of one problem.
 
-    `short_rows` asks for tiles of 64 queries also where 128 are the default: better where a row
-    sees about a thousand keys or fewer, or where the mask comes in blocks of 64.
+    `short_rows` requests tiles of 64 queries even if 128 are the default: better where a row sees
+    about a thousand keys or fewer, or where the mask comes in blocks of 64.
     """
     queries, warps, blocks, keep_q = (_SHORT if short_rows else _LONG)[problem.head_dim]
     keys = 64 if problem.head_dim <= NARROW else WIDE_KEYS

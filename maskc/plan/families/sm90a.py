@@ -103,7 +103,7 @@ class ForwardSchedule(Schedule):
     sum_tiles: int = 0
     """E4M3: tiles after which accumulators are added to a sum in shared memory; 0: never."""
     list_bytes: int = 0
-    """Shared memory beside the tiles of v for entmax's lists; none: it has no entmax."""
+    """Shared memory for entmax's lists, in addition to the tiles of v; 0 without entmax."""
 
     @property
     def row_registers(self) -> int:
@@ -116,7 +116,7 @@ class ForwardSchedule(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What decides a schedule."""
+    """Parameters that determine a schedule."""
 
     warpgroups: int
     """The warpgroups that compute 64 queries each."""
@@ -154,7 +154,7 @@ _FP8_FORMS = {
     128: _Form(2, 128, 2, (240, 24), keep_q=True, settle=1),
     256: _Form(2, 128, 2, (240, 24)),
 }
-"""The same in E4M3, whose rows of v^T have the 128 keys of a tile."""
+"""Likewise for E4M3, where rows of v^T have the 128 keys of a tile."""
 
 _GRID_KEYS = (96, 64)
 """The keys of tiles that are boxes of a grid, where the usual ones fit its windows less well."""
@@ -171,7 +171,7 @@ def forward_schedule(problem: Problem) -> ForwardSchedule:
 _ROWS = {2: (240, 24), 3: (160, 32)}
 """The registers, as in ForwardSchedule, of each number of warpgroups that a user may ask for."""
 _SPARE_REGISTERS = 32
-"""The registers of a thread that computes, beside out, scores and weights."""
+"""Registers of a consumer thread in addition to out, scores and weights."""
 
 
 def limits(problem: Problem) -> Limits:
@@ -182,8 +182,8 @@ def limits(problem: Problem) -> Limits:
 
 
 def _asked(problem: Problem, usual: _Form) -> _Form:
-    """The form that a user asks for; without a number of stages, as many as the usual one has room
-    for.
+    """Return the form that a user requests; without a number of stages, as many as the default form
+    has room for.
 
     Raises:
         TileUnsupported: registers or shared memory do not suffice.
@@ -287,10 +287,11 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
 
 
 def _fp8_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
-    """Of a pass in E4M3: v is turned around first, and what does not fit one byte is left out.
+    """Return the schedule of a pass in E4M3: v is transposed first, and features that one byte
+    cannot hold are left out.
 
     Raises:
-        TileUnsupported: a user asks for another tile.
+        TileUnsupported: a user requests another tile.
     """
     if problem.names_tile:
         raise limits(problem).refused(problem, "in E4M3 there is one tile for each head dimension")

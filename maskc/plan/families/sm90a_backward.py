@@ -128,7 +128,7 @@ class BackwardSchedule(Schedule):
     warpgroups: int = 2
     """The warpgroups that compute."""
     split: str = "keys"
-    """What the warpgroups divide between them: `keys` or `columns`."""
+    """Split of the work between warpgroups: `keys` or `columns`."""
     shares: int = 2
     """The shares of a tile of dq, see templates/sm90a/lib/backward_constants.cuh."""
     staged: bool = True
@@ -289,16 +289,16 @@ def _products(dim: int, queries: int, parts: tuple[int, ...], of_dq: int) -> tup
 
 _MACROS = {"usual": "", "deterministic": "DETERMINISTIC", ONCE: "ONCE"}
 _QUARTERS = {"usual": 5, "deterministic": 4, ONCE: 0}
-"""Of a tile of dq, with the slopes' sums, that lie in shared memory where it is staged: all four,
-and one of zeros in the usual mode."""
+"""Quarters of a tile of dq, with the slopes' sums, in shared memory if dq is staged: all four, and
+one of zeros in the default mode."""
 
 
 def _modes(
     tile: TileShape, rest: int, staged: int, warpgroups: int, blocks: int, thresholds: bool,
     key_blocks: int,
 ) -> tuple[tuple[str, Mode], ...]:  # fmt: skip
-    """All modes, with `rest` bytes of shared memory, rows, and what each stages of dq: so many
-    columns, and the slopes' sums, beside which rows are numbers."""
+    """Return all modes. `rest` is shared memory without dq and rows in bytes; `staged` is the
+    number of columns of dq that each mode stages."""
     threads, rows = 128 * (warpgroups + 1), 2 * ROW_BYTES * tile.q
     modes = []
     for name, own in _QUARTERS.items():
@@ -326,8 +326,10 @@ def _mode(
 
 
 def _shared(tile: TileShape, slabs: int, warpgroups: int, split: str) -> int:
-    """Bytes of struct Shared but for dq and rows: k, v; two stages of q and dout; ds, and p where
-    it is exchanged, both twice between two warpgroups; the control part.
+    """Return the bytes of struct Shared without dq and rows.
+
+    It has k, v; two stages of q and dout; ds, and p if it is exchanged, both twice between two
+    warpgroups; and the control part.
     """
     tiles = 2 * SLAB * slabs * (2 * tile.k + 2 * 2 * tile.q)
     exchanged = warpgroups * 2 * tile.q * tile.k * (1 if split == "keys" else 2)

@@ -3,9 +3,8 @@ tiles of 16 x 16 for rows that see very few keys.
 
 A warp has a tile row (forward), or 64 elements of the gradients of a tile column (backward),
 straight from global memory to the fragments of mma.sync and back: no shared memory, no barriers, no
-tensor maps, no work list. What small passes wait for in common, which
-maskc/plan/families/sm90a.py has in cycles, is then gone, and so are the dead pairs of tiles of
-64 x 64.
+tensor maps, no work list. This removes the fixed latencies of small passes (see the cycles in
+maskc/plan/families/sm90a.py) and the dead pairs of 64 x 64 tiles.
 
 Loads take 16 bytes. Along a row any order of its elements will do for q . k, if it is the same in
 both, so a lane has 8 consecutive ones; across rows a lane has 8 elements of four rows, whose halves
@@ -15,8 +14,8 @@ The backward pass runs where no tile row has several tiles, and counts as its co
 tile column has (block-diagonal masks of blocks that divide 16): everything once, in one launch. P
 and ds by keys are those by queries, transposed in registers.
 
-On one H200 (bf16, 16 heads, D 64), beside tiles of 64 x 64: blocks of 16 at 4k 9.1 us and 12.8
-forward, 24.9 and 30.6 backward; at 16k 37.2 and 41.0, 76 and 93 (memory takes 32 and 64). For
+On one H200 (bf16, 16 heads, D 64), compared with tiles of 64 x 64: blocks of 16 at 4k 9.1 us and
+12.8 forward, 24.9 and 30.6 backward; at 16k 37.2 and 41.0, 76 and 93 (memory takes 32 and 64). For
 longer lists it loses, as every warp loads the keys of its tiles itself and waits for each: blocks
 of 32 at 16k 44 and 41 us, windows of 8 and 17 keys 43 and 44, of 40 55 and 44. At D 128 it gains
 nothing: blocks of 16 at 16k 72 and 71 us, 184 and 166.

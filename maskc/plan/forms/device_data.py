@@ -1,9 +1,9 @@
 """Tile lists made on the device (templates/common/tile_lists.cu.j2), from any data that are given
 there.
 
-A tile that the mask could have, whatever its data are, stays unless the mask's own formula,
-interpreted on the whole tile with the least and the greatest value of each array there, says that
-no pair of it is live; it is full where the formula says that every pair is.
+The candidates are all tiles that the mask could have with any data. The mask's own formula is
+evaluated on a whole tile by interval arithmetic, with the bounds of each array on the tile. A tile
+is dropped if no pair can be live, and is full if every pair must be.
 """
 
 from __future__ import annotations

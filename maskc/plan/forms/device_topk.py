@@ -1,10 +1,10 @@
 """Selections made on the device (templates/common/select.cu.j2): their launches, and which masks
 have them.
 
-A block ranks all blocks of keys for a few blocks of queries: keys that ascend with the scores wait
-in shared memory, a threshold is found bit by bit, and what reaches it becomes bits. Nothing of the
-size of the scores is ever in memory. Lists of tiles follow from the bits and from what the static
-parts of the mask leave of a tile, which the host finds once per lengths.
+A block ranks all blocks of keys for a few blocks of queries. Order-preserving integers of the
+scores are in shared memory, a threshold is found bit by bit, and blocks that reach it are marked as
+bits. Nothing of the size of the scores is ever in global memory. Lists of tiles follow from the
+bits and from the static parts of the mask, which the host evaluates once per lengths.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ON_HOST = "blocks are chosen on the host, which waits for q and k: {}"
 
 
 def launches(shared_bytes: int) -> tuple[Launch, ...]:
-    """What makes the selections of a call, in order."""
+    """Return the launches that make the selections of a call, in order."""
     return (
         Launch("select_join", Grid.keys, THREADS),
         Launch("select_blocks", Grid.queries, THREADS, shared_bytes),

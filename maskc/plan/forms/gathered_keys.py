@@ -36,7 +36,7 @@ def chooses_keys(masks: tuple[MaskIR, ...], target: Target) -> bool:
 
 
 def gathering(masks: tuple[MaskIR, ...]) -> Gathering | str:
-    """How the lists of a mask are made, or why they cannot be."""
+    """Return how the lists of a mask are built, or why they cannot be."""
     ir, *others = masks
     if others or len(ir.selections) > 1:
         return "single keys, by several selections or in masks that differ by head"
@@ -58,7 +58,7 @@ def gathering(masks: tuple[MaskIR, ...]) -> Gathering | str:
 
 
 def _obstacle(ir: MaskIR, one: Selection) -> str:
-    """What no kernel is there for."""
+    """Return the reason why no kernel gathers keys for this mask; empty if one does."""
     own = {one.name}
     reads = one.reads.union(E.arrays(ir.keep)) - own
     if one.score not in (Score.given, Score.indexer):

@@ -96,7 +96,7 @@ def _consecutive(box: tuple[int, ...], grid: tuple[int, ...]) -> bool:
 
 
 def box_note(boxes: Boxes) -> str:
-    """What the grid and its boxes are, for the reader."""
+    """Describe the grid and its boxes for the reader."""
     sizes = (" x ".join(map(str, each)) for each in (boxes.q, boxes.k, ("N", *boxes.extents)))
     return "{} queries x {} keys of {}".format(*sizes)
 

@@ -35,8 +35,8 @@ _REASON = (
 
 
 def by_threshold(heads: HeadGroups, target: Target) -> Selection | None:
-    """What the masks choose, where it is to be found by thresholds; None where nothing is chosen,
-    or larger blocks are.
+    """Return the selection of the masks, if it needs thresholds; None without a selection, or with
+    larger blocks.
 
     Raises:
         SelectionNotCompiled: there are kernels for neither.
@@ -50,7 +50,7 @@ def by_threshold(heads: HeadGroups, target: Target) -> Selection | None:
     if one.block > 1 or one.q_block > 1 or one.score is not Score.qk or one.at:
         return None  # an error says so where blocks are looked at
     if len(found) > 1:
-        why = "single keys besides another selection"
+        why = "single keys together with another selection"
     elif one.share is not Share.head:
         why = "single keys that heads share"
     elif any(_grows(mask, one) is not True for mask in heads.masks):
@@ -66,7 +66,7 @@ def _grows(ir: MaskIR, one: Selection) -> bool | None:
 
 
 def lifted_pair(keep: Expr, one: Selection) -> tuple[Lifted, Expr]:
-    """(the mask if all candidates are chosen, the shape of what it is if none is), with the same
+    """Return (mask when everything is selected, shape of the mask when nothing is), with the same
     constants lifted out."""
     whole = lift(keep)
     atoms = [made for made, source in whole.sources if source == chosen(one)]
@@ -104,7 +104,7 @@ def _padded(lifted: Lifted, count: int, k: int) -> Lifted:
 
 
 def _with_thresholds(plan: KernelPlan, pairs: list[tuple[Lifted, E.Expr]]) -> KernelPlan:
-    """The plan of the hulls with what they keep anyway; intervals serve both or neither."""
+    """Return the plan of the hulls with the always-kept pairs; intervals serve both or neither."""
     masks = []
     for mask, (lifted, spared) in zip(plan.masks, pairs, strict=True):
         own = () if spared == E.NEVER else intervals(spared)

@@ -28,7 +28,7 @@ class Foreign(NamedTuple):
 
     array: Array
     source: Any
-    """What the caller gave."""
+    """The caller's array."""
     held: Any
     """Keeps the exported memory alive."""
 

@@ -22,15 +22,15 @@ from maskc.core.tensors import HOST, Array, Device, Output, Shape, torch_of
 
 
 class Library(Protocol):
-    """What maskc asks of an array library."""
+    """The operations of an array library that maskc needs."""
 
     ordered: bool
     """Whether `empty` can lay tokens out before heads."""
 
     def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-        """(everything that a plan depends on, hashable and in a row; pointers); fast.
+        """Return (everything that a plan depends on, as one hashable tuple; pointers); fast.
 
-        Arrays that are not `plain` are replaced by what is.
+        Arrays that are not `plain` are replaced by plain ones.
         """
 
     def plain(self, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a call was given: its arrays, and which features it asks for."""
+"""Inputs of a call: its arrays, and the features that it requests."""
 
 from __future__ import annotations
 

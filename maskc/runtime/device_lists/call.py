@@ -1,7 +1,7 @@
-"""What passes share whose lists are made on the device, just before they run.
+"""Common code of passes with lists that are built on the device, just before they run.
 
-All that is made lies in the workspace of the call, so that calls of several streams, threads and
-CUDA graphs have nothing in common.
+The lists are in the workspace of the call, so that calls of several streams, threads and CUDA
+graphs share nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from maskc.runtime.launch.prepared import PreparedLaunch
 DELTA = POINTERS.index("delta")
 """The index in a call's pointers of the workspace."""
 KEPT = struct.Struct(f"{len(LISTED_POINTERS)}Q")
-"""The members of the argument block from KEPT_AT on: tables of what is known before the lists."""
+"""Members of the argument block from KEPT_AT on: tables that are known before the lists."""
 KEPT_AT = ATTENTION.row_ptr.offset
 INT = 4
 """Bytes of an int32."""
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
     data: Mapping[str, Any]
     """The caller's keywords."""
     held: Held | None
-    """What formulas of the mask captured."""
+    """Arrays captured by formulas of the mask."""
     sizes: Sizes
     device: Device
 
@@ -94,7 +94,7 @@ class DeviceLists(Protocol):
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
     ) -> DeviceListedPlan:  # fmt: skip
-        """How a pass runs over some tokens; arguments as in SourceSelector.plan.
+        """Plan a pass over some tokens; arguments as in SourceSelector.plan.
 
         Raises:
             Unlisted: the host must make the lists.
@@ -106,20 +106,20 @@ class CallablePlan(Protocol):
 
     @property
     def kernel(self) -> object:
-        """As of Runnable."""
+        """See Runnable."""
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """As of Runnable."""
+        """See Runnable."""
 
     def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Any, int]:
-        """As of Runnable, for a call whose arrays are `watched`; None where nobody can tell whether
+        """See Runnable.place, for a call with `watched` arrays; None if nothing can tell whether
         they change."""
 
     def enqueue(
         self, given: Any, sent: Any, pointers: Pointers, numbers: Numbers, stream: int
     ) -> None:
-        """As `Runnable.run`, with the data that are given."""
+        """Enqueue the launches like `Runnable.run`, with the data of the call."""
 
 
 class DataCall:
@@ -133,11 +133,11 @@ class DataCall:
         self.kernel, self.outputs = plan.kernel, plan.outputs
 
     def changed(self, watched: Watched) -> DataCall:
-        """The same after somebody wrote into its arrays."""
+        """Return the call after a write to its arrays."""
         return DataCall(self._plan, self._given, watched)
 
     def place(self, library: Library, q: Any) -> tuple[Any, int]:
-        """What the launches find, and the stream to launch on."""
+        """Return the arguments of the launches, and the stream to launch on."""
         return self._plan.place(library, q, self.watched)
 
     def run(self, sent: Any, pointers: Pointers, numbers: Numbers, stream: int) -> None:
@@ -173,7 +173,7 @@ class DeviceListedPlan(ABC):
         return DataCall(self, given)
 
     def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Any, int]:
-        """What the pass finds; lists lie in the workspace."""
+        """Return the arguments of the pass; its lists are in the workspace."""
         return self.own.place(library, q)
 
     @abstractmethod
@@ -239,8 +239,11 @@ def words_of_results(
 
 
 def unknown_work(items: int, shared: int = 0, parts: int = 1) -> Work:
-    """A work list of which the host knows no more than the length, and how many tile columns are
-    shared by items that add to them, or rows of so many parts at most are to be merged."""
+    """Return a work list of known length only, without its content.
+
+    Items either add to a known number of shared tile columns, or rows with a known number of parts
+    must be merged.
+    """
     one = np.array([parts * (name == "count") for name, _ in WORK_FIELDS], np.int32)
     nothing = np.broadcast_to(np.zeros((), np.int32), (items, len(WORK_FIELDS)))
     return Work(nothing, items, shared > 0, np.broadcast_to(one, (shared, len(WORK_FIELDS))))

@@ -84,11 +84,11 @@ class DataLists:
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
     ) -> ListsPlan:  # fmt: skip
-        """How a pass runs over some tokens, by the best source where `unit` is the first of
-        several; arguments as in SourceSelector.plan.
+        """Plan a pass over some tokens, with the best source if `unit` is the first of several;
+        arguments as in SourceSelector.plan.
 
         Raises:
-            Unlisted: sequences are too long or too many, or lists are to be checked.
+            Unlisted: sequences are too long or too many, or lists must be checked.
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         if os.environ.get("MASKC_CHECK") == "1" or self._unit is None:
@@ -129,8 +129,8 @@ class DataLists:
     def _kept(
         self, unit: SourceUnit, sizes: Sizes, bound: Bound, direction: Direction, by_head: bool
     ) -> Tables:
-        """What the masks could keep at these lengths, as tables: for each of the heads, or once for
-        all.
+        """Return tables of the tiles that the masks could keep at these lengths: for each head, or
+        once for all.
 
         Raises:
             Unlisted: sequences are too long.
@@ -192,8 +192,8 @@ class DataLists:
 
 
 def _reach(unit: SourceUnit, bound: Bound) -> int | None:
-    """How far apart a query and a key may be that documents and tiles bring together; None where
-    nothing is promised, or queries and keys have documents of their own.
+    """Return the largest distance between a query and a key that documents and tiles allow; None
+    without a bound, or if queries and keys have separate documents.
 
     A tile whose keys are all of one document may lie in tile columns that reach beyond it, and is
     full only where these are.

@@ -24,7 +24,7 @@ CODES = {
 }  # fmt: skip
 """The code in `struct Lists` and the bytes of each type of elements that kernels read."""
 AS_IS, BOOLEAN, CLIPPED, CUMULATIVE = range(4)
-"""How an element becomes one of 32 bits."""
+"""Conversions of an element to 32 bits."""
 
 
 class Source(NamedTuple):
@@ -81,16 +81,15 @@ class Reader:
         self._sound: object = None
 
     def read(self, asked: Asked) -> Given | None:
-        """What a call gives, where kernels can read it as it is.
+        """Return the data of a call if kernels can read them directly.
 
         Returns:
-            None where something is missing, on another device, of another dtype or shape, or of a
-            library that is not known by name: the host reads it then, and says what is wrong if
-            anything is.
+            None if data are missing, on another device, of another dtype or shape, or of an unknown
+            library. The host then reads them, and reports mistakes.
 
         Raises:
             NotAnArray: a tensor without memory.
-            DataType, DataRange: a promise that is no length.
+            DataType, DataRange: a bound that is not a length.
         """
         if asked.empty:
             return None
@@ -141,11 +140,12 @@ class _Call(NamedTuple):
         return found
 
     def vector(self, given: Any, length: int, rule: int, *, tokens: bool = True) -> Source:
-        """One value per token, [N] or [batch, N], of which the last `length` count, or the first.
+        """Return one value per token, [N] or [batch, N]; the last or the first `length` of them
+        count.
 
         Args:
-            length: of one side.
-            tokens: whether there may be a value for each of all tokens instead.
+            length: tokens of one side.
+            tokens: whether the array may have a value for every token instead.
         """
         array = self.view(given)
         all_tokens = max(self.sizes.n_q, self.sizes.n_kv)
@@ -184,7 +184,7 @@ class _Call(NamedTuple):
 
 
 def _documents(call: _Call, given: Any) -> tuple[Source, ...]:
-    """Of queries and of keys; the same object where one array tells both."""
+    """Return the documents of queries and of keys; the same object if one array has both."""
     sizes, shared = call.sizes, type(given) is not tuple
     pair, equal = (given, given) if shared else given, sizes.n_q == sizes.n_kv
     if len(pair) != 2 or (type(pair[0]) is CuSeqlens) != (type(pair[1]) is CuSeqlens):

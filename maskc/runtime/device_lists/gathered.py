@@ -69,7 +69,7 @@ class Room:
 
     @property
     def sums(self) -> int:
-        """What keys have so far of their gradients; nothing in a forward pass."""
+        """Offset of the keys' accumulated gradients; nothing in a forward pass."""
         return self.scores + self.at_once * self.pitch
 
 
@@ -80,11 +80,11 @@ def _rounded(entries: int) -> int:
 def room_for(
     wanted: int, recipe: Gather, ranking: Ranking, sizes: Sizes, params: Mapping[str, int]
 ) -> Room:
-    """What a call needs.
+    """Return the sizes that a call needs.
 
     Args:
-        wanted: keys that are chosen for a query.
-        recipe: tells what it may see besides.
+        wanted: number of keys to select for a query.
+        recipe: describes the keys that it sees without a selection.
         ranking: of the call.
         params: a value for every parameter.
     """
@@ -184,7 +184,7 @@ class Gatherer:
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
     ) -> GatherPlan:  # fmt: skip
-        """How a pass runs over some tokens; arguments as in SourceSelector.plan."""
+        """Plan a pass over some tokens; arguments as in SourceSelector.plan."""
         bundle, sizes, ranking = self._bundle, place.sizes, bound.given
         unit = self._chosen(unit, wanted, sizes)
         device = wanted.device[1]

@@ -1,4 +1,4 @@
-"""What single keys are chosen by, where it stays on the device: checked tensors of a call."""
+"""Ranking tensors of single keys that stay on the device: checked tensors of a call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """What the keys of a call are ranked by."""
+    """Ranking tensors of a call."""
 
     arrays: Mapping[str, Array]
     """`index_q`, `index_k`, `index_w` and perhaps FACTORS, or `scores`; four dimensions where they
@@ -48,7 +48,7 @@ class Ranking:
 
     @property
     def indexing(self) -> Indexing | None:
-        """How its scores are computed; None where they are given, or the rows are too long."""
+        """Computation of the scores; None if they are given, or if rows are too long."""
         q = self.arrays.get("index_q")
         return q and _indexing(q)
 

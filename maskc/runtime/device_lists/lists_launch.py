@@ -39,13 +39,13 @@ _WRITTEN = {
     Direction.forward: ("out", "lse"),
     Direction.backward: ("dq", "dk", "dv", "dsink", "dslopes"),
 }
-"""What a pass writes, among POINTERS."""
+"""Results of a pass, among POINTERS."""
 
 
 LISTS = abi.structure(abi.LISTS_FIELDS)
-"""The argument block of the launch that makes lists. It begins with pointers: to what is given, to
-tables that the host made, to the parts of the memory of lists, to the state, and to what is
-reported and spoilt."""
+"""Argument block of the launch that builds lists. It begins with pointers: to the data, to tables
+from the host, to the parts of the memory of lists, to the state, and to the report and the
+results that wrong data overwrite."""
 OWN = struct.Struct(f"{LISTS.most.offset // 8}Q{MAX_ARRAYS + 1}q")
 """Members that every call fills in: pointers, the promised lengths, and a ticket."""
 ARRAYS = tuple(f"array{number}" for number in range(MAX_ARRAYS))
@@ -94,8 +94,8 @@ class Lists:
         self.watched: Watched | None = None
         """The arrays of the call that has them; None where nobody can tell whether they change."""
         self.ticket, self.sound = 0, False
-        """By which the host hears of them, see `Reports`, and whether it has heard that nothing
-        was wrong with what they were made from."""
+        """Ticket for the report of the device, see `Reports`; and whether the device has confirmed
+        the data."""
 
     def with_block(self, block: bytes) -> Lists:
         """These, read by a call with more behind `struct Attention`."""
@@ -109,7 +109,7 @@ _MOST_STREAMS = 16
 _ARRAY = ATTENTION.array.offset
 
 Kept = dict[Watched, Lists]
-"""Those of one stream that no call has now, by what they were made from; the latest last."""
+"""Unused lists of one stream, by the data they were built from; the latest last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ class ListsPlan(DeviceListedPlan):
     made."""
     reports: Reports
     names: str
-    """Of the data, for messages."""
+    """Names of the data, for messages."""
     kept: dict[int, Kept] = field(default_factory=dict, kw_only=True)
     """By stream."""
 
@@ -142,7 +142,7 @@ class ListsPlan(DeviceListedPlan):
 
     @cached_property
     def results(self) -> tuple[int, ...]:
-        """What may be spoilt, among POINTERS."""
+        """Results that wrong data overwrite, among POINTERS."""
         names = _WRITTEN[self.own.direction] if self.after else ()
         return tuple(map(POINTERS.index, names))
 

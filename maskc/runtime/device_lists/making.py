@@ -80,7 +80,7 @@ class Making:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The sides of which lists are made: 0 rows, 1 columns."""
+        """Sides with lists: 0 rows, 1 columns."""
         return (0, 1) if self.by_rows and self.backward else (int(self.backward),)
 
     @property
@@ -272,7 +272,7 @@ class Making:
             block.array_batch[len(sources)] = self.sizes.n_kv if self.lists > 1 else 0
 
     def blocks(self, launch: Launch, multiprocessors: int) -> int:
-        """How many a launch has."""
+        """Return the number of blocks of a launch."""
         if launch.grid is Grid.results:
             return launch.resident * multiprocessors
         return self.first_blocks[-1] + 2 * self.lines

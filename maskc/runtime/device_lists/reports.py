@@ -1,4 +1,4 @@
-"""What kernels tell the host of data, without anybody waiting."""
+"""Reports about data from kernels to the host, without synchronization."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from itertools import count
 from maskc.runtime.launch.cuda import host_words
 
 _PLACES = 63
-"""Lists of which the host can hear at a time that nothing is wrong with them."""
+"""Number of lists that can be confirmed to the host at a time."""
 
 
 class Reports:
-    """Words of the host that kernels of one device write: the first is set where something was
-    wrong, and stays; in each of the others is the ticket of the latest lists with which nothing
-    was. Who finds another ticket than its own there knows nothing."""
+    """Words in host memory that kernels of one device write.
+
+    The first word is set if any data were wrong, and stays set. Each other word holds the ticket of
+    the latest lists with valid data. A reader that finds another ticket than its own knows nothing.
+    """
 
     def __init__(self, device: int) -> None:
         self.words = host_words(device, 1 + _PLACES)

@@ -97,10 +97,10 @@ class TopKLists:
         self, unit: SourceUnit, wanted: Pass, bound: Bound, place: Place,
         outputs: tuple[Output, ...],
     ) -> SelectedPlan:  # fmt: skip
-        """How a pass of `unit` runs over some tokens; arguments as in SourceSelector.plan.
+        """Plan a pass of `unit` over some tokens; arguments as in SourceSelector.plan.
 
         Raises:
-            Unlisted: there are too many tiles, or lists are to be checked.
+            Unlisted: there are too many tiles, or lists must be checked.
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
         known = unit.target == self._target and not unit.distances and unit.boxes is None
@@ -177,8 +177,10 @@ def _planned(
     unit: SourceUnit, hull: Hull, cases: int, of_head: np.ndarray, batched: bool, sizes: Sizes,
     backward: bool,
 ) -> Work:  # fmt: skip
-    """Items as they would be with the most tiles, all of which may turn out to have some; `first`
-    is the number of a tile row or column among those of all lists. None is ever cut."""
+    """Return worst-case work items, assuming that every tile is live.
+
+    `first` is the index of a tile row or column among those of all lists. No item is ever split.
+    """
     count = hull.columns if backward else hull.rows
     number = np.arange(count.size).reshape(count.shape)
     spans = Spans(number, count, number, number)
@@ -215,11 +217,11 @@ def _with_arrays(
 def _given_on(
     device: Device, keywords: Mapping[str, Any], selections: tuple[Selection, ...], sizes: Sizes
 ) -> Given | None:
-    """What a call gives to rank by, where kernels can read it as it is.
+    """Return the ranking tensors of a call if kernels can read them directly.
 
     Returns:
-        None where something is on another device, of another dtype or shape, or of a library not
-        known by name: the host reads it then, and says what is wrong if anything is.
+        None if a tensor is on another device, of another dtype or shape, or of an unknown library.
+        The host then reads it, and reports mistakes.
     """
     names = {name for each in selections for name in SCORING[each.score]}
     if "index_k" in names:

@@ -1,4 +1,4 @@
-"""What q and k of a call decide: the content of run-time selections."""
+"""Selections by the q and k of a call, on the host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from maskc.runtime.device_lists.call import Asked
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Remembered:
-    """What a call chose."""
+    """The cached selection of a call."""
 
     bound: Bound
     size: int

@@ -48,7 +48,7 @@ Given = tuple[Ranked | None, ...]
 
 @dataclass(frozen=True, eq=False)
 class SelectedPlan(DeviceListedPlan):
-    """A pass whose blocks are chosen, and whose lists are made, on the device."""
+    """A pass with blocks that are selected, and lists that are built, on the device."""
 
     choices: tuple[Step, ...]
     """Launches that choose."""

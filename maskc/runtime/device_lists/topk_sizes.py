@@ -1,4 +1,4 @@
-"""Sizes of what is chosen on the device for the calls of one signature, and its argument block."""
+"""Sizes of selections on the device for the calls of one signature, and the argument block."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Choosing:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The sides of which lists are made: 0 rows, 1 columns."""
+        """Sides with lists: 0 rows, 1 columns."""
         return (0, 1) if self.ordered and self.backward else (int(self.backward),)
 
     @property
@@ -155,7 +155,7 @@ class Choosing:
         return STATE_WORDS + STATE_OF_LIST * self.lists
 
     def _parts(self) -> Iterator[tuple[str, int]]:
-        """int32 entries of what is made."""
+        """Yield the parts of the memory and their int32 entries."""
         yield "state", self.state
         yield "counter", 2
         for i, vote in enumerate(self.votes):

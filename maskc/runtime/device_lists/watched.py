@@ -14,14 +14,14 @@ from maskc.runtime.arrays.known import LIBRARIES, Library
 
 _NESTED = {tuple, list, CuSeqlens}
 _PLAIN = {type(None), type, str, bool, int, np.int32, np.int64}
-"""Told apart by what they are."""
+"""Types that are compared by value."""
 
 Data = Mapping[str, Any]
 
 
 def _leaves(data: Data, held: Held | None) -> list[Any]:
-    """The names, then the arrays and the numbers beside them, of what a caller gives; what holds
-    several is told by its type."""
+    """Return the names, then the arrays and numbers of a caller; containers are identified by
+    type."""
     found: list[Any] = list(data)
     for one in data.values():
         if type(one) in _NESTED:
@@ -57,10 +57,10 @@ class Watched:
     def __init__(
         self, known: Sequence[tuple[Any, Library | None, object]], versions: list[int]
     ) -> None:
-        """Of `of` and `again`.
+        """Used by `of` and `again`.
 
         Args:
-            known: (reference to an array, its library, where and how it lies), or (a plain value,
+            known: (reference to an array, its library, its address and layout), or (a plain value,
                 None, None).
             versions: of the arrays.
         """
@@ -92,8 +92,11 @@ class Watched:
         return cls(known, versions)
 
     def again(self, data: Data, held: Held | None) -> Watched | None:
-        """The same arrays, where they are still, as they are now: this object where nothing was
-        written; None where any is another one. Arguments are those of `of`."""
+        """Return the same arrays in their present state.
+
+        This object if nothing was written; None if any array is another one. Arguments are those of
+        `of`.
+        """
         leaves, known, versions = _leaves(data, held), self._known, []
         if len(leaves) != len(known):
             return None

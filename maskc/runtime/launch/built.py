@@ -1,4 +1,4 @@
-"""What one bundle needs to run a pass: the choice of its sources, and the built kernels."""
+"""One bundle and its built kernels: chooses a source for each pass."""
 
 from __future__ import annotations
 

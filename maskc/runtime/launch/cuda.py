@@ -51,7 +51,7 @@ _KEPT = 64
 
 
 def device_arch(target: str, device: int) -> str:
-    """What to compile for: the target's own architecture where it is tied to one, else the
+    """Return the architecture to compile for: the target's own if it is tied to one, else the
     device's.
 
     Raises:
@@ -88,7 +88,7 @@ def current_device() -> int:
 
 
 def multiprocessors(device: int) -> int:
-    """How many a device has."""
+    """Return the number of multiprocessors of a device."""
     return _driver(device).multiprocessors()
 
 
@@ -105,7 +105,7 @@ def host_word(device: int) -> ctypes.c_int32:
 
 
 class Step(NamedTuple):
-    """One launch, but for its arguments."""
+    """One launch without its arguments."""
 
     function: Any
     blocks: int
@@ -121,14 +121,14 @@ class Sendable(Protocol):
     """The address of the array of addresses that a launch takes."""
 
     def arguments(self) -> tuple[bytes, ...]:
-        """What the addresses point to."""
+        """The bytes that the argument addresses point to."""
 
 
 class Memory:
     """Arguments of one launch: `struct Attention`, behind it tensor maps, both aligned."""
 
     def __init__(self, maps: int, template: bytes) -> None:
-        room = max(_MAPS, -(-len(template) // _LINE) * _LINE)  # more with a formula of the score
+        room = max(_MAPS, -(-len(template) // _LINE) * _LINE)  # more with a score formula
         held = ctypes.create_string_buffer(room + maps + _LINE)
         base = -(-ctypes.addressof(held) // _LINE) * _LINE
         first = base - ctypes.addressof(held)

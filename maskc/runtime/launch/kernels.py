@@ -53,11 +53,12 @@ class Kernels:
         """`get` of a CUDA source."""
         kernel = self.get(unit, mode, features, device)
         if not isinstance(kernel, CudaKernel):
-            raise TypeError(f"{unit.key} is no CUDA source")
+            raise TypeError(f"{unit.key} is not a CUDA source")
         return kernel
 
     def ranking(self, unit: SourceUnit, features: Features) -> Rank:
-        """What ranks keys on the host: the C kernel of this source, or NumPy."""
+        """Return the function that ranks keys on the host: the C kernel of this source, or
+        NumPy."""
         if unit.target == "cpu":
             kernel = self.get(unit, "usual", features, 0)
             if isinstance(kernel, CpuKernel):

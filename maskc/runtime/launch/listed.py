@@ -1,9 +1,9 @@
-"""Passes whose mask runs in parts over the rows of listed tokens.
+"""Passes of masks that run in parts over the rows of listed tokens.
 
 The rows lie packed in the workspace of the call: those of listed keys are read, and their gradients
-added to, in place of k, v, dk and dv; those of listed queries in place of q, out, lse and dq. What
-the other parts say of a listed query is replaced: in a backward pass they read an lse in which it
-has no key.
+added to, in place of k, v, dk and dv; those of listed queries in place of q, out, lse and dq. The
+results of other parts for a listed query are replaced: in a backward pass they read an lse in which
+it has no key.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _view(
 
 
 class HostMoves(HostKernel):
-    """What stands for the kernel of moves on the host."""
+    """Host implementation of the kernel that moves rows."""
 
     name = "move rows"
 
@@ -233,7 +233,7 @@ class Flags(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Making:
-    """How lists are made on the device."""
+    """Recipe that builds lists on the device."""
 
     name: str
     kernel: CudaKernel
@@ -249,7 +249,7 @@ class Making:
     report: ctypes.c_int32
     """The place where the device tells the host that a list had no room."""
     results: tuple[int, ...]
-    """What a pass writes, among POINTERS."""
+    """Results of a pass, among POINTERS."""
 
     def tokens(self, pointers: Pointers) -> tuple[int, int]:
         """Addresses of the lists."""
@@ -292,10 +292,10 @@ def flags_numbers(
 
 
 class _Filled(NamedTuple):
-    """The launches of a call, but for numbers that calls of one signature differ in."""
+    """The launches of a call, without the numbers that vary between calls of one signature."""
 
     sents: tuple[Sent, ...]
-    """What they find on the device."""
+    """Their arguments on the device."""
     tokens: tuple[int, int]
     """Addresses of the lists."""
     steps: tuple[tuple[Any, Pointers], ...]
@@ -315,7 +315,7 @@ class ListedRowsPlan:
     """The outputs of a `PreparedLaunch`, with a workspace for packed rows and for all launches."""
 
     making: Making | None = None
-    """What makes the lists on the device, from flags there; None where the host knows them."""
+    """Recipe of the lists on the device, from flags there; None if the host knows them."""
     filled: dict[object, _Filled] = field(default_factory=dict, init=False)
     """The launches of the latest calls, by the addresses in them."""
     parts: tuple[Part, ...] = field(init=False)
@@ -343,7 +343,7 @@ class ListedRowsPlan:
         return tuple(name for part in self.parts for name in part.plan.sources)
 
     def place(self, library: Library, q: Any, watched: Watched | None = None) -> tuple[Sents, int]:
-        """What each launch finds on the device, and the stream to launch on; see
+        """Return the arguments of each launch on the device, and the stream to launch on; see
         PreparedLaunch.place.
 
         Raises:
@@ -420,7 +420,7 @@ def lists_plan(
     direction: Direction, kernel: CudaKernel | HostMoves, device: Device,
     lists: Sequence[np.ndarray],
 ) -> PreparedLaunch:  # fmt: skip
-    """What brings two lists to a device, int32 [sequences or 1, most]."""
+    """Plan the copy of two lists to a device, int32 [sequences or 1, most]."""
     slots = tuple(Slot(each.reshape(len(each), 1, -1)) for each in lists)
     tables = Tables((), slots, 0, {})
     nothing = (singles(0), singles(0))

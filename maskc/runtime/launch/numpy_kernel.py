@@ -1,4 +1,4 @@
-"""The same tiles in NumPy, for machines without a C compiler: exact, and much slower.
+"""Kernels in NumPy over the same tiles, for machines without a C compiler: exact, and much slower.
 
 It reads the argument block a compiled kernel would get, so nothing else knows the difference.
 A masked key's row never reaches a query, whatever it holds.
@@ -25,7 +25,8 @@ from maskc.runtime.launch.numpy_entmax import log_sum, weigh
 from maskc.runtime.launch.prepared import HostKernel, PreparedLaunch, Sent, filled
 
 _ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-10}
-"""What storage precision explains of a difference, relative to the terms of a sum; see `_delta`."""
+"""Relative rounding error of storage precision, with respect to the terms of a sum; see
+`_delta`."""
 
 _WHOLE = 2.0**-12
 """Weights that a row may lack: they change delta by less than the rounding of `out` did."""
@@ -60,13 +61,13 @@ def _product(weights: np.ndarray, seen: np.ndarray, rows: np.ndarray) -> np.ndar
 def _delta(
     of_out: np.ndarray, of_keys: np.ndarray, weights: np.ndarray, dtype: DType
 ) -> np.ndarray:
-    """What the gradients of a row's scores are relative to: the sum over its keys, where `out` is
-    of these alone and differs from it by no more than its own rounding; else the sum over `out`.
+    """Return delta of a row: the sum over its keys if `out` is of these keys only and agrees within
+    rounding; otherwise the sum over `out`.
 
     Args:
         of_out: fp32 [n, dv], dout * out.
         of_keys: fp32 [n, m], p * (dout . v).
-        weights: fp32 [n], of all keys and the sink; 1 where there are no others.
+        weights: fp32 [n], total weight of all keys and the sink; 1 if there are no other keys.
     """
     rounded, exact = of_out.sum(axis=1), of_keys.sum(axis=1)
     most = _ROUNDING.get(dtype.name, 0.0) * np.abs(of_out).sum(axis=1)

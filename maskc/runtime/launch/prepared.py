@@ -1,4 +1,4 @@
-"""What repeated calls share: everything but the pointers, prepared once per signature."""
+"""The part of a call that repeats: everything except the pointers, prepared once per signature."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def filled(sent: Sent, pointers: Pointers, numbers: Numbers) -> ctypes.Structure
 
 
 class HostKernel(ABC):
-    """What kernels on the host have in common: no streams, and a workspace that they tell."""
+    """Common base of kernels on the host: no streams, and a workspace of known size."""
 
     name: str
 
@@ -92,7 +92,7 @@ class HostKernel(ABC):
     def run(
         self, plan: PreparedLaunch, sent: Sent, pointers: Pointers, numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
-        """As of Kernel."""
+        """See Kernel."""
 
     def usable(self, stream: int) -> int:
         """No multiprocessor."""
@@ -129,11 +129,11 @@ class Kernel(Protocol):
 
 
 class Runnable(Protocol):
-    """What a call runs: one launch, several, or lists and a launch."""
+    """Something that a call can run: one launch, several, or lists and a launch."""
 
     @property
     def kernel(self) -> object:
-        """None where results are to be cleared first."""
+        """The kernel; None if results must be cleared first."""
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -184,14 +184,14 @@ class BlockLaunch:
         self.kernel, self.outputs, self.run = plan.kernel, plan.outputs, plan.run
 
     def place(self, library: Library, q: Any) -> tuple[Any, int]:
-        """What the plan's launches find, with the block."""
+        """Return the arguments of the plan's launches, with the block."""
         sent, stream = self._plan.place(library, q)
         return sent.with_block(self._block), stream
 
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What lies on a device for the launches of one stream."""
+    """Data on a device for the launches of one stream."""
 
     template: bytes
     """The argument block with pointers into that stream's tables."""
@@ -208,13 +208,13 @@ class Sent:
     """Memory with these arguments (CUDA) by the addresses in it, taken for a launch and put back;
     safe in threads."""
     block: bytes = b""
-    """What a call has behind `struct Attention`; the end of `template`."""
+    """The block behind `struct Attention`; the end of `template`."""
     lasting: bool = True
     """Whether further launches come behind this one on its stream, in order: not those that a CUDA
     graph replays, nor those of a stream that each thread has."""
 
     def with_block(self, block: bytes) -> Sent:
-        """The same with more behind `struct Attention`; blocks follow each other."""
+        """Return the data with one more block behind `struct Attention`."""
         return Sent(
             self.template + block, self.lse, self.owner, self.counters, self.free,
             self.block + block, self.lasting,
@@ -240,7 +240,7 @@ class PreparedLaunch:
     maps: Any = None
     """CUDA: the tensor maps of the kernel, by pointers; None where it takes none."""
     sent: dict[object, Sent] = field(default_factory=dict)
-    """What was sent, by stream."""
+    """Data that were sent, by stream."""
 
     @property
     def size(self) -> int:
@@ -253,12 +253,12 @@ class PreparedLaunch:
         return () if self.kernel is None else (self.kernel.name,)
 
     def place(self, library: Library, q: Any) -> tuple[Sent, int]:
-        """(everything of a launch but the tensors, the stream to launch on).
+        """Return (all arguments of a launch except the tensors, the stream to launch on).
 
-        Every stream gets a copy of the tables of its own, allocated and filled in its order, so
-        that no launch ever waits for another stream. While a CUDA graph is being captured the
-        copy of another stream serves, which is why calls are warmed up first; only the counter
-        of work items is each captured launch's own, because graphs may run at the same time.
+        Every stream gets its own copy of the tables, allocated and filled in stream order, so that
+        no launch ever waits for another stream. While a CUDA graph is being captured, the copy of
+        another stream is used, which is why calls must be warmed up first. Only the counter of work
+        items is separate for each captured launch, because graphs may run at the same time.
 
         Raises:
             TooFewMultiprocessors: launches on this stream might never end.
@@ -280,7 +280,8 @@ class PreparedLaunch:
             kernel.run(self, sent, pointers, numbers, stream)
 
     def _first(self, library: Library, q: Any, stream: int, key: object, kernel: Kernel) -> Sent:
-        """What a launch reads that is the first of its stream, or one of a CUDA graph's."""
+        """Return the arguments of a launch that is the first of its stream, or one of a CUDA
+        graph."""
         sent = self.sent.get(key)
         if sent is None and self.tables.multiprocessors:
             usable = kernel.usable(stream)
@@ -292,7 +293,8 @@ class PreparedLaunch:
         return sent
 
     def _captured(self, library: Library, q: Any, key: object, sent: Sent | None) -> Sent:
-        """What a launch that becomes part of a CUDA graph reads, kept for good."""
+        """Return the arguments of a launch that becomes part of a CUDA graph; they are kept for
+        good."""
         if sent is None:
             sent = next(iter(self.sent.values()), None)
         if sent is None:  # a copy that is itself part of the graph

@@ -24,14 +24,14 @@ class Step(NamedTuple):
 
 
 class Sents(NamedTuple):
-    """What each launch finds on the device; stands in for `Sent`."""
+    """Arguments of each launch on the device; replaces `Sent`."""
 
     steps: tuple[Sent, ...]
     lse: int = 0
     """None that calls share: launches join what they find there."""
 
     def with_block(self, block: bytes) -> Sents:
-        """The same with a block behind that of every launch."""
+        """Return the arguments with one more block for every launch."""
         return self._replace(steps=tuple([sent.with_block(block) for sent in self.steps]))
 
 
@@ -43,7 +43,7 @@ class PartedPlan:
     outputs: tuple[Output, ...]
     """The outputs of a `PreparedLaunch`; the workspace serves one launch after another."""
     unwritten: bool
-    """Whether launches leave rows of gradients alone, which are to be zero."""
+    """Whether launches leave rows of gradients unwritten, which must be zero."""
 
     @property
     def kernel(self) -> object:
@@ -58,7 +58,7 @@ class PartedPlan:
         return tuple(name for step in self.steps for name in step.plan.sources)
 
     def place(self, library: Library, q: Any) -> tuple[Sents, int]:
-        """What each launch finds on the device, and the stream to launch on; see
+        """Return the arguments of each launch on the device, and the stream to launch on; see
         PreparedLaunch.place."""
         placed = [step.plan.place(library, q) for step in self.steps]
         return Sents(tuple([sent for sent, _ in placed])), placed[0][1] if placed else 0
@@ -71,7 +71,7 @@ class PartedPlan:
 
 
 def _moved(pointers: Pointers, shifts: tuple[int | None, ...]) -> Pointers:
-    """What a launch is given in place of the call's pointers."""
+    """Return the pointers of a launch from those of the call."""
     both = zip(pointers, shifts, strict=True)
     return tuple([at + by if at and by is not None else 0 for at, by in both])
 

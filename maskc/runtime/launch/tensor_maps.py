@@ -20,7 +20,7 @@ _KEPT = 512
 """Sets of addresses remembered per plan."""
 
 _KINDS = {"bfloat16": "BFLOAT16", "float16": "FLOAT16", E4M3: "UINT8"}
-"""What copies take elements for."""
+"""Element types of copies."""
 
 Encode = Callable[[int, Shape, Shape, Shape, str], bytes]
 """(address, dims in elements, strides in bytes of all but the first, box, dtype) -> 128 bytes."""

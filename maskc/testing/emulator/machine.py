@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,7 @@ from maskc.core.errors import EmulatorMissing
 from maskc.core.problem import Feature
 from maskc.core.tensors import Array
 from maskc.runtime.arrays import known as arrays
-from maskc.testing.emulator.shared_object import built, code
+from maskc.testing.emulator.shared_object import Refused, built, code
 from maskc.testing.emulator.translate import translated
 
 HERE = Path(__file__).parent
@@ -33,12 +34,17 @@ OF_KERNELS = (*FLAGS, "-Og")
 
 
 class Fault(Exception):
-    """What the emulator found while a kernel ran."""
+    """A fault that the emulator detected while a kernel ran."""
 
 
 @cache
 def _machine_text() -> str:
     return "".join((HERE / name).read_text() for name in ("device.h", "runtime.cpp"))
+
+
+@cache
+def _translator_text() -> str:
+    return (HERE / "translate.py").read_text()
 
 
 @cache
@@ -57,15 +63,30 @@ def _header() -> Path:
 
 
 @cache
-def loaded(source: str, macros: tuple[str, ...]) -> ctypes.CDLL:
-    """A source with some macros, ready to run."""
+def loaded(source: str, macros: tuple[str, ...], only: str = "") -> ctypes.CDLL:
+    """A source with some macros, ready to run; `only`: the one entry point that will run."""
     _runtime()
-    text, _ = translated(source)
+    defined = [f"-D{name}=1" for name in macros]
     command = [
-        "g++", *OF_KERNELS, "-x", "c++", f"-I{_header()}", f"-I{HERE}",
-        *(f"-D{name}=1" for name in macros), "-shared", "-nostdlib", "-Wl,-Bsymbolic",
+        "g++", *OF_KERNELS, "-x", "c++", f"-I{_header()}", f"-I{HERE}", *defined,
+        "-shared", "-nostdlib", "-Wl,-Bsymbolic",
     ]  # fmt: skip
-    return ctypes.CDLL(str(built(_machine_text() + code(text), ".so", command, text)))
+    key = "\0".join((_machine_text(), _translator_text(), code(source), only))
+    made = built(key, ".so", command, lambda: translated(preprocessed(source, defined), only))
+    return ctypes.CDLL(str(made))
+
+
+def preprocessed(source: str, defined: list[str]) -> str:
+    """Return a source as the preprocessor leaves it; names of CUDA stay, as nothing defines them.
+
+    Args:
+        defined: arguments that define macros.
+    """
+    command = ["g++", FLAGS[0], "-E", "-P", *defined, "-x", "c++", "-"]
+    done = subprocess.run(command, input=source, capture_output=True, text=True)
+    if done.returncode:
+        raise Refused(done.stderr[:4000])
+    return done.stdout
 
 
 def run(library: ctypes.CDLL, entry: str, arguments: int, blocks: int, threads: int, shared: int,
@@ -109,7 +130,7 @@ def encode(
 
 
 class Driver:
-    """What maskc.runtime.launch.cuda asks of a device."""
+    """The part of a CUDA device that maskc.runtime.launch.cuda uses."""
 
     def __init__(self) -> None:
         """Nothing was launched yet."""
@@ -173,7 +194,7 @@ class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
 
 
 class Patch(Protocol):
-    """What puts the emulator in place, and back; pytest's MonkeyPatch is one."""
+    """Interface that installs and removes the emulator; pytest's MonkeyPatch implements it."""
 
     @property
     def setattr(self) -> Callable[..., None]:

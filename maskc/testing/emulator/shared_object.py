@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -21,11 +22,10 @@ class Refused(Exception):
 
 @cache
 def _folder() -> Path:
-    """The folder of what is built: CI starts with nothing, a developer with what the last run has
-    built.
+    """Return the folder of builds. CI starts with an empty one, a developer with the last run's.
 
-    Code is loaded from here. So the rules of the binary cache apply: a folder that is not this
-    user's alone is not used, but a new one for this process.
+    Code is loaded from here. So the rules of the binary cache apply: a folder that others can write
+    to is replaced by a temporary one.
     """
     own = os.environ.get("MASKC_EMULATOR_DIR")
     place = (
@@ -54,14 +54,16 @@ def _compiler(name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def built(key: str, suffix: str, command: list[str], source: str | None = None) -> Path:
-    """A file by what it was made from; several processes may make it at once.
+def built(
+    key: str, suffix: str, command: list[str], source: Callable[[], str] | None = None
+) -> Path:  # fmt: skip
+    """Return a file named after its inputs; several processes may build it at once.
 
     Args:
-        key: all that the result depends on, except the compiler and its arguments.
+        key: all inputs of the result, except the compiler and its arguments.
         suffix: the rest of the file's name; a `/` begins a name in a folder of its own.
         command: compiler and arguments; `-o` is added, and the source's file before it.
-        source: text of the source, C where `command` names no other language.
+        source: returns the text of the source; C where `command` names no other language.
 
     Raises:
         Refused: it does not compile.
@@ -71,16 +73,16 @@ def built(key: str, suffix: str, command: list[str], source: str | None = None) 
     if not made.exists():
         made.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_folder()) as room:
-            given = []
-            if source is not None:
+            given, text = [], source() if source else ""
+            if source:
                 given = [f"{room}/kernel.c"]
-                Path(given[0]).write_text(source)
+                Path(given[0]).write_text(text)
             result = subprocess.run(
                 [*command, *given, "-o", f"{room}/made"], capture_output=True, text=True
             )
             if result.returncode:
                 kept = _folder() / f"{name}.c"
-                kept.write_text(source or "")
+                kept.write_text(text)
                 raise Refused(f"{kept}:\n{result.stderr[:4000]}")
             os.replace(f"{room}/made", made)
     return made
@@ -93,4 +95,6 @@ def code(source: str) -> str:
 
 def library(command: list[str], source: str) -> ctypes.CDLL:
     """A shared object; those who ask for the same text share its data, too."""
-    return ctypes.CDLL(str(built(code(source), ".so", [*command, "-shared", "-fPIC"], source)))
+    return ctypes.CDLL(
+        str(built(code(source), ".so", [*command, "-shared", "-fPIC"], lambda: source))
+    )

@@ -1,4 +1,4 @@
-"""A rendered CUDA source as C++: every PTX instruction becomes a call of the emulator."""
+"""A CUDA source, as the preprocessor leaves it, in C++: PTX becomes calls of the emulator."""
 
 from __future__ import annotations
 
@@ -151,86 +151,44 @@ _SHARED = re.compile(
     r"(?<!extern )__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]*?\w)\s+(\w+)((?:\[[^\]]*\])*);"
 )
 _EXTERN = re.compile(r"extern __shared__ __align__\(\d+\) unsigned char memory\[\];")
-_KERNEL = re.compile(r'extern "C" __global__ void(?:\s+__launch_bounds__\([^)]*\))?\s+(\w+)\s*\(')
+_C = 'extern "C"'
+_KERNEL = re.compile(rf"{_C} __global__ void(?:\s+__launch_bounds__\([^)]*\))?\s+(\w+)\s*\(")
 
 
-def translated(source: str) -> tuple[str, tuple[str, ...]]:
-    """(C++ that includes device.h, entry points).
+def translated(source: str, only: str = "") -> str:
+    """Return C++ that includes device.h, for a source without directives of the preprocessor.
+
+    Args:
+        only: the one entry point that will be launched; others cost nothing then.
 
     Raises:
         Unknown: an instruction has no rule.
     """
-    defined = re.search(r'#define ELEMENT "(\w+)"', source)
-    element = defined[1] if defined else ""
-    text = _statements(_with_operands(_with_products(source, element)), element)
     count = iter(range(1 << 20))
-    text = _EXTERN.sub("#define memory (emu::arena())", text, count=1)
+    text = _EXTERN.sub("\n#define memory (emu::arena())\n", _statements(source), count=1)
     text = _SHARED.sub(
         lambda m: f"auto &{m[2]} = emu::shared_variable<{m[1]}{m[3]}, {next(count)}>();", text
     )
-    entries = tuple(_KERNEL.findall(text))
-    text = _KERNEL.sub(lambda m: f"#define EMU_HAS_{m[1]}\n{m[0]}", text)  # some macros hide some
+    if only:
+        text = _KERNEL.sub(lambda m: m[0] if m[1] == only else "inline" + m[0][len(_C) :], text)
     cases = "".join(
-        f"#ifdef EMU_HAS_{name}\n"
         f'    if (!strcmp(entry, "{name}"))\n'
         f"        return emu::launch({name}, given, blocks, threads, shared, seed);\n"
-        "#endif\n"
-        for name in entries
+        for name in _KERNEL.findall(text)
     )
     return (
         f'#include "device.h"\n{text}\n#undef memory\n'
         'extern "C" const char *emulated(const char *entry, void **given, int blocks,\n'
         "                                int threads, int shared, unsigned long seed) {\n"
         f'{cases}    return "no such entry point";\n}}\n'
-    ), entries
+    )
 
 
-_PRODUCTS = re.compile(r"#define PRODUCTS\b((?:.*\\\n)*.*\n)")
-_PRODUCT = re.compile(r'PRODUCT_OF_(TILES|REGISTERS)\((\w+), (\d+), (\d+), (\w+), "([^"]*)"\)')
-_PRODUCT_MACROS = re.compile(r"#define OF_(?:TILES|REGISTERS)_\((?:.*\\\n)*.*\n")
-_BYTES = "BYTES"
-
-
-def _with_products(source: str, element: str) -> str:
-    """Return the source with its matrix products written out: macros of sm90a/lib/wgmma.cuh make
-    them, whose text no rule could read."""
-    listed = _PRODUCTS.search(source)
-    if listed is None:
-        return source
-    elements = {"HALVES": element, "BFLOATS": "bf16", _BYTES: "e4m3"}
-    made = []
-    for form, name, columns, count, kind, flags in _PRODUCT.findall(listed[1]):
-        registers = form == "REGISTERS"
-        depth = 32 if kind == _BYTES else 16
-        text = (
-            f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.f32.{elements[kind]}."
-            f"{elements[kind]} add, 1, 1{flags};"
-        )
-        a = [f"a[{i}]" for i in range(4)] if registers else ["a"]
-        body = _call_of(Asm(text, [f"d[{i}]" for i in range(int(count))], [*a, "b", "(int)add"]))
-        taken = "const u32 *a" if registers else "u64 a"
-        made.append(f"FN void {name}(float (&d)[{count}], {taken}, u64 b, bool add) {{ {body}; }}")
-    text = _PRODUCT_MACROS.sub("", source.replace(listed[0], ""))
-    return re.sub(r"^PRODUCTS$", lambda _: "\n".join(made), text, flags=re.MULTILINE)
-
-
-_OPERANDS = re.compile(r'#define (\w+) ("r"\(.*\))\n')
-
-
-def _with_operands(source: str) -> str:
-    """Return the source with macros that are lists of operands written out."""
-    for name, operands in _OPERANDS.findall(source):
-        source = re.sub(rf"(?<!define )\b{name}\b", operands.replace("\\", r"\\"), source)
-    return source
-
-
-def _statements(source: str, element: str) -> str:
+def _statements(source: str) -> str:
     pieces, at = [], 0
     for found in _BEGIN.finditer(source):
-        if found.start() < at:
-            continue
         end = _closing(source, found.end() - 1)
-        pieces += [source[at : found.start()], _statement(source[found.end() : end], element)]
+        pieces += [source[at : found.start()], _statement(source[found.end() : end])]
         at = end + 1
     return "".join([*pieces, source[at:]])
 
@@ -264,23 +222,19 @@ def _split(text: str, by: str) -> list[str]:
 
 
 @cache
-def _statement(inside: str, element: str) -> str:
-    """Most sources have most statements of others."""
+def _statement(inside: str) -> str:
+    """Return the call of the emulator for a statement; most sources have most statements of
+    others."""
     code, *rest = _split(inside, ":")
-    words = re.findall(r'"((?:[^"\\]|\\.)*)"|(ELEMENT)', code)
-    text = "".join(element if word else string for string, word in words)
+    text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', code))
     text = re.sub(r"//[^\\]*", "", text).replace("\\n", " ").replace("\\t", " ").strip()
     outs, ins = (_operands(part) for part in [*rest, "", ""][:2])
-    return _call_of(Asm(text, outs, ins))
-
-
-def _call_of(asm: Asm) -> str:
-    """Return the call of the emulator for a statement."""
+    asm = Asm(text, outs, ins)
     for pattern, made in RULES:
-        match = re.search(pattern, asm.text)
+        match = re.search(pattern, text)
         if match:
             return made(asm, match) if callable(made) else _filled(made, asm, match)
-    raise Unknown(asm.text)
+    raise Unknown(text)
 
 
 def _filled(made: str, asm: Asm, found: re.Match[str]) -> str:

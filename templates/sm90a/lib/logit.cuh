@@ -1,4 +1,4 @@
-// From the score q . k of a pair to its logit: applies the formula of the score, or the options of
+// From the score q . k of a pair to its logit: applies the score formula, or the options of
 // a call. score_facts.h defines SCORED, SCORE_BENDS and HEAD_GRADIENT. Kernels test these and the
 // facts below, and call the functions below.
 // Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
