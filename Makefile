@@ -1,4 +1,5 @@
-# New here? Run `make demo`, then `make test`. Both build their own virtual environment.
+# New here? Run `make demo`, then `make test`. Both build their own virtual environment. `make test` is the part of the
+# tests that answers soon; `make test-all` and CI run every test that needs no GPU.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,8 +8,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tests that need no GPU. Collecting the others takes seconds in every process.
 HOST := --ignore tests/gpu
-# ASK_LEDGER: tests that read what NVRTC made of a source. THOROUGH: tests with more cases in full.
+ALL_CORES := $(HOST) -n auto --dist worksteal
+# ASK_LEDGER: tests that read what NVRTC made of a source. EMULATED: tests whose sources NVRTC's front end reads before
+# the emulator runs them. THOROUGH: tests with more cases in full.
 ASK_LEDGER := $$(grep -rlE 'support.ledger|test_sm90a_sources' tests/unit)
+EMULATED := $$(grep -rlE 'emulat|support.(hopper|host_|probe)' tests/unit tests/property)
 THOROUGH := $$(grep -rlE 'examples\(|THOROUGH|inductor|support.cpu_harness|shared_cases' tests/unit tests/property)
 
 # Byte-compiling every installed module takes longer than installing it. Python does it on import.
@@ -17,7 +21,7 @@ QUIETLY := --quiet --no-compile
 # With this variable set, each process that a test starts would parse every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test fast test-gpu matrix ledger check generated decisions docs format clean
+.PHONY: demo test test-all fast test-gpu matrix ledger cover mutants check generated decisions docs format clean
 
 $(STAMP): pyproject.toml
 	@echo "Building a virtual environment in $(VENV). This happens once and takes about a minute."
@@ -35,11 +39,18 @@ $(VENV)/.%: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/python docs/demo.py
 
-# Runs everything that needs no GPU, on all cores, and prints why tests were skipped.
+# Runs cheap tests, and of the others those that reach most for their cost. tests/golden/later.txt names the rest;
+# `make cover` writes that list.
 test: $(STAMP)
-	@echo "About 5,000 tests and five minutes on two cores; with PyTorch and NVRTC 7,000 tests and fifteen"
+	@echo "The tests that answer soon: about 4,600 without PyTorch. 'make test-all' runs every test."
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),--soon $(ALL_CORES))
+
+# Runs everything that needs no GPU, on all cores, and prints why tests were skipped.
+test-all: $(STAMP)
+	@echo "About 5,000 tests and five minutes on two cores; with PyTorch and NVRTC 8,000 tests and fifteen"
 	@echo "minutes. Skipped tests are listed at the end, with what they need. 'make fast' takes a minute."
-	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),$(HOST) -n auto --dist worksteal -rs)
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(or $(PYTEST_ARGS),$(ALL_CORES) -rs)
+
 
 # Run this while editing: messages, layers, the language, sets, layouts and plans.
 fast: $(STAMP)
@@ -58,9 +69,26 @@ matrix: $(STAMP)
 	$(BIN)/python -m pytest -m 'not gpu and not matrix' --thorough $(PYTEST_ARGS) $(THOROUGH)
 	MASKC_COMPILE_ANEW=1 $(BIN)/python -m pytest $(PYTEST_ARGS) $(ASK_LEDGER)
 
-# Run this after a kernel's source has changed. It adds the new source to the ledger.
+# Run this after a kernel's source has changed. It adds the new source to the ledger, and lists anew which sources of
+# emulated tests NVRTC accepts.
 ledger: $(STAMP)
-	MASKC_WRITE_LEDGER=1 $(BIN)/python -m pytest -m 'not gpu and not matrix' $(PYTEST_ARGS) $(ASK_LEDGER)
+	rm -f tests/golden/accepted.txt
+	MASKC_WRITE_LEDGER=1 $(BIN)/python -m pytest -m 'not gpu and not matrix' \
+	    $(or $(PYTEST_ARGS),-n auto --dist worksteal) $(ASK_LEDGER) $(EMULATED)
+
+# Measures what each test costs and reaches, and chooses what `make test` runs. Needs an idle machine and all extras.
+cover: $(STAMP)
+	$(BIN)/pip install $(QUIETLY) coverage
+	mkdir -p build
+	$(BIN)/python -m pytest -m 'not gpu and not matrix' $(HOST) \
+	    -p tests.support.cover --cover-to build/cover.pickle
+	$(BIN)/python -m tests.support.cover build/cover.pickle
+
+# Plants small faults and writes which test finds each to tests/golden/mutants.txt. It resumes where it ended.
+# PART=3/40 is a part of the faults, ONLY='maskc/layout/*' those of some files.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.support.mutants --share $(or $(PART),1/1) --only '$(or $(ONLY),*)'
+	$(BIN)/python -m tests.support.mutants --summary
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .

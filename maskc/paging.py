@@ -507,7 +507,7 @@ class PagedPlan:
         return self._state["token_position"]
 
     def _kernels_for(self, first: Any) -> PageKernels | None:
-        """What makes the arrays on a GPU; None where the host does."""
+        """Kernel that makes the arrays on a GPU; None where the host does."""
         attn = self._paged.attn
         kernels = None if self._torch is None else page_kernels(attn, first)
         if kernels is None and (attn.target.language == "cuda" or not self._on_host):
@@ -829,7 +829,7 @@ class PagedPlan:
         return q
 
     def _append_on_device(self, rows: _NewRows, kernels: PageKernels) -> Any:
-        """The same in one launch."""
+        """Fused variant: one launch."""
         block = ArgumentBlock(ROWS)
         to = block.members
         q = None if rows.q is None else self._torch.empty_like(rows.q)
@@ -933,7 +933,7 @@ def _nothing(q: Any, v_pool: Any) -> tuple[Any, Any]:
 
 
 def _shapes_of(given: _Given) -> dict[str, tuple[int, ...] | None]:
-    """The shapes of what a caller gives; None for what is not there."""
+    """Return the shapes of the given arrays; None for missing ones."""
     tables = {
         "seq_lens_q": given.lens_q if not given.cumulative else None,
         "cu_seqlens_q": given.lens_q if given.cumulative else None,

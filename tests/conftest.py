@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import ledger
+from tests.support import cover, ledger
 
 # A slow machine must not fail a property: no test sets a deadline or health checks of its own.
 settings.register_profile("suite", deadline=None, suppress_health_check=list(HealthCheck))
@@ -28,6 +28,7 @@ os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts")
+    parser.addoption("--soon", action="store_true", help="without tests/golden/later.txt")
     parser.addoption("--thorough", action="store_true", help="all examples, C kernels by -O3")
 
 
@@ -42,6 +43,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["MASKC_THOROUGH"] = "1"  # read by tests/support/thorough.py
     else:  # Inductor compiles by -O0, in a third of the time
         os.environ.setdefault("TORCHINDUCTOR_DEBUG_COMPILE", "1")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`make test` leaves to `make test-all` what the list of tests/support/cover.py names."""
+    if config.getoption("--soon"):
+        later = cover.listed()
+        waiting = [item for item in items if cover.is_later(item.nodeid, later)]
+        config.hook.pytest_deselected(items=waiting)
+        items[:] = [item for item in items if not cover.is_later(item.nodeid, later)]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -42,12 +42,12 @@ def _counted(keep: Expr, n_q: int, n_kv: int) -> int | None:
     hard."""
     try:
         with budget():
-            found = _pairs(keep)
+            count = _pairs(keep)
             for name, value in (("n_q", n_q), ("n_kv", n_kv)):
-                index = found.find_dim_by_name(isl.dim_type.param, name)
-                found = found.fix_val(isl.dim_type.param, index, isl.Val(value))
-                found = found.project_out(isl.dim_type.param, index, 1)
-            text = found.make_disjoint().count_val().to_str()
+                index = count.find_dim_by_name(isl.dim_type.param, name)
+                count = count.fix_val(isl.dim_type.param, index, isl.Val(value))
+                count = count.project_out(isl.dim_type.param, index, 1)
+            text = count.make_disjoint().count_val().to_str()
             return None if text is None else int(text)
     except TooHard:
         return None

@@ -78,9 +78,12 @@ def analyse_masks(masks: tuple[MaskIR, ...]) -> HeadGroups:
         distinct = (decompose(distinct[0]),)
     heads = _analysed(distinct, of_head)
     hulls = tuple(
-        SelectionHulls(each, _widest(heads, each), _candidates(heads, each))
-        for each in dict.fromkeys(each for ir in distinct for each in ir.selections)
-        if each.block == 1 and each.q_block == 1 and each.score is Score.qk and not each.at
+        SelectionHulls(selection, _widest(heads, selection), _candidates(heads, selection))
+        for selection in dict.fromkeys(each for ir in distinct for each in ir.selections)
+        if selection.block == 1
+        and selection.q_block == 1
+        and selection.score is Score.qk
+        and not selection.at
     )
     return replace(heads, parts=_parts(distinct), hulls=hulls)
 
@@ -93,14 +96,14 @@ def assume(keep: Expr, selection: Selection, taken: bool) -> Expr:
 def strides_together(extents: Extents) -> Mapping[int, int]:
     """Strides that run with a lesser one, where the tiles that lie between their keys take less
     time than a pass of their own."""
-    found: dict[int, int] = {}
+    strides: dict[int, int] = {}
     base = 1
     for stride, extent in extents.items():
         more = None if extent is None else extent * (stride / base - 1) / 128
-        if base not in found or stride % base or more is None or more >= _PASS:
+        if base not in strides or stride % base or more is None or more >= _PASS:
             base = stride
-        found[stride] = base
-    return found
+        strides[stride] = base
+    return strides
 
 
 def _analysed(masks: tuple[MaskIR, ...], of_head: tuple[int, ...]) -> HeadGroups:
@@ -112,12 +115,12 @@ def _parts(masks: tuple[MaskIR, ...]) -> tuple[HeadsPart, ...]:
     the rows of listed tokens."""
     if len(masks) > 1 or masks[0].selections:
         return ()
-    found = parts(masks[0], strides_together)
-    if all(part.stride == 1 for part in found):
-        found = listed_parts(masks[0])
+    split = parts(masks[0], strides_together)
+    if all(part.stride == 1 for part in split):
+        split = listed_parts(masks[0])
     return tuple(
         HeadsPart(part.stride, _analysed((part.ir,), ()), part.aligned, part.keys, part.listed)
-        for part in found
+        for part in split
     )
 
 
@@ -136,26 +139,26 @@ def _candidates(heads: HeadGroups, selection: Selection) -> HeadGroups:
     masks = []
     for keep in formulas:
         read = set(E.arrays(keep))
-        own = sorted((d for d in data if read.intersection(d.arrays)), key=lambda d: d.name)
-        masks.append(MaskIR(keep, tuple(own), owner.origins, owner.declared))
+        decls = sorted((d for d in data if read.intersection(d.arrays)), key=lambda d: d.name)
+        masks.append(MaskIR(keep, tuple(decls), owner.origins, owner.declared))
     of_head = tuple(map(formulas.index, selection.allowed)) if len(formulas) > 1 else ()
     return _analysed(tuple(masks), of_head)
 
 
 def _distinct(masks: tuple[MaskIR, ...]) -> tuple[tuple[MaskIR, ...], tuple[int, ...]]:
     """Heads with equal sets share one mask, however the sets were written."""
-    found: list[MaskIR] = []
+    distinct: list[MaskIR] = []
     prints: list[str] = []
     of_head: list[int] = []
     for ir in masks:
         mark = fingerprint(ir.keep)
         same = (
-            i for i, known in enumerate(found)
+            i for i, known in enumerate(distinct)
             if known.keep == ir.keep or (prints[i] == mark and equals(known.keep, ir.keep))
         )  # fmt: skip
-        index = next(same, len(found))
-        if index == len(found):
-            found.append(ir)
+        index = next(same, len(distinct))
+        if index == len(distinct):
+            distinct.append(ir)
             prints.append(mark)
         of_head.append(index)
-    return tuple(found), tuple(of_head) if len(found) > 1 else ()
+    return tuple(distinct), tuple(of_head) if len(distinct) > 1 else ()

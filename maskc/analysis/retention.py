@@ -52,7 +52,7 @@ def retention(keeps: Iterable[Expr], queries: int) -> Retention | Unbounded:
         later = isl.Map(
             "{ [n_q, n_kv, k] -> [n, k] : 1 <= n <= n_kv - n_q and k < n }"
         )  # every length between the call's first query and the key itself
-        needed = [each.project_out(isl.dim_type.set, 0, 1).union(each.apply(later)) for each in now]
+        needed = [keys.project_out(isl.dim_type.set, 0, 1).union(keys.apply(later)) for keys in now]
         held = reduce(isl.Set.union, needed).coalesce()
         written = isl.Set("{ [n, k] : 0 <= k < n }")
         forgotten = written.subtract(held).project_out(isl.dim_type.set, 0, 1)
@@ -71,7 +71,7 @@ def retention(keeps: Iterable[Expr], queries: int) -> Retention | Unbounded:
         kept = isl.Set(f"{{ [n, k] : 0 <= k < n and k >= n - {newest} }}")
         kept = kept.union(written.intersect(forever.insert_dims(isl.dim_type.set, 0, 1)))
         single = (_seen(keep, 1).project_out(isl.dim_type.set, 0, 1) for keep in keeps)
-        all_seen = queries == 1 and all(kept.is_subset(each) for each in single)
+        all_seen = queries == 1 and all(kept.is_subset(keys) for keys in single)
         return Retention(tuple(_runs(forever)), newest, all_seen)
 
 

@@ -25,10 +25,10 @@ class Spread(Enum):
 
 def spread(read: S.Read) -> Spread:
     """The pairs that surely read the same entry."""
-    found = [node for index in read.index for node in E.walk(index)]
-    if any(isinstance(node, (S.Score, S.Read)) for node in found):
+    nodes = [node for index in read.index for node in E.walk(index)]
+    if any(isinstance(node, (S.Score, S.Read)) for node in nodes):
         return Spread.pair
-    by_q, by_k = E.Q in found, E.K in found
+    by_q, by_k = E.Q in nodes, E.K in nodes
     if not by_q:
         return Spread.column if by_k else Spread.one
     if not by_k:

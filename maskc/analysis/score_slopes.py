@@ -131,44 +131,44 @@ class _Algebra:
         """The derivative by an entry of a table, or by the score."""
         return self.logit.diff(self.score if read is None else self._symbol("r", read))
 
-    def shared(self, found: list[Any]) -> Slopes:
+    def shared(self, formulas: list[Any]) -> Slopes:
         """Return the formulas with common subexpressions extracted."""
-        parts, results = sp.cse(found, symbols=sp.numbered_symbols("x"), order="canonical")
+        parts, results = sp.cse(formulas, symbols=sp.numbered_symbols("x"), order="canonical")
         for number, (symbol, _) in enumerate(parts):
             self._meanings[symbol] = S.Shared(number)
         return Slopes(tuple(self.back(part) for _, part in parts), tuple(map(self.back, results)))
 
-    def back(self, found: Any) -> S.Real:
+    def back(self, term: Any) -> S.Real:
         """A formula of sympy as one of ours.
 
         Raises:
             TypeError: it holds something that has no counterpart.
         """
-        if found.is_Number:
-            return S.Number(float(found))
-        if found.is_Symbol:
-            node = self._meanings[found]
+        if term.is_Number:
+            return S.Number(float(term))
+        if term.is_Symbol:
+            node = self._meanings[term]
             if not isinstance(node, S.Real):
-                raise TypeError(f"a condition stands for a number: {found}")
+                raise TypeError(f"a condition stands for a number: {term}")
             return node
-        if found.is_Add:
-            return self._sum(found)
-        if found.is_Mul:
-            return self._product(found)
-        if found.is_Pow and found.exp.is_Integer:
-            return self._power(found.base, int(found.exp))
-        if isinstance(found, SlopeChoice):
-            condition = self._meanings[found.args[0]]
-            then, other = map(self.back, found.args[1:])
+        if term.is_Add:
+            return self._sum(term)
+        if term.is_Mul:
+            return self._product(term)
+        if term.is_Pow and term.exp.is_Integer:
+            return self._power(term.base, int(term.exp))
+        if isinstance(term, SlopeChoice):
+            condition = self._meanings[term.args[0]]
+            then, other = map(self.back, term.args[1:])
             return S.Choice(condition, then, other)  # type: ignore[arg-type]
-        if isinstance(found, _Function):
-            name = type(found).__name__.lower()
-            return S.Call(name, tuple(map(self.back, found.args)))
-        raise TypeError(f"no score formula for {found!r}")
+        if isinstance(term, _Function):
+            name = type(term).__name__.lower()
+            return S.Call(name, tuple(map(self.back, term.args)))
+        raise TypeError(f"no score formula for {term!r}")
 
-    def _sum(self, found: Any) -> S.Real:
+    def _sum(self, expression: Any) -> S.Real:
         first, *rest = sorted(
-            found.args, key=lambda x: (x.could_extract_minus_sign(), x.sort_key())
+            expression.args, key=lambda x: (x.could_extract_minus_sign(), x.sort_key())
         )
         total = self.back(first)
         for term in rest:
@@ -178,14 +178,14 @@ class _Algebra:
                 total = S.Call("add", (total, self.back(term)))
         return total
 
-    def _product(self, found: Any) -> S.Real:
+    def _product(self, product: Any) -> S.Real:
         above: list[Any] = []
         below: list[Any] = []
-        for factor in found.args:
+        for factor in product.args:
             power = factor.is_Pow and factor.exp.is_Integer and factor.exp < 0
             (below if power else above).append(1 / factor if power else factor)
         if above and above[0] == -1:
-            return S.Call("neg", (self.back(found / -1),))
+            return S.Call("neg", (self.back(product / -1),))
         top = self._times(above) if above else S.Number(1.0)
         return S.Call("div", (top, self._times(below))) if below else top
 
@@ -197,10 +197,10 @@ class _Algebra:
 
     def _power(self, base: Any, exponent: int) -> S.Real:
         one = self.back(base)
-        found = one
+        power = one
         for _ in range(abs(exponent) - 1):
-            found = S.Call("mul", (found, one))
-        return found if exponent > 0 else S.Call("div", (S.Number(1.0), found))
+            power = S.Call("mul", (power, one))
+        return power if exponent > 0 else S.Call("div", (S.Number(1.0), power))
 
 
 @lru_cache(maxsize=64)

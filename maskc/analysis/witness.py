@@ -78,8 +78,8 @@ def candidates(question: Question) -> Iterator[CandidatePair]:
     ):
         known = tuple({**(written if as_written else {}), **given}.items())
         for low in (0, -_LARGEST):
-            if (found := _least(question, known, paired, square, low)) is not None:
-                yield found
+            if (least := _least(question, known, paired, square, low)) is not None:
+                yield least
                 break
 
 
@@ -225,8 +225,8 @@ class _Space:
         for condition in self._conditions(least):
             inside = inside.intersect(universe.set(self._named(condition)))
         left, right = (universe.set(self._named(side)).intersect(inside) for side in self._sides)
-        found = left.subtract(right)
-        return found if self._question.one_way else found.union(right.subtract(left))
+        difference = left.subtract(right)
+        return difference if self._question.one_way else difference.union(right.subtract(left))
 
     def _named(self, formula: Expr) -> Expr:
         """The names of dimensions; parameters are dimensions like others."""
@@ -248,10 +248,10 @@ class _Space:
         gives are at least `low`; None where there is none, or isl does not find it."""
         try:
             with budget():
-                found = self._difference(low).lexmin()
-                if found.is_empty():
+                lowest = self._difference(low).lexmin()
+                if lowest.is_empty():
                     return None
-                point = found.sample_point()
+                point = lowest.sample_point()
                 values = {
                     name: point.get_coordinate_val(isl.dim_type.set, number).to_python()
                     for number, name in enumerate(self._names)

@@ -27,9 +27,9 @@ def remembered(parts: tuple[object, ...], make: Callable[[], Bundle]) -> Bundle:
     kept = cache.get(key)
     if kept is not None:
         with suppress(ValueError, zlib.error):  # else it was written by hand
-            found = from_text(zlib.decompress(kept).decode())
-            if isinstance(found, Bundle):
-                return found
+            bundle = from_text(zlib.decompress(kept).decode())
+            if isinstance(bundle, Bundle):
+                return bundle
     made = make()
     cache.put(key, zlib.compress(to_text(made).encode(), 1))
     return made

@@ -56,7 +56,7 @@ class NotTrusted(OSError):
 # ------------------------------------------------------------------ what is ours
 
 
-def _refuse_foreign(name: str, found: os.stat_result, is_kind: bool, kind: str) -> None:
+def _refuse_foreign(name: str, status: os.stat_result, is_kind: bool, kind: str) -> None:
     """Refuse what is no folder or regular file, and what others own or may write to.
 
     Raises:
@@ -64,10 +64,10 @@ def _refuse_foreign(name: str, found: os.stat_result, is_kind: bool, kind: str) 
     """
     if not is_kind:
         raise NotTrusted(f"{name} is not a {kind}")
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise NotTrusted(f"{name} belongs to another user")
-    if found.st_mode & _OTHERS_WRITE:
-        mode = stat.S_IMODE(found.st_mode)
+    if status.st_mode & _OTHERS_WRITE:
+        mode = stat.S_IMODE(status.st_mode)
         raise NotTrusted(f"others may write to {name}: mode {mode:04o}, chmod go-w forbids it")
 
 
@@ -81,7 +81,7 @@ def _opened(name: str | Path, shown: str, parent: int | None = None) -> int:
     _refuse_foreign(shown, about, stat.S_ISDIR(about.st_mode), "folder")
     handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=parent)
     try:
-        about = os.fstat(handle)  # of what was opened, whatever lay there before
+        about = os.fstat(handle)  # of the opened file, whatever was there before
         _refuse_foreign(shown, about, stat.S_ISDIR(about.st_mode), "folder")
     except BaseException:
         os.close(handle)
@@ -212,7 +212,7 @@ class FileStore:
     def _evict(self, keep: str) -> None:
         """Drop what was used least recently until the rest is within the limit, and what killed
         writers left; what is not ours stays."""
-        found = []
+        entries = []
         for name in os.listdir(self._handle):
             with suppress(FileNotFoundError, NotTrusted):  # another process drops entries too
                 about = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
@@ -221,9 +221,9 @@ class FileStore:
                     if about.st_mtime < time.time() - _ABANDONED:
                         del self[name]
                 else:
-                    found.append((about.st_mtime_ns, about.st_size, name))
-        total = sum(size for _, size, _ in found)
-        for _, size, name in sorted(found):
+                    entries.append((about.st_mtime_ns, about.st_size, name))
+        total = sum(size for _, size, _ in entries)
+        for _, size, name in sorted(entries):
             if total <= self._limit:
                 return
             if name != keep:
@@ -326,9 +326,9 @@ def cache_folder() -> Path:
     A relative XDG_CACHE_HOME is ignored, as the XDG specification demands; a user without a home
     directory has a folder of this user's own in the temporary directory.
     """
-    own, base = os.environ.get("MASKC_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(os.path.abspath(os.path.expanduser(own)))  # ~nobody stays as it is
+    folder, base = os.environ.get("MASKC_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    if folder:
+        return Path(os.path.abspath(os.path.expanduser(folder)))  # ~nobody stays as it is
     if base and os.path.isabs(base):
         return Path(base) / "maskc"
     home = os.path.expanduser("~") if os.environ.get("HOME") != "" else ""

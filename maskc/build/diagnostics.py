@@ -29,10 +29,10 @@ def build_failed(toolchain: str, unit: SourceUnit, log: str) -> BuildFailed:
     """
     lines = unit.source.splitlines()
     quoted, place = [], None
-    for found in list(_ERROR.finditer(log))[:_SHOWN]:
-        number = int(found["c"] or found["cuda"])
+    for error in list(_ERROR.finditer(log))[:_SHOWN]:
+        number = int(error["c"] or error["cuda"])
         text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-        quoted.append(f"line {number}: {found['text'].strip()}\n        {text}".rstrip())
+        quoted.append(f"line {number}: {error['text'].strip()}\n        {text}".rstrip())
         place = place or origin(unit, lines, number)
     if not quoted:
         general = _ANY.search(log) or re.search(r"^.*\S.*$", log, re.MULTILINE)
@@ -47,7 +47,7 @@ def origin(unit: SourceUnit, lines: list[str], line: int) -> SourceLoc | None:
         lines: the source's. Those of the config header are among them, in their order.
     """
     header, place, above = unit.text.splitlines(), 0, None
-    for number, at, _ in sorted(unit.origins, key=lambda each: each[0]):
+    for number, at, _ in sorted(unit.origins, key=lambda origin: origin[0]):
         place = lines.index(header[number - 1], place) + 1
         if place > line:
             break

@@ -77,13 +77,13 @@ def host_compiler() -> HostCompiler:
     Raises:
         NoCompiler: none works; the message names each one tried and why it failed.
     """
-    own = os.environ.get("CC", "").strip()
-    found = _find(own, os.environ.get("PATH", ""), open_cache())
-    if isinstance(found, str):
-        raise NoCompiler(found)
-    if found.command in _silent:
-        raise NoCompiler(_silent[found.command])
-    return found
+    chosen = os.environ.get("CC", "").strip()
+    compiler = _find(chosen, os.environ.get("PATH", ""), open_cache())
+    if isinstance(compiler, str):
+        raise NoCompiler(compiler)
+    if compiler.command in _silent:
+        raise NoCompiler(_silent[compiler.command])
+    return compiler
 
 
 _silent: dict[tuple[str, ...], str] = {}
@@ -95,19 +95,19 @@ class _NoAnswer(Exception):
 
 
 @lru_cache(maxsize=8)
-def _find(own: str, path: str, cache: Cache) -> HostCompiler | str:
+def _find(chosen: str, path: str, cache: Cache) -> HostCompiler | str:
     """The compiler, or what was tried; `path` is here because the answer depends on it.
 
     One that does not come back is given up at once, under all its names.
     """
     try:
-        commands = [shlex.split(own)] if own else [[name] for name in _CANDIDATES]
+        commands = [shlex.split(chosen)] if chosen else [[name] for name in _CANDIDATES]
     except ValueError as error:
-        return f"CC={own} (not a command line: {error})"
+        return f"CC={chosen} (not a command line: {error})"
     tried: list[str] = []
     hung: dict[Path, str] = {}
     for command in commands:
-        shown = f"CC={own}" if own else command[0]
+        shown = f"CC={chosen}" if chosen else command[0]
         program = shutil.which(command[0], path=path)
         if program is None:
             tried.append(f"{shown} (not found)")
@@ -129,9 +129,9 @@ def _find(own: str, path: str, cache: Cache) -> HostCompiler | str:
 def _remembered(command: tuple[str, ...], cache: Cache) -> HostCompiler | str:
     """Try a compiler, or recall the trial: the same file on the same kind of processor."""
     real = Path(command[0]).resolve()
-    found = real.stat()
+    stat = real.stat()
     key = content_key(
-        "compiler", _SCHEMA, command, str(real), found.st_size, found.st_mtime_ns, _processor()
+        "compiler", _SCHEMA, command, str(real), stat.st_size, stat.st_mtime_ns, _processor()
     )
     stored = cache.get(key)
     if stored is not None:

@@ -68,8 +68,8 @@ def _nvrtc(target: str) -> ModuleType:
         from cupy.cuda import nvrtc
     except ImportError as error:
         raise not_imported(error, f"target {target}", "CuPy", "cuda13") from error
-    found: ModuleType = nvrtc
-    return found
+    module: ModuleType = nvrtc
+    return module
 
 
 def _supported(nvrtc: ModuleType, arch: str) -> str:
@@ -133,5 +133,5 @@ def _headers() -> str:
 def _cudart_version(folder: str) -> str:
     """The headers' own version number, for the cache key in place of their path."""
     text = (Path(folder) / "cuda_runtime_api.h").read_text(errors="replace")
-    found = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
-    return f"headers {found[1]}" if found else "headers"
+    version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
+    return f"headers {version[1]}" if version else "headers"

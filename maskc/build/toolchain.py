@@ -63,10 +63,10 @@ def _guarded(name: str, look: Callable[[], str]) -> ToolchainCheck:
 
 
 def _compiler() -> str:
-    found = host_compiler()
-    threads = "OpenMP" if found.openmp else "no OpenMP: one thread"
-    machine = found.machine[0].removeprefix("-march=") if found.machine else "generic code"
-    return f"{' '.join(found.command)}, {found.version}, {threads}, {machine}"
+    compiler = host_compiler()
+    threads = "OpenMP" if compiler.openmp else "no OpenMP: one thread"
+    machine = compiler.machine[0].removeprefix("-march=") if compiler.machine else "generic code"
+    return f"{' '.join(compiler.command)}, {compiler.version}, {threads}, {machine}"
 
 
 def _cache() -> str:
@@ -140,10 +140,10 @@ def _attribute(library: ctypes.CDLL, device: ctypes.c_int, number: int) -> int:
 
 
 def _devices() -> str:
-    found = gpus()
-    if not found:
+    cards = gpus()
+    if not cards:
         raise _Missing("none")
-    return ", ".join(f"{gpu.name} (sm_{gpu.capability})" for gpu in found)
+    return ", ".join(f"{gpu.name} (sm_{gpu.capability})" for gpu in cards)
 
 
 def _nvrtc() -> str:

@@ -153,7 +153,7 @@ def write(result: Measured, swept: bool) -> None:
     texts = rivals.items() if isinstance(rivals, dict) else ()
     lines = [f"{name}: {text}" for name, text in texts if name in ran]
     known = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
-    said = [line for each in result.growths for line in each.lines()]
+    said = [line for growth in result.growths for line in growth.lines()]
     lines = [*said, *lines, *(f"note: {note}" for note in result.notes), known]
     echo("\n" + "\n".join(lines))
 
@@ -175,12 +175,12 @@ def _cells(row: Row, mine: dict[tuple[str, str, int], float], swept: bool) -> It
     if swept:
         yield f"{row['n_q']:,}"
     if row["ok"]:
-        own = mine.get((row["case"], row["direction"], row["n_q"]))
+        timing = mine.get((row["case"], row["direction"], row["n_q"]))
         peak = row["peak_bytes"]
         yield from (
             f"{row['ms']:.4g}", _thousands(row["tokens_per_s"]), f"{row['live_tflops']:.4g}",
             "-" if peak is None else scaled(peak, "B"),
-            f"{row['ms'] / own:.3g}" if own and row["impl"] != "maskc" else "",
+            f"{row['ms'] / timing:.3g}" if timing and row["impl"] != "maskc" else "",
         )  # fmt: skip
     else:
         yield from [""] * 5

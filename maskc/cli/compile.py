@@ -110,11 +110,11 @@ def _modules(
     files: dict[str, str] = {}
     left_out: list[LeftOut] = []
     for entry in one_by_one(found, "generating"):
-        own, without = generated_files(entry, asked, standalone)
-        files |= own
+        module_files, without = generated_files(entry, asked, standalone)
+        files |= module_files
         left_out += without
-    for each in left_out:
-        echo(str(each), err=True)
+    for omission in left_out:
+        echo(str(omission), err=True)
     made: list[str] | dict[str, str]
     if check:
         folder = Path(output or FOLDER)
@@ -129,7 +129,7 @@ def _modules(
         made, text = list(paths), "".join(f"{path}\n" for path in paths)
     what = "checked" if check else "files" if output == "-" else "written"
     if as_json:
-        write_json({what: made, "left_out": [each.as_dict() for each in left_out]})
+        write_json({what: made, "left_out": [omission.as_dict() for omission in left_out]})
     else:
         echo(text, nl=False)
 

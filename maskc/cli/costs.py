@@ -32,7 +32,7 @@ def costs(
 
     tile = plan.tile.q, plan.tile.k
     try:
-        found = numbers_of(
+        numbers_by_set = numbers_of(
             mask, n_q, n_kv, tile=tile, n_heads=plan.problem.n_heads, problem=plan.problem,
             data=data,
         )  # fmt: skip
@@ -41,28 +41,28 @@ def costs(
     heads = driver.analyse_heads(mask, plan.problem.n_heads)
     choosing = "scores" not in data and any(ir.selections for ir in heads.masks)
 
-    def kept(own: tuple[int, ...]) -> dict[str, int | None]:
+    def kept(heads_of_set: tuple[int, ...]) -> dict[str, int | None]:
         if not choosing:
             return {}
-        which = heads.of_head[own[0]] if own and heads.of_head else 0
+        which = heads.of_head[heads_of_set[0]] if heads_of_set and heads.of_head else 0
         return {"kept_at_most": kept_at_most(heads.masks[which], n_q, n_kv)}
 
     size = plan.problem.dtype.itemsize
     return [
         {
-            "heads": list(own), "n_q": n_q, "n_kv": n_kv, "live_pairs": numbers.live,
+            "heads": list(heads_of_set), "n_q": n_q, "n_kv": n_kv, "live_pairs": numbers.live,
             "pairs": numbers.pairs, "live_share": numbers.live_share, "tile": list(numbers.tile),
             "full": numbers.full, "partial": numbers.partial, "empty": numbers.empty,
             "executed_pairs": numbers.executed, "waste": numbers.waste, "flops": numbers.flops,
-            "bytes": numbers.bytes, "naive_bytes": size * numbers.pairs, **kept(own),
+            "bytes": numbers.bytes, "naive_bytes": size * numbers.pairs, **kept(heads_of_set),
         }
-        for own, numbers in found.items()
+        for heads_of_set, numbers in numbers_by_set.items()
     ]  # fmt: skip
 
 
-def cost_lines(found: list[Costs]) -> list[str]:
+def cost_lines(priced: list[Costs]) -> list[str]:
     """The costs as lines for people."""
-    return [line for cost in found for line in _lines(cost)]
+    return [line for cost in priced for line in _lines(cost)]
 
 
 def _lines(cost: Costs) -> tuple[str, ...]:

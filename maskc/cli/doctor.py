@@ -42,7 +42,7 @@ def doctor(as_json: bool) -> None:
     from maskc.runtime.device import default_target
 
     now("looking for compilers, GPUs and libraries")
-    found = [
+    rows = [
         (probe.name, probe.ok, probe.found, "" if probe.ok else COSTS.get(probe.name, ""))
         for probe in (*probes(), ToolchainCheck("matplotlib", *_matplotlib()))
     ]
@@ -53,18 +53,18 @@ def doctor(as_json: bool) -> None:
             "target": target,
             "cost_model": _cost_model(),
             "cards": {
-                f"{capability / 10:.1f}": [each.name for each in targets_of(capability)]
+                f"{capability / 10:.1f}": [target.name for target in targets_of(capability)]
                 for capability in CARDS
             },
             "probes": [
-                dict(zip(("name", "ok", "found", "cost"), row, strict=True)) for row in found
+                dict(zip(("name", "ok", "found", "cost"), row, strict=True)) for row in rows
             ],
         })  # fmt: skip
         return
     echo(f"maskc {__version__}; kernels are compiled for {target!r} unless you say otherwise\n")
     write_table(
         ("looked for", "", "found", "what the gap costs"),
-        [(name, "ok" if ok else "missing", *rest) for name, ok, *rest in found],
+        [(name, "ok" if ok else "missing", *rest) for name, ok, *rest in rows],
     )
     if model := _cost_model():
         echo(f"\nprograms are chosen by coefficients {model}")

@@ -86,11 +86,11 @@ def entries(
         hint = 'give a pattern file, a folder of them, or --expr "causal() & window(1023)"'
         raise UsageMistake(wrong, hint, at="FILE")
     with redirect_stdout(sys.stderr):  # what a file prints is no result of the command
-        found = _from_expr(expr) if expr is not None else _from_files(path or "")
+        masks = _from_expr(expr) if expr is not None else _from_files(path or "")
         if pattern is not None:
-            check_known(pattern, list(found), "--pattern", "no pattern")
-            found = {pattern: found[pattern]}
-        made = _with_settings(found, _settings(settings))
+            check_known(pattern, list(masks), "--pattern", "no pattern")
+            masks = {pattern: masks[pattern]}
+        made = _with_settings(masks, _settings(settings))
     source = shlex.quote(path or "") if expr is None else f"--expr {shlex.quote(expr)}"
     whole = path is not None and pattern is None and Path(path).is_dir()
     return [replace(entry, source=source, whole_folder=whole) for entry in made]
@@ -132,7 +132,7 @@ def _from_files(path: str) -> dict[str, Pattern[...] | Mask]:
         )  # fmt: skip
         if not files:
             raise NoPattern(at=path)
-    found: dict[str, Pattern[...] | Mask] = {}
+    masks: dict[str, Pattern[...] | Mask] = {}
     owner: dict[str, Path] = {}
     wrong: list[MaskcError] = []
     for file in files:
@@ -145,24 +145,24 @@ def _from_files(path: str) -> dict[str, Pattern[...] | Mask]:
             if name in owner:
                 both = f"{owner[name].name} and {file.name} both define {name!r}"
                 raise UsageMistake(both, "give each its own name, or compile one at a time")
-            found[name], owner[name] = value, file
+            masks[name], owner[name] = value, file
     if wrong:
         raise wrong[0] if len(wrong) == 1 else SeveralErrors(tuple(wrong))
-    return found
+    return masks
 
 
 # ------------------------------------------------------------------ --set
 
 
 def _settings(texts: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+    values = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             hint = "for example --set window=512"
             raise UsageMistake(f"--set expects name=value, found {text!r}", hint, at="--set")
-        found[name.strip()] = value.strip()
-    return found
+        values[name.strip()] = value.strip()
+    return values
 
 
 def _with_settings(
@@ -186,17 +186,17 @@ def _entry(
     from maskc.dsl.pattern import Pattern
 
     names: set[str] = set()
-    title, pattern, own = name, None, {}
+    title, pattern, settings_of = name, None, {}
     if isinstance(value, Pattern):
         pattern, names = value, {label for label, _, _ in value.parameters}
-        own = {key: text for key, text in settings.items() if key in names}
-        mask = _called(value, own)
+        settings_of = {key: text for key, text in settings.items() if key in names}
+        mask = _called(value, settings_of)
         title = value.doc.split("\n")[0] or name
     else:
         mask = value
     of_call = default_parameters(mask).keys() - names
     params = {key: _integer(key, text) for key, text in settings.items() if key in of_call}
-    made = MaskEntry(name, mask, title, params=params, pattern=pattern, settings=own)
+    made = MaskEntry(name, mask, title, params=params, pattern=pattern, settings=settings_of)
     return made, names | of_call
 
 
@@ -232,8 +232,8 @@ def check_known(name: str, names: list[str], option: str, wrong: str, most: int 
     """
     if name not in names:
         there = f"there is: {', '.join(names) or 'none'}"
-        found = f"{option}: {wrong} {name!r}"
-        raise UsageMistake(found, _meant(name, names, most) + there, at=option)
+        fault = f"{option}: {wrong} {name!r}"
+        raise UsageMistake(fault, _meant(name, names, most) + there, at=option)
 
 
 def _meant(name: str, names: Sequence[str], most: int) -> str:

@@ -107,11 +107,11 @@ def _inputs(progress: Callable[[str], object], **asked: Any) -> Inputs | Tensors
     if asked["tensors"] is not None:
         return read_npz(asked["tensors"], device=device)
     texts = {}
-    for each in asked["texts"]:
-        name, equals, path = each.partition("=")
+    for text in asked["texts"]:
+        name, equals, path = text.partition("=")
         if not equals:
             hint = "give NAME=FILE, such as --text book=book.txt"
-            raise UsageMistake(f"--text expects NAME=FILE, found {each!r}", hint, at="--text")
+            raise UsageMistake(f"--text expects NAME=FILE, found {text!r}", hint, at="--text")
         texts[name] = read_text(path)
     layers = _numbers("--layers", asked["layers"], int) if asked["layers"] else None
     progress(f"loading {asked['model']}")
@@ -157,20 +157,20 @@ def _candidates(
     heads, n, seen = heads_of(inputs), inputs.n, set[tuple[str, float]]()
     dense = pairs_of(causal(), n, causal())
     for entry in found:
-        own: list[tuple[str, Any, float]] = []
+        candidates: list[tuple[str, Any, float]] = []
         for share in shares:
             name = solved_by[entry.name]
             solved = at_budget(_family(entry, name), share, n, n_heads=heads, low=1, name=name)
-            own.append((f"{entry.name} {share:.4g}", solved.mask, share))
-        if not own:
+            candidates.append((f"{entry.name} {share:.4g}", solved.mask, share))
+        if not candidates:
             share = mean_pairs(entry.mask, inputs, causal(), data) / dense
-            own.append((entry.name, entry.mask, share))
-        for title, mask, share in own:
+            candidates.append((entry.name, entry.mask, share))
+        for title, mask, share in candidates:
             yield Candidate(title, mask, budget=share if shares else None)
             if ablate:
                 for change, variant in ablations(mask).items():
                     yield Candidate(f"{title}, {change}", variant, "ablation", title)
-        for share in shares or [own[0][2]]:
+        for share in shares or [candidates[0][2]]:
             for name in names:
                 if (name, share) not in seen:
                     seen.add((name, share))
@@ -228,43 +228,46 @@ def _write(result: Evaluation) -> None:
     about = f"{result.sequences} sequences of {result.n} tokens; dense is {result.base}"
     echo(f"\n{result.source}: {about}\n")
     heads = ["mask", "pairs", "share"]
-    columns = [each for each in _COLUMNS if any(getattr(x, each[0]) for x in result.patterns)]
+    columns = [column for column in _COLUMNS if any(getattr(x, column[0]) for x in result.patterns)]
     heads += [title for _, titles, _ in columns for title in titles]
     rows = []
-    for each in result.patterns:
-        cells = [each.name + _role(each), f"{each.pairs:,}", f"{each.share:.2%}"]
+    for pattern in result.patterns:
+        cells = [pattern.name + _role(pattern), f"{pattern.pairs:,}", f"{pattern.share:.2%}"]
         for field, titles, show in columns:
-            part = getattr(each, field)
+            part = getattr(pattern, field)
             cells += show(part) if part is not None else [""] * len(titles)
         rows.append(cells)
     write_table(heads, rows, numbers=range(1, len(heads)))
-    for each in result.patterns:
-        if each.is_dense:
-            echo(f"\n{dense_words(each, result)}")
+    for pattern in result.patterns:
+        if pattern.is_dense:
+            echo(f"\n{dense_words(pattern, result)}")
 
 
-def _role(each: Evaluated) -> str:
-    return "" if each.role in ("pattern", "ablation") else f" ({each.role})"
+def _role(pattern: Evaluated) -> str:
+    return "" if pattern.role in ("pattern", "ablation") else f" ({pattern.role})"
 
 
-def _information(found: Any) -> list[str]:
-    kept = found.retained
+def _information(loss: Any) -> list[str]:
+    kept = loss.retained
     return [
         f"{kept.value:.3f} [{kept.low:.3f}, {kept.high:.3f}]",
-        f"{found.floor:.3f} / {found.ceiling:.3f}", f"{found.output_error.value:.3f}",
+        f"{loss.floor:.3f} / {loss.ceiling:.3f}", f"{loss.output_error.value:.3f}",
     ]  # fmt: skip
 
 
-def _perplexity(found: Any) -> list[str]:
-    lost = found.difference
+def _perplexity(result: Any) -> list[str]:
+    lost = result.difference
     return [
-        f"{found.perplexity:.2f}", f"{lost.value:+.3f} [{lost.low:+.3f}, {lost.high:+.3f}]",
-        f"{found.p_holm:.2g}",
+        f"{result.perplexity:.2f}", f"{lost.value:+.3f} [{lost.low:+.3f}, {lost.high:+.3f}]",
+        f"{result.p_holm:.2g}",
     ]  # fmt: skip
 
 
-def _retrieval(found: Any) -> list[str]:
-    return [f"{found.found} / {found.trials} (dense {found.dense_found})", f"{found.p_holm:.2g}"]
+def _retrieval(result: Any) -> list[str]:
+    return [
+        f"{result.found} / {result.trials} (dense {result.dense_found})",
+        f"{result.p_holm:.2g}",
+    ]
 
 
 _COLUMNS = (

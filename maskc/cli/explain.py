@@ -48,8 +48,8 @@ def explain(
             milliseconds = plan_report.predicted(plan, n, n_kv)
             reports.append({**_plain(entry, plan), "costs": cost, "predicted_ms": milliseconds})
             continue
-        beside = driver.beside_dense(entry.mask, plan)
-        text = [f"{entry.name}: {entry.mask}", plan_report.explain(plan).rstrip("\n"), *beside]
+        comparison = driver.beside_dense(entry.mask, plan)
+        text = [f"{entry.name}: {entry.mask}", plan_report.explain(plan).rstrip("\n"), *comparison]
         chosen = plan_report.choice_lines(plan, n, n_kv)
         times = plan_report.time_lines(plan, n, n_kv)
         echo("\n".join([*text, *cost_lines(cost), *chosen, *times, ""]))

@@ -125,12 +125,12 @@ class Models:
         target = Target.named(single(self.asked.targets) or "sm_90a")
         other = query["with"][0] if query.get("with") else self.other
         shown = self._shown(entry, heads, n_q, n_kv)
-        beside = None
+        compared = None
         if other:
-            beside = self._shown(_one(other), heads, n_q, n_kv, frozenset(shown.labels))
+            compared = self._shown(_one(other), heads, n_q, n_kv, frozenset(shown.labels))
         model = page_model(
             shown, n_q, n_kv, problem=problem, target=target,
-            other=beside, served=served, quick=served and not query,
+            other=compared, served=served, quick=served and not query,
         )  # fmt: skip
         if self.ranks is not None:
             model["ranks"] = _held(entry, shown, n_q, n_kv, self.ranks, self.asked)
@@ -142,11 +142,11 @@ class Models:
         pattern = self.entry.pattern
         if pattern is None:
             raise UsageMistake("only a pattern has settings", "write a new expression", at="set")
-        own = dict(self.entry.settings)
+        changed = dict(self.entry.settings)
         for text in settings:
             name, _, value = text.partition("=")
-            own[name] = value
-        return replace(self.entry, mask=pattern.with_text(own), settings=own)
+            changed[name] = value
+        return replace(self.entry, mask=pattern.with_text(changed), settings=changed)
 
     def _lengths(self, query: dict[str, list[str]]) -> tuple[int, int] | None:
         try:

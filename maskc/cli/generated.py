@@ -67,7 +67,9 @@ def _plans(entry: MaskEntry, asked: KernelOptions) -> tuple[dict[str, KernelPlan
     problem = asked.problem(entry.mask)
     if asked.targets:
         named = map(Target.named, asked.targets)
-        return {each.name: driver.plan_module(entry.mask, problem, each) for each in named}, []
+        return {
+            target.name: driver.plan_module(entry.mask, problem, target) for target in named
+        }, []
     plans: dict[str, KernelPlan] = {}
     left_out: list[LeftOut] = []
     for target in TARGETS.values():
@@ -119,11 +121,11 @@ def check_files(files: Mapping[str, str], folder: Path, found: Sequence[MaskEntr
     _refuse(wrong, found, f"-o {shlex.quote(str(folder))}", str(folder))
 
 
-def _refuse(wrong: Sequence[str], found: Sequence[MaskEntry], options: str, at: str) -> None:
+def _refuse(wrong: Sequence[str], entries: Sequence[MaskEntry], options: str, at: str) -> None:
     if wrong:
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         named = ", ".join(wrong[:_NAMED]) + more
-        raise Drift(named, f"{found[0].source} {options}", at=at)
+        raise Drift(named, f"{entries[0].source} {options}", at=at)
 
 
 _HEAD = """\
@@ -142,9 +144,11 @@ def manifest_rows(entry: MaskEntry, asked: KernelOptions) -> list[str]:
     plans, left_out = _plans(entry, asked)
     rows = []
     for target, plan in plans.items():
-        marks = (each[:_DIGITS] for each in digests(driver.emit_bundle(plan, entry.name)))
+        marks = (digest[:_DIGITS] for digest in digests(driver.emit_bundle(plan, entry.name)))
         rows.append(" ".join((entry.name, target, *marks)))
-    return rows + [f"{each.pattern} {each.target} none {each.reason.code}" for each in left_out]
+    return rows + [
+        f"{omission.pattern} {omission.target} none {omission.reason.code}" for omission in left_out
+    ]
 
 
 def manifest_text(rows: Sequence[str]) -> str:

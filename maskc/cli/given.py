@@ -72,12 +72,15 @@ class Arrays:
         return (n_q or n_kv or 0), (n_kv or n_q or 0)
 
 
-def read_all(texts: Sequence[str], found: Sequence[MaskEntry]) -> dict[str, object]:
-    """The arrays of all --data options.
+def read_all(
+    texts: Sequence[str], found: Sequence[MaskEntry], also: Collection[str] = ()
+) -> dict[str, object]:
+    """Read the arrays of all --data options.
 
     Args:
         texts: NAME=FILE each.
         found: the masks; every name must be that of data of one of them.
+        also: further names that a command takes.
 
     Raises:
         UsageMistake: a name that no mask has, or a file that cannot be read (MC603).
@@ -85,7 +88,7 @@ def read_all(texts: Sequence[str], found: Sequence[MaskEntry]) -> dict[str, obje
     from maskc.dsl.nodes import data_of_calls
 
     declared = {decl.name: decl for entry in found for decl in data_of_calls(entry.mask)}
-    known = sorted({name for entry in found for name in names(entry)})
+    known = sorted({*also, *(name for entry in found for name in names(entry))})
     given: dict[str, object] = {}
     for text in texts:
         name, equals, source = (part.strip() for part in text.partition("="))

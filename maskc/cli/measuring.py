@@ -54,10 +54,10 @@ class Measured:
 
     def plain(self) -> dict[str, Any]:
         """The value as JSON has it."""
-        found: dict[str, Any] = {"environment": self.about, "rows": self.rows, "notes": self.notes}
+        fields: dict[str, Any] = {"environment": self.about, "rows": self.rows, "notes": self.notes}
         if self.growths:
-            found["growth"] = [asdict(each) for each in self.growths]
-        return found
+            fields["growth"] = [asdict(growth) for growth in self.growths]
+        return fields
 
 
 def measured(

@@ -65,9 +65,9 @@ def mask_source(command: Command) -> Command:
         if rest.get("suite") and not (file or expr or settings or pattern):
             return command(found=[], **rest)  # a suite brings masks of its own
         now(f"reading {file}" if file else "reading")
-        found = entries(file, expr, settings, pattern)
+        masks = entries(file, expr, settings, pattern)
         done()
-        return command(found=found, **rest)
+        return command(found=masks, **rest)
 
     return wrapped
 
@@ -111,18 +111,18 @@ def _length(text: str) -> int:
     try:
         number = tokens(text.strip())
     except (ValueError, ArithmeticError):
-        found = f"{text!r} is no number of tokens, such as 4096, 1e6, 128k or 1M"
-        raise ValueError(found) from None
+        fault = f"{text!r} is no number of tokens, such as 4096, 1e6, 128k or 1M"
+        raise ValueError(fault) from None
     if number < 0:
         raise ValueError(f"{text} is not in the range x>=0.")
     return number
 
 
 def _lengths(text: str) -> tuple[int, ...]:
-    found = tuple(map(_length, text.split(",")))
-    if any(low >= high for low, high in pairwise(found)):
+    lengths = tuple(map(_length, text.split(",")))
+    if any(low >= high for low, high in pairwise(lengths)):
         raise ValueError(f"{text} does not ascend")
-    return found
+    return lengths
 
 
 def _tile(text: str) -> tuple[int, int]:
@@ -236,11 +236,11 @@ def _families(targets: tuple[str, ...]) -> tuple[str, ...]:
     """Names of kernel families, each once; a GPU that runs another's kernels is said on stderr."""
     from maskc.core.target import Target
 
-    found = {each: Target.named(each).name for each in targets}
-    for each, serving in found.items():
-        if serving != each:
-            echo(f"{each} runs the kernels of {serving}", err=True)
-    return tuple(dict.fromkeys(found.values()))
+    served = {name: Target.named(name).name for name in targets}
+    for name, serving in served.items():
+        if serving != name:
+            echo(f"{name} runs the kernels of {serving}", err=True)
+    return tuple(dict.fromkeys(served.values()))
 
 
 def _asking(options: _Options) -> Callable[[Command], Command]:
@@ -251,10 +251,10 @@ def _asking(options: _Options) -> Callable[[Command], Command]:
         def wrapped(**given: Any) -> Any:
             from maskc.core.dtypes import DType
 
-            own = {name: given.pop(name) for name in options}
-            own["dtype"] = DType.parse(own["dtype"]).value
-            own["targets"] = _families(own.get("targets", ()))
-            return command(asked=KernelOptions(**own), **given)
+            values = {name: given.pop(name) for name in options}
+            values["dtype"] = DType.parse(values["dtype"]).value
+            values["targets"] = _families(values.get("targets", ()))
+            return command(asked=KernelOptions(**values), **given)
 
         made: Command = wrapped
         for option in reversed(options.values()):
@@ -316,11 +316,12 @@ def json_option(command: Command) -> Command:
     )
 
 
-def data_options(fallback: int | None) -> Callable[[Command], Command]:
+def data_options(fallback: int | None, also: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """--data and --seed; the command gets `arrays`, and lengths that fit those of --data.
 
     Args:
         fallback: queries and keys where nothing says how many; None leaves that to the command.
+        also: names of arrays that the command reads besides those of the mask.
     """
 
     def decorate(command: Command) -> Command:
@@ -340,7 +341,7 @@ def data_options(fallback: int | None) -> Callable[[Command], Command]:
         ) -> Any:  # fmt: skip
             from maskc.cli.given import Arrays, read_all
 
-            arrays = Arrays(seed, read_all(files, found))
+            arrays = Arrays(seed, read_all(files, found, also))
             if n is None and (shape := arrays.shape(found)) is not None:
                 n, n_kv = shape
             if n is None:

@@ -23,15 +23,19 @@ def patterns(words: tuple[str, ...], as_json: bool) -> None:
     """
     from maskc import patterns as library
 
-    found = [library.about(name) for name in library.names()]
-    found = [
-        each for each in found if all(word.lower() in " ".join(each[:3]).lower() for word in words)
+    patterns_listed = [library.about(name) for name in library.names()]
+    patterns_listed = [
+        about
+        for about in patterns_listed
+        if all(word.lower() in " ".join(about[:3]).lower() for word in words)
     ]
     if as_json:
-        write_json({"patterns": [each._asdict() | {"file": str(each.file)} for each in found]})
+        write_json(
+            {"patterns": [about._asdict() | {"file": str(about.file)} for about in patterns_listed]}
+        )
         return
-    write_table(("name", "what it is", "paper"), [each[:3] for each in found])
-    if not found:
+    write_table(("name", "what it is", "paper"), [about[:3] for about in patterns_listed])
+    if not patterns_listed:
         echo("no pattern mentions all of these words", err=True)
 
 

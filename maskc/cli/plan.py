@@ -88,7 +88,7 @@ def _plain(plan: Plan) -> dict[str, Any]:
             "hull_of": list(layer.reach.hull), "imbalance": plan.imbalance(name),
             "received_bytes": travels.received.tolist(),
             "sent_bytes": travels.sent.tolist(),
-            "moved_queries": [[each.start, each.stop] for each in layer.visits],
+            "moved_queries": [[visit.start, visit.stop] for visit in layer.visits],
             "forward_ms": forward.total, "backward_ms": backward.total,
             "other_forward_ms": plan.others(name),
         })  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from maskc.cli.options import (
     problem_options,
 )
 from maskc.cli.output import FilePath, echo, told, write_file, write_json
-from maskc.core.errors import BadEvaluation, MaskcError, UsageMistake
+from maskc.core.errors import BadEvaluation, BadNotes, MaskcError, UsageMistake
 from maskc.dsl.pattern import kind_name
 
 if TYPE_CHECKING:
@@ -59,17 +61,22 @@ _CHECKED = 2
     "--evaluation", type=FilePath(dir_okay=False), metavar="JSON",
     help="What `maskc evaluate -o JSON` wrote: quality, ablations, significance.",
 )  # fmt: skip
-@data_options(None)
+@click.option(
+    "--notes", type=FilePath(dir_okay=False), metavar="FILE",
+    help="Markdown with the headings `# Motivation` and `# Discussion`, in words of your own.",
+)  # fmt: skip
+@data_options(None, also=("q", "k"))
 @json_option
 def report(
     found: list[MaskEntry], output: str, asked: KernelOptions, n: tuple[int, ...] | int | None,
-    n_kv: int | None, direction: str, repeats: int, evaluation: str | None, arrays: Arrays,
-    as_json: bool,
+    n_kv: int | None, direction: str, repeats: int, evaluation: str | None, notes: str | None,
+    arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Write one self-contained page about the mask of FILE.
 
-    It has definition, picture, proofs, pseudocode, complexity, plan, verification, speed on this
-    machine, quality, ablations and significance.
+    It has definition, picture, a heatmap of attention weights, proofs, pseudocode, complexity,
+    plan, verification, speed on this machine, quality, ablations and significance. The heatmap is
+    of --data q=FILE and k=FILE, else of synthetic q and k.
 
     Sections that were not run say so, and which command runs them. Exits with 3 where a result is
     wrong; the page is written all the same.
@@ -84,16 +91,22 @@ def report(
     entry = found[0]
     read = None if evaluation is None else read_evaluation(evaluation)
     row = None if read is None else _row_of(read, entry, str(evaluation))
+    written = {} if notes is None else read_notes(notes)
     directions = ("fwd", "bwd") if direction == "both" else (direction,)
     how = How(asked, None, 1, directions, repeats)
     with told() as progress:
         subject = _subject(entry, how, n, arrays, read, row, _command(output), progress)
         from maskc.lab.report import document
 
+        tensors = {name: arrays.given[name] for name in ("q", "k") if name in arrays.given}
+        subject = replace(
+            subject, tensors=tensors, motivation=written.get("motivation", ()),
+            discussion=written.get("discussion", ()),
+        )  # fmt: skip
         page = document(subject, progress)
     write_file(Path(output), writer(page))
     if as_json:
-        write_json({"written": [output], "sections": [each.key for each in page.sections]})
+        write_json({"written": [output], "sections": [section.key for section in page.sections]})
     else:
         echo(output)
     if subject.measurement is not None:
@@ -125,11 +138,11 @@ def _writer(output: str) -> Any:
     from maskc.lab.report.html import html
     from maskc.lab.report.markdown import markdown
 
-    found = {".html": html, ".htm": html, ".md": markdown}.get(Path(output).suffix.lower())
-    if found is None:
+    writer = {".html": html, ".htm": html, ".md": markdown}.get(Path(output).suffix.lower())
+    if writer is None:
         hint = "the suffix says which kind of page to write"
         raise UsageMistake(f"{output!r} is neither *.html nor *.md", hint, at="-o")
-    return found
+    return writer
 
 
 def read_evaluation(path: str) -> Evaluation:
@@ -151,6 +164,39 @@ def read_evaluation(path: str) -> Evaluation:
         raise BadEvaluation(path, error.args[1], at="--evaluation") from None
 
 
+_NOTES = ("motivation", "discussion")
+"""The headings of a file with notes, and the sections of a report that they become."""
+
+
+def read_notes(path: str) -> dict[str, list[str]]:
+    """Read the paragraphs under `# Motivation` and `# Discussion` of a Markdown file.
+
+    A blank line ends a paragraph, and an item of a list is one. Marks inside of a paragraph stay
+    as they are: a report shows text.
+
+    Raises:
+        BadNotes: it cannot be read, or has neither heading, or nothing below one (MC755).
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadNotes(path, reason, at="--notes") from None
+    parts = re.split(r"^#+[ \t]+(.+?)[ \t]*#*[ \t]*$", text, flags=re.M)
+    found: dict[str, list[str]] = {}
+    for title, below in zip(parts[1::2], parts[2::2], strict=True):
+        key = title.strip().lower()
+        if key not in _NOTES:
+            raise BadNotes(path, f"it has the heading {title!r}", at="--notes")
+        paragraphs = re.split(r"\n[ \t]*\n|\n(?=[ \t]*[-*+] )", below)
+        found[key] = [" ".join(each.split()) for each in paragraphs if each.strip()]
+        if not found[key]:
+            raise BadNotes(path, f"nothing stands below {title!r}", at="--notes")
+    if not found or parts[0].strip():
+        raise BadNotes(path, "it does not begin with one of the headings", at="--notes")
+    return found
+
+
 def _row_of(evaluation: Evaluation, entry: MaskEntry, path: str) -> Evaluated:
     """The row of an evaluation that is about a mask.
 
@@ -159,12 +205,12 @@ def _row_of(evaluation: Evaluation, entry: MaskEntry, path: str) -> Evaluated:
     """
     from maskc.lab.evaluate.evaluating import digest_of
 
-    own = digest_of(entry.mask, entry.params)
-    rows = [each for each in evaluation.patterns if each.role != "ablation"]
-    same = [each for each in rows if each.digest == own]
-    for each in same or (each for each in rows if _equal(each.mask, entry)):
-        return each
-    held = "; ".join(f"{each.name} = {each.mask}" for each in rows) or "nothing"
+    digest = digest_of(entry.mask, entry.params)
+    rows = [pattern for pattern in evaluation.patterns if pattern.role != "ablation"]
+    same = [pattern for pattern in rows if pattern.digest == digest]
+    for pattern in same or (pattern for pattern in rows if _equal(pattern.mask, entry)):
+        return pattern
+    held = "; ".join(f"{pattern.name} = {pattern.mask}" for pattern in rows) or "nothing"
     what = f"no mask in it is proved equal to {entry.name} = {entry.mask}; it holds {held}"
     raise BadEvaluation(path, what, at="--evaluation")
 
@@ -178,8 +224,8 @@ def _equal(text: str, entry: MaskEntry) -> bool:
     from maskc.dsl.parser import parse
 
     try:
-        found = parse(text)
-        return not default_parameters(found) and found.equals(entry.mask) is True
+        mask = parse(text)
+        return not default_parameters(mask) and mask.equals(entry.mask) is True
     except MaskcError:
         return False
 
@@ -239,12 +285,12 @@ def _measurement(
 
 def _words(entry: MaskEntry) -> str:
     """Return the mask as a command line names it, with its settings."""
-    own = [f"--set {shlex.quote(f'{name}={text}')}" for name, text in entry.settings.items()]
-    own += [f"--set {shlex.quote(f'{name}={value}')}" for name, value in entry.params.items()]
+    settings = [f"--set {shlex.quote(f'{name}={text}')}" for name, text in entry.settings.items()]
+    settings += [f"--set {shlex.quote(f'{name}={value}')}" for name, value in entry.params.items()]
     named = entry.source in (entry.name, f"{entry.name}.py") or entry.source.startswith("--expr")
     if not named and Path(shlex.split(entry.source)[0]).stem != entry.name:
-        own.append(f"--pattern {shlex.quote(entry.name)}")
-    return " ".join([entry.source, *(each for each in own if each)])
+        settings.append(f"--pattern {shlex.quote(entry.name)}")
+    return " ".join([entry.source, *(setting for setting in settings if setting)])
 
 
 def _parameters(entry: MaskEntry) -> list[tuple[str, str, str]]:

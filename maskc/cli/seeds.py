@@ -29,9 +29,9 @@ def run_seeds(how: How, cap: int | None, as_json: bool) -> None:
     about = results[0][1].about
     rows = [row for _, result in results for row in result.rows]
     notes = list(dict.fromkeys(note for _, result in results for note in result.notes))
-    growth = [each for _, result in results for each in result.growths]
+    growth = [growth for _, result in results for growth in result.growths]
     if as_json:
-        plain = [asdict(each) for each in growth]
+        plain = [asdict(one) for one in growth]
         write_json({
             "environment": about, "seeds": judged, "growth": plain, "rows": rows, "notes": notes,
         })  # fmt: skip
@@ -72,7 +72,7 @@ def _write(
             ("mask", "direction", "N", "over dense", "at least", ""), cells, numbers=(2, 3, 4)
         )
         echo("")
-    lines = [f"{g.case} {g.direction}: {each}" for g in growth for each in g.crossovers
-             if each.rival == "dense"]  # fmt: skip
+    lines = [f"{g.case} {g.direction}: {crossover}" for g in growth for crossover in g.crossovers
+             if crossover.rival == "dense"]  # fmt: skip
     known = (f"{k} {v}" for k, v in about.items() if k != "rivals" and v is not None)
     echo("\n".join([*lines, *(f"note: {note}" for note in notes), ", ".join(known)]))

@@ -60,14 +60,14 @@ def test(
         if not as_json:
             _write(*done[-1])
     if as_json:
-        write_json({"patterns": [_plain(*each) for each in done]})
-    wrong = [each.finding() for _, each in done if each.outcome.mismatch is not None]
+        write_json({"patterns": [_plain(*result) for result in done]})
+    wrong = [tested.finding() for _, tested in done if tested.outcome.mismatch is not None]
     if wrong:
         raise Counterexample("; ".join(wrong))
-    for _, each in done:
-        each.right()
-        if not each.outcome.cases:
-            raise NothingCompared(0, each.subject.mask, "none was drawn in the time given")
+    for _, tested in done:
+        tested.right()
+        if not tested.outcome.cases:
+            raise NothingCompared(0, tested.subject.mask, "none was drawn in the time given")
 
 
 def _examined(entry: MaskEntry, wanted: Wanted) -> Examined:

@@ -113,7 +113,7 @@ def _checked(
     from maskc.verify.case_lengths import seen
 
     rows: list[ProbeResult] = []
-    skipped, found = [], []
+    skipped, patterns_seen = [], []
     for n_q, n_kv in shapes:
         now(f"verifying {entry.name} at {n_q} x {n_kv}")
         try:
@@ -121,7 +121,7 @@ def _checked(
                 if not note or hold(way.bundle, n_q, n_kv):
                     probe = _probe(entry, way, heads, n_q, n_kv, arrays, note)
                     rows += probe.checks()
-                    found += [] if note else [asdict(seen(probe.keep, probe.label))]
+                    patterns_seen += [] if note else [asdict(seen(probe.keep, probe.label))]
         except (DataShape, DataRange) as refusal:  # a table of its own fits some lengths only
             skipped.append({"case": f"{n_q} x {n_kv}", "reason": refusal.finding})
     if not rows:
@@ -130,7 +130,7 @@ def _checked(
             f"{entry.name} fits none of the lengths: {why}",
             "give lengths that fit with --n and --n-kv", at="--n",
         )  # fmt: skip
-    return {"rows": [asdict(row) for row in rows], "skipped": skipped, "seen": found}
+    return {"rows": [asdict(row) for row in rows], "skipped": skipped, "seen": patterns_seen}
 
 
 def _drawn(
@@ -196,14 +196,14 @@ def _write(report: Report) -> None:
 
 def _seen(report: Report) -> Iterator[str]:
     """The length from which the mask is one of its own, and what was not reached."""
-    found = report["seen"]
+    rows = report["seen"]
     for plain in ("causal", "full"):
-        other = [each["case"] for each in found if each["looks"] not in (plain, "full")]
-        if len(other) == len(found):
+        other = [row["case"] for row in rows if row["looks"] not in (plain, "full")]
+        if len(other) == len(rows):
             continue
         until = f"from {other[0]} on" if other else "at none of these lengths"
         yield f"differs from {plain} {until}"
-    tiles = {kind: sum(each[kind] for each in found) for kind in ("full", "partial", "empty")}
+    tiles = {kind: sum(row[kind] for row in rows) for kind in ("full", "partial", "empty")}
     yield "tiles of 64 x 64: " + ", ".join(f"{count} {kind}" for kind, count in tiles.items())
     if report["unreached"]:
         first = report["unreached"][0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +33,14 @@ from maskc.core.errors import MaskcError, UsageMistake
 if TYPE_CHECKING:
     from maskc.cli.given import Arrays
     from maskc.viz.picture import KernelTiles, Picture
+    from maskc.viz.weights import WeightMap
 
 _JSON_CELLS = 64
 """Cells across the raster in JSON, at most."""
 _RANKED = ("scores", "index_q", "index_k", "index_w")
 """Inputs of selections; pictures make up scores instead."""
+_TENSORS = ("q", "k")
+"""Arrays of --data that weights are computed from."""
 _BESIDE = 48
 """Columns of a terminal that axes and numbers take."""
 
@@ -76,13 +81,25 @@ def _tile(text: str) -> tuple[int, int]:
     metavar="Q,K",
     help="Tokens of the tiles; those of the kernel, if not given. Doubled while over 2048 a side.",
 )
+@click.option(
+    "--weights", is_flag=True,
+    help="A heatmap of attention weights; of --data q=FILE and k=FILE, else of synthetic ones.",
+)  # fmt: skip
+@click.option(
+    "--head", type=click.IntRange(0), default=0, show_default=True,
+    help="With --weights: the query head.",
+)  # fmt: skip
+@click.option(
+    "--reduce", type=click.Choice(("mean", "max")), default="mean", show_default=True,
+    help="With --weights: what a cell of several pairs shows.",
+)  # fmt: skip
 @problem_options
-@data_options(None)
+@data_options(None, also=_TENSORS)
 @json_option
 def visualize(
     found: list[MaskEntry], output: str | None, n: int | None, n_kv: int | None,
-    span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, asked: KernelOptions,
-    arrays: Arrays, as_json: bool,
+    span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, weights: bool, head: int,
+    reduce: str, asked: KernelOptions, arrays: Arrays, as_json: bool,
 ) -> None:  # fmt: skip
     """Draw the mask of FILE: tiles by class, elements where the range is small.
 
@@ -90,21 +107,101 @@ def visualize(
     are live. Run-time selections choose by made-up scores of --seed. Without -o it is drawn in the
     terminal. Several patterns into one -o give one file each, with the pattern's name before the
     suffix. Without made-up scores nothing of size N x N is made, whatever N is.
+
+    With --weights the drawing is a heatmap of softmax(q k^T) of one head, in float64. Masked pairs
+    have a colour of their own.
     """
     from maskc.viz.canvas import format_of
 
     if output is not None:
         format_of(output)
+    if weights:
+        _check_weights(span, tile, asked)
+        maps = [
+            _weight_map(entry, asked, n, n_kv, head, reduce, arrays)
+            for entry in one_by_one(found, "computing weights of")
+        ]
+        if output is not None:
+            _write({shown.name: shown.save for shown in maps}, Path(output), as_json)
+        elif as_json:
+            write_json({"weights": [_plain_weights(shown) for shown in maps]})
+        else:
+            _draw_weights(maps)
+        return
+    if without := [name for name in _TENSORS if name in arrays.given]:
+        raise UsageMistake(
+            f"{' and '.join(without)} given, which only a heatmap of weights reads",
+            "add --weights", at="--data",
+        )  # fmt: skip
     pictures = [
         _picture(entry, asked, n, n_kv, span, tile, arrays)
         for entry in one_by_one(found, "drawing")
     ]
     if output is not None:
-        _write(pictures, Path(output), as_json)
+        from maskc.viz.figure import write
+
+        _write({shown.name: partial(write, shown) for shown in pictures}, Path(output), as_json)
     elif as_json:
         write_json({"pictures": [_plain(shown) for shown in pictures]})
     else:
         _draw(pictures)
+
+
+def _check_weights(
+    span: tuple[int, int, int, int] | None, tile: tuple[int, int] | None, asked: KernelOptions
+) -> None:
+    """Refuse options that a heatmap of weights has no use for.
+
+    Raises:
+        UsageMistake: --range, --tile or --target was given (MC603).
+    """
+    given = {"--range": span, "--tile": tile, "--target": asked.targets}
+    for option, value in given.items():
+        if value:
+            raise UsageMistake(
+                f"{option} has no meaning with --weights, which draws all pairs and no tiles",
+                "leave one of both out", at=option,
+            )  # fmt: skip
+
+
+def _weight_map(
+    entry: MaskEntry, asked: KernelOptions, n: int | None, n_kv: int | None, head: int,
+    reduce: str, arrays: Arrays,
+) -> WeightMap:  # fmt: skip
+    from maskc.viz.weights import tensor_lengths, weight_lengths, weights
+
+    heads = asked.heads_for(entry.mask)
+    q, k = (arrays.given.get(name) for name in _TENSORS)
+    if n is None and (lengths := tensor_lengths(q, k)):
+        n, n_kv = lengths
+    if n is None or n_kv is None:
+        n, n_kv = weight_lengths(entry.mask, heads, entry.params)
+    return weights(
+        entry.mask, n, n_kv, q=q, k=k, name=entry.name, head=head, n_heads=heads, reduce=reduce,
+        data=arrays.of(entry, n, n_kv, leave=_RANKED), seed=arrays.seed,
+    )  # fmt: skip
+
+
+def _draw_weights(maps: list[WeightMap]) -> None:
+    from maskc.viz.weight_drawings import text
+
+    width = min(max(columns() - 12, 24), 64)
+    for index, shown in enumerate(maps):
+        echo("\n" * bool(index) + text(shown, width), nl=False)
+
+
+def _plain_weights(shown: WeightMap) -> dict[str, Any]:
+    """The cells of a heatmap; null where the mask keeps no pair."""
+    cells = shown.cells(_JSON_CELLS, _JSON_CELLS)
+    return {
+        "name": shown.name, "formula": shown.formula, "n_q": shown.n_q, "n_kv": shown.n_kv,
+        "head": shown.head, "source": shown.source, "reduce": shown.reduce,
+        "pairs_per_cell": list(cells.covers),
+        "cells": [
+            [None if out else float(f"{value:.6g}") for value, out in zip(*row, strict=True)]
+            for row in zip(cells.values.tolist(), cells.masked.tolist(), strict=True)
+        ],
+    }  # fmt: skip
 
 
 def _picture(
@@ -144,8 +241,10 @@ def _kernel(entry: MaskEntry, asked: KernelOptions) -> KernelTiles | None:
         if asked.targets:
             raise
         return None
-    boxes = [each.boxes for each in plan.also if each.boxes and each.direction is plan.direction]
-    also = [f"or boxes of {' x '.join(map(str, each.q))} queries" for each in boxes[:1]]
+    boxes = [
+        kernel.boxes for kernel in plan.also if kernel.boxes and kernel.direction is plan.direction
+    ]
+    also = [f"or boxes of {' x '.join(map(str, box.q))} queries" for box in boxes[:1]]
     also += [f"or in {len(plan.parts)} parts, with other tiles"] * bool(plan.parts)
     return KernelTiles(plan.target.name, plan.tile, tuple(also))
 
@@ -158,16 +257,15 @@ def _draw(pictures: list[Picture]) -> None:
         echo("\n" * bool(index) + render(shown, width, wants_color()), nl=False)
 
 
-def _write(pictures: list[Picture], path: Path, as_json: bool) -> None:
-    from maskc.viz.figure import write
-
+def _write(drawings: Mapping[str, Callable[[Path], None]], path: Path, as_json: bool) -> None:
+    """Write drawings, each by a function that takes a path, under the names of their masks."""
     paths = [path]
-    if len(pictures) > 1:
-        paths = [path.with_name(f"{path.stem}.{shown.name}{path.suffix}") for shown in pictures]
-    for shown, place in zip(pictures, paths, strict=True):
+    if len(drawings) > 1:
+        paths = [path.with_name(f"{path.stem}.{name}{path.suffix}") for name in drawings]
+    for write, place in zip(drawings.values(), paths, strict=True):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            write(shown, place)
+            write(place)
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             raise unwritable(place, error) from None
         if not as_json:

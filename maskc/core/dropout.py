@@ -10,9 +10,11 @@ from maskc.core.errors import DropoutRate
 PARTS = 1 << 16
 """A rate is a whole number of these parts."""
 RATE, SEED, FIRST = "dropout_rate", "dropout_key", "dropout_first"
-"""Keywords of kernels with dropout. The rate in units of 1 / PARTS; the seed, an integer or an
-array that holds one; and, for a part of a longer sequence, the tokens before its first query and
-its first key, divided by 16."""
+"""Keywords of kernels with dropout: the rate in units of 1 / PARTS, the seed, and the first tokens.
+
+The seed is an integer, or an array that holds one. For a part of a longer sequence, the last
+keyword has the tokens before its first query and its first key, divided by 16.
+"""
 SQUARE = 16
 """Tokens of the squares in which pairs are drawn."""
 

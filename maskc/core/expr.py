@@ -424,7 +424,7 @@ def _join(
     return kept[0] if len(kept) == 1 else node(tuple(sorted(kept, key=lambda term: term.key)))
 
 
-@lru_cache(maxsize=1 << 14)  # joining asks for the negation of every term, at every level
+@lru_cache(maxsize=1 << 14)  # joining needs the negation of every term, at every level
 def negate(expr: Expr) -> Expr:
     """The logical negation, pushed down to the comparisons."""
     match expr:

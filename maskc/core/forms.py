@@ -29,7 +29,7 @@ MOVES = "moves"
 """Source that packs the rows of listed tokens and stores them back."""
 
 PAGES = "pages"
-"""What makes the arrays of a step over pages, and writes rows of new tokens into pages."""
+"""Source that makes the arrays of a step over pages, and writes rows of new tokens into pages."""
 
 STEMS = {TINY: "mma16", CHOOSE: "choose", GATHER: "gather", WIDE: "gather"}
 """The first part of a template's name, by form; forms that are not named share the default's."""

@@ -124,9 +124,9 @@ def _shared(given: _Given, plan: Plan, layer: str | None, group: Any) -> tuple[A
         if mesh is not None:
             given.q, given.k, given.v = (x.to_local() for x in given.qkv)
             group = mesh if group is None else group
-        own = plan.layer(layer)
-        if given.options.dropout_p or given.score is not None or given.tables or own.ranking:
-            _check(given, own)
+        layer_plan = plan.layer(layer)
+        if given.options.dropout_p or given.score is not None or given.tables or layer_plan.ranking:
+            _check(given, layer_plan)
         plan = plan.now()
         ranks = ranks_of(plan, group)
         accord = _accord(given, plan, ranks, layer)
@@ -138,8 +138,8 @@ def _shared(given: _Given, plan: Plan, layer: str | None, group: Any) -> tuple[A
     step.gather_ranking()
     tensors = (step.tables[name] for name in step.tensors)
     heads = given.options.alibi_slopes, given.options.sink_logits
-    found = _function().apply(step, given.q, given.k, given.v, *heads, *tensors)
-    out, lse = found if mesh is None else (_sharded(x, mesh, plan.n) for x in found)
+    results = _function().apply(step, given.q, given.k, given.v, *heads, *tensors)
+    out, lse = results if mesh is None else (_sharded(x, mesh, plan.n) for x in results)
     return out, lse
 
 
@@ -175,8 +175,8 @@ def _accord(given: _Given, plan: Plan, ranks: Ranks, layer: str | None) -> Accor
     options = given.options
     named = tuple(name for name in _NUMBERS if getattr(options, name) != getattr(DEFAULTS, name))
     heads = options.alibi_slopes is None, options.sink_logits is None
-    own = *named, bool(given.dropout), *heads
-    alike = layer, formula, own, tuple(given.tables), options.return_lse
+    own_values = *named, bool(given.dropout), *heads
+    alike = layer, formula, own_values, tuple(given.tables), options.return_lse
     return Accord.of(plan, ranks, given.qkv, alike, _values(options, given.dropout))
 
 
@@ -224,8 +224,8 @@ def _step(given: _Given, plan: Plan, accord: Accord, layer: str | None) -> PassS
                         at="dropout_p")  # fmt: skip
     known: dict[object, Any] = plan.once(("kernels",), dict)
     tensors = tuple(name for name, x in tables.items() if hasattr(x, "requires_grad"))
-    own = options._replace(alibi_slopes=None, sink_logits=None)
-    step = PassStep(plan, work, accord, own, dropout, known, score, tables, tensors,
+    step_options = options._replace(alibi_slopes=None, sink_logits=None)
+    step = PassStep(plan, work, accord, step_options, dropout, known, score, tables, tensors,
                 plan.layer(layer).ranking)  # fmt: skip
     if accord.ranks.size > 1:
         step.build(given.q, given.v)
@@ -262,6 +262,9 @@ def _checked(score: Score) -> Score:
     Raises:
         NotShared: it hides some, whose keys the plan does not know.
     """
+    if score.inputs.placed is not None:
+        hint = "give its values by a table that all ranks hold: mc.table, or a captured tensor"
+        raise NotShared("score", "a part of it is evaluated for lengths", hint, at="score")
     if score.mask is not None:
         hint = "give the plan the mask & the pairs that it leaves, and a formula without them"
         raise NotShared("score", "it hides pairs that the mask has", hint, at="score")
@@ -319,8 +322,8 @@ def _function() -> Any:
         def forward(
             ctx: Any, step: PassStep, q: Any, k: Any, v: Any, slopes: Any, sinks: Any, *tables: Any
         ) -> Any:
-            own = step.of_graph(tables)
-            out, lse, buffer = step.accord.run(lambda: own.forward(q, k, v, slopes, sinks))
+            graph_step = step.of_graph(tables)
+            out, lse, buffer = step.accord.run(lambda: graph_step.forward(q, k, v, slopes, sinks))
             ctx.set_materialize_grads(False)
             ctx.step = step
             if step.options.normalizer != "softmax":
@@ -334,11 +337,13 @@ def _function() -> Any:
         def backward(ctx: Any, kept: Any, dout: Any, dlse: Any) -> Any:
             saved, tables = kept[:8], kept[8:]
             asked = ctx.needs_input_grad[6:]
-            wanted = [name for name, own in zip(ctx.step.tensors, asked, strict=True) if own]
-            own, accord = ctx.step.of_graph(tables), ctx.step.accord
+            wanted = [
+                name for name, is_asked in zip(ctx.step.tensors, asked, strict=True) if is_asked
+            ]
+            graph_step, accord = ctx.step.of_graph(tables), ctx.step.accord
             accord.begin(GroupPass.backward)
-            found = accord.run(lambda: own.backward(*saved, dout, dlse, wanted))
-            rest = iter(found[5:])
-            return None, *found[:5], *(next(rest) if own else None for own in asked)
+            gradients = accord.run(lambda: graph_step.backward(*saved, dout, dlse, wanted))
+            rest = iter(gradients[5:])
+            return None, *gradients[:5], *(next(rest) if is_asked else None for is_asked in asked)
 
     return SharedAttention

@@ -46,8 +46,8 @@ class PassCost:
 
     def milliseconds(self, cycles: np.ndarray) -> np.ndarray:
         """The time that work keeps a card busy, of the shape of `cycles`."""
-        found: np.ndarray = cycles / (self.card.multiprocessors * self.card.ghz * 1e6)
-        return found
+        times: np.ndarray = cycles / (self.card.multiprocessors * self.card.ghz * 1e6)
+        return times
 
     def of_blocks(self, reach: Reach, block: int) -> np.ndarray:
         """Count the cycles of every block of queries, for all heads: float [blocks].
@@ -61,8 +61,8 @@ class PassCost:
         live, partial = area * reach.tiles, area * reach.partial
         cycles = [cost.tile * live + cost.masked * partial + cost.row * rows for cost in self.costs]
         number = min(range(len(cycles)), key=lambda i: float(cycles[i].sum()))
-        found = cycles[number] - self.columns * self.costs[number].row * rows
-        return np.asarray(found)
+        tile_cycles = cycles[number] - self.columns * self.costs[number].row * rows
+        return np.asarray(tile_cycles)
 
     def of_rows(self, tokens: np.ndarray, heads: int) -> np.ndarray:
         """Count the cycles that a pass by columns needs besides tiles: float64 [ranks].
@@ -72,15 +72,15 @@ class PassCost:
             heads: query heads.
         """
         cost = self.costs[0]
-        each = cost.row / self.tile.k + cost.query / self.tile.q
-        return np.asarray(self.columns * each * heads * tokens)
+        row_cost = cost.row / self.tile.k + cost.query / self.tile.q
+        return np.asarray(self.columns * row_cost * heads * tokens)
 
 
 def shares(mask: Mask, reach: Reach, n: int, setting: Setting) -> tuple[float, float]:
     """Return the costs of both passes, relative to the tiles of the sequence.
 
-    Kernels of masks with remainders run over one residue after another, each of which sees few
-    tiles where the mask has many. All rows are reckoned to gain alike.
+    Kernels of masks with remainders run over one residue after another, with few tiles each where
+    the mask has many. All rows are reckoned to gain alike.
 
     Args:
         reach: reach of the mask, which reads no data, at n tokens.
@@ -95,16 +95,16 @@ def shares(mask: Mask, reach: Reach, n: int, setting: Setting) -> tuple[float, f
         if count < n:
             reach = reach_of(mask, count, TILE, reach.heads, {})
         block = -(-count // len(reach.tiles))
-        found = []
-        for direction, each in zip(Direction, setting.passes, strict=True):
-            own = milliseconds(plan, direction, count, count, reach.heads)
-            cycles = each.of_blocks(reach, block).sum()
-            cycles += each.of_rows(np.asarray([count]), reach.heads).sum()
-            of_tiles = float(each.milliseconds(cycles))
-            found.append(min(1.0, own / of_tiles) if own and of_tiles else 1.0)
+        costs = []
+        for direction, pass_of in zip(Direction, setting.passes, strict=True):
+            whole = milliseconds(plan, direction, count, count, reach.heads)
+            cycles = pass_of.of_blocks(reach, block).sum()
+            cycles += pass_of.of_rows(np.asarray([count]), reach.heads).sum()
+            of_tiles = float(pass_of.milliseconds(cycles))
+            costs.append(min(1.0, whole / of_tiles) if whole and of_tiles else 1.0)
     except MaskcError:  # too many tiles to count
         return 1.0, 1.0
-    return found[0], found[1]
+    return costs[0], costs[1]
 
 
 def of_call(call: RankCall, problem: Problem, direction: Direction, heads: int) -> float | None:
@@ -124,8 +124,8 @@ def of_call(call: RankCall, problem: Problem, direction: Direction, heads: int) 
     lengths = call.rows, call.keys
     arrays = {} if held is None else held_arrays(held.of_call(1, heads, *lengths), params, *lengths)
 
-    def tiles(each: KernelPlan, mask: PlannedMask, n_q: int, n_kv: int) -> BlockLayout:
-        return layout_at(each, mask, n_q, n_kv, params, arrays)
+    def tiles(plan: KernelPlan, mask: PlannedMask, n_q: int, n_kv: int) -> BlockLayout:
+        return layout_at(plan, mask, n_q, n_kv, params, arrays)
 
     return milliseconds(plan, direction, *lengths, heads, tiles)
 
@@ -139,7 +139,7 @@ def pass_costs(problem: Problem) -> tuple[PassCost, PassCost]:
     if card is None:
         raise LookupError(f"cost.toml has no card of {_TARGET}")
     dims = sorted(int(dim) for dim in measured(_TARGET)["large"] if dim.isdigit())
-    dim = next((each for each in dims if each >= problem.head_dim), dims[-1])
+    dim = next((dim for dim in dims if dim >= problem.head_dim), dims[-1])
     like = Problem(dim, dim, problem.dtype)
     forward, backward = (
         family_of(target).schedule(like, (), direction, "") for direction in Direction

@@ -31,13 +31,13 @@ class ExchangedRows:
 
     def keys(self, rows: Any) -> Any:
         """A view [B, Hkv, tokens, D] of the keys."""
-        own = rows[:, : self.batch * self.heads * self.dim]
-        return own.unflatten(1, (self.batch, self.heads, self.dim)).permute(1, 2, 0, 3)
+        columns = rows[:, : self.batch * self.heads * self.dim]
+        return columns.unflatten(1, (self.batch, self.heads, self.dim)).permute(1, 2, 0, 3)
 
     def values(self, rows: Any) -> Any:
         """A view [B, Hkv, tokens, Dv] of the values."""
-        own = rows[:, self.batch * self.heads * self.dim :]
-        return own.unflatten(1, (self.batch, self.heads, self.dim_v)).permute(1, 2, 0, 3)
+        columns = rows[:, self.batch * self.heads * self.dim :]
+        return columns.unflatten(1, (self.batch, self.heads, self.dim_v)).permute(1, 2, 0, 3)
 
 
 class Exchange:
@@ -130,9 +130,9 @@ def _wide(x: Any) -> Any:
     fast; x itself where rows do not divide into them."""
     import torch
 
-    each = 8 // x.element_size()
+    wide = 8 // x.element_size()
     steps = x.shape[-1], x.storage_offset(), *x.stride()[:-1]
-    if x.stride(-1) != 1 or each < 1 or any(step % each for step in steps):
+    if x.stride(-1) != 1 or wide < 1 or any(step % wide for step in steps):
         return x
     return x.view(torch.int64)
 
@@ -206,11 +206,11 @@ def _packed(
     """Pack the contents of messages; rows that several messages carry are packed once, and many
     stretches together."""
     together: Any = packed(rows, k, v, many.all, first) if many.each else None
-    found = {pieces: together[place] for pieces, place in many.each}
+    packed_once = {pieces: together[place] for pieces, place in many.each}
     for _, pieces in messages:
-        if pieces not in found:
-            found[pieces] = packed(rows, k, v, pieces, first)
-    return found
+        if pieces not in packed_once:
+            packed_once[pieces] = packed(rows, k, v, pieces, first)
+    return packed_once
 
 
 def bring(
@@ -237,9 +237,9 @@ def bring(
             ((place, count),) = pieces.stretches
             found.receive(buffer[place : place + count], peer)
         else:
-            own = buffer.new_empty((pieces.tokens, rows.width))
-            found.spread_later(buffer, pieces, own)
-            found.receive(own, peer)
+            received = buffer.new_empty((pieces.tokens, rows.width))
+            found.spread_later(buffer, pieces, received)
+            found.receive(received, peer)
     made = _packed(rows, k, v, work.outgoing, work.many_sent)
     for peer, pieces in work.outgoing:
         found.send(made[pieces], peer)

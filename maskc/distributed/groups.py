@@ -41,8 +41,8 @@ def ranks_of(plan: Plan, group: Any = None) -> Ranks:
     """
     import torch.distributed as dist
 
-    _, found = plan.once(("ranks", id(group)), lambda: (group, _ranks_of(plan, dist, group)))
-    return found  # and the group stays alive
+    _, ranks = plan.once(("ranks", id(group)), lambda: (group, _ranks_of(plan, dist, group)))
+    return ranks  # and the group stays alive
 
 
 def _ranks_of(plan: Plan, dist: Any, group: Any) -> Ranks:
@@ -54,15 +54,15 @@ def _ranks_of(plan: Plan, dist: Any, group: Any) -> Ranks:
         raise WrongGroup(plan.ranks, "and there is no process group", how, at="group")
     if hasattr(group, "get_group"):  # a DeviceMesh
         if group.ndim != 1:
-            found = f"and a mesh of {group.ndim} dimensions was given"
-            raise WrongGroup(plan.ranks, found, "name the dimension: mesh['cp']", at="group")
+            fault = f"and a mesh of {group.ndim} dimensions was given"
+            raise WrongGroup(plan.ranks, fault, "name the dimension: mesh['cp']", at="group")
         given = group.get_group()
     if given is None:
         given = dist.group.WORLD
     size = dist.get_world_size(given)
     if size != plan.ranks:
-        found = f"and the group has {size}"
-        raise WrongGroup(plan.ranks, found, "plan(..., ranks=group.size())", at="group")
+        fault = f"and the group has {size}"
+        raise WrongGroup(plan.ranks, fault, "plan(..., ranks=group.size())", at="group")
     world = tuple(dist.get_process_group_ranks(given))
     return Ranks(given, dist.get_rank(given), size, world)
 
@@ -96,7 +96,7 @@ class Own(NamedTuple):
 
 
 _EACH = 1024
-"""How many calls a GPU makes at most until its ranks compare what they called."""
+"""Most calls of a GPU until its ranks compare what they called."""
 
 
 class Calls:
@@ -116,9 +116,9 @@ class Calls:
         number = self._numbers.get(call)
         if number is None:
             number = self._numbers[call] = _number(repr(call))
-        for each in (number, *values):
+        for value in (number, *values):
             # numbers alone: hashes of texts and of None differ between processes
-            self.digest = (self.digest * 1_000_003 + hash(each)) % (1 << 61)
+            self.digest = (self.digest * 1_000_003 + hash(value)) % (1 << 61)
         self.count += 1
         return self.count % _EACH == 0 or self.count & (self.count - 1) == 0
 
@@ -155,8 +155,8 @@ class Accord:
             call: what else ranks must have alike, and decides which messages travel.
             values: values of options that ranks must have alike.
         """
-        shapes, own = [x.shape for x in tensors], plan.tokens(ranks.rank)
-        wrong = next((i for i, shape in enumerate(shapes, 1) if shape[2] != own), 0)
+        shapes, tokens_here = [x.shape for x in tensors], plan.tokens(ranks.rank)
+        wrong = next((i for i, shape in enumerate(shapes, 1) if shape[2] != tokens_here), 0)
         tokens = shapes[wrong - 1][2] if wrong else 0
         first = tensors[0]
         if ranks.size == 1:
@@ -200,14 +200,14 @@ class Accord:
         if not self._compares:
             return job()
         try:
-            found = job()
+            result = job()
         except RankLost:
             raise
         except Exception as error:
             self._exchanged(GroupPass.end, error)
             raise
         self._check(self._exchanged(GroupPass.end, None))
-        return found
+        return result
 
     def _noted(self) -> int:
         """Note this call on a GPU; returns all calls as a number where ranks compare them now."""
@@ -229,11 +229,11 @@ class Accord:
         code = 0 if failure is None else int(getattr(failure, "code", "MC000")[2:]) or -1
         known = _number(self.plan.digest), _number(repr(self.call))
         values = _number(repr(self.values)) if self.call else 0
-        own = Own(at, *known, self.wrong, self.tokens, code, values, calls)
-        return [Own(*each) for each in exchanged(self.ranks, self.device, own)]
+        told_own = Own(at, *known, self.wrong, self.tokens, code, values, calls)
+        return [Own(*values) for values in exchanged(self.ranks, self.device, told_own)]
 
     def _check(self, told: Sequence[Own]) -> None:
-        refused = [rank for rank, each in enumerate(told) if each.code]
+        refused = [rank for rank, report in enumerate(told) if report.code]
         if refused:
             codes = ", ".join(dict.fromkeys(_shown(told[rank].code) for rank in refused))
             raise RankRefused(_listed(refused), codes, at="group")
@@ -241,14 +241,14 @@ class Accord:
                             ("shapes, dtype, layer or options", "call"),
                             ("the values of options", "values"),
                             ("the calls before this one", "calls")):  # fmt: skip
-            own = [getattr(each, field) for each in told]
-            others = [rank for rank, each in enumerate(own) if each != own[0]]
+            values = [getattr(report, field) for report in told]
+            others = [rank for rank, value in enumerate(values) if value != values[0]]
             if others:
-                found = f"rank 0 has another one than {_listed(others)}"
-                raise RanksDisagree(what, found, at="plan")
-        for rank, each in enumerate(told):
-            if each.wrong:
-                raise wrong_length(self.plan, "qkv"[each.wrong - 1], each.tokens, rank)
+                fault = f"rank 0 has another one than {_listed(others)}"
+                raise RanksDisagree(what, fault, at="plan")
+        for rank, report in enumerate(told):
+            if report.wrong:
+                raise wrong_length(self.plan, "qkv"[report.wrong - 1], report.tokens, rank)
 
 
 def _captures(device: Any) -> bool:
@@ -268,19 +268,19 @@ def exchanged(ranks: Ranks, device: Any, own: Sequence[int]) -> list[list[int]]:
     import torch.distributed as dist
 
     mine = torch.tensor(own, dtype=torch.int64, device=device)
-    found = [torch.empty_like(mine) for _ in range(ranks.size)]
+    received = [torch.empty_like(mine) for _ in range(ranks.size)]
     if device.type == "cpu":  # one by one, so that a rank that is gone is named
-        found[ranks.rank] = mine
+        received[ranks.rank] = mine
         messages = Exchange(ranks)
         for rank in range(ranks.size):
             if rank != ranks.rank:
                 messages.send(mine, rank)
-                messages.receive(found[rank], rank)
+                messages.receive(received[rank], rank)
         messages.start()
         messages.wait()
     else:
-        dist.all_gather(found, mine, group=ranks.group)
-    return [each.tolist() for each in found]
+        dist.all_gather(received, mine, group=ranks.group)
+    return [numbers.tolist() for numbers in received]
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -87,9 +87,9 @@ def make(name: str, n: int, ranks: int, block: int, cost: np.ndarray) -> TokenLa
         edges = _even(blocks, 2 * ranks)
         owner = np.concatenate([np.arange(ranks), np.arange(ranks)[::-1]])
     elif name == "striped":
-        each = max(1, min(_CHUNKS, blocks // ranks))
-        edges = _even(blocks, ranks * each)
-        owner = np.tile(np.arange(ranks), each)
+        chunks = max(1, min(_CHUNKS, blocks // ranks))
+        edges = _even(blocks, ranks * chunks)
+        owner = np.tile(np.arange(ranks), chunks)
     else:
         edges, owner = _balanced(blocks, ranks, cost)
     edges = np.minimum(edges * block, n)
@@ -100,8 +100,8 @@ def make(name: str, n: int, ranks: int, block: int, cost: np.ndarray) -> TokenLa
 
 
 def _even(blocks: int, parts: int) -> np.ndarray:
-    found: np.ndarray = np.arange(parts + 1, dtype=np.int64) * blocks // parts
-    return found
+    edges: np.ndarray = np.arange(parts + 1, dtype=np.int64) * blocks // parts
+    return edges
 
 
 def _balanced(blocks: int, ranks: int, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -110,16 +110,16 @@ def _balanced(blocks: int, ranks: int, cost: np.ndarray) -> tuple[np.ndarray, np
     All ranks get as many chunks, as the layers between attentions take as long as their tokens are
     many. Of ranks with equal costs the one that holds a neighbour of the chunk takes it.
     """
-    each = max(1, min(_CHUNKS, blocks // ranks))
-    edges = _even(blocks, ranks * each)
+    chunks = max(1, min(_CHUNKS, blocks // ranks))
+    edges = _even(blocks, ranks * chunks)
     sums = np.concatenate([[0.0], np.cumsum(cost)])
     chunk = sums[edges[1:]] - sums[edges[:-1]]
-    owner, room = [-1] * (ranks * each), [each] * ranks
+    owner, room = [-1] * (ranks * chunks), [chunks] * ranks
     load = np.zeros(ranks)  # inf where there is no room
     for number in np.argsort(-chunk, kind="stable").tolist():
         rank = int(np.argmin(load))
-        for beside in (number - 1, number + 1):
-            near = owner[beside] if 0 <= beside < len(owner) else -1
+        for neighbor in (number - 1, number + 1):
+            near = owner[neighbor] if 0 <= neighbor < len(owner) else -1
             if near not in (-1, rank) and load[near] <= load[rank]:
                 rank = near
                 break

@@ -107,9 +107,9 @@ class _Localizing:
         queries = of_q[..., self.first : self.first + self.rows]
         size = self.keys[-1].place + self.keys[-1].count if self.keys else 0
         keys = np.full((*of_k.shape[:-1], size), -1, np.int32)  # gaps are in no document
-        for each in self.keys:
-            part = of_k[..., each.start : each.start + each.count]
-            keys[..., each.place : each.place + each.count] = part
+        for stretch in self.keys:
+            part = of_k[..., stretch.start : stretch.start + stretch.count]
+            keys[..., stretch.place : stretch.place + stretch.count] = part
         self.passed[decl.name] = np.ascontiguousarray(queries), keys
         return mask
 
@@ -138,8 +138,8 @@ class _Localizing:
         inner, given = with_captured(mask, self.data, self.n_heads, self.n, self.n)
         ir = lowered(inner, head, self.n_heads if head is not None else None)
         names = {decl.name for decl in ir.data if decl.from_caller} | set(ir.params) | {"_captured"}
-        own = {name: value for name, value in given.items() if name in names}
-        missing = [decl.name for decl in ir.data if decl.from_caller and decl.name not in own]
+        data = {name: value for name, value in given.items() if name in names}
+        missing = [decl.name for decl in ir.data if decl.from_caller and decl.name not in data]
         if missing:
             listed = ", ".join(missing)
             raise PlanData(
@@ -151,7 +151,7 @@ class _Localizing:
             hint = "run it on one rank, or give a mask_mod or a table of blocks"
             why = f"{lists[0]} names keys of the whole sequence"
             raise NotShared(str(mask), why, hint, at=getattr(mask, "loc", None) or "mask")
-        asked = bound([ir], self.n, self.n, own)
+        asked = bound([ir], self.n, self.n, data)
         keep = E.substitute(ir.keep, {E.N_Q: E.const(self.n), E.N_KV: E.const(self.n)})
         self.passed |= {name: asked.params[name] for name in E.params(keep)}
         tables = tuple(
@@ -197,14 +197,14 @@ class _Localizing:
             size = self.keys[0].place + self.keys[0].count
             q = E.add(E.Q, E.N_KV, E.scale(-1, E.N_Q), E.const(self.first - size + self.rows))
         last, parts = len(self.keys) - 1, []
-        for at, each in enumerate(self.keys):
-            own = f"_{at}" if at else ""
-            k = E.add(E.K, number(f"first_k{own}", each.start - each.place))
+        for at, stretch in enumerate(self.keys):
+            suffix = f"_{at}" if at else ""
+            k = E.add(E.K, number(f"first_k{suffix}", stretch.start - stretch.place))
             inside = []
             if at:
-                inside.append(E.ge(E.K, number(f"place{own}", each.place)))
+                inside.append(E.ge(E.K, number(f"place{suffix}", stretch.place)))
             if at < last:
-                inside.append(E.lt(E.K, number(f"stop{own}", each.place + each.count)))
+                inside.append(E.lt(E.K, number(f"stop{suffix}", stretch.place + stretch.count)))
             parts.append(E.conj(*inside, _substituted(keep, q, k, self.n if inside else None)))
         return E.disj(*parts)
 

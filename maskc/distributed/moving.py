@@ -41,11 +41,11 @@ def moved(layer: LayerPlan, wanted: bool | None, setting: Setting) -> LayerPlan:
     if driver.selects(layer.mask):  # what a query chooses depends on all of its keys
         return layer
 
-    def busiest(each: LayerPlan) -> float:
-        return float(sum(sent + received for sent, received in setting.traffic(each)).max())
+    def busiest(layer: LayerPlan) -> float:
+        return float(sum(sent + received for sent, received in setting.traffic(layer)).max())
 
-    def milliseconds(each: LayerPlan) -> float:
-        return sum(x.total for x in by_tiles(each, setting))
+    def milliseconds(layer: LayerPlan) -> float:
+        return sum(x.total for x in by_tiles(layer, setting))
 
     best, most = layer, busiest(layer)
     least: float | None = None

@@ -48,7 +48,7 @@ def network_of(given: str | Network | None, ranks: int) -> Network:
     for name, known in NETWORKS.items():
         if given.lower().removesuffix("/s") == name.lower().removesuffix("/s"):
             return known
-    found = _SPEED.fullmatch(given.strip())
-    if found is None or not float(found[1]):
+    match = _SPEED.fullmatch(given.strip())
+    if match is None or not float(match[1]):
         raise NetworkUnknown(given, ", ".join(NETWORKS), at="network")
-    return Network(given, float(found[1]) / (8 if found[2] == "Gb" else 1), 40.0)
+    return Network(given, float(match[1]) / (8 if match[2] == "Gb" else 1), 40.0)

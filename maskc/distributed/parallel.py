@@ -60,11 +60,11 @@ def _options_of(module: Any) -> dict[str, Any]:
     if not isinstance(getattr(module, "mask", None), Mask):
         return {}
     names = ("scale", "softcap", "normalizer", "alpha", "nan_safe", "deterministic")
-    found = {name: getattr(module, name) for name in names}
+    options = {name: getattr(module, name) for name in names}
     for name in ("alibi_slopes", "sink_logits"):
         given = getattr(module, name)
-        found[name] = None if given is None else given.float()
-    return found
+        options[name] = None if given is None else given.float()
+    return options
 
 
 def load_balancer(plan: Plan) -> Any:
@@ -168,18 +168,18 @@ def model_inputs(
     import torch
 
     ranks_of(plan, group)
-    own = plan.shard(input_ids, 1, group)
+    shard = plan.shard(input_ids, 1, group)
     position = plan.position_ids(group, input_ids.device)
-    found = {
-        "input_ids": own, "position_ids": position[None].expand(own.shape[0], -1),
+    keywords = {
+        "input_ids": shard, "position_ids": position[None].expand(shard.shape[0], -1),
         "use_cache": False,
     }  # fmt: skip
     if labels is not None:
         following = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-        found["shift_labels"] = plan.shard(following, 1, group).contiguous()
-        found["labels"] = found["shift_labels"]
-        found["num_items_in_batch"] = (following != -100).sum()
-    return found
+        keywords["shift_labels"] = plan.shard(following, 1, group).contiguous()
+        keywords["labels"] = keywords["shift_labels"]
+        keywords["num_items_in_batch"] = (following != -100).sum()
+    return keywords
 
 
 def _adapted(model: Any, plan: Plan, group: Any) -> Any:
@@ -276,9 +276,9 @@ def sum_gradients(model: Any, group: Any = None) -> Mapping[str, Any]:
     import torch.distributed as dist
 
     given = group.get_group() if hasattr(group, "get_group") else group
-    found = {}
+    gradients = {}
     for name, weight in model.named_parameters():
         if weight.grad is not None:
             dist.all_reduce(weight.grad, group=given)
-            found[name] = weight.grad
-    return found
+            gradients[name] = weight.grad
+    return gradients

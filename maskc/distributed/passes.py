@@ -67,8 +67,8 @@ class PassStep:
         """
         drops = bool(self.dropout) and not plain
         key = id(call), q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device, drops, self.score
-        found = self.kernels.get(key)
-        if found is None:
+        compiled = self.kernels.get(key)
+        if compiled is None:
             from maskc.api import _compiled
 
             place = q.device.type, q.device.index or 0
@@ -76,9 +76,9 @@ class PassStep:
             first = call.first or (0, 0)
             score = None if self.score is None else _moved(self.score, first, self.plan.n)
             # both passes read what captured tensors held when the plan looked at them
-            found = _compiled(call.local.mask, *rest, score=score).settled()
-            found = self.kernels[key] = found.dropping if drops else found
-        return found
+            compiled = _compiled(call.local.mask, *rest, score=score).settled()
+            compiled = self.kernels[key] = compiled.dropping if drops else compiled
+        return compiled
 
     def data(self, call: RankCall, plain: bool = False) -> dict[str, Any]:
         """Return the arrays and numbers that a call passes in addition to q, k and v, by name."""
@@ -97,17 +97,17 @@ class PassStep:
         sizes = q.shape[3], v.shape[3], q.shape[1], q.dtype, q.device
         kind = id(self.work), sizes, bool(self.dropout), self.score
         if kind not in self.kernels:
-            for call in (*self.work.calls, *(x for own in self.work.guests for x in own.calls)):
+            for call in (*self.work.calls, *(x for guest in self.work.guests for x in guest.calls)):
                 self.kernel(call, q, v)
             self.kernels[kind] = True
 
     def gather_ranking(self) -> None:
         """Gather the index keys of all candidates on every rank."""
         if "index_k" in self.ranking and self.accord.ranks.size > 1:
-            own = self.tables["index_k"]
-            parts = own if isinstance(own, tuple) else (own,)
+            keys = self.tables["index_k"]
+            parts = keys if isinstance(keys, tuple) else (keys,)
             whole = tuple(whole_of(x, self.plan, self.accord.ranks, 1) for x in parts)
-            self.tables["index_k"] = whole if isinstance(own, tuple) else whole[0]
+            self.tables["index_k"] = whole if isinstance(keys, tuple) else whole[0]
 
     def of_graph(self, tensors: Sequence[Any]) -> PassStep:
         """Replace the tables by those of a graph, in the order of `tensors`."""
@@ -153,8 +153,8 @@ class PassStep:
             wanted: the tables that need gradients.
 
         Returns:
-            dq, dk, dv, dslopes, dsinks in the shapes of what they belong to, then those of the
-            `wanted` tables. All are None where neither out nor lse has a gradient.
+            dq, dk, dv, dslopes, dsinks in the shapes of their inputs, then those of the `wanted`
+            tables. All are None where neither out nor lse has a gradient.
 
         Raises:
             RankLost: a message did not come (MC705).
@@ -273,7 +273,7 @@ class RankPass(ABC):
 
         work = self.work
         results = [
-            self._answer(each, rows) for each, rows in zip(work.guests, self.brought, strict=True)
+            self._answer(guest, rows) for guest, rows in zip(work.guests, self.brought, strict=True)
         ]
         ranks = sorted({*work.hosts, *(x.home for x in work.guests if x.home == self.rank)})
         shape = *self.q.shape[:2], work.leaving.tokens, self.answer_width
@@ -308,11 +308,11 @@ class RankPass(ABC):
     def fill(self) -> None:
         """Copy own keys into the buffer, and zeros where no key is needed."""
         buffer = self.buffer
-        for each in self.work.copies:
-            part = buffer[each.place : each.place + each.count]
-            own = slice(each.source, each.source + each.count)
-            self.rows.keys(part).copy_(self.k[:, :, own])
-            self.rows.values(part).copy_(self.v[:, :, own])
+        for copy in self.work.copies:
+            part = buffer[copy.place : copy.place + copy.count]
+            source = slice(copy.source, copy.source + copy.count)
+            self.rows.keys(part).copy_(self.k[:, :, source])
+            self.rows.values(part).copy_(self.v[:, :, source])
         for start, stop in self.work.gaps if len(self.work.gaps) <= FEW else ():
             buffer[start:stop].zero_()
 
@@ -374,8 +374,8 @@ class Forward(RankPass):
         """Attention over all keys; sinks are a part without values."""
         total = join(self.answers, self.per_head[1])
         for part, place in self.work.leaving.slices():
-            own = total[:, :, part]
-            self.results.put(place, own[..., :-1].to(self.q.dtype), own[..., -1])
+            part_total = total[:, :, part]
+            self.results.put(place, part_total[..., :-1].to(self.q.dtype), part_total[..., -1])
 
 
 class Backward(RankPass):
@@ -433,12 +433,12 @@ class Backward(RankPass):
     def add_copies(self) -> None:
         """Gradients of own keys: of calls over them, and of their copies in the buffer."""
         self.dk, self.dv = self.of_own.whole(self.k, self.v)
-        for each in self.work.copies:
-            own = slice(each.source, each.source + each.count)
-            place = each.place - self.of_buffer.first
-            part = slice(place, place + each.count)
-            self.dk[:, :, own] += self.of_buffer.dk[:, :, part]
-            self.dv[:, :, own] += self.of_buffer.dv[:, :, part]
+        for copy in self.work.copies:
+            source = slice(copy.source, copy.source + copy.count)
+            place = copy.place - self.of_buffer.first
+            part = slice(place, place + copy.count)
+            self.dk[:, :, source] += self.of_buffer.dk[:, :, part]
+            self.dv[:, :, source] += self.of_buffer.dv[:, :, part]
 
     def add_returned(self) -> None:
         """Gradients that came back are added in the order of the ranks."""
@@ -457,9 +457,13 @@ class Backward(RankPass):
         dq [B, Hq, rows, D], those of keys are added to sums."""
         from maskc.integrations.torch.gradients import gradients, rows
 
-        own, keys = call.queries, call.places
-        of_q, of_k, of_lse = saved.q[:, :, own], k[:, :, keys], saved.lse[:, :, own].contiguous()
-        of_dq = dq[:, :, own]
+        queries, keys = call.queries, call.places
+        of_q, of_k, of_lse = (
+            saved.q[:, :, queries],
+            k[:, :, keys],
+            saved.lse[:, :, queries].contiguous(),
+        )
+        of_dq = dq[:, :, queries]
         into = of_dq if saved.dlse is None and _lies(of_dq, of_q) else None
 
         def run(v: Any, out: Any, dout: Any, plain: bool = False) -> Any:
@@ -469,14 +473,14 @@ class Backward(RankPass):
                 rows(dout), self.wanted,
             ))  # fmt: skip
 
-        parts = (None if x is None else x[:, :, own] for x in (saved.dout, saved.dlse))
-        found = gradients(
-            run, v[:, :, keys], saved.out[:, :, own], of_lse, saved.slopes, saved.sinks, *parts
+        parts = (None if x is None else x[:, :, queries] for x in (saved.dout, saved.dlse))
+        results = gradients(
+            run, v[:, :, keys], saved.out[:, :, queries], of_lse, saved.slopes, saved.sinks, *parts
         )
         if into is None:
-            of_dq.copy_(found[0])
-        sums.add(call.key, found[1], found[2])
-        for number, more in enumerate(found[3:]):
+            of_dq.copy_(results[0])
+        sums.add(call.key, results[1], results[2])
+        for number, more in enumerate(results[3:]):
             if more is not None:
                 self.heads[number] += more
 

@@ -50,9 +50,9 @@ class Joined:
     @classmethod
     def of(cls, messages: Iterable[tuple[int, Pieces]]) -> Joined:
         """Join the messages of more than FEW stretches."""
-        found = dict.fromkeys(pieces for _, pieces in messages if len(pieces) > FEW)
+        packed = dict.fromkeys(pieces for _, pieces in messages if len(pieces) > FEW)
         each, at = [], 0
-        for pieces in found:
+        for pieces in packed:
             each.append((pieces, slice(at, at + pieces.tokens)))
             at += pieces.tokens
-        return cls(Pieces(x for pieces in found for x in pieces.stretches), tuple(each))
+        return cls(Pieces(x for pieces in packed for x in pieces.stretches), tuple(each))

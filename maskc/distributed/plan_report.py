@@ -83,8 +83,8 @@ def _layer(plan: Plan, name: str) -> list[str]:
 def _moved(plan: Plan, name: str) -> str:
     """Describe the savings of queries that go to their keys."""
     layer = plan.layer(name)
-    rows = ", ".join(f"{each.start}-{each.stop - 1}" for each in layer.visits)
-    homes = sorted({each.home for each in layer.visits})
+    rows = ", ".join(f"{visit.start}-{visit.stop - 1}" for visit in layer.visits)
+    homes = sorted({visit.home for visit in layer.visits})
     whose = f"rank{'s' if len(homes) > 1 else ''} {', '.join(map(str, homes))}"
     there, back = plan.visit_bytes[0]
     before = int(layer.at_home.received.max(initial=0)) * plan.token_bytes
@@ -96,13 +96,15 @@ def _moved(plan: Plan, name: str) -> str:
 
 def _rank(plan: Plan, name: str, rank: int) -> str:
     layer = plan.layer(name)
-    own = ", ".join(f"{start}-{stop - 1}" for start, stop in layer.layout.own.of(rank))
+    ranges = ", ".join(f"{start}-{stop - 1}" for start, stop in layer.layout.own.of(rank))
     sources: dict[int, int] = {}
-    for each in layer.receives(rank):
-        sources[each.sender] = sources.get(each.sender, 0) + each.stop - each.start
+    for transfer in layer.receives(rank):
+        sources[transfer.sender] = sources.get(transfer.sender, 0) + transfer.stop - transfer.start
     came = ", ".join(f"{count} from {sender}" for sender, count in sources.items())
     compute = float(plan.times(name)[0].compute[rank])
-    return f"  rank {rank}: tokens {own or 'none'}; {_ms(compute)} of tiles; keys: {came or 'none'}"
+    return (
+        f"  rank {rank}: tokens {ranges or 'none'}; {_ms(compute)} of tiles; keys: {came or 'none'}"
+    )
 
 
 def _picture(plan: Plan, name: str) -> list[str]:
@@ -128,15 +130,15 @@ def shares_of(plan: Plan, name: str | None = None) -> np.ndarray:
     layer, layout = plan.layer(name), plan.layout
     group = -(-plan.ranks // _MOST_DRAWN)
     groups = -(-plan.ranks // group)
-    found = np.zeros((groups, groups))
+    shares = np.zeros((groups, groups))
     held = np.zeros(groups)
     np.add.at(held, np.arange(plan.ranks) // group, layout.tokens)
     for row in range(groups):
         rank = row * group
-        for each in layer.receives(rank):
-            found[row, each.sender // group] += each.stop - each.start
-        found[row, row] += layout.tokens[rank] if group == 1 else 0
-    return np.minimum(found / np.maximum(held, 1), 1.0)
+        for transfer in layer.receives(rank):
+            shares[row, transfer.sender // group] += transfer.stop - transfer.start
+        shares[row, row] += layout.tokens[rank] if group == 1 else 0
+    return np.minimum(shares / np.maximum(held, 1), 1.0)
 
 
 def _shade(share: float) -> str:

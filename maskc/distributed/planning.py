@@ -98,14 +98,14 @@ class LayerPlan:
     @cached_property
     def stays(self) -> np.ndarray:
         """bool [blocks]: whether the keys of a block of queries come to it."""
-        found = np.ones(len(self.reach.keys), bool)
-        found[list(self.moved)] = False
-        return found
+        stays = np.ones(len(self.reach.keys), bool)
+        stays[list(self.moved)] = False
+        return stays
 
     @cached_property
     def visits(self) -> tuple[Visit, ...]:
         """The moved blocks, those next to each other together."""
-        found, keys, edges = [], self.reach.keys, self.layout.edges.tolist()
+        visits, keys, edges = [], self.reach.keys, self.layout.edges.tolist()
         for run in _runs(self.moved):
             start, stop = run[0] * self.block, min((run[-1] + 1) * self.block, self.layout.n)
             part = slice(int(keys.ptr[run[0]]), int(keys.ptr[run[-1] + 1]))
@@ -114,34 +114,34 @@ class LayerPlan:
             for low, high, home in zip(edges, edges[1:], self.layout.owner.tolist(), strict=False):
                 first, last = max(start, low), min(stop, high)
                 if first < last:
-                    found.append(Visit(home, first, last, tuple(ranges)))
-        return tuple(found)
+                    visits.append(Visit(home, first, last, tuple(ranges)))
+        return tuple(visits)
 
     @cached_property
     def hosts(self) -> dict[int, tuple[int, np.ndarray]]:
         """Which ranks the queries that move go to, by home: (how many queries, int64 [hosts], the
         ranks that hold keys of them, which may include the home)."""
-        found, chunk = {}, self.layout.chunk
-        for home in dict.fromkeys(each.home for each in self.visits):
-            own = [each for each in self.visits if each.home == home]
-            keys = [x for each in own for x in each.keys]
+        hosts, chunk = {}, self.layout.chunk
+        for home in dict.fromkeys(visit.home for visit in self.visits):
+            visits_home = [visit for visit in self.visits if visit.home == home]
+            keys = [x for visit in visits_home for x in visit.keys]
             chunks = (slice(int(chunk(low)), int(chunk(high - 1)) + 1) for low, high in keys)
-            held = np.unique(np.concatenate([self.layout.owner[each] for each in chunks]))
-            found[home] = sum(each.stop - each.start for each in own), held
-        return found
+            held = np.unique(np.concatenate([self.layout.owner[piece] for piece in chunks]))
+            hosts[home] = sum(visit.stop - visit.start for visit in visits_home), held
+        return hosts
 
     def hosted(self, cycles: np.ndarray) -> np.ndarray:
         """float [ranks]: what hosts have of the moved blocks' cycles [blocks], by their keys."""
-        found = np.zeros(self.layout.ranks)
+        cycles_by_rank = np.zeros(self.layout.ranks)
         edges = self.layout.edges
-        for each in self.visits:
+        for visit in self.visits:
             held = np.zeros(self.layout.ranks)
-            for low, high in each.keys:
+            for low, high in visit.keys:
                 tokens = np.minimum(high, edges[1:]) - np.maximum(low, edges[:-1])
                 held += np.bincount(self.layout.owner, tokens.clip(0), len(held))
-            own = cycles[each.start // self.block : -(-each.stop // self.block)].sum()
-            found += own * held / max(1.0, held.sum())
-        return found
+            cost = cycles[visit.start // self.block : -(-visit.stop // self.block)].sum()
+            cycles_by_rank += cost * held / max(1.0, held.sum())
+        return cycles_by_rank
 
     def visiting(self, row_bytes: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """int64 [ranks] each: bytes that ranks send and receive for visits, from those that a row
@@ -181,22 +181,22 @@ class LayerPlan:
     def span(self) -> np.ndarray:
         """int64 [ranks]: tokens from the first to the last one that a rank needs."""
         needs, some = self.needs, np.diff(self.needs.ptr) > 0
-        found = np.zeros(self.layout.ranks, np.int64)
-        found[some] = needs.stop[needs.ptr[1:][some] - 1] - needs.start[needs.ptr[:-1][some]]
-        return found
+        spans = np.zeros(self.layout.ranks, np.int64)
+        spans[some] = needs.stop[needs.ptr[1:][some] - 1] - needs.start[needs.ptr[:-1][some]]
+        return spans
 
     @cached_property
     def inner(self) -> np.ndarray:
         """bool [blocks]: whether the stretch of tokens that a block is in has all its keys."""
-        keys, own = self.reach.keys, self.layout.own
-        start, stop = own._flat()
+        keys, ranges = self.reach.keys, self.layout.own
+        start, stop = ranges._flat()
         first = np.arange(len(keys)) * self.block + self.block_rank * (self.layout.n + 1)
         place = np.searchsorted(start, first, side="right") - 1
         shift = self.block_rank[keys.owner] * (self.layout.n + 1)
         home = place[keys.owner]
         away = (start[home] > keys.start + shift) | (stop[home] < keys.stop + shift)
-        found: np.ndarray = np.bincount(keys.owner, away, minlength=len(keys)) == 0
-        return found
+        is_inner: np.ndarray = np.bincount(keys.owner, away, minlength=len(keys)) == 0
+        return is_inner
 
     @cached_property
     def sent(self) -> np.ndarray:
@@ -209,13 +209,13 @@ class LayerPlan:
         def covered(x: np.ndarray) -> np.ndarray:
             """Tokens below x of all ranges together."""
             first, last = np.searchsorted(begins, x), np.searchsorted(ends, x)
-            found: np.ndarray = (first * x - begun[first]) - (last * x - ended[last])
-            return found
+            covered: np.ndarray = (first * x - begun[first]) - (last * x - ended[last])
+            return covered
 
-        own = self.layout.own
-        sums = np.concatenate([[0], np.cumsum(covered(own.stop) - covered(own.start))])
-        found: np.ndarray = sums[own.ptr[1:]] - sums[own.ptr[:-1]]
-        return found
+        ranges = self.layout.own
+        sums = np.concatenate([[0], np.cumsum(covered(ranges.stop) - covered(ranges.start))])
+        counts: np.ndarray = sums[ranges.ptr[1:]] - sums[ranges.ptr[:-1]]
+        return counts
 
     @property
     def received(self) -> np.ndarray:
@@ -224,25 +224,27 @@ class LayerPlan:
 
     def receives(self, rank: int) -> list[Transfer]:
         """Return the transfers that a rank receives, by senders and then by tokens."""
-        found = []
+        transfers = []
         edges, owner = self.layout.edges, self.layout.owner
         for start, stop in self.halo.of(rank):
             first = int(self.layout.chunk(start))
             while start < stop:
                 end = min(stop, int(edges[first + 1]))
-                found.append(Transfer(int(owner[first]), rank, start, end))
+                transfers.append(Transfer(int(owner[first]), rank, start, end))
                 start, first = end, first + 1
-        return _joined(found)
+        return _joined(transfers)
 
     def sends(self, rank: int) -> list[Transfer]:
         """Return the transfers that a rank sends, by receivers and then by tokens."""
-        found = []
+        transfers = []
         halo, owners = self.halo, self.halo.owner
         for begin, end in self.layout.own.of(rank):
             for place in np.flatnonzero((halo.start < end) & (halo.stop > begin)).tolist():
                 start, stop = int(halo.start[place]), int(halo.stop[place])
-                found.append(Transfer(rank, int(owners[place]), max(start, begin), min(stop, end)))
-        return _joined(found)
+                transfers.append(
+                    Transfer(rank, int(owners[place]), max(start, begin), min(stop, end))
+                )
+        return _joined(transfers)
 
     @property
     def travels(self) -> bool:
@@ -257,25 +259,28 @@ class LayerPlan:
 
 def _runs(blocks: Sequence[int]) -> list[list[int]]:
     """Ascending numbers, those next to each other together."""
-    found: list[list[int]] = []
-    for each in blocks:
-        if found and found[-1][-1] == each - 1:
-            found[-1].append(each)
+    runs: list[list[int]] = []
+    for block in blocks:
+        if runs and runs[-1][-1] == block - 1:
+            runs[-1].append(block)
         else:
-            found.append([each])
-    return found
+            runs.append([block])
+    return runs
 
 
-def _joined(found: list[Transfer]) -> list[Transfer]:
+def _joined(transfers: list[Transfer]) -> list[Transfer]:
     """Sort transfers and join ranges that touch."""
     made: list[Transfer] = []
-    for each in sorted(found, key=lambda x: (x.sender, x.receiver, x.start)):
+    for transfer in sorted(transfers, key=lambda x: (x.sender, x.receiver, x.start)):
         last = made[-1] if made else None
-        pair = last is not None and (last.sender, last.receiver) == (each.sender, each.receiver)
-        if last is not None and pair and last.stop == each.start:
-            made[-1] = replace(last, stop=each.stop)
+        pair = last is not None and (last.sender, last.receiver) == (
+            transfer.sender,
+            transfer.receiver,
+        )
+        if last is not None and pair and last.stop == transfer.start:
+            made[-1] = replace(last, stop=transfer.stop)
         else:
-            made.append(each)
+            made.append(transfer)
     return made
 
 
@@ -338,9 +343,9 @@ class Plan(Setting):
             PlanData: no mask reads data of such a name (MC702).
             MaskcError: a mistake in data (MC301 to MC305).
         """
-        _check_names((each.mask for each in self.layers.values()), data)
+        _check_names((layer.mask for layer in self.layers.values()), data)
         read = _copied(data)
-        made = {name: self._over(each, read) for name, each in self.layers.items()}
+        made = {name: self._over(layer, read) for name, layer in self.layers.items()}
         return replace(self, data=read, layers=made)
 
     def now(self) -> Plan:
@@ -352,11 +357,11 @@ class Plan(Setting):
             return self
         present: Plan = self.__dict__.get("_present", self)
         changed = {
-            name: each for name, each in present.layers.items() if _held(each.mask) != each.held
+            name: layer for name, layer in present.layers.items() if _held(layer.mask) != layer.held
         }
         if not changed:
             return present
-        made = {name: present._over(each, self.data) for name, each in changed.items()}
+        made = {name: present._over(layer, self.data) for name, layer in changed.items()}
         present = replace(present, layers={**present.layers, **made})
         self.__dict__["_present"] = present
         return present
@@ -364,7 +369,7 @@ class Plan(Setting):
     @cached_property
     def _watches(self) -> bool:
         """Whether somebody may write into what a mask captured."""
-        return any(each.held is not None for each in self.layers.values())
+        return any(layer.held is not None for layer in self.layers.values())
 
     def _over(self, layer: LayerPlan, data: Mapping[str, object]) -> LayerPlan:
         """A layer in the same layout, with other data or other content of captured tensors."""
@@ -391,8 +396,8 @@ class Plan(Setting):
             PlanData: the mask reads data that the plan was not given (MC702).
             NotShared: a selection that shards would cut (MC707).
         """
-        own = self.layer(layer)
-        return self.work_in(own.at_home if at_home else own, rank, one_stretch)
+        layer_plan = self.layer(layer)
+        return self.work_in(layer_plan.at_home if at_home else layer_plan, rank, one_stretch)
 
     def ends_alike(
         self, layer: str | None = None, one_stretch: bool = False, at_home: bool = False
@@ -419,8 +424,8 @@ class Plan(Setting):
         known: dict[object, Any] = self.__dict__.setdefault("_known", {})
         if key not in known:
             known[key] = make()
-        found: T = known[key]
-        return found
+        value: T = known[key]
+        return value
 
     def received_bytes(self, rank: int, layer: str | None = None) -> int:
         """Bytes that a rank receives in a forward pass; gradients of keys return the same way."""
@@ -465,20 +470,20 @@ class Plan(Setting):
     @cached_property
     def digest(self) -> str:
         """sha256, hexadecimal: equal where ranks have the same plan."""
-        own = sha256()
-        own.update(repr((self.n, self.ranks, self.block, self.heads, self.dtype.value)).encode())
-        own.update(self.layout.edges.tobytes() + self.layout.owner.tobytes())
-        for name, each in self.layers.items():
-            own.update(repr((name, structure(each.mask))).encode())
-            for array in (each.needs.ptr, each.needs.start, each.needs.stop):
-                own.update(array.tobytes())
-            own.update(repr(each.moved).encode())
-            for _, _, values in () if each.held is None else each.held.tables:
-                own.update(values.digest)
+        digest = sha256()
+        digest.update(repr((self.n, self.ranks, self.block, self.heads, self.dtype.value)).encode())
+        digest.update(self.layout.edges.tobytes() + self.layout.owner.tobytes())
+        for name, layer in self.layers.items():
+            digest.update(repr((name, structure(layer.mask))).encode())
+            for array in (layer.needs.ptr, layer.needs.start, layer.needs.stop):
+                digest.update(array.tobytes())
+            digest.update(repr(layer.moved).encode())
+            for _, _, values in () if layer.held is None else layer.held.tables:
+                digest.update(values.digest)
         for name in sorted(self.data):
-            own.update(name.encode())
-            _content(name, self.data[name], own.update)
-        return own.hexdigest()
+            digest.update(name.encode())
+            _content(name, self.data[name], digest.update)
+        return digest.hexdigest()
 
     explain = report.explain
 
@@ -541,9 +546,9 @@ def _check_names(masks: Iterable[Mask], data: Mapping[str, object]) -> None:
     known = {name for mask in asked for name in _names(mask)}
     for name in data:
         if any(name in _ranking(mask) for mask in asked):
-            found = f"{name} ranks keys: calls give it, a plan reads none of it"
+            fault = f"{name} ranks keys: calls give it, a plan reads none of it"
             hint = f"mc.distributed.attention(q, k, v, plan, {name}=...), this rank's tokens of it"
-            raise PlanData(found, hint, at=name)
+            raise PlanData(fault, hint, at=name)
         if name not in known:
             listed = ", ".join(sorted(known)) or "nothing"
             raise PlanData(f"no mask reads {name!r}", f"they read {listed}", at=name)
@@ -587,8 +592,8 @@ def plan(
         heads: (Hq, Hkv, D) or (Hq, Hkv, D, Dv).
         dtype: of keys and values.
         layout: "contiguous"; "zigzag", one chunk from the front and one from the back; "striped",
-            chunks in turn; "balanced", chunks by what their queries cost; or "auto", the one that
-            is predicted to take the least time.
+            chunks in turn; "balanced", chunks by the cost of their queries. "auto" is the one with
+            the least predicted time.
         network: "nvlink", "400Gb/s", "800Gb/s" or another speed per rank; None is NVLink up to
             eight ranks and 400 Gb/s beyond.
         batch: sequences.
@@ -631,8 +636,8 @@ def plan(
     reaches = {name: _reach(mask, n, block, sizes.q, given) for name, mask in named.items()}
     if not given:
         reaches = {
-            name: replace(each, shares=shares(named[name], each, n, setting))
-            for name, each in reaches.items()
+            name: replace(reach, shares=shares(named[name], reach, n, setting))
+            for name, reach in reaches.items()
         }
     names = LAYOUTS if layout == "auto" else (layout,)
     if ranks == 1:
@@ -650,7 +655,7 @@ def plan(
             )
             for key in named
         }  # fmt: skip
-        tried[name] = sum(x.total for each in made.values() for x in by_tiles(each, setting))
+        tried[name] = sum(x.total for layer in made.values() for x in by_tiles(layer, setting))
         if best is None or tried[name] < _WORTH * best[0]:
             best = tried[name], tokens, made
     if best is None:
@@ -662,20 +667,20 @@ def plan(
 
 
 def _reach(mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, object]) -> Reach:
-    own = {name: value for name, value in data.items() if name in _names(mask)}
-    return reach_of(mask, n, block, n_heads, own)
+    data_of_mask = {name: value for name, value in data.items() if name in _names(mask)}
+    return reach_of(mask, n, block, n_heads, data_of_mask)
 
 
 def _number(name: str, value: Any, least: int, most: int) -> int:
     from operator import index
 
     try:
-        found = index(value)
+        number = index(value)
     except TypeError:
-        found = None
-    if found is None or isinstance(value, bool) or not least <= found <= most:
+        number = None
+    if number is None or isinstance(value, bool) or not least <= number <= most:
         raise PlanArgument(name, repr(value), f"an integer in {least}..{most}", at=name)
-    return found
+    return number
 
 
 def _heads(heads: Sequence[int]) -> HeadSizes:
@@ -684,7 +689,7 @@ def _heads(heads: Sequence[int]) -> HeadSizes:
         given = (*given, given[2])
     if len(given) != 4:
         raise PlanArgument("heads", repr(heads), "(Hq, Hkv, D) or (Hq, Hkv, D, Dv)", at="heads")
-    found = HeadSizes(*(_number("heads", each, 1, 1 << 16) for each in given))
-    if found.q % found.kv:
+    sizes = HeadSizes(*(_number("heads", size, 1, 1 << 16) for size in given))
+    if sizes.q % sizes.kv:
         raise PlanArgument("heads", repr(heads), "Hq a multiple of Hkv", at="heads")
-    return found
+    return sizes

@@ -89,17 +89,17 @@ def reach_of(mask: Mask, n: int, block: int, n_heads: int, data: Mapping[str, ob
     blocks = -(-n // block)
     tiles, partial = np.zeros(blocks), np.zeros(blocks)
     owner, start, stop, granule = [], [], [], 1
-    for each in sets:
-        row, first, last, exact = _runs(each, n, block)
+    for of_set in sets:
+        row, first, last, exact = _runs(of_set, n, block)
         owner.append(row)
         start.append(first)
         stop.append(last)
         granule = max(granule, exact)
-        live, dead = _tally(each, n, block)
-        tiles += each.heads * live
-        partial += each.heads * dead
+        live, dead = _tally(of_set, n, block)
+        tiles += of_set.heads * live
+        partial += of_set.heads * dead
     keys = union(n, blocks, *(np.concatenate(x) for x in (owner, start, stop)))
-    remainders = any(divides(each.keep) for each in sets)
+    remainders = any(divides(of_set.keep) for of_set in sets)
     return Reach(keys, granule, tiles, partial, n_heads, hull, remainders)
 
 
@@ -125,11 +125,11 @@ def _sets(
     if missing or computed:
         defaults = {name: value for ir in irs for name, value in ir.params.items()}
         params = {name: int(given.get(name, value)) for name, value in defaults.items()}  # type: ignore[call-overload]
-        found: dict[Expr, int] = {}
+        counts: dict[Expr, int] = {}
         for ir in irs:
             keep = _without_data(ir.keep)
-            found[keep] = found.get(keep, 0) + n_heads // len(irs)
-        return [_Set(keep, params, {}, heads) for keep, heads in found.items()], missing
+            counts[keep] = counts.get(keep, 0) + n_heads // len(irs)
+        return [_Set(keep, params, {}, heads) for keep, heads in counts.items()], missing
     asked = bound(irs, n, n, given)
     heads, sequences = range(asked.heads), range(asked.sequences)
     share = n_heads / (len(heads) * len(sequences))
@@ -164,13 +164,13 @@ def _spans(each: _Set, n: int, tile: TileShape) -> _Spans | None:
     return first, count, steps, np.array([loop.full for loop in loops], bool)
 
 
-def _united(each: _Set, n: int, tile: TileShape) -> list[_Spans]:
+def _united(of_set: _Set, n: int, tile: TileShape) -> list[_Spans]:
     """Closed forms that together are the mask's, those of its alternatives where it has none
     itself; empty where some are missing."""
-    found = _spans(each, n, tile)
-    if found is not None:
-        return [found]
-    parts = [_united(replace(each, keep=keep), n, tile) for keep in _alternatives(each.keep)]
+    spans = _spans(of_set, n, tile)
+    if spans is not None:
+        return [spans]
+    parts = [_united(replace(of_set, keep=keep), n, tile) for keep in _alternatives(of_set.keep)]
     return [x for part in parts for x in part] if all(parts) else []
 
 
@@ -184,26 +184,26 @@ def _alternatives(keep: Expr) -> list[Expr]:
     return []
 
 
-def _runs(each: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+def _runs(of_set: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """Return (block, first key, past the last key) of stretches of keys, and their granularity."""
     granule = 1
     while -(-n // block) * -(-n // granule) > _MOST_TILES and granule < TILE:
         granule *= 2
     for size in sorted({1, granule} if granule == 1 else {1, TILE}):
-        spans = _united(each, n, TileShape(block, size))
+        spans = _united(of_set, n, TileShape(block, size))
         single = sum(int((count * (steps > 1)).sum()) for _, count, steps, _ in spans)
         if spans and single <= _MOST_TILES:
-            runs = [_unrolled(*found[:3], n, size) for found in spans]
+            runs = [_unrolled(*span[:3], n, size) for span in spans]
             row, start, stop = (np.concatenate(x) for x in zip(*runs, strict=True))
             return row, start, stop, size
-    lists = _tiles(each, n, TileShape(block, granule))
+    lists = _tiles(of_set, n, TileShape(block, granule))
     row = np.repeat(np.arange(lists.shape[0]), np.diff(lists.row_ptr))
     start = lists.col.astype(np.int64) * granule
     return row, start, np.minimum(start + granule, n), granule
 
 
-def _tiles(each: _Set, n: int, tile: TileShape) -> BlockLayout:
-    return build(layout_recipe(each.keep, tile), n, n, each.params, each.arrays)
+def _tiles(of_set: _Set, n: int, tile: TileShape) -> BlockLayout:
+    return build(layout_recipe(of_set.keep, tile), n, n, of_set.params, of_set.arrays)
 
 
 def _unrolled(
@@ -227,14 +227,14 @@ def _unrolled(
     return np.concatenate(rows), np.concatenate(starts), np.concatenate(stops)
 
 
-def _tally(each: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+def _tally(of_set: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Live tiles of each block, and those of them with dead pairs, in tiles of the block's rows.
 
     Rows are those of usual tiles where blocks are larger and closed forms say what they see.
     """
     fine = None
     if block > TILE and block % TILE == 0 and n <= _MOST_ROWS * TILE:
-        fine = _spans(each, n, TileShape(TILE, TILE))
+        fine = _spans(of_set, n, TileShape(TILE, TILE))
     if fine is not None:
         _, count, _, full = fine
         starts = np.arange(0, len(count), block // TILE)
@@ -243,11 +243,11 @@ def _tally(each: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray]:
             for x in (count, count[:, ~full])
         )  # type: ignore[return-value]
     tile = TileShape(block, TILE)
-    found = _spans(each, n, tile)
-    if found is not None:
-        _, count, _, full = found
+    spans = _spans(of_set, n, tile)
+    if spans is not None:
+        _, count, _, full = spans
         return count.sum(axis=1, dtype=np.int64), count[:, ~full].sum(axis=1, dtype=np.int64)
-    lists = _tiles(each, n, tile)
+    lists = _tiles(of_set, n, tile)
     full_tiles = np.concatenate([[0], np.cumsum(lists.kind == FULL)])
     live = np.diff(lists.row_ptr).astype(np.int64)
     return live, live - (full_tiles[lists.row_ptr[1:]] - full_tiles[lists.row_ptr[:-1]])
@@ -256,11 +256,11 @@ def _tally(each: _Set, n: int, block: int) -> tuple[np.ndarray, np.ndarray]:
 def granularity(mask: Mask) -> int:
     """Return the number that every chunk of tokens should be a multiple of: blocks that the mask
     selects or names."""
-    own = [1]
+    blocks = [1]
     for name in ("block", "q_block"):
         value = getattr(mask, name, 1)
-        own += [value] if isinstance(value, int) else []
+        blocks += [value] if isinstance(value, int) else []
     decl = getattr(mask, "decl", None)
-    own += [decl.block] if decl is not None else []
-    found = lcm(*own, *map(granularity, getattr(mask, "children", ())))
-    return found if found <= 1024 else 1
+    blocks += [decl.block] if decl is not None else []
+    multiple = lcm(*blocks, *map(granularity, getattr(mask, "children", ())))
+    return multiple if multiple <= 1024 else 1

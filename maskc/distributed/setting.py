@@ -64,9 +64,9 @@ class Setting:
     def visit_bytes(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(bytes that a row takes to a host, and back) of both passes; see
         maskc.distributed.passes."""
-        of, each = self.heads, self.heads.q * self.batch
-        forward = each * of.dim * self.dtype.itemsize, each * (of.dim_v + 1) * 4
-        return forward, (each * (of.dim + 2 * of.dim_v + 1) * 4, each * of.dim * 4)
+        of, queries = self.heads, self.heads.q * self.batch
+        forward = queries * of.dim * self.dtype.itemsize, queries * (of.dim_v + 1) * 4
+        return forward, (queries * (of.dim + 2 * of.dim_v + 1) * 4, queries * of.dim * 4)
 
     def traffic(self, layer: LayerPlan) -> tuple[Traffic, Traffic]:
         """The bytes of both passes: keys or their gradients, and rows that visit their keys."""

@@ -59,7 +59,7 @@ def unshard(plan: Plan, x: Any, dim: int = 1, group: Any = None) -> Any:
     ranks = ranks_of(plan, group)
     held = {ranks.rank: x.shape[dim]}
     if ranks.size > 1 and x.device.type == "cpu":  # where one would raise, the others would wait
-        held = dict(enumerate(own for (own,) in exchanged(ranks, x.device, [x.shape[dim]])))
+        held = dict(enumerate(count for (count,) in exchanged(ranks, x.device, [x.shape[dim]])))
     for rank, tokens in held.items():
         if tokens != plan.tokens(rank):
             raise wrong_length(plan, f"x (dim {dim})", tokens, rank)

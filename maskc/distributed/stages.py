@@ -115,11 +115,11 @@ def _join_rows(work: RankWork) -> Stage:
 
 
 def _guests(work: RankWork) -> str:
-    return ", ".join(f"{each.rows} from {each.home}" for each in work.guests) or "none"
+    return ", ".join(f"{guest.rows} from {guest.home}" for guest in work.guests) or "none"
 
 
 def _copied(work: RankWork) -> int:
-    return sum(each.count for each in work.copies)
+    return sum(copy.count for copy in work.copies)
 
 
 def _to(messages: Iterable[tuple[int, Pieces]]) -> str:

@@ -52,8 +52,8 @@ class Times:
     def each(self) -> np.ndarray:
         """The milliseconds of each rank, float [ranks]: messages hide under tiles that need none of
         them."""
-        found: np.ndarray = self.compute - self.inner + np.maximum(self.travel, self.inner)
-        return found
+        times: np.ndarray = self.compute - self.inner + np.maximum(self.travel, self.inner)
+        return times
 
     @property
     def total(self) -> float:
@@ -77,19 +77,19 @@ def by_tiles(layer: LayerPlan, setting: Setting) -> tuple[Times, Times]:
     copied = np.where(edge, 2 * received + packed, packed)
     copied = copied + np.where(layer.scattered, received + layer.span * bytes_each / 2, 0)
     copied = copied / _COPIED + (pieces > 1) * calls * _CALL
-    found = []
-    for each, bytes_of, share in zip(setting.passes, traffic, layer.reach.shares, strict=True):
+    times = []
+    for pass_of, bytes_of, share in zip(setting.passes, traffic, layer.reach.shares, strict=True):
         travel = np.array([network.milliseconds(*x) for x in zip(*bytes_of, strict=True)])
         share *= setting.batch
-        cycles = share * each.of_blocks(layer.reach, layer.block)
+        cycles = share * pass_of.of_blocks(layer.reach, layer.block)
         compute: Any = np.bincount(layer.block_rank, cycles * layer.stays, minlength=ranks)
         compute = compute + layer.hosted(cycles)
-        compute = compute + share * each.of_rows(layer.layout.tokens, setting.heads.q)
+        compute = compute + share * pass_of.of_rows(layer.layout.tokens, setting.heads.q)
         inner = np.bincount(layer.block_rank, cycles * layer.inner, minlength=ranks)
-        launches = calls * each.card.launch_us / 1e3 + copied + answered
-        tiles = each.milliseconds(compute)
-        found.append(Times(tiles, tiles + launches, each.milliseconds(inner), travel))
-    return found[0], found[1]
+        launches = calls * pass_of.card.launch_us / 1e3 + copied + answered
+        tiles = pass_of.milliseconds(compute)
+        times.append(Times(tiles, tiles + launches, pass_of.milliseconds(inner), travel))
+    return times[0], times[1]
 
 
 def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[Times, Times]:
@@ -103,18 +103,18 @@ def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[
             replace(x, travel=_until_both_are_done(layer, x.travel)) for x in rough
         )
         rough = forward, backward
-    slowest = {int(np.argmax(x)) for each in rough for x in (each.each, each.travel) if len(x)}
-    for each in rough:  # of ranks with as many tiles the one that has most to do with others
-        near = each.each > _NEAR * each.total
+    slowest = {int(np.argmax(x)) for times in rough for x in (times.each, times.travel) if len(x)}
+    for rough_times in rough:  # of ranks with as many tiles the one that has most to do with others
+        near = rough_times.each > _NEAR * rough_times.total
         slowest.add(int(np.argmax(near * (1 + layer.received))))
     made: dict[int, tuple[_Rank, _Rank]] = {}
     try:
         for rank in sorted(slowest):
             tiles = layer.reach.tiles[layer.block_rank == rank].sum() / layer.reach.heads
-            found = _of_rank(plan, plan.work_in(layer, rank)) if tiles <= _MOST_TILES else None
-            if found is None:
+            exact = _of_rank(plan, plan.work_in(layer, rank)) if tiles <= _MOST_TILES else None
+            if exact is None:
                 return rough
-            made[rank] = found
+            made[rank] = exact
     except MaskcError:  # data that a step brings, say
         return rough
     forward, backward = (
@@ -126,12 +126,12 @@ def by_calls(plan: Plan, layer: LayerPlan, rough: tuple[Times, Times]) -> tuple[
 
 def _until_both_are_done(layer: LayerPlan, travel: np.ndarray) -> np.ndarray:
     """A message ends when the busier one of its ranks has all of its own, and so does the wait."""
-    found = travel.copy()
+    ends = travel.copy()
     for rank in range(len(travel)):
-        for sender in {each.sender for each in layer.receives(rank)}:
-            found[rank] = max(found[rank], travel[sender])
-            found[sender] = max(found[sender], travel[rank])
-    return found
+        for sender in {transfer.sender for transfer in layer.receives(rank)}:
+            ends[rank] = max(ends[rank], travel[sender])
+            ends[sender] = max(ends[sender], travel[rank])
+    return ends
 
 
 @dataclass(frozen=True)
@@ -144,19 +144,19 @@ class _Rank:
 
 
 def _of_rank(plan: Plan, work: RankWork) -> tuple[_Rank, _Rank] | None:
-    found = []
+    times = []
     for direction, (tokens, launches) in zip(Direction, _copied(work), strict=True):
         parts = [0.0, 0.0]
         visits = [(False, call) for guest in work.guests for call in guest.calls]
         for hides, call in [*((call.own, call) for call in work.calls), *visits]:
-            own = of_call(call, plan.problem, direction, plan.heads.q)
-            if own is None:
+            cost = of_call(call, plan.problem, direction, plan.heads.q)
+            if cost is None:
                 return None
-            parts[hides] += plan.batch * own
+            parts[hides] += plan.batch * cost
         outer, inner = parts
         copies = tokens * plan.token_bytes / _COPIED + launches * _LAUNCH
-        found.append(_Rank(inner, outer, copies))
-    return found[0], found[1]
+        times.append(_Rank(inner, outer, copies))
+    return times[0], times[1]
 
 
 def _copied(work: RankWork) -> tuple[tuple[float, int], tuple[float, int]]:
@@ -164,9 +164,9 @@ def _copied(work: RankWork) -> tuple[tuple[float, int], tuple[float, int]]:
     distinct = {pieces for _, pieces in work.outgoing}
     sent = sum(pieces.tokens for pieces in distinct)
     apart = sum(pieces.tokens for _, pieces in work.incoming if len(pieces) > 1)
-    own = sum(each.count for each in work.copies)
+    rows = sum(copy.count for copy in work.copies)
     cleared = work.size / 2 if len(work.gaps) > FEW else 0
-    buffer, parts = own + apart + cleared, 2 * len(work.copies) + min(len(work.gaps), FEW)
+    buffer, parts = rows + apart + cleared, 2 * len(work.copies) + min(len(work.gaps), FEW)
     again = bool(work.mostly_copies and work.size)
     returned = sum(pieces.tokens for _, pieces in work.outgoing)
     later = sorted(call.keys for call in work.calls if not call.own)
@@ -174,7 +174,7 @@ def _copied(work: RankWork) -> tuple[tuple[float, int], tuple[float, int]]:
     packs = 2 * min(len(distinct), 2)
     return (
         (sent + buffer, packs + parts + 2 * (len(work.calls) > 1) + 2 * bool(apart)),
-        (again * buffer + work.came.tokens + 1.5 * (own + returned + both),
+        (again * buffer + work.came.tokens + 1.5 * (rows + returned + both),
          again * parts + packs + 2 * len(work.copies) + 2 * len(work.outgoing)),
     )  # fmt: skip
 
@@ -182,11 +182,14 @@ def _copied(work: RankWork) -> tuple[tuple[float, int], tuple[float, int]]:
 def _joined(times: Times, made: dict[int, _Rank]) -> Times:
     compute, inner = times.compute.copy(), times.inner.copy()
     changes = []
-    for rank, each in made.items():
-        own = each.inner + each.outer + each.copies
-        changes.append(own / compute[rank] if compute[rank] else 1.0)
+    for rank, rank_times in made.items():
+        total = rank_times.inner + rank_times.outer + rank_times.copies
+        changes.append(total / compute[rank] if compute[rank] else 1.0)
     ratio = float(np.mean(changes)) if changes else 1.0
     compute, inner = ratio * compute, ratio * inner
-    for rank, each in made.items():
-        compute[rank], inner[rank] = each.inner + each.outer + each.copies, each.inner
+    for rank, rank_times in made.items():
+        compute[rank], inner[rank] = (
+            rank_times.inner + rank_times.outer + rank_times.copies,
+            rank_times.inner,
+        )
     return replace(times, compute=compute, inner=inner)

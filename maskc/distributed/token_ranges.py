@@ -31,13 +31,13 @@ class RangeSets:
     def tokens(self) -> np.ndarray:
         """int64 [owners]: how many tokens each has."""
         sums = np.concatenate([[0], np.cumsum(self.stop - self.start)])
-        found: np.ndarray = sums[self.ptr[1:]] - sums[self.ptr[:-1]]
-        return found
+        counts: np.ndarray = sums[self.ptr[1:]] - sums[self.ptr[:-1]]
+        return counts
 
     def of(self, owner: int) -> list[tuple[int, int]]:
         """The ranges (start, stop) of one owner."""
-        own = slice(int(self.ptr[owner]), int(self.ptr[owner + 1]))
-        return list(zip(self.start[own].tolist(), self.stop[own].tolist(), strict=True))
+        stretch = slice(int(self.ptr[owner]), int(self.ptr[owner + 1]))
+        return list(zip(self.start[stretch].tolist(), self.stop[stretch].tolist(), strict=True))
 
     def _flat(self) -> tuple[np.ndarray, np.ndarray]:
         """All ranges on one line, owner after owner, which keeps them in order and apart."""

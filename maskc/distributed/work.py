@@ -139,17 +139,18 @@ class RankWork:
     @property
     def mostly_copies(self) -> bool:
         """Whether a buffer holds so much of the rank's own that it is rather made again."""
-        return sum(each.count for each in self.copies) >= 2 * self.came.tokens
+        return sum(copy.count for copy in self.copies) >= 2 * self.came.tokens
 
 
 def _by_peer(stretches: Iterable[tuple[int, int, int]]) -> Messages:
     """One message for each rank, ascending, from (rank, first token, how many)."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    ranges: dict[int, list[tuple[int, int]]] = {}
     for peer, place, count in stretches:
-        found.setdefault(peer, []).append((place, count))
+        ranges.setdefault(peer, []).append((place, count))
     known: dict[tuple[tuple[int, int], ...], Pieces] = {}
     return tuple(
-        (peer, known.setdefault(tuple(own), Pieces(own))) for peer, own in sorted(found.items())
+        (peer, known.setdefault(tuple(ranges_of), Pieces(ranges_of)))
+        for peer, ranges_of in sorted(ranges.items())
     )
 
 
@@ -163,33 +164,33 @@ def work_of(plan: Plan, layer: LayerPlan, rank: int, one_stretch: bool = False) 
         PlanData: the mask reads data that the plan was not given (MC702).
         NotShared: a selection that shards would cut (MC707).
     """
-    own = layer.layout.own.of(rank)
-    places = np.cumsum([0, *(stop - start for start, stop in own)]).tolist()
-    inner, outer = _rows(layer, own)
+    ranges = layer.layout.own.of(rank)
+    places = np.cumsum([0, *(stop - start for start, stop in ranges)]).tolist()
+    inner, outer = _rows(layer, ranges)
     most = 1 if one_stretch else _MOST_STRETCHES
     buffer = _stretches(layer, [rows for _, rows in outer], most)
     calls = []
     for number, (start, stop) in inner:
-        first, last = own[number]
+        first, last = ranges[number]
         keys = Stretch(first, 0, last - first)
         calls.append(
             _call(plan, layer, places[number] + start - first, start, stop, [keys], True,
                   places[number])
         )  # fmt: skip
     for number, (start, stop) in outer:
-        row = places[number] + start - own[number][0]
+        row = places[number] + start - ranges[number][0]
         keys_of, key = _part(layer, buffer, start, stop)
         calls.append(_call(plan, layer, row, start, stop, keys_of, False, key))
     size = buffer[-1].place + buffer[-1].count if buffer else 0
-    copies, receives, gaps = _filled(layer, rank, own, places, buffer)
+    copies, receives, gaps = _filled(layer, rank, ranges, places, buffer)
     sends = (
-        (each.receiver, _place(own, places, each.start), each.stop - each.start)
-        for each in layer.sends(rank)
+        (transfer.receiver, _place(ranges, places, transfer.start), transfer.stop - transfer.start)
+        for transfer in layer.sends(rank)
     )
     came = Pieces((place, count) for _, place, count in receives)
     return RankWork(
         places[-1], size, _by_peer(sends), _by_peer(receives), came, copies, gaps, tuple(calls),
-        *_visits(plan, layer, rank, own, places),
+        *_visits(plan, layer, rank, ranges, places),
     )  # fmt: skip
 
 
@@ -198,23 +199,23 @@ def _visits(
 ) -> tuple[Pieces, tuple[int, ...], tuple[Guest, ...]]:
     """(own tokens that leave, the other ranks that they go to, rows that come)."""
     leaving = Pieces(
-        (_place(own, places, each.start), each.stop - each.start)
-        for each in layer.visits if each.home == rank
+        (_place(own, places, visit.start), visit.stop - visit.start)
+        for visit in layer.visits if visit.home == rank
     )  # fmt: skip
     _, held = layer.hosts.get(rank, (0, np.zeros(0, np.int64)))
     guests = []
     for home in sorted(home for home, (_, hosts) in layer.hosts.items() if rank in hosts):
         calls, row = [], 0
-        for each in (x for x in layer.visits if x.home == home):
+        for visit in (x for x in layer.visits if x.home == home):
             for (first, last), place in zip(own, places, strict=False):
-                seen = [(max(low, first), min(high, last)) for low, high in each.keys]
+                seen = [(max(low, first), min(high, last)) for low, high in visit.keys]
                 seen = [x for x in seen if x[0] < x[1]]
                 if seen:
                     start = seen[0][0] - (seen[0][0] - first) % _ALIGNED
                     keys = [Stretch(start, 0, seen[-1][1] - start)]
-                    calls.append(_call(plan, layer, row, each.start, each.stop, keys, True,
+                    calls.append(_call(plan, layer, row, visit.start, visit.stop, keys, True,
                                        place + start - first))  # fmt: skip
-            row += each.stop - each.start
+            row += visit.stop - visit.start
         guests.append(Guest(home, row, tuple(calls)))
     return leaving, tuple(held[held != rank].tolist()), tuple(guests)
 
@@ -244,12 +245,12 @@ def _rows(layer: LayerPlan, own: list[tuple[int, int]]) -> tuple[Rows, Rows]:
 
 def _staying(layer: LayerPlan, start: int, stop: int) -> list[tuple[int, int]]:
     """Some rows without those that go to their keys."""
-    found, at = [], start
-    for each in layer.visits:
-        if start <= each.start < stop:
-            found.append((at, each.start))
-            at = each.stop
-    return [x for x in (*found, (at, stop)) if x[0] < x[1]]
+    rows, at = [], start
+    for visit in layer.visits:
+        if start <= visit.start < stop:
+            rows.append((at, visit.start))
+            at = visit.stop
+    return [x for x in (*rows, (at, stop)) if x[0] < x[1]]
 
 
 def _longest_run(flags: np.ndarray) -> tuple[int, int]:
@@ -278,9 +279,9 @@ def _keys_of(layer: LayerPlan, rows: list[tuple[int, int]]) -> list[tuple[int, i
 
 def _stretches(layer: LayerPlan, rows: list[tuple[int, int]], most: int) -> list[Stretch]:
     """The buffer of these rows: all keys that they see, and some gaps between them."""
-    found = [[start - start % _ALIGNED, stop] for start, stop in _keys_of(layer, rows)]
+    stretches = [[start - start % _ALIGNED, stop] for start, stop in _keys_of(layer, rows)]
     merged: list[list[int]] = []
-    for start, stop in found:
+    for start, stop in stretches:
         if merged and start <= merged[-1][1]:
             merged[-1][1] = stop
         else:
@@ -347,18 +348,18 @@ def _filled(
     (first, past the last) of nowhere."""
     copies, receives, filled = [], [], []
     size = buffer[-1].place + buffer[-1].count if buffer else 0
-    for each in buffer:
-        end = each.start + each.count
+    for stretch in buffer:
+        end = stretch.start + stretch.count
         for (start, stop), place in zip(own, places, strict=False):
-            low, high = max(start, each.start), min(stop, end)
+            low, high = max(start, stretch.start), min(stop, end)
             if low < high:
-                at = each.place + low - each.start
+                at = stretch.place + low - stretch.start
                 copies.append(Copy(place + low - start, at, high - low))
                 filled.append((at, at + high - low))
     for came in layer.receives(rank):
-        for each in buffer:
-            if each.start <= came.start < each.start + each.count:
-                at = each.place + came.start - each.start
+        for stretch in buffer:
+            if stretch.start <= came.start < stretch.start + stretch.count:
+                at = stretch.place + came.start - stretch.start
                 receives.append((came.sender, at, came.stop - came.start))
                 filled.append((at, at + came.stop - came.start))
     gaps, last = [], 0

@@ -51,7 +51,7 @@ def documents(name: str, *, align: str = nodes.END) -> Mask:
 def flags(
     name: str, on: str = "k", *, align: str = nodes.END, at_most: int | None = None
 ) -> nodes.Flags:
-    """Keep the pairs whose key, or whose query, is flagged.
+    """Keep the pairs with a flagged key, or with a flagged query.
 
     At call time give `name=flags`, booleans. For keys they are [n_kv] or [B, n_kv]. For queries
     they are [n_q], one per query, or [n_kv], one per token. One name may be read on both sides.

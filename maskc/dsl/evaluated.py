@@ -2,7 +2,7 @@
 
 The function runs under torch.vmap over stretches of queries, on the device of the tensors that it
 reads, and its pairs are compressed to tiles, as those of `from_bool` are. Plans and kernels know
-the mask as a formula over two arrays of tiles; their content is computed for the sequences, heads
+the mask as a formula over two arrays of tiles. Their content is computed for the sequences, heads
 and lengths of a call, and again after a write to an array that the function reads.
 """
 

@@ -54,7 +54,7 @@ def _followed(
 ) -> object:
     name = getattr(function, "__name__", repr(function))
     known = _FUNCTIONS.get(canonical(name.strip("_")))
-    if known is None or (library, name) == ("torch", "equal"):  # which asks for a Python bool
+    if known is None or (library, name) == ("torch", "equal"):  # which needs a Python bool
         _refuse(f"it uses {library}.{name}")
     try:
         return known(*args, **named)

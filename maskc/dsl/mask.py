@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from maskc.dsl.score_tracer import Score
     from maskc.questions.cache import KVCache
     from maskc.runtime.compiled import CompiledMask
+    from maskc.viz.weights import WeightMap
 
 
 class Mask:
@@ -162,6 +163,43 @@ class Mask:
         if n is None:
             n, n_kv = showing(self, heads)
         save(self, path, n_q=n, n_kv=n_kv, name=name, n_heads=heads, data=data)
+
+    def weights(
+        self, n: int | None = None, n_kv: int | None = None, *, q: object = None,
+        k: object = None, head: int = 0, sequence: int = 0, n_heads: int | None = None,
+        scale: float | None = None, reduce: str = "mean", seed: int = 0, **data: object,
+    ) -> WeightMap:  # fmt: skip
+        """Compute a heatmap of attention weights: softmax of q and k over the pairs that it keeps.
+
+        Args:
+            n: queries of synthetic q and k, up to 512 when None; checked where q is given.
+            n_kv: keys; n when None.
+            q: [n, D], [heads, n, D] or [sequences, heads, n, D], on the host; synthetic when None.
+            k: as q, with n_kv rows and a number of heads that divides that of q.
+            head, sequence: the ones to show.
+            n_heads: query heads, as in `dense`.
+            scale: of products; D ** -0.5 when None.
+            reduce: `mean` or `max` of the kept pairs of a cell, where a cell covers several.
+            seed: of synthetic tensors.
+            data: the arrays and parameters that the mask names.
+
+        Returns:
+            A heatmap with at most 256 x 256 cells. It draws itself in a notebook and with `print`;
+            `save` writes a PNG or SVG file, and `cells` returns the numbers.
+
+        Raises:
+            BadWeightTensors: q and k do not fit (MC751).
+            WeightsNotFinite: q or k make a score infinite or NaN (MC752).
+            NoSuchWeights: there is no such head, sequence or reduction (MC753).
+            TooManyWeights: more than 2^28 pairs, or 2^24 of a mask that selects keys (MC754).
+            MaskcError: as `dense`.
+        """
+        from maskc.viz.weights import weights
+
+        return weights(
+            self, n, n_kv, q=q, k=k, head=head, sequence=sequence, n_heads=n_heads, scale=scale,
+            reduce=reduce, data=data, seed=seed,
+        )  # fmt: skip
 
     # -------------------------------------------------------------- questions
 

@@ -1,9 +1,9 @@
 """Copies of a user's functions in which min, max, type and NumPy's arrays are replaced by traced
 ones.
 
-torch needs no copies: its calls are seen as they happen. NumPy's arrays are asked for an element
-without a chance to answer, and so is a builtin; both are replaced where a function may meet them:
-among its globals, its closure, its defaults, in containers and in the attributes of objects.
+torch needs no copies: its calls are seen as they happen. Indexing a NumPy array, and calling a
+    builtin, bypass traced values. Both are replaced wherever a function may find them: among its
+    globals, its closure, its defaults, in containers and in the attributes of objects.
 """
 
 from __future__ import annotations

@@ -96,13 +96,13 @@ def _words(
     counts = boxes_along(boxes.extents, column[1:])
     lengths = [n * side for n, side in
                zip(boxes_along(boxes.extents, row[1:]), row[1:], strict=True)]  # fmt: skip
-    steps, found, start = steps_of((1, *counts)), [], 0
+    steps, starts, start = steps_of((1, *counts)), [], 0
     for axis in range(len(counts), 0, -1):
         along = _times(_digit("box", steps[axis], counts[axis - 1]), lengths[axis - 1])
-        found.append(f"{f'{start} + ' if start else ''}({along} + at.{names[axis]}) * {quads}")
+        starts.append(f"{f'{start} + ' if start else ''}({along} + at.{names[axis]}) * {quads}")
         start += counts[axis - 1] * lengths[axis - 1] * quads
-    found.append(f"{start} + ({_digit('box', steps[0], 0)} * rows + at.{names[0]}) * {quads}")
-    return tuple(found), start
+    starts.append(f"{start} + ({_digit('box', steps[0], 0)} * rows + at.{names[0]}) * {quads}")
+    return tuple(starts), start
 
 
 def _digit(name: str, step: int, count: int) -> str:

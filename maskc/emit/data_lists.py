@@ -56,12 +56,12 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         if node.index in _TOKENS:
             return f"bounds_of(p, {numbers[slot, _TOKENS.index(node.index)]}, at)"
         spans = index if len(index) > 1 else (Span(0, 0), *index)
-        ends = ", ".join(str(end) for each in spans for end in each)
+        ends = ", ".join(str(end) for span in spans for end in span)
         return f"entries(p, {slot}, at, {ends})"
 
     def told(shape: E.Expr) -> TileText:
-        found = split(shape)
-        return tile_text(found.rest, load, found.exact)
+        pieces = split(shape)
+        return tile_text(pieces.rest, load, pieces.exact)
 
     spec = DataListsSpec(
         banner=banner("Tile lists of a mask that reads data, made on the device", plan),

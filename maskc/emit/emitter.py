@@ -73,7 +73,7 @@ def emit(plan: KernelPlan, name: str, part: PlannedPart | None = None) -> Bundle
 
     `name` never reaches a source. `part`: what of a mask the plan is of, where that is not all.
     """
-    bundle = merged([_emit(each, name, part) for each in (plan, *plan.also)], "")
+    bundle = merged([_emit(part_plan, name, part) for part_plan in (plan, *plan.also)], "")
     parts = (
         PartBundle(
             part.stride,
@@ -157,25 +157,31 @@ def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
     """One source."""
     formulas = [_formulas(mask) for mask in plan.masks]
     reads = sorted(
-        {name for pair in formulas for each in pair for name in arrays(each) if not is_list(name)}
+        {
+            name
+            for pair in formulas
+            for formula in pair
+            for name in arrays(formula)
+            if not is_list(name)
+        }
     )
-    data, own = declarations(plan.masks), tuple(reads)
+    data, reads_of = declarations(plan.masks), tuple(reads)
     listed = None if part is None else part.listed
     if listed is not None and listed.array not in reads:  # logits alone do
         reads.append(listed.array)
         data += (DataDecl(listed.array, DataKind.tokens, (listed.array,)),)
-        own = tuple(reads) if plan.target.language == "c" else own
+        reads_of = tuple(reads) if plan.target.language == "c" else reads_of
     shapes = list(dict.fromkeys(formulas))
     placed = plan.problem.placed
     if placed is not None and placed.positions not in reads:  # distances alone read it
         reads.append(placed.positions)
         data += (positions_of_queries(placed.positions),)
-        own = tuple(reads)
+        reads_of = tuple(reads)
     rows = None if part is None else _rows(part, reads)
     if placed is not None:
         at = reads.index(placed.positions)
         rows = PartRows("listed", len(reads), list=at, of_queries=True)
-    spec = kernel_spec(plan, own, rows)
+    spec = kernel_spec(plan, reads_of, rows)
     unit = SourceUnit(
         plan.target.name,
         render(family_of(plan.target).template(_stem(plan), plan.direction), spec),
@@ -196,7 +202,7 @@ def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
         reach=tuple(largest(_reach(plan.masks[formulas.index(shape)], plan)) for shape in shapes),
     )
     unit = _with_origins(unit, plan)
-    found = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
+    params = {name: default for mask in plan.masks for name, default in mask.ir.params.items()}
     declared = frozenset[str]().union(*(mask.ir.declared for mask in plan.masks))
     return Bundle(
         name=name,
@@ -216,9 +222,9 @@ def _emit(plan: KernelPlan, name: str, part: PlannedPart | None) -> Bundle:
         head_variant=plan.of_head,
         arrays=tuple(reads),
         data=data,
-        params=tuple(sorted(found.items())),
+        params=tuple(sorted(params.items())),
         units=(unit, *_lists_units(plan, tuple(reads))),
-        unread=tuple(sorted(declared - set(found) - {d.name for d in data})),
+        unread=tuple(sorted(declared - set(params) - {d.name for d in data})),
         selections=selections(plan.masks),
     )
 
@@ -251,8 +257,8 @@ def _reach(mask: PlannedMask, plan: KernelPlan) -> Iterator[Expr]:
         for span in (row.live, row.full):
             yield from reach_of(span)
     tokens: dict[Expr, Expr] = {E.Sym("ti"): E.Q, E.Sym("tj"): E.K}
-    for each in (*(mask.intervals or ()), *(mask.spared_intervals or ())):
-        for span in (each.keys, each.queries):
+    for interval in (*(mask.intervals or ()), *(mask.spared_intervals or ())):
+        for span in (interval.keys, interval.queries):
             yield from (E.substitute(bound, tokens) for bound in reach_of(span))
     for data in filter(None, plan.of_data):
         yield from reach_of_data(data)
@@ -281,8 +287,12 @@ def _maps(plan: KernelPlan) -> tuple[TensorMap, ...]:
     if boxes is None:
         return maps
     return tuple(
-        replace(each, box=sub_box(boxes.k if each.tensor in OF_KEYS else boxes.q, each.rows) or ())
-        for each in maps
+        replace(
+            tensor_map,
+            box=sub_box(boxes.k if tensor_map.tensor in OF_KEYS else boxes.q, tensor_map.rows)
+            or (),
+        )
+        for tensor_map in maps
     )
 
 
@@ -293,10 +303,10 @@ def granule(page_size: int, tile_k: int) -> int:
 
 def _of_granules(maps: tuple[TensorMap, ...], rows: int) -> Iterator[TensorMap]:
     """Maps of keys and values in granules, and of single rows of values."""
-    for each in maps:
-        yield replace(each, rows=rows) if each.tensor in OF_KEYS else each
-        if each.tensor == "v":
-            yield replace(each, rows=1)
+    for tensor_map in maps:
+        yield replace(tensor_map, rows=rows) if tensor_map.tensor in OF_KEYS else tensor_map
+        if tensor_map.tensor == "v":
+            yield replace(tensor_map, rows=1)
 
 
 def _directions(plan: KernelPlan) -> tuple[Direction, ...]:
@@ -319,8 +329,8 @@ def _modes(plan: KernelPlan) -> tuple[tuple[str, Mode], ...]:
 
 def declarations(masks: tuple[PlannedMask, ...]) -> tuple[DataDecl, ...]:
     """All data the masks read, by name."""
-    found = {(decl.name, decl.arrays): decl for mask in masks for decl in mask.ir.data}
-    return tuple(decl for _, decl in sorted(found.items()))
+    decls = {(decl.name, decl.arrays): decl for mask in masks for decl in mask.ir.data}
+    return tuple(decl for _, decl in sorted(decls.items()))
 
 
 def kernel_spec(
@@ -419,7 +429,7 @@ def _shape(mask: PlannedMask, plan: KernelPlan, reads: tuple[str, ...]) -> Shape
 def _cells(plan: KernelPlan, reads: tuple[str, ...]) -> Cells | None:
     """The selection that intervals ask for: one formula's alone."""
     mask = plan.masks[0]
-    asked = [each.chosen for each in mask.intervals or ()]
+    asked = [interval.chosen for interval in mask.intervals or ()]
     if plan.boxes is not None or asked.count(None) == len(asked):
         return None
     (one,) = mask.ir.selections

@@ -112,8 +112,8 @@ def _reach(made: Gathering) -> Iterator[E.Expr]:
     """Bounds on everything that is computed of the formulas."""
     for formula in made.formulas:
         yield from reach(formula.lifted.shape)
-        for each in formula.spans or ():
-            yield from reach_of(each.keys)
+        for span in formula.spans or ():
+            yield from reach_of(span.keys)
 
 
 def _text(ir: MaskIR, formula: Formula) -> PartText:

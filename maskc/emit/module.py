@@ -145,7 +145,7 @@ def _keyword(name: str, default: str, about: str) -> _Keyword:
 def _of_questions(bundle: Bundle, keywords: tuple[_Keyword, ...]) -> Iterator[_Keyword]:
     """The keywords of questions about the mask, which have no q and k to choose keys by."""
     scoring = {decl.name for decl in bundle.data if decl.kind is DataKind.scoring}
-    yield from (each for each in keywords if each.name not in scoring)
+    yield from (keyword for keyword in keywords if keyword.name not in scoring)
     if bundle.selections:
         yield from (_keyword(name, "None", "") for name in RANKING)
 

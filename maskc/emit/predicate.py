@@ -97,13 +97,13 @@ def data_rows(data: DataIntervals, arrays: tuple[str, ...], column: str) -> Data
     return DataRows(
         tuple(
             DataEnds(
-                "" if each.span.guard == E.ALWAYS else wrapped(printer(each.span.guard)),
-                wrapped(printer(each.span.first)), wrapped(printer(each.span.last)),
-                columns.index(each.column) if each.column in columns else -1,
+                "" if interval.span.guard == E.ALWAYS else wrapped(printer(interval.span.guard)),
+                wrapped(printer(interval.span.first)), wrapped(printer(interval.span.last)),
+                columns.index(interval.column) if interval.column in columns else -1,
             )
-            for each in data.intervals
+            for interval in data.intervals
         ),
-        tuple(wrapped(printer(each)) for each in columns),
+        tuple(wrapped(printer(column)) for column in columns),
         wrapped(" || ".join(printer(E.ne(x, E.substitute(x, before))) for x in data.alike)),
     )  # fmt: skip
 
@@ -111,8 +111,10 @@ def data_rows(data: DataIntervals, arrays: tuple[str, ...], column: str) -> Data
 def reach_of_data(data: DataIntervals) -> Iterator[Expr]:
     """Bounds on everything that is computed of these ends, beyond what the mask's formula does."""
     tokens: dict[Expr, Expr] = {E.Sym("ti"): E.Q, E.Sym("tj"): E.K, RUN: E.ZERO}
-    for each in data.intervals:
-        ends = (E.substitute(tamed(end), tokens) for end in (each.span.first, each.span.last))
+    for interval in data.intervals:
+        ends = (
+            E.substitute(tamed(end), tokens) for end in (interval.span.first, interval.span.last)
+        )
         yield from reach_of(TileRange(E.ALWAYS, *ends))
 
 

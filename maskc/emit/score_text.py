@@ -91,16 +91,16 @@ class ScoreCPrinter(S.ScorePrinter, CPrinter):
                 factor = factors.pop(E.Q, 0)
                 if not factor or factor + factors.pop(E.K, 0) or not {E.N_Q, E.N_KV} >= {*factors}:
                     return None
-                own = {1: "apart", -1: "-apart"}
-                text = own.get(factor) or f"{self.number(float(factor))} * apart"
-                rest = E.linear(constant, [(each, term) for term, each in factors.items()])
+                signs = {1: "apart", -1: "-apart"}
+                text = signs.get(factor) or f"{self.number(float(factor))} * apart"
+                rest = E.linear(constant, [(factor, term) for term, factor in factors.items()])
                 added = (
                     self.number(float(constant)) if not factors else f"(float)({self._own(rest)})"
                 )
                 return f"{text} + {added}" if factors or constant else text
             case E.Max((one, two)) if E.add(one, two) == E.ZERO:
-                found = [self._by_distance(each) for each in (one, two)]
-                return found[0] and f"score_abs({min(map(str, found), key=len)})"
+                sides = [self._by_distance(side) for side in (one, two)]
+                return sides[0] and f"score_abs({min(map(str, sides), key=len)})"
             case E.Max(args) | E.Min(args):
                 texts = [self._by_distance(arg) or self._literal(arg) for arg in args]
                 if None in texts or all(map(self._literal, args)):

@@ -32,14 +32,14 @@ _MOST = (1 << 31) - 1
 
 def select_unit(plan: KernelPlan) -> SourceUnit:
     """The source; its formulas have constants as they are, and parameters from the call."""
-    found = selections(plan.masks)
+    selected = selections(plan.masks)
     params = sorted({name for mask in plan.masks for name in mask.ir.params})
     problem = plan.problem
     spec = SelectSpec(
         dtype=problem.dtype,
         head_dim=problem.head_dim,
         n_args=len(params),
-        selections=tuple(_text(i, one, len(found), params) for i, one in enumerate(found)),
+        selections=tuple(_text(i, one, len(selected), params) for i, one in enumerate(selected)),
         threads=THREADS,
         fields=abi.SELECTED_FIELDS,
         arguments="Selected",
@@ -52,7 +52,7 @@ def select_unit(plan: KernelPlan) -> SourceUnit:
     )
     launches = selecting.launches(family_of(plan.target).topk_shared_bytes)
     made = lists_source(plan, "common/select.cu.j2", spec, launches, FORM)
-    bounds = (largest(reach(_with_arguments(one.allowed[0], params))) for one in found)
+    bounds = (largest(reach(_with_arguments(one.allowed[0], params))) for one in selected)
     return replace(made, reach=tuple(bounds))
 
 

@@ -335,7 +335,7 @@ class KernelSpec:
         for which registers have to be at hand."""
         score = self.score
         return score is not None and (
-            any(each.spread is not Spread.one for each in score.entries)
+            any(entry.spread is not Spread.one for entry in score.entries)
             or any(table.integer and table.rank for table in score.tables)
         )
 

@@ -121,8 +121,8 @@ class TextLeaves:
             text = f"listed_between(m.l{node.array.removeprefix('ids.')}, {low}, {high})"
         else:
             text = self._load(node, index)
-        found = self._do.named("struct Span", text)
-        return Span(f"{found}.low", f"{found}.high")
+        name = self._do.named("struct Span", text)
+        return Span(f"{name}.low", f"{name}.high")
 
     def member(self, value: Span, ranges: tuple[tuple[int, int], ...]) -> Verdict:
         do = self._do
@@ -134,8 +134,8 @@ class TextLeaves:
             for first, last in ranges
         ]
         return Verdict(
-            reduce(do.either, (each.may for each in within)),
-            reduce(do.either, (each.must for each in within)),
+            reduce(do.either, (span.may for span in within)),
+            reduce(do.either, (span.must for span in within)),
         )
 
 
@@ -143,6 +143,6 @@ def tile_text(keep: Expr, load: Load, static_part: bool = False) -> TileText:
     """The text of a lifted formula, with `struct Span` and the functions of
     templates/common/lib/tile_bounds.h in scope."""
     do = TextOperations()
-    found = TileBounds(do, TextLeaves(do, load)).condition(keep)
-    may, must = (str(int(x)) if isinstance(x, bool) else str(x) for x in found)
+    result = TileBounds(do, TextLeaves(do, load)).condition(keep)
+    may, must = (str(int(x)) if isinstance(x, bool) else str(x) for x in result)
     return TileText(tuple(do.lines), may, must, static_part)

@@ -26,13 +26,13 @@ def sampled_points(keep: Expr) -> dict[str, np.ndarray]:
             numbers.add(node.den)
     near = [0, *sorted(numbers, reverse=True)[:: max(1, -(-len(numbers) // _MOST_NUMBERS))]]
     squares: list[tuple[int, int, int, int]] = []
-    for place, (n_q, n_kv) in enumerate(_LENGTHS):
+    for place, (of_q, of_kv) in enumerate(_LENGTHS):
         for index, number in enumerate(near):
-            row = (place + 7 * index) * 2654435761 % n_q
-            far = index * 40503 % n_kv
-            squares += ((q, k, n_q, n_kv) for q, k in (
+            row = (place + 7 * index) * 2654435761 % of_q
+            far = index * 40503 % of_kv
+            squares += ((first, last, of_q, of_kv) for first, last in (
                 (number - _SIDE // 2, far), (far, number - _SIDE // 2),
-                (row, row + n_kv - n_q - number - _SIDE // 2), (row, row + number - _SIDE // 2),
+                (row, row + of_kv - of_q - number - _SIDE // 2), (row, row + number - _SIDE // 2),
             ))  # fmt: skip
     at = np.array(squares, dtype=np.int64)[:, :, None, None]
     side = np.arange(_SIDE)

@@ -39,7 +39,7 @@ def simplify(keep: Expr) -> Expr:
 
 @dataclass(frozen=True)
 class _Context:
-    """What is known to hold, as points at which it does and as a set."""
+    """Known conditions, as points at which they hold and as a set."""
 
     points: np.ndarray
     """bool, one for each sampled point."""
@@ -57,7 +57,7 @@ class _Simplifier:
         self.known: dict[Expr, np.ndarray] = {}
 
     def everywhere(self) -> _Context:
-        """What holds at all lengths."""
+        """Conditions that hold at all lengths."""
         q, k, n_q, n_kv = (self.points[name] for name in ("q", "k", "n_q", "n_kv"))
         return _Context((q >= 0) & (q < n_q) & (k >= 0) & (k < n_kv), lambda: self.inside)
 

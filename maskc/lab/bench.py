@@ -78,10 +78,10 @@ def bench_mask(
     progress(f"{case.name}: counting pairs")
     pairs = None if driver.selects(case.mask) else CasePairs(case)
     keep, live = keep_and_live(case, tensors, pairs)
-    found: list[Row] = []
+    table: list[Row] = []
     if "bwd" in directions and Direction.backward not in target.directions:
         notes.append(f"{case.name} bwd: target {target.name} has no such kernels")
-        directions = tuple(each for each in directions if each != "bwd")
+        directions = tuple(direction for direction in directions if direction != "bwd")
     runners = [_maskc(case, tensors, attn, "bwd" in directions)]
     if repeats:
         runners += _rivals(case, tensors, pairs, "bwd" in directions, notes, frozenset(without))
@@ -114,17 +114,17 @@ def bench_mask(
         for name, (runner, _) in checked.items() if repeats else ():
             scope = partial(_range, case, runner, direction) if nvtx else runner.scope
             timed[name] = Timed(runner.call(direction, tensors.dout), scope)
-        peaks = {name: peak_bytes(each.run, tensors.device) for name, each in timed.items()}
+        peaks = {name: peak_bytes(rival.run, tensors.device) for name, rival in timed.items()}
         times = take_turns(timed, repeats, tensors.device) if repeats else {}
         for name, (_, verdict) in checked.items():
             finite = bool(np.isfinite(verdict.error))
-            found.append({
+            table.append({
                 "case": case.name, "impl": name, "direction": direction, "n_q": case.n_q,
                 "n_kv": case.n_kv, "pairs": live,
                 **_speeds(case, direction, live, times.get(name)), "peak_bytes": peaks.get(name),
                 "error": short(verdict.error) if finite else None, "ok": verdict.ok,
             })  # fmt: skip
-    return found, notes
+    return table, notes
 
 
 def _speeds(case: Case, direction: str, live: int, ms: float | None) -> Row:
@@ -170,8 +170,8 @@ def _chosen(case: Case, tensors: CaseTensors) -> tuple[Keep, int]:
     if pairs > _RANKED_PAIRS:
         hint = "give a smaller --n, --heads or --batch"
         raise UsageMistake(f"a choice among {pairs} pairs takes too long to check", hint, at="--n")
-    found = true_mask(case, tensors).reshape(-1, case.heads, case.n_q, case.n_kv)
-    whole = np.broadcast_to(found, (case.batch, *found.shape[1:]))
+    kept = true_mask(case, tensors).reshape(-1, case.heads, case.n_q, case.n_kv)
+    whole = np.broadcast_to(kept, (case.batch, *kept.shape[1:]))
     return lambda b, h, rows: whole[b, h][rows], int(np.count_nonzero(whole))
 
 
@@ -215,8 +215,8 @@ def _maskc(case: Case, tensors: CaseTensors, attn: CompiledMask, backward: bool)
 
     def gradient(dout: Any) -> tuple[Any, ...]:
         out, lse = kept()
-        found: tuple[Any, ...] = attn.backward(*tensors.qkv, out, lse, dout, **data)
-        return found
+        gradients: tuple[Any, ...] = attn.backward(*tensors.qkv, out, lse, dout, **data)
+        return gradients
 
     return Contender("maskc", call, gradient if backward else None)
 
@@ -280,9 +280,10 @@ def bench_tiles(
         turns: what times them, see `take_turns`.
 
     Returns:
-        Rows, the fastest right one first: case, tile (queries and keys), stages (None where the
-        kernels have none), planned, arguments (of `compile`), ms (of a call), relative (to the
-        planner's choice), error (the largest of sampled rows against fp64) and ok.
+        Rows, the fastest correct one first: case, tile (queries and keys), stages (None if the
+            kernels have none), planned, arguments (of `compile`), ms (of a call) and relative (to
+            the planner's choice). error is the largest of sampled rows against fp64, and ok the
+            verdict.
 
     Raises:
         MaskcError: the mask, its data or the sizes are refused.
@@ -306,14 +307,14 @@ def bench_tiles(
     verdicts = {way: judged_forward(judge, rows, call()) for way, call in calls.items()}
     progress(f"{case.name}: timing {len(calls)} tiles")
     times = turns({way: Timed(call) for way, call in calls.items()}, repeats, tensors.device)
-    own = next(ms for way, ms in times.items() if way.planned)
-    found = [
+    planned_ms = next(ms for way, ms in times.items() if way.planned)
+    table = [
         {
             "case": case.name, "tile": list(way.tile), "stages": way.stages,
             "planned": way.planned, "arguments": way.text, "ms": short(ms),
-            "relative": short(ms / own), "error": short(verdicts[way].error),
+            "relative": short(ms / planned_ms), "error": short(verdicts[way].error),
             "ok": verdicts[way].ok,
         }
         for way, ms in times.items()
     ]  # fmt: skip
-    return sorted(found, key=lambda row: (not row["ok"], row["ms"]))
+    return sorted(table, key=lambda row: (not row["ok"], row["ms"]))

@@ -107,8 +107,8 @@ def calibrate(
     if gpu is None:
         raise NoDevice(target, "this machine has none")
     if card_of(target) is None or not runs(chosen, 0):
-        found = f"{gpu.name} has one kernel for each pass: no cost model chooses there"
-        raise NoDevice(TARGET, found)
+        fault = f"{gpu.name} has one kernel for each pass: no cost model chooses there"
+        raise NoDevice(TARGET, fault)
     try:
         import torch
     except ImportError:

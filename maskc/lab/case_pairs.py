@@ -69,10 +69,10 @@ class CasePairs:
             of_rows: np.ndarray = self._dense[b, h][rows]
             return of_rows
         if (b, h, rows.tobytes()) not in self._known:
-            found = defined_rows(self.case, b, h, rows)
-            if not np.array_equal(found, _rows(self._asked, b, h, rows)):
+            defined = defined_rows(self.case, b, h, rows)
+            if not np.array_equal(defined, _rows(self._asked, b, h, rows)):
                 raise CheckFailed(f"{self.case.name}: the lowered formula differs from the oracle")
-            self._known = {(b, h, rows.tobytes()): found}
+            self._known = {(b, h, rows.tobytes()): defined}
         return self._known[b, h, rows.tobytes()]
 
     def live(self) -> int:
@@ -96,9 +96,9 @@ class CasePairs:
     def _oracle(self) -> np.ndarray:
         """bool [batch or 1, heads or 1, n_q, n_kv]."""
         case = self.case
-        found = driver.dense(case.mask, case.n_q, case.n_kv, n_heads=case.heads, **case.data)
+        pairs = driver.dense(case.mask, case.n_q, case.n_kv, n_heads=case.heads, **case.data)
         sequences = case.batch if self.batched else 1
-        by_text = found.reshape(sequences, -1, case.n_q, case.n_kv)
+        by_text = pairs.reshape(sequences, -1, case.n_q, case.n_kv)
         return by_text if self.by_head else by_text[:, :1]  # heads may differ in text alone
 
     def _compare_short(self) -> None:

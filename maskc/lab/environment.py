@@ -29,14 +29,14 @@ def environment(device: str) -> dict[str, object]:
     """
     from maskc import __version__
 
-    found: dict[str, object] = {"maskc": __version__, "python": platform.python_version()}
-    found |= {name: _version(names) for name, names in _PACKAGES.items()}
-    found |= {"cpu": _processor(), "cores": cores(), "compiler": _compiler()}
+    about: dict[str, object] = {"maskc": __version__, "python": platform.python_version()}
+    about |= {name: _version(names) for name, names in _PACKAGES.items()}
+    about |= {"cpu": _processor(), "cores": cores(), "compiler": _compiler()}
     if device == "cpu" and hasattr(os, "getloadavg"):
-        found["load_before"] = round(os.getloadavg()[0], 1)  # a busy machine shows in the times
+        about["load_before"] = round(os.getloadavg()[0], 1)  # a busy machine shows in the times
     if device == "cuda":
-        found |= {"gpu": _gpu(), "driver": _driver(), "cuda": _cuda()}
-    return found
+        about |= {"gpu": _gpu(), "driver": _driver(), "cuda": _cuda()}
+    return about
 
 
 def _version(names: tuple[str, ...]) -> str | None:
@@ -69,16 +69,16 @@ def cores() -> int:
 def _compiler() -> str:
     """Version and architecture, not where the program lies."""
     try:
-        found = host_compiler()
+        compiler = host_compiler()
     except MaskcError:
         return "none: the CPU runs in NumPy"
-    machine = found.machine[0] if found.machine else "generic code"
-    return f"{found.version}, {machine}, {'OpenMP' if found.openmp else 'one thread'}"
+    machine = compiler.machine[0] if compiler.machine else "generic code"
+    return f"{compiler.version}, {machine}, {'OpenMP' if compiler.openmp else 'one thread'}"
 
 
 def _gpu() -> str | None:
-    found = gpus()
-    return found[0].name if found else None
+    cards = gpus()
+    return cards[0].name if cards else None
 
 
 def _driver() -> str | None:

@@ -42,8 +42,8 @@ def mask_mod(case: Case, pairs: CasePairs, device: str) -> Callable[..., Any]:
         terms = [condition(f, env | here) for f, env in zip(formulas, envs, strict=True)]
         if len(terms) == 1:
             return terms[0]
-        own = [(which[h] == number) & term for number, term in enumerate(terms)]
-        return reduce(lambda x, y: x | y, own)
+        kept = [(which[h] == number) & term for number, term in enumerate(terms)]
+        return reduce(lambda x, y: x | y, kept)
 
     return keep
 
@@ -67,8 +67,10 @@ def condition(expr: Expr, env: Env) -> Any:
             return integer(lhs, env) != 0
         case E.Member(value, ranges, inside):
             x = integer(value, env)
-            found = reduce(lambda a, b: a | b, ((x >= low) & (x <= high) for low, high in ranges))
-            return found if inside else ~found
+            in_range = reduce(
+                lambda a, b: a | b, ((x >= low) & (x <= high) for low, high in ranges)
+            )
+            return in_range if inside else ~in_range
         case E.All(terms):
             return reduce(lambda a, b: a & b, (condition(term, env) for term in terms))
         case E.Any(terms):

@@ -130,8 +130,8 @@ def gradient_of(call: Callable[..., Any], tensors: CaseTensors) -> Callable[[Any
 
     def gradient(dout: Any) -> tuple[Any, ...]:
         out, leaves = graph()
-        found: tuple[Any, ...] = torch.autograd.grad(out, leaves, dout, retain_graph=True)
-        return found
+        gradients: tuple[Any, ...] = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+        return gradients
 
     return gradient
 
@@ -142,15 +142,15 @@ def tokens_first(
     """Attention of tensors in an order of its own, [B, N, H, D]: turning them takes no part."""
     import torch
 
-    own = [x.transpose(1, 2).contiguous() for x in tensors.qkv]
+    turned_qkv = [x.transpose(1, 2).contiguous() for x in tensors.qkv]
 
     def forward() -> Any:
         with torch.no_grad():
-            return attend(*own).transpose(1, 2)
+            return attend(*turned_qkv).transpose(1, 2)
 
     @cache
     def graph() -> tuple[Any, list[Any]]:
-        leaves = [x.detach().requires_grad_() for x in own]
+        leaves = [x.detach().requires_grad_() for x in turned_qkv]
         return attend(*leaves), leaves
 
     turned: dict[int, tuple[Any, Any]] = {}  # gradients come in another order than it takes
@@ -160,8 +160,8 @@ def tokens_first(
             turned.clear()
             turned[id(dout)] = dout, dout.transpose(1, 2).contiguous()
         out, leaves = graph()
-        found = torch.autograd.grad(out, leaves, turned[id(dout)][1], retain_graph=True)
-        return tuple(x.transpose(1, 2) for x in found)
+        gradients = torch.autograd.grad(out, leaves, turned[id(dout)][1], retain_graph=True)
+        return tuple(x.transpose(1, 2) for x in gradients)
 
     return Contender(impl, forward, gradient if backward else None)
 
@@ -273,16 +273,16 @@ def sparse(case: Case, tensors: CaseTensors, pairs: CasePairs) -> Call:
         for b in range(batches)
         for h in range(heads)
     }
-    each = partial(_attend_sparse, scale=case.scale)
+    attend = partial(_attend_sparse, scale=case.scale)
 
     def call(q: Any, k: Any, v: Any) -> Any:
-        found = [
-            each(*made[min(b, batches - 1), min(h, heads - 1)], q[b, h],
+        outs = [
+            attend(*made[min(b, batches - 1), min(h, heads - 1)], q[b, h],
                  k[b, h // case.group], v[b, h // case.group])
             for b in range(case.batch)
             for h in range(case.heads)
         ]  # fmt: skip
-        return torch.stack(found).unflatten(0, (case.batch, case.heads))
+        return torch.stack(outs).unflatten(0, (case.batch, case.heads))
 
     return call
 
@@ -376,9 +376,9 @@ def flex(
         sizes = batch, heads, case.n_q, case.n_kv
         call = compiled_flex(keep, sizes, tensors.device, case.group > 1, flash)
         impl, gradient = "flex_flash" if flash else "flex", backward and tensors.device == "cuda"
-        found = replace(differentiated(impl, call, tensors, gradient), scope=quiet)
-        found.call("fwd", None)()  # compiled now, and refused now
-    return found
+        rival = replace(differentiated(impl, call, tensors, gradient), scope=quiet)
+        rival.call("fwd", None)()  # compiled now, and refused now
+    return rival
 
 
 def compiled_flex(
@@ -468,10 +468,10 @@ def intervals(keep: Call, batch: int, heads: int, n_q: int, n_kv: int, device: s
                 live = keep(b, h, rows[:, None], columns[None])
                 parts.append(_ends(live.broadcast_to(len(rows), n_kv)))
         of_heads.append(torch.cat(parts))
-    found = torch.stack(of_heads)
-    used = found[..., 2::2] > found[..., 1::2]
+    ends = torch.stack(of_heads)
+    used = ends[..., 2::2] > ends[..., 1::2]
     most = int(used.sum(-1).max())
-    return found[..., : 2 * most + 1].transpose(1, 2).contiguous()
+    return ends[..., : 2 * most + 1].transpose(1, 2).contiguous()
 
 
 def _ends(live: Any) -> Any:
@@ -486,10 +486,10 @@ def _ends(live: Any) -> Any:
     number += 1 - live[:, 0].long()[row] * 2  # keys from 0 on end at F0
     if len(number) and int(number.max()) > 2 * _INTERVALS:
         raise Unavailable(f"a query has more than {_INTERVALS} intervals of keys")
-    found = torch.zeros(len(live), 2 * _INTERVALS + 1, dtype=torch.int32, device=live.device)
+    ends = torch.zeros(len(live), 2 * _INTERVALS + 1, dtype=torch.int32, device=live.device)
     inside = number >= 0
-    found[row[inside], number[inside]] = key[inside].int()
-    return found.cummax(1).values  # further intervals are empty ones at the last end
+    ends[row[inside], number[inside]] = key[inside].int()
+    return ends.cummax(1).values  # further intervals are empty ones at the last end
 
 
 def attend_with(ends: Any, tensors: CaseTensors, backward: bool) -> Callable[..., Any]:
@@ -500,6 +500,6 @@ def attend_with(ends: Any, tensors: CaseTensors, backward: bool) -> Callable[...
     """
     from cudnn.flex_attention import create_mask_plan, flex_attn_func  # type: ignore[import-not-found]
 
-    own = (x.detach().transpose(1, 2).contiguous() for x in tensors.qkv)
-    plan = create_mask_plan(ends, *(x.requires_grad_(backward) for x in own))
+    turned_qkv = (x.detach().transpose(1, 2).contiguous() for x in tensors.qkv)
+    plan = create_mask_plan(ends, *(x.requires_grad_(backward) for x in turned_qkv))
     return partial(flex_attn_func, mask_plan=plan)

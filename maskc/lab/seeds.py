@@ -80,18 +80,18 @@ TITLES = {
 def judgements(seed: Seed, rows: Sequence[Row], cap: int | None) -> list[dict[str, Any]]:
     """A row for each length and direction: the speed over dense attention, and whether it is
     met; None where it was not measured at that length."""
-    found = []
+    judged = []
     for direction in dict.fromkeys(row["direction"] for row in rows):
         for n in seed.lengths:
             at = n if cap is None else min(n, cap)
             gain = _gain(rows, direction, at)
             known = gain is not None and at == n
-            found.append({
+            judged.append({
                 "table": seed.table, "mask": seed.name, "direction": direction, "n": n,
                 "measured_at": at, "speed_over_dense": gain, "least": seed.least,
                 "met": gain >= seed.least if gain is not None and known else None,
             })  # fmt: skip
-    return list({(e["direction"], e["measured_at"]): e for e in reversed(found)}.values())[::-1]
+    return list({(e["direction"], e["measured_at"]): e for e in reversed(judged)}.values())[::-1]
 
 
 def _gain(rows: Sequence[Row], direction: str, n: int) -> float | None:

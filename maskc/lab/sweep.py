@@ -41,13 +41,13 @@ def sweep(
         def told(text: str, at: int = n) -> None:
             progress(f"N = {at:,}: {text}")
 
-        found, said = bench_mask(
+        table, said = bench_mask(
             case_at(n), target, directions, repeats, told,
             nvtx=nvtx, without=(*without, *slow),
         )  # fmt: skip
-        rows += found
+        rows += table
         notes += [f"N = {n:,}: {note}" for note in said]
-        for row in found:
+        for row in table:
             if row["impl"] != "maskc" and row["ms"] > _SLOW and row["impl"] not in slow:
                 slow[row["impl"]] = n
     notes += [
@@ -117,15 +117,15 @@ class Growth:
         """The sweep as sentences."""
         head = f"{self.case} {self.direction}"
         fitted = {name: f"N^{value:.2f}" for name, value in self.exponents.items()}
-        if own := fitted.pop("maskc", None):
+        if mine := fitted.pop("maskc", None):
             pairs = f"pairs N^{self.pairs_exponent:.2f}" if self.pairs_exponent is not None else ""
             order = f"{self.order} for long sequences" if self.order else "no closed form"
             predicted = ", ".join(filter(None, (pairs, order)))
             others = "; ".join(f"{name} {value}" for name, value in fitted.items())
             span = f"{self.lengths[0]:,} to {self.lengths[-1]:,}"
-            yield f"{head}: time grows as {own} from {span}, predicted {predicted}; {others}"
-        for each in self.crossovers:
-            yield f"{head}: {each}"
+            yield f"{head}: time grows as {mine} from {span}, predicted {predicted}; {others}"
+        for crossover in self.crossovers:
+            yield f"{head}: {crossover}"
 
 
 def growths(rows: Sequence[Row], orders: dict[str, tuple[str, int] | None]) -> list[Growth]:
@@ -135,17 +135,17 @@ def growths(rows: Sequence[Row], orders: dict[str, tuple[str, int] | None]) -> l
         rows: of `sweep`, of several masks perhaps.
         orders: by case what `driver.order` says of its mask.
     """
-    found = []
+    growths_of = []
     for case, direction in dict.fromkeys((row["case"], row["direction"]) for row in rows):
-        own = [r for r in rows if (r["case"], r["direction"]) == (case, direction) and r["ok"]]
+        timed = [r for r in rows if (r["case"], r["direction"]) == (case, direction) and r["ok"]]
         times: dict[str, dict[int, float]] = {}
-        for row in own:
+        for row in timed:
             times.setdefault(row["impl"], {})[row["n_q"]] = row["ms"]
-        pairs = {row["n_q"]: float(row["pairs"]) for row in own if row["impl"] == "maskc"}
+        pairs = {row["n_q"]: float(row["pairs"]) for row in timed if row["impl"] == "maskc"}
         mine = times.get("maskc", {})
         rivals = [name for name in times if name != "maskc" and times[name].keys() & mine.keys()]
         order = orders.get(case)
-        found.append(Growth(
+        growths_of.append(Growth(
             case, direction, tuple(sorted(mine)),
             {name: b for name, at in times.items() if (b := exponent(at)) is not None},
             exponent(pairs), order[0] if order else "", order[1] if order else None,
@@ -155,7 +155,7 @@ def growths(rows: Sequence[Row], orders: dict[str, tuple[str, int] | None]) -> l
                 for name in rivals
             },
         ))  # fmt: skip
-    return found
+    return growths_of
 
 
 def exponent(values: dict[int, float]) -> float | None:

@@ -111,7 +111,7 @@ def _of_tokens(
     sizes: StepSizes, starts: np.ndarray, lens_q: np.ndarray, lens_kv: np.ndarray,
     firsts: np.ndarray, pages: PageLists,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """What rows of q are."""
+    """Rows of q and their meaning."""
     token, size = np.arange(sizes.tokens), sizes.page_size
     of = np.searchsorted(starts[1:], token, side="right")
     real = (of < sizes.sequences) & (token >= starts[0])

@@ -87,12 +87,12 @@ class KVCache:
         """
         keys = np.asarray(k, dtype=np.int64)
         start = self.first_of_ring
-        found = start + (keys - start) % self.ring
+        slots = start + (keys - start) % self.ring
         before = 0
         for first, last in self.fixed:
-            found = np.where((keys >= first) & (keys <= last), before + keys - first, found)
+            slots = np.where((keys >= first) & (keys <= last), before + keys - first, slots)
             before += last - first + 1
-        return found
+        return slots
 
     def positions(self, n: Lengths) -> np.ndarray:
         """Which key each slot holds, once the first n were written.
@@ -102,8 +102,8 @@ class KVCache:
             that a query may see.
         """
         if np.ndim(n):
-            each = [self.positions(length) for length in _checked(n)]
-            return np.array(each, np.int64).reshape(-1, self.slots)
+            rows = [self.positions(length) for length in _checked(n)]
+            return np.array(rows, np.int64).reshape(-1, self.slots)
         n = check_lengths(n, n)[0]
         start = self.first_of_ring
         runs = [np.arange(first, last + 1) for first, last in self.fixed]
@@ -129,18 +129,18 @@ class KVCache:
             BadLength: a length is not an integer, or out of range (MC306).
         """
         if np.ndim(n):
-            each = [self.seen(length, n_q) for length in _checked(n)]
-            return np.array(each, bool).reshape(len(each), -1, n_q, self.slots)
+            rows = [self.seen(length, n_q) for length in _checked(n)]
+            return np.array(rows, bool).reshape(len(rows), -1, n_q, self.slots)
         n_q, n = check_lengths(n_q, n)
         if not 1 <= n_q <= min(n, self.queries):
             raise CacheCall(self.queries, n_q, n, at="n_q")
         keys = self.positions(n)
         at = {"q": np.arange(n_q)[:, None], "k": keys, "n_q": n_q, "n_kv": n}
-        found = [
+        masks = [
             np.broadcast_to(evaluate(keep, at) & (keys >= 0), (n_q, self.slots))
             for keep in self.keeps
         ]
-        return found[0] if len(found) == 1 else np.stack(found)
+        return masks[0] if len(masks) == 1 else np.stack(masks)
 
     def given(self, n: Lengths, n_q: int = 1) -> Mapping[str, object]:
         """The data of `mask` for a call; arguments and errors as of `seen`.
@@ -191,8 +191,8 @@ def _checked(lengths: Lengths) -> list[int]:
     """
     if np.ndim(lengths) > 1:
         raise DataShape("n", np.shape(lengths), "one length, or [sequences]", at="n")
-    each: Any = lengths.tolist() if hasattr(lengths, "tolist") else lengths
-    return [check_lengths(length, 0)[0] for length in each]
+    values: Any = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+    return [check_lengths(length, 0)[0] for length in values]
 
 
 def cache(
@@ -219,12 +219,12 @@ def cache(
     values = bound(irs, 0, 0, params).params
     keeps = tuple(E.with_values(ir.keep, values) for ir in irs)
     try:
-        found = retention(keeps, queries)
+        kept = retention(keeps, queries)
     except TooHard:
         raise CacheUndecided(f"{OPERATIONS:,}", at=at) from None
-    if isinstance(found, Unbounded):
-        raise CacheUnbounded(found.reason, at=at)
-    in_order = all(first == 0 for first, _ in found.forever)  # then key k goes to slot k at first
-    own = keeps if len(set(keeps)) > 1 else keeps[:1]
-    all_seen = found.all_seen and in_order
-    return KVCache(queries, found.forever, found.newest, all_seen, own, ragged)
+    if isinstance(kept, Unbounded):
+        raise CacheUnbounded(kept.reason, at=at)
+    in_order = all(first == 0 for first, _ in kept.forever)  # then key k goes to slot k at first
+    distinct = keeps if len(set(keeps)) > 1 else keeps[:1]
+    all_seen = kept.all_seen and in_order
+    return KVCache(queries, kept.forever, kept.newest, all_seen, distinct, ragged)

@@ -115,12 +115,12 @@ def diff(
         return both.at(*sizes, data)
     open_heads = both.unproved(sizes, data)
     if sizes is None and both.whole is not None:
-        found, open_heads = both.at(*both.whole, {}), []
+        difference, open_heads = both.at(*both.whole, {}), []
     else:
-        found = both.search(open_heads, sizes, data)
-    if found is None and (open_heads or not both.complete):
+        difference = both.search(open_heads, sizes, data)
+    if difference is None and (open_heads or not both.complete):
         raise Undecided("" if sizes is None else f" at {sizes[0]} x {sizes[1]}")
-    return found
+    return difference
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,16 +272,16 @@ class Both:
         for head in heads:
             asked = self.question(head, sizes, params)
             for candidate in candidates(asked):
-                if (found := self._confirmed(candidate, head)) is not None:
-                    return found
+                if (confirmed := self._confirmed(candidate, head)) is not None:
+                    return confirmed
         keeps = [ir.keep for head in heads for ir in self.irs[head]]
         tried = lengths(keeps, self.decls, self.lengths) if sizes is None else [sizes]
         for n_q, n_kv in tried if heads else ():
             for data in draws(self.decls, sorted(self.params), self.ranks, n_q, n_kv):
                 if n_q * n_kv <= _MOST_PAIRS:
-                    found = self._tried(n_q, n_kv, {**data, **params})
-                    if found is not None:
-                        return found
+                    confirmed = self._tried(n_q, n_kv, {**data, **params})
+                    if confirmed is not None:
+                        return confirmed
         return None
 
     def _confirmed(self, candidate: CandidatePair, head: int) -> Difference | None:
@@ -290,26 +290,29 @@ class Both:
         if n_kv > _LONGEST_ROW or (self.ranks and n_q * n_kv > _MOST_PAIRS):
             return None
         data = data_of(candidate, self.decls)
-        found = Difference(candidate.q, candidate.k, n_q, n_kv, "a", head, 0, self.n_heads, data)
+        difference = Difference(
+            candidate.q, candidate.k, n_q, n_kv, "a", head, 0, self.n_heads, data
+        )
         try:
-            kept = self._kept(found)
+            kept = self._kept(difference)
         except MaskcError:  # data that no call may give
             return None
         if kept[0] == kept[1] or (self.one_way and kept[1]):
             return None
-        found = replace(found, kept_by="a" if kept[0] else "b")
+        difference = replace(difference, kept_by="a" if kept[0] else "b")
         if n_q * n_kv > _MOST_PAIRS:
-            return found
+            return difference
         counted = self.at(n_q, n_kv, data)
-        return found if counted is None else replace(found, pairs=counted.pairs)
+        return difference if counted is None else replace(difference, pairs=counted.pairs)
 
-    def _kept(self, found: Difference) -> tuple[bool, bool]:
+    def _kept(self, difference: Difference) -> tuple[bool, bool]:
         """Whether each mask keeps a pair, by the definition."""
         one, other = (
             bool(row(
-                mask, found.q, found.n_q, found.n_kv, head=found.head, batch=found.batch,
-                n_heads=self.n_heads, **_own(mask, found.data),
-            )[found.k])
+                mask, difference.q, difference.n_q, difference.n_kv,
+                head=difference.head, batch=difference.batch,
+                n_heads=self.n_heads, **_own(mask, difference.data),
+            )[difference.k])
             for mask in self.masks
         )  # fmt: skip
         return one, other
@@ -338,7 +341,7 @@ class Both:
         first, total = None, 0
         known: dict[object, tuple[int, tuple[int, int] | None]] = {}
         for batch, head in product(range(sequences), range(heads)):
-            sides = [(each, each.ir(head), each.own(head, batch)) for each in (left, right)]
+            sides = [(side, side.ir(head), side.own(head, batch)) for side in (left, right)]
             marks = left.mark(head, batch), right.mark(head, batch)
             if marks not in known:
                 keep, arrays = _difference(sides, self.one_way)
@@ -355,20 +358,20 @@ class Both:
         many = heads if heads > 1 else None
         unread = [decl for decl in self.decls if decl.name not in data]
         filled = {**data, **data_of(CandidatePair(n_q, n_kv, q, k, {}, {}, False), unread)}
-        found = Difference(q, k, n_q, n_kv, "a", head, batch, many, filled, total)
-        kept = self._kept(found)
+        difference = Difference(q, k, n_q, n_kv, "a", head, batch, many, filled, total)
+        kept = self._kept(difference)
         if kept[0] == kept[1]:
             raise CheckFailed(f"query {q}, key {k}: formulas of two masks differ, the masks do not")
-        return replace(found, kept_by="a" if kept[0] else "b")
+        return replace(difference, kept_by="a" if kept[0] else "b")
 
     def _bound(self, side: int, n_q: int, n_kv: int, data: Mapping[str, object]) -> MaskAtLengths:
         irs = [pair[side] for pair in self.irs]
-        own = with_held(_own(self.masks[side], data), self.held, self.n_heads, n_q, n_kv)
+        held = with_held(_own(self.masks[side], data), self.held, self.n_heads, n_q, n_kv)
         if any(ir.selections for ir in irs):
-            own["n_heads"] = self.n_heads
+            held["n_heads"] = self.n_heads
         else:
-            own = {name: value for name, value in own.items() if name not in RANKING}
-        return bound(irs, n_q, n_kv, own)
+            held = {name: value for name, value in held.items() if name not in RANKING}
+        return bound(irs, n_q, n_kv, held)
 
 
 def _filled(ir: MaskIR, held: Held | None, head: int) -> MaskIR:
@@ -384,8 +387,8 @@ def _of_head(decl: DataDecl, head: int) -> DataDecl:
     heads = decl.shape[-3] if decl.rank > 1 and len(decl.shape) > 2 else 1
     if heads == 1 or prod(decl.shape[:-3]) > 1:
         return decl
-    own = decl.array.reshape(heads, *decl.shape[-2:])[head]
-    return replace(decl, options=(), values=own.tobytes(), shape=own.shape)
+    table = decl.array.reshape(heads, *decl.shape[-2:])[head]
+    return replace(decl, options=(), values=table.tobytes(), shape=table.shape)
 
 
 def _spelled(lengths: Sequence[range]) -> str:
@@ -430,8 +433,8 @@ def _unpromised(decl: DataDecl) -> DataDecl:
 
 def _goes_with(decl: DataDecl, known: set[DataDecl]) -> bool:
     """Whether declarations of one name may be of one array: flags may be read on both sides."""
-    flags = {each.kind for each in (decl, *known)} == {DataKind.flags}
-    others = {each for each in known if not flags or each.arrays == decl.arrays}
+    flags = {decl_of.kind for decl_of in (decl, *known)} == {DataKind.flags}
+    others = {decl_of for decl_of in known if not flags or decl_of.arrays == decl.arrays}
     return others <= {_unpromised(decl)}
 
 
@@ -469,9 +472,9 @@ def _first_pair(
         live = np.argwhere(np.broadcast_to(evaluate(keep, env), (q.size, k.size)))
         if live.size:
             row_at, key = live[0].tolist()
-            found = int(q[row_at, 0]), int(k[0, key])
-            if best is None or found < best:
-                best, last = found, found[0]
+            pair = int(q[row_at, 0]), int(k[0, key])
+            if best is None or pair < best:
+                best, last = pair, pair[0]
             if last == at * _TILE.q:
                 break
     if best is None:

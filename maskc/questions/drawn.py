@@ -28,7 +28,7 @@ def _with_cells(decl: DataDecl, found: CandidatePair) -> object:
         case DataKind.documents:
             return _documents(decl, found)
         case DataKind.intervals:
-            return tuple(_filled((n_q,), own) for own in cells)
+            return tuple(_filled((n_q,), cell) for cell in cells)
         case DataKind.tree:
             return _tree(decl, found)
         case DataKind.positions:
@@ -44,16 +44,16 @@ def _with_cells(decl: DataDecl, found: CandidatePair) -> object:
 def _lists(table: np.ndarray) -> np.ndarray:
     """The columns that hold in each row, int64 [rows, most], -1 behind the last one."""
     lists = np.full((len(table), int(table.sum(axis=1).max(initial=0))), -1)
-    for own, row in zip(lists, table, strict=True):
+    for keys, row in zip(lists, table, strict=True):
         columns = np.flatnonzero(row)
-        own[: len(columns)] = columns
+        keys[: len(columns)] = columns
     return lists
 
 
 def _filled(shape: tuple[int, ...], *cells: Mapping[tuple[int, ...], int]) -> np.ndarray:
     array = np.zeros(shape, dtype=np.int64)
-    for own in cells:
-        for place, value in own.items():
+    for cell in cells:
+        for place, value in cell.items():
             array[place] = value
     return array
 
@@ -69,13 +69,13 @@ def _documents(decl: DataDecl, found: CandidatePair) -> object:
     """Ids from 1 on where a query or a key reads them, and 0 elsewhere."""
     of_q, of_k = (found.cells.get(name, {}) for name in decl.arrays)
     number = {value: 1 + i for i, value in enumerate(sorted({*of_q.values(), *of_k.values()}))}
-    of_q, of_k = ({at: number[x] for at, x in own.items()} for own in (of_q, of_k))
+    of_q, of_k = ({at: number[x] for at, x in tokens.items()} for tokens in (of_q, of_k))
     if found.paired:
         return _filled((found.n_q,), of_q), _filled((found.n_kv,), of_k)
     count, *first = _tokens(decl, found)
     moved: list[dict[tuple[int, ...], int]] = [
-        {(at + start,): value for (at,), value in own.items()}
-        for own, start in zip((of_q, of_k), first, strict=True)
+        {(at + start,): value for (at,), value in tokens.items()}
+        for tokens, start in zip((of_q, of_k), first, strict=True)
     ]
     return _filled((count,), *moved)
 
@@ -114,10 +114,10 @@ def lengths(
     Args:
         inside: the queries and keys that the masks hold for.
     """
-    found = list(_LENGTHS)
+    lengths_tried = list(_LENGTHS)
     for decl in decls:
         if decl.values and (shape := _shape(decl)):
-            found += [(shape[0] * decl.block, shape[-1] * decl.block)]
+            lengths_tried += [(shape[0] * decl.block, shape[-1] * decl.block)]
     constants = {
         abs(node.const) for keep in formulas for node in E.walk(keep) if isinstance(node, E.Sum)
     }
@@ -126,8 +126,12 @@ def lengths(
         if isinstance(node, (E.FloorDiv, E.Mod))
     }  # fmt: skip
     for reach in sorted(constants, reverse=True)[:_REACHES]:
-        found += [(reach + 1, reach + 1), (2 * reach + 3, 2 * reach + 3), (reach, 2 * reach + 1)]
-    fitting = [tuple(map(_nearest, sizes, inside)) for sizes in found]
+        lengths_tried += [
+            (reach + 1, reach + 1),
+            (2 * reach + 3, 2 * reach + 3),
+            (reach, 2 * reach + 1),
+        ]
+    fitting = [tuple(map(_nearest, sizes, inside)) for sizes in lengths_tried]
     usable = [
         (n_q, n_kv) for n_q, n_kv in fitting if min(n_q, n_kv) > 0 and max(n_q, n_kv) <= _LONGEST
     ]

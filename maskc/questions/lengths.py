@@ -71,10 +71,10 @@ def constants(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> Ite
 def _of_head(ir: MaskIR, params: Mapping[str, int]) -> Iterator[int]:
     for decl in ir.data:
         yield decl.block * (decl.options[0] + 1 if decl.kind.value == "random" else 1)
-    for each in ir.selections:
-        yield each.block * (each.k + 2)  # one more than are chosen, beside the query's own
-        yield each.q_block
-        for formula in each.allowed:
+    for selection in ir.selections:
+        yield selection.block * (selection.k + 2)  # one more than are selected, and the query's own
+        yield selection.q_block
+        for formula in selection.allowed:
             yield from _of_formula(formula, params)
     yield from _of_formula(ir.keep, params)
 

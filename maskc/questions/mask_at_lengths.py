@@ -81,12 +81,12 @@ class MaskAtLengths:
         self, heads: Iterable[int], sequences: Iterable[int]
     ) -> Iterator[tuple[int, int, int]]:
         """(head, sequence, how many of these have the same set) of all that may differ."""
-        found: dict[object, tuple[int, int, int]] = {}
+        groups: dict[object, tuple[int, int, int]] = {}
         for batch, head in product(sequences, heads):
             mark = self.mark(head, batch)
-            first_head, first_batch, equal = found.get(mark, (head, batch, 0))
-            found[mark] = (first_head, first_batch, equal + 1)
-        yield from found.values()
+            first_head, first_batch, equal = groups.get(mark, (head, batch, 0))
+            groups[mark] = (first_head, first_batch, equal + 1)
+        yield from groups.values()
 
     def mark(self, head: int, batch: int) -> tuple[Expr, int, int]:
         """Return a key that is equal for heads and sequences that read the same data."""
@@ -96,19 +96,19 @@ class MaskAtLengths:
 
     def pairs(self, head: int, batch: int) -> int:
         """Live pairs of one head of one sequence."""
-        own = self.own(head, batch)
-        return pairs_of(self.ir(head).keep, self.n_q, self.n_kv, self.params, own)
+        owned = self.own(head, batch)
+        return pairs_of(self.ir(head).keep, self.n_q, self.n_kv, self.params, owned)
 
     def alike(self, batch: int) -> list[tuple[int, ...]]:
         """The heads that differ, those with the same set in this sequence together."""
-        found: dict[object, list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for head in range(self.heads):
             ir = self.ir(head)
             differ = self.extents(ir)[1] > 1
-            own = self.own(head, batch).items() if differ else ()
-            tables = tuple((name, _content(array)) for name, array in own)
-            found.setdefault((ir.keep, tables), []).append(head)
-        return list(map(tuple, found.values()))
+            marks = self.own(head, batch).items() if differ else ()
+            tables = tuple((name, _content(array)) for name, array in marks)
+            groups.setdefault((ir.keep, tables), []).append(head)
+        return list(map(tuple, groups.values()))
 
 
 def _content(table: np.ndarray | Chosen) -> bytes:
@@ -140,12 +140,12 @@ def ask(
         data = {**data, "n_heads": n_heads}
         if not any(ir.selections for ir in irs):  # other heads alone choose
             data = {name: value for name, value in data.items() if name not in RANKING}
-    found = bound(irs, n_q, n_kv, data)
-    if found.heads > 1:
-        _check_heads(found, n_heads if head is None else None)
+    answers = bound(irs, n_q, n_kv, data)
+    if answers.heads > 1:
+        _check_heads(answers, n_heads if head is None else None)
         if head is not None:
-            _index("head", head, found.heads)
-    return found
+            _index("head", head, answers.heads)
+    return answers
 
 
 def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]) -> MaskAtLengths:
@@ -158,7 +158,7 @@ def bound(irs: Sequence[MaskIR], n_q: int, n_kv: int, data: Mapping[str, object]
     decls = dict.fromkeys(decl for ir in irs for decl in ir.data)
     names = [decl.name for decl in decls]
     defaults = {name: default for ir in irs for name, default in ir.params.items()}
-    selections = {each.name: each for ir in irs for each in ir.selections}
+    selections = {selection.name: selection for ir in irs for selection in ir.selections}
     unread = {name for ir in irs for name in ir.declared}.difference(("scores",), names, defaults)
     params, arrays = bind_ranked(
         tuple(decls), tuple(defaults.items()), tuple(selections.values()),
@@ -211,7 +211,7 @@ def count(
     heads = shown if head is None else (head,)
     all_sequences = range(max(asked.sequences, axes[0]))
     sequences = all_sequences if batch is None else (_sequence(asked, batch),)
-    return sum(equal * asked.pairs(own, of) for own, of, equal in asked.sets(heads, sequences))
+    return sum(equal * asked.pairs(head, of) for head, of, equal in asked.sets(heads, sequences))
 
 
 def _sequence(asked: MaskAtLengths, batch: int) -> int:
@@ -227,9 +227,9 @@ def pairs_of(
         params: values of its parameters.
         arrays: int32 arrays [elements] of one sequence and head, by name.
     """
-    found = count_pairs(keep, n_q, n_kv, params)
-    if found is not None:
-        return found
+    count = count_pairs(keep, n_q, n_kv, params)
+    if count is not None:
+        return count
     return int(count_by_tiles(LayoutRecipe(_ANY_TILE, keep, None), n_q, n_kv, params, arrays))
 
 
@@ -258,5 +258,5 @@ def layout(
             raise OneOfSeveral(f"{sequences} sequences", "batch=", at="batch")
         batch = 0
     recipe = layout_recipe(asked.ir(head).keep, tile)
-    own = asked.own(head, _sequence(asked, batch))
-    return build(recipe, asked.n_q, asked.n_kv, asked.params, own)
+    variant = asked.own(head, _sequence(asked, batch))
+    return build(recipe, asked.n_q, asked.n_kv, asked.params, variant)

@@ -89,7 +89,7 @@ def attention(
         softcap: None or 0 is none.
         alibi_slopes, sink_logits: [Hq]; sinks with softmax only.
         alpha: 1 is softmax; up to 2, alpha-entmax.
-        score: a score formula with what it reads.
+        score: a score formula with its data.
         dropout: factors of the weights, [B, Hq, Nq, Nkv]; see `dropout.factors`.
 
     Returns:
@@ -155,12 +155,12 @@ def gradients(
         dq[row.at] = dproducts @ k[row.kv][row.keys]
         dk[row.kv][row.keys] += np.outer(dproducts, q[row.at])
         dv[row.kv][row.keys] += np.outer(row.weights * factors, dout[row.at])
-    found: dict[str, np.ndarray] = {"dq": dq, "dk": dk, "dv": dv}
+    results: dict[str, np.ndarray] = {"dq": dq, "dk": dk, "dv": dv}
     if sink_logits is not None:
-        found["dsink"] = dsink
+        results["dsink"] = dsink
     if alibi_slopes is not None:
-        found["dalibi"] = dalibi
-    return found | {f"d {name}": gradient for name, gradient in tables.items()}
+        results["dalibi"] = dalibi
+    return results | {f"d {name}": gradient for name, gradient in tables.items()}
 
 
 def _factors(dropout: np.ndarray | None, row: _Row) -> np.ndarray | float:
@@ -224,8 +224,8 @@ def _row(
         bent = np.broadcast_to(slope_of_cap, used.shape)[used]
         return _Row(at, kv, keys, weights, slopes, slopes / slopes.sum(), lse, 0.0, bent, distance)
     sink = -np.inf if options.sinks is None else options.sinks[at[1]]
-    *own, of_sink = _softmax(np.append(scores, sink))
-    weights, lse = np.array(own), log_sum_exp(np.append(scores, sink))
+    *kept_weights, of_sink = _softmax(np.append(scores, sink))
+    weights, lse = np.array(kept_weights), log_sum_exp(np.append(scores, sink))
     return _Row(at, kv, keys, weights, weights, weights, lse, of_sink, slope_of_cap, distance)
 
 

@@ -73,15 +73,15 @@ def dense(
     at = _at(mask, n_q, n_kv, n_heads, heads_kv, scores, data)
     _check_index("head", head, at.heads)
     _check_index("batch", batch, at.sequences)
-    found = []
+    masks = []
     for b in range(at.sequences or 1) if batch is None else (batch,):
         here = replace(at.sequence(b), own_head=0 if at.heads is None else head or 0)
         heads = [keep(mask, here)]
         if by_head := at.differs_by_head() and head is None:
             heads += [keep(mask, replace(here, own_head=h)) for h in range(1, here.n_heads)]
-        found.append(np.stack(heads) if by_head else heads[0])
+        masks.append(np.stack(heads) if by_head else heads[0])
     alone = at.sequences is None or batch is not None
-    return found[0] if alone else np.stack(found)
+    return masks[0] if alone else np.stack(masks)
 
 
 def row(
@@ -148,7 +148,7 @@ class _At:
         """The place of one sequence."""
         arrays = self.place.data
         part = {name: given.for_sequence(d, arrays[name], b) for name, d in self.wanted.items()}
-        ranks = {node: _of_sequence(each, b) for node, each in self.place.scores.items()}
+        ranks = {node: _of_sequence(ranking, b) for node, ranking in self.place.scores.items()}
         return replace(self.place, data=part, scores=ranks, sequence=b)
 
 
@@ -203,8 +203,8 @@ def _check_index(name: str, index: int | None, known: int | None) -> None:
         return
     if name == "head":
         raise NoSuchHead(index, known, at=name)
-    found = f"no sequence {index} among {known or 'all'}"
-    raise DataRange(name, found, "sequences count from 0", at=name)
+    fault = f"no sequence {index} among {known or 'all'}"
+    raise DataRange(name, fault, "sequences count from 0", at=name)
 
 
 Arrays = Mapping[str, given.Read]
@@ -219,15 +219,15 @@ def _rankings(nodes: list[N.Node], scores: object, data: Mapping[str, object]) -
     Raises:
         DataMissing: neither is possible.
     """
-    found = {}
+    rankings = {}
     for node in nodes:
         if isinstance(node, N.TopK):
-            own = all(data.get(name) is not None for name in needs(node))
-            if scores is None or (own and needs(node)):
-                found[node] = scores_of(node, data)
+            has_own = all(data.get(name) is not None for name in needs(node))
+            if scores is None or (has_own and needs(node)):
+                rankings[node] = scores_of(node, data)
             else:
-                found[node] = np.asarray(scores, dtype=np.float64)
-    return found
+                rankings[node] = np.asarray(scores, dtype=np.float64)
+    return rankings
 
 
 def _of_sequence(scores: np.ndarray, index: int) -> np.ndarray:
@@ -241,12 +241,12 @@ def _ranked_heads(scores: np.ndarray) -> int | None:
 
 def _length(name: str, value: Any) -> int:
     try:
-        found = operator.index(value)
+        length = operator.index(value)
     except TypeError:
-        found = -1
-    if isinstance(value, bool) or not 0 <= found <= MAX_LENGTH:
+        length = -1
+    if isinstance(value, bool) or not 0 <= length <= MAX_LENGTH:
         raise BadLength(name, MAX_LENGTH, repr(value), at=name)
-    return found
+    return length
 
 
 # ------------------------------------------------------------------ what a mask is made of
@@ -294,34 +294,34 @@ def _heads_of_data(node: N.Node, data: Arrays) -> Iterator[tuple[DataDecl, int]]
 
 def _heads(nodes: list[N.Node], data: Arrays, scores: Rankings, n_heads: int | None) -> int | None:
     """The number of query heads; None where nothing says."""
-    found = n_heads
+    heads = n_heads
     for node in nodes:
         if (count := node.own_heads) is not None and not node.decls:
-            if found is not None and count != found:
-                who = f"n_heads is {n_heads}" if n_heads else f"a part of it for {found}"
+            if heads is not None and count != heads:
+                who = f"n_heads is {n_heads}" if n_heads else f"a part of it for {heads}"
                 raise WrongHeads(count, who, at=node.loc)
-            found = count
-    own: int | None
+            heads = count
+    ranked: int | None
     for node in nodes:
         for decl, count in _heads_of_data(node, data):
-            found = found or (count if count > 1 else None)
-            if count not in (1, found):
-                raise DataShape(decl.name, f"{count} heads", f"{found} heads")
+            heads = heads or (count if count > 1 else None)
+            if count not in (1, heads):
+                raise DataShape(decl.name, f"{count} heads", f"{heads} heads")
         for decl in _captured(node):
             if (count := leading(decl)[1]) > 1:
-                found = found or count
-                if count < found:
+                heads = heads or count
+                if count < heads:
                     raise DataShape(
-                        "a captured array", decl.array.shape, f"{found} heads", at=node.loc
+                        "a captured array", decl.array.shape, f"{heads} heads", at=node.loc
                     )
-        if isinstance(node, N.TopK) and (own := _ranked_heads(scores[node])):
-            found = found or own
-            if own != found:
-                raise DataShape("scores", scores[node].shape, f"[{found}, n_q, n_kv]", at="scores")
+        if isinstance(node, N.TopK) and (ranked := _ranked_heads(scores[node])):
+            heads = heads or ranked
+            if ranked != heads:
+                raise DataShape("scores", scores[node].shape, f"[{heads}, n_q, n_kv]", at="scores")
     for node in nodes:
-        if found is not None and node.last_head >= found:
-            raise NoSuchHead(node.last_head, found, at=node.loc)
-    return found
+        if heads is not None and node.last_head >= heads:
+            raise NoSuchHead(node.last_head, heads, at=node.loc)
+    return heads
 
 
 def _scope(n_q: int, n_kv: int, params: set[str], data: Mapping[str, object]) -> Scope:
@@ -343,12 +343,12 @@ def _parameter(name: str, value: Any) -> int:
         DataType, DataRange: no integer, or not in 0..2^30.
     """
     try:
-        found: int | None = operator.index(value)
+        number: int | None = operator.index(value)
     except TypeError:
-        found = None
-    if found is None or isinstance(value, (bool, np.bool_)):
+        number = None
+    if number is None or isinstance(value, (bool, np.bool_)):
         raise DataType(name, type(value).__name__, "an integer", at=name)
-    if not 0 <= found <= MAX_LENGTH:
+    if not 0 <= number <= MAX_LENGTH:
         hint = "parameters count tokens; None in the pattern means unbounded"
-        raise DataRange(name, f"{found} is outside 0..{MAX_LENGTH}", hint, at=name)
-    return found
+        raise DataRange(name, f"{number} is outside 0..{MAX_LENGTH}", hint, at=name)
+    return number

@@ -80,10 +80,10 @@ class Values:
                 equal: np.ndarray = np.equal(self.integer(lhs, outside), 0)
                 return equal if op == "==" else ~equal
             case E.Member(value, ranges, inside):
-                found = self.integer(value, outside)
-                within = np.zeros(np.shape(found), dtype=bool)
+                number = self.integer(value, outside)
+                within = np.zeros(np.shape(number), dtype=bool)
                 for low, high in ranges:
-                    within = within | ((low <= found) & (found <= high))
+                    within = within | ((low <= number) & (number <= high))
                 return within if inside else ~within
         raise TypeError(f"not a condition: {expr!r}")
 
@@ -100,28 +100,28 @@ def _element(array: np.ndarray, index: list[np.ndarray], outside: list[np.ndarra
         inside.append(np.clip(part, 0, max(size - 1, 0)).astype(np.int64))
     if not array.size:
         return np.zeros(np.broadcast_shapes(*map(np.shape, inside)), dtype=array.dtype)
-    found: np.ndarray = array[tuple(inside)]
-    return found if array.dtype == object else found.astype(np.int64)
+    elements: np.ndarray = array[tuple(inside)]
+    return elements if array.dtype == object else elements.astype(np.int64)
 
 
 def condition(expr: Expr, scope: Scope, at: SourceLoc | None = None) -> np.ndarray:
     """Evaluate a condition to booleans that broadcast to [n_q, n_kv]. Uses Python's integers if 64
     bits may not suffice.
 
-    A comparison that reads an array outside its bounds is unknown; "and" with what is false is
-    false, "or" with what is true is true.
+    A comparison that reads an array outside its bounds is unknown; "and" with a false term is
+    false, "or" with a true term is true.
 
     Raises:
         DataRange: the formula is unknown at some pair; `at` is its place.
     """
     if _bits(expr) > 62:
         scope = {name: np.asarray(value).astype(object) for name, value in scope.items()}
-    may, must = (np.asarray(each).astype(bool) for each in Values(scope).truth(expr))
+    may, must = (np.asarray(truth).astype(bool) for truth in Values(scope).truth(expr))
     if np.any(may != must):
         where = np.argwhere(np.atleast_2d(may != must))[0]
-        found = f"at q = {where[0]}, k = {where[1]} an index is outside, and that decides"
+        fault = f"at q = {where[0]}, k = {where[1]} an index is outside, and that decides"
         hint = "rule the pair out in the same formula, or clamp the index with min and max"
-        raise DataRange("a captured array", found, hint, at=at)
+        raise DataRange("a captured array", fault, hint, at=at)
     return must
 
 

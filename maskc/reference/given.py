@@ -99,8 +99,8 @@ def _signed(decl: DataDecl, array: np.ndarray) -> np.ndarray:
         return truths.astype(np.int64)
     if array.dtype == np.uint64 and array.size and array.max() > _MOST:
         if decl.kind is not DataKind.intervals:
-            found = f"{array.max()} does not fit 64 signed bits"
-            raise DataRange(decl.name, found, "number tokens and documents from 0", at=decl.name)
+            fault = f"{array.max()} does not fit 64 signed bits"
+            raise DataRange(decl.name, fault, "number tokens and documents from 0", at=decl.name)
         array = np.minimum(array, np.uint64(_MOST))  # beyond all keys, as it was
     signed = array.astype(np.int64)
     if decl.kind is DataKind.positions and signed.size:
@@ -168,8 +168,8 @@ def _part(is_divided: Callable[[np.ndarray], bool], value: Read, index: int) -> 
         return type(value)(_part(is_divided, np.asarray(value.array), index))
     if not is_divided(value):
         return value
-    own: np.ndarray = value[index if len(value) > 1 else 0]
-    return own
+    entries: np.ndarray = value[index if len(value) > 1 else 0]
+    return entries
 
 
 def heads_of(decl: DataDecl, value: Read) -> int:
@@ -178,13 +178,13 @@ def heads_of(decl: DataDecl, value: Read) -> int:
     Raises:
         DataShape: two arrays disagree.
     """
-    found = 1
+    heads = 1
     for array in (array for array in _leaves(value) if array.ndim > 2):
-        own = array.shape[-3 if decl.kind in _TABLES else -2]
-        if own not in (1, found) and found != 1:
-            raise DataShape(decl.name, array.shape, f"{found} heads", at=decl.name)
-        found = max(found, own)
-    return found
+        count = array.shape[-3 if decl.kind in _TABLES else -2]
+        if count not in (1, heads) and heads != 1:
+            raise DataShape(decl.name, array.shape, f"{heads} heads", at=decl.name)
+        heads = max(heads, count)
+    return heads
 
 
 def is_by_head(decl: DataDecl, value: Read) -> bool:
@@ -217,8 +217,8 @@ def key_lists(name: str, given: Read, n_q: int, n_kv: int) -> np.ndarray:
     if lists.ndim != 2 or len(lists) != n_q:
         raise DataShape(name, lists.shape, f"[{n_q}, K]", at=name)
     if lists.size and (lists.min() < -1 or lists.max() >= n_kv):
-        found = f"lists name keys from {lists.min()} to {lists.max()} of {n_kv}"
-        raise DataRange(name, found, "keys count from 0, and -1 stands for none", at=name)
+        fault = f"lists name keys from {lists.min()} to {lists.max()} of {n_kv}"
+        raise DataRange(name, fault, "keys count from 0, and -1 stands for none", at=name)
     return lists
 
 
@@ -292,8 +292,8 @@ def ancestors(
         at = token
         while at != -1:
             if not 0 <= at < length or above[row, at]:
-                found = f"from token {token} the parents lead to {at}"
-                raise DataRange(name, found, "parents are token indices; -1 marks a root", at=name)
+                fault = f"from token {token} the parents lead to {at}"
+                raise DataRange(name, fault, "parents are token indices; -1 marks a root", at=name)
             above[row, at] = True
             at = int(parent[at])
     return above

@@ -109,84 +109,84 @@ _JOINED: dict[str, Callable[[Truths, Truths], Truths]] = {
 def _atom(mask: N.OfTokens | N.OfData, at: PairPlace) -> Truths:
     q, k = at.q, at.k
     p = at.position(getattr(mask, "align", N.END))
-    found: Truths
+    pairs: Truths
     match mask:
         case N.Full():
-            found = np.asarray(True)
+            pairs = np.asarray(True)
         case N.Causal():
-            found = k <= p
+            pairs = k <= p
         case N.Window(left, right):
-            found = np.ones((len(q), at.n_kv), dtype=bool)
+            pairs = np.ones((len(q), at.n_kv), dtype=bool)
             if left is not None:
-                found = found & (p - k <= integer(left, at.scope))
+                pairs = pairs & (p - k <= integer(left, at.scope))
             if right is not None:
-                found = found & (k - p <= integer(right, at.scope))
+                pairs = pairs & (k - p <= integer(right, at.scope))
         case N.Dilated(left, right, stride):
             back, ahead = (int(integer(side, at.scope)) * stride for side in (left, right))
-            found = (p - k <= back) & (k - p <= ahead) & ((p - k) % stride == 0)
+            pairs = (p - k <= back) & (k - p <= ahead) & ((p - k) % stride == 0)
         case N.Offsets(ids):
-            found = np.isin(p - k, ids)
+            pairs = np.isin(p - k, ids)
         case N.Strided(stride, phase):
-            found = k % stride == phase
+            pairs = k % stride == phase
         case N.Sinks(n) | N.Prefix(n):
-            found = k < integer(n, at.scope)
+            pairs = k < integer(n, at.scope)
         case N.GlobalTokens(ids, side):
             rows, columns = _among(p, ids, at), _among(k, ids, at)
-            found = {"rows": rows, "columns": columns, "both": rows | columns}[side]
+            pairs = {"rows": rows, "columns": columns, "both": rows | columns}[side]
         case N.BlockDiagonal(size, causal):
-            found = p // size == k // size
-            found = found & (k <= p) if causal else found
+            pairs = p // size == k // size
+            pairs = pairs & (k <= p) if causal else pairs
         case N.RandomBlocks(block, per_row, seed):
-            found = np.zeros((len(q), at.n_kv), dtype=bool)
+            pairs = np.zeros((len(q), at.n_kv), dtype=bool)
             for row in range(len(q)):
                 drawn = drawn_columns(seed, int(p[row, 0]) // block, -(-at.n_kv // block), per_row)
-                found[row] = np.isin(k[0] // block, drawn)
+                pairs[row] = np.isin(k[0] // block, drawn)
         case N.BlockTable(decl):
-            found = _table(decl, at)[q // decl.block, k // decl.block]
+            pairs = _table(decl, at)[q // decl.block, k // decl.block]
         case N.KeyLists(decl):
-            found = np.zeros((len(q), at.n_kv), dtype=bool)
+            pairs = np.zeros((len(q), at.n_kv), dtype=bool)
             lists = given.key_lists(decl.name, at.read(decl), at.n_q, at.n_kv)
             for row, query in enumerate(q[:, 0]):
-                found[row, [key for key in lists[query] if key >= 0]] = True
+                pairs[row, [key for key in lists[query] if key >= 0]] = True
         case N.Flags(decl, "q"):
-            found = given.of_queries(decl, at.read(decl), at.n_q, at.n_kv)[q] != 0
+            pairs = given.of_queries(decl, at.read(decl), at.n_q, at.n_kv)[q] != 0
         case N.Flags(decl, _):
-            found = given.vector(decl.name, at.read(decl), at.n_kv)[k] != 0
+            pairs = given.vector(decl.name, at.read(decl), at.n_kv)[k] != 0
         case N.AtPositions(of, where):
             of_q = given.vector(where.of_q.name, at.read(where.of_q), at.n_q)[q]
             of_k = given.vector(where.of_k.name, at.read(where.of_k), at.n_kv)[k]
-            found = _atom(of, replace(at, scope=at.scope | {"q": of_q, "k": of_k}))
+            pairs = _atom(of, replace(at, scope=at.scope | {"q": of_q, "k": of_k}))
         case N.Intervals(decl):
             low, high = (
                 given.of_queries(decl, part, at.n_q, at.n_kv) for part in given.parts(at.read(decl))
             )
-            found = (low[q] <= k) & (k < high[q])
+            pairs = (low[q] <= k) & (k < high[q])
         case N.Documents(decl):
             of_q, of_k = given.document_ids(decl, at.read(decl), at.n_q, at.n_kv)
-            found = of_q[q] == of_k[k]
+            pairs = of_q[q] == of_k[k]
         case N.Tree(decl):
             count = max(at.n_q, at.n_kv)
             q, k = (given.tokens(decl, size, count)[x] for size, x in ((at.n_q, q), (at.n_kv, k)))
             walked = at.read(decl)
             if not isinstance(walked, Parents):
                 tin, tout = given.pair(decl.name, walked, count)
-                found = (tin[k] <= tin[q]) & (tin[q] < tout[k])
+                pairs = (tin[k] <= tin[q]) & (tin[q] < tout[k])
             elif len(q) < at.n_q:
-                found = given.ancestors(decl.name, walked, count, q[:, 0])[:, k[0]]
+                pairs = given.ancestors(decl.name, walked, count, q[:, 0])[:, k[0]]
             else:
-                found = given.ancestors(decl.name, walked, count)[q, k]
+                pairs = given.ancestors(decl.name, walked, count)[q, k]
         case N.Where(formula, tables, lengths):
             check_lengths(lengths, at.n_q, at.n_kv, mask.loc)
             held = {decl.name: _own(decl, at) for decl in tables}
             places = (getattr(decl.values, "at", None) for decl in tables)
             place = next(filter(None, places), mask.loc)
             head = {"h": np.asarray(at.head)} if "h" in E.symbols(formula) else {}
-            found = condition(formula, at.scope | held | head, place)
+            pairs = condition(formula, at.scope | held | head, place)
         case N.Heads(ids):
-            found = np.asarray(at.head in ids if ids else False)  # `heads()`: none on any head
+            pairs = np.asarray(at.head in ids if ids else False)  # `heads()`: none on any head
         case _:
             N.no_case(mask)
-    return found
+    return pairs
 
 
 def _among(tokens: np.ndarray, ids: tuple[int, ...] | Expr, at: PairPlace) -> Truths:
@@ -232,14 +232,14 @@ def _table(decl: DataDecl, at: PairPlace) -> Truths:
     expected = (-(-at.n_q // decl.block), -(-at.n_kv // decl.block))
     if table.shape != expected:
         raise DataShape(decl.name, table.shape, expected, at=decl.name)
-    found: Truths = table != 0
-    return found
+    pairs: Truths = table != 0
+    return pairs
 
 
 def _topk(mask: N.TopK, at: PairPlace) -> Truths:
     ranking = at.scores[mask]
-    own = ranking[None] if ranking.ndim == 2 else ranking
-    head = at.head if len(own) > 1 and mask.share != "all" else at.own_head
+    rankings = ranking[None] if ranking.ndim == 2 else ranking
+    head = at.head if len(rankings) > 1 and mask.share != "all" else at.own_head
     per_group = at.n_heads // (at.heads_kv or at.n_heads)
     sharing = {
         "head": [head],
@@ -255,10 +255,10 @@ def _topk(mask: N.TopK, at: PairPlace) -> Truths:
     blocks = pairs if mask.at else (len(down), len(across))
     if ranking.shape[-2:] not in (pairs, blocks):
         raise DataShape("scores", ranking.shape, f"[..., {pairs}] or [..., {blocks}]", at="scores")
-    scores = np.stack([own[h if len(own) > 1 else 0] for h in sharing])
+    scores = np.stack([rankings[h if len(rankings) > 1 else 0] for h in sharing])
     whole = mask.at is not None and mask.score == "block_mean"
-    found: Truths = select(allowed, scores, mask.k, down, across, whole)
-    return found & keep(mask.of, at)
+    selected: Truths = select(allowed, scores, mask.k, down, across, whole)
+    return selected & keep(mask.of, at)
 
 
 # ------------------------------------------------------------------ random blocks

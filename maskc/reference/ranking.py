@@ -87,14 +87,14 @@ def blocks_of(positions: np.ndarray | None, block: int, count: int) -> list[slic
     """The blocks of `count` tokens: of consecutive ones, or by their positions [count]."""
     if positions is None:
         return [slice(first, min(first + block, count)) for first in range(0, count, block)]
-    found: list[slice] = []
+    blocks: list[slice] = []
     for token in range(count):
         before, here = positions[token - 1], positions[token]
         if token and before < here and before // block == here // block:
-            found[-1] = slice(found[-1].start, token + 1)
+            blocks[-1] = slice(blocks[-1].start, token + 1)
         else:
-            found.append(slice(token, token + 1))
-    return found
+            blocks.append(slice(token, token + 1))
+    return blocks
 
 
 def select(

@@ -55,9 +55,13 @@ class _Dual:
 class ScoreOf:
     """A formula with its data."""
 
-    def __init__(self, inputs: S.Inputs, given: Mapping[str, object], n_q: int, n_kv: int) -> None:
+    def __init__(
+        self, inputs: S.Inputs, given: Mapping[str, object], n_q: int, n_kv: int, heads: int = 1,
+        batch: int = 1,
+    ) -> None:  # fmt: skip
         """`given`: arrays and numbers by name; parameters have defaults."""
-        values = {**inputs.defaults, **inputs.captured, **given}
+        held = inputs.held(batch, heads, n_q, n_kv)
+        values = {**inputs.defaults, **held, **given}
         self._logit = inputs.formula.logit
         self._lengths = {"n_q": n_q, "n_kv": n_kv}
         self._names = {
@@ -72,12 +76,14 @@ class ScoreOf:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a table, by its name."""
-        return next(self._tables[slot].shape for slot, own in self._names.items() if own == name)
+        return next(
+            self._tables[slot].shape for slot, slot_name in self._names.items() if slot_name == name
+        )
 
     def __call__(self, s: Array, q: object, k: object, h: int, b: int) -> Logits:
         """The logits of pairs: s float64 [pairs]; q and k as many, or one for all."""
-        found = _Evaluation(self._tables, {**self._lengths, "q": q, "k": k, "h": h, "b": b}, s)
-        dual = found.real(self._logit)
+        evaluation = _Evaluation(self._tables, {**self._lengths, "q": q, "k": k, "h": h, "b": b}, s)
+        dual = evaluation.real(self._logit)
         value = np.broadcast_to(dual.value, s.shape)
 
         def slope(by: object) -> Array:
@@ -86,7 +92,7 @@ class ScoreOf:
 
         shares = tuple(
             ScoreShare(self._names[slot], index, slope(number))
-            for number, (slot, index) in enumerate(found.read)
+            for number, (slot, index) in enumerate(evaluation.read)
             if number in dual.by
         )
         return Logits(value, slope("s"), shares)
@@ -139,9 +145,9 @@ class _Evaluation(Values):
         if not index:
             flat = table.reshape(-1)[0]
             return np.asarray(flat), tuple(np.zeros(1, np.int64) for _ in table.shape)
-        own = index[len(index) - table.ndim :]
+        indices = index[len(index) - table.ndim :]
         places, outside = [], np.zeros(self._s.shape, bool)
-        for part, size in zip(own, table.shape, strict=True):
+        for part, size in zip(indices, table.shape, strict=True):
             place = np.broadcast_to(self.whole(part), self._s.shape)
             place = np.where(place < 0, place + size, place) if size > 1 else 0 * place
             outside |= (place < 0) | (place >= size)

@@ -1,7 +1,7 @@
 """Dropout: its kernels, and its arguments in a call.
 
-They are kernels of their own, made when a call first asks for them, so that others have no trace of
-dropout. Rate and seed lie behind `struct Attention` and are no part of a plan: a new seed costs
+They are kernels of their own, compiled when a call first needs them, so that others have no trace
+of dropout. Rate and seed lie behind `struct Attention` and are no part of a plan: a new seed costs
 nothing. `reference/dropout.py` defines which weights stay.
 """
 

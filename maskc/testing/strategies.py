@@ -1,10 +1,10 @@
 """Random masks, lengths, tiles and their data, for every property test.
 
 A mask is drawn from all combinators, traced formulas and the set algebra, with small constants so
-that small lengths meet every case. Data atoms have fixed names (one name means one array):
-`doc`, `seen` (flags on keys), `awake` (flags on queries), `span`, `walk` and `grid1`, `grid3`, ...
-(tables by block size), and `late`, `early`, `reach` and `roots`, which are aligned at the start;
-parameters are those of PARAMS. Masks that differ by head are for HEADS query heads.
+that small lengths meet every case. Data atoms have fixed names (one name means one array): `doc`,
+`seen` (flags on keys), `awake` (flags on queries), `span`, `walk` and `grid1`, `grid3`, ... (tables
+by block size). `late`, `early`, `reach` and `roots` are aligned at the start. Parameters are those
+of PARAMS. Masks that differ by head are for HEADS query heads.
 """
 
 from __future__ import annotations

@@ -59,11 +59,11 @@ def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> L
     """
     from maskc.driver import selects
 
-    found = sorted(set(constants(mask, n_heads, params)))
+    sizes = sorted(set(constants(mask, n_heads, params)))
     fixed = fixed_lengths(mask)
     if fixed:
-        return Lengths(_fitting(fixed), tuple(found))
-    reached = [number for number in found if number + number // _BESIDE + MARGIN <= _LONGEST]
+        return Lengths(_fitting(fixed), tuple(sizes))
+    reached = [number for number in sizes if number + number // _BESIDE + MARGIN <= _LONGEST]
     shapes = list(SHORT)
     longest = _past(reached)
     pairs = _PAIRS_RANKED if selects(mask) else _PAIRS
@@ -75,17 +75,17 @@ def lengths_for(mask: Mask, n_heads: int | None, params: Mapping[str, int]) -> L
         within = [n for n in reached if (n + n // _BESIDE + MARGIN) ** 2 <= pairs]
         side = _past(within)
         shapes += [(side, side)] if side > MARGIN + MARGIN // 2 else []
-    return Lengths(tuple(shapes), tuple(reached), tuple(found[len(reached) :]))
+    return Lengths(tuple(shapes), tuple(reached), tuple(sizes[len(reached) :]))
 
 
-def _past(found: list[int]) -> int:
+def _past(sizes: list[int]) -> int:
     """A number of tokens past the largest constant plus a smaller one.
 
     Where sinks stand before a window, all keys are seen until both are passed.
     """
-    largest = max(found, default=0)
-    beside = max((number for number in found if number * _BESIDE <= largest), default=0)
-    return largest + beside + MARGIN
+    largest = max(sizes, default=0)
+    second = max((number for number in sizes if number * _BESIDE <= largest), default=0)
+    return largest + second + MARGIN
 
 
 def _fitting(fixed: tuple[range, range]) -> tuple[Shape, ...]:

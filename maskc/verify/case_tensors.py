@@ -90,21 +90,21 @@ def numpy_dtype(name: str) -> np.dtype:
     if name in ("bfloat16", E4M3):
         import ml_dtypes
 
-        own: np.dtype = np.dtype(getattr(ml_dtypes, name))
-        return own
+        dtype: np.dtype = np.dtype(getattr(ml_dtypes, name))
+        return dtype
     return np.dtype(name)
 
 
 def data_on_device(case: Case, tensors: CaseTensors) -> dict[str, Any]:
     """Return the data of a case on the device of its tensors. An indexer's inputs are in the
     tensors' dtype, as a model has them, or in E4M3."""
-    found = dict(case.data)
+    data = dict(case.data)
     for name in ("index_q", "index_k", "index_w"):
-        if name in found and has_torch():
-            values = like(tensors.q, np.asarray(found[name]))
+        if name in data and has_torch():
+            values = like(tensors.q, np.asarray(data[name]))
             kept = name == "index_w" or values.itemsize == 1
-            found[name] = values if kept else values.to(tensors.q.dtype)
-    return found
+            data[name] = values if kept else values.to(tensors.q.dtype)
+    return data
 
 
 def library(x: Any) -> Any:

@@ -93,12 +93,12 @@ out, lse = attn(*given[:3], return_lse=True{passed})
 _ARRAYS = (np.ndarray, tuple, Parents, CuSeqlens)
 
 
-def _said(found: Mismatch) -> str:
-    if found.part == "call":
-        return f"a call raises {found.raised.splitlines()[0][:200]}"
-    if found.part == "planted":
-        return f"a key of NaN is not where it should be for {found.error:.0f} queries"
-    return f"{found.part} is wrong by {found.error:.1e}, {found.allowed:.1e} is allowed"
+def _said(mismatch: Mismatch) -> str:
+    if mismatch.part == "call":
+        return f"a call raises {mismatch.raised.splitlines()[0][:200]}"
+    if mismatch.part == "planted":
+        return f"a key of NaN is not where it should be for {mismatch.error:.0f} queries"
+    return f"{mismatch.part} is wrong by {mismatch.error:.1e}, {mismatch.allowed:.1e} is allowed"
 
 
 @dataclass(frozen=True)
@@ -166,14 +166,14 @@ def _stored(dtype: DType) -> str:
     return f"q, k, v, dout = (x.astype({kind}).astype(np.float32) for x in (q, k, v, dout))\n"
 
 
-def _compared(found: Mismatch, case: DrawnCase, passed: str) -> str:
+def _compared(mismatch: Mismatch, case: DrawnCase, passed: str) -> str:
     """The lines of a program that compare, and exit."""
     order = f", deterministic={case.deterministic}" * case.deterministic
     results = ["dq", "dk", "dv", *(GRADIENTS[x] for x in GRADIENTS if x in case.options)]
     back = f"attn.backward(*given[:3], out, lse, given[3]{order}{passed})"
-    if found.part == "call":
+    if mismatch.part == "call":
         return f"{back}\n"
-    if found.part == "planted":
+    if mismatch.part == "planted":
         return f"""\
 k[:, :, {case.seed % case.n_kv}] = np.nan
 again = values(attn(given[0], stored(k), given[2]{passed}))
@@ -182,17 +182,17 @@ wrong = ~np.where(keep[..., {case.seed % case.n_kv}], spread, same)
 print(int(wrong.sum()), "queries are wrong")
 sys.exit(wrong.any())
 """
-    if found.part in ("out", "lse"):
-        place = 0 if found.part == "out" else 1
+    if mismatch.part in ("out", "lse"):
+        place = 0 if mismatch.part == "out" else 1
         expected, line = f"attention(q, k, v, keep, **options)[{place}]", ""
     else:
-        expected = f'gradients(q, k, v, keep, dout, **options)["{found.part}"]'
+        expected = f'gradients(q, k, v, keep, dout, **options)["{mismatch.part}"]'
         line = f"{', '.join(results)} = {back}\n"
     return f"""\
-{line}found, expected = values({found.part}), {expected}
-{_ERRORS.get(found.part, _ROWS)}
-print("error", error, "of", "{found.part}")
-sys.exit(not error <= {found.allowed!r})
+{line}found, expected = values({mismatch.part}), {expected}
+{_ERRORS.get(mismatch.part, _ROWS)}
+print("error", error, "of", "{mismatch.part}")
+sys.exit(not error <= {mismatch.allowed!r})
 """
 
 

@@ -114,7 +114,7 @@ def stepwise(
     out, lse = np.zeros((*q.shape[:3], v.shape[3]), real), np.zeros(q.shape[:3], real)
     dq, dk, dv = (np.zeros(x.shape, real) for x in (q, k, v))
     sizes = {"out": lse.shape, "dq": lse.shape, "dk": k.shape[:3], "dv": k.shape[:3]}
-    terms, single = ({part: np.zeros(each) for part, each in sizes.items()} for _ in range(2))
+    terms, single = ({part: np.zeros(shape) for part, shape in sizes.items()} for _ in range(2))
     by_head = _ByHead(q.shape[1], alibi_slopes is not None, sink_logits is not None)
     for b, shared in np.ndindex(k.shape[:2]):
         sums = {part: np.zeros((n_kv, x.shape[3])) for part, x in (("dk", k), ("dv", v))}
@@ -140,8 +140,8 @@ def stepwise(
             total = weights.sum(1) + np.exp(sink - base[:, 0])
             lse[b, h, rows] = base[:, 0] + np.log(total)
             p = store(weights / total[:, None])
-            found = store(p @ of_v)
-            out[b, h, rows] = found
+            out_stored = store(p @ of_v)
+            out[b, h, rows] = out_stored
             terms["out"][b, h, rows] = norms(p @ abs(of_v))
             off = None
             if dtype is None:
@@ -153,16 +153,16 @@ def stepwise(
                 continue
             given = dout[b, h, rows].astype(real)
             dp = store(given @ of_v.T)
-            delta = (given * found).sum(1)[:, None]
+            delta = (given * out_stored).sum(1)[:, None]
             bend = real(1) if bent is None else 1 - bent**2
             raw = store(p * (dp - delta))
             ds = store(store(raw * bend) * factor)
             dq[b, h, rows] = store(ds @ of_k)
             dk[b, shared, keys] += ds.T @ of_q
             dv[b, shared, keys] += p.T @ given
-            each = p * (abs(dp) + abs(delta)) * bend * abs(factor)
-            terms["dq"][b, h, rows] = norms(each @ abs(of_k))
-            rounded = np.sqrt(((given * found) ** 2).sum(1))  # of delta
+            change = p * (abs(dp) + abs(delta)) * bend * abs(factor)
+            terms["dq"][b, h, rows] = norms(change @ abs(of_k))
+            rounded = np.sqrt(((given * out_stored) ** 2).sum(1))  # of delta
             at_sink = np.exp(sink - base[:, 0]) / total
             if sink_logits is not None:
                 by_head.add("dsink", h, -at_sink * delta[:, 0], at_sink * rounded)
@@ -170,11 +170,11 @@ def stepwise(
                 whole = p * (abs(dp) + abs(delta)) * distance
                 far = np.concatenate([whole.ravel(), (p * distance).sum(1) * rounded])
                 by_head.add("dalibi", h, -raw * distance, far)
-            sums["dk"][keys] += each.T @ abs(of_q)
+            sums["dk"][keys] += change.T @ abs(of_q)
             sums["dv"][keys] += p.T @ abs(given)
             if off is None:
                 continue
-            of_delta = (abs(given) * (r_v * abs(found) + of_out)).sum(1)[:, None]
+            of_delta = (abs(given) * (r_v * abs(out_stored) + of_out)).sum(1)[:, None]
             of_dp = r_v * (abs(given) @ abs(of_v).T)
             of_ds = p * (of_dp + of_delta + 2 * (abs(dp) + abs(delta)))
             of_raw = of_ds + off.weight * abs(dp - delta)
@@ -239,8 +239,8 @@ class _ByHead:
 
 def norms(x: np.ndarray) -> np.ndarray:
     """The norms of rows [..., D], in fp64."""
-    found: np.ndarray = np.sqrt(np.einsum("...d,...d->...", x, x, dtype=np.float64))
-    return found
+    norms_of_rows: np.ndarray = np.sqrt(np.einsum("...d,...d->...", x, x, dtype=np.float64))
+    return norms_of_rows
 
 
 class _Off:
@@ -320,8 +320,8 @@ class FullJudge:
             return 0.0, SINGLE
         by_head = part in ("dsink", "dalibi")
         norm = np.abs if by_head else norms
-        own = norm(right)
-        size = np.maximum(own, np.sqrt((own**2).mean(-1))[..., None])
+        size_of_rows = norm(right)
+        size = np.maximum(size_of_rows, np.sqrt((size_of_rows**2).mean(-1))[..., None])
         size = np.maximum(size, np.finfo(np.float64).tiny)
         allowed = np.maximum(SINGLE, self.expected.single[part] / size)
         if self._near is not None:
@@ -332,7 +332,7 @@ class FullJudge:
                 allowed = np.maximum(allowed, theirs + 4 * deviation / size)
             else:
                 near_0 = _SMALLEST[self._dtype] / 2 * right.shape[-1] ** 0.5  # not relative there
-                rounded = np.maximum(epsilon * own, near_0)
+                rounded = np.maximum(epsilon * size_of_rows, near_0)
                 allowed = theirs + (rounded + _SUMS * self.expected.terms[part]) / size
         off = norm(np.asarray(found, np.float64) - right) / size
         if not np.isfinite(off).all():

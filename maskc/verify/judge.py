@@ -95,19 +95,19 @@ def attend_head(
         alpha: of entmax; 1 is softmax.
     """
     p, lse = weights(q, k, keep, scale, store, alpha)
-    found = [store(p @ v), lse]
+    results = [store(p @ v), lse]
     if dout is not None:
         dp = store(dout @ v.T)
         slopes, slide = p, p @ k * scale
-        mean = (dout * found[0]).sum(1)
+        mean = (dout * results[0]).sum(1)
         if alpha > 1:  # whose gradient does not read out
             slopes, slide = sparse.slopes(p, alpha), q * 0
             total = slopes.sum(1)
             mean = (slopes * dp).sum(1) / library(q).where(total == 0, 1.0, total)
         ds = store(slopes * (dp - mean[:, None]))
         ds = store(ds * scale)
-        found += [store(ds @ k), slide, ds.T @ q, p.T @ dout]
-    return found
+        results += [store(ds @ k), slide, ds.T @ q, p.T @ dout]
+    return results
 
 
 def weights(
@@ -159,10 +159,12 @@ def attend(
             for part in parts:
                 given = dout[b, h, part] if backward else None
                 seen = like(k, keep(b, h)[part])
-                found = attend_head(q[b, h, part], k, v, seen, given, case.scale, store, case.alpha)
-                for values, own in zip(of_head, found, strict=False):
-                    values.append(own)
-                sums = [total + own for total, own in zip(sums, found[4:], strict=False)]
+                results = attend_head(
+                    q[b, h, part], k, v, seen, given, case.scale, store, case.alpha
+                )
+                for values, part_of_head in zip(of_head, results, strict=False):
+                    values.append(part_of_head)
+                sums = [total + share for total, share in zip(sums, results[4:], strict=False)]
             for values, pieces in zip(of_rows, of_head, strict=True):
                 values += [xp.concatenate(pieces)] if pieces else []
         for values, total in zip(columns, sums if backward else (), strict=False):

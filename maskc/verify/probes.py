@@ -90,16 +90,16 @@ class Probe:
 
     def _random(self, tensors: CaseTensors) -> Iterator[ProbeResult]:
         out, lse = self._call(tensors, return_lse=True)
-        found = {"forward": {"out": host(out), "lse": host(lse)}}
+        outputs = {"forward": {"out": host(out), "lse": host(lse)}}
         if self.backward:
             parts = self.attn.backward(*tensors.qkv, out, lse, tensors.dout, **self.case.data)
-            found["backward"] = dict(zip(("dq", "dk", "dv"), map(host, parts), strict=False))
+            outputs["backward"] = dict(zip(("dq", "dk", "dv"), map(host, parts), strict=False))
         q, k, v = map(host, tensors.qkv)
         dout = host(tensors.dout) if self.backward else None
         judge = FullJudge(q, k, v, self.keep[None], dout, self.case.dtype)
-        for what, results in found.items():
+        for what, results in outputs.items():
             judged = [judge.error(part, values) for part, values in results.items()]
-            error, allowed = max(judged, key=lambda each: _share(*each))
+            error, allowed = max(judged, key=lambda pair: _share(*pair))
             yield ProbeResult(self.label, what, error, allowed, error <= allowed)
 
     # -------------------------------------------------------------- exact probes
@@ -123,9 +123,9 @@ class Probe:
             here = CaseTensors(
                 silent, tensors.k, _like(tensors.v, hot), tensors.dout, tensors.device
             )
-            found = host(self._call(here))[0][:, :, : len(keys)]
+            read = host(self._call(here))[0][:, :, : len(keys)]
             right = expected[:, :, keys]
-            near = np.abs(found - right) <= allowed[:, :, keys] * right
+            near = np.abs(read - right) <= allowed[:, :, keys] * right
             wrong += int(np.count_nonzero(~near))
         return ProbeResult(self.label, "reads the mask back", wrong, 0, wrong == 0)
 
@@ -139,9 +139,9 @@ class Probe:
         spoilt[:, :, keys] = np.nan
         q, k, v = tensors.qkv
         parts = (_like(k, spoilt), v) if where == "K" else (k, _like(v, spoilt))
-        found = host(self._call(CaseTensors(q, *parts, tensors.dout, tensors.device)))
+        results = host(self._call(CaseTensors(q, *parts, tensors.dout, tensors.device)))
         sees = np.asarray(self.keep[:, :, keys].any(axis=2))
-        wrong = reached_wrongly(clean, found, sees)
+        wrong = reached_wrongly(clean, results, sees)
         return ProbeResult(self.label, f"NaN in {where} stays with its key", wrong, 0, wrong == 0)
 
 

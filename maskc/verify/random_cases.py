@@ -227,17 +227,17 @@ def inputs(case: DrawnCase, subject: MaskUnderTest) -> tuple[list[np.ndarray], d
 
 def data_for(case: DrawnCase, subject: MaskUnderTest) -> dict[str, Any]:
     """The data that the mask reads: the same for all sequences, or each with its own."""
-    found = sample_data(subject.mask, case.n_q, case.n_kv, case.seed)
+    data = sample_data(subject.mask, case.n_q, case.n_kv, case.seed)
     if case.data_by_sequence:
         others = [
             sample_data(subject.mask, case.n_q, case.n_kv, case.seed + 100 * b)
             for b in range(1, case.batch)
         ]
-        found = {
+        data = {
             name: _stacked([value, *(other[name] for other in others)])
-            for name, value in found.items()
+            for name, value in data.items()
         }
-    return {**found, **dict(case.params), **dict(subject.fixed_params)}
+    return {**data, **dict(case.params), **dict(subject.fixed_params)}
 
 
 def _stacked(values: list[Any]) -> Any:
@@ -301,18 +301,18 @@ def mismatch(case: DrawnCase, subject: MaskUnderTest) -> Mismatch | None:
         more = {name: _as_tensor(value, device) for name, value in more.items()}
     more |= {name: sent(value) for name, value in data.items()}
     out, lse = attn(own_q, own_k, own_v, return_lse=True, **more)
-    found = {"out": host(out), "lse": host(lse)}
+    results = {"out": host(out), "lse": host(lse)}
     backward = Direction.backward in attn.target.directions
     if backward:
         parts = attn.backward(
             own_q, own_k, own_v, out, lse, sent_dout, deterministic=case.deterministic, **more
         )
         names = ["dq", "dk", "dv", *(x for name, x in GRADIENTS.items() if name in options)]
-        found |= {name: host(part) for name, part in zip(names, parts, strict=True)}
+        results |= {name: host(part) for name, part in zip(names, parts, strict=True)}
     keep = _truth(case, subject, data, q, k)
     sent_back = dout if backward else None
     judge = FullJudge(q, k, v, keep, sent_back, problem.dtype, **options)
-    for part, values in found.items():
+    for part, values in results.items():
         error, allowed = judge.error(part, values)
         if not error <= allowed:
             return Mismatch(case, part, error, allowed)
@@ -321,7 +321,7 @@ def mismatch(case: DrawnCase, subject: MaskUnderTest) -> Mismatch | None:
     key = case.seed % case.n_kv
     k[:, :, key] = np.nan
     again = host(attn(own_q, laid(k, case.strides, problem.dtype, device), own_v, **more))
-    wrong = reached_wrongly(found["out"], again, keep[..., key])
+    wrong = reached_wrongly(results["out"], again, keep[..., key])
     return Mismatch(case, "planted", wrong, 0.0) if wrong else None
 
 
@@ -403,7 +403,7 @@ class _Watch:
             raise _Enough
         self._tell(self.cases + self.refused)
         try:
-            found = mismatch_or_raised(case, self.subject)
+            mismatch = mismatch_or_raised(case, self.subject)
         except MaskcError as refusal:
             self.refused += 1
             self.reason = self.reason or f"{refusal.code} {refusal.finding}"
@@ -413,12 +413,12 @@ class _Watch:
             if self._until is None and limit is not None:
                 self._until = monotonic() + limit
         self.cases += self.best is None
-        if found is None:
+        if mismatch is None:
             return True
         if self.best is None:
             self._until = None  # looking for a smaller one has time of its own
         if self.best is None or case.size < self.best.case.size:
-            self.best = found
+            self.best = mismatch
         return False
 
 
@@ -489,12 +489,12 @@ def _by_hypothesis(watch: _Watch, count: int, seed: int) -> None:
         trial()
 
 
-def _simplest(found: Mismatch, subject: MaskUnderTest) -> Mismatch:
+def _simplest(mismatch: Mismatch, subject: MaskUnderTest) -> Mismatch:
     """The case with one thing after another made simpler, as long as it is wrong.
 
     Hypothesis shrinks what was drawn, and draws squares more simply than single rows.
     """
-    best, left = found, _SIMPLER
+    best, left = mismatch, _SIMPLER
     candidates = _simpler(best.case, subject)
     while left and (case := next(candidates, None)) is not None:
         left -= 1

@@ -28,12 +28,12 @@ def sample_data(mask: Mask, n_q: int, n_kv: int | None = None, seed: int = 0) ->
     n_kv = n_q if n_kv is None else n_kv
     wanted = {decl.name: decl for node in walk(mask) for decl in node.decls}
     rng = np.random.default_rng(seed)
-    found = {
+    samples = {
         name: _sample(decl, n_q, n_kv, rng)
         for name, decl in sorted(wanted.items())
         if decl.from_caller
     }
-    return found | _ranking([x for x in walk(mask) if isinstance(x, TopK)], n_q, n_kv, rng)
+    return samples | _ranking([x for x in walk(mask) if isinstance(x, TopK)], n_q, n_kv, rng)
 
 
 _INDEX_HEADS, _INDEX_DIM = 4, 32
@@ -44,7 +44,7 @@ def _ranking(
 ) -> dict[str, object]:
     """Return inputs of run-time selections: small integers, so that every score is exact in
     fp32."""
-    by = {each.score for each in selections}
+    by = {one.score for one in selections}
     shapes: dict[str, tuple[int, ...]] = {}
     if "indexer" in by:
         shapes["index_q"] = (1, _INDEX_HEADS, n_q, _INDEX_DIM)

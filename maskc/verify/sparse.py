@@ -26,15 +26,15 @@ def weights(s: Any, alpha: float) -> tuple[Any, Any]:
     """
     xp, a = library(s), alpha - 1
     some = (s > -np.inf).any(0)  # keys that nobody sees cost nothing
-    own = s[:, some]
+    scores = s[:, some]
     p = xp.zeros_like(s)
-    if not own.shape[1]:
-        return p, own.sum(1) - np.inf
-    top = xp.amax(own, 1)
+    if not scores.shape[1]:
+        return p, scores.sum(1) - np.inf
+    top = xp.amax(scores, 1)
     empty = xp.isneginf(top)
     top = xp.where(empty, xp.zeros_like(top), top)
-    z = a * (own - top[:, None])
-    seen = (own > -np.inf).sum(1).clip(1)
+    z = a * (scores - top[:, None])
+    seen = (scores > -np.inf).sum(1).clip(1)
     # At the lower end the best key alone has weight 1; at the upper all n would have 1 / n.
     low, high = top * 0 - 1, -((seen + top * 0) ** -a)
     for _ in range(_STEPS):

@@ -84,7 +84,7 @@ def take_turns(
             calls, turns = plan[name]
             if turn < turns:
                 times[name].append(clock(ready[name], calls))
-    return {name: median(found) for name, found in times.items()}
+    return {name: median(samples) for name, samples in times.items()}
 
 
 def _host_burst(rival: Timed, calls: int) -> float:

@@ -46,8 +46,8 @@ def growth_plot(rows: Sequence[dict[str, Any]], path: str | Path, *, title: str)
             for across, (direction, name, unit) in enumerate(columns):
                 left, top = _LEFT + across * (_WIDE + _ACROSS), _TOP + down * (_HIGH + _DOWN)
                 axes = page.axes(left, top, _WIDE, _HIGH)
-                own = [r for r in right if (r["case"], r["direction"]) == (case, direction)]
-                _panel(axes, own, name)
+                curve = [r for r in right if (r["case"], r["direction"]) == (case, direction)]
+                _panel(axes, curve, name)
                 axes.set_title(f"{case} {direction}: {unit}", fontsize=8, color=INK, loc="left")
                 axes.set_xlabel("N", fontsize=8)
                 if not across and axes.lines:

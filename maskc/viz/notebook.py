@@ -35,12 +35,12 @@ def html(mask: Mask) -> str:
 def html_of(shown: Picture) -> str:
     """A picture as HTML."""
     panels = []
-    for each in shown.panels[:_PANELS]:
-        cells = each.raster.fit(MOST_CELLS, MOST_CELLS)
+    for shown_panel in shown.panels[:_PANELS]:
+        cells = shown_panel.raster.fit(MOST_CELLS, MOST_CELLS)
         n_q, n_kv = shown.span.shape
-        caption = f"{words.percent(each.numbers.live_share)} live"
-        if each.heads:
-            caption = f"{words.heads(each.heads)}: {caption}"
+        caption = f"{words.percent(shown_panel.numbers.live_share)} live"
+        if shown_panel.heads:
+            caption = f"{words.heads(shown_panel.heads)}: {caption}"
         panels.append((caption, panel(cells.classes, cells.share, max(n_q, 1) / max(n_kv, 1))))
     more = len(shown.panels) - len(panels)
     notes = [f"and {more} more sets of heads"] if more > 0 else []

@@ -197,13 +197,13 @@ def picture(
         counted, kernel = tile_shape(tile) if tile else suitable_tile(*window.shape), None
     counted = TileShape(*map(_coarse, (counted.q, counted.k), window.shape))
     read, notes = with_scores(mask, n_q, n_kv, data or {}, seed)
-    found = views(mask, n_q, n_kv, window, n_heads=n_heads, batch=batch, data=read)
+    pictures = views(mask, n_q, n_kv, window, n_heads=n_heads, batch=batch, data=read)
     panels = tuple(
         _panel(heads, view, counted, tile is None, Problem(*dims, kind))
-        for heads, view in found.by_heads.items()
+        for heads, view in pictures.by_heads.items()
     )
-    if found.sequence is not None:
-        notes = (*notes, f"sequence {found.sequence} of {found.sequences}")
+    if pictures.sequence is not None:
+        notes = (*notes, f"sequence {pictures.sequence} of {pictures.sequences}")
     formula = f"{mask} ({', '.join(notes)})" if notes else str(mask)
     whose = (kernel.target, kernel.also) if kernel else ("", ())
     return Picture(name, formula, n_q, n_kv, window, *dims, kind, panels, *whose)
@@ -230,9 +230,10 @@ def numbers_of(
     """
     n_q, n_kv = check_lengths(n_q, n_kv)
     shape, whole = tile_shape(tile), ViewSpan(0, n_q, 0, n_kv)
-    found = views(mask, n_q, n_kv, whole, n_heads=n_heads, data=data)
+    pictures = views(mask, n_q, n_kv, whole, n_heads=n_heads, data=data)
     return {
-        heads: _numbers(view, view.layout(shape), problem) for heads, view in found.by_heads.items()
+        heads: _numbers(view, view.layout(shape), problem)
+        for heads, view in pictures.by_heads.items()
     }
 
 
@@ -311,6 +312,6 @@ def live_pairs(
             "k": np.minimum(k, layout.n_kv - 1)[:, None, :],
         }
         kept = np.broadcast_to(evaluate(keep, env), inside.shape)
-        found = np.count_nonzero(kept & inside, axis=(1, 2))
-        live[i, j] = found * pairs[i, j] / np.count_nonzero(inside, axis=(1, 2))
+        counts = np.count_nonzero(kept & inside, axis=(1, 2))
+        live[i, j] = counts * pairs[i, j] / np.count_nonzero(inside, axis=(1, 2))
     return live, step

@@ -34,13 +34,13 @@ def showing(
     """
     if (fixed := fixed_lengths(mask)) and all(fixed):
         return fixed[0][-1], fixed[1][-1]
-    found = [number for number in constants(mask, n_heads, params or {}) if number > 1]
-    if not found:
+    sizes = [number for number in constants(mask, n_heads, params or {}) if number > 1]
+    if not sizes:
         return _PLAIN, _PLAIN
-    side = 1 << (_TIMES * max(found) - 1).bit_length()
+    side = 1 << (_TIMES * max(sizes) - 1).bit_length()
     side = min(max(side, _FEWEST), _MOST)
     if side > _FEWEST:
         side = max(side, _TILED)
-    if side > _PLAIN and 3 * max(found) <= 2 * _PLAIN and selects(mask):
+    if side > _PLAIN and 3 * max(sizes) <= 2 * _PLAIN and selects(mask):
         side = _PLAIN
     return side, side

@@ -109,9 +109,9 @@ def _looks(cells: PairCells) -> np.ndarray:
 def _panel(shown: Picture, panel: Panel, width: int, color: bool) -> Iterator[str]:
     if panel.heads:
         yield words.heads(panel.heads)
-    beside = _numbers(shown, panel)
+    numbers = _numbers(shown, panel)
     if not panel.numbers.pairs:
-        yield from ("nothing to draw: there are no pairs", "", *beside, "")
+        yield from ("nothing to draw: there are no pairs", "", *numbers, "")
         return
     drawing = _drawing(shown, panel, width, color)
     text = list(_text(drawing, color))
@@ -125,7 +125,7 @@ def _panel(shown: Picture, panel: Panel, width: int, color: bool) -> Iterator[st
         framed.append(f"{labels.get(index, ''):>{gutter}} {edge}{line}│")
     framed.append(f"{margin} └{rule}┘")
     blank = " " * (gutter + len(rule) + 3)
-    for left, note in zip_longest(framed, beside):
+    for left, note in zip_longest(framed, numbers):
         yield f"{left or blank}   {note or ''}"
     yield from _legend(panel, drawing, color, gutter)
     yield ""
@@ -179,10 +179,10 @@ def _row_labels(shown: Picture, drawing: _Drawing, lines: int) -> dict[int, str]
     """Line of text -> query index."""
     per_line = drawing.rows_per_token / (2 if drawing.halves else 1)
     span = shown.span
-    found: dict[int, str] = {}
+    labels: dict[int, str] = {}
     for tick in words.ticks(span.q0, span.q1, max(2, lines // 5)):
-        found.setdefault(min(lines - 1, int((tick - span.q0) * per_line)), str(tick))
-    return found
+        labels.setdefault(min(lines - 1, int((tick - span.q0) * per_line)), str(tick))
+    return labels
 
 
 def _column_labels(shown: Picture, drawing: _Drawing) -> str:

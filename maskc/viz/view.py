@@ -51,8 +51,8 @@ class ViewSpan:
         inside = 0 <= self.q0 <= self.q1 <= n_q and 0 <= self.k0 <= self.k1 <= n_kv
         if not inside:
             hint = "a range is Q0:Q1,K0:K1 with ends not included, for example 0:256,768:1024"
-            found = f"{self} is not inside {n_q} queries and {n_kv} keys"
-            raise DataRange("range", found, hint, at="range")
+            fault = f"{self} is not inside {n_q} queries and {n_kv} keys"
+            raise DataRange("range", fault, hint, at="range")
         return self
 
 
@@ -68,15 +68,20 @@ class View:
     n_kv: int
     """Queries and keys of the window."""
 
-    def elements(self) -> np.ndarray:
-        """bool [n_q, n_kv]: True where the query sees the key."""
+    def elements(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """bool [queries, n_kv]: True where the query sees the key.
+
+        Args:
+            start, stop: the queries; all of them by default.
+        """
+        stop = self.n_q if stop is None else stop
         env = {
             **self.arrays,
-            "q": np.arange(self.n_q, dtype=np.int64)[:, None],
+            "q": np.arange(start, stop, dtype=np.int64)[:, None],
             "k": np.arange(self.n_kv, dtype=np.int64)[None, :],
         }
-        kept = evaluate(self.keep, env) if self.n_q and self.n_kv else False
-        return np.broadcast_to(np.asarray(kept, dtype=bool), (self.n_q, self.n_kv))
+        kept = evaluate(self.keep, env) if stop > start and self.n_kv else False
+        return np.broadcast_to(np.asarray(kept, dtype=bool), (stop - start, self.n_kv))
 
     def layout(self, tile: TileShape) -> BlockLayout:
         """The window's tiles, exact."""

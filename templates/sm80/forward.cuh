@@ -195,7 +195,7 @@ FN i32 first_key(const struct Tile &packed) {
 #include "sm80/lib/entmax.cuh"
 
 #endif
-// Whether warps skip tiles of which their rows see nothing. Not with WIDE, where all warps exchange
+// Whether warps skip tiles that their rows do not see. Not with WIDE, where all warps exchange
 // data.
 #if WIDE
 constexpr bool SKIPS = false;

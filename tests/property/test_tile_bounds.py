@@ -119,6 +119,17 @@ def test_c_says_what_numpy_says(folder, formulas: list[Expr], seed: int) -> None
             assert (found & 1, found >> 1) == (may[box], must[box]), keep
 
 
+def test_numbers_of_a_list_are_told_to_their_ends():
+    """Rows that begin or end where a range of the list does."""
+    listed = [2, 3, 4, 9, 10, 12]
+    low, high = np.array([(a, b) for a in range(14) for b in range(a, 14)]).T
+    boxes = PairBoxes(low, high, np.zeros_like(low), np.zeros_like(low))
+    may, must = Analyst({}).verdict(E.member(E.Q, listed), boxes)
+    inside = [np.isin(np.arange(a, b + 1), listed) for a, b in zip(low, high, strict=True)]
+    assert may.tolist() == [x.any() for x in inside]
+    assert must.tolist() == [x.all() for x in inside]
+
+
 @settings(max_examples=200)
 @given(formula(ATOMS, READ))
 def test_the_hull_keeps_all_that_data_could(keep: Expr) -> None:

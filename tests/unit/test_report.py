@@ -17,6 +17,7 @@ import pytest
 
 import maskc as mc
 from maskc import driver
+from maskc.cli.report import read_notes
 from maskc.core.errors import BadEvaluation
 from maskc.core.target import Target
 from maskc.lab.report import Document, Subject, document
@@ -24,15 +25,16 @@ from maskc.lab.report.document import Code, Command, Figure, ReportTable, Sectio
 from maskc.lab.report.drawings import growth_chart
 from maskc.lab.report.evidence import significance_blocks
 from maskc.lab.report.html import html
-from maskc.lab.report.markdown import markdown
+from maskc.lab.report.markdown import markdown, plain
 from maskc.runtime import CompiledMask
 from maskc.verify.samples import sample_data
+from maskc.viz import weight_drawings
 from tests.support import browser
 from tests.support.cli import maskc, maskc_json
 
 QUICK = ("--repeats", 0, "--target", "cpu", "--head-dim", 16, "--dtype", "float32")
 KEYS = [
-    "summary", "definition", "picture", "proofs", "pseudocode", "complexity", "plan",
+    "summary", "definition", "picture", "weights", "proofs", "pseudocode", "complexity", "plan",
     "verification", "speed", "quality", "ablations", "significance", "environment",
 ]  # fmt: skip
 HOSTILE = (
@@ -137,6 +139,72 @@ def test_every_kind_of_mask_has_all_sections(name: str):
     assert text.count("\n## ") == len(KEYS)
     said = [one.text for each in report.sections for one in each.blocks if isinstance(one, Words)]
     assert not [text for text in said if text.startswith("Not available")]
+
+
+def test_the_heatmap_of_weights_is_of_given_tensors_or_of_synthetic_ones():
+    mask = MASKS["streaming"]
+    drawing, command = blocks(report_of(mask), "weights")
+    assert "synthetic q and k, seed 0" in drawing.caption
+    assert command == Command("maskc visualize mine.py --weights --n 256")
+    q = np.random.default_rng(0).standard_normal((2, 32, 4))
+    drawing, command = blocks(report_of(mask, tensors={"q": q, "k": q}), "weights")
+    assert "32 queries x 32 keys, head 0; given q and k" in drawing.caption
+    assert command.text.endswith("--weights --n 32 --data q=q.npy --data k=k.npy")
+    assert drawing.twin == "mine\n" + weight_drawings.text(mask.weights(q=q, k=q), 56)
+
+
+NOTES = """\
+# Motivation
+
+Why **this** mask:
+it is cheap.
+
+- first
+- second
+
+## Discussion
+No <b>surprise</b>.
+"""
+
+
+def test_motivation_and_discussion_stand_where_they_were_given(tmp_path: Path):
+    notes = tmp_path / "notes.md"
+    notes.write_text(NOTES)
+    page = tmp_path / "page.html"
+    found = maskc_json(
+        "report", "--expr", "causal()", "--notes", notes, *QUICK, "--n", 32, "-o", page
+    )["sections"]
+    assert found == ["motivation", *KEYS[:-1], "discussion", "environment"]
+    written = check_page(page.read_text())
+    assert "Why **this** mask: it is cheap." in written.text
+    assert re.findall("- first|- second", written.text) == ["- first", "- second"]
+    assert "No <b>surprise</b>." in written.text
+    only = report_of(MASKS["full"], discussion=["One thing."])
+    assert [each.key for each in only.sections] == [*KEYS[:-1], "discussion", "environment"]
+    assert "\n## Discussion\n\nOne thing.\n" in markdown(only)
+
+
+def test_committed_reports_have_the_notes_that_lie_beside_them():
+    folder = Path(__file__).parents[2] / "docs" / "reports"
+    pages = sorted(folder.glob("*.md"))
+    assert len(pages) == 3
+    for page in pages:
+        text = page.read_text()
+        written = read_notes(str(page.with_suffix(".notes.txt")))
+        for key in ("motivation", "discussion"):
+            (section,) = re.findall(rf"^## {key.title()}\n\n(.*?)\n\n## ", text, re.M | re.S)
+            assert section == "\n\n".join(map(plain, written[key])), (page.name, key)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no heading", "# Motivation\n", "# Method\n\ntext", "before\n# Motivation\n\nx"]
+)
+def test_notes_without_motivation_or_discussion(tmp_path: Path, text: str):
+    notes = tmp_path / "notes.md"
+    notes.write_text(text)
+    words = ("report", "--expr", "causal()", "--notes", notes, *QUICK, "-o", tmp_path / "x.md")
+    assert "MC755 --notes" in maskc(*words, code=2).stderr
+    assert not (tmp_path / "x.md").exists()
 
 
 def test_numbers_are_the_masks():

@@ -142,3 +142,50 @@ class BadEvaluation(MaskcError):
     exit_code = 2
     message = "cannot read quality results from {0}: {1}"
     hint = "write the file with `maskc evaluate PATTERN -o quality.json`"
+
+
+# ---------------------------------------------------------------- attention weights, notes
+
+
+class BadWeightTensors(MaskcError):
+    """The q and k of a heatmap are missing, or do not fit each other or the lengths."""
+
+    code = "MC751"
+    message = "weights need q and k: {0}"
+    hint = (
+        "give q [n_q, D], [heads, n_q, D] or [sequences, heads, n_q, D], and k alike with a number "
+        "of heads that divides that of q; without both, q and k are synthetic"
+    )
+
+
+class WeightsNotFinite(MaskcError):
+    """A score of a pair that the mask keeps is infinite or NaN, and so are weights of its row."""
+
+    code = "MC752"
+    message = "query {0} has a score that is no finite number: softmax has no weights for it"
+    hint = "look for inf and NaN in q and k"
+
+
+class NoSuchWeights(MaskcError):
+    """A heatmap of a head or a sequence that does not exist."""
+
+    code = "MC753"
+    message = "there is no {0} {1} among {2}"
+    hint = "heads and sequences count from 0"
+
+
+class TooManyWeights(MaskcError):
+    """A heatmap of more pairs than are computed one by one."""
+
+    code = "MC754"
+    message = "weights of {0} x {1} pairs: a heatmap computes at most {2}"
+    hint = "give a shorter sequence, or a part of q and k"
+
+
+class BadNotes(MaskcError):
+    """A file with the motivation and the discussion of a report holds neither."""
+
+    code = "MC755"
+    exit_code = 2
+    message = "cannot take motivation and discussion from {0}: {1}"
+    hint = "write Markdown with the headings `# Motivation` and `# Discussion`, or one of them"

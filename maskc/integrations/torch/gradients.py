@@ -97,7 +97,7 @@ def gradients(
 
     With p the probabilities, ds = p * (dout . v - dout . out) + p * dlse. Both terms are linear in
     their gradient, so a second pass computes the second term. In that pass, v has a one in front
-    and zeros behind, out is 0, and dout holds dlse in front: the first term then equals the second.
+    and zeros behind, out is 0, and dout holds dlse in front. The first term then equals the second.
     dlse is rounded to the dtype of v on the way, as a dout is.
 
     Args:

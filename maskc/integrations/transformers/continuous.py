@@ -77,8 +77,8 @@ def run_ragged(
 
     Args:
         module: the attention module.
-        query: [1, Hq, tokens, D]; key, value: [1, Hkv, keys, D], the keys of each request, of which
-            its queries are the last.
+        query: [1, Hq, tokens, D]; key, value: [1, Hkv, keys, D], the keys of each request, ending
+            with the keys of its queries.
         attention_mask: None.
         scaling, softcap, s_aux: as of `attention.run`.
         sliding_window: keys that a query sees, its own among them.

@@ -28,17 +28,17 @@ def ablations(mask: Mask) -> dict[str, Mask]:
         mask: a mask that contains a union.
 
     Returns:
-        Masks by what was done: "without sinks(4)", "with sinks(4)".
+        Masks by the change: "without sinks(4)", "with sinks(4)".
 
     Raises:
         NoTerms: the mask contains no union (MC733).
     """
-    found = {f"without {term}": rest for term, rest in _without(mask)}
-    if not found:
+    masks = {f"without {term}": rest for term, rest in _without(mask)}
+    if not masks:
         raise NoTerms(mask)
     if not any(isinstance(node, Sinks) for node in walk(mask)):
-        found[f"with sinks({_SINKS})"] = causal() & (mask | sinks(_SINKS))
-    return found
+        masks[f"with sinks({_SINKS})"] = causal() & (mask | sinks(_SINKS))
+    return masks
 
 
 def _without(mask: Mask) -> Iterator[tuple[Mask, Mask]]:

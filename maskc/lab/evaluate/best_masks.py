@@ -70,7 +70,7 @@ def selected(mask: Mask, made: Made, queries: Queries) -> Any:
     if not selects(mask):
         return made(mask)[..., rows, :]
     if isinstance(mask, Algebra):
-        left, right = (selected(each, made, queries) for each in (mask.left, mask.right))
+        left, right = (selected(operand, made, queries) for operand in (mask.left, mask.right))
         return combined(mask.op, left, right)
     chosen: Any = mask
     allowed = made(chosen.of)
@@ -147,5 +147,5 @@ def cells(allowed: Any, rows: int, columns: int) -> Any:
     """bool [..., ceil(n / rows), ceil(n / columns)]: which blocks have an allowed pair."""
     torch = torch_module()
     over = (0, -allowed.shape[-1] % columns, 0, -allowed.shape[-2] % rows)
-    found = torch.nn.functional.pad(allowed, over)
-    return found.unflatten(-1, (-1, columns)).any(dim=-1).unflatten(-2, (-1, rows)).any(dim=-2)
+    padded = torch.nn.functional.pad(allowed, over)
+    return padded.unflatten(-1, (-1, columns)).any(dim=-1).unflatten(-2, (-1, rows)).any(dim=-2)

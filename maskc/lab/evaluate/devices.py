@@ -20,16 +20,16 @@ def environment(inputs: Inputs | Tensors) -> dict[str, object]:
     from maskc import __version__
 
     torch = torch_module()
-    found: dict[str, Any] = {"maskc": __version__, "torch": torch.__version__}
+    about: dict[str, Any] = {"maskc": __version__, "torch": torch.__version__}
     for package in ("transformers", "numpy"):
         try:
-            found[package] = version(package)
+            about[package] = version(package)
         except PackageNotFoundError:
             continue
     if isinstance(inputs, Inputs):
         parameter = next(inputs.model.parameters())
-        device, found["dtype"] = parameter.device, str(parameter.dtype).removeprefix("torch.")
+        device, about["dtype"] = parameter.device, str(parameter.dtype).removeprefix("torch.")
     else:
         device = inputs.layers[0].q.device
-    found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return found
+    about["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return about

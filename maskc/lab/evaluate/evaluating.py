@@ -83,8 +83,8 @@ class Inputs:
     @cached_property
     def dense_losses(self) -> np.ndarray:
         """float64 [sequences, n - 1] in nats."""
-        found: np.ndarray = losses(self.model, self.ids, None, self.compute)
-        return found
+        values: np.ndarray = losses(self.model, self.ids, None, self.compute)
+        return values
 
     @cached_property
     def dense_answers(self) -> tuple[bool, ...]:
@@ -138,7 +138,7 @@ def evaluate(
     candidates = _candidates(masks)
     base = causal() if base is None else base
     tell = progress or (lambda _: None)
-    finished = {each.name: each for each in known}
+    finished = {result.name: result for result in known}
     wanted = [one for one in candidates if one.name not in finished]
     whole = [one for one in wanted if one.layers is None]
     model = inputs if isinstance(inputs, Inputs) else None
@@ -152,15 +152,15 @@ def evaluate(
     for number, one in enumerate(wanted, start=1):
         tell(f"{one.name} ({number} of {len(wanted)})")
         pairs = mean_pairs(one.mask, inputs, base, data) if one.pairs is None else one.pairs
-        found = Evaluated(
+        result = Evaluated(
             one.name, repr(one.mask), one.role, one.of, pairs,
             pairs / everything, one.budget, information.get(one.name),
             digest=digest_of(one.mask, {} if callable(data) else data or {}),
         )  # fmt: skip
         if model is not None:
-            found = _of_model(found, one, model, data, parts, margin, resamples, seed)
-        finished[one.name] = found
-        if each is not None and not each(found):
+            result = _of_model(result, one, model, data, parts, margin, resamples, seed)
+        finished[one.name] = result
+        if each is not None and not each(result):
             break
     results = _corrected([finished[one.name] for one in candidates if one.name in finished])
     limits = (INFORMATION, UNTRAINED, SCOPE) if model is not None else (INFORMATION, SCOPE)
@@ -205,11 +205,11 @@ def mean_pairs(mask: Mask, inputs: Inputs | Tensors, base: Mask, data: Data | No
     if not data or not declared_names(mask):
         return pairs_of(mask, n, base, heads)
     if isinstance(inputs, Inputs):
-        found = [pairs_of(mask, n, base, heads, data_of(data, row)) for row in inputs.ids]
+        counts = [pairs_of(mask, n, base, heads, data_of(data, row)) for row in inputs.ids]
     else:
         rows, given = range(inputs.sequences), data_of(data, None)
-        found = [pairs_of(mask, n, base, heads, given, batch) for batch in rows]
-    return sum(found) // len(found)
+        counts = [pairs_of(mask, n, base, heads, given, batch) for batch in rows]
+    return sum(counts) // len(counts)
 
 
 def _joined(
@@ -282,7 +282,7 @@ def _corrected(found: Sequence[Evaluated]) -> list[Evaluated]:
     """Correct p-values for all patterns, each kind of test among its own."""
     results = list(found)
     for kind in ("perplexity", "retrieval"):
-        having = [i for i, each in enumerate(results) if getattr(each, kind) is not None]
+        having = [i for i, result in enumerate(results) if getattr(result, kind) is not None]
         p_values = [getattr(results[i], kind).p_value for i in having]
         for i, value in zip(having, holm(p_values), strict=True):
             part = replace(getattr(results[i], kind), p_holm=value)

@@ -108,9 +108,9 @@ def at_budget(
     first, last = low, high
     while first < last:
         middle = (first + last + 1) // 2
-        found = solved(middle)
-        if found.pairs <= wanted:
-            first, best = middle, found
+        member = solved(middle)
+        if member.pairs <= wanted:
+            first, best = middle, member
         else:
             last = middle - 1
     return best
@@ -132,22 +132,24 @@ def pairs_of(
         batch: the sequence, of data with several.
     """
     both = mask if mask == base else mask & base
-    own: dict[str, Any] = (
+    data_of: dict[str, Any] = (
         {name: data[name] for name in declared_names(both) & data.keys()} if data else {}
     )
     if isinstance(mask, TopK):
-        allowed = _row_counts(mask.of, base, n) if not own else _counts(mask.of & base, n, own)
+        allowed = (
+            _row_counts(mask.of, base, n) if not data_of else _counts(mask.of & base, n, data_of)
+        )
         rows = allowed.reshape(-1, n)[batch if allowed.size > n else 0]
         return int(np.minimum(rows, mask.k * mask.block).sum())
-    if own:
-        found = both.count(n, n_heads=n_heads, batch=batch, **own)
+    if data_of:
+        count = both.count(n, n_heads=n_heads, batch=batch, **data_of)
     else:
-        found = both.count(n, n_heads=n_heads)
+        count = both.count(n, n_heads=n_heads)
     if n_heads and n_heads > 1:
         from maskc.ir.lower import differs_by_head
 
-        return found // n_heads if differs_by_head(both) else found
-    return found
+        return count // n_heads if differs_by_head(both) else count
+    return count
 
 
 @cache

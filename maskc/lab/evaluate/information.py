@@ -79,9 +79,9 @@ class Losses:
             if progress:
                 progress(f"layer {layer.layer} ({index + 1} of {len(given.layers)})")
             for b in range(given.sequences):
-                for found in self.kept.parts(layer, b):
-                    for name, keep in self.kept.rows(layer, b, found):
-                        sums[name].add(index, b, found, keep)
+                for part_kept in self.kept.parts(layer, b):
+                    for name, keep in self.kept.rows(layer, b, part_kept):
+                        sums[name].add(index, b, part_kept, keep)
         self.lots.append(sums)
 
     def found(self, resamples: int = 2000, seed: int = 0) -> dict[str, InformationLoss]:
@@ -132,10 +132,10 @@ def _weights(scores: Any, lse: Any) -> Any:
 
 def _dense(mask: Mask, n: int, heads: int, b: int, data: Mapping[str, Any]) -> np.ndarray:
     """bool [n, n] or [heads, n, n] of one sequence."""
-    found = mask.dense(n, n_heads=heads, **data)
-    if found.ndim == 4 or (found.ndim == 3 and not differs_by_head(mask)):
-        found = found[b if len(found) > 1 else 0]
-    return np.ascontiguousarray(found)
+    kept = mask.dense(n, n_heads=heads, **data)
+    if kept.ndim == 4 or (kept.ndim == 3 and not differs_by_head(mask)):
+        kept = kept[b if len(kept) > 1 else 0]
+    return np.ascontiguousarray(kept)
 
 
 class _Kept:
@@ -183,23 +183,23 @@ class _Kept:
             of = None if layer.data else layer.base
             scores = part.products, part.ranked, of  # selections rank by q . k alone
             queries = Queries(layer.q[b], layer.k[b], part.first, part.last, *scores)
-            return selected(mask, lambda each: self._made(each, layer, b), queries)
+            return selected(mask, lambda term: self._made(term, layer, b), queries)
         torch = torch_module()
         tensors = {"q": layer.q[b : b + 1].float().cpu(), "k": layer.k[b : b + 1].float().cpu()}
-        own = {name: self.data[name] for name in self._reads(mask)}
-        keep = _dense(mask, self.n, layer.q.shape[1], 0, {**own, **tensors})
+        data_read = {name: self.data[name] for name in self._reads(mask)}
+        keep = _dense(mask, self.n, layer.q.shape[1], 0, {**data_read, **tensors})
         return torch.from_numpy(keep[..., part.first : part.last, :]).to(layer.q.device)
 
     def _made(self, mask: Mask, layer: LayerTensors, b: int) -> Any:
         """bool [n, n] or [heads, n, n], on the device."""
         torch = torch_module()
-        own = {name: self.data[name] for name in self._reads(mask)}
-        if self.matrices is not None and not own:
+        data_read = {name: self.data[name] for name in self._reads(mask)}
+        if self.matrices is not None and not data_read:
             return self.matrices.of(mask, self.n)
         heads = layer.q.shape[1]
-        key = mask, heads, b if own else 0
+        key = mask, heads, b if data_read else 0
         if key not in self.made:
-            whole = _dense(mask, self.n, heads, b, own)
+            whole = _dense(mask, self.n, heads, b, data_read)
             self.made[key] = torch.from_numpy(whole).to(layer.q.device)
         return self.made[key]
 
@@ -212,7 +212,7 @@ class _Sums:
         self.by_head = np.zeros((4, layers, heads))
         self.with_key = np.zeros((layers, heads))
         self.by_query = np.zeros((3, given.sequences, given.n))
-        self.layers = [each.layer for each in given.layers]
+        self.layers = [layer.layer for layer in given.layers]
         self.floor = self.ceiling = 0.0
         self.rows = self.empty = 0
         self.bound = 0.0
@@ -260,7 +260,7 @@ def _loss(lots: Sequence[_Sums], resamples: int, seed: int) -> InformationLoss:
     by_head = np.sum([lot.by_head for lot in lots], axis=0)
     means = by_head / total
     means[3] = by_head[3] / np.maximum(np.sum([lot.with_key for lot in lots], axis=0), 1)
-    found = tuple(
+    losses = tuple(
         LayerLoss(number, *(tuple(map(float, means[row, index])) for row in range(4)))
         for index, number in enumerate(numbers)
     )
@@ -274,6 +274,6 @@ def _loss(lots: Sequence[_Sums], resamples: int, seed: int) -> InformationLoss:
     rows, empty = (sum(getattr(lot, name) for lot in lots) for name in ("rows", "empty"))
     floor, ceiling = (sum(getattr(lot, name) for lot in lots) for name in ("floor", "ceiling"))
     return InformationLoss(
-        found, retained, error, cosine, float(by_head[3].sum() / max(1, rows - empty)),
+        losses, retained, error, cosine, float(by_head[3].sum() / max(1, rows - empty)),
         floor / rows, ceiling / rows, max(lot.bound for lot in lots), rows, empty,
     )  # fmt: skip

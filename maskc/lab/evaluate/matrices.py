@@ -53,19 +53,19 @@ class Matrices:
             MaskcError: as `Mask.dense`.
         """
         torch = torch_module()
-        found = self._made.get((mask, n))
-        if found is None:
+        matrix = self._made.get((mask, n))
+        if matrix is None:
             bits = self._bits.get((mask, n))
             if bits is not None:
-                found = _unpacked(torch.from_numpy(bits).to(self.device), n)
+                matrix = _unpacked(torch.from_numpy(bits).to(self.device), n)
             elif isinstance(mask, Algebra):
-                found = combined(mask.op, self.of(mask.left, n), self.of(mask.right, n))
+                matrix = combined(mask.op, self.of(mask.left, n), self.of(mask.right, n))
             else:
-                found = torch.from_numpy(np.ascontiguousarray(mask.dense(n))).to(self.device)
+                matrix = torch.from_numpy(np.ascontiguousarray(mask.dense(n))).to(self.device)
             while self._made and (len(self._made) + 1) * n * n > _HELD:
                 self._made.pop(next(iter(self._made)))
-            self._made[mask, n] = found
-        return found
+            self._made[mask, n] = matrix
+        return matrix
 
     def attention(
         self, q: Any, k: Any, v: Any, mask: Mask, *, scale: float | None = None,
@@ -108,10 +108,10 @@ class Matrices:
                 continue
             keys, values = (x.index_select(2, part.keys) for x in (k, v))
             rows = slice(part.first, part.last)
-            own = torch.nn.functional.scaled_dot_product_attention(
+            dense_out = torch.nn.functional.scaled_dot_product_attention(
                 q[:, :, rows], keys, values, attn_mask=part.bias, scale=scale
             )
-            out[:, :, rows] = own.masked_fill(part.empty, 0) if part.any_empty else own
+            out[:, :, rows] = dense_out.masked_fill(part.empty, 0) if part.any_empty else dense_out
         return out
 
     def _read(self, mask: Mask, n: int, data: Mapping[str, Any]) -> Any:
@@ -121,15 +121,15 @@ class Matrices:
         if not names:
             return self.of(mask, n)
         if isinstance(mask, Algebra):
-            left, right = (self._read(each, n, data) for each in (mask.left, mask.right))
+            left, right = (self._read(operand, n, data) for operand in (mask.left, mask.right))
             return combined(mask.op, left, right)
-        own = {name: data[name] for name in names}
+        data_read = {name: data[name] for name in names}
         before, keep = self._of_data.get((mask, n), ({}, None))
-        if keep is None or any(before[name] is not value for name, value in own.items()):
-            arrays: Any = {name: placed(value, "cpu") for name, value in own.items()}
+        if keep is None or any(before[name] is not value for name, value in data_read.items()):
+            arrays: Any = {name: placed(value, "cpu") for name, value in data_read.items()}
             whole = np.ascontiguousarray(mask.dense(n, **arrays))
             keep = torch.from_numpy(whole).to(self.device)
-            self._of_data[mask, n] = own, keep
+            self._of_data[mask, n] = data_read, keep
         return keep
 
     def _selected(
@@ -140,12 +140,12 @@ class Matrices:
         torch = torch_module()
         n, out = q.shape[2], []
 
-        def made(each: Mask) -> Any:
-            keep = self._read(each, n, data)
+        def made(part: Mask) -> Any:
+            keep = self._read(part, n, data)
             return keep if keep.ndim == 2 else keep[batch if len(keep) > 1 else 0]
 
-        def cut(keys: slice, each: Mask) -> Any:
-            return made(each)[..., keys]
+        def cut(keys: slice, part: Mask) -> Any:
+            return made(part)[..., keys]
 
         below = leaves({"": mask})
         for first in range(0, n, _ROWS):
@@ -172,8 +172,8 @@ class Matrices:
 def _width(rows: list[Any]) -> int:
     """Keys up to the last one that a row of bool [..., n] has, to a multiple of `_ROWS`."""
     seen = torch_module().stack([row.flatten(0, -2).any(dim=0) for row in rows]).any(dim=0)
-    n, found = len(seen), seen.nonzero()
-    return min(n, -(-(int(found[-1]) + 1) // _ROWS) * _ROWS) if len(found) else min(n, _ROWS)
+    n, places = len(seen), seen.nonzero()
+    return min(n, -(-(int(places[-1]) + 1) // _ROWS) * _ROWS) if len(places) else min(n, _ROWS)
 
 
 def _under(keep: Any, q: Any, k: Any, v: Any, scale: float | None) -> Any:

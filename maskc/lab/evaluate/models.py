@@ -94,17 +94,17 @@ class ReadingAttention:
 
     def look(self, tokens: Any) -> None:
         """Go on with another sequence, int64 [N] on the model's device."""
-        found = data_of(self.data, tokens)
-        self.found = {name: placed(value, tokens.device) for name, value in found.items()}
+        data = data_of(self.data, tokens)
+        self.found = {name: placed(value, tokens.device) for name, value in data.items()}
 
     def __call__(
         self, q: Any, k: Any, v: Any, mask: Mask, *, layer: int | None = None, **more: Any
     ) -> Any:
-        own = {name: self.found[name] for name in declared_names(mask) if name in self.found}
+        data_read = {name: self.found[name] for name in declared_names(mask) if name in self.found}
         if self.compute is not None:
-            return self.compute(q, k, v, mask, layer=layer, **{**own, **more})
+            return self.compute(q, k, v, mask, layer=layer, **{**data_read, **more})
         call: Any = attention
-        return call(q, k, v, mask, **{**own, **more})
+        return call(q, k, v, mask, **{**data_read, **more})
 
 
 def losses(
@@ -128,7 +128,7 @@ def losses(
     import torch
 
     device = next(model.parameters()).device
-    found, reading = [], ReadingAttention(data, compute)
+    values, reading = [], ReadingAttention(data, compute)
     with attention_of(model, compute=reading), masked(model, masks), torch.no_grad():
         for row in input_ids:
             ids = row.to(device)[None]
@@ -139,5 +139,5 @@ def losses(
                 torch.nn.functional.cross_entropy(part.float(), goal, reduction="none")
                 for part, goal in parts
             ]
-            found.append(torch.cat(lost).double().cpu().numpy())
-    return np.stack(found)
+            values.append(torch.cat(lost).double().cpu().numpy())
+    return np.stack(values)

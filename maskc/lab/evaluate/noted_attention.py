@@ -73,6 +73,6 @@ def _run(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **m
 def _noted(
     note: Note, number: int, compute: Any, q: Any, k: Any, v: Any, mask: Mask, **options: Any
 ) -> Any:
-    found = compute(q, k, v, mask, **options)
+    results = compute(q, k, v, mask, **options)
     note(number, q, k, v, mask, options)
-    return found
+    return results

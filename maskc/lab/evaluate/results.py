@@ -45,10 +45,10 @@ class Result:
             BadEvaluation: it is not JSON, or a field is missing or of another type (MC750).
         """
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise BadEvaluation("the text", f"it is not JSON: {error}") from None
-        read: T = _read(cls, found, "")
+        read: T = _read(cls, value, "")
         return read
 
 
@@ -74,7 +74,7 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if get_origin(kind) in (Union, UnionType):
         if value is None and type(None) in get_args(kind):
             return None
-        kind = next(each for each in get_args(kind) if each is not type(None))
+        kind = next(option for option in get_args(kind) if option is not type(None))
     if is_dataclass(kind):
         return _read_object(kind, value, place)
     if get_origin(kind) is tuple:
@@ -85,7 +85,7 @@ def _read(kind: Any, value: Any, place: str) -> Any:
             wanted = "a list" if inner[1:] == (...,) else f"a list of {len(inner)}"
             raise _wrong(place, value, wanted)
         pairs = enumerate(zip(inner, value, strict=True))
-        return tuple(_read(own, item, f"{place}[{i}]") for i, (own, item) in pairs)
+        return tuple(_read(item_kind, item, f"{place}[{i}]") for i, (item_kind, item) in pairs)
     if kind is float and value is None:
         return float("nan")
     taken = (int, float) if kind is float else kind
@@ -97,14 +97,14 @@ def _read(kind: Any, value: Any, place: str) -> Any:
 def _read_object(kind: Any, value: Any, place: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(place, value, "an object")
-    hints, own = get_type_hints(kind), {}
-    for each in fields(kind):
-        where = f"{place}.{each.name}" if place else each.name
-        if each.name in value:
-            own[each.name] = _read(hints[each.name], value[each.name], where)
-        elif each.default is MISSING and each.default_factory is MISSING:
+    hints, values = get_type_hints(kind), {}
+    for member in fields(kind):
+        where = f"{place}.{member.name}" if place else member.name
+        if member.name in value:
+            values[member.name] = _read(hints[member.name], value[member.name], where)
+        elif member.default is MISSING and member.default_factory is MISSING:
             raise BadEvaluation("the text", f"{where} is missing")
-    return kind(**own)
+    return kind(**values)
 
 
 _JSON = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -209,7 +209,7 @@ class Perplexity(Result):
 
 @dataclass(frozen=True, slots=True)
 class Retrieval(Result):
-    """How often the model repeats a number that stands at some place of a long text."""
+    """Rate at which the model repeats a number that stands at some place of a long text."""
 
     trials: int
     found: int
@@ -314,7 +314,7 @@ class Evaluation(Result):
         Raises:
             KeyError: there is none.
         """
-        for each in self.patterns:
-            if each.name == name:
-                return each
+        for pattern in self.patterns:
+            if pattern.name == name:
+                return pattern
         raise KeyError(name)

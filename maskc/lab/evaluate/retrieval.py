@@ -41,7 +41,7 @@ def trials(tokenizer: Any, filler: Any, n: int, count: int, seed: int = 0) -> li
     import torch
 
     rng = np.random.default_rng(seed)
-    found = []
+    drawn = []
     for index in range(count):
         number = str(rng.integers(10_000, 100_000))
         needle, question, answer = (
@@ -53,8 +53,8 @@ def trials(tokenizer: Any, filler: Any, n: int, count: int, seed: int = 0) -> li
         at = int(depth * room)
         text = filler[index % len(filler), :room].tolist()
         ids = [*text[:at], *needle, *text[at:], *question, *answer]
-        found.append(Trial(torch.tensor(ids), len(answer), depth))
-    return found
+        drawn.append(Trial(torch.tensor(ids), len(answer), depth))
+    return drawn
 
 
 def answers(
@@ -69,14 +69,14 @@ def answers(
     import torch
 
     device = next(model.parameters()).device
-    found, reading = [], ReadingAttention(data, compute)
+    answered, reading = [], ReadingAttention(data, compute)
     with attention_of(model, compute=reading), masked(model, masks), torch.no_grad():
         for trial in asked:
             ids = trial.ids.to(device)[None]
             reading.look(ids[0])
             logits = model(ids, use_cache=False, logits_to_keep=trial.answer + 1).logits[0, :-1]
-            found.append((logits.argmax(-1) == ids[0, -trial.answer :]).all())
-    return tuple(map(bool, found))
+            answered.append((logits.argmax(-1) == ids[0, -trial.answer :]).all())
+    return tuple(map(bool, answered))
 
 
 def retrieval(asked: Sequence[Trial], dense: Sequence[bool], ours: Sequence[bool]) -> Retrieval:
@@ -87,7 +87,7 @@ def retrieval(asked: Sequence[Trial], dense: Sequence[bool], ours: Sequence[bool
     for trial, right in zip(asked, ours, strict=True):
         parts[min(int(3 * trial.depth), 2)].append(right)
     by_depth = tuple(
-        (round((part + 0.5) / 3, 3), len(own), sum(own)) for part, own in parts.items() if own
+        (round((part + 0.5) / 3, 3), len(hits), sum(hits)) for part, hits in parts.items() if hits
     )
     p_value = mcnemar(only_dense, only_masked)
     return Retrieval(

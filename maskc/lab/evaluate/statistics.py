@@ -57,11 +57,11 @@ class Bootstrap:
         many masks.
         """
         beyond = min(int((self.means <= 0).sum()), int((self.means >= 0).sum()))
-        found = min(1.0, 2 * (beyond + 1) / (len(self.means) + 1))
+        share = min(1.0, 2 * (beyond + 1) / (len(self.means) + 1))
         error = float(self.means.std(ddof=1))
         if beyond or self.documents < 2 or error == 0:
-            return found
-        return min(found, student_tails(self.mean / error, self.documents - 1))
+            return share
+        return min(share, student_tails(self.mean / error, self.documents - 1))
 
     @property
     def detectable(self) -> float:
@@ -105,9 +105,9 @@ def bootstrap(
     for index, values in enumerate(documents):
         times = (drawn == index).sum(axis=1)
         total = int(times.sum())
-        found, size = _blocks(np.asarray(values, dtype=np.float64), total, block, rng)
+        block_sums, size = _blocks(np.asarray(values, dtype=np.float64), total, block, rng)
         owner = np.repeat(np.arange(resamples), times)
-        np.add.at(sums, owner, found)
+        np.add.at(sums, owner, block_sums)
         np.add.at(sizes, owner, float(size))
     everything = np.concatenate([np.asarray(x, dtype=np.float64) for x in documents])
     return Bootstrap(float(everything.mean()), sums / sizes, len(documents))

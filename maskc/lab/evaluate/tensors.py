@@ -94,13 +94,13 @@ class LayerTensors:
             return scores
         torch = torch_module()
         rows, n = scores.shape[1:]
-        formula = ScoreOf(self.score.inputs, self.tables, n, n)
+        formula = ScoreOf(self.score.inputs, self.tables, n, n, len(scores), len(self.q))
         q, k = (x.reshape(-1) for x in np.indices((rows, n)))
-        found = torch.empty_like(scores)
-        for head, own in enumerate(scores):
-            logits = formula(own.double().cpu().numpy().reshape(-1), q + first, k, head, b)
-            found[head] = torch.from_numpy(logits.value.reshape(rows, n).copy())
-        return found
+        capped = torch.empty_like(scores)
+        for head, head_scores in enumerate(scores):
+            logits = formula(head_scores.double().cpu().numpy().reshape(-1), q + first, k, head, b)
+            capped[head] = torch.from_numpy(logits.value.reshape(rows, n).copy())
+        return capped
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def tensors(
         ExtraMissing: PyTorch is not installed (MC507).
     """
     torch = torch_module()
-    found = {}
+    tensors_read = {}
     for name, given in (("q", q), ("k", k), ("v", k if v is None else v)):
         if given is None:
             raise BadTensors(source, f"{name} is missing", at=name)
@@ -160,23 +160,23 @@ def tensors(
             raise BadTensors(source, f"{name} has shape {list(x.shape)}", at=name)
         if not x.is_floating_point():
             raise BadTensors(source, f"{name} holds {x.dtype}, which is not a float dtype", at=name)
-        found[name] = x
-    _check(source, *found.values())
-    count, _, heads, _, dim = found["q"].shape
+        tensors_read[name] = x
+    _check(source, *tensors_read.values())
+    count, _, heads, _, dim = tensors_read["q"].shape
     sinks: Any = [None] * count
     if sink_logits is not None:
-        given = torch.as_tensor(sink_logits, device=found["q"].device).float()
+        given = torch.as_tensor(sink_logits, device=tensors_read["q"].device).float()
         if tuple(given.shape) not in ((heads,), (count, heads)):
             what = f"sink_logits has shape {list(given.shape)}, expected [{heads}]"
             raise BadTensors(source, f"{what} or [{count}, {heads}]", at="sink_logits")
         sinks = given.expand(count, heads)
     layers = tuple(
         LayerTensors(
-            index, found["q"][index], found["k"][index], found["v"][index],
+            index, tensors_read["q"][index], tensors_read["k"][index], tensors_read["v"][index],
             dim**-0.5 if scale is None else scale, causal() if base is None else base,
             softcap=softcap, sinks=sinks[index],
         )
-        for index in range(len(found["q"]))
+        for index in range(len(tensors_read["q"]))
     )  # fmt: skip
     return Tensors(layers, source)
 
@@ -268,25 +268,25 @@ def capture(
     """
     torch = torch_module()
     wanted = None if layers is None else set(layers)
-    found: list[LayerTensors] = []
+    captured: list[LayerTensors] = []
     name = type(model).__name__
 
     def note(number: int, q: Any, k: Any, v: Any, mask: Mask, options: Mapping[str, Any]) -> None:
         if wanted is None or number in wanted:
-            found.append(_layer(name, number, q, k, v, mask, **options))
+            captured.append(_layer(name, number, q, k, v, mask, **options))
 
     with attention_of(model, note, compute), torch.no_grad():
         model(input_ids=input_ids, use_cache=False)
-    if not found:
+    if not captured:
         asked = "none" if wanted is None else ", ".join(map(str, sorted(wanted)))
         raise BadTensors(name, f"no attention layer of {asked} ran", at="layers")
-    for each in found:
-        n_q, n_kv, n = each.q.shape[2], each.k.shape[2], found[0].q.shape[2]
+    for layer in captured:
+        n_q, n_kv, n = layer.q.shape[2], layer.k.shape[2], captured[0].q.shape[2]
         if (n_q, n_kv) != (n, n):
-            what = f"layer {each.layer} has {n_q} queries and {n_kv} keys, and layer"
-            what = f"{what} {found[0].layer} has {n} queries: name layers that are alike"
+            what = f"layer {layer.layer} has {n_q} queries and {n_kv} keys, and layer"
+            what = f"{what} {captured[0].layer} has {n} queries: name layers that are alike"
             raise BadTensors(name, what, at="layers")
-    return Tensors(tuple(found), name)
+    return Tensors(tuple(captured), name)
 
 
 def _layer(
@@ -300,7 +300,7 @@ def _layer(
         BadTensors: the call has a keyword that changes its result and is not kept (MC730).
     """
     read = () if score is None else score.inputs.names
-    own = {key: data.pop(key) for key in declared_names(mask) & data.keys()}
+    data_read = {key: data.pop(key) for key in declared_names(mask) & data.keys()}
     tables = {key: data.pop(key) for key in read if key in data}
     other = [key for key, value in data.items() if value is not None]
     other += ["dropout_p"] * bool(dropout_p) + ["a score that hides pairs"] * (
@@ -310,4 +310,4 @@ def _layer(
         raise BadTensors(name, f"the attention of layer {number} takes {other[0]}", at="model")
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     sinks = None if sink_logits is None else sink_logits.detach().float()
-    return LayerTensors(number, q, k, v, scale, mask, own, softcap, sinks, score, tables)
+    return LayerTensors(number, q, k, v, scale, mask, data_read, softcap, sinks, score, tables)

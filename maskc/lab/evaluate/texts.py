@@ -71,17 +71,17 @@ def sequences(
         ids = [_ids(tokenizer, piece) for piece in pieces]
         if len(pieces) == 1:
             fit = len(ids[0]) // n
-            found = [ids[0][i * n : (i + 1) * n] for i in range(min(fit, count))]
+            cut = [ids[0][i * n : (i + 1) * n] for i in range(min(fit, count))]
         else:
-            found = [each[:n] for each in ids if len(each) >= n]
-        if not found:
+            cut = [text_ids[:n] for text_ids in ids if len(text_ids) >= n]
+        if not cut:
             raise TextTooShort(name, max(map(len, ids)), n, at=name)
-        rows += found
-        names += [name] * len(found)
+        rows += cut
+        names += [name] * len(cut)
     return torch.tensor(rows), names
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
     """Token ids without special tokens; a long text raises no warning about the model's length."""
-    found: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return found
+    tokens: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return tokens

@@ -159,8 +159,8 @@ def code_trees(n: int = 256) -> Task:
         again = np.random.default_rng()
         again.bit_generator.state = rng.bit_generator.state
         starts = again.integers(len(ids[held_out]) - n, size=size)
-        own = np.stack([above[held_out][i : i + n] - i for i in starts])
-        tree = parents(np.where(own < 0, -1, own))  # whose parent is before: a root
+        targets = np.stack([above[held_out][i : i + n] - i for i in starts])
+        tree = parents(np.where(targets < 0, -1, targets))  # whose parent is before: a root
         return ahead(rng, size, held_out)._replace(data={"tree": tree})
 
     stream = np.concatenate(list(ids.values()))
@@ -179,20 +179,20 @@ def _trees(modules: Sequence[str]) -> list[tuple[str, int]]:
     from importlib.util import find_spec
     from pathlib import Path
 
-    found: list[tuple[str, int]] = []
+    nodes: list[tuple[str, int]] = []
 
     def visit(node: ast.AST, parent: int) -> None:
-        own = len(found)
-        found.append((type(node).__name__, parent))
+        number = len(nodes)
+        nodes.append((type(node).__name__, parent))
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, ast.expr_context):
-                visit(child, own)
+                visit(child, number)
 
     for name in modules:
         spec = find_spec(name)
         if spec is not None and spec.origin and spec.origin.endswith(".py"):
             visit(ast.parse(Path(spec.origin).read_text(encoding="utf-8")), -1)
-    return found
+    return nodes
 
 
 def digits() -> Task:
@@ -246,8 +246,8 @@ def train(
     """
     recipe = recipe or Recipe()
     asked = {"masked": mask} if dense is not None else {"dense": None, "masked": mask}
-    found = measured(asked, task, seeds, recipe, progress)
-    return compared(task, recipe, seeds, found["masked"], found.get("dense", dense) or ())
+    measures = measured(asked, task, seeds, recipe, progress)
+    return compared(task, recipe, seeds, measures["masked"], measures.get("dense", dense) or ())
 
 
 def compared(
@@ -319,7 +319,7 @@ class _Models:
         self.names = [declared_names(mask) for mask in self.masks]
         drawn = [_first_weights(task, recipe, seed) for seed in seeds]
         self.weights = {
-            name: torch.stack([each[name] for each in drawn] * len(self.masks))
+            name: torch.stack([batch[name] for batch in drawn] * len(self.masks))
             .to(recipe.device)
             .requires_grad_()
             for name in drawn[0]
@@ -404,14 +404,14 @@ class _Models:
 def _merged(batches: Sequence[Batch], names: frozenset[str], device: Any) -> dict[str, object]:
     """The arrays of all batches that a mask names, one sequence after the other, as tensors."""
     torch = torch_module()
-    found: dict[str, object] = {}
+    merged: dict[str, object] = {}
     for name in sorted(names & set(batches[0].data)):
-        own: Any = [batch.data[name] for batch in batches]
-        marked = isinstance(own[0], Parents)
-        whole = np.concatenate([each.array for each in own] if marked else own)
+        arrays: Any = [batch.data[name] for batch in batches]
+        marked = isinstance(arrays[0], Parents)
+        whole = np.concatenate([array.array for array in arrays] if marked else arrays)
         tensor = torch.from_numpy(whole).to(device)
-        found[name] = parents(tensor) if marked else tensor
-    return found
+        merged[name] = parents(tensor) if marked else tensor
+    return merged
 
 
 def _first_weights(task: Task, recipe: Recipe, seed: int) -> dict[str, Any]:
@@ -430,10 +430,10 @@ def _first_weights(task: Task, recipe: Recipe, seed: int) -> dict[str, Any]:
                 f"{index}.down": nn.Linear(4 * width, width),
             }  # fmt: skip
         layers |= {"norm": nn.LayerNorm(width), "head": nn.Linear(width, task.classes)}
-    found = {"places": places}
+    weights = {"places": places}
     for name, layer in layers.items():
-        found |= {f"{name}.{part}": weight.detach() for part, weight in layer.named_parameters()}
-    return found
+        weights |= {f"{name}.{part}": weight.detach() for part, weight in layer.named_parameters()}
+    return weights
 
 
 def tasks(long_text: str | None = None, n: int = 256) -> Iterator[Task]:

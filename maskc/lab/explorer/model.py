@@ -69,8 +69,11 @@ def mask_model(
     asked = replace(asked, arrays=arrays)
     inner, _ = emptied(mask)
     # Terms may read parameters that the whole mask does not: what causal() absorbs, for example.
-    own = {name: int(data.get(name, value)) for name, value in default_parameters(inner).items()}  # type: ignore[call-overload]
-    params = own | {name: asked.params[name] for ir in asked.irs for name in ir.params}
+    values: Mapping[str, Any] = data
+    parameters = {
+        name: int(values.get(name, value)) for name, value in default_parameters(inner).items()
+    }
+    params = parameters | {name: asked.params[name] for ir in asked.irs for name in ir.params}
     stored: dict[bytes, str] = {}
     pool: Plain = {}
     alike = asked.alike(0)
@@ -111,14 +114,14 @@ def _set(
     written = list(_terms(mask, head, n_heads, ir, own))
     bounds = largest([*reach(ir.keep), *(b for term in written for b in reach(term[3]))])
     exact = _constants(bounds) <= _EXACT
-    found = shader(ir.keep)
+    shader_text = shader(ir.keep)
     return {
         "heads": list(heads),
         "keep": tree(ir.keep) if exact else None,
         "bound": tree(bounds),
-        "shader": None if found is None else {
-            "text": found.text, "params": found.params, "arrays": found.arrays,
-            "lists": found.lists, "bound": tree(found.bound),
+        "shader": None if shader_text is None else {
+            "text": shader_text.text, "params": shader_text.params, "arrays": shader_text.arrays,
+            "lists": shader_text.lists, "bound": tree(shader_text.bound),
         },
         "terms": [
             {"depth": depth, "text": text, "place": place, "keep": tree(keep)}

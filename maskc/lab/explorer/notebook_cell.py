@@ -45,9 +45,9 @@ def show(
         ExplorerTooLarge: the arrays are too large for a page (MC720).
         MaskcError: as `Mask.layout`.
     """
-    for each in (mask, other):
-        if each is not None and not isinstance(each, Mask):
-            raise not_a_mask("mc.show", each, "mask")
+    for one in (mask, other):
+        if one is not None and not isinstance(one, Mask):
+            raise not_a_mask("mc.show", one, "mask")
     heads = n_heads or written_heads(mask)
     if n is None:
         n, n_kv = showing(mask, heads)

@@ -42,7 +42,7 @@ def html(model: dict[str, Any]) -> str:
         "policy": policy, "title": escape(f"{model['name']} · maskc"), "style": style,
         "script": script, "model": text_of(model),
     }  # fmt: skip
-    return re.sub(r"\{([a-z]+)\}", lambda found: filled[found[1]], source("index.html"))
+    return re.sub(r"\{([a-z]+)\}", lambda match: filled[match[1]], source("index.html"))
 
 
 def joined(last: str) -> str:

@@ -58,7 +58,7 @@ def page_model(
         other: a mask to compare with.
         served: whether a server makes other models.
         embedded: whether the page is part of another one and must not change its address.
-        quick: leave out what takes planning and proofs; the page then asks for the rest.
+        quick: leave out what takes planning and proofs; the page then requests the rest.
 
     Raises:
         ExplorerTooLarge: the arrays are too large for a page (MC720).
@@ -96,12 +96,12 @@ def _plain(value: object) -> object:
 
 
 def _mask(shown: Shown, n_q: int, n_kv: int, problem: Problem) -> Plain:
-    found = mask_model(
+    model = mask_model(
         shown.mask, n_q, n_kv, n_heads=problem.n_heads, data=shown.data, labels=shown.labels
     )
     if shown.made_up:
-        found["notes"].insert(0, f"made up, not yours: {', '.join(shown.made_up)}")
-    return found
+        model["notes"].insert(0, f"made up, not yours: {', '.join(shown.made_up)}")
+    return model
 
 
 def _planned(shown: Shown, problem: Problem, target: Target, mask: Plain) -> Plain:
@@ -109,11 +109,11 @@ def _planned(shown: Shown, problem: Problem, target: Target, mask: Plain) -> Pla
     try:
         heads = driver.analyse_heads(shown.mask, problem.n_heads)
         written = driver.analyse_heads(shown.written, problem.n_heads)
-        for each in mask["sets"]:
-            first = each["heads"][0] if each["heads"] else 0
+        for group in mask["sets"]:
+            first = group["heads"][0] if group["heads"] else 0
             ir = heads.masks[heads.of_head[first] if heads.of_head else 0]
-            known = set(each["arrays"])
-            each["pieces"] = [
+            known = set(group["arrays"])
+            group["pieces"] = [
                 {"kind": piece.kind.value, "text": _short(piece.keep), "keep": tree(piece.keep)}
                 for piece in pieces_of(ir) if set(E.arrays(piece.keep)) <= known
             ]  # fmt: skip
@@ -127,10 +127,10 @@ def _planned(shown: Shown, problem: Problem, target: Target, mask: Plain) -> Pla
             why = refusal.finding
     text = pattern_text(shown.written, shown.expression)
     files = sources(shown.written, written, list(plans.values()), shown.name, text)
-    found: Plain = {"source": {"files": files}}
+    content: Plain = {"source": {"files": files}}
     if (planned := plans.get(target)) is None:
-        return found | {"price": no_price(problem, why)}
-    return found | {
+        return content | {"price": no_price(problem, why)}
+    return content | {
         "price": prices(planned), "forms": forms(planned, heads),
         "taken": taken(planned, mask["n_q"], mask["n_kv"]),
     }  # fmt: skip
@@ -154,14 +154,15 @@ def _verdict(one: Shown, other: Shown, name: str, n_heads: int | None) -> Plain:
     else:
         said = "Neither is a subset of the other."
     try:
-        found = diff(a, b, None, None, n_heads, {})
+        difference = diff(a, b, None, None, n_heads, {})
     except MaskcError as refusal:
         return {"said": said, "witness": None, "why": refusal.finding}
     witness = None
-    if found is not None:
+    if difference is not None:
         witness = {
-            "q": found.q, "k": found.k, "n_q": found.n_q, "n_kv": found.n_kv, "head": found.head,
-            "text": f"At other lengths, too: {_named(str(found), one.name, name)}",
+            "q": difference.q, "k": difference.k, "n_q": difference.n_q, "n_kv": difference.n_kv,
+            "head": difference.head,
+            "text": f"At other lengths, too: {_named(str(difference), one.name, name)}",
         }  # fmt: skip
     return {"said": said, "witness": witness}
 

@@ -50,16 +50,17 @@ def taken(plan: KernelPlan, n_q: int, n_kv: int) -> Plain | None:
     """Which form a call of these lengths takes; None where that is not known here."""
     if max(n_q, n_kv) > _CHOSEN or any(mask.ir.data for mask in plan.masks):
         return None
-    times, own = part_times(plan, n_q, n_kv), plan
+    times, chosen_plan = part_times(plan, n_q, n_kv), plan
     if times is not None and times[0] < times[1]:
         form, name = "classes", "residue classes"
     else:
         chosen = choice(plan, n_q, n_kv)
-        own = plan if chosen is None else chosen[0].unit.plan
-        form, name = ("boxes" if own.boxes else "tiles"), title(own)
+        chosen_plan = plan if chosen is None else chosen[0].unit.plan
+        form, name = ("boxes" if chosen_plan.boxes else "tiles"), title(chosen_plan)
     return {
         "n_q": n_q, "n_kv": n_kv, "form": form, "said": f"a call of these lengths runs {name}",
-        "tile": [own.tile.q, own.tile.k] if form == "tiles" else None, "partial": _partial(own),
+        "tile": [chosen_plan.tile.q, chosen_plan.tile.k] if form == "tiles" else None,
+        "partial": _partial(chosen_plan),
     }  # fmt: skip
 
 
@@ -68,24 +69,24 @@ _PARTIAL = "partial tiles"
 
 def _partial(plan: KernelPlan) -> str:
     """Describe how the planned kernel treats a partial tile."""
-    said = (each for each in plan.reasons if each.startswith(_PARTIAL))
+    said = (reason for reason in plan.reasons if reason.startswith(_PARTIAL))
     return next(said, "").removeprefix(_PARTIAL).lstrip(": ") or "some of its pairs are live"
 
 
 def _boxes(plan: KernelPlan) -> Iterator[Plain]:
     """The forward pass of a plan whose tiles are boxes of a grid, at most one."""
-    for each in (plan, *plan.also):
-        if each.boxes is None or each.direction is not plan.direction:
+    for candidate in (plan, *plan.also):
+        if candidate.boxes is None or candidate.direction is not plan.direction:
             continue
-        found = each.boxes
-        along = " x ".join(map(str, found.extents))
+        boxes = candidate.boxes
+        along = " x ".join(map(str, boxes.extents))
         yield {
-            "mode": "boxes", "label": "Boxes", "extents": list(found.extents),
-            "q": list(found.q), "k": list(found.k), "most": MOST_ALONG,
-            "said": f"boxes of {_by(found.q)} queries and {_by(found.k)} keys, in a grid of rows "
+            "mode": "boxes", "label": "Boxes", "extents": list(boxes.extents),
+            "q": list(boxes.q), "k": list(boxes.k), "most": MOST_ALONG,
+            "said": f"boxes of {_by(boxes.q)} queries and {_by(boxes.k)} keys, in a grid of rows "
             f"of {along} tokens",
-            "partial": _partial(each),
-            "only": f"square, whole rows of {found.period} tokens, at most {MOST_ALONG} of them",
+            "partial": _partial(candidate),
+            "only": f"square, whole rows of {boxes.period} tokens, at most {MOST_ALONG} of them",
         }  # fmt: skip
         return
 
@@ -95,7 +96,7 @@ def _by(box: tuple[int, ...]) -> str:
 
 
 def _classes(plan: KernelPlan, moved: HeadGroups) -> Iterator[Plain]:
-    """Yield the parts of a plan of which at most one runs over residue classes."""
+    """Yield the parts of a plan; at most one of them runs over residue classes."""
     if not plan.parts or any(part.listed is not None for part in plan.parts):
         return  # the rows of listed tokens are copied: they have no place on the map
     if any(part.plan.masks[0].ir.data for part in plan.parts):
@@ -163,20 +164,22 @@ def no_price(problem: Problem, why: str) -> Plain:
 def prices(plan: KernelPlan) -> Plain:
     """The plan's tile and, where the compiler predicts times, those of the mask and of `full()`."""
     problem, target = plan.problem, plan.target
-    found = no_price(problem, "the compiler predicts no times here") | {
+    prices_of = no_price(problem, "the compiler predicts no times here") | {
         "tile": [plan.tile.q, plan.tile.k], "target": target.name, "partial": _partial(plan),
         "others": bool(plan.parts) or any(x.direction is plan.direction for x in plan.also),
         "heads": problem.n_heads or _HEADS,
     }  # fmt: skip
     card = card_of(target.name)
     if card is None:
-        found["why"] = f"no times are predicted for {target.name}: --target sm_90a predicts some"
-        return found
+        prices_of["why"] = (
+            f"no times are predicted for {target.name}: --target sm_90a predicts some"
+        )
+        return prices_of
     tflops, gbytes = _PEAKS.get(card.name, (0, 0))
     if tflops:
-        found["card"] = {"name": card.name, "tflops": tflops, "gbytes": gbytes}
-    found["curve"] = list(_curve(plan, _dense(problem, target)))
-    return found
+        prices_of["card"] = {"name": card.name, "tflops": tflops, "gbytes": gbytes}
+    prices_of["curve"] = list(_curve(plan, _dense(problem, target)))
+    return prices_of
 
 
 def _curve(plan: KernelPlan, dense: KernelPlan) -> Iterator[Plain]:

@@ -69,11 +69,11 @@ class ExplorerServer:
 
             def do_GET(self) -> None:
                 port = outer._server.server_address[1]
-                own = {f"{name}:{port}" for name in (HOST, "localhost")}
+                addresses = {f"{name}:{port}" for name in (HOST, "localhost")}
                 origin = self.headers.get("Origin")
-                if self.headers.get("Host") not in own:
+                if self.headers.get("Host") not in addresses:
                     return self._send(421, "text/plain", "this host name is not served here")
-                if origin is not None and urlsplit(origin).netloc not in own:
+                if origin is not None and urlsplit(origin).netloc not in addresses:
                     return self._send(403, "text/plain", "another origin may not ask")
                 asked = urlsplit(self.path)
                 _, token, *rest = asked.path.split("/")

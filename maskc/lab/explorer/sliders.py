@@ -105,12 +105,12 @@ def movable_mask(mask: Mask, taken: Collection[str] = ()) -> Movable:
 
 def params_of(mask: Mask) -> dict[str, int]:
     """Names and defaults of the parameters of a mask, and names that data have."""
-    found: dict[str, int] = {}
+    params: dict[str, int] = {}
     for node in N.walk(mask):
-        found |= dict.fromkeys((decl.name for decl in node.decls), 0)
+        params |= dict.fromkeys((decl.name for decl in node.decls), 0)
         for part in node.formulas:
-            found |= E.params(part)
-    return found
+            params |= E.params(part)
+    return params
 
 
 def _name(label: str, taken: Collection[str]) -> str:

@@ -62,10 +62,10 @@ def pattern_text(mask: Mask, expression: str) -> str | None:
     Args:
         expression: the text, where the mask was parsed from one.
     """
-    found = {node.loc.file for node in walk(mask) if node.loc is not None}
-    if len(found) != 1:
+    files = {node.loc.file for node in walk(mask) if node.loc is not None}
+    if len(files) != 1:
         return None
-    file = found.pop()
+    file = files.pop()
     if file == _PARSED:
         return expression or None
     try:
@@ -80,7 +80,7 @@ def _cut(text: str) -> str:
 
 def _links(text: str) -> list[list[int]]:
     """The line below a comment, up to the next one, came from the line that it names."""
-    found: list[list[int]] = []
+    links: list[list[int]] = []
     current = 0
     for number, line in enumerate(text.split("\n"), 1):
         if match := _FROM_LINE.search(line):
@@ -88,8 +88,8 @@ def _links(text: str) -> list[list[int]]:
         elif not re.search(r"&&|\|\||\bm\.|\bq\b|\bk\b", line):
             current = 0
         if current:
-            found.append([number, current])
-    return found
+            links.append([number, current])
+    return links
 
 
 def _formulas(heads: HeadGroups) -> Plain:

@@ -51,15 +51,15 @@ def _strength(kind: int, share: float) -> str:
 
 
 def _ticks(first: int, end: int, length: float, across: bool) -> str:
-    found = []
+    ticks = []
     for part in (0, 0.25, 0.5, 0.75):
         token, at = first + round(part * (end - first)), part * length
         if across:
-            found.append(f'<text x="{_LEFT + at:.0f}" y="{_TOP - 6}">{token:,}</text>')
+            ticks.append(f'<text x="{_LEFT + at:.0f}" y="{_TOP - 6}">{token:,}</text>')
         else:
             place = f'x="{_LEFT - 6}" y="{_TOP + at + 10:.0f}" text-anchor="end"'
-            found.append(f"<text {place}>{token:,}</text>")
-    return "".join(found)
+            ticks.append(f"<text {place}>{token:,}</text>")
+    return "".join(ticks)
 
 
 def _svg(width: float, height: float, label: str, inner: str) -> str:
@@ -135,8 +135,8 @@ def _decades(least: float, most: float) -> tuple[float, float]:
 
 def _apart(places: Mapping[str, float], gap: float = 13) -> dict[str, float]:
     """These places from top to bottom, moved down where names would lie on each other."""
-    found: dict[str, float] = {}
+    heights: dict[str, float] = {}
     last = -gap
     for name, place in sorted(places.items(), key=lambda item: item[1]):
-        found[name] = last = max(place, last + gap)
-    return found
+        heights[name] = last = max(place, last + gap)
+    return heights

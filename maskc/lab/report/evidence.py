@@ -38,7 +38,7 @@ def quality_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
         yield Words(dense_words(own, found))
     for text in found.cannot_show:
         yield Words(f"Limit: {text}")
-    rows = [each for each in found.patterns if each.role != "ablation"]
+    rows = [pattern for pattern in found.patterns if pattern.role != "ablation"]
     yield from _losses(rows)
     yield from _trained(rows)
     yield from _layers(own)
@@ -47,7 +47,11 @@ def quality_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
 
 def ablation_blocks(found: Evaluation, own: Evaluated) -> Iterator[Block]:
     """Blocks about the mask without each of its terms, next to the mask itself."""
-    without = [each for each in found.patterns if (each.role, each.of) == ("ablation", own.name)]
+    without = [
+        pattern
+        for pattern in found.patterns
+        if (pattern.role, pattern.of) == ("ablation", own.name)
+    ]
     if not without:
         yield Words("The evaluation has no ablations: `maskc evaluate --ablate` makes them.")
         return
@@ -66,8 +70,8 @@ def significance_blocks(found: Evaluation) -> Iterator[Block]:
             "difference that would have been found with a power of 80 %. `as good` is two "
             "one-sided tests at 5 % against the margin, never the absence of a small p.",
             ("pattern", "difference", "p (Holm)", "detectable", "margin", "as good"),
-            lambda each, lost: (
-                each.name, str(lost.difference), f"{lost.p_holm:.3g}", f"{lost.detectable:.3g}",
+            lambda pattern, lost: (
+                pattern.name, str(lost.difference), f"{lost.p_holm:.3g}", f"{lost.detectable:.3g}",
                 f"{lost.margin:g}", "yes" if lost.equivalent else "not shown",
             ), frozenset({1, 2, 3, 4}),
         ),
@@ -75,8 +79,8 @@ def significance_blocks(found: Evaluation) -> Iterator[Block]:
             found.patterns, "retrieval",
             "Retrieval compared with dense attention on the same trials, McNemar's exact test:",
             ("pattern", "dense only", "pattern only", "p (Holm)"),
-            lambda each, asked: (
-                each.name, f"{asked.only_dense}", f"{asked.only_masked}", f"{asked.p_holm:.3g}"
+            lambda pattern, asked: (
+                pattern.name, f"{asked.only_dense}", f"{asked.only_masked}", f"{asked.p_holm:.3g}"
             ), frozenset({1, 2, 3}),
         ),
     ]  # fmt: skip
@@ -93,8 +97,8 @@ def _rows(
     row: Callable[[Evaluated, Any], Sequence[str]], numbers: frozenset[int],
 ) -> Iterator[Block]:  # fmt: skip
     """A table of the patterns that have this part of an evaluation; nothing where none has it."""
-    having = [(each, getattr(each, part)) for each in patterns]
-    rows = [row(each, found) for each, found in having if found is not None]
+    having = [(pattern, getattr(pattern, part)) for pattern in patterns]
+    rows = [row(pattern, result) for pattern, result in having if result is not None]
     if rows:
         yield Words(text)
         yield ReportTable(heads, rows, numbers)
@@ -108,36 +112,36 @@ def _losses(patterns: Sequence[Evaluated]) -> Iterator[Block]:
         "random keys and as many best keys; relative error of outputs.",
         ("pattern", "role", "pairs", "retained", "random keys", "best keys", "output error",
          "KL, nats"),
-        lambda each, found: (
-            each.name, each.role, words.percent(each.share), str(found.retained),
-            f"{found.floor:.4g}", f"{found.ceiling:.4g}", str(found.output_error),
-            f"{found.kl:.3g}",
+        lambda pattern, result: (
+            pattern.name, pattern.role, words.percent(pattern.share), str(result.retained),
+            f"{result.floor:.4g}", f"{result.ceiling:.4g}", str(result.output_error),
+            f"{result.kl:.3g}",
         ), frozenset(range(2, 8)),
     )  # fmt: skip
     yield from _rows(
         patterns, "perplexity", "Perplexity of a model that was trained without the mask:",
         ("pattern", "pairs", "perplexity", "dense", "ratio"),
-        lambda each, found: (
-            each.name, words.percent(each.share), f"{found.perplexity:.4g}",
-            f"{found.dense:.4g}", str(found.ratio),
+        lambda pattern, result: (
+            pattern.name, words.percent(pattern.share), f"{result.perplexity:.4g}",
+            f"{result.dense:.4g}", str(result.ratio),
         ), frozenset({1, 2, 3, 4}),
     )  # fmt: skip
     yield from _rows(
         patterns, "retrieval",
         "A number that stands somewhere in a long text, repeated by the model:",
         ("pattern", "found", "rate", "dense found"),
-        lambda each, found: (
-            each.name, f"{found.found} of {found.trials}", str(found.rate),
-            f"{found.dense_found} of {found.trials}",
+        lambda pattern, result: (
+            pattern.name, f"{result.found} of {result.trials}", str(result.rate),
+            f"{result.dense_found} of {result.trials}",
         ), frozenset({1, 2, 3}),
     )  # fmt: skip
 
 
 def _trained(patterns: Sequence[Evaluated]) -> Iterator[Block]:
     rows = [
-        (each.name, one.task, one.measure, f"{len(one.seeds)}", str(one.difference),
+        (pattern.name, one.task, one.measure, f"{len(one.seeds)}", str(one.difference),
          f"{one.p_value:.3g}", f"{one.margin:g}", f"{one.p_equivalence:.3g}")
-        for each in patterns for one in each.trained
+        for pattern in patterns for one in pattern.trained
     ]  # fmt: skip
     if rows:
         yield Words("Small models trained with the mask, compared with models trained without:")

@@ -64,14 +64,14 @@ def _body(report: Document) -> Iterator[str]:
     yield f'<p class="formula">{shown(report.formula)}</p>'
     yield "</header>"
     yield '<nav aria-label="Sections"><ol>'
-    for each in report.sections:
-        yield f'<li><a href="#{each.key}">{shown(each.title)}</a></li>'
+    for section in report.sections:
+        yield f'<li><a href="#{section.key}">{shown(section.title)}</a></li>'
     yield "</ol></nav>"
     yield "<main>"
-    for each in report.sections:
-        yield f'<section id="{each.key}" aria-labelledby="{each.key}-title">'
-        yield f'<h2 id="{each.key}-title">{shown(each.title)}</h2>'
-        for block in each.blocks:
+    for section in report.sections:
+        yield f'<section id="{section.key}" aria-labelledby="{section.key}-title">'
+        yield f'<h2 id="{section.key}-title">{shown(section.title)}</h2>'
+        for block in section.blocks:
             yield from _block(block)
         yield "</section>"
     yield "</main>"

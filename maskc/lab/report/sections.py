@@ -41,6 +41,8 @@ from maskc.viz import words
 from maskc.viz.picture import KernelTiles, numbers_of, picture
 from maskc.viz.shown_lengths import showing
 from maskc.viz.terminal import render
+from maskc.viz.weight_drawings import svg, text
+from maskc.viz.weights import tensor_lengths, weight_lengths, weights
 
 if TYPE_CHECKING:
     from maskc.lab.evaluate import Evaluated, Evaluation
@@ -96,6 +98,12 @@ class Subject:
     """The row of the evaluation that is about this mask; None without an evaluation."""
     made_up: Sequence[str] = ()
     """Names of the arrays that were made up."""
+    motivation: Sequence[str] = ()
+    """Paragraphs that a person wrote on why the mask is of interest."""
+    discussion: Sequence[str] = ()
+    """Paragraphs that a person wrote on what the results mean."""
+    tensors: Mapping[str, object] = field(default_factory=dict)
+    """`q` and `k` of the heatmap of weights; synthetic ones where they are missing."""
     _counted: dict[int, Mapping[tuple[int, ...], Numbers]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -129,12 +137,14 @@ def document(subject: Subject, progress: Callable[[str], object] = lambda text: 
     """
     sections = []
     for key, title, blocks in _SECTIONS:
+        if key in _NOTES and not getattr(subject, key):
+            continue
         progress(f"{subject.name}: {title.lower()}")
         try:
-            found = list(blocks(subject))
+            contents = list(blocks(subject))
         except MaskcError as refusal:
-            found = [Words(f"Not available for this mask: {refusal.finding} ({refusal.code}).")]
-        sections.append(Section(key, title, found))
+            contents = [Words(f"Not available for this mask: {refusal.finding} ({refusal.code}).")]
+        sections.append(Section(key, title, contents))
     title = subject.title if subject.title != subject.name else ""
     return Document(subject.name, title, str(subject.mask), sections)
 
@@ -158,30 +168,35 @@ def _summary_rows(subject: Subject) -> Iterator[tuple[str, str]]:
     else:
         yield "Pairs of a head for long sequences", "no closed form: data decide"
     try:
-        for heads, found in subject.numbers(_at(subject)).items():
+        for heads, numbers in subject.numbers(_at(subject)).items():
             who = f" ({words.heads(heads)})" if heads else ""
             may = ", all that may be chosen" if selects else ""
             yield (
                 f"Live pairs at N = {_at(subject):,}{who}",
-                f"{words.percent(found.live_share)} of all{may}; tiles run {found.waste:.2f} x",
+                f"{words.percent(numbers.live_share)} of all{may}; tiles run {numbers.waste:.2f} x",
             )
     except MaskcError as refusal:
         yield f"Live pairs at N = {_at(subject):,}", f"unknown: {refusal.finding}"
     yield "Keys that decoding must keep", _cache(subject)
     if subject.measurement is not None:
         for growth in subject.measurement.growths:
-            crossed = [str(each) for each in growth.crossovers if each.rival == "dense"]
+            crossed = [
+                str(crossover) for crossover in growth.crossovers if crossover.rival == "dense"
+            ]
             if crossed:
                 yield f"Measured here, {growth.direction}", crossed[0]
-    evaluation, own = subject.evaluation, subject.evaluated
-    if evaluation is not None and own is not None:
+    evaluation, evaluated = subject.evaluation, subject.evaluated
+    if evaluation is not None and evaluated is not None:
         at = f"at N = {evaluation.n:,}"
-        if own.is_dense:
-            yield "Quality", dense_words(own, evaluation)
-        if own.information is not None:
-            yield f"Attention retained {at}", f"{own.information.retained} of dense probability"
-        if own.perplexity is not None:
-            lost = own.perplexity
+        if evaluated.is_dense:
+            yield "Quality", dense_words(evaluated, evaluation)
+        if evaluated.information is not None:
+            yield (
+                f"Attention retained {at}",
+                f"{evaluated.information.retained} of dense probability",
+            )
+        if evaluated.perplexity is not None:
+            lost = evaluated.perplexity
             yield (
                 f"Perplexity without training {at}",
                 f"{lost.perplexity:.4g}, dense {lost.dense:.4g}",
@@ -229,8 +244,8 @@ def _formulas(subject: Subject) -> Iterator[str]:
 
 
 def _heads_of(of_head: Sequence[int], index: int) -> str:
-    own = tuple(h for h, which in enumerate(of_head) if which == index)
-    return f"{words.heads(own)}:"
+    heads = tuple(h for h, which in enumerate(of_head) if which == index)
+    return f"{words.heads(heads)}:"
 
 
 def _proofs(subject: Subject) -> Iterator[Block]:
@@ -282,6 +297,33 @@ def _picture(subject: Subject) -> Iterator[Block]:
 
 _RANKED = ("scores", "index_q", "index_k", "index_w")
 """Inputs of selections; pictures make up scores instead."""
+
+
+def _weights(subject: Subject) -> Iterator[Block]:
+    heads = subject.problem.n_heads
+    q, k = (subject.tensors.get(name) for name in ("q", "k"))
+    n, n_kv = tensor_lengths(q, k) or weight_lengths(subject.mask, heads)
+    shown = weights(
+        subject.mask, n, n_kv, q=q, k=k, name=subject.name, n_heads=heads,
+        data={k: v for k, v in subject.data_at(n).items() if k not in _RANKED},
+    )  # fmt: skip
+    drawing = svg(shown, f"Attention weights at {n} tokens")
+    caption = (
+        f"Heatmap of softmax(q k^T) in float64, {shown.caption}. Queries go down, keys to the "
+        "right. A cell shows the mean weight of its kept pairs; the scale is logarithmic. Masked "
+        "pairs are grey."
+    )
+    yield Figure(drawing, caption, text(shown, _WIDTH))
+    given = "" if q is None else " --data q=q.npy --data k=k.npy"
+    yield Command(f"maskc visualize {subject.words} --weights --n {n}{given}")
+
+
+def _motivation(subject: Subject) -> Iterator[Block]:
+    yield from map(Words, subject.motivation)
+
+
+def _discussion(subject: Subject) -> Iterator[Block]:
+    yield from map(Words, subject.discussion)
 
 
 def _loops(subject: Subject) -> Iterator[Block]:
@@ -351,15 +393,15 @@ def _count_rows(subject: Subject, n: int) -> Iterator[tuple[str, ...]]:
         yield from _pairs_alone(subject, n, naive)
         return
     try:
-        found = subject.numbers(n)
+        numbers_by_set = subject.numbers(n)
     except MaskcError:
         return
-    for heads, each in found.items():
+    for heads, numbers in numbers_by_set.items():
         yield (
-            f"{n:,}", words.heads(heads) if heads else "all", f"{each.live:,}",
-            words.percent(each.live_share), f"{each.full:,}", f"{each.partial:,}",
-            f"{each.empty:,}", f"{each.waste:.2f} x" if each.live else "-",
-            words.scaled(each.flops, "FLOP"), words.scaled(each.bytes, "B"), naive,
+            f"{n:,}", words.heads(heads) if heads else "all", f"{numbers.live:,}",
+            words.percent(numbers.live_share), f"{numbers.full:,}", f"{numbers.partial:,}",
+            f"{numbers.empty:,}", f"{numbers.waste:.2f} x" if numbers.live else "-",
+            words.scaled(numbers.flops, "FLOP"), words.scaled(numbers.bytes, "B"), naive,
         )  # fmt: skip
 
 
@@ -398,49 +440,49 @@ def _plan(subject: Subject) -> Iterator[Block]:
 
 def _options(subject: Subject) -> str:
     problem = subject.problem
-    found = f"--target {subject.target.name} --head-dim {problem.head_dim}"
-    return f"{found} --dtype {problem.dtype.value}"
+    options = f"--target {subject.target.name} --head-dim {problem.head_dim}"
+    return f"{options} --dtype {problem.dtype.value}"
 
 
 # ------------------------------------------------------------------ what was measured
 
 
 def _verification(subject: Subject) -> Iterator[Block]:
-    found = subject.measurement
+    measurement = subject.measurement
     yield Words(
         "fp64 attention by the mask's definition, written without the compiler, judges sampled "
         "query rows of every head and all gradients. Allowed: 1e-5 in fp32; in half precision "
         "twice the error of the same computation step by step."
     )
-    if found is None:
+    if measurement is None:
         yield Words(f"Not run: {subject.why_not_measured}.")
     else:
         rows = [
             (f"{row['n_q']:,}", row["direction"],
              "none" if row["error"] is None else f"{row['error']:.1e}",
              "right" if row["ok"] else "WRONG")
-            for row in found.rows if row["impl"] == "maskc"
+            for row in measurement.rows if row["impl"] == "maskc"
         ]  # fmt: skip
         yield ReportTable(("N", "pass", "largest error", "verdict"), rows, frozenset({0, 2}))
-        if found.command:
-            yield Command(found.command)
+        if measurement.command:
+            yield Command(measurement.command)
     yield Words("More lengths, probes with keys of NaN, and random cases:")
     yield Code(f"maskc verify {subject.words} {_options(subject)}\nmaskc test {subject.words}")
 
 
 def _speed(subject: Subject) -> Iterator[Block]:
-    found = subject.measurement
-    if found is None or all(row["ms"] is None for row in found.rows):
+    measurement = subject.measurement
+    if measurement is None or all(row["ms"] is None for row in measurement.rows):
         yield Words(f"Not run: {subject.why_not_measured}.")
         return
-    rivals = found.about.get("rivals")
+    rivals = measurement.about.get("rivals")
     texts = rivals if isinstance(rivals, Mapping) else {}
     names = ["maskc", *texts]
-    for growth in found.growths:
-        own = [r for r in found.rows if r["direction"] == growth.direction and r["ok"]]
+    for growth in measurement.growths:
+        rows = [r for r in measurement.rows if r["direction"] == growth.direction and r["ok"]]
         for measure, unit, say in _MEASURES:
             series = {
-                name: {r["n_q"]: r[measure] for r in own if r["impl"] == name and r[measure]}
+                name: {r["n_q"]: r[measure] for r in rows if r["impl"] == name and r[measure]}
                 for name in names
             }
             label = f"{unit} over N, {growth.direction}"
@@ -449,12 +491,12 @@ def _speed(subject: Subject) -> Iterator[Block]:
         yield Code(
             "\n".join(textwrap.fill(line, 100, subsequent_indent="    ") for line in growth.lines())
         )
-    yield ReportTable(_SPEED, [_speed_row(row, found.rows) for row in _ordered(found.rows)],
-                frozenset(range(2, 8)))  # fmt: skip
+    speeds = [_speed_row(row, measurement.rows) for row in _ordered(measurement.rows)]
+    yield ReportTable(_SPEED, speeds, frozenset(range(2, 8)))
     yield Words(" ".join(f"{name}: {text}." for name, text in texts.items()))
-    for note in found.notes:
+    for note in measurement.notes:
         yield Words(f"Note: {note}")
-    yield Command(found.command)
+    yield Command(measurement.command)
 
 
 _MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -543,9 +585,9 @@ def _terms(subject: Subject) -> Iterator[Block]:
     whole = _count(subject, subject.mask, n)
     rows = []
     for name, other in others.items():
-        found = _count(subject, other, n)
-        share = words.percent(found / max(1, whole))
-        rows.append((name, f"{found:,}", f"{found - whole:+,}", share))
+        count = _count(subject, other, n)
+        share = words.percent(count / max(1, whole))
+        rows.append((name, f"{count:,}", f"{count - whole:+,}", share))
     yield Words(f"Live pairs at N = {n:,}; the mask has {whole:,}.")
     yield ReportTable(("mask", "live pairs", "change", "of the mask's"), rows, frozenset({1, 2, 3}))
 
@@ -576,9 +618,11 @@ def _environment(subject: Subject) -> Iterator[Block]:
 
 
 _SECTIONS: tuple[tuple[str, str, Callable[[Subject], Iterator[Block]]], ...] = (
+    ("motivation", "Motivation", _motivation),
     ("summary", "Summary", _summary),
     ("definition", "Definition", _definition),
     ("picture", "Picture", _picture),
+    ("weights", "Attention weights", _weights),
     ("proofs", "Proofs", _proofs),
     ("pseudocode", "Pseudocode", _loops),
     ("complexity", "Complexity and memory", _complexity),
@@ -588,5 +632,8 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Subject], Iterator[Block]]], ...] = (
     ("quality", "Quality", _quality),
     ("ablations", "Ablations", _ablations),
     ("significance", "Significance", _significance),
+    ("discussion", "Discussion", _discussion),
     ("environment", "Environment", _environment),
 )
+_NOTES = ("motivation", "discussion")
+"""Sections that people write; there are none where nothing was given."""

@@ -16,7 +16,7 @@ _OF_DTYPES = {TypeError, ValueError, BufferError, NotImplementedError}
 def to_host(given: object, name: str = "array") -> np.ndarray:
     """View or copy an array on the host: NumPy's, torch's, CuPy's, DLPack's, a list or a number.
 
-    The result has the shape and dtype of what was given.
+    The result has the same shape and dtype.
 
     Args:
         given: the caller's array; device memory is copied to the host.

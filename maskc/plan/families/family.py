@@ -58,7 +58,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a family's blocks compute the scores of an indexer."""
+    """Blocks of a family that compute the scores of an indexer."""
 
     threads: int
     keys: int
@@ -101,7 +101,7 @@ class Family:
     gathered: tuple[tuple[Direction, str], ...] = ()
     """The sources over gathered keys, the forward pass with the smallest tiles first."""
     scoring: Scoring | None = None
-    """How lists of gathered keys are scored."""
+    """Scoring of lists of gathered keys."""
     device_documents: bool = False
     """Whether tile lists of documents may be made on the device."""
     device_data: bool = False

@@ -136,8 +136,8 @@ def _why_low(ir: MaskIR, high: TileShape, low: TileShape) -> str | None:
 def schedule(problem: Problem, short_rows: bool = False) -> Sm80Schedule:
     """Return the schedule of one problem.
 
-    `short_rows` asks for tiles of 64 queries also where 128 are the default: better where a row
-    sees about a thousand keys or fewer, or where the mask comes in blocks of 64.
+    `short_rows` requests tiles of 64 queries even if 128 are the default: better where a row sees
+    about a thousand keys or fewer, or where the mask comes in blocks of 64.
     """
     queries, warps, blocks, keep_q = (_SHORT if short_rows else _LONG)[problem.head_dim]
     keys = 64 if problem.head_dim <= NARROW else WIDE_KEYS

@@ -81,7 +81,7 @@ def backward_schedule(problem: Problem) -> Sm80BackwardSchedule:
             for name, mode in _modes(tile, room, 32 * warps, 1 + divided, wide)
         ),
         row_floats=(0 if wide else dim) + 2 + _SUMS,
-        data_rows=dim <= 128,  # at 256 full tiles take 4 % longer beside them, on an H100
+        data_rows=dim <= 128,  # at 256 full tiles take 4 % longer with them, on an H100
         score_queries=at_once,
         divided=divided,
         one_place=one_place,

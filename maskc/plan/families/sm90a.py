@@ -291,7 +291,7 @@ def _fp8_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     cannot hold are left out.
 
     Raises:
-        TileUnsupported: a user asks for another tile.
+        TileUnsupported: a user requests another tile.
     """
     if problem.names_tile:
         raise limits(problem).refused(problem, "in E4M3 there is one tile for each head dimension")

@@ -128,7 +128,7 @@ class BackwardSchedule(Schedule):
     warpgroups: int = 2
     """The warpgroups that compute."""
     split: str = "keys"
-    """How warpgroups split the work: `keys` or `columns`."""
+    """Split of the work between warpgroups: `keys` or `columns`."""
     shares: int = 2
     """The shares of a tile of dq, see templates/sm90a/lib/backward_constants.cuh."""
     staged: bool = True

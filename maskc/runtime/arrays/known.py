@@ -30,7 +30,7 @@ class Library(Protocol):
     def read_all(self, arrays: list[Any]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """Return (everything that a plan depends on, as one hashable tuple; pointers); fast.
 
-        Arrays that are not `plain` are replaced by what is.
+        Arrays that are not `plain` are replaced by plain ones.
         """
 
     def plain(self, x: Any) -> Any:

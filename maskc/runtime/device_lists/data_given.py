@@ -140,7 +140,7 @@ class _Call(NamedTuple):
         return found
 
     def vector(self, given: Any, length: int, rule: int, *, tokens: bool = True) -> Source:
-        """Return one value per token, [N] or [batch, N], of which the last or the first `length`
+        """Return one value per token, [N] or [batch, N]; the last or the first `length` of them
         count.
 
         Args:

@@ -48,7 +48,7 @@ class Ranking:
 
     @property
     def indexing(self) -> Indexing | None:
-        """How the scores are computed; None if they are given, or if rows are too long."""
+        """Computation of the scores; None if they are given, or if rows are too long."""
         q = self.arrays.get("index_q")
         return q and _indexing(q)
 

@@ -233,7 +233,7 @@ class Flags(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Making:
-    """How lists are built on the device."""
+    """Recipe that builds lists on the device."""
 
     name: str
     kernel: CudaKernel
@@ -315,7 +315,7 @@ class ListedRowsPlan:
     """The outputs of a `PreparedLaunch`, with a workspace for packed rows and for all launches."""
 
     making: Making | None = None
-    """How to build the lists on the device from flags there; None if the host knows them."""
+    """Recipe of the lists on the device, from flags there; None if the host knows them."""
     filled: dict[object, _Filled] = field(default_factory=dict, init=False)
     """The launches of the latest calls, by the addresses in them."""
     parts: tuple[Part, ...] = field(init=False)

@@ -1,4 +1,4 @@
-"""The same tiles in NumPy, for machines without a C compiler: exact, and much slower.
+"""Kernels in NumPy over the same tiles, for machines without a C compiler: exact, and much slower.
 
 It reads the argument block a compiled kernel would get, so nothing else knows the difference.
 A masked key's row never reaches a query, whatever it holds.

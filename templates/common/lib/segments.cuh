@@ -1,5 +1,5 @@
 // Tiles of keys that begin with documents. If documents are packed, every document has its own
-// tiles, the first of which begins with it, so that its sums do not depend on its position in the
+// tiles, and the first one begins with it, so that its sums do not depend on its position in the
 // batch. Otherwise tiles begin at tile columns. Needs: entries.cuh, reading_at, OF_Q and OF_K,
 // STOPS. The readings OF_Q and OF_K are document ids; array STOPS holds document ends. Gives, where
 // SEVERAL: note_segments, segments_of, hand_tiles, write_stops.

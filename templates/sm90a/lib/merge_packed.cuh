@@ -32,7 +32,7 @@ FN void store_part(const Output &o, const float (&top)[2], const float (&sum)[2]
 }
 
 // Run by one warpgroup: one row per warp, four columns per lane. Parts are added in key order,
-// independent of which finished last, then the sink. This keeps the result deterministic.
+// whichever finished last, then the sink. This keeps the result deterministic.
 constexpr int FOURS = HEAD_DIM / 4, OWN_FOURS = (FOURS + 31) / 32;
 
 FN void merge_parts(const struct Attention &p, const struct Work &work) {

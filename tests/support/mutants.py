@@ -1,0 +1,321 @@
+"""Small faults, and the tests that find them: tests/golden/mutants.txt.
+
+    python -m tests.support.mutants --share 3/40  # the third of forty parts; resumes
+    python -m tests.support.mutants --list        # all candidates
+    python -m tests.support.mutants --summary     # figures of the table
+
+Rules make the candidates from the text of templates/ and maskc/; a digest of each chooses about
+400, so that the choice is the same everywhere and an edit changes few. Each fault is planted in a
+copy of the repository, and the tests of its file run until one fails. The table has a line for each
+fault: where, what, and the test that found it, or `none` and the reason why it is not a fault.
+Reasons are written by hand, and stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from fnmatch import fnmatch
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "tests" / "golden" / "mutants.txt"
+COUNT = {"templates": 200, "maskc": 200}
+"""Faults that are planted, by folder."""
+SECONDS = 180
+"""CPU seconds for the tests of one fault; a fault that needs more counts as one that hangs."""
+COPIED = ("maskc", "templates", "patterns", "generated", "tests", "docs", "benchmarks",
+          "pyproject.toml", "README.md", "CONTRIBUTING.md")  # fmt: skip
+HEAVY = ("numpy", "sympy", "islpy", "jinja2", "torch")
+"""Imported once, before a process for each fault is forked."""
+NONE = "none"
+OPEN = "not explained yet"
+
+Change = tuple[str, str]
+RULES: dict[str, tuple[Change, ...]] = {
+    "comparison": ((r"(?<=[\w)\]]) < (?=[\w(])", " <= "), (r"(?<=[\w)\]]) <= (?=[\w(])", " < "),
+                   (r"(?<=[\w)\]]) > (?=[\w(])", " >= "), (r"(?<=[\w)\]]) >= (?=[\w(])", " > ")),
+    "off by one": ((r" \+ 1\b(?!\.)", ""), (r" - 1\b(?!\.)", "")),
+    "extreme": ((r"\bmax(?=[\w.]*\()", "min"), (r"\bmin(?=[\w.]*\()", "max")),
+    "junction": ((r" && ", " || "), (r"(?<=\w) and (?=\w)", " or ")),
+    "sign": ((r"(?<=[\w)\]]) - (?=[\w(])", " + "),),
+    "barrier": ((r"\b(?:__syncthreads|__syncwarp|publish_writes|copies_commit)\(\);", ";"),
+                (r"\bwait\([^;]*\);", ";"), (r"\bproducts_(?:begin|commit)\(\);", ";")),
+    "scale": ((r"(?<=[\w)\]]) \* (?:LOG2E|LN2|scale|unit)\b", ""),),
+    "stride": ((r"\bTILE_Q\b", "TILE_K"), (r"\bn_q\b", "n_kv"), (r"\bHEAD_DIM_V\b", "HEAD_DIM")),
+    "residue": ((r" % (?=[\w(])", " / "),),
+    "tile": ((r"\brange\((?=\w+\))", "range(1, "), (r"\b(int|i32) i = 0; i <", r"\1 i = 1; i <")),
+}  # fmt: skip
+
+TESTS: tuple[tuple[str, str], ...] = (
+    ("templates/cpu/*", "unit/test_cpu_template property/test_cpu_kernels unit/test_entmax"),
+    ("templates/simt/*", "unit/test_simt_emulated"),
+    ("templates/sm80/*gather*", "unit/test_gather_emulated"),
+    ("templates/sm80/*", "unit/test_parts_sm80 unit/test_scores_emulated "
+                         "unit/test_entmax_emulated"),
+    ("templates/sm90a/*mma16*", "unit/test_tiny_emulated"),
+    ("templates/sm90a/*gather*", "unit/test_gather_emulated"),
+    ("templates/sm90a/lib/mask_*", "unit/test_sm90a_bits unit/test_sm90a_chosen_bits "
+                                   "unit/test_sm90a_boxes"),
+    ("templates/sm90a/lib/merge*", "unit/test_sm90a_merge unit/test_hopper_emulated"),
+    ("templates/sm90a/*", "unit/test_hopper_emulated unit/test_scores_emulated "
+                          "unit/test_entmax_emulated unit/test_fp8_emulated"),
+    ("templates/common/*list*", "unit/test_emulated_data_lists unit/test_emulated_documents"),
+    ("templates/common/*", "unit/test_cpu_template unit/test_sm90a_bits unit/test_simt_emulated "
+                           "unit/test_hopper_emulated"),
+)  # fmt: skip
+"""Tests of templates, cheapest first. Those of a Python file are the ones that import it, and those
+named after its room."""
+
+
+class Fault(NamedTuple):
+    """One small change of one line."""
+
+    file: str
+    rule: str
+    line: int
+    old: str
+    new: str
+
+    @property
+    def key(self) -> str:
+        """What names it in the table: no number of a line, which other edits move."""
+        return f"{self.file}: {self.rule}: {self.old.strip()}  ->  {self.new.strip()}"
+
+
+# ------------------------------------------------------------------ candidates
+
+
+def candidates(file: str, text: str) -> Iterator[Fault]:
+    """All faults of a file: what a rule changes at the first place of a line where it holds."""
+    quoted = False
+    for number, line in enumerate(text.splitlines()):
+        bare = line.strip()
+        quoted ^= bare.count('"""') % 2 == 1
+        if quoted or bare.startswith(("#", "//", '"', "'", "from ", "import ", "@", "{#", "def ")):
+            continue
+        code = re.split(r"\s(?://|#) ", line)[0]
+        if '"' in code or "template <" in code or code.lstrip().startswith(("asm", "case ")):
+            continue
+        for rule, changes in RULES.items():
+            for old, new in changes:
+                changed = re.sub(old, new, code, count=1)
+                if changed != code:
+                    yield Fault(file, rule, number, line, changed + line[len(code) :])
+
+
+def sources(folder: str) -> list[Path]:
+    suffixes = (".py",) if folder == "maskc" else (".cuh", ".h", ".j2")
+    return [
+        path for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in suffixes and not {"emulator", "lab", "viz", "errors"} & {*path.parts}
+    ]  # fmt: skip
+
+
+@cache
+def planted() -> tuple[Fault, ...]:
+    """The faults that are planted, in the order in which they are."""
+    chosen = []
+    for folder, count in COUNT.items():
+        every = {
+            fault.key: fault
+            for path in sources(folder)
+            for fault in candidates(str(path.relative_to(ROOT)), path.read_text())
+        }
+        order = sorted(every, key=lambda key: sha256(key.encode()).hexdigest())
+        chosen += [every[key] for key in order[:count]]
+    return tuple(sorted(chosen, key=lambda fault: sha256(fault.key.encode()).hexdigest()))
+
+
+@cache
+def _texts() -> dict[str, str]:
+    files = [*(ROOT / "tests/unit").glob("test_*.py"), *(ROOT / "tests/property").glob("test_*.py")]
+    return {str(file.relative_to(ROOT)): file.read_text() for file in sorted(files)}
+
+
+def tests_of(file: str) -> list[str]:
+    """The test files of a file of the repository, those that are likeliest to fail first."""
+    for pattern, names in TESTS:
+        if fnmatch(file, pattern):
+            return [f"tests/{name}.py" for name in names.split()]
+    room, stem = Path(file).parts[1], Path(file).stem
+    module = ".".join(Path(file).with_suffix("").parts)
+    package, _, name = module.rpartition(".")
+    imports = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
+    direct = [test for test, text in _texts().items() if imports.search(text)]
+    begin = f"tests/unit/test_{room}_"
+    named = [test for test in _texts() if stem in test or test.startswith(begin)]
+    return list(dict.fromkeys([*sorted(direct, key=lambda test: len(_texts()[test])), *named]))
+
+
+# ------------------------------------------------------------------ the table
+
+
+def read_table() -> dict[str, str]:
+    """What is known: key of a fault, then the test that found it, or `none` with a reason."""
+    if not TABLE.exists():
+        return {}
+    lines = (line.rpartition("  |  ") for line in TABLE.read_text().splitlines())
+    return {key: found for key, _, found in lines}
+
+
+def write_table(table: dict[str, str]) -> None:
+    known = {fault.key for fault in planted()}
+    lines = [f"{key}  |  {found}" for key, found in sorted(table.items()) if key in known]
+    TABLE.write_text("".join(f"{line}\n" for line in lines))
+
+
+# ------------------------------------------------------------------ one fault
+
+
+class Reporter:
+    """The first test that fails."""
+
+    failed = ""
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        if report.failed and not self.failed:  # type: ignore[attr-defined]
+            self.failed = report.nodeid  # type: ignore[attr-defined]
+
+    def pytest_collectreport(self, report: object) -> None:
+        self.pytest_runtest_logreport(report)
+
+
+def first_failure(room: Path, tests: list[str], seconds: float = SECONDS) -> str:
+    """Run tests in a copy of the repository, in a process of their own, until one fails.
+
+    Returns:
+        Its name, `it hangs`, `it crashes`, or nothing where all pass.
+    """
+    answer = room / "answer"
+    answer.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        _child(room, tests, answer)
+    end = time.monotonic() + 20 * seconds  # of a machine that does other things, too
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > end or _cpu(child) > seconds:
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "it hangs"
+        time.sleep(0.1)
+    return answer.read_text() if answer.exists() else "it crashes"
+
+
+def _child(room: Path, tests: list[str], answer: Path) -> None:
+    os.setpgid(0, 0)
+    log = os.open(room / "log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(log, 1), os.dup2(log, 2)
+    try:
+        import pytest
+
+        os.chdir(room)
+        os.environ |= {"PYTHONPATH": str(room), "MASKC_EMULATOR_DIR": str(room / "emulator")}
+        sys.path.insert(0, str(room))
+        for name in [name for name in sys.modules if name.split(".")[0] in ("maskc", "tests")]:
+            del sys.modules[name]
+        reporter = Reporter()
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not matrix"]
+        code = pytest.main([*options, *tests], plugins=[reporter])
+        answer.write_text(reporter.failed or ("" if code in (0, 5) else "it does not start"))
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        os._exit(0)
+
+
+def _cpu(process: int) -> float:
+    """CPU seconds of a process and of those that it has waited for."""
+    with suppress(OSError, IndexError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def copied(room: Path) -> None:
+    """Copy what tests need of the repository."""
+    leave = shutil.ignore_patterns("__pycache__", "results")
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, room / name, ignore=leave)
+        else:
+            shutil.copy(source, room / name)
+
+
+def tried(faults: list[Fault], say: Callable[[str], None] = print) -> None:
+    """Plant faults one after another, and add each to the table at once."""
+    for name in HEAVY:
+        with suppress(ImportError):
+            import_module(name)
+    with tempfile.TemporaryDirectory(prefix="maskc-mutants-") as folder:
+        room, broken = Path(folder), set[str]()
+        copied(room)
+        for fault in faults:
+            tests = tests_of(fault.file)
+            while True:
+                asked = [*tests, *(f"--deselect={name}" for name in sorted(broken))]
+                found = planted_in(room, fault, [*asked, "--soon"]) or planted_in(
+                    room, fault, asked
+                )
+                if "::" not in found or not first_failure(room, [found]):
+                    break
+                broken.add(found)  # it fails without a fault, too
+            table = read_table()
+            table[fault.key] = found or f"{NONE}: {OPEN}"
+            write_table(table)
+            say(f"{table[fault.key]}  <-  {fault.key}")
+
+
+def planted_in(room: Path, fault: Fault, tests: list[str]) -> str:
+    """Return the first failure with a fault in the copy; the copy is as before afterwards."""
+    place = room / fault.file
+    text = place.read_text()
+    lines = text.splitlines(keepends=True)
+    lines[fault.line] = fault.new + "\n"
+    place.write_text("".join(lines))
+    try:
+        return first_failure(room, tests)
+    finally:
+        place.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--share", default="1/1", help="which part of the faults: 3/40")
+    parser.add_argument("--only", default="*", help="faults of files of this name, with * and ?")
+    parser.add_argument("--again", action="store_true", help="those that are in the table, too")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--summary", action="store_true")
+    options = parser.parse_args()
+    part, parts = map(int, options.share.split("/"))
+    table = read_table()
+    faults = [fault for fault in planted()[part - 1 :: parts] if fnmatch(fault.file, options.only)]
+    if options.summary:
+        open_ones = [key for key, found in table.items() if found == f"{NONE}: {OPEN}"]
+        kinds = Counter(found.split(":")[0] if found.startswith(NONE) else "found"
+                        for found in table.values())  # fmt: skip
+        print(f"{len(planted())} faults, tried {dict(kinds)}, not explained {len(open_ones)}")
+    elif options.list:
+        print("\n".join(fault.key for fault in faults))
+    else:
+        tried([fault for fault in faults if options.again or fault.key not in table])
+
+
+if __name__ == "__main__":
+    main()
