@@ -241,6 +241,8 @@ class PagedAttention:
         attn = self.attn.serving(q)
         if os.environ.get("MASKC_CHECK") == "1":
             plan.check(k_pool.shape[0])
+        if not plan.tokens:
+            return _nothing(q, v_pool)
         given = {**plan.data, **tables}
         if self.layout == "NHD":
             k_pool, v_pool = (x.swapaxes(1, 2) for x in (k_pool, v_pool))
@@ -920,6 +922,14 @@ def _has(x: Any, shape: tuple[int, ...], name: str) -> None:
 
 def _numpy(x: Any) -> np.ndarray:
     return np.asarray(x.cpu().numpy() if hasattr(x, "cpu") else x)
+
+
+def _nothing(q: Any, v_pool: Any) -> tuple[Any, Any]:
+    """The results of a step without queries."""
+    shape = 0, q.shape[1], v_pool.shape[3]
+    if (torch := torch_of(q)) is None:
+        return np.empty(shape, q.dtype), np.empty(shape[:2], np.float32)
+    return q.new_empty(shape), q.new_empty(shape[:2], dtype=torch.float32)
 
 
 def _shapes_of(given: _Given) -> dict[str, tuple[int, ...] | None]:

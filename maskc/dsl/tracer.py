@@ -40,7 +40,7 @@ def where(predicate: Callable[..., object]) -> Mask:
         BatchUsed: the predicate computes with b (MC108).
         IntegerTooWide: an integer does not fit 64 bits (MC120).
     """
-    return _traced(predicate, caller(), by_place=False)
+    return traced_at(predicate, caller(), by_place=False)
 
 
 def from_mask_mod(mask_mod: Callable[..., object], *, exact: bool = False) -> Mask:
@@ -63,12 +63,14 @@ def from_mask_mod(mask_mod: Callable[..., object], *, exact: bool = False) -> Ma
     Warns:
         EvaluatedMaskWarning: the function is evaluated for the lengths of each call.
     """
-    return _traced(mask_mod, caller(), by_place=True, exact=exact)
+    return traced_at(mask_mod, caller(), exact=exact)
 
 
-def _traced(
-    predicate: Callable[..., object], at: SourceLoc | None, by_place: bool, exact: bool = True
-) -> Mask:
+def traced_at(
+    predicate: Callable[..., object], at: SourceLoc | None, by_place: bool = True,
+    exact: bool = True,
+) -> Mask:  # fmt: skip
+    """Return the mask of a function, which messages place at `at`; see `where`, from_mask_mod."""
     try:
         formula, tables = trace(predicate, at, by_place)
     except MaskcError as error:

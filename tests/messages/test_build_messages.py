@@ -301,6 +301,12 @@ TEXTS = {
         "MC663 page_table  rows 0 and 1 of k go to one slot: page 2, token 7 of the page\n"
         "    hint: copy a page that sequences share before one of them writes into it",
     ),
+    "MC664": (
+        lambda: mc.slices([[0, 4]], [[3, 2]]),
+        "MC664 k_ranges  k_ranges must be ranges from 0 on that do not end before they begin, "
+        "found [3, 2) in slice 0\n"
+        "    hint: see help(maskc.from_flashmask) and help(maskc.slices)",
+    ),
     "MC466": (
         lambda: mc.paged(
             mc.causal(),

@@ -514,6 +514,31 @@ def test_places_decide_no_bit(hopper):
     assert (first == again).all()
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("new", [1, 40])
+def test_neighbours_decide_no_bit(hopper, target, new):
+    """A sequence alone, and beside others, though more blocks then share the card."""
+    import torch
+
+    lengths = [2300, 700, 40, 2300, 1000]
+    attn = on_hopper(mc.causal(), 16, target=target)
+    pool = Pool(lengths, 16, 2, 64)
+    counts = [min(new, n) for n in lengths]
+    q = pool.queries(counts, 4)
+    tensors = [torch.from_numpy(x).bfloat16() for x in (q, pool.k_pool, pool.v_pool)]
+    ends = np.cumsum([0, *counts])
+
+    def ran(order):
+        lens = counts[0] if len(set(counts)) == 1 else torch.tensor([counts[i] for i in order])
+        table = torch.from_numpy(pool.table[order])
+        plan = attn.plan(table, lens, torch.tensor([lengths[i] for i in order]))
+        own = torch.cat([tensors[0][ends[i] : ends[i + 1]] for i in order])
+        return attn.run(own, *tensors[1:], plan)
+
+    for results in zip(ran([0, 1, 2, 3, 4]), ran([3]), strict=True):
+        assert (results[0][ends[3] : ends[4]] == results[1]).all()
+
+
 @pytest.mark.parametrize("kind", ["int32", "int64", "int16"])
 @pytest.mark.parametrize("given", ["lens", "cumulative", "each"])
 @pytest.mark.parametrize("lists", [False, True])

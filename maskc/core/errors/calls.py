@@ -321,6 +321,14 @@ class SlotTwice(MaskcError):
     hint = "copy a page that sequences share before one of them writes into it"
 
 
+class BadRanges(MaskcError):
+    """Ranges of from_flashmask or slices have a wrong shape, or say what they cannot say."""
+
+    code = "MC664"
+    message = "{0} must be {1}, found {2}"
+    hint = "see help(maskc.from_flashmask) and help(maskc.slices)"
+
+
 class NotPaged(MaskcError):
     """A mask or score formula cannot be evaluated at the positions of paged sequences."""
 

@@ -69,9 +69,10 @@ def mask_model(
     asked = replace(asked, arrays=arrays)
     inner, _ = emptied(mask)
     # Terms may read parameters that the whole mask does not: what causal() absorbs, for example.
+    values: Mapping[str, Any] = data
     parameters = {
-        name: int(data.get(name, value)) for name, value in default_parameters(inner).items()
-    }  # type: ignore[call-overload]
+        name: int(values.get(name, value)) for name, value in default_parameters(inner).items()
+    }
     params = parameters | {name: asked.params[name] for ir in asked.irs for name in ir.params}
     stored: dict[bytes, str] = {}
     pool: Plain = {}
