@@ -37,6 +37,7 @@ from maskc.dsl.pattern import Pattern as Pattern
 from maskc.dsl.pattern import pattern as pattern
 from maskc.dsl.ranges_of_others import from_flashmask as from_flashmask
 from maskc.dsl.ranges_of_others import slices as slices
+from maskc.dsl.score_tracer import EvaluatedScoreWarning as EvaluatedScoreWarning
 from maskc.dsl.score_tracer import Score as Score
 from maskc.dsl.score_tracer import ScoreMaskWarning as ScoreMaskWarning
 from maskc.dsl.score_tracer import from_score_mod as from_score_mod
@@ -65,13 +66,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadParameterValue", "BlockLayout", "CompiledMask", "DenseWarning", "Difference",
-    "EvaluatedMaskWarning", "LayoutWarning", "Mask", "MaskcError", "PackedSelectionWarning",
-    "Pattern", "Score", "ScoreMaskWarning", "SeveralErrors", "attention", "block_table",
-    "clear_tuned", "cu_seqlens", "diff", "distributed", "documents", "evaluate", "flags",
-    "flex_attention", "from_block_mask", "from_bool", "from_flashmask", "from_mask_mod",
-    "from_score_mod", "intervals", "key_lists", "load", "merge", "n_kv", "n_q", "paged", "param",
-    "parents", "parse", "pattern", "patterns", "positions", "scaled_dot_product_attention", "score",
-    "scores", "show", "slices", "table", "testing", "tree", "tune", "where",
+    "EvaluatedMaskWarning", "EvaluatedScoreWarning", "LayoutWarning", "Mask", "MaskcError",
+    "PackedSelectionWarning", "Pattern", "Score", "ScoreMaskWarning", "SeveralErrors",
+    "attention", "block_table", "clear_tuned", "cu_seqlens", "diff", "distributed", "documents",
+    "evaluate", "flags", "flex_attention", "from_block_mask", "from_bool", "from_flashmask",
+    "from_mask_mod", "from_score_mod", "intervals", "key_lists", "load", "merge", "n_kv", "n_q",
+    "paged", "param", "parents", "parse", "pattern", "patterns", "positions",
+    "scaled_dot_product_attention", "score", "scores", "show", "slices", "table", "testing",
+    "tree", "tune", "where",
 ] + _combinators.__all__  # fmt: skip
 """The public names that need no extra; `nn` and `to_e4m3` need torch."""
 

@@ -110,7 +110,9 @@ class Reference:
             options[name] = None if x is None else np.asarray(to_host(x, name), np.float64)
         if inputs is not None:
             read = {name: data[name] for name in tables if name in data}
-            options["score"] = ScoreOf(inputs, read, sizes.n_q, sizes.n_kv)
+            options["score"] = ScoreOf(
+                inputs, read, sizes.n_q, sizes.n_kv, sizes.heads_q, sizes.batch
+            )
         if rate:
             number = int(np.asarray(to_host(seed)).reshape(())) % (1 << 64)
             options["dropout"] = factors(

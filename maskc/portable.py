@@ -39,6 +39,9 @@ def to_graph(attn: Any, kind: str) -> str:
     inputs: Inputs | None = attn.inputs
     of_score = None
     if inputs is not None:
+        if inputs.placed is not None:
+            found = "a part of its score is evaluated for the lengths of a call"
+            raise NotExported(kind, found, _TABLES, at="score")
         if any(not hasattr(x, "data_ptr") for x in inputs.captured.values()):
             found = "the formula of its score holds arrays of NumPy"
             raise NotExported(kind, found, _TABLES, at="score")

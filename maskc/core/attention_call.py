@@ -34,14 +34,16 @@ class CallOptions(NamedTuple):
     @classmethod
     def read(cls, keywords: Mapping[str, Any]) -> tuple[CallOptions, dict[str, Any]]:
         """(the options among the keywords of a call, all other keywords: the data)."""
+        if _NAMES.isdisjoint(keywords):
+            return DEFAULTS, dict(keywords)
+        if _NAMES.issuperset(keywords):
+            return WITH_LSE if keywords == _ONLY_LSE else cls(**keywords), {}
         own, data = {}, {}
         for name, x in keywords.items():
             if name in _NAMES:
                 own[name] = x
             else:
                 data[name] = x
-        if not own:
-            return DEFAULTS, data
         return WITH_LSE if own == _ONLY_LSE else cls(**own), data
 
     @property

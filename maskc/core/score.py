@@ -11,8 +11,10 @@ sequence b; three nodes that masks lack join them (`Trunc`, `Product`, `Entry`).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from maskc.core import expr as E
@@ -347,6 +349,17 @@ def of_whole(expr: Expr, extents: Mapping[str, int] = _EXTENTS) -> Range:
 # ------------------------------------------------------------------ what belongs to slots
 
 
+class PlaceTable(ABC):
+    """Numbers of places that no formula says: a table, made when a call has lengths."""
+
+    at: SourceLoc | None
+    """The line of the part that it stands for."""
+
+    @abstractmethod
+    def of_call(self, batch: int, heads: int, n_q: int, n_kv: int) -> Any:
+        """The NumPy array for a call; the same object where nothing has changed."""
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """Inputs of a formula, as calls pass them."""
@@ -365,6 +378,21 @@ class Inputs:
     def of(cls, formula: Formula) -> Inputs:
         """Return the inputs by the names of the formula's own slots."""
         return cls(formula, tuple(slot.name for slot in formula.slots))
+
+    @cached_property
+    def placed(self) -> PlaceTable | None:
+        """A table that is made when a call has lengths; None where there is none."""
+        return next((x for x in self.captured.values() if isinstance(x, PlaceTable)), None)
+
+    def held(self, batch: int, heads: int, n_q: int, n_kv: int) -> Mapping[str, Any]:
+        """The arrays of `captured` in a call of so many sequences, heads, queries and keys."""
+        if self.placed is None:
+            return self.captured
+        size = batch, heads, n_q, n_kv
+        return {
+            name: x.of_call(*size) if isinstance(x, PlaceTable) else x
+            for name, x in self.captured.items()
+        }
 
     @property
     def trainable(self) -> tuple[str, ...]:

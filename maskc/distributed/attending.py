@@ -262,6 +262,9 @@ def _checked(score: Score) -> Score:
     Raises:
         NotShared: it hides some, whose keys the plan does not know.
     """
+    if score.inputs.placed is not None:
+        hint = "give its values by a table that all ranks hold: mc.table, or a captured tensor"
+        raise NotShared("score", "a part of it is evaluated for lengths", hint, at="score")
     if score.mask is not None:
         hint = "give the plan the mask & the pairs that it leaves, and a formula without them"
         raise NotShared("score", "it hides pairs that the mask has", hint, at="score")

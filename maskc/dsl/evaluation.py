@@ -67,6 +67,10 @@ class Evaluated(ABC):
     def evaluate(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
         """The arrays at this moment."""
 
+    def kept(self, array: np.ndarray) -> Any:
+        """An array, as masks read it."""
+        return Captured(array, self.at)
+
     def now(self) -> Moment:
         """This object with what its tensors hold at this moment."""
         versions = tuple(map(version_of, self.tensors))
@@ -74,7 +78,7 @@ class Evaluated(ABC):
             self._present = Moment(self, versions)
         return self._present
 
-    def arrays(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[Captured, ...]:
+    def arrays(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[Any, ...]:
         """The arrays of a call at this moment, remembered for a few."""
         return self.now().arrays(batch, heads, n_q, n_kv)
 
@@ -88,7 +92,7 @@ class Moment:
 
     of: Evaluated
     versions: tuple[int | None, ...]
-    known: dict[tuple[int, ...], tuple[Captured, ...]] = field(default_factory=dict)
+    known: dict[tuple[int, ...], tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def at(self) -> SourceLoc | None:
@@ -109,13 +113,13 @@ class Moment:
         """This object."""
         return self
 
-    def arrays(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[Captured, ...]:
+    def arrays(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[Any, ...]:
         """The arrays of a call, remembered for a few."""
         call = self.of.what_decides(batch, heads, n_q, n_kv)
         found = self.known.get(call)
         if found is None:
             made = _apart(lambda: self.of.evaluate(batch, heads, n_q, n_kv))
-            found = tuple(Captured(array, self.at) for array in made)
+            found = tuple(map(self.of.kept, made))
             if len(self.known) >= _MOST_KNOWN:
                 del self.known[next(iter(self.known))]
             self.known[call] = found

@@ -225,6 +225,8 @@ class _Masks:
     def _entry(self, slot: str, index: tuple[Expr, ...]) -> Expr:
         """An element of a captured array, or a parameter that calls give."""
         array = self._captured.get(slot)
+        if isinstance(array, S.PlaceTable):  # made anew for each length
+            return _refuse()
         if array is not None:
             places = [self._integer(part) for part in index] or [E.ZERO] * array.ndim
             shared = zip(array.shape, places, strict=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from maskc.dsl.arguments import WORDS, check_order, named, required
 from maskc.dsl.followed import told, torch_calls
 from maskc.dsl.hidden_pairs import check_finite, split, without_hidden
 from maskc.dsl.mask import Mask
+from maskc.dsl.placed_scores import ScoreTables
 from maskc.dsl.rebinding import Rebinder
 from maskc.dsl.score_checks import check_derivative
 from maskc.dsl.score_values import (
@@ -39,11 +41,16 @@ from maskc.dsl.score_values import (
     minimum,
     real,
 )
+from maskc.dsl.tabled import tabling
 
 _PLACES: dict[str, S.Score | E.Expr] = {"s": S.Score(), "q": E.Q, "k": E.K, "h": E.H, "b": S.B}
 _ONCE = "the function runs once, with values that stand for all pairs"
 _OF_SCORE = tuple("sqkhb")
 _OF_SCORE_MOD = tuple("sbhqk")
+
+
+class EvaluatedScoreWarning(UserWarning):
+    """A part of a score_mod cannot be followed: it is evaluated for the lengths of each call."""
 
 
 class ScoreMaskWarning(UserWarning):
@@ -94,19 +101,33 @@ def score(function: Callable[..., object]) -> Score:
     return _traced(function, _OF_SCORE, caller(), False)
 
 
-def from_score_mod(score_mod: Callable[..., object]) -> Score:
+def from_score_mod(score_mod: Callable[..., object], *, exact: bool = False) -> Score:
     """A FlexAttention score_mod(score, b, h, q_idx, kv_idx) as a score formula.
 
     It follows the rules of `mc.score`. Tensors that the function holds become tables; where they
     require grad they get their gradient.
 
+    A part that depends on b, h, q and k alone and cannot be followed, such as
+    `torch.bucketize(q - k, steps)`, is evaluated for the lengths of each call into a table.
+
     Args:
         score_mod: the function.
+        exact: refuse what cannot be followed.
 
     Raises:
         MaskcError: as `mc.score`.
+
+    Warns:
+        EvaluatedScoreWarning: a part became a table of queries and keys.
     """
-    return _traced(score_mod, _OF_SCORE_MOD, caller(), True)
+    at = caller()
+    try:
+        return _traced(score_mod, _OF_SCORE_MOD, at, True)
+    except ScoreNotTraceable as refused:
+        found = None if exact else _with_tables(score_mod, at, refused)
+        if found is None:
+            raise
+        return found
 
 
 def table(name: str, *, integer: bool = False) -> NamedTable:
@@ -151,6 +172,28 @@ def as_score(given: object) -> Score:
 # ------------------------------------------------------------------ tracing
 
 
+def _with_tables(
+    score_mod: Callable[..., object], at: SourceLoc | None, refused: ScoreNotTraceable
+) -> Score | None:
+    """The formula, where tables of places are enough to follow it."""
+    with collecting() as registry:
+        tables = ScoreTables(registry)
+        try:
+            with tabling(tables):
+                found = _traced(score_mod, _OF_SCORE_MOD, at, True, registry)
+        except ScoreNotTraceable:
+            return None
+    made = [x for x in tables.found if x.pairs and x in found.inputs.captured.values()]
+    if made:
+        warnings.warn(
+            f"{made[0].at}: {refused.finding}. This part is evaluated for the lengths of each call "
+            "instead, into a table with a number for each query and key. exact=True refuses it; "
+            f"or {refused.args[1]}",
+            EvaluatedScoreWarning, stacklevel=outside(),
+        )  # fmt: skip
+    return found
+
+
 def _arguments(
     function: Callable[..., object], order: tuple[str, ...], at: SourceLoc | None, whole: bool
 ) -> list[Value]:
@@ -177,11 +220,12 @@ def _torch_call(function: Any, args: Any, named: Any) -> Any:
 
 
 def _traced(
-    function: Callable[..., object], order: tuple[str, ...], at: SourceLoc | None, whole: bool
-) -> Score:
+    function: Callable[..., object], order: tuple[str, ...], at: SourceLoc | None, whole: bool,
+    within: ScoreRegistry | None = None,
+) -> Score:  # fmt: skip
     given = _arguments(function, order, at, whole)
     rebound = Rebinder(WatchedTable, {"min": minimum, "max": maximum}).function(function)
-    with collecting() as registry:
+    with collecting() if within is None else nullcontext(within) as registry:
         with told(ScoreNotTraceable, at, _ONCE):
             with torch_calls(_torch_call):
                 result = rebound(*given)

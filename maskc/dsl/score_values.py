@@ -22,6 +22,14 @@ from maskc.core.errors import ScoreNotTraceable
 from maskc.core.expr import Expr, Term, is_condition
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.followed import Followed, TableRows, among, attribute, canonical, during, operators
+from maskc.dsl.tabled import (
+    Opaque,
+    operators_by_name,
+    or_tabled,
+    tabled,
+    tabling_now,
+    torch_method,
+)
 from maskc.dsl.traced import Traced, masked
 
 _OTHERS = "write it with + - * /, where, min, max, exp, log, tanh, sqrt, sigmoid, abs and tables"
@@ -103,6 +111,8 @@ def lift(value: Any) -> Term:
         return value.expr
     if type(value) is ScoreRows:
         return value.whole()
+    if type(value) is Opaque:
+        refuse("it computes with a tensor that has dimensions", _TABLE)
     if isinstance(value, (bool, np.bool_)):
         return E.Truth(bool(value))
     if isinstance(value, (float, np.floating)):
@@ -327,6 +337,15 @@ def _power(base: Any, exponent: Any) -> Value:
 
 def call(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> Any:
     """The result of a function of torch or NumPy that was given traced values."""
+    try:
+        return _followed(library, function, args, named)
+    except ScoreNotTraceable as refused:
+        if library != "torch":
+            raise
+        return tabled(function, args, named, refused)
+
+
+def _followed(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> Any:
     name = getattr(function, "__name__", repr(function))
     own = name.strip("_")
     known = _FUNCTIONS.get(canonical(own))
@@ -340,6 +359,7 @@ def call(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> An
         refuse(f"{library}.{name}: {error}")
 
 
+_ROW = "it computes with a whole row of a table"
 _SUMS = ("dot", "matmul", "sum", "inner")
 _SUMMED = "it sums over a row of a table", "put what is multiplied into q and k, side by side"
 
@@ -454,12 +474,24 @@ class Value(Followed):
         dtype = next((dtype for kind, dtype in kinds if kind(self.node)), "float32")
         if (found := attribute(name, dtype)) is not None:
             return found
-        if (function := _FUNCTIONS.get(canonical(name))) is not None:
-            return partial(function, self)
-        refuse(f"it uses .{name}")
+        function = _FUNCTIONS.get(canonical(name))
+        if function is None:
+            function = partial(_no_method, name)
+            if not tabling_now():
+                function()
+        return partial(or_tabled(function, torch_method(name)), self)
 
     def __repr__(self) -> str:
         return S.to_score_text(self.node)
+
+
+def _no_method(name: str, *_: Any, **__: Any) -> NoReturn:
+    refuse(f"it uses .{name}")
+
+
+for _name, _operator in operators_by_name():
+    if (_own := Value.__dict__.get(_name)) is not None:
+        setattr(Value, _name, or_tabled(_own, _operator))
 
 
 _LIBRARY = "use the functions of torch, NumPy or mc.scores: exp, log, tanh, sqrt, sigmoid, where"
@@ -494,18 +526,20 @@ class ScoreRows(TableRows):
     ) -> Any:
         if getattr(function, "__name__", "") in ("__getitem__", "getitem"):
             return args[0][args[1]]
-        if getattr(function, "__name__", "") in _SUMS:
-            refuse(*_SUMMED)
-        refuse("it computes with a whole row of a table", _TABLE)
+        found = _SUMMED if getattr(function, "__name__", "") in _SUMS else (_ROW, _TABLE)
+        return tabled(function, args, named or {}, ScoreNotTraceable(*found, at=caller()))
 
     def whole(self) -> NoReturn:
         """Refuse a row where a number is needed."""
         refuse(f"it computes with a row of shape {self.shape} of a table", _TABLE)
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        refuse(f"it uses .{name} of a row of a table", _TABLE)
+        refused = ScoreNotTraceable(f"it uses .{name} of a row of a table", _TABLE, at=caller())
+        if not tabling_now():
+            raise refused
+        return lambda *args, **named: tabled(torch_method(name), (self, *args), named, refused)
 
     def __getitem__(self, given: Any) -> Any:
         left, parts = self._placed(given)
@@ -524,6 +558,20 @@ class ScoreRows(TableRows):
         return Value(read_array(self._array, known))
 
 
+def _of_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(*values: Any) -> Any:
+        return tabled(function, values, {}, ScoreNotTraceable(_ROW, _TABLE, at=caller()))
+
+    return apply
+
+
+for _name, _operator in operators_by_name():
+    setattr(ScoreRows, _name, _of_rows(_operator))
+ScoreRows.__getitem__ = or_tabled(  # type: ignore[method-assign]
+    ScoreRows.__getitem__, operator.getitem
+)
+
+
 def read_array(array: Any, index: list[Expr]) -> Term:
     """An entry of an array that the function holds."""
     kind = str(array.dtype).rpartition(".")[2]
@@ -532,9 +580,18 @@ def read_array(array: Any, index: list[Expr]) -> Term:
         refuse(f"it reads a table of {kind}", "tables hold real numbers or integers")
     if len(index) > S.MAX_RANK:
         refuse(f"it reads a table of {len(index)} dimensions", f"at most {S.MAX_RANK} are known")
-    registry = _collected()
     if all(size == 1 for size in array.shape):
         index = []
+    return read_entry(array, kind, index)
+
+
+def read_entry(array: Any, kind: str, index: list[Expr]) -> Term:
+    """An entry of a table that is known by itself.
+
+    Args:
+        kind: the name of its dtype.
+    """
+    registry, integer = _collected(), not kind.startswith(("float", "bfloat"))
     name = registry.capture(array)
     registry.slot(name, len(index), integer)
     if not integer:
@@ -605,7 +662,7 @@ def read(array: Any, index: Any) -> Any:
 
 def is_traced(value: Any) -> bool:
     """Whether torch hands a call over because of this argument."""
-    return among(value, (Value, Parameter, ScoreRows, Traced))
+    return among(value, (Value, Parameter, ScoreRows, Traced, Opaque))
 
 
 # ------------------------------------------------------------------ functions of torch and NumPy

@@ -1,8 +1,9 @@
-"""Values of one index alone that no formula says: data, computed for the lengths of a call.
+"""Values of places that no formula says: data, computed for the lengths of a call.
 
-Whatever torch can compute of q, or of k, is evaluated for all queries or keys and read from a
-table: bits of two integers (Morton order), roots that are rounded, sums over a row of an array.
-Values that are no integer or condition without dimensions are `Opaque` until they become one.
+In masks, whatever torch can compute of q, or of k, is evaluated for all queries or keys and read
+from a table: bits of two integers (Morton order), roots that are rounded, sums over a row of an
+array. Values that are no integer or condition without dimensions are `Opaque` until they become
+one. Formulas of the score have tables of several places, see `placed_scores`.
 """
 
 from __future__ import annotations
@@ -13,26 +14,30 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import reduce
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.captured import Computed
-from maskc.core.errors import NeedsLengths, NotTraceable
-from maskc.core.expr import Expr
+from maskc.core.errors import MaskcError, NeedsLengths, NotTraceable, ScoreNotTraceable
 from maskc.core.source import SourceLoc, caller
 from maskc.dsl.evaluation import Evaluated
 from maskc.dsl.followed import Followed, TableRows, attribute, during
 
 Run = Callable[[Mapping[str, Any]], Any]
-"""A tensor of one index, by the tensors without dimensions that stand for symbols."""
-_INDICES = ("q", "k")
+"""A tensor of places, by the tensors without dimensions that stand for symbols."""
+REFUSED = (NotTraceable, ScoreNotTraceable)
 _allowed: ContextVar[IndexTables | None] = ContextVar("maskc_tabled", default=None)
 
 
 class IndexTables:
-    """Tables that a formula reads, computed ones and arrays that it captured."""
+    """Tables of one index, and what a formula of a mask reads beside them."""
+
+    symbols: tuple[str, ...] = ("q", "k")
+    """What values may depend on."""
+    together = False
+    """Whether a value may depend on several symbols."""
 
     def __init__(self, array_of: Callable[[str], tuple[Any, int] | None]) -> None:
         """Begin without tables.
@@ -41,33 +46,151 @@ class IndexTables:
             array_of: a captured array by its name in formulas, and its indices.
         """
         self.array_of = array_of
-        self.runs: dict[str, Run] = {}
+        self.places: dict[str, Places] = {}
         self.made: dict[str, Computed] = {}
+
+    def entry(self, places: Places, sample: Any) -> Any:
+        """The formula of a table's entry; None where a value cannot be one."""
+        whole = not (sample.is_floating_point() or sample.is_complex())
+        if sample.ndim or not whole:
+            return None
+        from maskc.dsl.traced import Traced
+
+        name = f"computed{len(self.made)}"
+        self.places[name], self.made[name] = places, Computed(OfIndex(places, caller()), 0, 1)
+        load = E.Load(name, tuple(map(E.Sym, places.symbols)))
+        return Traced(E.ne(load, E.ZERO) if sample.dtype is torch_of().bool else load)
+
+    def expr_of(self, value: Any) -> Any:
+        """The formula of a traced value; None where it is none."""
+        from maskc.dsl.traced import Traced
+
+        return value.expr if type(value) is Traced else None
+
+    def check(self, expr: Any) -> set[str]:
+        """The symbols of a formula.
+
+        Raises:
+            NotTraceable: it depends on something else.
+        """
+        found = set(E.symbols(expr))
+        if not found <= set(self.symbols) or E.params(expr):
+            raise NotTraceable("it depends on more than an index", at=caller())
+        return found
+
+    def read_by(self, expr: Any) -> Iterator[Any]:
+        """What a formula reads: arrays that were captured."""
+        for name in E.arrays(expr):
+            yield from (
+                self.places[name].tensors
+                if name in self.places
+                else ((self.array_of(name) or (None,))[0],)
+            )
+
+    def value(self, expr: Any, env: Mapping[str, Any]) -> Any:
+        """The value of a formula."""
+        torch = torch_of()
+
+        def of(part: Any) -> Any:
+            return self.value(part, env)
+
+        match expr:
+            case E.Sum(constant, terms):
+                return sum((factor * of(term) for factor, term in terms), constant)
+            case E.Sym(name):
+                return env[name]
+            case E.FloorDiv(num, den):
+                return of(num) // den
+            case E.Mod(num, den):
+                return of(num) % den
+            case E.Min(args) | E.Max(args):
+                join = torch.minimum if isinstance(expr, E.Min) else torch.maximum
+                return reduce(join, (torch.as_tensor(of(arg)) for arg in args))
+            case E.Load(name, index):
+                if name in self.places:
+                    return self.places[name].run(env)
+                array, rank = self.array_of(name) or (None, 0)
+                if array is None or array.ndim != rank:
+                    raise NotTraceable("it reads an array by sequence or head", at=caller())
+                return _as_tensor(array)[tuple(map(of, index))]
+            case E.Pick(condition, then, other):
+                return torch.where(of(condition), of(then), of(other))
+            case E.Truth(value):
+                return value
+            case E.Cmp(op, lhs):
+                value = of(lhs)
+                return value >= 0 if op == ">=" else value == 0 if op == "==" else value != 0
+            case E.Member(inner, ranges, inside):
+                value = of(inner)
+                found = reduce(operator.or_, ((value >= a) & (value <= b) for a, b in ranges))
+                return found if inside else ~found
+            case E.All(terms) | E.Any(terms):
+                return reduce(
+                    operator.and_ if isinstance(expr, E.All) else operator.or_, map(of, terms)
+                )
+        raise NotTraceable(f"no value for {type(expr).__name__}", at=caller())
+
+
+class Places(NamedTuple):
+    """How a value is computed of places."""
+
+    symbols: tuple[str, ...]
+    run: Run
+    tensors: tuple[Any, ...]
+    """What it reads."""
+
+    @property
+    def device(self) -> str:
+        """The device of what it reads."""
+        return next((str(x.device) for x in self.tensors if x.device.type != "cpu"), "cpu")
+
+    def over(self, *places: Any) -> Any:
+        """Values at vectors of places, one dimension for each symbol in front.
+
+        Args:
+            places: int64 vectors on the device, one for each symbol.
+        """
+        torch, count = torch_of(), len(self.symbols)
+
+        def at(*one: Any) -> Any:
+            return self.run(dict(zip(self.symbols, one, strict=True)))
+
+        found = at
+        for place in reversed(range(count)):
+            found = torch.vmap(
+                found, in_dims=tuple(0 if n == place else None for n in range(count))
+            )
+        with torch.no_grad():
+            return found(*places)
+
+
+def torch_of() -> Any:
+    """torch, which whoever computes tables has loaded."""
+    return sys.modules["torch"]
 
 
 def tabling(tables: IndexTables) -> AbstractContextManager[IndexTables]:
-    """While values of one index may be computed."""
+    """While values of places may be computed."""
     return during(_allowed, tables)
 
 
 def tabled(
-    function: Callable[..., Any], args: Any, named: Mapping[str, Any], refused: NotTraceable
+    function: Callable[..., Any], args: Any, named: Mapping[str, Any], refused: MaskcError
 ) -> Any:
     """The value of a function that cannot be followed: a table's formula, or an Opaque.
 
     Raises:
-        NotTraceable: its arguments depend on more than one index, or it raises.
+        MaskcError: `refused`: its arguments depend on more than tables may, or it raises.
     """
     tables = _allowed.get()
-    torch = sys.modules.get("torch")
-    if tables is None or torch is None:
+    if tables is None or "torch" not in sys.modules:
         raise refused
     symbols: set[str] = set()
     tensors: list[Any] = []
     try:
         runs = [_run_of(each, tables, symbols, tensors) for each in args]
         by_name = {name: _run_of(each, tables, symbols, tensors) for name, each in named.items()}
-        if len(symbols) != 1:
+        if not symbols or (len(symbols) > 1 and not tables.together):
             raise refused
 
         def run(env: Mapping[str, Any]) -> Any:
@@ -75,27 +198,16 @@ def tabled(
                 *(each(env) for each in runs), **{n: x(env) for n, x in by_name.items()}
             )
 
-        device = next((str(x.device) for x in tensors if x.device.type != "cpu"), "cpu")
-        (symbol,) = symbols
-        zero = torch.zeros((), dtype=torch.int64, device=device)
-        with torch.no_grad():
-            sample = run({symbol: zero})
-    except NotTraceable:
+        order = tuple(each for each in tables.symbols if each in symbols)
+        places = Places(order, run, tuple(tensors))
+        zero = torch_of().zeros(1, dtype=torch_of().int64, device=places.device)
+        sample = places.over(*(zero for _ in order))[(0,) * len(order)]
+    except REFUSED:
         raise refused from None
     except Exception as error:
         raise refused from error
-    if not isinstance(sample, torch.Tensor):
-        raise refused
-    whole = not (sample.is_floating_point() or sample.is_complex())
-    if sample.ndim or not whole:
-        return Opaque(symbol, run, sample, tuple(tensors))
-    evaluation = OfIndex(symbol, run, tuple(tensors), device, caller())
-    name = f"computed{len(tables.made)}"
-    tables.runs[name], tables.made[name] = run, Computed(evaluation, 0, 1)
-    load = E.Load(name, (E.Sym(symbol),))
-    from maskc.dsl.traced import Traced
-
-    return Traced(E.ne(load, E.ZERO) if sample.dtype is torch.bool else load)
+    found = tables.entry(places, sample)
+    return Opaque(places, sample) if found is None else found
 
 
 # ------------------------------------------------------------------ operands
@@ -103,91 +215,39 @@ def tabled(
 
 def _run_of(value: Any, tables: IndexTables, symbols: set[str], tensors: list[Any]) -> Run:
     """Return a way to compute an argument, and record its dependencies."""
-    from maskc.dsl.traced import Traced
-
     kind = type(value)
-    if kind is Traced:
-        symbols |= _symbols(value.expr)
-        return lambda env: _tensor(value.expr, env, tables)
+    expr = tables.expr_of(value)
+    if expr is not None:
+        symbols |= tables.check(expr)
+        tensors += filter(_is_tensor, tables.read_by(expr))
+        return lambda env: tables.value(expr, env)
     if kind is Opaque:
-        symbols.add(value._symbol)
-        tensors += value._tensors
-        return value._run  # type: ignore[no-any-return]
+        symbols.update(value._places.symbols)
+        tensors += value._places.tensors
+        return value._places.run  # type: ignore[no-any-return]
     if issubclass(kind, TableRows):
         array = value._array
         for part in value._index:
-            symbols |= _symbols(part) if part is not None else set()
-        if hasattr(array, "detach"):
-            tensors.append(array)
+            if part is not None:
+                symbols |= tables.check(part)
+                tensors += filter(_is_tensor, tables.read_by(part))
+        tensors += filter(_is_tensor, (array,))
         return lambda env: _as_tensor(array)[
-            tuple(slice(None) if x is None else _tensor(x, env, tables) for x in value._index)
+            tuple(slice(None) if x is None else tables.value(x, env) for x in value._index)
         ]
     if kind in (tuple, list):
         parts = [_run_of(each, tables, symbols, tensors) for each in value]
         return lambda env: kind(part(env) for part in parts)
-    if hasattr(value, "detach"):
-        tensors.append(value)
+    tensors += filter(_is_tensor, (value,))
     return lambda env: value
 
 
-def _symbols(expr: Expr) -> set[str]:
-    """The indices of a formula.
-
-    Raises:
-        NotTraceable: it depends on something else than queries or keys.
-    """
-    found = set(E.symbols(expr))
-    if not found <= set(_INDICES) or E.params(expr):
-        raise NotTraceable("it depends on more than an index", at=caller())
-    return found
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach")
 
 
 def _as_tensor(array: Any) -> Any:
-    return array if hasattr(array, "detach") else sys.modules["torch"].as_tensor(array)
-
-
-def _tensor(expr: Expr, env: Mapping[str, Any], tables: IndexTables) -> Any:
-    """The value of a formula."""
-    torch = sys.modules["torch"]
-
-    def of(part: Expr) -> Any:
-        return _tensor(part, env, tables)
-
-    match expr:
-        case E.Sum(constant, terms):
-            return sum((factor * of(term) for factor, term in terms), constant)
-        case E.Sym(name):
-            return env[name]
-        case E.FloorDiv(num, den):
-            return of(num) // den
-        case E.Mod(num, den):
-            return of(num) % den
-        case E.Min(args) | E.Max(args):
-            join = torch.minimum if isinstance(expr, E.Min) else torch.maximum
-            return reduce(join, (torch.as_tensor(of(arg)) for arg in args))
-        case E.Load(name, index):
-            if name in tables.runs:
-                return tables.runs[name](env)
-            array, rank = tables.array_of(name) or (None, 0)
-            if array is None or array.ndim != rank:
-                raise NotTraceable("it reads an array by sequence or head", at=caller())
-            return _as_tensor(array)[tuple(map(of, index))]
-        case E.Pick(condition, then, other):
-            return torch.where(of(condition), of(then), of(other))
-        case E.Truth(value):
-            return value
-        case E.Cmp(op, lhs):
-            value = of(lhs)
-            return value >= 0 if op == ">=" else value == 0 if op == "==" else value != 0
-        case E.Member(inner, ranges, inside):
-            value = of(inner)
-            found = reduce(operator.or_, ((value >= a) & (value <= b) for a, b in ranges))
-            return found if inside else ~found
-        case E.All(terms) | E.Any(terms):
-            return reduce(
-                operator.and_ if isinstance(expr, E.All) else operator.or_, map(of, terms)
-            )
-    raise NotTraceable(f"no value for {type(expr).__name__}", at=caller())
+    return array if _is_tensor(array) else torch_of().as_tensor(array)
 
 
 # ------------------------------------------------------------------ values
@@ -204,14 +264,14 @@ def _opaque(library: str, function: Any, args: Any, named: Mapping[str, Any]) ->
 
 
 class Opaque(Followed):
-    """A real number, or a tensor with dimensions, of one index."""
+    """A value of places that is no entry of a table, such as a tensor with dimensions."""
 
-    __slots__ = ("_run", "_sample", "_symbol", "_tensors")
+    __slots__ = ("_places", "_sample")
     _called = staticmethod(_opaque)
     _refused = staticmethod(_refuse)
 
-    def __init__(self, symbol: str, run: Run, sample: Any, tensors: tuple[Any, ...]) -> None:
-        self._symbol, self._run, self._sample, self._tensors = symbol, run, sample, tensors
+    def __init__(self, places: Places, sample: Any) -> None:
+        self._places, self._sample = places, sample
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -264,7 +324,7 @@ for _name, _function in operators_by_name():
 
 
 def tabling_now() -> bool:
-    """Whether values of one index may be computed."""
+    """Whether values of places may be computed."""
     return _allowed.get() is not None
 
 
@@ -279,7 +339,7 @@ def or_tabled(method: Callable[..., Any], function: Callable[..., Any]) -> Calla
     def either(*values: Any, **named: Any) -> Any:
         try:
             return method(*values, **named)
-        except NotTraceable as refused:
+        except REFUSED as refused:
             return tabled(function, values, named, refused)
 
     return either
@@ -293,11 +353,9 @@ class OfIndex(Evaluated):
 
     sequences = heads = 1
 
-    def __init__(
-        self, symbol: str, run: Run, tensors: tuple[Any, ...], device: str, at: SourceLoc | None
-    ) -> None:
-        super().__init__(tensors, at)
-        self._symbol, self._run, self._device = symbol, run, device
+    def __init__(self, places: Places, at: SourceLoc | None) -> None:
+        super().__init__(places.tensors, at)
+        self._places = places
 
     def __reduce__(self) -> NoReturn:
         """Refuse to leave the process: a trace made what it runs.
@@ -309,15 +367,12 @@ class OfIndex(Evaluated):
 
     def what_decides(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[int, ...]:
         """The number of queries, or of keys."""
-        return (n_q if self._symbol == "q" else n_kv,)
+        return (n_q if self._places.symbols == ("q",) else n_kv,)
 
     def evaluate(self, batch: int, heads: int, n_q: int, n_kv: int) -> tuple[np.ndarray, ...]:
         """The values for all queries, or for all keys."""
         (count,) = self.what_decides(batch, heads, n_q, n_kv)
         if not count:
             return (np.zeros(0, np.int32),)
-        torch = sys.modules["torch"]
-        index = torch.arange(count, device=self._device)
-        with torch.no_grad():
-            found = torch.vmap(lambda place: self._run({self._symbol: place}))(index)
-        return (found.cpu().numpy(),)
+        index = torch_of().arange(count, device=self._places.device)
+        return (self._places.over(index).cpu().numpy(),)

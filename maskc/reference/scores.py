@@ -55,9 +55,13 @@ class _Dual:
 class ScoreOf:
     """A formula with its data."""
 
-    def __init__(self, inputs: S.Inputs, given: Mapping[str, object], n_q: int, n_kv: int) -> None:
+    def __init__(
+        self, inputs: S.Inputs, given: Mapping[str, object], n_q: int, n_kv: int, heads: int = 1,
+        batch: int = 1,
+    ) -> None:  # fmt: skip
         """`given`: arrays and numbers by name; parameters have defaults."""
-        values = {**inputs.defaults, **inputs.captured, **given}
+        held = inputs.held(batch, heads, n_q, n_kv)
+        values = {**inputs.defaults, **held, **given}
         self._logit = inputs.formula.logit
         self._lengths = {"n_q": n_q, "n_kv": n_kv}
         self._names = {

@@ -187,7 +187,11 @@ class ScoreReader:
         for name in self._slots:
             if name in self._own and name in data:  # the mask reads it, too
                 given[name] = data[name]
-        values = {**self.inputs.defaults, **self.inputs.captured, **data}
+        held = self.inputs.captured
+        if self.inputs.placed is not None:
+            of_call = _extents(q, k)
+            held = self.inputs.held(of_call["b"], of_call["h"], of_call["q"], of_call["k"])
+        values = {**self.inputs.defaults, **held, **data}
         tables = {}
         for name, slot in self._slots.items():
             if name not in values:
@@ -251,10 +255,11 @@ class ScoreReader:
     def _moved(self, q: Any, name: str, x: np.ndarray, view: Array, here: Device) -> Table:
         """A captured NumPy array on the device of q; copied when its content is another one."""
         known = self._copies.get((name, here))
-        if known is None or not np.array_equal(known[0], x):
+        if known is None or (known[0] is not x and not np.array_equal(known[0], x)):
             lib = LIBRARIES[type(library(q, "q"))]
             words = np.ascontiguousarray(x).view(np.int32).reshape(-1)
-            known = self._copies[name, here] = x.copy(), *lib.send(q, words)
+            kept = x.copy() if x.flags.writeable else x
+            known = self._copies[name, here] = kept, *lib.send(q, words)
         steps = contiguous(view.shape)
         return Table(known[1], None, Array(known[2], view.shape, steps, view.dtype, here))
 

@@ -6,6 +6,8 @@ included. docs/porting.md counts them.
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -303,12 +305,88 @@ def test_both_with_grouped_heads_and_fewer_queries(heads_kv: int) -> None:
         compare(SCORE_MODS[name], MASK_MODS["prefix"], n_q=20, heads_kv=heads_kv)
 
 
+# ------------------------------------------------------------------ scores that are evaluated
+
+STEPS = torch.tensor([1, 2, 4, 8, 16])
+CURVE = random(N, N, learned=True)
+EVALUATED_SCORES: dict[str, Callable[..., Any]] = {
+    "buckets of distances": lambda s, b, h, q, k: (
+        s + BY_HEAD[h] * BY_KEY[torch.bucketize((q - k).abs(), STEPS)]
+    ),
+    "a product of rows": lambda s, b, h, q, k: s + (CURVE.detach()[q] * BIAS[b, h, k]).sum(),
+    "an arc of pairs": lambda s, b, h, q, k: s * torch.atan(BIAS[b, h, q, k]),
+    "powers": lambda s, b, h, q, k: s + (0.1 + q * 0.01) ** (k * 0.01),
+    "steps of a bias": lambda s, b, h, q, k: s + torch.round(BIAS[b, h, q, k] + q),
+    "pairs hidden by buckets": lambda s, b, h, q, k: torch.where(
+        torch.bucketize((q - k).abs(), STEPS) < 3, s, -INFINITE
+    ),
+    "choices by buckets": lambda s, b, h, q, k: torch.where(
+        torch.bucketize(q + k, STEPS) % 2 == 0, s, s * 2
+    ),
+    "beside what is learned": lambda s, b, h, q, k: s + CURVE[q, k] + torch.atan((q - k) * 1.0),
+}
+OF_ONE_INDEX: dict[str, Callable[..., Any]] = {
+    "a reduction of a row": lambda s, b, h, q, k: s + BIAS[0, 0, q].sum(),
+    "steps of queries": lambda s, b, h, q, k: s * torch.round(BY_QUERY[q]),
+    "a head's angle": lambda s, b, h, q, k: s + torch.atan(1.0 * h),
+}
+
+
+@pytest.mark.filterwarnings("ignore::maskc.ScoreMaskWarning")
+@pytest.mark.parametrize("name", EVALUATED_SCORES)
+def test_scores_that_are_evaluated(name: str) -> None:
+    learned = (CURVE,) if name == "beside what is learned" else ()
+    with pytest.warns(mc.EvaluatedScoreWarning, match="test_flex_mods"):
+        compare(EVALUATED_SCORES[name], None, learned)
+
+
+@pytest.mark.parametrize("name", OF_ONE_INDEX)
+def test_scores_of_one_index_are_evaluated_without_a_word(name: str) -> None:
+    compare(OF_ONE_INDEX[name])
+
+
+@pytest.mark.filterwarnings("ignore::maskc.EvaluatedScoreWarning")
+def test_evaluated_scores_follow_lengths_and_writes() -> None:
+    """A table is made for the lengths of a call, and anew when its sources are written into."""
+    weights, counts = random(N), integers(9, N)
+    x = torch.randn(B, H, N, D)
+    for mod, sources in (
+        (lambda s, b, h, q, k: s + torch.atan(weights[q] - weights[k]), weights),
+        (lambda s, b, h, q, k: s + torch.atan((counts[q] - counts[k]) * 1.0), counts),
+        (lambda s, b, h, q, k: s + (weights[q] * weights[k]).atan(), weights),
+    ):
+        score = mc.from_score_mod(mod)
+        for n in (N, 20, N):
+            short = x[:, :, :n]
+            out = mc.attention(short, short, short, mc.full(), score=score)
+            wanted = definition(short, short, short, mod, None)
+            torch.testing.assert_close(out.double(), wanted, atol=5e-6, rtol=0)
+            sources += sources.flip(0) * 2 + 1
+
+
+def test_an_evaluated_score_stays_in_its_process() -> None:
+    mod = EVALUATED_SCORES["buckets of distances"]
+    with pytest.raises(mc.MaskcError, match="MC129"):
+        mc.from_score_mod(mod, exact=True)
+    with pytest.warns(mc.EvaluatedScoreWarning):
+        score = mc.from_score_mod(mod)
+    with pytest.raises(mc.MaskcError, match="MC650"):
+        pickle.dumps(score)
+    x = torch.randn(B, H, N, D)
+    one = mc.nn.Attention(mc.causal(), score=score)
+    torch.testing.assert_close(copy.deepcopy(one)(x, x, x), one(x, x, x))
+    with pytest.warns(UserWarning, match="float64"):
+        exactly = mc.attention(*(x.double(),) * 3, mc.causal(), score=score)
+    torch.testing.assert_close(exactly.float(), one(x, x, x), atol=5e-6, rtol=0)
+
+
 # ------------------------------------------------------------------ what is refused
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "half precision": (lambda s, b, h, q, k: s.to(torch.bfloat16) + q, "MC129"),
     "a decision": (lambda s, b, h, q, k: s if q >= k else s * 2, "MC129"),
-    "a reduction of a row": (lambda s, b, h, q, k: s + BIAS[b, h, q].sum(), "MC129"),
+    "a step of scores": (lambda s, b, h, q, k: torch.round(s), "MC129"),
+    "learned and beyond formulas": (lambda s, b, h, q, k: s + torch.atan(CURVE[q, k]), "MC129"),
     "a quotient of scores": (lambda s, b, h, q, k: 1 / s, "MC130"),
     "a product with infinity": (lambda s, b, h, q, k: s + (q < k) * -INFINITE, "MC131"),
 }
@@ -326,6 +404,7 @@ def test_the_documentation_counts_them() -> None:
     text = (Path(__file__).parents[2] / "docs/porting.md").read_text()
     for row, right, refused in (
         ("score_mods", len(SCORE_MODS), len(REFUSED)),
+        ("score_mods that are evaluated", len(EVALUATED_SCORES) + len(OF_ONE_INDEX), 0),
         ("score_mods with learned tensors", len(LEARNED), 0),
         ("mask_mods that are followed", len(MASK_MODS), 0),
         ("mask_mods that are evaluated", len(EVALUATED_MODS), 0),

@@ -391,6 +391,16 @@ def all_pairs(mod: Mod, n_q: int, n_kv: int) -> torch.Tensor:
     return flex.create_mask(mod, SEQUENCES, HEADS, n_q, n_kv, device="cpu")
 
 
+def test_tables_of_an_index_follow_writes_into_integers():
+    """A captured tensor of integers, read inside of what is computed, is read again."""
+    ids = torch.zeros(24, dtype=torch.int64)
+    mask = mc.from_mask_mod(lambda b, h, q, k: torch.sqrt(ids[q] * 1.0).long() >= ids[k])
+    for content in (torch.arange(24), torch.arange(24) // 5, torch.zeros(24).long()):
+        ids.copy_(content)
+        wanted = content.double().sqrt().floor()[:, None] >= content
+        assert np.array_equal(mask.dense(24), wanted.numpy())
+
+
 @pytest.mark.filterwarnings("ignore::maskc.EvaluatedMaskWarning")
 @pytest.mark.parametrize("name", EVALUATED)
 def test_mask_mods_that_cannot_be_followed_are_evaluated(name: str) -> None:

@@ -82,10 +82,12 @@ def test_gelu_in_place_of_softmax():
 def test_what_has_no_formula_is_refused_at_its_line():
     rope = mods.generate_mla_rope_score_mod(torch.randn(B, H, N, 8), torch.randn(B, 1, N, 8), H)
     capped = mods.generate_tanh_softcap(20, approx=True)  # a torch.autograd.Function
-    for mod, what in ((rope, "side by side"), (capped, "such as torch.tanh")):
+    for mod, what, exact in ((rope, "side by side", True), (capped, "such as torch.tanh", False)):
         with pytest.raises(mc.MaskcError, match="MC129") as found:
-            mc.from_score_mod(mod)
+            mc.from_score_mod(mod, exact=exact)
         assert what in str(found.value)
+    with pytest.warns(mc.EvaluatedScoreWarning, match="side by side"):
+        mc.from_score_mod(rope)
 
 
 BIASES = {

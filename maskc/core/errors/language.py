@@ -295,6 +295,26 @@ class MaskModFailed(MaskcError):
     hint = "a tensor that it reads may have fewer entries than the call has tokens, heads or rows"
 
 
+class ScoreNeedsLengths(MaskcError):
+    """A part of a score formula is evaluated for the lengths of a call, and something needs
+    it without."""
+
+    code = "MC650"
+    message = "this part of the score is evaluated for the lengths of a call: {0}"
+    hint = (
+        "write it so that it can be followed, see the warning of mc.from_score_mod; or give its "
+        "values as a tensor, score=mc.scores.bias() with bias="
+    )
+
+
+class NotEvaluated(MaskcError):
+    """A part of a score formula raised when it was evaluated for the lengths of a call."""
+
+    code = "MC651"
+    message = "this part raised {0}, for {1} sequences, {2} heads, {3} queries and {4} keys"
+    hint = "a tensor that it reads may have fewer entries than the call has tokens, heads or rows"
+
+
 # ---------------------------------------------------------------- pattern files
 
 

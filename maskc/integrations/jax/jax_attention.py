@@ -82,7 +82,7 @@ def attention(
     if layout not in LAYOUTS:
         raise BadOption("layout", " or ".join(map(repr, LAYOUTS)), repr(layout), at="layout")
     q, k, v = _arrays(q, k, v, layout)
-    scored, tables = _score(score, softcap, alibi_slopes, data)
+    scored, tables = _score(score, softcap, alibi_slopes, data, _sizes(q, k, layout))
     spec, arrays = taken_apart({**data, **tables})
     rate = seed = None
     if _number("dropout_p", dropout_p):
@@ -123,8 +123,18 @@ def _arrays(q: Any, k: Any, v: Any, layout: str) -> tuple[Any, Any, Any]:
     return q, k, v
 
 
+def _sizes(q: Any, k: Any, layout: str) -> tuple[int, int, int, int]:
+    """Sequences, query heads, queries and keys."""
+    _, heads, tokens, _ = LAYOUTS[layout]
+    return q.shape[0], q.shape[heads], q.shape[tokens], k.shape[tokens]
+
+
 def _score(
-    score: Any, softcap: Any, slopes: Any, data: dict[str, Any]
+    score: Any,
+    softcap: Any,
+    slopes: Any,
+    data: dict[str, Any],
+    sizes: tuple[int, int, int, int],
 ) -> tuple[TracedScore | None, dict[str, Any]]:
     """(the formula, the arrays that it captured)."""
     if score is None:
@@ -134,7 +144,8 @@ def _score(
     if slopes is not None:
         raise ScoreOption("alibi_slopes=", "s - slopes[h] * abs(q - k)", at="alibi_slopes")
     made = as_score(score)
-    captured = {name: x for name, x in made.inputs.captured.items() if name not in data}
+    held = made.inputs.held(*sizes)
+    captured = {name: x for name, x in held.items() if name not in data}
     return TracedScore.of(made), captured
 
 

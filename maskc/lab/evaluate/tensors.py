@@ -94,7 +94,7 @@ class LayerTensors:
             return scores
         torch = torch_module()
         rows, n = scores.shape[1:]
-        formula = ScoreOf(self.score.inputs, self.tables, n, n)
+        formula = ScoreOf(self.score.inputs, self.tables, n, n, len(scores), len(self.q))
         q, k = (x.reshape(-1) for x in np.indices((rows, n)))
         capped = torch.empty_like(scores)
         for head, head_scores in enumerate(scores):

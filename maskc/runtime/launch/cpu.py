@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,18 @@ def thread_count() -> int:
     """
     if _Threads.elsewhere:
         return 1
-    found = _NUMBER.match(os.environ.get("OMP_NUM_THREADS", ""))
-    wanted = int(found[1]) if found else 0
+    wanted = _wanted(os.environ.get("OMP_NUM_THREADS"))
     if 0 < wanted <= _FEW:
         return wanted
     most = processors()
     return min(wanted, max(_FEW, 4 * most)) if wanted else most
+
+
+@lru_cache(maxsize=16)
+def _wanted(text: str | None) -> int:
+    """The positive number that a text begins with, or 0."""
+    found = _NUMBER.match(text or "")
+    return int(found[1]) if found else 0
 
 
 _NUMBER = re.compile(r"\s*\+?0*([1-9][0-9]{0,15})[0-9]*\s*(?:,|$)", re.ASCII)
