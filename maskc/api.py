@@ -94,7 +94,8 @@ def attention(
             than keys, the last ones are aligned.
         enable_gqa: False refuses fewer key heads than query heads; otherwise query heads share key
             heads.
-        layout: "bhsd", the default, or "bshd" for tensors [B, N, H, D], out included.
+        layout: "bhsd", the default, "bshd" for tensors [B, N, H, D], out included, or "sbhd" for
+            Megatron's [N, B, H, D].
         cu_seqlens_q, cu_seqlens_k: integers [sequences + 1], cumulative lengths of packed tokens. q
             is [tokens, Hq, D] then, or has a batch of one. One array serves both. With two arrays,
             is_causal and window_size count from the last tokens of each sequence.
@@ -256,13 +257,14 @@ def _by_convention(
     if getattr(q, "is_nested", False):  # refused, with what to do
         return _attention(_compiled, q, k, v, mask, options, data)
     packed = keywords.cu_seqlens_q is not None and getattr(q, "ndim", 4) == 3
-    swapped = packed or layout == "bshd"
+    swapped = packed or layout in ("bshd", "sbhd")
     if swapped and (options.return_selection or options.indexer_loss):
         found = "a call whose tensors are [B, N, H, D]"
         wanted = "left to tensors [B, H, N, D]"
         raise BadOption("return_selection and indexer_loss", wanted, found, at="layout")
     if swapped:
-        q, k, v = (conventions.heads_first(x, n) for x, n in zip((q, k, v), "qkv", strict=True))
+        named = zip((q, k, v), "qkv", strict=True)
+        q, k, v = (conventions.heads_first(x, name, layout) for x, name in named)
     for x, name in ((q, "q"), (k, "k")):
         shape = tuple(getattr(x, "shape", (0, 0, 0, 0)))
         if len(shape) != 4:
@@ -273,7 +275,7 @@ def _by_convention(
     masked = mask is not conventions.EVERYTHING
     to = keywords.restriction(q.shape[2], k.shape[2], masked, data)
     results = _attention(partial(_restricted, to), q, k, v, mask, options, data, score)
-    return conventions.tokens_first(results, packed) if swapped else results
+    return conventions.tokens_first(results, packed, layout) if swapped else results
 
 
 def _restricted(

@@ -24,7 +24,7 @@ from maskc.dsl.nodes import END, START
 from maskc.dsl.not_a_mask import not_a_mask
 
 EVERYTHING = full()
-LAYOUTS = ("bhsd", "bshd")
+LAYOUTS = ("bhsd", "bshd", "sbhd")
 _DOCUMENTS = "cu_seqlens"
 
 
@@ -237,12 +237,15 @@ def check_layout(layout: object) -> None:
         BadOption.
     """
     if layout not in LAYOUTS:
-        words = " or ".join(map(repr, LAYOUTS))
+        words = "'bhsd', 'bshd' or 'sbhd'"
         raise BadOption("layout", words, repr(layout), at="layout")
 
 
-def heads_first(x: Any, name: str) -> Any:
+def heads_first(x: Any, name: str, layout: str | None = None) -> Any:
     """A view [B, H, N, D] of a tensor [B, N, H, D], or [1, H, N, D] of one [N, H, D].
+
+    Args:
+        layout: "sbhd" for tensors [N, B, H, D].
 
     Raises:
         BadOption: the object has no such view.
@@ -250,16 +253,21 @@ def heads_first(x: Any, name: str) -> Any:
     if not hasattr(x, "swapaxes"):
         found = f"{name}, a {type(x).__name__}"
         raise BadOption("layout", "'bhsd' for arrays without swapaxes", found, at="layout")
-    return x.swapaxes(0, 1)[None] if x.ndim == 3 else x.swapaxes(1, 2)
+    if x.ndim == 3:
+        return x.swapaxes(0, 1)[None]
+    return (x.swapaxes(0, 1) if layout == "sbhd" else x).swapaxes(1, 2)
 
 
-def tokens_first(results: Any, packed: bool) -> Any:
-    """Return the results of a call with tokens before heads; log-sum-exps keep heads before
-    tokens."""
+def tokens_first(results: Any, packed: bool, layout: str | None = None) -> Any:
+    """Return the results of a call with tokens before heads, and before sequences in the layout
+    "sbhd"; log-sum-exps keep heads before tokens."""
     if isinstance(results, tuple):
         out, lse = results
-        return tokens_first(out, packed), tokens_major(lse[0] if packed else lse)
-    return results[0].swapaxes(0, 1) if packed else results.swapaxes(1, 2)
+        return tokens_first(out, packed, layout), tokens_major(lse[0] if packed else lse)
+    if packed:
+        return results[0].swapaxes(0, 1)
+    out = results.swapaxes(1, 2)
+    return out.swapaxes(0, 1) if layout == "sbhd" else out
 
 
 def may_be_tokens_first(q: Any, k: Any) -> bool:

@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "transformers": {"dsl", "runtime", "api", "paging"},
     "jax": {"dsl", "conventions", "build", "runtime", "api"},
     "nn": {"dsl", "api", "conventions", "driver"},
+    "engines": {"dsl", "runtime", "api", "sdpa", "paging"},
     "tuning": {"dispatch", "runtime", "verify"},
     "viz": {
         "dsl", "reference", "ir", "analysis", "layout", "plan", "questions", "emit", "driver",
@@ -68,6 +69,9 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 ALLOWED["lab"] = ALLOWED["viz"] | ALLOWED["verify"] | {"viz", "verify", "transformers", "api"}
 ALLOWED["cli"] = set(ALLOWED)
+
+ENGINES = (("megatron.py",), ("vllm.py",))
+"""Plugs of engines, in maskc/integrations."""
 
 # (file, what it imports inside functions): arrows that point up, and why each is there
 DOORS: dict[tuple[str, str], str] = {
@@ -104,14 +108,17 @@ HEAVY: dict[str, tuple[set[str], bool]] = {
 
 
 def of_torch(path: Path) -> bool:
-    """Whether a file is loaded by calls with tensors of torch alone, or when `maskc.nn` is."""
-    return room(path) == "nn" or PACKAGE / "integrations" / "torch" in path.parents
+    """Whether a file is loaded by calls with tensors of torch alone, or when `maskc.nn` or the
+    plug of an engine is."""
+    return room(path) in ("nn", "engines") or PACKAGE / "integrations" / "torch" in path.parents
 
 
 def room(path: Path) -> str:
     parts = path.relative_to(PACKAGE).parts
     if parts[:2] == ("integrations", "transformers"):
         return "transformers"  # it uses the public functions, which use integrations/torch
+    if parts[0] == "integrations" and parts[1:] in ENGINES:
+        return "engines"  # likewise
     if parts == ("__main__.py",):
         return "cli"  # `python -m maskc` is the command
     if parts[:2] == ("integrations", "jax"):

@@ -421,6 +421,11 @@ def test_a_tensor_elsewhere_is_compared_with_q():
     x = torch.from_numpy(Q)
     with pytest.raises(WrongDevice, match="k is on meta:0, but this call runs on cpu"):
         mc.attention(x, x.to("meta"), x, mc.causal())
+    with pytest.raises(WrongDevice, match="k is on cpu, but this call runs on meta"):
+        mc.attention(x.to("meta"), x, x, mc.causal())
+    ids = torch.zeros(x.shape[2], dtype=torch.int32, device="meta")
+    with pytest.raises(WrongDevice, match="doc is on meta, but this call runs on cpu"):
+        mc.attention(x, x, x, mc.documents("doc"), doc=ids)
 
 
 @pytest.mark.parametrize("shape", [(8, 16), (2, 8, 16), (1, 1, 2, 8, 16)])

@@ -79,6 +79,10 @@ def test_layout() -> None:
     np.testing.assert_array_equal(its, lse)
     assert mc.attention(q, k, v, mc.causal(), layout="bshd").shape == (2, 70, 4, 24)
     np.testing.assert_array_equal(mc.attention(*first, mc.causal(), layout="bhsd"), wanted)
+    q, k, v = (x.transpose(1, 0, 2, 3).copy() for x in (q, k, v))  # Megatron's
+    out, its = mc.attention(q, k, v, mc.causal(), layout="sbhd", return_lse=True)
+    np.testing.assert_array_equal(out, wanted.transpose(2, 0, 1, 3))
+    np.testing.assert_array_equal(its, lse)
 
 
 def test_a_layout_that_looks_wrong_is_hinted_at() -> None:
@@ -197,7 +201,7 @@ def test_contradictions_are_refused() -> None:
         ({"window_size": 5}, "window_size must be two integers"),
         ({"window_size": (5, -2)}, "window_size must be two integers"),
         ({"window_size": (5, 0.5)}, "window_size must be two integers"),
-        ({"is_causal": True, "layout": "sbhd"}, "layout must be 'bhsd' or 'bshd'"),
+        ({"is_causal": True, "layout": "hbsd"}, "layout must be 'bhsd', 'bshd' or 'sbhd'"),
         ({"is_causal": True, "cu_seqlens_k": one}, "given with cu_seqlens_q"),
         ({"is_causal": True, "max_seqlen": 9}, "given with cu_seqlens_q"),
         ({"cu_seqlens_q": one, "cu_seqlens_k": one[1:]}, "cu_seqlens_k must be numpy integers"),

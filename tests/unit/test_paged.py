@@ -539,6 +539,33 @@ def test_neighbours_decide_no_bit(hopper, target, new):
         assert (results[0][ends[3] : ends[4]] == results[1]).all()
 
 
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_engines_run_without_gradients(target, monkeypatch):
+    """In inference mode torch counts no writes; those of a plan count all the same, as lists of
+    tiles that are kept would be those of the step before."""
+    torch = pytest.importorskip("torch")
+    if target != "cpu":
+        machine.install(monkeypatch)
+    pool, dim = Pool([75, 9], 16, 2, 64), 64
+    rows = pool.queries([1, 1], 4)
+    attn = on_cpu(mc.window(40), 16, dim=dim, target=target, dtype="bfloat16")
+    with torch.inference_mode():
+        q, *pools = (torch.tensor(x).bfloat16() for x in (rows, pool.k_pool, pool.v_pool))
+        table = torch.from_numpy(pool.table)
+        plan = attn.plan(table, 1, torch.tensor([60, 9]))
+        for lengths in ([60, 9], [75, 4], [75, 9]):
+            before = plan.data[POSITION]._version
+            plan.update(table, 1, torch.tensor(lengths))
+            assert plan.data[POSITION]._version > before
+            found = attn.run(q, *pools, plan)
+            shorter = Pool([75, 9], 16, 2, 64)
+            shorter.lengths = lengths
+            shorter.k = [x[:n] for x, n in zip(shorter.k, lengths, strict=True)]
+            shorter.v = [x[:n] for x, n in zip(shorter.v, lengths, strict=True)]
+            rule = lambda p, k: (k <= p) & (p - k <= 40)  # noqa: E731
+            close(found, exact(shorter, rows, [1, 1], lambda s, h, rule=rule: rule), 2e-2)
+
+
 @pytest.mark.parametrize("kind", ["int32", "int64", "int16"])
 @pytest.mark.parametrize("given", ["lens", "cumulative", "each"])
 @pytest.mark.parametrize("lists", [False, True])
