@@ -24,6 +24,7 @@ from maskc.ir.lower import lower
 from maskc.layout import bind_arrays
 from maskc.layout.tiles.bounds import Analyst, PairBoxes
 from maskc.layout.tiles.data_tiles import hull, split
+from maskc.layout.tiles.elements import Elements
 from tests.property.test_layout_engine import (
     ARRAYS,
     ATOMS,
@@ -128,6 +129,12 @@ def test_numbers_of_a_list_are_told_to_their_ends():
     inside = [np.isin(np.arange(a, b + 1), listed) for a, b in zip(low, high, strict=True)]
     assert may.tolist() == [x.any() for x in inside]
     assert must.tolist() == [x.all() for x in inside]
+
+
+def test_boxes_at_an_edge_are_counted_without_what_they_repeat():
+    """Boxes of 5 x 3 pairs that do not begin at the first token."""
+    sides = [np.array([side]) for side in (32, 36, 16, 18)]
+    assert Elements(E.ALWAYS, {}, 37, 19).count(PairBoxes(*sides)) == 5 * 3
 
 
 @settings(max_examples=200)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import maskc as mc
 from maskc.core import errors
 from maskc.core.data import CuSeqlens, DataDecl, DataKind, Parents
 from maskc.layout import bind_arrays, split_call_data, to_host
@@ -365,3 +366,12 @@ def test_a_mask_without_data_says_so() -> None:
         split_call_data((), (), {"doc": 1})
     with pytest.raises(errors.DataUnknown, match="named 'doc'; it has: none"):
         bind_arrays((), {"doc": 1}, 4, 4)
+
+
+def test_lists_of_keys_have_places_without_a_key():
+    lists = np.array([[2, -1, 2], [-1, -1, -1], [0, 3, 1]])
+    right = np.zeros((3, 4), bool)
+    for query, keys in enumerate(lists):
+        right[query, keys[keys >= 0]] = True
+    found = mc.key_lists("keys").layout(3, 4, block=(1, 1), keys=lists)
+    assert np.array_equal(found.to_dense() > 0, right)
