@@ -183,7 +183,7 @@ def _with_tables(
                 found = _traced(score_mod, _OF_SCORE_MOD, at, True, registry)
         except ScoreNotTraceable:
             return None
-    made = [x for x in tables.found if x.pairs and x in found.inputs.captured.values()]
+    made = [x for x in tables.computed if x.pairs and x in found.inputs.captured.values()]
     if made:
         warnings.warn(
             f"{made[0].at}: {refused.finding}. This part is evaluated for the lengths of each call "
