@@ -187,8 +187,8 @@ def _with_tables(
     if pairs:
         warnings.warn(
             f"{pairs[0].at}: {refused.finding}. This part is evaluated for the lengths of each "
-            "call instead, into a table with a number for each query and key. exact=True refuses it; "
-            f"or {refused.args[1]}",
+            "call instead, into a table with a number for each query and key. exact=True "
+            f"refuses it; or {refused.args[1]}",
             EvaluatedScoreWarning, stacklevel=outside(),
         )  # fmt: skip
     return score
