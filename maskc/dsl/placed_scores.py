@@ -35,7 +35,7 @@ class ScoreTables(IndexTables):
     def __init__(self, registry: ScoreRegistry) -> None:
         super().__init__(lambda _: None)
         self._registry = registry
-        self.found: list[PlacesOfScore] = []
+        self.computed: list[PlacesOfScore] = []
 
     def entry(self, places: Places, sample: Any) -> Any:
         """The formula of a table's entry; None where the value has dimensions."""
@@ -44,7 +44,7 @@ class ScoreTables(IndexTables):
         if sample.is_complex() or any(x.requires_grad for x in places.tensors):
             raise ScoreNotTraceable("what it reads requires grad", _FOLLOWED, at=caller())
         table = PlacesOfScore(places, sample.dtype.is_floating_point, caller())
-        self.found.append(table)
+        self.computed.append(table)
         index: list[E.Expr] = [E.Sym(name) for name in places.symbols]
         integer = "bool" if sample.dtype is torch_of().bool else "int64"
         return Value(read_entry(table, "float32" if table.real else integer, index))
@@ -63,16 +63,16 @@ class ScoreTables(IndexTables):
         Raises:
             ScoreNotTraceable: it depends on the score, on lengths, or on what calls give.
         """
-        found = set()
+        result = set()
         for part in E.walk(expr):
             match part:
                 case E.Sym(name) if name in self.symbols:
-                    found.add(name)
+                    result.add(name)
                 case S.Read(slot, _) | S.Entry(slot, _) if slot in self._registry.captured:
                     pass
                 case E.Sym() | E.Param() | S.Score() | S.Read() | S.Entry() | E.Load():
                     raise ScoreNotTraceable("more than places decide it", _FOLLOWED, at=caller())
-        return found
+        return result
 
     def read_by(self, expr: Any) -> Iterator[Any]:
         """Yield the captured arrays that a formula reads."""
@@ -119,7 +119,7 @@ class ScoreTables(IndexTables):
         if not index:
             return tensor.reshape(())
         shared = zip(tensor.shape, index, strict=True)
-        return tensor[tuple(0 if size == 1 else each for size, each in shared)]
+        return tensor[tuple(0 if size == 1 else part for size, part in shared)]
 
 
 _FOLLOWED = "write it so that it can be followed"
@@ -176,8 +176,8 @@ class PlacesOfScore(PlaceTable, Evaluated):
 
     def of_call(self, batch: int, heads: int, n_q: int, n_kv: int) -> np.ndarray:
         """The numbers for a call, fp32 or int32, which nobody may write into."""
-        found: np.ndarray = self.arrays(batch, heads, n_q, n_kv)[0]
-        return found
+        result: np.ndarray = self.arrays(batch, heads, n_q, n_kv)[0]
+        return result
 
     def kept(self, array: np.ndarray) -> np.ndarray:
         """The array, as calls read it; DataRange where an integer leaves 32 bits (MC305)."""
@@ -207,12 +207,12 @@ class PlacesOfScore(PlaceTable, Evaluated):
         vectors = [torch.arange(size, device=self.places.device) for size in sizes]
         try:
             for first in range(0, sizes[axis], step):
-                own = [*vectors]
-                own[axis] = vectors[axis][first : first + step]
+                stretch = [*vectors]
+                stretch[axis] = vectors[axis][first : first + step]
                 place = (slice(None),) * axis + (slice(first, first + step),)
-                found = self.places.over(*own).cpu()
-                whole[place] = found.float().numpy() if self.real else found.numpy()
+                result = self.places.over(*stretch).cpu()
+                whole[place] = result.float().numpy() if self.real else result.numpy()
         except Exception as error:
-            found = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise NotEvaluated(found, batch, heads, n_q, n_kv, at=self.at) from error
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise NotEvaluated(reason, batch, heads, n_q, n_kv, at=self.at) from error
         return (whole,)

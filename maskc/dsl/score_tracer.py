@@ -124,10 +124,10 @@ def from_score_mod(score_mod: Callable[..., object], *, exact: bool = False) -> 
     try:
         return _traced(score_mod, _OF_SCORE_MOD, at, True)
     except ScoreNotTraceable as refused:
-        found = None if exact else _with_tables(score_mod, at, refused)
-        if found is None:
+        made = None if exact else _with_tables(score_mod, at, refused)
+        if made is None:
             raise
-        return found
+        return made
 
 
 def table(name: str, *, integer: bool = False) -> NamedTable:
@@ -180,18 +180,18 @@ def _with_tables(
         tables = ScoreTables(registry)
         try:
             with tabling(tables):
-                found = _traced(score_mod, _OF_SCORE_MOD, at, True, registry)
+                score = _traced(score_mod, _OF_SCORE_MOD, at, True, registry)
         except ScoreNotTraceable:
             return None
-    made = [x for x in tables.found if x.pairs and x in found.inputs.captured.values()]
-    if made:
+    pairs = [x for x in tables.computed if x.pairs and x in score.inputs.captured.values()]
+    if pairs:
         warnings.warn(
-            f"{made[0].at}: {refused.finding}. This part is evaluated for the lengths of each call "
-            "instead, into a table with a number for each query and key. exact=True refuses it; "
-            f"or {refused.args[1]}",
+            f"{pairs[0].at}: {refused.finding}. This part is evaluated for the lengths of each "
+            "call instead, into a table with a number for each query and key. exact=True "
+            f"refuses it; or {refused.args[1]}",
             EvaluatedScoreWarning, stacklevel=outside(),
         )  # fmt: skip
-    return found
+    return score
 
 
 def _arguments(

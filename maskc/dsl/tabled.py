@@ -73,10 +73,10 @@ class IndexTables:
         Raises:
             NotTraceable: it depends on something else.
         """
-        found = set(E.symbols(expr))
-        if not found <= set(self.symbols) or E.params(expr):
+        result = set(E.symbols(expr))
+        if not result <= set(self.symbols) or E.params(expr):
             raise NotTraceable("it depends on more than an index", at=caller())
-        return found
+        return result
 
     def read_by(self, expr: Any) -> Iterator[Any]:
         """Yield the captured arrays that a formula reads."""
@@ -122,8 +122,8 @@ class IndexTables:
                 return value >= 0 if op == ">=" else value == 0 if op == "==" else value != 0
             case E.Member(inner, ranges, inside):
                 value = of(inner)
-                found = reduce(operator.or_, ((value >= a) & (value <= b) for a, b in ranges))
-                return found if inside else ~found
+                result = reduce(operator.or_, ((value >= a) & (value <= b) for a, b in ranges))
+                return result if inside else ~result
             case E.All(terms) | E.Any(terms):
                 return reduce(
                     operator.and_ if isinstance(expr, E.All) else operator.or_, map(of, terms)
@@ -145,23 +145,23 @@ class Places(NamedTuple):
         return next((str(x.device) for x in self.tensors if x.device.type != "cpu"), "cpu")
 
     def over(self, *places: Any) -> Any:
-        """Values at vectors of places, one dimension for each symbol in front.
+        """Values at vectors of places, one dimension for arg symbol in front.
 
         Args:
-            places: int64 vectors on the device, one for each symbol.
+            places: int64 vectors on the device, one for arg symbol.
         """
         torch, count = torch_of(), len(self.symbols)
 
         def at(*one: Any) -> Any:
             return self.run(dict(zip(self.symbols, one, strict=True)))
 
-        found = at
+        result = at
         for place in reversed(range(count)):
-            found = torch.vmap(
-                found, in_dims=tuple(0 if n == place else None for n in range(count))
+            result = torch.vmap(
+                result, in_dims=tuple(0 if n == place else None for n in range(count))
             )
         with torch.no_grad():
-            return found(*places)
+            return result(*places)
 
 
 def torch_of() -> Any:
@@ -188,17 +188,15 @@ def tabled(
     symbols: set[str] = set()
     tensors: list[Any] = []
     try:
-        runs = [_run_of(each, tables, symbols, tensors) for each in args]
-        by_name = {name: _run_of(each, tables, symbols, tensors) for name, each in named.items()}
+        runs = [_run_of(arg, tables, symbols, tensors) for arg in args]
+        by_name = {name: _run_of(arg, tables, symbols, tensors) for name, arg in named.items()}
         if not symbols or (len(symbols) > 1 and not tables.together):
             raise refused
 
         def run(env: Mapping[str, Any]) -> Any:
-            return function(
-                *(each(env) for each in runs), **{n: x(env) for n, x in by_name.items()}
-            )
+            return function(*(arg(env) for arg in runs), **{n: x(env) for n, x in by_name.items()})
 
-        order = tuple(each for each in tables.symbols if each in symbols)
+        order = tuple(arg for arg in tables.symbols if arg in symbols)
         places = Places(order, run, tuple(tensors))
         zero = torch_of().zeros(1, dtype=torch_of().int64, device=places.device)
         sample = places.over(*(zero for _ in order))[(0,) * len(order)]
@@ -206,8 +204,8 @@ def tabled(
         raise refused from None
     except Exception as error:
         raise refused from error
-    found = tables.entry(places, sample)
-    return Opaque(places, sample) if found is None else found
+    result = tables.entry(places, sample)
+    return Opaque(places, sample) if result is None else result
 
 
 # ------------------------------------------------------------------ operands
@@ -236,7 +234,7 @@ def _run_of(value: Any, tables: IndexTables, symbols: set[str], tensors: list[An
             tuple(slice(None) if x is None else tables.value(x, env) for x in value._index)
         ]
     if kind in (tuple, list):
-        parts = [_run_of(each, tables, symbols, tensors) for each in value]
+        parts = [_run_of(arg, tables, symbols, tensors) for arg in value]
         return lambda env: kind(part(env) for part in parts)
     tensors += filter(_is_tensor, (value,))
     return lambda env: value

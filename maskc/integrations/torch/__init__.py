@@ -200,10 +200,9 @@ def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
             raise WrongDevice(name, str(x.device), "this call", "meta", at=name)
     here = ("cpu" if attn.target.language == "c" else "cuda", 0)
     of_q, of_k, of_v = (
-        Array(0, tuple(x.shape), x.stride(), str(x.dtype).removeprefix("torch."),
-              here)
+        Array(0, tuple(x.shape), x.stride(), str(x.dtype).removeprefix("torch."), here)
         for x in (q, _tensor(k, "k"), _tensor(v, "v"))
-    )  # fmt: skip
+    )
     check_inputs(*of_every_sequence(of_q, of_k, of_v), attn.bundle.problem, attn.target)
 
 
