@@ -248,7 +248,7 @@ class SplashAttention(torch.nn.Module):
         )  # fmt: skip
 
     def mask(self, *, by_positions: bool = False) -> Mask:
-        """The mask of a call; with `by_positions` it reads the data Q_idx and K_idx."""
+        """Return the mask of a call; with `by_positions` it reads the data Q_idx and K_idx."""
         return _selected(self.k_keep, self.causal, by_positions)
 
     def _positions(

@@ -434,9 +434,7 @@ class PagedPlan:
         self._kernels = self._kernels_for(first)
         lens_kv = self._take(seq_lens_kv, "seq_lens_kv", 1)
         count = int(lens_kv.shape[0])
-        lengths = _known_lengths(
-            self._on_host, seq_lens_q, cu_seqlens_q, count, known[0], known[1]
-        )  # fmt: skip
+        lengths = _known_lengths(self._on_host, seq_lens_q, cu_seqlens_q, count, known[0], known[1])
         self.tokens = lengths.total
         """Rows of q."""
         self.max_seqlen_kv = self._most_keys(page_table, known[2])

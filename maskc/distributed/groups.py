@@ -222,9 +222,7 @@ class Accord:
         """Whether ranks are compared in each call."""
         return self.ranks.size > 1 and self.device.type == "cpu"
 
-    def _exchanged(
-        self, at: GroupPass, failure: BaseException | None, calls: int = 0
-    ) -> list[Own]:  # fmt: skip
+    def _exchanged(self, at: GroupPass, failure: BaseException | None, calls: int = 0) -> list[Own]:
         """Gather the description of each rank's call, by rank."""
         code = 0 if failure is None else int(getattr(failure, "code", "MC000")[2:]) or -1
         known = _number(self.plan.digest), _number(repr(self.call))

@@ -46,7 +46,7 @@ class TokenLayout:
         return np.asarray(np.searchsorted(self.edges, token, side="right") - 1)
 
     def indices(self, rank: int) -> np.ndarray:
-        """The tokens that a rank holds, in its order: int64 [tokens]."""
+        """Return the tokens of a rank, in its order: int64 [tokens]."""
         parts = [np.arange(start, stop) for start, stop in self.own.of(rank)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 

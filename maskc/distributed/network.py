@@ -19,7 +19,7 @@ class Network:
     """Latency of a round of messages, in microseconds."""
 
     def milliseconds(self, sent: float, received: float) -> float:
-        """The time of one exchange, by the bytes of its busiest direction; 0 without any."""
+        """Return the milliseconds of one exchange, by the bytes of its busiest direction."""
         most = max(sent, received)
         return most / (self.gigabytes * 1e6) + self.microseconds / 1e3 if most else 0.0
 

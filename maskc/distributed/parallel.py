@@ -114,7 +114,7 @@ def _balancer() -> Any:
 
 
 def model_masks(config: Any) -> dict[str, Mask]:
-    """The masks of a decoder of transformers, by the types of its layers: what `plan` takes.
+    """Return the masks of a transformers decoder by layer type, as `plan` takes them.
 
     Args:
         config: the model's configuration, or the model.
@@ -232,8 +232,7 @@ def _no_mask(*_: Any, attention_mask: Any = None, **__: Any) -> None:
     """
     if attention_mask is not None and not bool(attention_mask.bool().all()):
         hint = "pack sequences instead of padding them, with a plan for documents"
-        raise NotShared("a padded batch", "the plan has no padding", hint,
-                        at="attention_mask")  # fmt: skip
+        raise NotShared("a padded batch", "the plan has no padding", hint, at="attention_mask")
 
 
 def _run(

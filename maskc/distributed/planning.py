@@ -317,11 +317,11 @@ class Plan(Setting):
         return int(self.layout.tokens[rank])
 
     def indices(self, rank: int) -> np.ndarray:
-        """The tokens that a rank holds, in its order: int64 [tokens]."""
+        """Return the tokens of a rank, in its order: int64 [tokens]."""
         return self.layout.indices(rank)
 
     def layer(self, name: str | None = None) -> LayerPlan:
-        """The plan of one mask; its name may be left out where there is one.
+        """Return the plan of one mask; its name may be omitted if there is only one.
 
         Raises:
             LayerUnknown: there are several, or none of this name (MC701).
@@ -379,7 +379,7 @@ class Plan(Setting):
         return moved(made, self.move_rows, self)
 
     def data_of(self, layer: LayerPlan) -> dict[str, object]:
-        """The data that one mask reads."""
+        """Return the data that one mask reads."""
         known = _names(layer.mask)
         return {name: value for name, value in self.data.items() if name in known}
 
@@ -402,7 +402,7 @@ class Plan(Setting):
     def ends_alike(
         self, layer: str | None = None, one_stretch: bool = False, at_home: bool = False
     ) -> bool:
-        """Whether in each call of each rank the last row is where the last key is; found once.
+        """Whether the last row and the last key coincide in each call of each rank; cached.
 
         Args and errors are those of `work`.
         """
@@ -412,7 +412,7 @@ class Plan(Setting):
         ))  # fmt: skip
 
     def work_in(self, own: LayerPlan, rank: int, one_stretch: bool = False) -> RankWork:
-        """A rank's messages and calls in one layer plan; made once."""
+        """Return a rank's messages and calls in one layer plan; cached."""
         from maskc.distributed.work import work_of
 
         asked = own, rank, one_stretch
@@ -428,15 +428,15 @@ class Plan(Setting):
         return value
 
     def received_bytes(self, rank: int, layer: str | None = None) -> int:
-        """Bytes that a rank receives in a forward pass; gradients of keys return the same way."""
+        """Return the bytes that a rank receives in a forward pass; gradients return likewise."""
         return int(self.traffic(self.layer(layer))[0].received[rank])
 
     def sent_bytes(self, rank: int, layer: str | None = None) -> int:
-        """Bytes that a rank sends in a forward pass; gradients of keys return the same way."""
+        """Return the bytes that a rank sends in a forward pass; gradients return likewise."""
         return int(self.traffic(self.layer(layer))[0].sent[rank])
 
     def times(self, layer: str | None = None) -> tuple[Times, Times]:
-        """Predicted times of the forward and the backward pass of one layer.
+        """Return the predicted times of the forward and the backward pass of one layer.
 
         They are those of the kernels that run, where no data of a step decide which tiles these
         have; else those of the mask's tiles.
@@ -447,13 +447,13 @@ class Plan(Setting):
         return self.once(("times", own), lambda: by_calls(self, own, by_tiles(own, self)))
 
     def imbalance(self, layer: str | None = None) -> float:
-        """The slowest rank's tiles over the mean's, forward; 1 is perfect."""
+        """Return the slowest rank's forward tiles divided by the mean; 1 is perfect balance."""
         tiles = self.times(layer)[0].tiles
         mean = float(tiles.mean()) if len(tiles) else 0.0
         return float(tiles.max()) / mean if mean else 1.0
 
     def others(self, layer: str | None = None) -> dict[str, float]:
-        """Predicted milliseconds of a forward pass by other means, with the same kernels.
+        """Return predicted milliseconds of a forward pass by other methods, with the same kernels.
 
         `all-gather` brings all keys to all ranks first. `ring` passes them around, one rank's at
         a time, under the tiles of those that have come; what it takes to merge is left out.

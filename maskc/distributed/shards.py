@@ -90,7 +90,7 @@ def roll(plan: Plan, x: Any, shift: int = -1, dim: int = 1, group: Any = None) -
 
 
 def position_ids(plan: Plan, group: Any = None, device: Any = None) -> Any:
-    """int64 [tokens]: the positions of this rank's tokens in the whole sequence.
+    """Return the positions of this rank's tokens in the whole sequence, int64 [tokens].
 
     Raises:
         WrongGroup: the group does not fit the plan (MC706).

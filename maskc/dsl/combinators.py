@@ -322,7 +322,7 @@ def random_blocks(block: int, per_row: int, seed: int, *, align: str = END) -> M
 
 
 def per_head(masks: Sequence[Mask]) -> Mask:
-    """One mask per query head; equal ones are compiled once.
+    """Combine one mask per query head; equal ones are compiled once.
 
     Args:
         masks: a mask for each query head, in their order; its length is the number of heads.

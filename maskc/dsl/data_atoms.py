@@ -188,7 +188,7 @@ def block_table(table: object, block: int) -> Mask:
 
 
 def key_lists(name: str) -> Mask:
-    """Keep the keys that each query brings: k is in lists[q].
+    """Keep the listed keys of each query: k is in lists[q].
 
     At call time give `name=lists`, integers [n_q, K], [H, n_q, K] or [B, H or 1, n_q, K], in any
     order, with -1 for no key. A key that is named twice counts once. An indexer's choice, as of

@@ -197,7 +197,7 @@ class _Blocks:
 
 
 def from_block_mask(block_mask: object) -> Mask:
-    """The mask of FlexAttention's BlockMask.
+    """Convert FlexAttention's BlockMask to a mask.
 
     A pair counts where its block is listed as full, or is listed as partial and the mask_mod
     keeps the pair. What `create_block_mask` returns is the mask of its mask_mod, at all lengths.

@@ -109,7 +109,7 @@ class Pattern(Generic[P]):
         return _from_module, (module, name)
 
     def with_text(self, settings: dict[str, str]) -> Mask:
-        """The mask for parameter values written as text (`--set name=value`).
+        """Return the mask for parameter values written as text (`--set name=value`).
 
         Raises:
             BadParameter: there is no such parameter (MC204).
@@ -119,7 +119,7 @@ class Pattern(Generic[P]):
         return call(**self.read(settings))
 
     def read(self, settings: Mapping[str, str]) -> dict[str, object]:
-        """The values that texts stand for, by the parameters' types; errors as `with_text`."""
+        """Convert texts to values by the parameters' types; raises as `with_text` does."""
         kinds = {name: kind for name, kind, _ in self.parameters}
         return {
             name: _read(self, name, kinds[name], text) if name in kinds else text

@@ -75,7 +75,7 @@ class ScoreTables(IndexTables):
         return found
 
     def read_by(self, expr: Any) -> Iterator[Any]:
-        """What a formula reads: arrays that were captured."""
+        """Yield the captured arrays that a formula reads."""
         for part in E.walk(expr):
             if isinstance(part, (S.Read, S.Entry)):
                 array = self._registry.captured[part.slot]

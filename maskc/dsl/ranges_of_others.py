@@ -173,7 +173,7 @@ def _watched(x: Any) -> Any:
 
 
 def _integers(x: Any, name: str) -> Any:
-    """An array as it is, or of what is none.
+    """Return an array of integers; a list or a number becomes one.
 
     Raises:
         BadRanges: no integers.

@@ -102,7 +102,7 @@ def score(function: Callable[..., object]) -> Score:
 
 
 def from_score_mod(score_mod: Callable[..., object], *, exact: bool = False) -> Score:
-    """A FlexAttention score_mod(score, b, h, q_idx, kv_idx) as a score formula.
+    """Convert a FlexAttention score_mod(score, b, h, q_idx, kv_idx) to a score formula.
 
     It follows the rules of `mc.score`. Tensors that the function holds become tables; where they
     require grad they get their gradient.

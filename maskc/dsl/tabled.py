@@ -32,10 +32,10 @@ _allowed: ContextVar[IndexTables | None] = ContextVar("maskc_tabled", default=No
 
 
 class IndexTables:
-    """Tables of one index, and what a formula of a mask reads beside them."""
+    """Tables of one index, and the other inputs of a mask's formula."""
 
     symbols: tuple[str, ...] = ("q", "k")
-    """What values may depend on."""
+    """Symbols that values may depend on."""
     together = False
     """Whether a value may depend on several symbols."""
 
@@ -79,7 +79,7 @@ class IndexTables:
         return found
 
     def read_by(self, expr: Any) -> Iterator[Any]:
-        """What a formula reads: arrays that were captured."""
+        """Yield the captured arrays that a formula reads."""
         for name in E.arrays(expr):
             yield from (
                 self.places[name].tensors
@@ -132,16 +132,16 @@ class IndexTables:
 
 
 class Places(NamedTuple):
-    """How a value is computed of places."""
+    """Computation of a value from places."""
 
     symbols: tuple[str, ...]
     run: Run
     tensors: tuple[Any, ...]
-    """What it reads."""
+    """Tensors that it reads."""
 
     @property
     def device(self) -> str:
-        """The device of what it reads."""
+        """The device of its tensors."""
         return next((str(x.device) for x in self.tensors if x.device.type != "cpu"), "cpu")
 
     def over(self, *places: Any) -> Any:

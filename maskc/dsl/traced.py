@@ -220,13 +220,14 @@ def masked(value: Expr, bits: int) -> Expr:
     return found
 
 
-def _equality(symbol: str, of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
-    """Two integers, or two conditions: a formula, where Python expects a boolean."""
+def _equality(of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
+    """A formula where Python expects a boolean; a condition beside an integer counts as 1 or 0."""
 
     def combine(self: Traced, other: object) -> Traced:
-        if is_condition(self.expr):
-            return Traced(of_conditions(self.expr, lift_bool(other, symbol)))
-        return Traced(settled(of_integers(self.expr, lift_int(other, symbol))))
+        left, right = self.expr, lift(other)
+        if is_condition(left) and is_condition(right):
+            return Traced(of_conditions(left, right))
+        return Traced(settled(of_integers(as_integer(left), as_integer(right))))
 
     return combine
 
@@ -266,8 +267,8 @@ class Traced(Followed):
     __gt__ = _compare(">", E.gt)
     __le__ = _compare("<=", E.le)
     __lt__ = _compare("<", E.lt)
-    __eq__ = _equality("==", E.eq, lambda a, b: E.negate(E.xor(a, b)))
-    __ne__ = _equality("!=", E.ne, E.xor)
+    __eq__ = _equality(E.eq, lambda a, b: E.negate(E.xor(a, b)))
+    __ne__ = _equality(E.ne, E.xor)
     __and__ = __rand__ = _bitwise("&", E.conj, masked)
     __or__ = __ror__ = _bitwise("|", E.disj, either)
     __xor__ = __rxor__ = _bitwise("^", E.xor, differing)

@@ -6,9 +6,10 @@
 | `q - q % 64`, `q - 64 * (q // 64)`     | `64 * (q // 64)`, `q % 64` |
 | `k >= 64 * (q // 64)`                  | `k // 64 >= q // 64`       |
 | `q % 4 == k % 4`                       | `(q - k) % 4 == 0`         |
+| `k < 64 & k % 64 <= q`                 | `k < 64 & k <= q`          |
 
-Every rule is an equality of integers. What forms and kernels look for then does not depend on how
-a mask was written.
+Every rule is an equality of integers; the last one holds where other conditions bound a token.
+What forms and kernels look for then does not depend on how a mask was written.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ def normal(keep: Expr) -> Expr:
 
 def _rewritten(node: Expr) -> Expr | None:
     match node:
+        case E.All(terms):
+            bounded = E.conj(*(E.substitute(term, _bounded(terms)) for term in terms))
+            return None if bounded == node else normal(bounded)
         case E.Sum(constant, terms):
             return _residues(E.linear(constant, ((c, normal(term)) for c, term in terms)))
         case E.Cmp(">=", lhs):
@@ -35,6 +39,29 @@ def _rewritten(node: Expr) -> Expr | None:
         case E.Cmp(_, lhs):
             return E.negate(E.equals_zero(_one_residue(normal(lhs))))
     return None
+
+
+def _bounded(terms: tuple[Expr, ...]) -> dict[Expr, Expr]:
+    """Quotients and residues of tokens that conditions keep inside one block, without division."""
+    least: dict[Expr, int] = {E.Q: 0, E.K: 0}
+    most: dict[Expr, int] = {}
+    for term in terms:
+        match term:
+            case E.Cmp(">=", E.Sum(constant, ((1, (E.Sym("q") | E.Sym("k")) as token),))):
+                least[token] = max(least[token], -constant)
+            case E.Cmp(">=", E.Sum(constant, ((-1, (E.Sym("q") | E.Sym("k")) as token),))):
+                most[token] = min(most.get(token, constant), constant)
+    if not most:
+        return {}
+    known: dict[Expr, Expr] = {}
+    for node in (node for term in terms for node in E.walk(term)):
+        if isinstance(node, (E.FloorDiv, E.Mod)) and node.num in most:
+            of, den = node.num, node.den
+            block = least[of] // den
+            if least[of] <= most[of] < den * (block + 1):
+                inside = E.sub(of, E.const(den * block))
+                known[node] = E.const(block) if isinstance(node, E.FloorDiv) else inside
+    return known
 
 
 def _residues(total: Expr) -> Expr:

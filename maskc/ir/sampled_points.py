@@ -7,6 +7,7 @@ import numpy as np
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr
+from maskc.core.widths import widest
 
 _SIDE = 13
 """Neighbouring queries and keys of a square of points: small residues all occur."""
@@ -15,15 +16,24 @@ _MOST_NUMBERS = 8
 _LENGTHS = (24, 24), (24, 40), (40, 24), (5001, 9003), (1 << 16, 1 << 16)
 """Lengths (n_q, n_kv) of the squares."""
 
+_WIDEST = 1 << 20
+"""The largest number of a formula that is looked at: products of a few such ones fit 64 bits."""
+
 
 def sampled_points(keep: Expr) -> dict[str, np.ndarray]:
-    """int64 [points] of q, k, n_q, n_kv and each parameter; some points lie outside the lengths."""
+    """int64 [points] of q, k, n_q, n_kv and each parameter; some points lie outside the lengths.
+
+    There are none for formulas whose values might leave 64 bits.
+    """
+    if any(abs(widest(node)) > _WIDEST for node in E.walk(keep)):
+        return dict.fromkeys(("q", "k", "n_q", "n_kv", *E.params(keep)), np.zeros(0, np.int64))
     numbers = set(E.params(keep).values())
     for node in E.walk(keep):
         if isinstance(node, E.Sum) and node.const:
             numbers.add(abs(node.const))
         elif isinstance(node, (E.FloorDiv, E.Mod)):
             numbers.add(node.den)
+    numbers = {number for number in numbers if number < _LENGTHS[-1][0]}
     near = [0, *sorted(numbers, reverse=True)[:: max(1, -(-len(numbers) // _MOST_NUMBERS))]]
     squares: list[tuple[int, int, int, int]] = []
     for place, (of_q, of_kv) in enumerate(_LENGTHS):

@@ -73,7 +73,7 @@ def _unknown(name: str) -> str:
 
 
 def __getattr__(name: str) -> Pattern[...]:
-    """The pattern of this name."""
+    """Return the pattern of this name."""
     if name.startswith("__"):  # Python looks up its own names, too
         raise AttributeError(f"module 'maskc.patterns' has no attribute {name!r}")
     return _loaded(name)

@@ -241,13 +241,13 @@ class CompiledMask:
         return self
 
     def serving(self, q: Any) -> CompiledMask:
-        """The kernels for a call with q: these, or of a mask without a dtype those for q's."""
+        """Return the kernels for a call with q; without a fixed dtype, those for q's dtype."""
         if self._of_dtypes is None:
             return self
         return self.of_dtype(dtype_of_call(q))
 
     def of_dtype(self, dtype: object) -> CompiledMask:
-        """The kernels for a dtype; these where there are no others, which then say so."""
+        """Return the kernels for a dtype; these, which refuse it, if there are no others."""
         known = self._of_dtypes
         if known is None:
             return self
@@ -375,7 +375,7 @@ class CompiledMask:
     ) -> Any: ...
     @shown_by_overload
     def __call__(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-        """softmax(scale * q k^T, restricted to the mask) v.
+        """Compute softmax(scale * q k^T, restricted to the mask) v.
 
         Torch tensors that require grad get results that do, as from `maskc.attention`; `launch` is
         the same without a graph. Under torch.autocast q, k and v are cast to the kernel's dtype.
@@ -432,7 +432,7 @@ class CompiledMask:
         return self.attend(AttentionCall(q, k, v, options, data))
 
     def attend(self, call: AttentionCall) -> Any:
-        """A call with its keywords read; see `__call__`."""
+        """Run a call whose keywords have been read; see `__call__`."""
         q, k, v, options, data = call[:5]
         if self._of_dtypes is not None and not is_compiling(q):
             attn = self.serving(q)
@@ -507,7 +507,7 @@ class CompiledMask:
         return self.serving(q).run(AttentionCall(q, k, v, options, data, into))
 
     def run(self, call: AttentionCall) -> Any:
-        """The forward pass of a call for q's dtype, which torch neither sees nor records."""
+        """Run the forward pass of a call for q's dtype; torch neither sees nor records it."""
         opened: Sequence[OpenedCall] = ()
         if not self._is_plain:
             if self._runner is not None:

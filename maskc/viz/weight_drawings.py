@@ -74,7 +74,7 @@ def colors(places: np.ndarray) -> np.ndarray:
 
 
 def cell_words(shown: WeightMap, cells: WeightCells) -> str:
-    """What a cell's colour stands for."""
+    """Explain the color of a cell."""
     if cells.covers == (1, 1):
         return "attention weight, log scale"
     down, right = cells.covers

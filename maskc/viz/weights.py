@@ -95,7 +95,7 @@ class WeightMap:
 
     @property
     def caption(self) -> str:
-        """What is shown, in a sentence or two."""
+        """Describe the picture in a sentence or two."""
         where = f"{self.n_q} queries x {self.n_kv} keys, head {self.head}"
         if self.sequence:
             where += f", sequence {self.sequence}"

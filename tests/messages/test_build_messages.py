@@ -90,6 +90,12 @@ def compile_c(text, origins=()):
     build(SourceUnit("cpu", text, TileShape(64, 64), False, origins=origins))
 
 
+def transformed():
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(2, 1, 2, 8, 16)
+    torch.func.vmap(lambda q: mc.attention(q, q, q, mc.causal()))(x)
+
+
 def zeros(*shape):
     return np.zeros(shape, np.float32)
 
@@ -185,6 +191,12 @@ TEXTS = {
         lambda: call(softcap=-1),
         "MC407 softcap  softcap must be a number in 1e-30 .. 1e+30, found -1\n"
         "    hint: see help(maskc.attention) and help(maskc.CompiledMask.__call__)",
+    ),
+    "MC652": (
+        transformed,
+        "MC652 q  q must be an untransformed tensor, found one under torch.func (vmap, grad, jvp)\n"
+        "    hint: call attention outside of vmap, with what it maps over in the batch dimension; "
+        "take gradients by loss.backward() or torch.autograd.grad",
     ),
     "MC408": (
         lambda: on_gpu(pointer=4104),
@@ -580,6 +592,7 @@ def test_every_class_of_a_call_has_its_text_here():
         if isinstance(kind, type) and issubclass(kind, MaskcError)
     }
     wanted = {code for code in codes if "MC400" < code <= "MC510" or "MC660" <= code <= "MC679"}
+    wanted.add("MC652")
     assert wanted == {*TEXTS, "MC508", "MC510", "MC414", "MC415"}  # pickles: see test_objects
 
 

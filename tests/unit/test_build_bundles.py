@@ -56,7 +56,7 @@ class Mine:
 
 @pytest.mark.parametrize("value", [Mine(1), [1], {"a": 1}, object(), (1, {2})])
 def test_only_plain_values_have_a_text(value: object):
-    with pytest.raises(TypeError, match="is no plain value"):
+    with pytest.raises(TypeError, match="is not a plain value"):
         to_text(value)
 
 

@@ -287,7 +287,7 @@ ELSEWHERE: dict[str, tuple[object, str]] = {
     "is_casual": (True, "did you mean 'is_causal'?"),
     "softmax_scale": (0.5, "scale="),
     "sm_scale": (0.5, "scale="),
-    "max_seqlen_q": (8, "max_seqlen= is the promise"),
+    "max_seqlen_q": (8, "max_seqlen= bounds queries and keys together"),
     "window": (3, "window_size="),
     "logits_soft_cap": (3.0, "softcap="),
     "s_aux": (np.zeros(2), "sink_logits="),
@@ -421,6 +421,11 @@ def test_a_tensor_elsewhere_is_compared_with_q():
     x = torch.from_numpy(Q)
     with pytest.raises(WrongDevice, match="k is on meta:0, but this call runs on cpu"):
         mc.attention(x, x.to("meta"), x, mc.causal())
+    with pytest.raises(WrongDevice, match="k is on cpu, but this call runs on meta"):
+        mc.attention(x.to("meta"), x, x, mc.causal())
+    ids = torch.zeros(x.shape[2], dtype=torch.int32, device="meta")
+    with pytest.raises(WrongDevice, match="doc is on meta, but this call runs on cpu"):
+        mc.attention(x, x, x, mc.documents("doc"), doc=ids)
 
 
 @pytest.mark.parametrize("shape", [(8, 16), (2, 8, 16), (1, 1, 2, 8, 16)])
@@ -486,7 +491,7 @@ def test_a_dtype_that_nobody_wrote_is_that_of_q():
 
 def test_data_in_place_of_its_name():
     for wrong in (np.zeros(8, int), None, 3):
-        with pytest.raises(ReservedName, match="calls give the data under this name") as caught:
+        with pytest.raises(ReservedName, match="calls pass the data under this name") as caught:
             mc.documents(wrong)
         assert f"a {type(wrong).__name__}" in str(caught.value)
 

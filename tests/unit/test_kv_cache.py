@@ -198,7 +198,7 @@ def test_a_cache_of_equal_lengths_refuses_others():
     cache = mc.window(5).cache()
     assert cache.given([8, 8]) == cache.given(8)
     with pytest.raises(
-        CacheNotRagged, match=r"lengths are from 4 to 9, and the mask of this cache"
+        CacheNotRagged, match=r"have lengths from 4 to 9, and this cache"
     ):
         cache.given([9, 4])
     with pytest.raises(DataShape, match="'n' has shape"):

@@ -379,7 +379,7 @@ def test_groups_are_alike():
 def test_too_much_work(monkeypatch):
     monkeypatch.setattr(work, "MAX_ITEMS", 5)
     ptr, _ = kernel_lists([layout_from(np.ones((3, 1), np.uint8))])
-    with pytest.raises(TooMuchWork, match="6 pieces of work, more than 5"):
+    with pytest.raises(TooMuchWork, match="6 work items, more than the limit of 5"):
         forward_work(list_spans(ptr), np.zeros((1, 2), int), 2, 1, 1, WorkList(1))
 
 

@@ -11,6 +11,7 @@ import pytest
 import maskc as mc
 from maskc import driver
 from maskc.analysis import sampled_rows
+from maskc.core import expr as E
 from maskc.core.evaluator import evaluate
 from maskc.core.problem import TileShape
 from maskc.core.target import TARGETS
@@ -139,6 +140,13 @@ def test_sampled_points_are_of_the_mask(mask):
     holds = np.broadcast_to(evaluate(keep, at), inside.shape)[inside]
     assert holds.any()
     assert not holds.all()
+
+
+def test_formulas_that_might_leave_64_bits_have_no_points():
+    keep = driver.lowered(mc.where(lambda q, k: (q + 2**62 >= k) & (k < 3))).keep
+    assert keep == driver.lowered(mc.prefix(3)).keep, "isl proves what no point may refute"
+    wide = E.ge(E.sub(E.const(2**62), E.Q), E.scale(3, E.K))
+    assert sampled_points(wide)["q"].size == 0
 
 
 def test_gaps_are_seen_in_rows():

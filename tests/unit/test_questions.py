@@ -70,7 +70,7 @@ def test_heads_of_tables_are_summed_shown_and_named():
         mask.layout(7, live=TABLE, batch=0)
     with pytest.raises(OneOfSeveral, match="the 2 sequences"):
         mask.layout(7, live=TABLE, head=0)
-    with pytest.raises(NoSuchHead, match="speaks of head 3, but there are 3 heads"):
+    with pytest.raises(NoSuchHead, match="refers to head 3, but there are 3 heads"):
         mask.layout(7, live=TABLE, head=3, batch=0)
     for ask in (mask.count, mask.dense):
         with pytest.raises(DataShape, match="has shape 3 heads, expected 4 heads"):

@@ -493,7 +493,7 @@ def test_what_is_no_evaluation(tmp_path: Path, text: str):
     file.write_text(text)
     done = maskc("report", "--expr", "causal()", *QUICK, "--evaluation", file, "-o",
                  tmp_path / "x.html", code=2)  # fmt: skip
-    assert done.stderr.startswith("MC750 --evaluation  cannot take quality from")
+    assert done.stderr.startswith("MC750 --evaluation  cannot read quality results from")
     assert not (tmp_path / "x.html").exists()
     assert BadEvaluation.code == "MC750"
 

@@ -244,7 +244,7 @@ def test_the_layout_of_a_head_and_of_a_sequence():
     assert made.layout(130, head=1, batch=0, doc=doc).nnz == 9
     assert made.layout(130, head=1, batch=1, doc=doc).nnz == 3
     assert made.layout(130, head=0, doc=doc).nnz < 9
-    with pytest.raises(NoSuchHead, match="speaks of head 2, but there are 2 heads"):
+    with pytest.raises(NoSuchHead, match="refers to head 2, but there are 2 heads"):
         made.layout(130, head=2, doc=doc)
 
 

@@ -150,7 +150,7 @@ def test_ranges_need_no_lists(machine, monkeypatch):
     layout = build(WINDOW, 64, 64, {}, {})
     check_spans(wrong, layout)
     wrong.full_last[...] = 1
-    with pytest.raises(CheckFailed, match="tile row 0 is said to have tiles 0 to 0, of which 0"):
+    with pytest.raises(CheckFailed, match="the lists give tile row 0 the tiles 0 to 0, with 0"):
         check_spans(wrong, layout)
 
 

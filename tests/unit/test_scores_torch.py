@@ -258,8 +258,17 @@ def test_lists_of_numbers():
 def test_a_dot_product_of_rows_is_refused():
     """attention-gym's latent attention adds a second dot product: that belongs into q and k."""
     rope = torch.randn(B, H, N, 8)
+
+    def second(s, b, h, i, j):
+        return s + torch.dot(rope[b, h, i], rope[b, h // 2, j])
+
     with pytest.raises(mc.MaskcError, match="side by side"):
-        mc.from_score_mod(lambda s, b, h, i, j: s + torch.dot(rope[b, h, i], rope[b, h // 2, j]))
+        mc.from_score_mod(second, exact=True)
+    with pytest.warns(mc.EvaluatedScoreWarning, match="side by side"):
+        mc.from_score_mod(second)
+    rope.requires_grad_()
+    with pytest.raises(mc.MaskcError, match="side by side"):
+        mc.from_score_mod(second)
 
 
 # ------------------------------------------------------------------ torch.compile

@@ -27,6 +27,25 @@ BLOCKS = mc.block_diagonal(64, align="start")
 STRIDED = mc.strided(64, phase=63) & CAUSAL
 SINKS = CAUSAL & (mc.sinks(4) | WINDOW)
 
+HALF = 2048
+BLOCK_DIFFUSION = mc.where(
+    lambda q, k: (
+        ((k // 32 == q // 32) & (k < HALF) & (q < HALF))
+        | ((q // 32 > (k - HALF) // 32) & (q < HALF) & (k >= HALF))
+        | ((q // 32 >= k // 32) & (q >= HALF) & (k >= HALF))
+    )
+)
+
+
+def block_diffusion_by_flags(q, k):
+    """Flags that are compared with integers, as the code of the paper does."""
+    clean_q, clean_k = q >= HALF, k >= HALF
+    block_q, block_k = q // 32, k // 32  # HALF is a multiple of a block
+    diagonal = (block_q == block_k) & (clean_q == clean_k) & (clean_q == 0)
+    offset = (block_q > block_k - HALF // 32) & (clean_k == 1) & (clean_q == 0)
+    return diagonal | offset | ((block_q >= block_k) & (clean_k == 1) & (clean_q == 1))
+
+
 PAIRS = {
     "causal": (CAUSAL, mc.where(lambda q, k: q >= k)),
     "window": (WINDOW, mc.where(lambda q, k: (q >= k) & (q - k <= W))),
@@ -54,6 +73,15 @@ PAIRS = {
     "dilated by residues": (
         DILATED, mc.where(lambda q, k: (q >= k) & (q - k <= 255) & (q % 4 == k % 4)),
     ),
+    "residues of a half": (
+        mc.where(lambda q, k: (q < 2048) & (k < 2048) & (q // 32 >= k // 32)),
+        mc.where(lambda q, k: (q < 2048) & (k < 2048) & (q % 2048 // 32 >= k % 2048 // 32)),
+    ),
+    "residues of the other half": (
+        mc.where(lambda q, k: (k >= 2048) & (k < 4096) & (q >= k - 2048)),
+        mc.where(lambda q, k: (k // 2048 == 1) & (k >= 2048) & (k < 4096) & (q >= k % 2048)),
+    ),
+    "block diffusion by flags": (BLOCK_DIFFUSION, mc.where(block_diffusion_by_flags)),
     "columns": (STRIDED, mc.where(lambda q, k: ((k + 1) % 64 == 0) & (k <= q))),
 }  # fmt: skip
 
@@ -111,9 +139,26 @@ def test_a_normal_spelling_says_the_same(left: Expr, right: Expr, compare) -> No
     np.testing.assert_array_equal(found, wanted)
 
 
+@given(
+    st.lists(st.tuples(NUMBERS, st.sampled_from([E.ge, E.lt, E.eq])), min_size=1, max_size=2),
+    st.lists(st.tuples(st.sampled_from([E.Q, E.K]), st.sampled_from([E.ge, E.lt]),
+                       st.integers(0, 12)), min_size=1, max_size=3),
+)  # fmt: skip
+@settings(max_examples=examples(400))
+def test_bounds_of_tokens_settle_residues(compared, bounds) -> None:
+    """Tokens are never negative."""
+    terms = [compare(value, E.const(2)) for value, compare in compared]
+    formula = E.conj(*terms, *(compare(token, E.const(n)) for token, compare, n in bounds))
+    at = AT | {"q": np.arange(28)[:, None], "k": np.arange(30)[None]}
+    found, wanted = (np.broadcast_to(evaluate(x, at), (28, 30)) for x in (normal(formula), formula))
+    np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
+        (E.conj(E.lt(E.K, E.const(64)), E.le(E.mod(E.K, 64), E.Q)),
+         E.conj(E.lt(E.K, E.const(64)), E.le(E.K, E.Q))),
         (E.le(E.K, E.add(E.scale(64, E.floordiv(E.Q, 64)), E.const(63))),
          E.le(E.floordiv(E.K, 64), E.floordiv(E.Q, 64))),
         (E.ge(E.K, E.sub(E.Q, E.mod(E.Q, 64))), E.ge(E.floordiv(E.K, 64), E.floordiv(E.Q, 64))),

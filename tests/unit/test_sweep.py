@@ -222,7 +222,7 @@ def test_a_sweep_as_text():
         (("--n", "64,1q"), "'1q' is no number of tokens"),
         (("--n", "64", "--plot", "x.png"), "--plot draws a sweep and needs several lengths"),
         (("--n", "64,128", "--plot", "x.pdf"), "is neither *.png nor *.svg"),
-        (("--suite", "seeds"), "--suite brings masks of its own; FILE or --expr too"),
+        (("--suite", "seeds"), "--suite has its own masks, so FILE or --expr cannot be given"),
     ],
 )
 def test_mistakes_come_before_any_timing(words: tuple[str, ...], text: str):

@@ -177,6 +177,17 @@ class BadOption(MaskcError):
     hint = "see help(maskc.attention) and help(maskc.CompiledMask.__call__)"
 
 
+class TensorTransformed(BadOption):
+    """A tensor of a call is under a transform of torch.func, which a kernel would miss."""
+
+    code = "MC652"
+    message = "{0} must be an untransformed tensor, found one under {1}"
+    hint = (
+        "call attention outside of vmap, with what it maps over in the batch dimension; take "
+        "gradients by loss.backward() or torch.autograd.grad"
+    )
+
+
 class Misaligned(MaskcError):
     """A tensor's address or strides are not multiples of 16 bytes, as tensor-core kernels need.
 

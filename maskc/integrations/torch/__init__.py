@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from maskc.core.attention_call import AttentionCall, CallOptions
-from maskc.core.errors import MixedLibraries, WrongRank
+from maskc.core.errors import MixedLibraries, WrongDevice, WrongRank
 from maskc.core.problem import Direction
 from maskc.core.tensors import Array
 from maskc.dispatch.checks import check_inputs, of_every_sequence
@@ -192,12 +192,16 @@ def _check_shapes(attn: Any, q: Any, k: Any, v: Any) -> None:
     """Refuse tensors of the meta device that no call could take.
 
     Raises:
-        As `check_inputs`.
+        WrongDevice: k or v is a tensor of another device (MC404).
+        MaskcError: as `check_inputs`.
     """
+    for name, x in (("k", k), ("v", v)):
+        if isinstance(x, torch.Tensor) and not x.is_meta:
+            raise WrongDevice(name, str(x.device), "this call", "meta", at=name)
     here = ("cpu" if attn.target.language == "c" else "cuda", 0)
     of_q, of_k, of_v = (
         Array(0, tuple(x.shape), x.stride(), str(x.dtype).removeprefix("torch."),
-              here if x.is_meta else _place(x))
+              here)
         for x in (q, _tensor(k, "k"), _tensor(v, "v"))
     )  # fmt: skip
     check_inputs(*of_every_sequence(of_q, of_k, of_v), attn.bundle.problem, attn.target)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from maskc.core.errors import BadOption, ShardedTensor
+from maskc.core.errors import BadOption, ShardedTensor, TensorTransformed
 from maskc.runtime.autograd import takes_part
 
 Backward = Callable[..., Any]
@@ -20,12 +20,12 @@ def refuse_transforms(arguments: Mapping[str, Any]) -> None:
     """Refuse tensors if a kernel would see only a part of them.
 
     Raises:
-        BadOption: a transform of torch.func or forward-mode differentiation would miss the kernel.
+        TensorTransformed: a transform of torch.func would miss the kernel (MC652).
+        BadOption: forward-mode differentiation would miss the kernel.
         ShardedTensor: a tensor is a DTensor.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        found = "one under torch.func (vmap, grad, jvp)"
-        raise BadOption("q", "an untransformed tensor", found, at="q")
+        raise TensorTransformed("q", "torch.func (vmap, grad, jvp)", at="q")
     forward: Any = torch.autograd.forward_ad
     for name, given in arguments.items():
         for x in given if isinstance(given, tuple) else (given,):
@@ -46,7 +46,7 @@ def once(derivative: Derivative) -> Backward:
     torch.autograd.functional.hessian asks, the derivatives would be 0.
 
     Raises:
-        BadOption: torch.func transforms the gradients.
+        TensorTransformed: torch.func transforms the gradients (MC652).
     """
 
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -54,8 +54,8 @@ def once(derivative: Derivative) -> Backward:
         if functorch.peek_interpreter_stack() is not None or any(
             x is not None and functorch.is_legacy_batchedtensor(x) for x in gradients
         ):
-            found = "one under vmap (is_grads_batched, vectorize=True)"
-            raise BadOption("dout", "an untransformed tensor", found, at="dout")
+            found = "vmap (is_grads_batched, vectorize=True)"
+            raise TensorTransformed("dout", found, at="dout")
         if not torch.is_grad_enabled():  # without create_graph nobody can ask
             return derivative(ctx, ctx.saved_tensors, *gradients)
         saved = ctx.saved_tensors  # once: checkpoints refuse to give them again

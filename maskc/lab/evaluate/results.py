@@ -309,7 +309,7 @@ class Evaluation(Result):
     environment: tuple[tuple[str, str], ...] = field(default=())
 
     def named(self, name: str) -> Evaluated:
-        """The pattern of this name.
+        """Return the pattern of this name.
 
         Raises:
             KeyError: there is none.

@@ -126,7 +126,7 @@ def tensors(
     scale: float | None = None, softcap: float | None = None, sink_logits: object = None,
     source: str = "tensors", device: object = None,
 ) -> Tensors:  # fmt: skip
-    """Layers of q, k and v, checked.
+    """Check q, k and v, and split them into layers.
 
     Args:
         q: [layers, B, Hq, N, D] or [B, Hq, N, D], torch, NumPy or anything that torch reads.
@@ -193,7 +193,7 @@ def _check(source: str, q: Any, k: Any, v: Any) -> None:
 
 
 def read_npz(path: str | Path, *, base: Mask | None = None, device: object = None) -> Tensors:
-    """Tensors of a file with arrays q, k and, for outputs, v.
+    """Read the tensors of a file with arrays q, k and, for outputs, v.
 
     It may have `scale`, where that is not D^-1/2, `softcap` and `sink_logits`, see `tensors`.
 
@@ -249,7 +249,7 @@ def _readable(array: Any) -> Any:
 def capture(
     model: Any, input_ids: Any, layers: Sequence[int] | None = None, compute: Any = None
 ) -> Tensors:
-    """q, k and v of a model of transformers, as its attention function gets them.
+    """Capture q, k and v of a transformers model as its attention function receives them.
 
     Rotary embeddings, scale, soft-cap, sink logits and position bias are the model's, as is the
     mask of each layer: what is found of these tensors speaks of the model's own attention.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from maskc.core.errors import DataRange, DataType, NotAnArray
+from maskc.core.errors import DataRange, DataType, NotAnArray, WrongDevice
 from maskc.core.widths import INT32
 
 _KNOWN = {kind.__name__.rstrip("_") for kind in np.sctypeDict.values()}
@@ -25,6 +25,7 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
     Raises:
         NotAnArray: it is none of these, or a ragged list.
         DataType: NumPy has no such element type.
+        WrongDevice: it is a tensor of the meta device, which has no content.
         RuntimeError: the array's own library cannot copy it to the host.
     """
     if isinstance(given, np.ndarray):
@@ -43,6 +44,8 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
         host = np.asarray(given)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         if hasattr(given, "dtype"):
+            if getattr(given, "is_meta", False):
+                raise WrongDevice(name, given.device, "this call", "cpu", at=name) from None
             if type(error) not in _OF_DTYPES and str(given.dtype).rpartition(".")[2] in _KNOWN:
                 raise  # what the device says is no matter of the array
             raise DataType(name, given.dtype, "integers or booleans", at=name) from None

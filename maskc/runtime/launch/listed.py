@@ -1,9 +1,8 @@
 """Passes of masks that run in parts over the rows of listed tokens.
 
-The rows lie packed in the workspace of the call: those of listed keys are read, and their gradients
-added to, in place of k, v, dk and dv; those of listed queries in place of q, out, lse and dq. The
-results of other parts for a listed query are replaced: in a backward pass they read an lse in which
-it has no key.
+The rows are packed in the workspace of the call. Packed rows of listed keys replace k, v, dk and
+dv, and those of listed queries replace q, out, lse and dq. The results of other parts for a listed
+query are replaced: in a backward pass they read an lse in which it has no key.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _compiler(name: str) -> str:
 
 def built(
     key: str, suffix: str, command: list[str], source: Callable[[], str] | None = None
-) -> Path:  # fmt: skip
+) -> Path:
     """Return a file named after its inputs; several processes may build it at once.
 
     Args:
