@@ -417,8 +417,8 @@ TEXTS = {
     ),
     "MC420": (
         lambda: portable.to_graph(CompiledMask(bundle("band"), "cpu"), "an exported program"),
-        "MC420 mask  attention cannot be a part of an exported program: a generated module is no "
-        "text\n"
+        "MC420 mask  attention cannot be a part of an exported program: a generated module cannot "
+        "be serialized\n"
         "    hint: compile the mask with mask.compile, or call mc.attention",
     ),
     "MC421": (
@@ -498,7 +498,7 @@ TEXTS = {
     "MC504": (
         lambda: Target.named("sm_80").check(Problem(44, 44, HALF)),
         "MC504 head_dim  target sm_80 has no kernel for head_dim=44, head_dim_v=44; it has: "
-        "multiples of 8 up to 512, and 576 beside 512 of v\n"
+        "multiples of 8 up to 512, and 576 with 512 for v\n"
         "    hint: pad or split the head dimension; targets 'simt' and 'cpu' take any up to 512",
     ),
     "MC505": (
