@@ -31,9 +31,8 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
     if isinstance(given, np.ndarray):
         return given
     try:
-        if hasattr(given, "resolve_neg") and hasattr(
-            given, "numpy"
-        ):  # torch's, whose signs may lie in a bit of the view
+        # Views of torch may keep their signs in a bit; numpy(force=True) resolves it.
+        if hasattr(given, "resolve_neg") and hasattr(given, "numpy"):
             return np.asarray(given.numpy(force=True))
         if hasattr(given, "detach") and hasattr(given, "cpu"):
             return np.asarray(given.detach().cpu().numpy())
@@ -45,7 +44,7 @@ def to_host(given: object, name: str = "array") -> np.ndarray:
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         if hasattr(given, "dtype"):
             if getattr(given, "is_meta", False):
-                raise WrongDevice(name, given.device, "this call", "cpu", at=name) from None
+                raise WrongDevice(name, "meta", "this call", "cpu", at=name) from None
             if type(error) not in _OF_DTYPES and str(given.dtype).rpartition(".")[2] in _KNOWN:
                 raise  # what the device says is no matter of the array
             raise DataType(name, given.dtype, "integers or booleans", at=name) from None
