@@ -183,18 +183,18 @@ def read_notes(path: str) -> dict[str, list[str]]:
         reason = getattr(error, "strerror", None) or str(error)
         raise BadNotes(path, reason, at="--notes") from None
     parts = re.split(r"^#+[ \t]+(.+?)[ \t]*#*[ \t]*$", text, flags=re.M)
-    found: dict[str, list[str]] = {}
+    notes: dict[str, list[str]] = {}
     for title, below in zip(parts[1::2], parts[2::2], strict=True):
         key = title.strip().lower()
         if key not in _NOTES:
             raise BadNotes(path, f"it has the heading {title!r}", at="--notes")
         paragraphs = re.split(r"\n[ \t]*\n|\n(?=[ \t]*[-*+] )", below)
-        found[key] = [" ".join(each.split()) for each in paragraphs if each.strip()]
-        if not found[key]:
+        notes[key] = [" ".join(text.split()) for text in paragraphs if text.strip()]
+        if not notes[key]:
             raise BadNotes(path, f"nothing stands below {title!r}", at="--notes")
-    if not found or parts[0].strip():
+    if not notes or parts[0].strip():
         raise BadNotes(path, "it does not begin with one of the headings", at="--notes")
-    return found
+    return notes
 
 
 def _row_of(evaluation: Evaluation, entry: MaskEntry, path: str) -> Evaluated:

@@ -51,8 +51,8 @@ class WeightScale:
         """Numbers from 0 (low and below) to 1 (high)."""
         span = np.log(self.high / self.low)
         with np.errstate(divide="ignore"):
-            found: np.ndarray = np.clip(np.log(values / self.low) / span, 0.0, 1.0)
-        return found
+            places: np.ndarray = np.clip(np.log(values / self.low) / span, 0.0, 1.0)
+        return places
 
     def ticks(self) -> list[float]:
         """The ends of the scale, and the powers of ten between them."""

@@ -213,14 +213,14 @@ def _checked(
     Raises:
         BadWeightTensors: their shapes do not fit each other or the lengths (MC751).
     """
-    found = []
+    tensors = []
     for label, value in (("q", q), ("k", k)):
         array = np.asarray(value)
         if array.dtype.kind not in "fiub" or array.ndim not in (2, 3, 4) or 0 in array.shape:
             shape = f"{label} has shape {array.shape} and dtype {array.dtype}"
             raise BadWeightTensors(shape, at=label)
-        found.append(array.astype(np.float64).reshape((1,) * (4 - array.ndim) + array.shape))
-    one, other = found
+        tensors.append(array.astype(np.float64).reshape((1,) * (4 - array.ndim) + array.shape))
+    one, other = tensors
     if one.shape[3] != other.shape[3] or one.shape[0] != other.shape[0]:
         raise BadWeightTensors(f"q has shape {one.shape}, k {other.shape}", at="k")
     if one.shape[1] % other.shape[1]:
@@ -242,8 +242,8 @@ def _kept(
     data: Mapping[str, object],
 ) -> Rows:  # fmt: skip
     span = ViewSpan(0, n_q, 0, n_kv)
-    found = views(mask, n_q, n_kv, span, n_heads=heads, batch=sequence, data=data)
-    view = next(each for own, each in found.by_heads.items() if not own or head in own)
+    by_heads = views(mask, n_q, n_kv, span, n_heads=heads, batch=sequence, data=data).by_heads
+    view = next(view for heads_of, view in by_heads.items() if not heads_of or head in heads_of)
     return view.elements
 
 
@@ -281,15 +281,15 @@ def _rasters(
         stop = min(start + step, n_q)
         kept = rows(start, stop)
         with np.errstate(invalid="ignore", over="ignore"):
-            found = softmax(scale * (q[start:stop] @ k.T), kept)
-        wrong = np.flatnonzero(~np.isfinite(found).all(axis=1))
+            shares = softmax(scale * (q[start:stop] @ k.T), kept)
+        wrong = np.flatnonzero(~np.isfinite(shares).all(axis=1))
         if len(wrong):
             raise WeightsNotFinite(start + int(wrong[0]), at="q")
         parts.append((
-            sums(found, down, right), sums(kept, down, right).astype(np.int64),
-            _maxima(found, down, right),
+            sums(shares, down, right), sums(kept, down, right).astype(np.int64),
+            _maxima(shares, down, right),
         ))  # fmt: skip
-    total, counts, largest = (np.concatenate(each) for each in zip(*parts, strict=True))
+    total, counts, largest = (np.concatenate(part) for part in zip(*parts, strict=True))
     return total, counts, largest
 
 
@@ -300,9 +300,9 @@ def softmax(scores: np.ndarray, kept: np.ndarray) -> np.ndarray:
     top = np.max(seen, axis=1, keepdims=True)
     empty = ~kept.any(axis=1, keepdims=True)
     powers = np.exp(seen - np.where(empty, 0.0, top))
-    found: np.ndarray = powers / np.where(empty, 1.0, powers.sum(axis=1, keepdims=True))
-    found[(kept & ~np.isfinite(scores)).any(axis=1)] = np.nan
-    return found
+    shares: np.ndarray = powers / np.where(empty, 1.0, powers.sum(axis=1, keepdims=True))
+    shares[(kept & ~np.isfinite(scores)).any(axis=1)] = np.nan
+    return shares
 
 
 def _maxima(numbers: np.ndarray, down: int, right: int) -> np.ndarray:
@@ -311,5 +311,5 @@ def _maxima(numbers: np.ndarray, down: int, right: int) -> np.ndarray:
         np.arange(0, n, step) for n, step in zip(numbers.shape, (down, right), strict=True)
     )
     by_row = np.maximum.reduceat(numbers, rows, axis=0)
-    found: np.ndarray = np.maximum.reduceat(by_row, columns, axis=1)
-    return found
+    largest: np.ndarray = np.maximum.reduceat(by_row, columns, axis=1)
+    return largest
