@@ -21,8 +21,10 @@ class AttnMaskType(Enum):  # as Megatron's
 
 
 def layer(kind=AttnMaskType.causal, cls=DotProductAttention, **config):
-    given = SimpleNamespace(**{"attention_dropout": 0.1, "context_parallel_size": 1, **config})
-    return cls(given, 1, kind, "self", softmax_scale=0.3, cp_comm_type=None).eval()
+    layer_config = SimpleNamespace(
+        **{"attention_dropout": 0.1, "context_parallel_size": 1, **config}
+    )
+    return cls(layer_config, 1, kind, "self", softmax_scale=0.3, cp_comm_type=None).eval()
 
 
 def drawn(*shape):

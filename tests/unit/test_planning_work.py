@@ -114,7 +114,7 @@ def test_loops_are_sought_for_few_disjoint_conjunctions(monkeypatch):
         lambda builder, schedule: made.append(schedule) or build(builder, schedule),
     )  # fmt: skip
     recipe.layout_recipe.cache_clear()
-    found = recipe.layout_recipe(driver.lowered(SCATTERED).keep, TileShape(2, 64))
+    tile_recipe = recipe.layout_recipe(driver.lowered(SCATTERED).keep, TileShape(2, 64))
     most = [len(tiles.domain().make_disjoint().get_basic_sets())
             for schedule in made for tiles in _maps(schedule)]  # fmt: skip
     assert max(most, default=0) <= recipe._MOST_PARTS
@@ -122,7 +122,7 @@ def test_loops_are_sought_for_few_disjoint_conjunctions(monkeypatch):
     dense = np.pad(SCATTERED.dense(130, 120), ((0, 0), (0, 8)))
     live = dense.reshape(65, 2, 2, 64).any(axis=(1, 3))
     np.testing.assert_array_equal(layout.to_dense() > 0, live)
-    assert found.keep is not None
+    assert tile_recipe.keep is not None
 
 
 def _maps(schedule: isl.UnionMap) -> list[isl.Map]:
