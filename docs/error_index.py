@@ -26,7 +26,7 @@ what was found, and a hint.
 
 To catch any of them, write `except maskc.MaskcError`. The attributes are `code`, `at` (the place),
 `finding` and `exit_code`. The command line exits with 1 if the pattern or the build failed, with 2
-after a usage error, and with 3 after drift or a failed check.
+after a usage error, and with 3 if generated files differ or a check fails.
 
 Below, … stands for a value that the message fills in. If no action is listed, the message itself
 names it. `python docs/error_index.py` writes this page from the classes in `maskc.core.errors`, and

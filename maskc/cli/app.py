@@ -60,12 +60,12 @@ class Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="maskc")
 def main() -> None:
-    """Attention masks as sets: exact layouts, readable kernels, importable modules.
+    """Compile attention masks, written as sets, into block-sparse kernels.
 
     FILE is a pattern file or the name of a published mask (maskc patterns lists them).
-    A pattern file is Python and is run; --expr parses a mask expression and runs nothing.
-    Results go to stdout, everything else to stderr. Exit codes: 0 fine, 1 the pattern or the
-    build failed, 2 usage, 3 drift or a failed check.
+    A pattern file is executed as Python; --expr parses an expression and executes nothing.
+    Results go to stdout, everything else to stderr. Exit codes: 0 success; 1 the pattern, the
+    build or a property test failed; 2 wrong usage; 3 generated files differ, or a check failed.
     """
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from maskc.cli.given import Arrays
 
 
-@click.command(short_help="Time the kernel against PyTorch's and check it.")
+@click.command(short_help="Time the kernel against SDPA and FlexAttention; check outputs.")
 @mask_source
 @kernel_options
 @click.option(

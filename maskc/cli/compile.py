@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from maskc.plan.types import KernelPlan
 
 
-@click.command("compile", short_help="Write modules, print a stage, or build and sum up.")
+@click.command("compile", short_help="Write a module and its kernels, or print one stage.")
 @mask_source
 @click.option(
     "-o", "--output", metavar="DIR",

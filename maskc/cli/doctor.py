@@ -32,11 +32,11 @@ CARDS = {
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
-@click.command(short_help="Report what this machine has and what each gap costs.")
+@click.command(short_help="Report what this machine has, and what is missing.")
 @json_option
 def doctor(as_json: bool) -> None:
-    """Report compiler, CUDA, driver, NVRTC, CuPy, torch and cache, what each gap costs, and which
-    kernels each card gets."""
+    """Report compiler, CUDA, driver, NVRTC, CuPy, torch and cache, the effect of each missing
+    part, and the targets of each card."""
     from maskc import __version__
     from maskc.build.toolchain import ToolchainCheck, probes
     from maskc.runtime.device import default_target
@@ -61,14 +61,14 @@ def doctor(as_json: bool) -> None:
             ],
         })  # fmt: skip
         return
-    echo(f"maskc {__version__}; kernels are compiled for {target!r} unless you say otherwise\n")
+    echo(f"maskc {__version__}; the default target is {target!r}\n")
     write_table(
-        ("looked for", "", "found", "what the gap costs"),
+        ("looked for", "", "found", "effect if missing"),
         [(name, "ok" if ok else "missing", *rest) for name, ok, *rest in rows],
     )
     if model := _cost_model():
-        echo(f"\nprograms are chosen by coefficients {model}")
-    echo("\neach pass takes the first of a card's targets that has a kernel for it:\n")
+        echo(f"\nkernels are chosen by predicted time, with coefficients {model}")
+    echo("\nforward and backward each run the first target of the row that has a kernel:\n")
     write_table(
         ("card", "capability", "targets"),
         [

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PARTS = ("information", "perplexity", "retrieval")
 
 
-@click.command(short_help="What a mask loses, on a model's attention and predictions.")
+@click.command(short_help="Measure how much worse a model gets under the mask.")
 @mask_source
 @click.option(
     "--model", default="smollm2", show_default=True, metavar="M",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from maskc.plan.types import KernelPlan
 
 
-@click.command(short_help="Say what was proved, what it costs, and why this plan.")
+@click.command(short_help="Print proofs, costs, and the plan with its reasons.")
 @mask_source
 @kernel_options
 @length_options("that of --data, else 4096")

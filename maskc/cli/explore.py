@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from maskc.lab.explorer.page_model import Shown
 
 
-@click.command(short_help="Look at the mask in a browser, to its last pair.")
+@click.command(short_help="Zoom into the mask in a browser, down to single pairs.")
 @mask_source
 @click.option(
     "-o", "--output", metavar="PAGE", help="Write one *.html file that needs nothing else."

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from maskc.distributed.planning import Plan
 
 
-@click.command(short_help="Plan one sequence on several ranks: shares, messages, time.")
+@click.command(short_help="Plan how several ranks share one sequence.")
 @mask_source
 @click.option(
     "--n", type=LENGTH_TYPE, required=True, metavar="N",

@@ -39,7 +39,7 @@ _CHECKED = 2
 """The first ones are checked where nothing is timed."""
 
 
-@click.command(short_help="Write a page about the mask: meaning, cost, speed, quality.")
+@click.command(short_help="Write a report: meaning, cost, proofs, speed, quality.")
 @mask_source
 @click.option(
     "-o", "--output", type=FilePath(dir_okay=False), required=True, metavar="FILE",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from maskc.testing.checking import Examined, Wanted
 
 
-@click.command(short_help="Try random cases of a pattern and shrink one that is wrong.")
+@click.command(short_help="Property test: print the smallest failing random case.")
 @mask_source
 @target_option
 @click.option(

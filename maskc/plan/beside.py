@@ -119,11 +119,11 @@ def beside_dense(
         if len(irs) > 1:
             own = [str(h) for h, which in enumerate(plan.of_head) if which == index]
             head = f"head{'s' * (len(own) > 1)} {', '.join(own)}: "
-        yield from wrapped("beside", head + _beside(ir, found, whole))
+        yield from wrapped("sparse", head + _beside(ir, found, whole))
     size = problem.dtype.itemsize
     yield from wrapped(
         "naive", f"attention that is not fused stores {size * _N**2} bytes of scores a head, and "
-        "as many of weights; this stores neither",
+        "as many of weights; maskc stores neither",
     )  # fmt: skip
     same = all(ir.keep == dense.masks[0].ir.keep for ir in irs)
     if text := "" if same else _predicted(plan, dense, name):

@@ -41,7 +41,7 @@ def facts(numbers: Numbers) -> tuple[tuple[str, str], ...]:
     return (
         ("live", percent(numbers.live_share)),
         ("pairs", of_all(numbers.live, numbers.pairs)),
-        ("waste", f"{numbers.waste:.2f} x, run / live" if numbers.live else "nothing runs"),
+        ("computed", f"{numbers.waste:.2f} x the live pairs" if numbers.live else "nothing runs"),
         ("forward", f"{scaled(numbers.flops, 'FLOP')} a head"),
         ("traffic", f"{scaled(numbers.bytes, 'B')} a head"),
     )

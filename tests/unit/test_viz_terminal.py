@@ -22,7 +22,7 @@ causal() & (sinks(1) | window(3))
   │██████                          │     full            0
   │████████                        │     partial         1
   │██████████                      │     empty           0
-  │██  ████████                    │   waste     3.66 x, run / live
+  │██  ████████                    │   computed  3.66 x the live pairs
   │██    ████████                  │   forward   35.8 kFLOP a head
   │██      ████████                │   traffic   16.4 kB a head
 8 ┤██        ████████              │             head_dim 128, bfloat16
@@ -48,7 +48,7 @@ window(512, 512) | global_tokens(64)
      │▒▒██████▒░                      │     full        1,016
      │▒ ░▒██████▒░                    │     partial       110
      │▒   ░▒██████▒░                  │     empty       2,970
-     │▒     ░▒██████▒░                │   waste     1.05 x, run / live
+     │▒     ░▒██████▒░                │   computed  1.05 x the live pairs
      │▒       ░▒██████▒░              │   forward   2.25 GFLOP a head
      │▒         ░▒██████▒░            │   traffic   39.0 MB a head
 2048 ┤▒           ░▒██████▒░          │             head_dim 128, bfloat16
@@ -76,7 +76,7 @@ head 0
   │██████          │     full            0
   │████████        │     partial         1
 4 ┤██████████      │     empty           0
-  │████████████    │   waste     1.78 x, run / live
+  │████████████    │   computed  1.78 x the live pairs
   │██████████████  │   forward   18.4 kFLOP a head
   │████████████████│   traffic   12.3 kB a head
   └────────────────┘             head_dim 128, bfloat16
@@ -90,7 +90,7 @@ head 1
   │████████        │     full            0
   │████████        │     partial         1
 4 ┤        ████████│     empty           0
-  │        ████████│   waste     2.00 x, run / live
+  │        ████████│   computed  2.00 x the live pairs
   │        ████████│   forward   16.4 kFLOP a head
   │        ████████│   traffic   12.3 kB a head
   └────────────────┘             head_dim 128, bfloat16
@@ -145,7 +145,7 @@ def test_colour_adds_colour_and_nothing_else():
     assert "\x1b[" not in plain
     assert "\x1b[38;5;33m█\x1b[0m full" in colored
     bare = re.sub(r"\x1b\[[0-9;]*m", "", colored)
-    numbers = r"(?:live|pairs|full|partial|empty|waste|forward|traffic)  .*\d.*$"
+    numbers = r"(?:live|pairs|full|partial|empty|computed|forward|traffic)  .*\d.*$"
     beside = [re.findall(numbers, text, re.M) for text in (plain, bare)]
     assert len(beside[0]) == 8
     assert beside[0] == beside[1]
