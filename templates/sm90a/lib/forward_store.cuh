@@ -18,8 +18,8 @@ FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
 #include "sm90a/lib/merge_rows.cuh"
 #endif
 
-// Adds an earlier result or a sink to a row's sum, like one more key with the logit `before`. Either
-// side may be -inf. Returns the weight of this key.
+// Adds an earlier result or a sink to a row's sum, like one more key with the logit `before`.
+// Either side may be -inf. Returns the weight of this key.
 FN float join_sum(float before, float &total, float &base, float &factor) {
     const float higher = fmaxf(base, before), finite = higher == MINUS_INFINITY ? 0.0f : higher;
     const float shrink = fast_exp2(__fsub_rn(base, finite));
