@@ -3,13 +3,13 @@
 
 #include "common/config.cuh"
 
-// The constants and arrays of one head's mask, held in registers.
+// The constants and arrays of one head's mask, held in registers. Comments give their values.
 struct Mask {
     i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
 };
 
-// Whether query q sees key k. Evaluated in partial tiles only.
+// Whether query q sees key k. Used in partial tiles that test pairs.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 17: causal()
@@ -33,7 +33,7 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
 // The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
 #define HAS_INTERVALS 1
 constexpr int INTERVALS = 1;
-// The keys of query ti.
+// The live keys of query ti, as ranges [first, last).
 FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,
                    Integer ti, Integer n_q, Integer n_kv) {
     (void)n_q; (void)n_kv;
@@ -63,8 +63,8 @@ FN struct TileList row_tiles(const struct Attention *p, struct Mask m, i32 batch
 }
 
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
-// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
-// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
+// Number of 16-byte pieces of a row in memory: of q or k, and of v or out. PADDED: rows are shorter
+// than HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
 constexpr int TILE_Q = 128;  // queries per block

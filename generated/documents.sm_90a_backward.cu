@@ -1,11 +1,12 @@
 // Attention for one mask: sm_90a, bfloat16, head_dim 128, tiles of 64 queries x 128 keys.
 // Written by `maskc compile`; change the pattern, not this file.
 
+// Switches of the included files; those that are not defined here are 0.
 #define WITH_SHIFTS 1
 
 #include "common/config.cuh"
 
-// The constants and arrays of one head's mask, held in registers.
+// The constants and arrays of one head's mask, held in registers. Comments give their values.
 struct Mask {
     i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
@@ -13,7 +14,7 @@ struct Mask {
     const i32 *a1;  // document ids, q
 };
 
-// Whether query q sees key k. Evaluated in partial tiles only.
+// Whether query q sees key k. Used in partial tiles that test pairs.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 19: documents(...)
@@ -85,8 +86,8 @@ constexpr int KEYS_AT_ONCE = 4, QUERIES_AT_ONCE = 2;
 constexpr bool LONG_FORMULA = 0;  // needs many registers
 
 constexpr int HEAD_DIM = 128;  // elements of a row, the same in all tensors
-// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
-// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
+// Number of 16-byte pieces of a row in memory: of q or k, and of v or out. PADDED: rows are shorter
+// than HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
 constexpr int TILE_Q = 64;  // queries of a step

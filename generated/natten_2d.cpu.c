@@ -3,7 +3,7 @@
 
 #include "cpu/config.h"
 
-// The constants and arrays of one head's mask, held in registers.
+// The constants and arrays of one head's mask, held in registers. Comments give their values.
 struct Mask {
     i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv // 64 - 4
@@ -16,7 +16,7 @@ struct Mask {
     Integer c7;  // 3
 };
 
-// Whether query q sees key k. Evaluated in partial tiles only.
+// Whether query q sees key k. Used in partial tiles that test pairs.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 35: where(lambda q, k: (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 -...

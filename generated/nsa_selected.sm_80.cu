@@ -3,7 +3,7 @@
 
 #include "common/config.cuh"
 
-// The constants and arrays of one head's mask, held in registers.
+// The constants and arrays of one head's mask, held in registers. Comments give their values.
 struct Mask {
     i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
@@ -13,7 +13,7 @@ struct Mask {
     i32 row0;
 };
 
-// Whether query q sees key k. Evaluated in partial tiles only.
+// Whether query q sees key k. Used in partial tiles that test pairs.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 27: where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)
@@ -54,8 +54,8 @@ constexpr int KEYS_AT_ONCE = 4, QUERIES_AT_ONCE = 4;
 constexpr bool LONG_FORMULA = 1;  // needs many registers
 
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
-// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
-// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
+// Number of 16-byte pieces of a row in memory: of q or k, and of v or out. PADDED: rows are shorter
+// than HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
 constexpr int TILE_Q = 128;  // queries per block

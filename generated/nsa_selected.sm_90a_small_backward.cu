@@ -1,11 +1,12 @@
 // Attention for one mask: sm_90a, bfloat16, head_dim 128, tiles of 64 queries x 64 keys.
 // Written by `maskc compile`; change the pattern, not this file.
 
+// Switches of the included files; those that are not defined here are 0.
 #define WITH_SHIFTS 1
 
 #include "common/config.cuh"
 
-// The constants and arrays of one head's mask, held in registers.
+// The constants and arrays of one head's mask, held in registers. Comments give their values.
 struct Mask {
     i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // n_kv - n_q
@@ -15,7 +16,7 @@ struct Mask {
     i32 row0;
 };
 
-// Whether query q sees key k. Evaluated in partial tiles only.
+// Whether query q sees key k. Used in partial tiles that test pairs.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 27: where(lambda q, k: k // 64 >= (q + n_kv - n_q) // 64 - 1)
@@ -52,7 +53,7 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
 // The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
 #define HAS_INTERVALS 1
 constexpr int INTERVALS = 3;
-// The queries of key tj.
+// The live queries of key tj, as ranges [first, last).
 FN void row_bounds(ByKey, struct Bounds (&bounds)[INTERVALS], struct Mask m,
                    Integer tj, Integer n_q, Integer n_kv) {
     (void)n_q; (void)n_kv;
@@ -77,8 +78,8 @@ FN const i32 *chosen_table(const struct Mask &m) { return m.a0; }
 FN i32 chosen_pitch(const struct Mask &m) { return m.row0; }
 
 constexpr int HEAD_DIM = 128;  // elements of a row, the same in all tensors
-// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
-// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
+// Number of 16-byte pieces of a row in memory: of q or k, and of v or out. PADDED: rows are shorter
+// than HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
 constexpr int TILE_Q = 64;  // queries of a step

@@ -3,7 +3,7 @@
 
 #include "cpu/config.h"
 
-// The constants and arrays of one head's mask, held in registers.
+// The constants and arrays of one head's mask, held in registers. Comments give their values.
 struct Mask {
     i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // 3
@@ -11,7 +11,7 @@ struct Mask {
     Integer c2;  // n_kv - n_q
 };
 
-// Whether query q sees key k. Evaluated in partial tiles only.
+// Whether query q sees key k. Used in partial tiles that test pairs.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 18: sinks(4)

@@ -1,11 +1,12 @@
 // Attention for one mask: sm_90a, bfloat16, head_dim 128, tiles of 64 queries x 64 keys.
 // Written by `maskc compile`; change the pattern, not this file.
 
+// Switches of the included files; those that are not defined here are 0.
 #define WITH_SHIFTS 1
 
 #include "common/config.cuh"
 
-// The constants and arrays of one head's mask, held in registers.
+// The constants and arrays of one head's mask, held in registers. Comments give their values.
 struct Mask {
     i32 shape;  // index of the formula, if heads have different ones
     Integer c0;  // 3
@@ -13,7 +14,7 @@ struct Mask {
     Integer c2;  // n_kv - n_q
 };
 
-// Whether query q sees key k. Evaluated in partial tiles only.
+// Whether query q sees key k. Used in partial tiles that test pairs.
 FN i32 keep_0(struct Mask m, Integer q, Integer k, Integer n_q, Integer n_kv) {
     return
         // line 18: sinks(4)
@@ -43,7 +44,7 @@ FN struct Mask load_mask(const struct Attention *p, i32 batch, i32 head) {
 // The live pairs of a row (or column) lie in a few intervals, which may overlap or be empty.
 #define HAS_INTERVALS 1
 constexpr int INTERVALS = 2;
-// The keys of query ti.
+// The live keys of query ti, as ranges [first, last).
 FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,
                    Integer ti, Integer n_q, Integer n_kv) {
     (void)n_q; (void)n_kv;
@@ -56,29 +57,33 @@ FN void row_bounds(ByQuery, struct Bounds (&bounds)[INTERVALS], struct Mask m,
 }
 
 constexpr int HEAD_DIM = 128;  // elements of a row of q, k, v and out
-// 16-byte pieces of a row of q or k, and of v or out, in memory. PADDED: rows are shorter than
-// HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
+// Number of 16-byte pieces of a row in memory: of q or k, and of v or out. PADDED: rows are shorter
+// than HEAD_DIM. Loads fill the rest with zeros, and stores skip it.
 [[maybe_unused]] constexpr bool PADDED = 0;
 [[maybe_unused]] constexpr int PIECES_QK = 16, PIECES_V = 16;
 constexpr int TILE_Q = 64;  // queries of a tile row
-constexpr int TILE_K = 64;  // keys of a step
+constexpr int TILE_K = 64;  // keys of a tile; a step processes one tile
 // Unit of the indices in a tile list, in keys. Tiles that follow documents may begin at any key.
 constexpr int KEY_STEP = TILE_K;
-constexpr int SLABS = 2;  // slabs of 64 columns in every tile
+constexpr int SLABS = 2;  // of 64 columns, in every tile; see lib/wgmma.cuh
 constexpr int GROUPS = 1;  // consumer warpgroups, 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
 constexpr int BLOCKS = 2;  // blocks that an SM runs at once
-// Registers of the producer thread with pack_gqa, and of the other threads.
+// Registers per thread (setmaxnreg) of the consumer and the producer warpgroups. With pack_gqa,
+// each consumer thread gives PACKED_REGISTERS to the producer; see lib/constants.cuh.
 constexpr int PACKED_REGISTERS = 16;
 constexpr int USUAL_COMPUTE = 232, USUAL_COPY = 24;
-#define ROOM_FOR_Q 1  // in registers
+// Whether registers have room for q as an operand of q k^T.
+#define ROOM_FOR_Q 1
 // Shared memory for the lists of entmax, in bytes.
 #define LIST_BYTES 0
-// When a step waits for p v; see lib/constants.cuh.
+// When a step waits for p v ("settles"); SETTLE in lib/constants.cuh combines these constants.
+// SETTLE_FIRST: before the logits. CROWDED_CELLS: selection bits and intervals leave few
+// registers. SETTLE_LAST: the value of SETTLE in all other cases, without persistent blocks.
 constexpr bool SETTLE_FIRST = 0;
 constexpr bool CROWDED_CELLS = 0;
 constexpr int SETTLE_LAST = 2;
-// Tiles come as lists in memory, or else as ranges of consecutive tiles.
+// The tiles of a row are a list in memory. If 0, they are a range of consecutive tiles.
 [[maybe_unused]] constexpr bool TILE_LISTS = 1;
 // Scores also decide which pairs are kept, in tiles where the predicate tests pairs.
 [[maybe_unused]] constexpr bool FILTERS_PAIRS = 0;

@@ -47,9 +47,9 @@ struct Shared {
     u32 bins[TILE_Q][BINS];
     u64 q_full[1], k_full[STAGES], k_free[STAGES];
     u64 started, decided;
-    i32 first_word;          // tiles in the block's row
+    i32 first_word;          // here: number of tiles in the block's row
     i32 next[STAGES];        // the word of the tile in this stage
-    i32 wishes[2][4 * GROUPS];  // per warp: whether it needs another pass
+    i32 wishes[2][4 * GROUPS];  // requests: per warp, whether it needs another pass
     struct Row row[1];
 };
 static_assert(sizeof(struct Shared) <= MEMORY, "planned memory");

@@ -1,4 +1,5 @@
-// Attention forward for Hopper (sm_90a); contract: maskc/core/abi.py and core/bundle.py.
+// Attention forward for Hopper (sm_90a). Arguments: maskc/core/abi.py. Grids and launches:
+// maskc/core/bundle.py. Macros that end in _POLICY come from the config header.
 
 #include ELEMENT_POLICY
 #include "common/lib/device.cuh"
@@ -38,10 +39,10 @@
 // The tile row that a warpgroup works on.
 struct alignas(16) Row {
     i32 tile, head, batch;
-    // 1 + index of the part if the row is split along the keys. Read at its use, except with
-    // pack_gqa.
+    // 1 + index of the part if the row is split along the keys, else 0. Without pack_gqa it is not
+    // kept in a register: part_in reads it from shared memory when the row is stored.
     i32 part;
-    i32 merge;  // with pack_gqa: index of the row among the split rows; read at its use
+    i32 merge;  // with pack_gqa: index of the row among the split rows; read in merge_packed.cuh
 };
 
 // Shared memory of a block. maskc/plan/families/sm90a.py plans its size.
@@ -59,17 +60,17 @@ struct Shared {
 #endif
     u64 q_full[Q_TILES], q_free[Q_TILES];
     u64 k_full[STAGES], k_free[STAGES], v_full[STAGES], v_free[STAGES];
-    u64 started;
-    i32 item;                 // the block's first work item
-    i32 first_word;           // word of its first tile
+    u64 started;              // the producer has written first_word
+    i32 item;                 // index of the work item with which the producer begins
+    i32 first_word;           // tile word (see work.cuh) of the item's first tile
     i32 next[STAGES];         // word of the tile that follows the one in this stage
     struct Row row[Q_TILES];  // the row that this stage's q belongs to
 #if PACKED
-    i32 stored[GROUPS];       // parts of the row that precede the item's own
+    i32 stored[GROUPS];       // per warpgroup: parts of the row stored before this item's
 #endif
 #if WITH_ENTMAX
-    u64 decided;
-    i32 wishes[2][4 * GROUPS];  // per warp: the pass that it needs next
+    u64 decided;                // all consumer warps have written `wishes`
+    i32 wishes[2][4 * GROUPS];  // requests: per consumer warp, the pass that it needs next
 #endif
 };
 
@@ -100,7 +101,7 @@ FN void initialize_again(struct Shared &shared) {
     initialize(shared);
 }
 
-// ---------------------------------------------------------------- the warp that copies
+// ---------------------------------------------------------------- the producer thread
 
 #include "sm90a/lib/items.cuh"
 
@@ -116,13 +117,13 @@ FN void initialize_again(struct Shared &shared) {
 
 #include "sm90a/lib/forward_load.cuh"
 
-// ---------------------------------------------------------------- warpgroups that compute
+// ---------------------------------------------------------------- the consumer warpgroups
 
 FN struct Row row_in(const struct Shared &shared, i32 place) {
     const int4 row = *(const int4 *)&shared.row[place];
     return {uniform(row.x), uniform(row.y), uniform(row.z), PACKED ? uniform(row.w) : 0};
 }
-// The thread's first query; its second one is 8 further on.
+// The first query of the thread. A thread holds two rows of an accumulator, 8 queries apart.
 FN i32 query_of(const struct Row &row, i32 group) {
     const i32 thread = threadIdx.x % 128;
     return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
@@ -135,7 +136,7 @@ FN i32 query_of(const struct Row &row, i32 group) {
 struct Where {
     struct Row row;
     i32 query_place, key_place;  // at the first element
-    struct HeadLogit own;
+    struct HeadLogit own;  // constants of this row's head
     struct Steps steps;
     FN void refresh(const struct Attention &) {}
     FN float distance(int i) const {
@@ -176,6 +177,7 @@ FN float *shifts_in(i32 stage, i32 group) {
     __shared__ float all[STAGES * GROUPS][TileShifts::COUNT];
     return all[stage * GROUPS + group];
 }
+// Evaluates the distance term on the tile's diagonals and writes it to shared memory.
 FN void lay_tile(const struct Attention &p, const struct Row &row, i32 word, i32 stage, i32 group) {
     if (!SHIFTED) return;
     const float unit = flips(p) ? -unit_of(p) : unit_of(p);
@@ -185,6 +187,7 @@ FN void lay_tile(const struct Attention &p, const struct Row &row, i32 word, i32
     lay_shifts<false>(shifts_in(stage, group), shifts);
     sync_threads(8 + group, 128);
 }
+// Adds the distance term to the scores.
 FN void add_shifts(Scores &s, i32 stage, i32 group) {
     if (!SHIFTED) return;
     const i32 thread = threadIdx.x % 128;
@@ -225,6 +228,8 @@ FN void pass_turn(i32 group) {
     if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
+// The loop of a consumer warpgroup over the tiles of its work items. `begun`: the block has
+// processed an item before, so the scheduler barrier already admits warpgroup 0.
 FN void compute(struct Shared &shared, const struct Attention &p, const struct Maps &maps,
                 i32 group, bool begun) {
     const bool leader = threadIdx.x % 128 == 0;
@@ -254,14 +259,15 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     begin_row(long_sum);
     i32 query = query_of(row, group);
     take_q(q, shared, 0, group);
-    struct MaskRow kept;
+    struct MaskRow kept;  // what the mask policy keeps between tiles
+    // The columns that the thread's rows see. Set later, unless the mask policy works early.
     struct Visible seen = look_early(p, row, query, word, kept);
     begin_scores(s, q, k_tiles);
 #if WITH_SHIFTS
     lay_tile(p, row, word, 0, group);
 #endif
     const struct Dropout dropout = dropout_of(p);
-    struct Staying<TILE_K / 2> stay;
+    struct Staying<TILE_K / 2> stay;  // pairs that dropout keeps
     draw_tile(stay, dropout, row, query, word);
     products_wait<0>();
     pin(s);
@@ -276,7 +282,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     exponentials(s, 1, factors.unit, softmax);
     drop(s, stay);
     to_weights(weights, s);
-    Ring<STAGES> last = stage;
+    Ring<STAGES> last = stage;  // stage of the previous tile, whose p v the next step issues
     stage.next();
     // Operand descriptors of the next step. Computed early, so that the integer work overlaps the
     // exponentials.
@@ -377,9 +383,9 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             pin(o);
             if (SETTLE) pin(weights);
             if (leader) arrive(shared.v_free[last.at]);
-            collect(o, long_sum, group);
+            collect(o, long_sum, group);  // FP8: adds the fp32 sums, see sums.cuh
             begin_row(long_sum);
-            lower(o, old_sum, old_factors);
+            lower(o, old_sum, old_factors);  // FP8: undoes the scaling of the weights
             store(o, old_top, old_sum, old_factors.unit, old, p, maps, old_tile, group);
             storing = true;
             clear(o);

@@ -34,8 +34,8 @@ FN float fast_reciprocal(float x) {
     return y;
 }
 
-// Returns the same value, but hides its origin from the compiler: values derived from it are
-// recomputed at their use, instead of being hoisted out of a loop into registers.
+// Returns x, but hides its origin from the compiler: values derived from the result are recomputed
+// where they are used, instead of being hoisted out of a loop into registers.
 FN i32 anew(i32 x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -46,7 +46,7 @@ FN float anew_float(float x) {
     return x;
 }
 
-// Maximum over the four lanes that share a row of an accumulator.
+// Maximum, and sum, over the four lanes that share a row of an accumulator.
 FN float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));

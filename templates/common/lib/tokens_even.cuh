@@ -2,8 +2,8 @@
 // Gives, as tokens_listed.cuh and tokens_strided.cuh do: Steps, steps_from, anew_steps,
 // query_token, key_token, all_queries, all_keys.
 
-// Query minus key: positions for the slope of a head, tokens for a score formula. A pair is given
-// as rows down and across from a first pair.
+// Query minus key, for the pair `down` queries and `across` keys after a first pair. The unit is
+// positions for the slope of a head (ALiBi), and tokens for a score formula.
 struct Steps {
     float first;
     FN float at(i32 down, i32 across) const { return first + (down - across); }
@@ -11,7 +11,7 @@ struct Steps {
 FN struct Steps steps_from(const struct Attention &p, i32, i32 query, i32 key) {
     return {(float)(query + (HEAD_GRADIENT ? p.n_kv - p.queries : 0) - key)};
 }
-// Keeps the compiler from precomputing all steps.
+// Keeps the compiler from computing all steps in advance, which would occupy registers.
 template <typename S>
 FN void anew_steps(S &x) { x.first = anew_float(x.first); }
 

@@ -1,7 +1,7 @@
 // Capped logits, height * tanh(rate * s), and their derivatives. tanh.approx is too coarse for
-// logits, and the exact tanh costs two MUFU operations. If all scores of a warp are moderate, as
-// usual, a polynomial replaces it. Needs: device.cuh; score_height, score_rate. Gives: Cap, cap_of,
-// cap_scores, slope_at.
+// logits, and the exact tanh costs two MUFU operations. If all scores of a warp are moderate,
+// which is common, a polynomial replaces it. Needs: device.cuh; score_height, score_rate. Gives:
+// Cap, cap_of, cap_scores, slope_at.
 
 // Bound on |rate * s| up to which the polynomial is within 3e-7 of tanh
 constexpr float MODERATE = 0.75f;

@@ -6,15 +6,18 @@
 #ifndef PACKED
 #define PACKED 0  // pack_gqa: the query heads of a key/value head are rows of one tile
 #endif
-// pack_gqa: blocks continue with further items, for which the producer thread needs more registers.
+// ROUNDS: with pack_gqa a block continues with further work items. Its producer thread needs more
+// registers for that loop, and each consumer thread gives it MOVED_REGISTERS. USUAL_COMPUTE and
+// USUAL_COPY are the registers of consumers and producer without this move.
 constexpr int MOVED_REGISTERS = PACKED ? PACKED_REGISTERS : 0;
 constexpr bool ROUNDS = MOVED_REGISTERS > 0;
 constexpr int COMPUTE_REGISTERS = USUAL_COMPUTE - MOVED_REGISTERS;
 constexpr int COPY_REGISTERS = USUAL_COPY + GROUPS * MOVED_REGISTERS;
 // Keep a warpgroup's q in registers, if the logits leave room for it.
 #define KEEP_Q (ROOM_FOR_Q && !BENT && !WITH_ENTMAX)
-// When a step waits for p v: before the logits, if they need the registers (0); after the row
-// maxima (1); or after half of the exponentials (2).
+// When a step waits for the p v of the previous tile, and so frees the registers of p ("settles"):
+// before the logits, if they need these registers (0); after the row maxima (1); or after half of
+// the exponentials (2). A later wait overlaps more work with the WGMMA.
 constexpr int SETTLE =
     SETTLE_FIRST || (LONG_LOGITS && GROUPS == 3)
 #if WITH_FP8
@@ -29,7 +32,7 @@ constexpr int Q_TILES = STREAM ? 2 : 1;
 constexpr int STEPS = HEAD_DIM / 16;  // k-steps along a row of out
 constexpr int OWN = TILE_K / 4;  // columns of a tile that a thread holds in each of its two rows
 constexpr u32 Q_SLAB = TILE_Q * 128, K_SLAB = TILE_K * 128;  // bytes
-constexpr u32 Q_BYTES = SLABS * Q_SLAB;  // q and out share the place
+constexpr u32 Q_BYTES = SLABS * Q_SLAB;  // q and out use the same shared memory
 
 #if WITH_FP8
 #include "sm90a/lib/operands_bytes.cuh"

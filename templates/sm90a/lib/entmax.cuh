@@ -8,9 +8,9 @@
 // keys that may have a weight; the level of this list is the level of the row. DONE: the list is
 // short, so the consumers fetch single values. LISTED: the list is long, so a pass over the tiles
 // of v follows. SUMS: the lists overflowed, so passes over k refine the level. VALUES: passes over
-// k and v compute the output, until the level is right. The wishes of warps are combined with a
-// bitwise or. UNLISTED comes from a warp that has no room to prepare a LISTED pass: together with
-// LISTED it becomes VALUES.
+// k and v compute the output, until the level is right. Each warp writes the pass that it needs
+// next to `wishes`, and all are combined with a bitwise or. UNLISTED comes from a warp that has no
+// room to prepare a LISTED pass: together with LISTED it becomes VALUES.
 enum Pass { DONE = 0, LISTED = 1, UNLISTED = 2, VALUES = 3, SUMS = 7, START = 8 };
 
 // Unit of the scores that finish_scores leaves, times alpha - 1.

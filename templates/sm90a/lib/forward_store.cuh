@@ -18,8 +18,8 @@ FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
 #include "sm90a/lib/merge_rows.cuh"
 #endif
 
-// Adds an earlier result or a sink to a row's sum, like one more key with this logit. Either side
-// may be -inf. Returns its weight.
+// Adds an earlier result or a sink to a row's sum, like one more key with the logit `before`.
+// Either side may be -inf. Returns the weight of this key.
 FN float join_sum(float before, float &total, float &base, float &factor) {
     const float higher = fmaxf(base, before), finite = higher == MINUS_INFINITY ? 0.0f : higher;
     const float shrink = fast_exp2(__fsub_rn(base, finite));
@@ -55,9 +55,9 @@ FN i32 part_in(u32 tile) {
     return uniform(shared.row[STREAM && tile != shared_address(shared.q)].part);
 }
 
-// Divides by the row sums, writes lse, and starts to store out through the place of q. Roundings
-// are explicit (__fmul_rn): persistent launches call this in two places, which must give identical
-// bits.
+// Divides by the row sums, writes lse, copies out to the shared memory of q, and starts to store
+// it. Roundings are explicit (__fmul_rn): persistent launches call this in two places, which must
+// give identical bits.
 FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float unit,
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
@@ -67,7 +67,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
         finish_parts(shared_memory(), p, part - row.part + 1, group);
 #else
         store_part(o, top, sum, unit, part_at(p, part - 1), group);
-        sync_threads(8 + group, 128);  // all threads have read `part`; now the place may be reused
+        sync_threads(8 + group, 128);  // all threads have read `part`; now its slot may be reused
 #endif
         return;
     }

@@ -1,6 +1,6 @@
 // From the score q . k of a pair to its logit: applies the score formula, or the options of
-// a call. score_facts.h defines SCORED, SCORE_BENDS and HEAD_GRADIENT. Kernels test these and the
-// facts below, and call the functions below.
+// a call. To bend scores is to turn them into logits. score_facts.h defines SCORED, SCORE_BENDS and
+// HEAD_GRADIENT. Kernels test these and the facts below, and call the functions below.
 // Needs: device.cuh, Attention. Gives: the facts; left_scale, HeadLogit, head_logit_of, bend.
 //
 // `where` maps a thread's elements to pairs. Each kernel has its own type for it, with these
@@ -10,16 +10,16 @@
 //     struct HeadLogit head_logit(int i)  constants of the head of element i
 //     i32 query(p, int i), key(p, int i)  tokens, clamped to the sequence
 //     i32 head(int i), batch()            query head, sequence
-//     float apart(p, int i)               query token minus key token
+//     float apart(p, int i)               query token minus key token, of element i
 
 // Facts:
-//     BENT           logits are more than scale * score. Otherwise scores stay as they are, and
-//                    whatever reads them next applies the scale.
+//     BENT           `bend` computes logits. Otherwise it leaves scores as they are, and the code
+//                    that reads them next applies the scale.
 //     HAS_SLOPE      the derivative of the logit by scale * score is not 1 everywhere.
 //     NEEDS_WHERE    the logit depends on the position of the pair.
 //     LONG_LOGITS    logits need so many registers that fewer values can be kept across them.
 //     SHIFTED        the kernel adds the distance term along the diagonals of its tiles, see
-//                    shifts.cuh. The facts above then ignore it.
+//                    shifts.cuh. The facts above then ignore this term.
 //     CAPPED         the logit is height * tanh(rate * s), see cap.cuh, plus other terms.
 #if WITH_SCORE
 FN float head_slope(const struct Attention &, i32) { return 0.0f; }  // see score_options.cuh
@@ -33,11 +33,11 @@ FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
     return -head_slope(p, head) * fabsf((float)(far + p.n_kv - p.n_q));
 }
 #endif
-#if WITH_SHIFTS
+#if WITH_SHIFTS  // the source can add a distance term along diagonals
 #ifndef PACKED
 #define PACKED 0
 #endif
-// With pack_gqa, rows of a tile have different heads
+// With pack_gqa, rows of a tile have different heads, so a diagonal has no single value.
 #define SHIFTED (SCORE_SHIFTS && !(WITH_ENTMAX || PACKED))
 #else
 #define SHIFTED 0
@@ -48,7 +48,7 @@ FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
 #define NEEDS_WHERE (BENT && (HEAD_GRADIENT || !CAPPED))
 #define LONG_LOGITS SCORE_BENDS
 
-// The factor between the output of `bend` and logits.
+// The factor by which the output of `bend` must still be multiplied to give logits.
 FN float left_scale(const struct Attention &p) { return BENT ? 1.0f : p.scale; }
 
 // Constants of the logits of one head.
@@ -71,7 +71,8 @@ FN float score_rate(i32 head, i32 batch, const struct Attention &p);
 #include "sm90a/lib/cap.cuh"
 
 #endif
-// Turns scores into logits if BENT. FOLDED: see cap.cuh.
+// Turns scores into logits if BENT. FOLDED: see cap.cuh. A mask's score
+// formula defines score_anywhere; near_logits limits its results, see score_far.cuh.
 template <bool FOLDED = false, int N, typename Where>
 FN void bend(float (&s)[N], const struct Attention &p, Where where) {
 #if BENT

@@ -1,5 +1,5 @@
-// Decides when a forward pass evaluates the mask of a tile. Needs: Row and words of the includer; a
-// mask policy.
+// Decides when a forward pass evaluates the mask of a tile ("looks"). Needs: Row and tile words of
+// the includer; a mask policy.
 
 // Before the WGMMA: evaluates the mask, or only prefetches what it reads from memory.
 FN struct Visible look_early(const struct Attention &p, const struct Row &row, i32 query, i32 word,

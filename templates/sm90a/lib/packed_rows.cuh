@@ -1,4 +1,5 @@
-// The query at a row of the tiles. With pack_gqa, each head contributes a run of rows.
+// The query and the head of a row of the tiles. With pack_gqa, each head contributes p.queries
+// consecutive rows.
 
 [[maybe_unused]] constexpr bool ROWS_PACKED = PACKED;
 FN i32 mask_row(const struct Attention &p, i32 row) {

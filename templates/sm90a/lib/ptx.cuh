@@ -1,6 +1,6 @@
 // Wrappers of Hopper's PTX instructions: mbarriers, TMA, setmaxnreg, stmatrix.
 
-// ---- mbarriers. A phase ends when all arrivals and all announced bytes are in.
+// ---- mbarriers. A phase completes after all expected arrivals and all bytes of expect_tx.
 FN void barrier_init(u64 &barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                  :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
@@ -32,8 +32,8 @@ FN void wait(u64 &barrier, u32 parity) {
         "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
 }
 
-// The same with nanosleep between polls, for long waits: polling would take issue slots from the
-// consumer warps.
+// The same for long waits. The hint lets the hardware suspend the thread for up to 10 ms per try,
+// because polling would take issue slots from the consumer warps.
 FN void wait_asleep(u64 &barrier, u32 parity) {
     asm volatile(
         "{\n"
@@ -72,7 +72,7 @@ FN void store_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i3
                  "[%0, { %2, %3, %4, %5}], [%1];"
                  :: "l"(&map), "r"(from), "r"(d), "r"(token), "r"(head), "r"(batch) : "memory");
 }
-// The same with reduce-add.
+// As store_box, with reduce-add.
 FN void add_box(const TensorMap &map, u32 from, i32 d, i32 token, i32 head, i32 batch) {
     asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group "
                  "[%0, { %2, %3, %4, %5}], [%1];"
@@ -90,14 +90,15 @@ FN void put_floats(float *to, u32 from, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;"
                  :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
 }
-// The same with reduce-add.
+// As put_floats, with reduce-add.
 FN void add_floats(float *to, u32 from, u32 bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 "
                  "[%0], [%1], %2, %3;"
                  :: "l"(to), "r"(from), "r"(bytes), "l"(EVICT_LAST) : "memory");
 }
 FN void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until at most PENDING groups of this thread's stores still read shared memory.
+// Waits until at most PENDING groups of this thread's stores still read shared memory; stores_done
+// waits until they are complete.
 template <int PENDING>
 FN void stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory");
@@ -109,7 +110,7 @@ FN void stores_done() {
 // Proxy fence: makes this thread's writes to shared memory visible to TMA and WGMMA.
 FN void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- setmaxnreg: moves registers from the producer warpgroup to the consumers.
+// ---- setmaxnreg: moves registers from the producer warpgroup (give) to the consumers (take).
 template <int COUNT>
 FN void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT));
@@ -118,6 +119,7 @@ template <int COUNT>
 FN void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT));
 }
+// Returns true in one thread of the warp.
 FN bool elected() {
     u32 mine;
     asm volatile("{\n"
@@ -128,8 +130,8 @@ FN bool elected() {
     return mine;
 }
 
-// ---- 8 x 8 matrices (ldmatrix, stmatrix): lane l provides the address of row l % 8 of matrix l /
-// 8.
+// ---- 8 x 8 matrices (ldmatrix, stmatrix). Lane l provides the address of row l % 8 of matrix
+// l / 8.
 FN void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};"
                  :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");

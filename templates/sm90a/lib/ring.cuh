@@ -2,7 +2,7 @@
 template <int COUNT>
 struct Ring {
     i32 at = 0;
-    u32 turn = 0;  // parity
+    u32 turn = 0;  // parity of the mbarrier phase; flips when the ring starts over
     FN void next() {
         at = at + 1 == COUNT ? 0 : at + 1;
         turn ^= at == 0;

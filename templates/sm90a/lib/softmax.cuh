@@ -23,7 +23,7 @@ FN void negate(Scores &s) {
 // have the same tops; each lane has its own partial sums.
 struct Softmax {
     float top[2], sum[2];
-    float base[2];    // -top * unit, or 0 if nothing was visible
+    float base[2];    // addend of exponents: -top * unit, or 0 if nothing was visible; see base_of
     float factor[2];  // the last rescale factor of the output
 };
 

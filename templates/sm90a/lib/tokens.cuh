@@ -3,7 +3,7 @@
 
 #if GRID
 [[maybe_unused]] constexpr bool GRID_TILES = true;
-// A place numbers the tokens of all tiles, tile by tile.
+// A place is the index of a token if tokens are counted tile by tile.
 FN i32 query_at(i32 place) { return token_at(query_point(place)); }
 FN i32 key_at(i32 place) { return token_at(key_point(place)); }
 FN i32 keys_end(const struct Attention &) { return BEYOND; }  // full tiles lie inside the grid
@@ -23,7 +23,7 @@ FN void store_box(const TensorMap &map, u32 from, i32 d, const struct Point &at,
                  "[%0, { %2, %3, %4, %5, %6}], [%1];"
                  :: "l"(&map), "r"(from), "r"(d), BOX_COORDINATES : "memory");
 }
-// The same with reduce-add.
+// As store_box, with reduce-add.
 FN void add_box(const TensorMap &map, u32 from, i32 d, const struct Point &at, i32 head,
                 i32 batch) {
     asm volatile("cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group "
@@ -32,8 +32,8 @@ FN void add_box(const TensorMap &map, u32 from, i32 d, const struct Point &at, i
 }
 #else
 [[maybe_unused]] constexpr bool GRID_TILES = false;
-// A place numbers the tokens of all tiles, tile by tile. Here it is the token itself, and its
-// coordinate.
+// A place is the index of a token if tokens are counted tile by tile. Tiles are consecutive here,
+// so place, token and coordinate are equal.
 typedef i32 Point;
 FN Point query_point(i32 place) { return place; }
 FN Point key_point(i32 place) { return place; }

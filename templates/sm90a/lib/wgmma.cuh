@@ -1,6 +1,9 @@
-// Tiles are stored as slabs of 64 columns. A slab has a row of 128 bytes per token, whose 16-byte
-// pieces are XOR-swizzled with row % 8: the 128-byte swizzle of TMA and WGMMA. Tiles are 1024-byte
-// aligned, as this swizzle requires.
+// WGMMA: the layout of operands, descriptors, fences, and the instructions.
+
+// Columns are the elements of a token's row. A tile is stored as slabs of 64 columns of two bytes.
+// A slab has a row of 128 bytes per token. The 16-byte pieces of a row are XOR-swizzled with
+// row % 8: the 128-byte swizzle of TMA and WGMMA. Tiles are 1024-byte aligned, as this swizzle
+// requires.
 constexpr u32 SLAB_ROW = 128;
 FN u32 swizzled(u32 row, u32 piece) { return row * SLAB_ROW + ((piece ^ (row % 8)) << 4); }
 
@@ -11,7 +14,7 @@ FN u64 along_columns(u32 tile) { return (u64)(tile >> 4) | 1ull << 16 | 64ull <<
 FN u64 along_tokens(u32 tile, u32 slab) {
     return (u64)(tile >> 4) | (u64)(slab >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
-// Offset of k-step `i`: four k-steps per slab.
+// Offset of k-step `i` in a descriptor, in units of 16 bytes. A slab has four k-steps of columns.
 FN u32 column_step(int i, u32 slab) { return (i % 4 * 32 + i / 4 * slab) >> 4; }
 FN u32 token_step(int i) { return i * 16 * SLAB_ROW >> 4; }
 
@@ -40,9 +43,9 @@ FN void clear(float (&x)[N]) {
     for (int i = 0; i < N; i++) x[i] = 0.0f;
 }
 
-// The WGMMAs of a warpgroup. Accumulators come in groups of eight registers. For n registers: OUT_n
-// are their names in an instruction, IN_n their constraints, AFTER_n the names of the following
-// operands.
+// The WGMMAs of a warpgroup. PRODUCTS in the config header lists them. Accumulators come in groups
+// of eight registers. For n registers: OUT_n are their names in an instruction, IN_n their
+// constraints, AFTER_n the names of the following operands.
 #define R0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define R8 "%8, %9, %10, %11, %12, %13, %14, %15"
 #define R16 "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -142,6 +145,7 @@ FN void clear(float (&x)[N]) {
             "}" \
             : BARE in : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add)); \
     }
+// Removes the parentheses around a list of constraints.
 #define BARE(...) __VA_ARGS__
 #define HALVES "k16.f32." ELEMENT "." ELEMENT
 #define BFLOATS "k16.f32.bf16.bf16"

@@ -1,4 +1,5 @@
-// Distribution of work. Work items come from the host, longest first. Needs: TILE_LISTS.
+// Distribution of work. A work item is one tile row, or a part of one, with its tiles. Items come
+// longest first, from the host or from a kernel that builds lists. Needs: TILE_LISTS.
 
 // A work item; maskc/core/abi.py documents its fields.
 struct alignas(16) Work {
@@ -14,6 +15,7 @@ FN struct Work work_at(const struct Attention &p, i32 index) {
     return work;
 }
 
+// A sequence and one of its heads.
 struct Place {
     i32 batch, head;
 };
@@ -26,11 +28,13 @@ FN i64 row_offset(const i64 (&stride)[3], struct Place at, i32 token) {
     return at.batch * stride[0] + at.head * stride[1] + token * stride[2];
 }
 
-// The word that the producer passes on for a tile: its index, and flags.
-constexpr i32 MASKED = 1 << 28;  // some pairs are dead or past the end
+// The tile word that the producer passes to the consumers: the tile's index, and flags. items.cuh
+// adds FIRST and END.
+constexpr i32 MASKED = 1 << 28;  // apply the mask: some pairs are masked or past the end
 constexpr i32 INDEX = MASKED - 1;
 
-// The word of tile `i` of an item. `end` counts the tokens along the list, `size` those of a tile.
+// The word of tile `i` of an item. `end`: number of tokens along the list. `size`: tokens of a
+// tile. Entries of a list are 2 * index + (1 if all pairs of the tile are live).
 FN i32 word_of(const struct Work &work, i32 i, const i32 *tiles, i32 size, i32 end) {
     const i32 entry = TILE_LISTS ? __ldg(tiles + work.first + i) : 0;
     const i32 index = TILE_LISTS ? entry >> 1 : work.first + i;
