@@ -28,7 +28,8 @@ def normal(keep: Expr) -> Expr:
 def _rewritten(node: Expr) -> Expr | None:
     match node:
         case E.All(terms):
-            bounded = E.conj(*(E.substitute(term, _bounded(terms)) for term in terms))
+            settled = _bounded(terms)
+            bounded = E.conj(*(_outside_reads(term, settled) for term in terms))
             return None if bounded == node else normal(bounded)
         case E.Sum(constant, terms):
             return _residues(E.linear(constant, ((c, normal(term)) for c, term in terms)))
@@ -39,6 +40,11 @@ def _rewritten(node: Expr) -> Expr | None:
         case E.Cmp(_, lhs):
             return E.negate(E.equals_zero(_one_residue(normal(lhs))))
     return None
+
+
+def _outside_reads(term: Expr, values: Mapping[Expr, Expr]) -> Expr:
+    """Replace subformulas, but not in indices: arrays are read, and checked, at all pairs."""
+    return E.transform(term, lambda node: node if isinstance(node, E.Load) else values.get(node))
 
 
 def _bounded(terms: tuple[Expr, ...]) -> dict[Expr, Expr]:

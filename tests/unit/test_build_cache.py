@@ -250,7 +250,7 @@ def test_no_link_below_the_folder_is_followed(tmp_path, level, dangling):
     if dangling:
         target.rename(tmp_path / "moved")
     (folder / level).symlink_to(target)
-    unused_and_unchanged(folder, tmp_path, "is no ")
+    unused_and_unchanged(folder, tmp_path, " is not a ")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "socket"])
@@ -270,7 +270,7 @@ def test_nobody_waits_for_what_is_no_file(tmp_path, kind):
 
 def test_a_pipe_in_place_of_the_folder(tmp_path):
     os.mkfifo(tmp_path / "c")
-    unused_and_unchanged(tmp_path / "c", tmp_path, "it is no folder")
+    unused_and_unchanged(tmp_path / "c", tmp_path, "it is not a folder")
 
 
 def test_what_is_put_in_place_later_is_not_trusted_either(tmp_path):

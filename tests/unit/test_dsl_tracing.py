@@ -376,7 +376,7 @@ def test_where_goes_by_name() -> None:
     assert by_head == mc.where(lambda q, k, h: q - k == h)
     assert mc.where(lambda k, q: q >= k) == mc.where(lambda q, k: q >= k)
     assert mc.where(lambda kv_idx, q_idx: q_idx >= kv_idx) == mc.where(lambda q, k: q >= k)
-    assert mc.where(lambda x, y: x >= y) == mc.where(lambda q, k: q >= k)  # unknown: by place
+    assert mc.where(lambda x, y: x >= y) == mc.where(lambda q, k: q >= k)  # unknown: by position
     assert mc.where(lambda batch, head, q_i, kv_i: q_i >= kv_i) == mc.where(lambda q, k: q >= k)
 
 
@@ -395,7 +395,7 @@ def test_names_and_places_that_disagree_are_refused_with_both(name: str) -> None
         DISAGREEING[name]()
     assert caught.value.code == "MC121"
     assert "by name" in str(caught.value)
-    assert "by place" in str(caught.value)
+    assert "by position" in str(caught.value)
 
 
 def test_a_profiler_goes_on_after_a_formula_was_traced():

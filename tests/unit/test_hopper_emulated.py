@@ -289,7 +289,7 @@ def test_columns_that_wait_for_each_other_both_ways(hopper, monkeypatch, dim, mo
         assert all(torch.equal(again[name], x) for name, x in first.items())
     monkeypatch.setattr(hopper, "usable", lambda stream: machine.PROCESSORS - 1, raising=False)
     attn, before = compiled(mask, dim, heads=2, mode=mode), len(hopper.launches)
-    with pytest.raises(TooFewMultiprocessors, match=r"takes 3 .* may use 2\n"):
+    with pytest.raises(TooFewMultiprocessors, match=r"needs 3 .* may use 2\n"):
         called(attn, *made, data=data, deterministic=True)
     launched = {entry for entry, _ in hopper.launches[before:]}
     assert "attention_forward" in launched

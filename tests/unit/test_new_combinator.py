@@ -62,9 +62,9 @@ def head_windows(widths: Iterable[int]) -> Mask:
     return nodes.HeadWindows(tuple(widths), loc=at)
 '''
 MEANING = """        case N.BlockCausal(size):
-            found = k // size <= p // size
+            pairs = k // size <= p // size
         case N.HeadWindows(widths):
-            found = (p - widths[at.head] <= k) & (k <= p)
+            pairs = (p - widths[at.head] <= k) & (k <= p)
 """
 LISTED = "    | BlockDiagonal | Heads | Where\n"
 EDITS = {

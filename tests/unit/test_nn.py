@@ -349,7 +349,7 @@ def test_mistakes() -> None:
     q, k, v = operands()
     with pytest.raises(NotAMask, match=r"mc\.nn\.Attention"):
         mc.nn.Attention(torch.ones(3, 3))
-    with pytest.raises(BadOption, match="n_heads must be given beside sink_logits=True"):
+    with pytest.raises(BadOption, match="n_heads must be given together with sink_logits=True"):
         mc.nn.Attention(MASK, sink_logits=True)
     with pytest.raises(BadOption, match="sink_logits must be of 2 heads, found 4"):
         mc.nn.Attention(MASK, n_heads=2, sink_logits=torch.zeros(4))

@@ -272,7 +272,7 @@ def test_a_layer_of_torch_runs_with_it(monkeypatch) -> None:
 def test_what_is_refused() -> None:
     q, k, v = drawn(2, 4, 9, 16), drawn(2, 4, 13, 16), drawn(2, 4, 13, 16)
     call = mc.scaled_dot_product_attention
-    with pytest.raises(BadOption, match="True, as query has 4 heads, key 2 and value 2"):
+    with pytest.raises(BadOption, match="True, because query has 4 heads, key 2 and value 2"):
         call(q, k[:, :2], v[:, :2])
     with pytest.raises(HeadsDoNotDivide):
         call(q, k[:, :3], v[:, :3], enable_gqa=True)

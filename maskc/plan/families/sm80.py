@@ -114,7 +114,8 @@ def for_masks(problem: Problem, masks: tuple[MaskIR, ...]) -> Sm80Schedule:
     if problem.tile is not None:
         return _with_tile(problem, problem.tile)
     high, low = schedule(problem), schedule(problem, short_rows=True)
-    if high.tile == low.tile or not all(_why_low(ir, high.tile, low.tile) for ir in masks):
+    whys = (_why_low(ir, high.tile, low.tile) for ir in masks)
+    if high.tile == low.tile or not masks or not all(whys):
         return high
     why = _why_low(masks[0], high.tile, low.tile)
     return replace(low, reason=f"{low.reason}; {low.tile.q} queries a tile because {why}")
