@@ -14,7 +14,7 @@ What forms and kernels look for then does not depend on how a mask was written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from maskc.core import expr as E
 from maskc.core.expr import Expr

@@ -202,3 +202,13 @@ def test_refuted_facts_ask_isl_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not asked
     (ir,) = driver.analyse_heads(CAUSAL).masks
     assert all(fact.holds for fact in facts.analyse(ir))
+
+
+def test_bounds_do_not_move_what_a_table_is_read_at() -> None:
+    """A table is read, and its length checked, for all pairs, also where a bound hides them."""
+    table = np.array([[0, 1, 1], [1, 0, 0]])
+    mask = mc.where(lambda q, k: table[q % 2, q % 3] == 0) & mc.where(lambda q, k: q < 1)
+    q = np.arange(5)
+    wanted = (table[q % 2, q % 3] == 0) & (q < 1)
+    np.testing.assert_array_equal(mask.dense(5, 4), np.broadcast_to(wanted[:, None], (5, 4)))
+    assert mask.count(5, 4) == 4 * wanted.sum()
