@@ -126,9 +126,9 @@ def test_loops_are_sought_for_few_disjoint_conjunctions(monkeypatch):
 
 
 def _maps(schedule: isl.UnionMap) -> list[isl.Map]:
-    found: list[isl.Map] = []
-    schedule.foreach_map(found.append)
-    return found
+    maps: list[isl.Map] = []
+    schedule.foreach_map(maps.append)
+    return maps
 
 
 @pytest.mark.parametrize("mask", [mc.window(9), mc.strided(3) | mc.causal(), SPATIAL])
