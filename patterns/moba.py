@@ -6,7 +6,7 @@ https://arxiv.org/abs/2502.13189
 Definition: with I = p // block and J = k // block, (J == I and k <= p) or J in the top - 1 best of
 the blocks J < I by q . mean of the keys of J; equal scores: the lower block. `top` counts the
 query's own block. Every head selects for itself. With packed=True a row holds several documents,
-each of which sees and selects as it would alone.
+and each document sees and selects as it would alone.
 
 Data where packed: `doc`, ids of the documents [N] or [B, N], or mc.cu_seqlens(x); `q_position` and
 `k_position`, the place of each token in its document, [N] or [B, N].

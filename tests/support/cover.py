@@ -39,7 +39,7 @@ _SWITCH = re.compile(r"^#define ([A-Z]\w+) 1\b", re.MULTILINE)
 
 @dataclass
 class Measured:
-    """What one test costs and reaches."""
+    """Cost of one test, and the lines, targets and features that it reaches."""
 
     seconds: float = 0.0
     """CPU seconds, those of child processes included."""
@@ -118,7 +118,7 @@ class Recorder:
 
 
 def named_by(nodeid: str) -> set[Any]:
-    """What the name of a test says that it reaches: its function, and the values of parameters."""
+    """Return the function and the parameter values in the name of a test."""
     function, _, values = nodeid.removesuffix("]").partition("[")
     return {function, *((function, *value) for value in enumerate(values.split("-")))}
 

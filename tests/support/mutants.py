@@ -93,7 +93,7 @@ class Fault(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What names it in the table: no number of a line, which other edits move."""
+        """Name of the fault in the table; without a line number, because other edits move lines."""
         return f"{self.file}: {self.rule}: {self.old.strip()}  ->  {self.new.strip()}"
 
 
@@ -166,7 +166,7 @@ def tests_of(file: str) -> list[str]:
 
 
 def read_table() -> dict[str, str]:
-    """What is known: key of a fault, then the test that found it, or `none` with a reason."""
+    """The table: key of a fault, then the test that found it, or `none` with a reason."""
     if not TABLE.exists():
         return {}
     lines = (line.rpartition("  |  ") for line in TABLE.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""What ranks on cards compute beside one of them: dropout, score formulas, data of a step.
+"""Cases for ranks on cards that need more than a mask: dropout, score formulas, data of a step.
 
 The rows of a case run on two streams; lengths are such that kernels of both run at the same time.
 """
