@@ -83,7 +83,7 @@ def test_a_stream_with_too_few_multiprocessors_is_refused(few_multiprocessors):
     assert both_ways(attn)
     torch.cuda.synchronize()
     with torch.cuda.stream(few_multiprocessors):
-        with pytest.raises(TooFewMultiprocessors, match=r"takes 128 .* may use 16\n"):
+        with pytest.raises(TooFewMultiprocessors, match=r"needs 128 .* may use 16\n"):
             called(attn, q, k, v, dout, data=data, deterministic=True)
         found = called(attn, q, k, v, dout, data=data)
     torch.cuda.synchronize()
