@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "conventions": {"dsl"},
     "scores": {"dsl"},
     "api": {"dsl", "conventions", "ir", "questions", "runtime", "integrations", "driver"},
-    "flex": {"dsl", "api", "integrations"},
+    "flex": {"dsl", "runtime", "api", "integrations"},
     "sdpa": {"dsl", "scores", "api", "conventions"},
     "paging": {"dsl", "ir", "layout", "dispatch", "runtime", "driver"},
     "transformers": {"dsl", "runtime", "api", "paging"},

@@ -382,8 +382,8 @@ PAGED_ROWS_FIELDS: tuple[Field, ...] = (
     Field("slots", "const i64 *", "[tokens]: as in struct PageStep"),
     Field("token_position", "const i32 *", "[tokens]: likewise"),
     Field("source_step", "i64", "of each: elements between tokens, heads", 6),
-    Field("to_step", "i64", "of each: elements between pages, heads, tokens; of queries between "
-          "tokens, heads", 9),
+    Field("to_step", "i64", "of each: between pages, heads, tokens; of queries between tokens, "
+          "heads", 9),
     Field("line_step", "i64", "elements between lines of cosine and sine"),
     Field("scale_step", "i64", "elements between heads, 0 if shared", 3),
     Field("number", "float", "by which rows are divided without `scale`", 3),
@@ -418,7 +418,6 @@ def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
 
 ATTENTION = structure()
 SCORE = structure(SCORE_FIELDS)
-DROPOUT = structure(DROPOUT_FIELDS)
 """Blocks that lie behind ATTENTION, in this order, where a source has them."""
 
 

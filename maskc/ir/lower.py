@@ -284,6 +284,9 @@ def _on_both_sides(mask: Mask) -> frozenset[str]:
     return frozenset(sides["q"] & sides["k"])
 
 
+_LONGEST = 72
+"""Letters of a term as comments and messages show it."""
+
 _ALGEBRA: dict[str, Callable[[Expr, Expr], Expr]] = {
     "&": E.conj,
     "|": E.disj,
@@ -292,6 +295,6 @@ _ALGEBRA: dict[str, Callable[[Expr, Expr], Expr]] = {
 }
 
 
-def _short(mask: Mask, limit: int = 72) -> str:
+def _short(mask: Mask) -> str:
     text = print_mask(mask)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

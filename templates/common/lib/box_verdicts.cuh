@@ -1,5 +1,5 @@
-// The verdict policy of make_lists.cuh for masks that read data. Needs: box_entries.cuh, and load_mask
-// and classify of the config header. Gives: line_of, across_of, verdict_of.
+// The verdict policy of make_lists.cuh for masks that read data. Needs: box_entries.cuh, and
+// load_mask and classify of the config header. Gives: line_of, across_of, verdict_of.
 
 // ---------------------------------------------------------------- the candidates of a line
 

@@ -58,7 +58,7 @@ struct PagedRows {
     const i64 *slots;  // [tokens]: as in struct PageStep
     const i32 *token_position;  // [tokens]: likewise
     i64 source_step[6];  // of each: elements between tokens, heads
-    i64 to_step[9];  // of each: elements between pages, heads, tokens; of queries between tokens, heads
+    i64 to_step[9];  // of each: between pages, heads, tokens; of queries between tokens, heads
     i64 line_step;  // elements between lines of cosine and sine
     i64 scale_step[3];  // elements between heads, 0 if shared
     float number[3];  // by which rows are divided without `scale`

@@ -1,5 +1,5 @@
-// Ranks the cells of a selection and marks the best of each row. S is a struct of the config header:
-// what it chooses, and by which scores. Needs: selected_numbers.cuh. Gives: choose.
+// Ranks the cells of a selection and marks the best of each row. S is a struct of the config
+// header: what it chooses, and by which scores. Needs: selected_numbers.cuh. Gives: choose.
 
 // ---------------------------------------------------------------- scores
 
