@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from maskc.core import expr as E
 from maskc.core.errors import MaskcError, NotTraceable, ScoreNotTraceable
+from maskc.core.evaluator import Evaluator
 from maskc.core.source import caller
 from maskc.dsl.followed import Followed, TableRows, attribute, during
 
@@ -28,7 +29,7 @@ REFUSED = (NotTraceable, ScoreNotTraceable)
 _allowed: ContextVar[ComputedTables | None] = ContextVar("maskc_tabled", default=None)
 
 
-class ComputedTables(ABC):
+class ComputedTables(Evaluator):
     """Tables that parts of one formula became."""
 
     symbols: tuple[str, ...]
@@ -58,39 +59,15 @@ class ComputedTables(ABC):
 
     def value(self, expr: Any, env: Mapping[str, Any]) -> Any:
         """The value of a formula."""
+        if isinstance(expr, E.Pick):
+            parts = (expr.condition, expr.then, expr.other)
+            return torch_of().where(*(self.value(part, env) for part in parts))
+        return super().value(expr, env)
+
+    def extreme(self, least: bool, values: list[Any]) -> Any:
+        """The minimum or maximum of some numbers."""
         torch = torch_of()
-
-        def of(part: Any) -> Any:
-            return self.value(part, env)
-
-        match expr:
-            case E.Sum(constant, terms):
-                return sum((factor * of(term) for factor, term in terms), constant)
-            case E.Sym(name):
-                return env[name]
-            case E.FloorDiv(num, den):
-                return of(num) // den
-            case E.Mod(num, den):
-                return of(num) % den
-            case E.Min(args) | E.Max(args):
-                join = torch.minimum if isinstance(expr, E.Min) else torch.maximum
-                return reduce(join, (torch.as_tensor(of(arg)) for arg in args))
-            case E.Pick(condition, then, other):
-                return torch.where(of(condition), of(then), of(other))
-            case E.Truth(value):
-                return value
-            case E.Cmp(op, lhs):
-                value = of(lhs)
-                return value >= 0 if op == ">=" else value == 0 if op == "==" else value != 0
-            case E.Member(inner, ranges, inside):
-                value = of(inner)
-                result = reduce(operator.or_, ((value >= a) & (value <= b) for a, b in ranges))
-                return result if inside else ~result
-            case E.All(terms) | E.Any(terms):
-                return reduce(
-                    operator.and_ if isinstance(expr, E.All) else operator.or_, map(of, terms)
-                )
-        raise NotTraceable(f"no value for {type(expr).__name__}", at=caller())
+        return reduce(torch.minimum if least else torch.maximum, map(torch.as_tensor, values))
 
 
 Tables = TypeVar("Tables", bound=ComputedTables)

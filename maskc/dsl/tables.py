@@ -269,16 +269,14 @@ class IndexTables(ComputedTables):
                 else ((self._array_of(name) or (None,))[0],)
             )
 
-    def value(self, expr: Any, env: Mapping[str, Any]) -> Any:
-        """The value of a formula."""
-        if not isinstance(expr, E.Load):
-            return super().value(expr, env)
-        if expr.array in self._places:
-            return self._places[expr.array].run(env)
-        array, rank = self._array_of(expr.array) or (None, 0)
-        if array is None or array.ndim != rank:
+    def element(self, array: str, index: tuple[Any, ...], env: Mapping[str, Any]) -> Any:
+        """An element of a captured or computed array."""
+        if array in self._places:
+            return self._places[array].run(env)
+        tensor, rank = self._array_of(array) or (None, 0)
+        if tensor is None or tensor.ndim != rank:
             _refuse("it reads an array by sequence or head")
-        return as_tensor(array)[tuple(self.value(part, env) for part in expr.index)]
+        return as_tensor(tensor)[index]
 
 
 class OfIndex(Evaluated):
