@@ -221,7 +221,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES"),
     Field("lines", "i32", "of the launch: tile rows, tile columns or both, of all lists"),
     Field("item_blocks", "i32", "of the launch: they write what is planned, if anything is"),
-    Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
+    Field("first_side", "i32", "the first one that gets lists: 0 rows, 1 columns"),
     Field("work_side", "i32", "whose tiles items have, if there are any"),
     Field("owners", "i32", "of the items of every tile of a list: heads, or groups of them"),
     Field("owner_heads", "i32", "query heads from one owner to the next"),

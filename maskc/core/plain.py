@@ -24,7 +24,7 @@ from maskc.core.expr_text import parse_expr, to_python
 
 _ROOM = "maskc.core."
 _FORMULA = "= "
-"""How the text of a formula starts."""
+"""Starts the text of a formula."""
 _NOT_WRITTEN_HERE = (
     AttributeError, ImportError, KeyError, MaskcError, RecursionError, TypeError, ValueError,
 )  # fmt: skip

@@ -133,7 +133,7 @@ def test_argument_blocks_are_those_of_the_package(files, file, struct, blocks):
     text = files(f"common/lib/{file}")
     start = text.index(f"struct {struct} {{")
     body = text[start : text.index("};", start)].splitlines()[1:]
-    found: dict[str, list[tuple[str, str, int, str]]] = {name: [] for name in blocks}
+    declared: dict[str, list[tuple[str, str, int, str]]] = {name: [] for name in blocks}
     at = ""
     for line in body:
         if line.startswith("#"):
@@ -141,12 +141,12 @@ def test_argument_blocks_are_those_of_the_package(files, file, struct, blocks):
             continue
         match = re.fullmatch(r"    (.*?\W)(\w+)(?:\[(\d+)\])?;  // (.*)", line)
         kind, name, count, note = match.groups()
-        found[at].append((kind.strip(), name, int(count or 1), note))
+        declared[at].append((kind.strip(), name, int(count or 1), note))
     for name, fields in blocks.items():
-        expected = [(each.ctype, each.name, each.count, each.note) for each in fields]
-        assert [each[:3] for each in found[name]] == [each[:3] for each in expected], name
+        expected = [(field.ctype, field.name, field.count, field.note) for field in fields]
+        assert [row[:3] for row in declared[name]] == [row[:3] for row in expected], name
         if struct != "Attention":  # whose notes name files
-            assert found[name] == expected, name
+            assert declared[name] == expected, name
 
 
 def test_every_feature_has_a_default(files):

@@ -57,7 +57,7 @@ struct Lists {
     i32 reading_tiles;  // that such a block reads, at most READ_TILES
     i32 lines;  // of the launch: tile rows, tile columns or both, of all lists
     i32 item_blocks;  // of the launch: they write what is planned, if anything is
-    i32 first_side;  // the first of those whose lists are made: 0 rows, 1 columns
+    i32 first_side;  // the first one that gets lists: 0 rows, 1 columns
     i32 work_side;  // whose tiles items have, if there are any
     i32 owners;  // of the items of every tile of a list: heads, or groups of them
     i32 owner_heads;  // query heads from one owner to the next
