@@ -39,8 +39,8 @@ class TunedPass:
     def __str__(self) -> str:
         lines = [f"{self.direction}:"]
         for name, ms in sorted(self.milliseconds.items(), key=lambda item: item[1]):
-            notes = [note for note, own in (("fastest", self.fastest), ("predicted", self.chosen))
-                     if own == name]  # fmt: skip
+            notes = [note for note, best in (("fastest", self.fastest), ("predicted", self.chosen))
+                     if best == name]  # fmt: skip
             lines.append(f"  {name:<36} {ms:9.4f} ms  {', '.join(notes)}".rstrip())
         return "\n".join(lines)
 
@@ -73,11 +73,11 @@ def tune(
     q, k, v = (x.detach() if hasattr(x, "detach") else x for x in (q, k, v))
     out, lse = attn(q, k, v, return_lse=True, **options)
 
-    def forward(own: CompiledMask) -> Any:
-        return own(q, k, v, return_lse=True, **options)
+    def forward(compiled: CompiledMask) -> Any:
+        return compiled(q, k, v, return_lse=True, **options)
 
-    def gradients(own: CompiledMask) -> Any:
-        return own.backward(q, k, v, out, lse, out, deterministic=deterministic, **options)
+    def gradients(compiled: CompiledMask) -> Any:
+        return compiled.backward(q, k, v, out, lse, out, deterministic=deterministic, **options)
 
     lengths = q.shape[2], k.shape[2]
     passes = [
@@ -99,11 +99,11 @@ def _tuned(
     chosen = _ran(predicted, direction)
     timed = {chosen: Timed(partial(call, predicted))}
     for name in _names(attn.bundle, attn.target.name, direction):
-        own = _with_choices(attn, {key: name})
+        tuned = _with_choices(attn, {key: name})
         with suppress(MaskcError):  # a program that cannot run this call
-            got = call(own)
-            if name != chosen and _ran(own, direction) == name and _alike(got, want):
-                timed[name] = Timed(partial(call, own))
+            got = call(tuned)
+            if name != chosen and _ran(tuned, direction) == name and _alike(got, want):
+                timed[name] = Timed(partial(call, tuned))
     device = "cpu" if attn.target.language == "c" else "cuda"
     ms = take_turns(timed, _ROUNDS, device, _SECONDS)
     fastest = min(ms, key=lambda name: ms[name])
@@ -125,10 +125,10 @@ def _names(bundle: Bundle, target: str, direction: Direction) -> list[str]:
 
 def _with_choices(attn: CompiledMask, choices: Mapping[str, str]) -> CompiledMask:
     """Return a copy of the mask with its own measured choices."""
-    own = CompiledMask(attn.bundle, attn.target.name, held=attn.held, inputs=attn.inputs)
-    own.tuned.clear()
-    own.tuned.update(choices)
-    return own
+    chosen = CompiledMask(attn.bundle, attn.target.name, held=attn.held, inputs=attn.inputs)
+    chosen.tuned.clear()
+    chosen.tuned.update(choices)
+    return chosen
 
 
 def _ran(attn: CompiledMask, direction: Direction) -> str:

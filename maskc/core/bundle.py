@@ -191,11 +191,12 @@ class Mode:
 
     def launched(self, features: Features) -> tuple[Launch, ...]:
         """The launches of a call with these features, in order."""
-        own = {each.entry for each in self.launches if each.feature in features}
+        with_feature = {launch.entry for launch in self.launches if launch.feature in features}
         return tuple(
-            each
-            for each in self.launches
-            if each.feature in features or (each.feature is None and each.entry not in own)
+            launch
+            for launch in self.launches
+            if launch.feature in features
+            or (launch.feature is None and launch.entry not in with_feature)
         )
 
 
@@ -301,7 +302,7 @@ class SourceUnit:
 
     def without(self, name: str) -> SourceUnit:
         """The source as one that never runs in a mode."""
-        modes = tuple(each for each in self.modes if each[0] != name)
+        modes = tuple(mode for mode in self.modes if mode[0] != name)
         return replace(self, modes=modes, costs=tuple(x for x in self.costs if x.mode != name))
 
     @property
@@ -410,7 +411,7 @@ class Bundle:
     def digest(self) -> str:
         """The sha256 of the bundle's content, hexadecimal, independent of where the mask was
         written."""
-        own: tuple[object, ...] = (
+        content: tuple[object, ...] = (
             self.problem, self.variants, self.head_variant, self.data, self.params, self.unread,
             self.selections, [(unit.key, unit.digest) for unit in self.units],
             [
@@ -420,19 +421,19 @@ class Bundle:
             self.chooser and self.chooser.digest,
         )  # fmt: skip
         if self.siblings:
-            own = (*own, *(each.digest for each in self.siblings))
-        return sha256(repr(own).encode()).hexdigest()
+            content = (*content, *(sibling.digest for sibling in self.siblings))
+        return sha256(repr(content).encode()).hexdigest()
 
     @property
     def targets(self) -> tuple[str, ...]:
         """The names of all targets that it, or a sibling, has sources for."""
-        own = [unit.target for unit in self.units]
-        own += [name for each in self.siblings for name in each.targets]
-        return tuple(dict.fromkeys(own))
+        targets = [unit.target for unit in self.units]
+        targets += [name for sibling in self.siblings for name in sibling.targets]
+        return tuple(dict.fromkeys(targets))
 
     def serving(self, target: str) -> Bundle:
         """The sibling that has the sources of a target, or itself."""
-        return next((each for each in self.siblings if target in each.targets), self)
+        return next((sibling for sibling in self.siblings if target in sibling.targets), self)
 
     def with_inner(self, change: Callable[[Bundle], Bundle]) -> Bundle:
         """The bundle with those inside it changed: its parts, what finds thresholds, siblings."""

@@ -162,8 +162,8 @@ def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
     queries = _padded(unit, sizes) + sizes.batch * sizes.heads_q * tables.further * unit.tile.q
     apart = unit.work is not None and unit.work.apart
     row = APART_FLOATS if apart else unit.row_floats
-    own = queries * row + parts * unit.tile.k * unit.key_floats
-    return threshold_words(unit, sizes) + own
+    floats = queries * row + parts * unit.tile.k * unit.key_floats
+    return threshold_words(unit, sizes) + floats
 
 
 def threshold_words(unit: SourceUnit, sizes: Sizes) -> int:
@@ -174,9 +174,9 @@ def threshold_words(unit: SourceUnit, sizes: Sizes) -> int:
     """
     if not unit.thresholds:
         return 0
-    found = -(-2 * sizes.batch * sizes.heads_q * sizes.n_q // _ALIGNED) * _ALIGNED
+    words = -(-2 * sizes.batch * sizes.heads_q * sizes.n_q // _ALIGNED) * _ALIGNED
     backward = Direction.backward in unit.directions
-    return found + (2 * _padded(unit, sizes) if backward else 0)
+    return words + (2 * _padded(unit, sizes) if backward else 0)
 
 
 def _blocks(
@@ -234,9 +234,9 @@ def outputs_of(
     return (*gradients, singles(0), singles(sizes.heads_q))
 
 
-def _output(shape: Shape, beside: Array, q: Array, ordered: bool) -> Output:
+def _output(shape: Shape, like: Array, q: Array, ordered: bool) -> Output:
     """A result of this shape, in the order of the input it goes with."""
-    order = order_of(beside.shape, beside.strides) if ordered else (0, 1, 2)
+    order = order_of(like.shape, like.strides) if ordered else (0, 1, 2)
     alike = shape == tuple(q.shape) and out_strides(shape, order) == tuple(q.strides)
     return Output(shape, order, alike)
 
@@ -249,7 +249,7 @@ def strides_of(views: Mapping[str, Array], outputs: tuple[Output, ...]) -> dict[
     else:
         strides |= {name: views[name].strides for name in ("out", "dout")}
         made = zip(("dq", "dk", "dv"), outputs, strict=False)
-    strides |= {name: each.strides for name, each in made}
+    strides |= {name: strides.strides for name, strides in made}
     return strides | {"lse": contiguous(tuple(views["q"].shape[:3]))}
 
 

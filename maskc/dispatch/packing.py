@@ -34,9 +34,9 @@ def packed(
     heads = sizes.heads_q // max(1, sizes.heads_kv)
     choice = (unit,) if unit.by_documents else bundle.choice(unit.target, wanted.direction)
     units = [
-        each
-        for each in choice
-        if PACKED in dict(each.modes) and not each.boxes and _fits(each, sizes.n_q, heads)
+        unit
+        for unit in choice
+        if PACKED in dict(unit.modes) and not unit.boxes and _fits(unit, sizes.n_q, heads)
     ]
     if (
         wanted.direction is Direction.backward
@@ -55,9 +55,9 @@ def packed(
     for name in _PACKED:
         batch, head, token = strides[name][:3]
         strides[name] = (batch, heads * head, head if sizes.n_q == 1 else token)
-    own = replace(sizes, heads_q=sizes.heads_kv)
-    smallest = min(units, key=lambda each: each.tile.q)
-    packed_place = replace(place, sizes=own, strides=strides, packed=heads)
+    grouped = replace(sizes, heads_q=sizes.heads_kv)
+    smallest = min(units, key=lambda unit: unit.tile.q)
+    packed_place = replace(place, sizes=grouped, strides=strides, packed=heads)
     return Program(smallest, PACKED), packed_place
 
 

@@ -283,8 +283,8 @@ def _cycles_at_least(unit: Source, bound: Tally) -> float:
     if not bound.queries:
         return min((cost.cycles(bound) for cost in unit.costs), default=0.0)
     # of a backward pass; columns count less where query heads share them
-    found = (cost.tile * bound.tiles + cost.query * bound.queries for cost in unit.costs)
-    return _STEPS * min(found, default=0.0)
+    cycles = (cost.tile * bound.tiles + cost.query * bound.queries for cost in unit.costs)
+    return _STEPS * min(cycles, default=0.0)
 
 
 def least(programs: Sequence[Program[S]], otherwise: Program[S] | None = None) -> Program[S]:

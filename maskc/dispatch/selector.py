@@ -145,14 +145,14 @@ class SourceSelector:
             bundle = self.bundle
             made_by = bundle.list_source, bundle.moving_source, bundle.pages_source
             units += tuple(filter(None, (source(units[0].target) for source in made_by)))
-        found = {
+        forms = {
             (unit.key, mode, built): (unit, mode, built)
             for unit in units
             if unit.offers(features)
             for mode in modes_of(unit, features)
             for built in self._widths(unit, features)
         }
-        return tuple(found.values())
+        return tuple(forms.values())
 
     def _widths(self, unit: SourceUnit, features: Features) -> tuple[Features, ...]:
         """The features that a source is built with: also for 64 bits, if lengths may ask for it."""

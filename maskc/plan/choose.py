@@ -46,8 +46,8 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     family = family_of(target)
     main, *also = _sources(heads, problem, target, family.along)
     forward, *others = (
-        None if drops or _in_named_tile(each) else grid_boxes.in_boxes(each)
-        for each in (main, *also) if not each.form
+        None if drops or _in_named_tile(each_plan) else grid_boxes.in_boxes(each_plan)
+        for each_plan in (main, *also) if not each_plan.form
     )  # fmt: skip
     also = list(filter(None, (forward, *also, *others)))
     planned = forward is None and not problem.names_tile
@@ -60,9 +60,9 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     if family.device_documents and device_documents.matches(main) and not drops:
         main = device_documents.listed(main)
         also = [
-            device_documents.listed(each)
-            if (each.form, each.direction) == (SMALL, Direction.forward) else each
-            for each in also
+            device_documents.listed(other)
+            if (other.form, other.direction) == (SMALL, Direction.forward) else other
+            for other in also
         ]  # fmt: skip
     elif family.device_data and device_data.matches(main):
         main = device_data.listed(main)
@@ -122,7 +122,7 @@ def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[Planned
 
 def _part(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     """The plan of a part of a mask, which has no stand-ins on other targets."""
-    along = tuple(each for each in family_of(target).along if each.target == target.name)
+    along = tuple(along for along in family_of(target).along if along.target == target.name)
     main, *also = _sources(heads, problem, target, along)
     return _with_choice(main, also)
 
@@ -133,9 +133,9 @@ def _sources(
     """The plan in tiles of consecutive tokens, and those of the sources that go along."""
     main = plan_tiles(heads, problem, target, Direction.forward, "")
     also = [
-        plan_tiles(heads, problem.planned, TARGETS[each.target], each.direction, each.form)
-        for each in along
-        if _goes_along(each, main)
+        plan_tiles(heads, problem.planned, TARGETS[source.target], source.direction, source.form)
+        for source in along
+        if _goes_along(source, main)
     ]
     if selections(main.masks) or device_documents.matches(main) or problem.dropout:
         also = list(map(_together_only, also))  # the device may list columns alone
@@ -147,22 +147,24 @@ def _in_named_tile(plan: KernelPlan) -> bool:
     return plan.problem.names_tile and plan.direction is Direction.forward
 
 
-def _goes_along(each: Along, main: KernelPlan) -> bool:
+def _goes_along(source: Along, main: KernelPlan) -> bool:
     """Whether a plan has a source with these tiles in addition to its own. If the user names a tile
     of the forward pass, its target has no other."""
-    if _in_named_tile(main) and each[:2] == (main.target.name, main.direction):
+    if _in_named_tile(main) and source[:2] == (main.target.name, main.direction):
         return False
-    if not family_of(main.target).has(each.form, main.padded):
+    if not family_of(main.target).has(source.form, main.padded):
         return False
-    if each.form == TINY and main.padded != main.problem:
+    if source.form == TINY and main.padded != main.problem:
         return False
-    if each.direction not in TARGETS[each.target].passes(main.problem):
+    if source.direction not in TARGETS[source.target].passes(main.problem):
         return False
-    if main.problem.dropout and each.form == TINY:
+    if main.problem.dropout and source.form == TINY:
         return False
-    if (each.form, each.direction) == (TINY, Direction.backward) and reads_tables(main.problem):
+    if (source.form, source.direction) == (TINY, Direction.backward) and reads_tables(main.problem):
         return False  # whose launches have no room for what tables get
-    return each.form != TINY or mma16.matches(tuple(mask.ir for mask in main.masks), each.direction)
+    return source.form != TINY or mma16.matches(
+        tuple(mask.ir for mask in main.masks), source.direction
+    )
 
 
 def _together_only(plan: KernelPlan) -> KernelPlan:
@@ -176,10 +178,10 @@ def _together_only(plan: KernelPlan) -> KernelPlan:
 def _with_choice(main: KernelPlan, others: Sequence[KernelPlan]) -> KernelPlan:
     """The plan and those that go along, with what their modes cost."""
     also = tuple(
-        replace(each, costs=costs_of(each)) if each.target == main.target else each
-        for each in others
+        replace(other, costs=costs_of(other)) if other.target == main.target else other
+        for other in others
     )
-    reasons = (*main.reasons, *(_why_other(each) for each in also if each.form))
+    reasons = (*main.reasons, *(_why_other(other) for other in also if other.form))
     return replace(main, also=also, costs=costs_of(main), reasons=reasons)
 
 

@@ -25,14 +25,14 @@ FEW, MANY = 3, 1 << 16
 def masks_for(heads: HeadGroups, tile: TileShape) -> tuple[PlannedMask, ...]:
     """The masks of all heads. Closed forms of lists are sought in vain for one head only of those
     that are alike."""
-    found: list[PlannedMask] = []
+    planned: list[PlannedMask] = []
     hopeless: set[tuple[str, ...]] = set()
     for ir, facts in zip(heads.masks, heads.facts, strict=True):
         kind = difficulty(ir.keep)
-        found.append(mask_for(ir, facts, tile, kind not in hopeless))
-        if found[-1].recipe.loops is None:
+        planned.append(mask_for(ir, facts, tile, kind not in hopeless))
+        if planned[-1].recipe.loops is None:
             hopeless.add(kind)
-    return tuple(found)
+    return tuple(planned)
 
 
 def mask_for(ir: MaskIR, facts: MaskFacts, tile: TileShape, closed: bool = True) -> PlannedMask:
@@ -51,14 +51,14 @@ def mask_for(ir: MaskIR, facts: MaskFacts, tile: TileShape, closed: bool = True)
 def without_chosen(mask: PlannedMask) -> PlannedMask:
     """Return the mask without intervals of selected pairs: kernels support them for a single
     formula only."""
-    told = any(each.chosen is not None for each in mask.intervals or ())
+    told = any(interval.chosen is not None for interval in mask.intervals or ())
     return replace(mask, intervals=None) if told else mask
 
 
 def without_floors(mask: PlannedMask) -> PlannedMask:
     """The mask for a backward pass on Hopper, where intervals behind floors take longer than pairs:
     block diffusion, 8k tokens, 1.88 ms instead of 1.69 on an H100."""
-    behind = any(each.behind_floors for each in mask.intervals or ())
+    behind = any(interval.behind_floors for interval in mask.intervals or ())
     return replace(mask, intervals=None) if behind else mask
 
 
@@ -67,10 +67,12 @@ def with_distances(masks: tuple[PlannedMask, ...]) -> tuple[PlannedMask, ...] | 
     cheaper, or where some mask is more than such bits and a few intervals."""
     if max(MANY if m.intervals is None else len(m.intervals) for m in masks) <= FEW:
         return None
-    beside = [intervals_beside(mask.ir.keep, mask.lifted) for mask in masks]
-    if None in beside or not any(parts_by_distance(mask.ir.keep)[0] for mask in masks):
+    alongside = [intervals_beside(mask.ir.keep, mask.lifted) for mask in masks]
+    if None in alongside or not any(parts_by_distance(mask.ir.keep)[0] for mask in masks):
         return None
-    return tuple(replace(mask, intervals=found) for mask, found in zip(masks, beside, strict=True))
+    return tuple(
+        replace(mask, intervals=covered) for mask, covered in zip(masks, alongside, strict=True)
+    )
 
 
 def why_padded(problem: Problem, target: Target) -> tuple[str, ...]:
@@ -112,7 +114,7 @@ def why_partial(
         alike = f", one for {run} keys" if run > 1 else ""
         return f"partial tiles: pairs are tested{alike}, as a query's keys are not a few intervals"
     most = max(len(mask.intervals or ()) for mask in masks)
-    told = any(each.chosen is not None for mask in masks for each in mask.intervals or ())
+    told = any(interval.chosen is not None for mask in masks for interval in mask.intervals or ())
     more = " and of the chosen blocks" if told else ""
     several = f"{most} interval{'s' * (most != 1)} per row"
     return f"partial tiles: bits of {several}{more}, no pair is tested"

@@ -302,12 +302,12 @@ class FullJudge:
         if dtype is not DType.float32:
             self._near = stepwise(q, k, v, keep, dout, dtype, **options)
 
-    def error(self, part: str, found: np.ndarray) -> tuple[float, float]:
+    def error(self, part: str, actual: np.ndarray) -> tuple[float, float]:
         """Measure the worst row of a result against the right answer, relative to its size.
 
         Args:
             part: `out`, `lse`, `dq`, `dk`, `dv`, `dsink` or `dalibi`.
-            found: the whole result, in the shape that it has in `Steps`.
+            actual: the whole result, in the shape that it has in `Steps`.
 
         Returns:
             The error and the allowance of the row with the largest ratio of both. The error is NaN
@@ -315,7 +315,7 @@ class FullJudge:
         """
         right = getattr(self.expected, part)
         if part == "lse":
-            return lse_error(found, right), SINGLE
+            return lse_error(actual, right), SINGLE
         if 0 in right.shape:
             return 0.0, SINGLE
         by_head = part in ("dsink", "dalibi")
@@ -334,7 +334,7 @@ class FullJudge:
                 near_0 = _SMALLEST[self._dtype] / 2 * right.shape[-1] ** 0.5  # not relative there
                 rounded = np.maximum(epsilon * size_of_rows, near_0)
                 allowed = theirs + (rounded + _SUMS * self.expected.terms[part]) / size
-        off = norm(np.asarray(found, np.float64) - right) / size
+        off = norm(np.asarray(actual, np.float64) - right) / size
         if not np.isfinite(off).all():
             return float("nan"), float(allowed.max())
         worst = (off / allowed).argmax()

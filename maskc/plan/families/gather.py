@@ -221,17 +221,17 @@ def _backward_modes(problem: Problem, main: Launch) -> tuple[tuple[str, Mode], .
     )
 
 
-def list_modes(score: Score, own: Scoring) -> tuple[tuple[str, Mode], ...]:
+def list_modes(score: Score, scoring: Scoring) -> tuple[tuple[str, Mode], ...]:
     """Return how lists are built: from given scores, or from an indexer's, which are computed
     first."""
     choose = Launch("gather_lists", Grid.rows, THREADS, LIST_BYTES, resident=list_blocks(score))
     if score is Score.given:
         return (("usual", Mode((choose,))),)
     modes = []
-    for way, slots in own.slots:
-        rows = way.slabs * own.keys + slots * SCORE_COLUMNS
+    for way, slots in scoring.slots:
+        rows = way.slabs * scoring.keys + slots * SCORE_COLUMNS
         room = _SLAB_ROW * rows + 4 * slots * SCORE_COLUMNS + _CONTROL_BYTES
-        first = Launch("gather_scores", Grid.tiles, own.threads, room, per_block=own.keys)
+        first = Launch("gather_scores", Grid.tiles, scoring.threads, room, per_block=scoring.keys)
         modes.append((way.mode, Mode((first, choose), way.macro)))
     return tuple(modes)
 

@@ -65,10 +65,10 @@ def backward_schedule(problem: Problem) -> Sm80BackwardSchedule:
         room = wide_shared_bytes(tile, dim, at_once)
     elif room > target.shared_memory:
         room, one_place = shared_bytes(tile, dim, True), True
-    own = keys // warps * (1 + wide)
+    key_fragments = keys // warps * (1 + wide)
     return Sm80BackwardSchedule(
         tile,
-        f"tiles of {queries} x {keys}, {warps} warps of {own} keys"
+        f"tiles of {queries} x {keys}, {warps} warps of {key_fragments} keys"
         + (", of which two share theirs and have half of the columns each" if wide else "")
         + (", dk and dv by blocks of their own" if divided else "")
         + (", dq by tile rows" if wide else "")

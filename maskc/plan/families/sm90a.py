@@ -305,7 +305,7 @@ def _fp8_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         if name != PACKED
     )
     products = tuple(replace(x, elements="e4m3", b_along_tokens=0) for x in usual.products)
-    maps = tuple(each for each in usual.maps if each.tensor != "v")
+    maps = tuple(tensor_map for tensor_map in usual.maps if tensor_map.tensor != "v")
     return replace(usual, products=products, modes=modes, maps=maps, list_bytes=0)
 
 

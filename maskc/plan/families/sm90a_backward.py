@@ -209,7 +209,7 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
 
 def _apart(schedule: BackwardSchedule, room: int) -> Mode:
     """dq by tile rows, in so much shared memory; then dk and dv as in the mode `once`."""
-    launches = {each.entry: each for each in dict(schedule.modes)[ONCE].launches}
+    launches = {launch.entry: launch for launch in dict(schedule.modes)[ONCE].launches}
     main, keys = (launches[f"attention_backward{x}"] for x in ("", "_finish_keys"))
     rows = replace(main, entry="attention_backward_rows", shared_bytes=room)
     return Mode((rows, main, keys), "APART")
@@ -280,11 +280,11 @@ def _products(dim: int, queries: int, parts: tuple[int, ...], of_dq: int) -> tup
             Product("multiply_gradient", dim, from_registers=True, b_along_tokens=1),
             Product("multiply_dq", of_dq, b_along_tokens=1),
         )
-    own = []
+    products = []
     for n in parts:
-        own.append(Product(f"multiply_gradient_{n}", n, a_along_tokens=1, b_along_tokens=1))
-        own.append(Product(f"multiply_dq_{n}", n, b_along_tokens=1))
-    return (scores, pieces, *own)
+        products.append(Product(f"multiply_gradient_{n}", n, a_along_tokens=1, b_along_tokens=1))
+        products.append(Product(f"multiply_dq_{n}", n, b_along_tokens=1))
+    return (scores, pieces, *products)
 
 
 _MACROS = {"usual": "", "deterministic": "DETERMINISTIC", ONCE: "ONCE"}
@@ -301,10 +301,10 @@ def _modes(
     number of columns of dq that each mode stages."""
     threads, rows = 128 * (warpgroups + 1), 2 * ROW_BYTES * tile.q
     modes = []
-    for name, own in _QUARTERS.items():
-        slopes = own * warpgroups * SLOPE_SUMS if staged else 0
-        beside = rows + slopes if thresholds else max(rows, rows // 2 + slopes)
-        room = rest + beside + own * tile.q * staged
+    for name, quarters in _QUARTERS.items():
+        slopes = quarters * warpgroups * SLOPE_SUMS if staged else 0
+        vectors = rows + slopes if thresholds else max(rows, rows // 2 + slopes)
+        room = rest + vectors + quarters * tile.q * staged
         modes.append((name, _mode(tile, room, threads, blocks, key_blocks, _MACROS[name])))
     return tuple(modes)
 
@@ -319,8 +319,8 @@ def _mode(
     few = Launch("attention_backward_few", Grid.few, THREADS)
     backward = Launch("attention_backward", Grid.stream, threads, room, resident=blocks)
     finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)
-    own = -(-tile.k // key_blocks)
-    keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=own)
+    per_block = -(-tile.k // key_blocks)
+    keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=per_block)
     more = () if macro == "ONCE" else (finish,)
     return Mode((prepare, mean, few, backward, *more, keys), macro)
 

@@ -41,15 +41,15 @@ def listed(plan: KernelPlan) -> KernelPlan:
     if work is not None:
         schedule = replace(schedule, work=replace(work, uneven_tiles=0))
     (mask,) = plan.masks
-    beside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
-    found = None if beside is None else intervals(beside)
+    alongside = beside_documents(mask.lifted.shape, tuple(mask.ir.data))
+    covered = None if alongside is None else intervals(alongside)
     *reasons, partial = plan.reasons
-    if found is not None:
-        several = f"{len(found)} interval{'s' * (len(found) != 1)}"
+    if covered is not None:
+        several = f"{len(covered)} interval{'s' * (len(covered) != 1)}"
         partial = (
             f"partial tiles of one document: bits of {several} per row; of others pairs are tested"
         )
     return replace(
-        plan, schedule=schedule, masks=(replace(mask, intervals=found),), documents=True,
+        plan, schedule=schedule, masks=(replace(mask, intervals=covered),), documents=True,
         reasons=(*reasons, partial, REASON),
     )  # fmt: skip

@@ -38,13 +38,13 @@ def launches(shared_bytes: int) -> tuple[Launch, ...]:
 
 def why_host(masks: tuple[PlannedMask, ...]) -> str:
     """Why the device cannot make the selections of a mask; empty where it can."""
-    found = selections(masks)
-    if len(found) > MAX_SELECTIONS:
-        return f"there are {len(found)} selections, of at most {MAX_SELECTIONS} that fit"
-    own = (DataKind.selection, DataKind.scoring)
-    if any(decl.kind not in own for mask in masks for decl in mask.ir.data):
+    chosen = selections(masks)
+    if len(chosen) > MAX_SELECTIONS:
+        return f"there are {len(chosen)} selections, of at most {MAX_SELECTIONS} that fit"
+    kinds = (DataKind.selection, DataKind.scoring)
+    if any(decl.kind not in kinds for mask in masks for decl in mask.ir.data):
         return "the mask reads data, of which the device knows no static part"
-    return next(filter(None, map(_why_host, found)), "")
+    return next(filter(None, map(_why_host, chosen)), "")
 
 
 def _why_host(one: Selection) -> str:

@@ -41,15 +41,19 @@ def by_threshold(heads: HeadGroups, target: Target) -> Selection | None:
     Raises:
         SelectionNotCompiled: there are kernels for neither.
     """
-    found = {each.name: (ir, each) for ir in heads.masks for each in ir.selections}
-    small = [(ir, each) for ir, each in found.values() if each.block < target.least_block]
+    by_name = {selection.name: (ir, selection) for ir in heads.masks for selection in ir.selections}
+    small = [
+        (ir, selection)
+        for ir, selection in by_name.values()
+        if selection.block < target.least_block
+    ]
     if not small or (Direction.forward, CHOOSE) not in family_of(target).schedules:
         return None
     ir, one = small[0]
     why = None
     if one.block > 1 or one.q_block > 1 or one.score is not Score.qk or one.at:
         return None  # an error says so where blocks are looked at
-    if len(found) > 1:
+    if len(by_name) > 1:
         why = "single keys together with another selection"
     elif one.share is not Share.head:
         why = "single keys that heads share"
@@ -80,7 +84,7 @@ def plan_by_threshold(
     heads: HeadGroups, one: Selection, problem: Problem, target: Target
 ) -> KernelPlan:
     """The plan of a mask with keys that are chosen one by one: whole, in one size of tiles."""
-    hull = next(each for each in heads.hulls if each.selection == one)
+    hull = next(hull for hull in heads.hulls if hull.selection == one)
     pairs = [lifted_pair(ir.keep, one) for ir in heads.masks]
     forward, *backward = (
         _with_thresholds(plan_tiles(hull.widest, problem, target, direction, ""), pairs)
@@ -107,11 +111,11 @@ def _with_thresholds(plan: KernelPlan, pairs: list[tuple[Lifted, E.Expr]]) -> Ke
     """Return the plan of the hulls with the always-kept pairs; intervals serve both or neither."""
     masks = []
     for mask, (lifted, spared) in zip(plan.masks, pairs, strict=True):
-        own = () if spared == E.NEVER else intervals(spared)
+        kept = () if spared == E.NEVER else intervals(spared)
         ranges = row_ranges(lifted.shape, plan.tile) if mask.ranges else None
-        beside = None if own is None or plan.distances else intervals(lifted.shape)
-        masks.append(replace(mask, lifted=lifted, ranges=ranges, intervals=beside, spared=spared,
-                             spared_intervals=own if beside is not None else None))  # fmt: skip
+        alongside = None if kept is None or plan.distances else intervals(lifted.shape)
+        masks.append(replace(mask, lifted=lifted, ranges=ranges, intervals=alongside, spared=spared,
+                             spared_intervals=kept if alongside is not None else None))  # fmt: skip
     if any(mask.intervals is None for mask in masks):
         masks = [replace(mask, intervals=None, spared_intervals=None) for mask in masks]
     use_ranges, schedule = all(mask.ranges for mask in masks), plan.schedule
