@@ -221,7 +221,7 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
         seen = visible<ByKey>(p, place_of_row(p, step.row), first_key(tile, group),
                               first_query(step.word, group), mask_rows, {});
     products_wait<EARLY ? 1 : 0>();
-    pin(s);
+    fence_operand(s);
     const struct Place place = place_of_row(p, step.row);
     const struct Logit logit = logit_of(p);
     const struct Where where = where_of(place, step, p, tile, group);
@@ -236,7 +236,7 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
     if (step.word & MASKED) apply_mask(s, seen, logit.hidden);
 #endif
     if (!LSE_EARLY) {
-        pin(s);
+        fence_operand(s);
         read_rows(lse, lse_in(shared, stage.at(), group));
     }
     to_weights(s, kept, lse, p, logit, where);
@@ -249,7 +249,7 @@ FN void finish_scores(Scores &s, Scores &dp, Kept &kept, Rows &lse, Rows &delta,
 #endif
     if (!EARLY) begin_dp(dp, delta, shared, tiles, stage, group);
     products_wait<0>();
-    pin(dp);
+    fence_operand(dp);
 }
 
 #if ADDS_DIAGONALS
@@ -330,12 +330,12 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
     begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
     products_wait<1>();
-    pin(dv);
-    pin(kept.p);
+    fence_operand(dv);
+    fence_operand(kept.p);
     if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[at]);
     products_wait<0>();
-    pin(dk);
-    pin(ds);
+    fence_operand(dk);
+    fence_operand(ds);
     (void)slope, (void)dq, (void)staged;
 #else
     store_pairs(shared_address(shared.ds[at % DS_STAGES]), ds, group);
@@ -349,8 +349,8 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     begin_dq(dq, tiles, at, 0);
 #if SPLIT_KEYS
     products_wait<1>();
-    pin(dv);
-    pin(kept.p);
+    fence_operand(dv);
+    fence_operand(kept.p);
     if (threadIdx.x % 128 == 0 && !keeps) arrive(shared.dout_free[at]);
     begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
 #if ADDS_DIAGONALS
@@ -365,23 +365,23 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
 #endif
     products_wait<2>();
 #endif
-    pin(dq);
+    fence_operand(dq);
     await_dq(shared, turn, group, staged);
     add_dq(dq, slope, shared, p, step, turn, ALONE ? 0 : group);
 #pragma unroll
     for (int share = 1; share < OWN_SHARES; share++) {
         begin_dq(dq, tiles, at, share);
         products_wait<0>();
-        pin(dq);
+        fence_operand(dq);
         add_dq(dq, 0.0f, shared, p, step, turn, share);
     }
     publish_dq(shared, group);
     products_wait<0>();
-    pin(dk);
+    fence_operand(dk);
 #if SPLIT_KEYS
-    pin(ds);
+    fence_operand(ds);
 #else
-    pin(dv);
+    fence_operand(dv);
     if (threadIdx.x % 128 == 0) arrive(shared.dout_free[at]);
 #endif
 #endif

@@ -159,7 +159,7 @@ FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, 
     if (HEAD_DIM > 128) w.q.operand = q_operand(shared_memory(), 0, w.group);
     begin_scores(s, w.q, k_tiles + w.stage.at * (K_BYTES >> 4));
     products_wait<0>();
-    pin(s);
+    fence_operand(s);
     if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.stage.at]);
     w.stage.next();
     if (word & MASKED) {
@@ -173,7 +173,7 @@ FN i32 take_scores(Scores &s, struct Shared &shared, const struct Attention &p, 
     } else {
         allowed[0] += OWN, allowed[1] += OWN;
     }
-    pin(s);
+    fence_operand(s);
     return word;
 }
 

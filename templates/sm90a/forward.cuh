@@ -200,8 +200,8 @@ FN void add_shifts(Scores &s, i32 stage, i32 group) {
 #endif
 // Issues o += p v.
 FN void begin_output(Output &o, Weights &weights, u64 v) {
-    pin(weights);
-    pin(o);
+    fence_operand(weights);
+    fence_operand(o);
     products_begin();
 #pragma unroll
     for (int i = 0; i < PV_STEPS; i++)
@@ -270,7 +270,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     struct Staying<TILE_K / 2> stay;  // pairs that dropout keeps
     draw_tile(stay, dropout, row, query, word);
     products_wait<0>();
-    pin(s);
+    fence_operand(s);
     if (leader) arrive(shared.k_free[0]);
     multiply_scores(s, factors);
 #if WITH_SHIFTS
@@ -308,7 +308,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             wait(shared.v_full[last.at], last.turn);
             begin_output(o, weights, v_tile);
             products_wait<0>();
-            pin(o);
+            fence_operand(o);
             if (leader) arrive(shared.v_free[last.at]);
             store_part(o, softmax.top, softmax.sum, factors.unit, p, --row.part, group);
             start(softmax);
@@ -316,7 +316,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             seen = look_early(p, row, query, word, kept);
             begin_scores(s, q, k_tile);
             products_wait<0>();
-            pin(s);
+            fence_operand(s);
             if (leader) arrive(shared.k_free[stage.at]);
             finish_scores(s, p, row, query, word, kept, seen);
             raise_tops(s, factors.unit, factors.stale, softmax);
@@ -360,11 +360,11 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #endif
         draw_tile(stay, dropout, row, query, word);
         products_wait<1>();
-        pin(s);
+        fence_operand(s);
         if (leader) arrive(shared.k_free[stage.at]);
         if (SETTLE == 0) {
             products_wait<0>();
-            pin(weights);
+            fence_operand(weights);
         }
         multiply_scores(s, factors);
 #if WITH_SHIFTS
@@ -374,14 +374,14 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         const bool raised = raise_tops(s, factors.unit, factors.stale, softmax);
         if (SETTLE > 1) {
             exponentials(s, 0, factors.unit, softmax);
-            pin(s);
+            fence_operand(s);
         }
         // The wait for p v is duplicated in the branches below. With a single wait, ptxas hoists it
         // above the row maxima and exponentials that should overlap the WGMMA.
         if (first) {
             products_wait<0>();
-            pin(o);
-            if (SETTLE) pin(weights);
+            fence_operand(o);
+            if (SETTLE) fence_operand(weights);
             if (leader) arrive(shared.v_free[last.at]);
             collect(o, long_sum, group);  // FP8: adds the fp32 sums, see sums.cuh
             begin_row(long_sum);
@@ -391,15 +391,15 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             clear(o);
         } else if (raised) {
             asm volatile("wgmma.wait_group.sync.aligned 0;  // raised" ::: "memory");
-            pin(o);
-            if (SETTLE) pin(weights);
+            fence_operand(o);
+            if (SETTLE) fence_operand(weights);
             if (leader) arrive(shared.v_free[last.at]);
             rescale(o, softmax);
             rescale(long_sum, softmax);
         } else {
             asm volatile("wgmma.wait_group.sync.aligned 0;  // as before" ::: "memory");
-            pin(o);
-            if (SETTLE) pin(weights);
+            fence_operand(o);
+            if (SETTLE) fence_operand(weights);
             if (leader) arrive(shared.v_free[last.at]);
         }
         if (!first) tile_added(o, long_sum, group);
@@ -415,7 +415,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     wait(shared.v_full[last.at], last.turn);
     begin_output(o, weights, v_tile);
     products_wait<0>();
-    pin(o);
+    fence_operand(o);
     const u32 tile = shared_address(shared.q[q_place.at]);
     collect(o, long_sum, group);
     lower(o, softmax.sum, factors);

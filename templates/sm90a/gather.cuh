@@ -128,7 +128,7 @@ struct Where {
 
 // Issues s = q k^T.
 FN void begin_scores(Scores &s, u64 q, u64 k) {
-    pin(s);
+    fence_operand(s);
     products_begin();
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
@@ -137,8 +137,8 @@ FN void begin_scores(Scores &s, u64 q, u64 k) {
 }
 // Issues o += p v.
 FN void begin_output(Output &o, Weights &weights, u64 v) {
-    pin(weights);
-    pin(o);
+    fence_operand(weights);
+    fence_operand(o);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; i++)
@@ -230,7 +230,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
                 pass_turn(group);
                 products_wait<0>();
             }
-            pin(s);
+            fence_operand(s);
             if (leader) arrive(shared.k_free[stage.at]);
             if (leader && tile + 1 == tiles) arrive(shared.q_free);
             bend(s, p, Where{item, keys, count, row, tile});
@@ -239,19 +239,19 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
                 apply_mask(s, columns_before(count - tile * TILE_K), MINUS_INFINITY);
             raised = raise_tops(s, unit, stale, softmax);
             exponentials(s, 0, unit, softmax);
-            pin(s);
+            fence_operand(s);
             // The wait is duplicated in both branches, so that ptxas does not hoist it above the
             // row maxima.
             if (raised) {
                 asm volatile("wgmma.wait_group.sync.aligned 0;  // raised" ::: "memory");
-                pin(o);
-                pin(weights);
+                fence_operand(o);
+                fence_operand(weights);
                 if (leader && tile > 0) arrive(shared.v_free[last.at]);
                 rescale(o, softmax);
             } else {
                 asm volatile("wgmma.wait_group.sync.aligned 0;  // as before" ::: "memory");
-                pin(o);
-                pin(weights);
+                fence_operand(o);
+                fence_operand(weights);
                 if (leader && tile > 0) arrive(shared.v_free[last.at]);
             }
             exponentials(s, 1, unit, softmax);
@@ -263,7 +263,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
             wait(shared.v_full[last.at], last.turn);
             begin_output(o, weights, v_tiles + last.at * (K_BYTES >> 4));
             products_wait<0>();
-            pin(o);
+            fence_operand(o);
             if (leader) arrive(shared.v_free[last.at]);
         }
         store(o, softmax, unit, item, p, row);

@@ -237,7 +237,7 @@ FN void put(u32 tile, const Weights &x) {
 
 // Issues s = q k^T, then dp = dout v^T.
 FN void begin_scores(Scores &s, u64 rows, u64 keys) {
-    pin(s);
+    fence_operand(s);
     products_begin();
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
@@ -246,8 +246,8 @@ FN void begin_scores(Scores &s, u64 rows, u64 keys) {
 }
 // Issues dq += ds k.
 FN void begin_dq(Gradient &dq, Weights &ds, u64 k) {
-    pin(ds);
-    pin(dq);
+    fence_operand(ds);
+    fence_operand(dq);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; i++) multiply_dq(dq, ds + 4 * i, k + token_step(i), true);
@@ -255,7 +255,7 @@ FN void begin_dq(Gradient &dq, Weights &ds, u64 k) {
 }
 // Issues one slab of dv = p^T dout or of dk = ds^T q. Rows are keys.
 FN void begin_slab(Slab &x, u64 weights, u64 rows) {
-    pin(x);
+    fence_operand(x);
     products_begin();
 #pragma unroll
     for (int i = 0; i < TILE_Q / 16; i++)
@@ -305,7 +305,7 @@ FN void add_keys(struct Shared &shared, const struct Attention &p, const struct 
 #pragma unroll
     for (int i = 0; i < 2 * SLABS; i++) {
         products_wait<0>();
-        pin(x[i % 2]);
+        fence_operand(x[i % 2]);
         const int next = i + 1;
         if (next < SLABS)
             begin_slab(x[next % 2], weights, dout + next * (Q_SLAB >> 4));
@@ -358,8 +358,8 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
             begin_scores(s, q, along_columns(shared_address(shared.k[stage.at])));
             begin_scores(dp, dout, along_columns(shared_address(shared.v[stage.at])));
             products_wait<0>();
-            pin(s);
-            pin(dp);
+            fence_operand(s);
+            fence_operand(dp);
             halfway(s, p);
             weigh(s, dp, weights, ds, heads, item, own, p);
             sync_threads(1, 128);  // WGMMAs have finished reading the tiles
@@ -369,7 +369,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
             sync_threads(1, 128);
             begin_dq(dq, ds, along_tokens(shared_address(shared.k[stage.at]), K_SLAB));
             add_keys(shared, p, item, own, units);
-            pin(dq);
+            fence_operand(dq);
             if (leader) arrive(shared.free[stage.at]);
             stage.next();
         }

@@ -150,7 +150,7 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
         seen = visible<ByKey>(p, place, first_key(tile, group), first_query(step.word, group),
                               mask_rows, {});
     products_wait<MEAN_EARLY ? 1 : 0>();
-    pin(s);
+    fence_operand(s);
     if (leader) arrive(shared.k_free[at]);
     const struct Logit logit = logit_of(p);
 #if WITH_THRESHOLDS
@@ -162,11 +162,11 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     bend(s, p, where_of(place, step, p, tile, group));
     if (word & MASKED) apply_mask(s, seen, logit.hidden);
 #endif
-    pin(s);
+    fence_operand(s);
     to_slopes(s, p, logit.unit, shared.level + first_row(group));
     if (!MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
     products_wait<0>();
-    pin(dp);
+    fence_operand(dp);
     if (leader) arrive(shared.v_free[at]);
     if (DROPS) {
         struct Staying<QUERIES / 2> stay;

@@ -191,7 +191,7 @@ FN float to_gradients(Scores &dp, const Scores &s, const Kept &kept, Pairs &ds, 
         }
     }
 #if HEAD_GRADIENT
-    pin(ds);  // one after the other, because registers are short
+    fence_operand(ds);  // one after the other, because registers are short
     where.refresh(p);
     share = head_gradient(ds, where);
 #if HAS_SLOPE

@@ -36,7 +36,7 @@ FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attenti
 // Call after the WGMMAs have finished.
 FN void finish_tile(Scores &s, const struct Tile &tile, struct Shared &shared,
                     const struct Attention &p, struct Rows &w) {
-    pin(s);
+    fence_operand(s);
     if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.k_stage.at]);
     w.k_stage.next();
     finish_scores(s, p, w.row, tile.query, tile.word, w.kept, tile.seen);
@@ -86,8 +86,8 @@ FN void begin_values(Output &o, Weights &weights, struct Shared &shared, const s
 }
 FN void finish_values(Output &o, Weights &weights, struct Shared &shared, struct Rows &w) {
     products_wait<0>();
-    pin(weights);
-    pin(o);
+    fence_operand(weights);
+    fence_operand(o);
     if (threadIdx.x % 128 == 0) arrive(shared.v_free[w.v_stage.at]);
     w.v_stage.next();
 }
@@ -157,8 +157,8 @@ FN void pass_by_lists(Output &o, struct Lists &lists, struct Shared &shared, str
         take_weights(weights, cursor);
         begin_output(o, weights, tiles + w.k_stage.at * (K_BYTES >> 4));
         products_wait<0>();
-        pin(weights);
-        pin(o);
+        fence_operand(weights);
+        fence_operand(o);
         if (threadIdx.x % 128 == 0) arrive(shared.k_free[w.k_stage.at]);
         w.k_stage.next();
     }

@@ -54,7 +54,7 @@ FN void hide_others(Scores &s, const struct Visible &seen, const struct Attentio
             float &score = s[i / 2 * 4 + 2 * r + i % 2];
             score = is_seen(x, score, i) ? score : hidden;
         }
-        pin(s);
+        fence_operand(s);
     }
 }
 
@@ -91,7 +91,7 @@ FN void keep_chosen(struct Visible &seen, const Scores &s, const struct Attentio
         for (int i = 0; i < OWN; i++) {
             const float score = s[i / 2 * 4 + 2 * r + i % 2];
             kept[i / 32] |= is_seen(x, score, i) ? 1u << i % 32 : 0;
-            if (i % 4 == 3) pin(kept);  // otherwise ptxas keeps one register per bit
+            if (i % 4 == 3) fence_operand(kept);  // otherwise ptxas keeps one register per bit
         }
 #pragma unroll
         for (int w = 0; w < WORDS; w++) seen.word[r][w] = kept[w];

@@ -76,7 +76,7 @@ FN void score_steps(struct Shared &shared, const struct Gathered &p, const struc
 #pragma unroll 1
     for (struct Step at = step_of(part, first); at.query < last; at = step_after(part, at)) {
         const Ring<SLOTS> begin = ring;
-        pin(x);
+        fence_operand(x);
 #pragma unroll
         for (int slab = 0; slab < INDEX_SLABS; slab++) {
             wait(shared.full[ring.at], ring.turn);
@@ -91,7 +91,7 @@ FN void score_steps(struct Shared &shared, const struct Gathered &p, const struc
         }
         products_commit();
         products_wait<0>();
-        pin(x);
+        fence_operand(x);
         const float *const weight = shared.weight[begin.at];
         if (whole)
             add_all_heads(x, sum, weight, factor, p, part, at);

@@ -175,8 +175,8 @@ FN struct Known take_row(struct Rows &q, struct Rows &dout, struct Shared &share
 
 // Issues s = q k^T, or dp = dout v^T.
 FN void begin_product(Scores &s, struct Rows &rows, u64 tile) {
-    if (KEEP_ROWS) pin(rows.fragment);
-    pin(s);
+    if (KEEP_ROWS) fence_operand(rows.fragment);
+    fence_operand(s);
     products_begin();
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
@@ -286,10 +286,10 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
             begin_product(dp, dout, tile + (STAGES * K_BYTES >> 4));
             if (!EARLY_LOOK && word & MASKED) seen = seen_in(p, info.at(), word);
             products_wait<1>();
-            pin(s);
+            fence_operand(s);
             weigh(s, seen, {info.at(), word}, known, p);
             products_wait<0>();
-            pin(dp);
+            fence_operand(dp);
 #pragma unroll
             for (int i = 0; i < QUERIES / 4; i++) {
                 const float base = known.delta[i % 2];
@@ -297,9 +297,9 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
             }
             begin_gradient(dq, ds, along_tokens(k, K_SLAB) + step);
             products_wait<0>();
-            pin(dq);
-            pin(ds);
-            if (KEEP_ROWS) pin(q.fragment), pin(dout.fragment);
+            fence_operand(dq);
+            fence_operand(ds);
+            if (KEEP_ROWS) fence_operand(q.fragment), fence_operand(dout.fragment);
             if (threadIdx.x % 32 == 0) arrive(shared.free[at]);
         }
         const struct Row row = row_in(info.at());  // before the slot may be overwritten
