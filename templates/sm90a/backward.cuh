@@ -449,7 +449,7 @@ attention_backward(const __grid_constant__ struct Attention p,
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
         const i32 warp = uniform(threadIdx.x / 32);
         if (warp == 3) {  // testing for warp 0 instead makes ptxas emit a jump table, and spill
             if (elected()) load_items(shared, p, maps);
@@ -467,7 +467,7 @@ attention_backward(const __grid_constant__ struct Attention p,
 #endif
         }
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
         compute(shared, p, maps, group - 1);
     }
 }

@@ -241,10 +241,10 @@ attention_choose(const __grid_constant__ struct Attention p,
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
         if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
         compute(shared, p, group - 1);
         store_empty(p);
     }

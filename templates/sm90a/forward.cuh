@@ -455,7 +455,7 @@ attention_forward(const __grid_constant__ struct Attention p,
     __syncthreads();
     const i32 group = uniform(threadIdx.x / 128);
     if (group == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
 #if WITH_ENTMAX
         if (threadIdx.x / 32 == 0 && elected()) copy_passes(shared, p, maps);
 #else
@@ -464,7 +464,7 @@ attention_forward(const __grid_constant__ struct Attention p,
         } while (goes_on(shared, p));
 #endif
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
 #if WITH_ENTMAX
         compute_passes(shared, p, maps, group - 1);
 #else

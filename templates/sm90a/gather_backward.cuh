@@ -385,10 +385,10 @@ attention_backward(const __grid_constant__ struct Attention p) {
     if (threadIdx.x == 0) initialize(shared);
     __syncthreads();
     if (uniform(threadIdx.x / 128) == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
         copy_items(shared, p);
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
         compute(shared, p);
     }
 }

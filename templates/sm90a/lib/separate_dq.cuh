@@ -317,10 +317,10 @@ attention_backward_rows(const __grid_constant__ struct Attention p,
     if (threadIdx.x == 0) by_rows::initialize(shared);
     __syncthreads();
     if (uniform(threadIdx.x / 128) == 0) {
-        give_registers<COPY_REGISTERS>();
+        setmaxnreg_dec<COPY_REGISTERS>();
         if (uniform(threadIdx.x / 32) == 0 && elected()) by_rows::load_rows(shared, p, maps);
     } else {
-        take_registers<COMPUTE_REGISTERS>();
+        setmaxnreg_inc<COMPUTE_REGISTERS>();
         by_rows::compute(shared, p);
     }
 }
