@@ -221,10 +221,10 @@ FN void draw_tile(struct Staying<TILE_K / 2> &stay, const struct Dropout &d, con
 // Scheduler barrier between the consumer warpgroups (named barriers 1 .. GROUPS): they issue WGMMAs
 // in turn, so that the softmax of one overlaps the WGMMAs of the next. With a single warpgroup per
 // block, the other blocks of the SM provide the overlap.
-FN void take_turn(i32 group) {
+FN void scheduler_barrier_sync(i32 group) {
     if (GROUPS > 1) sync_threads(1 + group, 256);
 }
-FN void pass_turn(i32 group) {
+FN void scheduler_barrier_arrive(i32 group) {
     if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
@@ -350,11 +350,11 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         }
         seen = look_early(p, row, query, word, kept);
         if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
-        take_turn(group);
+        scheduler_barrier_sync(group);
         begin_scores(s, q, k_tile);
         wait(shared.v_full[last.at], last.turn);
         begin_output(o, weights, v_tile);
-        pass_turn(group);
+        scheduler_barrier_arrive(group);
 #if WITH_SHIFTS
         lay_tile(p, row, word, stage.at, group);
 #endif

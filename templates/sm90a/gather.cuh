@@ -148,10 +148,10 @@ FN void begin_output(Output &o, Weights &weights, u64 v) {
 
 // Scheduler barrier between the two consumer warpgroups (named barriers 1 and 2): they issue WGMMAs
 // in turn, so that the softmax of one overlaps the WGMMAs of the other.
-FN void take_turn(i32 group) {
+FN void scheduler_barrier_sync(i32 group) {
     if (GROUPS > 1) sync_threads(1 + group, 256);
 }
-FN void pass_turn(i32 group) {
+FN void scheduler_barrier_arrive(i32 group) {
     if (GROUPS > 1) arrive_threads(1 + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
@@ -218,16 +218,16 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
 #pragma unroll 1
         for (i32 tile = 0; tile < tiles; tile++) {
             wait(shared.k_full[stage.at], stage.turn);
-            take_turn(group);
+            scheduler_barrier_sync(group);
             begin_scores(s, q, k_tiles + stage.at * (K_BYTES >> 4));
             bool raised = true;
             if (tile > 0) {
                 wait(shared.v_full[last.at], last.turn);
                 begin_output(o, weights, v_tiles + last.at * (K_BYTES >> 4));
-                pass_turn(group);
+                scheduler_barrier_arrive(group);
                 products_wait<1>();
             } else {
-                pass_turn(group);
+                scheduler_barrier_arrive(group);
                 products_wait<0>();
             }
             fence_operand(s);

@@ -29,7 +29,7 @@ FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attenti
     tile.query = anew(w.query);
     tile.seen = look_early(p, w.row, tile.query, tile.word, w.kept);
     if (HEAD_DIM > 128) w.q.operand = q_operand(shared_memory(), 0, w.group);
-    if (TURNS) take_turn(w.group);
+    if (TURNS) scheduler_barrier_sync(w.group);
     begin_scores(s, w.q, k_tiles + w.k_stage.at * (K_BYTES >> 4));
     return tile;
 }
@@ -115,7 +115,7 @@ FN void pass_over_values(Output &o, struct Shared &shared, const struct Attentio
     for (i32 i = 1; i < w.tiles; i++) {
         const struct Tile tile = begin_tile<true>(s, shared, p, w);
         begin_values(o, weights, shared, w);
-        pass_turn(w.group);
+        scheduler_barrier_arrive(w.group);
         products_wait<1>();
         if (CROWDED) finish_values(o, weights, shared, w);
         finish_tile(s, tile, shared, p, w);
