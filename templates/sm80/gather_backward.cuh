@@ -120,7 +120,7 @@ FN void weigh(Scores &s, Scores &dp, struct Shared &shared, const struct Attenti
     const struct Logit all = logit_of(&p, 0);
     const float unit = BENT ? all.unit : p.scale * LOG2E;  // signed
     const struct Steps steps = steps_from(p, item.query);
-    const i32 own = anew(threadIdx.x) % 4 * 2;
+    const i32 own = make_opaque(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int n = 0; n < TILE_K / 8; n++) {
         if (HEAD_GRADIENT) __syncwarp();  // spreads the loads of keys: registers are short

@@ -165,7 +165,7 @@ FN struct Step step_in(const struct Shared &shared, i32 at, const struct Attenti
 // register.
 FN i32 first_key(i32 tile, i32 group) {
     const i32 thread = threadIdx.x % 128;
-    return anew(tile) * TILE_K + key_of(group) + thread / 32 * 16 + thread % 32 / 4;
+    return make_opaque(tile) * TILE_K + key_of(group) + thread / 32 * 16 + thread % 32 / 4;
 }
 FN struct Where where_of(const struct Place &place, const struct Step &step,
                          const struct Attention &p, i32 tile, i32 group) {
@@ -322,7 +322,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     finish_scores(s, dp, kept, lse, delta, shared, tiles, p, step, stage, column.tile, group);
     drop(dp, kept.stay, kept_scale(p));
     const struct Where where =
-        where_of(place_of_row(p, step.row), step, p, anew(column.tile), anew(group));
+        where_of(place_of_row(p, step.row), step, p, make_opaque(column.tile), make_opaque(group));
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
     const float slope = to_gradients(dp, s, kept, ds, delta, rest, p, where);
 #if APART

@@ -24,7 +24,7 @@ constexpr int COPY_ROWS = THREADS / SPAN;         // rows that all threads copy 
 
 #if WIDE
 static_assert(FRAGMENTS == 1 && TILE_K % 16 == 0 && HEAD_DIM % 64 == 0 && HEAD_DIM_V % 128 == 0,
-              "halves are made of 16 x 16 fragments, and begin where places are traded anew");
+              "halves are made of 16 x 16 fragments, and begin where places are exchanged again");
 #else
 static_assert(TILE_Q % (16 * WARPS) == 0 && TILE_K % 16 == 0 && HEAD_DIM % 32 == 0,
               "tiles are made of 16 x 16 fragments");

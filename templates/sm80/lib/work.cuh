@@ -87,4 +87,4 @@ FN i32 warp_query(struct Work work, i32 warp) {
 FN i32 lane_query(struct Work work) {
     return warp_query(work, threadIdx.x / 32) + threadIdx.x % 32 / 4;
 }
-FN i32 lane_key(i32 first) { return first + anew(threadIdx.x) % 4 * 2; }
+FN i32 lane_key(i32 first) { return first + make_opaque(threadIdx.x) % 4 * 2; }

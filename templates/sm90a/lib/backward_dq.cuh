@@ -201,7 +201,8 @@ FN void add_dq(QueryGradient &dq, float slope, struct Shared &shared, const stru
     float *const to = shared.dq + share * SHARE;
 #else
     const bool first = DETERMINISTIC && rank_in(turn) == 0;  // nothing to add to yet
-    float *const to = workspace(p).dq + (i64)anew(turn.sum) * TILE_FLOATS + anew(share) * SHARE;
+    float *const to = workspace(p).dq + (i64)make_opaque(turn.sum) * TILE_FLOATS
+        + make_opaque(share) * SHARE;
 #endif
 #pragma unroll
     for (int i = 0; i < DQ_PIECES; i++) {

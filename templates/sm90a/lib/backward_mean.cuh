@@ -136,7 +136,7 @@ FN void add_keys(struct Mean &mean, const struct Attention &p, i32 row, const Ri
     Scores s, dp;
     wait(shared.k_full[at], stage.turn());
     const i32 word = uniform(shared.word[at]), tile = word & INDEX;
-    const struct Step step = {anew(row) % p.tile_rows, row};
+    const struct Step step = {make_opaque(row) % p.tile_rows, row};
     begin_scores(s, tiles.k + at * (K_BYTES >> 4), tiles.q);
     if (MEAN_EARLY) begin_mean_dp(dp, shared, tiles, stage);
     const struct Place place = place_of_row(p, row);

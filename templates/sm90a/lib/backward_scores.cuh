@@ -47,7 +47,7 @@ struct Where {
     i32 query_place, key_place;  // at the first element
     struct HeadLogit own;
     struct Steps steps;
-    FN void refresh(const struct Attention &) { anew_steps(steps); }
+    FN void refresh(const struct Attention &) { make_opaque_steps(steps); }
     FN float distance(int i) const {
         return fabsf(steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8));
     }

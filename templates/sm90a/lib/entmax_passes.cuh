@@ -26,7 +26,7 @@ FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attenti
     wait(shared.k_full[w.k_stage.at], w.k_stage.turn);
     struct Tile tile;
     tile.word = uniform(shared.next[w.k_stage.at]);
-    tile.query = anew(w.query);
+    tile.query = make_opaque(w.query);
     tile.seen = look_early(p, w.row, tile.query, tile.word, w.kept);
     if (HEAD_DIM > 128) w.q.operand = q_operand(shared_memory(), 0, w.group);
     if (TURNS) scheduler_barrier_sync(w.group);
@@ -214,7 +214,7 @@ FN void compute_passes(struct Shared &shared, const struct Attention &p, const s
         w.tiles = uniform(shared.first_word);
         if (w.tiles == 0) break;
         w.row = row_in(shared, 0);
-        w.query = query_of(w.row, anew(group));
+        w.query = query_of(w.row, make_opaque(group));
         begin_row(w.kept);
         take_q(w.q, shared, 0, group);
 #pragma unroll

@@ -31,6 +31,7 @@ FN void keep_chosen(struct Visible &seen, const Scores &s, const struct Attentio
             const bool live = any || chosen_by(t, s[i / 2 * 4 + 2 * r + i % 2], before);
             seen.word[r][0] &= live ? ~0u : free[r][0] | ~(1u << i);
         }
-        fence_operand(seen.word[0]), fence_operand(seen.word[1]);  // one after the other, because registers are short
+        fence_operand(seen.word[0]);  // one after the other, because registers are short
+        fence_operand(seen.word[1]);
     }
 }

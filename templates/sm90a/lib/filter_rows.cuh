@@ -46,9 +46,9 @@ FN void hide_others(Scores &s, const struct Visible &seen, const struct Attentio
     const float hidden = flips(p) ? PLUS_INFINITY : MINUS_INFINITY;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        // `anew`: without it, the second row's numbers occupy registers while the first row is in
+        // Without make_opaque, the second row's numbers occupy registers while the first row is in
         // use.
-        const struct Choice x = choice_of(seen, p, batch, head, anew(q), first_k, r);
+        const struct Choice x = choice_of(seen, p, batch, head, make_opaque(q), first_k, r);
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             float &score = s[i / 2 * 4 + 2 * r + i % 2];
