@@ -176,10 +176,10 @@ def _nest(main: KernelPlan, plan: KernelPlan, at: _At, direction: Direction) -> 
         positions |= moved
         chosen = " and s[q, k] reaches least[q]" if main.thresholds else ""
         yield f"    mask(q, k){head} = {text}{chosen}"
-        if mask.spared not in (None, E.NEVER) and main.thresholds:
-            spared, moved = _text(_restored(mask.spared, mask.lifted.args))
+        if mask.always_kept not in (None, E.NEVER) and main.thresholds:
+            always_kept, moved = _text(_restored(mask.always_kept, mask.lifted.args))
             positions |= moved
-            yield f"        or whatever is chosen {spared}"
+            yield f"        or whatever is chosen {always_kept}"
     if positions:
         yield f"    {_POSITION}"
     if plan.distances:

@@ -91,10 +91,10 @@ class PlannedMask:
     intervals: tuple[Interval, ...] | None = None
     """Intervals whose union is the mask row by row and column by column, except for its documents
     if tiles begin with them; None: there are not so few."""
-    spared: Expr | None = None
+    always_kept: Expr | None = None
     """Lifted like the mask: the pairs that it keeps whatever is chosen, where thresholds tell which
     of the others it keeps."""
-    spared_intervals: tuple[Interval, ...] | None = None
+    always_kept_intervals: tuple[Interval, ...] | None = None
     """The intervals of these pairs, like `intervals`."""
     axes: tuple[Expr, ...] = ()
     """The mask as relations between coordinates of a grid, see maskc/ir/grid.py; none unless some

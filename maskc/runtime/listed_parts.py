@@ -386,15 +386,15 @@ class _Planning:
         built = self.owner.built(0 if over is None else over.number, known)
         source = built.selector.source(self.direction, features)
         place = Place(sizes, strides, shift=None if over is None else n_kv - n_q, joins=joins)
-        spared = self.outputs
+        part_outputs = self.outputs
         if self.direction is Direction.forward:
-            spared = (self.outputs[0], singles(0))
+            part_outputs = (self.outputs[0], singles(0))
         fit = packed(built.bundle, source, wanted, bound, place) if side == "q" else None
         if fit is not None:
             program, place = fit
         else:
             program = built.selector.choose(source, wanted, bound, place)
-        plan = built.plan(program, wanted, bound, place, spared)
+        plan = built.plan(program, wanted, bound, place, part_outputs)
         reads = None if over is None else _SIDES.index(side)
         if not known and over is not None and over.lists > 1:
             block = ATTENTION.from_buffer_copy(plan.numbers)

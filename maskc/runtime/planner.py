@@ -312,7 +312,7 @@ class CallPlanner:
         """The plan of a call whose mask runs in parts."""
         steps, unwritten, sizes = [], False, place.sizes
         backward = wanted.direction is Direction.backward
-        spared = outputs if backward else (outputs[0], singles(0))
+        part_outputs = outputs if backward else (outputs[0], singles(0))
         order: Sequence[int] = range(len(self.parts))
         if backward and wanted.features.isdisjoint(OF_HEADS):
             order = _sums_last(self.bundle.parts)
@@ -329,7 +329,7 @@ class CallPlanner:
                     continue
                 rows = replace(view, joins=turn > 0)
                 program = built.selector.choose(first, asked, bound_part, rows)
-                plan = built.plan(program, asked, bound_part, rows, spared)
+                plan = built.plan(program, asked, bound_part, rows, part_outputs)
                 shifts = tuple(
                     None if turn and name in _ONCE else rows.shifts.get(name, 0)
                     for name in POINTERS

@@ -31,7 +31,7 @@
 #if WITH_THRESHOLDS
 #include "common/lib/thresholds.cuh"
 
-#include "sm90a/lib/spared.cuh"
+#include "sm90a/lib/always_kept.cuh"
 
 #include "sm90a/lib/filter_rows.cuh"
 

@@ -2,7 +2,7 @@
 
 Such a key is seen where its score passes the threshold of its row. A mask then is two that read no
 choice: the pairs it keeps if all candidates are chosen, and among them those it keeps if none is
-(`spared`). A kernel of its own finds the thresholds among the candidates before a pass begins.
+(`always_kept`). A kernel of its own finds the thresholds among the candidates before a pass begins.
 """
 
 from __future__ import annotations
@@ -110,14 +110,16 @@ def _padded(lifted: Lifted, count: int, k: int) -> Lifted:
 def _with_thresholds(plan: KernelPlan, pairs: list[tuple[Lifted, E.Expr]]) -> KernelPlan:
     """Return the plan of the hulls with the always-kept pairs; intervals serve both or neither."""
     masks = []
-    for mask, (lifted, spared) in zip(plan.masks, pairs, strict=True):
-        kept = () if spared == E.NEVER else intervals(spared)
+    for mask, (lifted, always_kept) in zip(plan.masks, pairs, strict=True):
+        kept = () if always_kept == E.NEVER else intervals(always_kept)
         ranges = row_ranges(lifted.shape, plan.tile) if mask.ranges else None
         alongside = None if kept is None or plan.distances else intervals(lifted.shape)
-        masks.append(replace(mask, lifted=lifted, ranges=ranges, intervals=alongside, spared=spared,
-                             spared_intervals=kept if alongside is not None else None))  # fmt: skip
+        masks.append(replace(
+            mask, lifted=lifted, ranges=ranges, intervals=alongside, always_kept=always_kept,
+            always_kept_intervals=kept if alongside is not None else None,
+        ))  # fmt: skip
     if any(mask.intervals is None for mask in masks):
-        masks = [replace(mask, intervals=None, spared_intervals=None) for mask in masks]
+        masks = [replace(mask, intervals=None, always_kept_intervals=None) for mask in masks]
     use_ranges, schedule = all(mask.ranges for mask in masks), plan.schedule
     if plan.direction is Direction.backward:
         family = family_of(plan.target)

@@ -72,7 +72,7 @@ struct Where {
 #include "sm90a/lib/mask_policy.cuh"
 
 #if WITH_THRESHOLDS
-#include "sm90a/lib/spared.cuh"
+#include "sm90a/lib/always_kept.cuh"
 
 #include "sm90a/lib/filter_columns.cuh"
 
