@@ -206,7 +206,7 @@ class ScoreText:
     far: bool
     """Whether logits may be far from 0, see core/score.FAR; GPUs bring them nearer."""
     fast: bool
-    """Whether functions are tensor cores': these are also given q - k as a number, `apart`."""
+    """Whether functions are tensor cores': these are also given q - k as a number, `q_minus_k`."""
     shift: str
     """The term that depends on the distance and is added to s; empty if there is none."""
     cap: tuple[str, str] | None

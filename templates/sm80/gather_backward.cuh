@@ -141,7 +141,8 @@ FN void weigh(Scores &s, Scores &dp, struct Shared &shared, const struct Attenti
                 const float gradient = weight * (dp[0][n][2 * r + e] - heads.delta[r]);
                 const bool live = column < left;
                 x[e] = live ? weight : 0.0f, y[e] = live ? gradient : 0.0f;
-                if (HEAD_GRADIENT) heads.total[r] = fmaf(y[e], fabsf(pair.apart), heads.total[r]);
+                if (HEAD_GRADIENT)
+                    heads.total[r] = fmaf(y[e], fabsf(pair.q_minus_k), heads.total[r]);
                 add_to_tables(heads.tables, r, y[e], score * p.scale, pair.query, key, pair.head,
                               pair.batch, p);
                 y[e] *= logit_slope(score, logit, p, kind, pair, y[e] != 0.0f);

@@ -41,7 +41,7 @@ struct Maps {
 
 #include "sm90a/lib/backward_rows.cuh"
 
-#if !APART
+#if !SEPARATE_DQ
 #include "common/lib/backward_few.cuh"
 
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
@@ -325,7 +325,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
         where_of(place_of_row(p, step.row), step, p, make_opaque(column.tile), make_opaque(group));
     const float *const rest = DELTA_EARLY ? nullptr : delta_in(shared, at, group);
     const float slope = to_gradients(dp, s, kept, ds, delta, rest, p, where);
-#if APART
+#if SEPARATE_DQ
     sync_both();  // after this, no thread reads lse or delta of this step
     begin_gradient(dv, kept.p, tiles.q_tokens + TO_DOUT + q_stage(at));
     begin_gradient(dk, ds, tiles.q_tokens + q_stage(at));
@@ -434,7 +434,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #endif
 
 #if DQ_LAUNCH
-#if APART
+#if SEPARATE_DQ
 #include "sm90a/lib/logit_tanh.cuh"
 
 #include "sm90a/lib/separate_dq.cuh"

@@ -121,7 +121,7 @@ struct Where {
     FN struct HeadLogit head_logit(int i) const { return own[i / 2 % 2]; }
     FN i32 query(const struct Attention &, int) const { return item.query; }
     FN i32 key(const struct Attention &, int i) const { return own_key(i); }
-    FN float apart(const struct Attention &, int i) const { return steps.to(own_key(i)); }
+    FN float q_minus_k(const struct Attention &, int i) const { return steps.to(own_key(i)); }
     FN i32 head(int i) const { return item.head + min_i32(row + i / 2 % 2 * 8, item.heads - 1); }
     FN i32 batch() const { return item.batch; }
 };

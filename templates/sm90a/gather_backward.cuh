@@ -183,7 +183,7 @@ struct Where {
     FN i32 key(const struct Attention &, int i) const {
         return tile.keys[i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2];
     }
-    FN float apart(const struct Attention &p, int i) const { return tile.steps.to(key(p, i)); }
+    FN float q_minus_k(const struct Attention &p, int i) const { return tile.steps.to(key(p, i)); }
     FN i32 head(int i) const {
         return item.head + min_i32(row_in_tile() + i / 2 % 2 * 8, item.heads - 1);
     }
@@ -203,7 +203,7 @@ FN void weigh(const Scores &s, const Scores &dp, Weights &weights, Weights &ds,
         struct Where where = {item, tile, {heads.logit[0], heads.logit[1]}};
         if (HEAD_GRADIENT)
 #pragma unroll
-            for (int e = 0; e < 2; e++) where.far[e] = fabsf(where.apart(p, 4 * i + e));
+            for (int e = 0; e < 2; e++) where.far[e] = fabsf(where.q_minus_k(p, 4 * i + e));
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float x[2], y[2];

@@ -212,7 +212,7 @@ def _apart(schedule: BackwardSchedule, room: int) -> Mode:
     launches = {launch.entry: launch for launch in dict(schedule.modes)[ONCE].launches}
     main, keys = (launches[f"attention_backward{x}"] for x in ("", "_finish_keys"))
     rows = replace(main, entry="attention_backward_rows", shared_bytes=room)
-    return Mode((rows, main, keys), "APART")
+    return Mode((rows, main, keys), "SEPARATE_DQ")
 
 
 def _schedule(

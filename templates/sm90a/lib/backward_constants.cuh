@@ -8,12 +8,13 @@
 // Exclusive dq: at most one tile column contributes to each tile of dq, so dq is stored, not added
 #define ONCE 0
 #endif
-#ifndef APART
-#define APART 0  // a separate launch over tile rows computes dq; the main launch computes dk and dv
+#ifndef SEPARATE_DQ
+// A separate launch over tile rows computes dq; the main launch computes dk and dv.
+#define SEPARATE_DQ 0
 #endif
 // STAGED: dq leaves through shared memory and bulk reduce-add copies, not by atomics from
 // registers.
-#define STAGED (BULK_SHARES && !ONCE && !APART)
+#define STAGED (BULK_SHARES && !ONCE && !SEPARATE_DQ)
 // Pairs are also filtered by their scores and thresholds.
 #if WITH_THRESHOLDS
 #define THRESHOLDS 1

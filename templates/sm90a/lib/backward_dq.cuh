@@ -157,7 +157,7 @@ FN void await_dq(struct Shared &shared, const struct Turn &turn, i32 group, Ring
 #endif
 }
 
-#if ONCE || APART
+#if ONCE || SEPARATE_DQ
 // Packs a thread's columns of one row of two pieces of dq. Neighboring threads exchange halves, so
 // that four threads write 32 contiguous bytes of piece thread % 2.
 FN uint2 traded_halves(const float *x, const float *y, float scale) {

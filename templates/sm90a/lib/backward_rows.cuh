@@ -78,7 +78,7 @@ FN float2 left_row(const struct Attention &p, i64 row, i32 r) {
 }
 #endif
 
-#if !APART
+#if !SEPARATE_DQ
 // Prepare launch: computes delta and lse of a tile row and the sink's gradient, and writes zeros
 // where it is not known which block adds first. With entmax, another launch computes delta.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)
@@ -222,7 +222,7 @@ FN void sum_shares(const struct Attention &p, const struct Workspace &w, int whi
     }
 }
 
-#if !(ONCE || APART)
+#if !(ONCE || SEPARATE_DQ)
 // Finish launch: converts a tile row of dq to storage precision, and sums the gradients of whole
 // heads.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)

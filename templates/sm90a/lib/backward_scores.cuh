@@ -58,7 +58,7 @@ struct Where {
     FN i32 key(const struct Attention &p, int i) const {
         return key_token(p, place.batch, key_at(key_place + i / 2 % 2 * 8));
     }
-    FN float apart(const struct Attention &p, int i) const {
+    FN float q_minus_k(const struct Attention &p, int i) const {
         if (GRID_TILES) return (float)(query(p, i) - key(p, i));
         return steps.at(i / 4 * 8 + i % 2, i / 2 % 2 * 8);
     }

@@ -70,7 +70,7 @@ FN void add_column(const Gradient &dk, const Gradient &dv, const struct Column &
             const float *x = (i ? dv : dk) + 4 * j;
             const float4 four = make_float4(x[0], x[1], x[2], x[3]);
             float4 *const own = to + (GROUPS * i * PIECES + j) * 128;
-            if (DETERMINISTIC || APART) *own = four;
+            if (DETERMINISTIC || SEPARATE_DQ) *own = four;
             else atomicAdd(own, four);
         }
 }

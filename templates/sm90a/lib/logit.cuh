@@ -10,7 +10,7 @@
 //     struct HeadLogit head_logit(int i)  constants of the head of element i
 //     i32 query(p, int i), key(p, int i)  tokens, clamped to the sequence
 //     i32 head(int i), batch()            query head, sequence
-//     float apart(p, int i)               query token minus key token, of element i
+//     float q_minus_k(p, int i)           query token minus key token, of element i
 
 // Facts:
 //     BENT           `bend` computes logits. Otherwise it leaves scores as they are, and the code
@@ -85,7 +85,7 @@ FN void bend(float (&s)[N], const struct Attention &p, Where where) {
         if (!CAPPED) s[i] *= p.scale;
 #if WITH_SCORE
         if (!CAPPED)
-            s[i] = score_anywhere(s[i], where.query(p, i), where.key(p, i), where.apart(p, i),
+            s[i] = score_anywhere(s[i], where.query(p, i), where.key(p, i), where.q_minus_k(p, i),
                                where.head(i), where.batch(), p);
 #else
         if (NEEDS_WHERE) s[i] -= where.head_logit(i).slope * where.distance(i);

@@ -199,7 +199,7 @@ struct Where {
     FN i32 key(const struct Attention &p, int i) const {
         return key_token(p, batch(), first_key() + i / 4 * 8 + i % 2);
     }
-    FN float apart(const struct Attention &p, int i) const {
+    FN float q_minus_k(const struct Attention &p, int i) const {
         const struct Steps steps = steps_from(p, batch(), first_query(), first_key());
         return steps.at(i / 2 % 2 * 8, i / 4 * 8 + i % 2);
     }
