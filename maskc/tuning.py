@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from maskc.core.bundle import PACKED, USUAL, Bundle
+from maskc.core.bundle import DEFAULT, PACK_GQA, Bundle
 from maskc.core.errors import MaskcError
 from maskc.core.problem import Direction
 from maskc.dispatch.selector import PARTS, tuning_key
@@ -117,8 +117,8 @@ def _names(bundle: Bundle, target: str, direction: Direction) -> list[str]:
     names = [
         f"{unit.key} {mode}"
         for unit in bundle.choice(target, direction)
-        for mode in dict(unit.modes) or (USUAL,)
-        if mode != PACKED
+        for mode in dict(unit.modes) or (DEFAULT,)
+        if mode != PACK_GQA
     ]
     return [*names, PARTS] if bundle.parts else names
 
@@ -136,7 +136,7 @@ def _ran(attn: CompiledMask, direction: Direction) -> str:
     if attn.ran_in_parts:
         return PARTS
     keys = {unit.key for unit in attn.bundle.choice(attn.target.name, direction)}
-    names = [name if " " in name else f"{name} {USUAL}" for name in attn.last_sources]
+    names = [name if " " in name else f"{name} {DEFAULT}" for name in attn.last_sources]
     return next((name for name in names if name.rpartition(" ")[0] in keys), "")
 
 

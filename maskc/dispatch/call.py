@@ -47,7 +47,7 @@ class Place:
     joins: bool = False
     """Whether results are joined with those that are there."""
     packed: int = 0
-    """Query heads whose queries are rows of one tile, one head after another, in the mode PACKED;
+    """Query heads whose queries are rows of one tile, one head after another, in the mode PACK_GQA;
     `sizes` then counts these as one head. 0: in every other mode."""
 
 

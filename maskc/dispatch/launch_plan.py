@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from maskc.core.abi import ATTENTION
-from maskc.core.bundle import APART_FLOATS, PACKED, Bundle, Grid, Launch, SourceUnit
+from maskc.core.bundle import PACK_GQA, SEPARATE_DQ_FLOATS, Bundle, Grid, Launch, SourceUnit
 from maskc.core.problem import Direction, Features
 from maskc.core.sizes import Sizes
 from maskc.core.tensors import (
@@ -113,7 +113,7 @@ def launch_plan(
         maps = tensors(unit.maps, strides, rows, bundle.problem, unit.target, unit.boxes, pages)
     if not idle and wanted.direction is Direction.backward and unit.modes:
         outputs = with_workspace(outputs, _workspace(unit, sizes, tables))
-    elif not idle and mode == PACKED and unit.work is None:
+    elif not idle and mode == PACK_GQA and unit.work is None:
         tiles, block.items = packed_parts(unit, sizes, place.packed)
         if block.items > 1:
             outputs = (*outputs, singles(tiles * block.items * unit.tile.q * unit.row_floats))
@@ -123,7 +123,7 @@ def launch_plan(
         and (unit.thresholds or (tables.work and tables.work.parts))
     ):
         parts = 0 if tables.work is None else tables.work.parts
-        stored = rows.n_q + rows.n_q % 2 if mode == PACKED else unit.tile.q
+        stored = rows.n_q + rows.n_q % 2 if mode == PACK_GQA else unit.tile.q
         floats = threshold_words(unit, sizes) + parts * stored * unit.row_floats
         outputs = (*outputs, singles(floats))
     return LaunchPlan(
@@ -161,7 +161,7 @@ def _workspace(unit: SourceUnit, sizes: Sizes, tables: Tables) -> int:
     parts = 0 if tables.work is None else tables.work.parts
     queries = _padded(unit, sizes) + sizes.batch * sizes.heads_q * tables.further * unit.tile.q
     apart = unit.work is not None and unit.work.apart
-    row = APART_FLOATS if apart else unit.row_floats
+    row = SEPARATE_DQ_FLOATS if apart else unit.row_floats
     floats = queries * row + parts * unit.tile.k * unit.key_floats
     return threshold_words(unit, sizes) + floats
 

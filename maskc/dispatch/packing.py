@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskc.core.bundle import PACKED, Bundle, SourceUnit
+from maskc.core.bundle import PACK_GQA, Bundle, SourceUnit
 from maskc.core.problem import BY_DISTANCE, Direction, Feature
 from maskc.dispatch.call import Bound, Pass, Place
 from maskc.dispatch.programs import Emitted, Program
@@ -36,7 +36,7 @@ def packed(
     units = [
         unit
         for unit in choice
-        if PACKED in dict(unit.modes) and not unit.boxes and _fits(unit, sizes.n_q, heads)
+        if PACK_GQA in dict(unit.modes) and not unit.boxes and _fits(unit, sizes.n_q, heads)
     ]
     if (
         wanted.direction is Direction.backward
@@ -58,7 +58,7 @@ def packed(
     grouped = replace(sizes, heads_q=sizes.heads_kv)
     smallest = min(units, key=lambda unit: unit.tile.q)
     packed_place = replace(place, sizes=grouped, strides=strides, packed=heads)
-    return Program(smallest, PACKED), packed_place
+    return Program(smallest, PACK_GQA), packed_place
 
 
 def _whole_only(bundle: Bundle, wanted: Pass, place: Place) -> bool:

@@ -172,7 +172,7 @@ def _sums_last(parts: tuple[PartBundle, ...]) -> list[int]:
     """Return the order of parts: among parts with all keys, longer strides come first.
 
     If one tile has all keys of a query, dq needs no sum, provided that nothing must be added (see
-    ONCE).
+    EXCLUSIVE_DQ).
     """
     return sorted(range(len(parts)), key=lambda i: (parts[i].keys is not None, -parts[i].stride))
 

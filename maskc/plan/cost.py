@@ -9,7 +9,7 @@ import numpy as np
 
 from maskc.core import coefficients
 from maskc.core.boxes import Boxes, axis_relations
-from maskc.core.bundle import ONCE, Mode
+from maskc.core.bundle import EXCLUSIVE_DQ, Mode
 from maskc.core.coefficients import source_name, step_size
 from maskc.core.cost import Cost, Tally
 from maskc.core.forms import SMALL
@@ -100,7 +100,7 @@ class Candidate:
 
     @property
     def only_once(self) -> bool:
-        return [name for name, _ in self.modes] == [ONCE]
+        return [name for name, _ in self.modes] == [EXCLUSIVE_DQ]
 
 
 def candidates(

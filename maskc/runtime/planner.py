@@ -12,7 +12,7 @@ from typing import Any
 
 from maskc.build import BuildReport
 from maskc.core.abi import POINTERS
-from maskc.core.bundle import ONCE, PACKED, Bundle, SourceUnit
+from maskc.core.bundle import EXCLUSIVE_DQ, PACK_GQA, Bundle, SourceUnit
 from maskc.core.errors import NotAddressable
 from maskc.core.problem import OF_HEADS, Direction, Feature, Features, Problem
 from maskc.core.sizes import Sizes
@@ -215,8 +215,8 @@ class CallPlanner:
             listed = self.bundle.parts[number].listed
             rows = listed is not None and listed.side == "q"
             ours = features if rows or not number else features - {Feature.sinks}
-            never = {ONCE} if listed else set()  # their gradients are added to others
-            never |= set() if rows else {PACKED}
+            never = {EXCLUSIVE_DQ} if listed else set()  # their gradients are added to others
+            never |= set() if rows else {PACK_GQA}
             forms = built.selector.forms(ours, directions)
             yield from ((built.kernels, form) for form in forms if form[1] not in never)
         if self.chooser is not None:

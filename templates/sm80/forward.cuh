@@ -309,7 +309,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
         else accumulate(o, sum, s, top, block.logit.unit, v_tile);
     }
 #if WIDE
-#if PACKED_HEADS
+#if PACK_GQA
     if (block.work.parts > 1) {
         store_part(o, top, sum, &p, block.work);
         return;
@@ -321,7 +321,7 @@ attention_forward(const __grid_constant__ struct Attention p) {
 }
 #if WIDE
 
-#if PACKED_HEADS
+#if PACK_GQA
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_merge(const __grid_constant__ struct Attention p) {
     merge_row(&p, blockIdx.x * WARPS + threadIdx.x / 32);

@@ -65,7 +65,7 @@ struct Shared {
     i32 first_word;           // tile word (see work.cuh) of the item's first tile
     i32 next[STAGES];         // word of the tile that follows the one in this stage
     struct Row row[Q_TILES];  // the row that this stage's q belongs to
-#if PACKED
+#if PACK_GQA
     i32 stored[GROUPS];       // per warpgroup: parts of the row stored before this item's
 #endif
 #if WITH_ENTMAX
@@ -121,7 +121,7 @@ FN void initialize_again(struct Shared &shared) {
 
 FN struct Row row_in(const struct Shared &shared, i32 place) {
     const int4 row = *(const int4 *)&shared.row[place];
-    return {uniform(row.x), uniform(row.y), uniform(row.z), PACKED ? uniform(row.w) : 0};
+    return {uniform(row.x), uniform(row.y), uniform(row.z), PACK_GQA ? uniform(row.w) : 0};
 }
 // The first query of the thread. A thread holds two rows of an accumulator, 8 queries apart.
 FN i32 query_of(const struct Row &row, i32 group) {
@@ -129,7 +129,7 @@ FN i32 query_of(const struct Row &row, i32 group) {
     return row.tile * TILE_Q + 64 * group + thread / 32 * 16 + thread % 32 / 4;
 }
 
-#if PACKED
+#if PACK_GQA
 #include "sm90a/lib/where_packed.cuh"
 #else
 // Maps a thread's score elements to pairs; see logit.cuh.
@@ -291,7 +291,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     bool storing = false;  // the previous row's output is still being stored from the other q slot
 #pragma unroll 1
     while (true) {
-        if (STREAM && storing) {
+        if (PERSISTENT && storing) {
             if (leader) {
                 stores_read<0>();
                 arrive(shared.q_free[1 - q_place.at]);
@@ -302,7 +302,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         if (word & END) break;
         wait(shared.k_full[stage.at], stage.turn);
         next = shared.next[stage.at];
-#if PACKED
+#if PACK_GQA
         // pack_gqa, next part of the row: rare compared with tiles, so nothing overlaps here
         if (word & FIRST) {
             wait(shared.v_full[last.at], last.turn);
@@ -332,7 +332,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #endif
 
         // On a new row, issue its first WGMMA before the last one of the previous row has finished.
-        const bool first = STREAM && word & FIRST;
+        const bool first = PERSISTENT && word & FIRST;
         const struct Row old = row;
         const float old_top[2] = {softmax.top[0], softmax.top[1]};
         float old_sum[2] = {softmax.sum[0], softmax.sum[1]};
@@ -362,7 +362,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         products_wait<1>();
         fence_operand(s);
         if (leader) arrive(shared.k_free[stage.at]);
-        if (SETTLE == 0) {
+        if (PV_WAIT == 0) {
             products_wait<0>();
             fence_operand(weights);
         }
@@ -372,7 +372,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
 #endif
         finish_scores(s, p, row, query, word, kept, seen);
         const bool raised = raise_tops(s, factors.unit, factors.stale, softmax);
-        if (SETTLE > 1) {
+        if (PV_WAIT > 1) {
             exponentials(s, 0, factors.unit, softmax);
             fence_operand(s);
         }
@@ -381,7 +381,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         if (first) {
             products_wait<0>();
             fence_operand(o);
-            if (SETTLE) fence_operand(weights);
+            if (PV_WAIT) fence_operand(weights);
             if (leader) arrive(shared.v_free[last.at]);
             collect(o, long_sum, group);  // FP8: adds the fp32 sums, see sums.cuh
             begin_row(long_sum);
@@ -392,14 +392,14 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         } else if (raised) {
             asm volatile("wgmma.wait_group.sync.aligned 0;  // raised" ::: "memory");
             fence_operand(o);
-            if (SETTLE) fence_operand(weights);
+            if (PV_WAIT) fence_operand(weights);
             if (leader) arrive(shared.v_free[last.at]);
             rescale(o, softmax);
             rescale(long_sum, softmax);
         } else {
             asm volatile("wgmma.wait_group.sync.aligned 0;  // as before" ::: "memory");
             fence_operand(o);
-            if (SETTLE) fence_operand(weights);
+            if (PV_WAIT) fence_operand(weights);
             if (leader) arrive(shared.v_free[last.at]);
         }
         if (!first) tile_added(o, long_sum, group);
@@ -407,7 +407,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         stage.next();
         k_tile = k_tiles + stage.at * (K_BYTES >> 4);
         v_tile = v_tiles + last.at * (K_BYTES >> 4);
-        if (SETTLE < 2) exponentials(s, 0, factors.unit, softmax);
+        if (PV_WAIT < 2) exponentials(s, 0, factors.unit, softmax);
         exponentials(s, 1, factors.unit, softmax);
         drop(s, stay);
         to_weights(weights, s);

@@ -54,7 +54,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from maskc.analysis.rows import comes_in, longest_row
-from maskc.core.bundle import PACKED, Grid, Launch, Mode
+from maskc.core.bundle import PACK_GQA, Grid, Launch, Mode
 from maskc.core.problem import Problem, TileShape
 from maskc.core.target import NARROW
 from maskc.ir.types import MaskIR
@@ -192,7 +192,7 @@ def _wide_modes(shared: int, threads: int) -> tuple[tuple[str, Mode], ...]:
     whole = Launch("attention_forward", Grid.rows, threads, shared)
     merge = Launch("attention_merge", Grid.packed_rows, threads, per_block=threads // 32)
     packed = (replace(whole, grid=Grid.parts), merge)
-    return (("usual", Mode((whole,))), (PACKED, Mode(packed, "PACKED_HEADS")))
+    return (("usual", Mode((whole,))), (PACK_GQA, Mode(packed, "PACK_GQA")))
 
 
 _CHOOSE = {

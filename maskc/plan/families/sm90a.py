@@ -52,7 +52,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from maskc.core.bundle import PACKED, Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.bundle import PACK_GQA, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.dtypes import DType
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.core.target import TARGETS
@@ -96,7 +96,7 @@ class ForwardSchedule(Schedule):
     """The slabs of a tile."""
     keep_q: bool = False
     """Whether q stays in registers, as the left operand of the first product."""
-    settle: int = 1
+    pv_wait: int = 1
     """Where a step waits for the second product: after the maxima (1), or half of the
     exponentials (2)."""
     products: tuple[Product, ...] = ()
@@ -126,13 +126,13 @@ class _Form:
     registers: tuple[int, int]
     """The registers as in ForwardSchedule; together they are what a block is given."""
     keep_q: bool = False
-    settle: int = 2
+    pv_wait: int = 2
     blocks: int = 1
     """The blocks that a multiprocessor runs at once."""
 
 
 _FORMS = {
-    64: _Form(3, 128, 4, (160, 32), settle=1),
+    64: _Form(3, 128, 4, (160, 32), pv_wait=1),
     96: _Form(2, 128, 2, (240, 24), keep_q=True),
     128: _Form(2, 128, 2, (240, 24), keep_q=True),
     192: _Form(2, 96, 2, (240, 24)),
@@ -150,8 +150,8 @@ SMALL_HEAD_DIMS = tuple(_SMALL_FORMS)
 """The head dimensions that have small tiles: above, two blocks do not fit a multiprocessor."""
 
 _FP8_FORMS = {
-    64: _Form(3, 128, 2, (160, 32), settle=1),
-    128: _Form(2, 128, 2, (240, 24), keep_q=True, settle=1),
+    64: _Form(3, 128, 2, (160, 32), pv_wait=1),
+    128: _Form(2, 128, 2, (240, 24), keep_q=True, pv_wait=1),
     256: _Form(2, 128, 2, (240, 24)),
 }
 """Likewise for E4M3, where rows of v^T have the 128 keys of a tile."""
@@ -198,7 +198,7 @@ def _asked(problem: Problem, usual: _Form) -> _Form:
     alike = (groups, tile.k) == (usual.warpgroups, usual.keys)
     form = replace(
         usual, warpgroups=groups, keys=tile.k, registers=registers, keep_q=usual.keep_q and alike,
-        settle=usual.settle if alike else 1 if groups > 2 else 2,
+        pv_wait=usual.pv_wait if alike else 1 if groups > 2 else 2,
         stages=problem.stages or max(2, usual.stages * usual.keys // tile.k),
     )  # fmt: skip
     while (room := _shared(tile, -(-dim // SLAB), form.stages, 1)) > most:
@@ -244,10 +244,10 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         usual = Mode((*usual.launches, entmax))
     modes = [("usual", usual)]
     if room[2] <= most:
-        modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "STREAM")))
+        modes.append(("stream", _mode(Grid.stream, threads, room[2], form.blocks, "PERSISTENT")))
     if not problem.dropout:  # it asks which head a row is of, and nobody decodes with it
         main = replace(usual.launches[0], grid=Grid.rounds if moved else Grid.items)
-        modes.append((PACKED, Mode((main,), "PACKED")))
+        modes.append((PACK_GQA, Mode((main,), "PACK_GQA")))
     return ForwardSchedule(
         tile,
         _reason(tile, form, room[1]),
@@ -260,7 +260,7 @@ def _schedule(problem: Problem, form: _Form) -> ForwardSchedule:
         moved_registers=moved,
         slabs=slabs,
         keep_q=form.keep_q,
-        settle=form.settle,
+        pv_wait=form.pv_wait,
         products=(
             Product("multiply_qk", keys),
             Product("multiply_kept_qk", keys, from_registers=True),
@@ -302,7 +302,7 @@ def _fp8_schedule(problem: Problem, form: _Form) -> ForwardSchedule:
     modes = tuple(
         (name, replace(mode, launches=(turn, *(x for x in mode.launches if x.feature is None))))
         for name, mode in usual.modes
-        if name != PACKED
+        if name != PACK_GQA
     )
     products = tuple(replace(x, elements="e4m3", b_along_tokens=0) for x in usual.products)
     maps = tuple(tensor_map for tensor_map in usual.maps if tensor_map.tensor != "v")

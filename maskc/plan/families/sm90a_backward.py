@@ -91,7 +91,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from maskc.core.bundle import APART, ONCE, Grid, Launch, Mode, TensorMap, WorkList
+from maskc.core.bundle import EXCLUSIVE_DQ, SEPARATE_DQ, Grid, Launch, Mode, TensorMap, WorkList
 from maskc.core.problem import Feature, Problem, TileShape
 from maskc.plan.families.family import L2_BYTES, Product
 from maskc.plan.families.score_tables import with_tables
@@ -199,7 +199,7 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
     return replace(
         made,
         reason=f"{made.reason}, dq in a launch of its own where that takes less",
-        modes=(*made.modes, (APART, with_tables(_apart(made, room), problem, tile, THREADS))),
+        modes=(*made.modes, (SEPARATE_DQ, with_tables(_apart(made, room), problem, tile, THREADS))),
         products=(*made.products, Product("multiply_kept_scores", tile.k, from_registers=True)),
         maps=(*made.maps, TensorMap("out", tile.q)),
         row_bytes=room,
@@ -209,7 +209,7 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
 
 def _apart(schedule: BackwardSchedule, room: int) -> Mode:
     """dq by tile rows, in so much shared memory; then dk and dv as in the mode `once`."""
-    launches = {launch.entry: launch for launch in dict(schedule.modes)[ONCE].launches}
+    launches = {launch.entry: launch for launch in dict(schedule.modes)[EXCLUSIVE_DQ].launches}
     main, keys = (launches[f"attention_backward{x}"] for x in ("", "_finish_keys"))
     rows = replace(main, entry="attention_backward_rows", shared_bytes=room)
     return Mode((rows, main, keys), "SEPARATE_DQ")
@@ -287,8 +287,8 @@ def _products(dim: int, queries: int, parts: tuple[int, ...], of_dq: int) -> tup
     return (scores, pieces, *products)
 
 
-_MACROS = {"usual": "", "deterministic": "DETERMINISTIC", ONCE: "ONCE"}
-_QUARTERS = {"usual": 5, "deterministic": 4, ONCE: 0}
+_MACROS = {"usual": "", "deterministic": "DETERMINISTIC", EXCLUSIVE_DQ: "EXCLUSIVE_DQ"}
+_QUARTERS = {"usual": 5, "deterministic": 4, EXCLUSIVE_DQ: 0}
 """Quarters of a tile of dq, with the slopes' sums, in shared memory if dq is staged: all four, and
 one of zeros in the default mode."""
 
@@ -321,7 +321,7 @@ def _mode(
     finish = Launch("attention_backward_finish", Grid.queries, THREADS, per_block=tile.q)
     per_block = -(-tile.k // key_blocks)
     keys = Launch("attention_backward_finish_keys", Grid.keys, THREADS, per_block=per_block)
-    more = () if macro == "ONCE" else (finish,)
+    more = () if macro == "EXCLUSIVE_DQ" else (finish,)
     return Mode((prepare, mean, few, backward, *more, keys), macro)
 
 

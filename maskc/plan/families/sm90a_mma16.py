@@ -23,7 +23,7 @@ nothing: blocks of 16 at 16k 72 and 71 us, 184 and 166.
 
 from __future__ import annotations
 
-from maskc.core.bundle import ONCE, Grid, Launch, Mode
+from maskc.core.bundle import EXCLUSIVE_DQ, Grid, Launch, Mode
 from maskc.core.problem import Problem, TileShape
 from maskc.plan.types import Schedule
 
@@ -61,4 +61,5 @@ def backward_schedule(problem: Problem) -> Schedule:
     )  # fmt: skip
     several = f"{spans} warps" if spans > 1 else "a warp"
     reason = f"tiles of {TILE.q} x {TILE.k}, {several} for each, in registers"
-    return Schedule(TILE, reason, warps=warps, min_blocks=blocks, modes=((ONCE, Mode((launch,))),))
+    modes = ((EXCLUSIVE_DQ, Mode((launch,))),)
+    return Schedule(TILE, reason, warps=warps, min_blocks=blocks, modes=modes)

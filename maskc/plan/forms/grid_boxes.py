@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from maskc.core.boxes import MOST_ALONG, Boxes, axis_relations, sub_box
-from maskc.core.bundle import ONCE
+from maskc.core.bundle import EXCLUSIVE_DQ
 from maskc.core.coefficients import STEP_KEYS
 from maskc.core.forms import GRID
 from maskc.core.problem import Direction, TileShape
@@ -124,7 +124,7 @@ def in_boxes(plan: KernelPlan) -> KernelPlan | None:
         replace(mask, axes=on_grid.axes) for mask, on_grid in zip(plan.masks, in_grid, strict=True)
     )
     # Finding a token of a box while dq is at hand takes more registers than there are.
-    modes = tuple((name, mode) for name, mode in schedule.modes if name != ONCE)
+    modes = tuple((name, mode) for name, mode in schedule.modes if name != EXCLUSIVE_DQ)
     return replace(plan, form=GRID, masks=masks, boxes=boxes, distances=False, use_ranges=False,
                    tile=tile, schedule=replace(schedule, modes=modes))  # fmt: skip
 

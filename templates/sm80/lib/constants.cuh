@@ -4,8 +4,8 @@ constexpr int UNROLL = 4;  // columns of a partial tile tested per loop iteratio
 
 constexpr int THREADS = 32 * WARPS;
 #if WIDE
-#ifndef PACKED_HEADS
-#define PACKED_HEADS 0  // pack_gqa: query heads that share keys are consecutive rows of tiles
+#ifndef PACK_GQA
+#define PACK_GQA 0  // pack_gqa: query heads that share keys are consecutive rows of tiles
 #endif
 // Two warps share rows: each multiplies one half of the head dimension of q and k, and has one half
 // of the columns of out.

@@ -157,7 +157,7 @@ FN void await_dq(struct Shared &shared, const struct Turn &turn, i32 group, Ring
 #endif
 }
 
-#if ONCE || SEPARATE_DQ
+#if EXCLUSIVE_DQ || SEPARATE_DQ
 // Packs a thread's columns of one row of two pieces of dq. Neighboring threads exchange halves, so
 // that four threads write 32 contiguous bytes of piece thread % 2.
 FN uint2 traded_halves(const float *x, const float *y, float scale) {
@@ -168,7 +168,7 @@ FN uint2 traded_halves(const float *x, const float *y, float scale) {
 }
 #endif
 
-#if ONCE
+#if EXCLUSIVE_DQ
 // Stores a share of a tile of dq directly in storage precision.
 FN void add_dq(QueryGradient &dq, float, struct Shared &, const struct Attention &p,
                const struct Step &step, const struct Turn &, i32 share) {

@@ -93,9 +93,9 @@ attention_backward_prepare(const __grid_constant__ struct Attention p,
 #if ZEROES
     const bool zeroes = row < zeroed_before(p);
 #else
-    constexpr bool zeroes = !DETERMINISTIC && !ONCE;
+    constexpr bool zeroes = !DETERMINISTIC && !EXCLUSIVE_DQ;
 #endif
-#if ONCE
+#if EXCLUSIVE_DQ
     const bool lonely = row_tiles(&p, load_mask(&p, at.batch, at.head), at.batch, at.head,
                                   blockIdx.x % p.tile_rows).count == 0;
 #else
@@ -222,7 +222,7 @@ FN void sum_shares(const struct Attention &p, const struct Workspace &w, int whi
     }
 }
 
-#if !(ONCE || SEPARATE_DQ)
+#if !(EXCLUSIVE_DQ || SEPARATE_DQ)
 // Finish launch: converts a tile row of dq to storage precision, and sums the gradients of whole
 // heads.
 extern "C" __global__ void __launch_bounds__(PLAIN_THREADS)

@@ -12,7 +12,7 @@ FN float lse_before(const struct Attention &p, const float *lse, i32 token) {
                                     : MINUS_INFINITY;
 }
 
-#if PACKED
+#if PACK_GQA
 #include "sm90a/lib/merge_packed.cuh"
 #else
 #include "sm90a/lib/merge_rows.cuh"
@@ -52,7 +52,7 @@ FN void join_rows(Output &o, float (&scale)[2], const float (&share)[2], const s
 // slot of q, which may already be free.
 FN i32 part_in(u32 tile) {
     const struct Shared &shared = shared_memory();
-    return uniform(shared.row[STREAM && tile != shared_address(shared.q)].part);
+    return uniform(shared.row[PERSISTENT && tile != shared_address(shared.q)].part);
 }
 
 // Divides by the row sums, writes lse, copies out to the shared memory of q, and starts to store
@@ -62,7 +62,7 @@ FN void store(Output &o, const float (&top)[2], const float (&sum)[2], float uni
               const struct Row &row, const struct Attention &p, const struct Maps &maps, u32 tile,
               i32 group) {
     if (const i32 part = part_in(tile)) {
-#if PACKED
+#if PACK_GQA
         store_part(o, top, sum, unit, p, row.part - 1, group);
         finish_parts(shared_memory(), p, part - row.part + 1, group);
 #else

@@ -34,11 +34,11 @@ FN float score_shift(i32 far, i32 head, i32, const struct Attention &p) {
 }
 #endif
 #if WITH_SHIFTS  // the source can add a distance term along diagonals
-#ifndef PACKED
-#define PACKED 0
+#ifndef PACK_GQA
+#define PACK_GQA 0
 #endif
 // With pack_gqa, rows of a tile have different heads, so a diagonal has no single value.
-#define SHIFTED (SCORE_SHIFTS && !(WITH_ENTMAX || PACKED))
+#define SHIFTED (SCORE_SHIFTS && !(WITH_ENTMAX || PACK_GQA))
 #else
 #define SHIFTED 0
 #endif
