@@ -242,7 +242,9 @@ def _kernel(entry: MaskEntry, asked: KernelOptions) -> KernelTiles | None:
             raise
         return None
     boxes = [
-        kernel.boxes for kernel in plan.also if kernel.boxes and kernel.direction is plan.direction
+        kernel.boxes
+        for kernel in plan.alternatives
+        if kernel.boxes and kernel.direction is plan.direction
     ]
     also = [f"or boxes of {' x '.join(map(str, box.q))} queries" for box in boxes[:1]]
     also += [f"or in {len(plan.parts)} parts, with other tiles"] * bool(plan.parts)

@@ -78,7 +78,7 @@ FIELDS: tuple[Field, ...] = (
     Field("empty", "i32", "items behind them without any"),
     Field("shared_items", "i32", "rows to be merged, or columns that items share"),
     Field("list_batch", "i32", "lists from one sequence to the next, 0 if all share theirs"),
-    Field("joins", "i32", "1: results hold those of other keys, and are joined with them"),
+    Field("accumulates", "i32", "1: add to the results of an earlier launch over other keys"),
     Field("spacing", "float", "the distance from one token to the next"),
     Field("scale", "float", "factor of q . k"),
     Field("softcap", "float", "of the options; read only where they are built in"),

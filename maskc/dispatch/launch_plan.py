@@ -101,7 +101,7 @@ def launch_plan(
     rows = replace(sizes, n_q=sizes.n_q * (place.packed or 1))
     block = _block(bundle, unit, strides, sizes, tables)
     block.n_q = rows.n_q
-    block.spacing, block.joins = place.spacing, place.joins
+    block.spacing, block.accumulates = place.spacing, place.accumulates
     if place.shift is not None:
         behind = len(bundle.arrays)
         block.array_row[behind] = place.shift

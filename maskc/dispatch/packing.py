@@ -64,7 +64,7 @@ def packed(
 def _whole_only(bundle: Bundle, wanted: Pass, place: Place) -> bool:
     """Whether kernels without a work list lack a feature that this call needs."""
     scored = bundle.problem.score is not None or bundle.problem.dropout
-    return scored or place.joins or bool(wanted.features & (BY_DISTANCE | {Feature.nan_safe}))
+    return scored or place.accumulates or bool(wanted.features & (BY_DISTANCE | {Feature.nan_safe}))
 
 
 def _fits(unit: SourceUnit, n_q: int, heads: int) -> bool:

@@ -142,7 +142,7 @@ def few_pairs(sizes: Sizes) -> bool:
 
 
 def programs_of(
-    unit: S, wanted: Pass, facts: Facts, sizes: Sizes, joins: bool = False
+    unit: S, wanted: Pass, facts: Facts, sizes: Sizes, accumulates: bool = False
 ) -> Iterator[Program[S]]:
     """List the programs of one source, with predicted cycles.
 
@@ -153,12 +153,12 @@ def programs_of(
         wanted: the pass.
         facts: the tiles of the pass.
         sizes: of the call.
-        joins: whether results are joined with those of another launch.
+        accumulates: whether results are joined with those of another launch.
     """
     modes = dict(unit.modes) or {DEFAULT: Mode(())}
     backward = wanted.direction is Direction.backward
     sharing = sizes.heads_kv / sizes.heads_q if backward and sizes.heads_q else 1.0
-    obstacles = _backward(unit, wanted, facts, sizes, joins) if backward else _forward(wanted)
+    obstacles = _backward(unit, wanted, facts, sizes, accumulates) if backward else _forward(wanted)
     for mode, obstacle in obstacles.items():
         if mode in modes:
             yield Program(unit, mode, _cycles(unit, mode, facts, sharing), obstacle)
@@ -170,9 +170,9 @@ def _forward(wanted: Pass) -> dict[str, str]:
 
 
 def _backward(
-    unit: Source, wanted: Pass, facts: Facts, sizes: Sizes, joins: bool
+    unit: Source, wanted: Pass, facts: Facts, sizes: Sizes, accumulates: bool
 ) -> dict[str, str]:
-    once = _why_not_once(unit, wanted, facts, joins)
+    once = _why_not_once(unit, wanted, facts, accumulates)
     usual = ""
     if wanted.deterministic and DETERMINISTIC in dict(unit.modes):
         usual = "not for deterministic=True: atomic additions have no fixed order"
@@ -183,9 +183,9 @@ def _backward(
     return {EXCLUSIVE_DQ: once, DETERMINISTIC: ordered, DEFAULT: usual, SEPARATE_DQ: apart}
 
 
-def _why_not_once(unit: Source, wanted: Pass, facts: Facts, joins: bool) -> str:
+def _why_not_once(unit: Source, wanted: Pass, facts: Facts, accumulates: bool) -> str:
     """Why a pass does not store dq instead of adding to it; empty where it may."""
-    if joins:
+    if accumulates:
         return "dq is added to that of another launch"
     if wanted.features & NOT_EXCLUSIVE_DQ:
         return "its kernel lacks a feature of the call"

@@ -269,7 +269,7 @@ class SourceSelector:
     def _programs(
         self, wanted: Pass, place: Place, unit: SourceUnit, facts: Facts
     ) -> list[Emitted]:
-        return list(programs_of(unit, wanted, facts, place.sizes, place.joins))
+        return list(programs_of(unit, wanted, facts, place.sizes, place.accumulates))
 
     def _stands_in(self, unit: SourceUnit, bound: Bound) -> bool:
         """Whether sources are compared by expected tiles, as the data of a sequence decide its own.

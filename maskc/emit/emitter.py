@@ -73,7 +73,7 @@ def emit(plan: KernelPlan, name: str, part: PlannedPart | None = None) -> Bundle
 
     `name` never reaches a source. `part`: what of a mask the plan is of, where that is not all.
     """
-    bundle = merged([_emit(part_plan, name, part) for part_plan in (plan, *plan.also)], "")
+    bundle = merged([_emit(part_plan, name, part) for part_plan in (plan, *plan.alternatives)], "")
     parts = (
         PartBundle(
             part.stride,

@@ -44,12 +44,12 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     if chooses_keys(heads.masks, target) and not drops:
         return plan_gathered(heads, problem, target)
     family = family_of(target)
-    main, *also = _sources(heads, problem, target, family.along)
+    main, *alternatives = _sources(heads, problem, target, family.along)
     forward, *others = (
-        None if drops or _in_named_tile(each_plan) else grid_boxes.in_boxes(each_plan)
-        for each_plan in (main, *also) if not each_plan.form
+        None if drops or _in_named_tile(candidate) else grid_boxes.in_boxes(candidate)
+        for candidate in (main, *alternatives) if not candidate.form
     )  # fmt: skip
-    also = list(filter(None, (forward, *also, *others)))
+    alternatives = list(filter(None, (forward, *alternatives, *others)))
     planned = forward is None and not problem.names_tile
     reasons = (*main.reasons, *grid_boxes.why_no_boxes(main)) if planned else main.reasons
     if problem.score is not None and target.name == SPARE and selections(main.masks):
@@ -59,16 +59,16 @@ def plan(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     main = replace(main, parts=parts, reasons=reasons)
     if family.device_documents and device_documents.matches(main) and not drops:
         main = device_documents.listed(main)
-        also = [
+        alternatives = [
             device_documents.listed(other)
             if (other.form, other.direction) == (SMALL, Direction.forward) else other
-            for other in also
+            for other in alternatives
         ]  # fmt: skip
     elif family.device_data and device_data.matches(main):
         main = device_data.listed(main)
     if family.topk_shared_bytes and selections(main.masks):
         main = device_topk.listed(main)
-    return _with_choice(main, also)
+    return _with_choice(main, alternatives)
 
 
 def _in_fp8(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
@@ -94,12 +94,12 @@ def _placed(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     family = family_of(target)
     main = plan_tiles(heads, problem, target, Direction.forward, "")
     small = Along(target.name, Direction.forward, SMALL)
-    also = []
+    alternatives = []
     if small in family.along and _goes_along(small, main):
-        also.append(plan_tiles(heads, problem.planned, target, small.direction, small.form))
+        alternatives.append(plan_tiles(heads, problem.planned, target, small.direction, small.form))
     if family.device_data and device_data.matches(main):
         main = device_data.listed(main)
-    return _with_choice(main, also)
+    return _with_choice(main, alternatives)
 
 
 def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[PlannedPart, ...]:
@@ -123,8 +123,8 @@ def _parts(heads: HeadGroups, problem: Problem, target: Target) -> tuple[Planned
 def _part(heads: HeadGroups, problem: Problem, target: Target) -> KernelPlan:
     """The plan of a part of a mask, which has no stand-ins on other targets."""
     along = tuple(along for along in family_of(target).along if along.target == target.name)
-    main, *also = _sources(heads, problem, target, along)
-    return _with_choice(main, also)
+    main, *alternatives = _sources(heads, problem, target, along)
+    return _with_choice(main, alternatives)
 
 
 def _sources(
@@ -132,14 +132,14 @@ def _sources(
 ) -> list[KernelPlan]:
     """The plan in tiles of consecutive tokens, and those of the sources that go along."""
     main = plan_tiles(heads, problem, target, Direction.forward, "")
-    also = [
+    alternatives = [
         plan_tiles(heads, problem.planned, TARGETS[source.target], source.direction, source.form)
         for source in along
         if _goes_along(source, main)
     ]
     if selections(main.masks) or device_documents.matches(main) or problem.dropout:
-        also = list(map(_together_only, also))  # the device may list columns alone
-    return [main, *also]
+        alternatives = list(map(_together_only, alternatives))  # the device may list columns alone
+    return [main, *alternatives]
 
 
 def _in_named_tile(plan: KernelPlan) -> bool:
@@ -177,12 +177,12 @@ def _together_only(plan: KernelPlan) -> KernelPlan:
 
 def _with_choice(main: KernelPlan, others: Sequence[KernelPlan]) -> KernelPlan:
     """The plan and those that go along, with what their modes cost."""
-    also = tuple(
+    alternatives = tuple(
         replace(other, costs=costs_of(other)) if other.target == main.target else other
         for other in others
     )
-    reasons = (*main.reasons, *(_why_other(other) for other in also if other.form))
-    return replace(main, also=also, costs=costs_of(main), reasons=reasons)
+    reasons = (*main.reasons, *(_why_other(other) for other in alternatives if other.form))
+    return replace(main, alternatives=alternatives, costs=costs_of(main), reasons=reasons)
 
 
 def _why_other(plan: KernelPlan) -> str:

@@ -73,7 +73,7 @@ def title(plan: KernelPlan) -> str:
 
 def smaller(plan: KernelPlan) -> Iterator[KernelPlan]:
     """The plans of the same pass in smaller tiles."""
-    return (e for e in plan.also if e.form == SMALL and e.direction is plan.direction)
+    return (e for e in plan.alternatives if e.form == SMALL and e.direction is plan.direction)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """The sources that may run a pass at these lengths, the one with the largest tiles first."""
     plans = [
-        candidate for candidate in (plan, *plan.also)
+        candidate for candidate in (plan, *plan.alternatives)
         if candidate.target == plan.target and candidate.direction is direction
     ]  # fmt: skip
     others = (

@@ -91,11 +91,13 @@ def _taken(plan: KernelPlan, at: _At, direction: Direction) -> KernelPlan | None
     if direction is plan.direction or family_of(plan.target).one_source:
         first: KernelPlan | None = plan
     else:
-        others = (e for e in plan.also if e.direction is direction and e.target == plan.target)
+        others = (
+            e for e in plan.alternatives if e.direction is direction and e.target == plan.target
+        )
         first = next(others, None)
     if first is None or at.params or not at.n_q or not at.n_kv:
         return first
-    best = choice(replace(first, also=plan.also), at.n_q, at.n_kv)
+    best = choice(replace(first, alternatives=plan.alternatives), at.n_q, at.n_kv)
     return first if best is None else best[0].unit.plan
 
 

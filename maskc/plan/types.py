@@ -174,7 +174,7 @@ class KernelPlan:
     query chooses."""
     chooser: KernelPlan | None = None
     """Plan of the source that finds thresholds."""
-    also: tuple[KernelPlan, ...] = ()
+    alternatives: tuple[KernelPlan, ...] = ()
     """Plans of the same mask whose sources go along: other tiles, other passes, and what serves
     the calls that this one cannot."""
 

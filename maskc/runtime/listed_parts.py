@@ -360,7 +360,7 @@ class _Planning:
             ))  # fmt: skip
         return moves
 
-    def _launch(self, side: str, joins: bool) -> Part:
+    def _launch(self, side: str, accumulates: bool) -> Part:
         """The launch over the packed rows of one side, or over all rows."""
         over = self.over.get(side)
         features: Features = self.wanted.features - ({Feature.sinks} if side == "k" else set())
@@ -385,7 +385,9 @@ class _Planning:
         known = self.bound.given is None
         built = self.owner.built(0 if over is None else over.number, known)
         source = built.selector.source(self.direction, features)
-        place = Place(sizes, strides, shift=None if over is None else n_kv - n_q, joins=joins)
+        place = Place(
+            sizes, strides, shift=None if over is None else n_kv - n_q, accumulates=accumulates
+        )
         part_outputs = self.outputs
         if self.direction is Direction.forward:
             part_outputs = (self.outputs[0], singles(0))

@@ -327,7 +327,7 @@ class CallPlanner:
                 if not view.sizes.n_q or no_keys:
                     unwritten |= backward and not turn
                     continue
-                rows = replace(view, joins=turn > 0)
+                rows = replace(view, accumulates=turn > 0)
                 program = built.selector.choose(first, asked, bound_part, rows)
                 plan = built.plan(program, asked, bound_part, rows, part_outputs)
                 shifts = tuple(

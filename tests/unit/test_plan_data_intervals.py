@@ -153,7 +153,7 @@ def test_have_not(name):
 def planned(mask, direction=Direction.forward):
     problem = driver.problem(64, None, 4, "bfloat16")
     plan = driver.plan_kernel(mask, problem, TARGETS["sm_90a"])
-    return next(p for p in (plan, *plan.also) if (p.direction, p.form) == (direction, ""))
+    return next(p for p in (plan, *plan.alternatives) if (p.direction, p.form) == (direction, ""))
 
 
 def test_who_has_no_runs():

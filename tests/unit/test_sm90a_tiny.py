@@ -182,7 +182,9 @@ def test_predictions_speak_of_the_mode_that_runs():
     """Blocks of 16 took 31 us in small tiles, 25 in tiny ones; forward, in these, 9.3 (H200)."""
     plan = planned(BLOCKS)
     assert milliseconds(plan, BACKWARD, 4096, 4096, 16) == pytest.approx(0.0196, abs=0.0005)
-    small = replace(plan, also=tuple(each for each in plan.also if each.form != "tiny"))
+    small = replace(
+        plan, alternatives=tuple(each for each in plan.alternatives if each.form != "tiny")
+    )
     assert milliseconds(small, BACKWARD, 4096, 4096, 16) == pytest.approx(0.0289, abs=0.0005)
     assert milliseconds(plan, FORWARD, 4096, 4096, 16) == pytest.approx(0.0102, abs=0.0005)
 
@@ -220,7 +222,7 @@ def drawn_selector(name: str) -> SourceSelector:
 def chosen(selector, direction, n_q, n_kv, features=NONE, deterministic=False, joins=False):
     """(source, mode, tables) of a call."""
     asked = Pass(direction, features, deterministic, ("cuda", 0))
-    call = Bound({}, {}, ()), Place(Sizes(1, 4, 2, n_q, n_kv), {}, joins=joins)
+    call = Bound({}, {}, ()), Place(Sizes(1, 4, 2, n_q, n_kv), {}, accumulates=joins)
     first = selector.bundle.unit("sm_90a", direction)
     taken = selector.choose(first, asked, *call)
     return taken.unit, taken.mode, selector._tables_of(taken.unit, asked, *call)

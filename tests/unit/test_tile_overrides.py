@@ -62,11 +62,11 @@ def test_what_the_planner_chooses_is_among_them(target):
 
 def test_a_named_tile_is_the_only_forward_source():
     plan = planned("sm_90a", (128, 96), 3)
-    forward = [each for each in (plan, *plan.also)
+    forward = [each for each in (plan, *plan.alternatives)
                if each.target is plan.target and each.direction is Direction.forward]  # fmt: skip
     assert [(each.tile.q, each.tile.k, each.schedule.stages) for each in forward] == [(128, 96, 3)]
     usual = planned("sm_90a")
-    backward = [[each.tile for each in (x, *x.also) if each.direction is Direction.backward]
+    backward = [[each.tile for each in (x, *x.alternatives) if each.direction is Direction.backward]
                 for x in (plan, usual)]  # fmt: skip
     assert backward[0] == backward[1]
     assert any("tile=(128, 96), stages=3 as asked for" in reason for reason in plan.reasons)

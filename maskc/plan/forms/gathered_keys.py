@@ -134,8 +134,8 @@ def plan_gathered(heads: HeadGroups, problem: Problem, target: Target) -> Kernel
         *map("; or ".join, of_tiles.values()),
         *_reasons(made, {candidate.form for candidate in plans}, target),
     )
-    main, *also = plans
-    return replace(main, gathering=made, also=tuple(also), reasons=reasons)
+    main, *alternatives = plans
+    return replace(main, gathering=made, alternatives=tuple(alternatives), reasons=reasons)
 
 
 def _reasons(made: Gathering, forms: Collection[str], target: Target) -> Iterator[str]:

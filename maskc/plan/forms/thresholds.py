@@ -98,7 +98,7 @@ def plan_by_threshold(
     )
     chooser = replace(chooser, masks=masks, chosen=count)
     reasons = (*forward.reasons, _REASON, f"those: {chooser.schedule.reason}")
-    return replace(forward, reasons=reasons, chooser=chooser, also=tuple(backward))
+    return replace(forward, reasons=reasons, chooser=chooser, alternatives=tuple(backward))
 
 
 def _padded(lifted: Lifted, count: int, k: int) -> Lifted:

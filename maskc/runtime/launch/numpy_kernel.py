@@ -157,7 +157,11 @@ class _Pass:
 
     def keep(self, gradient: np.ndarray, into: np.ndarray) -> None:
         """Write a gradient, or add it to that of other keys."""
-        store(gradient + load(into, self.dtype) if self.block.joins else gradient, into, self.dtype)
+        store(
+            gradient + load(into, self.dtype) if self.block.accumulates else gradient,
+            into,
+            self.dtype,
+        )
 
     def heads(self) -> Iterator[tuple[int, int]]:
         yield from np.ndindex(self.block.batch, self.block.heads_q)
@@ -259,7 +263,7 @@ def _forward(call: _Pass) -> None:
                 total = total + np.exp(sinks[head] - base)
             mixed = _product(weights, tile.seen, load(v[batch, kv, tile.keys], call.dtype))
             here = (batch, head, tile.queries)
-            if call.block.joins:  # what other keys gave counts as one key more
+            if call.block.accumulates:  # what other keys gave counts as one key more
                 before = np.where(np.isneginf(lse[here]), base, lse[here])
                 logit = np.where(total == 0, before, np.maximum(base, before))
                 shrink, share = np.exp(base - logit), np.exp(lse[here] - logit)

@@ -46,7 +46,7 @@ FN void store_column(const Gradient &dk, const Gradient &dv, const struct Column
                 const TensorMap &map = i ? maps.dk : maps.dv;
                 const u32 from = tile + j * 64 * SLAB_ROW;
                 const Point key = key_point(column.tile * TILE_K + key_of(group));
-                if (p.joins) add_box(map, from, 64 * j, key, at.head, at.batch);
+                if (p.accumulates) add_box(map, from, 64 * j, key, at.head, at.batch);
                 else store_box(map, from, 64 * j, key, at.head, at.batch);
             }
             commit_stores();

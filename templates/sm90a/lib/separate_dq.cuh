@@ -248,7 +248,7 @@ FN void store_dq(const Gradient &dq, const struct Attention &p, const struct Row
             if (token >= p.n_q) continue;
             if (PADDED && i + odd >= PIECES_QK) continue;
             uint2 *const to = (uint2 *)(line + 4 * (i + odd));
-            if (p.joins)
+            if (p.accumulates)
                 both = make_uint2(sum_of_pairs(both.x, to->x), sum_of_pairs(both.y, to->y));
             *to = both;
         }
@@ -304,7 +304,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
         }
         const struct Row row = row_in(info.at());  // before the slot may be overwritten
         if (!KEEP_ROWS) free_row(shared, own);
-        if (count > 0 || !p.joins) store_dq(dq, p, row);
+        if (count > 0 || !p.accumulates) store_dq(dq, p, row);
     }
 }
 
