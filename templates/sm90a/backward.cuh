@@ -119,7 +119,7 @@ template <u32 COUNT>
 struct Ring {
     u32 steps = 0;
     FN u32 at() const { return steps % COUNT; }
-    FN u32 turn() const { return steps / COUNT % 2; }  // parity
+    FN u32 phase() const { return steps / COUNT % 2; }  // parity
     FN void next() { steps++; }
 };
 
@@ -200,7 +200,7 @@ FN const float *delta_in(const struct Shared &shared, u32 at, i32 group) {
 FN void begin_dp(Scores &dp, Rows &delta, struct Shared &shared, const struct Operands &tiles,
                  const Ring<STAGES> &stage, i32 group) {
     const u32 at = stage.at();
-    wait(shared.dout_full[at], stage.turn());
+    wait(shared.dout_full[at], stage.phase());
     if (DELTA_EARLY) read_rows(delta, delta_in(shared, at, group));
     begin_scores(dp, tiles.k + TO_V, tiles.q + TO_DOUT + q_stage(at), tiles, at, true);
 }
@@ -294,7 +294,7 @@ FN void take_step(Gradient &dv, Gradient &dk, const Ring<STAGES> &stage, Ring<1>
     Kept kept;
     Pairs ds;
     QueryGradient dq;
-    wait(shared.q_full[at], stage.turn());
+    wait(shared.q_full[at], stage.phase());
     const struct Step step = step_in(shared, at, p);
     if (LSE_EARLY) read_rows(lse, lse_in(shared, at, group));
 #if WITH_SHIFTS
@@ -395,7 +395,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
     Ring<1> staged;
 #pragma unroll 1
     for (Ring<1> filled;; filled.next()) {
-        wait(shared.column_full, filled.turn());
+        wait(shared.column_full, filled.phase());
         const struct Column column = column_in(shared.item[filled.steps % ITEMS]);
         if (column.steps < 0) break;
         Gradient dk, dv;
@@ -415,7 +415,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
             arrive(shared.dout_free[last]), arrive(shared.q_free[last]);
     }
 #if STAGED
-    wait(shared.dq_free[group], staged.turn() ^ 1);
+    wait(shared.dq_free[group], staged.phase() ^ 1);
     if (threadIdx.x == 128) shared.dq_turn.sum = -1;
     publish_dq(shared, group);
 #elif DETERMINISTIC
@@ -423,7 +423,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         shared.turn[stage.at()].sum = -1;
         arrive(shared.q_full[stage.at()]);
     }
-    wait(shared.dq_free[group], staged.turn());
+    wait(shared.dq_free[group], staged.phase());
     publish_dq(shared, group);
 #endif
     if (thread == 0) stores_done<0>();

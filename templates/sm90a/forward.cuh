@@ -300,12 +300,12 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         }
         word = uniform(next);
         if (word & END) break;
-        wait(shared.k_full[stage.at], stage.turn);
+        wait(shared.k_full[stage.at], stage.phase);
         next = shared.next[stage.at];
 #if PACK_GQA
         // pack_gqa, next part of the row: rare compared with tiles, so nothing overlaps here
         if (word & FIRST) {
-            wait(shared.v_full[last.at], last.turn);
+            wait(shared.v_full[last.at], last.phase);
             begin_output(o, weights, v_tile);
             products_wait<0>();
             fence_operand(o);
@@ -340,7 +340,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         const struct Factors old_factors = factors;
         if (first) {
             q_place.next();
-            wait(shared.q_full[q_place.at], q_place.turn);
+            wait(shared.q_full[q_place.at], q_place.phase);
             row = row_in(shared, q_place.at);
             begin_row(factors, p, row);
             query = query_of(row, group);
@@ -352,7 +352,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         if (HEAD_DIM > 128) q.operand = q_operand(shared_memory(), q_place.at, group);
         scheduler_barrier_sync(group);
         begin_scores(s, q, k_tile);
-        wait(shared.v_full[last.at], last.turn);
+        wait(shared.v_full[last.at], last.phase);
         begin_output(o, weights, v_tile);
         scheduler_barrier_arrive(group);
 #if WITH_SHIFTS
@@ -412,7 +412,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, const struct M
         drop(s, stay);
         to_weights(weights, s);
     }
-    wait(shared.v_full[last.at], last.turn);
+    wait(shared.v_full[last.at], last.phase);
     begin_output(o, weights, v_tile);
     products_wait<0>();
     fence_operand(o);

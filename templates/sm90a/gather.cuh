@@ -72,7 +72,7 @@ FN void copy_items(struct Shared &shared, const struct Attention &p) {
         for (i32 tile = 0; tile < tiles; tile++) {
             const struct Rows own = rows;
             rows = rows_of(keys, count, min_i32(tile + 1, tiles - 1));  // used one tile later
-            wait(shared.k_free[stage.at], stage.turn ^ 1);
+            wait(shared.k_free[stage.at], stage.phase ^ 1);
             gather<PIECES_QK>(shared.k[stage.at], p.k, p.k_stride, item, own);
             begun(under, shared.k_full[stage.at]);
             if (tile == 0) {
@@ -83,7 +83,7 @@ FN void copy_items(struct Shared &shared, const struct Attention &p) {
                 copy_heads<PIECES_QK>(shared.q, p.q, p.q_stride, item);
                 begun(under, shared.q_full);
             }
-            wait(shared.v_free[stage.at], stage.turn ^ 1);
+            wait(shared.v_free[stage.at], stage.phase ^ 1);
             gather<PIECES_V>(shared.v[stage.at], p.v, p.v_stride, item, own);
             begun(under, shared.v_full[stage.at]);
             stage.next();
@@ -217,12 +217,12 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
         }
 #pragma unroll 1
         for (i32 tile = 0; tile < tiles; tile++) {
-            wait(shared.k_full[stage.at], stage.turn);
+            wait(shared.k_full[stage.at], stage.phase);
             scheduler_barrier_sync(group);
             begin_scores(s, q, k_tiles + stage.at * (K_BYTES >> 4));
             bool raised = true;
             if (tile > 0) {
-                wait(shared.v_full[last.at], last.turn);
+                wait(shared.v_full[last.at], last.phase);
                 begin_output(o, weights, v_tiles + last.at * (K_BYTES >> 4));
                 scheduler_barrier_arrive(group);
                 products_wait<1>();
@@ -260,7 +260,7 @@ FN void compute(struct Shared &shared, const struct Attention &p, i32 group) {
             stage.next();
         }
         if (count > 0) {
-            wait(shared.v_full[last.at], last.turn);
+            wait(shared.v_full[last.at], last.phase);
             begin_output(o, weights, v_tiles + last.at * (K_BYTES >> 4));
             products_wait<0>();
             fence_operand(o);

@@ -73,7 +73,7 @@ FN void copy_items(struct Shared &shared, const struct Attention &p) {
         for (i32 tile = 0; tile < tiles; tile++) {
             const struct Rows own = rows;
             rows = rows_of(keys, count, min_i32(tile + 1, tiles - 1));  // used one tile later
-            wait(shared.free[stage.at], stage.turn ^ 1);
+            wait(shared.free[stage.at], stage.phase ^ 1);
             gather<PIECES_QK>(shared.k[stage.at], p.k, p.k_stride, item, own);
             gather<PIECES_V>(shared.v[stage.at], p.v, p.v_stride, item, own);
             if (threadIdx.x % 8 == 0)
@@ -354,7 +354,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
                                      steps_from(p, item.query)};
             Scores s, dp;
             Weights weights, ds;
-            wait(shared.full[stage.at], stage.turn);
+            wait(shared.full[stage.at], stage.phase);
             begin_scores(s, q, along_columns(shared_address(shared.k[stage.at])));
             begin_scores(dp, dout, along_columns(shared_address(shared.v[stage.at])));
             products_wait<0>();

@@ -394,8 +394,8 @@ def test_sm80():
 
 
 FAULTS = {
-    "v is read before it is there": ("wait(shared.v_full[last.at], last.turn);", ""),
-    "k is overwritten": ("wait(shared.k_free[stage.at], stage.turn ^ 1);", ""),
+    "v is read before it is there": ("wait(shared.v_full[last.at], last.phase);", ""),
+    "k is overwritten": ("wait(shared.k_free[stage.at], stage.phase ^ 1);", ""),
     "scores are read under way": (
         "products_wait<1>();\n        fence_operand(s);",
         "fence_operand(s);",

@@ -23,7 +23,7 @@ template <bool TURNS>
 FN struct Tile begin_tile(Scores &s, struct Shared &shared, const struct Attention &p,
                           struct Rows &w) {
     const u64 k_tiles = along_columns(shared_address(shared.k[0]));
-    wait(shared.k_full[w.k_stage.at], w.k_stage.turn);
+    wait(shared.k_full[w.k_stage.at], w.k_stage.phase);
     struct Tile tile;
     tile.word = uniform(shared.next[w.k_stage.at]);
     tile.query = make_opaque(w.query);
@@ -81,7 +81,7 @@ FN void pass_over_keys(struct Shared &shared, const struct Attention &p, struct 
 
 FN void begin_values(Output &o, Weights &weights, struct Shared &shared, const struct Rows &w) {
     const u64 v_tiles = along_tokens(shared_address(shared.v[0]), K_SLAB);
-    wait(shared.v_full[w.v_stage.at], w.v_stage.turn);
+    wait(shared.v_full[w.v_stage.at], w.v_stage.phase);
     begin_output(o, weights, v_tiles + w.v_stage.at * (K_BYTES >> 4));
 }
 FN void finish_values(Output &o, Weights &weights, struct Shared &shared, struct Rows &w) {
@@ -152,7 +152,7 @@ FN void pass_by_lists(Output &o, struct Lists &lists, struct Shared &shared, str
 #pragma unroll 1
     for (i32 i = 0; i < w.tiles; i++) {
         Weights weights;
-        wait(shared.k_full[w.k_stage.at], w.k_stage.turn);
+        wait(shared.k_full[w.k_stage.at], w.k_stage.phase);
         put_weights(cursor, uniform(shared.next[w.k_stage.at]) & INDEX);
         take_weights(weights, cursor);
         begin_output(o, weights, tiles + w.k_stage.at * (K_BYTES >> 4));
@@ -209,8 +209,8 @@ FN void compute_passes(struct Shared &shared, const struct Attention &p, const s
     if (GROUPS > 1 && group == 0) arrive_threads(1, 256);
     w.unit = unit_of_entmax(p), w.a = p.alpha_minus_1, w.group = group, w.decisions = 0;
 #pragma unroll 1
-    for (u32 turn = 0;; turn ^= 1) {
-        wait(shared.q_full[0], turn);
+    for (u32 phase = 0;; phase ^= 1) {
+        wait(shared.q_full[0], phase);
         w.tiles = uniform(shared.first_word);
         if (w.tiles == 0) break;
         w.row = row_in(shared, 0);

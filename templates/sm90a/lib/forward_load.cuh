@@ -38,11 +38,11 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                 word = word_at(p, work, left - 1) | part_ends(work, left);
             else
                 word = word_at(p, coming, coming.count - 1) | (PERSISTENT ? FIRST : 0);
-            wait(shared.k_free[stage.at], stage.turn ^ 1);
+            wait(shared.k_free[stage.at], stage.phase ^ 1);
             shared.next[stage.at] = word;
             load_keys(shared.k[stage.at], maps.k, shared.k_full[stage.at], first_k, k);
             if (left + 1 == work.count) {
-                wait(shared.q_free[q_place.at], q_place.turn ^ 1);
+                wait(shared.q_free[q_place.at], q_place.phase ^ 1);
                 const i32 tile = PACK_GQA ? 0 : work.tile;
                 shared.row[q_place.at] = {tile, place.head, place.batch, work.shared,
                                           PACK_GQA ? work.heads : 0};
@@ -52,7 +52,7 @@ FN void copy_tiles(struct Shared &shared, const struct Attention &p, const struc
                 q_place.next();
                 if (PERSISTENT && left > 0) coming = next_item(p);
             }
-            wait(shared.v_free[stage.at], stage.turn ^ 1);
+            wait(shared.v_free[stage.at], stage.phase ^ 1);
             load_values(shared.v[stage.at], maps, shared.v_full[stage.at], first_k, column, v);
             stage.next();
         }

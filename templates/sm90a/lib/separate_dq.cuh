@@ -68,7 +68,7 @@ FN void load_rows(struct Shared &shared, const struct Attention &p, const struct
         const u32 own = place.at(), info = known.at();
         u64 &full = shared.row_full[own];
         if (number >= rows) {
-            wait_asleep(shared.row_free[own], place.turn() ^ 1);
+            wait_asleep(shared.row_free[own], place.phase() ^ 1);
             shared.row[info].number = -1;
             arrive(full);
             return;
@@ -82,7 +82,7 @@ FN void load_rows(struct Shared &shared, const struct Attention &p, const struct
         const struct Place dout = coordinates(p.dout_stride, at_q);
         const struct TileList list = row_tiles(&p, load_mask(&p, row.batch, row.head), row.batch,
                                                row.head, row.tile);
-        wait_asleep(shared.row_free[own], place.turn() ^ 1);
+        wait_asleep(shared.row_free[own], place.phase() ^ 1);
         shared.row[info] = row;
         shared.count[info] = list.count;
         const Point first = query_point(row.tile * TILE_Q);
@@ -95,7 +95,7 @@ FN void load_rows(struct Shared &shared, const struct Attention &p, const struct
             const struct Tile tile = tile_at(list, i);
             const bool inside = (tile.index + 1) * TILE_K <= p.n_kv;
             const u32 at = stage.at();
-            wait_asleep(shared.free[at], stage.turn() ^ 1);
+            wait_asleep(shared.free[at], stage.phase() ^ 1);
             shared.word[at] = tile.index | (tile.full && inside ? 0 : MASKED);
             arrive_expecting(shared.full[at], 2 * K_BYTES);
             const Point key = key_point(tile.index * TILE_K);
@@ -264,7 +264,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
 #pragma unroll 1
     for (Ring<ROW_PLACES> place;; place.next(), info.next()) {
         const u32 own = place.at();
-        wait(shared.row_full[own], place.turn());
+        wait(shared.row_full[own], place.phase());
         const i32 count = uniform(shared.count[info.at()]);
         if (row_in(info.at()).number < 0) break;
         struct Rows q, dout;
@@ -278,7 +278,7 @@ FN void compute(struct Shared &shared, const struct Attention &p) {
             const u64 tile = along_columns(k) + step;
             Scores s, dp;
             Pairs ds;
-            wait(shared.full[at], stage.turn());
+            wait(shared.full[at], stage.phase());
             const i32 word = uniform(shared.word[at]);
             struct Visible seen = {};
             if (EARLY_LOOK && word & MASKED) seen = seen_in(p, info.at(), word);
