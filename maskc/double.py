@@ -66,7 +66,7 @@ class Reference:
         terms = self._terms(attn, call)
         given, dout = (np.asarray(to_host(x), np.float64) for x in (call.out, call.dout))
         made, _ = terms.attention()
-        # A caller who changed `out` asks for the gradient through lse, see gradients.py of torch.
+        # A caller who changed `out` wants the gradient through lse, see gradients.py of torch.
         dlse = ((made - given) * dout).sum(-1) if options.normalizer == "softmax" else None
         gradients = terms.gradients(dout, dlse)
         names = ["dq", "dk", "dv"]

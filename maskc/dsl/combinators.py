@@ -372,9 +372,10 @@ def topk(
     Args:
         k: keys (or blocks of `block` keys) that are kept; fewer where fewer are allowed.
         of: the mask of candidates.
-        score: "qk" (q . k), "block_mean" (mean q of a query block . mean k of a key block), or
-            "given" (a tensor `scores`). "indexer" is the sum over index heads of index_w *
-            relu(index_q . index_k), as in DeepSeek's sparse attention.
+        score: one of four formulas. `qk` is q . k, and `block_mean` the mean q of a query block
+            times the mean k of a key block. Next, `given` reads a tensor `scores`. `indexer` is
+            the sum over index heads of index_w * relu(index_q . index_k), as in DeepSeek's sparse
+            attention.
         block: keys per chosen block.
         q_block: queries that choose together.
         share: which heads choose together: each "head", each key/value "group", or "all".

@@ -68,9 +68,7 @@ def from_flashmask(startend_row_indices: Any, *, causal: bool = False) -> Mask:
     return traced_at(keep, caller())
 
 
-def slices(
-    q_ranges: Any, k_ranges: Any, types: Any = None, *, n_q: int | None = None
-) -> Mask:  # fmt: skip
+def slices(q_ranges: Any, k_ranges: Any, types: Any = None, *, n_q: int | None = None) -> Mask:
     """Return the mask of MagiAttention's slices: each keeps pairs of a range of queries and one of
     keys.
 

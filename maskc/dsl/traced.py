@@ -221,7 +221,7 @@ def masked(value: Expr, bits: int) -> Expr:
 
 
 def _equality(of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
-    """A formula where Python expects a boolean; a condition beside an integer counts as 1 or 0."""
+    """Return a comparison; a condition that is compared with an integer counts as 1 or 0."""
 
     def combine(self: Traced, other: object) -> Traced:
         left, right = self.expr, lift(other)

@@ -384,7 +384,7 @@ class KernelSpec:
 
     @property
     def always_kept_policy(self) -> str:
-        """How the kernels of sm_90a know the pairs that are always kept."""
+        """The policy by which kernels of sm_90a know the pairs that are always kept."""
         if not self.has_always_kept:
             return "nothing"
         return "intervals" if self.intervals else "pairs"

@@ -1,7 +1,7 @@
 """A plan as the loop nest of a call, in a few lines for people.
 
-Everything is said at given lengths, where closed forms are short: rows in which a loop is empty do
-not show, and a bound that is a straight line over the rows is written as one.
+The text is about given lengths, at which closed forms are short. Rows in which a loop is empty are
+left out, and a bound that is linear over the rows is written as a linear formula.
 """
 
 from __future__ import annotations

@@ -407,20 +407,21 @@ class CompiledMask:
                 their device's default generator when None.
             return_selection: also return what run-time selections chose, where the host chooses
                 (cpu, simt, and blocks of keys).
-            indexer_loss: also return what trains the ranking of torch tensors that topk ranks by:
-                for each query the KL divergence of their softmax over the chosen keys from the
-                attention's weights there, added up over heads and normalised (DeepSeek-AI, 2025).
-                It has gradients for `index_q`, `index_k` and `index_w`, or `scores`, alone.
+            indexer_loss: also return the loss that trains the ranking of topk, for torch tensors.
+                The attention weights at the chosen keys are added up over heads and normalised. The
+                loss of a query is the KL divergence of the ranking's softmax over these keys from
+                them (DeepSeek-AI, 2025). It has gradients for `index_q`, `index_k` and `index_w`,
+                or for `scores`, alone.
             **data: the mask's data and parameters by name. Data on the host are known by content:
                 new data make a new layout. Data on the card stay there, and lists of tiles are made
                 there while nothing waits.
 
         Returns:
             out [B, Hq, Nq, Dv] in q's dtype, or (out, lse) with lse fp32 [B, Hq, Nq], natural log.
-            A query without a key has out 0 and lse -inf (or its sink logit). Behind these, where
-            asked for, the selection, int32 [B, heads that choose apart, query blocks, keys or
-            blocks of keys], ascending and -1 behind the last one (a tuple where there are several
-            selections), and the loss, fp32 [B, Nq].
+            A query without a key has out 0 and lse -inf (or its sink logit). return_selection adds
+            the selection: int32 [B, heads that choose separately, query blocks, keys or blocks of
+            keys], ascending, padded with -1; a tuple if there are several selections. indexer_loss
+            adds the loss, fp32 [B, Nq].
 
         Raises:
             NothingSelected, SelectionNotListed, NoIndexerLoss: there is no such thing (MC460 to

@@ -5,13 +5,13 @@ block that waits for its turn then waits for an earlier item, which is already r
 masks a later column begins at a later row, so it is ahead of the columns that follow it. Items that
 share a column write separate shares of dk and dv, which are added in the order of the items.
 
-Of random tiles blocks would wait a third of the time that way. Where a card runs as many blocks as
-are reckoned with here, columns under way at a time may wait for each other both ways: tiles are
-added to in the order in which blocks come to them if all steps take as long as each other. That
-ends, too. Of the turns that have not come the first in that order is the next one of its block, or
-of a column that nobody has taken yet. Then, in every such head, fewer columns have turns to wait
-for than were reckoned with, and of these a block has one at most (`HELD`): some block is free to
-take the next.
+With random tiles, blocks would wait a third of the time that way. If the card runs at least BLOCKS
+blocks at once, columns that run at the same time may wait for each other in both directions. They
+add to tiles in the order in which they would reach them if all steps took equally long. This cannot
+deadlock. Consider the first turn in that order that is still to come. It is either the next turn of
+a running block, or it belongs to a column that no block has taken. In the second case, fewer than
+BLOCKS columns of each such head wait for a turn. A block has at most one of them (`HELD`), so some
+block is free to take the next column.
 """
 
 from __future__ import annotations
@@ -214,8 +214,9 @@ def turns(
             that pays; a column is then one item, of one query head.
 
     Returns:
-        int32 tiles, and int32 turns of the same shape: the number of columns that add to the same
-        tile of dq before, times MOST_SUMS, plus the index of the row's tile of dq, and HELD.
+        int32 tiles, and int32 turns of the same shape. A turn is the number of columns that add to
+        the same tile of dq before, times MOST_SUMS, plus the index of the row's tile of dq. It may
+        have the bit HELD.
     """
     columns = ptr.shape[1] - 1
     owner = np.repeat(np.arange(ptr.shape[0] * columns), np.diff(ptr).ravel())

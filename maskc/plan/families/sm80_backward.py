@@ -1,9 +1,9 @@
 """The mma.sync backward pass: tile, warps, registers and shared memory per head dimension.
 
-A block holds a tile of keys and values, 16 or 32 keys a warp, and walks over tiles of queries. What
-a thread sums up for its keys, dk and dv, takes FRAGMENTS * HEAD_DIM registers: with those of scores
-and of a share of dq they fit up to HEAD_DIM 128; above that, blocks of the same keys have dk or dv.
-Everything fits the 99 KiB of shared memory that cards of compute capability 8.6 and 8.9 have.
+A block holds a tile of keys and values, 16 or 32 keys per warp, and loops over tiles of queries.
+The sums of dk and dv need FRAGMENTS * HEAD_DIM registers per thread. Together with scores and a
+share of dq they fit up to HEAD_DIM 128. Above that, two blocks share the keys: one computes dk, the
+other dv. Shared memory stays within the 99 KiB of compute capability 8.6 and 8.9.
 """
 
 from __future__ import annotations
