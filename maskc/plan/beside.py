@@ -124,7 +124,7 @@ def beside_dense(
         yield from wrapped("sparse", head + _beside(ir, pairs, whole))
     size = problem.dtype.itemsize
     yield from wrapped(
-        "naive", f"attention that is not fused stores {size * _N**2} bytes of scores a head, and "
+        "naive", f"unfused attention stores {size * _N**2} bytes of scores per head, and "
         "as many of weights; maskc stores neither",
     )  # fmt: skip
     same = all(ir.keep == dense.masks[0].ir.keep for ir in irs)

@@ -12,7 +12,7 @@ from maskc.core.forms import SMALL, TINY, TOGETHER
 from maskc.core.problem import Direction, Problem
 from maskc.core.target import SPARE, TARGETS, Target
 from maskc.ir.selecting import place_of
-from maskc.plan.cost import WHEN, costs_of
+from maskc.plan.cost import costs_of, when
 from maskc.plan.families.family import Along
 from maskc.plan.families.score_tables import reads_tables
 from maskc.plan.families.table import family_of
@@ -186,9 +186,9 @@ def _with_choice(main: KernelPlan, others: Sequence[KernelPlan]) -> KernelPlan:
 
 
 def _why_other(plan: KernelPlan) -> str:
-    """When a call takes this source instead of the first of its pass."""
+    """Describe a source that a call may take instead of the first of its pass."""
     how = plan.schedule.reason
     if plan.boxes:
         how = f"boxes of a grid, {grid_boxes.box_note(plan.boxes)}"
     which = "backward: " if plan.direction is Direction.backward else ""
-    return f"{which}or {how}: {device_documents.WHEN if plan.documents else WHEN}"
+    return f"{which}or {how}: {device_documents.WHEN if plan.documents else when(plan)}"

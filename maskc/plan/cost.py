@@ -26,10 +26,12 @@ from maskc.layout.work.tile_counts import Adders, adders_of, tally_of
 from maskc.plan.families.table import family_of
 from maskc.plan.types import KernelPlan, PlannedMask
 
-WHEN = (
-    "taken by a call when the tiles of its lengths are predicted to take fewer cycles; where data "
-    "decide, the tiles of typical data"
-)
+
+def when(plan: KernelPlan) -> str:
+    """Say when a call takes this plan instead of the first of its pass."""
+    reads = any(mask.ir.data or mask.ir.selections for mask in plan.masks)
+    by = "at a call's lengths, with typical data" if reads else "at a call's lengths"
+    return f"used if predicted to be faster {by}"
 
 
 def launch_share(plan: KernelPlan) -> float:

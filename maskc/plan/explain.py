@@ -146,7 +146,7 @@ def _part_lines(plan: KernelPlan) -> Iterator[str]:
             text = ", ".join(k if n == 1 else f"{n} x {k}" for k, n in kinds.items())
         yield from wrapped("part", f"{where}: {text}; {title(part_plan)}, {lists}")
     if plan.parts:
-        when = "taken by a call where their tiles take less time than the whole mask's"
+        when = "used if their tiles take less time than those of the whole mask"
         if strides := [str(part.stride) for part in plan.parts if part.aligned]:
             verb = "divide" if len(strides) > 1 else "divides"
             when += f"; only where {' and '.join(strides)} {verb} n_kv - n_q"

@@ -90,7 +90,7 @@ def why_lists(masks: tuple[PlannedMask, ...], use_ranges: bool) -> str:
     if use_ranges:
         return "closed-form tile ranges: every row's live tiles are consecutive, no index memory"
     if any(mask.ir.selections for mask in masks):
-        return "tile lists in memory (CSR), made at every call: what is chosen decides which live"
+        return "tile lists in memory (CSR), built at every call: the selection decides what is live"
     if any(mask.ir.data for mask in masks):
         return "tile lists in memory (CSR): which tiles live depends on data given at call time"
     return "tile lists in memory (CSR): some rows have gaps between their live tiles"
@@ -109,15 +109,15 @@ def why_partial(
     if distances:
         most = max(len(mask.intervals or ()) for mask in masks)
         more = f" and of {most} interval{'s' * (most != 1)} per row" if most else ""
-        return f"partial tiles: bits from a table over k - q{more}, no pair is tested"
+        return f"partial tiles: bits from a table over k - q{more}, no test per pair"
     if any(mask.intervals is None for mask in masks):
-        alike = f", one for {run} keys" if run > 1 else ""
-        return f"partial tiles: pairs are tested{alike}, as a query's keys are not a few intervals"
+        alike = f"each run of {run} keys" if run > 1 else "each pair"
+        return f"partial tiles: test {alike}, because a query's keys are not a few intervals"
     most = max(len(mask.intervals or ()) for mask in masks)
     told = any(interval.chosen is not None for mask in masks for interval in mask.intervals or ())
     more = " and of the chosen blocks" if told else ""
     several = f"{most} interval{'s' * (most != 1)} per row"
-    return f"partial tiles: bits of {several}{more}, no pair is tested"
+    return f"partial tiles: bits of {several}{more}, no test per pair"
 
 
 def _why_data(data: DataIntervals) -> str:
@@ -126,19 +126,19 @@ def _why_data(data: DataIntervals) -> str:
     if data.columns:
         said += ", and of data by column"
     if not data.alike:
-        return f"{said}; no pair is tested"
-    return f"{said}, run by run where these are alike; pairs are tested where runs are many"
+        return f"{said}; no test per pair"
+    return f"{said}, once for each run of equal data; a test per pair if there are many runs"
 
 
 def why_layout(mask: PlannedMask) -> str:
     """Explain how live tiles are found."""
     recipe = mask.recipe
     if mask.ir.selections:
-        return "layout by counts of chosen pairs: tiles that these leave in doubt count as partial"
+        return "layout by counts of chosen pairs: undecided tiles count as partial"
     if recipe.loops is None:
         why = "it reads data" if mask.ir.data else "isl's budget or loop form did not suffice"
         return f"layout by exact numbers, because {why}"
     forms = f"layout from {len(recipe.loops)} closed-form loops"
     notes = [f"{name} = {value}" for name, value in recipe.fixed]
     notes += ["n_q = n_kv"] if recipe.square else []
-    return forms + (f" where {', '.join(notes)}, else by exact numbers" if notes else "")
+    return forms + (f" if {', '.join(notes)}, else by exact numbers" if notes else "")

@@ -187,6 +187,6 @@ def test_trees_are_tested_pair_by_pair():
 
 def test_reports_say_so():
     plan = planned(HAVE["padding, intervals"])
-    assert any("from the data; no pair is tested" in reason for reason in plan.reasons)
+    assert any("from the data; no test per pair" in reason for reason in plan.reasons)
     plan = planned(HAVE["padding, documents and a window"])
     assert any("run by run" in reason for reason in plan.reasons)

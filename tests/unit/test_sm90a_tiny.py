@@ -191,8 +191,8 @@ def test_predictions_speak_of_the_mode_that_runs():
 
 def test_explain_names_them():
     text = " ".join(explain(planned(BLOCKS), 4096).split())
-    assert "or tiles of 16 x 16, a warp for a row of them, in registers: taken by a call" in text
-    assert "backward: or tiles of 16 x 16, a warp for each, in registers: taken by a call" in text
+    assert "or tiles of 16 x 16, a warp for a row of them, in registers: used if predicted" in text
+    assert "backward: or tiles of 16 x 16, a warp for each, in registers: used if predicted" in text
     assert "choice 4096 x 4096: 16 x 16; cycles of one head by program: 16 x 16 " in text
     assert "16 x 16" not in explain(planned(mc.causal()), 4096)
 

@@ -69,7 +69,7 @@ def test_a_named_tile_is_the_only_forward_source():
     backward = [[each.tile for each in (x, *x.alternatives) if each.direction is Direction.backward]
                 for x in (plan, usual)]  # fmt: skip
     assert backward[0] == backward[1]
-    assert any("tile=(128, 96), stages=3 as asked for" in reason for reason in plan.reasons)
+    assert any("tile=(128, 96), stages=3 as the caller set it" in reason for reason in plan.reasons)
     assert planned("sm_90a", stages=2).schedule.stages == 2
 
 
@@ -248,7 +248,7 @@ def test_bench_tiles_puts_what_is_wrong_last(monkeypatch):
 def test_the_command_line_compiles_and_explains_named_tiles():
     text = maskc("explain", "--expr", "causal()", "--target", "sm_90a", "--tile", "128x96",
                  "--stages", 3).stdout  # fmt: skip
-    assert all(said in text for said in ("tiles of 128 x 96", "3 stages", "as asked for"))
+    assert all(said in text for said in ("tiles of 128 x 96", "3 stages", "as the caller set it"))
     found = maskc_json("compile", "--expr", "causal()", *SMALL, "--tile", "32x128")
     assert found["patterns"][0]["tile"] == [32, 128]
 

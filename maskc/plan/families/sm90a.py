@@ -359,10 +359,11 @@ def choose_schedule(problem: Problem) -> ForwardSchedule:
 
 
 def _reason(tile: TileShape, form: _Form, shared: int) -> str:
-    several = f"{form.warpgroups} warpgroups of 64 rows"
+    several = f"{form.warpgroups} consumer warpgroups of 64 rows"
+    consumers = several if form.warpgroups > 1 else "a consumer warpgroup"
     return (
-        f"tiles of {tile.q} x {tile.k}, {several if form.warpgroups > 1 else 'one warpgroup'} and "
-        f"one that copies, {form.stages} stages, {shared / 1024:g} KiB of shared memory"
+        f"tiles of {tile.q} x {tile.k}, {consumers} and a producer, {form.stages} stages, "
+        f"{shared / 1024:g} KiB of shared memory"
         + (f", {form.blocks} blocks per multiprocessor" if form.blocks > 1 else "")
     )
 

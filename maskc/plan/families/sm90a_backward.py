@@ -199,7 +199,7 @@ def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSch
     """The schedule of a backward pass, or of one that compares with thresholds of chosen keys."""
     tile = _TILES[problem.head_dim]
     split = "keys" if tile.k == 128 else "columns"
-    how = f"2 warpgroups that divide the {split} and one that copies"
+    how = f"2 consumer warpgroups that divide the {split} and a producer"
     return _schedule(problem, tile, 2, split, 1, (240, 24), how, thresholds)
 
 
@@ -207,7 +207,7 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
     """The schedule of a backward pass with small tiles, for one of SMALL_HEAD_DIMS; with the mode
     `apart` or not.
     """
-    how = f"one warpgroup and one that copies, {_SMALL_BLOCKS} blocks per multiprocessor"
+    how = f"a consumer warpgroup and a producer, {_SMALL_BLOCKS} blocks per multiprocessor"
     made = _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
     if made.work is not None:
         uneven = LONG_COLUMN // _SMALL_BLOCKS
@@ -220,7 +220,7 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
     room = 2 * SLAB * made.slabs * (rows + 2 * made.stages * tile.k) + 2 * _CONTROL_BYTES
     return replace(
         made,
-        reason=f"{made.reason}, dq in a launch of its own where that takes less",
+        reason=f"{made.reason}, dq in a separate launch if that is faster",
         modes=(*made.modes, (SEPARATE_DQ, with_tables(_apart(made, room), problem, tile, THREADS))),
         products=(*made.products, Product("multiply_kept_scores", tile.k, from_registers=True)),
         maps=(*made.maps, TensorMap("out", tile.q)),

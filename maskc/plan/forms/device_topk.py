@@ -21,10 +21,10 @@ from maskc.plan.list_making import MAKE_LISTS
 from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 ON_DEVICE = (
-    "blocks are chosen and tile lists made on the device, in the call's own memory, and nothing "
-    "waits; on the host, which waits, with nan_safe or entmax, and where scores are given elsewhere"
+    "the GPU chooses blocks and builds tile lists in the call's own memory, and the host does not "
+    "wait; with nan_safe, entmax, or scores in host memory, the host chooses and waits"
 )
-_ON_HOST = "blocks are chosen on the host, which waits for q and k: {}"
+_ON_HOST = "the host chooses blocks, and waits for q and k: {}"
 
 
 def launches(shared_bytes: int) -> tuple[Launch, ...]:

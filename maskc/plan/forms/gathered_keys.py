@@ -141,23 +141,21 @@ def plan_gathered(heads: HeadGroups, problem: Problem, target: Target) -> Kernel
 def _reasons(made: Gathering, forms: Collection[str], target: Target) -> Iterator[str]:
     """The reasons that explain() gives."""
     groups = "all query heads" if _shared(made) else "the query heads of a key/value head"
-    alongside = (
-        " and what the mask keeps beside them" if made.alongside.lifted.shape != E.NEVER else ""
-    )
+    always = " and the keys that are always kept" if made.alongside.lifted.shape != E.NEVER else ""
     yield (
-        f"keys are gathered: the best {made.selection.k}{alongside}, listed on the device for each "
-        f"query; {groups} share a list, nothing waits for the host"
+        f"keys are gathered: the GPU lists the best {made.selection.k}{always} for each query; "
+        f"{groups} share a list; nothing waits for the host"
     )
-    wide = "; 65 to 128 take that of 128" if WIDE in forms else ""
+    wide = ", and 65 to 128 as much as 128" if WIDE in forms else ""
     yield (
-        "rows of a tile are the heads of a key/value head: below 64 the rest is padding, so one "
-        f"head takes the time of 64{wide}"
+        "rows of a tile are the heads of a key/value head; with fewer than 64 heads the rest is "
+        f"padding, so one head costs as much as 64{wide}"
     )
-    yield f"scores of an indexer are kept for as many queries as fit {G.SCORE_BYTES >> 20} MiB"
+    yield f"scores of an indexer are stored for as many queries as fit in {G.SCORE_BYTES >> 20} MiB"
     if Direction.backward in target.directions:
         yield (
-            "backward passes choose anew; they add up dk and dv in fp32, or, where they are to be "
-            "deterministic, in 64-bit integers"
+            "backward passes choose the keys again; dk and dv are summed in fp32, or in 64-bit "
+            "integers with deterministic=True"
         )
 
 

@@ -28,9 +28,9 @@ from maskc.plan.ranges import row_ranges
 from maskc.plan.types import KernelPlan
 
 _REASON = (
-    "keys chosen one by one: a kernel finds each row's threshold first, in passes over its scores, "
-    "and pairs of all candidates' tiles are compared with it; this report speaks of the mask with "
-    "all candidates"
+    "keys are chosen one by one: first a kernel finds each row's threshold, in passes over its "
+    "scores; then pairs in all tiles of candidates are compared with it; this report describes the "
+    "mask with all candidates"
 )
 
 
@@ -97,7 +97,7 @@ def plan_by_threshold(
         replace(mask, lifted=_padded(mask.lifted, count, one.k)) for mask in chooser.masks
     )
     chooser = replace(chooser, masks=masks, chosen=count)
-    reasons = (*forward.reasons, _REASON, f"those: {chooser.schedule.reason}")
+    reasons = (*forward.reasons, _REASON, f"the kernel for thresholds: {chooser.schedule.reason}")
     return replace(forward, reasons=reasons, chooser=chooser, alternatives=tuple(backward))
 
 

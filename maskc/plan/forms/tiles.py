@@ -86,7 +86,7 @@ def _why_tile(problem: Problem, direction: Direction) -> tuple[str, ...]:
     if not problem.names_tile or direction is Direction.backward:
         return ()
     return (
-        f"{asked_text(problem)} as asked for: the planner chose neither tile nor other sources",
+        f"{asked_text(problem)} as the caller set it: the planner chose no tile, no other sources",
     )
 
 
