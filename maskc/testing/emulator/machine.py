@@ -182,8 +182,8 @@ class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
     def view(self, x: Any, name: str) -> Array:
         if x.device.type != "cpu":
             raise Fault(f"{name} lies on {x.device}: the emulator takes tensors of the CPU")
-        found: Array = super().view(x, name)
-        return found._replace(device=("cuda", 0))
+        array: Array = super().view(x, name)
+        return array._replace(device=("cuda", 0))
 
     def stream(self, device: int) -> int:
         return 0
