@@ -82,7 +82,8 @@ def preprocessed(source: str, defined: list[str]) -> str:
     Args:
         defined: arguments that define macros.
     """
-    command = ["g++", FLAGS[0], "-E", "-P", *defined, "-x", "c++", "-"]
+    strict = "-Werror=undef"  # in `#if`, a macro that was renamed elsewhere would be 0
+    command = ["g++", FLAGS[0], "-E", "-P", strict, "-D__CUDA_ARCH__=0", *defined, "-x", "c++", "-"]
     done = subprocess.run(command, input=source, capture_output=True, text=True)
     if done.returncode:
         raise Refused(done.stderr[:4000])
