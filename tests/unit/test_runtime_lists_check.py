@@ -16,13 +16,8 @@ from maskc.testing.emulator import machine
 
 torch = pytest.importorskip("torch")
 
-from tests.unit.test_emulated_data_lists import (  # noqa: E402
-    BY_HEAD,
-    MASKS,
-    OF_TARGETS,
-    N,
-    on_device,
-)
+from tests.support.cases import LISTS_BY_HEAD, LISTS_OF_TARGETS, N  # noqa: E402
+from tests.support.judged_lists import on_device  # noqa: E402
 
 
 @pytest.fixture
@@ -47,7 +42,7 @@ def call(mask, data, *, backward=False, n_q=N, batch=2, target="sm_90a"):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("name", [*MASKS, *OF_TARGETS, *BY_HEAD])
+@pytest.mark.parametrize("name", [*LISTS_OF_TARGETS, *LISTS_BY_HEAD])
 def test_lists_of_the_device_are_checked(card, monkeypatch, name, backward):
     compared, compare = [], ListsCheck.compare
 
@@ -56,9 +51,7 @@ def test_lists_of_the_device_are_checked(card, monkeypatch, name, backward):
         compared.append(check.making.lists)
 
     monkeypatch.setattr(ListsCheck, "compare", count)
-    mask, makers = {**MASKS, **OF_TARGETS, **BY_HEAD}[name]
-    rng = np.random.default_rng(5)
-    attn = call(mask, {key: maker(rng) for key, maker in makers.items()}, backward=backward)
+    attn = call(*(LISTS_OF_TARGETS | LISTS_BY_HEAD)[name].drawn(5), backward=backward)
     assert len(compared) == 1
     assert set(attn.last_layouts) == {"device lists"}
     assert len(attn.last_layouts) == len(attn.last_sources)
