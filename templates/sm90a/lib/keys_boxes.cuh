@@ -1,7 +1,7 @@
 // Loader for contiguous keys: a tile is one box of a tensor map. Counterpart with the same names:
 // keys_granules.cuh. Needs: items.cuh. Gives: Keys, keys_in, ValueMap, load_keys, load_value_rows.
 
-#if PACKED
+#if PACK_GQA
 // Where the keys of a head lie; values likewise. With pack_gqa, one block reads each key, and reads
 // it once. If keys and values do not fit the L2 cache, they leave it before other data do.
 struct Keys {

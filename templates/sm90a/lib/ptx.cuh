@@ -120,13 +120,13 @@ FN void stores_done() {
 // Proxy fence: makes this thread's writes to shared memory visible to TMA and WGMMA.
 FN void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- setmaxnreg: moves registers from the producer warpgroup (give) to the consumers (take).
+// ---- setmaxnreg: moves registers from the producer warpgroup (dec) to the consumers (inc).
 template <int COUNT>
-FN void give_registers() {
+FN void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT));
 }
 template <int COUNT>
-FN void take_registers() {
+FN void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT));
 }
 // Returns true in one thread of the warp.
