@@ -825,6 +825,16 @@ class CompiledMask:
         return () if plan is None else plan.sources
 
     @property
+    def last_layouts(self) -> tuple[str, ...]:
+        """Origins of the tiles of each of `last_sources`.
+
+        `closed form`: kernels compute a range of tiles. `host lists`: the host listed the tiles.
+        `device lists`: a kernel listed them, from data on the GPU.
+        """
+        plan = self._last[1]
+        return () if plan is None else plan.layouts
+
+    @property
     def ran_in_parts(self) -> bool:
         """Whether the latest call ran the mask in parts, see `explain`."""
         plan = self._last[1]
