@@ -89,9 +89,9 @@ def check_storage(name: str, array: Array, dtype: str, target: Target, device: D
     """
     wanted = "cpu" if target.language == "c" else "cuda"
     if array.device != device:
-        raise WrongDevice(name, _place(array.device), "this call", _place(device), at=name)
+        raise WrongDevice(name, place_of(array.device), "this call", place_of(device), at=name)
     if array.device[0] != wanted:
-        raise WrongDevice(name, _place(array.device), target.name, wanted, at=name)
+        raise WrongDevice(name, place_of(array.device), target.name, wanted, at=name)
     if array.dtype != dtype:
         hint, role = f"convert it to {dtype}", f"reads {dtype} here"
         if name in ("q", "k", "v"):
@@ -110,7 +110,8 @@ def check_storage(name: str, array: Array, dtype: str, target: Target, device: D
             raise Misaligned(name, aligned, at=name)
 
 
-def _place(device: Device) -> str:
+def place_of(device: Device) -> str:
+    """A device as messages name it: cpu, or cuda:0."""
     return device[0] if device[0] == "cpu" else f"{device[0]}:{device[1]}"
 
 

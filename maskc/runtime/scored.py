@@ -39,6 +39,7 @@ from maskc.core.score import MAX_RANK, Inputs, Slot, of_whole
 from maskc.core.target import Target
 from maskc.core.tensors import HOST, Array, Device, contiguous, singles, torch_of
 from maskc.core.unknown import unknown_keyword
+from maskc.dispatch.checks import place_of
 from maskc.layout import check_extremes, check_int32, to_host
 from maskc.runtime.arrays.known import (
     LIBRARIES,
@@ -226,7 +227,7 @@ class ScoreReader:
         if name in self.inputs.captured and view.device == HOST != here and hasattr(x, "astype"):
             return self._moved(q, name, table, view, here)
         if view.device != here:
-            raise WrongDevice(name, _shown(view.device), self._target.name, _shown(here), at=name)
+            raise WrongDevice(name, place_of(view.device), self._target.name, place_of(here), at=name)
         return Table(table, lib, view)
 
     def _narrowed(self, name: str, x: Any) -> Any:
@@ -433,7 +434,3 @@ def _converted(name: str, x: Any, integer: bool) -> Any:
     if torch is not None and isinstance(x, torch.Tensor):
         return x.detach().to(getattr(torch, wanted))
     return x
-
-
-def _shown(device: Device) -> str:
-    return device[0] if device[0] == "cpu" else f"{device[0]}:{device[1]}"
