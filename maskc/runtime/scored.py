@@ -227,7 +227,9 @@ class ScoreReader:
         if name in self.inputs.captured and view.device == HOST != here and hasattr(x, "astype"):
             return self._moved(q, name, table, view, here)
         if view.device != here:
-            raise WrongDevice(name, place_of(view.device), self._target.name, place_of(here), at=name)
+            raise WrongDevice(
+                name, place_of(view.device), self._target.name, place_of(here), at=name
+            )
         return Table(table, lib, view)
 
     def _narrowed(self, name: str, x: Any) -> Any:
