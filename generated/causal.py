@@ -24,7 +24,7 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
 plan     layout from 3 closed-form loops
-plan     partial tiles: bits of 1 interval per row, no pair is tested
+plan     partial tiles: bits of 1 interval per row, no test per pair
 
 target   sm_90a, bfloat16, head_dim 128
 mask     k <= q + n_kv - n_q
@@ -35,18 +35,16 @@ proof    translation invariant: yes (all lengths; mask shifted by (1, 1) stays i
 pairs    N**2/2 + N/2  (N >= 2)
 flops    forward 256*N**2 + 256*N, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+plan     tiles of 128 x 128, 2 consumer warpgroups of 64 rows and a producer, 2 stages, 161 KiB of
          shared memory
 plan     closed-form tile ranges: every row's live tiles are consecutive, no index memory
 plan     layout from 3 closed-form loops
-plan     partial tiles: bits of 1 interval per row, no pair is tested
-plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
-         2 blocks per multiprocessor: taken by a call when the tiles of its lengths are predicted to
-         take fewer cycles; where data decide, the tiles of typical data
-plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
-         multiprocessor, 106.5 KiB of shared memory, dq in a launch of its own where that takes
-         less: taken by a call when the tiles of its lengths are predicted to take fewer cycles;
-         where data decide, the tiles of typical data
+plan     partial tiles: bits of 1 interval per row, no test per pair
+plan     or tiles of 64 x 64, a consumer warpgroup and a producer, 2 stages, 81 KiB of shared
+         memory, 2 blocks per multiprocessor: used if predicted to be faster at a call's lengths
+plan     backward: or tiles of 64 x 64, a consumer warpgroup and a producer, 2 blocks per
+         multiprocessor, 106.5 KiB of shared memory, dq in a separate launch if that is faster: used
+         if predicted to be faster at a call's lengths
 """
 """The text that `explain()` returns."""
 

@@ -22,8 +22,8 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR): which tiles live depends on data given at call time
 plan     layout by exact numbers, because it reads data
-plan     partial tiles: bits of 1 interval per row, from the data, run by run where these are alike;
-         pairs are tested where runs are many
+plan     partial tiles: bits of 1 interval per row, from the data, once for each run of equal data;
+         a test per pair if there are many runs
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (doc.k[k] == doc.q[q]) & (k <= q + n_kv - n_q)
@@ -32,19 +32,19 @@ proof    no empty row: unknown (all lengths; rows - projection(mask) is empty)
 proof    contiguous rows: unknown (all lengths; row hull - mask is empty)
 proof    translation invariant: unknown (all lengths; mask shifted by (1, 1) stays in mask)
 pairs    no closed form: exact numbers at given lengths
-plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+plan     tiles of 128 x 128, 2 consumer warpgroups of 64 rows and a producer, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): which tiles live depends on data given at call time
 plan     layout by exact numbers, because it reads data
-plan     partial tiles of one document: bits of 1 interval per row; of others pairs are tested
-plan     tiles of keys begin with documents where these are packed; given on the device, lists are
-         made there and nothing waits; the host reads arrays by head
-plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
-         2 blocks per multiprocessor: taken by a call where documents of the length that
-         mc.cu_seqlens(x, max_seqlen) promises are predicted to take fewer cycles
-plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
-         multiprocessor, 106.5 KiB of shared memory: taken by a call when the tiles of its lengths
-         are predicted to take fewer cycles; where data decide, the tiles of typical data
+plan     partial tiles of one document: bits of 1 interval per row; others: tests per pair
+plan     if documents are packed, tiles of keys begin at their first tokens; with ids on a GPU,
+         lists are built there and the host does not wait; the host reads arrays that differ by head
+plan     or tiles of 64 x 64, a consumer warpgroup and a producer, 2 stages, 81 KiB of shared
+         memory, 2 blocks per multiprocessor: used if predicted to be faster for documents of the
+         length that mc.cu_seqlens(x, max_seqlen) promises
+plan     backward: or tiles of 64 x 64, a consumer warpgroup and a producer, 2 blocks per
+         multiprocessor, 106.5 KiB of shared memory: used if predicted to be faster at a call's
+         lengths, with typical data
 choice   documents of at most 448 tokens, as max_seqlen says: tiles of 64 x 64; other documents:
          tiles of 128 x 128
 """

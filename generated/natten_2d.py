@@ -25,7 +25,7 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 7 closed-form loops
-plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     partial tiles: test each pair, because a query's keys are not a few intervals
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (max(min(q // 64, n_kv // 64 - 4), 3) >= k // 64 - 3) & (k % 64 >= min(q % 64, 60) - 3) &
@@ -35,19 +35,17 @@ proof    no empty row: yes (n_q = n_kv; rows - projection(mask) is empty)
 proof    contiguous rows: no (all lengths; row hull - mask is empty)
 proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in mask)
 pairs    no closed form: exact numbers at given lengths
-plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+plan     tiles of 128 x 128, 2 consumer warpgroups of 64 rows and a producer, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 9 closed-form loops
-plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     partial tiles: test each pair, because a query's keys are not a few intervals
 plan     a product over a grid of N x 64: tiles of consecutive tokens are as good as boxes
-plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
-         2 blocks per multiprocessor: taken by a call when the tiles of its lengths are predicted to
-         take fewer cycles; where data decide, the tiles of typical data
-plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
-         multiprocessor, 106.5 KiB of shared memory, dq in a launch of its own where that takes
-         less: taken by a call when the tiles of its lengths are predicted to take fewer cycles;
-         where data decide, the tiles of typical data
+plan     or tiles of 64 x 64, a consumer warpgroup and a producer, 2 stages, 81 KiB of shared
+         memory, 2 blocks per multiprocessor: used if predicted to be faster at a call's lengths
+plan     backward: or tiles of 64 x 64, a consumer warpgroup and a producer, 2 blocks per
+         multiprocessor, 106.5 KiB of shared memory, dq in a separate launch if that is faster: used
+         if predicted to be faster at a call's lengths
 """
 """The text that `explain()` returns."""
 

@@ -31,9 +31,9 @@ chosen   topk_436d8904dfd3: the 13 best blocks of 64 keys for each query by scor
          >= k // 64 + 2) & (k >= 64) & (k <= q + n_kv - n_q)
 plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tiles (320 KiB in the
          backward pass) from its L2 cache
-plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
-plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
-plan     partial tiles: pairs are tested, as a query's keys are not a few intervals
+plan     tile lists in memory (CSR), built at every call: the selection decides what is live
+plan     layout by counts of chosen pairs: undecided tiles count as partial
+plan     partial tiles: test each pair, because a query's keys are not a few intervals
 
 target   sm_90a, bfloat16, head_dim 128
 mask     (((k // 64 >= (q + n_kv - n_q) // 64 - 1) | (k < 64)) & (k <= q + n_kv - n_q)) |
@@ -50,20 +50,19 @@ pairs    no closed form: exact numbers at given lengths
 chosen   topk_436d8904dfd3: the 13 best blocks of 64 keys for each query by scores in fp32, the
          heads of a key/value head together, ties to the lower index; among ((q + n_kv - n_q) // 64
          >= k // 64 + 2) & (k >= 64) & (k <= q + n_kv - n_q)
-plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+plan     tiles of 128 x 128, 2 consumer warpgroups of 64 rows and a producer, 2 stages, 161 KiB of
          shared memory
-plan     tile lists in memory (CSR), made at every call: what is chosen decides which live
-plan     layout by counts of chosen pairs: tiles that these leave in doubt count as partial
-plan     partial tiles: bits of 3 intervals per row and of the chosen blocks, no pair is tested
-plan     blocks are chosen and tile lists made on the device, in the call's own memory, and nothing
-         waits; on the host, which waits, with nan_safe or entmax, and where scores are given
-         elsewhere
-plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
-         2 blocks per multiprocessor: taken by a call when the tiles of its lengths are predicted to
-         take fewer cycles; where data decide, the tiles of typical data
-plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
-         multiprocessor, 106.5 KiB of shared memory: taken by a call when the tiles of its lengths
-         are predicted to take fewer cycles; where data decide, the tiles of typical data
+plan     tile lists in memory (CSR), built at every call: the selection decides what is live
+plan     layout by counts of chosen pairs: undecided tiles count as partial
+plan     partial tiles: bits of 3 intervals per row and of the chosen blocks, no test per pair
+plan     the GPU chooses blocks and builds tile lists in the call's own memory, and the host does
+         not wait; with nan_safe, entmax, or scores in host memory, the host chooses and waits
+plan     or tiles of 64 x 64, a consumer warpgroup and a producer, 2 stages, 81 KiB of shared
+         memory, 2 blocks per multiprocessor: used if predicted to be faster at a call's lengths,
+         with typical data
+plan     backward: or tiles of 64 x 64, a consumer warpgroup and a producer, 2 blocks per
+         multiprocessor, 106.5 KiB of shared memory: used if predicted to be faster at a call's
+         lengths, with typical data
 """
 """The text that `explain()` returns."""
 

@@ -91,19 +91,20 @@ constexpr int GROUPS = 1;  // consumer warpgroups, 64 queries each
 constexpr int STAGES = 2;  // tiles of k, and of v, in flight
 constexpr int BLOCKS = 2;  // blocks that an SM runs at once
 // Registers per thread (setmaxnreg) of the consumer and the producer warpgroups. With pack_gqa,
-// each consumer thread gives PACKED_REGISTERS to the producer; see lib/constants.cuh.
-constexpr int PACKED_REGISTERS = 16;
-constexpr int USUAL_COMPUTE = 232, USUAL_COPY = 24;
+// each consumer thread gives PACK_GQA_REGISTERS to the producer; see lib/constants.cuh.
+constexpr int PACK_GQA_REGISTERS = 16;
+constexpr int BASE_COMPUTE = 232, BASE_COPY = 24;
 // Whether registers have room for q as an operand of q k^T.
 #define ROOM_FOR_Q 1
 // Shared memory for the lists of entmax, in bytes.
 #define LIST_BYTES 0
-// When a step waits for p v ("settles"); SETTLE in lib/constants.cuh combines these constants.
-// SETTLE_FIRST: before the logits. CROWDED_CELLS: selection bits and intervals leave few
-// registers. SETTLE_LAST: the value of SETTLE in all other cases, without persistent blocks.
-constexpr bool SETTLE_FIRST = 0;
+// When a step waits for p v; PV_WAIT in lib/constants.cuh combines these constants.
+// PV_WAIT_FIRST: before the logits. CROWDED_CELLS: selection bits and intervals leave few
+// registers. PV_WAIT_LAST: the value of PV_WAIT in all other cases, without persistent blocks.
+constexpr bool PV_WAIT_FIRST = 0;
 constexpr bool CROWDED_CELLS = 0;
-constexpr int SETTLE_LAST = 2;
+constexpr int PV_WAIT_LAST =
+    2;
 // The tiles of a row are a list in memory. If 0, they are a range of consecutive tiles.
 [[maybe_unused]] constexpr bool TILE_LISTS = 1;
 // Scores also decide which pairs are kept, in tiles where the predicate tests pairs.

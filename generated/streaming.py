@@ -26,7 +26,7 @@ plan     tiles of 64 x 64: products run from registers, and a thread's fp32 tile
          backward pass) from its L2 cache
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 9 closed-form loops
-plan     partial tiles: bits of 2 intervals per row, no pair is tested
+plan     partial tiles: bits of 2 intervals per row, no test per pair
 
 target   sm_90a, bfloat16, head_dim 128
 mask     ((k >= q + n_kv - n_q - 1023) | (k < 4)) & (k <= q + n_kv - n_q)
@@ -39,18 +39,16 @@ proof    translation invariant: no (all lengths; mask shifted by (1, 1) stays in
 pairs    1028*N - 527878  (N >= 2054)
 flops    forward 526336*N - 270273536, backward 2.5 x
 bytes    at least 1024*N (q, k, v and out once)
-plan     tiles of 128 x 128, 2 warpgroups of 64 rows and one that copies, 2 stages, 161 KiB of
+plan     tiles of 128 x 128, 2 consumer warpgroups of 64 rows and a producer, 2 stages, 161 KiB of
          shared memory
 plan     tile lists in memory (CSR): some rows have gaps between their live tiles
 plan     layout from 9 closed-form loops
-plan     partial tiles: bits of 2 intervals per row, no pair is tested
-plan     or tiles of 64 x 64, one warpgroup and one that copies, 2 stages, 81 KiB of shared memory,
-         2 blocks per multiprocessor: taken by a call when the tiles of its lengths are predicted to
-         take fewer cycles; where data decide, the tiles of typical data
-plan     backward: or tiles of 64 x 64, one warpgroup and one that copies, 2 blocks per
-         multiprocessor, 106.5 KiB of shared memory, dq in a launch of its own where that takes
-         less: taken by a call when the tiles of its lengths are predicted to take fewer cycles;
-         where data decide, the tiles of typical data
+plan     partial tiles: bits of 2 intervals per row, no test per pair
+plan     or tiles of 64 x 64, a consumer warpgroup and a producer, 2 stages, 81 KiB of shared
+         memory, 2 blocks per multiprocessor: used if predicted to be faster at a call's lengths
+plan     backward: or tiles of 64 x 64, a consumer warpgroup and a producer, 2 blocks per
+         multiprocessor, 106.5 KiB of shared memory, dq in a separate launch if that is faster: used
+         if predicted to be faster at a call's lengths
 """
 """The text that `explain()` returns."""
 
