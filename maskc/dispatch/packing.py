@@ -11,8 +11,8 @@ from maskc.dispatch.programs import Emitted, Program
 from maskc.dispatch.tables import per_head
 
 _FEW = 8
-"""Queries per head, for heads that share keys with no other, up to which a mask with a score
-formula is packed: this mode computes the formula for existing rows only, not for a whole tile."""
+"""Queries per head, up to which heads that share keys with no other are packed. This mode merges
+the parts of a row in the same launch, and computes a score formula for existing rows only."""
 _PACKED = ("q", "out", "lse")
 
 
@@ -42,7 +42,7 @@ def packed(
         wanted.direction is Direction.backward
         or (unit.form and not unit.by_documents)
         or not units
-        or (heads < 2 and (bundle.problem.score is None or sizes.n_q > _FEW))
+        or (heads < 2 and sizes.n_q > _FEW)
         or not sizes.n_kv
         or bundle.head_variant
         or Feature.entmax in wanted.features  # which looks at whole rows

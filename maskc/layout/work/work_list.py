@@ -25,7 +25,7 @@ _FEW_ROWS, _MOST_FEW = 4, 16
 """Rows of packed heads up to which parts may have `few_tiles`, and the largest multiple of it for
 more rows."""
 _WIDER = 4
-"""Times as many tiles as the least that parts of long rows have, where eight of them are left."""
+"""Times as many tiles as the least that parts of long rows have, where 16 of them are left."""
 MOST_PARTS = 64
 """The most parts of a packed row: one block adds them up, when others may have nothing to do."""
 _MULTIPROCESSORS = 132
@@ -219,13 +219,13 @@ def part_tiles(count: np.ndarray, rows: int, rule: WorkList) -> np.ndarray:
     less than twice as many stay whole. 0: all do.
 
     Of more rows, what is written and read of parts stays the same share of their keys. There are
-    eight parts, if these have neither too few tiles nor too many, and MOST_PARTS at most.
+    at least 16 parts, if these have neither too few tiles nor too many, and MOST_PARTS at most.
     """
     least, long = part_bounds(rows, rule)
     if not least:
         return np.zeros(count.shape, np.int64)
     size = np.full(count.shape, least, np.int64)
-    while (longer := (size < long) & (count >= 16 * size)).any():
+    while (longer := (size < long) & (count >= 32 * size)).any():
         size[longer] *= 2
     while (many := count > MOST_PARTS * size).any():
         size[many] *= 2

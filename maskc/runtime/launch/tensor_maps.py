@@ -75,7 +75,11 @@ def encoded(
 
 def encode_with(driver: Any, address: int, dims: Shape, strides: Shape, box: Shape,
                 dtype: str) -> tuple[Any, Any]:  # fmt: skip
-    """cuTensorMapEncodeTiled of cuda.bindings: (status, map)."""
+    """Call cuTensorMapEncodeTiled of cuda.bindings; return (status, map).
+
+    L2 reads only the bytes of a box. With promotion to 256 bytes, decoding read keys and values at
+    4.15 instead of 4.45 TB/s (one H200); other kernels took the same time.
+    """
     kind = driver.CUtensorMapDataType
     status_and_map: tuple[Any, Any] = driver.cuTensorMapEncodeTiled(
         getattr(kind, f"CU_TENSOR_MAP_DATA_TYPE_{_KINDS[dtype]}"),
@@ -87,7 +91,7 @@ def encode_with(driver: Any, address: int, dims: Shape, strides: Shape, box: Sha
         [driver.cuuint32_t(1)] * len(dims),
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     return status_and_map

@@ -39,8 +39,9 @@ def _places(values: list[str], count: int) -> str:
 
 
 def _box(call: str, first: int, more: str = "") -> Made:
-    def made(asm: Asm, _: re.Match[str]) -> str:
-        at = ", ".join(f"(int)({x})" for x in asm.ins[first:])
+    def made(asm: Asm, instruction: re.Match[str]) -> str:
+        dims = int(instruction[1])  # a hint for L2 may follow the coordinates
+        at = ", ".join(f"(int)({x})" for x in asm.ins[first : first + dims])
         return f"emu::{call}({', '.join(asm.ins[:first])}, {{{at}}}{more})"
 
     return made
@@ -96,9 +97,9 @@ RULES: tuple[tuple[str, str | Made], ...] = (
     (r"ld\.acquire\.gpu\.global\.b32", "{o0} = emu::poll({i0})"),
     (r"bar\.sync %0, %1", "emu::named_sync({i0}, {i1})"),
     (r"bar\.arrive %0, %1", "emu::named_arrive({i0}, {i1})"),
-    (r"cp\.async\.bulk\.tensor\.\dd\.shared::cluster", _box("load_tensor", 3)),
-    (r"cp\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", false")),
-    (r"cp\.reduce\.async\.bulk\.tensor\.\dd\.global", _box("store_tensor", 2, ", true")),
+    (r"cp\.async\.bulk\.tensor\.(\d)d\.shared::cluster", _box("load_tensor", 3)),
+    (r"cp\.async\.bulk\.tensor\.(\d)d\.global", _box("store_tensor", 2, ", false")),
+    (r"cp\.reduce\.async\.bulk\.tensor\.(\d)d\.global", _box("store_tensor", 2, ", true")),
     (
         r"red\.global\.add\.v4\.f32",
         "atomicAdd({i0}, {i1}), atomicAdd({i0} + 1, {i2}), "
