@@ -155,7 +155,7 @@ class Attention(torch.nn.Module):
         return attend(q, k, v, self.mask, options, data, self.score, of_others)
 
     def extra_repr(self) -> str:
-        """The mask, and what differs from plain attention."""
+        """Return the mask, and the options that differ from plain attention, as text."""
         parts = [str(self.mask)]
         for name in ("scale", "softcap", "alpha"):
             if getattr(self, name) is not None:
@@ -266,7 +266,7 @@ class SplashAttention(torch.nn.Module):
         }
 
     def extra_repr(self) -> str:
-        """The numbers."""
+        """Return the module's numbers as text."""
         return (
             f"head_dim={self.head_dim}, alpha={_shown(self.alpha)}, k_keep={self.k_keep}, "
             f"sm_scale={self.sm_scale:g}, causal={self.causal}"

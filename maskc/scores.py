@@ -29,52 +29,52 @@ __all__ = [
 
 
 def where(condition: Any, then: Any, other: Any) -> Any:
-    """`then` where the condition holds, `other` elsewhere."""
+    """Return `then` where the condition holds, and `other` elsewhere."""
     return choose(condition, then, other)
 
 
 def exp(x: Any) -> Any:
-    """e^x."""
+    """Return e^x."""
     return apply("exp", x)
 
 
 def log(x: Any) -> Any:
-    """The natural logarithm; of scores only where x is certainly positive."""
+    """Return the natural logarithm of x. A score in x must be certainly positive."""
     return apply("log", x)
 
 
 def tanh(x: Any) -> Any:
-    """The hyperbolic tangent."""
+    """Return the hyperbolic tangent of x."""
     return apply("tanh", x)
 
 
 def sqrt(x: Any) -> Any:
-    """The square root; of scores only where x is certainly positive."""
+    """Return the square root of x. A score in x must be certainly positive."""
     return apply("sqrt", x)
 
 
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + e^-x)."""
+    """Return the logistic function 1 / (1 + e^-x)."""
     return apply("sigmoid", x)
 
 
 def erf(x: Any) -> Any:
-    """The error function."""
+    """Return the error function of x."""
     return apply("erf", x)
 
 
 def gelu(x: Any) -> Any:
-    """x times the share of a normal distribution below x (Hendrycks and Gimpel, 2016)."""
+    """Return x times the share of a normal distribution below x (Hendrycks and Gimpel, 2016)."""
     return apply("gelu", x)
 
 
 def sin(x: Any) -> Any:
-    """The sine of x radians."""
+    """Return the sine of x, an angle in radians."""
     return apply("sin", x)
 
 
 def cos(x: Any) -> Any:
-    """The cosine of x radians."""
+    """Return the cosine of x, an angle in radians."""
     return apply("cos", x)
 
 
@@ -97,6 +97,9 @@ def soft_cap(cap: Any) -> Score:
     Args:
         cap: a positive number, or `mc.param("cap", 30.0)`.
 
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
+
     Raises:
         NotPositive: a number that is not above 0 (MC102).
     """
@@ -111,6 +114,9 @@ def tanh_clip(clip: Any = 10.0) -> Score:
 
     Args:
         clip: a positive number, or a parameter.
+
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
 
     Raises:
         NotPositive: a number that is not above 0 (MC102).
@@ -127,6 +133,9 @@ def alibi(slopes: str = "slopes", *, n_heads: int | None = None) -> Score:
         slopes: the keyword under which calls give slopes [Hq].
         n_heads: query heads; then slopes are the paper's, 2 ** (-8 * (h + 1) / n_heads), and calls
             give none.
+
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
 
     Raises:
         NotPositive: `n_heads` is not above 0 (MC102).
@@ -146,6 +155,9 @@ def bias(name: str = "bias") -> Score:
     Args:
         name: the keyword under which calls give it; dimensions of one entry, and those that are
             missing in front, are shared.
+
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
     """
     given = table(check_name(name, caller()))
     return score(lambda s, q, k, h, b: s + given[b, h, q, k])
@@ -158,6 +170,9 @@ def relative(name: str = "bias", *, furthest: int) -> Score:
     Args:
         name: the keyword under which calls give the table [Hq, 2 * furthest + 1].
         furthest: the distance from which on all share an entry.
+
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
 
     Raises:
         NotPositive: `furthest` is not above 0 (MC102).
@@ -197,6 +212,9 @@ def t5(
         bidirectional: whether keys ahead of their query have buckets of their own, as in the
             encoder; else they share the first.
 
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
+
     Raises:
         NotPositive: `buckets` below 4, or `furthest` not above half of them (MC102).
     """
@@ -223,6 +241,9 @@ def distance_decay(name: str = "decay") -> Score:
 
     Args:
         name: the keyword under which calls give the factors [Hq], above 0 and at most 1.
+
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
     """
     given = table(name)
     return score(lambda s, q, k, h: s + abs(_behind(q, k)) * log(given[h]))
@@ -233,6 +254,9 @@ def kerple(strength: str = "strength", rate: str = "rate") -> Score:
 
     Args:
         strength, rate: the keywords under which calls give both [Hq], above 0.
+
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
     """
     first, second = table(strength), table(rate)
     return score(lambda s, q, k, h: s - first[h] * log(1 + second[h] * abs(_behind(q, k))))
@@ -247,6 +271,9 @@ def swin(window: tuple[int, int], name: str = "bias") -> Score:
         window: (height, width).
         name: the keyword under which calls give the table
             [(2 * height - 1) * (2 * width - 1), Hq], Swin's `relative_position_bias_table`.
+
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
 
     Raises:
         NotPositive: a side that is not above 0 (MC102).
@@ -277,6 +304,9 @@ def cosine(name: str = "logit_scale", *, most: float = 100.0) -> Score:
         name: the keyword under which calls give the logarithms [Hq].
         most: the largest factor.
 
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
+
     Raises:
         NotPositive: `most` is not above 0 (MC102).
     """
@@ -293,6 +323,9 @@ def gated_bias(name: str = "bias", gate: str = "gate", *, furthest: int) -> Scor
         name: the keyword under which calls give the table [Hq, 2 * furthest + 1].
         gate: the keyword of the gates before the sigmoid [B, Hq, Nq].
         furthest: the distance from which on all share an entry.
+
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
 
     Raises:
         NotPositive: `furthest` is not above 0 (MC102).
@@ -316,6 +349,9 @@ def forget_gate(name: str = "log_forget") -> Score:
 
     Args:
         name: the keyword under which calls give c [B, Hq, N].
+
+    Returns:
+        The score formula, for `score=` of `Mask.compile` and `attention`.
     """
     given = table(name)
     return score(lambda s, q, k, h, b: s + given[b, h, q] - given[b, h, k])

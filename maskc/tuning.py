@@ -153,7 +153,11 @@ def _difference(a: Any, b: Any) -> float:
 
 
 def clear_tuned(attn: CompiledMask) -> None:
-    """Forget what was measured for a mask on this card: calls follow the cost model again."""
+    """Forget what was measured for a mask on this card: calls follow the cost model again.
+
+    Args:
+        attn: the compiled mask that `tune` was called with.
+    """
     attn.tuned.clear()
     attn.forget_plans()
     remember(attn.bundle, attn.target, {})

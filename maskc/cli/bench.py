@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     help="Queries: 4096, 1e6, 128k (of 1024), 1M; several are a sweep: 1k,2k,4k.  "
     "[default: that of --data, else 4096]",
 )  # fmt: skip
-@click.option(
-    "--n-kv", type=LENGTH_TYPE, metavar="N", help="Keys; as many as queries, if not given."
-)
+@click.option("--n-kv", type=LENGTH_TYPE, metavar="N", help="Keys.  [default: --n]")
 @click.option(
     "--kv-heads", type=click.IntRange(1), metavar="H",
-    help="Key/value heads; as --heads, if not given.",
+    help="Key/value heads.  [default: --heads]",
 )  # fmt: skip
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, metavar="B")
 @click.option(
@@ -48,8 +46,8 @@ if TYPE_CHECKING:
 @click.option("--repeats", type=click.IntRange(1), default=20, show_default=True)
 @click.option(
     "--tiles", is_flag=True,
-    help="Instead of rivals: the forward pass in all tiles that the target has, or all that have "
-    "--tile or --stages.",
+    help="Time the forward pass in every tile of the target, or in those with --tile or --stages; "
+    "no other libraries.",
 )  # fmt: skip
 @click.option("--nvtx", is_flag=True, help="Mark the calls as ranges for Nsight, on a GPU.")
 @click.option(
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--suite", type=click.Choice(("seeds",)),
-    help="Instead of FILE: tables of known masks, each met or missed; --n then caps the lengths.",
+    help="Time a set of known masks instead of FILE, with a bar for each; --n caps the lengths.",
 )  # fmt: skip
 @data_options(LENGTH)
 @json_option

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @mask_source
 @click.option(
     "-o", "--output", metavar="DIR",
-    help="Write each pattern's module and its sources here; - prints them.",
+    help="Folder for each pattern's module and its sources; - prints them.",
 )  # fmt: skip
 @kernel_options
 @length_options("that of --data, else 4096")

@@ -32,20 +32,24 @@ _PARTS = ("information", "perplexity", "retrieval")
 )
 @click.option(
     "--text", "texts", multiple=True, metavar="NAME=FILE",
-    help="Texts; those that come with Python, if none is given.",
+    help="Texts.  [default: texts that come with Python]",
 )  # fmt: skip
 @click.option(
     "--data", "files", multiple=True, metavar="NAME=FILE",
-    help="What masks read, the same for every sequence; functions of tokens: maskc.evaluate.",
+    help="Data of the mask, the same for every sequence. Python's maskc.evaluate takes functions.",
 )  # fmt: skip
-@click.option("--n", type=LENGTH_TYPE, default=1024, show_default=True, help="Tokens a sequence.")
+@click.option("--n", type=LENGTH_TYPE, default=1024, show_default=True, help="Tokens per sequence.")
 @click.option(
-    "--sequences", type=click.IntRange(1), default=2, show_default=True, help="Of each text."
+    "--sequences",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Sequences of each text.",
 )
 @click.option(
     "--beside", "compared_with", default="window,streaming,random,topk", show_default=True,
     metavar="NAMES",
-    help="Families at the same number of live pairs: all, none, or names.",
+    help="Masks to compare with, at the same number of live pairs: all, none, or names.",
 )  # fmt: skip
 @click.option(
     "--budget", "budgets", metavar="PERCENT,...",
@@ -55,15 +59,17 @@ _PARTS = ("information", "perplexity", "retrieval")
     "--solve", metavar="NAME",
     help="The pattern's parameter that meets --budget.  [default: window, or its only number]",
 )  # fmt: skip
-@click.option("--ablate", is_flag=True, help="Also the mask without each of its terms.")
+@click.option("--ablate", is_flag=True, help="Also evaluate the mask without each of its terms.")
 @click.option(
     "--needles", type=click.IntRange(0), default=0, show_default=True,
     help="Texts with a number that the model must repeat.",
 )  # fmt: skip
-@click.option("--layers", metavar="I,...", help="Layers to compute the retained mass of.")
+@click.option("--layers", metavar="I,...", help="Layers whose retained attention mass is computed.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part.")
-@click.option("--device", metavar="D", help="cpu, cuda; a GPU where there is one, if not given.")
-@click.option("--dtype", default="float32", show_default=True, help="Of weights and activations.")
+@click.option("--device", metavar="D", help="cpu or cuda.  [default: a GPU if there is one]")
+@click.option(
+    "--dtype", default="float32", show_default=True, help="Dtype of weights and activations."
+)
 @click.option("--margin", default=0.02, show_default=True, help="Nats that count as no difference.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "output", metavar="FILE", help="Write the results as JSON.")

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--ranks", type=click.IntRange(2, 4096), metavar="R",
-    help="Show which pairs have query and key on one of R ranks, and whose keys travel.",
+    help="Show which pairs are local to one of R ranks, and which keys must be sent.",
 )  # fmt: skip
 @problem_options
 @length_options("where the mask has its shape")
 @data_options(None)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, metavar="P",
-    help="Where to listen; a free port, if not given.",
+    help="Port to listen on.  [default: a free one]",
 )  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
 def explore(

@@ -209,25 +209,25 @@ _COSTS: _Options = {
     ),
     "heads": click.option(
         "--heads", type=click.IntRange(1), metavar="H",
-        help="Query heads; where they differ, as the mask is written, else 8.",
+        help="Query heads.  [default: the number that the mask is written for, else 8]",
     ),
 }  # fmt: skip
 _TARGETS: _Options = {
     "targets": click.option(
         "--target", "targets", multiple=True, metavar="T",
-        help="cpu, simt, sm_80, sm_90a, or a GPU's own name such as sm_89; this machine's, if not "
-        "given.",
+        help="cpu, simt, sm_80, sm_90a, or the architecture of a GPU, such as sm_89.  "
+        "[default: the best of this machine]",
     ),
 }  # fmt: skip
 _TILES: _Options = {
     "tile": click.option(
         "--tile", type=Parsed("tile", _tile), metavar="QxK",
-        help="Queries and keys of the forward pass's tile, such as 128x64; as planned, if not "
-        "given.",
+        help="Queries and keys of the forward pass's tile, such as 128x64.  "
+        "[default: the planner's choice]",
     ),
     "stages": click.option(
         "--stages", type=click.IntRange(1), metavar="S",
-        help="Tiles of keys in flight, on Hopper; as planned, if not given.",
+        help="Tiles of keys in flight, on Hopper.  [default: the planner's choice]",
     ),
 }  # fmt: skip
 
@@ -295,9 +295,7 @@ def length_options(default: str) -> Callable[[Command], Command]:
             "--n", type=LENGTH_TYPE, metavar="N",
             help=f"Queries: 4096, 1e6, 128k (of 1024), 1M.  [default: {default}]",
         )  # fmt: skip
-        @click.option(
-            "--n-kv", type=LENGTH_TYPE, metavar="N", help="Keys; as many as queries, if not given."
-        )
+        @click.option("--n-kv", type=LENGTH_TYPE, metavar="N", help="Keys.  [default: --n]")
         @wraps(command)
         def wrapped(n: int | None, n_kv: int | None, **rest: Any) -> Any:
             if n is None and n_kv is not None:
@@ -327,12 +325,12 @@ def data_options(fallback: int | None, also: tuple[str, ...] = ()) -> Callable[[
     def decorate(command: Command) -> Command:
         @click.option(
             "--data", "files", multiple=True, metavar="NAME=FILE",
-            help="What the mask reads: *.npy, *.npz, *.json, cu_seqlens:FILE, parents:FILE; "
-            "made up, if not given.",
+            help="Data of the mask: *.npy, *.npz, *.json, cu_seqlens:FILE or parents:FILE.  "
+            "[default: random data]",
         )  # fmt: skip
         @click.option(
             "--seed", type=int, default=0, show_default=True,
-            help="Of random inputs and made-up data.",
+            help="Seed of random inputs and random data.",
         )  # fmt: skip
         @wraps(command)
         def wrapped(

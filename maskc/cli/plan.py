@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences.")
 @click.option(
     "--data", "files", multiple=True, metavar="NAME=FILE",
-    help="What the mask reads, for all tokens; without it the plan holds for any data.",
+    help="Data of the mask, for all tokens. Without it the plan holds for any data.",
 )  # fmt: skip
 @click.option(
-    "--together", is_flag=True, help="One layout for all masks of the file, as layers alternate."
+    "--together",
+    is_flag=True,
+    help="One layout for all masks of the file, for models with several kinds of layers.",
 )
 @cost_options
 @json_option

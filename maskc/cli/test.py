@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 @target_option
 @click.option(
     "--head-dim", type=click.IntRange(1), default=64, show_default=True, metavar="D",
-    help="Elements per row of q and k, and of v.",
+    help="Elements per row of q, k and v.",
 )  # fmt: skip
-@click.option("--dtype", metavar="T", help="One dtype; every one of the target's, if not given.")
+@click.option("--dtype", metavar="T", help="One dtype.  [default: all of the target]")
 @click.option(
     "--heads", type=click.IntRange(1), metavar="H",
-    help="Query heads; drawn, or as the mask is written, if not given.",
+    help="Query heads.  [default: the number that the mask is written for, else drawn]",
 )  # fmt: skip
 @click.option(
     "--examples", type=click.IntRange(1), default=100, show_default=True, metavar="N",

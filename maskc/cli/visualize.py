@@ -73,17 +73,17 @@ def _tile(text: str) -> tuple[int, int]:
 @length_options("where the mask has its shape")
 @click.option(
     "--range", "span", type=Parsed("range", _span), metavar="Q0:Q1,K0:K1",
-    help="Draw this part only; up to 256 x 256 tokens its elements.",
+    help="Draw only this part; single pairs up to 256 x 256 tokens.",
 )  # fmt: skip
 @click.option(
     "--tile",
     type=Parsed("tile", _tile),
     metavar="Q,K",
-    help="Tokens of the tiles; those of the kernel, if not given. Doubled while over 2048 a side.",
+    help="Tokens of a tile.  [default: the kernel's; doubled while a side has over 2048 tiles]",
 )
 @click.option(
     "--weights", is_flag=True,
-    help="A heatmap of attention weights; of --data q=FILE and k=FILE, else of synthetic ones.",
+    help="Draw a heatmap of attention weights, of --data q=FILE and k=FILE or of random q and k.",
 )  # fmt: skip
 @click.option(
     "--head", type=click.IntRange(0), default=0, show_default=True,

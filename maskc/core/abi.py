@@ -1,4 +1,7 @@
-"""The argument blocks that kernels take: tables, from which the C text and the bytes come."""
+"""Argument blocks of kernels, as tables of fields.
+
+The declarations in C and the ctypes structures are made from these tables. Strides are in elements.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from maskc.core.score import MAX_RANK, MAX_SLOTS
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A member of an argument block."""
+    """A member of an argument block: its name, its type in C, and a note on shape and meaning."""
 
     name: str
     ctype: str
@@ -99,7 +102,7 @@ SCORE_FIELDS: tuple[Field, ...] = (
     Field("score_number", "float", "parameters that are no tables", MAX_SLOTS),
     Field("score_integer", "i32", "likewise", MAX_SLOTS),
 )
-"""Members of `struct Attention` behind FIELDS in sources with a score formula."""
+"""Members that follow FIELDS in `struct Attention` in sources with a score formula."""
 
 DROPOUT_FIELDS: tuple[Field, ...] = (
     Field("dropout_seed_at", "const i64 *", "where the seed lies, or null: in dropout_seed"),
@@ -109,7 +112,7 @@ DROPOUT_FIELDS: tuple[Field, ...] = (
     Field("dropout_first_q", "i32", "sixteens of queries of the sequence before the call's first"),
     Field("dropout_first_k", "i32", "likewise of keys"),
 )
-"""Further members in sources with dropout."""
+"""Members that follow these in sources with dropout."""
 
 FP8_FIELDS: tuple[Field, ...] = (
     Field("v_transposed", "unsigned char *", "workspace: v^T, tile by tile"),
@@ -117,7 +120,7 @@ FP8_FIELDS: tuple[Field, ...] = (
     Field("k_descale", "const float *", "of k, likewise"),
     Field("v_descale", "const float *", "of v, likewise"),
 )
-"""Members of `struct Attention` behind FIELDS in sources for E4M3."""
+"""Members that follow FIELDS in `struct Attention` in sources for E4M3."""
 
 PAGE_FIELDS: tuple[Field, ...] = (
     Field("pages", "const i32 *", "entries of page tables: which page of the pool"),
@@ -125,7 +128,7 @@ PAGE_FIELDS: tuple[Field, ...] = (
     Field("key_count", "const i32 *", "[batch]: keys of each sequence"),
     Field("page_count", "i32", "pages of a pool"),
 )
-"""The members behind these, in sources with keys in pages."""
+"""Members that follow these in sources with a paged KV cache."""
 
 WORK_FIELDS: tuple[tuple[str, str], ...] = (
     ("tile", "tile row; backward: tile column; packed heads, which have one row: tiles of a part"),
@@ -145,21 +148,23 @@ WORK_FIELDS: tuple[tuple[str, str], ...] = (
         "of packed heads its last one; else 0",
     ),
 )
-"""The int32 fields of one item of the work list.
+"""The int32 fields of one work item.
 
-Behind all items come, in the same form, the rows to be merged, or the columns that several items
-share: `tile`, `head`, in `first` the number of the first part and in `count` that of parts. Of a
-list made on the device `items` counts those without tiles too, which are its last. In a
-deterministic backward pass `first` and `count` of a shared item are counted in its head's own list.
+After all items follow records of the same form: rows to merge, or columns that several items share.
+In these, `tile` and `head` name the row or column, `first` is the number of its first part, and
+`count` the number of parts. In lists built on the GPU, `items` also counts items without tiles,
+which come last. In a deterministic backward pass, `first` and `count` of a shared item are relative
+to its head's list.
 
-`counter` holds the items that blocks have taken beyond their first, the blocks that are done, and,
-where heads are packed, of every row to be merged the parts that are stored.
+`counter` holds the number of items that blocks took after their first, and the number of blocks
+that finished. With pack_gqa it also holds the number of stored partial results for each row to
+merge.
 """
 
 MAX_READINGS = 2 * MAX_ARRAYS
-"""The most ways in which tiles read a mask's arrays: each by queries and by keys."""
+"""The most ways in which tiles read a mask's arrays: every array by queries and by keys."""
 MAX_SELECTIONS = 3
-"""The most run-time selections of a mask that the device makes."""
+"""The most run-time selections of one mask that the GPU computes."""
 _EACH = MAX_SELECTIONS
 MOST_RESULTS = 5
 """The most results of a pass: dq, dk, dv and two gradients per head."""
@@ -237,14 +242,14 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("merges", "i32", "behind them"),
     Field("counters", "i32", "of the pass"),
 )
-"""The arguments of the kernel that makes lists of tiles on the device, from data, documents or
-chosen blocks. Of two values the first belongs to queries and tile rows, the second to keys and tile
+"""Arguments of the kernel that builds tile lists on the GPU from data, documents or chosen blocks.
+In arrays of two, the first value is for queries and tile rows, the second for keys and tile
 columns."""
 READ_TILES = 16
-"""The most tiles that a block of that kernel reads the data of."""
+"""The most tiles for which a block of that kernel reads data."""
 STATE_WORDS, STATE_OF_LIST = 4, 4
-"""int32 words in which blocks of that kernel tell each other how far they are, and further ones for
-each list."""
+"""int32 words by which blocks of that kernel report progress to each other: in all, and for each
+list."""
 
 SELECTED_FIELDS: tuple[Field, ...] = (
     Field("q", "const void *", "[batch, heads_q, n_q, HEAD_DIM]"),
@@ -281,11 +286,11 @@ SELECTED_FIELDS: tuple[Field, ...] = (
     Field("first_join", "i32", "warp of the launch that joins rows", _EACH),
     Field("state_words", "i32", "of the state"),
 )  # fmt: skip
-"""The arguments of kernels that choose blocks; arrays have an entry for each selection. Of two
-values the first belongs to queries, the second to keys."""
+"""Arguments of the kernels that choose blocks. Arrays have an entry for each selection. In arrays
+of two, the first value is for queries, the second for keys."""
 
 MOST_MOVED = 8
-"""The most tensors that a launch moves rows of."""
+"""The most tensors whose rows one launch moves."""
 _TENSORS = MOST_MOVED
 
 MOVED_FIELDS: tuple[Field, ...] = (
@@ -319,8 +324,8 @@ MOVED_FIELDS: tuple[Field, ...] = (
     Field("batch", "i32", "sequences"),
     Field("count", "i32", "tensors"),
 )  # fmt: skip
-"""The arguments of kernels that list tokens and move their rows. Arrays have an entry per tensor;
-of two values the first belongs to queries, the second to keys."""
+"""Arguments of the kernels that list tokens and move their rows. Arrays have an entry for each
+tensor. In arrays of two, the first value is for queries, the second for keys."""
 
 STEP_FIELDS: tuple[Field, ...] = (
     Field("lens_q", "const void *", "queries of each sequence, or null: `sequence_queries` of all"),
@@ -371,7 +376,7 @@ STEP_FIELDS: tuple[Field, ...] = (
     Field("n_kv", "i32", "keys of a block, a multiple of tiles"),
     Field("max_kv", "i32", "tokens for which data have entries"),
 )  # fmt: skip
-"""The arguments of the kernel that makes the arrays of a step over pages."""
+"""Arguments of the kernel that prepares the arrays of a step over a paged KV cache."""
 
 PAGED_ROWS_FIELDS: tuple[Field, ...] = (
     Field("source", "const void *", "[tokens][heads][dim]: queries, keys, values", 3),
@@ -399,7 +404,7 @@ PAGED_ROWS_FIELDS: tuple[Field, ...] = (
     Field("page_size", "i32", "tokens of a page"),
     Field("page_count", "i32", "pages of a pool"),
 )  # fmt: skip
-"""The arguments of the kernel that writes rows of new tokens into pages."""
+"""Arguments of the kernel that appends rows of new tokens to a paged KV cache."""
 
 _CTYPES: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {
     "i32": ctypes.c_int32, "i64": ctypes.c_int64, "float": ctypes.c_float,
@@ -408,7 +413,11 @@ _CTYPES: dict[str, type[ctypes.c_int32 | ctypes.c_int64 | ctypes.c_float]] = {
 
 @cache
 def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
-    """An argument block as ctypes sees it; pointers are plain integers."""
+    """Return the ctypes structure of an argument block, with pointers as integers.
+
+    Args:
+        fields: the members, in order.
+    """
     members: list[tuple[str, type]] = []
     for field in fields:
         kind = ctypes.c_void_p if field.ctype.endswith("*") else _CTYPES[field.ctype]
@@ -418,12 +427,16 @@ def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
 
 ATTENTION = structure()
 SCORE = structure(SCORE_FIELDS)
-"""Blocks that lie behind ATTENTION, in this order, where a source has them."""
+"""Blocks that follow ATTENTION in this order, in sources that have them."""
 
 
 @cache
 def longer(size: int) -> type[ctypes.Structure]:
-    """ATTENTION with further bytes behind it, `size` in all."""
+    """Return ATTENTION extended to a size in bytes.
+
+    Args:
+        size: bytes of the extended block.
+    """
     rest = size - ctypes.sizeof(ATTENTION)
     return type("Longer", (ATTENTION,), {"_fields_": [("rest", ctypes.c_char * rest)]})
 
@@ -432,23 +445,22 @@ POINTERS = (
     "q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "delta", "dsink", "dslopes",
     "alibi_slopes", "sink_logits",
 )  # fmt: skip
-"""The first members of the argument block: those that every call sets, the first five or all."""
+"""The pointers that every call sets: a plain forward pass the first five, other calls all."""
 
 
 LISTED_POINTERS = (
     "row_ptr", "row_tiles", "col_ptr", "col_tiles", "work", "counter", "head_variant", "mask_args",
     "distances", "col_turns",
 )  # fmt: skip
-"""The members behind them, which a call sets as well, and three of `array`, where it makes its
-lists."""
+"""Pointers that a call sets as well if its lists are built on the GPU; `array` adds three."""
 
 
 Pointers = tuple[int, ...]
-"""Addresses in the order of POINTERS: the first five, or all, 0 for those a call lacks; or those of
-LISTED_POINTERS and of three arrays too."""
+"""Addresses in the order of POINTERS, the first five or all, with 0 for missing tensors. If lists
+are built on the GPU, the addresses of LISTED_POINTERS and of three arrays follow."""
 
 Numbers = tuple[float | None, float | None] | None
-"""The scale and the soft-cap that a call gives, None for one that it lacks; None: it lacks both."""
+"""(scale, softcap) of a call, each None if it has none; None if it has neither."""
 
 
 MOST_CONSTANTS = 48

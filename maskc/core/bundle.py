@@ -238,7 +238,7 @@ class WorkList:
     """Whether columns that are under way at a time may wait for each other both ways: the device
     runs as many blocks as maskc/layout/work/deterministic_order.py reckons with."""
     apart: bool = False
-    """Whether it is the list of a pass in the mode `apart`, in which items that share a column
+    """Whether it is the list of a pass in the mode SEPARATE_DQ, in which items that share a column
     leave their shares side by side instead of adding to one."""
     few_tiles: int = 0
     """The least tiles of a part of a packed row, a power of two, see
@@ -296,7 +296,7 @@ class SourceUnit:
     """(line of text, the user's position, the term there), for compiler messages."""
 
     def mode(self, name: str = "usual") -> Mode:
-        """A way to launch it; `usual` where it has none of that name."""
+        """Return the mode of a name, or the default one if the unit has none of that name."""
         modes = dict(self.modes)
         return modes.get(name) or modes["usual"]
 

@@ -172,18 +172,21 @@ def _forward(wanted: Pass) -> dict[str, str]:
 def _backward(
     unit: Source, wanted: Pass, facts: Facts, sizes: Sizes, accumulates: bool
 ) -> dict[str, str]:
-    once = _why_not_once(unit, wanted, facts, accumulates)
-    usual = ""
+    exclusive = _why_not_exclusive_dq(unit, wanted, facts, accumulates)
+    plain = ""
     if wanted.deterministic and DETERMINISTIC in dict(unit.modes):
-        usual = "not for deterministic=True: atomic additions have no fixed order"
+        plain = "not for deterministic=True: atomic additions have no fixed order"
     ordered = ""
     if not wanted.deterministic and not facts.adds_in_steps:
         ordered = "only for deterministic=True: columns would wait for each other"
-    apart = _why_not_apart(wanted, facts, sizes) or ("" if once else "dq needs no sum")
-    return {EXCLUSIVE_DQ: once, DETERMINISTIC: ordered, DEFAULT: usual, SEPARATE_DQ: apart}
+    needless = "" if exclusive else "dq needs no sum"
+    separate = _why_not_separate_dq(wanted, facts, sizes) or needless
+    return {
+        EXCLUSIVE_DQ: exclusive, DETERMINISTIC: ordered, DEFAULT: plain, SEPARATE_DQ: separate,
+    }  # fmt: skip
 
 
-def _why_not_once(unit: Source, wanted: Pass, facts: Facts, accumulates: bool) -> str:
+def _why_not_exclusive_dq(unit: Source, wanted: Pass, facts: Facts, accumulates: bool) -> str:
     """Why a pass does not store dq instead of adding to it; empty where it may."""
     if accumulates:
         return "dq is added to that of another launch"
@@ -200,7 +203,7 @@ def _why_not_once(unit: Source, wanted: Pass, facts: Facts, accumulates: bool) -
     return ""
 
 
-def _why_not_apart(wanted: Pass, facts: Facts, sizes: Sizes) -> str:
+def _why_not_separate_dq(wanted: Pass, facts: Facts, sizes: Sizes) -> str:
     """Why dq is not made in a launch of its own; empty where it may be."""
     tally, adders = facts.tally, facts.adders
     if wanted.features & OF_HEADS:

@@ -30,7 +30,11 @@ Count = int | Traced
 
 
 def full() -> Mask:
-    """Keep every pair."""
+    """Keep every pair.
+
+    Returns:
+        The mask.
+    """
     return nodes.Full(loc=caller())
 
 
@@ -40,6 +44,9 @@ def causal(*, align: str = END, at: Positions | None = None) -> Mask:
     Args:
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at: positions that calls give, from `mc.positions`, instead of places in the sequence.
+
+    Returns:
+        The mask.
 
     Raises:
         NotPositions: `at` is something else, or given together with `align` (MC492).
@@ -130,6 +137,9 @@ def dilated(
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
+    Returns:
+        The mask.
+
     Raises:
         NegativeWidth: a side is below 0 (MC101).
         NotPositive: the stride is below 1 (MC102).
@@ -156,6 +166,9 @@ def offsets(ids: Iterable[int], *, align: str = END) -> Mask:
         ids: distances; negative ones look ahead.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
+    Returns:
+        The mask.
+
     Raises:
         BadIds: an id is no integer (MC118).
     """
@@ -170,6 +183,9 @@ def strided(stride: int, phase: int = 0) -> Mask:
     Args:
         stride: the distance of two kept keys, a constant.
         phase: the residue that is kept, 0 to stride - 1.
+
+    Returns:
+        The mask.
 
     Raises:
         NotPositive: the stride is below 1 (MC102).
@@ -192,6 +208,9 @@ def sinks(n: Count) -> Mask:
     Args:
         n: how many keys at the beginning every query sees.
 
+    Returns:
+        The mask.
+
     Raises:
         NegativeWidth: n is below 0 (MC101).
         NotAnInteger: n is neither an integer nor a formula in lengths (MC103).
@@ -205,6 +224,9 @@ def prefix(n: Count) -> Mask:
 
     Args:
         n: the length of the prefix in keys.
+
+    Returns:
+        The mask.
 
     Raises:
         NegativeWidth: n is below 0 (MC101).
@@ -235,6 +257,9 @@ def global_tokens(
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at_most: with a name: so many tokens of a sequence are flagged at most, see mc.flags.
 
+    Returns:
+        The mask; its `rows` and `columns` are masks, too.
+
     Raises:
         BadIds: an id is no integer, or below 0 (MC118).
         NegativeWidth: a count is below 0 (MC101).
@@ -263,6 +288,9 @@ def block_diagonal(size: int, *, align: str = END, at: Positions | None = None) 
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at: positions that calls give, from `mc.positions`, instead of places in the sequence.
 
+    Returns:
+        The mask.
+
     Raises:
         NotPositive: the size is below 1 (MC102).
         NotConstant: the size is no plain integer (MC104).
@@ -281,6 +309,9 @@ def chunked(size: int, *, align: str = END, at: Positions | None = None) -> Mask
         size: tokens of a chunk, a constant.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at: positions that calls give, from `mc.positions`, instead of places in the sequence.
+
+    Returns:
+        The mask.
 
     Raises:
         NotPositive: the size is below 1 (MC102).
@@ -306,6 +337,9 @@ def random_blocks(block: int, per_row: int, seed: int, *, align: str = END) -> M
         seed: which draw, an integer of 64 bits; a negative one counts modulo 2^64.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
+    Returns:
+        The mask.
+
     Raises:
         NotPositive: the block size is below 1 (MC102).
         NotConstant: an argument is no plain integer (MC104).
@@ -327,6 +361,9 @@ def per_head(masks: Sequence[Mask]) -> Mask:
     Args:
         masks: a mask for each query head, in their order; its length is the number of heads.
 
+    Returns:
+        The mask.
+
     Raises:
         NotAMask: an item is no mask, or there is none (MC106).
     """
@@ -337,11 +374,11 @@ def per_head(masks: Sequence[Mask]) -> Mask:
             where, finding = "each item of per_head([...])", "no list but a mask"
             wrong = NotAMask(where, finding, "give a list with one mask per query head", at=at)
         return mistake(wrong, nodes.Full(loc=at))
-    finding = tuple(checked.mask("per_head", item, at) for item in masks)
-    if not finding:
+    checked_masks = tuple(checked.mask("per_head", item, at) for item in masks)
+    if not checked_masks:
         wrong = NotAMask("per_head", "an empty list", "give one mask per query head", at=at)
         return mistake(wrong, nodes.Full(loc=at))
-    return nodes.PerHead(finding, loc=at)
+    return nodes.PerHead(checked_masks, loc=at)
 
 
 def heads(*ids: int) -> Mask:
@@ -349,6 +386,9 @@ def heads(*ids: int) -> Mask:
 
     Args:
         ids: query heads, from 0.
+
+    Returns:
+        The mask.
 
     Raises:
         BadIds: an id is no integer, or below 0 (MC118).
@@ -383,6 +423,9 @@ def topk(
             neighbouring keys whose positions ascend between two multiples of `block` are a block,
             and likewise queries. If positions begin at 0 in each of several packed documents, each
             document selects as it would alone.
+
+    Returns:
+        The mask.
 
     Raises:
         NotPositions: `at` is something else (MC492).

@@ -41,6 +41,9 @@ def documents(name: str, *, align: str = nodes.END) -> Mask:
         name: the keyword under which calls give the ids.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
+    Returns:
+        The mask; calls give its data under `name`.
+
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
         BadAlign: `align` is another word (MC109).
@@ -66,6 +69,9 @@ def flags(
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
         at_most: upper bound on the flagged tokens of a sequence. With more, a call raises DataRange
             (MC305); on a GPU its results are NaN, and the next call raises.
+
+    Returns:
+        The mask; calls give its data under `name`.
 
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
@@ -101,6 +107,9 @@ def intervals(name: str, *, align: str = nodes.END) -> Mask:
         name: the keyword under which calls give the pair.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
 
+    Returns:
+        The mask; calls give its data under `name`.
+
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
         BadAlign: `align` is another word (MC109).
@@ -119,6 +128,9 @@ def positions(*, q: str, k: str) -> nodes.Positions:
     Args:
         q: the keyword under which calls give the positions of queries.
         k: that of the positions of keys, another one.
+
+    Returns:
+        A pair of names for `at=`; it is no mask.
 
     Raises:
         ReservedName: a name is a keyword of calls, or no identifier, or both are one (MC111).
@@ -140,6 +152,9 @@ def tree(name: str, *, align: str = nodes.END) -> Mask:
     Args:
         name: the keyword under which calls give the times.
         align: "end" (the last query meets the last key) or "start" (the first ones meet).
+
+    Returns:
+        The mask; calls give its data under `name`.
 
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).
@@ -165,6 +180,9 @@ def block_table(table: object, block: int) -> Mask:
         table: booleans or integers [query blocks, key blocks] or [heads, query blocks, key blocks];
             or a name, under which calls give such an array.
         block: tokens per row and column of the table, a constant.
+
+    Returns:
+        The mask; a table given by name is read from each call.
 
     Raises:
         BadTable: the array has another rank or element type (MC116).
@@ -196,6 +214,9 @@ def key_lists(name: str) -> Mask:
 
     Args:
         name: the keyword under which calls give the lists.
+
+    Returns:
+        The mask; calls give its data under `name`.
 
     Raises:
         ReservedName: the name is a keyword of calls, or no identifier (MC111).

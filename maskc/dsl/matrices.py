@@ -72,6 +72,9 @@ def from_bool(matrix: object) -> Mask:
         matrix: booleans, NumPy or torch on any device: [n_q, n_kv], [heads, n_q, n_kv] or
             [sequences, heads, n_q, n_kv].
 
+    Returns:
+        The mask.
+
     Raises:
         BadMatrix: it has another rank or element type (MC127).
 
@@ -207,6 +210,9 @@ def from_block_mask(block_mask: object) -> Mask:
     Args:
         block_mask: a torch.nn.attention.flex_attention.BlockMask, on any device; its lists are
             copied to the host.
+
+    Returns:
+        The mask.
 
     Raises:
         NotAMask: it is something else (MC106).

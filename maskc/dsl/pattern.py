@@ -55,11 +55,14 @@ class Pattern(Generic[P]):
         return inspect.getdoc(self.function) or ""
 
     def __call__(self, *placed: P.args, **values: P.kwargs) -> Mask:
-        """The mask for these parameter values; the others keep their defaults.
+        """Return the mask for these parameter values; the others keep their defaults.
 
         Args:
             placed: values in the order of the function's parameters, of the annotated types.
             values: values by parameter name.
+
+        Returns:
+            The mask.
 
         Raises:
             BadParameter: there is no such parameter (MC204).
@@ -111,6 +114,12 @@ class Pattern(Generic[P]):
     def with_text(self, settings: dict[str, str]) -> Mask:
         """Return the mask for parameter values written as text (`--set name=value`).
 
+        Args:
+            settings: texts by parameter name, such as {"left": "255"}.
+
+        Returns:
+            The mask.
+
         Raises:
             BadParameter: there is no such parameter (MC204).
             BadParameterValue: a text does not read as a value of the parameter's type (MC205).
@@ -119,7 +128,14 @@ class Pattern(Generic[P]):
         return call(**self.read(settings))
 
     def read(self, settings: Mapping[str, str]) -> dict[str, object]:
-        """Convert texts to values by the parameters' types; raises as `with_text` does."""
+        """Convert texts to values by the parameters' types; raises as `with_text` does.
+
+        Args:
+            settings: texts by parameter name.
+
+        Returns:
+            The values by name; texts of unknown names as they are.
+        """
         kinds = {name: kind for name, kind, _ in self.parameters}
         return {
             name: _read(self, name, kinds[name], text) if name in kinds else text

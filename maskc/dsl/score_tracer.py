@@ -114,6 +114,9 @@ def from_score_mod(score_mod: Callable[..., object], *, exact: bool = False) -> 
         score_mod: the function.
         exact: refuse what cannot be followed.
 
+    Returns:
+        The score formula.
+
     Raises:
         MaskcError: as `mc.score`.
 

@@ -680,6 +680,7 @@ def _extreme(name: str, build: Callable[..., Expr]) -> Callable[..., Any]:
             extreme = apply(name, extreme, item)
         return extreme
 
+    function.__doc__ = f"Return the {name}imum of some values, or of one list of values."
     return function
 
 

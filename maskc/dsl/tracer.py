@@ -34,6 +34,9 @@ def where(predicate: Callable[..., object]) -> Mask:
             integers, mc.n_q, mc.n_kv, mc.param(...), and integer or boolean arrays indexed by such
             formulas. b may only index an array, as data per sequence.
 
+    Returns:
+        The mask.
+
     Raises:
         NotTraceable: the predicate cannot be traced exactly; the message names the line (MC107).
         ArgumentOrder: some names contradict the positions of the others (MC121).
@@ -54,6 +57,9 @@ def from_mask_mod(mask_mod: Callable[..., object], *, exact: bool = False) -> Ma
     Args:
         mask_mod: the function; what it captures becomes data or constants of the mask.
         exact: refuse a function that cannot be traced.
+
+    Returns:
+        The mask.
 
     Raises:
         ArgumentOrder: names contradict positions (MC121).

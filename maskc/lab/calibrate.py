@@ -216,7 +216,7 @@ _ONCE = 0.28
 def tables_of(fitted: Sequence[Fit], gpu: Gpu, multiprocessors: int) -> dict[str, Any]:
     """Return fitted coefficients in the form of cost.toml.
 
-    The mode `once` is not fitted: it does the work of the usual mode, but stores dq.
+    The mode EXCLUSIVE_DQ is not fitted: it does the work of the default mode, but stores dq.
 
     Args:
         fitted: the fits.

@@ -177,11 +177,14 @@ class CompiledMask:
         """Whether calls are run by kernels that read nothing behind `struct Attention`."""
 
     def holding(self, held: Held | None, inputs: Inputs | None = None) -> CompiledMask:
-        """These kernels with other captured arrays; plans and binaries are shared.
+        """Return the same kernels with other captured arrays; plans and binaries are shared.
 
         Args:
             held: arrays that formulas of the mask captured; None leaves them.
             inputs: names and arrays of the score formula; None leaves them.
+
+        Returns:
+            A compiled mask with the same kernels; itself if nothing changes.
         """
         held = self.held if held is None else held
         inputs = self.inputs if inputs is None else inputs
@@ -271,7 +274,7 @@ class CompiledMask:
         return other if self._on_device else other.choosing_on_host()
 
     def choosing_on_host(self) -> CompiledMask:
-        """These kernels, whose lists the host makes, so that it knows what was chosen."""
+        """Return the same kernels with lists built by the host, so that it knows the selection."""
         if self.target.language == "c" or not self._on_device:
             return self
         if self._on_host is None:
@@ -309,26 +312,32 @@ class CompiledMask:
         return self._planner.bind(asked(sizes, device), False)
 
     def arrays_of(self, bound: Bound, sizes: Sizes) -> Mapping[str, Any]:
-        """All arrays that formulas of the mask read in a call, on the host.
+        """Return all arrays that formulas of the mask read in a call, on the host.
 
         Args:
             bound: the call's data.
             sizes: its lengths and heads.
+
+        Returns:
+            Integer arrays by name.
         """
         return self._binder.completed(bound, sizes.n_q, sizes.n_kv).arrays
 
     def settled(self) -> CompiledMask:
-        """A copy that keeps the captured arrays of this moment, whoever writes into them later.
+        """Return a copy that keeps the current content of captured arrays, even if they change.
 
         A backward pass needs it to read what its forward pass read.
         """
         return self if self.held is None else self.holding(self.held.now())
 
     def over(self, tensors: Sequence[Any]) -> CompiledMask:
-        """These kernels for one call that reads these tensors in place of captured ones.
+        """Return the same kernels for a call that reads these tensors instead of captured ones.
 
         Args:
             tensors: one for each of `Held.watched`.
+
+        Returns:
+            A compiled mask with the same kernels.
 
         Raises:
             DataRange: a value beyond 32 bits.
@@ -432,7 +441,11 @@ class CompiledMask:
         return self.attend(AttentionCall(q, k, v, options, data))
 
     def attend(self, call: AttentionCall) -> Any:
-        """Run a call whose keywords have been read; see `__call__`."""
+        """Run a call whose keywords have been read; see `__call__`.
+
+        Returns:
+            The results of `__call__`.
+        """
         q, k, v, options, data = call[:5]
         if self._of_dtypes is not None and not is_compiling(q):
             attn = self.serving(q)
@@ -493,13 +506,16 @@ class CompiledMask:
         normalizer: str = "softmax", alpha: float | None = None, nan_safe: bool = False,
         data: Mapping[str, Any] = _NOTHING, into: Any = None,
     ) -> Any:  # fmt: skip
-        """The forward pass alone, which torch neither sees nor records.
+        """Run the forward pass alone; torch neither sees nor records it.
 
         Arguments, results and errors are those of a call, with positional options.
 
         Args:
             data: the mask's data and parameters by name.
             into: a torch tensor that out is written to, of the strides that it would have.
+
+        Returns:
+            out [B, Hq, Nq, Dv], or (out, lse) with return_lse.
         """
         options = CallOptions(
             scale, return_lse, softcap, alibi_slopes, sink_logits, normalizer, alpha, nan_safe
@@ -507,7 +523,11 @@ class CompiledMask:
         return self.serving(q).run(AttentionCall(q, k, v, options, data, into))
 
     def run(self, call: AttentionCall) -> Any:
-        """Run the forward pass of a call for q's dtype; torch neither sees nor records it."""
+        """Run the forward pass of a call for q's dtype; torch neither sees nor records it.
+
+        Returns:
+            out [B, Hq, Nq, Dv], or (out, lse) with return_lse; lse is fp32 [B, Hq, Nq].
+        """
         opened: Sequence[OpenedCall] = ()
         if not self._is_plain:
             if self._runner is not None:
@@ -600,8 +620,15 @@ class CompiledMask:
         return attn.differentiate(call)
 
     def differentiate(self, call: AttentionCall) -> tuple[Any, ...]:
-        """The backward pass of a call for q's dtype; results and errors are those of `backward`,
-        and gradients of tables of the score follow in the order of the call's `wanted`."""
+        """Run the backward pass of a call for q's dtype.
+
+        Returns:
+            The results of `backward`, then the gradients of tables of the score, in the order of
+            the call's `wanted`.
+
+        Raises:
+            MaskcError: as `backward`.
+        """
         opened: Sequence[OpenedCall] = ()
         if not self._is_plain:
             if self._runner is not None:
@@ -866,7 +893,11 @@ class CompiledMask:
         return page(repr(self), [], []) + drawn
 
     def explain(self) -> str:
-        """A report: why this plan, what it costs, and when dense attention would be faster."""
+        """A report: why this plan, what it costs, and when dense attention would be faster.
+
+        Returns:
+            The report as text.
+        """
         return self._report() if self._report else self.bundle.report
 
     def layout(

@@ -26,7 +26,7 @@ HOPPER = Family(
         (_BACKWARD, ""): backward_schedule,
         (_BACKWARD, THRESHOLDS): partial(backward_schedule, thresholds=True),
         (_BACKWARD, SMALL): small_backward_schedule,
-        (_BACKWARD, TOGETHER): partial(small_backward_schedule, apart=False),
+        (_BACKWARD, TOGETHER): partial(small_backward_schedule, separate_dq=False),
         (_BACKWARD, TINY): sm90a_mma16.backward_schedule,
         (_BACKWARD, GATHER): gather.backward_schedule,
     },

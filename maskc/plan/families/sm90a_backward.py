@@ -203,9 +203,12 @@ def backward_schedule(problem: Problem, thresholds: bool = False) -> BackwardSch
     return _schedule(problem, tile, 2, split, 1, (240, 24), how, thresholds)
 
 
-def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSchedule:
-    """The schedule of a backward pass with small tiles, for one of SMALL_HEAD_DIMS; with the mode
-    `apart` or not.
+def small_backward_schedule(problem: Problem, separate_dq: bool = True) -> BackwardSchedule:
+    """Return the schedule of a backward pass with small tiles, for one of SMALL_HEAD_DIMS.
+
+    Args:
+        problem: dtypes and head dimensions.
+        separate_dq: whether it has the mode SEPARATE_DQ.
     """
     how = f"a consumer warpgroup and a producer, {_SMALL_BLOCKS} blocks per multiprocessor"
     made = _schedule(problem, _SMALL_TILE, 1, "keys", _SMALL_BLOCKS, (232, 24), how)
@@ -213,15 +216,16 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
         uneven = LONG_COLUMN // _SMALL_BLOCKS
         work = replace(made.work, uneven_tiles=uneven, resident=_SMALL_BLOCKS)
         made = replace(made, work=work)
-    if not apart:
+    if not separate_dq:
         return made
     tile, keep = made.tile, made.slabs > 1
     rows = 3 * tile.q * (1 if keep else 2)
     room = 2 * SLAB * made.slabs * (rows + 2 * made.stages * tile.k) + 2 * _CONTROL_BYTES
+    mode = _separate_dq(made, room)
     return replace(
         made,
         reason=f"{made.reason}, dq in a separate launch if that is faster",
-        modes=(*made.modes, (SEPARATE_DQ, with_tables(_apart(made, room), problem, tile, THREADS))),
+        modes=(*made.modes, (SEPARATE_DQ, with_tables(mode, problem, tile, THREADS))),
         products=(*made.products, Product("multiply_kept_scores", tile.k, from_registers=True)),
         maps=(*made.maps, TensorMap("out", tile.q)),
         row_bytes=room,
@@ -229,8 +233,13 @@ def small_backward_schedule(problem: Problem, apart: bool = True) -> BackwardSch
     )
 
 
-def _apart(schedule: BackwardSchedule, room: int) -> Mode:
-    """dq by tile rows, in so much shared memory; then dk and dv as in the mode `once`."""
+def _separate_dq(schedule: BackwardSchedule, room: int) -> Mode:
+    """Return the mode that computes dq by tile rows, then dk and dv as EXCLUSIVE_DQ does.
+
+    Args:
+        schedule: one with the mode EXCLUSIVE_DQ.
+        room: bytes of shared memory of the launch for dq.
+    """
     launches = {launch.entry: launch for launch in dict(schedule.modes)[EXCLUSIVE_DQ].launches}
     main, keys = (launches[f"attention_backward{x}"] for x in ("", "_finish_keys"))
     rows = replace(main, entry="attention_backward_rows", shared_bytes=room)
