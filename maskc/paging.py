@@ -37,26 +37,17 @@ from maskc.dsl.score_tracer import Score
 from maskc.ir.placed import LENGTH, POSITION, QUERIES, TokenArray, placed
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
+from maskc.runtime.new_rows import NewRows
 from maskc.runtime.paged import BLOCK, TABLES, PageTables
 from maskc.runtime.paged_launch import (
     FLOAT_CODES,
-    ROWS,
     STEP,
     ArgumentBlock,
     Integers,
     PageKernels,
     page_kernels,
 )
-from maskc.runtime.paged_rows import (
-    Rotary,
-    append,
-    as_bytes,
-    converted,
-    dtype_of,
-    is_e4m3,
-    single,
-    stored,
-)
+from maskc.runtime.paged_rows import Rotary, as_bytes, converted, dtype_of, is_e4m3
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -157,6 +148,7 @@ class PagedAttention:
 
         self.mask, self.page_size, self.heads, self.layout = mask, page_size, heads, layout
         self.in_e4m3 = in_e4m3
+        self._page_kernels: dict[Any, PageKernels | None] = {}
         self.placed = placed(mask, heads[0])
         loaded = 0 if in_e4m3 else page_size  # kernels convert nothing on load
         self.attn: CompiledMask = compiled(
@@ -258,19 +250,21 @@ class PagedAttention:
         return plan.rows(out, lse)
 
     def append(
-        self, k: Any, v: Any, k_pool: Any, v_pool: Any, plan: PagedPlan, *, q: Any = None,
-        rotary: tuple[Any, Any] | None = None, interleaved: bool = False, k_scale: Any = None,
-        v_scale: Any = None,
+        self, k: Any, v: Any, k_pool: Any, v_pool: Any, plan: PagedPlan | None = None, *,
+        slots: Any = None, q: Any = None, rotary: tuple[Any, Any] | None = None,
+        interleaved: bool = False, k_scale: Any = None, v_scale: Any = None,
     ) -> Any:  # fmt: skip
         """Write the keys and values of a step's new tokens into the pools, in place.
 
         On a GPU this is one launch, and nothing is read from there. Rows of no sequence, and rows
-        for which the page table has no page of the pool, are left out.
+        without a slot of the pool, are left out.
 
         Args:
             k, v: [tokens, n_kv_heads, D], a row for each row of q.
             k_pool, v_pool: as of `run`, in the dtype of k or in E4M3.
-            plan: of this step, whose lengths count the new tokens.
+            plan: of this step, whose lengths count the new tokens. None with slots.
+            slots: in place of plan: int64 [tokens], where each row goes: page * page_size + token
+                of the page, -1 for rows that go nowhere.
             q: queries [tokens, n_heads, D] to turn like k; None: there are none.
             rotary: a rotary embedding for q and k: (cos, sin), each [positions, R / 2]. The first R
                 elements of a row turn by the row's position in its sequence.
@@ -287,11 +281,12 @@ class PagedAttention:
         """
         heads, kv_heads = self.heads
         self._check_pools(k_pool, v_pool)
+        slots, tokens = self._slots(plan, slots, k, rotary)
         for name, x, count in (("k", k, kv_heads), ("v", v, kv_heads), ("q", q, heads)):
             if x is None:
                 continue
-            if len(x.shape) != 3 or tuple(x.shape[:2]) != (plan.tokens, count):
-                wanted = f"of shape [{plan.tokens}, {count}, head_dim]"
+            if len(x.shape) != 3 or tuple(x.shape[:2]) != (tokens, count):
+                wanted = f"of shape [{tokens}, {count}, head_dim]"
                 raise BadPages(name, wanted, list(x.shape), at=name)
             if dtype_of(x) != dtype_of(k) or dtype_of(x) not in FLOAT_CODES or is_e4m3(x):
                 wanted = "of dtype float32, bfloat16 or float16, all alike"
@@ -308,12 +303,66 @@ class PagedAttention:
                 raise BadPages(name, wanted, f"a stride of {x.stride(-1)}", at=name)
         turn = None if rotary is None else self._rotary(rotary, interleaved, k)
         if os.environ.get("MASKC_CHECK") == "1":
-            plan.check(k_pool.shape[0])
-            plan.check_slots()
+            if plan is not None:
+                plan.check(k_pool.shape[0])
+            _check_slots(slots, self.page_size)
         if self.layout == "HND":
             k_pool, v_pool = (x.swapaxes(1, 2) for x in (k_pool, v_pool))
         scales = self._scale(k_scale, "k_scale"), self._scale(v_scale, "v_scale")
-        return plan.append(_NewRows(q, k, v, k_pool, v_pool, turn, *scales))
+        positions = None if plan is None else plan.positions
+        rows = NewRows(q, k, v, k_pool, v_pool, slots, positions, turn, *scales)
+        return rows.write(self._kernels_on(k, "k"))
+
+    def _slots(self, plan: PagedPlan | None, slots: Any, k: Any, rotary: Any) -> tuple[Any, int]:
+        """Return where new rows go, and how many there are.
+
+        Raises:
+            BadPages: neither a plan nor slots, or both; or slots that do not fit k.
+        """
+        if (plan is None) == (slots is None):
+            wanted = "given where plan is not, and only there"
+            raise BadPages("slots", wanted, type(slots).__name__, at="slots")
+        if plan is not None:
+            return plan.slots, plan.tokens
+        if rotary is not None:
+            wanted = "left out with slots, which have no positions"
+            raise BadPages("rotary", wanted, type(rotary).__name__, at="rotary")
+        place = getattr(slots, "device", None), getattr(k, "device", None)
+        if dtype_of(slots) != "int64" or len(slots.shape) != 1 or place[0] != place[1]:
+            wanted = f"int64 of one dimension on {place[1]}, as k"
+            found = f"{dtype_of(slots)} of shape {list(slots.shape)} on {place[0]}"
+            raise BadPages("slots", wanted, found, at="slots")
+        if torch_of(slots) is not None:
+            slots = slots.contiguous()
+        return slots, int(slots.shape[0])
+
+    def _kernels_on(self, x: Any, name: str) -> PageKernels | None:
+        """Kernels for steps on the device of an array; None where the host makes the arrays.
+
+        Raises:
+            BadPages: kernels of the target cannot read the array.
+        """
+        device = None if torch_of(x) is None else x.device
+        if device in self._page_kernels:
+            return self._page_kernels[device]
+        kernels = None if device is None else page_kernels(self.attn, x)
+        on_host = device is None or device.type == "cpu"
+        if kernels is None and (self.attn.target.language == "cuda" or not on_host):
+            where = "a GPU" if self.attn.target.language == "cuda" else "the CPU"
+            wanted = f"a torch tensor on {where}, for target {self.attn.target.name}"
+            if not hasattr(x, "shape"):
+                found = type(x).__name__
+            elif device is not None:
+                found = f"one on {device}"
+            else:
+                found = f"{type(x).__module__}.{type(x).__name__}"
+            raise BadPages(name, wanted, found, at=name)
+        self._page_kernels[device] = kernels
+        return kernels
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the kernels, which belong to this process."""
+        return {**self.__dict__, "_page_kernels": {}}
 
     def _check_pools(self, k_pool: Any, v_pool: Any) -> None:
         """Raise BadPages if pools have other shapes or dtypes than `mc.paged` says."""
@@ -377,19 +426,6 @@ class PagedAttention:
         return Rotary(cosine, sine, interleaved)
 
 
-class _NewRows(NamedTuple):
-    """New tokens of a step, and where they go; pools are [pages, page_size, heads, D]."""
-
-    q: Any
-    k: Any
-    v: Any
-    k_pool: Any
-    v_pool: Any
-    rotary: Rotary | None
-    k_scale: Any
-    v_scale: Any
-
-
 class _Lengths(NamedTuple):
     """Facts about the queries of a step that the host knows."""
 
@@ -431,7 +467,7 @@ class PagedPlan:
         first = page_table[0] if isinstance(page_table, tuple) else page_table
         self._torch = torch_of(first)
         self._device = None if self._torch is None else first.device
-        self._kernels = self._kernels_for(first)
+        self._kernels = paged._kernels_on(first, "page_table")
         lens_kv = self._take(seq_lens_kv, "seq_lens_kv", 1)
         count = int(lens_kv.shape[0])
         lengths = _known_lengths(self._on_host, seq_lens_q, cu_seqlens_q, count, known[0], known[1])
@@ -503,22 +539,6 @@ class PagedPlan:
         """The position of each row of q in its sequence, int32 [tokens]; -1 for rows of no
         sequence."""
         return self._state["token_position"]
-
-    def _kernels_for(self, first: Any) -> PageKernels | None:
-        """Kernel that makes the arrays on a GPU; None where the host does."""
-        attn = self._paged.attn
-        kernels = None if self._torch is None else page_kernels(attn, first)
-        if kernels is None and (attn.target.language == "cuda" or not self._on_host):
-            where = "a GPU" if attn.target.language == "cuda" else "the CPU"
-            wanted = f"a torch tensor on {where}, for target {attn.target.name}"
-            if not hasattr(first, "shape"):
-                first = type(first).__name__
-            elif self._torch is not None:
-                first = f"one on {first.device}"
-            else:
-                first = f"{type(first).__module__}.{type(first).__name__}"
-            raise BadPages("page_table", wanted, first, at="page_table")
-        return kernels
 
     def _take(self, x: Any, name: str, rank: int) -> Any:
         """Integers of so many dimensions where the plan is made: a tensor on the GPU, or int64 of
@@ -812,59 +832,6 @@ class PagedPlan:
         zero = rows.dtype.type(0) if torch is None else 0
         return where(there[..., None, None], rows, zero).swapaxes(1, 2)
 
-    def append(self, rows: _NewRows) -> Any:
-        """Write new rows into pools; see `PagedAttention.append`."""
-        if self._kernels is not None:
-            return self._append_on_device(rows, self._kernels)
-        slots, positions = self._state["slots"], self._state["token_position"]
-        k, q = single(rows.k), rows.q
-        if rows.rotary is not None:
-            k = rows.rotary.turned(k, positions)
-            if q is not None:
-                q = stored(rows.rotary.turned(single(q), positions), rows.q, 1.0)
-        append(rows.k_pool, k, slots, rows.k_scale)
-        append(rows.v_pool, rows.v, slots, rows.v_scale)
-        return q
-
-    def _append_on_device(self, rows: _NewRows, kernels: PageKernels) -> Any:
-        """Fused variant: one launch."""
-        block = ArgumentBlock(ROWS)
-        to = block.members
-        q = None if rows.q is None else self._torch.empty_like(rows.q)
-        pools = q, rows.k_pool, rows.v_pool
-        for kind, (source, into) in enumerate(zip((rows.q, rows.k, rows.v), pools, strict=True)):
-            if source is None:
-                continue
-            to.source[kind], to.to[kind] = source.data_ptr(), into.data_ptr()
-            to.source_step[2 * kind : 2 * kind + 2] = source.stride()[:2]
-            page, *inside = into.stride()[:-1]
-            if kind:  # [pages, page_size, heads, D]
-                to.to_step[3 * kind : 3 * kind + 3] = (page, inside[1], inside[0])
-            else:
-                to.to_step[:3] = (page, inside[0], 0)
-            to.heads[kind], to.dim[kind] = source.shape[1:]
-            to.to_code[kind] = FLOAT_CODES[dtype_of(into)]
-        held = []
-        to.number[:] = 1.0, 1.0, 1.0
-        for kind, scale in ((1, rows.k_scale), (2, rows.v_scale)):
-            if hasattr(scale, "shape"):
-                held.append(scale.to(self._device, self._torch.float32).reshape(-1))
-                to.scale[kind] = held[-1].data_ptr()
-                to.scale_step[kind] = held[-1].shape[0] > 1
-            elif is_e4m3(pools[kind]):
-                to.number[kind] = scale
-        to.slots, to.token_position = self.slots.data_ptr(), self.positions.data_ptr()
-        to.source_code, to.tokens = FLOAT_CODES[dtype_of(rows.k)], self.tokens
-        to.page_size, to.page_count = self._paged.page_size, rows.k_pool.shape[0]
-        if rows.rotary is not None:
-            cosine, sine, to.interleaved = rows.rotary
-            to.cosine, to.sine = cosine.data_ptr(), sine.data_ptr()
-            to.lines, to.line_step = cosine.shape[0], cosine.stride(0)
-            to.rotated, to.angle_code = 2 * cosine.shape[1], FLOAT_CODES[dtype_of(cosine)]
-        kernels.append(block)
-        self._torch.autograd.graph.increment_version((rows.k_pool, rows.v_pool))
-        return q
-
     def check(self, pages: int, freed: Any = ()) -> None:
         """Read the tables, and wait for them.
 
@@ -905,12 +872,15 @@ class PagedPlan:
         Raises:
             SlotTwice: two rows go to one slot (MC663).
         """
-        slots, size = _numpy(self._state["slots"]), self._paged.page_size
-        seen: dict[int, int] = {}
-        for row, slot in enumerate(slots.tolist()):
-            if slot >= 0 and slot in seen:
-                raise SlotTwice(seen[slot], row, *divmod(slot, size), at="page_table")
-            seen[slot] = row
+        _check_slots(self.slots, self._paged.page_size)
+
+
+def _check_slots(slots: Any, size: int) -> None:
+    seen: dict[int, int] = {}
+    for row, slot in enumerate(_numpy(slots).tolist()):
+        if slot >= 0 and slot in seen:
+            raise SlotTwice(seen[slot], row, *divmod(slot, size), at="page_table")
+        seen[slot] = row
 
 
 def _has(x: Any, shape: tuple[int, ...], name: str) -> None:

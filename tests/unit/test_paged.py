@@ -367,14 +367,39 @@ def test_new_tokens_go_into_pages(how, layout, where, monkeypatch):
     assert np.asarray(plan.slots)[-more:].tolist() == [-1] * more
 
 
+@pytest.mark.parametrize("where", ["numpy", "torch", "sm_90a"])
+def test_new_tokens_go_into_given_slots(where, monkeypatch):
+    """In place of a plan; rows without a slot of the pool change nothing."""
+    if where == "sm_90a":
+        machine.install(monkeypatch)
+    target, dim = (where, 64) if where == "sm_90a" else ("cpu", 16)
+    make = (lambda x: x) if where == "numpy" else pytest.importorskip("torch").from_numpy
+    attn = on_cpu(mc.causal(), 8, dim=dim, target=target, layout="HND",
+                  dtype="bfloat16" if where == "sm_90a" else "float32")  # fmt: skip
+    k, v = np.random.default_rng(0).integers(-9, 9, (2, 5, 2, dim)).astype(np.float32)
+    pools = np.full((2, 3, 2, 8, dim), 99, np.float32)
+    slots = np.array([23, -1, 8, 24, 0])
+    want = pools.copy()
+    for row, slot in enumerate(slots):
+        if 0 <= slot < 24:
+            want[:, slot // 8, :, slot % 8] = k[row], v[row]
+    k, v, k_pool, v_pool = map(make, (k, v, *pools))
+    if where == "sm_90a":
+        k, v, k_pool, v_pool = (x.bfloat16() for x in (k, v, k_pool, v_pool))
+    attn.append(k, v, k_pool, v_pool, slots=make(slots))
+    for got, wanted in zip((k_pool, v_pool), want, strict=True):
+        assert (np.asarray(got if where != "sm_90a" else got.float()) == wanted).all()
+
+
 def test_one_slot_takes_one_token(monkeypatch):
     attn = on_cpu(mc.causal(), 8)
     plan = attn.plan(np.array([[0, 1], [2, 1]]), 1, [9, 9])
     rows, pools = np.zeros((2, 2, 16), np.float32), np.zeros((2, 3, 8, 2, 16), np.float32)
     attn.append(rows, rows, *pools, plan)
     monkeypatch.setenv("MASKC_CHECK", "1")
-    with pytest.raises(SlotTwice, match="rows 0 and 1 of k go to one slot: page 1, token 0"):
-        attn.append(rows, rows, *pools, plan)
+    for place in ({"plan": plan}, {"slots": np.array([8, 8])}):
+        with pytest.raises(SlotTwice, match="rows 0 and 1 of k go to one slot: page 1, token 0"):
+            attn.append(rows, rows, *pools, **place)
 
 
 def test_what_append_refuses():
@@ -391,6 +416,16 @@ def test_what_append_refuses():
     ):
         with pytest.raises(MaskcError, match=why):
             attn.append(*given, *pools, plan, **options)
+    slots = np.zeros(2, np.int64)
+    for place, why in (
+        ({}, "slots must be given where plan is not"),
+        ({"plan": plan, "slots": slots}, "slots must be given where plan is not"),
+        ({"slots": slots.astype(np.int32)}, "slots must be int64 of one dimension"),
+        ({"slots": slots[:1]}, r"k must be of shape \[1, 2, head_dim\]"),
+        ({"slots": slots, "rotary": (angle, angle)}, "rotary must be left out with slots"),
+    ):
+        with pytest.raises(MaskcError, match=why):
+            attn.append(rows, rows, *pools, **place)
     eight = on_cpu(mc.causal(), 8, pool_dtype="float8_e4m3fn")
     with pytest.raises(MaskcError, match="k_pool must be float8_e4m3fn"):
         eight.append(rows, rows, *pools, eight.plan(np.array([[0], [2]]), 1, [3, 4]))
