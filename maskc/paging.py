@@ -330,8 +330,8 @@ class PagedAttention:
         place = getattr(slots, "device", None), getattr(k, "device", None)
         if dtype_of(slots) != "int64" or len(slots.shape) != 1 or place[0] != place[1]:
             wanted = f"int64 of one dimension on {place[1]}, as k"
-            found = f"{dtype_of(slots)} of shape {list(slots.shape)} on {place[0]}"
-            raise BadPages("slots", wanted, found, at="slots")
+            kind = f"{dtype_of(slots)} of shape {list(slots.shape)} on {place[0]}"
+            raise BadPages("slots", wanted, kind, at="slots")
         if torch_of(slots) is not None:
             slots = slots.contiguous()
         return slots, int(slots.shape[0])
@@ -350,13 +350,12 @@ class PagedAttention:
         if kernels is None and (self.attn.target.language == "cuda" or not on_host):
             where = "a GPU" if self.attn.target.language == "cuda" else "the CPU"
             wanted = f"a torch tensor on {where}, for target {self.attn.target.name}"
+            kind = f"{type(x).__module__}.{type(x).__name__}"
             if not hasattr(x, "shape"):
-                found = type(x).__name__
+                kind = type(x).__name__
             elif device is not None:
-                found = f"one on {device}"
-            else:
-                found = f"{type(x).__module__}.{type(x).__name__}"
-            raise BadPages(name, wanted, found, at=name)
+                kind = f"one on {device}"
+            raise BadPages(name, wanted, kind, at=name)
         self._page_kernels[device] = kernels
         return kernels
 
@@ -390,8 +389,8 @@ class PagedAttention:
             return 1.0
         wanted = f"a number or an array of 1 or {self.heads[1]} of them"
         if not self.in_e4m3:
-            wanted, found = "left out, as pools have q's dtype", type(scale).__name__
-            raise BadPages(name, wanted, found, at=name)
+            wanted, kind = "left out, as pools have q's dtype", type(scale).__name__
+            raise BadPages(name, wanted, kind, at=name)
         if hasattr(scale, "shape"):
             if math.prod(scale.shape) not in (1, self.heads[1]):
                 raise BadPages(name, wanted, list(scale.shape), at=name)
@@ -753,10 +752,10 @@ class PagedPlan:
 
     @staticmethod
     def _integers(values: Any, library: Library, name: str) -> Integers:
-        found = Integers.of(values, library, name)
-        if found is None:
+        array = Integers.of(values, library, name)
+        if array is None:
             raise BadPages(name, "integers of 8 to 64 bits, signed", values.dtype, at=name)
-        return found
+        return array
 
     # -------------------------------------------------------------- what calls are given
 

@@ -31,6 +31,7 @@ from maskc.dispatch import checks
 from maskc.dispatch.tensor_maps import tensor
 from maskc.dsl.checked import placed
 from maskc.dsl.nodes import Causal
+from maskc.integrations import serving
 from maskc.runtime import CompiledMask, merge
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.autograd import through_torch
@@ -318,6 +319,19 @@ TEXTS = {
         "MC664 k_ranges  k_ranges must be ranges from 0 on that do not end before they begin, "
         "found [3, 2) in slice 0\n"
         "    hint: see help(maskc.from_flashmask) and help(maskc.slices)",
+    ),
+    "MC665": (
+        lambda: serving.refuse("vLLM", {"attention that is not causal": True}),
+        "MC665  vLLM: maskc does not run attention that is not causal\n"
+        "    hint: choose another attention backend for this model or option",
+    ),
+    "MC666": (
+        lambda: serving._compiled(
+            serving.ServedLayer(4, 2, 16, 16, 16, "HND", None, False, True), "documents('d')"
+        ),
+        "MC666 MASKC_SERVING_MASK  the mask \"documents('d')\" reads d, which engines do not have\n"
+        "    hint: write a mask without data, such as 'sinks(4) | window(1023)', or unset the "
+        "variable",
     ),
     "MC466": (
         lambda: mc.paged(
