@@ -1,5 +1,5 @@
-"""Stand-ins for classes of vLLM 0.33 and SGLang 0.5.10, written from their interfaces: names,
-arguments and defaults that an attention backend meets, and nothing else."""
+"""Stand-ins for classes of vLLM 0.33, SGLang 0.5.10 and torchtitan 0.3.0, written from their
+interfaces: names, arguments and defaults that attention meets, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
@@ -190,3 +192,44 @@ SGLANG = {
     },
     "sglang.srt.server_args": {"add_attention_backend_choices": SGLANG_CHOICES.extend},
 }
+
+
+# ------------------------------------------------------------------ torchtitan
+
+
+def torchtitan() -> dict[str, dict[str, object]]:
+    """Stand-ins for classes of torchtitan 0.3.0; they derive from torch's modules."""
+    import torch
+
+    class Module(torch.nn.Module):
+        @dataclass(kw_only=True, slots=True)
+        class Config:
+            owner: ClassVar[type]
+
+            def build(self):
+                return self.owner(config=replace(self))
+
+        def __init_subclass__(cls):
+            cls.Config.owner = cls
+
+    class VarlenAttention(Module):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Module.Config):
+            window_size: tuple[int, int] = (-1, 0)
+
+        def __init__(self, config):
+            raise RuntimeError("chooses a kernel of flash-attn")
+
+    return {
+        "torchtitan.models.common.attention": {
+            "VarlenAttention": VarlenAttention, "VarlenMetadata": VarlenMetadata,
+        }
+    }  # fmt: skip
+
+
+class VarlenMetadata(NamedTuple):
+    cu_seq_q: Any
+    cu_seq_k: Any
+    max_q: int
+    max_k: int
+    cu_seq_q_host: tuple[int, ...] | None = None
