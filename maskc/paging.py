@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from maskc.core.errors import (
     DataMissing,
     NotPaged,
     PageFreed,
+    PageNotShared,
     PageOutOfPool,
     PageTwice,
     SlotTwice,
@@ -31,14 +33,16 @@ from maskc.core.errors import (
 from maskc.core.problem import Placed
 from maskc.core.tensors import torch_of
 from maskc.core.unknown import unknown_keyword
-from maskc.dispatch.options import Pages
 from maskc.dsl.mask import Mask
 from maskc.dsl.score_tracer import Score
-from maskc.ir.placed import LENGTH, POSITION, QUERIES, TokenArray, placed
+from maskc.dsl.traced import param
+from maskc.dsl.tracer import where
+from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
+from maskc.runtime.merge import merge
 from maskc.runtime.new_rows import NewRows
-from maskc.runtime.paged import BLOCK, TABLES, PageTables
+from maskc.runtime.paged import TABLES
 from maskc.runtime.paged_launch import (
     FLOAT_CODES,
     STEP,
@@ -47,7 +51,8 @@ from maskc.runtime.paged_launch import (
     PageKernels,
     page_kernels,
 )
-from maskc.runtime.paged_rows import Rotary, as_bytes, converted, dtype_of, is_e4m3
+from maskc.runtime.paged_rows import Rotary, dtype_of, is_e4m3
+from maskc.runtime.query_blocks import QueryBlocks
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -59,6 +64,8 @@ _ALIGNED = 32
 """int32 entries to which every array of a step is rounded up in memory."""
 _STATE = {POSITION: "position", LENGTH: "length", QUERIES: "queries"}
 """Arrays of a step that masks read, by the names of core/abi.STEP_FIELDS."""
+FIRST, END = "paged_first_key", "paged_end_key"
+"""Parameters of masks between two keys."""
 _ROUNDED = 128
 """Keys to whose multiple the longest sequence is rounded up, so that steps share launches."""
 
@@ -144,16 +151,12 @@ class PagedAttention:
             options: of Mask.compile.
             in_e4m3: whether pools are E4M3.
         """
-        from maskc.driver import compile as compiled
-
         self.mask, self.page_size, self.heads, self.layout = mask, page_size, heads, layout
+        self._options = options
         self.in_e4m3 = in_e4m3
         self._page_kernels: dict[Any, PageKernels | None] = {}
         self.placed = placed(mask, heads[0])
-        loaded = 0 if in_e4m3 else page_size  # kernels convert nothing on load
-        self.attn: CompiledMask = compiled(
-            self.placed.mask, n_heads=heads[0], placed=Placed(POSITION, loaded), **options
-        )
+        self.attn = self._compiled(self.placed)
         """The compiled mask over blocks of queries."""
 
     def __repr__(self) -> str:
@@ -168,7 +171,7 @@ class PagedAttention:
     def plan(
         self, page_table: Any, seq_lens_q: Any, seq_lens_kv: Any, *, cu_seqlens_q: Any = None,
         total_q: int | None = None, max_seqlen_q: int | None = None,
-        max_seqlen_kv: int | None = None, **data: Any,
+        max_seqlen_kv: int | None = None, shared_keys: int = 0, **data: Any,
     ) -> PagedPlan:  # fmt: skip
         """Say where the tokens of a step stand, and in which pages their keys lie.
 
@@ -188,6 +191,9 @@ class PagedAttention:
             max_seqlen_q: the most queries of a sequence, likewise.
             max_seqlen_kv: the most keys of a sequence, now and after updates; W * page_size when
                 None. Needed with kv_indptr on a GPU.
+            shared_keys: tokens at the beginning of all sequences that lie in the same pages, a
+                multiple of page_size. A run reads them once for many sequences, in a launch of
+                its own, and merges the results. Masks with data are refused.
             **data: data of the mask, [S, max_seqlen_kv] or [max_seqlen_kv]: an entry per token;
                 and parameters, as integers.
 
@@ -198,7 +204,7 @@ class PagedAttention:
         """
         return PagedPlan(
             self, page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q,
-            (total_q, max_seqlen_q, max_seqlen_kv), data,
+            (total_q, max_seqlen_q, max_seqlen_kv), shared_keys, data,
         )  # fmt: skip
 
     def run(
@@ -230,24 +236,44 @@ class PagedAttention:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
         self._check_pools(k_pool, v_pool)
-        attn = self.attn.serving(q)
         if os.environ.get("MASKC_CHECK") == "1":
             plan.check(k_pool.shape[0])
         if not plan.tokens:
             return _nothing(q, v_pool)
-        given = {**plan.data, **tables}
         if self.layout == "NHD":
             k_pool, v_pool = (x.swapaxes(1, 2) for x in (k_pool, v_pool))
-        blocks = plan.block_queries(q)
-        if attn.bundle.problem.page_size:
-            k, v, given[TABLES] = plan.in_pages(k_pool, v_pool)
-        else:
-            k = plan.copied(k_pool, q, self._scale(k_scale, "k_scale"))
-            v = plan.copied(v_pool, q, self._scale(v_scale, "v_scale"))
         options = {"softcap": softcap, "alibi_slopes": alibi_slopes, "sink_logits": sink_logits}
         shown = {name: x for name, x in options.items() if x is not None}
-        out, lse = attn(blocks, k, v, scale=scale, return_lse=True, **shown, **given)
-        return plan.rows(out, lse)
+        results = []
+        for part in plan.parts:
+            attn, blocks, given = part.attn.serving(q), part.blocks, {**part.data, **tables}
+            if attn.bundle.problem.page_size:
+                k, v, given[TABLES] = blocks.in_pages(k_pool, v_pool)
+            else:
+                k = blocks.copied(k_pool, q, self._scale(k_scale, "k_scale"))
+                v = blocks.copied(v_pool, q, self._scale(v_scale, "v_scale"))
+            queries = blocks.queries(q)
+            out, lse = attn(queries, k, v, scale=scale, return_lse=True, **shown, **given)
+            results.append(blocks.rows(out, lse))
+            shown.pop("sink_logits", None)  # they count once
+        return (
+            results[0] if len(results) == 1 else merge(*zip(*results, strict=True), layout="bhsd")
+        )
+
+    @cached_property
+    def _split(self) -> tuple[PlacedMask, CompiledMask]:
+        """The mask between two keys of each sequence, which calls name."""
+        within = where(lambda q, k: (k >= param(FIRST, 0)) & (k < param(END, 0)))
+        found = placed(self.mask & within, self.heads[0])
+        return found, self._compiled(found)
+
+    def _compiled(self, found: PlacedMask) -> CompiledMask:
+        from maskc.driver import compile as compiled
+
+        loaded = 0 if self.in_e4m3 else self.page_size  # kernels convert nothing on load
+        return compiled(
+            found.mask, n_heads=self.heads[0], placed=Placed(POSITION, loaded), **self._options
+        )
 
     def append(
         self, k: Any, v: Any, k_pool: Any, v_pool: Any, plan: PagedPlan | None = None, *,
@@ -425,6 +451,14 @@ class PagedAttention:
         return Rotary(cosine, sine, interleaved)
 
 
+class QueryPart(NamedTuple):
+    """A launch of a run."""
+
+    attn: CompiledMask
+    blocks: QueryBlocks
+    data: dict[str, Any]
+
+
 class _Lengths(NamedTuple):
     """Facts about the queries of a step that the host knows."""
 
@@ -458,7 +492,7 @@ class PagedPlan:
 
     def __init__(
         self, paged: PagedAttention, page_table: Any, seq_lens_q: Any, seq_lens_kv: Any,
-        cu_seqlens_q: Any, known: tuple[int | None, int | None, int | None],
+        cu_seqlens_q: Any, known: tuple[int | None, int | None, int | None], shared_keys: int,
         data: Mapping[str, Any],
     ) -> None:  # fmt: skip
         """Arguments as of `PagedAttention.plan`; `known`: total_q, max_seqlen_q, max_seqlen_kv."""
@@ -477,7 +511,7 @@ class PagedPlan:
         block, blocks = self._cut(lengths)
         self._sizes = StepSizes(
             count, lengths.each, lengths.total, block, blocks, paged.page_size,
-            -(-self.max_seqlen_kv // _ROUNDED) * _ROUNDED, self.max_seqlen_kv,
+            _rounded(self.max_seqlen_kv), self.max_seqlen_kv,
         )  # fmt: skip
         self._params = _parameters(paged, data)
         self._each = lengths.each if type(seq_lens_q) is int else None
@@ -486,6 +520,9 @@ class PagedPlan:
         self._block = ArgumentBlock(STEP)
         self._buffers: tuple[Any, ...] = ()
         self._state = self._allocated(given)
+        self._blocks = QueryBlocks(self._sizes, self._state, self._torch)
+        self._shared_keys = self._checked_shared(shared_keys)
+        self._shared = self._blocks_of_shared() if shared_keys else None
         self._fill(given)
 
     def update(
@@ -692,8 +729,76 @@ class PagedPlan:
         else:
             self._fill_block(given, self._kernels.library)
             self._kernels.plan(self._block)
+        if self._shared is not None:
+            self._fill_shared(self._shared.state)
         if self._torch is not None:
             self._torch.autograd.graph.increment_version(self._buffers)
+
+    # -------------------------------------------------------------- keys that sequences share
+
+    def _checked_shared(self, keys: int) -> int:
+        """Return the number of shared keys.
+
+        Raises:
+            BadPages: it does not fit the pages, or the mask has data.
+        """
+        size = self._paged.page_size
+        if type(keys) is not int or not 0 <= keys <= self.max_seqlen_kv or keys % size:
+            wanted = f"a multiple of page_size={size} from 0 to {self.max_seqlen_kv}"
+            raise BadPages("shared_keys", wanted, repr(keys), at="shared_keys")
+        if keys and self._paged.placed.arrays:
+            name = self._paged.placed.arrays[0].decl.name
+            raise BadPages("shared_keys", f"0, as the mask reads {name!r}", keys, at="shared_keys")
+        return keys
+
+    def _blocks_of_shared(self) -> QueryBlocks:
+        """Allocate the arrays of blocks of queries of any sequences, over the shared keys."""
+        tokens, size = self.tokens, self._paged.page_size
+        group = self._paged.heads[0] // self._paged.heads[1]
+        block = max(1, tokens)
+        if self._paged.loads_pages:
+            block = min(max(1, _ROWS // group), 1 << max(0, tokens - 1).bit_length())
+        blocks, keys = -(-tokens // block), self._shared_keys
+        sizes = StepSizes(1, 0, tokens, block, blocks, size, _rounded(keys), keys)
+        names = (*self._paged.placed.reads, POSITION)
+        shapes: dict[str, tuple[int, ...]] = {_STATE[name]: (blocks, block) for name in names}
+        shapes |= {"rows": (blocks, block), "key_count": (blocks,), "first_page": (blocks,)}
+        shapes["places"] = (tokens,)
+        state = {name: self._empty(math.prod(shape), np.int32).reshape(shape)
+                 for name, shape in shapes.items()}  # fmt: skip
+        state["is_real"] = self._empty(tokens, np.bool_)
+        state["pages"] = self._state["pages"]
+        self._buffers += tuple(state.values())
+        if tokens:
+            row = np.arange(blocks * block).clip(max=tokens - 1).reshape(blocks, block)
+            for name, values in (("rows", row), ("places", np.arange(tokens))):
+                state[name][...] = self._array(values.astype(np.int32))
+        return QueryBlocks(sizes, state, self._torch)
+
+    def _array(self, x: np.ndarray) -> Any:
+        """The array where the plan is made."""
+        return x if self._torch is None else self._torch.from_numpy(x).to(self._device)
+
+    def _fill_shared(self, state: dict[str, Any]) -> None:
+        """Make the arrays of blocks over shared keys, of those of the step."""
+        if not self.tokens:
+            return
+        own, where = self._state, np.where if self._torch is None else self._torch.where
+        positions, rows = own["token_position"], state["rows"]
+        real = positions >= 0 if self._sizes.whole else own["is_real"]
+        row = np.arange(rows.size if self._torch is None else rows.numel())
+        inside = self._array((row < self.tokens).reshape(tuple(rows.shape)))
+        for name in (*self._paged.placed.reads, POSITION):
+            key = _STATE[name]
+            of_token, nothing = own[key].reshape(-1), 0
+            if name == POSITION:
+                of_token, nothing = positions, -1
+            elif not self._sizes.whole:
+                of_token = of_token[own["places"]]
+            state[key][...] = where(inside & real[rows], of_token[rows], nothing)
+        state["is_real"][...] = real
+        state["key_count"][...] = self._shared_keys
+        state["first_page"][...] = own["spans"][0, 0]
 
     def _fill_on_host(self, given: _Given) -> None:
         sizes = self._sizes
@@ -767,69 +872,21 @@ class PagedPlan:
         found |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
         return found | self._params
 
-    def block_queries(self, q: Any) -> Any:
-        """The queries [blocks, heads, queries of a block, D] of a call."""
-        blocks, block = self._sizes.blocks, self._sizes.block
-        if not self._sizes.whole:
-            q = q[self._state["rows"].reshape(-1)]
-        q = q.reshape(blocks, block, *q.shape[1:]).swapaxes(1, 2)
-        if block == 1:
-            return q
-        return np.ascontiguousarray(q) if self._torch is None else q.contiguous()
-
-    def rows(self, out: Any, lse: Any) -> tuple[Any, Any]:
-        """The results of a call for each row of q: out [tokens, heads, D], lse [tokens, heads]."""
-        out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
-        out, lse = out.reshape(-1, *out.shape[2:]), lse.reshape(-1, lse.shape[2])
-        if self._sizes.whole:
-            return out, lse
-        places, real = self._state["places"], self._state["is_real"][:, None]
-        zero = out.dtype.type(0) if self._torch is None else 0
-        where = np.where if self._torch is None else self._torch.where
-        out = where(real[..., None], out[places], zero)
-        return out, where(real, lse[places], -math.inf if self._torch else np.float32(-np.inf))
-
-    def in_pages(self, k_pool: Any, v_pool: Any) -> tuple[Any, Any, PageTables]:
-        """k and v [blocks, heads, keys, D] without places, and where their pages are.
-
-        Args:
-            k_pool, v_pool: [pages, heads, page_size, D].
-        """
-        state, torch = self._state, self._torch
-        found, steps = [], []
-        for pool in (k_pool, v_pool):
-            page, head, token, dim = pool.stride()
-            shape = (self._sizes.blocks, pool.shape[1], self.n_kv, pool.shape[3])
-            found.append(torch.as_strided(pool, shape, (0, head, 0, dim)))
-            steps.append((page, head, token))
-        held = tuple(state[name] for name in ("pages", "first_page", "key_count"))
-        block = BLOCK.pack(*(x.data_ptr() for x in held), k_pool.shape[0])
-        return found[0], found[1], PageTables(Pages(k_pool.shape[0], *steps), block, held)
-
-    def copied(self, pool: Any, like: Any, scale: Any) -> Any:
-        """The rows of a pool [pages, heads, page_size, D] one after another for each sequence:
-        [blocks, heads, keys, D] in the dtype of `like`, zeros where a sequence has no key."""
-        torch, size, state = self._torch, self._paged.page_size, self._state
-        where = np.where if torch is None else torch.where
-        if torch is None:
-            key = np.arange(self.n_kv)
-        else:
-            key = torch.arange(self.n_kv, device=self._device)
-        there = key[None] < state["key_count"][:, None]
-        entry = state["first_page"][:, None] + key[None] // size
-        entries = state["pages"]
-        if not entries.shape[0]:
-            entries, there = key[:1], there & False
-        page = entries[where(there, entry, 0)]
-        there = there & (page >= 0) & (page < pool.shape[0])
-        if not pool.shape[0]:
-            pool = pool.reshape(1, pool.shape[1], size, pool.shape[3])
-        rows = as_bytes(pool).swapaxes(1, 2)[where(there, page, 0), (key % size)[None]]
-        if is_e4m3(pool):
-            rows = rows.view(pool.dtype)
-        rows = converted(rows, like, scale)
-        zero = rows.dtype.type(0) if torch is None else 0
-        return where(there[..., None, None], rows, zero).swapaxes(1, 2)
+    @property
+    def parts(self) -> tuple[QueryPart, ...]:
+        """The launches of a run: one, or one for shared keys and one for all others."""
+        paged, shared = self._paged, self._shared
+        if shared is None:
+            return (QueryPart(paged.attn, self._blocks, self.data),)
+        placed, attn = paged._split
+        names = (*placed.reads, POSITION)
+        keys = {FIRST: 0, END: self._shared_keys}, {FIRST: self._shared_keys, END: self.n_kv}
+        return tuple(
+            QueryPart(
+                attn, part, {name: part.state[_STATE[name]] for name in names} | self._params | ends
+            )
+            for part, ends in zip((shared, self._blocks), keys, strict=True)
+        )
 
     def check(self, pages: int, freed: Any = ()) -> None:
         """Read the tables, and wait for them.
@@ -842,6 +899,7 @@ class PagedPlan:
             BadPageTable: a sequence has more keys than the plan allows (MC465).
             PageOutOfPool, PageTwice, PageFreed: an entry that is read is no page of the pool, two
                 entries of a sequence are one page, or one is free (MC660, MC661, MC662).
+            PageNotShared: shared keys of a sequence lie in other pages (MC667).
         """
         entries, spans, used = (_numpy(self._state[x]) for x in ("pages", "spans", "used"))
         free = set(np.asarray(_numpy(freed)).reshape(-1).tolist())
@@ -856,7 +914,10 @@ class PagedPlan:
                     found = f"{keys} keys, and its {end - first} pages hold {room}"
                 raise BadPageTable(sequence, found, at="seq_lens_kv")
             seen: dict[int, int] = {}
+            shared = entries[spans[0, 0] :][: self._shared_keys // self._paged.page_size].tolist()
             for index, page in enumerate(entries[first : first + count].tolist()):
+                if index < len(shared) and page != shared[index]:
+                    raise PageNotShared(sequence, index, page, shared[index], at="page_table")
                 if not 0 <= page < pages:
                     raise PageOutOfPool(sequence, index, page, pages - 1, at="page_table")
                 if page in seen:
@@ -880,6 +941,10 @@ def _check_slots(slots: Any, size: int) -> None:
         if slot >= 0 and slot in seen:
             raise SlotTwice(seen[slot], row, *divmod(slot, size), at="page_table")
         seen[slot] = row
+
+
+def _rounded(keys: int) -> int:
+    return -(-keys // _ROUNDED) * _ROUNDED
 
 
 def _has(x: Any, shape: tuple[int, ...], name: str) -> None:

@@ -314,6 +314,18 @@ TEXTS = {
         "MC663 page_table  rows 0 and 1 of k go to one slot: page 2, token 7 of the page\n"
         "    hint: copy a page that sequences share before one of them writes into it",
     ),
+    "MC667": (
+        lambda: (
+            mc.paged(
+                mc.causal(), page_size=8, head_dim=16, n_heads=4, dtype="float32", target="cpu"
+            )
+            .plan(np.array([[0, 2], [1, 3]]), 1, [9, 9], shared_keys=8)
+            .check(4)
+        ),
+        "MC667 page_table  sequence 1: entry 0 of its page table is page 1, and shared keys are in "
+        "page 0\n"
+        "    hint: count as shared_keys only keys whose pages all sequences have",
+    ),
     "MC664": (
         lambda: mc.slices([[0, 4]], [[3, 2]]),
         "MC664 k_ranges  k_ranges must be ranges from 0 on that do not end before they begin, "
