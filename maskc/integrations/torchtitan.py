@@ -18,7 +18,7 @@ from maskc.core.errors import NotServed
 from maskc.dsl.mask import Mask
 
 
-class MaskedAttention(VarlenAttention):
+class InnerAttention(VarlenAttention):
     """Attention of a layer of torchtitan; give its Config to a layer as `inner_attention`.
 
     torchtitan hands over the documents of packed rows, because this is a VarlenAttention. A pair

@@ -166,7 +166,7 @@ def padded_rows(x, cumulative, stored):
 @pytest.mark.parametrize("place", ["numpy", "torch"])
 @pytest.mark.parametrize("cross", [False, True])
 def test_sequences_with_padding_behind_them(is_causal, window_size, place, cross) -> None:
-    """As TransformerEngine stores them; rows of padding are 0."""
+    """Sequences as TransformerEngine stores them; rows of padding are 0."""
     of_q, of_k = (OF_Q, OF_K) if cross else (OF_K, OF_K)
     q, k, v = draw(of_q[-1], 4, 16), draw(of_k[-1], 2, 16), draw(of_k[-1], 2, 16)
     at_q = of_q + np.arange(5) * 4

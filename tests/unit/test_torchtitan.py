@@ -38,7 +38,7 @@ def exact(q, k, v, keep, scale):
 @pytest.mark.parametrize("window", [(-1, 0), (4, 0), (-1, -1)])
 @pytest.mark.parametrize("mask", [None, mc.strided(3)])
 def test_documents_windows_and_masks(module, packed, window, mask):
-    layer = module.MaskedAttention.Config(window_size=window, mask=mask).build()
+    layer = module.InnerAttention.Config(window_size=window, mask=mask).build()
     tensors = q, k, v = [torch.randn(B, L, heads, 16, requires_grad=True) for heads in (4, 2, 2)]
     metadata = VarlenMetadata(ENDS, ENDS, 17, 17) if packed else None
     place = torch.arange(L)
@@ -77,7 +77,7 @@ def packed_place(packed):
 
 
 def test_what_is_refused(module):
-    layer = module.MaskedAttention.Config().build()
+    layer = module.InnerAttention.Config().build()
     x = torch.zeros(1, 4, 2, 16)
     for options, why in (
         ({"attention_masks": {}}, "attention_masks of type dict"),
