@@ -1,7 +1,7 @@
 // The argument blocks of launches over pages: maskc/core/abi.py.
 
 struct PageStep {
-    const void *lens_q;  // queries of each sequence, or null: `each` of all
+    const void *lens_q;  // queries of each sequence, or null: `sequence_queries` of all
     const void *lens_kv;  // keys of each sequence
     const void *table;  // [sequences][columns] or [entries]: pages
     const void *starts;  // where each sequence's entries begin, or null: by rows
@@ -35,7 +35,7 @@ struct PageStep {
     i32 of_queries[8];  // whether a block has those of its queries, else of keys
     i32 shared[8];  // whether all sequences share its keys' data
     i32 arrays;  // of the mask
-    i32 each;  // queries of every sequence without lens_q
+    i32 sequence_queries;  // queries of every sequence without lens_q
     i32 cumulative;  // whether lens_q says where queries begin, [sequences + 1]
     i32 whole;  // whether every sequence is one block
     i32 sequences;  // of the step
