@@ -61,6 +61,8 @@ def attention(
     layout: str | None = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
+    cu_seqlens_q_padded: Any = None,
+    cu_seqlens_k_padded: Any = None,
     max_seqlen: int | None = None,
     score: Score | None = None,
     dropout_p: float = 0.0,
@@ -99,7 +101,11 @@ def attention(
         cu_seqlens_q, cu_seqlens_k: integers [sequences + 1], cumulative lengths of packed tokens. q
             is [tokens, Hq, D] then, or has a batch of one. One array serves both. With two arrays,
             is_causal and window_size count from the last tokens of each sequence.
-        max_seqlen: upper bound on the tokens of a sequence, see `mc.cu_seqlens`.
+        cu_seqlens_q_padded, cu_seqlens_k_padded: integers [sequences + 1], where each sequence
+            begins if sequences are stored with padding behind them, as in TransformerEngine.
+            Queries that are padding have out 0.
+        max_seqlen: upper bound on the tokens of a sequence, see `mc.cu_seqlens`; not read with
+            cu_seqlens_q_padded.
         score: the score formula that replaces scale * q . k, see `mc.score`.
         return_selection, indexer_loss: as of a call of CompiledMask.
         dropout_p: the probability of dropping a weight, as in scaled_dot_product_attention: it

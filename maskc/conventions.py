@@ -18,14 +18,16 @@ from maskc.core.source import caller
 from maskc.core.tensors import tokens_major, torch_of
 from maskc.core.unknown import meant_keyword
 from maskc.dsl.combinators import causal, full, window
-from maskc.dsl.data_atoms import documents, intervals
+from maskc.dsl.data_atoms import documents, flags, intervals
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import END, START
 from maskc.dsl.not_a_mask import not_a_mask
 
 EVERYTHING = full()
 LAYOUTS = ("bhsd", "bshd", "sbhd")
-_DOCUMENTS = "cu_seqlens"
+_DOCUMENTS, _REAL = "cu_seqlens", "cu_seqlens_real"
+_STORED = "cu_seqlens_q_padded"
+"""Sequences that are padded where they are stored."""
 
 
 class LayoutWarning(UserWarning):
@@ -66,6 +68,8 @@ def _joined(mask: Mask, to: Restriction) -> Mask:
         parts.append(window.flash(*to.window_size))
     if to.packed is not None:
         parts.append(documents(_DOCUMENTS))
+    if to.packed == _STORED:
+        parts.append(flags(_REAL, on="q"))
     return reduce(operator.and_, parts) if parts else EVERYTHING
 
 
@@ -81,6 +85,8 @@ class Keywords(NamedTuple):
     layout: str | None = None
     cu_seqlens_q: Any = None
     cu_seqlens_k: Any = None
+    cu_seqlens_q_padded: Any = None
+    cu_seqlens_k_padded: Any = None
     max_seqlen: Any = None
 
     @classmethod
@@ -128,29 +134,51 @@ class Keywords(NamedTuple):
     ) -> str | None:  # fmt: skip
         of_q, of_k = self.cu_seqlens_q, self.cu_seqlens_k
         if of_q is None:
-            for name in ("cu_seqlens_k", "max_seqlen"):
+            for name in (
+                "cu_seqlens_k",
+                "cu_seqlens_q_padded",
+                "cu_seqlens_k_padded",
+                "max_seqlen",
+            ):
                 if getattr(self, name) is not None:
                     wanted = "given with cu_seqlens_q, the cumulative lengths of queries"
                     raise BadOption(name, wanted, "it alone", at=name)
             return None
-        for name in (_DOCUMENTS, BROUGHT):
+        for name in (_DOCUMENTS, _REAL, BROUGHT):
             if name in data:
                 raise BadOption(name, "left out with cu_seqlens_q", "it", at=name)
-        if of_k is None or of_k is of_q:
+        stored_q = of_q if self.cu_seqlens_q_padded is None else self.cu_seqlens_q_padded
+        of_k, stored_k = self._of_keys(of_q, stored_q)
+        if of_k is of_q and stored_k is stored_q:
             if n_q != n_kv:
                 wanted = f"an array of its own, as there are {n_q} queries and {n_kv} keys"
-                finding = "None" if of_k is None else "cu_seqlens_q"
-                raise BadOption("cu_seqlens_k", wanted, finding, at="cu_seqlens_k")
-            data[_DOCUMENTS] = CuSeqlens(of_q, self.max_seqlen)
-            return _DOCUMENTS
+                kind = "None" if self.cu_seqlens_k is None else "cu_seqlens_q"
+                raise BadOption("cu_seqlens_k", wanted, kind, at="cu_seqlens_k")
+            if stored_q is of_q:
+                data[_DOCUMENTS] = CuSeqlens(of_q, self.max_seqlen)
+                return _DOCUMENTS
+            ends, data[_REAL] = _with_padding(of_q, stored_q, n_q)
+            data[_DOCUMENTS] = CuSeqlens(ends, None)
+            return _STORED
         if masked:
             wanted = (
                 "left out where cu_seqlens_q and cu_seqlens_k are two arrays: is_causal and "
                 "window_size then count inside of each sequence"
             )
             raise BadOption("mask", wanted, "a mask", at="mask")
-        data[BROUGHT] = _keys_of_queries(of_q, of_k, n_q, is_causal, sides)
+        data[BROUGHT] = _keys_of_queries((of_q, stored_q), (of_k, stored_k), n_q, is_causal, sides)
         return BROUGHT
+
+    def _of_keys(self, of_q: Any, stored_q: Any) -> tuple[Any, Any]:
+        """Return the lengths of keys, and where their sequences begin; by default those of queries.
+
+        Without an array of their own, padded keys of sequences of other lengths begin where their
+        cumulative lengths say.
+        """
+        of_k = of_q if self.cu_seqlens_k is None else self.cu_seqlens_k
+        if self.cu_seqlens_k_padded is not None:
+            return of_k, self.cu_seqlens_k_padded
+        return of_k, stored_q if of_k is of_q else of_k
 
 
 def _truth(name: str, value: object) -> bool:
@@ -173,30 +201,83 @@ def _window(given: Any) -> tuple[int, int] | None:
     return left, right
 
 
-def _keys_of_queries(
-    of_q: Any, of_k: Any, n_q: int, is_causal: bool, sides: tuple[int, int] | None
-) -> tuple[Any, Any]:
-    """(first key, the one after the last) of every query, where the last tokens of each sequence
-    meet, as in flash-attn. It is computed where the arrays are.
+class _Places(NamedTuple):
+    """The sequence of each query, and its place there; computed where the arrays are."""
+
+    xp: Any
+    """The library of the arrays."""
+    sequence: Any
+    place: Any
+    length: Any
+    """Queries of the sequence."""
+    is_real: Any
+    """Whether the query belongs to a sequence, and is no padding."""
+
+    @classmethod
+    def of(cls, lengths: Any, stored: Any, n: int) -> _Places:
+        """Read cumulative lengths, and where sequences begin, both [sequences + 1]."""
+        library = type(lengths).__module__.partition(".")[0]
+        xp: Any = torch_of(lengths) or sys.modules[library]
+        here = {"device": lengths.device} if library == "torch" else {}
+        token = xp.arange(n, **here)
+        sequence = xp.searchsorted(stored[1:], token, side="right").clip(0, max(len(stored) - 2, 0))
+        place = token - stored[sequence]
+        length = lengths[sequence + 1] - lengths[sequence]
+        return cls(xp, sequence, place, length, (place < length) & (token < stored[-1]))
+
+
+def _alike(name: str, x: Any, like: Any) -> None:
+    """Refuse an array of another library or shape than cu_seqlens_q has.
+
+    Raises:
+        BadOption.
+    """
+    library = type(like).__module__.partition(".")[0]
+    if type(x).__module__.partition(".")[0] != library or tuple(x.shape) != tuple(like.shape):
+        wanted = f"{library} integers {list(like.shape)}, as cu_seqlens_q is"
+        raise BadOption(name, wanted, type(x).__name__, at=name)
+
+
+def _with_padding(lengths: Any, stored: Any, n: int) -> tuple[Any, Any]:
+    """Return cumulative lengths of documents that are a sequence or the padding behind it, and
+    which tokens are no padding.
 
     Raises:
         BadOption: the arrays come from different libraries, or have different shapes.
     """
-    library = type(of_q).__module__.partition(".")[0]
-    if type(of_k).__module__.partition(".")[0] != library or tuple(of_k.shape) != tuple(of_q.shape):
-        wanted = f"{library} integers {list(of_q.shape)}, as cu_seqlens_q is"
-        raise BadOption("cu_seqlens_k", wanted, type(of_k).__name__, at="cu_seqlens_k")
-    xp: Any = torch_of(of_q) or sys.modules[library]
-    here = {"device": of_q.device} if library == "torch" else {}
-    token = xp.arange(n_q, **here)
-    which = xp.searchsorted(of_q[1:], token, side="right").clip(0, max(len(of_q) - 2, 0))
-    low, high = of_k[which] + 0 * token, of_k[which + 1] + 0 * token
-    position = high - of_q[which + 1] + token
+    _alike("cu_seqlens_q_padded", stored, lengths)
+    places = _Places.of(lengths, stored, n)
+    ends = stored[:-1] + (lengths[1:] - lengths[:-1])
+    both = places.xp.stack([stored[:-1], ends], -1).reshape(-1)
+    return places.xp.concatenate([both, stored[-1:]]), places.is_real
+
+
+def _keys_of_queries(
+    of_q: tuple[Any, Any], of_k: tuple[Any, Any], n_q: int, is_causal: bool,
+    sides: tuple[int, int] | None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """(first key, the one after the last) of every query, where the last tokens of each sequence
+    meet, as in flash-attn. It is computed where the arrays are.
+
+    Args:
+        of_q, of_k: cumulative lengths, and where sequences begin.
+
+    Raises:
+        BadOption: the arrays come from different libraries, or have different shapes.
+    """
+    names = "cu_seqlens_q_padded", "cu_seqlens_k", "cu_seqlens_k_padded"
+    for name, x in zip(names, (of_q[1], *of_k), strict=True):
+        _alike(name, x, of_q[0])
+    (lengths_k, stored_k), query = of_k, _Places.of(*of_q, n_q)
+    xp, which = query.xp, query.sequence
+    low = stored_k[which] + 0 * query.place
+    high = low + lengths_k[which + 1] - lengths_k[which]
+    position = high - query.length + query.place
     left, right = sides or (-1, -1)
     right = 0 if is_causal and right != 0 else right
     first = low if left < 0 else xp.maximum(low, position - left)
     last = high if right < 0 else xp.minimum(high, position + right + 1)
-    return first, xp.where(token < of_q[-1], xp.maximum(first, last), first)
+    return first, xp.where(query.is_real, xp.maximum(first, last), first)
 
 
 # ------------------------------------------------------------------ calls without a mask

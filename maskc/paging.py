@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from maskc.core.errors import (
     DataMissing,
     NotPaged,
     PageFreed,
+    PageNotShared,
     PageOutOfPool,
     PageTwice,
     SlotTwice,
@@ -31,32 +33,26 @@ from maskc.core.errors import (
 from maskc.core.problem import Placed
 from maskc.core.tensors import torch_of
 from maskc.core.unknown import unknown_keyword
-from maskc.dispatch.options import Pages
 from maskc.dsl.mask import Mask
+from maskc.dsl.parameters import param
 from maskc.dsl.score_tracer import Score
-from maskc.ir.placed import LENGTH, POSITION, QUERIES, TokenArray, placed
+from maskc.dsl.tracer import where
+from maskc.ir.placed import LENGTH, POSITION, QUERIES, PlacedMask, TokenArray, placed
 from maskc.layout.paged_step import PageLists, StepSizes, TokenData, step_arrays
 from maskc.runtime.arrays.known import Library
-from maskc.runtime.paged import BLOCK, TABLES, PageTables
+from maskc.runtime.merge import merge
+from maskc.runtime.new_rows import NewRows
+from maskc.runtime.paged import TABLES
 from maskc.runtime.paged_launch import (
     FLOAT_CODES,
-    ROWS,
     STEP,
     ArgumentBlock,
     Integers,
     PageKernels,
     page_kernels,
 )
-from maskc.runtime.paged_rows import (
-    Rotary,
-    append,
-    as_bytes,
-    converted,
-    dtype_of,
-    is_e4m3,
-    single,
-    stored,
-)
+from maskc.runtime.paged_rows import Rotary, dtype_of, is_e4m3
+from maskc.runtime.query_blocks import QueryBlocks
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask
@@ -68,6 +64,8 @@ _ALIGNED = 32
 """int32 entries to which every array of a step is rounded up in memory."""
 _STATE = {POSITION: "position", LENGTH: "length", QUERIES: "queries"}
 """Arrays of a step that masks read, by the names of core/abi.STEP_FIELDS."""
+FIRST, END = "paged_first_key", "paged_end_key"
+"""Parameters of masks between two keys."""
 _ROUNDED = 128
 """Keys to whose multiple the longest sequence is rounded up, so that steps share launches."""
 
@@ -153,15 +151,12 @@ class PagedAttention:
             options: of Mask.compile.
             in_e4m3: whether pools are E4M3.
         """
-        from maskc.driver import compile as compiled
-
         self.mask, self.page_size, self.heads, self.layout = mask, page_size, heads, layout
+        self._options = options
         self.in_e4m3 = in_e4m3
+        self._page_kernels: dict[Any, PageKernels | None] = {}
         self.placed = placed(mask, heads[0])
-        loaded = 0 if in_e4m3 else page_size  # kernels convert nothing on load
-        self.attn: CompiledMask = compiled(
-            self.placed.mask, n_heads=heads[0], placed=Placed(POSITION, loaded), **options
-        )
+        self.attn = self._compiled(self.placed)
         """The compiled mask over blocks of queries."""
 
     def __repr__(self) -> str:
@@ -176,7 +171,7 @@ class PagedAttention:
     def plan(
         self, page_table: Any, seq_lens_q: Any, seq_lens_kv: Any, *, cu_seqlens_q: Any = None,
         total_q: int | None = None, max_seqlen_q: int | None = None,
-        max_seqlen_kv: int | None = None, **data: Any,
+        max_seqlen_kv: int | None = None, shared_keys: int = 0, **data: Any,
     ) -> PagedPlan:  # fmt: skip
         """Say where the tokens of a step stand, and in which pages their keys lie.
 
@@ -196,6 +191,9 @@ class PagedAttention:
             max_seqlen_q: the most queries of a sequence, likewise.
             max_seqlen_kv: the most keys of a sequence, now and after updates; W * page_size when
                 None. Needed with kv_indptr on a GPU.
+            shared_keys: tokens at the beginning of all sequences that lie in the same pages, a
+                multiple of page_size. A run reads them once for many sequences, in a launch of
+                its own, and merges the results. Masks with data are refused.
             **data: data of the mask, [S, max_seqlen_kv] or [max_seqlen_kv]: an entry per token;
                 and parameters, as integers.
 
@@ -206,7 +204,7 @@ class PagedAttention:
         """
         return PagedPlan(
             self, page_table, seq_lens_q, seq_lens_kv, cu_seqlens_q,
-            (total_q, max_seqlen_q, max_seqlen_kv), data,
+            (total_q, max_seqlen_q, max_seqlen_kv), shared_keys, data,
         )  # fmt: skip
 
     def run(
@@ -238,39 +236,61 @@ class PagedAttention:
             wanted = f"of shape [{plan.tokens}, {heads}, head_dim]"
             raise BadPages("q", wanted, list(q.shape), at="q")
         self._check_pools(k_pool, v_pool)
-        attn = self.attn.serving(q)
         if os.environ.get("MASKC_CHECK") == "1":
             plan.check(k_pool.shape[0])
         if not plan.tokens:
             return _nothing(q, v_pool)
-        given = {**plan.data, **tables}
         if self.layout == "NHD":
             k_pool, v_pool = (x.swapaxes(1, 2) for x in (k_pool, v_pool))
-        blocks = plan.block_queries(q)
-        if attn.bundle.problem.page_size:
-            k, v, given[TABLES] = plan.in_pages(k_pool, v_pool)
-        else:
-            k = plan.copied(k_pool, q, self._scale(k_scale, "k_scale"))
-            v = plan.copied(v_pool, q, self._scale(v_scale, "v_scale"))
         options = {"softcap": softcap, "alibi_slopes": alibi_slopes, "sink_logits": sink_logits}
         shown = {name: x for name, x in options.items() if x is not None}
-        out, lse = attn(blocks, k, v, scale=scale, return_lse=True, **shown, **given)
-        return plan.rows(out, lse)
+        results = []
+        for part in plan.parts:
+            attn, blocks, given = part.attn.serving(q), part.blocks, {**part.data, **tables}
+            if attn.bundle.problem.page_size:
+                k, v, given[TABLES] = blocks.in_pages(k_pool, v_pool)
+            else:
+                k = blocks.copied(k_pool, q, self._scale(k_scale, "k_scale"))
+                v = blocks.copied(v_pool, q, self._scale(v_scale, "v_scale"))
+            queries = blocks.queries(q)
+            out, lse = attn(queries, k, v, scale=scale, return_lse=True, **shown, **given)
+            results.append(blocks.rows(out, lse))
+            shown.pop("sink_logits", None)  # they count once
+        return (
+            results[0] if len(results) == 1 else merge(*zip(*results, strict=True), layout="bhsd")
+        )
+
+    @cached_property
+    def _split(self) -> tuple[PlacedMask, CompiledMask]:
+        """The mask between two keys of each sequence, which calls name."""
+        within = where(lambda q, k: (k >= param(FIRST, 0)) & (k < param(END, 0)))
+        found = placed(self.mask & within, self.heads[0])
+        return found, self._compiled(found)
+
+    def _compiled(self, found: PlacedMask) -> CompiledMask:
+        from maskc.driver import compile as compiled
+
+        loaded = 0 if self.in_e4m3 else self.page_size  # kernels convert nothing on load
+        return compiled(
+            found.mask, n_heads=self.heads[0], placed=Placed(POSITION, loaded), **self._options
+        )
 
     def append(
-        self, k: Any, v: Any, k_pool: Any, v_pool: Any, plan: PagedPlan, *, q: Any = None,
-        rotary: tuple[Any, Any] | None = None, interleaved: bool = False, k_scale: Any = None,
-        v_scale: Any = None,
+        self, k: Any, v: Any, k_pool: Any, v_pool: Any, plan: PagedPlan | None = None, *,
+        slots: Any = None, q: Any = None, rotary: tuple[Any, Any] | None = None,
+        interleaved: bool = False, k_scale: Any = None, v_scale: Any = None,
     ) -> Any:  # fmt: skip
         """Write the keys and values of a step's new tokens into the pools, in place.
 
         On a GPU this is one launch, and nothing is read from there. Rows of no sequence, and rows
-        for which the page table has no page of the pool, are left out.
+        without a slot of the pool, are left out.
 
         Args:
             k, v: [tokens, n_kv_heads, D], a row for each row of q.
             k_pool, v_pool: as of `run`, in the dtype of k or in E4M3.
-            plan: of this step, whose lengths count the new tokens.
+            plan: of this step, whose lengths count the new tokens. None with slots.
+            slots: in place of plan: int64 [tokens], where each row goes: page * page_size + token
+                of the page, -1 for rows that go nowhere.
             q: queries [tokens, n_heads, D] to turn like k; None: there are none.
             rotary: a rotary embedding for q and k: (cos, sin), each [positions, R / 2]. The first R
                 elements of a row turn by the row's position in its sequence.
@@ -287,11 +307,12 @@ class PagedAttention:
         """
         heads, kv_heads = self.heads
         self._check_pools(k_pool, v_pool)
+        slots, tokens = self._slots(plan, slots, k, rotary)
         for name, x, count in (("k", k, kv_heads), ("v", v, kv_heads), ("q", q, heads)):
             if x is None:
                 continue
-            if len(x.shape) != 3 or tuple(x.shape[:2]) != (plan.tokens, count):
-                wanted = f"of shape [{plan.tokens}, {count}, head_dim]"
+            if len(x.shape) != 3 or tuple(x.shape[:2]) != (tokens, count):
+                wanted = f"of shape [{tokens}, {count}, head_dim]"
                 raise BadPages(name, wanted, list(x.shape), at=name)
             if dtype_of(x) != dtype_of(k) or dtype_of(x) not in FLOAT_CODES or is_e4m3(x):
                 wanted = "of dtype float32, bfloat16 or float16, all alike"
@@ -308,12 +329,65 @@ class PagedAttention:
                 raise BadPages(name, wanted, f"a stride of {x.stride(-1)}", at=name)
         turn = None if rotary is None else self._rotary(rotary, interleaved, k)
         if os.environ.get("MASKC_CHECK") == "1":
-            plan.check(k_pool.shape[0])
-            plan.check_slots()
+            if plan is not None:
+                plan.check(k_pool.shape[0])
+            _check_slots(slots, self.page_size)
         if self.layout == "HND":
             k_pool, v_pool = (x.swapaxes(1, 2) for x in (k_pool, v_pool))
         scales = self._scale(k_scale, "k_scale"), self._scale(v_scale, "v_scale")
-        return plan.append(_NewRows(q, k, v, k_pool, v_pool, turn, *scales))
+        positions = None if plan is None else plan.positions
+        rows = NewRows(q, k, v, k_pool, v_pool, slots, positions, turn, *scales)
+        return rows.write(self._kernels_on(k, "k"))
+
+    def _slots(self, plan: PagedPlan | None, slots: Any, k: Any, rotary: Any) -> tuple[Any, int]:
+        """Return where new rows go, and how many there are.
+
+        Raises:
+            BadPages: neither a plan nor slots, or both; or slots that do not fit k.
+        """
+        if (plan is None) == (slots is None):
+            wanted = "given where plan is not, and only there"
+            raise BadPages("slots", wanted, type(slots).__name__, at="slots")
+        if plan is not None:
+            return plan.slots, plan.tokens
+        if rotary is not None:
+            wanted = "left out with slots, which have no positions"
+            raise BadPages("rotary", wanted, type(rotary).__name__, at="rotary")
+        place = getattr(slots, "device", None), getattr(k, "device", None)
+        if dtype_of(slots) != "int64" or len(slots.shape) != 1 or place[0] != place[1]:
+            wanted = f"int64 of one dimension on {place[1]}, as k"
+            kind = f"{dtype_of(slots)} of shape {list(slots.shape)} on {place[0]}"
+            raise BadPages("slots", wanted, kind, at="slots")
+        if torch_of(slots) is not None:
+            slots = slots.contiguous()
+        return slots, int(slots.shape[0])
+
+    def _kernels_on(self, x: Any, name: str) -> PageKernels | None:
+        """Kernels for steps on the device of an array; None where the host makes the arrays.
+
+        Raises:
+            BadPages: kernels of the target cannot read the array.
+        """
+        device = None if torch_of(x) is None else x.device
+        if device in self._page_kernels:
+            return self._page_kernels[device]
+        kernels = None if device is None else page_kernels(self.attn, x)
+        on_host = device is None or device.type == "cpu"
+        if kernels is None and (self.attn.target.language == "cuda" or not on_host):
+            where = "a GPU" if self.attn.target.language == "cuda" else "the CPU"
+            wanted = f"a torch tensor on {where}, for target {self.attn.target.name}"
+            kind = f"{type(x).__module__}.{type(x).__name__}"
+            if not hasattr(x, "shape"):
+                kind = type(x).__name__
+            elif device is not None:
+                kind = f"one on {device}"
+            raise BadPages(name, wanted, kind, at=name)
+        self._page_kernels[device] = kernels
+        return kernels
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the kernels, which belong to this process."""
+        return {**self.__dict__, "_page_kernels": {}}
 
     def _check_pools(self, k_pool: Any, v_pool: Any) -> None:
         """Raise BadPages if pools have other shapes or dtypes than `mc.paged` says."""
@@ -341,8 +415,8 @@ class PagedAttention:
             return 1.0
         wanted = f"a number or an array of 1 or {self.heads[1]} of them"
         if not self.in_e4m3:
-            wanted, finding = "left out, as pools have q's dtype", type(scale).__name__
-            raise BadPages(name, wanted, finding, at=name)
+            wanted, kind = "left out, as pools have q's dtype", type(scale).__name__
+            raise BadPages(name, wanted, kind, at=name)
         if hasattr(scale, "shape"):
             if math.prod(scale.shape) not in (1, self.heads[1]):
                 raise BadPages(name, wanted, list(scale.shape), at=name)
@@ -377,17 +451,12 @@ class PagedAttention:
         return Rotary(cosine, sine, interleaved)
 
 
-class _NewRows(NamedTuple):
-    """New tokens of a step, and where they go; pools are [pages, page_size, heads, D]."""
+class QueryPart(NamedTuple):
+    """A launch of a run."""
 
-    q: Any
-    k: Any
-    v: Any
-    k_pool: Any
-    v_pool: Any
-    rotary: Rotary | None
-    k_scale: Any
-    v_scale: Any
+    attn: CompiledMask
+    blocks: QueryBlocks
+    data: dict[str, Any]
 
 
 class _Lengths(NamedTuple):
@@ -423,7 +492,7 @@ class PagedPlan:
 
     def __init__(
         self, paged: PagedAttention, page_table: Any, seq_lens_q: Any, seq_lens_kv: Any,
-        cu_seqlens_q: Any, known: tuple[int | None, int | None, int | None],
+        cu_seqlens_q: Any, known: tuple[int | None, int | None, int | None], shared_keys: int,
         data: Mapping[str, Any],
     ) -> None:  # fmt: skip
         """Arguments as of `PagedAttention.plan`; `known`: total_q, max_seqlen_q, max_seqlen_kv."""
@@ -431,7 +500,7 @@ class PagedPlan:
         first = page_table[0] if isinstance(page_table, tuple) else page_table
         self._torch = torch_of(first)
         self._device = None if self._torch is None else first.device
-        self._kernels = self._kernels_for(first)
+        self._kernels = paged._kernels_on(first, "page_table")
         lens_kv = self._take(seq_lens_kv, "seq_lens_kv", 1)
         count = int(lens_kv.shape[0])
         lengths = _known_lengths(self._on_host, seq_lens_q, cu_seqlens_q, count, known[0], known[1])
@@ -442,7 +511,7 @@ class PagedPlan:
         block, blocks = self._cut(lengths)
         self._sizes = StepSizes(
             count, lengths.sequence_queries, lengths.total, block, blocks, paged.page_size,
-            -(-self.max_seqlen_kv // _ROUNDED) * _ROUNDED, self.max_seqlen_kv,
+            _rounded(self.max_seqlen_kv), self.max_seqlen_kv,
         )  # fmt: skip
         self._params = _parameters(paged, data)
         self._sequence_queries = lengths.sequence_queries if type(seq_lens_q) is int else None
@@ -451,6 +520,9 @@ class PagedPlan:
         self._block = ArgumentBlock(STEP)
         self._buffers: tuple[Any, ...] = ()
         self._state = self._allocated(given)
+        self._blocks = QueryBlocks(self._sizes, self._state, self._torch)
+        self._shared_keys = self._checked_shared(shared_keys)
+        self._shared = self._blocks_of_shared() if shared_keys else None
         self._fill(given)
 
     def update(
@@ -503,22 +575,6 @@ class PagedPlan:
         """The position of each row of q in its sequence, int32 [tokens]; -1 for rows of no
         sequence."""
         return self._state["token_position"]
-
-    def _kernels_for(self, first: Any) -> PageKernels | None:
-        """Kernel that makes the arrays on a GPU; None where the host does."""
-        attn = self._paged.attn
-        kernels = None if self._torch is None else page_kernels(attn, first)
-        if kernels is None and (attn.target.language == "cuda" or not self._on_host):
-            where = "a GPU" if attn.target.language == "cuda" else "the CPU"
-            wanted = f"a torch tensor on {where}, for target {attn.target.name}"
-            if not hasattr(first, "shape"):
-                first = type(first).__name__
-            elif self._torch is not None:
-                first = f"one on {first.device}"
-            else:
-                first = f"{type(first).__module__}.{type(first).__name__}"
-            raise BadPages("page_table", wanted, first, at="page_table")
-        return kernels
 
     def _take(self, x: Any, name: str, rank: int) -> Any:
         """Integers of so many dimensions where the plan is made: a tensor on the GPU, or int64 of
@@ -675,8 +731,76 @@ class PagedPlan:
         else:
             self._fill_block(given, self._kernels.library)
             self._kernels.plan(self._block)
+        if self._shared is not None:
+            self._fill_shared(self._shared.state)
         if self._torch is not None:
             self._torch.autograd.graph.increment_version(self._buffers)
+
+    # -------------------------------------------------------------- keys that sequences share
+
+    def _checked_shared(self, keys: int) -> int:
+        """Return the number of shared keys.
+
+        Raises:
+            BadPages: it does not fit the pages, or the mask has data.
+        """
+        size = self._paged.page_size
+        if type(keys) is not int or not 0 <= keys <= self.max_seqlen_kv or keys % size:
+            wanted = f"a multiple of page_size={size} from 0 to {self.max_seqlen_kv}"
+            raise BadPages("shared_keys", wanted, repr(keys), at="shared_keys")
+        if keys and self._paged.placed.arrays:
+            name = self._paged.placed.arrays[0].decl.name
+            raise BadPages("shared_keys", f"0, as the mask reads {name!r}", keys, at="shared_keys")
+        return keys
+
+    def _blocks_of_shared(self) -> QueryBlocks:
+        """Allocate the arrays of blocks of queries of any sequences, over the shared keys."""
+        tokens, size = self.tokens, self._paged.page_size
+        group = self._paged.heads[0] // self._paged.heads[1]
+        block = max(1, tokens)
+        if self._paged.loads_pages:
+            block = min(max(1, _ROWS // group), 1 << max(0, tokens - 1).bit_length())
+        blocks, keys = -(-tokens // block), self._shared_keys
+        sizes = StepSizes(1, 0, tokens, block, blocks, size, _rounded(keys), keys)
+        names = (*self._paged.placed.reads, POSITION)
+        shapes: dict[str, tuple[int, ...]] = {_STATE[name]: (blocks, block) for name in names}
+        shapes |= {"rows": (blocks, block), "key_count": (blocks,), "first_page": (blocks,)}
+        shapes["places"] = (tokens,)
+        state = {name: self._empty(math.prod(shape), np.int32).reshape(shape)
+                 for name, shape in shapes.items()}  # fmt: skip
+        state["is_real"] = self._empty(tokens, np.bool_)
+        state["pages"] = self._state["pages"]
+        self._buffers += tuple(state.values())
+        if tokens:
+            row = np.arange(blocks * block).clip(max=tokens - 1).reshape(blocks, block)
+            for name, values in (("rows", row), ("places", np.arange(tokens))):
+                state[name][...] = self._array(values.astype(np.int32))
+        return QueryBlocks(sizes, state, self._torch)
+
+    def _array(self, x: np.ndarray) -> Any:
+        """The array where the plan is made."""
+        return x if self._torch is None else self._torch.from_numpy(x).to(self._device)
+
+    def _fill_shared(self, state: dict[str, Any]) -> None:
+        """Make the arrays of blocks over shared keys, of those of the step."""
+        if not self.tokens:
+            return
+        own, where = self._state, np.where if self._torch is None else self._torch.where
+        positions, rows = own["token_position"], state["rows"]
+        real = positions >= 0 if self._sizes.whole else own["is_real"]
+        row = np.arange(rows.size if self._torch is None else rows.numel())
+        inside = self._array((row < self.tokens).reshape(tuple(rows.shape)))
+        for name in (*self._paged.placed.reads, POSITION):
+            key = _STATE[name]
+            of_token, nothing = own[key].reshape(-1), 0
+            if name == POSITION:
+                of_token, nothing = positions, -1
+            elif not self._sizes.whole:
+                of_token = of_token[own["places"]]
+            state[key][...] = where(inside & real[rows], of_token[rows], nothing)
+        state["is_real"][...] = real
+        state["key_count"][...] = self._shared_keys
+        state["first_page"][...] = own["spans"][0, 0]
 
     def _fill_on_host(self, given: _Given) -> None:
         sizes = self._sizes
@@ -739,10 +863,10 @@ class PagedPlan:
 
     @staticmethod
     def _integers(values: Any, library: Library, name: str) -> Integers:
-        integers = Integers.of(values, library, name)
-        if integers is None:
+        array = Integers.of(values, library, name)
+        if array is None:
             raise BadPages(name, "integers of 8 to 64 bits, signed", values.dtype, at=name)
-        return integers
+        return array
 
     # -------------------------------------------------------------- what calls are given
 
@@ -754,122 +878,21 @@ class PagedPlan:
         arrays |= {array.name: state[f"array{i}"] for i, array in enumerate(placed.arrays)}
         return arrays | self._params
 
-    def block_queries(self, q: Any) -> Any:
-        """The queries [blocks, heads, queries of a block, D] of a call."""
-        blocks, block = self._sizes.blocks, self._sizes.block
-        if not self._sizes.whole:
-            q = q[self._state["rows"].reshape(-1)]
-        q = q.reshape(blocks, block, *q.shape[1:]).swapaxes(1, 2)
-        if block == 1:
-            return q
-        return np.ascontiguousarray(q) if self._torch is None else q.contiguous()
-
-    def rows(self, out: Any, lse: Any) -> tuple[Any, Any]:
-        """The results of a call for each row of q: out [tokens, heads, D], lse [tokens, heads]."""
-        out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
-        out, lse = out.reshape(-1, *out.shape[2:]), lse.reshape(-1, lse.shape[2])
-        if self._sizes.whole:
-            return out, lse
-        places, real = self._state["places"], self._state["is_real"][:, None]
-        zero = out.dtype.type(0) if self._torch is None else 0
-        where = np.where if self._torch is None else self._torch.where
-        out = where(real[..., None], out[places], zero)
-        return out, where(real, lse[places], -math.inf if self._torch else np.float32(-np.inf))
-
-    def in_pages(self, k_pool: Any, v_pool: Any) -> tuple[Any, Any, PageTables]:
-        """k and v [blocks, heads, keys, D] without places, and where their pages are.
-
-        Args:
-            k_pool, v_pool: [pages, heads, page_size, D].
-        """
-        state, torch = self._state, self._torch
-        tables, steps = [], []
-        for pool in (k_pool, v_pool):
-            page, head, token, dim = pool.stride()
-            shape = (self._sizes.blocks, pool.shape[1], self.n_kv, pool.shape[3])
-            tables.append(torch.as_strided(pool, shape, (0, head, 0, dim)))
-            steps.append((page, head, token))
-        held = tuple(state[name] for name in ("pages", "first_page", "key_count"))
-        block = BLOCK.pack(*(x.data_ptr() for x in held), k_pool.shape[0])
-        return tables[0], tables[1], PageTables(Pages(k_pool.shape[0], *steps), block, held)
-
-    def copied(self, pool: Any, like: Any, scale: Any) -> Any:
-        """The rows of a pool [pages, heads, page_size, D] one after another for each sequence:
-        [blocks, heads, keys, D] in the dtype of `like`, zeros where a sequence has no key."""
-        torch, size, state = self._torch, self._paged.page_size, self._state
-        where = np.where if torch is None else torch.where
-        if torch is None:
-            key = np.arange(self.n_kv)
-        else:
-            key = torch.arange(self.n_kv, device=self._device)
-        there = key[None] < state["key_count"][:, None]
-        entry = state["first_page"][:, None] + key[None] // size
-        entries = state["pages"]
-        if not entries.shape[0]:
-            entries, there = key[:1], there & False
-        page = entries[where(there, entry, 0)]
-        there = there & (page >= 0) & (page < pool.shape[0])
-        if not pool.shape[0]:
-            pool = pool.reshape(1, pool.shape[1], size, pool.shape[3])
-        rows = as_bytes(pool).swapaxes(1, 2)[where(there, page, 0), (key % size)[None]]
-        if is_e4m3(pool):
-            rows = rows.view(pool.dtype)
-        rows = converted(rows, like, scale)
-        zero = rows.dtype.type(0) if torch is None else 0
-        return where(there[..., None, None], rows, zero).swapaxes(1, 2)
-
-    def append(self, rows: _NewRows) -> Any:
-        """Write new rows into pools; see `PagedAttention.append`."""
-        if self._kernels is not None:
-            return self._append_on_device(rows, self._kernels)
-        slots, positions = self._state["slots"], self._state["token_position"]
-        k, q = single(rows.k), rows.q
-        if rows.rotary is not None:
-            k = rows.rotary.turned(k, positions)
-            if q is not None:
-                q = stored(rows.rotary.turned(single(q), positions), rows.q, 1.0)
-        append(rows.k_pool, k, slots, rows.k_scale)
-        append(rows.v_pool, rows.v, slots, rows.v_scale)
-        return q
-
-    def _append_on_device(self, rows: _NewRows, kernels: PageKernels) -> Any:
-        """Fused variant: one launch."""
-        block = ArgumentBlock(ROWS)
-        to = block.members
-        q = None if rows.q is None else self._torch.empty_like(rows.q)
-        pools = q, rows.k_pool, rows.v_pool
-        for kind, (source, into) in enumerate(zip((rows.q, rows.k, rows.v), pools, strict=True)):
-            if source is None:
-                continue
-            to.source[kind], to.to[kind] = source.data_ptr(), into.data_ptr()
-            to.source_step[2 * kind : 2 * kind + 2] = source.stride()[:2]
-            page, *inside = into.stride()[:-1]
-            if kind:  # [pages, page_size, heads, D]
-                to.to_step[3 * kind : 3 * kind + 3] = (page, inside[1], inside[0])
-            else:
-                to.to_step[:3] = (page, inside[0], 0)
-            to.heads[kind], to.dim[kind] = source.shape[1:]
-            to.to_code[kind] = FLOAT_CODES[dtype_of(into)]
-        held = []
-        to.number[:] = 1.0, 1.0, 1.0
-        for kind, scale in ((1, rows.k_scale), (2, rows.v_scale)):
-            if hasattr(scale, "shape"):
-                held.append(scale.to(self._device, self._torch.float32).reshape(-1))
-                to.scale[kind] = held[-1].data_ptr()
-                to.scale_step[kind] = held[-1].shape[0] > 1
-            elif is_e4m3(pools[kind]):
-                to.number[kind] = scale
-        to.slots, to.token_position = self.slots.data_ptr(), self.positions.data_ptr()
-        to.source_code, to.tokens = FLOAT_CODES[dtype_of(rows.k)], self.tokens
-        to.page_size, to.page_count = self._paged.page_size, rows.k_pool.shape[0]
-        if rows.rotary is not None:
-            cosine, sine, to.interleaved = rows.rotary
-            to.cosine, to.sine = cosine.data_ptr(), sine.data_ptr()
-            to.lines, to.line_step = cosine.shape[0], cosine.stride(0)
-            to.rotated, to.angle_code = 2 * cosine.shape[1], FLOAT_CODES[dtype_of(cosine)]
-        kernels.append(block)
-        self._torch.autograd.graph.increment_version((rows.k_pool, rows.v_pool))
-        return q
+    @property
+    def parts(self) -> tuple[QueryPart, ...]:
+        """The launches of a run: one, or one for shared keys and one for all others."""
+        paged, shared = self._paged, self._shared
+        if shared is None:
+            return (QueryPart(paged.attn, self._blocks, self.data),)
+        placed, attn = paged._split
+        names = (*placed.reads, POSITION)
+        keys = {FIRST: 0, END: self._shared_keys}, {FIRST: self._shared_keys, END: self.n_kv}
+        return tuple(
+            QueryPart(
+                attn, part, {name: part.state[_STATE[name]] for name in names} | self._params | ends
+            )
+            for part, ends in zip((shared, self._blocks), keys, strict=True)
+        )
 
     def check(self, pages: int, freed: Any = ()) -> None:
         """Read the tables, and wait for them.
@@ -882,6 +905,7 @@ class PagedPlan:
             BadPageTable: a sequence has more keys than the plan allows (MC465).
             PageOutOfPool, PageTwice, PageFreed: an entry that is read is no page of the pool, two
                 entries of a sequence are one page, or one is free (MC660, MC661, MC662).
+            PageNotShared: shared keys of a sequence lie in other pages (MC667).
         """
         entries, spans, used = (_numpy(self._state[x]) for x in ("pages", "spans", "used"))
         free = set(np.asarray(_numpy(freed)).reshape(-1).tolist())
@@ -896,7 +920,10 @@ class PagedPlan:
                     finding = f"{keys} keys, and its {end - first} pages hold {room}"
                 raise BadPageTable(sequence, finding, at="seq_lens_kv")
             seen: dict[int, int] = {}
+            shared = entries[spans[0, 0] :][: self._shared_keys // self._paged.page_size].tolist()
             for index, page in enumerate(entries[first : first + count].tolist()):
+                if index < len(shared) and page != shared[index]:
+                    raise PageNotShared(sequence, index, page, shared[index], at="page_table")
                 if not 0 <= page < pages:
                     raise PageOutOfPool(sequence, index, page, pages - 1, at="page_table")
                 if page in seen:
@@ -911,12 +938,19 @@ class PagedPlan:
         Raises:
             SlotTwice: two rows go to one slot (MC663).
         """
-        slots, size = _numpy(self._state["slots"]), self._paged.page_size
-        seen: dict[int, int] = {}
-        for row, slot in enumerate(slots.tolist()):
-            if slot >= 0 and slot in seen:
-                raise SlotTwice(seen[slot], row, *divmod(slot, size), at="page_table")
-            seen[slot] = row
+        _check_slots(self.slots, self._paged.page_size)
+
+
+def _check_slots(slots: Any, size: int) -> None:
+    seen: dict[int, int] = {}
+    for row, slot in enumerate(_numpy(slots).tolist()):
+        if slot >= 0 and slot in seen:
+            raise SlotTwice(seen[slot], row, *divmod(slot, size), at="page_table")
+        seen[slot] = row
+
+
+def _rounded(keys: int) -> int:
+    return -(-keys // _ROUNDED) * _ROUNDED
 
 
 def _has(x: Any, shape: tuple[int, ...], name: str) -> None:

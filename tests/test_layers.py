@@ -70,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["lab"] = ALLOWED["viz"] | ALLOWED["verify"] | {"viz", "verify", "transformers", "api"}
 ALLOWED["cli"] = set(ALLOWED)
 
-ENGINES = (("megatron.py",), ("vllm.py",))
+ENGINES = (("megatron.py",), ("serving.py",), ("sglang.py",), ("torchtitan.py",), ("vllm.py",))
 """Plugs of engines, in maskc/integrations."""
 
 # (file, what it imports inside functions): arrows that point up, and why each is there
@@ -173,6 +173,8 @@ def test_arrows_point_one_way():
                 there = "transformers"
             if name.startswith("maskc.integrations.jax"):
                 there = "jax"
+            if f"{'.'.join(name.split('.')[2:3])}.py" in {file for (file,) in ENGINES}:
+                there = "engines"
             if there not in ALLOWED and there != "core":
                 continue
             if any(file_of(path) == door and name.startswith(to) for door, to in DOORS):

@@ -19,6 +19,7 @@ CALL = tuple(name for name in CallOptions._fields if name not in SELECTING)
 """Keywords of a call."""
 CONVENTIONS = (
     "is_causal", "window_size", "enable_gqa", "layout", "cu_seqlens_q", "cu_seqlens_k",
+    "cu_seqlens_q_padded", "cu_seqlens_k_padded",
     "max_seqlen",
 )  # fmt: skip
 """Keywords of mc.attention that other libraries have, too."""

@@ -107,6 +107,10 @@ def _balancer() -> Any:
             order = torch.from_numpy(self.plan.layout.order)
             return (torch.argsort(order) if restore else order)[None]
 
+        def generate_permutation(self, restore: bool = False) -> Any:
+            """Return `_generate_indices(restore)`, by the name that trainers ask for."""
+            return self._generate_indices(restore)
+
     return PlannedLoadBalancer
 
 

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from maskc.api import attention
 from maskc.core.errors import BadOption
 from maskc.dsl.combinators import causal, full
-from maskc.dsl.data_atoms import cu_seqlens, documents, flags
 from maskc.dsl.mask import Mask
 
-_DOCUMENTS, _REAL = "megatron_documents", "megatron_real"
 _TYPES = {"causal": causal(), "padding_causal": causal(), "no_mask": full(), "padding": full()}
 """Masks by the name of Megatron's AttnMaskType."""
-_PACKED = documents(_DOCUMENTS)
-_STORED = _PACKED & flags(_REAL) & flags(_REAL, on="q")
-"""Sequences that are padded where they are stored."""
 
 
 class DotProductAttention(nn.Module):
@@ -95,16 +89,14 @@ class DotProductAttention(nn.Module):
         hidden = kind in ("arbitrary", "padding") and packed_seq_params is None
         if kind not in _TYPES and not hidden:
             raise BadOption("attn_mask_type", " or ".join(_TYPES), repr(kind), at="attn_mask_type")
-        mask, data = _TYPES.get(kind, full()), dict[str, Any]()
+        mask = _TYPES.get(kind, full())
         mask = mask if self.mask is None else mask & self.mask
         options: dict[str, Any] = {"scale": self.softmax_scale}
         if self.training and self.dropout:
             options["dropout_p"] = self.dropout
         if packed_seq_params is not None:
-            stored, data = _packed(packed_seq_params, query)
-            q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-            out = attention(q, k, v, mask & stored, **options, **data)
-            return out[0].transpose(0, 1).flatten(1)
+            options |= _packed(packed_seq_params)
+            return attention(query, key, value, mask, **options).flatten(1)
         if hidden and attention_mask is not None:
             from maskc.sdpa import scaled_dot_product_attention as masked
 
@@ -117,8 +109,8 @@ class DotProductAttention(nn.Module):
         return attention(query, key, value, mask, layout="sbhd", **options).flatten(2)
 
 
-def _packed(params: Any, query: Any) -> tuple[Mask, dict[str, Any]]:
-    """The documents of packed sequences, and their data."""
+def _packed(params: Any) -> dict[str, Any]:
+    """Return the keywords of packed sequences."""
     of_q, of_k = params.cu_seqlens_q, getattr(params, "cu_seqlens_kv", None)
     padded = getattr(params, "cu_seqlens_q_padded", None)
     of_k_padded = getattr(params, "cu_seqlens_kv_padded", None)
@@ -128,11 +120,4 @@ def _packed(params: Any, query: Any) -> tuple[Mask, dict[str, Any]]:
         if other is not None and other is not one:
             wanted = "the tensor of queries: sequences attend to themselves"
             raise BadOption(name, wanted, "another one", at="packed_seq_params")
-    if padded is None or padded is of_q:
-        return _PACKED, {_DOCUMENTS: cu_seqlens(of_q)}
-    token = torch.arange(query.shape[0], device=query.device, dtype=padded.dtype)
-    owner = torch.searchsorted(padded[1:].contiguous(), token, right=True)
-    real = owner < padded.shape[0] - 1
-    owner = owner.clamp(max=padded.shape[0] - 2)
-    real = real & (token - padded[owner] < of_q[owner + 1] - of_q[owner])
-    return _STORED, {_DOCUMENTS: cu_seqlens(padded), _REAL: real}
+    return {"cu_seqlens_q": of_q, "cu_seqlens_q_padded": None if padded is of_q else padded}

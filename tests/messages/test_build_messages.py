@@ -31,6 +31,7 @@ from maskc.dispatch import checks
 from maskc.dispatch.tensor_maps import tensor
 from maskc.dsl.checked import placed
 from maskc.dsl.nodes import Causal
+from maskc.integrations import serving
 from maskc.runtime import CompiledMask, merge
 from maskc.runtime.arrays.known import LIBRARIES
 from maskc.runtime.launch import cuda as launch_cuda
@@ -313,11 +314,36 @@ TEXTS = {
         "MC663 page_table  rows 0 and 1 of k go to one slot: page 2, token 7 of the page\n"
         "    hint: copy a page that sequences share before one of them writes into it",
     ),
+    "MC667": (
+        lambda: (
+            mc.paged(
+                mc.causal(), page_size=8, head_dim=16, n_heads=4, dtype="float32", target="cpu"
+            )
+            .plan(np.array([[0, 2], [1, 3]]), 1, [9, 9], shared_keys=8)
+            .check(4)
+        ),
+        "MC667 page_table  sequence 1: entry 0 of its page table is page 1, and shared keys are in "
+        "page 0\n"
+        "    hint: count as shared_keys only keys whose pages all sequences have",
+    ),
     "MC664": (
         lambda: mc.slices([[0, 4]], [[3, 2]]),
         "MC664 k_ranges  k_ranges must be ranges from 0 on that do not end before they begin, "
         "found [3, 2) in slice 0\n"
         "    hint: see help(maskc.from_flashmask) and help(maskc.slices)",
+    ),
+    "MC665": (
+        lambda: serving.refuse("vLLM", {"attention that is not causal": True}),
+        "MC665  vLLM: maskc does not run attention that is not causal\n"
+        "    hint: choose another attention backend for this model or option",
+    ),
+    "MC666": (
+        lambda: serving._compiled(
+            serving.ServedLayer(4, 2, 16, 16, 16, "HND", None, False, True), "documents('d')"
+        ),
+        "MC666 MASKC_SERVING_MASK  the mask \"documents('d')\" reads d, which engines do not have\n"
+        "    hint: write a mask without data, such as 'sinks(4) | window(1023)', or unset the "
+        "variable",
     ),
     "MC466": (
         lambda: mc.paged(

@@ -154,6 +154,50 @@ def test_one_array_of_cumulative_lengths(is_causal, window_size) -> None:
     close(out, wanted[None])
 
 
+def padded_rows(x, cumulative, stored):
+    """The rows [tokens, heads, D] of sequences, with 99 between them."""
+    rows = np.full((stored[-1] + 3, *x.shape[1:]), 99, np.float32)
+    for first, end, to in zip(cumulative[:-1], cumulative[1:], stored[:-1], strict=True):
+        rows[to : to + end - first] = x[first:end]
+    return rows
+
+
+@pytest.mark.parametrize(("is_causal", "window_size"), PACKED)
+@pytest.mark.parametrize("place", ["numpy", "torch"])
+@pytest.mark.parametrize("cross", [False, True])
+def test_sequences_with_padding_behind_them(is_causal, window_size, place, cross) -> None:
+    """Sequences as TransformerEngine stores them; rows of padding are 0."""
+    of_q, of_k = (OF_Q, OF_K) if cross else (OF_K, OF_K)
+    q, k, v = draw(of_q[-1], 4, 16), draw(of_k[-1], 2, 16), draw(of_k[-1], 2, 16)
+    at_q = of_q + np.arange(5) * 4
+    at_k = of_k + np.arange(5) ** 2 if cross else at_q
+    want = by_sequence(q, k, v, of_q, of_k, is_causal, window_size or (-1, -1))
+    want = padded_rows(want, of_q, at_q)
+    want[want == 99] = 0
+    tensors = padded_rows(q, of_q, at_q), padded_rows(k, of_k, at_k), padded_rows(v, of_k, at_k)
+    arrays = [of_q, at_q, *((of_k, at_k) if cross else ())]
+    if place == "torch":
+        torch = pytest.importorskip("torch")
+        tensors, arrays = map(torch.from_numpy, tensors), map(torch.from_numpy, arrays)
+    names = "cu_seqlens_q", "cu_seqlens_q_padded", "cu_seqlens_k", "cu_seqlens_k_padded"
+    options = dict(zip(names, arrays, strict=False))
+    out = mc.attention(*tensors, is_causal=is_causal, window_size=window_size, **options)
+    close(np.asarray(out), want)
+
+
+def test_padded_sequences_alongside_a_mask() -> None:
+    at = OF_K + np.arange(5) * 4
+    q = draw(at[-1] + 3, 2, 16)
+    i = np.arange(len(q))
+    document = np.searchsorted(at[1:], i, side="right")
+    real = (document < 4) & (i - at[document] < np.append(np.diff(OF_K), 0)[document])
+    kept = (document[:, None] == document) & (i[:, None] >= i) & (i % 2 == 0)
+    options = {"cu_seqlens_q": OF_K, "cu_seqlens_q_padded": at, "is_causal": True}
+    out = mc.attention(q, q, q, mc.strided(2), **options)
+    x = q.swapaxes(0, 1)[None]
+    close(out, dense(x, x, x, kept & real & real[:, None])[0].swapaxes(0, 1))
+
+
 def test_packed_tokens_beside_a_mask() -> None:
     q = draw(1, 2, 75, 16)
     document = np.repeat(np.arange(4), np.diff(OF_K))
@@ -204,6 +248,11 @@ def test_contradictions_are_refused() -> None:
         ({"is_causal": True, "layout": "hbsd"}, "layout must be 'bhsd', 'bshd' or 'sbhd'"),
         ({"is_causal": True, "cu_seqlens_k": one}, "given with cu_seqlens_q"),
         ({"is_causal": True, "max_seqlen": 9}, "given with cu_seqlens_q"),
+        ({"is_causal": True, "cu_seqlens_q_padded": one}, "given with cu_seqlens_q"),
+        (
+            {"cu_seqlens_q": one, "cu_seqlens_k_padded": one[1:]},
+            "cu_seqlens_k_padded must be numpy",
+        ),
         ({"cu_seqlens_q": one, "cu_seqlens_k": one[1:]}, "cu_seqlens_k must be numpy integers"),
     ):
         with pytest.raises(BadOption, match=found):

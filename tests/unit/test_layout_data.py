@@ -337,7 +337,7 @@ def test_a_call_is_split_into_parameters_and_data() -> None:
          "    hint: did you mean 'doc'? options are scale, return_lse, softcap, alibi_slopes, "
          "sink_logits, normalizer, alpha, nan_safe, deterministic, dropout_p, dropout_seed; "
          "mc.attention also has is_causal, window_size, enable_gqa, layout, cu_seqlens_q, "
-         "cu_seqlens_k, max_seqlen"),
+         "cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded, max_seqlen"),
         ({"width": 3},
          "MC301 doc  the mask needs 'doc' (document ids, mc.cu_seqlens(x), or a pair of them for "
          "queries and keys), which was not given\n"

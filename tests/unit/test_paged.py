@@ -251,6 +251,96 @@ def test_pages_that_are_free():
         plan.check(len(pool.k_pool))
 
 
+# ------------------------------------------------------------------ shared keys
+
+
+def sharing(lengths, page, shared, **options):
+    """Sequences whose first keys are those of the first one, in its pages."""
+    pool = Pool(lengths, page, 2, options.pop("dim", 16), **options)
+    for sequence, length in enumerate(lengths):
+        n = min(shared, length)
+        pool.k[sequence][:n], pool.v[sequence][:n] = pool.k[0][:n], pool.v[0][:n]
+        count = -(-n // page)
+        pool.table[sequence, :count] = pool.table[0, :count]
+        pool.indices[pool.indptr[sequence] :][:count] = pool.table[0, :count]
+    return pool
+
+
+@pytest.mark.parametrize("name", [*MASKS, "heads"])
+@pytest.mark.parametrize("counts", [[1] * 6, [3, 0, 1, 60, 30, 2]], ids=["decode", "mixed"])
+@pytest.mark.parametrize("lists", [False, True])
+def test_shared_keys_are_merged_with_all_others(name, counts, lists):
+    """Sequences may also end among the shared keys, and begin their queries there."""
+    lengths, shared = [75, 0, 20, 60, 33, 49], 32
+    counts = [min(x) for x in zip(counts, lengths, strict=True)]
+    pool = sharing(lengths, 16, shared, layout="HND")
+    sinks = np.array([0, 1, -2, 3], np.float32)
+    q = pool.queries(counts, 4, more=2)
+    if name == "heads":
+        mask = mc.per_head([mc.causal(), mc.window(5), mc.sinks(3), mc.full()])
+        keep = [
+            causal,
+            lambda p, k: (k <= p) & (p - k <= 5),
+            lambda p, k: k < 3,
+            lambda p, k: k > -1,
+        ]
+        keeps = lambda s, h: keep[h]  # noqa: E731
+    else:
+        mask, keeps = MASKS[name][0], keeps_of(name, counts, lengths)
+    attn = on_cpu(mask, 16, layout="HND")
+    table = (pool.indptr, pool.indices) if lists else pool.table
+    plan = attn.plan(table, counts, lengths, total_q=len(q), max_seqlen_kv=75, shared_keys=shared)
+    out, lse = attn.run(q, pool.k_pool, pool.v_pool, plan, sink_logits=sinks)
+    real = slice(sum(counts))
+    wanted = exact(pool, q[real], counts, keeps, sinks=sinks)
+    close((out[real], lse[real]), wanted)
+    assert not out[-2:].any()
+
+
+def test_shared_keys_change_with_updates(monkeypatch):
+    monkeypatch.setenv("MASKC_CHECK", "1")
+    attn = on_cpu(mc.causal(), 8)
+    pools = [sharing([40, 17, 60], 8, 16, seed=s) for s in range(2)]
+    plan = attn.plan(pools[0].table, 1, pools[0].lengths, shared_keys=16)
+    for pool in pools:
+        plan.update(pool.table, 1, pool.lengths)
+        q = pool.queries([1] * 3, 4)
+        results = attn.run(q, pool.k_pool, pool.v_pool, plan)
+        close(results, exact(pool, q, [1] * 3, lambda s, h: causal))
+    other = pools[0].table.copy()
+    other[1, 1] = other[1, 2]
+    plan.update(other, 1, pools[0].lengths)
+    with pytest.raises(
+        BadPageTable, match=r"MC667.*sequence 1: entry 1 .* shared keys are in page"
+    ):
+        attn.run(q, pools[0].k_pool, pools[0].v_pool, plan)
+    for shared, why in (
+        (12, "a multiple of page_size=8"),
+        (-8, "a multiple"),
+        (88, "from 0 to 72"),
+    ):
+        with pytest.raises(MaskcError, match=f"shared_keys must be .*{why}"):
+            attn.plan(pools[0].table, 1, pools[0].lengths, shared_keys=shared)
+    flagged = on_cpu(mc.causal() & mc.flags("r"), 8)
+    with pytest.raises(MaskcError, match="shared_keys must be 0, as the mask reads 'r'"):
+        flagged.plan(other, 1, [9, 9, 9], shared_keys=8, r=np.ones(72, bool))
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_kernels_merge_shared_keys(hopper, target):
+    torch = pytest.importorskip("torch")
+    counts, lengths = [1, 3, 1, 2, 1], [150, 140, 128, 200, 129]
+    pool = sharing(lengths, 16, 128, dim=64)
+    q = pool.queries(counts, 4)
+    attn = on_hopper(mc.window(90) | (mc.sinks(4) & mc.causal()), 16, target=target)
+    known = {"total_q": len(q), "max_seqlen_q": 3, "max_seqlen_kv": 208}
+    plan = attn.plan(torch.from_numpy(pool.table), torch.tensor(counts), torch.tensor(lengths),
+                     shared_keys=128, **known)  # fmt: skip
+    tensors = (torch.from_numpy(x).bfloat16() for x in (q, pool.k_pool, pool.v_pool))
+    keep = lambda p, k: (k <= p) & ((p - k <= 90) | (k < 4))  # noqa: E731
+    close(attn.run(*tensors, plan), exact(pool, q, counts, lambda s, h: keep), 2e-2)
+
+
 # ------------------------------------------------------------------ new tokens
 
 
@@ -360,14 +450,39 @@ def test_new_tokens_go_into_pages(how, layout, where, monkeypatch):
     assert np.asarray(plan.slots)[-more:].tolist() == [-1] * more
 
 
+@pytest.mark.parametrize("where", ["numpy", "torch", "sm_90a"])
+def test_new_tokens_go_into_given_slots(where, monkeypatch):
+    """In place of a plan; rows without a slot of the pool change nothing."""
+    if where == "sm_90a":
+        machine.install(monkeypatch)
+    target, dim = (where, 64) if where == "sm_90a" else ("cpu", 16)
+    make = (lambda x: x) if where == "numpy" else pytest.importorskip("torch").from_numpy
+    attn = on_cpu(mc.causal(), 8, dim=dim, target=target, layout="HND",
+                  dtype="bfloat16" if where == "sm_90a" else "float32")  # fmt: skip
+    k, v = np.random.default_rng(0).integers(-9, 9, (2, 5, 2, dim)).astype(np.float32)
+    pools = np.full((2, 3, 2, 8, dim), 99, np.float32)
+    slots = np.array([23, -1, 8, 24, 0])
+    want = pools.copy()
+    for row, slot in enumerate(slots):
+        if 0 <= slot < 24:
+            want[:, slot // 8, :, slot % 8] = k[row], v[row]
+    k, v, k_pool, v_pool = map(make, (k, v, *pools))
+    if where == "sm_90a":
+        k, v, k_pool, v_pool = (x.bfloat16() for x in (k, v, k_pool, v_pool))
+    attn.append(k, v, k_pool, v_pool, slots=make(slots))
+    for got, wanted in zip((k_pool, v_pool), want, strict=True):
+        assert (np.asarray(got if where != "sm_90a" else got.float()) == wanted).all()
+
+
 def test_one_slot_takes_one_token(monkeypatch):
     attn = on_cpu(mc.causal(), 8)
     plan = attn.plan(np.array([[0, 1], [2, 1]]), 1, [9, 9])
     rows, pools = np.zeros((2, 2, 16), np.float32), np.zeros((2, 3, 8, 2, 16), np.float32)
     attn.append(rows, rows, *pools, plan)
     monkeypatch.setenv("MASKC_CHECK", "1")
-    with pytest.raises(SlotTwice, match="rows 0 and 1 of k go to one slot: page 1, token 0"):
-        attn.append(rows, rows, *pools, plan)
+    for place in ({"plan": plan}, {"slots": np.array([8, 8])}):
+        with pytest.raises(SlotTwice, match="rows 0 and 1 of k go to one slot: page 1, token 0"):
+            attn.append(rows, rows, *pools, **place)
 
 
 def test_what_append_refuses():
@@ -384,6 +499,16 @@ def test_what_append_refuses():
     ):
         with pytest.raises(MaskcError, match=why):
             attn.append(*given, *pools, plan, **options)
+    slots = np.zeros(2, np.int64)
+    for place, why in (
+        ({}, "slots must be given where plan is not"),
+        ({"plan": plan, "slots": slots}, "slots must be given where plan is not"),
+        ({"slots": slots.astype(np.int32)}, "slots must be int64 of one dimension"),
+        ({"slots": slots[:1]}, r"k must be of shape \[1, 2, head_dim\]"),
+        ({"slots": slots, "rotary": (angle, angle)}, "rotary must be left out with slots"),
+    ):
+        with pytest.raises(MaskcError, match=why):
+            attn.append(rows, rows, *pools, **place)
     eight = on_cpu(mc.causal(), 8, pool_dtype="float8_e4m3fn")
     with pytest.raises(MaskcError, match="k_pool must be float8_e4m3fn"):
         eight.append(rows, rows, *pools, eight.plan(np.array([[0], [2]]), 1, [3, 4]))

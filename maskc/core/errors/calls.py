@@ -316,6 +316,16 @@ class PageTwice(BadPageTable):
     hint = "give every run of page_size tokens a page of its own"
 
 
+class PageNotShared(BadPageTable):
+    """With MASKC_CHECK=1: a sequence has its shared keys in other pages than the first sequence."""
+
+    code = "MC667"
+    message = (
+        "sequence {0}: entry {1} of its page table is page {2}, and shared keys are in page {3}"
+    )
+    hint = "count as shared_keys only keys whose pages all sequences have"
+
+
 class PageFreed(BadPageTable):
     """PagedPlan.check found a page that its caller says is free."""
 

@@ -68,3 +68,19 @@ class LibraryTooOld(MaskcError):
     code = "MC613"
     message = "maskc needs {0} {1} or later, and {2} is installed"
     hint = "pip install '{0}>={1}'"
+
+
+class NotServed(MaskcError):
+    """An inference engine or a trainer uses attention in a way that its plug-in does not run."""
+
+    code = "MC665"
+    message = "{0}: maskc does not run {1}"
+    hint = "choose another attention backend for this model or option"
+
+
+class BadServingMask(MaskcError):
+    """The mask in MASKC_SERVING_MASK cannot be used for the layers of an inference engine."""
+
+    code = "MC666"
+    message = "the mask {0!r} {1}"
+    hint = "write a mask without data, such as 'sinks(4) | window(1023)', or unset the variable"

@@ -1,0 +1,87 @@
+"""Blocks of queries over pages: the tensors of one launch, made of those of a step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maskc.dispatch.options import Pages
+from maskc.layout.paged_step import StepSizes
+from maskc.runtime.paged import BLOCK, PageTables
+from maskc.runtime.paged_rows import as_bytes, converted, is_e4m3
+
+
+class QueryBlocks(NamedTuple):
+    """Which queries each block has, and in which pages its keys lie."""
+
+    sizes: StepSizes
+    state: dict[str, Any]
+    """Arrays of a step by name, see `layout/paged_step`."""
+    torch: Any
+    """The library of the arrays; None for NumPy."""
+
+    def queries(self, q: Any) -> Any:
+        """Return the queries [blocks, heads, queries of a block, D] of a call."""
+        blocks, block = self.sizes.blocks, self.sizes.block
+        if not self.sizes.whole:
+            q = q[self.state["rows"].reshape(-1)]
+        q = q.reshape(blocks, block, *q.shape[1:]).swapaxes(1, 2)
+        if block == 1:
+            return q
+        return np.ascontiguousarray(q) if self.torch is None else q.contiguous()
+
+    def rows(self, out: Any, lse: Any) -> tuple[Any, Any]:
+        """Return the results of a call for each row of q: out [tokens, heads, D], lse [tokens,
+        heads]."""
+        out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
+        out, lse = out.reshape(-1, *out.shape[2:]), lse.reshape(-1, lse.shape[2])
+        if self.sizes.whole:
+            return out, lse
+        places, real = self.state["places"], self.state["is_real"][:, None]
+        zero = out.dtype.type(0) if self.torch is None else 0
+        where = np.where if self.torch is None else self.torch.where
+        out = where(real[..., None], out[places], zero)
+        return out, where(real, lse[places], -math.inf if self.torch else np.float32(-np.inf))
+
+    def in_pages(self, k_pool: Any, v_pool: Any) -> tuple[Any, Any, PageTables]:
+        """Return k and v [blocks, heads, keys, D] without places, and where their pages are.
+
+        Args:
+            k_pool, v_pool: [pages, heads, page_size, D].
+        """
+        views, steps = [], []
+        for pool in (k_pool, v_pool):
+            page, head, token, dim = pool.stride()
+            shape = (self.sizes.blocks, pool.shape[1], self.sizes.n_kv, pool.shape[3])
+            views.append(self.torch.as_strided(pool, shape, (0, head, 0, dim)))
+            steps.append((page, head, token))
+        held = tuple(self.state[name] for name in ("pages", "first_page", "key_count"))
+        block = BLOCK.pack(*(x.data_ptr() for x in held), k_pool.shape[0])
+        return views[0], views[1], PageTables(Pages(k_pool.shape[0], *steps), block, held)
+
+    def copied(self, pool: Any, like: Any, scale: Any) -> Any:
+        """Return the rows of a pool [pages, heads, page_size, D] one after another for each block:
+        [blocks, heads, keys, D] in the dtype of `like`, zeros where a block has no key."""
+        torch, size, state = self.torch, self.sizes.page_size, self.state
+        where = np.where if torch is None else torch.where
+        if torch is None:
+            key = np.arange(self.sizes.n_kv)
+        else:
+            key = torch.arange(self.sizes.n_kv, device=state["pages"].device)
+        there = key[None] < state["key_count"][:, None]
+        entry = state["first_page"][:, None] + key[None] // size
+        entries = state["pages"]
+        if not entries.shape[0]:
+            entries, there = key[:1], there & False
+        page = entries[where(there, entry, 0)]
+        there = there & (page >= 0) & (page < pool.shape[0])
+        if not pool.shape[0]:
+            pool = pool.reshape(1, pool.shape[1], size, pool.shape[3])
+        rows = as_bytes(pool).swapaxes(1, 2)[where(there, page, 0), (key % size)[None]]
+        if is_e4m3(pool):
+            rows = rows.view(pool.dtype)
+        rows = converted(rows, like, scale)
+        zero = rows.dtype.type(0) if torch is None else 0
+        return where(there[..., None, None], rows, zero).swapaxes(1, 2)
