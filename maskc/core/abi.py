@@ -78,7 +78,7 @@ FIELDS: tuple[Field, ...] = (
     Field("empty", "i32", "items behind them without any"),
     Field("shared_items", "i32", "rows to be merged, or columns that items share"),
     Field("list_batch", "i32", "lists from one sequence to the next, 0 if all share theirs"),
-    Field("joins", "i32", "1: results hold those of other keys, and are joined with them"),
+    Field("accumulates", "i32", "1: add to the results of an earlier launch over other keys"),
     Field("spacing", "float", "the distance from one token to the next"),
     Field("scale", "float", "factor of q . k"),
     Field("softcap", "float", "of the options; read only where they are built in"),
@@ -323,7 +323,7 @@ MOVED_FIELDS: tuple[Field, ...] = (
 of two values the first belongs to queries, the second to keys."""
 
 STEP_FIELDS: tuple[Field, ...] = (
-    Field("lens_q", "const void *", "queries of each sequence, or null: `each` of all"),
+    Field("lens_q", "const void *", "queries of each sequence, or null: `sequence_queries` of all"),
     Field("lens_kv", "const void *", "keys of each sequence"),
     Field("table", "const void *", "[sequences][columns] or [entries]: pages"),
     Field("starts", "const void *", "where each sequence's entries begin, or null: by rows"),
@@ -358,7 +358,7 @@ STEP_FIELDS: tuple[Field, ...] = (
           MAX_ARRAYS),
     Field("shared", "i32", "whether all sequences share its keys' data", MAX_ARRAYS),
     Field("arrays", "i32", "of the mask"),
-    Field("each", "i32", "queries of every sequence without lens_q"),
+    Field("sequence_queries", "i32", "queries of every sequence without lens_q"),
     Field("cumulative", "i32", "whether lens_q says where queries begin, [sequences + 1]"),
     Field("whole", "i32", "whether every sequence is one block"),
     Field("sequences", "i32", "of the step"),

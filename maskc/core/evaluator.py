@@ -49,10 +49,10 @@ def evaluate(expr: Expr, env: Env) -> Any:
         case E.Cmp(op, lhs):
             return _COMPARE[op](evaluate(lhs, env), 0)
         case E.Member(value, ranges, inside):
-            found = evaluate(value, env)
+            values = evaluate(value, env)
             lows, highs = np.array(ranges, dtype=np.int64).T
-            slot = np.searchsorted(lows, found, side="right") - 1
-            return ((slot >= 0) & (found <= highs[np.maximum(slot, 0)])) == inside
+            slot = np.searchsorted(lows, values, side="right") - 1
+            return ((slot >= 0) & (values <= highs[np.maximum(slot, 0)])) == inside
         case E.All(terms):
             return reduce(np.logical_and, (evaluate(term, env) for term in terms))
         case E.Any(terms):

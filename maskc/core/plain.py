@@ -47,21 +47,21 @@ def to_readable_text(value: object) -> str:
     return laid_out(_named(value)) + "\n"
 
 
-def laid_out(found: object, columns: int = 100, indent: str = "") -> str:
+def laid_out(value: object, columns: int = 100, indent: str = "") -> str:
     """JSON in lines of so many columns, each with as many short items as it has room for."""
-    short = json.dumps(found)
-    if len(indent) + len(short) < columns or not isinstance(found, (list, dict)):
+    short = json.dumps(value)
+    if len(indent) + len(short) < columns or not isinstance(value, (list, dict)):
         return short
-    if isinstance(found, dict) and len(found) == 1:
-        ((name, content),) = found.items()
+    if isinstance(value, dict) and len(value) == 1:
+        ((name, content),) = value.items()
         if isinstance(content, (list, dict)):
             return f"{{{json.dumps(name)}: {laid_out(content, columns, indent)}}}"
     deeper = indent + "  "
-    if isinstance(found, list):
-        items = [laid_out(item, columns, deeper) for item in found]
+    if isinstance(value, list):
+        items = [laid_out(item, columns, deeper) for item in value]
         opening, closing = "[]"
     else:
-        items = [f"{json.dumps(key)}: {laid_out(x, columns, deeper)}" for key, x in found.items()]
+        items = [f"{json.dumps(key)}: {laid_out(x, columns, deeper)}" for key, x in value.items()]
         opening, closing = "{}"
     lines: list[str] = []
     for item in items:
@@ -127,12 +127,12 @@ def _named(value: object) -> object:
     return {_name(type(value)): content}
 
 
-def _value(found: object) -> object:
-    if isinstance(found, list):
-        return tuple(map(_value, found))
-    if not isinstance(found, Mapping):
-        return found
-    ((name, content),) = found.items()
+def _value(value: object) -> object:
+    if isinstance(value, list):
+        return tuple(map(_value, value))
+    if not isinstance(value, Mapping):
+        return value
+    ((name, content),) = value.items()
     if name == "bytes":
         return b85decode(content)
     if name == "formula":
@@ -147,8 +147,8 @@ def _value(found: object) -> object:
 
 @cache
 def _class(name: str) -> type:
-    module, _, own = name.rpartition(".")
-    kind = getattr(import_module(_ROOM + module), own)
+    module, _, class_name = name.rpartition(".")
+    kind = getattr(import_module(_ROOM + module), class_name)
     if not (isinstance(kind, type) and kind.__module__ == _ROOM + module):
         raise TypeError(f"{name} is not a class")
     _fields(kind)

@@ -116,5 +116,5 @@ def sums(numbers: np.ndarray, down: int, right: int) -> np.ndarray:
     if not numbers.size:
         return np.zeros([len(start) for start in starts])
     by_row = np.add.reduceat(numbers, starts[0], axis=0, dtype=np.float64)
-    found: np.ndarray = np.add.reduceat(by_row, starts[1], axis=1)
-    return found
+    sums_by_row: np.ndarray = np.add.reduceat(by_row, starts[1], axis=1)
+    return sums_by_row

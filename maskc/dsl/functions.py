@@ -125,8 +125,8 @@ def _is_in(elements: Any, test_elements: Any, *, invert: bool = False) -> Traced
     ids = np.asarray(_host(test_elements))
     if ids.dtype.kind not in "iu" or (ids.size and type(elements) is not Traced):
         _refuse("isin needs plain integers to look among")
-    found = settled(E.member(lift_int(elements, "isin"), ids.ravel().tolist()))
-    return Traced(E.negate(found) if invert else found)
+    member = settled(E.member(lift_int(elements, "isin"), ids.ravel().tolist()))
+    return Traced(E.negate(member) if invert else member)
 
 
 def _host(array: Any) -> Any:
@@ -164,11 +164,11 @@ def _dtype_name(dtype: Any) -> str:
 
 def _to(input: Any, *args: Any, **named: Any) -> Traced:
     value = _own(input)
-    for each in (*args, *named.values()):
-        if type(each).__name__ == "dtype":
-            value = _cast(value, _dtype_name(each))
-        elif type(each) is Traced:
-            value = _cast(value, "bool" if is_condition(each.expr) else "int64")
+    for argument in (*args, *named.values()):
+        if type(argument).__name__ == "dtype":
+            value = _cast(value, _dtype_name(argument))
+        elif type(argument) is Traced:
+            value = _cast(value, "bool" if is_condition(argument.expr) else "int64")
     return value
 
 

@@ -56,11 +56,11 @@ class Registry:
 
     def array_of(self, name: str) -> tuple[Any, int] | None:
         """An array by its name, and how many indices a formula gives; None where there is none."""
-        found = self.tables.get(name)
-        if found is None or not isinstance(found.values, Captured):
+        array = self.tables.get(name)
+        if array is None or not isinstance(array.values, Captured):
             return None
-        held = found.values
-        return (held.array if held.source is None else held.source), found.rank
+        held = array.values
+        return (held.array if held.source is None else held.source), array.rank
 
 
 _registry: ContextVar[Registry] = ContextVar("maskc_captured")
@@ -178,21 +178,21 @@ def element(array: Any, index: list[Expr]) -> Expr:
         what = f"a captured array holds {kind}, which a mask cannot compare exactly"
         _refuse(f"{what}: make integers of it, as .long() does")
     index = [  # one row is every head's
-        E.ZERO if each == E.H and size == 1 else each
-        for each, size in zip(index, array.shape, strict=True)
+        E.ZERO if part == E.H and size == 1 else part
+        for part, size in zip(index, array.shape, strict=True)
     ]
-    of_batch = [axis for axis, each in enumerate(index) if each == BATCH]
+    of_batch = [axis for axis, part in enumerate(index) if part == BATCH]
     if len(of_batch) > 1 or any(
-        BATCH.name in E.symbols(each) for axis, each in enumerate(index) if axis not in of_batch
+        BATCH.name in E.symbols(part) for axis, part in enumerate(index) if axis not in of_batch
     ):
         raise BatchUsed(at=caller())
-    of_heads = [axis for axis, each in enumerate(index) if each == E.H][:1]
+    of_heads = [axis for axis, part in enumerate(index) if part == E.H][:1]
     leading = [*of_batch, *of_heads]
-    own = [axis for axis in range(len(index)) if axis not in leading]
-    order = [*leading, *own]
+    own_axes = [axis for axis in range(len(index)) if axis not in leading]
+    order = [*leading, *own_axes]
     if order != sorted(order):  # a compiler knows the user's tensor itself best
         array = array.permute(order) if hasattr(array, "permute") else array.transpose(order)
-    read_by = tuple(index[axis] for axis in own)
+    read_by = tuple(index[axis] for axis in own_axes)
     if of_batch and array.shape[0] == 1:  # one row is everybody's
         array, of_batch = array[0], []
     if not of_heads and not read_by:

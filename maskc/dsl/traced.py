@@ -208,20 +208,20 @@ def masked(value: Expr, bits: int) -> Expr:
     """value & bits, for every integer: each run of ones is a quotient's residue."""
     if bits < 0:
         return E.sub(value, masked(value, ~bits))
-    found: Expr = E.ZERO
+    total: Expr = E.ZERO
     low = 0
     while bits >> low:
         low += ((bits >> low) & -(bits >> low)).bit_length() - 1
         ones = bits >> low
         count = (ones ^ (ones + 1)).bit_length() - 1
         run = E.mod(E.floordiv(value, 1 << low), 1 << count)
-        found = E.add(found, E.scale(1 << low, run))
+        total = E.add(total, E.scale(1 << low, run))
         low += count
-    return found
+    return total
 
 
 def _equality(of_integers: _Build, of_conditions: _Build) -> Callable[..., Any]:
-    """A formula where Python expects a boolean; a condition beside an integer counts as 1 or 0."""
+    """Return a comparison; a condition that is compared with an integer counts as 1 or 0."""
 
     def combine(self: Traced, other: object) -> Traced:
         left, right = self.expr, lift(other)
@@ -254,8 +254,8 @@ class Traced(Followed):
     _refused = staticmethod(_refuse)
 
     def __init__(self, expr: Expr) -> None:
-        if abs(found := widest(expr)) > INT64:
-            raise IntegerTooWide("a formula", found, at=caller())
+        if abs(reach := widest(expr)) > INT64:
+            raise IntegerTooWide("a formula", reach, at=caller())
         self.expr = expr
 
     # ------------------------------------------------------------ arithmetic
@@ -368,8 +368,8 @@ class Traced(Followed):
             raise AttributeError(name)
         from maskc.dsl.functions import method
 
-        if (found := attribute(name, "bool" if is_condition(self.expr) else "int64")) is not None:
-            return found
+        if (member := attribute(name, "bool" if is_condition(self.expr) else "int64")) is not None:
+            return member
         if (function := method(name)) is not None:
             return partial(or_tabled(function, torch_method(name)), self)
         if tabling_now():

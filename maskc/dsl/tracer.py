@@ -74,10 +74,10 @@ def traced_at(
     try:
         formula, tables = trace(predicate, at, by_place)
     except MaskcError as error:
-        found = None if exact else _computed(predicate, at)
-        if found is None and not exact:
-            found = evaluated(predicate, error, at)
-        return mistake(error, nodes.Full(loc=at)) if found is None else found
+        matrix = None if exact else _computed(predicate, at)
+        if matrix is None and not exact:
+            matrix = evaluated(predicate, error, at)
+        return mistake(error, nodes.Full(loc=at)) if matrix is None else matrix
     return nodes.Where(formula, tables, loc=at)
 
 

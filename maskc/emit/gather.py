@@ -81,7 +81,7 @@ def lists_unit(plan: KernelPlan, made: Gathering) -> SourceUnit:
         formulas=tuple(_text(mask.ir, formula) for formula in made.formulas),
         arg_notes=tuple(to_python(value) for value in made.constants),
         allowed_spans=_spans(made.allowed),
-        beside_spans=_beside_spans(made.beside),
+        beside_spans=_beside_spans(made.alongside),
         indexed=scoring.slots,
         score_threads=scoring.threads,
         threads=gather.THREADS,

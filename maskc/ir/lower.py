@@ -38,10 +38,10 @@ def lower(mask: Mask, head: int | None = None, n_heads: int | None = None) -> Ma
     if head is None and state.reads_head:
         raise HeadsUnknown(at=getattr(mask, "loc", None))
     selections = needed(keep, state.selections)
-    formulas = [keep, *(formula for each in selections for formula in each.allowed)]
+    formulas = [keep, *(formula for selection in selections for formula in selection.allowed)]
     used = {name for formula in formulas for name in E.arrays(formula)}
-    used |= {decl.name for each in selections for decl in scoring_of(each)}
-    used |= {name for each in selections for name in each.at}
+    used |= {decl.name for selection in selections for decl in scoring_of(selection)}
+    used |= {name for selection in selections for name in selection.at}
     data = [d for d in state.data.values() if used.intersection((d.name, *d.arrays))]
     live = set(E.walk(keep))
     origins = tuple((atom, origin) for atom, origin in state.origins.items() if atom in live)
@@ -169,26 +169,26 @@ class _Lowering:
     def _chosen(self, mask: N.TopK, allowed: Expr) -> Expr:
         """The atom of a selection among `allowed` on this head, and its like on the others."""
         if name_of(mask) not in self.selections:
-            found = selection_of(mask, self._on_all_heads(mask.of, allowed))
-            for decl in (table_of(found), *scoring_of(found), *mask.decls):
+            selection = selection_of(mask, self._on_all_heads(mask.of, allowed))
+            for decl in (table_of(selection), *scoring_of(selection), *mask.decls):
                 self._declare(decl, mask)
-            self.selections[found.name] = found
+            self.selections[selection.name] = selection
         return chosen(self.selections[name_of(mask)])
 
-    def _on_all_heads(self, of: Mask, own: Expr) -> tuple[Expr, ...]:
+    def _on_all_heads(self, of: Mask, formula: Expr) -> tuple[Expr, ...]:
         if self._head is None or not differs_by_head(of):
-            return (own,)
+            return (formula,)
         count = self.n_heads or N.fixed_heads(of)
         if count is None:
             raise HeadsUnknown(at=getattr(of, "loc", None))
-        found = []
+        formulas = []
         for head in range(count):
             state = _Lowering(head, count, self.on_both)
-            found.append(state.formula(of))
+            formulas.append(state.formula(of))
             for decl in state.data.values():
                 self._declare(decl, of)
             self.selections |= state.selections
-        return tuple(found)
+        return tuple(formulas)
 
     def _noted(self, mask: Mask, keep: Expr) -> Expr:
         """Remember which term the comparisons came from; the first writer of one keeps it."""

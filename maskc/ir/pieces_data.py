@@ -19,7 +19,7 @@ def data_pieces(ir: MaskIR, owned: list[Expr]) -> list[Piece]:
     if len(alternatives) > _MOST:
         alternatives = [ir.keep]
     terms = [(*_kind(term, ir.data), term) for term in alternatives]
-    terms.sort(key=lambda found: (found[0].rank, found[2].key))
+    terms.sort(key=lambda ranked: (ranked[0].rank, ranked[2].key))
     pieces: list[Piece] = []
     left: list[Expr] = []
     for kind, detail, term in terms:

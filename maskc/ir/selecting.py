@@ -62,5 +62,5 @@ def place_of(ir: MaskIR, selection: Selection) -> SourceLoc | None:
 
 def hull(ir: MaskIR) -> MaskIR:
     """The pairs that the mask keeps under some choice: every chosen and unchosen block counts."""
-    keep = E.assume_reads(ir.keep, True, {each.name for each in ir.selections})
+    keep = E.assume_reads(ir.keep, True, {selection.name for selection in ir.selections})
     return MaskIR(keep, ir.data_of(keep), ir.origins, ir.declared)

@@ -163,8 +163,8 @@ class MaskIR:
     @property
     def params(self) -> dict[str, int]:
         """The names and defaults of the parameters that the mask reads."""
-        found = params(self.keep)
+        defaults = params(self.keep)
         for selection in self.selections:
             for formula in selection.allowed:
-                found |= params(formula)
-        return dict(sorted(found.items()))
+                defaults |= params(formula)
+        return dict(sorted(defaults.items()))

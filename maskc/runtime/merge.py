@@ -85,13 +85,13 @@ def _tokens_first(outs: Sequence[Any], lses: Sequence[Any], layout: str | None) 
     if layout is not None:
         return layout == "bshd"
     if heads_first == tokens_first:
-        found = {len(shape) > 2 and is_tokens_major(lse) for lse in lses}
+        orders = {len(shape) > 2 and is_tokens_major(lse) for lse in lses}
     else:
-        found = {tuple(lse.shape) == tokens_first for lse in lses}
-    if len(found) > 1:
+        orders = {tuple(lse.shape) == tokens_first for lse in lses}
+    if len(orders) > 1:
         what = "given, or the same in all pieces"
         raise BadOption("layout", what, "strides of tokens first and of heads first", at="layout")
-    return found.pop()
+    return orders.pop()
 
 
 def _check_libraries(outs: Sequence[Any], lses: Sequence[Any]) -> None:

@@ -68,7 +68,7 @@ def _rgb(text: str) -> np.ndarray:
 
 def colors(places: np.ndarray) -> np.ndarray:
     """float [..., 3]: the colour of each place from 0 to 1."""
-    anchors = np.array([_rgb(each) for each in _ANCHORS])
+    anchors = np.array([_rgb(anchor) for anchor in _ANCHORS])
     at = np.linspace(0, 1, len(anchors))
     return np.stack([np.interp(places, at, anchors[:, part]) for part in range(3)], axis=-1)
 

@@ -13,7 +13,7 @@ import torch
 
 import maskc as mc
 from maskc.build import toolchain
-from maskc.core.bundle import APART
+from maskc.core.bundle import SEPARATE_DQ
 from maskc.core.cost import Cost
 from maskc.core.problem import Direction
 from maskc.core.target import Target
@@ -82,11 +82,11 @@ def compiled(
         found = {_backward(u) for u in units if u.target == TARGET and u.directions}
         if found != {False, True}:
             pytest.skip(f"no {mode} tiles at head dimension {dim}")
-        if mode.endswith(APART):
-            units = tuple(_only(u, APART) if _backward(u) else u for u in units)
+        if mode.endswith(SEPARATE_DQ):
+            units = tuple(_only(u, SEPARATE_DQ) if _backward(u) else u for u in units)
         else:
-            units = tuple(unit.without(APART) for unit in units)
-        if not mode.endswith((APART, "small", "large", "grid", "tiny")):
+            units = tuple(unit.without(SEPARATE_DQ) for unit in units)
+        if not mode.endswith((SEPARATE_DQ, "small", "large", "grid", "tiny")):
             name = "stream" if mode.endswith("stream") else "usual"
             units = tuple(u if _backward(u) else _only(u, name) for u in units)
     if row_tiles is not None:

@@ -394,9 +394,12 @@ def test_sm80():
 
 
 FAULTS = {
-    "v is read before it is there": ("wait(shared.v_full[last.at], last.turn);", ""),
-    "k is overwritten": ("wait(shared.k_free[stage.at], stage.turn ^ 1);", ""),
-    "scores are read under way": ("products_wait<1>();\n        pin(s);", "pin(s);"),
+    "v is read before it is there": ("wait(shared.v_full[last.at], last.phase);", ""),
+    "k is overwritten": ("wait(shared.k_free[stage.at], stage.phase ^ 1);", ""),
+    "scores are read under way": (
+        "products_wait<1>();\n        fence_operand(s);",
+        "fence_operand(s);",
+    ),
     "out leaves before it is whole": (
         "publish_writes();\n    sync_threads(8 + group, 128);",
         "publish_writes();",

@@ -95,7 +95,7 @@ def test_branches_of_both_kinds_in_one_chain_are_refused():
 
 
 def test_macros_of_the_compiler_are_left_alone():
-    text = "#ifndef STREAM\n#define STREAM 0\n#endif\n#if STREAM\nx();\n#endif\n"
+    text = "#ifndef PERSISTENT\n#define PERSISTENT 0\n#endif\n#if PERSISTENT\nx();\n#endif\n"
     assert standing_alone(text) == text
     assert library_of(text) == ""
     assert standing_alone(f'{text}#include "a/one.cuh"\n') == f"{text}one();\n"

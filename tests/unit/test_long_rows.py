@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import maskc as mc
-from maskc.core.bundle import PACKED
+from maskc.core.bundle import PACK_GQA
 from maskc.core.dtypes import DType
 from maskc.core.errors import HeadDimUnsupported, TargetNotBuilt
 from maskc.core.problem import Direction, Feature, Problem
@@ -153,7 +153,7 @@ def test_long_rows_of_queries_are_not_packed(emulated):
     forward(mc.causal(), 40, 300, (512, 512), 4, 2)
     assert {name for name, _ in emulated.launches} == {"attention_forward"}
     unit = mc.causal().compile(512, target="sm_80").bundle.units[0]
-    assert PACKED in dict(unit.modes)
+    assert PACK_GQA in dict(unit.modes)
 
 
 # ------------------------------------------------------------------ sources and limits
@@ -164,7 +164,7 @@ def test_long_rows_of_queries_are_not_packed(emulated):
 def test_registers(dims, arch):
     pytest.importorskip("cupy", reason="NVRTC comes with the cuda13 extra")
     for unit in BAND.compile(dims[0], dims[1], target="sm_80").bundle.units:
-        for mode in ("usual", PACKED) if Direction.forward in unit.directions else ("usual",):
+        for mode in ("usual", PACK_GQA) if Direction.forward in unit.directions else ("usual",):
             for use in build(unit, frozenset[Feature](), arch=arch, mode=mode).report.kernels:
                 assert max(use.spill_stores, use.spill_loads) <= 8, (use.name, arch)
 

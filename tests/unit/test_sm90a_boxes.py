@@ -133,7 +133,7 @@ def test_tiles_have_as_many_keys_as_suit_the_windows(mask, dim, keys):
     plan = planned(mask, dim)
     unit = in_boxes(driver.emit_bundle(plan), Direction.forward)
     assert unit.tile.k == keys == prod(unit.boxes.k) == unit.boxes.seen
-    (chosen,) = (each for each in plan.also if each.form == GRID and each.tile == unit.tile)
+    (chosen,) = (each for each in plan.alternatives if each.form == GRID and each.tile == unit.tile)
     usual, *fewer = grid_schedules(plan.problem)
     assert [each.tile.k for each in fewer] == [k for k in (96, 64) if k < usual.tile.k]
     axes = grid_masks(tuple(each.ir for each in chosen.masks))
@@ -234,7 +234,7 @@ def test_explain_names_the_boxes():
     plan = planned(FLAT(width=256, kernel=(80, 80), stride=(16, 16)))
     words = " ".join(explain(plan, 1 << 16, 1 << 16).split())
     q, k = next((" x ".join(map(str, side)) for side in (each.boxes.q, each.boxes.k))
-                for each in plan.also if each.boxes)  # fmt: skip
+                for each in plan.alternatives if each.boxes)  # fmt: skip
     assert f"or boxes of a grid, {q} queries x {k} keys of N x 256" in words
     assert "choice 65536 x 65536: boxes of 128 x 128; cycles of one head by program:" in words
 

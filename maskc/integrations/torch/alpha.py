@@ -37,9 +37,9 @@ def attention_by_head(attn: Any, call: AttentionCall) -> tuple[Any, Any]:
         BadOption, BadShape: see `runs_of`; the call is traced.
     """
     if is_traced(torch):
-        found = "a tensor, whose values decide what runs"
+        finding = "a tensor, whose values decide what runs"
         wanted = "a number inside of torch.compile and torch.jit.trace"
-        raise BadOption("alpha", wanted, found, at="alpha")
+        raise BadOption("alpha", wanted, finding, at="alpha")
     *_, options, data = call[:5]
     q, k, v = cast_all(*call[:3], attn.bundle.problem.dtype.value)
     alpha, slopes = options.alpha, options.alibi_slopes
@@ -49,8 +49,10 @@ def attention_by_head(attn: Any, call: AttentionCall) -> tuple[Any, Any]:
         raise AlphaWithoutGradient(attn.target.name, at="alpha")
     if torch.is_grad_enabled() and Direction.backward not in attn.target.directions:
         attn.target.check(attn.bundle.problem, Direction.backward)
-    own = options._replace(alpha=None, alibi_slopes=None)
-    results: tuple[Any, Any] = _apply(attn.settled(), own, dict(data), q, k, v, alpha, slopes)
+    plain_options = options._replace(alpha=None, alibi_slopes=None)
+    results: tuple[Any, Any] = _apply(
+        attn.settled(), plain_options, dict(data), q, k, v, alpha, slopes
+    )
     return results
 
 
@@ -63,8 +65,8 @@ class EntmaxByHead(torch.autograd.Function):
         slopes: Any,
     ) -> Any:  # fmt: skip
         runs = runs_of(attn.bundle, alpha, q.shape[1], k.shape[1], options.normalizer, data)
-        own = attn.bundle.selections and not attn.gathers
-        runner = attn.choosing_on_host() if own else attn
+        selects = attn.bundle.selections and not attn.gathers
+        runner = attn.choosing_on_host() if selects else attn
         call = AttentionCall(q, k, v, options._replace(alibi_slopes=slopes), data)
         out, lse = forward(runner, runs, call)
         ctx.set_materialize_grads(False)

@@ -33,7 +33,7 @@ def sequence_arrays(
     Args:
         arrays: by name, with any leading batch and heads.
     """
-    found: dict[str, Any] = {}
+    of_sequence: dict[str, Any] = {}
     for name, rank in _ranks(recipe).items():
         array: Any = arrays[name]
         extents = leading(array.shape, rank)
@@ -41,8 +41,8 @@ def sequence_arrays(
         front = array.ndim - rank
         for index in place if front == 2 else (place[rank > 1],)[:front]:
             array = array.part(index) if isinstance(array, Chosen) else array[index]
-        found[name] = array
-    return found
+        of_sequence[name] = array
+    return of_sequence
 
 
 def _ranks(recipe: LayoutRecipe) -> dict[str, int]:

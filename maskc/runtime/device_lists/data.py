@@ -145,13 +145,13 @@ class DataLists:
         key = (unit.key, direction, sizes.n_q, sizes.n_kv, tuple(params.values()), heads, reach)
         tables = self._tables.get(key)
         if tables is None:
-            own = replace(unit, work=None)
+            kept_unit = replace(unit, work=None)
             if self._by_documents:
-                own = replace(own, costs=(), by_documents=False)
+                kept_unit = replace(kept_unit, costs=(), by_documents=False)
             bundle = _without_data(self._built.bundle, reach)
-            tables = make_tables(bundle, own, sizes, params, {}, direction, True)
+            tables = make_tables(bundle, kept_unit, sizes, params, {}, direction, True)
             tables = replace(tables, work=unknown_work(0), adders=None)
-            tables = _of_heads(tables, bundle, own, sizes, params) if by_head else tables
+            tables = _of_heads(tables, bundle, kept_unit, sizes, params) if by_head else tables
             with self._lock:
                 self._tables.put(key, tables)
         return tables
@@ -179,14 +179,14 @@ class DataLists:
         tables = replace(kept, work=work, list_batch=heads if batches > 1 else 0)
         kernel = built.kernels.on_device(unit, mode, kept.features(wanted.features), index)
         plan = launch_plan(built.bundle, unit, mode, wanted, place, bound.params, tables, outputs)
-        own = kernel.prepare(plan)
-        block = ATTENTION.from_buffer_copy(own.numbers)
+        prepared = kernel.prepare(plan)
+        block = ATTENTION.from_buffer_copy(prepared.numbers)
         making.fill_pass(block)
         lists = built.kernels.on_device(source, "usual", frozenset(), index)
         make, spoil = lists.steps(making.blocks)
         room, entries = making.room()
         return ListsPlan(
-            replace(own, numbers=bytes(block)), lists, entries, making.state, (make,),
+            replace(prepared, numbers=bytes(block)), lists, entries, making.state, (make,),
             (spoil,) if making.doubtful else (),
             making.numbers(outputs, built.bundle.problem.dtype.itemsize), room,
             self._reports(index), self._names,
@@ -226,12 +226,12 @@ def _of_heads(
 ) -> Tables:
     """The tables with constants for every head, and where its lists begin."""
     of_head = list(bundle.head_variant or (0,) * sizes.heads_q)
-    own = replace(
+    of_heads = replace(
         bundle, variants=tuple(bundle.variants[number] for number in of_head),
         head_variant=tuple(range(len(of_head))),
     )  # fmt: skip
     alone = replace(unit, costs=(), distances=False)
-    words = make_tables(own, alone, sizes, params, {}, Direction.forward, False).parts
+    words = make_tables(of_heads, alone, sizes, params, {}, Direction.forward, False).parts
     lists = [
         (name, values[of_head] if name.endswith("_ptr") else values)
         for name, values in tables.parts

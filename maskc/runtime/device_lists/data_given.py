@@ -105,7 +105,7 @@ class Reader:
         if asked.empty or (self._has_pairs and asked.sizes.n_q > _FEW_QUERIES):
             return None
         sizes, keywords, held = asked.sizes, asked.data, asked.held
-        found: dict[str, Source] = {}
+        by_name: dict[str, Source] = {}
         tables: dict[str, Source] = {}
         try:
             for decl in self._decls:
@@ -116,13 +116,13 @@ class Reader:
                     sources = _held(call, [tables[name] for name in names])
                 else:
                     sources = _READERS[decl.kind](call, keywords.get(decl.name))
-                found |= zip(decl.arrays, sources, strict=True)
+                by_name |= zip(decl.arrays, sources, strict=True)
         except _Unreadable:
             return None
         if held is not None and not self._inside(held, tables, keywords, sizes):
             return None
         watched = Watched.of(asked.data, asked.held)
-        return Given(tuple(found[name] for name in self._arrays), watched)
+        return Given(tuple(by_name[name] for name in self._arrays), watched)
 
     def _inside(
         self, held: Held, tables: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes
@@ -151,10 +151,10 @@ class _Call(NamedTuple):
         library = library_of(type(given))
         if library is None or type(given) is np.ndarray:
             raise _Unreadable
-        found = library.view(given, self.decl.name)
-        if found.device != self.device or found.dtype not in CODES:
+        view = library.view(given, self.decl.name)
+        if view.device != self.device or view.dtype not in CODES:
             raise _Unreadable
-        return found
+        return view
 
     def vector(self, given: Any, length: int, rule: int, *, tokens: bool = True) -> Source:
         """Return one value per token, [N] or [batch, N]; the last or the first `length` of them
@@ -206,15 +206,15 @@ def _documents(call: _Call, given: Any) -> tuple[Source, ...]:
     pair, equal = (given, given) if shared else given, sizes.n_q == sizes.n_kv
     if len(pair) != 2 or (type(pair[0]) is CuSeqlens) != (type(pair[1]) is CuSeqlens):
         raise _Unreadable
-    found = []
+    documents = []
     for one, length in zip(pair, (sizes.n_q, sizes.n_kv), strict=True):
         if type(one) is not CuSeqlens:
-            found.append(call.vector(one, length, AS_IS, tokens=shared))
+            documents.append(call.vector(one, length, AS_IS, tokens=shared))
         elif shared and not equal:
             raise _Unreadable
         else:
-            found.append(call.cumulative(one, length))
-    return (found[0], found[0]) if shared and equal else tuple(found)
+            documents.append(call.cumulative(one, length))
+    return (documents[0], documents[0]) if shared and equal else tuple(documents)
 
 
 def _flags(call: _Call, given: Any) -> tuple[Source, ...]:

@@ -138,19 +138,19 @@ class ListsPlan(DeviceListedPlan):
 
     @property
     def size(self) -> int:
-        return self.own.size + INT * self.entries * _MOST_KEPT
+        return self.main.size + INT * self.entries * _MOST_KEPT
 
     @cached_property
     def results(self) -> tuple[int, ...]:
         """Results that wrong data overwrite, among POINTERS."""
-        names = _WRITTEN[self.own.direction] if self.after else ()
+        names = _WRITTEN[self.main.direction] if self.after else ()
         return tuple(map(POINTERS.index, names))
 
     def called(self, given: Any) -> DataCall:
         sources = given.sources
         blank = (0,) * (MAX_ARRAYS - len(sources))
-        own = (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank)
-        return DataCall(self, own, given.watched)
+        arguments = (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank)
+        return DataCall(self, arguments, given.watched)
 
     def check(self) -> None:
         """Raise what an earlier call reported.
@@ -159,13 +159,13 @@ class ListsPlan(DeviceListedPlan):
             DataRange: something was wrong with its data.
         """
         if self.reports.wrong():
-            found = (
+            finding = (
                 "in an earlier call, whose results are NaN, a value did not fit 32 bits, or "
                 "cumulative lengths did not ascend from 0 to the length at most, or a document had "
                 "more tokens than max_seqlen promised"
             )
             hint = "number documents from 0; give the longest length, or leave max_seqlen out"
-            raise DataRange(self.names, found, hint, at=self.names)
+            raise DataRange(self.names, finding, hint, at=self.names)
 
     def place(self, library: Library, q: Any, watched: Watched | None) -> tuple[Lists, int]:
         """Lists for a call alone, and the stream to launch on; see PreparedLaunch.place.
@@ -175,7 +175,7 @@ class ListsPlan(DeviceListedPlan):
         """
         if self.reports.words[0]:
             self.check()
-        sent, stream = self.own.place(library, q)
+        sent, stream = self.main.place(library, q)
         lists = self._taken(library, q, sent, stream, watched)
         lists.sent, lists.watched = lists.usual, watched
         return lists, stream
@@ -237,7 +237,7 @@ class ListsPlan(DeviceListedPlan):
             self._launch(given, lists, pointers, numbers, stream)
             lists.fresh = False
         else:
-            self.own.run(lists.sent, pointers, numbers, stream)
+            self.main.run(lists.sent, pointers, numbers, stream)
         kept = self.kept.get(stream) if lists.usual.lasting else None
         if kept is not None and lists.watched is not None:
             kept[lists.watched] = lists
@@ -267,6 +267,6 @@ class ListsPlan(DeviceListedPlan):
         if fresh:
             launch(self.before, stream, lists.arguments)
             lists.states = lists.states[::-1]
-        self.own.run(lists.sent, pointers, numbers, stream)
+        self.main.run(lists.sent, pointers, numbers, stream)
         if doubtful:
             launch(self.after, stream, lists.arguments)

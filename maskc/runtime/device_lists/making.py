@@ -114,8 +114,8 @@ class Making:
     def parts(self) -> int:
         """The most parts, and so items, of a row of packed heads; 0: one."""
         least, _ = self.part_bounds
-        found = min(MOST_PARTS, -(-self.kept // least)) if least else 0
-        return found if found > 1 else 0
+        parts = min(MOST_PARTS, -(-self.kept // least)) if least else 0
+        return parts if parts > 1 else 0
 
     @property
     def owner_heads(self) -> int:

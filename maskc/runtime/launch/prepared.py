@@ -299,11 +299,11 @@ class PreparedLaunch:
             sent = next(iter(self.sent.values()), None)
         if sent is None:  # a copy that is itself part of the graph
             sent = self._send(library, q, key, False)
-        _, own = self.tables.counters
-        if own:
+        _, counters = self.tables.counters
+        if counters:
             counter, made = sent.counters(), None
             if counter is None:
-                made, counter = zeros(library, q, singles(own))
+                made, counter = zeros(library, q, singles(counters))
             template = bytearray(sent.template)
             _POINTER.pack_into(template, _COUNTER, counter)
             sent = replace(sent, template=bytes(template), owner=(sent.owner, made), free={})
@@ -318,9 +318,9 @@ class PreparedLaunch:
         if copy is None:
             on_host = self.device[0] == "cpu"
             owner, base = (packed, packed.ctypes.data) if on_host else library.send(q, packed)
-            spare, own = tables.counters
+            spare, words = tables.counters
             start = base + offsets.get("counter", 0)
-            free = iter([start + 4 * own * number for number in range(1, spare + 1)])
+            free = iter([start + 4 * words * number for number in range(1, spare + 1)])
             copy = (owner, base, lambda: next(free, None))
             if keep:
                 tables.copies[place] = copy

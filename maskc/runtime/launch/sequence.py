@@ -65,9 +65,9 @@ class PartedPlan:
 
     def run(self, sent: Sents, pointers: Pointers, numbers: Numbers, stream: int) -> None:
         pointers += (0,) * (len(POINTERS) - len(pointers))
-        for (own, shifts), there in zip(self.steps, sent.steps, strict=True):
+        for (launch, shifts), there in zip(self.steps, sent.steps, strict=True):
             moved = pointers if shifts == _UNMOVED else _moved(pointers, shifts)
-            own.run(there, moved, numbers, stream)
+            launch.run(there, moved, numbers, stream)
 
 
 def _moved(pointers: Pointers, shifts: tuple[int | None, ...]) -> Pointers:

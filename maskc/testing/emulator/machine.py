@@ -82,7 +82,8 @@ def preprocessed(source: str, defined: list[str]) -> str:
     Args:
         defined: arguments that define macros.
     """
-    command = ["g++", FLAGS[0], "-E", "-P", *defined, "-x", "c++", "-"]
+    strict = "-Werror=undef"  # in `#if`, a macro that was renamed elsewhere would be 0
+    command = ["g++", FLAGS[0], "-E", "-P", strict, "-D__CUDA_ARCH__=0", *defined, "-x", "c++", "-"]
     done = subprocess.run(command, input=source, capture_output=True, text=True)
     if done.returncode:
         raise Refused(done.stderr[:4000])
@@ -182,8 +183,8 @@ class _Torch(type(arrays.TORCH)):  # type: ignore[misc]
     def view(self, x: Any, name: str) -> Array:
         if x.device.type != "cpu":
             raise Fault(f"{name} lies on {x.device}: the emulator takes tensors of the CPU")
-        found: Array = super().view(x, name)
-        return found._replace(device=("cuda", 0))
+        array: Array = super().view(x, name)
+        return array._replace(device=("cuda", 0))
 
     def stream(self, device: int) -> int:
         return 0
