@@ -18,17 +18,10 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 from tests.support.exact_attention import DEVICE  # noqa: E402
-from tests.support.gathered import (  # noqa: E402
-    check,
-    few,
-    grid,
-    indexer,
-    with_factors,
-)
-from tests.support.hopper import HOPPER, freed  # noqa: E402, F401
+from tests.support.gathered import check, few, grid, indexer, with_factors  # noqa: E402
+from tests.support.hopper import freed, needs_hopper  # noqa: E402, F401
 
-if not HOPPER:
-    pytest.skip("no Hopper GPU", allow_module_level=True)
+needs_hopper()
 
 CAUSAL = mc.causal()
 SHARED = {"score": "given", "share": "all"}

@@ -332,8 +332,10 @@ def test_data_on_the_device(name, target, kind):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_in_one_graph(backend):
+def test_in_one_graph(backend, monkeypatch):
     torch._dynamo.reset()
+    # Inductor would start a pool of compiling processes in each test worker.
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     rows = torch.randn(H, 2 * 300, device=DEVICE, requires_grad=True)
     score = mc.score(lambda s, q, k, h: s * mc.param("rate", 0.5) + mc.table("rows")[h, q - k])
     mask = mc.causal()

@@ -19,7 +19,7 @@ from maskc.core.problem import Direction
 from maskc.core.target import Target
 from maskc.runtime import CompiledMask
 from maskc.testing.emulator.machine import installed
-from tests.support.exact_attention import DEVICE, called, results, wrong
+from tests.support.exact_attention import DEVICE, called, results, tensors, wrong
 
 TARGET, HEADS = "sm_90a", 4
 PASSES = Target.named(TARGET).directions
@@ -97,6 +97,12 @@ def compiled(
     return with_rules(made, forward, backward)
 
 
+def in_parts(mask, dim=64, dtype="bfloat16"):
+    """A compiled mask that runs in parts over listed tokens."""
+    made = mask.compile(head_dim=dim, dtype=dtype, target=TARGET)
+    return CompiledMask(made.bundle, TARGET, in_parts=True)
+
+
 def with_rules(attn, forward, backward):
     """The same with other work lists."""
     units = tuple(
@@ -171,6 +177,42 @@ def check(attn, given_tensors, live, data=None, deterministic=False, **features)
         again = called(attn, q, k, v, **options)
         assert all(torch.equal(again[name], found[name]) for name in ("out", "lse"))
     return found
+
+
+def same_bits(attn, made, runs, card=None, **options):
+    """Check that several runs give the same bits; an emulated card draws an order of threads for
+    each. Returns the results."""
+    first = called(attn, *made, **options)
+    for run in range(1, runs + 1):
+        if card is not None:
+            card.seed = 1000 * run
+        again = called(attn, *made, **options)
+        assert all(torch.equal(again[name], x) for name, x in first.items())
+    return first
+
+
+def replayed_alike(attn, q, k, v):
+    """Check that a CUDA graph of a call gives what the call gives."""
+    want = attn(q, k, v)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attn(q, k, v)
+    out.zero_()
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize(DEVICE)
+    assert torch.equal(out, want)
+
+
+def given(n_q, n_kv, dim=64, dtype="bfloat16", seed=0, batch=1, heads=2, kv_heads=1):
+    """q, k, v and dout of two query heads over one, by default."""
+    return tensors(n_q, n_kv, dim, half(dtype), seed, batch=batch, heads=heads, kv_heads=kv_heads)
+
+
+def needs_hopper():
+    """Skip a file without a Hopper."""
+    if not HOPPER:
+        pytest.skip("no Hopper GPU", allow_module_level=True)
 
 
 def half(dtype):

@@ -26,7 +26,7 @@ from maskc.layout import Work
 from maskc.runtime.arrays.known import Library
 from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.cuda import CudaKernel
-from maskc.runtime.launch.prepared import PreparedLaunch
+from maskc.runtime.launch.prepared import DEVICE_LISTS, PreparedLaunch
 
 DELTA = POINTERS.index("delta")
 """The index in a call's pointers of the workspace."""
@@ -160,6 +160,10 @@ class DeviceListedPlan(ABC):
     @property
     def sources(self) -> tuple[str, ...]:
         return (self.lists.name, *self.main.sources)
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return (DEVICE_LISTS,) * len(self.sources)
 
     @property
     def kernel(self) -> object:

@@ -8,7 +8,6 @@ see maskc/layout/tiles/document_tiles.py.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,6 +34,7 @@ from maskc.layout.tiles.data_tiles import has_pairs, readings_of, split
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, Unlisted, unknown_work
 from maskc.runtime.device_lists.data_given import Reader
+from maskc.runtime.device_lists.lists_check import ListsCheck
 from maskc.runtime.device_lists.lists_launch import ListsPlan
 from maskc.runtime.device_lists.making import Making
 from maskc.runtime.device_lists.reports import Reports
@@ -90,10 +90,10 @@ class DataLists:
         arguments as in SourceSelector.plan.
 
         Raises:
-            Unlisted: sequences are too long or too many, or lists must be checked.
+            Unlisted: sequences are too long or too many.
             NotAddressable, ExtraMissing: tensor maps cannot be made.
         """
-        if os.environ.get("MASKC_CHECK") == "1" or self._unit is None:
+        if self._unit is None:
             raise Unlisted
         bundle, given = self._built.bundle, bound.given
         program, place = self._program(unit, wanted, bound, place)
@@ -190,6 +190,7 @@ class DataLists:
             (spoil,) if making.doubtful else (),
             making.numbers(outputs, built.bundle.problem.dtype.itemsize), room,
             self._reports(index), self._names,
+            ListsCheck(built.bundle, self._binder, making).compare,
         )  # fmt: skip
 
 

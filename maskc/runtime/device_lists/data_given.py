@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -47,11 +48,6 @@ class Source(NamedTuple):
     """Cumulative lengths of a sequence."""
 
     @property
-    def element_bytes(self) -> int:
-        """The bytes of an element."""
-        return dict(CODES.values())[self.code]
-
-    @property
     def doubtful(self) -> bool:
         """Whether values may turn out to be wrong: lengths, and numbers of more than 32 bits."""
         return self.rule == CUMULATIVE or (self.rule == AS_IS and self.code == 4)
@@ -69,6 +65,8 @@ class Given(NamedTuple):
     """The sources by the kernels' slots."""
     watched: Watched | None
     """The arrays that are watched; None where nobody can tell whether they change."""
+    checked: Asked | None = None
+    """The call, where its lists are compared with the host's."""
 
 
 class _Unreadable(Exception):
@@ -122,7 +120,8 @@ class Reader:
         if held is not None and not self._inside(held, tables, keywords, sizes):
             return None
         watched = Watched.of(asked.data, asked.held)
-        return Given(tuple(by_name[name] for name in self._arrays), watched)
+        checked = asked if os.environ.get("MASKC_CHECK") == "1" else None
+        return Given(tuple(by_name[name] for name in self._arrays), watched, checked)
 
     def _inside(
         self, held: Held, tables: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes

@@ -8,11 +8,14 @@ are; inside CUDA graphs they are made at every replay.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any
+
+import numpy as np
 
 from maskc.core import abi
 from maskc.core.abi import (
@@ -29,7 +32,14 @@ from maskc.core.errors import DataRange
 from maskc.core.problem import Direction
 from maskc.core.tensors import singles
 from maskc.runtime.arrays.known import Library, zeros
-from maskc.runtime.device_lists.call import INT, KEPT, KEPT_AT, DataCall, DeviceListedPlan
+from maskc.runtime.device_lists.call import (
+    INT,
+    KEPT,
+    KEPT_AT,
+    Asked,
+    DataCall,
+    DeviceListedPlan,
+)
 from maskc.runtime.device_lists.reports import Reports
 from maskc.runtime.device_lists.watched import Watched
 from maskc.runtime.launch.cuda import Arguments, Step
@@ -108,6 +118,8 @@ _MOST_KEPT = 2
 _MOST_STREAMS = 16
 _ARRAY = ATTENTION.array.offset
 
+Read = Callable[[int, int], np.ndarray | None]
+"""Copies int32 words at an address of the device; None where no kernel has run there."""
 Kept = dict[Watched, Lists]
 """Unused lists of one stream, by the data they were built from; the latest last."""
 
@@ -133,6 +145,8 @@ class ListsPlan(DeviceListedPlan):
     reports: Reports
     names: str
     """Names of the data, for messages."""
+    compare: Callable[[Asked, Mapping[str, int], Read], None]
+    """Compares lists with the host's, for a call that is checked; see `ListsCheck`."""
     kept: dict[int, Kept] = field(default_factory=dict, kw_only=True)
     """By stream."""
 
@@ -149,7 +163,10 @@ class ListsPlan(DeviceListedPlan):
     def called(self, given: Any) -> DataCall:
         sources = given.sources
         blank = (0,) * (MAX_ARRAYS - len(sources))
-        arguments = (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank)
+        arguments = (
+            (*(x.pointer for x in sources), *blank), (*(x.most for x in sources), *blank),
+            given.checked,
+        )  # fmt: skip
         return DataCall(self, arguments, given.watched)
 
     def check(self) -> None:
@@ -228,11 +245,11 @@ class ListsPlan(DeviceListedPlan):
         return Lists(usual, Arguments(self.numbers, OWN), known, states, (owner, state))
 
     def enqueue(
-        self, given: tuple[Pointers, Pointers], lists: Lists, pointers: Pointers,
+        self, given: tuple[Pointers, Pointers, Asked | None], lists: Lists, pointers: Pointers,
         numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
-        """Enqueue everything that is not there yet; `given`: where arrays lie, and promised
-        lengths."""
+        """Enqueue everything that is not there yet; `given`: where arrays lie, promised lengths,
+        and the call where its lists are checked."""
         if lists.fresh or self.after:
             self._launch(given, lists, pointers, numbers, stream)
             lists.fresh = False
@@ -243,13 +260,16 @@ class ListsPlan(DeviceListedPlan):
             kept[lists.watched] = lists
 
     def _launch(
-        self, given: tuple[Pointers, Pointers], lists: Lists, pointers: Pointers,
+        self, given: tuple[Pointers, Pointers, Asked | None], lists: Lists, pointers: Pointers,
         numbers: Numbers, stream: int,
     ) -> None:  # fmt: skip
         """Make the lists where that is still to be done, and run the pass.
 
         Results are spoilt where data are wrong, until the host has seen that those of lists that
         are kept are not.
+
+        Raises:
+            WrongDeviceLists, ListsNotRead: the lists of a call that is checked.
         """
         launch, reports = self.lists.launch, self.reports
         fresh, doubtful = lists.fresh, self.after and not lists.sound
@@ -258,7 +278,7 @@ class ListsPlan(DeviceListedPlan):
         if doubtful or fresh:
             if fresh and doubtful and lists.usual.lasting:
                 lists.ticket = reports.ticket()
-            sources, most = given
+            sources, most, _ = given
             results = [pointers[place] for place in self.results]
             lists.arguments.fill((
                 *sources, *lists.places, *lists.states, *reports.addresses(lists.ticket),
@@ -267,6 +287,9 @@ class ListsPlan(DeviceListedPlan):
         if fresh:
             launch(self.before, stream, lists.arguments)
             lists.states = lists.states[::-1]
+            if given[2] is not None:
+                places = dict(zip(PARTS, lists.places[-len(PARTS) :], strict=True))
+                self.compare(given[2], places, partial(self.lists.read, stream))
         self.main.run(lists.sent, pointers, numbers, stream)
         if doubtful:
             launch(self.after, stream, lists.arguments)

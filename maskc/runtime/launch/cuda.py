@@ -235,6 +235,17 @@ class CudaKernel:
             fill_scale(memory.view, sent.template)
         sent.free[pointers] = memory
 
+    def read(self, stream: int, address: int, count: int) -> np.ndarray | None:
+        """Copy int32 words from the device, when everything before on the stream is done.
+
+        Returns:
+            None where launches are written down for later, as those of a CUDA graph are.
+        """
+        if self._driver.capturing(stream):
+            return None
+        words: np.ndarray | None = self._driver.read(stream, address, count)
+        return words
+
     def _filled(self, plan: PreparedLaunch, sent: Sent, pointers: Pointers) -> Memory:
         """Arguments of tensors that lie elsewhere than those of the latest calls."""
         free, memory = sent.free, None
@@ -311,6 +322,14 @@ class _Bindings:
         status, mode = self._capturing(stream)
         return bool(mode) and not status
 
+    def read(self, stream: int, address: int, count: int) -> np.ndarray:
+        """Copy int32 words from the device; see CudaKernel.read."""
+        words = np.empty(count, np.int32)
+        with self._entered():
+            self._check(self._driver.cuStreamSynchronize(stream or None))
+            self._check(self._driver.cuMemcpyDtoH(words.ctypes.data, address, words.nbytes))
+        return words
+
     def usable(self, stream: int) -> int:
         """Multiprocessors that work of a stream may run on: a green context has some of them."""
         driver, context = self._driver, 0
@@ -367,6 +386,15 @@ class _CuPy:
                 if size > _FREE_SHARED:
                     cuda.driver.funcSetAttribute(functions[entry].ptr, _SHARED, size)
         return functions
+
+    def read(self, stream: int, address: int, count: int) -> np.ndarray:
+        """Copy int32 words from the device; see CudaKernel.read."""
+        runtime, words = self._cupy.cuda.runtime, np.empty(count, np.int32)
+        with self._cupy.cuda.Device(self._device):
+            runtime.streamSynchronize(stream)
+            to_host = runtime.memcpyDeviceToHost
+            runtime.memcpy(words.ctypes.data, address, words.nbytes, to_host)
+        return words
 
     def usable(self, stream: int) -> int:
         return self.multiprocessors()  # CuPy knows of no green contexts

@@ -341,6 +341,10 @@ class ListedRowsPlan:
     def sources(self) -> tuple[str, ...]:
         return tuple(name for part in self.parts for name in part.plan.sources)
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return tuple(layout for part in self.parts for layout in part.plan.layouts)
+
     def place(self, library: Library, q: Any, watched: Watched | None = None) -> tuple[Sents, int]:
         """Return the arguments of each launch on the device, and the stream to launch on; see
         PreparedLaunch.place.

@@ -29,6 +29,8 @@ _SCALE = ATTENTION.scale.offset
 _NUMBERS = _SCALE, ATTENTION.softcap.offset
 _OF_SCALE = slice(_SCALE, _SCALE + _NUMBER.size)
 _COUNTER = ATTENTION.counter.offset
+CLOSED_FORM, HOST_LISTS, DEVICE_LISTS = "closed form", "host lists", "device lists"
+"""Origins of the tiles of a pass."""
 PER_THREAD = 2
 """The stream that CUDA understands as each thread's own: the last handle of a default stream."""
 
@@ -251,6 +253,14 @@ class PreparedLaunch:
     def sources(self) -> tuple[str, ...]:
         """Names of the kernels it runs, in order."""
         return () if self.kernel is None else (self.kernel.name,)
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Origins of the tiles of each kernel, in order."""
+        if self.kernel is None:
+            return ()
+        has_lists = any(name in ("row_ptr", "col_ptr") for name, _ in self.tables.parts)
+        return (HOST_LISTS if has_lists else CLOSED_FORM,)
 
     def place(self, library: Library, q: Any) -> tuple[Sent, int]:
         """Return (all arguments of a launch except the tensors, the stream to launch on).

@@ -296,6 +296,9 @@ class PaperDriver:
     def capturing(self, stream: int) -> bool:
         return False
 
+    def read(self, stream: int, address: int, count: int) -> None:
+        """Nothing has run."""
+
     def encoder(self, target: str) -> Any:
         return _encode
 

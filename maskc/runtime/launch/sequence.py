@@ -57,6 +57,10 @@ class PartedPlan:
     def sources(self) -> tuple[str, ...]:
         return tuple(name for step in self.steps for name in step.plan.sources)
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return tuple(layout for step in self.steps for layout in step.plan.layouts)
+
     def place(self, library: Library, q: Any) -> tuple[Sents, int]:
         """Return the arguments of each launch on the device, and the stream to launch on; see
         PreparedLaunch.place."""

@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest import mock
 
+import numpy as np
+
 from maskc.build.binary import BuildReport
 from maskc.build.toolchain import InstalledGpu
 from maskc.core.dtypes import E4M3
@@ -160,6 +162,9 @@ class Driver:
 
     def capturing(self, stream: int) -> bool:
         return False
+
+    def read(self, stream: int, address: int, count: int) -> np.ndarray:
+        return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
 
     def launch(self, steps: tuple[Any, ...], stream: int, memory: Any) -> None:
         for (library, entry), blocks, threads, shared in steps:
