@@ -208,7 +208,7 @@ def plan_kernel(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
 
 def analyse_heads(mask: Mask, n_heads: int | None = None) -> HeadGroups:
     """Stages 2 to 4: the distinct masks of all heads, in pieces, with their facts."""
-    from maskc.ir.captured_atoms import with_atoms
+    from maskc.ir.lowered import with_atoms
 
     mask = with_atoms(emptied(mask)[0])
     return _analyse_heads(mask, n_heads, tuple(_places(mask)))
