@@ -208,7 +208,9 @@ def plan_kernel(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
 
 def analyse_heads(mask: Mask, n_heads: int | None = None) -> HeadGroups:
     """Stages 2 to 4: the distinct masks of all heads, in pieces, with their facts."""
-    mask, _ = emptied(mask)
+    from maskc.ir.lowered import with_atoms
+
+    mask = with_atoms(emptied(mask)[0])
     return _analyse_heads(mask, n_heads, tuple(_places(mask)))
 
 
@@ -309,7 +311,16 @@ def plan_module(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
         DTypeUnsupported, HeadDimUnsupported, TargetNotBuilt: the target has no such kernel.
     """
     target.check(problem)
-    return plan_kernel(mask, problem, target)
+    return _plan_for_module(mask, problem, target)
+
+
+def _plan_for_module(mask: Mask, problem: Problem, target: Target) -> KernelPlan:
+    """Plan with captured arrays as they are: a module holds them as constants."""
+    from maskc.plan.choose import plan
+
+    mask, _ = emptied(mask)
+    heads = _analyse_heads(mask, problem.n_heads, tuple(_places(mask)))
+    return plan(heads, problem, target)
 
 
 def generate(
@@ -343,7 +354,7 @@ def _for_module(mask: Mask, plans: Sequence[KernelPlan], name: str) -> list[Bund
     bundles = [emit_bundle(plan, name) for plan in plans]
     if any(bundle.chooser is None for bundle in bundles):
         return sorted(bundles, key=lambda bundle: bundle.chooser is not None)
-    cpu = plan_kernel(mask, plans[0].problem, TARGETS["cpu"])
+    cpu = _plan_for_module(mask, plans[0].problem, TARGETS["cpu"])
     return [replace(emit_bundle(cpu, name), units=()), *bundles]
 
 

@@ -72,6 +72,11 @@ class Card:
     bytes_per_cycle: float = 0.0
     """Memory bandwidth per multiprocessor in bytes per cycle, at maximum clocks."""
 
+    @property
+    def launch_cycles(self) -> float:
+        """Cycles of all multiprocessors together that go by while a launch starts."""
+        return self.launch_us * 1e3 * self.ghz * self.multiprocessors
+
     def milliseconds(self, cycles: float, launches: float = 1) -> float:
         """The time of work that keeps all multiprocessors busy, in milliseconds."""
         return cycles / (self.multiprocessors * self.ghz * 1e6) + launches * self.launch_us / 1e3

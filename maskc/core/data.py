@@ -70,6 +70,8 @@ class DataKind(Enum):
 
 _BY_SIDE = (DataKind.flags, DataKind.positions)
 """Kinds whose arrays are of queries or of keys."""
+_SIDES = {DataKind.documents: "qk", DataKind.intervals: "qq", DataKind.tree: "kkq"}
+"""By kind, the side of each array in `DataDecl.arrays`."""
 BY_PAIR = (DataKind.table, DataKind.random, DataKind.selection, DataKind.key_lists)
 """Kinds that formulas read as a table of queries and keys, or of blocks of them."""
 LISTED = (DataKind.selection, DataKind.key_lists)
@@ -103,6 +105,9 @@ class DataDecl:
     most: int | None = None
     """flags: the most tokens of a sequence that are flagged, as the mask promises; None where it
     promises nothing."""
+    held_as: tuple[str, ...] = ()
+    """The captured array behind each of `arrays`, by its name in `Held`, where a mask brings what
+    calls give elsewhere."""
 
     @property
     def rank(self) -> int:
@@ -125,12 +130,19 @@ class DataDecl:
     @property
     def from_caller(self) -> bool:
         """Whether a call must pass it."""
-        return self.kind not in _COMPUTED and not self.values
+        return self.kind not in _COMPUTED and not self.values and not self.held_as
 
     @property
     def held(self) -> bool:
         """Whether the mask brings it to every call, see `maskc.core.captured.Held`."""
-        return self.kind is DataKind.constant and not self.values
+        return bool(self.held_as) or (self.kind is DataKind.constant and not self.values)
+
+    @property
+    def sides(self) -> str:
+        """Whether queries (q) or keys (k) index each of the arrays; empty for tables."""
+        if self.kind in _BY_SIDE:
+            return "q" if self.on_queries else "k"
+        return _SIDES.get(self.kind, "")
 
     @property
     def array(self) -> np.ndarray:

@@ -19,7 +19,7 @@ from maskc.distributed.reach import TILE, Reach, reach_of
 from maskc.distributed.work import RankCall
 from maskc.dsl.mask import Mask
 from maskc.dsl.slots import emptied
-from maskc.layout import held_arrays
+from maskc.layout import atom_arrays, held_arrays
 from maskc.plan.cost import layout_at
 from maskc.plan.families.table import family_of
 from maskc.plan.predict import milliseconds
@@ -122,7 +122,11 @@ def of_call(call: RankCall, problem: Problem, direction: Direction, heads: int) 
         return 0.0
     plan = driver.plan_kernel(inner, replace(problem, n_heads=heads), Target.named(_TARGET))
     lengths = call.rows, call.keys
-    arrays = {} if held is None else held_arrays(held.of_call(1, heads, *lengths), params, *lengths)
+    arrays: dict[str, np.ndarray] = {}
+    if held is not None:
+        tables = held_arrays(held.of_call(1, heads, *lengths), params, *lengths)
+        decls = dict.fromkeys(decl for mask in plan.masks for decl in mask.ir.data)
+        arrays = tables | atom_arrays(tuple(decls), tables, *lengths)
 
     def tiles(plan: KernelPlan, mask: PlannedMask, n_q: int, n_kv: int) -> BlockLayout:
         return layout_at(plan, mask, n_q, n_kv, params, arrays)

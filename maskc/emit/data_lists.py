@@ -10,14 +10,12 @@ from maskc.core.tile_bounds import Span
 from maskc.emit.environment import render
 from maskc.emit.spec import DataListsSpec, ListsSpec, SegmentPlaces, TileText
 from maskc.emit.tile_bounds_text import tile_text
-from maskc.layout.tiles.data_tiles import CHUNK, readings_of, split
+from maskc.layout.tiles.data_tiles import CHUNK, at_tokens, has_pairs, readings_of, split
 from maskc.plan.list_making import BLOCKS, MAKE_LISTS, SPOIL_RESULTS, THREADS
 from maskc.plan.types import KernelPlan
 
 MOVING_THREADS = 256
 """The threads of a block that moves rows."""
-_TOKENS = [(E.Q,), (E.K,)]
-"""Indices of an array that a tile reads at its own queries, or keys."""
 
 
 def banner(what: str, plan: KernelPlan, more: str = "", change: str = "pattern") -> tuple[str, ...]:
@@ -52,8 +50,10 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
 
     def load(node: E.Load, index: tuple[Span, ...]) -> str:
         slot = reads.index(node.array)
-        if node.index in _TOKENS:
-            return f"bounds_of(p, {numbers[slot, _TOKENS.index(node.index)]}, at)"
+        if at_tokens(node):
+            return f"bounds_of(p, {numbers[slot, int(node.index == (E.K,))]}, at)"
+        if has_pairs(node):
+            return f"entry_of(p, {slot}, at)"
         spans = index if len(index) > 1 else (Span(0, 0), *index)
         ends = ", ".join(str(end) for span in spans for end in span)
         return f"entries(p, {slot}, at, {ends})"
@@ -71,6 +71,7 @@ def data_lists_unit(plan: KernelPlan, reads: tuple[str, ...]) -> SourceUnit:
         n_args=max(len(lifted.args) for lifted in every),
         n_lists=max(len(lifted.lists) for lifted in every),
         shapes=tuple(map(told, shapes)),
+        has_pairs=any(has_pairs(load) for shape in shapes for load in E.loads(shape)),
         segments=segments if plan.documents else None,
     )
     launches, form = (MAKE_LISTS, SPOIL_RESULTS), DOCUMENTS if plan.documents else DATA

@@ -562,6 +562,8 @@ class DataListsSpec(ListsSpec):
     n_lists: int
     shapes: tuple[TileText, ...]
     """The distinct formulas of the heads."""
+    has_pairs: bool
+    """Whether a formula reads an array with an entry per pair."""
     segments: SegmentPlaces | None = None
     """None where tiles of keys always begin where tile columns do."""
 

@@ -4,6 +4,7 @@ from maskc.layout.inputs.call_data import bind_arrays as bind_arrays
 from maskc.layout.inputs.call_data import check_lengths as check_lengths
 from maskc.layout.inputs.call_data import kept_promise as kept_promise
 from maskc.layout.inputs.call_data import split_call_data as split_call_data
+from maskc.layout.inputs.captured import atom_arrays as atom_arrays
 from maskc.layout.inputs.captured import below_0 as below_0
 from maskc.layout.inputs.captured import held_arrays as held_arrays
 from maskc.layout.inputs.host import check_extremes as check_extremes

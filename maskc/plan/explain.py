@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import sympy
 
@@ -23,7 +24,7 @@ from maskc.ir.types import Piece
 from maskc.layout import build
 from maskc.layout.tiles.numbers import Numbers
 from maskc.plan.cost import Candidate, choice, most_in_small_tiles, smaller, title
-from maskc.plan.predict import milliseconds, part_times
+from maskc.plan.predict import milliseconds, part_cycles, part_times
 from maskc.plan.types import KernelPlan, PlannedMask, selections
 
 
@@ -204,23 +205,46 @@ def choice_lines(plan: KernelPlan, n_q: int, n_kv: int) -> Iterator[str]:
     """Yield a table of every program of a call at these lengths, and which one the call takes."""
     times = part_times(plan, n_q, n_kv)
     yield from _parts_choice(plan, n_q, n_kv, times)
-    in_parts = times is not None and times[0] < times[1]
-    for direction in () if in_parts else Direction:
+    for direction in Direction:
         chosen = choice(plan, n_q, n_kv, direction)
         if chosen is not None:
-            yield from _program_lines(*chosen, direction, n_q, n_kv)
+            cycles = part_cycles(plan, n_q, n_kv, direction, HEADS)
+            parts = None if times is None or cycles is None else _in_parts(times, cycles)
+            which = "backward, " if direction is Direction.backward else ""
+            yield from _program_lines(*chosen, parts, f"{which}{n_q} x {n_kv}")
 
 
 def _program_lines(
-    taken: Program[Candidate], programs: list[Program[Candidate]], direction: Direction, n_q: int,
-    n_kv: int,
-) -> Iterator[str]:  # fmt: skip
+    taken: Program[Candidate], programs: list[Program[Candidate]], parts: _Row | None, which: str
+) -> Iterator[str]:
     """Yield every way a call could run: predicted cycles of one head, or why it cannot."""
-    which = "backward, " if direction is Direction.backward else ""
-    yield f"choice   {which}{n_q} x {n_kv}: {taken.name}; cycles of one head by program:"
-    for program in sorted(programs, key=lambda program: (bool(program.obstacle), program.cycles)):
-        what = f"not: {program.obstacle}" if program.obstacle else f"{program.cycles:,.0f}"
-        yield f"         {program.name:<28} {what}"
+    rows = [_Row(program.name, program.cycles, program.obstacle) for program in programs]
+    rows += [parts] if parts is not None else []
+    name = taken.name if parts is None or parts.obstacle else parts.name
+    yield f"choice   {which}: {name}; cycles of one head by program:"
+    for row in sorted(rows, key=lambda row: (bool(row.obstacle), row.cycles)):
+        what = f"not: {row.obstacle}" if row.obstacle else f"{row.cycles:,.0f}"
+        yield f"         {row.name:<28} {what}"
+
+
+class _Row(NamedTuple):
+    """A program in the table."""
+
+    name: str
+    cycles: float
+    obstacle: str
+
+
+def _in_parts(times: tuple[float, float], cycles: float) -> _Row:
+    """The program that runs a mask in parts.
+
+    Args:
+        times: in parts and whole, in pairs of full tiles: these decide.
+        cycles: predicted, in parts.
+    """
+    parts, whole = times
+    why = f"{parts / whole:.2f} x the pairs of the whole mask (predicted: {cycles:,.0f})"
+    return _Row("in parts", cycles, "" if parts < whole else why)
 
 
 def _parts_choice(

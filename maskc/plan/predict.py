@@ -78,6 +78,25 @@ def part_times(plan: KernelPlan, n_q: int, n_kv: int) -> tuple[float, float] | N
     return time_in_pairs(parts, *rest), time_in_pairs(whole, *rest)
 
 
+def part_cycles(
+    plan: KernelPlan, n_q: int, n_kv: int, direction: Direction, heads: int
+) -> float | None:
+    """Predicted cycles of one head in parts, with its share of starting more launches than the
+    whole mask; None where that is not known. No choice depends on them, see `part_times`.
+
+    Args:
+        heads: heads that share a launch.
+    """
+    card = card_of(plan.target.name)
+    if card is None or part_times(plan, n_q, n_kv) is None or not n_q or not n_kv:
+        return None
+    asked = (plan, direction, n_q, n_kv, 1)
+    parts, whole = _in_parts(*asked), _whole(*asked, layout_at)
+    if parts is None or whole is None:
+        return None
+    return parts[0] + (parts[1] - whole[1]) * card.launch_cycles / heads
+
+
 def _in_parts(
     plan: KernelPlan, direction: Direction, n_q: int, n_kv: int, owners: int
 ) -> _Cycles | None:

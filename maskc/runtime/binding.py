@@ -22,6 +22,7 @@ from maskc.core.problem import TileShape
 from maskc.dispatch.call import Bound
 from maskc.layout import (
     Chosen,
+    atom_arrays,
     bind_arrays,
     bind_ranked,
     build,
@@ -111,7 +112,9 @@ class Binder:
             captured = held_arrays(held, params, n_q, n_kv)
             digests += _digests(held, captured)
             kept += _longer_than(held, captured)
-            arrays |= captured
+            atoms = atom_arrays(self._bundle.data, captured, n_q, n_kv)
+            kept += sum(array.nbytes for array in atoms.values())
+            arrays |= captured | atoms
         elif any(decl.held for decl in self._bundle.data):
             raise DataMissing("the captured arrays", "CompiledMask(..., held=...)", at="held")
         longest = self._longest(given)
@@ -124,7 +127,7 @@ class Binder:
     def _longest(self, given: Mapping[str, object]) -> int | None:
         """The longest of the documents of a mask that reads nothing else."""
         (decl, *others) = self._bundle.data
-        if others or decl.kind is not DataKind.documents:
+        if others or decl.held or decl.kind is not DataKind.documents:
             return None
         return longest_promised(decl.name, given[decl.name])
 

@@ -358,15 +358,28 @@ def captured_masks(n, heads):
     doc = torch.tensor(np.sort(rng.integers(0, 4, (2, n)), axis=1))
     lengths = torch.tensor([n // 3, n - 5])
     table = torch.tensor(rng.random((2, heads, -(-n // 64), -(-n // 64))) < 0.5)
+    ids = torch.tensor(rng.integers(-1, 3, (2, n)))
+    kept = torch.arange(n + 3) < torch.tensor([[0], [n - 9]])
+    low, high = (torch.tensor(rng.integers(-9, n + 9, (2, n)), dtype=torch.int32) for _ in "ab")
+    times = torch.arange(n), torch.tensor(np.minimum(np.arange(n) + rng.integers(1, 60, n), n))
+    tree = torch.tensor(rng.random((2, n, n)) < 0.5)
     return {
+        "packed documents": lambda b, h, q, k: (doc[b, q] == doc[b, k]) & (k <= q),
+        "ids in no order": lambda b, h, q, k: ids[b, q] == ids[b, k],
+        "ids of one side": lambda b, h, q, k: doc[b, q] == ids[b, k],
+        "padding": lambda b, h, q, k: kept[b, k] & (k <= q),
+        "padding of both sides": lambda b, h, q, k: kept[b, k] & kept[b, q],
+        "intervals": lambda b, h, q, k: (low[b, q] <= k) & (k < high[b, q]),
+        "times": lambda b, h, q, k: (times[0][k] <= times[0][q]) & (times[0][q] < times[1][k]),
+        "a padded tree": lambda b, h, q, k: tree[b, q, k] & (k < lengths[b]),
         "lengths": lambda b, h, q, k: (k < lengths[b]) & (doc[b, q] == doc[b, k]) & (k <= q),
         "a table of every head": lambda b, h, q, k: table[b, h, q // 64, k // 64] & (k <= q),
     }
 
 
-@pytest.mark.parametrize("name", ["lengths", "a table of every head"])
+@pytest.mark.parametrize("name", captured_masks(9, 1))
 def test_captured_arrays_are_read_where_they_are(hopper, name):
-    n, heads = 150, 2
+    n, heads = 100 if name == "a padded tree" else 150, 2
     mask_mod = captured_masks(n, heads)[name]
     mask, given = mc.from_mask_mod(mask_mod), made(n, n, heads=heads, kv_heads=1)
     attn = mask.compile(head_dim=64, target="sm_90a", n_heads=heads)
@@ -376,3 +389,16 @@ def test_captured_arrays_are_read_where_they_are(hopper, name):
     live = mask_mod(*(x.reshape([-1] + [1] * (3 - i)) for i, x in enumerate(place)))
     want = exact(*given[:3], live.numpy())
     torch.testing.assert_close(found.double(), want, atol=2e-2, rtol=2e-2)
+
+
+def test_tables_of_pairs_with_many_queries_are_read_on_the_host(hopper):
+    """A list of the device keeps all their tiles; the host drops those without a pair."""
+    n = 200
+    tree = torch.ones(n, n, dtype=torch.bool).tril()
+    attn = mc.from_mask_mod(lambda b, h, q, k: tree[q, k]).compile(head_dim=64, target="sm_90a")
+    q, k, v = made(n, n)[:3]
+    attn(q[:, :, :128], k, v)
+    assert isinstance(attn._last[1], ListsPlan)
+    out = attn(q, k, v)
+    assert not isinstance(attn._last[1], ListsPlan)
+    torch.testing.assert_close(out.double(), exact(q, k, v, tree.numpy()), atol=2e-2, rtol=2e-2)

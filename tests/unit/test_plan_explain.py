@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import maskc as mc
@@ -111,8 +113,11 @@ def test_the_choice_is_that_of_calls(name, target):
         text = " ".join(choice_lines(made, n_q, n_kv))
         assert text.startswith(f"choice   {n_q} x {n_kv}: {'in parts' if taken else 'whole'}")
         choices = lines(explain(made, n_q, n_kv), "choice")
-        tiles = [line for line in choices if "cycles of one head" in line]
-        assert len(tiles) == 2 * (not taken and target == "sm_90a")
+        tables = [line for line in choices if "cycles of one head" in line]
+        assert len(tables) == 2 * (target == "sm_90a")
+        if tables and hold(bundle, n_q, n_kv):
+            assert all((": in parts;" in line) == taken for line in tables)
+            assert len(re.findall(r"in parts +not: ", text)) == 2 * (not taken)
 
 
 def test_the_command_prints_every_program_of_both_passes():

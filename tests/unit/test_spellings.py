@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,11 +12,17 @@ from hypothesis import strategies as st
 import maskc as mc
 from maskc import driver
 from maskc.core import expr as E
+from maskc.core.captured import HELD
+from maskc.core.data import DataKind
 from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
+from maskc.core.problem import Direction
 from maskc.core.target import TARGETS
+from maskc.dsl.slots import emptied
 from maskc.ir.normal import normal
+from maskc.layout.inputs.call_data import walk_times
 from maskc.layout.tiles.grid_tiles import sides, sides_by_size
+from tests.support.decisions import Call, Decider
 from tests.support.thorough import examples
 
 W = 128
@@ -112,6 +120,115 @@ def test_other_masks_have_other_programs() -> None:
     """The comparison tells programs apart."""
     found = [programs(mask) for mask in (WINDOW, DILATED, SINKS, CAUSAL | mc.strided(64))]
     assert all(a != b for i, a in enumerate(found) for b in found[:i])
+
+
+# ------------------------------------------------------------------ data
+
+
+def drawn(n: int, seed: int) -> dict[str, np.ndarray]:
+    """Arrays of two sequences: ids in no order, padding of -1, a length of zero."""
+    rng = np.random.default_rng(seed)
+    parents = np.maximum(np.arange(n) - 1 - rng.integers(0, 3, n), -1)
+    tin, tout = walk_times("parents", parents)
+    lengths = np.array([0, rng.integers(1, n + 1)])
+    packed = np.sort(rng.integers(0, 5, (2, n)), axis=1)
+    packed[1, n - n // 4 :] = -1
+    return {
+        "ids": rng.integers(-1, 4, (2, n)), "packed": packed, "lengths": lengths,
+        "kept": np.arange(n) < lengths[:, None], "flags": rng.random((2, n)) < 0.05,
+        "lo": rng.integers(-9, n, (2, n)), "hi": rng.integers(-9, n + 9, (2, n)),
+        "table": rng.random((-(-n // 64), -(-n // 64))) < 0.4,
+        "tin": np.stack([tin, tin]), "tout": np.stack([tout, tout]),
+    }  # fmt: skip
+
+
+DOC, FIRST = mc.documents("x", align="start"), mc.causal(align="start")
+KEYS, QUERIES = mc.flags("x"), mc.flags("x", on="q", align="start")
+NEAR = mc.window(64, 64, align="start")
+DATA_PAIRS = {
+    "documents": (DOC, "ids", lambda x: lambda b, h, q, k: x[b, q] == x[b, k]),
+    "packed documents": (
+        DOC & FIRST, "packed", lambda x: lambda b, h, q, k: (q >= k) & (x[b, k] == x[b, q]),
+    ),
+    "other documents": (
+        FIRST - DOC, "packed", lambda x: lambda b, h, q, k: (q >= k) & (x[b, k] != x[b, q]),
+    ),
+    "padding": (KEYS & FIRST, "kept", lambda x: lambda b, h, q, k: x[b, k] & (k <= q)),
+    "no padding": (FIRST - KEYS, "kept", lambda x: lambda b, h, q, k: ~x[b, k] & (k <= q)),
+    "global tokens": (
+        KEYS | QUERIES | NEAR, "flags",
+        lambda x: lambda b, h, q, k: x[b, k] | x[b, q] | (abs(q - k) <= 64),
+    ),
+    "intervals": (
+        mc.intervals("x", align="start"), "lo hi",
+        lambda x: lambda b, h, q, k: (x[0][b, q] <= k) & (k < x[1][b, q]),
+    ),
+    "table": (
+        mc.block_table("x", 64) & FIRST, "table",
+        lambda x: lambda b, h, q, k: x[q // 64, k // 64] & (q >= k),
+    ),
+    "tree": (
+        mc.tree("x", align="start"), "tin tout",
+        lambda x: lambda b, h, q, k: (x[0][b, k] <= x[0][b, q]) & (x[0][b, q] < x[1][b, k]),
+    ),
+}  # fmt: skip
+"""Masks over the data x, what x is, and the same mask_mod over arrays that it captures."""
+
+
+def both(name: str, n: int, seed: int) -> tuple[mc.Mask, Any, mc.Mask, np.ndarray]:
+    """(a mask, its data, the mask_mod that equals it, the pairs by broadcasting)."""
+    mask, names, make = DATA_PAIRS[name]
+    arrays = drawn(n, seed)
+    x = tuple(arrays[part] for part in names.split())
+    data = x if len(x) > 1 else x[0]
+    b, q, k = np.arange(2)[:, None, None], np.arange(n)[:, None], np.arange(n)
+    kept = np.broadcast_to(make(data)(b, 0, q, k), (2, n, n))
+    return mask, data, mc.from_mask_mod(make(data)), kept
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", DATA_PAIRS)
+def test_captured_data_have_the_pairs_of_data_of_calls(name: str, seed: int) -> None:
+    n = 70 + 61 * seed
+    mask, data, captured, kept = both(name, n, seed)
+    for pairs in (mask.dense(n, x=data), captured.dense(n)):
+        np.testing.assert_array_equal(np.broadcast_to(pairs, kept.shape), kept)
+    attn = captured.compile(16, dtype="float32", target="cpu")
+    written = mask.compile(16, dtype="float32", target="cpu")
+    for batch in range(2):
+        by_capture = attn.layout(n, batch=batch, block=(16, 16))
+        by_call = written.layout(n, batch=batch, block=(16, 16), x=data)
+        np.testing.assert_array_equal(by_capture.to_dense(), by_call.to_dense())
+        assert by_capture.nnz or not kept[batch].any()
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "cpu"])
+@pytest.mark.parametrize("name", DATA_PAIRS)
+def test_captured_data_have_the_programs_of_data_of_calls(name: str, target: str) -> None:
+    n = 512
+    mask, data, captured, _ = both(name, n, 5)
+    assert programs(mask) == programs(captured)
+    call = Call(target, 64, heads=(4, 2), batch=2)
+    _, held = emptied(captured)
+    assert held is not None
+    inputs = {"x": data}, {HELD: held.of_call(2, 4, n, n)}
+    for direction in Direction:
+        decisions = [
+            Decider(spelling, call).decision(direction, False, n, n, of_call)
+            for spelling, of_call in zip((mask, captured), inputs, strict=True)
+        ]
+        assert decisions[0] == decisions[1]
+        assert decisions[0][0]
+
+
+def test_arrays_that_are_read_in_other_ways_stay_as_they_are() -> None:
+    """One array serves all reads of it."""
+    ids = drawn(70, 0)["ids"]
+    mask = mc.from_mask_mod(lambda b, h, q, k: (ids[b, q] == ids[b, k]) & (ids[b, k] >= 0))
+    (ir,) = driver.analyse_heads(mask).masks
+    assert [decl.kind for decl in ir.data] == [DataKind.constant]
+    wanted = (ids[:, :, None] == ids[:, None]) & (ids[:, None] >= 0)
+    np.testing.assert_array_equal(mask.dense(70), wanted)
 
 
 # ------------------------------------------------------------------ rules

@@ -283,7 +283,7 @@ def _documents(decl: DataDecl, given: object, n_q: int, n_kv: int) -> tuple[np.n
         of_q, of_k = _side(decl, ids, n_q), _side(decl, ids, n_kv)
         if isinstance(given, CuSeqlens) and (of_k == _NO_QUERY).any():
             of_k = np.where(of_k == _NO_QUERY, _NO_KEY, of_k)
-    return _small_ids(decl.name, of_q, of_k)
+    return small_ids(decl.name, of_q, of_k)
 
 
 def _is_number(part: Any) -> bool:
@@ -346,7 +346,7 @@ def _ids_from_ends(
     return np.pad(numbers, (0, length - len(numbers)), constant_values=nobody)
 
 
-def _small_ids(name: str, of_q: np.ndarray, of_k: np.ndarray) -> tuple[np.ndarray, ...]:
+def small_ids(name: str, of_q: np.ndarray, of_k: np.ndarray) -> tuple[np.ndarray, ...]:
     """The ids, numbered anew where they are too large: only their equality matters."""
     for ids in (of_q, of_k):
         if ids.dtype == np.uint64 and ids.size and ids.max() >= 2**63:

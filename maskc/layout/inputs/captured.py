@@ -7,7 +7,7 @@ entries are never decisive: pairs for which they would be are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -16,7 +16,7 @@ import numpy as np
 from maskc.core import expr as E
 from maskc.core.bundle import LayoutRecipe
 from maskc.core.captured import Computed, Held, Reading
-from maskc.core.data import DataDecl
+from maskc.core.data import DataDecl, DataKind
 from maskc.core.errors import DataRange
 from maskc.core.evaluator import evaluate
 from maskc.core.expr import Expr
@@ -26,6 +26,7 @@ from maskc.core.problem import TileShape
 from maskc.core.sizes import Sizes
 from maskc.core.source import SourceLoc
 from maskc.core.tile_bounds import Span
+from maskc.layout.inputs.call_data import small_ids
 from maskc.layout.tiles.bounds import Analyst, PairBoxes, whole_box
 from maskc.layout.tiles.build import build
 from maskc.layout.tiles.lists import sequence_arrays
@@ -71,6 +72,40 @@ def held_arrays(held: Held, params: Mapping[str, int], n_q: int, n_kv: int) -> A
                 finding = f"its indices reach {tuple(n - 1 for n in sizes)}, of {shapes[name]}"
                 raise DataRange("a captured array", finding, _HINT, at=reading.at)
             arrays[name] = _longer(arrays[name], sizes)
+    return arrays
+
+
+def atom_arrays(
+    decls: tuple[DataDecl, ...], tables: Mapping[str, np.ndarray], n_q: int, n_kv: int
+) -> Arrays:
+    """The arrays of atoms that captured arrays stand for, int32, by the names that formulas read.
+
+    Args:
+        decls: data of a mask.
+        tables: its captured arrays, as `held_arrays` gives them.
+    """
+    made: Arrays = {}
+    for decl in decls:
+        if decl.held_as:
+            whole = [tables[name] for name in decl.held_as]
+            if decl.sides:
+                lengths = [n_q if side == "q" else n_kv for side in decl.sides]
+                cut = [x[..., :length] for x, length in zip(whole, lengths, strict=True)]
+            else:
+                cut = [x[..., : -(-n_q // decl.block), : -(-n_kv // decl.block)] for x in whole]
+            made |= zip(decl.arrays, _as_read(decl, cut, n_kv), strict=True)
+    return {name: np.ascontiguousarray(array, np.int32) for name, array in made.items()}
+
+
+def _as_read(decl: DataDecl, arrays: list[np.ndarray], n_kv: int) -> Sequence[np.ndarray]:
+    """Values that mean the same, as the readers of data of calls make them."""
+    match decl.kind:
+        case DataKind.documents:
+            return small_ids(decl.name, *arrays)
+        case DataKind.intervals:
+            return [np.clip(array, 0, n_kv) for array in arrays]
+        case DataKind.flags | DataKind.table:
+            return [array != 0 for array in arrays]
     return arrays
 
 

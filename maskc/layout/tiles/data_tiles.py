@@ -17,6 +17,38 @@ from maskc.core.widths import is_list
 CHUNK = 2048
 """Entries that a block of the device reads of an array that no tile has as its tokens."""
 
+_LEAST_BLOCK = 8
+"""The fewest tokens that an entry of a table stands for: a tile reads all that it covers."""
+
+
+def at_tokens(load: E.Load) -> bool:
+    """Whether tiles read an array at their own queries, or keys."""
+    return load.index in ((E.Q,), (E.K,))
+
+
+def has_few_entries(load: E.Load) -> bool:
+    """Whether a tile reads few entries of an array."""
+    return all(map(_is_short, load.index))
+
+
+def has_pairs(load: E.Load) -> bool:
+    """Whether an array has an entry for each query and key."""
+    return load.index == (E.Q, E.K)
+
+
+def _is_short(index: E.Expr) -> bool:
+    """Whether an index has few values on a tile."""
+    if E.arrays(index):
+        return False
+    if not E.symbols(index) & {"q", "k"}:
+        return True
+    if not isinstance(index, E.FloorDiv) or index.den < _LEAST_BLOCK:
+        return False
+    terms = E.split_linear(index.num)[1]
+    return bool(terms) and all(
+        isinstance(term, E.Sym) and abs(factor) == 1 for factor, term in terms
+    )
+
 
 class Split(NamedTuple):
     """A mask as what the host knows and what data decide."""

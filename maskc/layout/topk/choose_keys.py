@@ -21,7 +21,7 @@ from maskc.core.problem import TileShape
 from maskc.core.selection import RANKING, Selection, Share
 from maskc.core.sizes import Sizes
 from maskc.layout.inputs.call_data import bind_arrays, split_call_data
-from maskc.layout.inputs.captured import held_arrays
+from maskc.layout.inputs.captured import atom_arrays, held_arrays
 from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 from maskc.layout.tiles.lists import extents, sequence_arrays
 from maskc.layout.topk.blocks import Blocking, Blocks
@@ -64,7 +64,8 @@ def bind_ranked(
     arrays = bind_arrays(decls, given_data, n_q, n_kv)
     held: Any = data.get(HELD)
     if held is not None:
-        arrays |= held_arrays(held, values, n_q, n_kv)
+        tables = held_arrays(held, values, n_q, n_kv)
+        arrays |= tables | atom_arrays(decls, tables, n_q, n_kv)
     if selections:
         arrays |= _by_scores(selections, scores, n_q, n_kv, heads, heads_kv, values, arrays)
     return values, arrays

@@ -3,7 +3,8 @@ there.
 
 The candidates are all tiles that the mask could have with any data. The mask's own formula is
 evaluated on a whole tile by interval arithmetic, with the bounds of each array on the tile. A tile
-is dropped if no pair can be live, and is full if every pair must be.
+is dropped if no pair can be live, and is full if every pair must be. An array with an entry per
+pair has no bounds: it rules out no tile, so only calls with few queries read it on the device.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from maskc.core import expr as E
 from maskc.core.abi import MAX_ARRAYS
 from maskc.core.data import DataKind
 from maskc.core.widths import is_list
+from maskc.layout.tiles.data_tiles import at_tokens, has_few_entries, has_pairs
 from maskc.plan.types import KernelPlan
 
 REASON = (
@@ -25,8 +27,6 @@ _KINDS = (
     DataKind.documents, DataKind.flags, DataKind.intervals, DataKind.positions, DataKind.tree,
     DataKind.table,
 )  # fmt: skip
-_LEAST_BLOCK = 8
-"""The fewest tokens that an entry of a table stands for: a tile reads all that it covers."""
 
 
 def matches(plan: KernelPlan) -> bool:
@@ -47,27 +47,8 @@ def matches(plan: KernelPlan) -> bool:
         return False
     every = (load for mask in plan.masks for load in E.loads(mask.lifted.shape))
     loads = [load for load in every if not is_list(load.array)]
-    return len({load.array for load in loads}) <= MAX_ARRAYS and all(map(_readable, loads))
-
-
-def _readable(load: E.Load) -> bool:
-    """Whether tiles read an array at their own tokens, or at few entries."""
-    alone = len(load.index) == 1 and load.index[0] in (E.Q, E.K)
-    return alone or all(map(_is_short, load.index))
-
-
-def _is_short(index: E.Expr) -> bool:
-    """Whether an index has few values on a tile."""
-    if E.arrays(index):
-        return False
-    if not E.symbols(index) & {"q", "k"}:
-        return True
-    if not isinstance(index, E.FloorDiv) or index.den < _LEAST_BLOCK:
-        return False
-    terms = E.split_linear(index.num)[1]
-    return bool(terms) and all(
-        isinstance(term, E.Sym) and abs(factor) == 1 for factor, term in terms
-    )
+    readable = (at_tokens(load) or has_few_entries(load) or has_pairs(load) for load in loads)
+    return len({load.array for load in loads}) <= MAX_ARRAYS and all(readable)
 
 
 def listed(plan: KernelPlan) -> KernelPlan:

@@ -30,7 +30,7 @@ from maskc.dispatch.programs import Emitted
 from maskc.dispatch.recent import Recent
 from maskc.dispatch.tables import Tables, make_tables
 from maskc.layout import MAX_ITEMS, longest_promised
-from maskc.layout.tiles.data_tiles import readings_of, split
+from maskc.layout.tiles.data_tiles import has_pairs, readings_of, split
 from maskc.runtime.binding import Binder
 from maskc.runtime.device_lists.call import Asked, Unlisted, unknown_work
 from maskc.runtime.device_lists.data_given import Reader
@@ -56,8 +56,10 @@ class DataLists:
         self._tables: Recent[Tables] = Recent()
         self._reports = cache(Reports)  # of a device
         self._lock = threading.Lock()
-        self._reader = Reader(bundle.data, bundle.arrays)
-        self._readings = readings_of([one.keep for one in bundle.variants], bundle.arrays)
+        keeps = [one.keep for one in bundle.variants]
+        pairs = any(has_pairs(load) for keep in keeps for load in E.loads(keep))
+        self._reader = Reader(bundle.data, bundle.arrays, pairs)
+        self._readings = readings_of(keeps, bundle.arrays)
         self.active = self._unit is not None
         """Whether a source makes the lists of this mask."""
         self._by_documents = self._unit is not None and self._unit.form == DOCUMENTS
@@ -77,7 +79,7 @@ class DataLists:
         if not self._by_documents:
             return Bound(params, {}, key, given)
         (decl,) = self._built.bundle.data
-        longest = longest_promised(decl.name, asked.keywords[decl.name])
+        longest = longest_promised(decl.name, asked.keywords.get(decl.name))
         return Bound(params, {}, (*key, longest, sources[0] is sources[1]), given, longest)
 
     def plan(

@@ -24,6 +24,9 @@ CODES = {
     "int64": (4, 8),
 }  # fmt: skip
 """The code in `struct Lists` and the bytes of each type of elements that kernels read."""
+_FEW_QUERIES = 128
+"""Queries up to which tables with an entry per pair stay on the device: one or two rows of tiles.
+Lists of more rows would keep tiles that the host drops."""
 AS_IS, BOOLEAN, CLIPPED, CUMULATIVE = range(4)
 """Conversions of an element to 32 bits."""
 
@@ -73,9 +76,17 @@ class _Unreadable(Exception):
 class Reader:
     """Finds the arrays of one mask among the keywords of a call."""
 
-    def __init__(self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...]) -> None:
-        """`arrays`: names that formulas use, in the order of the kernels' slots."""
-        self._decls, self._arrays = decls, arrays
+    def __init__(
+        self, decls: tuple[DataDecl, ...], arrays: tuple[str, ...], has_pairs: bool = False
+    ) -> None:
+        """Remember names.
+
+        Args:
+            decls: data of the mask.
+            arrays: names that formulas use, in the order of the kernels' slots.
+            has_pairs: whether one of these has an entry for each query and key.
+        """
+        self._decls, self._arrays, self._has_pairs = decls, arrays, has_pairs
         self._sound: object = None
 
     def read(self, asked: Asked) -> Given | None:
@@ -89,28 +100,34 @@ class Reader:
             NotAnArray: a tensor without memory.
             DataType, DataRange: a bound that is not a length.
         """
-        if asked.empty:
+        if asked.empty or (self._has_pairs and asked.sizes.n_q > _FEW_QUERIES):
             return None
         sizes, keywords, held = asked.sizes, asked.data, asked.held
         by_name: dict[str, Source] = {}
+        tables: dict[str, Source] = {}
         try:
             for decl in self._decls:
-                given = held if decl.held else keywords.get(decl.name)
-                sources = _READERS[decl.kind](_Call(asked.device, sizes, decl), given)
+                call = _Call(asked.device, sizes, decl)
+                if decl.held:
+                    names = decl.held_as or decl.arrays
+                    tables |= {name: _table_of(call, held, name) for name in dict.fromkeys(names)}
+                    sources = _held(call, [tables[name] for name in names])
+                else:
+                    sources = _READERS[decl.kind](call, keywords.get(decl.name))
                 by_name |= zip(decl.arrays, sources, strict=True)
         except _Unreadable:
             return None
-        if held is not None and not self._inside(held, by_name, keywords, sizes):
+        if held is not None and not self._inside(held, tables, keywords, sizes):
             return None
         watched = Watched.of(asked.data, asked.held)
         checked = asked if os.environ.get("MASKC_CHECK") == "1" else None
         return Given(tuple(by_name[name] for name in self._arrays), watched, checked)
 
     def _inside(
-        self, held: Held, sources: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes
+        self, held: Held, tables: Mapping[str, Source], keywords: Mapping[str, Any], sizes: Sizes
     ) -> bool:
         """Whether no formula reads a captured array outside; remembered for a few sizes."""
-        shapes = {name: sources[name].shape[2:] for name, _, _ in held.tables if name in sources}
+        shapes = {name: source.shape[2:] for name, source in tables.items()}
         key = (sizes.n_q, sizes.n_kv, *shapes.items())
         params = {name: x for name, x in keywords.items() if type(x) is int}
         if params or self._sound != key:
@@ -253,41 +270,50 @@ def _four(batch: int, head: int, row: int, column: int) -> tuple[int, int, int, 
     return batch, head, row, column
 
 
-def _held(call: _Call, given: Any) -> tuple[Source, ...]:
+def _table_of(call: _Call, held: Held | None, name: str) -> Source:
     """An array that the mask's formula captured, laid out as `Held` says."""
-    if not isinstance(given, Held):
-        raise _Unreadable
     rank, sizes = call.decl.rank, call.sizes
-    if not any(table[:2] == (call.decl.name, rank) for table in given.tables):
+    if held is None or not any(entry[:2] == (name, rank) for entry in held.tables):
         raise _Unreadable  # of more indices, which formulas read as two
-    array = call.view(given.source_of(call.decl.name))
-    front, entry_shape = (
-        array.shape[: len(array.shape) - rank],
-        array.shape[len(array.shape) - rank :],
-    )
+    array = call.view(held.source_of(name))
+    front, sides = array.shape[: len(array.shape) - rank], array.shape[len(array.shape) - rank :]
     over, inner = array.strides[: len(front)], array.strides[len(front) :]
     (batch, heads), steps = pair_of(front, rank, 1), pair_of(over, rank, 0)
     if rank == 1 and heads > 1:
         raise _Unreadable  # blocks of a vector are those of all heads
     wanted = (sizes.batch, sizes.heads_q)
-    if (
-        any(1 != n < least for n, least in zip((batch, heads), wanted, strict=True))
-        or 0 in entry_shape
-    ):
+    if any(1 != n < least for n, least in zip((batch, heads), wanted, strict=True)) or 0 in sides:
         raise _Unreadable
     shape = tuple(1 if n == 1 else least for n, least in zip((batch, heads), wanted, strict=True))
     strides = tuple(step if n > 1 else 0 for n, step in zip(shape, steps, strict=True))
     code, _ = CODES[array.dtype]
-    return (
-        Source(
-            array.pointer, NO_PROMISE, AS_IS, code, _four(*shape, *(1, *entry_shape)[-2:]),
-            _four(*strides, *(0, *inner)[-2:]),
-        ),
+    return Source(
+        array.pointer, NO_PROMISE, AS_IS, code, _four(*shape, *(1, *sides)[-2:]),
+        _four(*strides, *(0, *inner)[-2:]),
     )  # fmt: skip
 
 
+_RULES = {DataKind.flags: BOOLEAN, DataKind.intervals: CLIPPED, DataKind.table: BOOLEAN}
+
+
+def _held(call: _Call, tables: list[Source]) -> tuple[Source, ...]:
+    """The arrays of one declaration, each cut from a captured array; equal ones are one object."""
+    decl, sizes = call.decl, call.sizes
+    if not decl.held_as:
+        return tuple(tables)
+    made: dict[Source, Source] = {}
+    for number, table in enumerate(tables):
+        if decl.sides:
+            grid = 1, sizes.n_q if decl.sides[number] == "q" else sizes.n_kv
+        else:
+            grid = -(-sizes.n_q // decl.block), -(-sizes.n_kv // decl.block)
+        rule, shape = _RULES.get(decl.kind, AS_IS), _four(*table.shape[:2], *grid)
+        source = table._replace(rule=rule, shape=shape)
+        tables[number] = made.setdefault(source, source)
+    return tuple(tables)
+
+
 _READERS = {
-    DataKind.constant: _held,
     DataKind.documents: _documents,
     DataKind.flags: _flags,
     DataKind.intervals: _intervals,
