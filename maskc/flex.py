@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary
 from maskc.api import attention
 from maskc.core.errors import BadOption, BadShape, NotAMask
 from maskc.core.source import caller, outside
-from maskc.core.tensors import torch_of
 from maskc.dsl.combinators import causal, full
 from maskc.dsl.mask import Mask
 from maskc.dsl.matrices import from_block_mask
 from maskc.dsl.not_a_mask import not_a_mask
 from maskc.dsl.score_tracer import Score, from_score_mod
 from maskc.dsl.slots import emptied
+from maskc.runtime.autograd import is_compiling
 
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _known: WeakKeyDictionary[Any, tuple[tuple[object, ...], Mask]] = WeakKeyDictionary()
@@ -76,7 +76,7 @@ def flex_attention(
         text = "kernel_options has no effect: maskc chooses its kernel by the mask"
         warnings.warn(text, UserWarning, stacklevel=outside())
     call = (query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse)
-    result = _traced(call) if _is_traced(query) else _attention(*call)
+    result = _traced(call) if is_compiling(query) else _attention(*call)
     if return_aux is None:
         return result
     from maskc.integrations import score_mods
@@ -104,12 +104,6 @@ def _attention(
     if shift is not None and return_lse:
         result = result[0], result[1] + shift[None, :, None]
     return result
-
-
-def _is_traced(query: Any) -> bool:
-    """Whether torch.compile follows this call."""
-    torch = torch_of(query)
-    return torch is not None and torch.compiler.is_dynamo_compiling()
 
 
 def _traced(call: tuple[Any, ...]) -> Any:

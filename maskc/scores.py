@@ -15,9 +15,9 @@ import numpy as np
 from maskc.core.data import check_name
 from maskc.core.errors import NotPositive
 from maskc.core.source import caller
+from maskc.dsl.parameters import n_kv, n_q
 from maskc.dsl.score_tracer import Score, score, table
 from maskc.dsl.score_values import apply, choose, maximum, minimum
-from maskc.dsl.traced import n_kv, n_q
 
 __all__ = [
     "alibi", "bias", "cos", "cosine", "distance_decay", "erf", "exp", "forget_gate", "gated_bias",

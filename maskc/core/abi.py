@@ -221,7 +221,7 @@ LISTS_FIELDS: tuple[Field, ...] = (
     Field("reading_tiles", "i32", "that such a block reads, at most READ_TILES"),
     Field("lines", "i32", "of the launch: tile rows, tile columns or both, of all lists"),
     Field("item_blocks", "i32", "of the launch: they write what is planned, if anything is"),
-    Field("first_side", "i32", "the first of those whose lists are made: 0 rows, 1 columns"),
+    Field("first_side", "i32", "the first one that gets lists: 0 rows, 1 columns"),
     Field("work_side", "i32", "whose tiles items have, if there are any"),
     Field("owners", "i32", "of the items of every tile of a list: heads, or groups of them"),
     Field("owner_heads", "i32", "query heads from one owner to the next"),
@@ -382,8 +382,8 @@ PAGED_ROWS_FIELDS: tuple[Field, ...] = (
     Field("slots", "const i64 *", "[tokens]: as in struct PageStep"),
     Field("token_position", "const i32 *", "[tokens]: likewise"),
     Field("source_step", "i64", "of each: elements between tokens, heads", 6),
-    Field("to_step", "i64", "of each: elements between pages, heads, tokens of a page; of "
-          "queries between tokens, heads", 9),
+    Field("to_step", "i64", "of each: between pages, heads, tokens; of queries between tokens, "
+          "heads", 9),
     Field("line_step", "i64", "elements between lines of cosine and sine"),
     Field("scale_step", "i64", "elements between heads, 0 if shared", 3),
     Field("number", "float", "by which rows are divided without `scale`", 3),
@@ -418,7 +418,6 @@ def structure(fields: tuple[Field, ...] = FIELDS) -> type[ctypes.Structure]:
 
 ATTENTION = structure()
 SCORE = structure(SCORE_FIELDS)
-DROPOUT = structure(DROPOUT_FIELDS)
 """Blocks that lie behind ATTENTION, in this order, where a source has them."""
 
 

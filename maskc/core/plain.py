@@ -4,7 +4,7 @@ Reading makes nothing but such values: a text can name no other class, and runs 
 
 There are two forms. The cache's is short: the fields of a class follow each other. The one in
 generated modules is for people: fields have names, those at their defaults are left out, and
-formulas are written as Python. `from_text` reads both.
+formulas are texts in Python behind "= ". `from_text` reads both.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from maskc.core.expr import Expr
 from maskc.core.expr_text import parse_expr, to_python
 
 _ROOM = "maskc.core."
+_FORMULA = "= "
+"""Starts the text of a formula."""
 _NOT_WRITTEN_HERE = (
     AttributeError, ImportError, KeyError, MaskcError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
@@ -71,7 +73,7 @@ def laid_out(value: object, columns: int = 100, indent: str = "") -> str:
         else:
             lines.append(item)
     inner = ",".join(f"\n{deeper}{line}" for line in lines)
-    return f"{opening}{inner}\n{indent}{closing}"
+    return f"{opening}{inner}{closing}"
 
 
 def from_text(text: str) -> Any:
@@ -87,6 +89,8 @@ def from_text(text: str) -> Any:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        raise TypeError(f"a text that starts with {_FORMULA!r} would be read as a formula")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, tuple):
@@ -116,7 +120,7 @@ def _named(value: object) -> object:
     if isinstance(value, tuple):
         return [_named(item) for item in value]
     if isinstance(value, Expr):
-        return {"formula": to_python(value)}
+        return f"{_FORMULA}{to_python(value)}"
     if not is_dataclass(value):
         return _plain(value)
     content = {
@@ -130,13 +134,13 @@ def _named(value: object) -> object:
 def _value(value: object) -> object:
     if isinstance(value, list):
         return tuple(map(_value, value))
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return parse_expr(value.removeprefix(_FORMULA))
     if not isinstance(value, Mapping):
         return value
     ((name, content),) = value.items()
     if name == "bytes":
         return b85decode(content)
-    if name == "formula":
-        return parse_expr(content)
     kind = _class(name)
     if issubclass(kind, Enum):
         return kind[content]

@@ -24,6 +24,7 @@ from maskc.core.source import SourceLoc, caller
 from maskc.dsl.followed import Followed, TableRows, among, attribute, canonical, during, operators
 from maskc.dsl.tabled import (
     Opaque,
+    answered,
     operators_by_name,
     or_tabled,
     tabled,
@@ -337,26 +338,13 @@ def _power(base: Any, exponent: Any) -> Value:
 
 def call(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> Any:
     """The result of a function of torch or NumPy that was given traced values."""
-    try:
-        return _followed(library, function, args, named)
-    except ScoreNotTraceable as refused:
-        if library != "torch":
-            raise
-        return tabled(function, args, named, refused)
+    return answered(_meaning_of, refuse, library, function, args, named)
 
 
-def _followed(library: str, function: Any, args: Any, named: Mapping[str, Any]) -> Any:
-    name = getattr(function, "__name__", repr(function))
-    bare_name = name.strip("_")
-    known = _FUNCTIONS.get(canonical(bare_name))
-    if known is None:
-        if bare_name in _SUMS:
-            refuse(*_SUMMED)
-        refuse(f"it uses {library}.{name}")
-    try:
-        return known(*args, **named)
-    except TypeError as error:
-        refuse(f"{library}.{name}: {error}")
+def _meaning_of(library: str, name: str) -> Callable[..., Any] | None:
+    if name in _SUMS:
+        refuse(*_SUMMED)
+    return _FUNCTIONS.get(canonical(name))
 
 
 _ROW = "it computes with a whole row of a table"

@@ -14,12 +14,10 @@ from functools import partial
 from typing import Any, NoReturn, cast
 
 from maskc.core import expr as E
-from maskc.core.data import check_name
 from maskc.core.errors import (
     IntegerTooWide,
     MaskUsedAsBool,
     MissingParentheses,
-    NotAnInteger,
     NotTraceable,
 )
 from maskc.core.expr import Expr, is_condition
@@ -416,40 +414,3 @@ def _extreme(
     if not any(isinstance(item, Traced) for item in items):
         return plain(items)
     return Traced(build(*(lift_int(item, plain.__name__) for item in items)))
-
-
-n_q = Traced(E.N_Q)
-n_kv = Traced(E.N_KV)
-
-
-def param(name: str, default: int | float) -> Any:
-    """A named number that may be changed at every call without recompiling.
-
-    Use it where an integer is data: a window's width, a number of sinks, a limit in `where`. Then
-    `attn(q, k, v, name=value)` gives another value. With a float it is a real number, with which
-    score formulas compute (`mc.score`); torch tensors that require grad get their gradient.
-
-    Args:
-        name: the keyword under which calls give the value.
-        default: the value where a call gives none.
-
-    Returns:
-        A formula with which masks and `where` may compute, or score formulas.
-
-    Raises:
-        NotAnInteger: the default is no integer (MC103).
-        IntegerTooWide: the default does not fit 64 bits (MC120).
-        ReservedName: the name is a keyword of calls, or no identifier (MC111).
-    """
-    at = caller()
-    if isinstance(default, float):
-        from maskc.dsl.score_values import Parameter
-
-        return Parameter(check_name(name, at), default)
-    try:
-        value = operator.index(default)
-    except TypeError:
-        raise NotAnInteger("param", "default", repr(default), at=at) from None
-    if abs(value) > INT64:
-        raise IntegerTooWide("param", value, at=at)
-    return Traced(E.Param(check_name(name, at), value))

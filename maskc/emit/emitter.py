@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 
-from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.boxes import sub_box
 from maskc.core.bundle import (
@@ -27,7 +26,6 @@ from maskc.core.bundle import (
     Variant,
 )
 from maskc.core.data import LISTED, DataDecl, DataKind, positions_of_queries
-from maskc.core.dtypes import DType
 from maskc.core.expr import NEVER, Expr, arrays, params
 from maskc.core.expr_text import to_python
 from maskc.core.forms import CHOOSE, GATHER, STEMS, WIDE
@@ -388,11 +386,6 @@ def kernel_spec(
         chosen=plan.chosen,
         schedule=plan.schedule,
         banner=banner("Attention for one mask", plan, _size(plan)),
-        fields=abi.FIELDS
-        + (() if score is None else abi.SCORE_FIELDS)
-        + (abi.DROPOUT_FIELDS if plan.problem.dropout else ())
-        + (abi.FP8_FIELDS if plan.problem.dtype is DType.float8_e4m3fn else ())
-        + (abi.PAGE_FIELDS if plan.problem.page_size else ()),
         page_size=plan.problem.page_size,
         granule=granule(plan.problem.page_size, plan.tile.k),
         dropout=plan.problem.dropout,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from maskc.core import abi
 from maskc.core import expr as E
 from maskc.core.bundle import SourceUnit
 from maskc.core.dtypes import DType
@@ -95,8 +94,6 @@ def lists_unit(plan: KernelPlan, made: Gathering) -> SourceUnit:
                 Product("multiply_e4m3", gather.SCORE_COLUMNS, elements="e4m3"),
             )
         ),
-        fields=abi.GATHERED_FIELDS,
-        arguments="Gathered",
         banner=banner(
             "Lists of the keys that queries choose", plan, f", {plan.problem.dtype.value}"
         ),

@@ -277,9 +277,6 @@ class KernelSpec:
     """The family's own numbers: warps, stages, products, registers."""
     banner: tuple[str, ...] = ()
     """Comment lines at the top: what this is, and the command that writes it again."""
-    fields: tuple[abi.Field, ...] = field(default=abi.FIELDS)
-    arguments: str = "Attention"
-    """The argument block's name."""
     pieces: RowPieces | None = None
     """The pieces of rows that are shorter in memory than `head_dim`."""
     score: ScoreText | None = None
@@ -520,9 +517,6 @@ class ListsSpec:
     """A source that makes lists on the device, or moves rows there."""
 
     banner: tuple[str, ...]
-    fields: tuple[abi.Field, ...]
-    arguments: str
-    """The argument block's name."""
     threads: int
     """Per block."""
     blocks: int = 0
@@ -531,14 +525,6 @@ class ListsSpec:
     """The most results that a pass has."""
     switches: tuple[str, ...] = ()
     """The macros of core/library.SWITCHES that are 1."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PagesSpec(ListsSpec):
-    """A source for steps over pages."""
-
-    rows: tuple[abi.Field, ...]
-    """The argument block of the kernel that writes rows into pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -613,5 +599,3 @@ class SelectSpec(ListsSpec):
     """Parameters of the mask."""
     selections: tuple[SelectionText, ...]
     rows: int = choosing.ROWS
-    lists: tuple[abi.Field, ...] = abi.LISTS_FIELDS
-    """The argument block of the kernel that makes the tile lists."""

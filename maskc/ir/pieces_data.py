@@ -5,9 +5,8 @@ from __future__ import annotations
 from maskc.core import expr as E
 from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr
-from maskc.ir.lower import segment
 from maskc.ir.simplify import simplify
-from maskc.ir.types import Detail, MaskIR, Piece, PieceKind, Segments, Table
+from maskc.ir.types import Detail, MaskIR, Piece, PieceKind, Segments, Table, segment
 
 _MOST = 12
 """Alternatives up to which they are told apart."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from maskc.core.data import DataDecl
+from maskc.core import expr as E
+from maskc.core.data import DataDecl, DataKind
 from maskc.core.expr import Expr, arrays, params
 from maskc.core.selection import Selection
 from maskc.core.source import SourceLoc
@@ -122,6 +123,21 @@ class Segments:
     """Names the arrays that say where the segments are."""
 
     arrays: tuple[str, ...]
+
+
+def segment(decl: DataDecl) -> tuple[Expr, ...]:
+    """The comparisons that make a segment of documents, intervals or a tree; of other data none."""
+    if decl.kind is DataKind.documents:
+        of_q, of_k = decl.arrays
+        return (E.eq(E.Load(of_q, (E.Q,)), E.Load(of_k, (E.K,))),)
+    if decl.kind is DataKind.intervals:
+        low, high = (E.Load(name, (E.Q,)) for name in decl.arrays)
+        return E.ge(E.K, low), E.lt(E.K, high)
+    if decl.kind is DataKind.tree:
+        tin, tout, of_q = decl.arrays
+        entered = E.Load(of_q, (E.Q,))
+        return E.le(E.Load(tin, (E.K,)), entered), E.lt(entered, E.Load(tout, (E.K,)))
+    return ()
 
 
 Detail = Band | Lattice | Columns | Rows | Table | Segments

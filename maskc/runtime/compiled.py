@@ -49,11 +49,9 @@ from maskc.runtime.arrays.known import Library, dtype_of_call, expanded, plain, 
 from maskc.runtime.arrays.read import all_pointers, low_bits, read, with_heads
 from maskc.runtime.autograd import (
     UNFIT,
-    entmax_by_head,
     is_compiling,
     needs_torch,
     refuse_lost_gradient,
-    through_torch,
     torch_answers,
 )
 from maskc.runtime.binding import Binder, mask_layout
@@ -69,6 +67,7 @@ from maskc.runtime.pickles import pickled, unpickled
 from maskc.runtime.planner import CallPlanner, Planned, Sound
 from maskc.runtime.scored import ScoreReader
 from maskc.runtime.selecting import call_selecting
+from maskc.runtime.torch_calls import entmax_by_head, through_torch
 
 _NOTHING: Mapping[str, Any] = {}
 _MOST_REPEATS = 16

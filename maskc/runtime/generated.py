@@ -23,12 +23,13 @@ from maskc.core.problem import TileShape
 from maskc.core.target import Target
 from maskc.layout import check_lengths
 from maskc.runtime.arrays.known import array_of
-from maskc.runtime.autograd import needs_torch, through_torch, torch_answers
+from maskc.runtime.autograd import needs_torch, torch_answers
 from maskc.runtime.binding import Binder, mask_layout, variant_of
 from maskc.runtime.compiled import CompiledMask
 from maskc.runtime.device import CUDA, on_this_card, runs
 from maskc.runtime.pickles import Kept, pickled, unpickled
 from maskc.runtime.selecting import Pairs
+from maskc.runtime.torch_calls import through_torch
 
 _NO_FILES: Mapping[str, str] = MappingProxyType({})
 

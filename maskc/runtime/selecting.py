@@ -25,8 +25,9 @@ from maskc.layout.tiles.chosen_blocks import NONE, Chosen
 from maskc.layout.topk.choose_keys import sharing
 from maskc.runtime.arrays.known import module_of
 from maskc.runtime.arrays.read import read
-from maskc.runtime.autograd import indexer_loss_of, is_traced, kind_of
+from maskc.runtime.autograd import is_traced, kind_of
 from maskc.runtime.device_lists.call import Asked
+from maskc.runtime.torch_calls import indexer_loss_of
 
 if TYPE_CHECKING:
     from maskc.runtime.compiled import CompiledMask

@@ -164,7 +164,7 @@ def test_deterministic_gradients_of_other_sizes(scale):
 
 
 def test_deterministic_gradients_beside_anything():
-    """What nobody chose does not count, however large; NaN stays with the keys it reaches."""
+    """Keys that nobody chose do not count, however large; NaN stays with the keys it reaches."""
     mask = mc.topk(30, mc.full(), **SHARED)
     scores = grid((40, 120))
     scores[:, 100:] = -9.0

@@ -58,7 +58,7 @@ def test_both_passes(name, mode):
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("name", MASKS)
 def test_the_host_gives_the_same_bits(name, deterministic):
-    """Of the forward pass and of the deterministic backward pass."""
+    """Results of the forward pass and of the deterministic backward pass."""
     if not HOPPER:
         pytest.skip("no Hopper GPU")
     mask = MASKS[name]

@@ -144,7 +144,7 @@ def test_nan_safe_is_exact_inside_a_tile():
 
 
 def poisoned(clean, v, live):
-    """What queries get: `clean`, and whatever is not finite in the v they see.
+    """Results of queries: `clean`, and whatever is not finite in the v they see.
 
     Exponentials are positive, so an infinity that is seen is in the sum, however small its weight.
 

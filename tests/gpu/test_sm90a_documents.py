@@ -76,7 +76,7 @@ def listed(attn) -> bool:
 @pytest.mark.parametrize("kind", ["packed", "short", "shorter", "runs", "any"])
 @pytest.mark.parametrize("name", MASKS)
 def test_the_host_gives_the_same_bits(name, kind):
-    """Of all results of the forward and the deterministic backward."""
+    """All results of the forward and the deterministic backward pass."""
     attn = compiled(MASKS[name], 128)
     for number, (batch, n) in enumerate([(1, 1), (2, 130), (3, 777), (1, 2999)]):
         made, doc = tensors(n, n, 128, torch.bfloat16, number, batch=batch), ids(kind, batch, n)

@@ -70,7 +70,7 @@ def through_torch(
     find: Finder | None, owner: Any, call: AttentionCall, dtype: str | None = None,
     score: Any = None,
 ) -> Any:  # fmt: skip
-    """Run a call that torch must see, see `maskc/runtime/autograd.py`.
+    """Run a call that torch must see, see `maskc/runtime/torch_calls.py`.
 
     Args:
         find: makes or finds the kernel; None: the owner has a single one for all calls.

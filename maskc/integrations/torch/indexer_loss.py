@@ -22,6 +22,7 @@ from maskc.core.selection import FACTORS, Score, with_factors
 from maskc.core.sizes import Sizes
 from maskc.dispatch.call import Bound
 from maskc.dispatch.options import alpha_less_1
+from maskc.integrations.torch.option_logits import option_logits
 from maskc.runtime.selecting import Pairs, allowed_of, kept_of_chosen, lists_of
 
 _MOST = 1 << 24
@@ -160,14 +161,10 @@ class _Terms:
     def _weights(self, scores: Any, keys: Any, first: int, last: int) -> Any:
         """The attention's weights of pairs [B, Hq, queries, width]."""
         options, sizes = self.options, self.sizes
-        scale, cap, slopes = options.scale, options.softcap, options.alibi_slopes
-        x = scores * (self.bundle.problem.head_dim**-0.5 if scale is None else float(scale))
-        if cap is not None:
-            x = cap * torch.tanh(x / cap)
-        if slopes is not None:
-            place = torch.arange(first, last, device=x.device) + sizes.n_kv - sizes.n_q
-            far = (place[:, None] - keys).abs()
-            x = x - slopes.detach().to(x.device)[:, None, None] * far
+        x = option_logits(
+            scores, options, self.bundle.problem.head_dim, (first, last), keys,
+            sizes.n_kv - sizes.n_q,
+        )  # fmt: skip
         lse = self.lse[:, :, first:last, None]
         lse = torch.where(lse == -torch.inf, torch.inf, lse)
         if options.alpha_by_head:

@@ -17,7 +17,7 @@ from maskc.dsl import data_atoms
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.mask import Mask
 from maskc.dsl.nodes import END, START
-from maskc.dsl.traced import param
+from maskc.dsl.parameters import param
 from maskc.dsl.tracer import from_mask_mod, where
 
 SHIFT = "query_offset"

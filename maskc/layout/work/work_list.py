@@ -25,7 +25,7 @@ _FEW_ROWS, _MOST_FEW = 4, 16
 """Rows of packed heads up to which parts may have `few_tiles`, and the largest multiple of it for
 more rows."""
 _WIDER = 4
-"""Times as many tiles as the least that parts of long rows have, where eight of them are left."""
+"""Times as many tiles as the least that parts of long rows have, where 16 of them are left."""
 MOST_PARTS = 64
 """The most parts of a packed row: one block adds them up, when others may have nothing to do."""
 _MULTIPROCESSORS = 132

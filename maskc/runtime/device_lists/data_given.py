@@ -45,11 +45,6 @@ class Source(NamedTuple):
     """Cumulative lengths of a sequence."""
 
     @property
-    def element_bytes(self) -> int:
-        """The bytes of an element."""
-        return dict(CODES.values())[self.code]
-
-    @property
     def doubtful(self) -> bool:
         """Whether values may turn out to be wrong: lengths, and numbers of more than 32 bits."""
         return self.rule == CUMULATIVE or (self.rule == AS_IS and self.code == 4)

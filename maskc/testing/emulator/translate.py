@@ -39,8 +39,8 @@ def _places(values: list[str], count: int) -> str:
 
 
 def _box(call: str, first: int, more: str = "") -> Made:
-    def made(asm: Asm, found: re.Match[str]) -> str:
-        dims = int(found[1])  # a hint for L2 may follow the coordinates
+    def made(asm: Asm, instruction: re.Match[str]) -> str:
+        dims = int(instruction[1])  # a hint for L2 may follow the coordinates
         at = ", ".join(f"(int)({x})" for x in asm.ins[first : first + dims])
         return f"emu::{call}({', '.join(asm.ins[:first])}, {{{at}}}{more})"
 

@@ -76,8 +76,8 @@ FN void load_column(struct Shared &shared, const struct Work &work, const struct
 
 // Loads the steps of one head of an item. Keep the loop body short: it competes with consumer warps
 // for issue slots of the same scheduler. The keys are loaded after the first queries, because the q
-// slot becomes free earlier. `begins`: the keys must still be loaded. `phase`: parity at which their
-// slot is free.
+// slot becomes free earlier. `begins`: the keys must still be loaded. `phase`: parity at which
+// their slot is free.
 FN void load_steps(struct Shared &shared, const struct Work &work, const struct Attention &p,
                    const struct Maps &maps, i32 head, bool &begins, u32 phase,
                    Ring<STAGES> &stage) {
