@@ -1,4 +1,4 @@
-"""Judges tile lists that a device made from data: results beside the host's lists, and fp64."""
+"""Judges lists that a device made from data: results compared with the host, and with fp64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges the kernels on CUDA cores: tensors of every dtype, and both passes beside fp64."""
+"""Judges the kernels on CUDA cores: tensors of every dtype, both passes compared with fp64."""
 
 from __future__ import annotations
 
