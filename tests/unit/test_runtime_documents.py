@@ -111,7 +111,7 @@ def test_launches_of_a_forward_pass(machine):
     assert machine.launched() == [
         ("make_lists", 2 * (5 + 5) + 2 * 2 * 5, 128),
         ("attention_forward", 2 * 4 * 5, 256),
-    ]  # fmt: skip
+    ]
     made, block = machine.driver.listed, machine.driver.block
     assert (block.items, block.empty, block.shared_items) == (40, 0, 0)
     assert list(block.array)[:3] == list(made.array)[:3]
