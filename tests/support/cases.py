@@ -39,7 +39,7 @@ def case(mask: Mask, **makers: Callable[[np.random.Generator], Any]) -> Case:
 def plain(both: dict[str, Mask], emulator: dict[str, Mask], card: dict[str, Mask]) -> dict:
     """A table of masks without data, by who runs them."""
     tables = ((both, (EMULATOR, CARD)), (emulator, (EMULATOR,)), (card, (CARD,)))
-    return {name: Case(own, {}, who) for table, who in tables for name, own in table.items()}
+    return {name: Case(mask, {}, who) for table, who in tables for name, mask in table.items()}
 
 
 def masks(table: Mapping[str, Case], engine: str) -> dict[str, Mask]:
@@ -104,9 +104,9 @@ def places(rng):
 
 def tables(rng):
     """The first head's last rows are dead, and one column of the others in the second sequence."""
-    found = rng.random((2, 4, 5, 5)) < 0.4
-    found[:, 0, 3:], found[1, 1:, :, 1] = False, False
-    return found
+    kept = rng.random((2, 4, 5, 5)) < 0.4
+    kept[:, 0, 3:], kept[1, 1:, :, 1] = False, False
+    return kept
 
 
 _POOL = mc.positions(q="at", k="position")

@@ -36,17 +36,17 @@ def neighbours_change_no_bit(attn, dim, own_lengths, alone, around, places, **he
         around: (lengths of the documents before, behind).
         places: each gives the data of documents by their lengths.
     """
-    for own in own_lengths:
-        made = tensors(own, own, dim, torch.bfloat16, own, batch=1, **heads)[:3]
-        want = attn(*made, return_lse=True, doc=alone(own))
+    for length in own_lengths:
+        made = tensors(length, length, dim, torch.bfloat16, length, batch=1, **heads)[:3]
+        want = attn(*made, return_lse=True, doc=alone(length))
         for before, behind in around:
-            lengths, start = [*before, own, *behind], sum(before)
+            lengths, start = [*before, length, *behind], sum(before)
             n = sum(lengths)
             rest = tensors(n, n, dim, torch.bfloat16, 1, batch=1, **heads)[:3]
             for x, y in zip(rest, made, strict=True):
                 x *= 4
-                x[:, :, start : start + own] = y
+                x[:, :, start : start + length] = y
             for place in places:
-                found = attn(*rest, return_lse=True, doc=place(lengths))
-                for x, y in zip(found, want, strict=True):
-                    assert torch.equal(x[:, :, start : start + own], y), (own, before, behind)
+                results = attn(*rest, return_lse=True, doc=place(lengths))
+                for x, y in zip(results, want, strict=True):
+                    assert torch.equal(x[:, :, start : start + length], y), (length, before, behind)

@@ -1,4 +1,4 @@
-"""Judges tile lists that a device made from data: results beside the host's lists, and fp64."""
+"""Judges lists that a device made from data: results compared with the host, and with fp64."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def exact(q, k, v, live):
     return torch.nan_to_num(torch.softmax(scores, -1), 0) @ v
 
 
-def near(found, want, bound=2e-2):
-    torch.testing.assert_close(found.double().cpu(), want.double().cpu(), atol=bound, rtol=bound)
+def near(result, want, bound=2e-2):
+    torch.testing.assert_close(result.double().cpu(), want.double().cpu(), atol=bound, rtol=bound)
 
 
 def judged(case, given, seed, target="sm_90a", *, by_head=False, same_bits=(), bound=2e-2,

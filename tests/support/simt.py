@@ -1,4 +1,4 @@
-"""Judges the kernels on CUDA cores: tensors of every dtype, and both passes beside fp64."""
+"""Judges the kernels on CUDA cores: tensors of every dtype, both passes compared with fp64."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def made(n_q, n_kv, dim, dim_v=None, dtype=torch.float32, seed=0, *, batch=1, he
 
 def judged(attn, tensors, live, data=None, **features):
     """Both passes: 1e-5 in fp32, in halves twice the error of PyTorch's unfused computation."""
-    found = called(attn, *tensors, data=data, **features)
+    computed = called(attn, *tensors, data=data, **features)
     dtype = tensors[0].dtype
     exact, rough = (results(*tensors, live, kind, **features) for kind in (torch.float64, dtype))
     if dtype != torch.float32:
-        assert not wrong(found, exact, rough)
-    for name, x in found.items() if dtype == torch.float32 else ():
+        assert not wrong(computed, exact, rough)
+    for name, x in computed.items() if dtype == torch.float32 else ():
         if x.numel() and name != "lse":
             size = torch.maximum(exact[name].abs().max(), exact[f"size of {name}"])
             assert (x.double() - exact[name]).abs().max() <= 1e-5 * size + 1e-30, name
-    empty = ~live.any(-1).expand(*found["lse"].shape) & (found["lse"] == -torch.inf)
-    assert not found["out"][empty].any()
-    assert not found["dq"][empty].any()
-    return found
+    empty = ~live.any(-1).expand(*computed["lse"].shape) & (computed["lse"] == -torch.inf)
+    assert not computed["out"][empty].any()
+    assert not computed["dq"][empty].any()
+    return computed
 
 
 def values_that_are_no_numbers(value, dim, device="cpu", **heads):

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import maskc as mc
 from maskc.core.dtypes import DType
 from maskc.core.library import standing_alone
 from maskc.core.problem import TileShape
@@ -29,6 +30,18 @@ from tests.support.cpu_oracle import (
 )
 
 # ------------------------------------------------------------------ right numbers
+
+
+def test_a_list_of_chosen_blocks_ends_where_the_next_begins() -> None:
+    """Each query chose one key, and the next query's stands behind it in memory."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, 40, 16), np.float32) for _ in range(3))
+    chosen = np.sort(rng.permutation(40))
+    scores = np.equal.outer(chosen, np.arange(40)).astype(np.float32)
+    mask = mc.topk(1, mc.full(), score="given", share="all")
+    out = mask.compile(16, dtype="float32", target="cpu")(q, k, v, scores=scores)
+    np.testing.assert_allclose(out, v[:, :, chosen], rtol=1e-6)
+
 
 LENGTHS = [(130, 130), (64, 64), (63, 65), (65, 63), (1, 130), (130, 1), (1, 1), (200, 70),
            (70, 200), (0, 64), (64, 0)]  # fmt: skip

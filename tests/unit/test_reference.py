@@ -23,7 +23,7 @@ from maskc.core.errors import (
 )
 from maskc.reference.attention import attention, gradients, merge
 from maskc.reference.dense import dense
-from maskc.reference.ranking import select
+from maskc.reference.ranking import blocks_of, select
 
 OPTIONS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -242,6 +242,12 @@ def test_blocks_of_keys_and_queries_select_together() -> None:
     blocks = np.array([[[1.0, 0.0, 7.0], [0.0, 2.0, 1.0]]])
     found = select(allowed, blocks, 1, *pairs_of(allowed, 2)) & allowed[0]
     assert [np.flatnonzero(row).tolist() for row in found] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+def test_blocks_of_positions_end_where_positions_do_not_ascend() -> None:
+    positions = np.array([0, 1, 2, 0, 1, 5])
+    ends = [(block.start, block.stop) for block in blocks_of(positions, 2, 6)]
+    assert ends == [(0, 2), (2, 3), (3, 5), (5, 6)]
 
 
 def test_topk_shares_between_heads() -> None:

@@ -17,6 +17,7 @@ from maskc.runtime import CompiledMask
 from maskc.runtime.device_lists import data as lister
 from maskc.runtime.device_lists.call import Asked
 from maskc.runtime.device_lists.data_given import Reader
+from maskc.runtime.device_lists.reports import Reports
 from tests.support.fake_cuda import Tensor
 from tests.support.fake_hopper import Machine, backward, given
 
@@ -110,7 +111,7 @@ def test_launches_of_a_forward_pass(machine):
     assert machine.launched() == [
         ("make_lists", 2 * (5 + 5) + 2 * 2 * 5, 128),
         ("attention_forward", 2 * 4 * 5, 256),
-    ]  # fmt: skip
+    ]
     made, block = machine.driver.listed, machine.driver.block
     assert (block.items, block.empty, block.shared_items) == (40, 0, 0)
     assert list(block.array)[:3] == list(made.array)[:3]
@@ -178,6 +179,21 @@ def test_what_may_be_wrong_is_looked_at(machine):
     with pytest.raises(DataRange, match="an earlier call"):
         mask(*arrays, doc=ids((300,)))
     mask(*arrays, doc=ids((300,)))
+
+
+def test_lists_are_confirmed_by_their_own_ticket(monkeypatch):
+    """Places of tickets are used again; nobody knows about lists without one."""
+    words = (ctypes.c_int32 * 64)()
+    monkeypatch.setattr("maskc.runtime.device_lists.reports.host_words", lambda *_: words)
+    reports = Reports(0)
+    ticket = reports.ticket()
+    assert not reports.fine(ticket)
+    _, fine = reports.addresses(ticket)
+    ctypes.c_int32.from_address(fine).value = ticket
+    assert reports.fine(ticket)
+    ctypes.c_int32.from_address(fine).value = ticket + 63
+    assert not reports.fine(ticket)
+    assert not reports.fine(0)
 
 
 def test_spoilt_gradients(machine):

@@ -75,6 +75,11 @@ def test_a_layout_is_drawn_tile_by_tile():
     assert svgs(mc.causal().layout(1_000_000, block=(128, 128))._repr_html_()) == []
 
 
+def test_a_layout_has_the_shape_of_its_pairs():
+    (svg,) = svgs(mc.full().layout(100, 400, block=(64, 64))._repr_html_())
+    assert (svg.attrib["width"], svg.attrib["height"]) == ("240", "60")
+
+
 def test_a_mask_is_drawn_where_it_has_its_shape():
     (svg,) = svgs(MASK._repr_html_())
     cells = painted(svg)
