@@ -72,7 +72,6 @@ FN struct Mask load_mask(const struct Lists &p, i32 variant) {
 }
 
 #include "common/lib/box_entries.cuh"
-
 // Bit 0: some pair of a tile may be live; bit 1: every pair certainly is. `full`: the part of the
 // formula without data keeps all pairs. For a single pair, both bits are exact.
 template <class At>
