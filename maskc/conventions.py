@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens
 from maskc.core.errors import BadOption, NotAMask
 from maskc.core.source import caller
-from maskc.core.tensors import tokens_major, torch_of
+from maskc.core.tensors import LAYOUTS, in_memory_order, torch_of
 from maskc.core.unknown import meant_keyword
 from maskc.dsl.combinators import causal, full, window
 from maskc.dsl.data_atoms import documents, intervals
@@ -24,7 +24,6 @@ from maskc.dsl.nodes import END, START
 from maskc.dsl.not_a_mask import not_a_mask
 
 EVERYTHING = full()
-LAYOUTS = ("bhsd", "bshd", "sbhd")
 _DOCUMENTS = "cu_seqlens"
 
 
@@ -262,8 +261,8 @@ def tokens_first(results: Any, packed: bool, layout: str | None = None) -> Any:
     """Return the results of a call with tokens before heads, and before sequences in the layout
     "sbhd"; log-sum-exps keep heads before tokens."""
     if isinstance(results, tuple):
-        out, lse = results
-        return tokens_first(out, packed, layout), tokens_major(lse[0] if packed else lse)
+        out, lse = tokens_first(results[0], packed, layout), results[1]
+        return out, in_memory_order(out, lse[0] if packed else lse, layout or "bshd")
     if packed:
         return results[0].swapaxes(0, 1)
     out = results.swapaxes(1, 2)
