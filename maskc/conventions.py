@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
-from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens
-from maskc.core.errors import BadOption, NotAMask
+import numpy as np
+
+from maskc.core.data import BROUGHT, CALL, CONVENTIONS, CuSeqlens, check_ends
+from maskc.core.errors import BadOption, DataShape, DataType, NotAMask
 from maskc.core.source import caller
 from maskc.core.tensors import LAYOUTS, in_memory_order, torch_of
 from maskc.core.unknown import meant_keyword
@@ -25,6 +27,7 @@ from maskc.dsl.not_a_mask import not_a_mask
 
 EVERYTHING = full()
 _DOCUMENTS = "cu_seqlens"
+_CUMULATIVE = ("cu_seqlens_q", "cu_seqlens_k")
 
 
 class LayoutWarning(UserWarning):
@@ -148,7 +151,7 @@ class Keywords(NamedTuple):
                 "window_size then count inside of each sequence"
             )
             raise BadOption("mask", wanted, "a mask", at="mask")
-        data[BROUGHT] = _keys_of_queries(of_q, of_k, n_q, is_causal, sides)
+        data[BROUGHT] = _keys_of_queries(of_q, of_k, (n_q, n_kv), is_causal, sides)
         return BROUGHT
 
 
@@ -172,25 +175,53 @@ def _window(given: Any) -> tuple[int, int] | None:
     return left, right
 
 
+def _check_ends(name: str, ends: Any, tokens: int) -> None:
+    """Refuse what are no cumulative lengths. Nothing waits for values on a GPU, and a compiler has
+    none.
+
+    Raises:
+        DataShape, DataType: they are no vector of integers (MC303, MC304).
+        DataRange: see `check_ends` (MC305).
+    """
+    torch = torch_of(ends)
+    if torch is not None and torch.compiler.is_compiling():
+        return
+    shape = tuple(ends.shape)
+    if len(shape) != 1 or shape[0] == 0:
+        raise DataShape(name, shape, "[documents + 1]", at=name)
+    if "int" not in str(ends.dtype):
+        raise DataType(name, str(ends.dtype).removeprefix("torch."), "integers", at=name)
+    on_host = isinstance(ends, np.ndarray) or (
+        torch is not None and type(ends) is torch.Tensor and ends.device.type == "cpu"
+    )
+    if on_host:
+        check_ends(name, np.asarray(ends), tokens)
+
+
 def _keys_of_queries(
-    of_q: Any, of_k: Any, n_q: int, is_causal: bool, sides: tuple[int, int] | None
+    of_q: Any, of_k: Any, tokens: tuple[int, int], is_causal: bool, sides: tuple[int, int] | None
 ) -> tuple[Any, Any]:
     """(first key, the one after the last) of every query, where the last tokens of each sequence
     meet, as in flash-attn. It is computed where the arrays are.
 
     Raises:
         BadOption: the arrays come from different libraries, or have different shapes.
+        MaskcError: see `_check_ends`.
     """
+    of_q, of_k = (np.asarray(x) if isinstance(x, (list, tuple)) else x for x in (of_q, of_k))
     library = type(of_q).__module__.partition(".")[0]
     if type(of_k).__module__.partition(".")[0] != library or tuple(of_k.shape) != tuple(of_q.shape):
         wanted = f"{library} integers {list(of_q.shape)}, as cu_seqlens_q is"
         raise BadOption("cu_seqlens_k", wanted, type(of_k).__name__, at="cu_seqlens_k")
+    for name, ends, count in zip(_CUMULATIVE, (of_q, of_k), tokens, strict=True):
+        _check_ends(name, ends, count)
     xp: Any = torch_of(of_q) or sys.modules[library]
     here = {"device": of_q.device} if library == "torch" else {}
-    token = xp.arange(n_q, **here)
+    token = xp.arange(tokens[0], **here)
     which = xp.searchsorted(of_q[1:], token, side="right").clip(0, max(len(of_q) - 2, 0))
-    low, high = of_k[which] + 0 * token, of_k[which + 1] + 0 * token
-    position = high - of_q[which + 1] + token
+    ends = which + min(1, len(of_q) - 1)  # without sequences, [0], every token is behind the end
+    low, high = of_k[which] + 0 * token, of_k[ends] + 0 * token
+    position = high - of_q[ends] + token
     left, right = sides or (-1, -1)
     right = 0 if is_causal and right != 0 else right
     first = low if left < 0 else xp.maximum(low, position - left)
